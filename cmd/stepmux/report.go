@@ -1,0 +1,275 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+)
+
+// maxLine is how long a log line may be before it is shown in parts.
+const maxLine = 64 << 10
+
+// redrawEvery bounds how often the progress line is drawn.
+const redrawEvery = 100 * time.Millisecond
+
+// reporter shows a run: logs and results on their streams, progress on a terminal. Its methods may
+// be called at the same time.
+type reporter struct {
+	json     bool
+	terminal bool
+
+	mu       sync.Mutex // guards the following and both streams
+	out      io.Writer  // results, and logs in text form
+	err      io.Writer  // progress, summary, and logs beside JSON
+	total    int
+	running  int
+	done     int
+	failed   int
+	drawn    bool // the progress line stands on the terminal
+	lastDraw time.Time
+}
+
+func newReporter(format string, out, err io.Writer) (*reporter, error) {
+	r := &reporter{out: out, err: err}
+	switch format {
+	case "text":
+	case "json":
+		r.json = true
+	default:
+		return nil, fmt.Errorf("--output %q: use text or json", format)
+	}
+	if f, ok := err.(*os.File); ok {
+		r.terminal = term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
+	}
+	return r, nil
+}
+
+// begin says how many builds there will be.
+func (r *reporter) begin(total int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.total = total
+	r.drawLocked(true)
+}
+
+func (r *reporter) started(_, _ string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running++
+	r.drawLocked(false)
+}
+
+// ended shows a build's end, and its result as JSON.
+func (r *reporter) ended(report instance.Report) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if report.Instance != "" {
+		r.running--
+	}
+	r.done++
+	r.clearLocked()
+	if report.Err != nil {
+		r.failed++
+		fmt.Fprintf(r.err, "%s: %v\n", report.Build, report.Err)
+	}
+	if report.Cleanup != nil {
+		fmt.Fprintf(r.err, "%s: clean-up on %s: %v\n", report.Build, report.Instance, report.Cleanup)
+	}
+	if r.json {
+		writeJSON(r.out, jsonBuildOf(report))
+	}
+	r.drawLocked(r.done == r.total)
+}
+
+// drawLocked draws the progress line.
+func (r *reporter) drawLocked(now bool) {
+	if !r.terminal || !now && time.Since(r.lastDraw) < redrawEvery {
+		return
+	}
+	r.clearLocked()
+	fmt.Fprintf(r.err, "%d of %d builds done, %d running, %d failed", r.done, r.total, r.running, r.failed)
+	r.drawn, r.lastDraw = true, time.Now()
+}
+
+// clearLocked takes the progress line away.
+func (r *reporter) clearLocked() {
+	if r.drawn {
+		fmt.Fprint(r.err, "\r\x1b[K")
+		r.drawn = false
+	}
+}
+
+// talk returns a writer for messages beside the progress line.
+func (r *reporter) talk() io.Writer { return talkWriter{r} }
+
+type talkWriter struct{ r *reporter }
+
+func (t talkWriter) Write(p []byte) (int, error) {
+	t.r.mu.Lock()
+	defer t.r.mu.Unlock()
+	t.r.clearLocked()
+	return t.r.err.Write(p)
+}
+
+// log returns the log of a build, which shows each line with the build's name.
+func (r *reporter) log(build string) io.WriteCloser {
+	return &prefixed{r: r, prefix: []byte(build + " | ")}
+}
+
+// prefixed shows whole lines. One build writes to it at a time.
+type prefixed struct {
+	r      *reporter
+	prefix []byte
+	part   []byte // a line that has not ended
+}
+
+func (p *prefixed) Write(text []byte) (int, error) {
+	n := len(text)
+	var lines []byte
+	for len(text) > 0 {
+		line, rest, ended := bytes.Cut(text, []byte{'\n'})
+		text = rest
+		p.part = append(p.part, line...)
+		if ended || len(p.part) >= maxLine {
+			lines = append(append(append(lines, p.prefix...), p.part...), '\n')
+			p.part = p.part[:0]
+		}
+	}
+	return n, p.show(lines)
+}
+
+// Close shows a last line that has no end.
+func (p *prefixed) Close() error {
+	if len(p.part) == 0 {
+		return nil
+	}
+	line := append(append(slices.Clone(p.prefix), p.part...), '\n')
+	p.part = nil
+	return p.show(line)
+}
+
+func (p *prefixed) show(lines []byte) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	r := p.r
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clearLocked()
+	to := r.out
+	if r.json {
+		to = r.err
+	}
+	_, err := to.Write(lines)
+	r.drawLocked(false)
+	return err
+}
+
+// jsonBuild is one build's result.
+type jsonBuild struct {
+	Build       string    `json:"build"`
+	Instance    string    `json:"instance"`
+	Status      string    `json:"status"`
+	Reason      string    `json:"reason"`
+	ExitCode    int       `json:"exit_code"`
+	Error       string    `json:"error,omitempty"`
+	Route       jsonRoute `json:"route"`
+	Connect     float64   `json:"connect_s"`
+	FirstOutput float64   `json:"first_output_s"`
+	Duration    float64   `json:"duration_s"`
+}
+
+type jsonRoute struct {
+	Start  connector.Route `json:"start"`
+	Bridge connector.Route `json:"bridge"`
+	Reason string          `json:"reason"`
+}
+
+func jsonBuildOf(r instance.Report) jsonBuild {
+	b := jsonBuild{
+		Build:       r.Build,
+		Instance:    r.Instance,
+		Status:      "success",
+		Route:       jsonRoute{r.Route.Start, r.Route.Bridge, r.Route.Reason},
+		Connect:     r.Connect.Seconds(),
+		FirstOutput: r.FirstOutput.Seconds(),
+		Duration:    r.Duration.Seconds(),
+	}
+	if r.Err != nil {
+		b.Status, b.Reason, b.ExitCode, b.Error = "failed", string(r.Err.Reason), r.Err.ExitCode, r.Err.Err.Error()
+	}
+	return b
+}
+
+// jsonSummary is the last object of a run.
+type jsonSummary struct {
+	Builds      int            `json:"builds"`
+	Failed      int            `json:"failed"`
+	Connections map[string]int `json:"connections"`
+}
+
+// summary shows how the run went as a whole.
+func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.clearLocked()
+	connections := map[string]int{}
+	for _, in := range stat.Instances {
+		connections[in.ID] = in.Connections
+	}
+	if r.json {
+		writeJSON(r.out, map[string]jsonSummary{"summary": {len(reports), r.failed, connections}})
+		return
+	}
+	fmt.Fprintf(r.err, "\n%d builds, %d failed\n", len(reports), r.failed)
+	for _, in := range stat.Instances {
+		sessions := in.Conn.Sessions
+		fmt.Fprintf(r.err, "%s: connections: %d, sessions at once: %d", in.ID, in.Connections, sessions.Peak)
+		if sessions.Limit > 0 {
+			fmt.Fprintf(r.err, " of %d the server allows", sessions.Limit)
+		}
+		fmt.Fprintln(r.err)
+		if in.Route.Bridge != "" {
+			fmt.Fprintf(r.err, "  routes: start by %s, bridge by %s (%s)\n", in.Route.Start, in.Route.Bridge, in.Route.Reason)
+		}
+	}
+	if first := firstOutputs(reports); len(first) > 0 {
+		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))
+	}
+}
+
+// firstOutputs returns the builds' times to first output, sorted.
+func firstOutputs(reports []instance.Report) []time.Duration {
+	var all []time.Duration
+	for _, r := range reports {
+		if r.FirstOutput > 0 {
+			all = append(all, r.FirstOutput)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// quantile returns the q-quantile of sorted by the nearest rank.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	rank := int(q*float64(len(sorted)) + 0.5)
+	return sorted[min(max(rank-1, 0), len(sorted)-1)].Round(100 * time.Microsecond)
+}
+
+func writeJSON(w io.Writer, v any) {
+	line, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("BUG: encode %T: %v", v, err)) // only our own types come here
+	}
+	_, _ = w.Write(append(line, '\n')) // who reads no more does not want the rest
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/remote"
+)
+
+// maxBuilds bounds --builds: each waiting build costs memory.
+const maxBuilds = 100_000
+
+type runFlags struct {
+	vmFlags
+	builds  int
+	bridge  string
+	timeout time.Duration
+	output  string
+	verbose bool
+}
+
+func newRunCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] FILE...",
+		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
+		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. The builds' logs go to standard output,
+each line with its build's name; progress and a summary go to standard error.
+
+Without --instance a VM embedded in this program, on this machine, runs them: good for a first try, without any
+isolation.
+
+With --output json, standard output has one object for each build as it ends and a last one with the summary; the
+logs go to standard error.
+
+` + exitHelp,
+		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
+  stepmux run --instance ssh://ci@vm-1 --instance ssh://ci@vm-2:2222 --capacity 8 --builds 200 examples/hello.yml`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, files []string) error { return f.run(cmd, files) },
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
+	fl.StringVar(&f.bridge, "route", string(connector.Auto), "how to reach a build's socket: auto, session or streamlocal")
+	fl.DurationVar(&f.timeout, "timeout", 0, "end a build that takes longer, from the moment it has its slot (default none)")
+	fl.StringVar(&f.output, "output", "text", "text or json")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "say on standard error what happens to connections")
+	return cmd
+}
+
+func (f *runFlags) run(cmd *cobra.Command, files []string) error {
+	bridge, err := connector.ParseRoute(f.bridge)
+	if err != nil {
+		return usageError(fmt.Errorf("--route: %w", err))
+	}
+	switch {
+	case f.builds < 1 || f.builds > maxBuilds:
+		return usageError(fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds))
+	case f.timeout < 0:
+		return usageError(fmt.Errorf("--timeout %v is negative", f.timeout))
+	}
+	report, err := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		return usageError(err)
+	}
+	jobs, err := readJobs(files)
+	if err != nil {
+		return usageError(err)
+	}
+
+	// The first signal cancels the builds, with their grace; a second cuts them short.
+	ctx, stop := untilSignal(cmd.Context())
+	defer stop()
+	abort, stopAbort := untilSecondSignal(ctx)
+	defer stopAbort()
+
+	group, closeVMs, err := f.group()
+	if err != nil {
+		return err
+	}
+	defer closeVMs()
+	logger := slog.New(slog.DiscardHandler)
+	if f.verbose {
+		logger = slog.New(slog.NewTextHandler(report.talk(), nil))
+	}
+	provider, err := instance.NewProvider(instance.Config{Group: group, Bridge: bridge, Logger: logger})
+	if err != nil {
+		return usageError(err)
+	}
+	defer provider.Close()
+
+	batch := instance.Batch{
+		Timeout: f.timeout,
+		Builds:  f.batchBuilds(jobs, report),
+		OnStart: report.started,
+		OnEnd:   report.ended,
+	}
+	report.begin(len(batch.Builds))
+	reports := provider.RunBatch(ctx, abort, batch)
+	report.summary(reports, provider.Stat())
+	return outcome(ctx, reports)
+}
+
+// batchBuilds returns all builds of the run. IDs start with one that is this run's alone: other runs
+// may use the same VMs.
+func (f *runFlags) batchBuilds(jobs []connector.Job, report *reporter) []instance.BatchBuild {
+	var prefix [3]byte
+	_, _ = rand.Read(prefix[:]) // never fails
+	var builds []instance.BatchBuild
+	for range f.builds {
+		for _, job := range jobs {
+			id := fmt.Sprintf("%s-%d", hex.EncodeToString(prefix[:]), len(builds)+1)
+			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
+			job.Timeout = f.timeout
+			builds = append(builds, instance.BatchBuild{ID: id, Job: job, Log: report.log(id)})
+		}
+	}
+	return builds
+}
+
+// readJobs reads and checks the steps files.
+func readJobs(files []string) ([]connector.Job, error) {
+	jobs := make([]connector.Job, len(files))
+	for i, name := range files {
+		text, err := readFile(name)
+		if err != nil {
+			return nil, err
+		}
+		if err := remote.CheckSteps(filepath.Base(name), text); err != nil {
+			return nil, err
+		}
+		jobs[i] = connector.Job{Steps: text}
+	}
+	return jobs, nil
+}
+
+// readFile reads a steps file, but no more of it than the parser would look at.
+func readFile(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, remote.MaxSteps+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return text, nil
+}
+
+// outcome returns the run's exit code as an error. Failures of the system come before those of
+// scripts: the run as a whole then says nothing about the scripts.
+func outcome(ctx context.Context, reports []instance.Report) error {
+	if code := signalCode(ctx); code != 0 {
+		return &exitError{code: code}
+	}
+	code := 0
+	for _, r := range reports {
+		if r.Err == nil {
+			continue
+		}
+		switch r.Err.Reason {
+		case instance.ScriptFailure:
+			if code == 0 {
+				code = scriptCode(r.Err.ExitCode)
+			}
+		case instance.JobExecutionTimeout:
+			code = exitTimeout
+		case instance.ConfigurationError:
+			return &exitError{code: exitUsage}
+		case instance.RunnerSystemFailure, instance.JobCanceled:
+			return &exitError{code: exitSystem}
+		}
+	}
+	if code == 0 {
+		return nil
+	}
+	return &exitError{code: code}
+}
+
+// scriptCode returns a failed build's exit code, never one that would mean success.
+func scriptCode(code int) int {
+	if code <= 0 || code > 255 {
+		return 1
+	}
+	return code
+}
+
+var errSecondSignal = errors.New("a second signal")
+
+// untilSecondSignal returns a context that ends when, after ctx has, another signal comes.
+func untilSecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	abort, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stopped := context.AfterFunc(ctx, func() {
+		again, stop := untilSignal(abort)
+		defer stop()
+		<-again.Done()
+		cancel(errSecondSignal)
+	})
+	return abort, func() {
+		stopped()
+		cancel(nil)
+	}
+}
+
+// splitCommand splits a runner command into words. It is not a shell: quotes mean nothing.
+func splitCommand(s string) ([]string, error) {
+	words := strings.Fields(s)
+	if len(words) == 0 {
+		return nil, errors.New("--runner-command is empty")
+	}
+	return words, nil
+}

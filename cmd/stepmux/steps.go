@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/remote"
+)
+
+func newStepsCommand() *cobra.Command {
+	steps := &cobra.Command{
+		Use:   "steps",
+		Short: "The VM's end: what a manager starts there",
+	}
+	steps.AddCommand(newServeCommand(), newProxyCommand())
+	return steps
+}
+
+func newServeCommand() *cobra.Command {
+	var cfg remote.ServeConfig
+	cmd := &cobra.Command{
+		Use:   "serve --socket PATH",
+		Short: "Run the step service of one build",
+		Long: `Run the step service of one build on a unix socket, in a private directory that is made for it and removed
+with everything in it at the end. Once it listens it says so on stderr:
+
+  step-runner is listening on socket PATH
+
+It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket. Its jobs end
+with it: SIGTERM, then SIGKILL after --grace.`,
+		Example: "  stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return vmCommand(cmd.Context(), func(ctx context.Context, stdio remote.Stdio) error {
+				return remote.Serve(ctx, stdio, cfg)
+			})
+		},
+	}
+	socketFlag(cmd, &cfg.Socket)
+	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end")
+	return cmd
+}
+
+func newProxyCommand() *cobra.Command {
+	var cfg remote.ProxyConfig
+	cmd := &cobra.Command{
+		Use:   "proxy --socket PATH",
+		Short: "Join standard input and output to a build's socket",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return vmCommand(cmd.Context(), func(ctx context.Context, stdio remote.Stdio) error {
+				return remote.Proxy(ctx, stdio, cfg)
+			})
+		},
+	}
+	socketFlag(cmd, &cfg.Socket)
+	return cmd
+}
+
+func socketFlag(cmd *cobra.Command, to *string) {
+	cmd.Flags().StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock (required)")
+	_ = cmd.MarkFlagRequired("socket") // fails only for a flag that is not there
+}
+
+// vmCommand runs a command of the VM's end until it ends or a signal asks it to.
+func vmCommand(ctx context.Context, command func(context.Context, remote.Stdio) error) error {
+	ctx, stop := untilSignal(ctx)
+	defer stop()
+	err := command(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
+	switch code := signalCode(ctx); {
+	case err != nil && ctx.Err() == nil:
+		return systemError(err)
+	case code != 0:
+		return &exitError{code: code}
+	case err != nil:
+		return systemError(err)
+	}
+	return nil
+}

@@ -1,0 +1,344 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"path"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+)
+
+const (
+	defaultTempDir      = "/tmp"
+	defaultReadyTimeout = 30 * time.Second
+	defaultStopTimeout  = 20 * time.Second
+)
+
+// DefaultRunner is the step runner's command where none is configured.
+var DefaultRunner = []string{"stepmux"}
+
+// Lease is a build's share of its VM's connection, as pool.Lease gives it.
+type Lease interface {
+	Conn() *mux.Conn
+	Release()
+}
+
+// Config says for which build a Connector is, and where.
+type Config struct {
+	// Lease is the build's share of the VM's connection. Required. New takes it over: Close releases it.
+	Lease Lease
+	// VM is what is known of the VM, shared by all its builds. Required.
+	VM *VM
+	// BuildID names the build, uniquely on the VM: 1 to 64 characters of A-Z a-z 0-9 . _ -, not "." or
+	// "..". Required.
+	BuildID string
+	// Runner is the step runner's command on the VM. If empty, DefaultRunner. Any whose
+	// `steps serve` and `steps proxy` keep the contract of docs/protocol.md will do.
+	Runner []string
+	// TempDir is the VM's directory for temporary files, below which the build's socket directory is
+	// made. If empty, /tmp.
+	TempDir string
+	// Bridge is the route to the build's socket. If empty, Auto.
+	Bridge Route
+	// Log receives what the build's serve says, from two goroutines: it must be safe for concurrent
+	// use. If nil it is discarded.
+	Log io.Writer
+	// ReadyTimeout bounds the wait for serve to listen. If zero, 30s.
+	ReadyTimeout time.Duration
+	// StopTimeout bounds the wait for serve to be gone at the end; it includes the grace its jobs get.
+	// If zero, 20s.
+	StopTimeout time.Duration
+	// Logger receives what an operator may want to know. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Connector joins one build to its step runner. Its goroutines are the one that watches serve and
+// one that copies serve's stdout; Close waits for both. It is safe for concurrent use.
+type Connector struct {
+	cfg    Config
+	socket string // the path asked for; serve may tell another
+
+	life context.Context // ends with the build's ctx, with serve, or at Close
+	end  context.CancelCauseFunc
+	wg   sync.WaitGroup
+
+	mu        sync.Mutex    // guards the following
+	connected chan struct{} // not nil once Connect was called; closed when it returns
+	serve     *serve
+	sessions  *mux.Reservation
+	bridges   map[*bridge]struct{}
+	choice    Choice
+
+	closing   chan struct{} // closed when Close begins
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// New returns a Connector for one build. It does no I/O. The caller calls Close, which also releases
+// the lease; when New fails, the lease is still the caller's.
+func New(cfg Config) (*Connector, error) {
+	switch {
+	case cfg.Lease == nil:
+		return nil, errors.New("connector: Config.Lease is nil")
+	case cfg.VM == nil:
+		return nil, errors.New("connector: Config.VM is nil")
+	}
+	id, err := wire.ParseBuildID(cfg.BuildID)
+	if err != nil {
+		return nil, err
+	}
+	if len(cfg.Runner) == 0 {
+		cfg.Runner = DefaultRunner
+	}
+	if cfg.TempDir == "" {
+		cfg.TempDir = defaultTempDir
+	}
+	if cfg.Bridge == "" {
+		cfg.Bridge = Auto
+	}
+	if _, err := ParseRoute(string(cfg.Bridge)); err != nil {
+		return nil, err
+	}
+	if cfg.Log == nil {
+		cfg.Log = io.Discard
+	}
+	if cfg.ReadyTimeout == 0 {
+		cfg.ReadyTimeout = defaultReadyTimeout
+	}
+	if cfg.StopTimeout == 0 {
+		cfg.StopTimeout = defaultStopTimeout
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	socket, err := wire.SocketPath(cfg.TempDir, id)
+	if err != nil {
+		return nil, err
+	}
+	return &Connector{
+		cfg:     cfg,
+		socket:  socket,
+		bridges: map[*bridge]struct{}{},
+		closing: make(chan struct{}),
+	}, nil
+}
+
+// Connect starts the build's step runner and returns a function that opens bridges to it; each call
+// of that gives a new one, which its caller closes. ctx is the build's life: when it ends, bridges
+// fail and the build is over. Connect may be called once.
+//
+// It returns ctx.Err() when ctx ends first, a [*ServeError] when serve ends or does not listen in
+// time, a [*mux.ConnError] when the connection is lost. What it had started by then is stopped by
+// Close.
+func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
+	if err := c.begin(ctx); err != nil {
+		return nil, err
+	}
+	defer close(c.connected)
+	err := c.start()
+	if err != nil {
+		// Whatever went wrong because the build's life ended, that it ended is the reason.
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		c.end(err)
+		return nil, err
+	}
+	return func() (io.ReadWriteCloser, error) { return c.dial() }, nil
+}
+
+func (c *Connector) begin(ctx context.Context) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-c.closing:
+		return ErrClosed
+	default:
+	}
+	if c.connected != nil {
+		return errors.New("connector: Connect called twice")
+	}
+	c.connected = make(chan struct{})
+	c.life, c.end = context.WithCancelCause(ctx)
+	return nil
+}
+
+// start takes sessions, starts serve, waits until it listens and finds out how to reach it.
+func (c *Connector) start() error {
+	route, reason, found := c.cfg.Bridge, "forced", func(Route, string) {}
+	if c.cfg.Bridge == Auto {
+		var ask func(Route, string)
+		var err error
+		if route, reason, ask, err = c.cfg.VM.bridgeRoute(c.life); err != nil {
+			return err
+		}
+		if ask != nil {
+			found = once(ask)
+			defer found("", "") // unless something is found
+		}
+	}
+	// A bridge by session needs a session of its own. Serve and bridge take theirs together: builds
+	// that each hold one and wait for the second would wait for ever.
+	need := 1
+	if route != Streamlocal {
+		need = 2
+	}
+	sessions, err := c.cfg.Lease.Conn().Reserve(c.life, need)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.sessions = sessions
+	c.choice = Choice{Start: Session, Bridge: route, Reason: reason}
+	c.mu.Unlock()
+
+	s, err := c.startServe(sessions)
+	if err != nil {
+		return err
+	}
+	if err := s.awaitReady(c.life, c.cfg.ReadyTimeout); err != nil {
+		return err
+	}
+	if route == "" {
+		return c.probe(found)
+	}
+	return nil
+}
+
+// startServe starts serve and the goroutines that watch it.
+func (c *Connector) startServe(sessions *mux.Reservation) (*serve, error) {
+	line, err := serveLine(c.cfg.Runner, c.socket)
+	if err != nil {
+		return nil, err
+	}
+	stderr := newServeStderr(c.cfg.Log)
+	process, err := sessions.Start(c.life, mux.Command{Line: line, Stderr: stderr})
+	if err != nil {
+		return nil, err
+	}
+	s := &serve{process: process, stderr: stderr, socket: c.socket, asked: c.socket, runner: c.cfg.Runner}
+	c.mu.Lock()
+	c.serve = s
+	c.mu.Unlock()
+	c.wg.Go(func() { s.copyStdout(c.cfg.Log) })
+	c.wg.Go(func() {
+		<-process.Exited()
+		c.end(s.exitError())
+	})
+	return s, nil
+}
+
+// probe finds out whether streamlocal reaches the socket of a serve that listens, and remembers it.
+func (c *Connector) probe(found func(Route, string)) error {
+	stream, err := c.cfg.Lease.Conn().DialUnix(c.life, c.listening())
+	switch {
+	case err == nil:
+		stream.Close()
+		c.choose(Streamlocal, "works on this VM and costs no session")
+	case isUnreachable(err):
+		c.choose(Session, fmt.Sprintf("the VM refuses streamlocal forwarding: %v", err))
+	default:
+		return err
+	}
+	choice := c.Choice()
+	found(choice.Bridge, choice.Reason)
+	c.cfg.Logger.Info("bridge route found", "route", choice.Bridge, "reason", choice.Reason)
+	return nil
+}
+
+// choose sets the bridge route; the session kept for one by session is free where it is not needed.
+func (c *Connector) choose(route Route, reason string) {
+	c.mu.Lock()
+	c.choice.Bridge, c.choice.Reason = route, reason
+	sessions := c.sessions
+	c.mu.Unlock()
+	if route == Streamlocal {
+		sessions.Release()
+	}
+}
+
+// listening returns the socket's path as serve told it.
+func (c *Connector) listening() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.serve.socket
+}
+
+// Choice returns the routes the build takes.
+func (c *Connector) Choice() Choice {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.choice
+}
+
+// Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits
+// until serve is seen gone, at most until ctx ends or StopTimeout has passed; then it gives up and
+// says so. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close
+// is idempotent: later calls wait for the first and return its result.
+func (c *Connector) Close(ctx context.Context) error {
+	c.closeOnce.Do(func() {
+		c.mu.Lock()
+		close(c.closing)
+		connected := c.connected
+		c.mu.Unlock()
+		defer c.cfg.Lease.Release()
+		if connected == nil {
+			return
+		}
+		c.end(ErrClosed)
+		<-connected // soon: all it waits for is bounded by the life that just ended
+		c.closeBridges()
+		c.closeErr = c.stopServe(ctx)
+		c.wg.Wait()
+	})
+	return c.closeErr
+}
+
+// stopServe ends serve and waits for it.
+func (c *Connector) stopServe(ctx context.Context) error {
+	c.mu.Lock()
+	s, sessions := c.serve, c.sessions
+	c.mu.Unlock()
+	if sessions != nil {
+		defer sessions.Release()
+	}
+	if s == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
+	defer cancel()
+	err := s.stop(ctx)
+	s.process.Close()
+	if s.leftDirectory() {
+		c.removeDirectory(ctx, path.Dir(s.socket))
+	}
+	return err
+}
+
+// removeDirectory removes the directory of a serve that was killed. What cannot be removed now the
+// next serve on the VM sweeps.
+func (c *Connector) removeDirectory(ctx context.Context, dir string) {
+	line, err := removeLine(dir)
+	if err == nil {
+		var p *mux.Process
+		if p, err = c.cfg.Lease.Conn().Start(ctx, mux.Command{Line: line}); err == nil {
+			defer p.Close()
+			err = p.Wait(ctx)
+		}
+	}
+	if err != nil {
+		c.cfg.Logger.Warn("build directory left on the VM, its next step runner removes it", "dir", dir, "error", err)
+	}
+}
+
+// once returns fn cut down to its first call.
+func once(fn func(Route, string)) func(Route, string) {
+	var o sync.Once
+	return func(r Route, reason string) { o.Do(func() { fn(r, reason) }) }
+}

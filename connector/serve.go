@@ -1,0 +1,154 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// signalNumbers holds the numbers of the signals SSH names (RFC 4254, section 6.10), as Linux has
+// them.
+var signalNumbers = map[string]syscall.Signal{
+	"HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "FPE": 8, "KILL": 9,
+	"USR1": 10, "SEGV": 11, "USR2": 12, "PIPE": 13, "ALRM": 14, "TERM": 15,
+}
+
+// serve is a build's step runner on the VM.
+type serve struct {
+	process *mux.Process
+	stderr  *serveStderr
+	asked   string   // the socket path it was given
+	socket  string   // the one it told; set before ready is
+	runner  []string // its command, for messages
+	ready   atomic.Bool
+}
+
+// copyStdout passes serve's stdout on to the log, to its end. serve has nothing to say there, a login
+// shell may.
+func (s *serve) copyStdout(log io.Writer) {
+	buf := make([]byte, 4<<10)
+	for {
+		n, err := s.process.Read(buf)
+		if n > 0 {
+			_, _ = log.Write(buf[:n]) // a log that fails must not stall serve
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// awaitReady waits for the ready marker. life ends with serve.
+func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case got := <-s.stderr.ready:
+		return s.accept(got)
+	case <-timer.C:
+		return &ServeError{
+			ExitCode: -1,
+			Stderr:   s.stderr.lastLines(),
+			Hint:     "the VM may be overloaded, or the command is no step runner",
+			Err:      fmt.Errorf("it was not ready within %v", timeout),
+		}
+	case <-life.Done():
+		// A serve that said it is ready and ended at once is one that ended.
+		return context.Cause(life)
+	}
+}
+
+// accept checks the path serve told.
+func (s *serve) accept(got string) error {
+	if err := wire.CheckSocketPath(got); err != nil || !wire.SameBuildSocket(s.asked, got) {
+		return &ServeError{
+			ExitCode: -1,
+			Err:      fmt.Errorf("it listens on %q instead of %q", got, s.asked),
+			Hint:     "the command is another step runner than the one for this build",
+		}
+	}
+	s.socket = got
+	s.ready.Store(true)
+	return nil
+}
+
+// exitError says how serve ended. The process has exited.
+func (s *serve) exitError() error {
+	err := s.process.Wait(context.Background()) //nolint:contextcheck // it has exited: this waits for no peer
+	s.stderr.flush()
+	if lost := (*mux.ConnError)(nil); errors.As(err, &lost) {
+		return err
+	}
+	e := &ServeError{Ready: s.ready.Load(), ExitCode: exitCode(err), Stderr: s.stderr.lastLines(), Err: err}
+	if err == nil {
+		e.Err = errors.New("exit status 0")
+	}
+	switch e.ExitCode {
+	case 126, 127:
+		e.Hint = fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+
+			"install it or name its path as the runner command", strings.Join(s.runner, " "))
+	case 137:
+		e.Hint = "it was killed; is the VM out of memory?"
+	}
+	return e
+}
+
+// exitCode returns the exit status in err as a shell counts, -1 if there is none.
+func exitCode(err error) int {
+	exit := (*mux.ExitError)(nil)
+	switch {
+	case err == nil:
+		return 0
+	case !errors.As(err, &exit):
+		return -1
+	case exit.Signal != "":
+		if n, ok := signalNumbers[exit.Signal]; ok {
+			return 128 + int(n)
+		}
+		return -1
+	case exit.Status == 0:
+		return -1
+	default:
+		return exit.Status
+	}
+}
+
+// stop ends serve by its leash, the end of its stdin, and waits until it is gone.
+func (s *serve) stop(ctx context.Context) error {
+	_ = s.process.CloseWrite() // an error means that the channel is gone
+	select {
+	case <-s.process.Exited():
+		return nil
+	case <-ctx.Done():
+		// A last word, which root logins do not get; then the channel goes, and with it all we can do.
+		_ = s.process.Signal("KILL")
+		return fmt.Errorf("stop steps serve: it is not gone after its time: %w", context.Cause(ctx))
+	}
+}
+
+// leftDirectory reports whether serve listened and then ended in a way that let it not clean up,
+// over a connection that still lives. It has exited, or was given up.
+func (s *serve) leftDirectory() bool {
+	if !s.ready.Load() {
+		return false
+	}
+	select {
+	case <-s.process.Exited():
+	default:
+		return false
+	}
+	exit := (*mux.ExitError)(nil)
+	return errors.As(s.process.Wait(context.Background()), &exit) //nolint:contextcheck // it has exited
+}
+
+// prefix quotes the first bytes of foreign text for an error message.
+func prefix(p []byte) string { return strconv.Quote(string(p[:min(len(p), 80)])) }

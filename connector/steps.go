@@ -1,0 +1,384 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+const (
+	// maxMessage bounds one message to or from the step runner.
+	maxMessage = 64 << 20
+	// stallLimit is how long calls may fail one after the other, over a connection and a serve that
+	// both live, before the build is given up.
+	stallLimit = 30 * time.Second
+	// cancelLimit bounds the wait for a cancelled job's end beyond its grace.
+	cancelLimit = 10 * time.Second
+
+	defaultGrace = 10 * time.Second
+)
+
+// Job is what a build shall run: a script or steps.
+type Job struct {
+	// ID names the job within its step runner. If empty, the build's ID.
+	ID string
+	// Script is a shell script. Exclusive with Steps.
+	Script string
+	// Steps is a YAML document with a run: list. Exclusive with Script.
+	Steps []byte
+	// Env is the environment of the steps. It travels in the request, never on a command line and
+	// never in the environment of the step runner.
+	Env map[string]string
+	// WorkDir is where steps run, relative to the login's home. If empty, a fresh directory that is
+	// removed at the end.
+	WorkDir string
+	// Timeout ends the job as failed. If zero, the step runner's own limit.
+	Timeout time.Duration
+	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s.
+	Grace time.Duration
+	// OnStep is told each change of a step, from one goroutine. May be nil.
+	OnStep func(StepEvent)
+}
+
+// StepEvent says that a step started or ended.
+type StepEvent struct {
+	Name     string
+	Status   string // running, success, failure, cancelled or skipped
+	ExitCode int    // of a step that failed
+	Message  string // why it did not succeed
+}
+
+// Status is a job's final state.
+type Status string
+
+// The final states.
+const (
+	Succeeded Status = "success"
+	Failed    Status = "failure"
+	Cancelled Status = "cancelled"
+)
+
+// Result is how a job ended, by the step runner's word.
+type Result struct {
+	Status   Status
+	ExitCode int    // of the step that failed; 0 if none did
+	Message  string // why it did not succeed
+	TimedOut bool   // the job's Timeout ended it
+}
+
+// Execute runs job in the step runner that Connect started and writes its stdout and stderr to trace
+// as they come. It returns when the job has ended and all its output is delivered.
+//
+// When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers what the
+// job says on its way out, then returns ctx.Err(). A bridge that breaks is opened anew and the output
+// goes on where it stopped.
+//
+// The Result holds exactly when the error is nil: then the step runner told how the job ended. Else
+// the error is ctx.Err(), a [*RequestError], a [*LogError], or why the build's life ended: a
+// [*ServeError], a [*mux.ConnError] or ErrClosed. A job that may still run ends with Close.
+func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
+	if c.life == nil {
+		return Result{}, errors.New("connector: Execute before Connect")
+	}
+	if job.ID == "" {
+		job.ID = c.cfg.BuildID
+	}
+	if job.Grace == 0 {
+		job.Grace = defaultGrace
+	}
+	// The calls outlive ctx, which is answered with a cancellation of the job. They end with the
+	// build's life.
+	calls, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer end(nil)
+	defer context.AfterFunc(c.life, func() { end(context.Cause(c.life)) })()
+
+	client, err := c.newClient()
+	if err != nil {
+		return Result{}, err
+	}
+	defer client.Close()
+	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, trace: trace}
+
+	if err := e.submit(ctx, calls); err != nil {
+		return Result{}, err
+	}
+	result, err := e.follow(ctx, calls, end)
+	switch {
+	case ctx.Err() != nil:
+		return Result{}, ctx.Err()
+	case err != nil && calls.Err() != nil:
+		return Result{}, context.Cause(calls)
+	case err != nil:
+		return Result{}, err
+	}
+	return result, nil
+}
+
+// newClient returns a gRPC client over this build's bridges.
+func (c *Connector) newClient() (*grpc.ClientConn, error) {
+	client, err := grpc.NewClient("passthrough:///step-runner",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			rwc, err := c.dial()
+			if err != nil {
+				return nil, err
+			}
+			return bridgeConn{rwc}, nil
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: stallLimit,
+		}),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithNoProxy(),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("connect to step runner: %w", err)
+	}
+	return client, nil
+}
+
+// execution is one call of Execute.
+type execution struct {
+	rpc   pb.StepRunnerClient
+	job   Job
+	trace io.Writer
+}
+
+// submit delivers the job. The same job sent twice is one job, so a call that broke is made again.
+func (e *execution) submit(ctx, calls context.Context) error {
+	req := &pb.RunRequest{
+		Id:      e.job.ID,
+		WorkDir: e.job.WorkDir,
+		Env:     e.job.Env,
+		Grace:   durationpb.New(e.job.Grace),
+	}
+	if e.job.Timeout > 0 {
+		req.Timeout = durationpb.New(e.job.Timeout)
+	}
+	if e.job.Steps != nil {
+		req.Type, req.StepsYaml = pb.RunRequest_step, string(e.job.Steps)
+	} else {
+		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
+	}
+	until, end := context.WithCancelCause(calls)
+	defer end(nil)
+	defer context.AfterFunc(ctx, func() { end(ctx.Err()) })()
+	err := retry(until, func() (bool, error) {
+		_, err := e.rpc.Run(until, req)
+		return false, err
+	})
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		e.cancel(calls) // it may have arrived
+		return ctx.Err()
+	case calls.Err() != nil:
+		return context.Cause(calls)
+	}
+	switch status.Code(err) { //nolint:exhaustive // the others are no verdict on the request
+	case codes.InvalidArgument, codes.AlreadyExists, codes.ResourceExhausted:
+		return &RequestError{Message: status.Convert(err).Message()}
+	default:
+		return fmt.Errorf("deliver job: %w", err)
+	}
+}
+
+// follow delivers the job's output and returns how it ended. When ctx ends it cancels the job, and
+// gives it its grace and a little more to end.
+func (e *execution) follow(ctx, calls context.Context, end context.CancelCauseFunc) (Result, error) {
+	group, following := errgroup.WithContext(calls)
+	var last *pb.Job
+	group.Go(func() error { return e.followIO(following) })
+	group.Go(func() (err error) {
+		last, err = e.followSteps(following)
+		return err
+	})
+	canceller := make(chan struct{})
+	ended := make(chan struct{})
+	go func() {
+		defer close(canceller)
+		select {
+		case <-ended:
+			return
+		case <-ctx.Done():
+		}
+		e.cancel(calls)
+		timer := time.NewTimer(e.job.Grace + cancelLimit)
+		defer timer.Stop()
+		select {
+		case <-ended:
+		case <-timer.C:
+			end(errors.New("the cancelled job did not end"))
+		}
+	}()
+	err := group.Wait()
+	close(ended)
+	<-canceller
+	if err != nil {
+		return Result{}, err
+	}
+	return resultOf(last), nil
+}
+
+// cancel asks for the job's end. Whether it was heard shows in what follows.
+func (e *execution) cancel(calls context.Context) {
+	calls, cancel := context.WithTimeout(calls, cancelLimit)
+	defer cancel()
+	_ = retry(calls, func() (bool, error) {
+		_, err := e.rpc.Cancel(calls, &pb.CancelRequest{Id: e.job.ID})
+		return false, err
+	})
+}
+
+// followIO delivers both streams from where it is, until both have ended.
+func (e *execution) followIO(ctx context.Context) error {
+	var stdout, stderr int64
+	return retry(ctx, func() (progress bool, err error) {
+		stream, err := e.rpc.FollowIO(ctx, &pb.FollowIORequest{
+			Id:           e.job.ID,
+			ReadStdout64: stdout,
+			ReadStderr64: stderr,
+		})
+		if err != nil {
+			return false, err
+		}
+		for {
+			msg, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return progress, nil
+			}
+			if err != nil {
+				return progress, err
+			}
+			if _, err := e.trace.Write(msg.GetStream()); err != nil {
+				return progress, &LogError{err}
+			}
+			progress = true
+			if msg.GetStreamType() == pb.FollowIOResponse_stderr {
+				stderr += int64(len(msg.GetStream()))
+			} else {
+				stdout += int64(len(msg.GetStream()))
+			}
+		}
+	})
+}
+
+// followSteps reports step events and returns the job's final state. A Follow that broke starts from
+// the first event again; those already reported are skipped.
+func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
+	reported := 0
+	err = retry(ctx, func() (progress bool, err error) {
+		stream, err := e.rpc.Follow(ctx, &pb.FollowRequest{Id: e.job.ID})
+		if err != nil {
+			return false, err
+		}
+		for n := 0; ; n++ {
+			msg, err := stream.Recv()
+			switch {
+			case errors.Is(err, io.EOF):
+				return progress, status.Error(codes.Internal, "the step runner did not say how the job ended")
+			case err != nil:
+				return progress, err
+			case msg.GetJob() != nil:
+				last = msg.GetJob()
+				return true, nil
+			case n >= reported:
+				reported, progress = n+1, true
+				e.report(msg.GetResult())
+			}
+		}
+	})
+	return last, err
+}
+
+func (e *execution) report(r *pb.StepResult) {
+	if e.job.OnStep == nil || r == nil {
+		return
+	}
+	e.job.OnStep(StepEvent{
+		Name:     r.GetStep().GetName(),
+		Status:   r.GetStatus().String(),
+		ExitCode: int(r.GetExitCode()),
+		Message:  r.GetMessage(),
+	})
+}
+
+// resultOf translates the step runner's word. A status that is not known is not success.
+func resultOf(job *pb.Job) Result {
+	r := Result{Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(), TimedOut: job.GetTimedOut()}
+	switch job.GetStatus() { //nolint:exhaustive // a job that is said to run still has not succeeded
+	case pb.Job_suceeded:
+		r.Status = Succeeded
+	case pb.Job_cancelled:
+		r.Status = Cancelled
+	}
+	return r
+}
+
+// retry makes call until it succeeds, ctx ends, or its error is the step runner's word rather than a
+// broken bridge's. It gives up when calls have failed for stallLimit without progress.
+func retry(ctx context.Context, call func() (progress bool, err error)) error {
+	var stalled time.Time
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		progress, err := call()
+		if err == nil || ctx.Err() != nil || !broken(err) {
+			return err
+		}
+		switch {
+		case progress:
+			stalled, wait = time.Time{}, 10*time.Millisecond
+		case stalled.IsZero():
+			stalled = time.Now()
+		case time.Since(stalled) > stallLimit:
+			return err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
+}
+
+// broken reports whether err is a failure of the transport, which a new bridge may mend.
+func broken(err error) bool {
+	switch status.Code(err) { //nolint:exhaustive // all others are the step runner's word or ours
+	case codes.Unavailable, codes.Canceled, codes.Internal:
+		return true
+	default:
+		return false
+	}
+}
+
+// bridgeConn makes a bridge the net.Conn that gRPC wants. Bridges have no deadlines; gRPC ends its
+// waits by closing.
+type bridgeConn struct{ io.ReadWriteCloser }
+
+func (bridgeConn) LocalAddr() net.Addr              { return bridgeAddr{} }
+func (bridgeConn) RemoteAddr() net.Addr             { return bridgeAddr{} }
+func (bridgeConn) SetDeadline(time.Time) error      { return nil }
+func (bridgeConn) SetReadDeadline(time.Time) error  { return nil }
+func (bridgeConn) SetWriteDeadline(time.Time) error { return nil }
+
+type bridgeAddr struct{}
+
+func (bridgeAddr) Network() string { return "bridge" }
+func (bridgeAddr) String() string  { return "step-runner" }

@@ -1,0 +1,120 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+)
+
+// BatchBuild is one build of a batch.
+type BatchBuild struct {
+	ID  string
+	Job connector.Job
+	// Log receives the build's log and is closed at the build's end.
+	Log io.WriteCloser
+}
+
+// Batch is many builds at once, as many as the Group has slots for.
+type Batch struct {
+	Builds []BatchBuild
+	// Timeout bounds each build from the moment it has its slot. If zero, none.
+	Timeout time.Duration
+	// OnStart is told that a build got its slot, OnEnd how it ended. Both are called from the builds'
+	// goroutines, at the same time. May be nil.
+	OnStart func(build, instance string)
+	OnEnd   func(Report)
+}
+
+// Report says how one build went.
+type Report struct {
+	Build    string
+	Instance string // empty if it never had a slot
+	Err      *BuildError
+	Route    connector.Choice
+	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
+	// byte of the build's log, Duration from the slot to the end of the clean-up. Zero where it did not
+	// come to that.
+	Connect, FirstOutput, Duration time.Duration
+	// Cleanup says that something of the build may be left on the VM.
+	Cleanup error
+}
+
+// RunBatch runs all builds of b and returns when the last has ended and is cleaned up. When ctx ends
+// the builds are cancelled with their grace and those that wait never start; when abort ends too they
+// are cut short.
+func (p *Provider) RunBatch(ctx, abort context.Context, b Batch) []Report {
+	reports := make([]Report, len(b.Builds))
+	var wg sync.WaitGroup
+	for i, build := range b.Builds {
+		wg.Go(func() {
+			reports[i] = p.runOne(ctx, abort, b, build)
+			if b.OnEnd != nil {
+				b.OnEnd(reports[i])
+			}
+		})
+	}
+	wg.Wait()
+	return reports
+}
+
+func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild) Report {
+	log := &firstWrite{w: build.Log}
+	e := p.Executor(Build{ID: build.ID, Log: log})
+	report := Report{Build: build.ID}
+	err := e.Prepare(ctx)
+	report.Instance = e.Instance()
+	if err == nil {
+		if b.OnStart != nil {
+			b.OnStart(build.ID, report.Instance)
+		}
+		err = p.connectAndExecute(ctx, b, build, e, &report)
+	}
+	if cleanup := e.Cleanup(abort); cleanup != nil {
+		report.Cleanup = cleanup
+		// Not the build's failure: it had ended. An error met earlier is the more telling one.
+	}
+	_ = build.Log.Close() // what it did not take, the writes said
+	if failed := (*BuildError)(nil); errors.As(err, &failed) {
+		report.Err = failed
+	}
+	report.Route = e.Choice()
+	if started := e.Started(); !started.IsZero() {
+		report.Duration = time.Since(started)
+		if first := log.first.Load(); first != 0 {
+			report.FirstOutput = time.Unix(0, first).Sub(started)
+		}
+	}
+	return report
+}
+
+// connectAndExecute runs a build that has its slot.
+func (p *Provider) connectAndExecute(ctx context.Context, b Batch, build BatchBuild, e *Executor, report *Report) error {
+	if b.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, e.Started().Add(b.Timeout))
+		defer cancel()
+	}
+	if _, err := e.Connect(ctx); err != nil {
+		return err
+	}
+	report.Connect = time.Since(e.Started())
+	return e.Execute(ctx, build.Job)
+}
+
+// firstWrite notes when the first byte was written.
+type firstWrite struct {
+	w     io.Writer
+	first atomic.Int64 // unix nanoseconds, 0 before
+}
+
+func (f *firstWrite) Write(p []byte) (int, error) {
+	if len(p) > 0 {
+		f.first.CompareAndSwap(0, time.Now().UnixNano())
+	}
+	return f.w.Write(p)
+}

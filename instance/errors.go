@@ -1,0 +1,94 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// ErrClosed is returned by calls on a Provider or Group that is shut down.
+var ErrClosed = errors.New("instance provider is closed")
+
+// FailureReason says whose fault a failed build is, in GitLab's words.
+type FailureReason string
+
+// The reasons.
+const (
+	// ScriptFailure: the build's own steps failed.
+	ScriptFailure FailureReason = "script_failure"
+	// RunnerSystemFailure: the machine, the connection or the step runner failed.
+	RunnerSystemFailure FailureReason = "runner_system_failure"
+	// ConfigurationError: the job cannot be run as it is written.
+	ConfigurationError FailureReason = "configuration_error"
+	// JobCanceled: somebody stopped the build.
+	JobCanceled FailureReason = "job_canceled"
+	// JobExecutionTimeout: the build took longer than it may.
+	JobExecutionTimeout FailureReason = "job_execution_timeout"
+)
+
+// BuildError says why a build did not succeed. Every error of an Executor is one.
+type BuildError struct {
+	Reason FailureReason
+	// ExitCode is that of the step that failed, or of a steps serve that did not start. It is 0 where
+	// no process's exit code caused the failure; it says nothing about success.
+	ExitCode int
+	// Err is the cause.
+	Err error
+}
+
+func (e *BuildError) Error() string { return fmt.Sprintf("%s: %v", e.Reason, e.Err) }
+
+// Unwrap returns the cause.
+func (e *BuildError) Unwrap() error { return e.Err }
+
+// classify turns err, met while ctx was the build's, into a *BuildError. nil stays nil.
+func classify(ctx context.Context, err error) error {
+	var (
+		built   *BuildError
+		lost    *mux.ConnError
+		serve   *connector.ServeError
+		request *connector.RequestError
+	)
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &built):
+		return err
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		return endOf(ctx)
+	case errors.As(err, &lost):
+		return &BuildError{Reason: RunnerSystemFailure, Err: err}
+	case errors.As(err, &serve):
+		return &BuildError{Reason: RunnerSystemFailure, ExitCode: max(serve.ExitCode, 0), Err: err}
+	case errors.As(err, &request):
+		return &BuildError{Reason: ConfigurationError, Err: err}
+	default:
+		return &BuildError{Reason: RunnerSystemFailure, Err: err}
+	}
+}
+
+// endOf says what it means that the build's ctx ended.
+func endOf(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(cause, context.DeadlineExceeded) {
+		return &BuildError{Reason: JobExecutionTimeout, Err: cause}
+	}
+	return &BuildError{Reason: JobCanceled, Err: cause}
+}
+
+// outcome turns the step runner's word into the build's.
+func outcome(r connector.Result) error {
+	switch {
+	case r.Status == connector.Succeeded:
+		return nil
+	case r.TimedOut:
+		return &BuildError{Reason: JobExecutionTimeout, Err: errors.New(r.Message)}
+	case r.Status == connector.Cancelled:
+		return &BuildError{Reason: JobCanceled, Err: errors.New(r.Message)}
+	default:
+		return &BuildError{Reason: ScriptFailure, ExitCode: r.ExitCode, Err: errors.New(r.Message)}
+	}
+}

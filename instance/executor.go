@@ -1,0 +1,194 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell
+// script), then Cleanup. Every error is a [*BuildError]. One goroutine calls its methods, in this
+// order; Cleanup may be called from any at any time.
+type Executor struct {
+	provider *Provider
+	build    Build
+	log      *lockedWriter
+
+	mu        sync.Mutex // guards the following
+	slot      *slot
+	started   time.Time // when the slot was taken
+	lease     *pool.Lease[*mux.Conn]
+	connector *connector.Connector
+	endLife   context.CancelFunc // ends what Connect's life is to the connector
+	cleaned   bool
+}
+
+// Prepare takes a slot on an instance, waiting for one if need be, and makes sure that it can be
+// reached.
+func (e *Executor) Prepare(ctx context.Context) error {
+	return classify(ctx, e.prepare(ctx))
+}
+
+func (e *Executor) prepare(ctx context.Context) error {
+	s, err := e.provider.cfg.Group.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	if !e.keep(func() { e.slot, e.started = s, time.Now() }) {
+		s.release()
+		return ErrClosed
+	}
+	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	if err != nil {
+		return fmt.Errorf("instance %s: %w", s.member.ID, err)
+	}
+	if !e.keep(func() { e.lease = lease }) {
+		lease.Release()
+		return ErrClosed
+	}
+	return nil
+}
+
+// keep runs set under the lock unless Cleanup has been called.
+func (e *Executor) keep(set func()) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.cleaned {
+		return false
+	}
+	set()
+	return true
+}
+
+// Instance returns the ID of the instance the build is on, empty before Prepare.
+func (e *Executor) Instance() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.slot == nil {
+		return ""
+	}
+	return e.slot.member.ID
+}
+
+// Started returns when the build got its place on an instance, zero before Prepare.
+func (e *Executor) Started() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.started
+}
+
+// Choice returns the routes the build takes.
+func (e *Executor) Choice() connector.Choice {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connector == nil {
+		return connector.Choice{}
+	}
+	return e.connector.Choice()
+}
+
+// Connect starts the build's step runner and returns a function that opens connections to it, each of
+// which its caller closes. ctx bounds the start only: the step runner then lives until Cleanup, so
+// that a cancelled build can still be told to stop, and heard.
+func (e *Executor) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
+	dial, err := e.connect(ctx)
+	return dial, classify(ctx, err)
+}
+
+func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
+	e.mu.Lock()
+	s, prepared := e.slot, e.lease != nil
+	e.mu.Unlock()
+	if !prepared {
+		return nil, errors.New("instance: Connect before Prepare")
+	}
+	// A lease of the connector's own: the connection of Prepare may have died since.
+	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
+	}
+	c, err := connector.New(connector.Config{
+		Lease:        lease,
+		VM:           &s.member.vm,
+		BuildID:      e.build.ID,
+		Runner:       s.member.Runner,
+		TempDir:      s.member.TempDir,
+		Bridge:       e.provider.cfg.Bridge,
+		Log:          e.log,
+		ReadyTimeout: e.provider.cfg.ReadyTimeout,
+		StopTimeout:  e.provider.cfg.StopTimeout,
+		Logger:       e.provider.cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
+	})
+	if err != nil {
+		lease.Release()
+		return nil, err
+	}
+	life, endLife := context.WithCancel(context.WithoutCancel(ctx))
+	if !e.keep(func() { e.connector, e.endLife = c, endLife }) {
+		endLife()
+		return nil, errors.Join(ErrClosed, c.Close(ctx))
+	}
+	defer context.AfterFunc(ctx, endLife)()
+	dial, err := c.Connect(life)
+	if err != nil && ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return dial, err
+}
+
+// Execute runs job in the step runner that Connect started, with its output to the build's log. It
+// returns nil when the job succeeded. When ctx ends the job is cancelled, with its grace.
+func (e *Executor) Execute(ctx context.Context, job connector.Job) error {
+	e.mu.Lock()
+	c := e.connector
+	e.mu.Unlock()
+	if c == nil {
+		return classify(ctx, errors.New("instance: Execute before Connect"))
+	}
+	result, err := c.Execute(ctx, job, e.log)
+	if err != nil {
+		return classify(ctx, err)
+	}
+	return outcome(result)
+}
+
+// Cleanup ends what the build still has on the instance and gives its slot back. It may be called at
+// any time, also while the build runs, which then fails; it is idempotent. It waits until the step
+// runner is seen gone, at most until ctx ends or StopTimeout has passed, and reports if it is not.
+func (e *Executor) Cleanup(ctx context.Context) error {
+	e.mu.Lock()
+	e.cleaned = true
+	c, lease, s, endLife := e.connector, e.lease, e.slot, e.endLife
+	e.mu.Unlock()
+	var err error
+	if c != nil {
+		endLife()
+		err = c.Close(ctx)
+	}
+	if lease != nil {
+		lease.Release()
+	}
+	if s != nil {
+		s.release()
+	}
+	return classify(context.WithoutCancel(ctx), err)
+}
+
+// lockedWriter serialises writes of a build's sources to its log.
+type lockedWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (l *lockedWriter) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}

@@ -1,0 +1,125 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// Config says what a Provider works with.
+type Config struct {
+	// Group holds the instances. Required.
+	Group *Group
+	// Bridge is the route to the builds' sockets. If empty, connector.Auto.
+	Bridge connector.Route
+	// DialTimeout bounds one connection's set-up: TCP, handshake and login. If zero, 30s.
+	DialTimeout time.Duration
+	// IdleTimeout closes a connection no build uses. If zero, 5m. If negative, off.
+	IdleTimeout time.Duration
+	// MaxAge recycles connections: an older one takes no new builds and closes when its last has
+	// ended. If zero, off.
+	MaxAge time.Duration
+	// ReadyTimeout bounds the wait for a build's steps serve. If zero, 30s.
+	ReadyTimeout time.Duration
+	// StopTimeout bounds the wait for it to be gone. If zero, 20s.
+	StopTimeout time.Duration
+	// Logger receives what an operator may want to know. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Provider makes executors for builds and owns the connections they share, one per instance. It is
+// safe for concurrent use.
+type Provider struct {
+	cfg   Config
+	conns *pool.Pool[*mux.Conn]
+}
+
+// NewProvider returns a Provider. It connects to nothing yet. The caller calls Shutdown or Close.
+func NewProvider(cfg Config) (*Provider, error) {
+	if cfg.Group == nil {
+		return nil, errors.New("instance: Config.Group is nil")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Provider{cfg: cfg}
+	p.conns = pool.New(pool.Config[*mux.Conn]{
+		Dial:        p.dial,
+		DialTimeout: cfg.DialTimeout,
+		IdleTimeout: cfg.IdleTimeout,
+		MaxAge:      cfg.MaxAge,
+		Permanent:   permanent,
+	})
+	return p, nil
+}
+
+// dial connects to the instance whose ID is key.
+func (p *Provider) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
+	m := p.cfg.Group.member(string(key))
+	if m == nil {
+		return nil, fmt.Errorf("instance %s is not in the group", key)
+	}
+	conn, err := mux.Dial(ctx, m.Addr, &m.SSH)
+	if err != nil {
+		return nil, err
+	}
+	p.cfg.Group.connected(m, conn)
+	p.cfg.Logger.Info("connected", "instance", m.ID, "addr", m.Addr, "server", conn.Stat().ServerVersion)
+	return conn, nil
+}
+
+// permanent reports whether another dial must fail like this one.
+func permanent(err error) bool {
+	dial := (*mux.DialError)(nil)
+	return errors.As(err, &dial) && dial.Permanent()
+}
+
+// Build is one build as its executor needs to know it.
+type Build struct {
+	// ID names the build, uniquely among those that run: 1 to 64 characters of A-Z a-z 0-9 . _ -.
+	// Required.
+	ID string
+	// Log is the build's log. Writes to it never overlap. If nil it is discarded.
+	Log io.Writer
+}
+
+// Executor returns the executor of b. It does no I/O. The caller calls Cleanup at the end, whatever
+// happened.
+func (p *Provider) Executor(b Build) *Executor {
+	if b.Log == nil {
+		b.Log = io.Discard
+	}
+	return &Executor{provider: p, build: b, log: &lockedWriter{w: b.Log}}
+}
+
+// Stat is a snapshot of a Provider.
+type Stat struct {
+	Instances []InstanceStat
+}
+
+// InstanceStat is a snapshot of one instance and its connection.
+type InstanceStat struct {
+	ID             string
+	Used, Capacity int              // slots
+	Connections    int              // made since the Provider was; one is in use at a time
+	Conn           mux.Stat         // of the newest connection; zero before the first
+	Route          connector.Choice // what builds take there; empty while unknown
+}
+
+// Stat returns a snapshot.
+func (p *Provider) Stat() Stat { return Stat{Instances: p.cfg.Group.stat()} }
+
+// Shutdown refuses new builds, waits until those that run have been cleaned up, then closes all
+// connections. When ctx ends first it closes them at once and returns ctx's cause.
+func (p *Provider) Shutdown(ctx context.Context) error { return p.conns.Shutdown(ctx) }
+
+// Close closes all connections now, under the builds that run. It is idempotent and waits for the
+// Provider's goroutines.
+func (p *Provider) Close() error { return p.conns.Close() }

@@ -1,0 +1,142 @@
+// Package layers holds the architecture as a test: which package may import which.
+package layers
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const module = "github.com/stepmux/stepmux"
+
+// allowed says, for each package of the module, which others its non-test files may import. A
+// pattern that ends in "/**" stands for the package and everything below it.
+var allowed = map[string][]string{
+	"pool":      {},
+	"mux":       {"internal/wire"},
+	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
+	"instance":  {"connector", "mux", "pool", "internal/wire"},
+
+	"remote":         {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire"},
+	"remote/service": {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/api/**", "internal/wire"},
+	"remote/job":     {"remote/engine", "remote/joblog", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
+	"remote/engine":  {"remote/steps", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
+	"remote/steps":   {"remote/api/**", "internal/wire"},
+	"remote/proc":    {},
+	"remote/joblog":  {},
+
+	"remote/api/stepmuxv1": {},
+
+	"internal/wire":      {},
+	"internal/vmtest":    {"internal/wire"},
+	"internal/faultconn": {},
+	"internal/sshtest":   {"internal/vmtest", "internal/faultconn", "internal/wire"},
+
+	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
+	"cmd/stepmux": {"instance", "connector", "mux", "pool", "remote", "remote/proc", "internal/wire", "internal/vmtest"},
+	"bench":       {"**"},
+}
+
+func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	require.NoError(t, err)
+	seen := map[string]bool{}
+	err = filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && file != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return nil
+		}
+		rel, err := filepath.Rel(root, file)
+		if err != nil {
+			return err
+		}
+		pkg := path.Dir(filepath.ToSlash(rel))
+		seen[pkg] = true
+		may, known := allowed[pkg]
+		if !known {
+			t.Errorf("%s: package %s has no place in the layering; give it one in %s", rel, pkg, "internal/layers")
+			return nil
+		}
+		for _, imported := range importsOf(t, file) {
+			inner, ours := strings.CutPrefix(imported, module+"/")
+			if ours && !mayImport(may, inner) {
+				t.Errorf("%s imports %s, which %s may not", rel, inner, pkg)
+			}
+			if pkg == "pool" && strings.Contains(strings.SplitN(imported, "/", 2)[0], ".") {
+				t.Errorf("%s imports %s: pool is standard library only", rel, imported)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	for pkg := range allowed {
+		if pkg != "bench" { // benchmarks are test files only
+			require.True(t, seen[pkg], "package %s is in the layering but not in the tree", pkg)
+		}
+	}
+}
+
+func TestLayeringIsAcyclicAndNothingImportsBenchOrCmd(t *testing.T) {
+	for pkg, may := range allowed {
+		for _, m := range may {
+			if pkg == "bench" {
+				continue
+			}
+			require.NotContains(t, []string{"bench", "cmd/stepmux", "**"}, m, "%s may import %s", pkg, m)
+		}
+	}
+	done := map[string]int{} // 1 being visited, 2 done
+	var visit func(pkg string)
+	visit = func(pkg string) {
+		require.NotEqual(t, 1, done[pkg], "the layering has a cycle through %s", pkg)
+		if done[pkg] == 2 {
+			return
+		}
+		done[pkg] = 1
+		for other := range allowed {
+			if other != pkg && pkg != "bench" && mayImport(allowed[pkg], other) {
+				visit(other)
+			}
+		}
+		done[pkg] = 2
+	}
+	for pkg := range allowed {
+		visit(pkg)
+	}
+}
+
+func importsOf(t *testing.T, file string) []string {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+	require.NoError(t, err)
+	var all []string
+	for _, spec := range parsed.Imports {
+		imported, err := strconv.Unquote(spec.Path.Value)
+		require.NoError(t, err)
+		all = append(all, imported)
+	}
+	return all
+}
+
+func mayImport(may []string, pkg string) bool {
+	for _, m := range may {
+		prefix, tree := strings.CutSuffix(m, "**")
+		if m == pkg || tree && strings.HasPrefix(pkg+"/", prefix) {
+			return true
+		}
+	}
+	return false
+}

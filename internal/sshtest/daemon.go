@@ -1,0 +1,117 @@
+package sshtest
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// startTimeout bounds the start of a daemon; it is for the broken ones.
+	startTimeout = 30 * time.Second
+	// logGrace is how long a dead daemon's log may be held open by a process that escaped stop.
+	logGrace = 5 * time.Second
+)
+
+// daemon is a running sshd.
+type daemon struct {
+	cmd    *exec.Cmd
+	log    *daemonLog
+	exited chan struct{} // closed when the daemon and what shares its log have exited
+	once   sync.Once
+}
+
+// startDaemon starts sshd with a configuration and waits until it listens. It returns nil, nil if
+// somebody has taken the port.
+func startDaemon(config string) (*daemon, error) {
+	d := &daemon{
+		log:    &daemonLog{listening: make(chan struct{})},
+		exited: make(chan struct{}),
+	}
+	d.cmd = exec.Command(sshdPath, "-D", "-e", "-f", config)
+	d.cmd.Stderr = d.log
+	d.cmd.WaitDelay = logGrace
+	if err := d.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start sshd: %w", err)
+	}
+	go func() { // stop waits for it
+		defer close(d.exited)
+		_ = d.cmd.Wait() // its log says more
+	}()
+	timeout := time.NewTimer(startTimeout)
+	defer timeout.Stop()
+	select {
+	case <-d.log.listening:
+		return d, nil
+	case <-d.exited:
+		if d.log.count("Address already in use") > 0 {
+			return nil, nil
+		}
+		return nil, fmt.Errorf("start sshd: it exited at once:\n%s", d.log)
+	case <-timeout.C:
+		d.stop()
+		return nil, fmt.Errorf("start sshd: it does not listen after %v:\n%s", startTimeout, d.log)
+	}
+}
+
+// stop kills the daemon, the processes of its connections, which are in sessions of their own, and
+// their commands, and waits for them. Idempotent.
+func (d *daemon) stop() {
+	d.once.Do(func() {
+		pid := d.cmd.Process.Pid
+		// Nobody forks any more when all are stopped, and nobody is adopted by init before all are known.
+		_ = d.cmd.Process.Signal(syscall.SIGSTOP) // an error means it has exited
+		stopped := make(map[int]bool)
+		for more := true; more; {
+			more = false
+			for _, child := range descendants(pid) {
+				if !stopped[child] {
+					stopped[child], more = true, true
+					_ = syscall.Kill(child, syscall.SIGSTOP) // an error means it has exited
+				}
+			}
+		}
+		for child := range stopped {
+			_ = syscall.Kill(child, syscall.SIGKILL) // as above
+		}
+		_ = d.cmd.Process.Kill() // as above
+	})
+	<-d.exited
+}
+
+// daemonLog is what a daemon has written to stderr.
+type daemonLog struct {
+	listening chan struct{} // closed when the daemon has said that it listens
+
+	mu   sync.Mutex // guards the following
+	text bytes.Buffer
+	said bool // listening is closed
+}
+
+// Write implements io.Writer.
+func (l *daemonLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text.Write(p)
+	if !l.said && bytes.Contains(l.text.Bytes(), []byte("Server listening on ")) {
+		l.said = true
+		close(l.listening)
+	}
+	return len(p), nil
+}
+
+// String returns all of the log so far.
+func (l *daemonLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// count is how often the log says something.
+func (l *daemonLog) count(something string) int {
+	return strings.Count(l.String(), something)
+}

@@ -1,0 +1,37 @@
+package sshtest
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"os"
+	"os/user"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+)
+
+// newKey makes an ed25519 key and writes it to a file that only its owner can read, as ssh and sshd
+// demand.
+func newKey(t testing.TB, name string) (path string, signer ssh.Signer) {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	block, err := ssh.MarshalPrivateKey(key, name)
+	require.NoError(t, err)
+	path = filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
+	signer, err = ssh.NewSignerFromSigner(key)
+	require.NoError(t, err)
+	return path, signer
+}
+
+// currentUser is the only user a daemon without root's rights can log in.
+func currentUser(t testing.TB) string {
+	t.Helper()
+	self, err := user.Current()
+	require.NoError(t, err)
+	return self.Username
+}

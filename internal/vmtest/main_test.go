@@ -1,0 +1,107 @@
+package vmtest_test
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds the waits for other processes; it is for tests that fail.
+const patience = 20 * time.Second
+
+// onBoth runs a test against a VM and against the real thing, whose behaviour it shall have. limits
+// is what sshd_config says of the options of config.
+func onBoth(t *testing.T, config vmtest.Config, limits []string, test func(t *testing.T, s *sshtest.Server)) {
+	t.Run("vm", func(t *testing.T) { test(t, sshtest.InProcess(t, config)) })
+	t.Run("openssh", func(t *testing.T) { test(t, sshtest.OpenSSH(t, limits...)) })
+}
+
+// dial logs in to s.
+func dial(t *testing.T, s *sshtest.Server) *ssh.Client {
+	t.Helper()
+	client, err := ssh.Dial("tcp", s.Addr, s.ClientConfig())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// start starts a command in a new session.
+func start(t *testing.T, client *ssh.Client, command string) *running {
+	t.Helper()
+	session, err := client.NewSession()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = session.Close() })
+	r := &running{Session: session}
+	r.stdin, err = session.StdinPipe()
+	require.NoError(t, err)
+	r.stdout, err = session.StdoutPipe()
+	require.NoError(t, err)
+	session.Stderr = &r.stderr
+	require.NoError(t, session.Start(command))
+	return r
+}
+
+type running struct {
+	*ssh.Session
+	stdin  io.WriteCloser
+	stdout io.Reader
+	stderr bytes.Buffer // complete after Wait
+}
+
+// line reads a line of output.
+func (r *running) line(t *testing.T) string {
+	t.Helper()
+	var line []byte
+	for b := make([]byte, 1); ; {
+		_, err := io.ReadFull(r.stdout, b)
+		require.NoError(t, err, "after %q", line)
+		if b[0] == '\n' {
+			return string(line)
+		}
+		line = append(line, b[0])
+	}
+}
+
+// output runs a command to its end.
+func output(t *testing.T, client *ssh.Client, command string) string {
+	t.Helper()
+	session, err := client.NewSession()
+	require.NoError(t, err)
+	defer session.Close()
+	out, err := session.Output(command)
+	require.NoError(t, err)
+	return string(out)
+}
+
+// eventually waits until a condition holds that other processes bring about.
+func eventually(t *testing.T, condition func() bool, what string) {
+	t.Helper()
+	require.Eventually(t, condition, patience, 5*time.Millisecond, what)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// alive reports whether the process with the ID in a file lives; a zombie does not.
+func alive(t *testing.T, pidFile string) bool {
+	t.Helper()
+	pid, err := os.ReadFile(pidFile)
+	require.NoError(t, err)
+	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}

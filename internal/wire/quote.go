@@ -1,0 +1,52 @@
+package wire
+
+import (
+	"fmt"
+	"strings"
+)
+
+// reservedWord holds the words a shell reads as syntax where a command is expected: those of POSIX
+// (XCU 2.4) and of bash and zsh.
+var reservedWord = map[string]bool{
+	"if": true, "then": true, "else": true, "elif": true, "fi": true, "do": true, "done": true, "case": true,
+	"esac": true, "while": true, "until": true, "for": true, "in": true, "function": true, "select": true,
+	"time": true, "coproc": true, "repeat": true, "foreach": true, "end": true, "nocorrect": true,
+}
+
+// Quote joins argv into one command line that a POSIX shell splits into exactly argv again
+// (POSIX.1-2017, XCU 2.2). sshd hands the line to the user's login shell, so nothing else may build
+// one. Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
+func Quote(argv ...string) (string, error) {
+	if len(argv) == 0 {
+		return "", fmt.Errorf("quote command: no arguments")
+	}
+	var b strings.Builder
+	for i, arg := range argv {
+		if strings.IndexByte(arg, 0) >= 0 {
+			return "", fmt.Errorf("quote command: argument %d (%q) has a NUL byte", i, clip(arg))
+		}
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		quoteTo(&b, arg, i == 0)
+	}
+	return b.String(), nil
+}
+
+// quoteTo writes arg, bare where every byte is harmless to any shell, else in single quotes. A
+// command word that the shell would take for its own is quoted too.
+func quoteTo(b *strings.Builder, arg string, command bool) {
+	bare := arg != "" && (!command || !reservedWord[arg])
+	for i := 0; i < len(arg) && bare; i++ {
+		c := arg[i]
+		// No "=": zsh expands a leading one, and before the command word it is an assignment.
+		bare = buildIDByte(c) || c == '/' || c == '+' || c == ':' || c == '@' || c == ','
+	}
+	if bare {
+		b.WriteString(arg)
+		return
+	}
+	b.WriteByte('\'')
+	b.WriteString(strings.ReplaceAll(arg, "'", `'\''`))
+	b.WriteByte('\'')
+}

@@ -1,0 +1,108 @@
+package wire
+
+import (
+	"bytes"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// shells returns the POSIX shells of this machine; sh is always among them.
+func shells(t testing.TB) []string {
+	t.Helper()
+	sh, err := exec.LookPath("sh")
+	require.NoError(t, err)
+	found := []string{sh}
+	for _, name := range []string{"bash", "dash", "zsh", "ksh"} {
+		if path, err := exec.LookPath(name); err == nil {
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// split lets shell split the quoted form of args and returns what a program receives.
+func split(t testing.TB, shell string, args []string) []string {
+	t.Helper()
+	line, err := Quote(append([]string{"printf", `%s\0`}, args...)...)
+	require.NoError(t, err)
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), shell, "-c", line)
+	cmd.Stderr = &stderr
+	cmd.Env = []string{"LC_ALL=C", "PATH=/usr/bin:/bin"}
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s -c %q: %s", shell, line, stderr.Bytes())
+	require.Empty(t, stderr.String(), "%s -c %q", shell, line)
+	return strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+}
+
+var awkward = []string{
+	"plain", "", " ", "a b", "'", "''", `'\''`, `"`, "`id`", "$(id)", "$HOME", "${x}", "a\nb", "\n", "\t", "\\", `\\`, `\n`,
+	"*", "?", "[a]", "{a,b}", "~", "~root", "!", "!!", "#", "a#b", "-", "--", "-n", "a=b", "=ls", "&", "&&", "|", ";", "<", ">", "(", ")",
+	"2>x", "%s", "ü", "\xff\xfe", "\x01\x7f", "\r", "if", "/a/b:c@d,e+f", strings.Repeat("x'y", 5000),
+}
+
+func TestQuotedArgumentsComeOutOfEveryShellUnchanged(t *testing.T) {
+	for _, shell := range shells(t) {
+		t.Run(shell, func(t *testing.T) {
+			require.Equal(t, awkward, split(t, shell, awkward))
+			for _, arg := range awkward {
+				require.Equal(t, []string{arg}, split(t, shell, []string{arg}))
+			}
+		})
+	}
+}
+
+func TestQuotedCommandWordIsNeverSyntax(t *testing.T) {
+	words := []string{"a=b", "!", "{", "}", "[[", "~", "#", "", "2", "x y"}
+	for word := range reservedWord {
+		words = append(words, word)
+	}
+	for _, shell := range shells(t) {
+		for _, word := range words {
+			line, err := Quote(word, "stepmux-no-such-argument")
+			require.NoError(t, err)
+			cmd := exec.CommandContext(t.Context(), shell, "-c", line)
+			cmd.Env = []string{"PATH=/nonexistent"}
+			out, err := cmd.CombinedOutput()
+			var exit *exec.ExitError
+			require.ErrorAs(t, err, &exit, "%s -c %q: %s", shell, line, out)
+			require.Contains(t, []int{126, 127}, exit.ExitCode(), "%s -c %q was not looked up as a command: %s", shell, line, out)
+		}
+	}
+}
+
+func TestQuoteLeavesAnOrdinaryCommandReadable(t *testing.T) {
+	line, err := Quote("stepmux", "steps", "serve", "--socket", "/tmp/gitlab-runner-steps/42/step-runner.sock")
+	require.NoError(t, err)
+	require.Equal(t, "stepmux steps serve --socket /tmp/gitlab-runner-steps/42/step-runner.sock", line)
+}
+
+func TestQuoteRefusesWhatNoProcessCanReceive(t *testing.T) {
+	_, err := Quote()
+	require.ErrorContains(t, err, "no arguments")
+	_, err = Quote("a", "b\x00"+strings.Repeat("c", 1<<20))
+	require.ErrorContains(t, err, "argument 1")
+	require.ErrorContains(t, err, "NUL")
+	require.Less(t, len(err.Error()), 512)
+}
+
+func FuzzQuoteAgainstARealShell(f *testing.F) {
+	for _, arg := range awkward {
+		f.Add(arg, "x")
+		f.Add("y", arg)
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if strings.Contains(a+b, "\x00") {
+			_, err := Quote(a, b)
+			require.Error(t, err)
+			return
+		}
+		if len(a)+len(b) > 16<<10 {
+			t.Skip("one argument is at most 128 KiB, and the whole line is one")
+		}
+		require.Equal(t, []string{a, b}, split(t, "/bin/sh", []string{a, b}))
+	})
+}

@@ -1,0 +1,227 @@
+package mux
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// closeSettle is how long a channel that ended at its peer's word waits to hear that in truth the
+// connection ended: the library closes the channels a moment before the connection.
+const closeSettle = 5 * time.Millisecond
+
+// Conn is one SSH connection. It is safe for concurrent use.
+//
+// It owns these goroutines, all gone when Close returns: one keepalive, one that waits for the
+// connection's end, two that answer what the server asks, one for each open channel, and one for
+// each channel that is being opened.
+type Conn struct {
+	addr, user string
+	since      time.Time
+	nc         *netConn
+	ssh        ssh.Conn
+	sessions   *sessions
+	rtt        atomic.Int64 // nanoseconds of the last keepalive, 0 before the first
+	streams    atomic.Int64 // channels open that are not sessions
+
+	done chan struct{} // closed once err is set
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex // guards the following
+	err      error      // why the connection ended
+	channels int        // open or being opened
+	draining bool       // Shutdown was called: nothing new
+	empty    chan struct{}
+}
+
+func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, addr string, cfg *Config) *Conn {
+	c := &Conn{
+		addr:     addr,
+		user:     cfg.User,
+		since:    time.Now(),
+		nc:       nc,
+		ssh:      cc,
+		sessions: newSessions(cfg.SessionLimit),
+		done:     make(chan struct{}),
+	}
+	c.wg.Go(func() { ssh.DiscardRequests(reqs) })
+	c.wg.Go(func() {
+		for ch := range chans {
+			// A client that asked for no forwarding has nothing to accept. An error means that the
+			// connection is ending, which others report.
+			_ = ch.Reject(ssh.Prohibited, "this client accepts no channels")
+		}
+	})
+	c.wg.Go(func() {
+		c.fail("read", cc.Wait())
+	})
+	c.wg.Go(func() { c.keepalive(cfg.KeepaliveInterval, cfg.KeepaliveTimeout) })
+	nc.notify(c.fail)
+	return c
+}
+
+// Done returns a channel that is closed when the connection has ended, for whatever reason.
+func (c *Conn) Done() <-chan struct{} { return c.done }
+
+// Err returns nil while the connection lives, then why it ended: ErrClosed or a [*ConnError].
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// fail ends the connection because err was met by op. The first call decides.
+func (c *Conn) fail(op string, err error) {
+	if err == nil {
+		err = io.EOF
+	}
+	c.end(&ConnError{Op: op, Addr: c.addr, Err: err})
+}
+
+// end closes the connection under everything that waits on it.
+func (c *Conn) end(err error) {
+	c.mu.Lock()
+	first := c.err == nil
+	if first {
+		c.err = err
+		close(c.done)
+	}
+	c.mu.Unlock()
+	if first {
+		// Not ssh.Close, which may block behind a write that a dead peer never takes.
+		_ = c.nc.Close()
+	}
+}
+
+// Close ends the connection now and waits for its goroutines. Calls that wait on it return
+// ErrClosed. Processes started over it see their stdin end; stopping them is their own affair
+// (RFC 4254 has no way to end a remote process with its channel). Close is idempotent and returns
+// nil.
+func (c *Conn) Close() error {
+	c.end(ErrClosed)
+	c.wg.Wait()
+	return nil
+}
+
+// Shutdown refuses new channels with ErrClosed, waits until those that are open have ended, then
+// closes the connection. When ctx ends first it closes at once and returns ctx's cause.
+func (c *Conn) Shutdown(ctx context.Context) error {
+	c.mu.Lock()
+	c.draining = true
+	if c.empty == nil {
+		c.empty = make(chan struct{})
+		if c.channels == 0 {
+			close(c.empty)
+		}
+	}
+	empty := c.empty
+	c.mu.Unlock()
+	var err error
+	select {
+	case <-empty:
+	case <-c.done:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return errors.Join(err, c.Close())
+}
+
+// ended returns the error for op on a connection that is done.
+func (c *Conn) ended(op string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.endedLocked(op)
+}
+
+func (c *Conn) endedLocked(op string) error {
+	if lost := (*ConnError)(nil); errors.As(c.err, &lost) {
+		return &ConnError{Op: op, Addr: c.addr, Err: lost}
+	}
+	return c.err
+}
+
+// alive returns nil, or the error for op if the connection has ended.
+func (c *Conn) alive(op string) error {
+	select {
+	case <-c.done:
+		return c.ended(op)
+	default:
+		return nil
+	}
+}
+
+// begin counts a channel that is about to be opened, and its goroutine. It returns an error when the
+// connection takes no new channels.
+func (c *Conn) begin(op string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.err != nil:
+		return c.endedLocked(op)
+	case c.draining:
+		return ErrClosed
+	}
+	c.channels++
+	c.wg.Add(1)
+	return nil
+}
+
+// spawn runs fn in a goroutine that Close waits for. It returns false when the connection has ended.
+func (c *Conn) spawn(fn func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		return false
+	}
+	c.wg.Go(fn)
+	return true
+}
+
+// finish undoes begin.
+func (c *Conn) finish() {
+	c.mu.Lock()
+	c.channels--
+	if c.channels == 0 && c.draining {
+		close(c.empty)
+	}
+	c.mu.Unlock()
+	c.wg.Done()
+}
+
+// Stat is a snapshot of a connection.
+type Stat struct {
+	Addr, User    string
+	ServerVersion string        // the server's identification string
+	Since         time.Time     // when the login was complete
+	RTT           time.Duration // of the last keepalive, 0 before the first
+	Streams       int           // channels open that are not sessions
+	Sessions      SessionStat
+}
+
+// SessionStat is a snapshot of a connection's session budget.
+type SessionStat struct {
+	Open    int    // sessions the server has confirmed and not closed
+	Peak    int    // the most that were open at once
+	Waiting int    // callers that wait for a session
+	Limit   int    // what the server allows, 0 while unknown
+	Learned bool   // the limit was learned from a refusal, not configured
+	Refused uint64 // sessions the server has refused so far
+}
+
+// Stat returns a snapshot.
+func (c *Conn) Stat() Stat {
+	return Stat{
+		Addr:          c.addr,
+		User:          c.user,
+		ServerVersion: string(c.ssh.ServerVersion()),
+		Since:         c.since,
+		RTT:           time.Duration(c.rtt.Load()),
+		Streams:       int(c.streams.Load()),
+		Sessions:      c.sessions.stat(),
+	}
+}

@@ -1,0 +1,178 @@
+package mux_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// The contract: what holds for every stream, over every route, against every server.
+
+func TestStreamCarriesBytesUnchanged(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(echo)
+		sent := make([]byte, 3<<20+17) // more than a window
+		_, _ = rand.Read(sent)
+		wrote := inBackground(func() error {
+			_, err := s.Write(sent)
+			return errors.Join(err, s.CloseWrite())
+		})
+		got, err := io.ReadAll(s)
+		require.NoError(t, err)
+		require.NoError(t, receive(t, wrote))
+		require.True(t, bytes.Equal(sent, got), "sent %d bytes, got %d", len(sent), len(got))
+	})
+}
+
+func TestStreamPingPong(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(echo)
+		buf := make([]byte, 600)
+		for i := range 200 {
+			msg := bytes.Repeat([]byte{byte(i)}, 1+i*3) // around the size of the idle buffer, too
+			_, err := s.Write(msg)
+			require.NoError(t, err)
+			_, err = io.ReadFull(s, buf[:len(msg)])
+			require.NoError(t, err)
+			require.Equal(t, msg, buf[:len(msg)])
+		}
+	})
+}
+
+func TestStreamReadsOnAfterCloseWrite(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(echo)
+		_, err := s.Write([]byte("last words"))
+		require.NoError(t, err)
+		require.NoError(t, s.CloseWrite())
+		require.NoError(t, s.CloseWrite(), "again")
+		got, err := io.ReadAll(s)
+		require.NoError(t, err)
+		require.Equal(t, "last words", string(got))
+		_, err = s.Read(make([]byte, 1))
+		require.Equal(t, io.EOF, err, "the end stays the end")
+	})
+}
+
+func TestStreamEndsOnlyByItsPeersWord(t *testing.T) {
+	// Symptom: after the connection was cut, reads said io.EOF, and a build that had lost its VM
+	// looked finished.
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(echo)
+		_, err := s.Write([]byte("x"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(s, make([]byte, 1))
+		require.NoError(t, err)
+		read := inBackground(func() error {
+			_, err := s.Read(make([]byte, 1))
+			return err
+		})
+		r.proxy.Cut()
+		err = receive(t, read)
+		requireLost(t, err)
+		require.NotEqual(t, io.EOF, err)
+		_, err = s.Write([]byte("y"))
+		requireLost(t, err)
+		receive(t, r.conn.Done())
+		requireLost(t, r.conn.Err())
+	})
+}
+
+func TestCloseWakesRead(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(silent)
+		read := inBackground(func() error {
+			_, err := s.Read(make([]byte, 1))
+			return err
+		})
+		require.NoError(t, s.Close())
+		require.ErrorIs(t, receive(t, read), io.ErrClosedPipe)
+	})
+}
+
+func TestCloseWakesWriteThoughThePeerNeverReads(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(silent)
+		started := make(chan struct{}, 1)
+		wrote := inBackground(func() error {
+			for buf := make([]byte, 1<<20); ; {
+				select {
+				case started <- struct{}{}:
+				default:
+				}
+				if _, err := s.Write(buf); err != nil {
+					return err
+				}
+			}
+		})
+		receive(t, started)
+		require.NoError(t, s.Close())
+		require.ErrorIs(t, receive(t, wrote), io.ErrClosedPipe)
+		require.NoError(t, s.Close(), "again")
+		_, err := s.Read(make([]byte, 1))
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+		_, err = s.Write([]byte("x"))
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+	})
+}
+
+func TestSlowReaderDoesNotStallItsSibling(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		r.open(flood) // never read: its window fills up
+		s := r.open(echo)
+		for range 50 {
+			_, err := s.Write([]byte("ping"))
+			require.NoError(t, err)
+			buf := make([]byte, 4)
+			_, err = io.ReadFull(s, buf)
+			require.NoError(t, err)
+			require.Equal(t, "ping", string(buf))
+		}
+	})
+}
+
+func TestCloseOfTheConnectionWakesItsStreams(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(silent)
+		read := inBackground(func() error {
+			_, err := s.Read(make([]byte, 1))
+			return err
+		})
+		require.NoError(t, r.conn.Close())
+		require.ErrorIs(t, receive(t, read), mux.ErrClosed)
+		require.ErrorIs(t, r.conn.Err(), mux.ErrClosed)
+		require.NoError(t, r.conn.Close(), "again")
+	})
+}
+
+func TestDialUnixToAMissingSocketIsAnErrorAndNoHarm(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		conn := dial(t, s)
+		_, err := conn.DialUnix(within(t), sshtest.SocketDir(t)+"/missing.sock")
+		require.Error(t, err)
+		require.NoError(t, conn.Err())
+		stream, err := conn.DialUnix(within(t), listen(t, echo))
+		require.NoError(t, err)
+		require.NoError(t, stream.Close())
+		eventually(t, func() bool { return conn.Stat().Streams == 0 })
+	})
+}
+
+func TestDialReachesATCPPortSeenFromTheVM(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		stream, err := dial(t, s).Dial(within(t), "tcp", s.Addr)
+		require.NoError(t, err)
+		banner := make([]byte, 4)
+		_, err = io.ReadFull(stream, banner)
+		require.NoError(t, err)
+		require.Equal(t, "SSH-", string(banner))
+		require.NoError(t, stream.Close())
+	})
+}

@@ -1,0 +1,148 @@
+package mux
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// hopeless is how long a server may refuse a session while none of ours is open before that counts
+// as its policy: sessions closed a moment ago are not free at once.
+const hopeless = 5 * time.Second
+
+// Reservation holds sessions on the server that are open and wait for their commands. Who needs
+// several for one job reserves them together: had each a part, none could go on. It is safe for
+// concurrent use.
+type Reservation struct {
+	conn *Conn
+
+	mu       sync.Mutex // guards the following
+	idle     []*session
+	released bool
+}
+
+// Reserve opens n sessions, all or none. When the server has none to spare it waits, bounded by ctx,
+// behind those who came first; that is not an error. It fails with ErrForbidden when the server
+// allows fewer than n even if nothing else is open. The caller calls Release.
+func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
+	if n < 1 {
+		panic(fmt.Sprintf("mux: Reserve of %d sessions", n))
+	}
+	sessions, err := c.openSessions(ctx, "open session", n)
+	if err != nil {
+		return nil, err
+	}
+	return &Reservation{conn: c, idle: sessions}, nil
+}
+
+// Start is [Conn.Start] in one of the reserved sessions, or in a new one when all are used up.
+func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) {
+	if s := r.take(); s != nil {
+		return s.start(ctx, cmd)
+	}
+	return r.conn.Start(ctx, cmd)
+}
+
+func (r *Reservation) take() *session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.idle) == 0 {
+		return nil
+	}
+	s := r.idle[0]
+	r.idle = r.idle[1:]
+	return s
+}
+
+// Release closes the sessions that were not used; those that were are their processes'. Idempotent.
+func (r *Reservation) Release() {
+	r.mu.Lock()
+	idle := r.idle
+	r.idle, r.released = nil, true
+	r.mu.Unlock()
+	closeSessions(idle)
+}
+
+func closeSessions(all []*session) {
+	for _, s := range all {
+		s.Close()
+	}
+}
+
+// openSessions opens n sessions, all or none, however often the server refuses.
+func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, error) {
+	var refusedAlone time.Time // since when the server has refused although nothing of ours was open
+	for try := 0; ; try++ {
+		if err := c.sessions.acquire(ctx, c.done, n); err != nil {
+			if lost := c.alive(op); lost != nil {
+				return nil, lost
+			}
+			return nil, fmt.Errorf("%s: wait for one of the server's sessions: %w", op, err)
+		}
+		opened, err := c.tryOpen(ctx, op, n)
+		if err == nil {
+			return opened, nil
+		}
+		if !isRefusal(err) {
+			closeSessions(opened)
+			return nil, err
+		}
+		others := c.sessions.refuse() - len(opened)
+		closeSessions(opened)
+		switch {
+		case others > 0:
+			refusedAlone = time.Time{}
+		case refusedAlone.IsZero():
+			refusedAlone = time.Now()
+		case time.Since(refusedAlone) > hopeless:
+			return nil, fmt.Errorf("%s: %w: the server allows %d sessions on a connection, %d are needed (MaxSessions in sshd_config): %w",
+				op, ErrForbidden, len(opened), n, err)
+		}
+		if err := c.pause(ctx, op, backoff(try)); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// tryOpen opens n sessions for which slots are taken. On an error it returns those it opened, and
+// the slots of the others are free again.
+func (c *Conn) tryOpen(ctx context.Context, op string, n int) ([]*session, error) {
+	opened := make([]*session, 0, n)
+	for len(opened) < n {
+		s, err := c.openSession(ctx, op)
+		if err != nil {
+			for range n - len(opened) - 1 {
+				c.sessions.closed(false)
+			}
+			return opened, err
+		}
+		opened = append(opened, s)
+	}
+	return opened, nil
+}
+
+// pause waits for about d.
+func (c *Conn) pause(ctx context.Context, op string, d time.Duration) error {
+	timer := time.NewTimer(d/2 + rand.N(d))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-c.done:
+		return c.ended(op)
+	case <-ctx.Done():
+		return fmt.Errorf("%s: wait for one of the server's sessions: %w", op, context.Cause(ctx))
+	}
+}
+
+// isRefusal reports whether err is the server's refusal of one session more. OpenSSH says "connect
+// failed" for that (and for much else, so it matters what was asked).
+func isRefusal(err error) bool {
+	refusal := (*ssh.OpenChannelError)(nil)
+	return errors.As(err, &refusal) && !errors.Is(err, ErrForbidden)
+}

@@ -1,0 +1,186 @@
+package mux
+
+import (
+	"container/list"
+	"context"
+	"sync"
+	"time"
+)
+
+// sessions is a connection's session budget: a first-come first-served semaphore over the sessions
+// the server allows. How many that are may be unknown until the server refuses one.
+type sessions struct {
+	mu      sync.Mutex // guards the following
+	limit   int        // what the server allows; 0 while unknown
+	learned bool
+	taken   int       // slots handed out
+	open    int       // sessions the server has confirmed and not closed; <= taken
+	peak    int       // the most that were open at once
+	waiters list.List // of *slotWaiter, oldest first
+	refused uint64
+
+	good, patience int // sessions opened since the last refusal; how many it takes to try a larger limit
+}
+
+const minPatience, maxPatience = 32, 4096
+
+type slotWaiter struct {
+	n     int
+	ready chan struct{} // closed once the slots are taken
+}
+
+func newSessions(limit int) *sessions { return &sessions{limit: limit} }
+
+// budget returns how many slots are handed out at once. A server frees a session only some time
+// after its close, so a budget of the whole limit meets refusals all the time: two less, and it
+// meets next to none. Small limits are used whole; refused opens are tried again.
+func (s *sessions) budgetLocked() int {
+	if s.limit >= 5 {
+		return s.limit - 2
+	}
+	return s.limit
+}
+
+// fitsLocked reports whether n slots are free. With nothing taken any number is: if it is more than the
+// server allows, its refusal shall say so.
+func (s *sessions) fitsLocked(n int) bool {
+	return s.limit == 0 || s.taken == 0 || s.taken+n <= s.budgetLocked()
+}
+
+// tryAcquire takes n slots if they are free and nobody waits for any.
+func (s *sessions) tryAcquire(n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiters.Len() > 0 || !s.fitsLocked(n) {
+		return false
+	}
+	s.taken += n
+	return true
+}
+
+// acquire takes n slots, all or none, and waits for them behind those who came first.
+func (s *sessions) acquire(ctx context.Context, done <-chan struct{}, n int) error {
+	s.mu.Lock()
+	if s.waiters.Len() == 0 && s.fitsLocked(n) {
+		s.taken += n
+		s.mu.Unlock()
+		return nil
+	}
+	w := &slotWaiter{n: n, ready: make(chan struct{})}
+	place := s.waiters.PushBack(w)
+	s.mu.Unlock()
+
+	var err error
+	select {
+	case <-w.ready:
+		return nil
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-done:
+		err = ErrClosed // the caller asks the connection for the true reason
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-w.ready: // granted in the meantime
+		s.taken -= n
+	default:
+		s.waiters.Remove(place)
+	}
+	s.grantLocked()
+	return err
+}
+
+// release gives n slots back.
+func (s *sessions) release(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken -= n
+	if s.taken < 0 {
+		panic("BUG: mux: more sessions released than taken")
+	}
+	s.grantLocked()
+}
+
+// grantLocked serves waiters in order as far as slots are free.
+func (s *sessions) grantLocked() {
+	for e := s.waiters.Front(); e != nil; e = s.waiters.Front() {
+		w := e.Value.(*slotWaiter)
+		if !s.fitsLocked(w.n) {
+			return
+		}
+		s.taken += w.n
+		s.waiters.Remove(e)
+		close(w.ready)
+	}
+}
+
+// opened counts a session the server has confirmed.
+//
+// A learned limit may be too small: answers on their way had not been counted, or sessions that we
+// had closed were not free yet. So it follows what is seen open, and when opens have gone well for
+// long while others waited it is tried one larger; each refusal doubles the patience.
+func (s *sessions) opened() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open++
+	s.peak = max(s.peak, s.open)
+	if !s.learned {
+		return
+	}
+	s.good++
+	switch {
+	case s.open > s.limit:
+		s.limit = s.open
+	case s.good >= s.patience && s.waiters.Len() > 0:
+		s.limit++
+		s.good = 0
+	default:
+		return
+	}
+	s.grantLocked()
+}
+
+// closed gives a slot back, and counts its session as gone if it was open.
+func (s *sessions) closed(wasOpen bool) {
+	if wasOpen {
+		s.mu.Lock()
+		s.open--
+		s.mu.Unlock()
+	}
+	s.release(1)
+}
+
+// refuse learns from a refusal and reports how many sessions are open: the first time those are all
+// there are; later a limit that was tried larger goes back.
+func (s *sessions) refuse() (open int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused++
+	s.good = 0
+	switch {
+	case s.limit == 0:
+		s.learned, s.patience = true, minPatience
+		s.limit = max(s.open, 1)
+	case s.learned:
+		s.patience = min(2*s.patience, maxPatience)
+		s.limit = max(s.open, s.limit-1, 1)
+	}
+	return s.open
+}
+
+func (s *sessions) stat() SessionStat {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return SessionStat{
+		Open:    s.open,
+		Peak:    s.peak,
+		Waiting: s.waiters.Len(),
+		Limit:   s.limit,
+		Learned: s.learned,
+		Refused: s.refused,
+	}
+}
+
+// backoff returns the wait before try number n (from 0) of a refused open: 5 ms doubled up to 320 ms.
+func backoff(n int) time.Duration { return 5 * time.Millisecond << min(n, 6) }

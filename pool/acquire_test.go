@@ -1,0 +1,181 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/pool"
+)
+
+func TestNewPanicsOnMisuse(t *testing.T) {
+	require.PanicsWithValue(t, "pool: Dial is nil", func() { pool.New(pool.Config[*conn]{}) })
+	v := &vms{}
+	for _, cfg := range []pool.Config[*conn]{
+		{Dial: v.Dial, DialTimeout: -1},
+		{Dial: v.Dial, DialAttempts: -1},
+		{Dial: v.Dial, RetryBase: -1},
+		{Dial: v.Dial, RetryMax: -1},
+		{Dial: v.Dial, MaxDials: -1},
+		{Dial: v.Dial, DialSpacing: -1},
+		{Dial: v.Dial, MaxAge: -1},
+	} {
+		require.PanicsWithValue(t, "pool: negative limit in Config", func() { pool.New(cfg) })
+	}
+}
+
+func TestLeasesOfOneKeyShareOneConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{}
+		p := newPool(t, v, pool.Config[*conn]{})
+		a, b := acquire(t, p, "vm-1"), acquire(t, p, "vm-1")
+		require.Same(t, a.Conn(), b.Conn())
+		require.Equal(t, pool.Key("vm-1"), a.Conn().key)
+		require.Equal(t, 1, v.dials())
+
+		other := acquire(t, p, "vm-2")
+		require.NotSame(t, a.Conn(), other.Conn())
+		require.Equal(t, 2, v.dials())
+	})
+}
+
+func TestAcquireJoinsTheDialUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second}
+		p := newPool(t, v, pool.Config[*conn]{})
+		var waiting []<-chan outcome
+		for range 50 {
+			waiting = append(waiting, acquireLater(t.Context(), p, "vm-1"))
+		}
+		synctest.Wait()
+		require.Equal(t, 50, p.Stat().Waiting)
+		for _, w := range waiting {
+			out := <-w
+			require.NoError(t, out.err)
+			require.Same(t, v.conns[0], out.lease.Conn())
+		}
+		require.Equal(t, 1, v.dials())
+		require.Equal(t, 50, p.Stat().Leases)
+		require.Zero(t, p.Stat().Waiting)
+	})
+}
+
+func TestAcquireSurvivesCancelOfFirstWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second}
+		p := newPool(t, v, pool.Config[*conn]{})
+		ctx, cancel := context.WithCancelCause(t.Context())
+		first := acquireLater(ctx, p, "vm-1")
+		synctest.Wait()
+		second := acquireLater(t.Context(), p, "vm-1")
+		synctest.Wait()
+
+		userLeft := errors.New("user left")
+		cancel(userLeft)
+		synctest.Wait()
+		require.ErrorIs(t, (<-first).err, userLeft)
+		require.Equal(t, 1, p.Stat().Waiting)
+
+		out := <-second
+		require.NoError(t, out.err)
+		require.Equal(t, 1, v.dials())
+		require.Equal(t, 1, p.Stat().Leases, "the first waiter holds none")
+	})
+}
+
+func TestDialThatBeganGoesOnWhenAllWaitersLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second}
+		p := newPool(t, v, pool.Config[*conn]{IdleTimeout: time.Minute})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := p.Acquire(ctx, "vm-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		pass(2 * time.Second)
+
+		l := acquire(t, p, "vm-1")
+		require.Equal(t, 1, v.dials())
+		l.Release()
+
+		pass(2 * time.Minute)
+		require.Equal(t, 1, v.conns[0].closed(), "it goes idle like any other")
+	})
+}
+
+func TestDialThatWaitsForItsTurnIsGivenUpWhenAllWaitersLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second}
+		p := newPool(t, v, pool.Config[*conn]{MaxDials: 1})
+		first := acquireLater(t.Context(), p, "vm-1")
+		synctest.Wait()
+
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := p.Acquire(ctx, "vm-2")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, (<-first).err)
+		synctest.Wait()
+		require.Equal(t, 1, v.dials(), "nobody waits for vm-2")
+
+		require.Equal(t, pool.Key("vm-2"), acquire(t, p, "vm-2").Conn().key, "it can be asked for again")
+	})
+}
+
+func TestAcquireWithEndedContextTakesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{}
+		p := newPool(t, v, pool.Config[*conn]{})
+		l := acquire(t, p, "vm-1")
+		defer l.Release()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, key := range []pool.Key{"vm-1", "vm-2"} {
+			_, err := p.Acquire(ctx, key)
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorContains(t, err, string(key))
+		}
+		require.Equal(t, 1, p.Stat().Leases)
+		require.Equal(t, 1, v.dials())
+	})
+}
+
+type traceID struct{}
+
+func TestDialHasTheFirstCallersValuesButNotItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second}
+		var value any
+		p := newPool(t, nil, pool.Config[*conn]{
+			Dial: func(ctx context.Context, key pool.Key) (*conn, error) {
+				value = ctx.Value(traceID{})
+				return v.Dial(ctx, key)
+			},
+		})
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), traceID{}, "build-7"), time.Millisecond)
+		defer cancel()
+		_, err := p.Acquire(ctx, "vm-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotNil(t, acquire(t, p, "vm-1"))
+		require.Equal(t, "build-7", value)
+		require.Equal(t, 1, v.dials())
+	})
+}
+
+func TestReleaseCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{}
+		p := newPool(t, v, pool.Config[*conn]{})
+		a, b := acquire(t, p, "vm-1"), acquire(t, p, "vm-1")
+		a.Release()
+		a.Release()
+		a.Retire(errCut)
+		synctest.Wait()
+		require.Equal(t, 1, p.Stat().Leases)
+		require.NoError(t, b.Conn().Err(), "an ended lease retires nothing")
+		require.Same(t, b.Conn(), acquire(t, p, "vm-1").Conn())
+	})
+}

@@ -1,0 +1,43 @@
+package pool
+
+import "sync/atomic"
+
+// Lease is a share of a connection. Release or Retire ends it; until then the pool does not close the
+// connection (but in Pool.Close), though it may die by itself, which its users see as they see it
+// without a pool. A Lease is safe for concurrent use.
+type Lease[C Conn] struct {
+	p     *Pool[C]
+	m     *member[C]
+	ended atomic.Bool
+}
+
+// Conn returns the connection. It must not be closed, nor used once the lease has ended.
+func (l *Lease[C]) Conn() C { return l.m.conn }
+
+// Release ends the lease. It does not wait. After the first Release or Retire it does nothing.
+func (l *Lease[C]) Release() {
+	if l.ended.Swap(true) {
+		return
+	}
+	l.p.mu.Lock()
+	l.p.releaseLocked(l.m)
+	l.p.mu.Unlock()
+	l.p.cfg.Trace.release(l.m.e.key)
+}
+
+// Retire ends the lease and takes its connection out of service because of err, which may be nil: no
+// new leases, closed with its last one. A newer connection of the same key is left alone. Retire does
+// not wait. After the first Release or Retire it does nothing.
+func (l *Lease[C]) Retire(err error) {
+	if l.ended.Swap(true) {
+		return
+	}
+	if err == nil {
+		err = errRetired
+	}
+	l.p.mu.Lock()
+	l.p.retireLocked(l.m, err)
+	l.p.releaseLocked(l.m)
+	l.p.mu.Unlock()
+	l.p.cfg.Trace.release(l.m.e.key)
+}

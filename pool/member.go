@@ -1,0 +1,165 @@
+package pool
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// never is longer than any process lives.
+const never = time.Duration(math.MaxInt64)
+
+// member is a connection and its place in the pool.
+type member[C Conn] struct {
+	e       *entry[C]
+	conn    C
+	done    <-chan struct{} // conn.Done(), which is not called under the lock
+	since   time.Time       // when it was dialed
+	expires time.Time       // takes no leases from then on; zero if it does not expire
+	retired chan struct{}   // closed once cause is set: out of service
+	drained chan struct{}   // closed when it is out of service and has no leases
+	closed  chan struct{}   // closed when conn.Close has returned
+
+	// Pool.mu guards the following.
+	leases    int
+	idleSince time.Time // when the last lease ended, if there are none
+	cause     error     // why it is out of service; set once
+}
+
+func (p *Pool[C]) newMember(e *entry[C], conn C) *member[C] {
+	m := &member[C]{
+		e:       e,
+		conn:    conn,
+		done:    conn.Done(),
+		since:   time.Now(),
+		retired: make(chan struct{}),
+		drained: make(chan struct{}),
+		closed:  make(chan struct{}),
+	}
+	m.idleSince = m.since
+	if age := p.cfg.MaxAge; age > 0 {
+		m.expires = m.since.Add(age - rand.N(age/10+1))
+	}
+	return m
+}
+
+// ended reports whether the connection is known to have ended.
+func (m *member[C]) ended() bool {
+	select {
+	case <-m.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// keep is the goroutine of a connection, from its dial until it is closed and has no leases.
+func (p *Pool[C]) keep(m *member[C]) {
+	p.watch(m)
+	p.cfg.Trace.retire(m.e.key, m.cause)
+	select {
+	case <-m.drained:
+	case <-m.done: // dead: its users need no more of it
+	case <-p.now:
+	}
+	err := m.conn.Close()
+	close(m.closed)
+	p.cfg.Trace.close(m.e.key, err)
+	select {
+	case <-m.drained:
+	case <-p.now:
+	}
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	m.e.members = slices.DeleteFunc(m.e.members, func(o *member[C]) bool { return o == m })
+	p.forgetLocked(m.e)
+	p.exitLocked()
+}
+
+// watch returns when m is out of service, which it sees to when m dies, is idle or expires.
+func (p *Pool[C]) watch(m *member[C]) {
+	timer := time.NewTimer(p.review(m))
+	defer timer.Stop()
+	for {
+		select {
+		case <-m.retired:
+			return
+		case <-m.done:
+			p.retire(m, m.conn.Err())
+			return
+		case <-timer.C:
+			timer.Reset(p.review(m))
+		}
+	}
+}
+
+// review retires m if it has expired or was idle for long enough. Else it returns the time until it
+// may have: leases come and go without touching the timer.
+func (p *Pool[C]) review(m *member[C]) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now, next := time.Now(), never
+	if idle := p.cfg.IdleTimeout; idle > 0 {
+		next = idle
+		if m.leases == 0 {
+			next = m.idleSince.Add(idle).Sub(now)
+		}
+		if next <= 0 {
+			p.retireLocked(m, ErrIdle)
+		}
+	}
+	if !m.expires.IsZero() {
+		next = min(next, m.expires.Sub(now))
+		if !now.Before(m.expires) {
+			p.retireLocked(m, ErrExpired)
+		}
+	}
+	return next
+}
+
+func (p *Pool[C]) retire(m *member[C], cause error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.retireLocked(m, cause)
+}
+
+// retireLocked takes m out of service. The first cause stays.
+func (p *Pool[C]) retireLocked(m *member[C], cause error) {
+	if m.outLocked() {
+		return
+	}
+	m.cause = cause
+	close(m.retired)
+	if m.e.current == m {
+		m.e.current = nil
+	}
+	if m.leases == 0 {
+		close(m.drained)
+	}
+}
+
+// releaseLocked ends one lease.
+func (p *Pool[C]) releaseLocked(m *member[C]) {
+	m.leases--
+	switch {
+	case m.leases < 0:
+		panic("BUG: lease count negative")
+	case m.leases > 0:
+	case m.outLocked():
+		close(m.drained)
+	default:
+		m.idleSince = time.Now()
+	}
+}
+
+// outLocked reports whether m is out of service.
+func (m *member[C]) outLocked() bool {
+	select {
+	case <-m.retired:
+		return true
+	default:
+		return false
+	}
+}

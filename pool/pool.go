@@ -1,0 +1,184 @@
+package pool
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Pool keeps one connection for each key in use. It is safe for concurrent use.
+//
+// It owns one goroutine for each dial and one for each connection; Close waits for all of them. A key
+// without connection or dial is forgotten, once the pacing of its failures is over.
+type Pool[C Conn] struct {
+	cfg   Config[C]
+	fleet *pacer
+	force sync.Once     // closes now
+	now   chan struct{} // closed by Close: leases are no longer waited for
+	gone  chan struct{} // closed once the pool is closed and its goroutines have ended
+
+	mu      sync.Mutex // guards the following and what entries, dials and members say it guards
+	entries map[Key]*entry[C]
+	sweepAt int  // entries at which those that can be forgotten are looked for
+	closed  bool // no new leases
+	running int  // goroutines
+	dials   uint64
+	failed  uint64
+}
+
+// New returns a pool without connections. It panics if cfg.Dial is nil or a limit is negative. The
+// caller ends the pool with Close or Shutdown.
+func New[C Conn](cfg Config[C]) *Pool[C] {
+	cfg = cfg.checked()
+	return &Pool[C]{
+		cfg:     cfg,
+		fleet:   newPacer(cfg.MaxDials, cfg.DialSpacing),
+		now:     make(chan struct{}),
+		gone:    make(chan struct{}),
+		entries: map[Key]*entry[C]{},
+		sweepAt: minSweep,
+	}
+}
+
+// Acquire returns a lease on the key's connection, which the caller ends with Release or Retire. If
+// none is in service, Acquire waits for the dial under way or begins one. A connection that is known
+// to have ended is never returned.
+//
+// ctx governs this caller's wait and nothing after it. When it ends, Acquire returns an error that
+// wraps its cause; the dial goes on for the others. A dial that has no callers left is given up if it
+// is waiting for its turn, and else goes on within Config.DialTimeout: the connection it makes is then
+// idle.
+//
+// A dial that fails gives all its callers one [*DialError]. A failure is never an answer to a later
+// call: the next Acquire dials again, once the pause is over that Config.RetryMax describes. Acquire
+// returns an error that wraps ErrClosed if the pool is closed, before or meanwhile.
+func (p *Pool[C]) Acquire(ctx context.Context, key Key) (*Lease[C], error) {
+	if ctx.Err() != nil {
+		err := fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
+		p.cfg.Trace.acquire(key, 0, err)
+		return nil, err
+	}
+	m, d, err := p.leaseOrJoin(ctx, key)
+	var waited time.Duration
+	if d != nil {
+		start := time.Now()
+		m, err = p.await(ctx, d)
+		waited = time.Since(start)
+	}
+	p.cfg.Trace.acquire(key, waited, err)
+	if err != nil {
+		return nil, err
+	}
+	return &Lease[C]{p: p, m: m}, nil
+}
+
+// leaseOrJoin takes a lease on the key's connection if one is in service, else joins its dial.
+func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C], error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		if p.closed {
+			return nil, nil, closedError(key)
+		}
+		e := p.entries[key]
+		if e == nil {
+			e = p.addLocked(key)
+		}
+		m := e.current
+		switch {
+		case m == nil:
+			return nil, p.joinLocked(ctx, e), nil
+		case !m.ended():
+			m.leases++
+			return m, nil, nil
+		}
+		// It died, and its own goroutine has not come round to saying so.
+		p.mu.Unlock()
+		p.retire(m, m.conn.Err())
+		p.mu.Lock()
+	}
+}
+
+// Retire takes the key's connection out of service, because the machine is gone or is not what it
+// was: no new leases; closed with its last one, at once if it has none. A dial under way is ended,
+// and its callers get a [*DialError] that wraps err. err may be nil. Retire does not wait, and does
+// nothing for a key without connection or dial. The next Acquire dials anew.
+func (p *Pool[C]) Retire(key Key, err error) {
+	if err == nil {
+		err = errRetired
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.entries[key]
+	if e == nil {
+		return
+	}
+	if e.current != nil {
+		p.retireLocked(e.current, err)
+	}
+	if d := e.dial; d != nil {
+		p.settleLocked(d, nil, &DialError{Key: key, Attempts: d.attempts, Err: err}, err)
+	}
+}
+
+// Shutdown refuses new leases, ends the wait of callers in Acquire, both with ErrClosed, and closes
+// each connection with its last lease. It returns nil when all are closed and the pool's goroutines
+// have ended. If ctx ends first it does what Close does and returns an error that wraps ctx's cause.
+// It may be called more than once, and together with Close.
+func (p *Pool[C]) Shutdown(ctx context.Context) error {
+	p.drain()
+	select {
+	case <-p.gone:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-p.gone:
+		return nil
+	default:
+	}
+	leases := p.Stat().Leases
+	_ = p.Close() // nil
+	return fmt.Errorf("shut down pool with %d leases out: %w", leases, context.Cause(ctx))
+}
+
+// Close ends the pool now: callers in Acquire return ErrClosed, dials are cancelled, connections are
+// closed under the leases that are out. It waits until all connections are closed and the pool's
+// goroutines have ended. Close is idempotent and returns nil; leases may be released after it.
+func (p *Pool[C]) Close() error {
+	p.drain()
+	p.force.Do(func() { close(p.now) })
+	<-p.gone
+	return nil
+}
+
+// drain begins the end: no new leases, no dials, and all connections out of service.
+func (p *Pool[C]) drain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.closed = true
+	for key, e := range p.entries {
+		if e.dial != nil {
+			p.settleLocked(e.dial, nil, closedError(key), ErrClosed)
+		}
+		if e.current != nil {
+			p.retireLocked(e.current, ErrClosed)
+		}
+	}
+	p.running++ // as if drain were a goroutine: with none left, this closes gone
+	p.exitLocked()
+}
+
+// exitLocked counts the end of a goroutine.
+func (p *Pool[C]) exitLocked() {
+	p.running--
+	if p.closed && p.running == 0 {
+		close(p.gone)
+	}
+}
+
+func closedError(key Key) error { return fmt.Errorf("acquire %s: %w", key, ErrClosed) }

@@ -1,0 +1,15 @@
+// Package remote is the VM's end: what runs as `stepmux steps serve` and `stepmux steps proxy`.
+//
+// [Serve] owns everything of one build on its VM: a private directory with the socket and the state of
+// its jobs, the processes of those jobs, and the promise that none of it outlives the build. Its stdin
+// is a leash: an SSH server does not end the process of a channel that closed, it only closes the
+// process's stdin, so that is what Serve watches. The directory is locked while Serve lives; what no
+// living process has locked is swept by the next Serve, and a serve killed with SIGKILL leaves nothing
+// for long.
+//
+// [Proxy] carries bytes between its stdio and that socket, for a manager that reaches the VM by exec
+// only.
+//
+// Nothing here reads the environment: where files go is told by the socket's path. The package knows no
+// SSH and no manager; internal/wire holds what both ends agree on. It runs on Linux.
+package remote

@@ -1,0 +1,162 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+const (
+	// defaultGrace is short enough that, together with all else, the VM is clean 10 s after the end.
+	defaultGrace = 5 * time.Second
+	// killTimeout bounds what follows SIGKILL: reaping processes, closing logs.
+	killTimeout = 5 * time.Second
+	// followersTimeout bounds the wait, after the last job, for callers to take the final states.
+	followersTimeout = time.Second
+)
+
+// ServeConfig says where and how to serve.
+type ServeConfig struct {
+	// Socket is where to listen: <tmp>/gitlab-runner-steps/<build id>/<name>. If another user has
+	// <tmp>/gitlab-runner-steps, gitlab-runner-steps-<uid> takes its place; the ready marker tells.
+	Socket string
+
+	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving
+	// ends. If zero, 5 s. If negative, none: SIGKILL at once.
+	Grace time.Duration
+}
+
+// Serve runs the step service of one build. It makes the build's private directory, listens on the
+// socket in it, prints the ready marker on stdio.Err (nothing is printed before it) and serves until
+//
+//   - stdio.In ends, if it is a pipe or a socket: then it is the leash the manager holds;
+//   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;
+//   - the server fails, which is the only end after the marker that is an error by itself.
+//
+// At the end it accepts no more, stops the jobs (SIGTERM to their process groups, Grace, SIGKILL), gives
+// callers a second to take the final states, and removes the directory, in which all state of the jobs
+// is. It waits for all of that, which is bounded, and returns what could not be stopped or removed.
+// That stdio.Err may have been closed meanwhile changes nothing: while Serve runs the process does not
+// die of SIGPIPE.
+//
+// Errors before the marker name what was found where the directory should be, or what is missing. The
+// directory must not be in use by a living serve. Those of dead ones, beside it, are swept once this one
+// is ready.
+func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
+	return serve(ctx, stdio, cfg, openJobs)
+}
+
+// jobRunner is what serves the calls that arrive on the socket.
+type jobRunner struct {
+	server *grpc.Server
+	// stop ends all jobs: SIGTERM, after the grace or when ctx ends SIGKILL, and waits for their end.
+	stop func(ctx context.Context, grace time.Duration) error
+}
+
+// serve is Serve with its job runner. open is told the directory of the build, which is locked.
+func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir string) (*jobRunner, error)) (err error) {
+	// With a receiver, even one that is not listened to, a write to a closed stderr is only an error.
+	// Ignoring the signal instead would be inherited by every process of every job.
+	sigpipe := make(chan os.Signal, 1)
+	signal.Notify(sigpipe, unix.SIGPIPE)
+	defer signal.Stop(sigpipe)
+
+	ctx, stopLeash, err := leash(ctx, stdio.In)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	defer stopLeash()
+	dir, err := openSockDir(ctx, cfg.Socket)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	alive := context.WithoutCancel(ctx) // for what has to be done at the end
+	defer func() {
+		if removeErr := dir.remove(alive); removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("serve: %w", removeErr))
+		}
+	}()
+	jobs, err := open(dir.path())
+	if err != nil {
+		return fmt.Errorf("serve: %w", hint(err, dir.path()))
+	}
+	log := &notices{w: stdio.Err}
+	ln, err := listen(dir.socket, log)
+	if err != nil {
+		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
+	}
+	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.socket))
+
+	var wg sync.WaitGroup // the sweep and the server
+	defer wg.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	wg.Go(func() {
+		if err := dir.base.sweep(ctx); err != nil {
+			log.printf("%v", err)
+		}
+	})
+	wg.Go(func() {
+		if err := jobs.server.Serve(ln); err != nil {
+			cancel(&serverError{err})
+		}
+	})
+	<-ctx.Done()
+	var failed *serverError
+	if errors.As(context.Cause(ctx), &failed) {
+		err = fmt.Errorf("serve: accept on %s: %w", dir.socket, failed)
+	}
+	return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
+}
+
+// serverError is the cause of a context that ended because the server did.
+type serverError struct{ err error }
+
+func (e *serverError) Error() string { return e.err.Error() }
+func (e *serverError) Unwrap() error { return e.err }
+
+// end stops the jobs while the server goes on for those who follow them, then the server. ln is nil if
+// it does not serve yet.
+func end(ctx context.Context, jobs *jobRunner, ln *peerListener, grace time.Duration) error {
+	switch {
+	case grace == 0:
+		grace = defaultGrace
+	case grace < 0:
+		grace = 0
+	}
+	var wg sync.WaitGroup
+	drained := make(chan struct{})
+	wg.Go(func() {
+		defer close(drained)
+		jobs.server.GracefulStop() // no new calls from here on; returns when those at work have ended
+	})
+	ctx, cancel := context.WithTimeout(ctx, grace+killTimeout)
+	defer cancel()
+	err := jobs.stop(ctx, grace)
+	timer := time.NewTimer(followersTimeout)
+	defer timer.Stop()
+	select {
+	case <-drained:
+	case <-timer.C:
+		// GracefulStop and Stop both wait for connections on which nothing was said yet.
+		if ln != nil {
+			ln.closeConns()
+		}
+		jobs.server.Stop()
+	}
+	wg.Wait()
+	if err != nil {
+		return fmt.Errorf("serve: stop jobs: %w", err)
+	}
+	return nil
+}
