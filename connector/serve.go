@@ -83,7 +83,7 @@ func (s *serve) accept(got string) error {
 
 // exitError says how serve ended. The process has exited.
 func (s *serve) exitError() error {
-	err := s.process.Wait(context.Background()) //nolint:contextcheck // it has exited: this waits for no peer
+	err := s.process.Err()
 	s.stderr.flush()
 	if lost := (*mux.ConnError)(nil); errors.As(err, &lost) {
 		return err
@@ -135,19 +135,11 @@ func (s *serve) stop(ctx context.Context) error {
 	}
 }
 
-// leftDirectory reports whether serve listened and then ended in a way that let it not clean up,
-// over a connection that still lives. It has exited, or was given up.
+// leftDirectory reports whether serve had listened and then ended in a way that let it not clean up,
+// over a connection that still lives.
 func (s *serve) leftDirectory() bool {
-	if !s.ready.Load() {
-		return false
-	}
-	select {
-	case <-s.process.Exited():
-	default:
-		return false
-	}
 	exit := (*mux.ExitError)(nil)
-	return errors.As(s.process.Wait(context.Background()), &exit) //nolint:contextcheck // it has exited
+	return s.ready.Load() && errors.As(s.process.Err(), &exit)
 }
 
 // prefix quotes the first bytes of foreign text for an error message.

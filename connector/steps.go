@@ -103,7 +103,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	// build's life.
 	calls, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer end(nil)
-	defer context.AfterFunc(c.life, func() { end(context.Cause(c.life)) })()
+	defer context.AfterFunc(c.life, func() { end(context.Cause(c.life)) })() //nolint:contextcheck // c.life is the build's
 
 	client, err := c.newClient()
 	if err != nil {
@@ -323,7 +323,7 @@ func (e *execution) report(r *pb.StepResult) {
 func resultOf(job *pb.Job) Result {
 	r := Result{Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(), TimedOut: job.GetTimedOut()}
 	switch job.GetStatus() { //nolint:exhaustive // a job that is said to run still has not succeeded
-	case pb.Job_suceeded:
+	case pb.Job_suceeded: //nolint:misspell // the published spelling
 		r.Status = Succeeded
 	case pb.Job_cancelled:
 		r.Status = Cancelled

@@ -142,12 +142,12 @@ func (g *Group) connected(m *member, conn *mux.Conn) {
 	m.conn = conn
 }
 
-func (g *Group) stat() []InstanceStat {
+func (g *Group) stat() []VMStat {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := make([]InstanceStat, len(g.members))
+	all := make([]VMStat, len(g.members))
 	for i, m := range g.members {
-		all[i] = InstanceStat{ID: m.ID, Used: m.used, Capacity: m.Capacity, Connections: m.connections, Route: m.vm.Choice()}
+		all[i] = VMStat{ID: m.ID, Used: m.used, Capacity: m.Capacity, Connections: m.connections, Route: m.vm.Choice()}
 		if m.conn != nil {
 			all[i].Conn = m.conn.Stat()
 		}

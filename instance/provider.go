@@ -55,7 +55,6 @@ func NewProvider(cfg Config) (*Provider, error) {
 		DialTimeout: cfg.DialTimeout,
 		IdleTimeout: cfg.IdleTimeout,
 		MaxAge:      cfg.MaxAge,
-		Permanent:   permanent,
 	})
 	return p, nil
 }
@@ -73,12 +72,6 @@ func (p *Provider) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
 	p.cfg.Group.connected(m, conn)
 	p.cfg.Logger.Info("connected", "instance", m.ID, "addr", m.Addr, "server", conn.Stat().ServerVersion)
 	return conn, nil
-}
-
-// permanent reports whether another dial must fail like this one.
-func permanent(err error) bool {
-	dial := (*mux.DialError)(nil)
-	return errors.As(err, &dial) && dial.Permanent()
 }
 
 // Build is one build as its executor needs to know it.
@@ -101,11 +94,11 @@ func (p *Provider) Executor(b Build) *Executor {
 
 // Stat is a snapshot of a Provider.
 type Stat struct {
-	Instances []InstanceStat
+	Instances []VMStat
 }
 
-// InstanceStat is a snapshot of one instance and its connection.
-type InstanceStat struct {
+// VMStat is a snapshot of one instance and its connection.
+type VMStat struct {
 	ID             string
 	Used, Capacity int              // slots
 	Connections    int              // made since the Provider was; one is in use at a time

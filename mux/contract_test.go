@@ -157,6 +157,8 @@ func TestDialUnixToAMissingSocketIsAnErrorAndNoHarm(t *testing.T) {
 		conn := dial(t, s)
 		_, err := conn.DialUnix(within(t), sshtest.SocketDir(t)+"/missing.sock")
 		require.Error(t, err)
+		_, err = conn.DialUnix(within(t), "/tmp/a\x00b")
+		require.ErrorContains(t, err, "NUL")
 		require.NoError(t, conn.Err())
 		stream, err := conn.DialUnix(within(t), listen(t, echo))
 		require.NoError(t, err)

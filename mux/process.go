@@ -27,7 +27,7 @@ type Command struct {
 type Process struct {
 	*Stream
 	session *session
-	stderr  chan struct{} // closed once all of stderr has been delivered
+	exited  chan struct{} // closed once the channel is gone and all of stderr has been delivered
 }
 
 // session is a session channel (RFC 4254, section 6) and what the server said of its process's end.
@@ -94,7 +94,7 @@ func (s *session) start(ctx context.Context, cmd Command) (*Process, error) {
 	}
 	// sshd sets TCP_NODELAY at a connection's first exec; from now on it does not wait for our ACKs.
 	s.conn.nc.quickAck.Store(false)
-	p := &Process{Stream: newStream(s.channel), session: s, stderr: make(chan struct{})}
+	p := &Process{Stream: newStream(s.channel), session: s, exited: make(chan struct{})}
 	to := cmd.Stderr
 	if to == nil {
 		to = io.Discard
@@ -128,7 +128,8 @@ func (s *session) exec(ctx context.Context, line string) error {
 
 // pumpStderr delivers stderr until the channel ends. It belongs to Wait.
 func (p *Process) pumpStderr(to io.Writer) {
-	defer close(p.stderr)
+	defer close(p.exited)
+	defer func() { <-p.gone }()
 	buf := chunks.Get().(*[chunkSize]byte)
 	defer chunks.Put(buf)
 	from := p.ssh.Stderr()
@@ -182,12 +183,23 @@ func (s *session) request(ch *channel, req *ssh.Request) {
 // connection was lost before the server told, and ctx's cause when ctx ends first (the process goes
 // on). It may be called again, and by several. Unread stdout may hold the process up.
 func (p *Process) Wait(ctx context.Context) error {
-	for _, ended := range []<-chan struct{}{p.gone, p.stderr} {
-		select {
-		case <-ended:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for remote process: %w", context.Cause(ctx))
-		}
+	select {
+	case <-p.exited:
+		return p.Err()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for remote process: %w", context.Cause(ctx))
+	}
+}
+
+// Exited returns a channel that is closed when Wait would return.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Err returns what Wait does, once Exited is closed; nil before.
+func (p *Process) Err() error {
+	select {
+	case <-p.exited:
+	default:
+		return nil
 	}
 	p.session.mu.Lock()
 	exited, exit := p.session.exited, p.session.exit
@@ -203,10 +215,6 @@ func (p *Process) Wait(ctx context.Context) error {
 		return &exit
 	}
 }
-
-// Exited returns a channel that is closed when the process's channel has closed, after which Wait
-// returns without delay.
-func (p *Process) Exited() <-chan struct{} { return p.gone }
 
 // Signal asks the server to send a signal, named without "SIG" as in "TERM" (RFC 4254, section 6.9).
 // OpenSSH ignores it for root logins and without saying so: do not rely on it.

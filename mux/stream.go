@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/crypto/ssh"
@@ -218,6 +219,10 @@ func (s *Stream) CloseWrite() error {
 // OpenSSH gives the same answer for a socket that is missing and for forwarding that is switched
 // off; other servers' policy is ErrForbidden.
 func (c *Conn) DialUnix(ctx context.Context, path string) (*Stream, error) {
+	if strings.IndexByte(path, 0) >= 0 {
+		// OpenSSH drops the whole connection over it.
+		return nil, fmt.Errorf("dial unix %q: the path has a NUL byte", path)
+	}
 	return c.dialStream(ctx, "dial unix "+path, "direct-streamlocal@openssh.com", ssh.Marshal(struct {
 		Path     string
 		Reserved string

@@ -51,7 +51,7 @@ func (p *Pool[C]) begin(ctx context.Context, d *dial[C]) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if ctx.Err() != nil || d.e.dial != d {
+	if ctx.Err() != nil { // settled, or out of time, while the turn was given
 		p.fleet.leave()
 		return context.Cause(ctx)
 	}
@@ -62,7 +62,7 @@ func (p *Pool[C]) begin(ctx context.Context, d *dial[C]) error {
 	return nil
 }
 
-// awaitClosing waits for the end of connections that are out of service and have no leases: for one
+// awaitClosing waits until connections that are out of service and have no leases have ended: for one
 // key there is one connection, but for what is in flight on older ones.
 func (p *Pool[C]) awaitClosing(ctx context.Context, e *entry[C]) error {
 	var closing []*member[C]
@@ -76,7 +76,6 @@ func (p *Pool[C]) awaitClosing(ctx context.Context, e *entry[C]) error {
 	for _, m := range closing {
 		select {
 		case <-m.done:
-		case <-m.closed:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -112,7 +111,7 @@ func (p *Pool[C]) publish(d *dial[C], conn C) {
 	e := d.e
 	e.members = append(e.members, m)
 	e.opened++
-	e.failures, e.lastErr, e.retryAt = 0, nil, time.Time{}
+	e.failures, e.lastErr, e.retryAt, e.refused = 0, nil, time.Time{}, nil
 	if e.dial == d {
 		e.current = m
 		p.settleLocked(d, m, nil, nil)
@@ -148,7 +147,11 @@ func (p *Pool[C]) fail(ctx context.Context, d *dial[C], err error) bool {
 	if !permanent && d.attempts < p.cfg.DialAttempts && d.waiters > 0 && e.retryAt.Before(deadline) {
 		return false
 	}
-	p.settleLocked(d, nil, &DialError{Key: e.key, Attempts: d.attempts, Permanent: permanent, Err: err}, err)
+	failed := &DialError{Key: e.key, Attempts: d.attempts, Permanent: permanent, Err: err}
+	if e.refused = nil; permanent {
+		e.refused = failed
+	}
+	p.settleLocked(d, nil, failed, err)
 	return true
 }
 

@@ -50,7 +50,8 @@ type Config[C Conn] struct {
 	// RetryBase and RetryMax pace the attempts to connect to one key, within a dial and from one dial
 	// to the next. After n failures in a row the next attempt begins no sooner than RetryBase doubled
 	// n-1 times, at most RetryMax; up to half of that is taken off at random. After a permanent error
-	// the pause is the whole of RetryMax, because servers ban an address that keeps failing to log in.
+	// the pause is the whole of RetryMax, because servers ban an address that keeps failing to log in;
+	// Acquire fails at once meanwhile.
 	// If zero, 500ms and 30s. A RetryMax below RetryBase counts as RetryBase.
 	RetryBase, RetryMax time.Duration
 	// MaxDials bounds the calls of Dial under way at once, over all keys. If zero, 8.

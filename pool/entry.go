@@ -17,9 +17,10 @@ type entry[C Conn] struct {
 
 	dials, opened uint64 // calls of Config.Dial, and connections they made
 
-	failures int       // attempts failed since the last that did not
-	lastErr  error     // of the last attempt, nil if it did not fail
-	retryAt  time.Time // no attempt before
+	failures int        // attempts failed since the last that did not
+	lastErr  error      // of the last attempt, nil if it did not fail
+	retryAt  time.Time  // no attempt before
+	refused  *DialError // what every Acquire gets until retryAt: the last error was permanent
 }
 
 // addLocked makes an entry for a key that has none.

@@ -19,7 +19,6 @@ type member[C Conn] struct {
 	expires time.Time       // takes no leases from then on; zero if it does not expire
 	retired chan struct{}   // closed once cause is set: out of service
 	drained chan struct{}   // closed when it is out of service and has no leases
-	closed  chan struct{}   // closed when conn.Close has returned
 
 	// Pool.mu guards the following.
 	leases    int
@@ -35,7 +34,6 @@ func (p *Pool[C]) newMember(e *entry[C], conn C) *member[C] {
 		since:   time.Now(),
 		retired: make(chan struct{}),
 		drained: make(chan struct{}),
-		closed:  make(chan struct{}),
 	}
 	m.idleSince = m.since
 	if age := p.cfg.MaxAge; age > 0 {
@@ -64,7 +62,6 @@ func (p *Pool[C]) keep(m *member[C]) {
 	case <-p.now:
 	}
 	err := m.conn.Close()
-	close(m.closed)
 	p.cfg.Trace.close(m.e.key, err)
 	select {
 	case <-m.drained:
@@ -132,9 +129,7 @@ func (p *Pool[C]) retireLocked(m *member[C], cause error) {
 	}
 	m.cause = cause
 	close(m.retired)
-	if m.e.current == m {
-		m.e.current = nil
-	}
+	m.e.current = nil // that was m, or it has just arrived and there is none
 	if m.leases == 0 {
 		close(m.drained)
 	}

@@ -85,6 +85,32 @@ func TestDialThatIsGivenUpKeepsNoTurn(t *testing.T) {
 	})
 }
 
+func TestTurnGivenToADialThatIsBeingGivenUpIsNotLost(t *testing.T) {
+	for range 200 { // which of the two comes first is a matter of chance
+		synctest.Test(t, func(t *testing.T) {
+			v := &vms{takes: time.Second}
+			p := newPool(t, nil, pool.Config[*conn]{MaxDials: 1, Dial: func(ctx context.Context, key pool.Key) (*conn, error) {
+				if ctx.Err() != nil {
+					t.Error("dialed for nobody")
+				}
+				return v.Dial(ctx, key)
+			}})
+			first := acquireLater(t.Context(), p, "vm-1")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			var given []<-chan outcome
+			for _, key := range []pool.Key{"vm-2", "vm-3", "vm-4"} {
+				given = append(given, acquireLater(ctx, p, key))
+			}
+			require.NoError(t, (<-first).err)
+			for _, g := range given {
+				<-g
+			}
+			acquire(t, p, "vm-5")
+		})
+	}
+}
+
 func TestKeysThatFailAreForgottenInTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &vms{fail: func(int) error { return errLogin{} }}

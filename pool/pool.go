@@ -50,9 +50,10 @@ func New[C Conn](cfg Config[C]) *Pool[C] {
 // is waiting for its turn, and else goes on within Config.DialTimeout: the connection it makes is then
 // idle.
 //
-// A dial that fails gives all its callers one [*DialError]. A failure is never an answer to a later
-// call: the next Acquire dials again, once the pause is over that Config.RetryMax describes. Acquire
-// returns an error that wraps ErrClosed if the pool is closed, before or meanwhile.
+// A dial that fails gives all its callers one [*DialError]. The next Acquire dials again, once the
+// pause is over that Config.RetryMax describes; but while the pause after a permanent error lasts,
+// Acquire returns that error at once: waiting would only delay the same answer. Acquire returns an
+// error that wraps ErrClosed if the pool is closed, before or meanwhile.
 func (p *Pool[C]) Acquire(ctx context.Context, key Key) (*Lease[C], error) {
 	if ctx.Err() != nil {
 		err := fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
@@ -87,6 +88,8 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 		}
 		m := e.current
 		switch {
+		case m == nil && e.dial == nil && e.refused != nil && time.Now().Before(e.retryAt):
+			return nil, nil, e.refused
 		case m == nil:
 			return nil, p.joinLocked(ctx, e), nil
 		case !m.ended():

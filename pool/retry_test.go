@@ -84,7 +84,14 @@ func TestPermanentErrorIsNotTriedAgainWithinTheDial(t *testing.T) {
 				require.EqualError(t, err, "connect vm-1: dial: login refused")
 				require.Zero(t, time.Since(start))
 
-				// The next one waits out the pause, then finds the login mended.
+				// While the pause lasts the answer is the same, at once and without a dial.
+				pass(19 * time.Second)
+				_, again := p.Acquire(t.Context(), "vm-1")
+				require.Equal(t, err, again)
+				require.Equal(t, 1, v.dials())
+
+				// After it the login is found mended.
+				pass(time.Second)
 				acquire(t, p, "vm-1")
 				require.Equal(t, []time.Duration{20 * time.Second}, v.gaps())
 			})
@@ -103,17 +110,17 @@ func TestConfigPermanentReplacesTheMethod(t *testing.T) {
 
 func TestCallerThatLeavesDuringThePauseLearnsWhatItWasFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := &vms{fail: failFirst(1, errLogin{})}
-		p := newPool(t, v, pool.Config[*conn]{RetryMax: time.Minute})
+		v := &vms{fail: failFirst(1, errRefused)}
+		p := newPool(t, v, pool.Config[*conn]{DialAttempts: 1, RetryBase: time.Minute})
 		_, err := p.Acquire(t.Context(), "vm-1")
-		require.ErrorIs(t, err, errLogin{})
+		require.ErrorIs(t, err, errRefused)
 
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		_, err = p.Acquire(ctx, "vm-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.NotErrorIs(t, err, errLogin{}, "its own end is why it failed")
-		require.EqualError(t, err, "acquire vm-1: context deadline exceeded (last attempt to connect: login refused)")
+		require.NotErrorIs(t, err, errRefused, "its own end is why it failed")
+		require.EqualError(t, err, "acquire vm-1: context deadline exceeded (last attempt to connect: "+errRefused.Error()+")")
 		require.Equal(t, 1, v.dials())
 		synctest.Wait()
 		require.False(t, keyStat(p, "vm-1").Dialing, "nobody waits, nobody dials")
@@ -165,6 +172,20 @@ func TestDialThatFindsNoTurnForItsNextAttemptEndsInTimeWithItsLastError(t *testi
 		require.EqualError(t, err, "connect refuses: connection refused")
 		require.Equal(t, 10*time.Second, time.Since(start))
 		require.ErrorIs(t, (<-silent).err, context.DeadlineExceeded)
+	})
+}
+
+func TestCallerThatLeavesBetweenAttemptsEndsTheDial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{fail: failFirst(1, errRefused)}
+		p := newPool(t, v, pool.Config[*conn]{RetryBase: 10 * time.Second})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := p.Acquire(ctx, "vm-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, keyStat(p, "vm-1").Dialing)
+		pass(time.Hour)
+		require.Equal(t, 1, v.dials())
 	})
 }
 

@@ -192,39 +192,45 @@ func TestConnectionThatArrivesAfterRetireIsClosedBeforeTheNextDial(t *testing.T)
 }
 
 func TestNextDialWaitsForTheEndOfAConnectionWithoutLeases(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := &vms{}
-		slow := make(chan struct{})
-		p := pool.New(pool.Config[*slowCloser]{
-			Dial: func(ctx context.Context, key pool.Key) (*slowCloser, error) {
-				c, err := v.Dial(ctx, key)
-				return &slowCloser{conn: c, wait: slow}, err
-			},
+	for name, c := range map[string]struct {
+		endsAtOnce bool
+		waits      time.Duration
+	}{
+		"that ends late":    {endsAtOnce: false, waits: time.Minute},
+		"that ends at once": {endsAtOnce: true, waits: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := &vms{}
+				p := pool.New(pool.Config[*slowCloser]{
+					Dial: func(ctx context.Context, key pool.Key) (*slowCloser, error) {
+						c0, err := v.Dial(ctx, key)
+						return &slowCloser{conn: c0, endsAtOnce: c.endsAtOnce}, err
+					},
+				})
+				l, err := p.Acquire(t.Context(), "vm-1")
+				require.NoError(t, err)
+				l.Retire(nil)
+				_, err = p.Acquire(t.Context(), "vm-1")
+				require.NoError(t, err)
+				require.Equal(t, []time.Duration{c.waits}, v.gaps())
+				require.NoError(t, p.Close())
+			})
 		})
-		l, err := p.Acquire(t.Context(), "vm-1")
-		require.NoError(t, err)
-		l.Retire(nil)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err = p.Acquire(ctx, "vm-1")
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, 1, v.dials())
-
-		close(slow)
-		_, err = p.Acquire(t.Context(), "vm-1")
-		require.NoError(t, err)
-		require.NoError(t, p.Close())
-	})
+	}
 }
 
-// slowCloser is a connection that takes its time to close.
+// slowCloser is a connection that takes a minute to close.
 type slowCloser struct {
 	*conn
-	wait chan struct{}
+	endsAtOnce bool
 }
 
 func (c *slowCloser) Close() error {
-	<-c.wait
+	if c.endsAtOnce {
+		c.end(errClosedHere)
+	}
+	time.Sleep(time.Minute) //nolint:forbidigo // in a synctest bubble time does not pass otherwise
 	return c.conn.Close()
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -8,6 +9,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -15,6 +17,9 @@ import (
 	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
+
+// embeddedStop bounds the wait for what runs on the embedded VM at the end.
+const embeddedStop = 10 * time.Second
 
 // vmFlags say which VMs there are and how to reach them.
 type vmFlags struct {
@@ -90,7 +95,10 @@ func (f *vmFlags) embedded() (*instance.Group, func(), error) {
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))
 	}
 	stop := func() {
-		vm.Close()
+		// What still runs there is asked to end first, as by a machine that shuts down.
+		ctx, cancel := context.WithTimeout(context.Background(), embeddedStop)
+		defer cancel()
+		_ = vm.Shutdown(ctx) // then it is made to
 		os.RemoveAll(dir)
 	}
 	group, err := instance.NewGroup(instance.Instance{
@@ -190,4 +198,3 @@ func parseInstance(text string) (login, addr string, err error) {
 	}
 	return login, net.JoinHostPort(u.Hostname(), port), nil
 }
-

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,13 +36,21 @@ func startDaemon(config string) (*daemon, error) {
 	d.cmd = exec.Command(sshdPath, "-D", "-e", "-f", config)
 	d.cmd.Stderr = d.log
 	d.cmd.WaitDelay = logGrace
-	if err := d.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start sshd: %w", err)
-	}
+	d.cmd.SysProcAttr = dieWithParent()
+	started := make(chan error, 1)
 	go func() { // stop waits for it
 		defer close(d.exited)
-		_ = d.cmd.Wait() // its log says more
+		runtime.LockOSThread() // the parent of dieWithParent is a thread, so it must live as long
+		defer runtime.UnlockOSThread()
+		err := d.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = d.cmd.Wait() // its log says more
+		}
 	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start sshd: %w", err)
+	}
 	timeout := time.NewTimer(startTimeout)
 	defer timeout.Stop()
 	select {

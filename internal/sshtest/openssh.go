@@ -91,6 +91,7 @@ func RequirePart(t testing.TB, part, path string) {
 	message := fmt.Sprintf("part missing: %s: %v", part, err)
 	if os.Getenv(requireParts) == "1" {
 		t.Fatal(message)
+		return
 	}
 	t.Skip(message)
 }

@@ -95,7 +95,7 @@ func (s *Server) Stop() {
 // need not be. It is removed when the test ends.
 func SocketDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "s")
+	dir, err := os.MkdirTemp("", "s") //nolint:usetesting // see above
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	return dir

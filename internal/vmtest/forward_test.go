@@ -5,10 +5,8 @@ import (
 	"crypto/rand"
 	"io"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,24 +15,6 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/vmtest"
 )
-
-// fifo makes a named pipe by which a test holds up a command.
-func fifo(t *testing.T) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "fifo")
-	require.NoError(t, syscall.Mkfifo(path, 0o600))
-	return path
-}
-
-// write writes a line to a fifo.
-func write(t *testing.T, path, line string) {
-	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR, 0) // for both, so that it does not wait for the reader
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = f.Close() }) // not before it was read
-	_, err = f.WriteString(line + "\n")
-	require.NoError(t, err)
-}
 
 // listen starts a server of one connection, which is given to serve.
 func listen(t *testing.T, network, address string, serve func(socket)) net.Addr {

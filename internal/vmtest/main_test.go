@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -104,4 +105,27 @@ func alive(t *testing.T, pidFile string) bool {
 	require.NoError(t, err)
 	stat, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(string(pid)), "stat"))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// fifo makes a named pipe by which a test holds up a command.
+func fifo(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, syscall.Mkfifo(path, 0o600))
+	t.Cleanup(func() { // commands outlive their connection, so let go of those that still wait
+		if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
+			_ = f.Close()
+		}
+	})
+	return path
+}
+
+// write writes a line to a fifo.
+func write(t *testing.T, path, line string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0) // for both, so that it does not wait for the reader
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = f.Close() }) // not before it was read
+	_, err = f.WriteString(line + "\n")
+	require.NoError(t, err)
 }

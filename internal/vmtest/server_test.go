@@ -142,7 +142,7 @@ func TestMalformedChannelsAreRefused(t *testing.T) {
 
 func TestSignalReachesTheProcessGroup(t *testing.T) {
 	client := dial(t, sshtest.InProcess(t, vmtest.Config{}))
-	r := start(t, client, "(trap 'echo child; exit' TERM; echo ready; while :; do read x < "+fifo(t)+"; done) & trap : TERM; wait; wait; echo parent")
+	r := start(t, client, "trap : TERM; (trap 'echo child; exit' TERM; echo ready; while :; do read x < "+fifo(t)+"; done) & wait; wait; echo parent")
 	require.Equal(t, "ready", r.line(t))
 	ok, err := r.SendRequest("signal", true, ssh.Marshal(struct{ Name string }{"TERM"}))
 	require.NoError(t, err)

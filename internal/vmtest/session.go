@@ -13,6 +13,10 @@ type session struct {
 	conn *conn
 	ch   ssh.Channel
 	proc *process // once started
+
+	// answering is held from a request until its reply, and while the channel is closed from our side:
+	// a signal's reply must not lose the race against the end of the process it has killed.
+	answering sync.Mutex
 }
 
 // openSession accepts a session if the connection has a slot left.
@@ -44,23 +48,30 @@ func (c *conn) openSession(nch ssh.NewChannel) {
 // the process has exited, however long that takes.
 func (s *session) serve(requests <-chan *ssh.Request) {
 	for req := range requests {
-		ok := false
-		switch req.Type {
-		case "exec":
-			ok = s.exec(req)
-		case "signal":
-			ok = s.signal(req.Payload)
-		}
-		_ = req.Reply(ok, nil) // an error means the channel is ending
-		if ok && req.Type == "exec" {
-			s.attach()
-		}
+		s.answer(req)
 	}
 	if s.proc != nil {
 		s.proc.closeOutput()
 		<-s.proc.exited
 	}
 	_ = s.ch.Close() // an error means it is closed
+}
+
+// answer does what a request asks for and says whether it could.
+func (s *session) answer(req *ssh.Request) {
+	s.answering.Lock()
+	defer s.answering.Unlock()
+	ok := false
+	switch req.Type {
+	case "exec":
+		ok = s.exec(req)
+	case "signal":
+		ok = s.signal(req.Payload)
+	}
+	_ = req.Reply(ok, nil) // an error means the channel is ending
+	if ok && req.Type == "exec" {
+		s.attach()
+	}
 }
 
 // exec starts the command of an "exec" request (RFC 4254, section 6.5).
@@ -94,6 +105,8 @@ func (s *session) attach() {
 		// Not before output is done: x/crypto's CloseWrite must not run beside a Write. As with sshd, a
 		// background process that holds the output keeps the channel open.
 		output.Wait()
+		s.answering.Lock()
+		defer s.answering.Unlock()
 		_ = s.ch.CloseWrite()
 		_ = s.ch.Close()
 	})

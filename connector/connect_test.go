@@ -1,0 +1,304 @@
+package connector_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+const bound = 30 * time.Second
+
+func within(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// lease is a share of a connection that counts its releases.
+type lease struct {
+	conn     *mux.Conn
+	released atomic.Int32
+}
+
+func (l *lease) Conn() *mux.Conn { return l.conn }
+func (l *lease) Release()        { l.released.Add(1) }
+
+// log is a build log that may be read while it grows.
+type log struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// build is what a Connector under test works with.
+type build struct {
+	*connector.Connector
+	lease *lease
+	log   *log
+	tmp   string
+}
+
+// runner writes a stand-in for a step runner: a shell script. It stands in where a real one would
+// behave too well: what it prints and how it ends is the test's choice.
+func runner(t testing.TB, body string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "runner.sh")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nsocket=$4\n"+body+"\n"), 0o700))
+	return path
+}
+
+func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*connector.Config)) *build {
+	t.Helper()
+	conn, err := mux.Dial(within(t), s.Addr, &mux.Config{
+		User:     s.User,
+		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
+		HostKeys: mux.PinnedHostKeys(s.HostKey),
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	b := &build{lease: &lease{conn: conn}, log: &log{}, tmp: sshtest.SocketDir(t)}
+	cfg := connector.Config{
+		Lease:   b.lease,
+		VM:      new(connector.VM),
+		BuildID: id,
+		Runner:  []string{command},
+		TempDir: b.tmp,
+		Bridge:  connector.Streamlocal, // no probe: a stand-in has no socket
+		Log:     b.log,
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	b.Connector, err = connector.New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close(context.Background()) })
+	return b
+}
+
+func embedded(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) }
+
+// untilLeash ends a stand-in as its leash wants it.
+const untilLeash = "exec cat >/dev/null"
+
+func TestConnectWaitsForTheReadyMarkerHoweverItComes(t *testing.T) {
+	for name, body := range map[string]string{
+		"plain":                `echo "step-runner is listening on socket $socket" >&2`,
+		"with \\r":             `printf 'step-runner is listening on socket %s\r\n' "$socket" >&2`,
+		"after a greeting":     `printf 'Welcome! 1 update\nMOTD step-runner is listening on socket %s\n' "$socket" >&2`,
+		"in pieces":            `printf 'step-runner is listen' >&2; printf 'ing on socket ' >&2; printf '%s' "$socket" >&2; echo >&2`,
+		"twice":                `echo "step-runner is listening on socket $socket" >&2; echo "step-runner is listening on socket $socket" >&2`,
+		"begun twice":          `echo "step-runner is listening on step-runner is listening on socket $socket" >&2`,
+		"text on stdout":       `echo noise; echo "step-runner is listening on socket $socket" >&2`,
+		"in the user's base":   `echo "step-runner is listening on socket ${socket%/*/*}-1000/b1/step-runner.sock" >&2`,
+		"after a long silence": `head -c 300000 /dev/zero >&2; echo "step-runner is listening on socket $socket" >&2`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBuild(t, embedded(t), "b1", runner(t, body+"\n"+untilLeash), nil)
+			dial, err := b.Connect(within(t))
+			require.NoError(t, err)
+			require.NotNil(t, dial)
+			require.NoError(t, b.Close(within(t)))
+			require.EqualValues(t, 1, b.lease.released.Load())
+		})
+	}
+}
+
+func TestConnectSaysWhyServeEndedEarly(t *testing.T) {
+	for name, test := range map[string]struct {
+		body string
+		code int
+		want []string
+	}{
+		"exit status": {"echo 'cannot do it' >&2; exit 7", 7, []string{"exit status 7", "cannot do it"}},
+		"exit 0":      {"exit 0", 0, []string{"exit status 0"}},
+		"signal":      {"kill -TERM $$", 143, []string{"143"}},
+		"killed":      {"kill -KILL $$", 137, []string{"out of memory?"}},
+		"no marker but its beginning": {
+			"printf 'step-runner is listening on socket /x' >&2; exit 3", 3,
+			[]string{"exit status 3", "step-runner is listening on socket /x"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBuild(t, embedded(t), "b1", runner(t, test.body), nil)
+			_, err := b.Connect(within(t))
+			ended := (*connector.ServeError)(nil)
+			require.ErrorAs(t, err, &ended)
+			require.Equal(t, test.code, ended.ExitCode)
+			require.False(t, ended.Ready)
+			for _, want := range test.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+}
+
+func TestConnectToAVMWithoutTheBinaryNamesItAndSaysWhatToDo(t *testing.T) {
+	b := newBuild(t, embedded(t), "b1", "/opt/no such dir/stepmux", nil)
+	_, err := b.Connect(within(t))
+	ended := (*connector.ServeError)(nil)
+	require.ErrorAs(t, err, &ended)
+	require.Equal(t, 127, ended.ExitCode)
+	require.ErrorContains(t, err, `is "/opt/no such dir/stepmux" installed on the VM`)
+}
+
+func TestConnectRefusesAServeThatListensElsewhere(t *testing.T) {
+	for _, path := range []string{"/tmp/evil.sock", "${socket}x", "${socket%/*/*}-root/b1/step-runner.sock", "${socket%/*/*}/b2/step-runner.sock"} {
+		body := `echo "step-runner is listening on socket ` + path + `" >&2` + "\n" + untilLeash
+		b := newBuild(t, embedded(t), "b1", runner(t, body), nil)
+		_, err := b.Connect(within(t))
+		require.ErrorContains(t, err, "instead of", path)
+	}
+}
+
+func TestConnectReturnsTheContextsErrorWheneverItEnds(t *testing.T) {
+	for name, body := range map[string]string{
+		"while serve is silent": untilLeash,
+		"while serve ends":      "exit 1",
+		"while it is ready":     `echo "step-runner is listening on socket $socket" >&2` + "\n" + untilLeash,
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := embedded(t)
+			for i := range 20 {
+				b := newBuild(t, s, "b1", runner(t, body), nil)
+				ctx, cancel := context.WithCancel(t.Context())
+				stop := time.AfterFunc(time.Duration(i)*time.Millisecond, cancel)
+				_, err := b.Connect(ctx)
+				ended := (*connector.ServeError)(nil)
+				if ctx.Err() != nil && err != nil && !errors.As(err, &ended) {
+					require.Equal(t, context.Canceled, err)
+				}
+				stop.Stop()
+				cancel()
+				require.NoError(t, b.Close(within(t)))
+			}
+		})
+	}
+	b := newBuild(t, embedded(t), "b1", runner(t, untilLeash), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := b.Connect(ctx)
+	require.Equal(t, context.Canceled, err)
+}
+
+func TestConnectGivesUpOnAServeThatIsNeverReady(t *testing.T) {
+	b := newBuild(t, embedded(t), "b1", runner(t, "echo still thinking >&2\n"+untilLeash), func(c *connector.Config) {
+		c.ReadyTimeout = 300 * time.Millisecond
+	})
+	_, err := b.Connect(within(t))
+	require.ErrorContains(t, err, "was not ready within 300ms")
+	require.ErrorContains(t, err, "still thinking")
+	require.NoError(t, b.Close(within(t)))
+}
+
+func TestConnectAfterALostConnectionSaysSo(t *testing.T) {
+	s := embedded(t)
+	proxy := sshtest.Proxy(t, s.Addr)
+	b := newBuild(t, s.Via(t, proxy.Addr()), "b1", runner(t, "echo up >&2\n"+untilLeash), nil)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := b.Connect(within(t))
+		failed <- err
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(b.log.String(), "up") }, bound, time.Millisecond)
+	proxy.Cut()
+	lost := (*mux.ConnError)(nil)
+	require.ErrorAs(t, <-failed, &lost)
+	require.NoError(t, b.Close(within(t)))
+	require.EqualValues(t, 1, b.lease.released.Load())
+}
+
+func TestServesOutputGoesToTheLogLessTheMarker(t *testing.T) {
+	b := newBuild(t, embedded(t), "b1", runner(t,
+		`echo before >&2; echo out; echo "step-runner is listening on socket $socket" >&2; echo after >&2; printf 'no newline' >&2
+`+untilLeash), nil)
+	_, err := b.Connect(within(t))
+	require.NoError(t, err)
+	require.NoError(t, b.Close(within(t)))
+	got := b.log.String()
+	for _, want := range []string{"before\n", "out\n", "after\n", "no newline"} {
+		require.Contains(t, got, want)
+	}
+	require.NotContains(t, got, "is listening")
+}
+
+func TestCloseStopsServeByItsLeashAndReleasesTheLeaseLast(t *testing.T) {
+	gone := filepath.Join(t.TempDir(), "gone")
+	b := newBuild(t, embedded(t), "b1", runner(t, fmt.Sprintf(
+		`echo "step-runner is listening on socket $socket" >&2; cat >/dev/null; echo bye >%s`, gone)), nil)
+	_, err := b.Connect(within(t))
+	require.NoError(t, err)
+	require.Zero(t, b.lease.released.Load())
+	require.NoError(t, b.Close(within(t)))
+	require.FileExists(t, gone, "serve had ended when Close returned")
+	require.EqualValues(t, 1, b.lease.released.Load())
+	require.NoError(t, b.Close(within(t)), "again")
+	require.EqualValues(t, 1, b.lease.released.Load())
+	_, err = b.Connect(within(t))
+	require.ErrorIs(t, err, connector.ErrClosed)
+}
+
+func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
+	b := newBuild(t, embedded(t), "b1", runner(t, `echo "step-runner is listening on socket $socket" >&2; exec sleep 600`), func(c *connector.Config) {
+		c.StopTimeout = 200 * time.Millisecond
+	})
+	_, err := b.Connect(within(t))
+	require.NoError(t, err)
+	require.ErrorContains(t, b.Close(within(t)), "it is not gone")
+	require.EqualValues(t, 1, b.lease.released.Load())
+}
+
+func TestDirectoryOfAKilledServeIsRemoved(t *testing.T) {
+	b := newBuild(t, embedded(t), "b1", runner(t,
+		`mkdir -p "${socket%/*}"; touch "${socket%/*}/left"; echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), nil)
+	_, err := b.Connect(within(t))
+	require.NoError(t, err)
+	dir := filepath.Join(b.tmp, "gitlab-runner-steps", "b1")
+	require.DirExists(t, dir)
+	require.NoError(t, b.Close(within(t)))
+	require.NoDirExists(t, dir)
+}
+
+func TestNewRefusesWhatCannotWork(t *testing.T) {
+	good := connector.Config{Lease: &lease{}, VM: new(connector.VM), BuildID: "b1"}
+	for want, change := range map[string]func(*connector.Config){
+		"invalid build ID":     func(c *connector.Config) { c.BuildID = "../x" },
+		"at most 64":           func(c *connector.Config) { c.BuildID = strings.Repeat("x", 300) },
+		"not an absolute path": func(c *connector.Config) { c.TempDir = "tmp" },
+		"a unix socket allows": func(c *connector.Config) { c.TempDir = "/" + strings.Repeat("long", 30) },
+		"unknown route":        func(c *connector.Config) { c.Bridge = "pigeon" },
+		"Lease is nil":         func(c *connector.Config) { c.Lease = nil },
+		"VM is nil":            func(c *connector.Config) { c.VM = nil },
+	} {
+		cfg := good
+		change(&cfg)
+		_, err := connector.New(cfg)
+		require.ErrorContains(t, err, want)
+	}
+}

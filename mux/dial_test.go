@@ -1,0 +1,301 @@
+package mux_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"encoding/pem"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/agent"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// newKey returns a key no server knows.
+func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
+	t.Helper()
+	_, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	signer, err := ssh.NewSignerFromKey(private)
+	require.NoError(t, err)
+	return signer, private
+}
+
+// requireStage checks that err is a DialError of a stage and whether it says that it is permanent.
+func requireStage(t testing.TB, err error, stage string, permanent bool) {
+	t.Helper()
+	dial := (*mux.DialError)(nil)
+	require.ErrorAs(t, err, &dial)
+	require.Equal(t, stage, dial.Stage, err.Error())
+	require.Equal(t, permanent, dial.Permanent())
+	require.ErrorContains(t, err, dial.Addr)
+}
+
+func TestDialByKeyFileAndKnownHosts(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		key, err := mux.KeyFile(s.IdentityFile)
+		require.NoError(t, err)
+		hosts, err := mux.KnownHosts(s.KnownHosts)
+		require.NoError(t, err)
+		conn := dialWith(t, s, &mux.Config{User: s.User, Auth: []mux.Auth{key}, HostKeys: hosts})
+		require.NoError(t, start(t, conn, "exit 0", nil).Wait(within(t)))
+		require.Contains(t, conn.Stat().ServerVersion, "SSH-2.0-")
+	})
+}
+
+func TestDialByPassword(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{Password: "correct horse"})
+	cfg := config(s)
+	cfg.Auth = []mux.Auth{mux.Password("correct horse")}
+	dialWith(t, s, cfg)
+	cfg.Auth = []mux.Auth{mux.Password("battery staple")}
+	_, err := mux.Dial(within(t), s.Addr, cfg)
+	requireStage(t, err, "login", true)
+	require.NotContains(t, err.Error(), "battery", "secrets stay out of errors")
+}
+
+func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{})
+	stranger, private := newKey(t)
+	authorized := s.Signer
+	ring := agent.NewKeyring()
+	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
+	socket := serveAgent(t, ring)
+
+	byAgent, err := mux.Agent(socket)
+	require.NoError(t, err)
+	cfg := config(s)
+	cfg.Auth = []mux.Auth{byAgent}
+	_, err = mux.Dial(within(t), s.Addr, cfg)
+	requireStage(t, err, "login", true)
+
+	other := sshtest.InProcess(t, vmtest.Config{AuthorizedKeys: []ssh.PublicKey{stranger.PublicKey()}})
+	cfg = config(other)
+	cfg.Auth = []mux.Auth{mux.Key("unknown", authorized), byAgent}
+	dialWith(t, other, cfg)
+
+	// An agent that is not there does not keep a key from being tried.
+	noAgent, err := mux.Agent(filepath.Join(t.TempDir(), "none"))
+	require.NoError(t, err)
+	cfg = config(s)
+	cfg.Auth = append([]mux.Auth{noAgent}, cfg.Auth...)
+	dialWith(t, s, cfg)
+}
+
+// serveAgent serves an ssh-agent on a unix socket.
+func serveAgent(t testing.TB, ring agent.Agent) string {
+	t.Helper()
+	path := filepath.Join(sshtest.SocketDir(t), "agent.sock")
+	ln, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer nc.Close()
+				_ = agent.ServeAgent(ring, nc)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		wg.Wait()
+	})
+	return path
+}
+
+func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		stranger, _ := newKey(t)
+		cfg := config(s)
+		cfg.HostKeys = mux.PinnedHostKeys(stranger.PublicKey())
+		_, err := mux.Dial(within(t), s.Addr, cfg)
+		requireStage(t, err, "host key", true)
+
+		empty := filepath.Join(t.TempDir(), "known_hosts")
+		require.NoError(t, os.WriteFile(empty, nil, 0o600))
+		cfg.HostKeys, err = mux.KnownHosts(empty)
+		require.NoError(t, err)
+		_, err = mux.Dial(within(t), s.Addr, cfg)
+		requireStage(t, err, "host key", true)
+		require.ErrorContains(t, err, ssh.FingerprintSHA256(s.HostKey), "what to compare")
+		require.ErrorContains(t, err, "add the line")
+	})
+}
+
+func TestDialRefusedLoginNamesHostUserAndKey(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		stranger, _ := newKey(t)
+		cfg := config(s)
+		cfg.Auth = []mux.Auth{mux.Key("/keys/mine", stranger)}
+		_, err := mux.Dial(within(t), s.Addr, cfg)
+		requireStage(t, err, "login", true)
+		for _, want := range []string{s.Addr, s.User, "/keys/mine"} {
+			require.ErrorContains(t, err, want)
+		}
+	})
+}
+
+func TestDialToAPortThatRefuses(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := ln.Addr().String()
+	ln.Close()
+	s := sshtest.InProcess(t, vmtest.Config{})
+	_, err = mux.Dial(within(t), addr, config(s))
+	requireStage(t, err, "connect", false)
+	require.ErrorContains(t, err, "is sshd running")
+}
+
+// tcpServer answers each connection with greet.
+func tcpServer(t testing.TB, greet func(net.Conn)) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			nc, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer nc.Close()
+				greet(nc)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		ln.Close()
+		wg.Wait()
+	})
+	return ln.Addr().String()
+}
+
+func TestDialToWhatIsNotSSH(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{})
+	for name, greet := range map[string]func(net.Conn){
+		"closes at once": func(net.Conn) {},
+		"speaks HTTP": func(nc net.Conn) {
+			_, _ = nc.Write([]byte("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"))
+		},
+		"never stops talking": func(nc net.Conn) {
+			for buf := make([]byte, 32<<10); ; {
+				if _, err := nc.Write(buf); err != nil {
+					return
+				}
+			}
+		},
+		"breaks off after its name": func(nc net.Conn) { _, _ = nc.Write([]byte("SSH-2.0-broken\r\n")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			addr := tcpServer(t, greet)
+			_, err := mux.Dial(within(t), addr, config(s))
+			requireStage(t, err, "handshake", false)
+		})
+	}
+}
+
+func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{})
+	reached := make(chan struct{}, 1)
+	addr := tcpServer(t, func(nc net.Conn) {
+		reached <- struct{}{}
+		_, _ = nc.Read(make([]byte, 1))
+		for buf := make([]byte, 4096); ; { // says nothing, until the client goes
+			if _, err := nc.Read(buf); err != nil {
+				return
+			}
+		}
+	})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	because := errors.New("because")
+	done := inBackground(func() error {
+		_, err := mux.Dial(ctx, addr, config(s))
+		return err
+	})
+	receive(t, reached)
+	cancel(because)
+	require.ErrorIs(t, receive(t, done), because)
+
+	_, err := mux.Dial(ctx, addr, config(s))
+	require.ErrorIs(t, err, because)
+}
+
+func TestDialChecksItsConfig(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{})
+	for want, change := range map[string]func(*mux.Config){
+		"User is empty":        func(c *mux.Config) { c.User = "" },
+		"Auth is empty":        func(c *mux.Config) { c.Auth = nil },
+		"HostKeys is not set":  func(c *mux.Config) { c.HostKeys = mux.HostKeys{} },
+		"SessionLimit":         func(c *mux.Config) { c.SessionLimit = -1 },
+		"a dead peer must be ": func(c *mux.Config) { c.KeepaliveTimeout = -1 },
+	} {
+		cfg := config(s)
+		change(cfg)
+		_, err := mux.Dial(within(t), s.Addr, cfg)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := mux.Dial(within(t), s.Addr, nil)
+	require.Error(t, err)
+}
+
+func TestKeyFileSaysWhatIsWrongWithIt(t *testing.T) {
+	dir := t.TempDir()
+	_, private := newKey(t)
+	locked, err := ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte("secret"))
+	require.NoError(t, err)
+	for want, content := range map[string]string{
+		"it has a passphrase": string(pem.EncodeToMemory(locked)),
+		"not the .pub file":   "ssh-ed25519 AAAA me@here",
+		"not a private key":   string(make([]byte, 100<<10)),
+	} {
+		path := filepath.Join(dir, "key")
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		_, err := mux.KeyFile(path)
+		require.ErrorContains(t, err, want)
+	}
+	_, err = mux.KeyFile(filepath.Join(dir, "none"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestKeepaliveClosesADeadPeerWithinItsBound(t *testing.T) {
+	// A frozen machine: the TCP connection stays open and nothing comes. Requests to it block for ever.
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		proxy := sshtest.Proxy(t, s.Addr)
+		cfg := config(s)
+		cfg.KeepaliveInterval, cfg.KeepaliveTimeout = 50*time.Millisecond, 100*time.Millisecond
+		conn := dialWith(t, s.Via(t, proxy.Addr()), cfg)
+		p := start(t, conn, "exec cat", nil)
+		eventually(t, func() bool { return conn.Stat().RTT > 0 })
+		require.NoError(t, conn.Err(), "a silent peer that answers is alive")
+		proxy.Stall()
+		started := inBackground(func() error {
+			_, err := conn.Start(within(t), mux.Command{Line: "exit 0"})
+			return err
+		})
+		receive(t, conn.Done())
+		lost := (*mux.ConnError)(nil)
+		require.ErrorAs(t, conn.Err(), &lost)
+		require.Equal(t, "keepalive", lost.Op)
+		require.ErrorContains(t, conn.Err(), "no sign of life")
+		requireLost(t, p.Wait(within(t)))
+		requireLost(t, receive(t, started))
+		require.NoError(t, conn.Close())
+	})
+}

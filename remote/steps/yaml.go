@@ -1,0 +1,107 @@
+package steps
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+)
+
+const (
+	// maxDepth is the deepest nesting; a job needs six levels.
+	maxDepth = 64
+	// maxCost bounds what is read of a text, in nodes and bytes, aliases counted each time. A text of
+	// MaxText without aliases has less.
+	maxCost = 4 * MaxText
+)
+
+// Parse reads a job from YAML. name is what errors call the text: its file name. The error is an
+// [*Error] with the first mistake found.
+//
+// The text is a list of steps, or a document with the list as run:, which may follow a document with
+// an empty spec. See [Step] for what a step is:
+//
+//	run:
+//	  - name: build          # step_1, step_2, ... if missing
+//	    script: make all
+//	    env: {CC: clang}
+//	  - name: test
+//	    exec: {command: [make, test], work_dir: src}
+//	    when: on_success     # the default; or on_failure, always
+func Parse(name string, data []byte) (*Definition, error) {
+	t := &text{name: name, data: string(data)}
+	if err := t.check(); err != nil {
+		return nil, err
+	}
+	docs, err := t.load()
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{text: t}
+	return r.job(docs)
+}
+
+// check refuses texts that are no YAML of ours, whatever they say.
+func (t *text) check() error {
+	if len(t.data) > MaxText {
+		return &Error{Where: t.name, Message: "the text has more than 1 MiB; move scripts into files"}
+	}
+	for i := 0; i < len(t.data); {
+		c, size := utf8.DecodeRuneInString(t.data[i:])
+		switch {
+		case c == utf8.RuneError && size == 1:
+			return t.errorAtByte(i, "the text is not valid UTF-8")
+		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
+			return t.errorAtByte(i, "the text holds the control character %U; in a double-quoted text it can be written as an escape", c)
+		}
+		i += size
+	}
+	return nil
+}
+
+// load returns the documents of the text, at most three of them: two are the most a job has.
+func (t *text) load() ([]*yaml.Node, error) {
+	loader, err := yaml.NewLoader(strings.NewReader(t.data),
+		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
+	if err != nil {
+		return nil, &Error{Where: t.name, Message: err.Error()}
+	}
+	var docs []*yaml.Node
+	for len(docs) < 3 {
+		doc := new(yaml.Node)
+		err := loader.Load(doc)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, t.syntaxError(err)
+		}
+		if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 {
+			return nil, &Error{Where: t.name, Message: "the text is not a YAML document"}
+		}
+		docs = append(docs, doc.Content[0])
+	}
+	return docs, nil
+}
+
+func (t *text) syntaxError(err error) error {
+	bad, ok := errors.AsType[*yaml.LoadError](err)
+	if !ok {
+		return &Error{Where: t.name, Message: "the text is not valid YAML"}
+	}
+	// The context, such as the quote that is never closed, tells more than the place where it showed.
+	line, column, message := bad.Mark.Line, bad.Mark.Column, bad.Message
+	if bad.ContextMsg != "" {
+		message += " " + bad.ContextMsg
+	}
+	if strings.HasPrefix(bad.Message, "unknown anchor") {
+		message = "the alias has no anchor before it" // theirs repeats the name, of any length
+	}
+	if line <= 0 {
+		return &Error{Where: t.name, Message: "not valid YAML: " + message}
+	}
+	return t.errorAt(line, max(column, 1), "not valid YAML: %s", message)
+}
