@@ -159,6 +159,31 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) error {
 	return outcome(result)
 }
 
+// Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
+// needed there. It returns nil for exit code 0. When ctx ends the shell and what it started are stopped,
+// with their grace.
+func (e *Executor) Run(ctx context.Context, script []byte) error {
+	e.mu.Lock()
+	lease := e.lease
+	e.mu.Unlock()
+	if lease == nil {
+		return classify(ctx, errors.New("instance: Run before Prepare"))
+	}
+	code, err := connector.RunScript(ctx, lease.Conn(), connector.Script{
+		Shell:  e.build.Shell,
+		Text:   script,
+		Stdout: e.log,
+		Stderr: e.log,
+	})
+	switch {
+	case err != nil:
+		return classify(ctx, err)
+	case code != 0:
+		return &BuildError{Reason: ScriptFailure, ExitCode: code, Err: fmt.Errorf("exit status %d", code)}
+	}
+	return nil
+}
+
 // Cleanup ends what the build still has on the instance and gives its slot back. It may be called at
 // any time, also while the build runs, which then fails; it is idempotent. It waits until the step
 // runner is seen gone, at most until ctx ends or StopTimeout has passed, and reports if it is not.

@@ -81,6 +81,8 @@ type Build struct {
 	ID string
 	// Log is the build's log. Writes to it never overlap. If nil it is discarded.
 	Log io.Writer
+	// Shell is the command that runs the build's shell scripts. If empty, bash.
+	Shell []string
 }
 
 // Executor returns the executor of b. It does no I/O. The caller calls Cleanup at the end, whatever

@@ -53,7 +53,8 @@ type piece struct {
 	err  error
 }
 
-// outPiece is what one write to the channel shall send. The writer goroutine gives buf back.
+// outPiece is what the writer goroutine shall send: n bytes of buf, which it gives back, or, without a
+// buf, the end of the stream. One goroutine does both because the library allows no other.
 type outPiece struct {
 	buf *[chunkSize]byte
 	n   int
@@ -140,56 +141,66 @@ func (s *Stream) readLoop() {
 // Write sends p. It returns when the SSH library has taken all of it, which waits for the window the
 // other end grants.
 func (s *Stream) Write(p []byte) (int, error) {
-	s.writeOnce.Do(func() { s.conn.spawn(s.writeLoop) }) // if not spawned, conn.done ends writeChunk
 	total := 0
 	for len(p) > 0 {
-		n, err := s.writeChunk(p[:min(len(p), chunkSize)])
-		total += n
-		if err != nil {
-			return total, err
+		piece := outPiece{buf: chunks.Get().(*[chunkSize]byte)}
+		piece.n = copy(piece.buf[:], p)
+		if err := s.send(piece); err != nil {
+			return total, s.sendError("write", err)
 		}
-		p = p[n:]
+		total += piece.n
+		p = p[piece.n:]
 	}
 	return total, nil
 }
 
-// writeChunk passes one buffer to the writer goroutine and waits for its word.
-func (s *Stream) writeChunk(p []byte) (int, error) {
-	piece := outPiece{buf: chunks.Get().(*[chunkSize]byte)}
-	piece.n = copy(piece.buf[:], p)
+// CloseWrite tells the other end that no more comes, after what Write has sent; reading goes on.
+// Idempotent.
+func (s *Stream) CloseWrite() error {
+	var err error
+	s.closeWrite.Do(func() {
+		if err = s.send(outPiece{}); err != nil {
+			err = s.sendError("close write", err)
+		}
+	})
+	return err
+}
+
+// send passes a piece to the writer goroutine and waits for its word.
+func (s *Stream) send(piece outPiece) error {
+	s.writeOnce.Do(func() { s.conn.spawn(s.writeLoop) }) // if not spawned, the connection is done
 	select {
 	case s.out <- piece:
 	case <-s.closed:
-		chunks.Put(piece.buf)
-		return 0, s.sendError("write", io.EOF)
+		return s.unsent(piece)
 	case <-s.gone:
-		chunks.Put(piece.buf)
-		return 0, s.sendError("write", io.EOF)
+		return s.unsent(piece)
 	case <-s.conn.done:
-		chunks.Put(piece.buf)
-		return 0, s.sendError("write", io.EOF)
+		return s.unsent(piece)
 	}
 	// From here the buffer is the writer's: it may still read it when Close has woken us.
 	select {
 	case err := <-s.written:
-		if err != nil {
-			return 0, s.sendError("write", err)
-		}
-		return len(p), nil
+		return err
 	case <-s.closed:
-		return 0, s.sendError("write", io.EOF)
+		return io.EOF
 	}
 }
 
-// writeLoop hands buffers to the SSH library until the stream is closed.
+func (s *Stream) unsent(piece outPiece) error {
+	if piece.buf != nil {
+		chunks.Put(piece.buf)
+	}
+	return io.EOF
+}
+
+// writeLoop hands pieces to the SSH library until the stream is closed.
 func (s *Stream) writeLoop() {
 	for {
 		select {
 		case piece := <-s.out:
-			_, err := s.ssh.Write(piece.buf[:piece.n])
-			chunks.Put(piece.buf)
 			select {
-			case s.written <- err:
+			case s.written <- s.transmit(piece):
 			case <-s.closed:
 				return
 			}
@@ -201,14 +212,12 @@ func (s *Stream) writeLoop() {
 	}
 }
 
-// CloseWrite tells the other end that no more comes; reading goes on. Idempotent.
-func (s *Stream) CloseWrite() error {
-	var err error
-	s.closeWrite.Do(func() {
-		if e := s.ssh.CloseWrite(); e != nil {
-			err = s.sendError("close write", e)
-		}
-	})
+func (s *Stream) transmit(piece outPiece) error {
+	if piece.buf == nil {
+		return s.ssh.CloseWrite()
+	}
+	_, err := s.ssh.Write(piece.buf[:piece.n])
+	chunks.Put(piece.buf)
 	return err
 }
 

@@ -34,10 +34,11 @@ var allowed = map[string][]string{
 
 	"remote/api/stepmuxv1": {},
 
-	"internal/wire":      {},
-	"internal/vmtest":    {"internal/wire"},
-	"internal/faultconn": {},
-	"internal/sshtest":   {"internal/vmtest", "internal/faultconn", "internal/wire"},
+	"internal/wire":       {},
+	"internal/vmtest":     {"internal/wire"},
+	"internal/faultconn":  {},
+	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},
+	"internal/runnertest": {"remote", "remote/proc"},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance", "connector", "mux", "pool", "remote", "remote/proc", "internal/wire", "internal/vmtest"},

@@ -1,0 +1,122 @@
+package connector
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/mux"
+)
+
+// stopMargin is what a script's end may take beyond its grace when it is cancelled.
+const stopMargin = 5 * time.Second
+
+// Script is a shell script to be run on a VM without a step runner.
+type Script struct {
+	// Shell is the shell's command, to which Text is given on stdin. If empty, bash.
+	Shell []string
+	// Text is the script. It travels on stdin, never on a command line.
+	Text []byte
+	// Grace is the time between SIGTERM and SIGKILL when the script is stopped, in whole seconds. If
+	// zero, 10s.
+	Grace time.Duration
+	// Stdout and Stderr receive the output as it comes, each from one goroutine. If nil it is discarded.
+	Stdout, Stderr io.Writer
+}
+
+// RunScript runs s in a session of conn, waiting for one if need be, and returns its exit code (128
+// plus the signal's number if one ended it). The shell needs a POSIX sh, mktemp, head and setsid beside
+// it.
+//
+// When ctx ends the shell's session gets SIGTERM and after the grace SIGKILL; RunScript waits for that
+// and returns ctx.Err(). The same happens on the VM when the connection is lost or this program is
+// killed. The error is else a [*LogError], or a [*mux.ConnError].
+func RunScript(ctx context.Context, conn *mux.Conn, s Script) (code int, err error) {
+	if len(s.Shell) == 0 {
+		s.Shell = []string{"bash"}
+	}
+	if s.Grace <= 0 {
+		s.Grace = defaultGrace
+	}
+	if s.Stdout == nil {
+		s.Stdout = io.Discard
+	}
+	line, err := scriptLine(s.Shell, len(s.Text), s.Grace)
+	if err != nil {
+		return 0, err
+	}
+	process, err := conn.Start(ctx, mux.Command{Line: line, Stderr: s.Stderr})
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return 0, err
+	}
+	defer process.Close()
+
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer process.Close() // wakes both
+	wg.Go(func() {
+		// What could not be sent shows in the exit code. stdin stays open: it is the leash.
+		_, _ = process.Write(s.Text)
+	})
+	logFailed := make(chan error, 1)
+	drained := make(chan struct{})
+	wg.Go(func() {
+		defer close(drained)
+		drain(process, s.Stdout, logFailed)
+	})
+
+	select {
+	case <-process.Exited():
+		<-drained // soon: the channel has ended
+	case err := <-logFailed:
+		stopScript(process, s.Grace)
+		return 0, err
+	case <-ctx.Done():
+		stopScript(process, s.Grace)
+		return 0, ctx.Err()
+	}
+	select {
+	case err := <-logFailed:
+		return 0, err
+	default:
+	}
+	err = process.Err()
+	if code := exitCode(err); code >= 0 {
+		return code, nil
+	}
+	return 0, fmt.Errorf("run script: %w", err)
+}
+
+// stopScript ends a script by its leash and waits for it, for its grace and a little more.
+func stopScript(process *mux.Process, grace time.Duration) {
+	_ = process.CloseWrite() // an error means that it has ended
+	timer := time.NewTimer(grace + stopMargin)
+	defer timer.Stop()
+	select {
+	case <-process.Exited():
+	case <-timer.C:
+	}
+}
+
+// drain copies a process's stdout to its end. A log that fails is reported once, the rest discarded:
+// what is not read would hold up the process.
+func drain(from io.Reader, to io.Writer, failed chan<- error) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if n > 0 && to != nil {
+			if _, werr := to.Write(buf[:n]); werr != nil {
+				failed <- &LogError{werr}
+				to = nil
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}

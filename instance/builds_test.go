@@ -1,0 +1,393 @@
+package instance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// The whole way: a provider, a real sshd, a real step runner, real processes.
+
+func TestBuildRunsAndLeavesNothing(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		out := &log{}
+		require.NoError(t, build(within(t), p, "b1", script("echo hello; echo problem >&2; pwd"), out))
+		require.Contains(t, out.String(), "hello\n")
+		require.Contains(t, out.String(), "problem\n")
+		require.NotContains(t, out.String(), "is listening")
+		v.requireClean(t)
+	})
+}
+
+func TestBuildOfSteps(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		out := &log{}
+		var mu sync.Mutex
+		var events []string
+		job := connector.Job{
+			Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n  - name: two\n    exec: {command: [echo, no, $shell]}\n"),
+			OnStep: func(e connector.StepEvent) {
+				mu.Lock()
+				defer mu.Unlock()
+				events = append(events, e.Name+" "+e.Status)
+			},
+		}
+		require.NoError(t, build(within(t), p, "b1", job, out))
+		require.Equal(t, "me\nno $shell\n", out.String())
+		require.Equal(t, []string{"one running", "one success", "two running", "two success"}, events)
+	})
+}
+
+func TestFailuresOfScriptsAreTheScripts(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		requireReason(t, build(within(t), p, "b1", script("exit 42"), &log{}), instance.ScriptFailure, 42)
+		requireReason(t, build(within(t), p, "b2", script("no-such-command"), &log{}), instance.ScriptFailure, 127)
+		requireReason(t, build(within(t), p, "b3", script("kill -KILL $$"), &log{}), instance.ScriptFailure, 137)
+		requireReason(t, build(within(t), p, "b4", connector.Job{Steps: []byte("run: [{nonsense: 1}]")}, &log{}), instance.ConfigurationError, 0)
+		v.requireClean(t)
+	})
+}
+
+func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		const secret = "s3cr3t-of-the-job"
+		// The step looks at all processes there are: at what they were started with.
+		job := script(`echo "mine: $CI_SECRET"; for p in /proc/[0-9]*; do
+			[ "$p" = "/proc/$$" ] && continue
+			tr '\0' ' ' <$p/cmdline; tr '\0' '\n' <$p/environ; echo; done 2>/dev/null | grep -v '^CI_SECRET=' >all
+			grep -c ` + "s3cr3t" + `-of all; true`)
+		job.Env = map[string]string{"CI_SECRET": secret}
+		out := &log{}
+		require.NoError(t, build(within(t), p, "b1", job, out))
+		require.Contains(t, out.String(), "mine: "+secret)
+
+		// And serve itself, as seen from here.
+		e := p.Executor(instance.Build{ID: "b2"})
+		require.NoError(t, e.Prepare(within(t)))
+		_, err := e.Connect(within(t))
+		require.NoError(t, err)
+		pid := servePID(t, v, "b2")
+		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		require.NoError(t, err)
+		require.NotContains(t, string(environ), "CI_")
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		require.NoError(t, err)
+		require.Equal(t, []string{"steps", "serve", "--socket", filepath.Join(v.tmp, "gitlab-runner-steps", "b2", "step-runner.sock")},
+			strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:])
+		require.NoError(t, e.Cleanup(within(t)))
+	})
+}
+
+// servePID finds a build's serve among the processes.
+func servePID(t testing.TB, v *vm, build string) int {
+	t.Helper()
+	for _, text := range processesNaming(filepath.Join(v.tmp, "gitlab-runner-steps", build)) {
+		fields := strings.Fields(text)
+		if len(fields) == 6 && fields[2] == "steps" && fields[3] == "serve" {
+			pid, err := strconv.Atoi(fields[0])
+			require.NoError(t, err)
+			return pid
+		}
+	}
+	require.FailNow(t, "no serve of build "+build)
+	return 0
+}
+
+func TestManyBuildsShareOneConnection(t *testing.T) {
+	for _, route := range []connector.Route{connector.Auto, connector.Session} {
+		t.Run(string(route), func(t *testing.T) {
+			onServers(t, func(t *testing.T, v *vm) {
+				const builds, capacity = 40, 20 // more at once than the sessions of a connection
+				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Bridge = route })
+				batch := instance.Batch{}
+				logs := make([]*log, builds)
+				for i := range logs {
+					logs[i] = &log{}
+					id := fmt.Sprintf("b%d", i)
+					batch.Builds = append(batch.Builds, instance.BatchBuild{ID: id, Job: script("echo I am " + id), Log: logs[i]})
+				}
+				for i, r := range p.RunBatch(within(t), within(t), batch) {
+					require.Nil(t, r.Err, "%v", r.Err)
+					require.NoError(t, r.Cleanup)
+					require.Equal(t, fmt.Sprintf("I am b%d\n", i), logs[i].String())
+					require.Positive(t, r.FirstOutput)
+				}
+				require.Equal(t, 1, v.TotalConns())
+				require.Equal(t, 1, p.Stat().Instances[0].Connections)
+				require.Zero(t, p.Stat().Instances[0].Used)
+				v.requireClean(t)
+			})
+		})
+	}
+}
+
+func TestAutoFindsOutOnceHowToBridge(t *testing.T) {
+	for name, test := range map[string]struct {
+		lines []string
+		want  connector.Route
+	}{
+		"stock":                 {nil, connector.Streamlocal},
+		"forwarding is refused": {[]string{"AllowStreamLocalForwarding no"}, connector.Session},
+		"all forwarding is":     {[]string{"DisableForwarding yes"}, connector.Session},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newVM(t, sshtest.OpenSSH(t, test.lines...))
+			p := v.provider(t, 4, nil)
+			e := p.Executor(instance.Build{ID: "b1"})
+			require.NoError(t, e.Prepare(within(t)))
+			_, err := e.Connect(within(t))
+			require.NoError(t, err)
+			require.Equal(t, test.want, e.Choice().Bridge)
+			require.NotEmpty(t, e.Choice().Reason)
+			require.Equal(t, test.want, p.Stat().Instances[0].Route.Bridge)
+			require.NoError(t, e.Execute(within(t), script("true")))
+			require.NoError(t, e.Cleanup(within(t)))
+		})
+	}
+}
+
+func TestCancelStopsTheJobWithItsGraceAndIsHeard(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		out := &log{}
+		ended := make(chan error, 1)
+		go func() {
+			ended <- build(ctx, p, "b1", script(`trap 'echo cleaning up; exit 3' TERM; echo started; sleep 600 & wait`), out)
+		}()
+		out.await(t, "started")
+		cancel()
+		requireReason(t, <-ended, instance.JobCanceled, 0)
+		require.Contains(t, out.String(), "cleaning up")
+		v.requireClean(t)
+	})
+}
+
+func TestTimeoutIsATimeout(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		job := script("echo started; sleep 600")
+		job.Timeout = 300 * time.Millisecond
+		requireReason(t, build(within(t), p, "b1", job, &log{}), instance.JobExecutionTimeout, 0)
+
+		reports := p.RunBatch(within(t), within(t), instance.Batch{
+			Timeout: 300 * time.Millisecond,
+			Builds:  []instance.BatchBuild{{ID: "b2", Job: script("sleep 600"), Log: &log{}}},
+		})
+		requireReason(t, reports[0].Err, instance.JobExecutionTimeout, 0)
+		v.requireClean(t)
+	})
+}
+
+func TestCancelWhileWaitingForASlot(t *testing.T) {
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := v.provider(t, 1, nil)
+	first := p.Executor(instance.Build{ID: "b1"})
+	require.NoError(t, first.Prepare(within(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := make(chan error, 1)
+	go func() { waiting <- build(ctx, p, "b2", script("true"), &log{}) }()
+	cancel()
+	requireReason(t, <-waiting, instance.JobCanceled, 0)
+	require.NoError(t, first.Cleanup(within(t)))
+	require.NoError(t, build(within(t), p, "b3", script("true"), &log{}), "the slot is not lost")
+}
+
+func TestHardAbortByCleanupEndsTheBuild(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		out := &log{}
+		e := p.Executor(instance.Build{ID: "b1", Log: out})
+		require.NoError(t, e.Prepare(within(t)))
+		_, err := e.Connect(within(t))
+		require.NoError(t, err)
+		ended := make(chan error, 1)
+		go func() { ended <- e.Execute(within(t), script("echo started; sleep 600")) }()
+		out.await(t, "started")
+		require.NoError(t, e.Cleanup(within(t)))
+		requireReason(t, <-ended, instance.RunnerSystemFailure, 0)
+		v.requireClean(t)
+	})
+}
+
+func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
+	// Symptom: a cut connection was reported as a script failure with exit code 0, and the job ran on.
+	for _, route := range []connector.Route{connector.Streamlocal, connector.Session} {
+		t.Run(string(route), func(t *testing.T) {
+			onServers(t, func(t *testing.T, v *vm) {
+				if route == connector.Streamlocal && strings.Contains(t.Name(), "without_forwarding") {
+					return // has no such route
+				}
+				proxy := sshtest.Proxy(t, v.Addr)
+				behind := &vm{v.Via(t, proxy.Addr()), v.tmp}
+				p := behind.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = route })
+				out := &log{}
+				ended := make(chan error, 1)
+				go func() {
+					ended <- build(within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+				}()
+				out.await(t, "started")
+				proxy.Cut()
+				err := <-ended
+				requireReason(t, err, instance.RunnerSystemFailure, 0)
+				lost := (*mux.ConnError)(nil)
+				require.ErrorAs(t, err, &lost)
+				v.requireClean(t)
+				require.NoError(t, build(within(t), p, "b2", script("true"), &log{}), "the next build dials anew")
+			})
+		})
+	}
+}
+
+func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
+	// Symptom: a step runner that crashed after it was ready went unseen; the build hung to its timeout.
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 2, nil)
+		out := &log{}
+		ended := make(chan error, 1)
+		go func() { ended <- build(within(t), p, "b1", script("echo started; setsid sleep 601 & sleep 600"), out) }()
+		out.await(t, "started")
+		require.NoError(t, syscall.Kill(servePID(t, v, "b1"), syscall.SIGKILL))
+		err := <-ended
+		requireReason(t, err, instance.RunnerSystemFailure, 137)
+		v.requireClean(t)
+		require.NoError(t, build(within(t), p, "b2", script("true"), &log{}))
+		require.Equal(t, 1, v.TotalConns(), "over the same connection")
+	})
+}
+
+func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
+	// The bridge's process is killed; neither serve nor the job notices.
+	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
+	p := v.provider(t, 1, nil)
+	out := &log{}
+	gate := filepath.Join(t.TempDir(), "gate")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- build(within(t), p, "b1", script("echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
+	}()
+	out.await(t, "one")
+	killed := false
+	for _, text := range processesNaming(v.tmp) {
+		if fields := strings.Fields(text); len(fields) == 6 && fields[3] == "proxy" {
+			pid, err := strconv.Atoi(fields[0])
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+			killed = true
+		}
+	}
+	require.True(t, killed)
+	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	require.NoError(t, <-ended)
+	require.Equal(t, "one\ntwo\n", out.String())
+	v.requireClean(t)
+}
+
+type brokenLog struct{}
+
+func (brokenLog) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+func TestLogThatCannotBeWrittenEndsItsBuildOnly(t *testing.T) {
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := v.provider(t, 2, nil)
+	e := p.Executor(instance.Build{ID: "b1", Log: brokenLog{}})
+	require.NoError(t, e.Prepare(within(t)))
+	_, err := e.Connect(within(t))
+	require.NoError(t, err)
+	err = e.Execute(within(t), script("echo x; sleep 600"))
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "write build log: no space left on device")
+	require.NoError(t, build(within(t), p, "b2", script("true"), &log{}))
+	require.NoError(t, e.Cleanup(within(t)))
+	v.requireClean(t)
+}
+
+func TestSameBuildIDAtOnceIsRefused(t *testing.T) {
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := v.provider(t, 2, nil)
+	e := p.Executor(instance.Build{ID: "b1"})
+	require.NoError(t, e.Prepare(within(t)))
+	_, err := e.Connect(within(t))
+	require.NoError(t, err)
+	err = build(within(t), p, "b1", script("true"), &log{})
+	requireReason(t, err, instance.RunnerSystemFailure, 3)
+	require.ErrorContains(t, err, "already being served")
+	require.NoError(t, e.Execute(within(t), script("true")), "the first is not disturbed")
+	require.NoError(t, e.Cleanup(within(t)))
+	v.requireClean(t)
+}
+
+func TestConnectGivesADialFunctionForAClientOfTheCallers(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		e := p.Executor(instance.Build{ID: "b1"})
+		require.NoError(t, e.Prepare(within(t)))
+		dial, err := e.Connect(within(t))
+		require.NoError(t, err)
+		for range 3 { // closing one is no end of serve
+			bridge, err := dial()
+			require.NoError(t, err)
+			_, err = bridge.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+			require.NoError(t, err)
+			_, err = io.ReadFull(bridge, make([]byte, 9))
+			require.NoError(t, err)
+			require.NoError(t, bridge.Close())
+		}
+		require.NoError(t, e.Execute(within(t), script("true")))
+		require.NoError(t, e.Cleanup(within(t)))
+		_, err = dial()
+		require.Error(t, err)
+		v.requireClean(t)
+	})
+}
+
+func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t))
+	stranger := sshtest.InProcess(t, vmtest.Config{})
+	p := v.provider(t, 2, func(_ *instance.Config, in *instance.Instance) {
+		in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", stranger.Signer)}
+	})
+	for i := range 6 {
+		err := build(within(t), p, fmt.Sprintf("b%d", i), script("true"), &log{})
+		requireReason(t, err, instance.RunnerSystemFailure, 0)
+		require.ErrorContains(t, err, "key of a stranger")
+	}
+	require.Equal(t, 1, v.TotalConns(), "a refused login is not tried again")
+}
+
+func TestLoginShellThatTalksIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	shell := filepath.Join(dir, "shell")
+	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"), 0o700))
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{Shell: shell}))
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = connector.Session })
+	err := build(within(t), p, "b1", script("true"), &log{})
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "the VM's login shell prints text into the bridge")
+	require.ErrorContains(t, err, "Welcome")
+	v.requireClean(t)
+
+	p = v.provider(t, 1, nil)
+	require.NoError(t, build(within(t), p, "b2", script("true"), &log{}), "streamlocal does not mind")
+}

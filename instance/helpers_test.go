@@ -1,0 +1,174 @@
+package instance_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// bound is a generous limit on what must happen at all.
+const bound = 60 * time.Second
+
+func within(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), bound)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// servers are those the whole way is tested on.
+var servers = []struct {
+	name  string
+	start func(testing.TB) *sshtest.Server
+}{
+	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) }},
+	{"OpenSSH", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
+	{"OpenSSH without forwarding", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "AllowStreamLocalForwarding no") }},
+}
+
+func onServers(t *testing.T, test func(*testing.T, *vm)) {
+	for _, s := range servers {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			test(t, newVM(t, s.start(t)))
+		})
+	}
+}
+
+// vm is a VM with a temporary directory of its own, which shows what builds leave.
+type vm struct {
+	*sshtest.Server
+	tmp string
+}
+
+func newVM(t testing.TB, s *sshtest.Server) *vm { return &vm{s, sshtest.SocketDir(t)} }
+
+// instance returns the VM as the group knows it.
+func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
+	return instance.Instance{
+		ID:       "vm-1",
+		Addr:     v.Addr,
+		Capacity: capacity,
+		Runner:   runnertest.Command(t),
+		TempDir:  v.tmp,
+		SSH: mux.Config{
+			User:     v.User,
+			Auth:     []mux.Auth{mux.Key("of the test", v.Signer)},
+			HostKeys: mux.PinnedHostKeys(v.HostKey),
+		},
+	}
+}
+
+func (v *vm) provider(t testing.TB, capacity int, change func(*instance.Config, *instance.Instance)) *instance.Provider {
+	t.Helper()
+	in := v.instance(t, capacity)
+	cfg := instance.Config{}
+	if change != nil {
+		change(&cfg, &in)
+	}
+	var err error
+	cfg.Group, err = instance.NewGroup(in)
+	require.NoError(t, err)
+	p, err := instance.NewProvider(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// requireClean waits until nothing of any build is left on the VM: no directory, no process.
+func (v *vm) requireClean(t testing.TB) {
+	t.Helper()
+	var left []string
+	require.Eventually(t, func() bool {
+		left = left[:0]
+		err := filepath.WalkDir(v.tmp, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && path != v.tmp && d.Name() != "gitlab-runner-steps" {
+				left = append(left, path)
+			}
+			return nil
+		})
+		left = append(left, processesNaming(v.tmp)...)
+		return err == nil && len(left) == 0
+	}, bound, 5*time.Millisecond, "left on the VM: %v", &left)
+}
+
+// processesNaming returns the command lines and directories of processes that have to do with dir.
+func processesNaming(dir string) []string {
+	var found []string
+	procs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range procs {
+		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
+		text := strings.ReplaceAll(string(line), "\x00", " ")
+		if strings.Contains(text, dir) || strings.HasPrefix(cwd, dir) {
+			found = append(found, filepath.Base(p)+" "+text)
+		}
+	}
+	return found
+}
+
+// log is a build log that may be read while it grows.
+type log struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *log) Close() error { return nil }
+
+func (l *log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// await waits until the log has text.
+func (l *log) await(t testing.TB, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(l.String(), text) }, bound, time.Millisecond, "log: %s", l)
+}
+
+// requireReason checks that err is a BuildError of this reason and exit code.
+func requireReason(t testing.TB, err error, reason instance.FailureReason, code int) {
+	t.Helper()
+	failed := (*instance.BuildError)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, reason, failed.Reason, err.Error())
+	require.Equal(t, code, failed.ExitCode, err.Error())
+}
+
+// build runs one job the whole way and cleans up.
+func build(ctx context.Context, p *instance.Provider, id string, job connector.Job, log *log) error {
+	e := p.Executor(instance.Build{ID: id, Log: log})
+	err := e.Prepare(ctx)
+	if err == nil {
+		_, err = e.Connect(ctx)
+	}
+	if err == nil {
+		err = e.Execute(ctx, job)
+	}
+	return errors.Join(err, e.Cleanup(context.WithoutCancel(ctx)))
+}
+
+func script(text string) connector.Job { return connector.Job{Script: text} }
