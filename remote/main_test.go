@@ -6,15 +6,19 @@ import (
 	"os"
 	"os/signal"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
 // roleVar makes the test binary a command of the VM's end instead.
 const roleVar = "STEPMUX_TEST_ROLE"
 
 func TestMain(m *testing.M) {
+	proc.Main()
 	if role := os.Getenv(roleVar); role != "" {
 		os.Exit(runRole(role))
 	}
@@ -29,7 +33,13 @@ func runRole(role string) int {
 	var err error
 	switch role {
 	case "serve":
-		err = Serve(ctx, stdio, ServeConfig{Socket: os.Args[1]})
+		cfg := ServeConfig{Socket: os.Args[1]}
+		if len(os.Args) > 2 {
+			if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
+				break
+			}
+		}
+		err = Serve(ctx, stdio, cfg)
 	case "proxy":
 		err = Proxy(ctx, stdio, ProxyConfig{Socket: os.Args[1]})
 	case "dial": // connects as whoever runs it, and reports what it reads

@@ -19,8 +19,6 @@ import (
 const (
 	// defaultGrace is short enough that, together with all else, the VM is clean 10 s after the end.
 	defaultGrace = 5 * time.Second
-	// killTimeout bounds what follows SIGKILL: reaping processes, closing logs.
-	killTimeout = 5 * time.Second
 	// followersTimeout bounds the wait, after the last job, for callers to take the final states.
 	followersTimeout = time.Second
 )
@@ -59,8 +57,11 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 // jobRunner is what serves the calls that arrive on the socket.
 type jobRunner struct {
 	server *grpc.Server
-	// stop ends all jobs: SIGTERM, after the grace or when ctx ends SIGKILL, and waits for their end.
+	// stop ends all jobs: SIGTERM, after the grace SIGKILL. It waits for their end, which is bounded. How
+	// they ended can still be asked.
 	stop func(ctx context.Context, grace time.Duration) error
+	// close gives up the rest.
+	close func() error
 }
 
 // serve is Serve with its job runner. open is told the directory of the build, which is locked.
@@ -140,8 +141,6 @@ func end(ctx context.Context, jobs *jobRunner, ln *peerListener, grace time.Dura
 		defer close(drained)
 		jobs.server.GracefulStop() // no new calls from here on; returns when those at work have ended
 	})
-	ctx, cancel := context.WithTimeout(ctx, grace+killTimeout)
-	defer cancel()
 	err := jobs.stop(ctx, grace)
 	timer := time.NewTimer(followersTimeout)
 	defer timer.Stop()
@@ -155,7 +154,7 @@ func end(ctx context.Context, jobs *jobRunner, ln *peerListener, grace time.Dura
 		jobs.server.Stop()
 	}
 	wg.Wait()
-	if err != nil {
+	if err = errors.Join(err, jobs.close()); err != nil {
 		return fmt.Errorf("serve: stop jobs: %w", err)
 	}
 	return nil

@@ -239,13 +239,23 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 			fmt.Fprintf(r.err, " of %d the server allows", sessions.Limit)
 		}
 		fmt.Fprintln(r.err)
-		if in.Route.Bridge != "" {
-			fmt.Fprintf(r.err, "  routes: start by %s, bridge by %s (%s)\n", in.Route.Start, in.Route.Bridge, in.Route.Reason)
+		if route := routeOn(in.ID, reports); route.Bridge != "" {
+			fmt.Fprintf(r.err, "  routes: start by %s, bridge by %s (%s)\n", route.Start, route.Bridge, route.Reason)
 		}
 	}
 	if first := firstOutputs(reports); len(first) > 0 {
 		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))
 	}
+}
+
+// routeOn returns the routes the last build on an instance took.
+func routeOn(id string, reports []instance.Report) connector.Choice {
+	for _, r := range slices.Backward(reports) {
+		if r.Instance == id && r.Route.Bridge != "" {
+			return r.Route
+		}
+	}
+	return connector.Choice{}
 }
 
 // firstOutputs returns the builds' times to first output, sorted.

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/steps"
 )
@@ -20,7 +18,7 @@ const (
 	defaultAlwaysLimit = 5 * time.Minute
 )
 
-// Config says what to run, and where.
+// Config says what to run.
 type Config struct {
 	Definition *steps.Definition
 	// Env is the job's environment: over what the operating system says, below what the definition and
@@ -30,16 +28,9 @@ type Config struct {
 	// this process.
 	RunnerEnv []string
 
-	// WorkDir is where steps run. It is absolute and exists.
-	WorkDir string
-	// ScriptDir is a private directory for the texts of scripts. It exists, and has no entry "script".
-	ScriptDir string
 	// OrphanDir is removed when this process dies before the job has ended and nobody holds a lock on
 	// it. May be empty.
 	OrphanDir string
-
-	// Stdout and Stderr get what the steps write, byte for byte.
-	Stdout, Stderr io.Writer
 
 	// Timeout stops the job when it has run for so long. If zero, never.
 	Timeout time.Duration
@@ -49,36 +40,40 @@ type Config struct {
 	// stopped. If zero, 5 min.
 	AlwaysLimit time.Duration
 
-	// Starts bounds how many processes are started at the same time. May be shared by runners. If nil,
-	// there is no bound.
-	Starts *semaphore.Weighted
-
 	// Observe is told each change of a step, one after the other. May be nil.
 	Observe func(StepResult)
+}
+
+// Place is where a job runs, and where what it writes goes.
+type Place struct {
+	// WorkDir is where steps run. It is absolute and exists.
+	WorkDir string
+	// ScriptDir is a private directory for the texts of scripts. It exists, and has no entry "script".
+	ScriptDir string
+	// Stdout and Stderr get what the steps write, byte for byte.
+	Stdout, Stderr io.Writer
 }
 
 // Runner runs one job, once. Its methods may be called from any goroutine.
 type Runner struct {
 	cfg Config
+
 	// Only Run's goroutine uses the following.
+	place   Place
 	results []StepResult
 	failed  *StepResult     // the step that failed the job
+	cut     bool            // a step did not run, or not to its end, because the job was stopped
 	kept    []*proc.Process // whose background processes live until the end
 	after   context.Context // for steps that run although the job was stopped; nil before the first
 	cancel  context.CancelFunc
+	closing sync.WaitGroup // of processes that are being closed
 
 	mu sync.Mutex // guards the following
 	// stopped says why the job was stopped; nil if it was not.
 	stopped *stop
 	// current is the process of the step that runs, if Stop is to end it.
-	current *proc.Process
-}
-
-// stop is why and how a job was stopped.
-type stop struct {
-	message  string
-	timedOut bool
-	grace    time.Duration
+	current  *proc.Process
+	closeErr error
 }
 
 // New returns a Runner for cfg. It does nothing before Run.
@@ -98,14 +93,12 @@ func New(cfg Config) *Runner {
 	return &Runner{cfg: cfg}
 }
 
-// Run runs the job and returns how it ended, when none of its processes is left. When ctx ends it
+// Run runs the job at place and returns how it ended, when none of its processes is left. When ctx ends it
 // kills them at once and runs no further step; the Result's message is the cause. It must be called
 // once. A panic while it runs is the job's failure.
-func (r *Runner) Run(ctx context.Context) (result Result) {
-	r.results = make([]StepResult, len(r.cfg.Definition.Steps))
-	for i, s := range r.cfg.Definition.Steps {
-		r.results[i] = StepResult{Name: s.Name, Status: Skipped}
-	}
+func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
+	r.place = place
+	r.results = NotRun(r.cfg.Definition)
 	defer func() {
 		if p := recover(); p != nil {
 			result = r.result(ctx)
@@ -114,82 +107,86 @@ func (r *Runner) Run(ctx context.Context) (result Result) {
 		if r.cancel != nil {
 			r.cancel()
 		}
-		if err := r.closeKept(); err != nil && result.Status == Success {
-			result.Status, result.Message = Failure, fmt.Sprintf("end background processes: %v", err)
+		if err := r.end(); err != nil && result.Status == Success {
+			result.Status, result.Message = Failure, fmt.Sprintf("end the processes of the job: %v", err)
 		}
 	}()
 	if r.cfg.Timeout > 0 {
 		timer := time.AfterFunc(r.cfg.Timeout, func() {
-			r.stop(stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true, grace: r.cfg.Grace})
+			r.stop(&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true}, r.cfg.Grace)
 		})
 		defer timer.Stop()
 	}
 	for i, s := range r.cfg.Definition.Steps {
-		stepCtx, due := r.due(ctx, s.When)
-		if !due {
+		if stepCtx, due := r.due(ctx, s.When); due {
+			r.runStep(stepCtx, s, &r.results[i])
+		} else {
 			r.cfg.Observe(r.results[i])
-			continue
 		}
-		r.runStep(stepCtx, s, &r.results[i])
 	}
 	return r.result(ctx)
 }
 
-// due reports whether a step that runs when shall run now, and the context for that.
+// due reports whether a step with when shall run now, and the context for that.
 func (r *Runner) due(ctx context.Context, when steps.When) (context.Context, bool) {
-	r.mu.Lock()
-	stopped := r.stopped != nil
-	r.mu.Unlock()
+	wanted := when == steps.Always || (when == steps.OnFailure) == (r.failed != nil)
 	switch {
-	case ctx.Err() != nil:
+	case !wanted:
 		return nil, false
-	case stopped && when == steps.Always:
+	case r.stopping() == nil && ctx.Err() == nil:
+		return ctx, true
+	case when == steps.Always && ctx.Err() == nil:
 		if r.after == nil {
 			r.after, r.cancel = context.WithTimeoutCause(ctx, r.cfg.AlwaysLimit,
 				fmt.Errorf("timeout: after the job was stopped, its last steps ran for longer than %v", r.cfg.AlwaysLimit))
 		}
-		return r.after, r.after.Err() == nil
-	case stopped:
-		return nil, false
-	case r.failed != nil:
-		return ctx, when != steps.OnSuccess
-	default:
-		return ctx, when != steps.OnFailure
+		if r.after.Err() == nil {
+			return r.after, true
+		}
 	}
+	r.cut = true
+	return nil, false
 }
 
-// result sums up the steps. The job was stopped if that kept a step from ending or from running.
+// result sums up. A job was stopped if that kept a step from running, or from running to its end.
 func (r *Runner) result(ctx context.Context) Result {
 	res := Result{Status: Success, Steps: r.results}
 	if r.failed != nil {
 		res.Status, res.ExitCode, res.Message = Failure, r.failed.ExitCode, r.failed.Message
 	}
-	cut := false
-	for i, s := range r.results {
-		skipped := s.Status == Skipped && r.failed == nil && r.cfg.Definition.Steps[i].When != steps.OnFailure
-		cut = cut || skipped || s.Status == Cancelled
+	if !r.cut {
+		return res
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch {
-	case !cut && !(r.stopped != nil && r.stopped.timedOut && r.failed != nil):
-	case r.stopped != nil && r.stopped.timedOut:
-		res.Status, res.ExitCode, res.Message, res.TimedOut = Failure, 0, r.stopped.message, true
-	case r.stopped != nil:
-		res.Status, res.ExitCode, res.Message = Cancelled, 0, r.stopped.message
-	case ctx.Err() != nil:
-		res.Status, res.ExitCode, res.Message = Cancelled, 0, context.Cause(ctx).Error()
+	res.Status, res.ExitCode = Cancelled, 0
+	switch stopped := r.stopping(); {
+	case stopped == nil:
+		res.Message = context.Cause(ctx).Error()
+	case stopped.timedOut:
+		res.Status, res.Message, res.TimedOut = Failure, stopped.message, true
+	default:
+		res.Message = stopped.message
 	}
 	return res
 }
 
-// closeKept ends what steps have left in the background.
-func (r *Runner) closeKept() error {
-	errs := make([]error, len(r.kept))
-	var wg sync.WaitGroup
-	for i, p := range r.kept {
-		wg.Go(func() { errs[i] = p.Close() })
+// close ends what p left, while the job goes on.
+func (r *Runner) close(p *proc.Process) {
+	r.closing.Go(func() {
+		if err := p.Close(); err != nil {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.closeErr = errors.Join(r.closeErr, err)
+		}
+	})
+}
+
+// end ends what all steps left, and waits for that.
+func (r *Runner) end() error {
+	for _, p := range r.kept {
+		r.close(p)
 	}
-	wg.Wait()
-	return errors.Join(errs...)
+	r.closing.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closeErr
 }

@@ -3,6 +3,8 @@ package engine
 import (
 	"fmt"
 	"time"
+
+	"github.com/stepmux/stepmux/remote/steps"
 )
 
 // Status is how far a step or a job has come.
@@ -59,4 +61,13 @@ type Result struct {
 	TimedOut bool
 	// Steps has all steps of the job in their order, also those that never ran.
 	Steps []StepResult
+}
+
+// NotRun returns the results of def's steps before any of them has run.
+func NotRun(def *steps.Definition) []StepResult {
+	results := make([]StepResult, len(def.Steps))
+	for i, s := range def.Steps {
+		results[i] = StepResult{Name: s.Name, Status: Skipped}
+	}
+	return results
 }

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+)
+
+func TestMain(m *testing.M) {
+	// The test binary is the program when it is called stepmux.
+	testscript.Main(m, map[string]func(){"stepmux": main})
+}
+
+func TestScripts(t *testing.T) {
+	examples, err := filepath.Abs("../../examples")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata/script",
+		Setup: func(env *testscript.Env) error {
+			tb, ok := env.T().(testing.TB)
+			if !ok {
+				t.Fatalf("testscript's %T is no testing.TB", env.T())
+			}
+			env.Values[tbKey{}] = tb
+			env.Setenv("EXAMPLES", examples)
+			// Short enough for sockets, and the script can see what is left in it.
+			env.Setenv("TMPDIR", sshtest.SocketDir(tb))
+			env.Setenv("HOME", env.WorkDir)
+			stepmux, err := exec.LookPath("stepmux") // of testscript.Main
+			env.Setenv("STEPMUX", stepmux)
+			return err
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"vm":    startVM,
+			"empty": requireEmpty,
+			"exits": requireExit,
+		},
+	})
+}
+
+// tbKey is where a script's testing.TB is.
+type tbKey struct{}
+
+// startVM starts a VM of a kind and tells how to reach it: vm openssh|in-process [sshd_config lines].
+func startVM(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) == 0 {
+		ts.Fatalf("usage: vm openssh|in-process [sshd_config line...]")
+	}
+	t, ok := ts.Value(tbKey{}).(testing.TB)
+	if !ok {
+		ts.Fatalf("no testing.TB")
+	}
+	var s *sshtest.Server
+	switch args[0] {
+	case "openssh":
+		s = sshtest.OpenSSH(t, args[1:]...)
+	case "in-process":
+		s = sshtest.InProcess(t, vmtest.Config{})
+	default:
+		ts.Fatalf("unknown kind of VM %q", args[0])
+	}
+	ts.Setenv("VM", "ssh://"+s.User+"@"+s.Addr)
+	ts.Setenv("ADDR", s.Addr)
+	ts.Setenv("KEY", s.IdentityFile)
+	ts.Setenv("KNOWN_HOSTS", s.KnownHosts)
+}
+
+// requireExit runs a command and checks its exit code: exits CODE COMMAND [ARG...].
+func requireExit(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	code := 0
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		code = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if code != want {
+		ts.Fatalf("exit code %d, want %d", code, want)
+	}
+}
+
+// requireEmpty checks that nothing is left in a directory: empty DIR.
+func requireEmpty(ts *testscript.TestScript, _ bool, args []string) {
+	entries, err := os.ReadDir(ts.MkAbs(args[0]))
+	ts.Check(err)
+	var left []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), "go-build") {
+			left = append(left, e.Name())
+		}
+	}
+	if len(left) > 0 {
+		ts.Fatalf("left in %s: %v", args[0], left)
+	}
+}

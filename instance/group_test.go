@@ -1,0 +1,169 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/mux"
+)
+
+func group(t *testing.T, capacities ...int) *Group {
+	t.Helper()
+	var all []Instance
+	for i, c := range capacities {
+		all = append(all, Instance{ID: string(rune('a' + i)), Addr: "127.0.0.1:22", Capacity: c})
+	}
+	g, err := NewGroup(all...)
+	require.NoError(t, err)
+	return g
+}
+
+func take(t *testing.T, g *Group) *slot {
+	t.Helper()
+	s, err := g.acquire(t.Context())
+	require.NoError(t, err)
+	return s
+}
+
+func TestSlotsSpreadOverTheInstancesThatHaveMostFree(t *testing.T) {
+	g := group(t, 1, 3, 2)
+	var got string
+	for range 6 {
+		got += take(t, g).member.ID
+	}
+	require.Equal(t, "bbcabc", got)
+}
+
+func TestWaitersGetSlotsInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := group(t, 1)
+		s := take(t, g)
+		order := make(chan int, 3)
+		for i := range 3 {
+			go func() {
+				s, err := g.acquire(context.Background())
+				if err == nil {
+					order <- i
+					s.release()
+				}
+			}()
+			synctest.Wait()
+		}
+		s.release()
+		s.release() // again: no second slot comes of it
+		synctest.Wait()
+		for want := range 3 {
+			require.Equal(t, want, <-order)
+		}
+		require.Zero(t, g.stat()[0].Used)
+	})
+}
+
+func TestWaiterThatLeavesLosesNoSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := group(t, 1)
+		s := take(t, g)
+		ctx, cancel := context.WithCancel(t.Context())
+		left := make(chan error)
+		go func() {
+			_, err := g.acquire(ctx)
+			left <- err
+		}()
+		synctest.Wait()
+		cancel()
+		require.ErrorIs(t, <-left, context.Canceled)
+		s.release()
+		take(t, g).release()
+	})
+}
+
+func TestSlotGrantedToAWaiterThatIsJustLeavingGoesToTheNext(t *testing.T) {
+	for range 200 {
+		g := group(t, 1)
+		s := take(t, g)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if s, err := g.acquire(ctx); err == nil {
+				s.release()
+			}
+		}()
+		go cancel()
+		s.release()
+		<-done
+		take(t, g).release()
+	}
+}
+
+func TestNewGroupRefusesWhatCannotWork(t *testing.T) {
+	good := Instance{ID: "a", Addr: "127.0.0.1:22"}
+	for want, all := range map[string][]Instance{
+		"at least one":   nil,
+		"has no ID":      {{Addr: "x:1"}},
+		"two of this ID": {good, good},
+		"no address":     {{ID: "a"}},
+		"capacity -1":    {{ID: "a", Addr: "x:1", Capacity: -1}},
+	} {
+		_, err := NewGroup(all...)
+		require.ErrorContains(t, err, want)
+	}
+	g, err := NewGroup(good)
+	require.NoError(t, err)
+	require.Equal(t, 1, g.stat()[0].Capacity, "the default")
+}
+
+func TestClassify(t *testing.T) {
+	live := t.Context()
+	canceled, cancel := context.WithCancel(live)
+	cancel()
+	expired, cancel := context.WithTimeout(live, -1)
+	defer cancel()
+	lost := &mux.ConnError{Op: "read", Addr: "vm:22", Err: errors.New("reset")}
+	for _, test := range []struct {
+		name   string
+		ctx    context.Context
+		err    error
+		reason FailureReason
+		code   int
+	}{
+		{"cancelled", canceled, canceled.Err(), JobCanceled, 0},
+		{"timed out", expired, expired.Err(), JobExecutionTimeout, 0},
+		{"lost", live, lost, RunnerSystemFailure, 0},
+		{"lost while cancelled", canceled, lost, RunnerSystemFailure, 0},
+		{"serve did not start", live, &connector.ServeError{ExitCode: 127, Err: errors.New("x")}, RunnerSystemFailure, 127},
+		{"serve vanished", live, &connector.ServeError{ExitCode: -1, Err: errors.New("x")}, RunnerSystemFailure, 0},
+		{"not valid", live, &connector.RequestError{Message: "x"}, ConfigurationError, 0},
+		{"a dial that timed out", live, context.DeadlineExceeded, RunnerSystemFailure, 0},
+		{"anything else", live, errors.New("x"), RunnerSystemFailure, 0},
+	} {
+		failed := (*BuildError)(nil)
+		require.ErrorAs(t, classify(test.ctx, test.err), &failed, test.name)
+		require.Equal(t, test.reason, failed.Reason, test.name)
+		require.Equal(t, test.code, failed.ExitCode, test.name)
+	}
+	require.NoError(t, classify(live, nil))
+	already := &BuildError{Reason: ScriptFailure, ExitCode: 1, Err: errors.New("x")}
+	require.Same(t, already, classify(canceled, already))
+}
+
+func TestOutcome(t *testing.T) {
+	require.NoError(t, outcome(connector.Result{Status: connector.Succeeded}))
+	for reason, r := range map[FailureReason]connector.Result{
+		ScriptFailure:       {Status: connector.Failed, ExitCode: 7, Message: "exit status 7"},
+		JobCanceled:         {Status: connector.Cancelled},
+		JobExecutionTimeout: {Status: connector.Failed, TimedOut: true},
+	} {
+		failed := (*BuildError)(nil)
+		require.ErrorAs(t, outcome(r), &failed)
+		require.Equal(t, reason, failed.Reason)
+		require.Equal(t, r.ExitCode, failed.ExitCode)
+	}
+	// What is not known is no success.
+	require.Error(t, outcome(connector.Result{}))
+}

@@ -1,0 +1,82 @@
+package job
+
+import (
+	"slices"
+	"time"
+)
+
+// collect removes jobs when their time has come, until the store shuts down.
+func (s *Store) collect() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-s.wake:
+		case <-s.stopped.Done():
+			return
+		}
+		if next := s.collectDue(); !next.IsZero() {
+			timer.Reset(time.Until(next))
+		}
+	}
+}
+
+// wakeCollector lets the collector look again at what is due, and when.
+func (s *Store) wakeCollector() {
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// collectDue removes what is due, and returns when something else will be; zero if nothing is known.
+func (s *Store) collectDue() (next time.Time) {
+	now := time.Now()
+	s.mu.Lock()
+	for len(s.finished) > 0 {
+		j := s.finished[0]
+		if at := j.finished.Add(s.cfg.Keep); now.Before(at) {
+			next = at
+			break
+		}
+		s.removeLocked(j)
+	}
+	var due []*record
+	s.removed = slices.DeleteFunc(s.removed, func(j *record) bool {
+		at := j.goneAt.Add(s.cfg.Linger)
+		if j.followers == 0 || !now.Before(at) {
+			due = append(due, j)
+			return true
+		}
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+		return false
+	})
+	s.mu.Unlock()
+	for _, j := range due {
+		j.remove()
+	}
+	return next
+}
+
+// removeLocked makes the store forget j, which has ended: its id is free. What there is of it on disk goes
+// with the next collectDue, or when nobody follows it any more.
+func (s *Store) removeLocked(j *record) {
+	delete(s.jobs, j.id)
+	s.finished = slices.DeleteFunc(s.finished, func(f *record) bool { return f == j })
+	j.gone, j.goneAt = true, time.Now()
+	s.removed = append(s.removed, j)
+}
+
+// unfollow ends what Follow began.
+func (s *Store) unfollow(j *record) {
+	s.mu.Lock()
+	j.followers--
+	last := j.gone && j.followers == 0
+	s.mu.Unlock()
+	if last {
+		s.collectDue()
+	}
+}

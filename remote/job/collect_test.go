@@ -1,0 +1,107 @@
+package job
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/engine"
+)
+
+// quick is a store whose jobs are over at once and write their length of life, so that only time
+// counts.
+func quick(t *testing.T, cfg Config) *Store {
+	s := newStore(t, cfg)
+	s.run = func(_ context.Context, _ *engine.Runner, p engine.Place) engine.Result {
+		_, _ = fmt.Fprint(p.Stdout, "output")
+		return engine.Result{Status: engine.Success}
+	}
+	return s
+}
+
+func TestFinishedJobIsRemovedAfterAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quick(t, Config{Keep: time.Hour})
+		create := func(id string) {
+			require.NoError(t, s.Create(script(t, id, "echo")))
+			f, err := s.Follow(id)
+			require.NoError(t, err)
+			_, _, err = f.Wait(t.Context())
+			require.NoError(t, err)
+			f.Close()
+		}
+		create("a")
+		pass(40 * time.Minute)
+		create("b")
+		pass(20*time.Minute - time.Nanosecond)
+		require.Len(t, s.List(), 2)
+		require.Len(t, dirs(t, s), 2)
+		pass(time.Nanosecond)
+		require.Equal(t, "b", s.List()[0].ID)
+		require.Len(t, dirs(t, s), 1, "its files are gone too")
+		pass(40 * time.Minute)
+		require.Empty(t, s.List())
+		require.Empty(t, dirs(t, s))
+	})
+}
+
+func TestFollowersMayReadARemovedJobForAWhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quick(t, Config{Keep: time.Hour, Linger: time.Minute})
+		require.NoError(t, s.Create(script(t, "1", "echo")))
+		stays, err := s.Follow("1")
+		require.NoError(t, err)
+		leaves, err := s.Follow("1")
+		require.NoError(t, err)
+		_, _, err = stays.Wait(t.Context())
+		require.NoError(t, err)
+
+		pass(time.Hour)
+		require.Empty(t, s.List())
+		require.Equal(t, "output", read(t, stays, Stdout, 0))
+		leaves.Close()
+		leaves.Close()
+		pass(time.Minute - time.Nanosecond)
+		require.Equal(t, "output", read(t, stays, Stdout, 0))
+		require.Len(t, dirs(t, s), 1)
+		pass(time.Nanosecond)
+		require.Empty(t, dirs(t, s))
+		_, err = stays.ReadAt(t.Context(), Stdout, make([]byte, 1), 0)
+		require.ErrorIs(t, err, ErrNotFound)
+		stays.Close()
+	})
+}
+
+func TestRemovedJobGoesWithItsLastFollower(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := quick(t, Config{})
+		require.NoError(t, s.Create(script(t, "1", "echo")))
+		f, err := s.Follow("1")
+		require.NoError(t, err)
+		_, _, err = f.Wait(t.Context())
+		require.NoError(t, err)
+		s.Cancel("1", false)
+
+		// A new job with the id does not meet what is left of the old one.
+		require.NoError(t, s.Create(script(t, "1", "echo anew")))
+		again, err := s.Follow("1")
+		require.NoError(t, err)
+		_, _, err = again.Wait(t.Context())
+		require.NoError(t, err)
+		again.Close()
+		require.Len(t, dirs(t, s), 2)
+		f.Close()
+		require.Len(t, dirs(t, s), 1)
+		require.Equal(t, "output", read(t, follow(t, s, "1"), Stdout, 0))
+	})
+}
+
+// pass lets time pass, and all that is due then happen.
+func pass(d time.Duration) {
+	time.Sleep(d) //nolint:forbidigo // the time of a synctest bubble
+	synctest.Wait()
+}

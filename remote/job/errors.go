@@ -1,0 +1,14 @@
+package job
+
+import "errors"
+
+var (
+	// ErrExists says that another job has the id.
+	ErrExists = errors.New("there is another job with this id")
+	// ErrNotFound says that there is no such job, or no more.
+	ErrNotFound = errors.New("there is no such job; it may have been removed")
+	// ErrFull says that as many jobs run as may.
+	ErrFull = errors.New("too many jobs are running")
+	// ErrShutdown says that the store takes no more jobs.
+	ErrShutdown = errors.New("the step runner is shutting down")
+)

@@ -1,0 +1,120 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/joblog"
+	"github.com/stepmux/stepmux/remote/steps"
+)
+
+// execute is the life of a job's goroutine.
+func (s *Store) execute(j *record, def *steps.Definition) {
+	result := s.attempt(j, def)
+	j.kill(nil)
+	state := Failed
+	switch result.Status { //nolint:exhaustive // a job that was run has no other
+	case engine.Success:
+		state = Succeeded
+	case engine.Cancelled:
+		state = Cancelled
+	}
+	s.mu.Lock()
+	j.state, j.result, j.finished = state, result, time.Now()
+	s.finished = append(s.finished, j)
+	s.mu.Unlock()
+	j.end()
+	s.wakeCollector()
+	close(j.done)
+}
+
+// attempt runs the job and cleans up after it. What goes wrong on the way, a panic too, is the job's
+// failure.
+func (s *Store) attempt(j *record, def *steps.Definition) (result engine.Result) {
+	fail := func(err error) {
+		result = engine.Result{Status: engine.Failure, Message: err.Error(), Steps: engine.NotRun(def)}
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			fail(fmt.Errorf("internal error of the step runner: %v", p))
+		}
+		if err := j.finish(); err != nil && result.Status == engine.Success {
+			result.Status, result.Message = engine.Failure, err.Error()
+		}
+	}()
+	if err := j.open(s.cfg.OutputLimit); err != nil {
+		fail(err)
+		return result
+	}
+	place, err := j.place(s.cfg.WorkBase)
+	if err != nil {
+		fail(err)
+		return result
+	}
+	return s.run(j.life, j.runner, place)
+}
+
+// open makes the job's directory and its logs.
+func (j *record) open(limit int64) error {
+	defer close(j.opened)
+	if err := os.Mkdir(j.dir, 0o700); err != nil {
+		return fmt.Errorf("create job directory: %w", err)
+	}
+	var logs [2]*joblog.Log
+	for stream, name := range streamNames {
+		log, err := joblog.Create(filepath.Join(j.dir, name), limit)
+		if err != nil {
+			if logs[Stdout] != nil {
+				err = errors.Join(err, logs[Stdout].Remove())
+			}
+			return err
+		}
+		logs[stream] = log
+	}
+	j.logs = logs
+	return nil
+}
+
+// place makes the directory the job runs in.
+func (j *record) place(base string) (engine.Place, error) {
+	p := engine.Place{ScriptDir: j.dir, Stdout: j.logs[Stdout], Stderr: j.logs[Stderr]}
+	if j.workDir == "" {
+		p.WorkDir = j.tempWorkDir()
+		if err := os.Mkdir(p.WorkDir, 0o700); err != nil {
+			return p, fmt.Errorf("create work directory: %w", err)
+		}
+		return p, nil
+	}
+	if p.WorkDir = filepath.Clean(j.workDir); !filepath.IsAbs(p.WorkDir) {
+		p.WorkDir = filepath.Join(base, p.WorkDir)
+	}
+	if err := os.MkdirAll(p.WorkDir, 0o755); err != nil {
+		return p, fmt.Errorf("create work_dir %s: %w", p.WorkDir, err)
+	}
+	return p, nil
+}
+
+// tempWorkDir is where a job runs that names no work directory. One that does has none here.
+func (j *record) tempWorkDir() string { return filepath.Join(j.dir, "work") }
+
+// finish closes the logs and removes the files the job needed to run. The error says what was lost of
+// the output, or is left of the files.
+func (j *record) finish() error {
+	var errs []error
+	for stream, log := range j.logs {
+		if log == nil {
+			continue
+		}
+		if err := log.Close(); err != nil {
+			errs = append(errs, fmt.Errorf("the job's %v is not complete: %w", Stream(stream), err))
+		}
+	}
+	if err := removeTree(j.tempWorkDir()); err != nil {
+		errs = append(errs, fmt.Errorf("remove work directory: %w", err))
+	}
+	return errors.Join(errs...)
+}

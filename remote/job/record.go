@@ -1,0 +1,155 @@
+package job
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/joblog"
+)
+
+// record is a job in the store.
+type record struct {
+	id      string
+	digest  [sha256.Size]byte
+	workDir string // as asked for
+	dir     string
+	started time.Time
+	grace   time.Duration
+	runner  *engine.Runner
+
+	life context.Context // ends when the job's processes shall be killed
+	kill context.CancelCauseFunc
+
+	opened chan struct{} // closed once the logs are set, or never will be
+	logs   [2]*joblog.Log
+	done   chan struct{} // closed once the state is final
+
+	// Guarded by the store's mu.
+	state     State // final once result is set
+	result    engine.Result
+	finished  time.Time
+	followers int
+	gone      bool      // the store has removed it
+	goneAt    time.Time // when
+
+	removal sync.Once
+
+	mu      sync.Mutex // guards the following
+	events  []engine.StepResult
+	changed chan struct{} // closed with the next event, then replaced
+	ended   bool          // there will be no more events
+}
+
+func newRecord(spec Spec, dir string) *record {
+	j := &record{
+		id:      spec.ID,
+		digest:  spec.Digest,
+		workDir: spec.WorkDir,
+		dir:     dir,
+		started: time.Now(),
+		state:   Running,
+		opened:  make(chan struct{}),
+		done:    make(chan struct{}),
+		changed: make(chan struct{}),
+	}
+	j.life, j.kill = context.WithCancelCause(context.Background())
+	return j
+}
+
+// observe takes a step's change from the engine.
+func (j *record) observe(r engine.StepResult) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.events = append(j.events, r)
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// end says that there will be no more events.
+func (j *record) end() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ended = true
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// event waits for the event with number n, from 0. After the last one it returns io.EOF.
+func (j *record) event(ctx context.Context, n int) (engine.StepResult, error) {
+	for {
+		j.mu.Lock()
+		changed, ended := j.changed, j.ended
+		if n < len(j.events) {
+			defer j.mu.Unlock()
+			return j.events[n], nil
+		}
+		j.mu.Unlock()
+		if ended {
+			return engine.StepResult{}, io.EOF
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return engine.StepResult{}, context.Cause(ctx)
+		}
+	}
+}
+
+// readAt reads one of the streams, as [joblog.Log.ReadAt] does. A job that never had logs has empty
+// ones.
+func (j *record) readAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
+	select {
+	case <-j.opened:
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+	log := j.logs[stream]
+	switch {
+	case log != nil:
+		return log.ReadAt(ctx, p, offset)
+	case offset != 0:
+		return 0, fmt.Errorf("read log at %d of 0 bytes: %w", offset, joblog.ErrOffset)
+	default:
+		return 0, io.EOF
+	}
+}
+
+func (j *record) statLocked() Stat {
+	stat := Stat{
+		ID:       j.id,
+		State:    j.state,
+		Started:  j.started,
+		Finished: j.finished,
+		ExitCode: j.result.ExitCode,
+		Message:  j.result.Message,
+		TimedOut: j.result.TimedOut,
+	}
+	select {
+	case <-j.opened:
+		if j.logs[Stdout] != nil {
+			stat.Stdout, stat.Stderr = j.logs[Stdout].Len(), j.logs[Stderr].Len()
+		}
+	default:
+	}
+	return stat
+}
+
+// remove deletes what there is of the job, which has ended. Nobody can read it any more.
+func (j *record) remove() {
+	j.removal.Do(func() {
+		var errs []error
+		for _, log := range j.logs {
+			if log != nil {
+				errs = append(errs, log.Remove())
+			}
+		}
+		// What resists goes with the store's directory, or keeps that from going, which is an error there.
+		_ = errors.Join(append(errs, removeTree(j.dir))...)
+	})
+}

@@ -1,0 +1,17 @@
+package remote
+
+import (
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/service"
+)
+
+// openJobs opens the job store of the build in its directory, in which all that jobs leave is, and puts
+// the step service before it. If this process is killed, what is left of the jobs' processes removes
+// the directory.
+func openJobs(dir string) (*jobRunner, error) {
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir})
+	if err != nil {
+		return nil, err
+	}
+	return &jobRunner{server: service.NewServer(store), stop: store.Shutdown, close: store.Close}, nil
+}

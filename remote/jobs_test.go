@@ -1,0 +1,306 @@
+package remote
+
+import (
+	"context"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// newClient returns a client whose connections dial makes.
+func newClient(t *testing.T, dial func(ctx context.Context) (net.Conn, error)) pb.StepRunnerClient {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:serve",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }))
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return pb.NewStepRunnerClient(conn)
+}
+
+// clientOf returns a client of the serve that listens on socket.
+func clientOf(t *testing.T, socket string) pb.StepRunnerClient {
+	t.Helper()
+	return newClient(t, func(ctx context.Context) (net.Conn, error) { return dial(ctx, socket) })
+}
+
+func runScript(t *testing.T, client pb.StepRunnerClient, id, script string) {
+	t.Helper()
+	_, err := client.Run(t.Context(), &pb.RunRequest{Id: id, Type: pb.RunRequest_script, CiScript: script})
+	require.NoError(t, err)
+}
+
+// readOutput returns all a job writes, stdout and stderr; it waits for the job's end.
+func readOutput(t *testing.T, client pb.StepRunnerClient, id string) (stdout, stderr string) {
+	t.Helper()
+	stream, err := client.FollowIO(t.Context(), &pb.FollowIORequest{Id: id})
+	require.NoError(t, err)
+	var texts [2]strings.Builder
+	for {
+		piece, err := stream.Recv()
+		if err == io.EOF {
+			return texts[0].String(), texts[1].String()
+		}
+		require.NoError(t, err)
+		texts[piece.GetStreamType()].Write(piece.GetStream())
+	}
+}
+
+// finalState follows a job to its end and returns its state.
+func finalState(t *testing.T, client pb.StepRunnerClient, id string) *pb.Job {
+	t.Helper()
+	stream, err := client.Follow(t.Context(), &pb.FollowRequest{Id: id})
+	require.NoError(t, err)
+	var job *pb.Job
+	for {
+		message, err := stream.Recv()
+		if err == io.EOF {
+			return job
+		}
+		require.NoError(t, err)
+		job = message.GetJob()
+	}
+}
+
+// vitals is a named pipe that processes of a job hold open: it ends when the last of them has.
+type vitals struct {
+	path string
+	file *os.File
+}
+
+func newVitals(t *testing.T) *vitals {
+	t.Helper()
+	v := &vitals{path: filepath.Join(t.TempDir(), "vitals")}
+	require.NoError(t, unix.Mkfifo(v.path, 0o600))
+	return v
+}
+
+// script is one that holds the pipe, as do a child and a child in a session of its own, and then does
+// what body says. waitUp returns once it is about to.
+func (v *vitals) script(t *testing.T, body string) string {
+	t.Helper()
+	path, err := wire.Quote("exec", v.path)
+	require.NoError(t, err)
+	return "exec 9>" + strings.TrimPrefix(path, "exec ") + "\nsleep 1000 &\nsetsid sleep 1000 &\necho up >&9\n" + body
+}
+
+func (v *vitals) waitUp(t *testing.T) {
+	t.Helper()
+	var err error
+	v.file, err = os.Open(v.path) // waits for the script to open it too
+	require.NoError(t, err)
+	t.Cleanup(func() { v.file.Close() })
+	line := make([]byte, 3)
+	_, err = io.ReadFull(v.file, line)
+	require.NoError(t, err)
+	require.Equal(t, "up\n", string(line))
+}
+
+// waitGone waits until no process of the script is left and returns what they wrote.
+func (v *vitals) waitGone(t *testing.T) string {
+	t.Helper()
+	text, err := io.ReadAll(v.file)
+	require.NoError(t, err)
+	return string(text)
+}
+
+func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
+	for how, end := range map[string]func(*served) error{
+		"SIGTERM":      func(s *served) error { return s.cmd.Process.Signal(unix.SIGTERM) },
+		"SIGHUP":       func(s *served) error { return s.cmd.Process.Signal(unix.SIGHUP) },
+		"end of stdin": func(s *served) error { return s.stdin.Close() },
+	} {
+		t.Run(how, func(t *testing.T) {
+			tmp := shortTemp(t)
+			socket := socketIn(t, tmp, "42")
+			s := startServe(t, socket)
+			v := newVitals(t)
+			runScript(t, clientOf(t, socket), "job", v.script(t, "trap 'echo asked >&9; exit 3' TERM\necho trap >&9\nwhile :; do sleep 0.01; done"))
+			v.waitUp(t)
+			_, err := io.ReadFull(v.file, make([]byte, len("trap\n")))
+			require.NoError(t, err)
+			require.NoError(t, end(s))
+			require.Equal(t, "asked\n", v.waitGone(t))
+			s.requireExit(t, 0, socket)
+			require.Equal(t, wire.ReadyLine(socket), s.stderr.String())
+			require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
+		})
+	}
+}
+
+func TestServeKillsJobsThatIgnoreSIGTERM(t *testing.T) {
+	socket := socketIn(t, shortTemp(t), "42")
+	s := launchServe(t, socket, func(s *served) { s.cmd.Args = append(s.cmd.Args, "50ms") }) // the grace
+	s.waitReady(t)
+	v := newVitals(t)
+	runScript(t, clientOf(t, socket), "job", "trap '' TERM\n"+v.script(t, "while :; do sleep 1; done"))
+	v.waitUp(t)
+	require.NoError(t, s.stdin.Close())
+	require.Empty(t, v.waitGone(t))
+	s.requireExit(t, 0, socket)
+}
+
+func TestKilledServeLeavesNoProcessesAndSoonNoDirectory(t *testing.T) {
+	tmp := shortTemp(t)
+	killed := startServe(t, socketIn(t, tmp, "killed"))
+	client := clientOf(t, socketIn(t, tmp, "killed"))
+	var all []*vitals
+	for _, id := range []string{"a", "b", "c"} {
+		v := newVitals(t)
+		runScript(t, client, id, v.script(t, "wait"))
+		v.waitUp(t)
+		all = append(all, v)
+	}
+	require.NoError(t, killed.cmd.Process.Kill())
+	<-killed.exited
+	for _, v := range all {
+		require.Empty(t, v.waitGone(t))
+	}
+	next := startServe(t, socketIn(t, tmp, "next"))
+	base := filepath.Join(tmp, wire.SocketBase)
+	require.Eventually(t, func() bool {
+		left := names(t, base)
+		return len(left) == 1 && left[0] == "next"
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, next.stdin.Close())
+	next.requireExit(t, 0, socketIn(t, tmp, "next"))
+}
+
+func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
+	socket := socketIn(t, shortTemp(t), "42")
+	s := startServe(t, socket)
+	client := clientOf(t, socket)
+	v := newVitals(t)
+	runScript(t, client, "job", v.script(t, "wait"))
+	v.waitUp(t)
+	stream, err := client.Follow(t.Context(), &pb.FollowRequest{Id: "job"})
+	require.NoError(t, err)
+	first, err := stream.Recv() // the follower is there before the end
+	require.NoError(t, err)
+	require.Equal(t, pb.StepResult_running, first.GetResult().GetStatus())
+	require.NoError(t, s.stdin.Close())
+	var last *pb.FollowResponse
+	for {
+		message, err := stream.Recv()
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err, "the stream was cut")
+		last = message
+	}
+	require.Equal(t, pb.Job_cancelled, last.GetJob().GetStatus())
+	s.requireExit(t, 0, socket)
+}
+
+func TestServesEnvironmentReachesNoJob(t *testing.T) {
+	socket := socketIn(t, shortTemp(t), "42")
+	s := launchServe(t, socket, func(s *served) {
+		s.cmd.Env = append(s.cmd.Env, "CI_JOB_TOKEN=of-the-manager", "LD_LIBRARY_PATH=/of-the-manager", "BASH_ENV=/of-the-manager")
+	})
+	s.waitReady(t)
+	client := clientOf(t, socket)
+	runScript(t, client, "job", "env")
+	stdout, stderr := readOutput(t, client, "job")
+	require.Contains(t, stdout, "PATH=")
+	require.NotContains(t, stdout+stderr, "of-the-manager")
+	require.NotContains(t, stdout, roleVar)
+	require.NoError(t, s.stdin.Close())
+	s.requireExit(t, 0, socket)
+}
+
+func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
+	tmp := shortTemp(t)
+	socket := socketIn(t, tmp, "42")
+	s := launchServe(t, socket, func(s *served) { s.cmd.Env = append(s.cmd.Env, "TMPDIR="+tmp) })
+	s.waitReady(t)
+	client := clientOf(t, socket)
+	runScript(t, client, "job", "pwd; mkdir closed; touch closed/file; chmod 0 closed")
+	stdout, _ := readOutput(t, client, "job")
+	require.True(t, strings.HasPrefix(stdout, filepath.Dir(socket)+"/"), stdout)
+	require.Equal(t, pb.Job_suceeded, finalState(t, client, "job").GetStatus())
+	require.Equal(t, []string{wire.SocketBase}, names(t, tmp))
+	require.Equal(t, []string{"42"}, names(t, filepath.Join(tmp, wire.SocketBase)))
+	require.NoError(t, s.stdin.Close())
+	s.requireExit(t, 0, socket)
+}
+
+// stdioConn is a connection made of a process's stdin and stdout. Deadlines do nothing.
+type stdioConn struct {
+	io.Reader
+	io.WriteCloser
+
+	net.Conn // nil: for the methods gRPC does not call
+}
+
+func (c stdioConn) Read(p []byte) (int, error)       { return c.Reader.Read(p) }
+func (c stdioConn) Write(p []byte) (int, error)      { return c.WriteCloser.Write(p) }
+func (c stdioConn) Close() error                     { return c.WriteCloser.Close() }
+func (c stdioConn) LocalAddr() net.Addr              { return &net.UnixAddr{} }
+func (c stdioConn) RemoteAddr() net.Addr             { return &net.UnixAddr{} }
+func (c stdioConn) SetDeadline(time.Time) error      { return nil }
+func (c stdioConn) SetReadDeadline(time.Time) error  { return nil }
+func (c stdioConn) SetWriteDeadline(time.Time) error { return nil }
+
+func TestJobRunsThroughTheProxyAndTheProxyEndsWithItsClient(t *testing.T) {
+	socket := socketIn(t, shortTemp(t), "42")
+	s := startServe(t, socket)
+	proxies := make(chan *exec.Cmd, 1)
+	client := newClient(t, func(context.Context) (net.Conn, error) {
+		cmd := role(context.Background(), "proxy", socket)
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			return nil, err
+		}
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			return nil, err
+		}
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		proxies <- cmd
+		return stdioConn{Reader: stdout, WriteCloser: stdin}, nil
+	})
+	runScript(t, client, "job", "head -c 3000000 /dev/zero; echo done >&2; exit 7")
+	stdout, stderr := readOutput(t, client, "job")
+	require.Equal(t, strings.Repeat("\x00", 3_000_000), stdout)
+	require.Equal(t, "done\n", stderr)
+	job := finalState(t, client, "job")
+	require.Equal(t, pb.Job_failed, job.GetStatus())
+	require.EqualValues(t, 7, job.GetExitCode())
+	require.NoError(t, s.stdin.Close())
+	s.requireExit(t, 0, socket)
+	require.NoError(t, (<-proxies).Wait())
+}
+
+func TestServeGoesOnWhenTheDiskIsFull(t *testing.T) {
+	tmp := tinyFS(t)
+	socket := socketIn(t, tmp, "42")
+	s := startServe(t, socket)
+	fillDisk(t, tmp)
+	client := clientOf(t, socket)
+	// Whether the request or the job fails, it says why, and the server lives.
+	_, err := client.Run(t.Context(), &pb.RunRequest{Id: "job", Type: pb.RunRequest_script, CiScript: "echo hello"})
+	if err != nil {
+		require.ErrorContains(t, err, "no space left on device")
+	} else {
+		require.Contains(t, finalState(t, client, "job").GetMessage(), "no space left on device")
+	}
+	_, err = client.List(t.Context(), &pb.ListRequest{})
+	require.NoError(t, err)
+	require.NoError(t, s.stdin.Close())
+	s.requireExit(t, 0, socket)
+}

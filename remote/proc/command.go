@@ -1,0 +1,93 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Command is what to run. Start does not keep or change its slices.
+type Command struct {
+	// Argv is the program and its arguments. A name without a slash is looked up in the PATH of Env,
+	// never in that of this process. Relative paths, also in PATH, are relative to Dir.
+	Argv []string
+	// Dir is the working directory: an absolute path that must exist.
+	Dir string
+	// Env is the whole environment, as KEY=VALUE: nothing is inherited. Of two entries with the same
+	// key the last one counts.
+	Env []string
+	// Stdout and Stderr get the output, each from one goroutine, until Close has returned; if they are
+	// the same Writer, it must stand two calls at once. Nil discards the output. A Writer that fails
+	// gets nothing more, and never stops the command; a Writer that blocks holds it up, and Close too.
+	Stdout, Stderr io.Writer
+	// OrphanDir is a directory that must not outlive the server. If the server dies without a Close,
+	// the shim removes the directory with all in it, unless by then another process has it locked with
+	// flock(2) or has put another one in its place. It is renamed first, to a name that begins with "~"
+	// beside it. It must exist and belong to our user. Empty: none.
+	OrphanDir string
+}
+
+// maxCommand bounds a command on its way to the shim, in bytes. The kernel takes less: 6 MiB of
+// arguments and environment at most, however large the stack may be.
+const maxCommand = 8 << 20
+
+// check returns what is wrong with c as far as that can be told without running it.
+func (c *Command) check() error {
+	switch {
+	case len(c.Argv) == 0 || c.Argv[0] == "":
+		return errors.New("start command: it has no program")
+	case !filepath.IsAbs(c.Dir):
+		return fmt.Errorf("start %q: the working directory %q is not an absolute path", c.Argv[0], c.Dir)
+	case c.OrphanDir != "" && !filepath.IsAbs(c.OrphanDir):
+		return fmt.Errorf("start %q: the orphan directory %q is not an absolute path", c.Argv[0], c.OrphanDir)
+	case strings.ContainsRune(c.Dir, 0) || strings.ContainsRune(c.OrphanDir, 0):
+		return fmt.Errorf("start %q: a directory's path has a NUL byte", c.Argv[0])
+	}
+	longest := 32*os.Getpagesize() - 1 // MAX_ARG_STRLEN of execve(2), without its NUL
+	size := 0
+	for i, arg := range c.Argv {
+		switch {
+		case strings.ContainsRune(arg, 0):
+			return fmt.Errorf("start %q: argument %d has a NUL byte", c.Argv[0], i)
+		case len(arg) > longest:
+			return tooLarge(c.Argv[0], "argument %d has %d bytes, the limit for one is %d", i, len(arg), longest)
+		}
+		size += len(arg) + 1
+	}
+	for _, entry := range c.Env {
+		key, _, ok := strings.Cut(entry, "=")
+		switch {
+		case !ok || key == "":
+			// The entry itself may be a secret.
+			return fmt.Errorf("start %q: an environment entry is not KEY=VALUE", c.Argv[0])
+		case strings.ContainsRune(entry, 0):
+			return fmt.Errorf("start %q: environment variable %q has a NUL byte", c.Argv[0], key)
+		case len(entry) > longest:
+			return tooLarge(c.Argv[0], "environment variable %q has %d bytes, the limit for one is %d", key, len(entry), longest)
+		}
+		size += len(entry) + 1
+	}
+	if limit := maxCommand / 2; size > limit { // the rest is for the lengths: a million empty arguments
+		return tooLarge(c.Argv[0], "its arguments and environment have %d bytes, the limit is %d", size, limit)
+	}
+	return nil
+}
+
+// environ returns Env with the last entry of each key only, in the order of the first.
+func (c *Command) environ() []string {
+	env := make([]string, 0, len(c.Env))
+	index := make(map[string]int, len(c.Env))
+	for _, entry := range c.Env {
+		key, _, _ := strings.Cut(entry, "=")
+		if i, ok := index[key]; ok {
+			env[i] = entry
+			continue
+		}
+		index[key] = len(env)
+		env = append(env, entry)
+	}
+	return env
+}

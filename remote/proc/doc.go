@@ -1,0 +1,18 @@
+// Package proc runs the processes of a job so that none of them can outlive it. Linux.
+//
+// A command is not the child of the server but of a shim: this same program, executed again and held by
+// the server through one socket. The shim is a child subreaper, so whatever the command leaves behind,
+// in its process group or not, becomes the shim's child, and dies when the server closes the process or
+// is gone itself, even by SIGKILL: the end of the socket is all the shim needs to see. A server alone
+// can do neither: it cannot find a process that was orphaned, and it cannot act once it is dead.
+//
+//	server ── socket: command, term, kill, close ──> shim ── fork ──> command ──> its processes
+//	   │  <── started or failed, exited ──────────────┘                  │
+//	   └──────────────── pipes: stdout, stderr <─────────────────────────┘
+//
+// The bytes of the output pass from the command straight to the server. The command, its environment
+// and its directory travel over the socket: the shim's own arguments and environment, which any user of
+// the machine can see, say nothing.
+//
+// A program that starts processes calls [Main] as the first line of its main, and so does a TestMain.
+package proc

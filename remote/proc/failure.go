@@ -1,0 +1,75 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+)
+
+// stage is what the shim was about when it failed to start a command.
+type stage uint64
+
+const (
+	stageShim   stage = iota // itself
+	stageOrphan              // the orphan directory
+	stageDir                 // the working directory
+	stagePath                // finding the program
+	stageExec                // executing it
+)
+
+// failure is why the shim could not start a command.
+type failure struct {
+	at    stage
+	errno syscall.Errno
+}
+
+func fail(at stage, err error) *failure {
+	errno := syscall.EINVAL
+	_ = errors.As(err, &errno)
+	return &failure{at, errno}
+}
+
+func (f *failure) encode() []byte { return encodeNumbers(uint64(f.at), uint64(f.errno)) }
+
+func decodeFailure(b []byte) (*failure, error) {
+	v, err := numbers(b, 2)
+	if err != nil {
+		return nil, err
+	}
+	return &failure{stage(v[0]), syscall.Errno(v[1])}, nil
+}
+
+// error returns the error of Start for c.
+func (f *failure) error(c *Command) error {
+	name := c.Argv[0]
+	switch f.at {
+	case stageDir:
+		return fmt.Errorf("start %q: enter working directory %q: %w", name, c.Dir, f.errno)
+	case stageOrphan:
+		return fmt.Errorf("start %q: open orphan directory %q: %w", name, c.OrphanDir, f.errno)
+	case stagePath, stageExec:
+		if reason, detail := f.reason(); reason != nil {
+			return &StartError{Program: name, Reason: reason, Detail: detail, Err: f.errno}
+		}
+		return fmt.Errorf("start %q: %w", name, f.errno)
+	case stageShim:
+	}
+	return fmt.Errorf("start %q: set up its shim: %w", name, f.errno)
+}
+
+// reason tells whose fault it was: the command's, or, if nil, the machine's.
+func (f *failure) reason() (reason error, detail string) {
+	switch f.errno {
+	case syscall.ENOENT, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP:
+		if f.at == stagePath {
+			return ErrNotFound, "no directory of its PATH has it"
+		}
+		return ErrNotFound, f.errno.Error() + " (the program, or the interpreter its first line names)"
+	case syscall.EACCES, syscall.EPERM, syscall.ENOEXEC, syscall.ETXTBSY, syscall.EISDIR, syscall.EINVAL:
+		return ErrNotExecutable, f.errno.Error()
+	case syscall.E2BIG:
+		return ErrTooLarge, f.errno.Error()
+	default:
+		return nil, ""
+	}
+}

@@ -1,0 +1,101 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// errShim is the error of a shim that ended before it was told to, or is stuck.
+var errShim = errors.New("the shim that held it ended before it")
+
+// listen handles what the shim says until it ends. It is the only one that sets the fields which
+// started, exited and gone announce.
+func (p *Process) listen() {
+	defer close(p.gone)
+	left, err := p.hear()
+	if !errors.Is(err, io.EOF) {
+		p.abandon() // it does not speak our language
+	}
+	p.control.close()
+	state, waitErr := p.shim.Wait()
+	if p.exitedAt.IsZero() {
+		// The kernel has killed the command with its shim, but not the rest of its process group.
+		if p.leader != 0 {
+			_ = unix.Kill(-p.leader, unix.SIGKILL)
+		}
+		p.exitErr = fmt.Errorf("wait for %q: %w", p.program, errShim)
+		p.setExited()
+	}
+	if p.leader == 0 && p.failed == nil {
+		close(p.started)
+	}
+	switch {
+	case left > 0:
+		p.shimErr = fmt.Errorf("%d processes could not be killed", left)
+	case waitErr != nil:
+		p.shimErr = fmt.Errorf("wait for its shim: %w", bare(waitErr))
+	case !state.Success():
+		p.shimErr = fmt.Errorf("%w: %v", errShim, state)
+	}
+}
+
+// hear handles messages of the shim until there are no more: then the error is io.EOF. It returns how
+// many processes the shim had to leave alive.
+func (p *Process) hear() (left uint64, err error) {
+	for {
+		kind, payload, err := p.control.receive(maxReply)
+		if err != nil {
+			return left, err
+		}
+		switch {
+		case kind == frameStarted && p.leader == 0 && p.failed == nil:
+			var v []uint64
+			if v, err = numbers(payload, 1); err == nil {
+				p.leader = int(v[0])
+				close(p.started)
+			}
+		case kind == frameFailed && p.leader == 0 && p.failed == nil:
+			if p.failed, err = decodeFailure(payload); err == nil {
+				close(p.started)
+			}
+		case kind == frameExited && p.leader != 0 && p.exitedAt.IsZero():
+			if p.exit, err = decodeExited(payload); err == nil {
+				p.setExited()
+			}
+		case kind == frameLeft:
+			var v []uint64
+			if v, err = numbers(payload, 1); err == nil {
+				left = v[0]
+			}
+		default:
+			err = fmt.Errorf("message %q out of turn", kind)
+		}
+		if err != nil {
+			return left, err
+		}
+	}
+}
+
+func (p *Process) setExited() {
+	p.exitedAt = time.Now()
+	close(p.exited)
+}
+
+// tell sends the shim a message without content. A shim that is gone has nothing to be told.
+func (p *Process) tell(kind byte) { _ = p.control.send(kind, nil) }
+
+// abandon kills the shim, which is the end of the command too.
+func (p *Process) abandon() { _ = p.shim.Kill() } // ended already is fine, and otherwise it is ours
+
+// abandonUnlessExited is for a shim that does not report the end of a command it was told to kill.
+func (p *Process) abandonUnlessExited() {
+	select {
+	case <-p.exited:
+	default:
+		p.abandon()
+	}
+}

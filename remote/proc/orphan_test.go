@@ -1,0 +1,201 @@
+package proc
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// serverVar makes the test binary a server with one process, whose script is its value.
+const serverVar = "STEPMUX_TEST_SERVER"
+
+// serverMain starts the script and never ends by itself. Its arguments are the tag of the process and the
+// orphan directory, "-" in front of it if it is not to be locked.
+func serverMain() int {
+	tag, dir := os.Args[1], os.Args[2]
+	dir, unlocked := strings.CutPrefix(dir, "-")
+	if !unlocked {
+		lock, err := os.Open(dir)
+		if err != nil || unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+			return 1
+		}
+	}
+	c := shell(os.Getenv(serverVar))
+	c.Env = append(c.Env, tag)
+	c.OrphanDir = dir
+	c.Stdout, c.Stderr = os.Stdout, os.Stderr
+	for range 3 { // shims that race to clean up
+		p, err := Start(context.Background(), c)
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		fmt.Println("shim", p.shim.Pid)
+	}
+	select {}
+}
+
+// server starts a server with a script that says ready, and returns it and its shims once it runs.
+func server(t *testing.T, script, tag, dir string) (*exec.Cmd, []int) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe", tag, dir)
+	cmd.Env = []string{serverVar + "=" + script}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	var shims []int
+	ready := 0
+	for scan := bufio.NewScanner(out); ready < 3 || len(shims) < 3; {
+		require.True(t, scan.Scan(), "the server has ended")
+		if pid, ok := strings.CutPrefix(scan.Text(), "shim "); ok {
+			shims = append(shims, atoi(pid))
+		} else {
+			require.Equal(t, "ready", scan.Text())
+			ready++
+		}
+	}
+	return cmd, shims
+}
+
+const leaveThings = `trap '' TERM HUP; setsid sh -c 'sleep 1000 & sleep 1000' & (sleep 1000 &) ; echo ready; wait`
+
+// orphanTree makes a directory to be removed, and one beside it that must not be touched.
+func orphanTree(t *testing.T) (dir, keep string) {
+	t.Helper()
+	base := t.TempDir()
+	dir, keep = filepath.Join(base, "build"), filepath.Join(base, "keep")
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "jobs/a/closed"), 0o700))
+	require.NoError(t, os.Mkdir(keep, 0o755))
+	for _, file := range []string{dir + "/jobs/a/closed/file", keep + "/file"} {
+		require.NoError(t, os.WriteFile(file, []byte("x"), 0o600))
+	}
+	require.NoError(t, os.Symlink(keep, filepath.Join(dir, "jobs/link")))
+	require.NoError(t, os.Symlink("../keep/file", filepath.Join(dir, "file")))
+	require.NoError(t, os.Chmod(filepath.Join(dir, "jobs/a/closed"), 0o500))
+	t.Cleanup(func() { _ = os.Chmod(filepath.Join(dir, "jobs/a/closed"), 0o700) })
+	return dir, keep
+}
+
+// requireRemoved checks that of dir's parent only keep is left, as it was.
+func requireRemoved(t *testing.T, dir, keep string) {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(dir))
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	require.FileExists(t, keep+"/file")
+	info, err := os.Stat(keep)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o755), info.Mode().Perm())
+}
+
+func TestServerThatIsKilledLeavesNothing(t *testing.T) {
+	tag := newTag()
+	dir, keep := orphanTree(t)
+	cmd, shims := server(t, leaveThings, tag, dir)
+	require.NotEmpty(t, tagged(t, tag))
+	require.NoError(t, cmd.Process.Kill())
+	eventually(t, func() bool {
+		return len(tagged(t, tag)) == 0 && ended(shims[0]) && ended(shims[1]) && ended(shims[2])
+	}, "its processes")
+	requireRemoved(t, dir, keep)
+}
+
+func TestOrphanDirectoryThatIsInUseOrAnotherIsLeft(t *testing.T) {
+	tests := map[string]func(t *testing.T, dir string){
+		"locked by a living process": func(t *testing.T, dir string) {
+			lock, err := os.Open(dir)
+			require.NoError(t, err)
+			t.Cleanup(func() { lock.Close() })
+			require.NoError(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB))
+		},
+		"replaced by another": func(t *testing.T, dir string) {
+			require.NoError(t, os.Rename(dir, dir+"-moved"))
+			require.NoError(t, os.Mkdir(dir, 0o700))
+		},
+		"replaced by a symbolic link": func(t *testing.T, dir string) {
+			require.NoError(t, os.Rename(dir, dir+"-moved"))
+			require.NoError(t, os.Symlink(dir+"-moved", dir))
+		},
+	}
+	for name, change := range tests {
+		t.Run(name, func(t *testing.T) {
+			tag := newTag()
+			dir, _ := orphanTree(t)
+			cmd, shims := server(t, leaveThings, tag, "-"+dir)
+			change(t, dir)
+			before := listing(t, filepath.Dir(dir))
+			require.NoError(t, cmd.Process.Kill())
+			eventually(t, func() bool {
+				return len(tagged(t, tag)) == 0 && ended(shims[0]) && ended(shims[1]) && ended(shims[2])
+			}, "its processes")
+			require.Equal(t, before, listing(t, filepath.Dir(dir)))
+		})
+	}
+}
+
+// listing returns the paths of all that is in dir.
+func listing(t *testing.T, dir string) (list []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		list = append(list, path)
+		return err
+	}))
+	return list
+}
+
+func TestCloseLeavesTheOrphanDirectoryToTheServer(t *testing.T) {
+	dir, _ := orphanTree(t)
+	before := listing(t, filepath.Dir(dir))
+	c := shell("exec sleep 1000")
+	c.OrphanDir = dir
+	p := start(t, c)
+	require.NoError(t, p.Close())
+	require.Equal(t, before, listing(t, filepath.Dir(dir)))
+}
+
+func TestOrphanDirectoryMustBeOursAndNoLink(t *testing.T) {
+	base := t.TempDir()
+	require.NoError(t, os.WriteFile(base+"/file", nil, 0o600))
+	require.NoError(t, os.Mkdir(base+"/dir", 0o700))
+	require.NoError(t, os.Symlink("dir", base+"/link"))
+	tests := map[string]string{"missing": base + "/nosuch", "a file": base + "/file", "a link": base + "/link"}
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Mkdir(base+"/foreign", 0o755))
+		require.NoError(t, os.Chown(base+"/foreign", 65534, 65534))
+		tests["another user's"] = base + "/foreign"
+	} else {
+		tests["another user's"] = "/"
+	}
+	for name, dir := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := shell("true")
+			c.OrphanDir = dir
+			_, err := Start(t.Context(), c)
+			require.ErrorContains(t, err, "orphan directory")
+			require.ErrorContains(t, err, dir)
+		})
+	}
+}
+
+func TestOrphanDirectoryIsRemovedAlsoWhereDirectoriesWereClosed(t *testing.T) {
+	dir, keep := orphanTree(t)
+	o, failed := openOrphan(dir)
+	require.Nil(t, failed)
+	defer o.dir.Close()
+	o.remove()
+	requireRemoved(t, dir, keep)
+	(*orphanDir)(nil).remove() // there was none to begin with
+}

@@ -1,0 +1,185 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+const (
+	// DrainTimeout is how long Wait goes on reading the output after the command's exit, when processes
+	// it left behind hold it open.
+	DrainTimeout = 2 * time.Second
+
+	// shimPatience is how long the shim has for what it was told before it is killed itself. It is
+	// longer than the shim's own killTimeout.
+	shimPatience = 10 * time.Second
+)
+
+// Process is a command that was started, and all it leaves behind. It must be closed. All methods may
+// be called at the same time.
+//
+// Three goroutines belong to it, for which Close waits: one that listens to the shim and one for each
+// stream of output.
+type Process struct {
+	program string
+	shim    *os.Process
+	control *channel
+	pumps   []*pump
+	closing sync.Once
+
+	started chan struct{} // closed once leader or failed is set, or exitErr: the shim has ended
+	exited  chan struct{} // closed once exit or exitErr, and exitedAt, are set
+	gone    chan struct{} // closed once the shim has ended and shimErr is set
+
+	leader   int      // the command's pid, and that of its process group
+	failed   *failure // why the command did not start
+	exit     Exit
+	exitErr  error // why there is no exit
+	exitedAt time.Time
+	shimErr  error // what the shim had to say at its end
+	closeErr error // the result of Close, set in closing
+
+	stopping stopper
+}
+
+// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life
+// of the command. A few commands are started at a time; more wait for their turn, as long as ctx lets
+// them.
+//
+// A *[StartError] says that the fault is the command's: there is no such program, it cannot be executed,
+// or its arguments are too large. Other errors name what was wrong with c, or the machine.
+func Start(ctx context.Context, c Command) (*Process, error) {
+	if !isReady.Load() {
+		panic("proc: Main was not called at the start of main")
+	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	if err := startSlots.acquire(ctx); err != nil {
+		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], err)
+	}
+	defer startSlots.release()
+	p, err := launch(&c)
+	if err != nil {
+		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
+	}
+	if err := p.begin(ctx, &c); err != nil {
+		_ = p.Close() // the error of a command that does not run is err
+		return nil, err
+	}
+	return p, nil
+}
+
+// begin hands the command to the shim and waits until it runs.
+func (p *Process) begin(ctx context.Context, c *Command) error {
+	if err := p.control.sendContext(ctx, frameCommand, encodeCommand(c)); err != nil && ctx.Err() == nil {
+		p.abandon() // started follows
+	}
+	select {
+	case <-p.started:
+	case <-ctx.Done():
+		return fmt.Errorf("start %q: %w", c.Argv[0], context.Cause(ctx))
+	}
+	switch {
+	case p.failed != nil:
+		return p.failed.error(c)
+	case p.leader == 0:
+		return fmt.Errorf("start %q: %w", c.Argv[0], errShim)
+	}
+	return nil
+}
+
+func newProcess(program string, control *channel) *Process {
+	p := &Process{
+		program: program,
+		control: control,
+		started: make(chan struct{}),
+		exited:  make(chan struct{}),
+		gone:    make(chan struct{}),
+	}
+	p.stopping = stopper{
+		term:     func() { p.tell(frameTerm) },
+		kill:     func() { p.tell(frameKill) },
+		abandon:  p.abandonUnlessExited,
+		patience: shimPatience,
+	}
+	return p
+}
+
+// PID returns the process id of the command, which is that of its process group and session too.
+func (p *Process) PID() int { return p.leader }
+
+// Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout
+// if processes it left behind still hold the output: those live on until Close, and what they write is
+// still passed on. If ctx ends first its cause is returned; the command is not touched. Any number of
+// calls may wait, and all get the same.
+//
+// An error other than ctx's says that the exit is unknown, as the shim was killed, or else, with a valid
+// Exit, that a Writer failed and the output is incomplete.
+func (p *Process) Wait(ctx context.Context) (Exit, error) {
+	select {
+	case <-p.exited:
+	case <-ctx.Done():
+		return Exit{}, context.Cause(ctx)
+	}
+	timer := time.NewTimer(DrainTimeout - time.Since(p.exitedAt))
+	defer timer.Stop()
+	expired := false
+	for _, pump := range p.pumps {
+		if expired {
+			break
+		}
+		select {
+		case <-pump.done:
+		case <-timer.C:
+			expired = true
+		case <-ctx.Done():
+			return Exit{}, context.Cause(ctx)
+		}
+	}
+	if p.exitErr != nil {
+		return Exit{}, p.exitErr
+	}
+	var failed []error
+	for _, pump := range p.pumps {
+		failed = append(failed, pump.failure())
+	}
+	return p.exit, errors.Join(failed...)
+}
+
+// Stop asks the command to end: SIGTERM to its process group now, and after grace, if anything is left
+// of it, SIGKILL to everything that descends from it, in whatever group. It does not wait. It may be
+// called at any time and again: only the first call sends SIGTERM, and a call with a shorter grace brings
+// the SIGKILL forward. With a grace of 0 or less there is only the SIGKILL.
+func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
+
+// Close kills everything that is left of the command, in its process group or not, and waits until it is
+// gone, the shim has ended, and all output was passed on. What cannot be killed, since it runs as another
+// user or hangs in the kernel, is given up after some seconds; that is the error. It is idempotent: every
+// call waits for the same end and returns the same. A Wait under way gets the exit by SIGKILL.
+func (p *Process) Close() error {
+	p.closing.Do(func() {
+		p.stopping.end()
+		p.tell(frameClose)
+		p.control.closeWrite()
+		timer := time.NewTimer(p.stopping.patience)
+		defer timer.Stop()
+		select {
+		case <-p.gone:
+		case <-timer.C:
+			p.abandon()
+			<-p.gone
+		}
+		for _, pump := range p.pumps {
+			pump.finish()
+		}
+		if p.shimErr != nil {
+			p.closeErr = fmt.Errorf("close %q: %w", p.program, p.shimErr)
+		}
+	})
+	return p.closeErr
+}

@@ -1,0 +1,109 @@
+package service
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/steps"
+)
+
+const (
+	// maxID is the longest id of a job, in bytes.
+	maxID = 256
+	// maxPath is the longest path the system takes (PATH_MAX less the final NUL).
+	maxPath = 4095
+	// maxGrace is the longest grace a job may ask for: a runner that ends has to wait for it.
+	maxGrace = time.Hour
+)
+
+// specOf checks req and returns the job it asks for. The error names the field.
+func specOf(req *pb.RunRequest) (job.Spec, error) {
+	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Env: req.GetEnv()}
+	if !validID(spec.ID) {
+		return spec, fmt.Errorf("id: use 1 to %d characters of A-Z a-z 0-9 . _ -", maxID)
+	}
+	if len(spec.WorkDir) > maxPath || strings.IndexByte(spec.WorkDir, 0) >= 0 {
+		return spec, fmt.Errorf("work_dir: use a path of at most %d bytes, without NUL", maxPath)
+	}
+	err := steps.CheckEnv("env", spec.Env)
+	if err != nil {
+		return spec, err
+	}
+	if spec.Timeout, err = duration("timeout", req.GetTimeout()); err != nil {
+		return spec, err
+	}
+	if spec.Grace, err = duration("grace", req.GetGrace()); err != nil {
+		return spec, err
+	}
+	if spec.Grace > maxGrace {
+		return spec, fmt.Errorf("grace: it can be %v at most", maxGrace)
+	}
+	if spec.Definition, err = definitionOf(req); err != nil {
+		return spec, err
+	}
+	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+	if err != nil {
+		return spec, errors.New("the request cannot be encoded again")
+	}
+	spec.Digest = sha256.Sum256(payload)
+	return spec, nil
+}
+
+// definitionOf compiles what req wants run.
+func definitionOf(req *pb.RunRequest) (*steps.Definition, error) {
+	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
+	switch req.GetType() {
+	case pb.RunRequest_script:
+		if isSteps || isYAML {
+			return nil, errors.New("type: a job of type script has ci_script, not steps or steps_yaml")
+		}
+		return steps.Script("ci_script", req.GetCiScript())
+	case pb.RunRequest_step:
+		switch {
+		case isScript:
+			return nil, errors.New("type: a job of type step has steps or steps_yaml, not ci_script")
+		case isSteps && isYAML:
+			return nil, errors.New("steps_yaml: the request has steps too; send one of them")
+		case isYAML:
+			return steps.Parse("steps_yaml", []byte(req.GetStepsYaml()))
+		default:
+			return steps.FromProto(req.GetSteps())
+		}
+	case pb.RunRequest_unknown:
+		return nil, errors.New("type: say what the job is, step or script")
+	default:
+		return nil, fmt.Errorf("type: %d is not known to this version; use step or script", req.GetType())
+	}
+}
+
+// duration returns d, which must not be negative, as the field it is in.
+func duration(field string, d *durationpb.Duration) (time.Duration, error) {
+	if d == nil {
+		return 0, nil
+	}
+	if err := d.CheckValid(); err != nil || d.AsDuration() < 0 {
+		return 0, fmt.Errorf("%s: use a duration that is not negative", field)
+	}
+	return d.AsDuration(), nil
+}
+
+// validID reports whether id is [A-Za-z0-9._-]{1,256}.
+func validID(id string) bool {
+	for i := range len(id) {
+		c := id[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return id != "" && len(id) <= maxID
+}
