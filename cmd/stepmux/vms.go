@@ -50,6 +50,10 @@ func (f *vmFlags) group() (*instance.Group, func(), error) {
 	if err != nil {
 		return nil, nil, usageError(err)
 	}
+	all, err := f.parseInstances()
+	if err != nil {
+		return nil, nil, usageError(err)
+	}
 	auth, err := f.auth()
 	if err != nil {
 		return nil, nil, usageError(err)
@@ -58,25 +62,28 @@ func (f *vmFlags) group() (*instance.Group, func(), error) {
 	if err != nil {
 		return nil, nil, usageError(err)
 	}
-	var all []instance.Instance
-	for _, text := range f.instances {
-		login, addr, err := parseInstance(text)
-		if err != nil {
-			return nil, nil, usageError(err)
-		}
-		all = append(all, instance.Instance{
-			ID:       addr,
-			Addr:     addr,
-			Capacity: f.capacity,
-			Runner:   runner,
-			SSH:      mux.Config{User: login, Auth: auth, HostKeys: hostKeys},
-		})
+	for i := range all {
+		all[i].Runner = runner
+		all[i].SSH.Auth, all[i].SSH.HostKeys = auth, hostKeys
 	}
 	group, err := instance.NewGroup(all...)
 	if err != nil {
 		return nil, nil, usageError(err)
 	}
 	return group, func() {}, nil
+}
+
+// parseInstances returns the VMs that --instance names, without how to log in.
+func (f *vmFlags) parseInstances() ([]instance.Instance, error) {
+	all := make([]instance.Instance, len(f.instances))
+	for i, text := range f.instances {
+		login, addr, err := parseInstance(text)
+		if err != nil {
+			return nil, err
+		}
+		all[i] = instance.Instance{ID: addr, Addr: addr, Capacity: f.capacity, SSH: mux.Config{User: login}}
+	}
+	return all, nil
 }
 
 // embedded starts a VM in this process. It has no isolation and runs this very program.

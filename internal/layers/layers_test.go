@@ -38,7 +38,7 @@ var allowed = map[string][]string{
 	"internal/vmtest":     {"internal/wire"},
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},
-	"internal/runnertest": {"remote", "remote/proc"},
+	"internal/runnertest": {},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance", "connector", "mux", "pool", "remote", "remote/proc", "internal/wire", "internal/vmtest"},

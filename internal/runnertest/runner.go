@@ -1,51 +1,49 @@
-// Package runnertest makes a test binary a step runner, so that tests of the manager's end have a real
-// one on their VMs without building the program.
+// Package runnertest gives tests of the manager's end the program itself as the step runner on their
+// VMs: built once per test binary, without the race detector, which would make each of the many
+// processes of a test many times slower.
 package runnertest
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
+	"os/exec"
+	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/stepmux/stepmux/remote"
-	"github.com/stepmux/stepmux/remote/proc"
+	"go.uber.org/goleak"
 )
 
-// Main acts as `stepmux steps serve` or `stepmux steps proxy`, or as the shim of a process, and exits,
-// if the command line asks for that; else it returns at once. It is the first line of TestMain.
-func Main() {
-	proc.Main()
-	if len(os.Args) != 5 || os.Args[1] != "steps" || os.Args[3] != "--socket" {
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
-	defer stop()
-	stdio := remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
-	var err error
-	switch os.Args[2] {
-	case "serve":
-		err = remote.Serve(ctx, stdio, remote.ServeConfig{Socket: os.Args[4]})
-	case "proxy":
-		err = remote.Proxy(ctx, stdio, remote.ProxyConfig{Socket: os.Args[4]})
-	default:
-		err = fmt.Errorf("unknown command %q", os.Args[2])
-	}
-	if err != nil && ctx.Err() == nil {
-		fmt.Fprintln(os.Stderr, "stepmux:", err)
-		os.Exit(3)
-	}
-	os.Exit(0) //nolint:gocritic // stop is of no use to a process that ends
+// dir is where the program is built; made by the first Command, removed by Main.
+var dir string
+
+// Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
+func Main(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(dir)
+		os.Exit(code)
+	}))
 }
 
-// Command returns the step runner's command: this test binary.
+// Command returns the step runner's command.
 func Command(t testing.TB) []string {
 	t.Helper()
-	self, err := os.Executable()
+	program, err := build()
 	require.NoError(t, err)
-	return []string{self}
+	return []string{program}
 }
+
+var build = sync.OnceValues(func() (string, error) {
+	var err error
+	if dir, err = os.MkdirTemp("", "runnertest"); err != nil {
+		return "", err
+	}
+	program := filepath.Join(dir, "stepmux")
+	cmd := exec.Command("go", "build", "-o", program, "github.com/stepmux/stepmux/cmd/stepmux")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build stepmux: %w: %s", err, out)
+	}
+	return program, nil
+})
