@@ -3,6 +3,7 @@ package instance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -96,7 +97,7 @@ func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild)
 func (p *Provider) connectAndExecute(ctx context.Context, b Batch, build BatchBuild, e *Executor, report *Report) error {
 	if b.Timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, e.Started().Add(b.Timeout))
+		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
 		defer cancel()
 	}
 	if _, err := e.Connect(ctx); err != nil {
@@ -118,3 +119,13 @@ func (f *firstWrite) Write(p []byte) (int, error) {
 	}
 	return f.w.Write(p)
 }
+
+// timeoutError says that a build took longer than it may.
+type timeoutError time.Duration
+
+func (e timeoutError) Error() string {
+	return fmt.Sprintf("the build took longer than %v", time.Duration(e))
+}
+
+// Unwrap makes it what it is to a context.
+func (e timeoutError) Unwrap() error { return context.DeadlineExceeded }

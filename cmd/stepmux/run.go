@@ -101,7 +101,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if err != nil {
 		return usageError(err)
 	}
-	defer provider.Close()
+	defer func() { _ = provider.Close() }() // all builds have ended
 
 	batch := instance.Batch{
 		Timeout: f.timeout,

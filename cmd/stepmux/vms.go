@@ -98,7 +98,7 @@ func (f *vmFlags) embedded() (*instance.Group, func(), error) {
 	}
 	vm, err := vmtest.Start(vmtest.Config{Dir: dir})
 	if err != nil {
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir) // it is empty
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))
 	}
 	stop := func() {
@@ -106,7 +106,9 @@ func (f *vmFlags) embedded() (*instance.Group, func(), error) {
 		ctx, cancel := context.WithTimeout(context.Background(), embeddedStop)
 		defer cancel()
 		_ = vm.Shutdown(ctx) // then it is made to
-		os.RemoveAll(dir)
+		if err := os.RemoveAll(dir); err != nil {
+			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
+		}
 	}
 	group, err := instance.NewGroup(instance.Instance{
 		ID:       "embedded",

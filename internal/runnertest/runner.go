@@ -21,7 +21,7 @@ var dir string
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
 func Main(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir) // in the system's directory for temporary files
 		os.Exit(code)
 	}))
 }
@@ -29,12 +29,13 @@ func Main(m *testing.M) {
 // Command returns the step runner's command.
 func Command(t testing.TB) []string {
 	t.Helper()
-	program, err := build()
+	program, err := Program()
 	require.NoError(t, err)
 	return []string{program}
 }
 
-var build = sync.OnceValues(func() (string, error) {
+// Program builds the program, once, and returns its path.
+var Program = sync.OnceValues(func() (string, error) {
 	var err error
 	if dir, err = os.MkdirTemp("", "runnertest"); err != nil {
 		return "", err

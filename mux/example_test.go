@@ -1,0 +1,43 @@
+package mux_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// Processes over one connection, any number at once. The server here is a VM in miniature.
+func Example() {
+	vm, err := vmtest.Start(vmtest.Config{})
+	if err != nil {
+		panic(err)
+	}
+	defer vm.Close()
+
+	ctx := context.Background()
+	conn, err := mux.Dial(ctx, vm.Addr(), &mux.Config{
+		User:     "ci",
+		Auth:     []mux.Auth{mux.Key("example", vm.ClientSigner())},
+		HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+	})
+	if err != nil {
+		panic(err)
+	}
+	defer conn.Close()
+
+	process, err := conn.Start(ctx, mux.Command{Line: "tr a-z A-Z; exit 3"})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Fprint(process, "hello")
+	_ = process.CloseWrite() // the process sees the end of its input
+	out, err := io.ReadAll(process)
+	fmt.Println(string(out), err)
+	fmt.Println(process.Wait(ctx))
+	// Output:
+	// HELLO <nil>
+	// remote process: exit status 3
+}
