@@ -10,6 +10,6 @@
 // [Proxy] carries bytes between its stdio and that socket, for a manager that reaches the VM by exec
 // only.
 //
-// Nothing here reads the environment: where files go is told by the socket's path. The package knows no
-// SSH and no manager; internal/wire holds what both ends agree on. It runs on Linux.
+// Where files go is told by the socket's path, and by nothing in the environment. The package knows no SSH
+// and no manager; internal/wire holds what both ends agree on. It runs on Linux.
 package remote

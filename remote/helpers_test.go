@@ -120,10 +120,11 @@ func (o *output) socket() string {
 	return path
 }
 
-// role returns a command that runs this test binary as role. It is killed when the test ends.
+// role returns a command that runs this test binary as the role name. It is killed when ctx ends.
 func role(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append(os.Environ(), roleVar+"="+name)
+	// A program built with the race detector otherwise sleeps for a second before it exits.
+	cmd.Env = append(os.Environ(), roleVar+"="+name, "GORACE=atexit_sleep_ms=0")
 	return cmd
 }
 

@@ -35,12 +35,15 @@ with it: SIGTERM, then SIGKILL after --grace.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return vmCommand(cmd.Context(), func(ctx context.Context, stdio remote.Stdio) error {
+				if cfg.Grace == 0 {
+					cfg.Grace = -1 // none, to the package
+				}
 				return remote.Serve(ctx, stdio, cfg)
 			})
 		},
 	}
 	socketFlag(cmd, &cfg.Socket)
-	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end")
+	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
 	return cmd
 }
 
