@@ -56,24 +56,24 @@ type Place struct {
 
 // Runner runs one job, once. Its methods may be called from any goroutine.
 type Runner struct {
-	cfg Config
+	cfg     Config
+	maxKept int // maxKept; less in tests
 
 	// Only Run's goroutine uses the following.
-	place   Place
-	results []StepResult
-	failed  *StepResult     // the step that failed the job
-	cut     bool            // a step did not run, or not to its end, because the job was stopped
-	kept    []*proc.Process // whose background processes live until the end
-	after   context.Context // for steps that run although the job was stopped; nil before the first
-	cancel  context.CancelFunc
-	closing sync.WaitGroup // of processes that are being closed
+	place    Place
+	results  []StepResult
+	failed   *StepResult     // the step that failed the job
+	cut      bool            // a step did not run, or not to its end, because the job was stopped
+	kept     []*proc.Process // whose background processes live until the end
+	after    context.Context // for steps that run although the job was stopped; nil before the first
+	cancel   context.CancelFunc
+	closeErr error // of those that were closed before
 
 	mu sync.Mutex // guards the following
 	// stopped says why the job was stopped; nil if it was not.
 	stopped *stop
 	// current is the process of the step that runs, if Stop is to end it.
-	current  *proc.Process
-	closeErr error
+	current *proc.Process
 }
 
 // New returns a Runner for cfg. It does nothing before Run.
@@ -90,7 +90,7 @@ func New(cfg Config) *Runner {
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
-	return &Runner{cfg: cfg}
+	return &Runner{cfg: cfg, maxKept: maxKept}
 }
 
 // Run runs the job at place and returns how it ended, when none of its processes is left. When ctx ends it
@@ -101,6 +101,11 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {
 		if p := recover(); p != nil {
+			for i := range r.results {
+				if r.results[i].Status == Running {
+					r.results[i].Status = Failure
+				}
+			}
 			result = r.result(ctx)
 			result.Status, result.Message = Failure, fmt.Sprintf("internal error of the step runner: %v", p)
 		}
@@ -169,24 +174,21 @@ func (r *Runner) result(ctx context.Context) Result {
 	return res
 }
 
-// close ends what p left, while the job goes on.
-func (r *Runner) close(p *proc.Process) {
-	r.closing.Go(func() {
-		if err := p.Close(); err != nil {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.closeErr = errors.Join(r.closeErr, err)
-		}
-	})
+// closeLast ends what the step that ran last has left.
+func (r *Runner) closeLast() {
+	last := len(r.kept) - 1
+	r.closeErr = errors.Join(r.closeErr, r.kept[last].Close())
+	r.kept = r.kept[:last]
 }
 
-// end ends what all steps left, and waits for that.
+// end ends what all steps left.
 func (r *Runner) end() error {
-	for _, p := range r.kept {
-		r.close(p)
+	errs := make([]error, len(r.kept)+1)
+	errs[len(r.kept)] = r.closeErr
+	var wg sync.WaitGroup
+	for i, p := range r.kept {
+		wg.Go(func() { errs[i] = p.Close() })
 	}
-	r.closing.Wait()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.closeErr
+	wg.Wait()
+	return errors.Join(errs...)
 }

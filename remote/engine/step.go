@@ -17,7 +17,9 @@ import (
 // groupPause is the pause between looks at whether a process group that was told to end has ended.
 const groupPause = 5 * time.Millisecond
 
-// maxKept is how many steps are believed to have left something in the background without a look.
+// maxKept is how many steps are kept until the end of the job because they may have left something in
+// the background, out of sight. Each holds a process, its shim, even if it has left nothing, so of the
+// steps beyond these only those are kept whose process group lives on.
 const maxKept = 64
 
 // Exit codes of a step whose program could not be run, as a shell has them.
@@ -77,10 +79,9 @@ func (res *StepResult) conclude(exit proc.Exit, err error) {
 	}
 }
 
-// runProcess starts the step's process and waits for its end. The error says why there is no exit
-// status. When ctx ends, all processes of the step are killed.
-func (r *Runner) runProcess(ctx context.Context, s steps.Step) (proc.Exit, error) {
-	cmd := proc.Command{
+// command returns what runs s. If that is a script, it is in the file script, which the caller removes.
+func (r *Runner) command(s steps.Step) (cmd proc.Command, script string, err error) {
+	cmd = proc.Command{
 		Dir:       r.place.WorkDir,
 		Env:       Environ(r.cfg.RunnerEnv, r.cfg.Env, r.cfg.Definition.Env, s.Env),
 		Stdout:    r.place.Stdout,
@@ -92,44 +93,42 @@ func (r *Runner) runProcess(ctx context.Context, s steps.Step) (proc.Exit, error
 			cmd.Dir = filepath.Join(r.place.WorkDir, cmd.Dir)
 		}
 		cmd.Argv = s.Exec.Command
-	} else {
-		sh, err := shell(lookup(cmd.Env, "PATH"), cmd.Dir)
-		if err != nil {
-			return proc.Exit{}, err
-		}
-		file := filepath.Join(r.place.ScriptDir, "script")
-		if err := writeScript(file, s.Script); err != nil {
-			return proc.Exit{}, err
-		}
-		defer func() { _ = os.Remove(file) }() // it goes with ScriptDir at the latest
-		cmd.Argv = []string{sh, file}
+		return cmd, "", nil
+	}
+	sh, err := shell(lookup(cmd.Env, "PATH"), cmd.Dir)
+	if err != nil {
+		return cmd, "", err
+	}
+	script = filepath.Join(r.place.ScriptDir, "script")
+	cmd.Argv = []string{sh, script}
+	return cmd, script, writeScript(script, s.Script)
+}
+
+// runProcess starts the step's process and waits for its end. The error says why there is no exit
+// status. When ctx ends, all processes of the step are killed.
+func (r *Runner) runProcess(ctx context.Context, s steps.Step) (proc.Exit, error) {
+	cmd, script, err := r.command(s)
+	if err != nil {
+		return proc.Exit{}, err
+	}
+	if script != "" {
+		defer func() { _ = os.Remove(script) }() // it goes with ScriptDir at the latest
 	}
 	p, err := proc.Start(ctx, cmd)
 	if err != nil {
 		return proc.Exit{}, err
 	}
+	r.kept = append(r.kept, p)
 	r.attach(p)
 	exit, err := p.Wait(ctx)
-	if err != nil || r.awaitGroup(ctx, p) {
-		r.close(p)
-	} else {
-		r.keep(p)
+	switch {
+	case err != nil, r.awaitGroup(ctx, p):
+		r.closeLast()
+	case len(r.kept) > r.maxKept && groupEnded(p):
+		r.closeLast()
 	}
 	return exit, err
 }
-
-// keep keeps p until the end of the job: it may have left something in the background. That holds one
-// process, the shim, even if there is nothing. So of many steps only those are kept that show it.
-func (r *Runner) keep(p *proc.Process) {
-	if len(r.kept) >= maxKept && groupEnded(p) {
-		r.close(p)
-		return
-	}
-	r.kept = append(r.kept, p)
-}
-
-// groupEnded reports whether nothing is left of p's process group.
-func groupEnded(p *proc.Process) bool { return errors.Is(unix.Kill(-p.PID(), 0), unix.ESRCH) }
 
 // awaitGroup waits, if Stop is ending p, until nothing is left of p's process group or the grace is
 // over, and reports whether Stop did. The shell of a script dies of SIGTERM at once, while what it was
@@ -152,6 +151,9 @@ func (r *Runner) awaitGroup(ctx context.Context, p *proc.Process) bool {
 	}
 	return true
 }
+
+// groupEnded reports whether nothing is left of p's process group.
+func groupEnded(p *proc.Process) bool { return errors.Is(unix.Kill(-p.PID(), 0), unix.ESRCH) }
 
 // attach makes p the process that Stop ends, unless it belongs to a step that runs because the job was
 // stopped. If Stop came before, it ends p now.

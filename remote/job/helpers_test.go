@@ -62,7 +62,9 @@ func follow(t testing.TB, s *Store, id string) *Follower {
 func run(t testing.TB, s *Store, spec Spec) (Stat, engine.Result) {
 	t.Helper()
 	require.NoError(t, s.Create(spec))
-	f := follow(t, s, spec.ID)
+	f, err := s.Follow(spec.ID)
+	require.NoError(t, err)
+	defer f.Close() // one that stays would keep the files of a removed job
 	stat, result, err := f.Wait(t.Context())
 	require.NoError(t, err)
 	return stat, result

@@ -1,221 +1,350 @@
-package joblog_test
+package joblog
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
-	"math/rand/v2"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
-
-	"github.com/stepmux/stepmux/remote/joblog"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func create(t testing.TB, limit int64) *joblog.Log {
+func create(t testing.TB, limit int64) *Log {
 	t.Helper()
-	l, err := joblog.Create(filepath.Join(t.TempDir(), "log"), limit)
+	l, err := Create(filepath.Join(t.TempDir(), "stdout"), limit)
 	require.NoError(t, err)
-	t.Cleanup(func() { l.Remove() })
+	t.Cleanup(func() {
+		if err := l.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
 	return l
 }
 
-// readAll follows l from off to its end in pieces of at most size bytes.
-func readAll(ctx context.Context, l *joblog.Log, off int64, size int) ([]byte, error) {
+func write(t testing.TB, l *Log, text string) {
+	t.Helper()
+	n, err := l.Write([]byte(text))
+	require.NoError(t, err)
+	require.Equal(t, len(text), n)
+}
+
+// readAll reads l from off until its end, in pieces of the given size.
+func readAll(ctx context.Context, l *Log, off int64, piece int) ([]byte, error) {
 	var all []byte
-	buf := make([]byte, size)
+	buf := make([]byte, piece)
 	for {
-		n, err := l.ReadAt(ctx, buf, off+int64(len(all)))
+		n, err := l.ReadAt(ctx, buf, off)
 		all = append(all, buf[:n]...)
-		if errors.Is(err, io.EOF) {
+		off += int64(n)
+		switch {
+		case errors.Is(err, io.EOF):
 			return all, nil
-		}
-		if err != nil {
+		case err != nil:
 			return all, err
 		}
 	}
 }
 
-func TestBytesAreKeptExactly(t *testing.T) {
-	// Symptom: blank lines and carriage returns were dropped and a final newline was made up, so that
-	// offsets lied.
+func TestBytesAreReadAsWrittenFromAnyOffset(t *testing.T) {
 	l := create(t, 0)
-	want := "a\r\n\n\nb\x00\xff no newline"
-	for _, b := range []byte(want) {
-		_, err := l.Write([]byte{b})
-		require.NoError(t, err)
+	text := "\n\nprogress 1%\rprogress 2%\r\n\x00\xff no newline at the end"
+	for _, part := range []string{text[:5], "", text[5:12], text[12:]} {
+		write(t, l, part)
 	}
-	require.EqualValues(t, len(want), l.Len())
+	require.Equal(t, int64(len(text)), l.Len())
 	require.NoError(t, l.Close())
-	for off := range len(want) + 1 {
-		got, err := readAll(t.Context(), l, int64(off), 3)
-		require.NoError(t, err)
-		require.Equal(t, want[off:], string(got))
+	for off := range len(text) + 1 {
+		for _, piece := range []int{1, 7, 1 << 10} {
+			got, err := readAll(t.Context(), l, int64(off), piece)
+			require.NoError(t, err)
+			require.Equal(t, text[off:], string(got))
+		}
 	}
 }
 
-func TestReadersFollowWhileItGrows(t *testing.T) {
+func TestPartOfALineIsReadableAtOnce(t *testing.T) {
 	l := create(t, 0)
-	var want []byte
-	var wg sync.WaitGroup
-	got := make([][]byte, 8)
-	for i := range got {
-		wg.Go(func() { got[i], _ = readAll(t.Context(), l, 0, 1+i*100) })
-	}
-	for i := range 2000 {
-		p := bytes.Repeat([]byte{byte(i)}, i%97)
-		want = append(want, p...)
-		_, err := l.Write(p)
-		require.NoError(t, err)
-	}
-	require.NoError(t, l.Close())
-	wg.Wait()
-	for _, g := range got {
-		require.True(t, bytes.Equal(want, g))
-	}
-}
-
-func TestPartialLinesAreReadAtOnce(t *testing.T) {
-	l := create(t, 0)
-	_, err := l.Write([]byte("no newline yet"))
-	require.NoError(t, err)
-	buf := make([]byte, 64)
+	write(t, l, "no newl")
+	buf := make([]byte, 100)
 	n, err := l.ReadAt(t.Context(), buf, 0)
 	require.NoError(t, err)
-	require.Equal(t, "no newline yet", string(buf[:n]))
+	require.Equal(t, "no newl", string(buf[:n]))
 }
 
-func TestReaderIsWokenByItsContext(t *testing.T) {
-	l := create(t, 0)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	because := errors.New("because")
-	done := make(chan error)
-	go func() {
-		_, err := l.ReadAt(ctx, make([]byte, 1), 0)
-		done <- err
-	}()
-	cancel(because)
-	require.ErrorIs(t, <-done, because)
-}
-
-func TestOffsetsOutsideAreErrors(t *testing.T) {
-	l := create(t, 0)
-	_, err := l.ReadAt(t.Context(), make([]byte, 1), -1)
-	require.ErrorIs(t, err, joblog.ErrOffset)
-	_, err = l.Write([]byte("abc"))
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	_, err = l.ReadAt(t.Context(), make([]byte, 1), 3)
-	require.Equal(t, io.EOF, err)
-	_, err = l.ReadAt(t.Context(), make([]byte, 1), 4)
-	require.ErrorIs(t, err, joblog.ErrOffset)
-}
-
-func TestLimitCutsAndSaysSo(t *testing.T) {
-	l := create(t, 10)
-	n, err := l.Write([]byte("0123456789abc"))
-	require.NoError(t, err)
-	require.Equal(t, 13, n, "the process is not held up")
-	_, err = l.Write([]byte("more"))
-	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	got, err := readAll(t.Context(), l, 0, 100)
-	require.NoError(t, err)
-	require.Equal(t, "0123456789\n[output limit of 10 bytes reached, the rest is dropped]\n", string(got))
-	require.EqualValues(t, 7, l.Dropped())
-}
-
-func TestWriteAfterCloseFailsAndCloseIsIdempotent(t *testing.T) {
-	l := create(t, 0)
-	require.NoError(t, l.Close())
-	require.NoError(t, l.Close())
-	_, err := l.Write([]byte("x"))
-	require.ErrorIs(t, err, os.ErrClosed)
-}
-
-func TestCreateNeverTakesWhatIsThere(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "log")
-	require.NoError(t, os.Symlink("/etc/passwd", path))
-	_, err := joblog.Create(path, 0)
-	require.ErrorIs(t, err, os.ErrExist)
-}
-
-func TestDiskErrorIsRememberedAndWritingGoesOn(t *testing.T) {
-	// /dev/full takes opens and fails every write as a full disk does.
-	dir := t.TempDir()
-	l, err := joblog.Create(filepath.Join(dir, "log"), 0)
-	require.NoError(t, err)
-	_, err = l.Write([]byte("kept"))
-	require.NoError(t, err)
-	l.BreakFile(t)
-	n, err := l.Write([]byte("lost"))
-	require.NoError(t, err)
-	require.Equal(t, 4, n)
-	require.Error(t, l.Err())
-	require.Error(t, l.Close())
-	require.EqualValues(t, 4, l.Len())
-	require.EqualValues(t, 4, l.Dropped())
-}
-
-func FuzzReadsAtAnyOffsetAddUpToWhatWasWritten(f *testing.F) {
-	f.Add(uint64(1), "hello\nworld", 3)
-	f.Add(uint64(7), strings.Repeat("x", 5000), 4096)
-	f.Fuzz(func(t *testing.T, seed uint64, text string, size int) {
-		size = max(1, size%8192)
-		r := rand.New(rand.NewPCG(seed, seed))
-		l := create(t, 0)
-		var wg sync.WaitGroup
-		wg.Go(func() {
-			for rest := text; rest != ""; {
-				n := 1 + r.IntN(len(rest))
-				_, _ = l.Write([]byte(rest[:n]))
-				rest = rest[n:]
-			}
-			_ = l.Close()
-		})
-		var got []byte
-		buf := make([]byte, size)
-		for {
-			n, err := l.ReadAt(t.Context(), buf, int64(len(got)))
-			got = append(got, buf[:n]...)
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			require.NoError(t, err)
-		}
-		wg.Wait()
-		require.Equal(t, text, string(got))
-	})
-}
-
-func BenchmarkWriteAndFollow(b *testing.B) {
-	l := create(b, 0)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		buf := make([]byte, 64<<10)
-		for off := int64(0); ; {
-			n, err := l.ReadAt(context.Background(), buf, off)
-			if err != nil {
-				return
-			}
-			off += int64(n)
-		}
-	}()
-	p := make([]byte, 32<<10)
-	b.SetBytes(int64(len(p)))
-	b.ReportAllocs()
-	for b.Loop() {
-		_, _ = l.Write(p)
+func TestReaderWaitsForBytesTheEndOrItsContext(t *testing.T) {
+	because := errors.New("follower has gone")
+	tests := map[string]struct {
+		off    int64
+		happen func(t *testing.T, l *Log, cancel context.CancelCauseFunc)
+		want   string
+		err    error
+	}{
+		"bytes": {3, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { write(t, l, "def") }, "def", nil},
+		"bytes, seen from further on": {5, func(t *testing.T, l *Log, _ context.CancelCauseFunc) {
+			write(t, l, "d")
+			write(t, l, "e")
+			write(t, l, "f")
+		}, "f", nil},
+		"the end":            {3, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Close()) }, "", io.EOF},
+		"the end, before it": {4, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Close()) }, "", ErrOffset},
+		"removal":            {3, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Remove()) }, "", io.EOF},
+		"its context":        {3, func(_ *testing.T, _ *Log, cancel context.CancelCauseFunc) { cancel(because) }, "", because},
 	}
-	_ = l.Close()
-	<-done
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := create(t, 0)
+			write(t, l, "abc")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			type result struct {
+				text string
+				err  error
+			}
+			results := make(chan result)
+			for range 3 {
+				go func() {
+					buf := make([]byte, 100)
+					n, err := l.ReadAt(ctx, buf, test.off)
+					results <- result{string(buf[:n]), err}
+				}()
+			}
+			test.happen(t, l, cancel)
+			for range 3 {
+				got := <-results
+				require.Equal(t, test.want, got.text)
+				require.ErrorIs(t, got.err, test.err)
+			}
+		})
+	}
+}
+
+func TestReadRefusesOffsetsTheLogDoesNotHave(t *testing.T) {
+	l := create(t, 0)
+	write(t, l, "abc")
+	buf := make([]byte, 10)
+	for _, off := range []int64{-1, -1 << 63} {
+		_, err := l.ReadAt(t.Context(), buf, off)
+		require.ErrorIs(t, err, ErrOffset)
+	}
+	require.NoError(t, l.Close())
+	_, err := l.ReadAt(t.Context(), buf, 3)
+	require.Equal(t, io.EOF, err)
+	for _, off := range []int64{4, 1<<63 - 1} {
+		_, err = l.ReadAt(t.Context(), buf, off)
+		require.ErrorIs(t, err, ErrOffset)
+		require.ErrorContains(t, err, "past the end at 3")
+	}
+}
+
+func TestReadOfAContextThatHasEndedReadsNothing(t *testing.T) {
+	l := create(t, 0)
+	write(t, l, "abc")
+	because := errors.New("follower has gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(because)
+	n, err := l.ReadAt(ctx, make([]byte, 10), 0)
+	require.Zero(t, n)
+	require.ErrorIs(t, err, because)
+}
+
+func TestLimitKeepsSoMuchSaysSoOnceAndCountsTheRest(t *testing.T) {
+	tests := map[string]struct {
+		writes  []string
+		kept    string
+		dropped int64
+	}{
+		"below":            {[]string{"12345", "6789"}, "123456789", 0},
+		"reached":          {[]string{"12345", "67890", ""}, "1234567890", 0},
+		"passed at once":   {[]string{"123456789012345"}, "1234567890", 5},
+		"passed within":    {[]string{"12345678", "90123", "4"}, "1234567890", 4},
+		"passed just then": {[]string{"1234567890", "1", "23"}, "1234567890", 3},
+	}
+	const marker = "\n[output limit of 10 bytes reached, the rest is dropped]\n"
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := create(t, 10)
+			for _, text := range test.writes {
+				write(t, l, text)
+			}
+			require.NoError(t, l.Close())
+			want := test.kept
+			if test.dropped > 0 {
+				want += marker
+			}
+			got, err := readAll(t.Context(), l, 0, 8)
+			require.NoError(t, err)
+			require.Equal(t, want, string(got))
+			require.Equal(t, int64(len(want)), l.Len())
+			require.Equal(t, test.dropped, l.Dropped())
+			require.NoError(t, l.Err())
+		})
+	}
+}
+
+func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: only root can mount a small file system")
+	}
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("part missing: cannot mount a small file system: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+	l, err := Create(filepath.Join(dir, "stdout"), 0)
+	require.NoError(t, err)
+	text := strings.Repeat("0123456789abcdef", 1<<10) // 16 KiB
+	for range 10 {
+		write(t, l, text)
+	}
+	require.ErrorIs(t, l.Err(), unix.ENOSPC)
+	require.ErrorContains(t, l.Err(), "write log "+l.path)
+	kept := l.Len()
+	require.Positive(t, kept)
+	require.Equal(t, int64(10*len(text)), kept+l.Dropped())
+	write(t, l, "what comes later, with room again, would be at a wrong offset")
+	require.Equal(t, kept, l.Len())
+	require.ErrorIs(t, l.Close(), unix.ENOSPC)
+	got, err := readAll(t.Context(), l, 0, 1000)
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat(text, 10)[:kept], string(got))
+	require.NoError(t, l.Remove())
+}
+
+func TestFileThatIsShorterThanWhatWasWrittenIsNoEnd(t *testing.T) {
+	l := create(t, 0)
+	write(t, l, "abcdef")
+	require.NoError(t, os.Truncate(l.path, 3))
+	buf := make([]byte, 10)
+	n, err := l.ReadAt(t.Context(), buf, 0)
+	require.NoError(t, err)
+	require.Equal(t, "abc", string(buf[:n]))
+	_, err = l.ReadAt(t.Context(), buf, 3)
+	require.ErrorIs(t, err, io.ErrUnexpectedEOF)
+	require.NotErrorIs(t, err, io.EOF)
+}
+
+func TestCloseEndsWritingButNotReading(t *testing.T) {
+	l := create(t, 0)
+	write(t, l, "abc")
+	require.NoError(t, l.Close())
+	require.NoError(t, l.Close())
+	_, err := l.Write([]byte("d"))
+	require.ErrorIs(t, err, fs.ErrClosed)
+	got, err := readAll(t.Context(), l, 1, 10)
+	require.NoError(t, err)
+	require.Equal(t, "bc", string(got))
+	require.Zero(t, l.Dropped())
+}
+
+func TestRemoveDeletesTheFile(t *testing.T) {
+	l := create(t, 0)
+	write(t, l, "abc")
+	require.NoError(t, l.Remove())
+	require.NoFileExists(t, l.path)
+	require.NoError(t, l.Remove())
+	_, err := l.ReadAt(t.Context(), make([]byte, 10), 0)
+	require.ErrorIs(t, err, fs.ErrClosed)
+	_, err = l.Write([]byte("d"))
+	require.ErrorIs(t, err, fs.ErrClosed)
+
+	gone := create(t, 0)
+	require.NoError(t, os.Remove(gone.path))
+	require.NoError(t, gone.Remove(), "somebody else has removed it")
+}
+
+func TestCreateMakesAPrivateFileWhereThereWasNone(t *testing.T) {
+	old := unix.Umask(0)
+	t.Cleanup(func() { unix.Umask(old) })
+	l := create(t, 0)
+	info, err := os.Stat(l.path)
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o600), info.Mode())
+
+	_, err = Create(l.path, 0)
+	require.ErrorIs(t, err, fs.ErrExist)
+	require.ErrorContains(t, err, l.path)
+	target := filepath.Join(t.TempDir(), "target")
+	link := target + ".link"
+	require.NoError(t, os.Symlink(target, link))
+	_, err = Create(link, 0)
+	require.ErrorIs(t, err, fs.ErrExist)
+	require.NoFileExists(t, target)
+	_, err = Create(filepath.Join(target, "x"), 0)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	_, err = Create(target, -1)
+	require.ErrorContains(t, err, "limit -1")
+}
+
+func TestManyReadersFollowOneWriter(t *testing.T) {
+	l := create(t, 0)
+	var want bytes.Buffer
+	for i := range 2000 {
+		fmt.Fprintf(&want, "line %d\n", i)
+	}
+	group, ctx := errgroup.WithContext(t.Context())
+	for reader := range 32 {
+		group.Go(func() error {
+			off := int64(reader * 100)
+			got, err := readAll(ctx, l, off, 1+reader*37)
+			if err == nil && !bytes.Equal(got, want.Bytes()[off:]) {
+				err = fmt.Errorf("reader %d got %d other bytes", reader, len(got))
+			}
+			return err
+		})
+	}
+	for line := range bytes.Lines(want.Bytes()) {
+		write(t, l, string(line))
+	}
+	require.NoError(t, l.Close())
+	require.NoError(t, group.Wait())
+}
+
+func TestWritersAtOnceDoNotMix(t *testing.T) {
+	l := create(t, 5000)
+	group := new(errgroup.Group)
+	for i := range 10 {
+		group.Go(func() error {
+			for range 100 {
+				if _, err := fmt.Fprintf(l, "writer-%d\n", i); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, group.Wait())
+	require.NoError(t, l.Close())
+	got, err := readAll(t.Context(), l, 0, 4096)
+	require.NoError(t, err)
+	require.Equal(t, int64(10*100*9-5000), l.Dropped())
+	kept, rest, ok := strings.Cut(string(got), "\n[output limit")
+	require.True(t, ok)
+	require.Len(t, kept, 5000)
+	require.Equal(t, 1, strings.Count(rest, "\n"), "the marker is the last line, once")
+	for line := range strings.Lines(kept[:len(kept)/9*9]) {
+		require.Regexp(t, `^writer-\d\n$`, line)
+	}
+}
+
+func TestReaderThatNeverReadsHoldsUpNobody(t *testing.T) {
+	l := create(t, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	waiting := make(chan error)
+	go func() {
+		_, err := l.ReadAt(ctx, make([]byte, 1), 1<<40) // far ahead: woken by every write, for nothing
+		waiting <- err
+	}()
+	for range 1000 {
+		write(t, l, "more\n")
+	}
+	cancel()
+	require.ErrorIs(t, <-waiting, context.Canceled)
 }

@@ -48,7 +48,7 @@ func (f *failure) error(c *Command) error {
 	case stageOrphan:
 		return fmt.Errorf("start %q: open orphan directory %q: %w", name, c.OrphanDir, f.errno)
 	case stagePath, stageExec:
-		if reason, detail := f.reason(); reason != nil {
+		if detail, reason := f.reason(); reason != nil {
 			return &StartError{Program: name, Reason: reason, Detail: detail, Err: f.errno}
 		}
 		return fmt.Errorf("start %q: %w", name, f.errno)
@@ -57,19 +57,19 @@ func (f *failure) error(c *Command) error {
 	return fmt.Errorf("start %q: set up its shim: %w", name, f.errno)
 }
 
-// reason tells whose fault it was: the command's, or, if nil, the machine's.
-func (f *failure) reason() (reason error, detail string) {
+// reason tells what is wrong with the command, or nil if it is the machine's fault.
+func (f *failure) reason() (detail string, reason error) {
 	switch f.errno {
 	case syscall.ENOENT, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP:
 		if f.at == stagePath {
-			return ErrNotFound, "no directory of its PATH has it"
+			return "no directory of its PATH has it", ErrNotFound
 		}
-		return ErrNotFound, f.errno.Error() + " (the program, or the interpreter its first line names)"
+		return f.errno.Error() + " (the program, or the interpreter its first line names)", ErrNotFound
 	case syscall.EACCES, syscall.EPERM, syscall.ENOEXEC, syscall.ETXTBSY, syscall.EISDIR, syscall.EINVAL:
-		return ErrNotExecutable, f.errno.Error()
+		return f.errno.Error(), ErrNotExecutable
 	case syscall.E2BIG:
-		return ErrTooLarge, f.errno.Error()
+		return f.errno.Error(), ErrTooLarge
 	default:
-		return nil, ""
+		return "", nil
 	}
 }

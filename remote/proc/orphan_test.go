@@ -35,10 +35,10 @@ func serverMain() int {
 	for range 3 { // shims that race to clean up
 		p, err := Start(context.Background(), c)
 		if err != nil {
-			fmt.Println(err)
+			fmt.Fprintln(os.Stdout, err)
 			return 1
 		}
-		fmt.Println("shim", p.shim.Pid)
+		fmt.Fprintln(os.Stdout, "shim", p.shim.Pid)
 	}
 	select {}
 }
@@ -85,7 +85,14 @@ func orphanTree(t *testing.T) (dir, keep string) {
 	require.NoError(t, os.Symlink(keep, filepath.Join(dir, "jobs/link")))
 	require.NoError(t, os.Symlink("../keep/file", filepath.Join(dir, "file")))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "jobs/a/closed"), 0o500))
-	t.Cleanup(func() { _ = os.Chmod(filepath.Join(dir, "jobs/a/closed"), 0o700) })
+	t.Cleanup(func() { // or the directory of the test cannot be removed
+		_ = filepath.WalkDir(base, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				_ = os.Chmod(path, 0o700)
+			}
+			return nil
+		})
+	})
 	return dir, keep
 }
 

@@ -100,19 +100,12 @@ func TestWriterThatFailsIsReportedAndDoesNotHoldUpTheCommand(t *testing.T) {
 	}
 }
 
-func TestCommandGetsNothingOfTheServer(t *testing.T) {
+func TestCommandGetsNoEnvironmentSignalsOrLimitsOfTheServer(t *testing.T) {
 	t.Setenv("STEPMUX_TEST_SECRET", "hush")
-	// Descriptors a careless parent leaves open, and signals it ignores.
-	for _, fd := range []int{101, 102} {
-		require.NoError(t, unix.Dup2(1, fd))
-		t.Cleanup(func() { unix.Close(fd) })
-	}
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGUSR1)
 	t.Cleanup(func() { signal.Reset(unix.SIGHUP, unix.SIGINT, unix.SIGUSR1) })
 	c := shell(`env
-		for f in /proc/$$/fd/*; do to=$(readlink $f) && echo "fd ${f##*/} ${to%%:*}"; done
 		grep -h -E '^(SigIgn|SigBlk):' /proc/self/status
-		grep -h flags: /proc/$$/fdinfo/1
 		echo core $(ulimit -c) $(ulimit -H -c)
 		echo ids $$ $(cut -d' ' -f5,6 /proc/$$/stat)`)
 	c.Env = append(c.Env, "OWN=first", "OWN=last")
@@ -131,13 +124,35 @@ func TestCommandGetsNothingOfTheServer(t *testing.T) {
 	}
 	require.ElementsMatch(t, []string{
 		testPath, "OWN=last",
-		"fd 0 /dev/null", "fd 1 pipe", "fd 2 pipe",
 		"SigIgn: 0000000000000000", "SigBlk: 0000000000000000",
-		"flags: 01", // O_WRONLY, and not O_NONBLOCK
 		"core 0 0",
 	}, got)
 	require.Len(t, ids, 3)
 	require.Equal(t, []string{ids[0], ids[0]}, ids[1:], "the command leads its process group and session")
+}
+
+func TestCommandGetsNoDescriptorOfTheServer(t *testing.T) {
+	const careless = 101 // open, and not close-on-exec
+	require.NoError(t, unix.Dup2(2, careless))
+	t.Cleanup(func() { unix.Close(careless) })
+	c := shell("echo ready; exec sleep 1000")
+	out := newLines(t)
+	c.Stdout = out
+	p := start(t, c)
+	out.want(t, "ready")
+	fds := map[string]string{}
+	dir := fmt.Sprintf("/proc/%d/", p.PID())
+	entries, err := os.ReadDir(dir + "fd")
+	require.NoError(t, err)
+	for _, entry := range entries {
+		to, err := os.Readlink(dir + "fd/" + entry.Name())
+		require.NoError(t, err)
+		fds[entry.Name()], _, _ = strings.Cut(to, ":")
+	}
+	require.Equal(t, map[string]string{"0": "/dev/null", "1": "pipe", "2": "/dev/null"}, fds)
+	info, err := os.ReadFile(dir + "fdinfo/1")
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^flags:\s*01$`, string(info), "O_WRONLY, and not O_NONBLOCK")
 }
 
 func TestShimTellsNothingToPs(t *testing.T) {

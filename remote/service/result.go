@@ -20,7 +20,7 @@ var stepStatus = map[engine.Status]pb.StepResult_Status{
 
 var jobStatus = map[job.State]pb.Job_JobStatus{
 	job.Running:   pb.Job_running,
-	job.Succeeded: pb.Job_suceeded,
+	job.Succeeded: pb.Job_suceeded, //nolint:misspell // the published spelling
 	job.Failed:    pb.Job_failed,
 	job.Cancelled: pb.Job_cancelled,
 }

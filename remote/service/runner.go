@@ -94,9 +94,8 @@ func statusOf(id string, err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		code = codes.DeadlineExceeded
 	}
-	if !validID(id) {
-		id = "of this id" // it would be repeated below, whatever it is
-		return status.Error(code, fmt.Sprintf("job %s: %v", id, err))
+	if !validID(id) { // it may be anything
+		return status.Error(code, err.Error())
 	}
 	return status.Error(code, fmt.Sprintf("job %q: %v", id, err))
 }

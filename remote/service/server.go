@@ -37,7 +37,6 @@ func NewServer(store *job.Store) *grpc.Server {
 		grpc.InitialConnWindowSize(4<<20),
 		grpc.WriteBufferSize(128<<10),
 		grpc.ReadBufferSize(64<<10),
-		grpc.SharedWriteBuffer(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(recoverUnary),
 		grpc.ChainStreamInterceptor(recoverStream),

@@ -76,7 +76,7 @@ func TestParseAcceptsTheFormsAJobIsWrittenIn(t *testing.T) {
 func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
 		"misspelt key":         {"- name: a\n  scrpt: x\n", `j:2:3: unknown key "scrpt", did you mean "script"?`},
-		"swapped letters":      {"- {nmae: a}\n", `j:1:4: unknown key "nmae", did you mean "name"?`},
+		"swapped letters":      {"- {evn: a}\n", `j:1:4: unknown key "evn", did you mean "env"?`},
 		"dashes":               {"- exec: {command: [a], work-dir: b}\n", `j:1:24: unknown key "work-dir", did you mean "work_dir"?`},
 		"unknown key":          {"- script: x\n  image: y\n", `j:2:3: unknown key "image"; a step has name, script, exec, env, when`},
 		"unknown key of a job": {"run: []\nstages: 1\n", `j:2:1: unknown key "stages"; a job has run, exec, env`},

@@ -1,0 +1,85 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// killTimeout bounds the wait for a killed job: for its processes, and for what it left to be removed.
+const killTimeout = 15 * time.Second
+
+// Shutdown ends all jobs: SIGTERM, and SIGKILL to all that is left after grace or when ctx ends. It
+// waits for their end, after SIGKILL for at most killTimeout. New jobs are refused from the start. How
+// jobs ended can be seen, and followed, until Close; jobs are not collected any more. Shutdown may be
+// called again, and the shortest grace counts. The error says that something could not be ended.
+func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
+	s.mu.Lock()
+	s.shutdown = true
+	var running []*record
+	for _, j := range s.jobs {
+		if j.state == Running {
+			running = append(running, j)
+		}
+	}
+	s.mu.Unlock()
+	s.stop()
+	s.collector.Wait()
+
+	for _, j := range running {
+		j.runner.Stop("the step runner is shutting down", grace)
+	}
+	soft, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	left := awaitAll(soft, running)
+	for _, j := range left {
+		j.kill(errors.New("the step runner is shutting down"))
+	}
+	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
+	defer cancel()
+	if left = awaitAll(hard, left); len(left) > 0 {
+		return fmt.Errorf("end jobs: %d of %d still run %v after SIGKILL", len(left), len(running), killTimeout)
+	}
+	return nil
+}
+
+// awaitAll waits until all jobs have ended, or ctx has, and returns those that have not.
+func awaitAll(ctx context.Context, jobs []*record) (left []*record) {
+	for _, j := range jobs {
+		select {
+		case <-j.done:
+		case <-ctx.Done():
+			select {
+			case <-j.done:
+			default:
+				left = append(left, j)
+			}
+		}
+	}
+	return left
+}
+
+// Close is Shutdown without any grace, after which all jobs are removed, also from those who follow
+// them. It is idempotent.
+func (s *Store) Close() error {
+	err := s.Shutdown(context.Background(), 0)
+	s.mu.Lock()
+	gone := s.removed
+	s.removed = nil
+	for _, j := range s.jobs {
+		if j.state != Running {
+			gone = append(gone, j)
+		}
+	}
+	clear(s.jobs)
+	s.finished = nil
+	s.mu.Unlock()
+	for _, j := range gone {
+		j.remove()
+	}
+	if err != nil {
+		return err
+	}
+	return removeTree(s.dir)
+}

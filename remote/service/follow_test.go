@@ -1,0 +1,220 @@
+package service
+
+import (
+	"context"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/job"
+)
+
+func TestFollowTellsEachChangeAndThenTheWhole(t *testing.T) {
+	h := newHarness(t)
+	h.run(yaml("1", "- {name: a, script: echo 1}\n- {name: b, script: echo 2}\n"))
+	for range 2 { // while it runs or when it has ended, it is the same
+		changes, last := h.follow("1")
+		require.Equal(t, []string{"a running", "a success", "b running", "b success"}, changes)
+		require.Equal(t, succeeded, last.GetJob().GetStatus())
+		require.NotNil(t, last.GetJob().GetStartTime())
+		require.NotNil(t, last.GetJob().GetFinishedTime())
+		tree := last.GetResult()
+		require.Empty(t, tree.GetStep().GetName())
+		require.Equal(t, pb.StepResult_success, tree.GetStatus())
+		require.Len(t, tree.GetChildrenStepResults(), 2)
+		require.Equal(t, "b", tree.GetChildrenStepResults()[1].GetStep().GetName())
+		require.NotNil(t, tree.GetChildrenStepResults()[1].GetFinishedTime())
+	}
+}
+
+func TestFollowTellsChangesAsTheyHappen(t *testing.T) {
+	h := newHarness(t)
+	going := filepath.Join(t.TempDir(), "go")
+	h.run(yaml("1", "- {name: a, script: echo}\n- {name: b, script: 'while [ ! -e "+going+" ]; do sleep 0.01; done'}\n"))
+	stream, err := h.Follow(t.Context(), &pb.FollowRequest{Id: "1"})
+	require.NoError(t, err)
+	for _, want := range []string{"running", "success", "running"} {
+		msg, err := stream.Recv()
+		require.NoError(t, err)
+		require.Equal(t, want, msg.GetResult().GetStatus().String())
+	}
+	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	require.Equal(t, succeeded, h.end("1").GetStatus())
+}
+
+func TestFollowTellsAFailureAndItsCode(t *testing.T) {
+	h := newHarness(t)
+	h.run(yaml("1", "- {name: one, script: exit 42}\n- {name: two, script: echo}\n"))
+	changes, last := h.follow("1")
+	require.Equal(t, []string{"one running", "one failure", "two skipped"}, changes)
+	for _, r := range []*pb.StepResult{last.GetResult(), last.GetResult().GetChildrenStepResults()[0]} {
+		require.Equal(t, pb.StepResult_failure, r.GetStatus())
+		require.EqualValues(t, 42, r.GetExitCode())
+		require.Equal(t, `step "one": exit status 42`, r.GetMessage())
+	}
+	require.Equal(t, pb.Job_failed, last.GetJob().GetStatus())
+	require.EqualValues(t, 42, last.GetJob().GetExitCode())
+	require.False(t, last.GetJob().GetTimedOut())
+}
+
+func TestFollowIOKeepsTheStreamsApart(t *testing.T) {
+	h := newHarness(t)
+	h.run(yaml("1", "- {name: a, script: echo out; echo err >&2}\n- {name: b, script: echo more}\n"))
+	o := h.output("1")
+	require.Equal(t, "out\nmore\n", o.stdout(), "and nothing of the runner's own")
+	require.Equal(t, "err\n", o.stderr())
+	job := h.list("1")[0]
+	require.NotEqual(t, pb.Job_running, job.GetStatus(), "who has all output knows the final state")
+	require.EqualValues(t, 9, job.GetStdoutLen())
+	require.EqualValues(t, 4, job.GetStderrLen())
+}
+
+func TestFollowIOSendsBytesAsTheyAre(t *testing.T) {
+	h := newHarness(t)
+	h.run(script("1", `printf 'a\r\n\n\0\377 \033[1m no newline at the end'`))
+	require.Equal(t, "a\r\n\n\x00\xff \x1b[1m no newline at the end", h.output("1").stdout())
+}
+
+func TestFollowIOSendsPartsOfLinesAtOnce(t *testing.T) {
+	h := newHarness(t)
+	going := filepath.Join(t.TempDir(), "go")
+	h.run(script("1", "printf prompt; while [ ! -e "+going+" ]; do sleep 0.01; done"))
+	require.Equal(t, "prompt", h.awaitOutput("1", 6))
+	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	require.Equal(t, "prompt", h.output("1").stdout())
+}
+
+func TestFollowIOSendsALineOfAnyLength(t *testing.T) {
+	h := newHarness(t)
+	h.run(script("1", `head -c 1048576 /dev/zero | tr '\0' x; echo; echo done`))
+	require.Equal(t, strings.Repeat("x", 1<<20)+"\ndone\n", h.output("1").stdout())
+	require.Equal(t, succeeded, h.end("1").GetStatus())
+}
+
+func TestFollowIOContinuesFromAnyOffset(t *testing.T) {
+	h := newHarness(t)
+	h.run(script("1", "for i in $(seq 1 1000); do echo line $i; echo err $i >&2; done"))
+	whole := h.output("1")
+	require.True(t, strings.HasSuffix(whole.stdout(), "line 1000\n"))
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for i := range 100 {
+		stdout, stderr := r.IntN(len(whole.stdout())+1), r.IntN(len(whole.stderr())+1)
+		req := &pb.FollowIORequest{Id: "1", ReadStdout: int32(stdout), ReadStderr: int32(stderr)}
+		if i%2 == 0 { // the 64-bit fields win
+			req = &pb.FollowIORequest{Id: "1", ReadStdout: 1, ReadStdout64: int64(stdout), ReadStderr: 1, ReadStderr64: int64(stderr)}
+			if stdout == 0 || stderr == 0 {
+				continue // 0 is not set
+			}
+		}
+		rest := h.followIO(t.Context(), req, 0)
+		require.NoError(t, rest.err)
+		require.Equal(t, whole.stdout()[stdout:], rest.stdout())
+		require.Equal(t, whole.stderr()[stderr:], rest.stderr())
+	}
+}
+
+func TestFollowIORefusesOffsetsThatAreNone(t *testing.T) {
+	h := newHarness(t)
+	h.run(script("1", "echo hi"))
+	require.Equal(t, succeeded, h.end("1").GetStatus())
+	for code, req := range map[codes.Code]*pb.FollowIORequest{
+		codes.InvalidArgument: {Id: "1", ReadStdout: -1},
+		codes.OutOfRange:      {Id: "1", ReadStdout: 999},
+		codes.NotFound:        {Id: "nope"},
+	} {
+		require.Equal(t, code, status.Code(h.followIO(t.Context(), req, 0).err))
+	}
+	for code, req := range map[codes.Code]*pb.FollowIORequest{
+		codes.InvalidArgument: {Id: "1", ReadStderr64: -1},
+		codes.OutOfRange:      {Id: "1", ReadStderr64: 1 << 40},
+		codes.NotFound:        {Id: "../1"},
+	} {
+		require.Equal(t, code, status.Code(h.followIO(t.Context(), req, 0).err))
+	}
+	stream, err := h.Follow(t.Context(), &pb.FollowRequest{Id: "nope"})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.Equal(t, codes.NotFound, status.Code(err))
+}
+
+func TestFollowersAreWokenByTheirContext(t *testing.T) {
+	h := newHarness(t)
+	req := script("1", "sleep 4731")
+	h.run(req)
+	ctx, cancel := context.WithCancel(t.Context())
+	followIO, err := h.FollowIO(ctx, &pb.FollowIORequest{Id: "1"})
+	require.NoError(t, err)
+	follow, err := h.Follow(ctx, &pb.FollowRequest{Id: "1"})
+	require.NoError(t, err)
+	_, err = follow.Recv() // the step runs, and both calls have arrived
+	require.NoError(t, err)
+	cancel()
+	_, err = followIO.Recv()
+	require.Equal(t, codes.Canceled, status.Code(err))
+	_, err = follow.Recv()
+	require.Equal(t, codes.Canceled, status.Code(err))
+	// That the server's side has ended too is what the leak check at the end looks for.
+}
+
+func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {
+	h := newHarness(t)
+	conn := h.dial()
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	going := filepath.Join(t.TempDir(), "go")
+	h.run(script("1", "echo; while [ ! -e "+going+" ]; do sleep 0.01; done; head -c 20000000 /dev/zero"))
+	stream, err := pb.NewStepRunnerClient(conn).FollowIO(ctx, &pb.FollowIORequest{Id: "1"})
+	require.NoError(t, err)
+	_, err = stream.Recv() // the call is at work; nothing more of it is read
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	last := h.end("1")
+	require.Equal(t, succeeded, last.GetStatus())
+	require.EqualValues(t, 20000001, last.GetStdoutLen())
+}
+
+func TestOutputLimitIsSaidAndTheJobGoesOn(t *testing.T) {
+	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
+	h.run(script("1", `head -c 5000000 /dev/zero | tr '\0' x; echo END >&2`))
+	o := h.output("1")
+	require.Equal(t, succeeded, h.end("1").GetStatus())
+	require.LessOrEqual(t, len(o.stdout()), 1_000_200)
+	require.Contains(t, o.stdout()[1_000_000:], "output limit")
+	require.Equal(t, "END\n", o.stderr())
+}
+
+func TestClientThatGoesAwayDoesNotCancelTheJob(t *testing.T) {
+	h := newHarness(t)
+	going := filepath.Join(t.TempDir(), "go")
+	h.run(script("1", "echo before; while [ ! -e "+going+" ]; do sleep 0.01; done; echo survived"))
+	conn := h.dial()
+	stream, err := pb.NewStepRunnerClient(conn).FollowIO(t.Context(), &pb.FollowIORequest{Id: "1"})
+	require.NoError(t, err)
+	piece, err := stream.Recv()
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	require.NoError(t, os.WriteFile(going, nil, 0o600))
+	rest := h.followIO(t.Context(), &pb.FollowIORequest{Id: "1", ReadStdout: int32(len(piece.GetStream()))}, 0)
+	require.NoError(t, rest.err)
+	require.Equal(t, "before\nsurvived\n", string(piece.GetStream())+rest.stdout())
+}
+
+func TestPanicInACallIsTheFailureOfThatCall(t *testing.T) {
+	_, err := recoverUnary(t.Context(), nil, nil, func(context.Context, any) (any, error) { panic("geheim") })
+	require.Equal(t, codes.Internal, status.Code(err))
+	require.NotContains(t, err.Error(), "geheim")
+	err = recoverStream(nil, nil, nil, func(any, grpc.ServerStream) error { panic("geheim") })
+	require.Equal(t, codes.Internal, status.Code(err))
+	require.NotContains(t, err.Error(), "geheim")
+}

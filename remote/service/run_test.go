@@ -1,0 +1,177 @@
+package service
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/job"
+)
+
+func TestRunIsIdempotent(t *testing.T) {
+	h := newHarness(t)
+	count := filepath.Join(t.TempDir(), "count")
+	req := yaml("1", "- script: echo x >> "+count+"\n")
+	req.Env = map[string]string{"A": "1", "B": "2", "C": "3", "D": "4"} // maps have no order on the wire
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			_, err := h.Run(t.Context(), req)
+			require.NoError(t, err)
+		})
+	}
+	wg.Wait()
+	require.Equal(t, succeeded, h.end("1").GetStatus())
+	h.run(req)
+	data, err := os.ReadFile(count)
+	require.NoError(t, err)
+	require.Equal(t, "x\n", string(data))
+}
+
+func TestRunRefusesAnotherJobWithTheSameID(t *testing.T) {
+	h := newHarness(t)
+	h.run(script("1", "echo a"))
+	require.Equal(t, `job "1": there is another job with this id`, h.refused(script("1", "echo b"), codes.AlreadyExists))
+	req := script("1", "echo a")
+	req.Timeout = durationpb.New(time.Minute)
+	h.refused(req, codes.AlreadyExists)
+	require.Equal(t, "a\n", h.output("1").stdout())
+}
+
+func TestRunTakesAJobInEachForm(t *testing.T) {
+	h := newHarness(t)
+	for id, req := range map[string]*pb.RunRequest{
+		"script": script("script", "echo hi"),
+		"yaml":   yaml("yaml", "run:\n- {name: a, script: echo hi}\n"),
+		"twodoc": yaml("twodoc", "{}\n---\nrun:\n- {name: a, exec: {command: [echo, hi]}}\n"),
+		"steps": {Id: "steps", Type: pb.RunRequest_step, Steps: []*pb.Step{
+			{Name: "a", Script: `printf "$X"`, Env: map[string]string{"X": "h"}},
+			{Exec: &pb.Exec{Command: []string{"echo", "i"}}},
+		}},
+	} {
+		h.run(req)
+		require.Equal(t, "hi\n", h.output(id).stdout())
+		require.Equal(t, succeeded, h.end(id).GetStatus())
+	}
+}
+
+func TestRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
+	h := newHarness(t)
+	const secret = "geheim"
+	change := func(f func(*pb.RunRequest)) *pb.RunRequest {
+		req := script("1", "echo")
+		f(req)
+		return req
+	}
+	for want, req := range map[string]*pb.RunRequest{
+		"id: use 1 to 256 characters": change(func(r *pb.RunRequest) { r.Id = "../" + secret }),
+		"id: use":                     change(func(r *pb.RunRequest) { r.Id = strings.Repeat("x", 257) }),
+		"id: use 1":                   change(func(r *pb.RunRequest) { r.Id = "" }),
+		"work_dir: use a path":        change(func(r *pb.RunRequest) { r.WorkDir = secret + "\x00" }),
+		"work_dir: use":               change(func(r *pb.RunRequest) { r.WorkDir = strings.Repeat("x", 5000) }),
+		`env: the variable name "a b" is not valid`:            change(func(r *pb.RunRequest) { r.Env = map[string]string{"a b": secret} }),
+		`env["A"]: the value holds a NUL byte`:                 change(func(r *pb.RunRequest) { r.Env = map[string]string{"A": secret + "\x00"} }),
+		"timeout: use a duration":                              change(func(r *pb.RunRequest) { r.Timeout = durationpb.New(-1) }),
+		"timeout: use":                                         change(func(r *pb.RunRequest) { r.Timeout = &durationpb.Duration{Seconds: 1 << 62} }),
+		"grace: use a duration":                                change(func(r *pb.RunRequest) { r.Grace = durationpb.New(-1) }),
+		"grace: it can be 1h0m0s at most":                      change(func(r *pb.RunRequest) { r.Grace = durationpb.New(2 * time.Hour) }),
+		"type: say what the job is":                            change(func(r *pb.RunRequest) { r.Type = pb.RunRequest_unknown }),
+		"type: 77 is not known":                                change(func(r *pb.RunRequest) { r.Type = 77 }),
+		"type: a job of type script has ci_script":             change(func(r *pb.RunRequest) { r.StepsYaml = secret }),
+		"type: a job of type step has steps or steps_yaml":     change(func(r *pb.RunRequest) { r.Type = pb.RunRequest_step }),
+		"ci_script: the script is empty":                       change(func(r *pb.RunRequest) { r.CiScript = "" }),
+		"ci_script: the script holds a NUL byte":               script("1", secret+"\x00"),
+		"steps: there are no steps":                            yaml("1", ""),
+		"steps_yaml:2:1: not valid YAML":                       yaml("1", "- name: [\n"),
+		"steps_yaml:1:4: unknown key \"scrpt\"":                yaml("1", "- {scrpt: "+secret+"}\n"),
+		"steps_yaml:1:11: script must be a text":               yaml("1", "- script: {a: "+secret+"}\n"),
+		"steps_yaml:1:11: the expression ${{ is not supported": yaml("1", "- script: ${{ "+secret+" }}\n"),
+		"steps[0].step: step is not supported by this version": {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Step: secret}}},
+		"steps[0].inputs: script takes no inputs":              {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: "x", Inputs: map[string]*structpb.Value{secret: nil}}}},
+		"steps_yaml: the request has steps too":                {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: secret}}, StepsYaml: secret},
+		"steps[1].env: the variable name \"a-b\" is not valid": {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: "x"}, {Script: "x", Env: map[string]string{"a-b": secret}}}},
+	} {
+		message := h.refused(req, codes.InvalidArgument)
+		require.True(t, strings.HasPrefix(message, want), "%q does not begin with %q", message, want)
+		require.NotContains(t, message, secret)
+	}
+	require.Empty(t, h.list())
+}
+
+func TestRunTakesALargeScriptAndALargeEnvironment(t *testing.T) {
+	h := newHarness(t)
+	req := script("1", strings.Repeat("# a comment of some length\n", 10<<20/27)+"echo ${#BIG}")
+	req.Env = map[string]string{"BIG": strings.Repeat("x", 100<<10)}
+	h.run(req)
+	require.Equal(t, fmt.Sprintln(100<<10), h.output("1").stdout())
+}
+
+func TestRunIsBoundedInJobs(t *testing.T) {
+	h := newHarness(t, func(c *job.Config) { c.MaxJobs = 1 })
+	req := script("1", "sleep 4730")
+	req.Grace = durationpb.New(time.Millisecond)
+	h.run(req)
+	require.Contains(t, h.refused(script("2", "echo"), codes.ResourceExhausted), "too many jobs")
+}
+
+func TestWorkDirIsCreatedAndUsed(t *testing.T) {
+	base := t.TempDir()
+	h := newHarness(t, func(c *job.Config) { c.WorkBase = base })
+	for id, dir := range map[string]string{"rel": "new/dir", "abs": filepath.Join(base, "x", "y")} {
+		req := yaml(id, "- script: pwd\n")
+		req.WorkDir = dir
+		h.run(req)
+		if !filepath.IsAbs(dir) {
+			dir = filepath.Join(base, dir)
+		}
+		require.Equal(t, dir+"\n", h.output(id).stdout())
+		require.DirExists(t, dir)
+	}
+	h.run(yaml("fresh", "- script: pwd; ls -A\n"))
+	dir := strings.TrimSpace(h.output("fresh").stdout())
+	require.NotContains(t, dir, "\n", "it is empty")
+	require.NoDirExists(t, dir)
+}
+
+func TestServersEnvironmentIsNotTheJobs(t *testing.T) {
+	t.Setenv("CI_JOB_TOKEN", "leak")
+	t.Setenv("LANG", "C.UTF-8")
+	h := newHarness(t)
+	req := yaml("1", "- script: env\n")
+	req.Env = map[string]string{"ASKED": "for"}
+	h.run(req)
+	out := h.output("1").stdout()
+	require.NotContains(t, out, "leak")
+	require.Contains(t, out, "ASKED=for\n")
+	require.Contains(t, out, "LANG=C.UTF-8\n")
+	require.Contains(t, out, "PATH=")
+}
+
+func TestManyJobsAtOnce(t *testing.T) {
+	h := newHarness(t)
+	const jobs = 200
+	var wg sync.WaitGroup
+	for i := range jobs {
+		wg.Go(func() {
+			id := fmt.Sprint(i)
+			_, err := h.Run(t.Context(), yaml(id, "- script: echo $0 "+id+"; echo err "+id+" >&2\n"))
+			require.NoError(t, err)
+			o := h.output(id)
+			require.True(t, strings.HasSuffix(o.stdout(), "script "+id+"\n"))
+			require.Equal(t, "err "+id+"\n", o.stderr())
+			require.Equal(t, succeeded, h.end(id).GetStatus())
+		})
+	}
+	wg.Wait()
+	require.Len(t, h.list(), jobs)
+}
