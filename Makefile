@@ -8,6 +8,7 @@ PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 FUZZTIME ?= 10s
 BENCH    ?= .
 BUILDS   ?= 6
+TESTFLAGS ?=
 
 .DEFAULT_GOAL := help
 
@@ -21,11 +22,11 @@ run: build ## run examples/hello.yml as BUILDS builds at once on a VM embedded i
 
 .PHONY: test
 test: ## run all tests
-	go test -shuffle=on ./...
+	go test -shuffle=on $(TESTFLAGS) ./...
 
 .PHONY: race
 race: ## run all tests with the race detector
-	go test -race -shuffle=on -timeout 15m ./...
+	go test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
 
 .PHONY: lint
 lint: ## check format, modules and the linters

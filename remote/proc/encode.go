@@ -3,6 +3,7 @@ package proc
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 	"syscall"
 	"time"
 )
@@ -108,6 +109,18 @@ func encodeNumbers(list ...uint64) []byte {
 		b = binary.AppendUvarint(b, v)
 	}
 	return b
+}
+
+// decodeStarted returns the pid of a frameStarted.
+func decodeStarted(b []byte) (pid int, err error) {
+	v, err := numbers(b, 1)
+	if err != nil {
+		return 0, err
+	}
+	if v[0] <= 1 || v[0] > math.MaxInt32 { // signals to "-1" are for everybody
+		return 0, errMessage
+	}
+	return int(v[0]), nil
 }
 
 // encodeExited returns the payload of a frameExited.

@@ -109,7 +109,9 @@ func TestCloseCatchesProcessesThatKeepForking(t *testing.T) {
 	for range 10 {
 		out.want(t, "on")
 	}
-	go func() { // or it is held up, which is not the point
+	read := make(chan struct{})
+	go func() { // or they are held up, which is not the point
+		defer close(read)
 		for out.scan.Scan() {
 			continue
 		}
@@ -117,6 +119,7 @@ func TestCloseCatchesProcessesThatKeepForking(t *testing.T) {
 	require.NoError(t, p.Close())
 	require.Empty(t, tagged(t, tag))
 	out.Close()
+	<-read
 }
 
 func TestShimThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {

@@ -53,9 +53,7 @@ func (p *Process) hear() (left uint64, err error) {
 		}
 		switch {
 		case kind == frameStarted && p.leader == 0 && p.failed == nil:
-			var v []uint64
-			if v, err = numbers(payload, 1); err == nil {
-				p.leader = int(v[0])
+			if p.leader, err = decodeStarted(payload); err == nil {
 				close(p.started)
 			}
 		case kind == frameFailed && p.leader == 0 && p.failed == nil:

@@ -126,20 +126,8 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	case <-ctx.Done():
 		return Exit{}, context.Cause(ctx)
 	}
-	timer := time.NewTimer(DrainTimeout - time.Since(p.exitedAt))
-	defer timer.Stop()
-	expired := false
-	for _, pump := range p.pumps {
-		if expired {
-			break
-		}
-		select {
-		case <-pump.done:
-		case <-timer.C:
-			expired = true
-		case <-ctx.Done():
-			return Exit{}, context.Cause(ctx)
-		}
+	if err := p.drain(ctx); err != nil {
+		return Exit{}, err
 	}
 	if p.exitErr != nil {
 		return Exit{}, p.exitErr
@@ -149,6 +137,23 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 		failed = append(failed, pump.failure())
 	}
 	return p.exit, errors.Join(failed...)
+}
+
+// drain waits until the pumps of a command that has exited have ended, or for what is left of
+// DrainTimeout. The error is ctx's cause.
+func (p *Process) drain(ctx context.Context) error {
+	timer := time.NewTimer(DrainTimeout - time.Since(p.exitedAt))
+	defer timer.Stop()
+	for _, pump := range p.pumps {
+		select {
+		case <-pump.done:
+		case <-timer.C:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
 }
 
 // Stop asks the command to end: SIGTERM to its process group now, and after grace, if anything is left

@@ -135,10 +135,14 @@ func withstandSignals() {
 // was started with.
 func closeOnExec() error {
 	err := unix.CloseRange(controlFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
-	if err == nil {
-		return nil
+	if err != nil { // before Linux 5.11
+		err = closeOnExecEach()
 	}
-	// Before Linux 5.11.
+	return err
+}
+
+// closeOnExecEach is closeOnExec by looking for what is open.
+func closeOnExecEach() error {
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
 		return err
