@@ -66,7 +66,7 @@ func serveStart(b *testing.B, stepmux, socket string) time.Duration {
 func build(b *testing.B, dir, name, target string) string {
 	b.Helper()
 	path := filepath.Join(dir, name)
-	cmd := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-o", path, target)
+	cmd := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", path, target)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()
 	require.NoError(b, err, "build %s: %s", target, out)
