@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -25,6 +26,9 @@ const (
 	// stallLimit is how long calls may fail one after the other, over a connection and a serve that
 	// both live, before the build is given up.
 	stallLimit = 30 * time.Second
+	// pingAfter and pingTimeout are how long the step runner may be silent, and then take to answer,
+	// before its bridge counts as broken.
+	pingAfter, pingTimeout = 30 * time.Second, 30 * time.Second
 	// cancelLimit bounds the wait for a cancelled job's end beyond its grace.
 	cancelLimit = 10 * time.Second
 
@@ -143,6 +147,8 @@ func (c *Connector) newClient() (*grpc.ClientConn, error) {
 			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: stallLimit,
 		}),
+		// A serve that is frozen keeps its socket open: only silence tells.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 	)

@@ -11,13 +11,14 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 func TestMain(m *testing.M) {
 	// The test binary is the program when it is called stepmux.
-	testscript.Main(m, map[string]func(){"stepmux": main})
+	testscript.Main(runnertest.M{M: m}, map[string]func(){"stepmux": main})
 }
 
 func TestScripts(t *testing.T) {

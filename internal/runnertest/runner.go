@@ -19,11 +19,22 @@ import (
 var dir string
 
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
-func Main(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(dir) // in the system's directory for temporary files
-		os.Exit(code)
-	}))
+func Main(m *testing.M) { os.Exit(M{m}.Run()) }
+
+// M runs tests as Main does, for a TestMain that does more.
+type M struct{ *testing.M }
+
+// Run runs the tests and returns the exit code.
+func (m M) Run() int {
+	code := m.M.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	_ = os.RemoveAll(dir) // in the system's directory for temporary files
+	return code
 }
 
 // Command returns the step runner's command.

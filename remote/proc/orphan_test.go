@@ -120,6 +120,17 @@ func TestServerThatIsKilledLeavesNothing(t *testing.T) {
 	requireRemoved(t, dir, keep)
 }
 
+func TestCommandDiesWithItsShimWhenTheServerCannotHelp(t *testing.T) {
+	tag := newTag()
+	cmd, shims := server(t, `echo ready; exec sleep 1000`, tag, "-"+t.TempDir())
+	require.Len(t, tagged(t, tag), 3)
+	require.NoError(t, cmd.Process.Signal(unix.SIGSTOP))
+	for _, shim := range shims {
+		require.NoError(t, unix.Kill(shim, unix.SIGKILL))
+	}
+	eventually(t, func() bool { return len(tagged(t, tag)) == 0 }, "the commands")
+}
+
 func TestOrphanDirectoryThatIsInUseOrAnotherIsLeft(t *testing.T) {
 	tests := map[string]func(t *testing.T, dir string){
 		"locked by a living process": func(t *testing.T, dir string) {

@@ -86,7 +86,7 @@ func TestWriterThatFailsIsReportedAndDoesNotHoldUpTheCommand(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := shell("head -c 1000000 /dev/zero; echo stays >&2; exit 7")
+			c := shell("head -c 1000000 /dev/zero || exit 1; echo stays >&2; exit 7")
 			var errs bytes.Buffer
 			c.Stdout, c.Stderr = &brokenWriter{room: 100_000, err: test.give}, &errs
 			p := start(t, c)

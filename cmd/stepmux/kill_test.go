@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+const bound = 30 * time.Second
+
+// What becomes of the VM when the manager ends, however it does. The job has children in its process
+// group, out of it, and in sessions of their own.
+func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
+	for name, test := range map[string]struct {
+		end  func(*testing.T, *os.Process)
+		code int
+	}{
+		"killed":      {func(t *testing.T, p *os.Process) { require.NoError(t, p.Kill()) }, -1},
+		"interrupted": {func(t *testing.T, p *os.Process) { require.NoError(t, p.Signal(syscall.SIGINT)) }, 130},
+		"terminated":  {func(t *testing.T, p *os.Process) { require.NoError(t, p.Signal(syscall.SIGTERM)) }, 143},
+		"interrupted twice": {func(t *testing.T, p *os.Process) {
+			require.NoError(t, p.Signal(syscall.SIGINT))
+			require.NoError(t, p.Signal(syscall.SIGINT))
+		}, 130},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := sshtest.OpenSSH(t)
+			program := runnertest.Command(t)[0]
+			job := filepath.Join(t.TempDir(), "job.yml")
+			require.NoError(t, os.WriteFile(job, []byte(`run:
+  - script: |
+      sleep 600 &
+      (sleep 600 &)
+      setsid sh -c 'trap "" TERM; while :; do sleep 600; done' &
+      echo "started in $(pwd)"
+      wait
+`), 0o600))
+			cmd := exec.Command(program, "run", "--instance", "ssh://"+s.User+"@"+s.Addr, "--identity", s.IdentityFile,
+				"--known-hosts", s.KnownHosts, "--runner-command", program, "--capacity", "3", "--builds", "3", job)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			stdout, err := cmd.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			dirs := startedIn(t, stdout, 3)
+			require.Len(t, dirs, 3)
+			test.end(t, cmd.Process)
+			err = cmd.Wait()
+			exit := (*exec.ExitError)(nil)
+			require.True(t, errors.As(err, &exit), "%v", err)
+			require.Equal(t, test.code, exit.ExitCode(), stderr.String())
+			for _, dir := range dirs {
+				requireNothingIn(t, dir)
+			}
+		})
+	}
+}
+
+// startedIn returns the build directories of n builds once all have started.
+func startedIn(t *testing.T, stdout interface{ Read([]byte) (int, error) }, n int) []string {
+	t.Helper()
+	var dirs []string
+	lines := bufio.NewScanner(stdout)
+	for len(dirs) < n && lines.Scan() {
+		if _, dir, ok := strings.Cut(lines.Text(), "started in "); ok {
+			build, _, ok := strings.Cut(dir, "/jobs/")
+			require.True(t, ok, dir)
+			dirs = append(dirs, build)
+		}
+	}
+	return dirs
+}
+
+// requireNothingIn waits until a build's directory is gone and no process has to do with it.
+func requireNothingIn(t *testing.T, dir string) {
+	t.Helper()
+	var left []string
+	require.Eventually(t, func() bool {
+		left = left[:0]
+		if _, err := os.Lstat(dir); err == nil {
+			left = append(left, dir)
+		}
+		procs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, p := range procs {
+			line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+			cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
+			if bytes.Contains(line, []byte(dir)) || strings.HasPrefix(cwd, dir) {
+				left = append(left, p+" "+strings.ReplaceAll(string(line), "\x00", " "))
+			}
+		}
+		return len(left) == 0
+	}, bound, 5*time.Millisecond, "left: %v", &left)
+}
