@@ -76,6 +76,7 @@ type Connector struct {
 	choice    Choice
 
 	closing   chan struct{} // closed when Close begins
+	gaveUp    chan struct{} // closed when Close waits for serve no longer
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -126,6 +127,7 @@ func New(cfg Config) (*Connector, error) {
 		socket:  socket,
 		bridges: map[*bridge]struct{}{},
 		closing: make(chan struct{}),
+		gaveUp:  make(chan struct{}),
 	}, nil
 }
 
@@ -228,8 +230,11 @@ func (c *Connector) startServe(sessions *mux.Reservation) (*serve, error) {
 	c.mu.Unlock()
 	c.wg.Go(func() { s.copyStdout(c.cfg.Log) })
 	c.wg.Go(func() {
-		<-process.Exited()
-		c.end(s.exitError())
+		select {
+		case <-process.Exited():
+			c.end(s.exitError())
+		case <-c.gaveUp:
+		}
 	})
 	return s, nil
 }
@@ -315,6 +320,7 @@ func (c *Connector) stopServe(ctx context.Context) error {
 	defer cancel()
 	err := s.stop(ctx)
 	s.process.Close()
+	close(c.gaveUp) // sshd confirms the close of a channel only when its process is gone
 	if s.leftDirectory() {
 		c.removeDirectory(ctx, path.Dir(s.socket))
 	}
