@@ -9,8 +9,10 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,6 +84,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		return usageError(err)
 	}
 
+	// Who stops reading our output shall not keep us from cleaning up: a write then fails, and its build.
+	// (Not ignored, but handled: what we start would inherit that.)
+	brokenPipe := make(chan os.Signal, 1)
+	signal.Notify(brokenPipe, syscall.SIGPIPE)
+	defer signal.Stop(brokenPipe)
 	// The first signal cancels the builds, with their grace; a second cuts them short.
 	ctx, stop := untilSignal(cmd.Context())
 	defer stop()
@@ -157,7 +164,7 @@ func readFile(name string) ([]byte, error) {
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, remote.MaxSteps+1))
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
+		return nil, err // names the file
 	}
 	return text, nil
 }
