@@ -55,8 +55,23 @@ func NewProvider(cfg Config) (*Provider, error) {
 		DialTimeout: cfg.DialTimeout,
 		IdleTimeout: cfg.IdleTimeout,
 		MaxAge:      cfg.MaxAge,
+		Trace: &pool.Trace{
+			DialDone: p.logDial,
+			Retire: func(key pool.Key, cause error) {
+				cfg.Logger.Info("connection leaves service", "instance", key, "reason", cause)
+			},
+		},
 	})
 	return p, nil
+}
+
+// logDial says how a dial went.
+func (p *Provider) logDial(key pool.Key, attempt int, took time.Duration, err error) {
+	if err != nil {
+		p.cfg.Logger.Warn("not connected", "instance", key, "attempt", attempt, "took", took, "error", err)
+		return
+	}
+	p.cfg.Logger.Info("connected", "instance", key, "attempt", attempt, "took", took)
 }
 
 // dial connects to the instance whose ID is key.
@@ -70,7 +85,6 @@ func (p *Provider) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
 		return nil, err
 	}
 	p.cfg.Group.connected(m, conn)
-	p.cfg.Logger.Info("connected", "instance", m.ID, "addr", m.Addr, "server", conn.Stat().ServerVersion)
 	return conn, nil
 }
 
