@@ -55,6 +55,7 @@ func (c *Connector) dial() (io.ReadWriteCloser, error) {
 	default:
 	}
 	c.bridges[b] = struct{}{}
+	c.bridged = true
 	c.mu.Unlock()
 	return b, nil
 }
@@ -67,7 +68,17 @@ func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
 	if err == nil {
 		return stream, nil
 	}
-	if c.cfg.Bridge != Auto || !isUnreachable(err) {
+	if !isUnreachable(err) {
+		return nil, err
+	}
+	if c.cfg.Bridge != Auto {
+		c.mu.Lock()
+		worked := c.bridged
+		c.mu.Unlock()
+		if !worked {
+			err = fmt.Errorf("the VM refuses streamlocal forwarding (AllowStreamLocalForwarding in sshd_config; or let the route be auto): %w", err)
+			c.end(err) // another try would fare no better
+		}
 		return nil, err
 	}
 	// It worked before; serve still lives. Builds to come shall not trip over it too.
@@ -168,8 +179,11 @@ func (b *proxyBridge) Read(p []byte) (int, error) {
 // readError adds to an end of the bridge what proxy said on its way out.
 func (b *proxyBridge) readError(err error) error {
 	said := b.stderr.String()
+	lost := (*mux.ConnError)(nil)
 	switch {
-	case errors.Is(err, io.EOF) && len(b.head) > 0:
+	case errors.As(err, &lost):
+		return err
+	case errors.Is(err, io.ErrUnexpectedEOF) && len(b.head) > 0:
 		return fmt.Errorf("the VM's login shell printed %s instead of starting steps proxy: %s", prefix(b.head), said)
 	case errors.Is(err, io.EOF) && said != "":
 		return fmt.Errorf("steps proxy ended: %s", said)

@@ -46,8 +46,7 @@ type Config struct {
 	TempDir string
 	// Bridge is the route to the build's socket. If empty, Auto.
 	Bridge Route
-	// Log receives what the build's serve says, from two goroutines: it must be safe for concurrent
-	// use. If nil it is discarded.
+	// Log receives what the build's serve says, one write at a time. If nil it is discarded.
 	Log io.Writer
 	// ReadyTimeout bounds the wait for serve to listen. If zero, 30s.
 	ReadyTimeout time.Duration
@@ -63,6 +62,7 @@ type Config struct {
 type Connector struct {
 	cfg    Config
 	socket string // the path asked for; serve may tell another
+	log    *gate  // to cfg.Log, until Close
 
 	life context.Context // ends with the build's ctx, with serve, or at Close
 	end  context.CancelCauseFunc
@@ -73,6 +73,7 @@ type Connector struct {
 	serve     *serve
 	sessions  *mux.Reservation
 	bridges   map[*bridge]struct{}
+	bridged   bool // a bridge has been open
 	choice    Choice
 
 	closing   chan struct{} // closed when Close begins
@@ -125,6 +126,7 @@ func New(cfg Config) (*Connector, error) {
 	return &Connector{
 		cfg:     cfg,
 		socket:  socket,
+		log:     &gate{w: cfg.Log},
 		bridges: map[*bridge]struct{}{},
 		closing: make(chan struct{}),
 		gaveUp:  make(chan struct{}),
@@ -192,6 +194,10 @@ func (c *Connector) start() error {
 		need = 2
 	}
 	sessions, err := c.cfg.Lease.Conn().Reserve(c.life, need)
+	if errors.Is(err, mux.ErrForbidden) && route == "" {
+		// Never two at once: enough if streamlocal turns out to work.
+		sessions, err = c.cfg.Lease.Conn().Reserve(c.life, 1)
+	}
 	if err != nil {
 		return err
 	}
@@ -219,7 +225,7 @@ func (c *Connector) startServe(sessions *mux.Reservation) (*serve, error) {
 	if err != nil {
 		return nil, err
 	}
-	stderr := newServeStderr(c.cfg.Log)
+	stderr := newServeStderr(c.log)
 	process, err := sessions.Start(c.life, mux.Command{Line: line, Stderr: stderr})
 	if err != nil {
 		return nil, err
@@ -228,7 +234,7 @@ func (c *Connector) startServe(sessions *mux.Reservation) (*serve, error) {
 	c.mu.Lock()
 	c.serve = s
 	c.mu.Unlock()
-	c.wg.Go(func() { s.copyStdout(c.cfg.Log) })
+	c.wg.Go(func() { s.copyStdout(c.log) })
 	c.wg.Go(func() {
 		select {
 		case <-process.Exited():
@@ -268,6 +274,21 @@ func (c *Connector) choose(route Route, reason string) {
 	}
 }
 
+// ready reports whether Connect has returned, and well.
+func (c *Connector) ready() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connected == nil || c.serve == nil || !c.serve.ready.Load() {
+		return false
+	}
+	select {
+	case <-c.connected:
+		return true
+	default:
+		return false
+	}
+}
+
 // listening returns the socket's path as serve told it.
 func (c *Connector) listening() string {
 	c.mu.Lock()
@@ -284,7 +305,7 @@ func (c *Connector) Choice() Choice {
 
 // Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits
 // until serve is seen gone, at most until ctx ends or StopTimeout has passed; then it gives up and
-// says so. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close
+// says so. Nothing is written to Log any more when it returns. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close
 // is idempotent: later calls wait for the first and return its result.
 func (c *Connector) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
@@ -301,6 +322,7 @@ func (c *Connector) Close(ctx context.Context) error {
 		c.closeBridges()
 		c.closeErr = c.stopServe(ctx)
 		c.wg.Wait()
+		c.log.close() // a serve that was given up may still talk
 	})
 	return c.closeErr
 }
@@ -318,7 +340,8 @@ func (c *Connector) stopServe(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
 	defer cancel()
-	err := s.stop(ctx)
+	c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; an error means that the channel is gone
+	err := s.awaitExit(ctx)
 	s.process.Close()
 	close(c.gaveUp) // sshd confirms the close of a channel only when its process is gone
 	if s.leftDirectory() {

@@ -113,3 +113,25 @@ func (s *serveStderr) flush() {
 		_, _ = s.log.Write(rest)
 	}
 }
+
+// gate passes writes on until it is closed, and discards them then.
+type gate struct {
+	mu sync.Mutex // guards the following
+	w  io.Writer
+}
+
+func (g *gate) Write(p []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.w == nil {
+		return len(p), nil
+	}
+	return g.w.Write(p)
+}
+
+// close waits for a write that is under way.
+func (g *gate) close() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.w = nil
+}

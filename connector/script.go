@@ -43,11 +43,15 @@ func RunScript(ctx context.Context, conn *mux.Conn, s Script) (code int, err err
 	if s.Stdout == nil {
 		s.Stdout = io.Discard
 	}
+	if s.Stderr == nil {
+		s.Stderr = io.Discard
+	}
 	line, err := scriptLine(s.Shell, len(s.Text), s.Grace)
 	if err != nil {
 		return 0, err
 	}
-	process, err := conn.Start(ctx, mux.Command{Line: line, Stderr: s.Stderr})
+	stderr := &firstError{w: s.Stderr, failed: make(chan error, 1)}
+	process, err := conn.Start(ctx, mux.Command{Line: line, Stderr: stderr})
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
@@ -63,21 +67,26 @@ func RunScript(ctx context.Context, conn *mux.Conn, s Script) (code int, err err
 		// What could not be sent shows in the exit code. stdin stays open: it is the leash.
 		_, _ = process.Write(s.Text)
 	})
-	logFailed := make(chan error, 1)
+	logFailed := stderr.failed
 	drained := make(chan struct{})
 	wg.Go(func() {
 		defer close(drained)
 		drain(process, s.Stdout, logFailed)
 	})
+	stop := func() {
+		// What it waits for, a write to a VM that takes nothing, the Close above ends.
+		wg.Go(func() { _ = process.CloseWrite() }) // an error means that it has ended
+		awaitExit(process, s.Grace+stopMargin)
+	}
 
 	select {
 	case <-process.Exited():
 		<-drained // soon: the channel has ended
 	case err := <-logFailed:
-		stopScript(process, s.Grace)
+		stop()
 		return 0, err
 	case <-ctx.Done():
-		stopScript(process, s.Grace)
+		stop()
 		return 0, ctx.Err()
 	}
 	select {
@@ -92,10 +101,9 @@ func RunScript(ctx context.Context, conn *mux.Conn, s Script) (code int, err err
 	return 0, fmt.Errorf("run script: %w", err)
 }
 
-// stopScript ends a script by its leash and waits for it, for its grace and a little more.
-func stopScript(process *mux.Process, grace time.Duration) {
-	_ = process.CloseWrite() // an error means that it has ended
-	timer := time.NewTimer(grace + stopMargin)
+// awaitExit waits for a process's end, but not for long.
+func awaitExit(process *mux.Process, most time.Duration) {
+	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
 	case <-process.Exited():
@@ -111,12 +119,34 @@ func drain(from io.Reader, to io.Writer, failed chan<- error) {
 		n, err := from.Read(buf)
 		if n > 0 && to != nil {
 			if _, werr := to.Write(buf[:n]); werr != nil {
-				failed <- &LogError{werr}
+				report(failed, &LogError{werr})
 				to = nil
 			}
 		}
 		if err != nil {
 			return
 		}
+	}
+}
+
+// firstError passes writes on and reports the first that fails.
+type firstError struct {
+	w      io.Writer
+	failed chan error // has room for one
+}
+
+func (f *firstError) Write(p []byte) (int, error) {
+	n, err := f.w.Write(p)
+	if err != nil {
+		report(f.failed, &LogError{err})
+	}
+	return n, err
+}
+
+// report sends err unless one is there already.
+func report(to chan<- error, err error) {
+	select {
+	case to <- err:
+	default:
 	}
 }

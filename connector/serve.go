@@ -122,15 +122,12 @@ func exitCode(err error) int {
 	}
 }
 
-// stop ends serve by its leash, the end of its stdin, and waits until it is gone.
-func (s *serve) stop(ctx context.Context) error {
-	_ = s.process.CloseWrite() // an error means that the channel is gone
+// awaitExit waits until serve, whose leash has ended, is gone.
+func (s *serve) awaitExit(ctx context.Context) error {
 	select {
 	case <-s.process.Exited():
 		return nil
 	case <-ctx.Done():
-		// A last word, which root logins do not get; then the channel goes, and with it all we can do.
-		_ = s.process.Signal("KILL")
 		return fmt.Errorf("stop steps serve: it is not gone after its time: %w", context.Cause(ctx))
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -92,10 +93,11 @@ type Result struct {
 //
 // The Result holds exactly when the error is nil: then the step runner told how the job ended. Else
 // the error is ctx.Err(), a [*RequestError], a [*LogError], or why the build's life ended: a
-// [*ServeError], a [*mux.ConnError] or ErrClosed. A job that may still run ends with Close.
+// [*ServeError], a [*mux.ConnError] or ErrClosed. It is any other when the step runner gave no sensible
+// answer for long. A job that may still run ends with Close.
 func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Result, error) {
-	if c.life == nil {
-		return Result{}, errors.New("connector: Execute before Connect")
+	if !c.ready() {
+		return Result{}, errors.New("connector: Execute without a Connect that succeeded")
 	}
 	if job.ID == "" {
 		job.ID = c.cfg.BuildID
@@ -181,6 +183,9 @@ func (e *execution) submit(ctx, calls context.Context) error {
 	} else {
 		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
 	}
+	if size := proto.Size(req); size > maxMessage {
+		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", size, maxMessage)}
+	}
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(ctx.Err()) })()
@@ -198,7 +203,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		return context.Cause(calls)
 	}
 	switch status.Code(err) { //nolint:exhaustive // the others are no verdict on the request
-	case codes.InvalidArgument, codes.AlreadyExists, codes.ResourceExhausted:
+	case codes.InvalidArgument, codes.AlreadyExists:
 		return &RequestError{Message: status.Convert(err).Message()}
 	default:
 		return fmt.Errorf("deliver job: %w", err)
@@ -304,8 +309,10 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 			case msg.GetJob() != nil:
 				last = msg.GetJob()
 				return true, nil
-			case n >= reported:
-				reported, progress = n+1, true
+			}
+			progress = true
+			if n >= reported {
+				reported = n + 1
 				e.report(msg.GetResult())
 			}
 		}
@@ -338,16 +345,18 @@ func resultOf(job *pb.Job) Result {
 }
 
 // retry makes call until it succeeds, ctx ends, or its error is the step runner's word rather than a
-// broken bridge's. It gives up when calls have failed for stallLimit without progress.
+// broken bridge's. It gives up when calls have failed one after the other for stallLimit; one that made
+// progress, or stood for that long before it broke, starts the count anew.
 func retry(ctx context.Context, call func() (progress bool, err error)) error {
 	var stalled time.Time
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		start := time.Now()
 		progress, err := call()
 		if err == nil || ctx.Err() != nil || !broken(err) {
 			return err
 		}
 		switch {
-		case progress:
+		case progress, time.Since(start) > stallLimit:
 			stalled, wait = time.Time{}, 10*time.Millisecond
 		case stalled.IsZero():
 			stalled = time.Now()

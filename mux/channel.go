@@ -75,8 +75,9 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 		}
 		if !ch.bye.Load() {
 			c.settle(c.done)
-			ch.lost = c.alive(spec.op) != nil
 		}
+		// Also after an exit status: output may follow it, and would be missing.
+		ch.lost = c.alive(spec.op) != nil
 		spec.closed(true)
 		close(ch.gone)
 	}()
@@ -130,7 +131,7 @@ func (ch *channel) readError(err error) error {
 	if ch.isClosed() {
 		return fmt.Errorf("read: %w", io.ErrClosedPipe)
 	}
-	if ch.bye.Load() && errors.Is(err, io.EOF) {
+	if ch.bye.Load() && errors.Is(err, io.EOF) && ch.conn.alive("read") == nil {
 		return io.EOF
 	}
 	ch.conn.settle(ch.gone)
@@ -175,7 +176,15 @@ func (ch *channel) isClosed() bool {
 func (ch *channel) Close() error {
 	ch.closeOnce.Do(func() {
 		close(ch.closed)
-		_ = ch.ssh.Close() // an error means the peer or the connection was first
+		// The library's Close writes to the connection, which a frozen peer may have filled up. So that
+		// closes go out in the order they are made, it is waited for where it is quick.
+		sent := make(chan struct{})
+		if ch.conn.spawn(func() {
+			defer close(sent)
+			_ = ch.ssh.Close() // an error means the peer or the connection was first
+		}) {
+			ch.conn.settle(sent)
+		}
 	})
 	return nil
 }

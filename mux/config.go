@@ -17,7 +17,8 @@ const (
 type Config struct {
 	// User is the account on the VM. Required.
 	User string
-	// Auth holds the ways to log in, tried in order. Required. KeyFile, Agent and Password make them.
+	// Auth holds the ways to log in: all keys are tried, in order, then the first password. Required.
+	// KeyFile, Key, Agent and Password make them.
 	Auth []Auth
 	// HostKeys decides which server may answer. Required: there is no insecure default.
 	// PinnedHostKeys and KnownHosts make one.

@@ -12,14 +12,17 @@ import (
 )
 
 // closeSettle is how long a channel that ended at its peer's word waits to hear that in truth the
-// connection ended: the library closes the channels a moment before the connection.
+// connection ended. What ends the TCP connection is known before the channels end. But where the
+// library ends for a reason of protocol (a disconnect message, a broken packet) it closes the channels a
+// moment before the connection, and only waiting tells. So io.EOF alone is no proof of success.
 const closeSettle = 5 * time.Millisecond
 
 // Conn is one SSH connection. It is safe for concurrent use.
 //
 // It owns these goroutines, all gone when Close returns: one keepalive, one that waits for the
-// connection's end, two that answer what the server asks, one for each open channel, and one for
-// each channel that is being opened.
+// connection's end, two that answer what the server asks, one for each channel from its opening to its
+// end, and up to two for each stream. (That which delivers a process's stderr belongs to its Wait: it
+// ends with the channel, but not before the caller's Writer returns.)
 type Conn struct {
 	addr, user string
 	since      time.Time
@@ -77,8 +80,8 @@ func (c *Conn) Err() error {
 
 // fail ends the connection because err was met by op. The first call decides.
 func (c *Conn) fail(op string, err error) {
-	if err == nil {
-		err = io.EOF
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF // nothing may take a loss for an end
 	}
 	c.end(&ConnError{Op: op, Addr: c.addr, Err: err})
 }

@@ -14,7 +14,7 @@ import (
 
 // Dial connects to addr (host:port), checks the server's host key and logs in. ctx bounds all of
 // it and means nothing after Dial has returned. The caller closes the Conn. The error is a
-// [*DialError], or ctx's cause.
+// [*DialError], ctx's cause, or says what is wrong with cfg.
 func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

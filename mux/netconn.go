@@ -12,7 +12,8 @@ import (
 // last heard.
 type netConn struct {
 	net.Conn
-	lastRead atomic.Int64 // unix nanoseconds of the last byte from the peer
+	start    time.Time    // by the monotonic clock, like all that is derived from it
+	lastRead atomic.Int64 // nanoseconds from start to the last byte from the peer
 	quickAck atomic.Bool  // ask for immediate ACKs after each read
 
 	mu      sync.Mutex // guards the following
@@ -22,8 +23,7 @@ type netConn struct {
 }
 
 func newNetConn(nc net.Conn) *netConn {
-	c := &netConn{Conn: nc}
-	c.lastRead.Store(time.Now().UnixNano())
+	c := &netConn{Conn: nc, start: time.Now()}
 	c.quickAck.Store(true)
 	return c
 }
@@ -31,7 +31,7 @@ func newNetConn(nc net.Conn) *netConn {
 func (c *netConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.lastRead.Store(time.Now().UnixNano())
+		c.lastRead.Store(int64(time.Since(c.start)))
 		if c.quickAck.Load() {
 			setQuickAck(c.Conn)
 		}
@@ -76,4 +76,4 @@ func (c *netConn) notify(fn func(op string, err error)) {
 }
 
 // heard returns when the peer was last heard.
-func (c *netConn) heard() time.Time { return time.Unix(0, c.lastRead.Load()) }
+func (c *netConn) heard() time.Time { return c.start.Add(time.Duration(c.lastRead.Load())) }

@@ -205,7 +205,7 @@ func (p *Process) Err() error {
 	exited, exit := p.session.exited, p.session.exit
 	p.session.mu.Unlock()
 	switch {
-	case !exited && p.lost:
+	case p.lost:
 		return p.conn.ended("wait for remote process")
 	case !exited:
 		return &ExitError{}

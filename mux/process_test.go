@@ -296,3 +296,57 @@ func TestLongCommandLinesAndEmptyOnesAreTheServersAffair(t *testing.T) {
 	require.Len(t, out, 100<<10+1)
 	require.NoError(t, start(t, conn, "", nil).Wait(within(t)))
 }
+
+func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
+	// Symptom: a server tells the exit status before the rest of the output. A connection cut between
+	// the two gave a truncated log and a success.
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		proxy := sshtest.Proxy(t, s.Addr)
+		conn := dial(t, s.Via(t, proxy.Addr()))
+		// The background process keeps stdout open after the exit.
+		p := start(t, conn, "(exec tail --pid=$PPID -f /dev/null) & echo $!; exit 0", nil)
+		line := make([]byte, 1)
+		for line[0] != '\n' {
+			_, err := p.Read(line)
+			require.NoError(t, err)
+		}
+		rest := inBackground(func() error {
+			_, err := io.ReadAll(p)
+			return err
+		})
+		eventually(t, p.HasExited)
+		proxy.Cut()
+		requireLost(t, receive(t, rest))
+		requireLost(t, p.Wait(within(t)))
+	})
+}
+
+func TestCloseOfAStreamDoesNotWaitForAFrozenPeer(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{})
+	proxy := sshtest.Proxy(t, s.Addr)
+	cfg := config(s)
+	cfg.KeepaliveInterval, cfg.KeepaliveTimeout = time.Hour, time.Hour // would be the end of the wait
+	conn := dialWith(t, s.Via(t, proxy.Addr()), cfg)
+	var all []*mux.Process
+	for range 5 {
+		all = append(all, start(t, conn, "exec cat >/dev/null", nil))
+	}
+	proxy.Stall()
+	for _, p := range all { // until TCP takes no more
+		go func() {
+			for buf := make([]byte, 1<<20); ; {
+				if _, err := p.Write(buf); err != nil {
+					return
+				}
+			}
+		}()
+	}
+	closed := inBackground(func() error {
+		for _, p := range all {
+			p.Close()
+		}
+		return nil
+	})
+	require.NoError(t, receive(t, closed))
+	require.NoError(t, conn.Close())
+}

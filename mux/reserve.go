@@ -21,9 +21,8 @@ const hopeless = 5 * time.Second
 type Reservation struct {
 	conn *Conn
 
-	mu       sync.Mutex // guards the following
-	idle     []*session
-	released bool
+	mu   sync.Mutex // guards the following
+	idle []*session
 }
 
 // Reserve opens n sessions, all or none. When the server has none to spare it waits, bounded by ctx,
@@ -63,7 +62,7 @@ func (r *Reservation) take() *session {
 func (r *Reservation) Release() {
 	r.mu.Lock()
 	idle := r.idle
-	r.idle, r.released = nil, true
+	r.idle = nil
 	r.mu.Unlock()
 	closeSessions(idle)
 }
