@@ -169,3 +169,29 @@ func TestScriptLeavesNoFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left)
 }
+
+func TestScriptEndsWithItsContextThoughTheVMReadsNothing(t *testing.T) {
+	// Symptom: a login shell that hung, and a script larger than the window, held RunScript for ever.
+	shell := filepath.Join(t.TempDir(), "shell")
+	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\nexec sleep 600\n"), 0o700))
+	s := sshtest.InProcess(t, vmtest.Config{Shell: shell})
+	conn := connect(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := connector.RunScript(ctx, conn, connector.Script{Text: make([]byte, 8<<20), Grace: time.Second})
+		failed <- err
+	}()
+	require.Eventually(t, func() bool { return conn.Stat().Sessions.Open == 1 }, bound, time.Millisecond)
+	cancel()
+	require.Equal(t, context.Canceled, <-failed)
+}
+
+func TestScriptWhoseStderrLogFailsIsStopped(t *testing.T) {
+	s := sshtest.InProcess(t, vmtest.Config{})
+	_, err := connector.RunScript(within(t), connect(t, s), connector.Script{
+		Text: []byte("echo x >&2; sleep 600"), Stderr: brokenWriter{}, Grace: time.Second,
+	})
+	failed := (*connector.LogError)(nil)
+	require.ErrorAs(t, err, &failed)
+}

@@ -16,16 +16,17 @@ import (
 type BatchBuild struct {
 	ID  string
 	Job connector.Job
-	// Log receives the build's log and is closed at the build's end.
+	// Log receives the build's log and is closed at the build's end. Required.
 	Log io.WriteCloser
 }
 
 // Batch is many builds at once, as many as the Group has slots for.
 type Batch struct {
 	Builds []BatchBuild
-	// Timeout bounds each build from the moment it has its slot. If zero, none.
+	// Timeout bounds each build, counted from the moment it has its slot. (Making the instance's
+	// connection has a bound of its own.) If zero, none.
 	Timeout time.Duration
-	// OnStart is told that a build got its slot, OnEnd how it ended. Both are called from the builds'
+	// OnStart is told that a build begins on an instance, OnEnd how it ended, also if it never began. Both are called from the builds'
 	// goroutines, at the same time. May be nil.
 	OnStart func(build, instance string)
 	OnEnd   func(Report)
@@ -67,6 +68,7 @@ func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild)
 	log := &firstWrite{w: build.Log}
 	e := p.Executor(Build{ID: build.ID, Log: log})
 	report := Report{Build: build.ID}
+	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
 	err := e.Prepare(ctx)
 	report.Instance = e.Instance()
 	if err == nil {
@@ -82,6 +84,8 @@ func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild)
 	_ = build.Log.Close() // what it did not take, the writes said
 	if failed := (*BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
+	} else if err != nil {
+		report.Err = &BuildError{Reason: RunnerSystemFailure, Err: err}
 	}
 	report.Route = e.Choice()
 	if started := e.Started(); !started.IsZero() {

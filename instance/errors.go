@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// ErrClosed is returned by calls on a Provider or Group that is shut down.
-var ErrClosed = errors.New("instance provider is closed")
+// ErrCleanedUp is the cause of the errors of an Executor whose Cleanup was called.
+var ErrCleanedUp = errors.New("the build was cleaned up")
 
 // FailureReason says whose fault a failed build is, in GitLab's words.
 type FailureReason string
@@ -57,7 +57,7 @@ func classify(ctx context.Context, err error) error {
 		return nil
 	case errors.As(err, &built):
 		return err
-	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return endOf(ctx)
 	case errors.As(err, &lost):
 		return &BuildError{Reason: RunnerSystemFailure, Err: err}

@@ -15,35 +15,57 @@ import (
 
 // Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell
 // script), then Cleanup. Every error is a [*BuildError]. One goroutine calls its methods, in this
-// order; Cleanup may be called from any at any time.
+// order, Prepare and Connect once; Cleanup may be called from any at any time.
 type Executor struct {
 	provider *Provider
 	build    Build
 	log      *lockedWriter
+
+	life context.Context // ends with Cleanup
+	end  context.CancelCauseFunc
 
 	mu        sync.Mutex // guards the following
 	slot      *slot
 	started   time.Time // when the slot was taken
 	lease     *pool.Lease[*mux.Conn]
 	connector *connector.Connector
-	endLife   context.CancelFunc // ends what Connect's life is to the connector
+	running   chan struct{} // not nil while Run runs; closed at its end
 	cleaned   bool
+}
+
+// bind returns a context that ends with ctx and with Cleanup, and a function that turns a method's
+// error into the build's and releases the context.
+func (e *Executor) bind(ctx context.Context) (bound context.Context, finish func(error) error) {
+	bound, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(e.life, func() { cancel(ErrCleanedUp) })
+	return bound, func(err error) error {
+		stop()
+		cancel(nil)
+		if err != nil && ctx.Err() == nil && e.life.Err() != nil {
+			err = ErrCleanedUp
+		}
+		return classify(ctx, err)
+	}
 }
 
 // Prepare takes a slot on an instance, waiting for one if need be, and makes sure that it can be
 // reached.
 func (e *Executor) Prepare(ctx context.Context) error {
-	return classify(ctx, e.prepare(ctx))
+	ctx, finish := e.bind(ctx)
+	return finish(e.prepare(ctx))
 }
 
 func (e *Executor) prepare(ctx context.Context) error {
+	if e.Instance() != "" {
+		return errors.New("instance: Prepare called twice")
+	}
 	s, err := e.provider.cfg.Group.acquire(ctx)
 	if err != nil {
 		return err
 	}
 	if !e.keep(func() { e.slot, e.started = s, time.Now() }) {
 		s.release()
-		return ErrClosed
+		return ErrCleanedUp
 	}
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	if err != nil {
@@ -51,7 +73,7 @@ func (e *Executor) prepare(ctx context.Context) error {
 	}
 	if !e.keep(func() { e.lease = lease }) {
 		lease.Release()
-		return ErrClosed
+		return ErrCleanedUp
 	}
 	return nil
 }
@@ -98,16 +120,20 @@ func (e *Executor) Choice() connector.Choice {
 // which its caller closes. ctx bounds the start only: the step runner then lives until Cleanup, so
 // that a cancelled build can still be told to stop, and heard.
 func (e *Executor) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
+	ctx, finish := e.bind(ctx)
 	dial, err := e.connect(ctx)
-	return dial, classify(ctx, err)
+	return dial, finish(err)
 }
 
 func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
 	e.mu.Lock()
-	s, prepared := e.slot, e.lease != nil
+	s, prepared, connected := e.slot, e.lease != nil, e.connector != nil
 	e.mu.Unlock()
-	if !prepared {
+	switch {
+	case !prepared:
 		return nil, errors.New("instance: Connect before Prepare")
+	case connected:
+		return nil, errors.New("instance: Connect called twice")
 	}
 	// A lease of the connector's own: the connection of Prepare may have died since.
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
@@ -130,44 +156,53 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		lease.Release()
 		return nil, err
 	}
-	life, endLife := context.WithCancel(context.WithoutCancel(ctx))
-	if !e.keep(func() { e.connector, e.endLife = c, endLife }) {
-		endLife()
-		return nil, errors.Join(ErrClosed, c.Close(ctx))
+	if !e.keep(func() { e.connector = c }) {
+		return nil, errors.Join(ErrCleanedUp, c.Close(ctx))
 	}
-	defer context.AfterFunc(ctx, endLife)()
+	// ctx ends the start only; from then on the step runner's life is the executor's.
+	life, end := context.WithCancelCause(e.life)
+	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
 	dial, err := c.Connect(life)
-	if err != nil && ctx.Err() != nil {
-		err = ctx.Err()
+	if err != nil {
+		end(err)
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, err
 	}
-	return dial, err
+	return dial, nil
 }
 
 // Execute runs job in the step runner that Connect started, with its output to the build's log. It
 // returns nil when the job succeeded. When ctx ends the job is cancelled, with its grace.
 func (e *Executor) Execute(ctx context.Context, job connector.Job) error {
+	_, finish := e.bind(ctx) // Cleanup ends it by closing the connector
 	e.mu.Lock()
 	c := e.connector
 	e.mu.Unlock()
 	if c == nil {
-		return classify(ctx, errors.New("instance: Execute before Connect"))
+		return finish(errors.New("instance: Execute before Connect"))
 	}
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {
-		return classify(ctx, err)
+		return finish(err)
 	}
-	return outcome(result)
+	return finish(outcome(result))
 }
 
 // Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
 // needed there. It returns nil for exit code 0. When ctx ends the shell and what it started are stopped,
 // with their grace.
 func (e *Executor) Run(ctx context.Context, script []byte) error {
-	e.mu.Lock()
-	lease := e.lease
-	e.mu.Unlock()
+	ctx, finish := e.bind(ctx)
+	ended := make(chan struct{})
+	defer close(ended)
+	var lease *pool.Lease[*mux.Conn]
+	if !e.keep(func() { lease, e.running = e.lease, ended }) {
+		return finish(ErrCleanedUp)
+	}
 	if lease == nil {
-		return classify(ctx, errors.New("instance: Run before Prepare"))
+		return finish(errors.New("instance: Run before Prepare"))
 	}
 	code, err := connector.RunScript(ctx, lease.Conn(), connector.Script{
 		Shell:  e.build.Shell,
@@ -175,27 +210,32 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 		Stdout: e.log,
 		Stderr: e.log,
 	})
-	switch {
-	case err != nil:
-		return classify(ctx, err)
-	case code != 0:
-		return &BuildError{Reason: ScriptFailure, ExitCode: code, Err: fmt.Errorf("exit status %d", code)}
+	if err == nil && code != 0 {
+		err = &BuildError{Reason: ScriptFailure, ExitCode: code, Err: fmt.Errorf("exit status %d", code)}
 	}
-	return nil
+	return finish(err)
 }
 
 // Cleanup ends what the build still has on the instance and gives its slot back. It may be called at
 // any time, also while the build runs, which then fails; it is idempotent. It waits until the step
-// runner is seen gone, at most until ctx ends or StopTimeout has passed, and reports if it is not.
+// runner or the script is seen gone, at most until ctx ends or StopTimeout has passed, and reports if it
+// is not.
 func (e *Executor) Cleanup(ctx context.Context) error {
 	e.mu.Lock()
 	e.cleaned = true
-	c, lease, s, endLife := e.connector, e.lease, e.slot, e.endLife
+	c, lease, s, running := e.connector, e.lease, e.slot, e.running
 	e.mu.Unlock()
 	var err error
 	if c != nil {
-		endLife()
-		err = c.Close(ctx)
+		err = c.Close(ctx) // before the end of its life, which would be the reason for all that follows
+	}
+	e.end(ErrCleanedUp)
+	if running != nil {
+		select {
+		case <-running:
+		case <-ctx.Done():
+			err = errors.Join(err, fmt.Errorf("stop script: it is not gone after its time: %w", context.Cause(ctx)))
+		}
 	}
 	if lease != nil {
 		lease.Release()

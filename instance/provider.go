@@ -46,6 +46,9 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
 	}
+	if cfg.DialTimeout < 0 || cfg.MaxAge < 0 || cfg.ReadyTimeout < 0 || cfg.StopTimeout < 0 {
+		return nil, errors.New("instance: a time in Config is negative")
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -105,7 +108,9 @@ func (p *Provider) Executor(b Build) *Executor {
 	if b.Log == nil {
 		b.Log = io.Discard
 	}
-	return &Executor{provider: p, build: b, log: &lockedWriter{w: b.Log}}
+	e := &Executor{provider: p, build: b, log: &lockedWriter{w: b.Log}}
+	e.life, e.end = context.WithCancelCause(context.Background())
+	return e
 }
 
 // Stat is a snapshot of a Provider.

@@ -32,7 +32,7 @@ type reporter struct {
 	out      io.Writer  // results, and logs in text form
 	err      io.Writer  // progress, summary, and logs beside JSON
 	total    int
-	running  int
+	running  map[string]bool // builds
 	done     int
 	failed   int
 	drawn    bool // the progress line stands on the terminal
@@ -40,7 +40,7 @@ type reporter struct {
 }
 
 func newReporter(format string, out, err io.Writer) (*reporter, error) {
-	r := &reporter{out: out, err: err}
+	r := &reporter{out: out, err: err, running: map[string]bool{}}
 	switch format {
 	case "text":
 	case "json":
@@ -62,10 +62,10 @@ func (r *reporter) begin(total int) {
 	r.drawLocked(true)
 }
 
-func (r *reporter) started(_, _ string) {
+func (r *reporter) started(build, _ string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.running++
+	r.running[build] = true
 	r.drawLocked(false)
 }
 
@@ -73,9 +73,7 @@ func (r *reporter) started(_, _ string) {
 func (r *reporter) ended(report instance.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if report.Instance != "" {
-		r.running--
-	}
+	delete(r.running, report.Build)
 	r.done++
 	r.clearLocked()
 	if report.Err != nil {
@@ -97,7 +95,7 @@ func (r *reporter) drawLocked(now bool) {
 		return
 	}
 	r.clearLocked()
-	fmt.Fprintf(r.err, "%d of %d builds done, %d running, %d failed", r.done, r.total, r.running, r.failed)
+	fmt.Fprintf(r.err, "%d of %d builds done, %d running, %d failed", r.done, r.total, len(r.running), r.failed)
 	r.drawn, r.lastDraw = true, time.Now()
 }
 
@@ -183,6 +181,7 @@ type jsonBuild struct {
 	Reason      string    `json:"reason"`
 	ExitCode    int       `json:"exit_code"`
 	Error       string    `json:"error,omitempty"`
+	Cleanup     string    `json:"cleanup_error,omitempty"`
 	Route       jsonRoute `json:"route"`
 	Connect     float64   `json:"connect_s"`
 	FirstOutput float64   `json:"first_output_s"`
@@ -207,6 +206,9 @@ func jsonBuildOf(r instance.Report) jsonBuild {
 	}
 	if r.Err != nil {
 		b.Status, b.Reason, b.ExitCode, b.Error = "failed", string(r.Err.Reason), r.Err.ExitCode, r.Err.Err.Error()
+	}
+	if r.Cleanup != nil {
+		b.Cleanup = r.Cleanup.Error()
 	}
 	return b
 }

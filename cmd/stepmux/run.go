@@ -175,28 +175,36 @@ func outcome(ctx context.Context, reports []instance.Report) error {
 	if code := signalCode(ctx); code != 0 {
 		return &exitError{code: code}
 	}
-	code := 0
+	code, worst := 0, 0
 	for _, r := range reports {
 		if r.Err == nil {
 			continue
 		}
-		switch r.Err.Reason {
-		case instance.ScriptFailure:
-			if code == 0 {
-				code = scriptCode(r.Err.ExitCode)
-			}
-		case instance.JobExecutionTimeout:
-			code = exitTimeout
-		case instance.ConfigurationError:
-			return &exitError{code: exitUsage}
-		case instance.RunnerSystemFailure, instance.JobCanceled:
-			return &exitError{code: exitSystem}
+		c, weight := exitCode(r.Err)
+		if weight > worst {
+			code, worst = c, weight
 		}
 	}
 	if code == 0 {
 		return nil
 	}
 	return &exitError{code: code}
+}
+
+// exitCode returns the exit code a build's failure gives, and its weight among those of others.
+func exitCode(err *instance.BuildError) (code, weight int) {
+	switch err.Reason {
+	case instance.ScriptFailure:
+		return scriptCode(err.ExitCode), 1
+	case instance.JobExecutionTimeout:
+		return exitTimeout, 2
+	case instance.ConfigurationError:
+		return exitUsage, 3
+	case instance.RunnerSystemFailure, instance.JobCanceled:
+		return exitSystem, 4
+	default:
+		return exitSystem, 4
+	}
 }
 
 // scriptCode returns a failed build's exit code, never one that would mean success.

@@ -1,0 +1,137 @@
+package instance_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+)
+
+func TestRunRunsAShellScriptWithoutAStepRunner(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Runner = []string{"/none"} })
+		out := &log{}
+		e := p.Executor(instance.Build{ID: "b1", Log: out, Shell: []string{"sh", "-e"}})
+		require.NoError(t, e.Prepare(within(t)))
+		require.NoError(t, e.Run(within(t), []byte("echo out; echo err >&2")))
+		require.Contains(t, out.String(), "out\n")
+		require.Contains(t, out.String(), "err\n")
+		requireReason(t, e.Run(within(t), []byte("false\necho not reached")), instance.ScriptFailure, 1)
+		requireReason(t, e.Prepare(within(t)), instance.RunnerSystemFailure, 0) // twice
+		require.NoError(t, e.Cleanup(within(t)))
+		requireReason(t, e.Run(within(t), []byte("true")), instance.RunnerSystemFailure, 0)
+	})
+}
+
+func TestCleanupEndsAScriptAndWaitsForIt(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 1, nil)
+	out := &log{}
+	e := p.Executor(instance.Build{ID: "b1", Log: out})
+	require.NoError(t, e.Prepare(within(t)))
+	ended := make(chan error, 1)
+	go func() { ended <- e.Run(within(t), []byte("echo started; cd "+v.tmp+"; sleep 600")) }()
+	out.await(t, "started")
+	require.NoError(t, e.Cleanup(within(t)))
+	require.Zero(t, p.Stat().Instances[0].Used)
+	v.requireClean(t)
+	err := <-ended
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorIs(t, err, instance.ErrCleanedUp)
+}
+
+func TestCleanupEndsTheWaitForASlot(t *testing.T) {
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := v.provider(t, 1, nil)
+	first := p.Executor(instance.Build{ID: "b1"})
+	require.NoError(t, first.Prepare(within(t)))
+	second := p.Executor(instance.Build{ID: "b2"})
+	ended := make(chan error, 1)
+	go func() { ended <- second.Prepare(within(t)) }()
+	require.NoError(t, second.Cleanup(within(t)))
+	require.ErrorIs(t, <-ended, instance.ErrCleanedUp)
+	require.NoError(t, first.Cleanup(within(t)))
+}
+
+func TestAbortCutsBuildsShortThatIgnoreTheirCancellation(t *testing.T) {
+	// Symptom: the second Ctrl-C had no effect while a job sat out its grace.
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		abort, cut := context.WithCancel(t.Context())
+		defer cut()
+		out := &log{}
+		job := script(`trap "" TERM; echo started; while :; do sleep 600; done`)
+		job.Grace = time.Hour
+		ended := make(chan []instance.Report, 1)
+		go func() {
+			ended <- p.RunBatch(ctx, abort, instance.Batch{Builds: []instance.BatchBuild{{ID: "b1", Job: job, Log: out}}})
+		}()
+		out.await(t, "started")
+		cancel()
+		cut()
+		requireReason(t, (<-ended)[0].Err, instance.JobCanceled, 0)
+		v.requireClean(t)
+	})
+}
+
+func TestCancelledDialIsACancellation(t *testing.T) {
+	// Symptom: Ctrl-C while a VM was being dialed was a failure of the system.
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts and says nothing
+	require.NoError(t, err)
+	defer ln.Close()
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Addr = ln.Addr().String() })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- build(ctx, p, "b1", script("true"), &log{}) }()
+	nc, err := ln.Accept()
+	require.NoError(t, err)
+	defer nc.Close()
+	because := errors.New("signal: interrupt")
+	cancel(because)
+	err = <-ended
+	requireReason(t, err, instance.JobCanceled, 0)
+	require.ErrorIs(t, err, because)
+}
+
+func TestAutoWorksWithASingleSession(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t, "MaxSessions 1"))
+	p := v.provider(t, 2, nil)
+	require.NoError(t, build(within(t), p, "b1", script("true"), &log{}))
+	require.NoError(t, build(within(t), p, "b2", script("true"), &log{}))
+	v.requireClean(t)
+}
+
+func TestForcedStreamlocalThatIsForbiddenSaysSo(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = "streamlocal" })
+	err := build(within(t), p, "b1", script("true"), &log{})
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "AllowStreamLocalForwarding in sshd_config")
+	v.requireClean(t)
+}
+
+func TestShutdownWaitsForBuildsAndTakesNoNewOnes(t *testing.T) {
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := v.provider(t, 2, nil)
+	e := p.Executor(instance.Build{ID: "b1"})
+	require.NoError(t, e.Prepare(within(t)))
+	down := make(chan error, 1)
+	go func() { down <- p.Shutdown(within(t)) }()
+	require.Eventually(t, func() bool {
+		err := build(within(t), p, "b2", script("true"), &log{})
+		return err != nil && strings.Contains(err.Error(), "closed")
+	}, bound, time.Millisecond)
+	require.NoError(t, e.Run(within(t), []byte("true")), "what runs goes on")
+	require.NoError(t, e.Cleanup(within(t)))
+	require.NoError(t, <-down)
+}
