@@ -162,7 +162,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 	// ctx ends the start only; from then on the step runner's life is the executor's.
 	life, end := context.WithCancelCause(e.life)
 	defer context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })()
-	dial, err := c.Connect(life)
+	dial, err := c.Connect(life) //nolint:contextcheck // see above
 	if err != nil {
 		end(err)
 		if ctx.Err() != nil {
