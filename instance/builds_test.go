@@ -75,7 +75,7 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 		// The step looks at all processes there are: at what they were started with.
 		job := script(`echo "mine: $CI_SECRET"; for p in /proc/[0-9]*; do
 			[ "$p" = "/proc/$$" ] && continue
-			tr '\0' ' ' <$p/cmdline; tr '\0' '\n' <$p/environ; echo; done 2>/dev/null | grep -v '^CI_SECRET=' >all
+			tr '\0' ' ' <$p/cmdline; echo; tr '\0' '\n' <$p/environ; echo; done 2>/dev/null | grep -v '^CI_SECRET=' >all
 			echo "leaks: $(grep -c s3cr3t-of all)"`)
 		job.Env = map[string]string{"CI_SECRET": secret}
 		out := &log{}
