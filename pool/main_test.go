@@ -52,10 +52,10 @@ func (c *conn) Err() error {
 }
 
 func (c *conn) Close() error {
-	c.end(errClosedHere)
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.closes++
+	c.closes++ // first: who waits for Done may look at once
+	c.mu.Unlock()
+	c.end(errClosedHere)
 	return nil
 }
 
