@@ -1,14 +1,12 @@
 package connector_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -22,15 +20,6 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-const bound = 30 * time.Second
-
-func within(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // lease is a share of a connection that counts its releases.
 type lease struct {
 	conn     *mux.Conn
@@ -40,29 +29,11 @@ type lease struct {
 func (l *lease) Conn() *mux.Conn { return l.conn }
 func (l *lease) Release()        { l.released.Add(1) }
 
-// log is a build log that may be read while it grows.
-type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // build is what a Connector under test works with.
 type build struct {
 	*connector.Connector
 	lease *lease
-	log   *log
+	log   *sshtest.Log
 	tmp   string
 }
 
@@ -77,14 +48,14 @@ func runner(t testing.TB, body string) string {
 
 func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*connector.Config)) *build {
 	t.Helper()
-	conn, err := mux.Dial(within(t), s.Addr, &mux.Config{
+	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
 		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
 		HostKeys: mux.PinnedHostKeys(s.HostKey),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
-	b := &build{lease: &lease{conn: conn}, log: &log{}, tmp: sshtest.SocketDir(t)}
+	b := &build{lease: &lease{conn: conn}, log: &sshtest.Log{}, tmp: sshtest.SocketDir(t)}
 	cfg := connector.Config{
 		Lease:   b.lease,
 		VM:      new(connector.VM),
@@ -122,10 +93,10 @@ func TestConnectWaitsForTheReadyMarkerHoweverItComes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBuild(t, embedded(t), "b1", runner(t, body+"\n"+untilLeash), nil)
-			dial, err := b.Connect(within(t))
+			dial, err := b.Connect(sshtest.Within(t))
 			require.NoError(t, err)
 			require.NotNil(t, dial)
-			require.NoError(t, b.Close(within(t)))
+			require.NoError(t, b.Close(sshtest.Within(t)))
 			require.EqualValues(t, 1, b.lease.released.Load())
 		})
 	}
@@ -148,7 +119,7 @@ func TestConnectSaysWhyServeEndedEarly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBuild(t, embedded(t), "b1", runner(t, test.body), nil)
-			_, err := b.Connect(within(t))
+			_, err := b.Connect(sshtest.Within(t))
 			ended := (*connector.ServeError)(nil)
 			require.ErrorAs(t, err, &ended)
 			require.Equal(t, test.code, ended.ExitCode)
@@ -162,7 +133,7 @@ func TestConnectSaysWhyServeEndedEarly(t *testing.T) {
 
 func TestConnectToAVMWithoutTheBinaryNamesItAndSaysWhatToDo(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", "/opt/no such dir/stepmux", nil)
-	_, err := b.Connect(within(t))
+	_, err := b.Connect(sshtest.Within(t))
 	ended := (*connector.ServeError)(nil)
 	require.ErrorAs(t, err, &ended)
 	require.Equal(t, 127, ended.ExitCode)
@@ -173,7 +144,7 @@ func TestConnectRefusesAServeThatListensElsewhere(t *testing.T) {
 	for _, path := range []string{"/tmp/evil.sock", "${socket}x", "${socket%/*/*}-root/b1/step-runner.sock", "${socket%/*/*}/b2/step-runner.sock"} {
 		body := `echo "step-runner is listening on socket ` + path + `" >&2` + "\n" + untilLeash
 		b := newBuild(t, embedded(t), "b1", runner(t, body), nil)
-		_, err := b.Connect(within(t))
+		_, err := b.Connect(sshtest.Within(t))
 		require.ErrorContains(t, err, "instead of", path)
 	}
 }
@@ -197,7 +168,7 @@ func TestConnectReturnsTheContextsErrorWheneverItEnds(t *testing.T) {
 				}
 				stop.Stop()
 				cancel()
-				require.NoError(t, b.Close(within(t)))
+				require.NoError(t, b.Close(sshtest.Within(t)))
 			}
 		})
 	}
@@ -212,10 +183,10 @@ func TestConnectGivesUpOnAServeThatIsNeverReady(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t, "echo still thinking >&2\n"+untilLeash), func(c *connector.Config) {
 		c.ReadyTimeout = 300 * time.Millisecond
 	})
-	_, err := b.Connect(within(t))
+	_, err := b.Connect(sshtest.Within(t))
 	require.ErrorContains(t, err, "was not ready within 300ms")
 	require.ErrorContains(t, err, "still thinking")
-	require.NoError(t, b.Close(within(t)))
+	require.NoError(t, b.Close(sshtest.Within(t)))
 }
 
 func TestConnectAfterALostConnectionSaysSo(t *testing.T) {
@@ -224,14 +195,14 @@ func TestConnectAfterALostConnectionSaysSo(t *testing.T) {
 	b := newBuild(t, s.Via(t, proxy.Addr()), "b1", runner(t, "echo up >&2\n"+untilLeash), nil)
 	failed := make(chan error, 1)
 	go func() {
-		_, err := b.Connect(within(t))
+		_, err := b.Connect(sshtest.Within(t))
 		failed <- err
 	}()
-	require.Eventually(t, func() bool { return strings.Contains(b.log.String(), "up") }, bound, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(b.log.String(), "up") }, sshtest.Bound, time.Millisecond)
 	proxy.Cut()
 	lost := (*mux.ConnError)(nil)
 	require.ErrorAs(t, <-failed, &lost)
-	require.NoError(t, b.Close(within(t)))
+	require.NoError(t, b.Close(sshtest.Within(t)))
 	require.EqualValues(t, 1, b.lease.released.Load())
 }
 
@@ -239,9 +210,9 @@ func TestServesOutputGoesToTheLogLessTheMarker(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t,
 		`echo before >&2; echo out; echo "step-runner is listening on socket $socket" >&2; echo after >&2; printf 'no newline' >&2
 `+untilLeash), nil)
-	_, err := b.Connect(within(t))
+	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	require.NoError(t, b.Close(within(t)))
+	require.NoError(t, b.Close(sshtest.Within(t)))
 	got := b.log.String()
 	for _, want := range []string{"before\n", "out\n", "after\n", "no newline"} {
 		require.Contains(t, got, want)
@@ -253,15 +224,15 @@ func TestCloseStopsServeByItsLeashAndReleasesTheLeaseLast(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	b := newBuild(t, embedded(t), "b1", runner(t, fmt.Sprintf(
 		`echo "step-runner is listening on socket $socket" >&2; cat >/dev/null; echo bye >%s`, gone)), nil)
-	_, err := b.Connect(within(t))
+	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
 	require.Zero(t, b.lease.released.Load())
-	require.NoError(t, b.Close(within(t)))
+	require.NoError(t, b.Close(sshtest.Within(t)))
 	require.FileExists(t, gone, "serve had ended when Close returned")
 	require.EqualValues(t, 1, b.lease.released.Load())
-	require.NoError(t, b.Close(within(t)), "again")
+	require.NoError(t, b.Close(sshtest.Within(t)), "again")
 	require.EqualValues(t, 1, b.lease.released.Load())
-	_, err = b.Connect(within(t))
+	_, err = b.Connect(sshtest.Within(t))
 	require.ErrorIs(t, err, connector.ErrClosed)
 }
 
@@ -273,9 +244,9 @@ func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
 		b := newBuild(t, s, "b1", runner(t, `echo $$ >`+pid+`; echo "step-runner is listening on socket $socket" >&2; exec sleep 600`), func(c *connector.Config) {
 			c.StopTimeout = 200 * time.Millisecond
 		})
-		_, err := b.Connect(within(t))
+		_, err := b.Connect(sshtest.Within(t))
 		require.NoError(t, err)
-		require.ErrorContains(t, b.Close(within(t)), "it is not gone")
+		require.ErrorContains(t, b.Close(sshtest.Within(t)), "it is not gone")
 		require.EqualValues(t, 1, b.lease.released.Load())
 		for _, p := range pidsIn(t, pid) {
 			require.NoError(t, syscall.Kill(p, syscall.SIGKILL))
@@ -286,11 +257,11 @@ func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
 func TestDirectoryOfAKilledServeIsRemoved(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t,
 		`mkdir -p "${socket%/*}"; touch "${socket%/*}/left"; echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), nil)
-	_, err := b.Connect(within(t))
+	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
 	dir := filepath.Join(b.tmp, "gitlab-runner-steps", "b1")
 	require.DirExists(t, dir)
-	require.NoError(t, b.Close(within(t)))
+	require.NoError(t, b.Close(sshtest.Within(t)))
 	require.NoDirExists(t, dir)
 }
 

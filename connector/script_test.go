@@ -20,7 +20,7 @@ import (
 
 func connect(t testing.TB, s *sshtest.Server) *mux.Conn {
 	t.Helper()
-	conn, err := mux.Dial(within(t), s.Addr, &mux.Config{
+	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
 		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
 		HostKeys: mux.PinnedHostKeys(s.HostKey),
@@ -55,8 +55,8 @@ func TestScriptRunsByItsShell(t *testing.T) {
 			{[]string{"true"}, strings.Repeat("never read\n", 1<<16), 0, ""},
 			{nil, "", 0, ""},
 		} {
-			var stdout, stderr log
-			code, err := connector.RunScript(within(t), conn, connector.Script{
+			var stdout, stderr sshtest.Log
+			code, err := connector.RunScript(sshtest.Within(t), conn, connector.Script{
 				Shell: test.shell, Text: []byte(test.text), Stdout: &stdout, Stderr: &stderr,
 			})
 			require.NoError(t, err)
@@ -87,7 +87,7 @@ func requireGone(t testing.TB, pids []int) {
 		require.Eventually(t, func() bool {
 			stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 			return err != nil || strings.Contains(string(stat), ") Z ")
-		}, bound, 5*time.Millisecond, "process %d", pid)
+		}, sshtest.Bound, 5*time.Millisecond, "process %d", pid)
 	}
 }
 
@@ -103,7 +103,7 @@ func TestScriptThatIsCancelledOrCutOffLeavesNoProcess(t *testing.T) {
 				file := filepath.Join(t.TempDir(), "pids")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				var out log
+				var out sshtest.Log
 				failed := make(chan error, 1)
 				go func() {
 					_, err := connector.RunScript(ctx, conn, connector.Script{
@@ -115,7 +115,7 @@ echo started; wait; wait`),
 					})
 					failed <- err
 				}()
-				require.Eventually(t, func() bool { return strings.Contains(out.String(), "started") }, bound, time.Millisecond)
+				require.Eventually(t, func() bool { return strings.Contains(out.String(), "started") }, sshtest.Bound, time.Millisecond)
 				pids := pidsIn(t, file)
 				end(cancel, proxy)
 				err := <-failed
@@ -135,7 +135,7 @@ echo started; wait; wait`),
 func TestScriptsBackgroundProcessesEndWithIt(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		file := filepath.Join(t.TempDir(), "pids")
-		code, err := connector.RunScript(within(t), connect(t, s), connector.Script{
+		code, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
 			Text: []byte("sleep 600 & echo $! >" + file),
 		})
 		require.NoError(t, err)
@@ -150,7 +150,7 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("disk full
 
 func TestScriptWhoseLogFailsIsStopped(t *testing.T) {
 	s := sshtest.InProcess(t, vmtest.Config{})
-	_, err := connector.RunScript(within(t), connect(t, s), connector.Script{
+	_, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
 		Text: []byte("while :; do echo x; sleep 0.01; done"), Stdout: brokenWriter{}, Grace: time.Second,
 	})
 	failed := (*connector.LogError)(nil)
@@ -162,7 +162,7 @@ func TestScriptLeavesNoFile(t *testing.T) {
 	s := sshtest.InProcess(t, vmtest.Config{Env: []string{"TMPDIR=" + tmp}})
 	conn := connect(t, s)
 	for range 5 {
-		_, err := connector.RunScript(within(t), conn, connector.Script{Text: []byte("exit 3")})
+		_, err := connector.RunScript(sshtest.Within(t), conn, connector.Script{Text: []byte("exit 3")})
 		require.NoError(t, err)
 	}
 	left, err := os.ReadDir(tmp)
@@ -182,14 +182,14 @@ func TestScriptEndsWithItsContextThoughTheVMReadsNothing(t *testing.T) {
 		_, err := connector.RunScript(ctx, conn, connector.Script{Text: make([]byte, 8<<20), Grace: time.Second})
 		failed <- err
 	}()
-	require.Eventually(t, func() bool { return conn.Stat().Sessions.Open == 1 }, bound, time.Millisecond)
+	require.Eventually(t, func() bool { return conn.Stat().Sessions.Open == 1 }, sshtest.Bound, time.Millisecond)
 	cancel()
 	require.Equal(t, context.Canceled, <-failed)
 }
 
 func TestScriptWhoseStderrLogFailsIsStopped(t *testing.T) {
 	s := sshtest.InProcess(t, vmtest.Config{})
-	_, err := connector.RunScript(within(t), connect(t, s), connector.Script{
+	_, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
 		Text: []byte("echo x >&2; sleep 600"), Stderr: brokenWriter{}, Grace: time.Second,
 	})
 	failed := (*connector.LogError)(nil)

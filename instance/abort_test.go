@@ -18,29 +18,29 @@ import (
 func TestRunRunsAShellScriptWithoutAStepRunner(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Runner = []string{"/none"} })
-		out := &log{}
+		out := &sshtest.Log{}
 		e := p.Executor(instance.Build{ID: "b1", Log: out, Shell: []string{"sh", "-e"}})
-		require.NoError(t, e.Prepare(within(t)))
-		require.NoError(t, e.Run(within(t), []byte("echo out; echo err >&2")))
+		require.NoError(t, e.Prepare(sshtest.Within(t)))
+		require.NoError(t, e.Run(sshtest.Within(t), []byte("echo out; echo err >&2")))
 		require.Contains(t, out.String(), "out\n")
 		require.Contains(t, out.String(), "err\n")
-		requireReason(t, e.Run(within(t), []byte("false\necho not reached")), instance.ScriptFailure, 1)
-		requireReason(t, e.Prepare(within(t)), instance.RunnerSystemFailure, 0) // twice
-		require.NoError(t, e.Cleanup(within(t)))
-		requireReason(t, e.Run(within(t), []byte("true")), instance.RunnerSystemFailure, 0)
+		requireReason(t, e.Run(sshtest.Within(t), []byte("false\necho not reached")), instance.ScriptFailure, 1)
+		requireReason(t, e.Prepare(sshtest.Within(t)), instance.RunnerSystemFailure, 0) // twice
+		require.NoError(t, e.Cleanup(sshtest.Within(t)))
+		requireReason(t, e.Run(sshtest.Within(t), []byte("true")), instance.RunnerSystemFailure, 0)
 	})
 }
 
 func TestCleanupEndsAScriptAndWaitsForIt(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
 	p := v.provider(t, 1, nil)
-	out := &log{}
+	out := &sshtest.Log{}
 	e := p.Executor(instance.Build{ID: "b1", Log: out})
-	require.NoError(t, e.Prepare(within(t)))
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
 	ended := make(chan error, 1)
-	go func() { ended <- e.Run(within(t), []byte("echo started; cd "+v.tmp+"; sleep 600")) }()
-	out.await(t, "started")
-	require.NoError(t, e.Cleanup(within(t)))
+	go func() { ended <- e.Run(sshtest.Within(t), []byte("echo started; cd "+v.tmp+"; sleep 600")) }()
+	out.Await(t, "started")
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	require.Zero(t, p.Stat().Instances[0].Used)
 	v.requireClean(t)
 	err := <-ended
@@ -52,13 +52,13 @@ func TestCleanupEndsTheWaitForASlot(t *testing.T) {
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := v.provider(t, 1, nil)
 	first := p.Executor(instance.Build{ID: "b1"})
-	require.NoError(t, first.Prepare(within(t)))
+	require.NoError(t, first.Prepare(sshtest.Within(t)))
 	second := p.Executor(instance.Build{ID: "b2"})
 	ended := make(chan error, 1)
-	go func() { ended <- second.Prepare(within(t)) }()
-	require.NoError(t, second.Cleanup(within(t)))
+	go func() { ended <- second.Prepare(sshtest.Within(t)) }()
+	require.NoError(t, second.Cleanup(sshtest.Within(t)))
 	require.ErrorIs(t, <-ended, instance.ErrCleanedUp)
-	require.NoError(t, first.Cleanup(within(t)))
+	require.NoError(t, first.Cleanup(sshtest.Within(t)))
 }
 
 func TestAbortCutsBuildsShortThatIgnoreTheirCancellation(t *testing.T) {
@@ -68,14 +68,14 @@ func TestAbortCutsBuildsShortThatIgnoreTheirCancellation(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		abort, cut := context.WithCancel(t.Context())
 		defer cut()
-		out := &log{}
+		out := &sshtest.Log{}
 		job := script(`trap "" TERM; echo started; while :; do sleep 600; done`)
 		job.Grace = time.Hour
 		ended := make(chan []instance.Report, 1)
 		go func() {
 			ended <- p.RunBatch(ctx, abort, instance.Batch{Builds: []instance.BatchBuild{{ID: "b1", Job: job, Log: out}}})
 		}()
-		out.await(t, "started")
+		out.Await(t, "started")
 		cancel()
 		cut()
 		requireReason(t, (<-ended)[0].Err, instance.JobCanceled, 0)
@@ -92,7 +92,7 @@ func TestCancelledDialIsACancellation(t *testing.T) {
 	p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Addr = ln.Addr().String() })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- build(ctx, p, "b1", script("true"), &log{}) }()
+	go func() { ended <- build(ctx, p, "b1", script("true"), &sshtest.Log{}) }()
 	nc, err := ln.Accept()
 	require.NoError(t, err)
 	defer nc.Close()
@@ -106,15 +106,15 @@ func TestCancelledDialIsACancellation(t *testing.T) {
 func TestAutoWorksWithASingleSession(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t, "MaxSessions 1"))
 	p := v.provider(t, 2, nil)
-	require.NoError(t, build(within(t), p, "b1", script("true"), &log{}))
-	require.NoError(t, build(within(t), p, "b2", script("true"), &log{}))
+	require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
+	require.NoError(t, build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{}))
 	v.requireClean(t)
 }
 
 func TestForcedStreamlocalThatIsForbiddenSaysSo(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = "streamlocal" })
-	err := build(within(t), p, "b1", script("true"), &log{})
+	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "AllowStreamLocalForwarding in sshd_config")
 	v.requireClean(t)
@@ -124,14 +124,14 @@ func TestShutdownWaitsForBuildsAndTakesNoNewOnes(t *testing.T) {
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := v.provider(t, 2, nil)
 	e := p.Executor(instance.Build{ID: "b1"})
-	require.NoError(t, e.Prepare(within(t)))
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
 	down := make(chan error, 1)
-	go func() { down <- p.Shutdown(within(t)) }()
+	go func() { down <- p.Shutdown(sshtest.Within(t)) }()
 	require.Eventually(t, func() bool {
-		err := build(within(t), p, "b2", script("true"), &log{})
+		err := build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{})
 		return err != nil && strings.Contains(err.Error(), "closed")
-	}, bound, time.Millisecond)
-	require.NoError(t, e.Run(within(t), []byte("true")), "what runs goes on")
-	require.NoError(t, e.Cleanup(within(t)))
+	}, sshtest.Bound, time.Millisecond)
+	require.NoError(t, e.Run(sshtest.Within(t), []byte("true")), "what runs goes on")
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	require.NoError(t, <-down)
 }

@@ -28,8 +28,8 @@ import (
 func TestBuildRunsAndLeavesNothing(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
-		out := &log{}
-		require.NoError(t, build(within(t), p, "b1", script("echo hello; echo problem >&2; pwd"), out))
+		out := &sshtest.Log{}
+		require.NoError(t, build(sshtest.Within(t), p, "b1", script("echo hello; echo problem >&2; pwd"), out))
 		require.Contains(t, out.String(), "hello\n")
 		require.Contains(t, out.String(), "problem\n")
 		require.NotContains(t, out.String(), "is listening")
@@ -40,7 +40,7 @@ func TestBuildRunsAndLeavesNothing(t *testing.T) {
 func TestBuildOfSteps(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
-		out := &log{}
+		out := &sshtest.Log{}
 		var mu sync.Mutex
 		var events []string
 		job := connector.Job{
@@ -51,7 +51,7 @@ func TestBuildOfSteps(t *testing.T) {
 				events = append(events, e.Name+" "+e.Status)
 			},
 		}
-		require.NoError(t, build(within(t), p, "b1", job, out))
+		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))
 		require.Equal(t, "me\nno $shell\n", out.String())
 		require.Equal(t, []string{"one running", "one success", "two running", "two success"}, events)
 	})
@@ -60,10 +60,10 @@ func TestBuildOfSteps(t *testing.T) {
 func TestFailuresOfScriptsAreTheScripts(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
-		requireReason(t, build(within(t), p, "b1", script("exit 42"), &log{}), instance.ScriptFailure, 42)
-		requireReason(t, build(within(t), p, "b2", script("no-such-command"), &log{}), instance.ScriptFailure, 127)
-		requireReason(t, build(within(t), p, "b3", script("kill -KILL $$"), &log{}), instance.ScriptFailure, 137)
-		requireReason(t, build(within(t), p, "b4", connector.Job{Steps: []byte("run: [{nonsense: 1}]")}, &log{}), instance.ConfigurationError, 0)
+		requireReason(t, build(sshtest.Within(t), p, "b1", script("exit 42"), &sshtest.Log{}), instance.ScriptFailure, 42)
+		requireReason(t, build(sshtest.Within(t), p, "b2", script("no-such-command"), &sshtest.Log{}), instance.ScriptFailure, 127)
+		requireReason(t, build(sshtest.Within(t), p, "b3", script("kill -KILL $$"), &sshtest.Log{}), instance.ScriptFailure, 137)
+		requireReason(t, build(sshtest.Within(t), p, "b4", connector.Job{Steps: []byte("run: [{nonsense: 1}]")}, &sshtest.Log{}), instance.ConfigurationError, 0)
 		v.requireClean(t)
 	})
 }
@@ -78,15 +78,15 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 			tr '\0' ' ' <$p/cmdline; echo; tr '\0' '\n' <$p/environ; echo; done 2>/dev/null | grep -v '^CI_SECRET=' >all
 			echo "leaks: $(grep -c s3cr3t-of all)"`)
 		job.Env = map[string]string{"CI_SECRET": secret}
-		out := &log{}
-		require.NoError(t, build(within(t), p, "b1", job, out))
+		out := &sshtest.Log{}
+		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))
 		require.Contains(t, out.String(), "mine: "+secret)
 		require.Contains(t, out.String(), "leaks: 0\n")
 
 		// And serve itself, as seen from here.
 		e := p.Executor(instance.Build{ID: "b2"})
-		require.NoError(t, e.Prepare(within(t)))
-		_, err := e.Connect(within(t))
+		require.NoError(t, e.Prepare(sshtest.Within(t)))
+		_, err := e.Connect(sshtest.Within(t))
 		require.NoError(t, err)
 		pid := servePID(t, v, "b2")
 		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -96,7 +96,7 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 		require.NoError(t, err)
 		require.Equal(t, []string{"steps", "serve", "--socket", filepath.Join(v.tmp, "gitlab-runner-steps", "b2", "step-runner.sock")},
 			strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:])
-		require.NoError(t, e.Cleanup(within(t)))
+		require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	})
 }
 
@@ -122,13 +122,13 @@ func TestManyBuildsShareOneConnection(t *testing.T) {
 				const builds, capacity = 40, 20 // more at once than the sessions of a connection
 				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Bridge = route })
 				batch := instance.Batch{}
-				logs := make([]*log, builds)
+				logs := make([]*sshtest.Log, builds)
 				for i := range logs {
-					logs[i] = &log{}
+					logs[i] = &sshtest.Log{}
 					id := fmt.Sprintf("b%d", i)
 					batch.Builds = append(batch.Builds, instance.BatchBuild{ID: id, Job: script("echo I am " + id), Log: logs[i]})
 				}
-				for i, r := range p.RunBatch(within(t), within(t), batch) {
+				for i, r := range p.RunBatch(sshtest.Within(t), sshtest.Within(t), batch) {
 					require.Nil(t, r.Err, "%v", r.Err)
 					require.NoError(t, r.Cleanup)
 					require.Equal(t, fmt.Sprintf("I am b%d\n", i), logs[i].String())
@@ -156,14 +156,14 @@ func TestAutoFindsOutOnceHowToBridge(t *testing.T) {
 			v := newVM(t, sshtest.OpenSSH(t, test.lines...))
 			p := v.provider(t, 4, nil)
 			e := p.Executor(instance.Build{ID: "b1"})
-			require.NoError(t, e.Prepare(within(t)))
-			_, err := e.Connect(within(t))
+			require.NoError(t, e.Prepare(sshtest.Within(t)))
+			_, err := e.Connect(sshtest.Within(t))
 			require.NoError(t, err)
 			require.Equal(t, test.want, e.Choice().Bridge)
 			require.NotEmpty(t, e.Choice().Reason)
 			require.Equal(t, test.want, p.Stat().Instances[0].Route.Bridge)
-			require.NoError(t, e.Execute(within(t), script("true")))
-			require.NoError(t, e.Cleanup(within(t)))
+			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+			require.NoError(t, e.Cleanup(sshtest.Within(t)))
 		})
 	}
 }
@@ -172,12 +172,12 @@ func TestCancelStopsTheJobWithItsGraceAndIsHeard(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		ctx, cancel := context.WithCancel(t.Context())
-		out := &log{}
+		out := &sshtest.Log{}
 		ended := make(chan error, 1)
 		go func() {
 			ended <- build(ctx, p, "b1", script(`trap 'echo cleaning up; exit 3' TERM; echo started; sleep 600 & wait`), out)
 		}()
-		out.await(t, "started")
+		out.Await(t, "started")
 		cancel()
 		requireReason(t, <-ended, instance.JobCanceled, 0)
 		require.Contains(t, out.String(), "cleaning up")
@@ -190,11 +190,11 @@ func TestTimeoutIsATimeout(t *testing.T) {
 		p := v.provider(t, 1, nil)
 		job := script("echo started; sleep 600")
 		job.Timeout = 300 * time.Millisecond
-		requireReason(t, build(within(t), p, "b1", job, &log{}), instance.JobExecutionTimeout, 0)
+		requireReason(t, build(sshtest.Within(t), p, "b1", job, &sshtest.Log{}), instance.JobExecutionTimeout, 0)
 
-		reports := p.RunBatch(within(t), within(t), instance.Batch{
+		reports := p.RunBatch(sshtest.Within(t), sshtest.Within(t), instance.Batch{
 			Timeout: 300 * time.Millisecond,
-			Builds:  []instance.BatchBuild{{ID: "b2", Job: script("sleep 600"), Log: &log{}}},
+			Builds:  []instance.BatchBuild{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
 		})
 		requireReason(t, reports[0].Err, instance.JobExecutionTimeout, 0)
 		v.requireClean(t)
@@ -205,28 +205,28 @@ func TestCancelWhileWaitingForASlot(t *testing.T) {
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := v.provider(t, 1, nil)
 	first := p.Executor(instance.Build{ID: "b1"})
-	require.NoError(t, first.Prepare(within(t)))
+	require.NoError(t, first.Prepare(sshtest.Within(t)))
 	ctx, cancel := context.WithCancel(t.Context())
 	waiting := make(chan error, 1)
-	go func() { waiting <- build(ctx, p, "b2", script("true"), &log{}) }()
+	go func() { waiting <- build(ctx, p, "b2", script("true"), &sshtest.Log{}) }()
 	cancel()
 	requireReason(t, <-waiting, instance.JobCanceled, 0)
-	require.NoError(t, first.Cleanup(within(t)))
-	require.NoError(t, build(within(t), p, "b3", script("true"), &log{}), "the slot is not lost")
+	require.NoError(t, first.Cleanup(sshtest.Within(t)))
+	require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "the slot is not lost")
 }
 
 func TestHardAbortByCleanupEndsTheBuild(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
-		out := &log{}
+		out := &sshtest.Log{}
 		e := p.Executor(instance.Build{ID: "b1", Log: out})
-		require.NoError(t, e.Prepare(within(t)))
-		_, err := e.Connect(within(t))
+		require.NoError(t, e.Prepare(sshtest.Within(t)))
+		_, err := e.Connect(sshtest.Within(t))
 		require.NoError(t, err)
 		ended := make(chan error, 1)
-		go func() { ended <- e.Execute(within(t), script("echo started; sleep 600")) }()
-		out.await(t, "started")
-		require.NoError(t, e.Cleanup(within(t)))
+		go func() { ended <- e.Execute(sshtest.Within(t), script("echo started; sleep 600")) }()
+		out.Await(t, "started")
+		require.NoError(t, e.Cleanup(sshtest.Within(t)))
 		requireReason(t, <-ended, instance.RunnerSystemFailure, 0)
 		v.requireClean(t)
 	})
@@ -243,19 +243,19 @@ func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
 				proxy := sshtest.Proxy(t, v.Addr)
 				behind := &vm{v.Via(t, proxy.Addr()), v.tmp}
 				p := behind.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = route })
-				out := &log{}
+				out := &sshtest.Log{}
 				ended := make(chan error, 1)
 				go func() {
-					ended <- build(within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+					ended <- build(sshtest.Within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
 				}()
-				out.await(t, "started")
+				out.Await(t, "started")
 				proxy.Cut()
 				err := <-ended
 				requireReason(t, err, instance.RunnerSystemFailure, 0)
 				lost := (*mux.ConnError)(nil)
 				require.ErrorAs(t, err, &lost)
 				v.requireClean(t)
-				require.NoError(t, build(within(t), p, "b2", script("true"), &log{}), "the next build dials anew")
+				require.NoError(t, build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{}), "the next build dials anew")
 			})
 		})
 	}
@@ -265,15 +265,17 @@ func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
 	// Symptom: a step runner that crashed after it was ready went unseen; the build hung to its timeout.
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 2, nil)
-		out := &log{}
+		out := &sshtest.Log{}
 		ended := make(chan error, 1)
-		go func() { ended <- build(within(t), p, "b1", script("echo started; setsid sleep 601 & sleep 600"), out) }()
-		out.await(t, "started")
+		go func() {
+			ended <- build(sshtest.Within(t), p, "b1", script("echo started; setsid sleep 601 & sleep 600"), out)
+		}()
+		out.Await(t, "started")
 		require.NoError(t, syscall.Kill(servePID(t, v, "b1"), syscall.SIGKILL))
 		err := <-ended
 		requireReason(t, err, instance.RunnerSystemFailure, 137)
 		v.requireClean(t)
-		require.NoError(t, build(within(t), p, "b2", script("true"), &log{}))
+		require.NoError(t, build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{}))
 		require.Equal(t, 1, v.TotalConns(), "over the same connection")
 	})
 }
@@ -282,13 +284,13 @@ func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	// The bridge's process is killed; neither serve nor the job notices.
 	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
 	p := v.provider(t, 1, nil)
-	out := &log{}
+	out := &sshtest.Log{}
 	gate := filepath.Join(t.TempDir(), "gate")
 	ended := make(chan error, 1)
 	go func() {
-		ended <- build(within(t), p, "b1", script("echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
+		ended <- build(sshtest.Within(t), p, "b1", script("echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
 	}()
-	out.await(t, "one")
+	out.Await(t, "one")
 	killed := false
 	for _, text := range processesNaming(v.tmp) {
 		if fields := strings.Fields(text); len(fields) == 6 && fields[3] == "proxy" {
@@ -313,14 +315,14 @@ func TestLogThatCannotBeWrittenEndsItsBuildOnly(t *testing.T) {
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := v.provider(t, 2, nil)
 	e := p.Executor(instance.Build{ID: "b1", Log: brokenLog{}})
-	require.NoError(t, e.Prepare(within(t)))
-	_, err := e.Connect(within(t))
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	_, err := e.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	err = e.Execute(within(t), script("echo x; sleep 600"))
+	err = e.Execute(sshtest.Within(t), script("echo x; sleep 600"))
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "write build log: no space left on device")
-	require.NoError(t, build(within(t), p, "b2", script("true"), &log{}))
-	require.NoError(t, e.Cleanup(within(t)))
+	require.NoError(t, build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{}))
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	v.requireClean(t)
 }
 
@@ -328,14 +330,14 @@ func TestSameBuildIDAtOnceIsRefused(t *testing.T) {
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := v.provider(t, 2, nil)
 	e := p.Executor(instance.Build{ID: "b1"})
-	require.NoError(t, e.Prepare(within(t)))
-	_, err := e.Connect(within(t))
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	_, err := e.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	err = build(within(t), p, "b1", script("true"), &log{})
+	err = build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 	requireReason(t, err, instance.RunnerSystemFailure, 3)
 	require.ErrorContains(t, err, "already being served")
-	require.NoError(t, e.Execute(within(t), script("true")), "the first is not disturbed")
-	require.NoError(t, e.Cleanup(within(t)))
+	require.NoError(t, e.Execute(sshtest.Within(t), script("true")), "the first is not disturbed")
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	v.requireClean(t)
 }
 
@@ -343,8 +345,8 @@ func TestConnectGivesADialFunctionForAClientOfTheCallers(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		e := p.Executor(instance.Build{ID: "b1"})
-		require.NoError(t, e.Prepare(within(t)))
-		dial, err := e.Connect(within(t))
+		require.NoError(t, e.Prepare(sshtest.Within(t)))
+		dial, err := e.Connect(sshtest.Within(t))
 		require.NoError(t, err)
 		for range 3 { // closing one is no end of serve
 			bridge, err := dial()
@@ -355,8 +357,8 @@ func TestConnectGivesADialFunctionForAClientOfTheCallers(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, bridge.Close())
 		}
-		require.NoError(t, e.Execute(within(t), script("true")))
-		require.NoError(t, e.Cleanup(within(t)))
+		require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+		require.NoError(t, e.Cleanup(sshtest.Within(t)))
 		_, err = dial()
 		require.Error(t, err)
 		v.requireClean(t)
@@ -370,7 +372,7 @@ func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
 		in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", stranger.Signer)}
 	})
 	for i := range 6 {
-		err := build(within(t), p, fmt.Sprintf("b%d", i), script("true"), &log{})
+		err := build(sshtest.Within(t), p, fmt.Sprintf("b%d", i), script("true"), &sshtest.Log{})
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
 		require.ErrorContains(t, err, "key of a stranger")
 	}
@@ -383,12 +385,12 @@ func TestLoginShellThatTalksIsNamed(t *testing.T) {
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"), 0o700))
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{Shell: shell}))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = connector.Session })
-	err := build(within(t), p, "b1", script("true"), &log{})
+	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "the VM's login shell prints text into the bridge")
 	require.ErrorContains(t, err, "Welcome")
 	v.requireClean(t)
 
 	p = v.provider(t, 1, nil)
-	require.NoError(t, build(within(t), p, "b2", script("true"), &log{}), "streamlocal does not mind")
+	require.NoError(t, build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{}), "streamlocal does not mind")
 }

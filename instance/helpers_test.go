@@ -1,14 +1,12 @@
 package instance_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,16 +19,6 @@ import (
 	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
-
-// bound is a generous limit on what must happen at all.
-const bound = 60 * time.Second
-
-func within(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
-	t.Cleanup(cancel)
-	return ctx
-}
 
 // servers are those the whole way is tested on.
 var servers = []struct {
@@ -105,7 +93,7 @@ func (v *vm) requireClean(t testing.TB) {
 		})
 		left = append(left, processesNaming(v.tmp)...)
 		return err == nil && len(left) == 0
-	}, bound, 5*time.Millisecond, "left on the VM: %v", &left)
+	}, sshtest.Bound, 5*time.Millisecond, "left on the VM: %v", &left)
 }
 
 // processesNaming returns the command lines and directories of processes that have to do with dir.
@@ -123,32 +111,6 @@ func processesNaming(dir string) []string {
 	return found
 }
 
-// log is a build log that may be read while it grows.
-type log struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *log) Close() error { return nil }
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-// await waits until the log has text.
-func (l *log) await(t testing.TB, text string) {
-	t.Helper()
-	require.Eventually(t, func() bool { return strings.Contains(l.String(), text) }, bound, time.Millisecond, "log: %s", l)
-}
-
 // requireReason checks that err is a BuildError of this reason and exit code.
 func requireReason(t testing.TB, err error, reason instance.FailureReason, code int) {
 	t.Helper()
@@ -159,7 +121,7 @@ func requireReason(t testing.TB, err error, reason instance.FailureReason, code 
 }
 
 // build runs one job the whole way and cleans up.
-func build(ctx context.Context, p *instance.Provider, id string, job connector.Job, log *log) error {
+func build(ctx context.Context, p *instance.Provider, id string, job connector.Job, log *sshtest.Log) error {
 	e := p.Executor(instance.Build{ID: id, Log: log})
 	err := e.Prepare(ctx)
 	if err == nil {

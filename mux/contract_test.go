@@ -155,12 +155,12 @@ func TestCloseOfTheConnectionWakesItsStreams(t *testing.T) {
 func TestDialUnixToAMissingSocketIsAnErrorAndNoHarm(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
-		_, err := conn.DialUnix(within(t), sshtest.SocketDir(t)+"/missing.sock")
+		_, err := conn.DialUnix(sshtest.Within(t), sshtest.SocketDir(t)+"/missing.sock")
 		require.Error(t, err)
-		_, err = conn.DialUnix(within(t), "/tmp/a\x00b")
+		_, err = conn.DialUnix(sshtest.Within(t), "/tmp/a\x00b")
 		require.ErrorContains(t, err, "NUL")
 		require.NoError(t, conn.Err())
-		stream, err := conn.DialUnix(within(t), listen(t, echo))
+		stream, err := conn.DialUnix(sshtest.Within(t), listen(t, echo))
 		require.NoError(t, err)
 		require.NoError(t, stream.Close())
 		eventually(t, func() bool { return conn.Stat().Streams == 0 })
@@ -169,7 +169,7 @@ func TestDialUnixToAMissingSocketIsAnErrorAndNoHarm(t *testing.T) {
 
 func TestDialReachesATCPPortSeenFromTheVM(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		stream, err := dial(t, s).Dial(within(t), "tcp", s.Addr)
+		stream, err := dial(t, s).Dial(sshtest.Within(t), "tcp", s.Addr)
 		require.NoError(t, err)
 		banner := make([]byte, 4)
 		_, err = io.ReadFull(stream, banner)

@@ -49,7 +49,7 @@ func TestDialByKeyFileAndKnownHosts(t *testing.T) {
 		hosts, err := mux.KnownHosts(s.KnownHosts)
 		require.NoError(t, err)
 		conn := dialWith(t, s, &mux.Config{User: s.User, Auth: []mux.Auth{key}, HostKeys: hosts})
-		require.NoError(t, start(t, conn, "exit 0", nil).Wait(within(t)))
+		require.NoError(t, start(t, conn, "exit 0", nil).Wait(sshtest.Within(t)))
 		require.Contains(t, conn.Stat().ServerVersion, "SSH-2.0-")
 	})
 }
@@ -60,7 +60,7 @@ func TestDialByPassword(t *testing.T) {
 	cfg.Auth = []mux.Auth{mux.Password("correct horse")}
 	dialWith(t, s, cfg)
 	cfg.Auth = []mux.Auth{mux.Password("battery staple")}
-	_, err := mux.Dial(within(t), s.Addr, cfg)
+	_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 	require.NotContains(t, err.Error(), "battery", "secrets stay out of errors")
 }
@@ -77,7 +77,7 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	require.NoError(t, err)
 	cfg := config(s)
 	cfg.Auth = []mux.Auth{byAgent}
-	_, err = mux.Dial(within(t), s.Addr, cfg)
+	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 
 	other := sshtest.InProcess(t, vmtest.Config{AuthorizedKeys: []ssh.PublicKey{stranger.PublicKey()}})
@@ -124,14 +124,14 @@ func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
 		stranger, _ := newKey(t)
 		cfg := config(s)
 		cfg.HostKeys = mux.PinnedHostKeys(stranger.PublicKey())
-		_, err := mux.Dial(within(t), s.Addr, cfg)
+		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		requireStage(t, err, "host key", true)
 
 		empty := filepath.Join(t.TempDir(), "known_hosts")
 		require.NoError(t, os.WriteFile(empty, nil, 0o600))
 		cfg.HostKeys, err = mux.KnownHosts(empty)
 		require.NoError(t, err)
-		_, err = mux.Dial(within(t), s.Addr, cfg)
+		_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		requireStage(t, err, "host key", true)
 		require.ErrorContains(t, err, ssh.FingerprintSHA256(s.HostKey), "what to compare")
 		require.ErrorContains(t, err, "add the line")
@@ -143,7 +143,7 @@ func TestDialRefusedLoginNamesHostUserAndKey(t *testing.T) {
 		stranger, _ := newKey(t)
 		cfg := config(s)
 		cfg.Auth = []mux.Auth{mux.Key("/keys/mine", stranger)}
-		_, err := mux.Dial(within(t), s.Addr, cfg)
+		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		requireStage(t, err, "login", true)
 		for _, want := range []string{s.Addr, s.User, "/keys/mine"} {
 			require.ErrorContains(t, err, want)
@@ -157,7 +157,7 @@ func TestDialToAPortThatRefuses(t *testing.T) {
 	addr := ln.Addr().String()
 	ln.Close()
 	s := sshtest.InProcess(t, vmtest.Config{})
-	_, err = mux.Dial(within(t), addr, config(s))
+	_, err = mux.Dial(sshtest.Within(t), addr, config(s))
 	requireStage(t, err, "connect", false)
 	require.ErrorContains(t, err, "is sshd running")
 }
@@ -205,7 +205,7 @@ func TestDialToWhatIsNotSSH(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := tcpServer(t, greet)
-			_, err := mux.Dial(within(t), addr, config(s))
+			_, err := mux.Dial(sshtest.Within(t), addr, config(s))
 			requireStage(t, err, "handshake", false)
 		})
 	}
@@ -248,10 +248,10 @@ func TestDialChecksItsConfig(t *testing.T) {
 	} {
 		cfg := config(s)
 		change(cfg)
-		_, err := mux.Dial(within(t), s.Addr, cfg)
+		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		require.ErrorContains(t, err, want)
 	}
-	_, err := mux.Dial(within(t), s.Addr, nil)
+	_, err := mux.Dial(sshtest.Within(t), s.Addr, nil)
 	require.Error(t, err)
 }
 
@@ -286,7 +286,7 @@ func TestKeepaliveClosesADeadPeerWithinItsBound(t *testing.T) {
 		require.NoError(t, conn.Err(), "a silent peer that answers is alive")
 		proxy.Stall()
 		started := inBackground(func() error {
-			_, err := conn.Start(within(t), mux.Command{Line: "exit 0"})
+			_, err := conn.Start(sshtest.Within(t), mux.Command{Line: "exit 0"})
 			return err
 		})
 		receive(t, conn.Done())
@@ -294,7 +294,7 @@ func TestKeepaliveClosesADeadPeerWithinItsBound(t *testing.T) {
 		require.ErrorAs(t, conn.Err(), &lost)
 		require.Equal(t, "keepalive", lost.Op)
 		require.ErrorContains(t, conn.Err(), "no sign of life")
-		requireLost(t, p.Wait(within(t)))
+		requireLost(t, p.Wait(sshtest.Within(t)))
 		requireLost(t, receive(t, started))
 		require.NoError(t, conn.Close())
 	})

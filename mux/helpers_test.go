@@ -1,7 +1,6 @@
 package mux_test
 
 import (
-	"context"
 	"io"
 	"net"
 	"path/filepath"
@@ -17,17 +16,6 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// bound is a generous limit on what must happen at all; no test measures time by it.
-const bound = 30 * time.Second
-
-// within returns a context that ends the test's waits.
-func within(t testing.TB) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), bound)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // config returns how to log in to s.
 func config(s *sshtest.Server) *mux.Config {
 	return &mux.Config{
@@ -41,7 +29,7 @@ func dial(t testing.TB, s *sshtest.Server) *mux.Conn { return dialWith(t, s, con
 
 func dialWith(t testing.TB, s *sshtest.Server, cfg *mux.Config) *mux.Conn {
 	t.Helper()
-	conn, err := mux.Dial(within(t), s.Addr, cfg)
+	conn, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	return conn
@@ -117,7 +105,7 @@ func openSession(t testing.TB, c *mux.Conn, peer string) duplex {
 		silent: "exec tail --pid=$PPID -f /dev/null",
 		flood:  "exec cat /dev/zero",
 	}[peer]
-	p, err := c.Start(within(t), mux.Command{Line: line})
+	p, err := c.Start(sshtest.Within(t), mux.Command{Line: line})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
@@ -125,7 +113,7 @@ func openSession(t testing.TB, c *mux.Conn, peer string) duplex {
 
 func openStreamlocal(t testing.TB, c *mux.Conn, peer string) duplex {
 	t.Helper()
-	s, err := c.DialUnix(within(t), listen(t, peer))
+	s, err := c.DialUnix(sshtest.Within(t), listen(t, peer))
 	require.NoError(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
@@ -196,7 +184,7 @@ func receive[T any](t testing.TB, ch <-chan T) T {
 	select {
 	case v := <-ch:
 		return v
-	case <-within(t).Done():
+	case <-sshtest.Within(t).Done():
 		require.FailNow(t, "nothing happened")
 		panic("unreachable")
 	}
@@ -205,7 +193,7 @@ func receive[T any](t testing.TB, ch <-chan T) T {
 // eventually waits until cond holds.
 func eventually(t testing.TB, cond func() bool) {
 	t.Helper()
-	require.Eventually(t, cond, bound, 2*time.Millisecond)
+	require.Eventually(t, cond, sshtest.Bound, 2*time.Millisecond)
 }
 
 // requireLost checks that err says that the connection was lost, and not that something ended.

@@ -19,7 +19,7 @@ import (
 
 func start(t testing.TB, c *mux.Conn, line string, stderr io.Writer) *mux.Process {
 	t.Helper()
-	p, err := c.Start(within(t), mux.Command{Line: line, Stderr: stderr})
+	p, err := c.Start(sshtest.Within(t), mux.Command{Line: line, Stderr: stderr})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
@@ -31,7 +31,7 @@ func TestProcessKeepsStdoutAndStderrApart(t *testing.T) {
 		p := start(t, dial(t, s), "echo out; echo err >&2", &stderr)
 		out, err := io.ReadAll(p)
 		require.NoError(t, err)
-		require.NoError(t, p.Wait(within(t)))
+		require.NoError(t, p.Wait(sshtest.Within(t)))
 		require.Equal(t, "out\n", string(out))
 		require.Equal(t, "err\n", stderr.String())
 	})
@@ -40,7 +40,7 @@ func TestProcessKeepsStdoutAndStderrApart(t *testing.T) {
 func TestProcessTellsItsExitStatus(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
-		require.NoError(t, start(t, conn, exitLine(0), nil).Wait(within(t)))
+		require.NoError(t, start(t, conn, exitLine(0), nil).Wait(sshtest.Within(t)))
 		for line, want := range map[string]mux.ExitError{
 			exitLine(42):              {Status: 42},
 			exitLine(255):             {Status: 255},
@@ -48,7 +48,7 @@ func TestProcessTellsItsExitStatus(t *testing.T) {
 			"kill -KILL $$":           {Signal: "KILL"},
 		} {
 			var got *mux.ExitError
-			require.ErrorAs(t, start(t, conn, line, nil).Wait(within(t)), &got, line)
+			require.ErrorAs(t, start(t, conn, line, nil).Wait(sshtest.Within(t)), &got, line)
 			require.Equal(t, want.Status, got.Status, line)
 			require.Equal(t, want.Signal, got.Signal, line)
 		}
@@ -62,7 +62,7 @@ func TestStderrFloodDoesNotStallStdout(t *testing.T) {
 		out, err := io.ReadAll(p)
 		require.NoError(t, err)
 		require.Equal(t, "done\n", string(out))
-		require.NoError(t, p.Wait(within(t)))
+		require.NoError(t, p.Wait(sshtest.Within(t)))
 	})
 }
 
@@ -73,7 +73,7 @@ func TestWaitAfterALostConnectionIsNoExit(t *testing.T) {
 		conn := dial(t, s.Via(t, proxy.Addr()))
 		p := start(t, conn, "exec cat", nil)
 		proxy.Cut()
-		err := p.Wait(within(t))
+		err := p.Wait(sshtest.Within(t))
 		requireLost(t, err)
 		exit := (*mux.ExitError)(nil)
 		require.False(t, errors.As(err, &exit))
@@ -88,8 +88,8 @@ func TestWaitEndsWithItsContextAndCanBeCalledAgain(t *testing.T) {
 	cancel(because)
 	require.ErrorIs(t, p.Wait(ctx), because)
 	require.NoError(t, p.CloseWrite())
-	require.NoError(t, p.Wait(within(t)))
-	require.NoError(t, p.Wait(within(t)))
+	require.NoError(t, p.Wait(sshtest.Within(t)))
+	require.NoError(t, p.Wait(sshtest.Within(t)))
 }
 
 func TestSignalReachesTheProcess(t *testing.T) {
@@ -103,7 +103,7 @@ func TestSignalReachesTheProcess(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "got\n", string(out))
 	exit := (*mux.ExitError)(nil)
-	require.ErrorAs(t, p.Wait(within(t)), &exit)
+	require.ErrorAs(t, p.Wait(sshtest.Within(t)), &exit)
 	require.Equal(t, 7, exit.Status)
 }
 
@@ -114,7 +114,7 @@ func TestMoreBuildsThanSessionsWaitAndNoneFails(t *testing.T) {
 		errs := make(chan error, 60)
 		for range cap(errs) {
 			wg.Go(func() {
-				p, err := conn.Start(within(t), mux.Command{Line: "echo hi"})
+				p, err := conn.Start(sshtest.Within(t), mux.Command{Line: "echo hi"})
 				if err != nil {
 					errs <- err
 					return
@@ -124,7 +124,7 @@ func TestMoreBuildsThanSessionsWaitAndNoneFails(t *testing.T) {
 				if err == nil && string(out) != "hi\n" {
 					err = errors.New("got " + string(out))
 				}
-				errs <- errors.Join(err, p.Wait(within(t)))
+				errs <- errors.Join(err, p.Wait(sshtest.Within(t)))
 			})
 		}
 		wg.Wait()
@@ -143,7 +143,7 @@ func TestTryStartSaysSaturatedAndTheConnectionGoesOn(t *testing.T) {
 		conn := dial(t, s)
 		var held []*mux.Process
 		for {
-			p, err := conn.TryStart(within(t), mux.Command{Line: "exec cat"})
+			p, err := conn.TryStart(sshtest.Within(t), mux.Command{Line: "exec cat"})
 			if errors.Is(err, mux.ErrSaturated) {
 				break
 			}
@@ -158,15 +158,15 @@ func TestTryStartSaysSaturatedAndTheConnectionGoesOn(t *testing.T) {
 		// A waiting Start gets the slot of one that ends.
 		started := make(chan error, 1)
 		go func() {
-			p, err := conn.Start(within(t), mux.Command{Line: "exit 0"})
+			p, err := conn.Start(sshtest.Within(t), mux.Command{Line: "exit 0"})
 			if err == nil {
-				err = p.Wait(within(t))
+				err = p.Wait(sshtest.Within(t))
 			}
 			started <- err
 		}()
 		for _, p := range held[:min(3, len(held))] { // below the budget, which is two less than the limit
 			require.NoError(t, p.CloseWrite())
-			require.NoError(t, p.Wait(within(t)))
+			require.NoError(t, p.Wait(sshtest.Within(t)))
 		}
 		require.NoError(t, receive(t, started))
 	})
@@ -192,27 +192,27 @@ func TestReserveIsAllOrNoneSoThatPairsNeverDeadlock(t *testing.T) {
 
 // pair runs two processes at once in one reservation.
 func pair(t testing.TB, conn *mux.Conn) error {
-	both, err := conn.Reserve(within(t), 2)
+	both, err := conn.Reserve(sshtest.Within(t), 2)
 	if err != nil {
 		return err
 	}
 	defer both.Release()
-	first, err := both.Start(within(t), mux.Command{Line: "exec cat"})
+	first, err := both.Start(sshtest.Within(t), mux.Command{Line: "exec cat"})
 	if err != nil {
 		return err
 	}
 	defer first.Close()
-	second, err := both.Start(within(t), mux.Command{Line: "exec cat"})
+	second, err := both.Start(sshtest.Within(t), mux.Command{Line: "exec cat"})
 	if err != nil {
 		return err
 	}
 	defer second.Close()
-	return errors.Join(first.CloseWrite(), second.CloseWrite(), first.Wait(within(t)), second.Wait(within(t)))
+	return errors.Join(first.CloseWrite(), second.CloseWrite(), first.Wait(sshtest.Within(t)), second.Wait(sshtest.Within(t)))
 }
 
 func TestReserveOfMoreThanTheServerEverAllowsSaysSo(t *testing.T) {
 	s := sshtest.InProcess(t, vmtest.Config{MaxSessions: 1})
-	_, err := dial(t, s).Reserve(within(t), 2)
+	_, err := dial(t, s).Reserve(sshtest.Within(t), 2)
 	require.ErrorIs(t, err, mux.ErrForbidden)
 	require.ErrorContains(t, err, "allows 1 sessions on a connection, 2 are needed (MaxSessions in sshd_config)")
 }
@@ -221,7 +221,7 @@ func TestReleaseGivesUnusedSessionsBack(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		for range 10 {
-			r, err := conn.Reserve(within(t), 2)
+			r, err := conn.Reserve(sshtest.Within(t), 2)
 			require.NoError(t, err)
 			r.Release()
 			r.Release()
@@ -256,17 +256,17 @@ func TestCancelledOpenLeaksNoChannel(t *testing.T) {
 			stat := conn.Stat()
 			return stat.Sessions.Open == 0 && stat.Streams == 0
 		})
-		require.NoError(t, start(t, conn, "exit 0", nil).Wait(within(t)), "and all slots are free")
-		require.NoError(t, conn.Shutdown(within(t)), "nothing is counted as open for ever")
+		require.NoError(t, start(t, conn, "exit 0", nil).Wait(sshtest.Within(t)), "and all slots are free")
+		require.NoError(t, conn.Shutdown(sshtest.Within(t)), "nothing is counted as open for ever")
 	})
 }
 
 func TestShutdownWaitsForWhatIsOpenAndTakesNothingNew(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := start(t, conn, "exec cat", nil)
-	down := inBackground(func() error { return conn.Shutdown(within(t)) })
+	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
 	eventually(t, func() bool {
-		_, err := conn.Start(within(t), mux.Command{Line: "exit 0"})
+		_, err := conn.Start(sshtest.Within(t), mux.Command{Line: "exit 0"})
 		return errors.Is(err, mux.ErrClosed)
 	})
 	_, err := p.Write([]byte("still here"))
@@ -294,7 +294,7 @@ func TestLongCommandLinesAndEmptyOnesAreTheServersAffair(t *testing.T) {
 	out, err := io.ReadAll(p)
 	require.NoError(t, err)
 	require.Len(t, out, 100<<10+1)
-	require.NoError(t, start(t, conn, "", nil).Wait(within(t)))
+	require.NoError(t, start(t, conn, "", nil).Wait(sshtest.Within(t)))
 }
 
 func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
@@ -317,7 +317,7 @@ func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 		eventually(t, p.HasExited)
 		proxy.Cut()
 		requireLost(t, receive(t, rest))
-		requireLost(t, p.Wait(within(t)))
+		requireLost(t, p.Wait(sshtest.Within(t)))
 	})
 }
 
