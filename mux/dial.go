@@ -14,7 +14,7 @@ import (
 
 // Dial connects to addr (host:port), checks the server's host key and logs in. ctx bounds all of
 // it and means nothing after Dial has returned. The caller closes the Conn. The error is a
-// [*DialError], ctx's cause, or says what is wrong with cfg.
+// [*DialError], which wraps ctx's cause when ctx ended the dial, or says what is wrong with cfg.
 func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -67,7 +67,11 @@ var errHostKeyShown = errors.New("host key shown")
 
 // dialCause reports that ctx ended the dial at stage.
 func dialCause(ctx context.Context, addr string, cfg *Config, stage string) error {
-	return fmt.Errorf("dial %s@%s: %s: %w", cfg.User, addr, stage, context.Cause(ctx))
+	e := &DialError{Stage: stage, Addr: addr, User: cfg.User, Err: context.Cause(ctx)}
+	if errors.Is(e.Err, context.DeadlineExceeded) {
+		e.Hint = "no answer in time: is the address right, is this an SSH port, does a firewall drop packets?"
+	}
+	return e
 }
 
 // handshakeError tells the stages apart: the library's errors are text only.

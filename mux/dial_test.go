@@ -235,6 +235,12 @@ func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 
 	_, err := mux.Dial(ctx, addr, config(s))
 	require.ErrorIs(t, err, because)
+
+	expired, cancelExpired := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancelExpired()
+	_, err = mux.Dial(expired, addr, config(s))
+	requireStage(t, err, "handshake", false)
+	require.ErrorContains(t, err, "is this an SSH port")
 }
 
 func TestDialChecksItsConfig(t *testing.T) {
