@@ -20,11 +20,11 @@ const module = "github.com/stepmux/stepmux"
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
 	"pool":      {},
-	"mux":       {"internal/wire"},
+	"mux":       {"internal/wire", "internal/alive", "internal/coalesce"},
 	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"remote":         {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire"},
+	"remote":         {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/service": {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/api/**", "internal/wire"},
 	"remote/job":     {"remote/engine", "remote/joblog", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
 	"remote/engine":  {"remote/steps", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
@@ -35,6 +35,8 @@ var allowed = map[string][]string{
 	"remote/api/stepmuxv1": {},
 
 	"internal/wire":       {},
+	"internal/alive":      {},
+	"internal/coalesce":   {},
 	"internal/vmtest":     {"internal/wire"},
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -120,4 +121,14 @@ var ErrRelayProtocol = errors.New("relay protocol error")
 
 func protocolError(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrRelayProtocol, fmt.Errorf(format, args...))
+}
+
+// yamuxHeader is the length of yamux's frame header; its second byte is the type, its last four the
+// length.
+const yamuxHeader = 12
+
+// YamuxBodyFollows reports whether p is the header of a yamux data frame, whose body is written next:
+// worth nothing by itself to who gathers writes.
+func YamuxBodyFollows(p []byte) bool {
+	return len(p) == yamuxHeader && p[0] == 0 && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0
 }

@@ -1,0 +1,140 @@
+package coalesce_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/coalesce"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// gatedWriter lets one write through for each token it is given.
+type gatedWriter struct {
+	entered chan int // the sizes of the writes, as they begin
+	tokens  chan error
+
+	mu  sync.Mutex // guards the following
+	got bytes.Buffer
+}
+
+func newGatedWriter() *gatedWriter {
+	return &gatedWriter{entered: make(chan int, 100), tokens: make(chan error, 100)}
+}
+
+func (g *gatedWriter) Write(p []byte) (int, error) {
+	g.entered <- len(p)
+	if err := <-g.tokens; err != nil {
+		return 0, err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.got.Write(p)
+}
+
+// run starts w.Run and returns a channel with its result.
+func run(w *coalesce.Writer) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- w.Run() }()
+	return done
+}
+
+func TestWriterGathersWhatComesDuringAWrite(t *testing.T) {
+	to := newGatedWriter()
+	w := coalesce.New(to, 100, nil)
+	done := run(w)
+	_, err := w.Write([]byte("first"))
+	require.NoError(t, err)
+	require.Equal(t, 5, <-to.entered)
+	for range 10 {
+		n, err := w.Write([]byte("more"))
+		require.NoError(t, err)
+		require.Equal(t, 4, n)
+	}
+	to.tokens <- nil
+	require.Equal(t, 40, <-to.entered, "ten writes in one")
+	to.tokens <- nil
+	require.NoError(t, w.Close())
+	require.NoError(t, <-done)
+	require.Equal(t, "first"+string(bytes.Repeat([]byte("more"), 10)), to.got.String())
+}
+
+func TestWriterHoldsAHeaderBackUntilItsBody(t *testing.T) {
+	to := newGatedWriter()
+	w := coalesce.New(to, 100, func(p []byte) bool { return string(p) == "head" })
+	done := run(w)
+	_, err := w.Write([]byte("head"))
+	require.NoError(t, err)
+	_, err = w.Write([]byte("body"))
+	require.NoError(t, err)
+	require.Equal(t, 8, <-to.entered)
+	to.tokens <- nil
+	_, err = w.Write([]byte("head"))
+	require.NoError(t, err)
+	require.NoError(t, w.Close(), "the body never comes")
+	require.Equal(t, 4, <-to.entered, "nothing is lost")
+	to.tokens <- nil
+	require.NoError(t, <-done)
+}
+
+func TestWriterKeepsNoMoreThanItsSize(t *testing.T) {
+	to := newGatedWriter()
+	w := coalesce.New(to, 10, nil)
+	done := run(w)
+	wrote := make(chan error, 1)
+	go func() {
+		n, err := w.Write(make([]byte, 35))
+		if n != 35 {
+			err = errors.Join(err, io.ErrShortWrite)
+		}
+		wrote <- err
+	}()
+	for sum := 0; sum < 35; {
+		n := <-to.entered
+		require.LessOrEqual(t, n, 10)
+		sum += n
+		to.tokens <- nil
+	}
+	require.NoError(t, <-wrote)
+	require.NoError(t, w.Close())
+	require.NoError(t, <-done)
+	require.Equal(t, 35, to.got.Len())
+}
+
+func TestWriterPassesTheErrorOnToWhoeverWrites(t *testing.T) {
+	to := newGatedWriter()
+	w := coalesce.New(to, 10, nil)
+	done := run(w)
+	broken := errors.New("broken")
+	to.tokens <- broken
+	_, err := w.Write(make([]byte, 35))
+	require.ErrorIs(t, err, broken)
+	require.ErrorIs(t, <-done, broken)
+	_, err = w.Write([]byte("x"))
+	require.ErrorIs(t, err, broken)
+}
+
+func TestCloseWakesAWriteAndIsIdempotent(t *testing.T) {
+	to := newGatedWriter()
+	w := coalesce.New(to, 10, nil)
+	done := run(w)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := w.Write(make([]byte, 35))
+		wrote <- err
+	}()
+	<-to.entered // and it stays there
+	require.NoError(t, w.Close())
+	require.NoError(t, w.Close())
+	require.Error(t, <-wrote)
+	close(to.tokens)
+	require.NoError(t, <-done)
+	_, err := w.Write([]byte("x"))
+	require.Error(t, err)
+}
