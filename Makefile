@@ -51,7 +51,7 @@ fuzz: ## fuzz each target for FUZZTIME
 
 .PHONY: bench
 bench: ## run the benchmarks BENCH (a regexp) names; the output is benchstat's input
-	go test -run '^$$' -bench '$(BENCH)' -benchmem ./...
+	go test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 1h ./...
 
 .PHONY: generate
 generate: ## generate the protocol code again (needs protoc)

@@ -3,6 +3,7 @@ module github.com/stepmux/stepmux
 go 1.26.0
 
 require (
+	github.com/hashicorp/yamux v0.1.2
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/skeema/knownhosts v1.3.3
 	github.com/spf13/cobra v1.10.2
@@ -20,7 +21,6 @@ require (
 )
 
 require (
-	github.com/hashicorp/yamux v0.1.2 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/text v0.43.0 // indirect

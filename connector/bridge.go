@@ -33,10 +33,17 @@ func (b *bridge) Close() error {
 	return err
 }
 
-// dial opens a bridge by the build's route.
+// dial opens a bridge by the build's route, or hands out the one that is open already.
 func (c *Connector) dial() (io.ReadWriteCloser, error) {
 	if c.life.Err() != nil {
 		return nil, context.Cause(c.life)
+	}
+	c.mu.Lock()
+	early := c.early
+	c.early = nil
+	c.mu.Unlock()
+	if early != nil {
+		return early, nil
 	}
 	raw, err := c.dialRoute()
 	if err != nil {
@@ -45,6 +52,11 @@ func (c *Connector) dial() (io.ReadWriteCloser, error) {
 		}
 		return nil, fmt.Errorf("bridge to the step runner: %w", err)
 	}
+	return c.adopt(raw)
+}
+
+// adopt makes raw a bridge of the build, or closes it.
+func (c *Connector) adopt(raw io.ReadWriteCloser) (*bridge, error) {
 	b := &bridge{ReadWriteCloser: raw, owner: c}
 	c.mu.Lock()
 	select {
@@ -61,8 +73,12 @@ func (c *Connector) dial() (io.ReadWriteCloser, error) {
 }
 
 func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
-	if c.Choice().Bridge == Session {
+	switch c.Choice().Bridge {
+	case Session:
 		return c.dialSession()
+	case Relay:
+		return c.relay.DialUnix(c.life, c.listening())
+	case Auto, Streamlocal:
 	}
 	stream, err := c.cfg.Lease.Conn().DialUnix(c.life, c.listening())
 	if err == nil {
@@ -71,7 +87,7 @@ func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
 	if !isUnreachable(err) {
 		return nil, err
 	}
-	if c.cfg.Bridge != Auto {
+	if c.cfg.Route != Auto {
 		c.mu.Lock()
 		worked := c.bridged
 		c.mu.Unlock()
@@ -81,28 +97,33 @@ func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
 		}
 		return nil, err
 	}
-	// It worked before; serve still lives. Builds to come shall not trip over it too.
-	bySession, sessionErr := c.dialSession()
-	if sessionErr != nil {
-		return nil, errors.Join(err, sessionErr)
+	return c.withoutStreamlocal(err)
+}
+
+// withoutStreamlocal bridges by the next route when streamlocal, which worked before, failed with err
+// though serve still lives. Builds to come shall not trip over it too.
+func (c *Connector) withoutStreamlocal(err error) (stream io.ReadWriteCloser, fallbackErr error) {
+	route := Session
+	if c.relay != nil {
+		route = Relay
+		stream, fallbackErr = c.relay.DialUnix(c.life, c.listening())
+	} else {
+		stream, fallbackErr = c.dialSession()
+	}
+	if fallbackErr != nil {
+		return nil, errors.Join(err, fallbackErr)
 	}
 	reason := fmt.Sprintf("streamlocal forwarding no longer works: %v", err)
-	c.choose(Session, reason)
-	c.cfg.VM.correct(Session, reason)
-	return bySession, nil
+	c.giveNative()
+	c.choose(route, reason)
+	c.cfg.VM.judgeStreamlocal(false, reason)
+	return stream, nil
 }
 
 // dialSession bridges by `steps proxy` in a session.
 func (c *Connector) dialSession() (io.ReadWriteCloser, error) {
-	line, err := proxyLine(c.cfg.Runner, c.listening())
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	sessions := c.sessions
-	c.mu.Unlock()
 	stderr := &tailWriter{}
-	process, err := sessions.Start(c.life, mux.Command{Line: line, Stderr: stderr})
+	process, err := c.starter.Start(c.life, mux.Command{Argv: proxyArgv(c.cfg.Runner, c.listening()), Stderr: stderr})
 	if err != nil {
 		return nil, err
 	}
@@ -179,9 +200,8 @@ func (b *proxyBridge) Read(p []byte) (int, error) {
 // readError adds to an end of the bridge what proxy said on its way out.
 func (b *proxyBridge) readError(err error) error {
 	said := b.stderr.String()
-	lost := (*mux.ConnError)(nil)
 	switch {
-	case errors.As(err, &lost):
+	case isLost(err):
 		return err
 	case errors.Is(err, io.ErrUnexpectedEOF) && len(b.head) > 0:
 		return fmt.Errorf("the VM's login shell printed %s instead of starting steps proxy: %s", prefix(b.head), said)

@@ -1,30 +1,34 @@
 package connector
 
 import (
+	"slices"
 	"strconv"
 	"time"
-
-	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Every command line for a VM is built here, and nowhere else, from argument vectors that wire.Quote
-// makes safe for the login shell. No job variable is ever part of one.
+// Every command for a VM is built here, and nowhere else, as an argument vector; where a login shell stands
+// in between, mux quotes it. No job variable is ever part of one.
 
-// serveLine starts the build's step runner.
-func serveLine(runner []string, socket string) (string, error) {
-	return runnerLine(runner, "steps", "serve", "--socket", socket)
+// serveArgv starts the build's step runner.
+func serveArgv(runner []string, socket string) []string {
+	return runnerArgv(runner, "steps", "serve", "--socket", socket)
 }
 
-// proxyLine bridges stdin and stdout to the build's socket.
-func proxyLine(runner []string, socket string) (string, error) {
-	return runnerLine(runner, "steps", "proxy", "--socket", socket)
+// proxyArgv bridges stdin and stdout to the build's socket.
+func proxyArgv(runner []string, socket string) []string {
+	return runnerArgv(runner, "steps", "proxy", "--socket", socket)
 }
 
-// removeLine removes a build's directory that its serve could not remove itself.
-func removeLine(dir string) (string, error) { return wire.Quote("rm", "-rf", "--", dir) }
+// relayArgv starts the VM's relay.
+func relayArgv(runner []string, tempDir string) []string {
+	return runnerArgv(runner, "steps", "relay", "--temp-dir", tempDir)
+}
 
-func runnerLine(runner []string, args ...string) (string, error) {
-	return wire.Quote(append(append([]string{}, runner...), args...)...)
+// removeArgv removes a build's directory that its serve could not remove itself.
+func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
+
+func runnerArgv(runner []string, args ...string) []string {
+	return slices.Concat(runner, args)
 }
 
 // scriptWrapper runs a shell whose script arrives on stdin, on a machine that has nothing of ours. SSH
@@ -46,8 +50,8 @@ while :; do wait "$job" 2>/dev/null; s=$?; kill -0 "$job" 2>/dev/null || break; 
 for group in "$leash" "$job"; do kill -s KILL -- "-$group" 2>/dev/null; done
 exit "$s"`
 
-// scriptLine runs a shell for a script of n bytes that follows on stdin.
-func scriptLine(shell []string, n int, grace time.Duration) (string, error) {
+// scriptArgv runs a shell for a script of n bytes that follows on stdin.
+func scriptArgv(shell []string, n int, grace time.Duration) []string {
 	seconds := strconv.Itoa(int((grace + time.Second - 1) / time.Second))
-	return wire.Quote(append([]string{"sh", "-c", scriptWrapper, "stepmux-script", strconv.Itoa(n), seconds}, shell...)...)
+	return slices.Concat([]string{"sh", "-c", scriptWrapper, "stepmux-script", strconv.Itoa(n), seconds}, shell)
 }

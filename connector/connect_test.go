@@ -62,7 +62,7 @@ func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*
 		BuildID: id,
 		Runner:  []string{command},
 		TempDir: b.tmp,
-		Bridge:  connector.Streamlocal, // no probe: a stand-in has no socket
+		Route:   connector.Streamlocal, // no probe: a stand-in has no socket
 		Log:     b.log,
 	}
 	if change != nil {
@@ -272,7 +272,7 @@ func TestNewRefusesWhatCannotWork(t *testing.T) {
 		"at most 64":           func(c *connector.Config) { c.BuildID = strings.Repeat("x", 300) },
 		"not an absolute path": func(c *connector.Config) { c.TempDir = "tmp" },
 		"a unix socket allows": func(c *connector.Config) { c.TempDir = "/" + strings.Repeat("long", 30) },
-		"unknown route":        func(c *connector.Config) { c.Bridge = "pigeon" },
+		"unknown route":        func(c *connector.Config) { c.Route = "pigeon" },
 		"Lease is nil":         func(c *connector.Config) { c.Lease = nil },
 		"VM is nil":            func(c *connector.Config) { c.VM = nil },
 	} {

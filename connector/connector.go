@@ -3,7 +3,6 @@ package connector
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"path"
@@ -44,8 +43,8 @@ type Config struct {
 	// TempDir is the VM's directory for temporary files, below which the build's socket directory is
 	// made. If empty, /tmp.
 	TempDir string
-	// Bridge is the route to the build's socket. If empty, Auto.
-	Bridge Route
+	// Route says how serve is started and its socket reached. If empty, Auto.
+	Route Route
 	// Log receives what the build's serve says, one write at a time. If nil it is discarded.
 	Log io.Writer
 	// ReadyTimeout bounds the wait for serve to listen. If zero, 30s.
@@ -71,9 +70,13 @@ type Connector struct {
 	mu        sync.Mutex    // guards the following
 	connected chan struct{} // not nil once Connect was called; closed when it returns
 	serve     *serve
-	sessions  *mux.Reservation
+	starter   Starter          // of serve
+	relay     *mux.Relay       // nil if the build has nothing to do with one
+	sessions  *mux.Reservation // nil if it needs none
+	early     *bridge          // one that was opened before anybody asked
 	bridges   map[*bridge]struct{}
 	bridged   bool // a bridge has been open
+	native    bool // it counts as a streamlocal bridge
 	choice    Choice
 
 	closing   chan struct{} // closed when Close begins
@@ -95,29 +98,8 @@ func New(cfg Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(cfg.Runner) == 0 {
-		cfg.Runner = DefaultRunner
-	}
-	if cfg.TempDir == "" {
-		cfg.TempDir = defaultTempDir
-	}
-	if cfg.Bridge == "" {
-		cfg.Bridge = Auto
-	}
-	if _, err := ParseRoute(string(cfg.Bridge)); err != nil {
+	if err := cfg.setDefaults(); err != nil {
 		return nil, err
-	}
-	if cfg.Log == nil {
-		cfg.Log = io.Discard
-	}
-	if cfg.ReadyTimeout == 0 {
-		cfg.ReadyTimeout = defaultReadyTimeout
-	}
-	if cfg.StopTimeout == 0 {
-		cfg.StopTimeout = defaultStopTimeout
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	socket, err := wire.SocketPath(cfg.TempDir, id)
 	if err != nil {
@@ -133,6 +115,34 @@ func New(cfg Config) (*Connector, error) {
 	}, nil
 }
 
+func (cfg *Config) setDefaults() error {
+	if len(cfg.Runner) == 0 {
+		cfg.Runner = DefaultRunner
+	}
+	if cfg.TempDir == "" {
+		cfg.TempDir = defaultTempDir
+	}
+	if cfg.Route == "" {
+		cfg.Route = Auto
+	}
+	if _, err := ParseRoute(string(cfg.Route)); err != nil {
+		return err
+	}
+	if cfg.Log == nil {
+		cfg.Log = io.Discard
+	}
+	if cfg.ReadyTimeout == 0 {
+		cfg.ReadyTimeout = defaultReadyTimeout
+	}
+	if cfg.StopTimeout == 0 {
+		cfg.StopTimeout = defaultStopTimeout
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
 // Connect starts the build's step runner and returns a function that opens bridges to it; each call
 // of that gives a new one, which its caller closes. ctx is the build's life: when it ends, bridges
 // fail and the build is over. Connect may be called once.
@@ -145,7 +155,7 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 		return nil, err
 	}
 	defer close(c.connected)
-	err := c.start()
+	err := c.start() //nolint:contextcheck // the life it uses is made of ctx
 	if err != nil {
 		// Whatever went wrong because the build's life ended, that it ended is the reason.
 		if ctx.Err() != nil {
@@ -171,107 +181,6 @@ func (c *Connector) begin(ctx context.Context) error {
 	c.connected = make(chan struct{})
 	c.life, c.end = context.WithCancelCause(ctx)
 	return nil
-}
-
-// start takes sessions, starts serve, waits until it listens and finds out how to reach it.
-func (c *Connector) start() error {
-	route, reason, found := c.cfg.Bridge, "forced", func(Route, string) {}
-	if c.cfg.Bridge == Auto {
-		var ask func(Route, string)
-		var err error
-		if route, reason, ask, err = c.cfg.VM.bridgeRoute(c.life); err != nil {
-			return err
-		}
-		if ask != nil {
-			found = once(ask)
-			defer found("", "") // unless something is found
-		}
-	}
-	// A bridge by session needs a session of its own. Serve and bridge take theirs together: builds
-	// that each hold one and wait for the second would wait for ever.
-	need := 1
-	if route != Streamlocal {
-		need = 2
-	}
-	sessions, err := c.cfg.Lease.Conn().Reserve(c.life, need)
-	if errors.Is(err, mux.ErrForbidden) && route == "" {
-		// Never two at once: enough if streamlocal turns out to work.
-		sessions, err = c.cfg.Lease.Conn().Reserve(c.life, 1)
-	}
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	c.sessions = sessions
-	c.choice = Choice{Start: Session, Bridge: route, Reason: reason}
-	c.mu.Unlock()
-
-	s, err := c.startServe(sessions)
-	if err != nil {
-		return err
-	}
-	if err := s.awaitReady(c.life, c.cfg.ReadyTimeout); err != nil {
-		return err
-	}
-	if route == "" {
-		return c.probe(found)
-	}
-	return nil
-}
-
-// startServe starts serve and the goroutines that watch it.
-func (c *Connector) startServe(sessions *mux.Reservation) (*serve, error) {
-	line, err := serveLine(c.cfg.Runner, c.socket)
-	if err != nil {
-		return nil, err
-	}
-	stderr := newServeStderr(c.log)
-	process, err := sessions.Start(c.life, mux.Command{Line: line, Stderr: stderr})
-	if err != nil {
-		return nil, err
-	}
-	s := &serve{process: process, stderr: stderr, socket: c.socket, asked: c.socket, runner: c.cfg.Runner}
-	c.mu.Lock()
-	c.serve = s
-	c.mu.Unlock()
-	c.wg.Go(func() { s.copyStdout(c.log) })
-	c.wg.Go(func() {
-		select {
-		case <-process.Exited():
-			c.end(s.exitError())
-		case <-c.gaveUp:
-		}
-	})
-	return s, nil
-}
-
-// probe finds out whether streamlocal reaches the socket of a serve that listens, and remembers it.
-func (c *Connector) probe(found func(Route, string)) error {
-	stream, err := c.cfg.Lease.Conn().DialUnix(c.life, c.listening())
-	switch {
-	case err == nil:
-		stream.Close()
-		c.choose(Streamlocal, "works on this VM and costs no session")
-	case isUnreachable(err):
-		c.choose(Session, fmt.Sprintf("the VM refuses streamlocal forwarding: %v", err))
-	default:
-		return err
-	}
-	choice := c.Choice()
-	found(choice.Bridge, choice.Reason)
-	c.cfg.Logger.Info("bridge route found", "route", choice.Bridge, "reason", choice.Reason)
-	return nil
-}
-
-// choose sets the bridge route; the session kept for one by session is free where it is not needed.
-func (c *Connector) choose(route Route, reason string) {
-	c.mu.Lock()
-	c.choice.Bridge, c.choice.Reason = route, reason
-	sessions := c.sessions
-	c.mu.Unlock()
-	if route == Streamlocal {
-		sessions.Release()
-	}
 }
 
 // ready reports whether Connect has returned, and well.
@@ -320,6 +229,7 @@ func (c *Connector) Close(ctx context.Context) error {
 		c.end(ErrClosed)
 		<-connected // soon: all it waits for is bounded by the life that just ended
 		c.closeBridges()
+		c.giveNative()
 		c.closeErr = c.stopServe(ctx)
 		c.wg.Wait()
 		c.log.close() // a serve that was given up may still talk
@@ -343,7 +253,7 @@ func (c *Connector) stopServe(ctx context.Context) error {
 	c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; an error means that the channel is gone
 	err := s.awaitExit(ctx)
 	s.process.Close()
-	close(c.gaveUp) // sshd confirms the close of a channel only when its process is gone
+	close(c.gaveUp) // the close of a channel is confirmed only when its process is gone
 	if s.leftDirectory() {
 		c.removeDirectory(ctx, path.Dir(s.socket))
 	}
@@ -351,23 +261,14 @@ func (c *Connector) stopServe(ctx context.Context) error {
 }
 
 // removeDirectory removes the directory of a serve that was killed. What cannot be removed now the
-// next serve on the VM sweeps.
+// next serve or relay on the VM sweeps.
 func (c *Connector) removeDirectory(ctx context.Context, dir string) {
-	line, err := removeLine(dir)
+	p, err := c.starter.Start(ctx, mux.Command{Argv: removeArgv(dir)})
 	if err == nil {
-		var p *mux.Process
-		if p, err = c.cfg.Lease.Conn().Start(ctx, mux.Command{Line: line}); err == nil {
-			defer p.Close()
-			err = p.Wait(ctx)
-		}
+		defer p.Close()
+		err = p.Wait(ctx)
 	}
 	if err != nil {
 		c.cfg.Logger.Warn("build directory left on the VM, its next step runner removes it", "dir", dir, "error", err)
 	}
-}
-
-// once returns fn cut down to its first call.
-func once(fn func(Route, string)) func(Route, string) {
-	var o sync.Once
-	return func(r Route, reason string) { o.Do(func() { fn(r, reason) }) }
 }

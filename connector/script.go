@@ -26,14 +26,14 @@ type Script struct {
 	Stdout, Stderr io.Writer
 }
 
-// RunScript runs s in a session of conn, waiting for one if need be, and returns its exit code (128
+// RunScript runs s, started by starter, and returns its exit code (128
 // plus the signal's number if one ended it). The shell needs a POSIX sh, mktemp, head and setsid beside
 // it.
 //
 // When ctx ends the shell's session gets SIGTERM and after the grace SIGKILL; RunScript waits for that
 // and returns ctx.Err(). The same happens on the VM when the connection is lost or this program is
-// killed. The error is else a [*LogError], or a [*mux.ConnError].
-func RunScript(ctx context.Context, conn *mux.Conn, s Script) (code int, err error) {
+// killed. The error is else a [*LogError], a [*mux.ConnError] or a [*mux.RelayError].
+func RunScript(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if len(s.Shell) == 0 {
 		s.Shell = []string{"bash"}
 	}
@@ -46,12 +46,8 @@ func RunScript(ctx context.Context, conn *mux.Conn, s Script) (code int, err err
 	if s.Stderr == nil {
 		s.Stderr = io.Discard
 	}
-	line, err := scriptLine(s.Shell, len(s.Text), s.Grace)
-	if err != nil {
-		return 0, err
-	}
 	stderr := &firstError{w: s.Stderr, failed: make(chan error, 1)}
-	process, err := conn.Start(ctx, mux.Command{Line: line, Stderr: stderr})
+	process, err := starter.Start(ctx, mux.Command{Argv: scriptArgv(s.Shell, len(s.Text), s.Grace), Stderr: stderr})
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()

@@ -85,7 +85,7 @@ func (s *serve) accept(got string) error {
 func (s *serve) exitError() error {
 	err := s.process.Err()
 	s.stderr.flush()
-	if lost := (*mux.ConnError)(nil); errors.As(err, &lost) {
+	if isLost(err) {
 		return err
 	}
 	e := &ServeError{Ready: s.ready.Load(), ExitCode: exitCode(err), Stderr: s.stderr.lastLines(), Err: err}
@@ -94,12 +94,26 @@ func (s *serve) exitError() error {
 	}
 	switch e.ExitCode {
 	case 126, 127:
-		e.Hint = fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+
-			"install it or name its path as the runner command", strings.Join(s.runner, " "))
+		e.Hint = missingHint(s.runner)
 	case 137:
 		e.Hint = "it was killed; is the VM out of memory?"
 	}
 	return e
+}
+
+// missingHint says what to do about a program that is not there.
+func missingHint(runner []string) string {
+	return fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+
+		"install it or name its path as the runner command", strings.Join(runner, " "))
+}
+
+// isLost reports whether err says that the way to the VM was lost, rather than that something ended there.
+func isLost(err error) bool {
+	var (
+		conn  *mux.ConnError
+		relay *mux.RelayError
+	)
+	return errors.As(err, &conn) || errors.As(err, &relay)
 }
 
 // exitCode returns the exit status in err as a shell counts, -1 if there is none.

@@ -113,7 +113,7 @@ func TestAutoWorksWithASingleSession(t *testing.T) {
 
 func TestForcedStreamlocalThatIsForbiddenSaysSo(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
-	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = "streamlocal" })
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = "streamlocal" })
 	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "AllowStreamLocalForwarding in sshd_config")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
@@ -116,11 +117,14 @@ func servePID(t testing.TB, v *vm, build string) int {
 }
 
 func TestManyBuildsShareOneConnection(t *testing.T) {
-	for _, route := range []connector.Route{connector.Auto, connector.Session} {
+	for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
 		t.Run(string(route), func(t *testing.T) {
 			onServers(t, func(t *testing.T, v *vm) {
+				if route == connector.Relay && strings.HasSuffix(t.Name(), "without_relay") {
+					return // has no such route
+				}
 				const builds, capacity = 40, 20 // more at once than the sessions of a connection
-				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Bridge = route })
+				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 				batch := instance.Batch{}
 				logs := make([]*sshtest.Log, builds)
 				for i := range logs {
@@ -136,6 +140,9 @@ func TestManyBuildsShareOneConnection(t *testing.T) {
 				}
 				require.Equal(t, 1, v.TotalConns())
 				require.Equal(t, 1, p.Stat().Instances[0].Connections)
+				if route == connector.Relay {
+					require.Equal(t, 1, p.Stat().Instances[0].Conn.Sessions.Peak)
+				}
 				require.Zero(t, p.Stat().Instances[0].Used)
 				v.requireClean(t)
 			})
@@ -143,29 +150,102 @@ func TestManyBuildsShareOneConnection(t *testing.T) {
 	}
 }
 
-func TestAutoFindsOutOnceHowToBridge(t *testing.T) {
+func TestAutoFindsOutOnceWhatWorksOnTheVM(t *testing.T) {
+	noForwarding, noneAtAll := "AllowStreamLocalForwarding no", "DisableForwarding yes"
 	for name, test := range map[string]struct {
-		lines []string
-		want  connector.Route
+		lines         []string
+		runner        func(testing.TB) []string
+		start, bridge connector.Route
 	}{
-		"stock":                 {nil, connector.Streamlocal},
-		"forwarding is refused": {[]string{"AllowStreamLocalForwarding no"}, connector.Session},
-		"all forwarding is":     {[]string{"DisableForwarding yes"}, connector.Session},
+		"stock":                     {nil, runnertest.Command, connector.Relay, connector.Streamlocal},
+		"no forwarding of sockets":  {[]string{noForwarding}, runnertest.Command, connector.Relay, connector.Relay},
+		"no forwarding":             {[]string{noneAtAll}, runnertest.Command, connector.Relay, connector.Relay},
+		"no relay":                  {nil, withoutRelay, connector.Session, connector.Streamlocal},
+		"neither":                   {[]string{noForwarding}, withoutRelay, connector.Session, connector.Session},
+		"neither, one pair at once": {[]string{noForwarding, "MaxSessions 2"}, withoutRelay, connector.Session, connector.Session},
+		"one session":               {[]string{"MaxSessions 1"}, runnertest.Command, connector.Relay, connector.Streamlocal},
+		"one session, no relay":     {[]string{"MaxSessions 1"}, withoutRelay, connector.Session, connector.Streamlocal},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			v := newVM(t, sshtest.OpenSSH(t, test.lines...))
+			v.runner = test.runner(t)
 			p := v.provider(t, 4, nil)
-			e := p.Executor(instance.Build{ID: "b1"})
-			require.NoError(t, e.Prepare(sshtest.Within(t)))
-			_, err := e.Connect(sshtest.Within(t))
-			require.NoError(t, err)
-			require.Equal(t, test.want, e.Choice().Bridge)
-			require.NotEmpty(t, e.Choice().Reason)
-			require.Equal(t, test.want, p.Stat().Instances[0].Route.Bridge)
-			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
-			require.NoError(t, e.Cleanup(sshtest.Within(t)))
+			for _, id := range []string{"b1", "b2"} { // who finds out, and who is told
+				e := p.Executor(instance.Build{ID: id})
+				require.NoError(t, e.Prepare(sshtest.Within(t)))
+				_, err := e.Connect(sshtest.Within(t))
+				require.NoError(t, err)
+				for _, choice := range []connector.Choice{e.Choice(), p.Stat().Instances[0].Route} {
+					require.Equal(t, test.start, choice.Start)
+					require.NotEmpty(t, choice.StartReason)
+					require.Equal(t, test.bridge, choice.Bridge)
+					require.NotEmpty(t, choice.BridgeReason)
+				}
+				require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+				require.NoError(t, e.Cleanup(sshtest.Within(t)))
+			}
+			v.requireClean(t)
 		})
 	}
+}
+
+func TestAForcedRouteThatDoesNotWorkSaysWhatToDo(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
+	for _, test := range []struct {
+		route  connector.Route
+		runner []string
+		want   string
+	}{
+		{connector.Relay, withoutRelay(t), "is the runner command a stepmux that has the command steps relay?"},
+		{connector.Relay, []string{"/no/such/stepmux"}, `is "/no/such/stepmux" installed on the VM`},
+		{connector.Streamlocal, v.runner, "AllowStreamLocalForwarding"},
+	} {
+		p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) { c.Route, in.Runner = test.route, test.runner })
+		err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
+		requireReason(t, err, instance.RunnerSystemFailure, 0)
+		require.ErrorContains(t, err, test.want)
+	}
+}
+
+func TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t))
+	for _, route := range []connector.Route{connector.Auto, connector.Relay} {
+		p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
+		out := &sshtest.Log{}
+		ended := make(chan error, 1)
+		go func() {
+			ended <- build(sshtest.Within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+		}()
+		out.Await(t, "started")
+		require.NoError(t, syscall.Kill(relayPID(t, v), syscall.SIGKILL))
+		err := <-ended
+		requireReason(t, err, instance.RunnerSystemFailure, 0)
+		lost := (*mux.RelayError)(nil)
+		require.ErrorAs(t, err, &lost)
+		v.requireClean(t)
+		require.NoError(t, build(sshtest.Within(t), p, "b2", script("true"), &sshtest.Log{}), "another relay is started")
+		require.Equal(t, 1, p.Stat().Instances[0].Connections, "the connection is well")
+		require.NoError(t, p.Close())
+		v.requireClean(t)
+	}
+}
+
+// relayPID finds the VM's relay among the processes.
+func relayPID(t testing.TB, v *vm) int {
+	t.Helper()
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	require.NoError(t, err)
+	for _, p := range procs {
+		line, _ := os.ReadFile(p)
+		if strings.HasSuffix(string(line), "\x00steps\x00relay\x00--temp-dir\x00"+v.tmp+"\x00") && !strings.HasPrefix(string(line), "sh\x00") {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+			require.NoError(t, err)
+			return pid
+		}
+	}
+	require.FailNow(t, "no relay")
+	return 0
 }
 
 func TestCancelStopsTheJobWithItsGraceAndIsHeard(t *testing.T) {
@@ -234,15 +314,16 @@ func TestHardAbortByCleanupEndsTheBuild(t *testing.T) {
 
 func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
 	// Symptom: a cut connection was reported as a script failure with exit code 0, and the job ran on.
-	for _, route := range []connector.Route{connector.Streamlocal, connector.Session} {
+	for _, route := range []connector.Route{connector.Relay, connector.Streamlocal, connector.Session} {
 		t.Run(string(route), func(t *testing.T) {
 			onServers(t, func(t *testing.T, v *vm) {
-				if route == connector.Streamlocal && strings.Contains(t.Name(), "without_forwarding") {
+				if route == connector.Streamlocal && strings.HasSuffix(t.Name(), "without_forwarding") ||
+					route == connector.Relay && strings.HasSuffix(t.Name(), "without_relay") {
 					return // has no such route
 				}
 				proxy := sshtest.Proxy(t, v.Addr)
-				behind := &vm{v.Via(t, proxy.Addr()), v.tmp}
-				p := behind.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = route })
+				behind := v.via(t, proxy.Addr())
+				p := behind.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 				out := &sshtest.Log{}
 				ended := make(chan error, 1)
 				go func() {
@@ -282,8 +363,8 @@ func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
 
 func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	// The bridge's process is killed; neither serve nor the job notices.
-	v := newVM(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no"))
-	p := v.provider(t, 1, nil)
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Session })
 	out := &sshtest.Log{}
 	gate := filepath.Join(t.TempDir(), "gate")
 	ended := make(chan error, 1)
@@ -384,7 +465,7 @@ func TestLoginShellThatTalksIsNamed(t *testing.T) {
 	shell := filepath.Join(dir, "shell")
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"), 0o700))
 	v := newVM(t, sshtest.InProcess(t, vmtest.Config{Shell: shell}))
-	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Bridge = connector.Session })
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Session })
 	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "the VM's login shell prints text into the bridge")

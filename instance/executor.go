@@ -146,7 +146,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		BuildID:      e.build.ID,
 		Runner:       s.member.Runner,
 		TempDir:      s.member.TempDir,
-		Bridge:       e.provider.cfg.Bridge,
+		Route:        e.provider.cfg.Route,
 		Log:          e.log,
 		ReadyTimeout: e.provider.cfg.ReadyTimeout,
 		StopTimeout:  e.provider.cfg.StopTimeout,
@@ -198,13 +198,25 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 	ended := make(chan struct{})
 	defer close(ended)
 	var lease *pool.Lease[*mux.Conn]
-	if !e.keep(func() { lease, e.running = e.lease, ended }) {
+	var s *slot
+	if !e.keep(func() { lease, s, e.running = e.lease, e.slot, ended }) {
 		return finish(ErrCleanedUp)
 	}
 	if lease == nil {
 		return finish(errors.New("instance: Run before Prepare"))
 	}
-	code, err := connector.RunScript(ctx, lease.Conn(), connector.Script{
+	starter, err := connector.NewStarter(ctx, connector.StarterConfig{
+		Conn:    lease.Conn(),
+		VM:      &s.member.vm,
+		Runner:  s.member.Runner,
+		TempDir: s.member.TempDir,
+		Route:   e.provider.cfg.Route,
+		Logger:  e.provider.cfg.Logger.With("instance", s.member.ID),
+	})
+	if err != nil {
+		return finish(err)
+	}
+	code, err := connector.RunScript(ctx, starter, connector.Script{
 		Shell:  e.build.Shell,
 		Text:   script,
 		Stdout: e.log,

@@ -28,13 +28,21 @@ var servers = []struct {
 	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) }},
 	{"OpenSSH", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
 	{"OpenSSH without forwarding", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "AllowStreamLocalForwarding no") }},
+	{noRelay, func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
 }
+
+// noRelay names a server whose step runner is one without `steps relay`, as those of other makers are.
+const noRelay = "OpenSSH without relay"
 
 func onServers(t *testing.T, test func(*testing.T, *vm)) {
 	for _, s := range servers {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			test(t, newVM(t, s.start(t)))
+			v := newVM(t, s.start(t))
+			if s.name == noRelay {
+				v.runner = withoutRelay(t)
+			}
+			test(t, v)
 		})
 	}
 }
@@ -42,10 +50,28 @@ func onServers(t *testing.T, test func(*testing.T, *vm)) {
 // vm is a VM with a temporary directory of its own, which shows what builds leave.
 type vm struct {
 	*sshtest.Server
-	tmp string
+	tmp    string
+	runner []string
 }
 
-func newVM(t testing.TB, s *sshtest.Server) *vm { return &vm{s, sshtest.SocketDir(t)} }
+func newVM(t testing.TB, s *sshtest.Server) *vm {
+	return &vm{Server: s, tmp: sshtest.SocketDir(t), runner: runnertest.Command(t)}
+}
+
+// via returns the VM as seen through a proxy.
+func (v *vm) via(t testing.TB, addr string) *vm {
+	t.Helper()
+	return &vm{Server: v.Via(t, addr), tmp: v.tmp, runner: v.runner}
+}
+
+// withoutRelay returns the command of a step runner that knows nothing of relays.
+func withoutRelay(t testing.TB) []string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "runner.sh")
+	text := `[ "$2" != relay ] || { echo "unknown command: steps relay" >&2; exit 1; }; exec ` + runnertest.Command(t)[0] + ` "$@"`
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700))
+	return []string{path}
+}
 
 // instance returns the VM as the group knows it.
 func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
@@ -53,7 +79,7 @@ func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
 		ID:       "vm-1",
 		Addr:     v.Addr,
 		Capacity: capacity,
-		Runner:   runnertest.Command(t),
+		Runner:   v.runner,
 		TempDir:  v.tmp,
 		SSH: mux.Config{
 			User:     v.User,
@@ -96,7 +122,8 @@ func (v *vm) requireClean(t testing.TB) {
 	}, sshtest.Bound, 5*time.Millisecond, "left on the VM: %v", &left)
 }
 
-// processesNaming returns the command lines and directories of processes that have to do with dir.
+// processesNaming returns the command lines and directories of processes that have to do with dir, but for
+// relays, which are not a build's.
 func processesNaming(dir string) []string {
 	var found []string
 	procs, _ := filepath.Glob("/proc/[0-9]*")
@@ -104,6 +131,9 @@ func processesNaming(dir string) []string {
 		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
 		cwd, _ := os.Readlink(filepath.Join(p, "cwd"))
 		text := strings.ReplaceAll(string(line), "\x00", " ")
+		if strings.Contains(text, " steps relay ") {
+			continue
+		}
 		if strings.Contains(text, dir) || strings.HasPrefix(cwd, dir) {
 			found = append(found, filepath.Base(p)+" "+text)
 		}

@@ -17,8 +17,8 @@ import (
 type Config struct {
 	// Group holds the instances. Required.
 	Group *Group
-	// Bridge is the route to the builds' sockets. If empty, connector.Auto.
-	Bridge connector.Route
+	// Route is how the builds' step runners are started and reached. If empty, connector.Auto.
+	Route connector.Route
 	// DialTimeout bounds one connection's set-up: TCP, handshake and login. If zero, 30s.
 	DialTimeout time.Duration
 	// IdleTimeout closes a connection no build uses. If zero, 5m. If negative, off.

@@ -23,6 +23,8 @@ type channel struct {
 	bye       atomic.Bool   // the peer said how its process ended: what ends now ends well
 	closed    chan struct{} // closed by Close
 	closeOnce sync.Once
+
+	exempt bool // from Conn.channels, or no more counted; guarded by Conn.mu
 }
 
 // openSpec says what to open and whom to tell.
@@ -51,7 +53,8 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 		abandoned = make(chan struct{})
 	)
 	go func() {
-		defer c.finish()
+		var ch *channel
+		defer func() { c.finish(ch) }()
 		raw, reqs, err := c.ssh.OpenChannel(spec.kind, spec.extra)
 		if err != nil {
 			spec.closed(false)
@@ -59,7 +62,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 			return
 		}
 		spec.opened()
-		ch := &channel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
+		ch = &channel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
 		select {
 		case confirmed <- ch:
 		case <-abandoned:

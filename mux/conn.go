@@ -19,8 +19,8 @@ const closeSettle = 5 * time.Millisecond
 
 // Conn is one SSH connection. It is safe for concurrent use.
 //
-// It owns these goroutines, all gone when Close returns: one keepalive, one that waits for the
-// connection's end, two that answer what the server asks, one for each channel from its opening to its
+// It owns these goroutines, all gone when Close returns: one keepalive, one that writes, two that wait for
+// the ends of that and of the connection, two that answer what the server asks, one for each channel from its opening to its
 // end, and up to two for each stream. (That which delivers a process's stderr belongs to its Wait: it
 // ends with the channel, but not before the caller's Writer returns.)
 type Conn struct {
@@ -35,10 +35,11 @@ type Conn struct {
 	done chan struct{} // closed once err is set
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex // guards the following
-	err      error      // why the connection ended
-	channels int        // open or being opened
-	draining bool       // Shutdown was called: nothing new
+	mu       sync.Mutex             // guards the following
+	err      error                  // why the connection ended
+	channels int                    // open or being opened
+	draining bool                   // Shutdown was called: nothing new
+	relays   map[string]*relayStart // by command line
 	empty    chan struct{}
 }
 
@@ -52,6 +53,7 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 		sessions: newSessions(cfg.SessionLimit),
 		done:     make(chan struct{}),
 	}
+	c.wg.Go(func() { <-nc.done })
 	c.wg.Go(func() { ssh.DiscardRequests(reqs) })
 	c.wg.Go(func() {
 		for ch := range chans {
@@ -163,6 +165,21 @@ func (c *Conn) alive(op string) error {
 func (c *Conn) begin(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if err := c.countLocked(op); err != nil {
+		return err
+	}
+	c.wg.Add(1)
+	return nil
+}
+
+// count is begin for a stream of a relay.
+func (c *Conn) count(op string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.countLocked(op)
+}
+
+func (c *Conn) countLocked(op string) error {
 	switch {
 	case c.err != nil:
 		return c.endedLocked(op)
@@ -170,8 +187,31 @@ func (c *Conn) begin(op string) error {
 		return ErrClosed
 	}
 	c.channels++
-	c.wg.Add(1)
 	return nil
+}
+
+// uncount undoes count, n times.
+func (c *Conn) uncount(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.uncountLocked(n)
+}
+
+func (c *Conn) uncountLocked(n int) {
+	c.channels -= n
+	if n > 0 && c.channels == 0 && c.draining {
+		close(c.empty)
+	}
+}
+
+// exempt stops counting a channel that is not there for its own sake: Shutdown does not wait for a relay.
+func (c *Conn) exempt(ch *channel) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !ch.exempt {
+		ch.exempt = true
+		c.uncountLocked(1)
+	}
 }
 
 // spawn runs fn in a goroutine that Close waits for. It returns false when the connection has ended.
@@ -185,12 +225,14 @@ func (c *Conn) spawn(fn func()) bool {
 	return true
 }
 
-// finish undoes begin.
-func (c *Conn) finish() {
+// finish undoes begin. ch is nil if there is none.
+func (c *Conn) finish(ch *channel) {
 	c.mu.Lock()
-	c.channels--
-	if c.channels == 0 && c.draining {
-		close(c.empty)
+	if ch == nil || !ch.exempt {
+		if ch != nil {
+			ch.exempt = true
+		}
+		c.uncountLocked(1)
 	}
 	c.mu.Unlock()
 	c.wg.Done()
@@ -203,6 +245,7 @@ type Stat struct {
 	Since         time.Time     // when the login was complete
 	RTT           time.Duration // of the last keepalive, 0 before the first
 	Streams       int           // channels open that are not sessions
+	Relayed       int           // processes and sockets open by way of a relay
 	Sessions      SessionStat
 }
 
@@ -225,6 +268,7 @@ func (c *Conn) Stat() Stat {
 		Since:         c.since,
 		RTT:           time.Duration(c.rtt.Load()),
 		Streams:       int(c.streams.Load()),
+		Relayed:       c.relayed(),
 		Sessions:      c.sessions.stat(),
 	}
 }

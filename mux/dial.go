@@ -40,7 +40,7 @@ func NewConn(ctx context.Context, nc net.Conn, addr string, cfg *Config) (*Conn,
 	}
 	wrapped := newNetConn(nc)
 	// The library has no context: a connection that is closed under it ends every wait.
-	stop := context.AfterFunc(ctx, func() { wrapped.Close() })
+	stop := context.AfterFunc(ctx, func() { _ = wrapped.Close() })
 
 	var shown, refused error // by the host key check, which the handshake calls on this goroutine or waits for
 	config := cfg.clientConfig(addr, func(name string, remote net.Addr, key ssh.PublicKey) error {
@@ -53,10 +53,12 @@ func NewConn(ctx context.Context, nc net.Conn, addr string, cfg *Config) (*Conn,
 		if err == nil {
 			cc.Close()
 		}
+		<-wrapped.done
 		return nil, dialCause(ctx, addr, cfg, "handshake")
 	}
 	if err != nil {
-		wrapped.Close()
+		_ = wrapped.Close() // the handshake's error counts
+		<-wrapped.done
 		return nil, handshakeError(addr, cfg, err, shown != nil, refused)
 	}
 	return newConn(wrapped, cc, chans, reqs, addr, cfg), nil

@@ -38,6 +38,69 @@ func (e *ConnError) Error() string {
 // Unwrap returns the cause.
 func (e *ConnError) Unwrap() error { return e.Err }
 
+// RelayError says that the relay failed under an operation, on a connection that lives. Everything that
+// went through it has this fate; its processes have been ended, or are being. The next call of Conn.Relay
+// starts another.
+type RelayError struct {
+	// Op says who found out: "start" where it did not come up, "keepalive", "protocol", or the operation
+	// that met a dead relay.
+	Op string
+	// Stderr holds the last lines the relay, or what was started instead, wrote to its standard error. It
+	// is foreign text.
+	Stderr string
+	// ExitCode is its exit status if it is known to have ended with one that is not 0, as a shell counts:
+	// 127 if there was no such program.
+	ExitCode int
+	// Version is the version of the protocol that the relay speaks, if that is the trouble.
+	Version int
+	// Err is the cause; in an operation that met a dead relay, the RelayError that ended it.
+	Err error
+}
+
+func (e *RelayError) Error() string {
+	if first := (*RelayError)(nil); errors.As(e.Err, &first) {
+		return e.Op + ": " + first.Error()
+	}
+	s := fmt.Sprintf("the relay on the VM failed (%s)", e.Op)
+	if e.Op == "start" {
+		s = "the relay on the VM did not start"
+	}
+	s = fmt.Sprintf("%s: %v", s, e.Err)
+	if e.Stderr != "" {
+		s += "; it said: " + e.Stderr
+	}
+	return s
+}
+
+// Unwrap returns the cause.
+func (e *RelayError) Unwrap() error { return e.Err }
+
+// RefusedError says that a relay, which is well, refused one request.
+type RefusedError struct {
+	// Op is the request.
+	Op string
+	// Reason is its kind.
+	Reason RefusalReason
+	// Text is the relay's. It is foreign text.
+	Text string
+}
+
+// RefusalReason is why a relay refused a request.
+type RefusalReason string
+
+// The reasons.
+const (
+	RefusedFailed    RefusalReason = "failed"     // only the text tells
+	RefusedInvalid   RefusalReason = "invalid"    // the request makes no sense to the relay
+	RefusedForbidden RefusalReason = "forbidden"  // the socket is not one of our user's builds
+	RefusedNotFound  RefusalReason = "not found"  // no such program, directory or socket
+	RefusedNotReady  RefusalReason = "not ready"  // the process did not come to listen
+	RefusedBusy      RefusalReason = "busy"       // the relay has as much to do as it takes
+	RefusedClosing   RefusalReason = "is closing" // the relay is about to end
+)
+
+func (e *RefusedError) Error() string { return fmt.Sprintf("%s: relay: %s", e.Op, e.Text) }
+
 // ExitError says that a remote process ended and not well. Exactly one of its facts holds: a
 // non-zero Status, or a Signal, or neither when the server closed the channel without a word.
 type ExitError struct {

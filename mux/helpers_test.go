@@ -1,18 +1,24 @@
 package mux_test
 
 import (
+	"context"
+	"crypto/rand"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -68,6 +74,8 @@ var kinds = []struct {
 }{
 	{"session", openSession},
 	{"streamlocal", openStreamlocal},
+	{"relay process", openRelayProcess},
+	{"relay socket", openRelaySocket},
 }
 
 // onStreams runs test over each kind of stream against each of the servers, through a proxy that can
@@ -97,18 +105,94 @@ const (
 	flood  = "flood"  // writes without end
 )
 
-func openSession(t testing.TB, c *mux.Conn, peer string) duplex {
-	t.Helper()
-	// What is silent ends with its server, which its parent belongs to.
-	line := map[string]string{
+// peerLine returns the command line of a peer that is a process.
+func peerLine(peer string) string {
+	return map[string]string{
 		echo:   "exec cat",
-		silent: "exec tail --pid=$PPID -f /dev/null",
+		silent: "exec tail --pid=$PPID -f /dev/null", // ends with its server, which its parent belongs to
 		flood:  "exec cat /dev/zero",
 	}[peer]
-	p, err := c.Start(sshtest.Within(t), mux.Command{Line: line})
+}
+
+// starter is a Conn or its Relay.
+type starter interface {
+	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
+	DialUnix(ctx context.Context, path string) (*mux.Stream, error)
+}
+
+func openSession(t testing.TB, c *mux.Conn, peer string) duplex { return openProcess(t, c, peer) }
+
+func openRelayProcess(t testing.TB, c *mux.Conn, peer string) duplex {
+	return openProcess(t, relay(t, c), peer)
+}
+
+func openProcess(t testing.TB, s starter, peer string) duplex {
+	t.Helper()
+	p, err := s.Start(sshtest.Within(t), mux.Command{Line: peerLine(peer)})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
 	return p
+}
+
+// relayTemp is the directory for temporary files of the relays under test. TestMain removes it.
+func relayTemp(t testing.TB) string {
+	t.Helper()
+	relayTempOnce.Do(func() {
+		dir, err := os.MkdirTemp("", "r") //nolint:usetesting // one for all tests, and short enough for sockets
+		if err != nil {
+			panic(err)
+		}
+		relayTempDir = dir
+	})
+	return relayTempDir
+}
+
+var (
+	relayTempOnce sync.Once
+	relayTempDir  string
+)
+
+// relayCommand is how a relay is started.
+func relayCommand(t testing.TB) mux.Command {
+	t.Helper()
+	return mux.Command{Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", relayTemp(t), "--grace", "200ms")}
+}
+
+// relay returns the relay of c.
+func relay(t testing.TB, c *mux.Conn) *mux.Relay {
+	t.Helper()
+	r, err := c.Relay(sshtest.Within(t), relayCommand(t))
+	require.NoError(t, err)
+	return r
+}
+
+func openRelaySocket(t testing.TB, c *mux.Conn, peer string) duplex {
+	t.Helper()
+	s, err := relay(t, c).DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), peer))
+	require.NoError(t, err)
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+// buildSocket returns the path of a socket that is a build's, in a directory of its own.
+func buildSocket(t testing.TB) string {
+	t.Helper()
+	path, err := wire.SocketPath(relayTemp(t), wire.BuildID(rand.Text()))
+	require.NoError(t, err)
+	dir := filepath.Dir(path)
+	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o700))
+	// A relay that starts sweeps directories that nobody has locked, so it must not see this one before.
+	made, err := os.MkdirTemp(relayTemp(t), "build") //nolint:usetesting // on the same file system
+	require.NoError(t, err)
+	hold, err := os.Open(made)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Flock(int(hold.Fd()), syscall.LOCK_EX))
+	require.NoError(t, os.Rename(made, dir))
+	t.Cleanup(func() {
+		hold.Close()
+		require.NoError(t, os.RemoveAll(dir))
+	})
+	return path
 }
 
 func openStreamlocal(t testing.TB, c *mux.Conn, peer string) duplex {
@@ -122,7 +206,11 @@ func openStreamlocal(t testing.TB, c *mux.Conn, peer string) duplex {
 // listen starts a peer on a unix socket.
 func listen(t testing.TB, peer string) string {
 	t.Helper()
-	path := filepath.Join(sshtest.SocketDir(t), "peer.sock")
+	return listenAt(t, filepath.Join(sshtest.SocketDir(t), "peer.sock"), peer)
+}
+
+func listenAt(t testing.TB, path, peer string) string {
+	t.Helper()
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	var wg sync.WaitGroup

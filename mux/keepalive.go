@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"context"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/alive"
@@ -10,16 +11,36 @@ import (
 // of life for timeout. It is the only code that declares a connection dead; all other waits rely on it.
 func (c *Conn) keepalive(interval, timeout time.Duration) {
 	ask := func() {
-		asked := time.Now()
-		c.wg.Go(func() {
-			// Any reply will do, a refusal too. The request may block for ever on a dead peer; it is
-			// ended by the connection's close. An error means the connection is ending.
-			if _, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil); err == nil {
-				c.rtt.Store(int64(time.Since(asked)))
-			}
-		})
+		c.wg.Go(c.ping)
 	}
 	if err := alive.Watch(c.done, interval, timeout, c.nc.heard, ask); err != nil {
 		c.fail("keepalive", err)
 	}
+}
+
+// ping asks the peer for an answer and takes the time. Any will do, a refusal too. It may block for ever on a
+// dead peer; the connection's close ends it.
+func (c *Conn) ping() {
+	asked := time.Now()
+	// An error means that the connection is ending.
+	if _, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil); err == nil {
+		c.rtt.Store(int64(time.Since(asked)))
+	}
+}
+
+// measureRTT returns how long an answer of the peer takes now, 0 if there is none.
+func (c *Conn) measureRTT(ctx context.Context) time.Duration {
+	done := make(chan struct{})
+	spawned := c.spawn(func() {
+		defer close(done)
+		c.ping()
+	})
+	if !spawned {
+		return 0
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+	return time.Duration(c.rtt.Load())
 }

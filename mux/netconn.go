@@ -1,20 +1,39 @@
 package mux
 
 import (
+	"bufio"
 	"net"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/coalesce"
+)
+
+const (
+	// netBuffer is how much is read from, or handed to, the kernel at once.
+	netBuffer = 128 << 10
+	// netDirect is what fits into the SSH library's own buffer, and so reaches us as one write.
+	netDirect = 4 << 10
 )
 
 // netConn is the connection under SSH. It sees every error before the SSH library does, so that
 // what the library then calls io.EOF can be told for what it is, and it knows when the peer was
-// last heard.
+// last heard. It reads and writes in larger pieces than the library: writing has a goroutine, so that
+// the library encrypts while the kernel copies.
 type netConn struct {
 	net.Conn
+	in    *bufio.Reader
+	out   *coalesce.Writer
+	wrote chan struct{} // closed once nothing more is written
+	done  chan struct{} // closed once the goroutine that writes has ended
+
 	start    time.Time    // by the monotonic clock, like all that is derived from it
 	lastRead atomic.Int64 // nanoseconds from start to the last byte from the peer
 	quickAck atomic.Bool  // ask for immediate ACKs after each read
+
+	closeOnce sync.Once
+	closeErr  error
 
 	mu      sync.Mutex // guards the following
 	onError func(op string, err error)
@@ -23,12 +42,30 @@ type netConn struct {
 }
 
 func newNetConn(nc net.Conn) *netConn {
-	c := &netConn{Conn: nc, start: time.Now()}
+	c := &netConn{Conn: nc, wrote: make(chan struct{}), done: make(chan struct{}), start: time.Now()}
+	c.in = bufio.NewReaderSize(readerFunc(c.receive), netBuffer)
+	c.out = coalesce.New(nc, netBuffer, nil).Directly(netDirect)
 	c.quickAck.Store(true)
+	go func() {
+		defer close(c.done)
+		err := c.out.Run()
+		close(c.wrote)
+		if err != nil {
+			c.report("write", err) // may call Close
+		}
+	}()
 	return c
 }
 
-func (c *netConn) Read(p []byte) (int, error) {
+type readerFunc func(p []byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+// Read implements net.Conn.
+func (c *netConn) Read(p []byte) (int, error) { return c.in.Read(p) }
+
+// receive reads from the kernel.
+func (c *netConn) receive(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.lastRead.Store(int64(time.Since(c.start)))
@@ -42,12 +79,30 @@ func (c *netConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Write implements net.Conn. What it has taken is on its way; an error shows in a later Write, and is
+// reported at once.
 func (c *netConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
+	n, err := c.out.Write(p)
 	if err != nil {
 		c.report("write", err)
 	}
 	return n, err
+}
+
+// Close implements net.Conn. What is on its way is sent if that takes no more than a moment. Idempotent.
+func (c *netConn) Close() error {
+	c.closeOnce.Do(func() {
+		_ = c.out.Close() // always nil
+		timer := time.NewTimer(closeSettle)
+		defer timer.Stop()
+		select {
+		case <-c.wrote:
+		case <-timer.C:
+		}
+		c.closeErr = c.Conn.Close()
+		<-c.wrote // soon: what it writes to is closed
+	})
+	return c.closeErr
 }
 
 // report remembers the first error and tells onError of it, once.

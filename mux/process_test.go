@@ -288,13 +288,28 @@ func TestShutdownEndsWithItsContext(t *testing.T) {
 	receive(t, conn.Done())
 }
 
-func TestLongCommandLinesAndEmptyOnesAreTheServersAffair(t *testing.T) {
+func TestLongCommandLinesAreTheServersAffair(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
 	p := start(t, conn, "echo "+strings.Repeat("x", 100<<10), nil)
 	out, err := io.ReadAll(p)
 	require.NoError(t, err)
 	require.Len(t, out, 100<<10+1)
-	require.NoError(t, start(t, conn, "", nil).Wait(sshtest.Within(t)))
+}
+
+func TestStartRefusesACommandThatIsNone(t *testing.T) {
+	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	for _, cmd := range []mux.Command{
+		{},
+		{Argv: []string{"true"}, Line: "true"},
+		{Argv: []string{"true"}, Env: []string{"no equals sign"}},
+		{Argv: []string{"true"}, Env: []string{"=x"}},
+		{Argv: []string{"a\x00b"}},
+		{Line: "true", Dir: "a\x00b"},
+	} {
+		_, err := conn.Start(sshtest.Within(t), cmd)
+		require.ErrorContains(t, err, "start: ")
+	}
+	require.Zero(t, conn.Stat().Sessions.Open)
 }
 
 func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {

@@ -41,6 +41,9 @@ func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
 
 // Start is [Conn.Start] in one of the reserved sessions, or in a new one when all are used up.
 func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) {
+	if err := cmd.check(); err != nil {
+		return nil, err
+	}
 	if s := r.take(); s != nil {
 		return s.start(ctx, cmd)
 	}

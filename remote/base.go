@@ -49,7 +49,7 @@ func openBase(path string) (*base, error) {
 	return b, err
 }
 
-func openBaseAt(path string) (_ *base, err error) {
+func openBaseAt(path string) (*base, error) {
 	tmp, name := filepath.Dir(path), filepath.Base(path)
 	parent, err := openTmp(tmp)
 	if err != nil {
@@ -59,6 +59,22 @@ func openBaseAt(path string) (_ *base, err error) {
 	if err := parent.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("create socket base %s: %w", path, hint(bare(err), tmp))
 	}
+	return openBaseIn(parent, path)
+}
+
+// findBase opens the base at path if it is there; else the error is fs.ErrNotExist.
+func findBase(path string) (*base, error) {
+	parent, err := openTmp(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer parent.Close()
+	return openBaseIn(parent, path)
+}
+
+// openBaseIn opens the base at path, which is in parent.
+func openBaseIn(parent *os.Root, path string) (_ *base, err error) {
+	name := filepath.Base(path)
 	fi, err := parent.Lstat(name)
 	if err != nil {
 		return nil, fmt.Errorf("inspect socket base %s: %w", path, bare(err))

@@ -42,6 +42,12 @@ func runRole(role string) int {
 		err = Serve(ctx, stdio, cfg)
 	case "proxy":
 		err = Proxy(ctx, stdio, ProxyConfig{Socket: os.Args[1]})
+	case "relay":
+		cfg := RelayConfig{TempDir: os.Args[1]}
+		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
+			break
+		}
+		err = Relay(ctx, stdio, cfg)
 	case "dial": // connects as whoever runs it, and reports what it reads
 		err = dialRole(os.Args[1])
 	case "listen": // until stdin ends

@@ -66,12 +66,7 @@ type jobRunner struct {
 
 // serve is Serve with its job runner. open is told the directory of the build, which is locked.
 func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir string) (*jobRunner, error)) (err error) {
-	// With a receiver, even one that is not listened to, a write to a closed stderr is only an error.
-	// Ignoring the signal instead would be inherited by every process of every job.
-	sigpipe := make(chan os.Signal, 1)
-	signal.Notify(sigpipe, unix.SIGPIPE)
-	defer signal.Stop(sigpipe)
-
+	defer withstandSIGPIPE()()
 	ctx, stopLeash, err := leash(ctx, stdio.In)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -120,6 +115,22 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir stri
 	return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
 }
 
+// withstandSIGPIPE makes a write to a closed stdout or stderr an error and no more, until restore is
+// called. Ignoring the signal instead would be inherited by every process that is started.
+func withstandSIGPIPE() (restore func()) {
+	sigpipe := make(chan os.Signal, 1) // a receiver will do, even one that is not listened to
+	signal.Notify(sigpipe, unix.SIGPIPE)
+	return func() { signal.Stop(sigpipe) }
+}
+
+// graceOf returns the time between SIGTERM and SIGKILL that a config asks for, or otherwise.
+func graceOf(configured, otherwise time.Duration) time.Duration {
+	if configured == 0 {
+		return otherwise
+	}
+	return max(configured, 0)
+}
+
 // serverError is the cause of a context that ended because the server did.
 type serverError struct{ err error }
 
@@ -129,19 +140,13 @@ func (e *serverError) Unwrap() error { return e.err }
 // end stops the jobs while the server goes on for those who follow them, then the server. ln is nil if
 // it does not serve yet.
 func end(ctx context.Context, jobs *jobRunner, ln *peerListener, grace time.Duration) error {
-	switch {
-	case grace == 0:
-		grace = defaultGrace
-	case grace < 0:
-		grace = 0
-	}
 	var wg sync.WaitGroup
 	drained := make(chan struct{})
 	wg.Go(func() {
 		defer close(drained)
 		jobs.server.GracefulStop() // no new calls from here on; returns when those at work have ended
 	})
-	err := jobs.stop(ctx, grace)
+	err := jobs.stop(ctx, graceOf(grace, defaultGrace))
 	timer := time.NewTimer(followersTimeout)
 	defer timer.Stop()
 	select {

@@ -12,7 +12,7 @@ import (
 
 // Stdio is the standard input and output of a command of the VM's end.
 //
-// In and Out are files because Serve and Proxy must be woken while they wait on them: both put the open
+// In and Out are files because Serve, Proxy and Relay must be woken while they wait on them: they put the open
 // files into non-blocking mode while they run and restore the mode before they return, as ssh does. The
 // files stay the caller's and are not closed.
 type Stdio struct {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -189,9 +190,10 @@ type jsonBuild struct {
 }
 
 type jsonRoute struct {
-	Start  connector.Route `json:"start"`
-	Bridge connector.Route `json:"bridge"`
-	Reason string          `json:"reason"`
+	Start        connector.Route `json:"start"`
+	StartReason  string          `json:"start_reason"`
+	Bridge       connector.Route `json:"bridge"`
+	BridgeReason string          `json:"bridge_reason"`
 }
 
 func jsonBuildOf(r instance.Report) jsonBuild {
@@ -199,7 +201,7 @@ func jsonBuildOf(r instance.Report) jsonBuild {
 		Build:       r.Build,
 		Instance:    r.Instance,
 		Status:      "success",
-		Route:       jsonRoute{r.Route.Start, r.Route.Bridge, r.Route.Reason},
+		Route:       jsonRoute(r.Route),
 		Connect:     r.Connect.Seconds(),
 		FirstOutput: r.FirstOutput.Seconds(),
 		Duration:    r.Duration.Seconds(),
@@ -218,6 +220,7 @@ type jsonSummary struct {
 	Builds      int            `json:"builds"`
 	Failed      int            `json:"failed"`
 	Connections map[string]int `json:"connections"`
+	Sessions    map[string]int `json:"sessions_at_once"`
 }
 
 // summary shows how the run went as a whole.
@@ -225,12 +228,12 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clearLocked()
-	connections := map[string]int{}
-	for _, in := range stat.Instances {
-		connections[in.ID] = in.Connections
-	}
 	if r.json {
-		writeJSON(r.out, map[string]jsonSummary{"summary": {len(reports), r.failed, connections}})
+		sum := jsonSummary{len(reports), r.failed, map[string]int{}, map[string]int{}}
+		for _, in := range stat.Instances {
+			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
+		}
+		writeJSON(r.out, map[string]jsonSummary{"summary": sum})
 		return
 	}
 	fmt.Fprintf(r.err, "\n%d builds, %d failed\n", len(reports), r.failed)
@@ -241,8 +244,8 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 			fmt.Fprintf(r.err, " of %d the server allows", sessions.Limit)
 		}
 		fmt.Fprintln(r.err)
-		if route := routeOn(in.ID, reports); route.Bridge != "" {
-			fmt.Fprintf(r.err, "  routes: start by %s, bridge by %s (%s)\n", route.Start, route.Bridge, route.Reason)
+		for _, line := range routesOn(in.ID, reports) {
+			fmt.Fprintf(r.err, "  %s\n", line)
 		}
 	}
 	if first := firstOutputs(reports); len(first) > 0 {
@@ -250,14 +253,35 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 	}
 }
 
-// routeOn returns the routes the last build on an instance took.
-func routeOn(id string, reports []instance.Report) connector.Choice {
-	for _, r := range slices.Backward(reports) {
-		if r.Instance == id && r.Route.Bridge != "" {
-			return r.Route
+// routesOn says how many builds on an instance took which routes, and why, in the order of the first.
+func routesOn(id string, reports []instance.Report) []string {
+	type way struct {
+		verb   string
+		route  connector.Route
+		reason string
+	}
+	builds := map[way]int{}
+	var order []way
+	for _, r := range reports {
+		for _, w := range []way{
+			{"started by", r.Route.Start, r.Route.StartReason},
+			{"bridged by", r.Route.Bridge, r.Route.BridgeReason},
+		} {
+			if r.Instance != id || w.route == "" {
+				continue
+			}
+			if builds[w] == 0 {
+				order = append(order, w)
+			}
+			builds[w]++
 		}
 	}
-	return connector.Choice{}
+	slices.SortStableFunc(order, func(a, b way) int { return -strings.Compare(a.verb, b.verb) })
+	lines := make([]string, len(order))
+	for i, w := range order {
+		lines[i] = fmt.Sprintf("%s %s: %d (%s)", w.verb, w.route, builds[w], w.reason)
+	}
+	return lines
 }
 
 // firstOutputs returns the builds' times to first output, sorted.

@@ -28,7 +28,7 @@ const maxBuilds = 100_000
 type runFlags struct {
 	vmFlags
 	builds  int
-	bridge  string
+	route   string
 	timeout time.Duration
 	output  string
 	verbose bool
@@ -45,6 +45,10 @@ each line with its build's name; progress and a summary go to standard error.
 Without --instance a VM embedded in this program, on this machine, runs them: good for a first try, without any
 isolation.
 
+Builds are started by a relay, one program on each VM that takes one SSH session for all of them, and reached by
+SSH's own forwarding or by the relay; where a VM has no relay, each build takes a session, and waits for one. --route
+forces one way: relay, streamlocal (a session each, SSH's forwarding) or session (two sessions each).
+
 With --output json, standard output has one object for each build as it ends and a last one with the summary; the
 logs go to standard error.
 
@@ -57,7 +61,7 @@ logs go to standard error.
 	fl := cmd.Flags()
 	f.register(fl)
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
-	fl.StringVar(&f.bridge, "route", string(connector.Auto), "how to reach a build's socket: auto, session or streamlocal")
+	fl.StringVar(&f.route, "route", string(connector.Auto), "how to start and reach a build's step runner: auto, relay, streamlocal or session")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end a build that takes longer, from the moment it has its slot (default none)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "say on standard error what happens to connections")
@@ -65,7 +69,7 @@ logs go to standard error.
 }
 
 func (f *runFlags) run(cmd *cobra.Command, files []string) error {
-	bridge, err := connector.ParseRoute(f.bridge)
+	route, err := connector.ParseRoute(f.route)
 	if err != nil {
 		return usageError(fmt.Errorf("--route: %w", err))
 	}
@@ -104,7 +108,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if f.verbose {
 		logger = slog.New(slog.NewTextHandler(report.talk(), nil))
 	}
-	provider, err := instance.NewProvider(instance.Config{Group: group, Bridge: bridge, Logger: logger})
+	provider, err := instance.NewProvider(instance.Config{Group: group, Route: route, Logger: logger})
 	if err != nil {
 		return usageError(err)
 	}

@@ -15,7 +15,7 @@ func newStepsCommand() *cobra.Command {
 		Use:   "steps",
 		Short: "The VM's end: what a manager starts there",
 	}
-	steps.AddCommand(newServeCommand(), newProxyCommand())
+	steps.AddCommand(newServeCommand(), newProxyCommand(), newRelayCommand())
 	return steps
 }
 
@@ -60,6 +60,33 @@ func newProxyCommand() *cobra.Command {
 		},
 	}
 	socketFlag(cmd, &cfg.Socket)
+	return cmd
+}
+
+func newRelayCommand() *cobra.Command {
+	var cfg remote.RelayConfig
+	cmd := &cobra.Command{
+		Use:   "relay [--temp-dir DIR]",
+		Short: "Start processes and reach sockets for a manager, all in one session",
+		Long: `Start the step runners of builds and connect to their sockets, any number at a time, for the manager at the
+other end of standard input and output. That saves each build its SSH sessions, of which a server allows 10 on a
+connection.
+
+A manager starts it, once per VM, and speaks the protocol of docs/protocol.md with it: there is nothing to be done
+with it by hand. It ends with its standard input, with SIGTERM, SIGINT or SIGHUP, and when the manager gives no
+sign of life for 45 s. Every process it started ends with it: SIGTERM, then SIGKILL after --grace.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return vmCommand(cmd.Context(), func(ctx context.Context, stdio remote.Stdio) error {
+				if cfg.Grace == 0 {
+					cfg.Grace = -1 // none, to the package
+				}
+				return remote.Relay(ctx, stdio, cfg)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&cfg.TempDir, "temp-dir", "/tmp", "where the builds' sockets are: it connects to DIR/gitlab-runner-steps/<build id>/<socket> and nothing else")
+	cmd.Flags().DurationVar(&cfg.Grace, "grace", 15*time.Second, "time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; 0 for SIGKILL at once")
 	return cmd
 }
 

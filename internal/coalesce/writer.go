@@ -13,12 +13,14 @@ type Writer struct {
 	to   io.Writer
 	size int
 	hold func(p []byte) bool
+	few  int // writes of fewer bytes go out at once when nothing else does
 
 	mu      sync.Mutex // guards the following
 	changed sync.Cond
 	pending []byte // at most size bytes
 	spare   []byte // the buffer that is not pending
 	held    bool   // what is pending waits for the next Write
+	busy    bool   // a write of the underlying Writer is under way
 	closed  bool
 	err     error // of to
 }
@@ -34,31 +36,45 @@ func New(to io.Writer, size int, hold func(p []byte) bool) *Writer {
 	return w
 }
 
+// Directly makes writes of fewer than n bytes go out at once, by the caller of Write, when nothing else is
+// under way: a small message is not handed from goroutine to goroutine. Such a Write is not woken by Close.
+// It must be called before the first Write.
+func (w *Writer) Directly(n int) *Writer {
+	w.few = n
+	return w
+}
+
 // Run writes what Write gathers. It returns nil once Close was called and everything is written, or the
 // first error of the underlying Writer. Its owner runs it in a goroutine, once.
 func (w *Writer) Run() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for {
-		for !w.closed && (len(w.pending) == 0 || w.held && len(w.pending) < w.size) {
+		for w.busy || w.err == nil && !w.closed && (len(w.pending) == 0 || w.held && len(w.pending) < w.size) {
 			w.changed.Wait()
 		}
-		if len(w.pending) == 0 {
-			return nil
+		if len(w.pending) == 0 || w.err != nil {
+			return w.err
 		}
 		out := w.pending
 		w.pending, w.spare = w.spare[:0], nil
-		w.changed.Broadcast()
-		w.mu.Unlock()
-		_, err := w.to.Write(out)
-		w.mu.Lock()
+		w.writeLocked(out)
 		w.spare = out
-		if err != nil {
-			w.err = err
-			w.changed.Broadcast()
-			return err
-		}
 	}
+}
+
+// writeLocked writes p without the lock.
+func (w *Writer) writeLocked(p []byte) {
+	w.busy = true
+	w.changed.Broadcast()
+	w.mu.Unlock()
+	_, err := w.to.Write(p)
+	w.mu.Lock()
+	w.busy = false
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	w.changed.Broadcast()
 }
 
 // Write takes p. It waits while too much is pending, so the speed of the underlying Writer is that of
@@ -67,6 +83,13 @@ func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	held := w.hold != nil && w.hold(p)
+	if len(p) < w.few && !held && !w.busy && len(w.pending) == 0 && !w.closed && w.err == nil {
+		w.writeLocked(p)
+		if w.err != nil {
+			return 0, w.err
+		}
+		return len(p), nil
+	}
 	total := 0
 	for {
 		switch {

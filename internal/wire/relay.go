@@ -16,34 +16,39 @@ const (
 	// RelayVersion is the version of the relay's protocol that this program speaks.
 	RelayVersion = 1
 
-	// relayHello starts the line with which each end of a relay introduces itself.
-	relayHello = "stepmux-relay/"
-	// maxHelloLine bounds that line, its newline included.
-	maxHelloLine = len(relayHello) + 4
+	// managerHello and relayHello start the lines with which the two ends introduce themselves. They differ,
+	// so that a program that only echoes is not taken for a relay.
+	managerHello = "stepmux-manager/"
+	relayHello   = "stepmux-relay/"
+	// maxHelloLine bounds the manager's line, its newline included.
+	maxHelloLine = len(managerHello) + 4
 	// MaxRelayNoise bounds what may come before the relay's hello: the greeting of a login shell.
 	MaxRelayNoise = 64 << 10
 )
 
-// RelayHello returns the line that names version. The manager's says which version it wants, the
-// relay's which it gets; what follows is yamux.
+// ManagerHello returns the line that asks for a version; the manager speaks first.
+func ManagerHello(version int) string { return managerHello + strconv.Itoa(version) + "\n" }
+
+// RelayHello returns the relay's answer, the version it speaks; if it is the one that was asked for, what
+// follows is yamux.
 func RelayHello(version int) string { return relayHello + strconv.Itoa(version) + "\n" }
 
-// ReadRelayHello reads the manager's hello, which must come first, and not a byte more.
-func ReadRelayHello(r io.Reader) (version int, err error) {
+// ReadManagerHello reads the manager's hello, which must come first, and not a byte more.
+func ReadManagerHello(r io.Reader) (version int, err error) {
 	line := make([]byte, 0, maxHelloLine)
 	for {
 		var one [1]byte
 		if _, err := io.ReadFull(r, one[:]); err != nil {
-			return 0, fmt.Errorf("read the relay's hello: %w", err)
+			return 0, fmt.Errorf("read the manager's hello: %w", err)
 		}
 		line = append(line, one[0])
 		if one[0] == '\n' || len(line) == maxHelloLine || !helloSoFar(line) {
 			break
 		}
 	}
-	version, ok := parseHello(line)
+	version, ok := parseHello(line, managerHello)
 	if !ok {
-		return 0, fmt.Errorf("read the relay's hello: %q is none: the relay is started by a manager, and speaks its protocol on standard input", line)
+		return 0, fmt.Errorf("read the manager's hello: %q is none: the relay is started by a manager, and speaks its protocol on standard input", line)
 	}
 	return version, nil
 }
@@ -52,21 +57,23 @@ func ReadRelayHello(r io.Reader) (version int, err error) {
 // A login shell may have printed something first; that is returned as noise. An error also comes with
 // what was read instead.
 func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
+	line := 0 // where the current line starts
 	for {
 		b, err := r.ReadByte()
 		if err != nil {
 			return 0, noise, err
 		}
 		noise = append(noise, b)
-		switch {
-		case b == '\n':
+		if b == '\n' {
 			// A shell's prompt may stand before it on the line.
-			if i := bytes.LastIndex(noise, []byte(relayHello)); i >= 0 {
-				if version, ok := parseHello(noise[i:]); ok {
-					return version, noise[:i], nil
+			if i := bytes.LastIndex(noise[line:], []byte(relayHello)); i >= 0 {
+				if version, ok := parseHello(noise[line+i:], relayHello); ok {
+					return version, noise[:line+i], nil
 				}
 			}
-		case len(noise) >= MaxRelayNoise:
+			line = len(noise)
+		}
+		if len(noise) >= MaxRelayNoise {
 			return 0, noise, fmt.Errorf("no relay's hello in the first %d bytes", MaxRelayNoise)
 		}
 	}
@@ -74,12 +81,12 @@ func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 
 // helloSoFar reports whether line may become a hello.
 func helloSoFar(line []byte) bool {
-	n := min(len(line), len(relayHello))
-	return string(line[:n]) == relayHello[:n]
+	n := min(len(line), len(managerHello))
+	return string(line[:n]) == managerHello[:n]
 }
 
-func parseHello(line []byte) (version int, ok bool) {
-	text, ok := bytes.CutPrefix(line, []byte(relayHello))
+func parseHello(line []byte, prefix string) (version int, ok bool) {
+	text, ok := bytes.CutPrefix(line, []byte(prefix))
 	if !ok || len(text) < 2 || text[len(text)-1] != '\n' {
 		return 0, false
 	}
@@ -93,9 +100,13 @@ func parseHello(line []byte) (version int, ok bool) {
 }
 
 const (
-	// RelayStreamWindow is how much of one stream may be under way in one direction. It bounds a
-	// stream's throughput over distance, and what a stream nobody reads costs in memory.
-	RelayStreamWindow = 4 << 20
+	// MaxRelayWindow is the largest window of a stream: how much of it may be under way in one direction.
+	// The window is minRelayWindow and what relayRate needs for the round trip. It bounds a stream's
+	// throughput over distance, what a stream nobody reads costs in memory, and how long a bulk transfer
+	// holds up its neighbours: docs/adr/0007 has the measurements.
+	MaxRelayWindow = 4 << 20
+	minRelayWindow = 512 << 10
+	relayRate      = 80 << 20 // bytes per second
 	// RelayBacklog is how many streams may wait to be answered.
 	RelayBacklog = 1024
 	// relayWriteTimeout ends a relay whose other end takes nothing. Who finds the dead is the keepalive,
@@ -103,14 +114,21 @@ const (
 	relayWriteTimeout = 2 * time.Minute
 )
 
-// RelayConfig returns the yamux configuration of both ends. yamux's own keepalive is off: it takes a peer
-// that is busy for a dead one.
-func RelayConfig() *yamux.Config {
+// RelayWindow returns the window of streams over a round trip of rtt.
+func RelayWindow(rtt time.Duration) uint32 {
+	window := minRelayWindow + relayRate*min(max(rtt, 0), time.Second).Seconds()
+	return uint32(min(window, MaxRelayWindow))
+}
+
+// RelayConfig returns the yamux configuration of both ends, but for the window of what they receive: the
+// manager, which knows the round trip, has RelayWindow, the relay MaxRelayWindow. yamux's own keepalive is
+// off: it takes a peer that is busy for a dead one.
+func RelayConfig(window uint32) *yamux.Config {
 	cfg := yamux.DefaultConfig()
 	cfg.AcceptBacklog = RelayBacklog
 	cfg.EnableKeepAlive = false
 	cfg.ConnectionWriteTimeout = relayWriteTimeout
-	cfg.MaxStreamWindowSize = RelayStreamWindow
+	cfg.MaxStreamWindowSize = window
 	cfg.StreamOpenTimeout = 0 // the answer to each request has the caller's own bound
 	cfg.LogOutput = io.Discard
 	return cfg

@@ -3,6 +3,7 @@ package wire
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -82,7 +83,7 @@ func AppendRelayStart(b []byte, r RelayStart) ([]byte, error) {
 func AppendRelayConnect(b []byte, r RelayConnect) ([]byte, error) {
 	return appendMessage(b, relayConnect, func(body *cryptobyte.Builder) {
 		addString(body, r.Path)
-		body.AddUint32(uint32(min(max(r.Wait.Milliseconds(), 0), 1<<31)))
+		body.AddUint32(uint32(min(max(r.Wait.Milliseconds(), 0), math.MaxUint32)))
 	})
 }
 

@@ -1,0 +1,209 @@
+package bench
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// A far is what bridges lead to: a socket on the VM that does what it is asked. It lies where those of
+// builds do.
+//
+// A request is one byte, what to do, and eight for how much.
+type far struct {
+	path string
+	sent atomic.Int64 // bytes that were sent by flood
+
+	wg    sync.WaitGroup
+	mu    sync.Mutex // guards the following
+	conns map[net.Conn]struct{}
+	done  bool
+}
+
+const (
+	farDown = 'd' // send so many bytes
+	farUp   = 'u' // take so many bytes, then send one
+	farEcho = 'e' // send so many bytes back
+
+	farRequest = 9
+	// farMost is a number of bytes that is never reached.
+	farMost = 1 << 62
+)
+
+// newFar starts the other end of bridges to v.
+func newFar(b *testing.B, v *vm) *far {
+	b.Helper()
+	path, err := wire.SocketPath(v.tmp, wire.BuildID(rand.Text()))
+	require.NoError(b, err)
+	require.NoError(b, os.MkdirAll(filepath.Dir(path), 0o700))
+	// As serve does: a directory that nobody holds locked may be swept.
+	lock, err := os.Open(filepath.Dir(path))
+	require.NoError(b, err)
+	b.Cleanup(func() { lock.Close() })
+	require.NoError(b, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	listener, err := net.Listen("unix", path)
+	require.NoError(b, err)
+	f := &far{path: path, conns: make(map[net.Conn]struct{})}
+	f.wg.Go(func() { f.accept(listener) })
+	b.Cleanup(func() {
+		listener.Close()
+		f.close()
+	})
+	return f
+}
+
+func (f *far) accept(listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		if !f.add(conn) {
+			conn.Close()
+			return
+		}
+		f.wg.Go(func() {
+			defer f.remove(conn)
+			f.serve(conn)
+		})
+	}
+}
+
+func (f *far) add(conn net.Conn) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.done {
+		f.conns[conn] = struct{}{}
+	}
+	return !f.done
+}
+
+func (f *far) remove(conn net.Conn) {
+	conn.Close()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.conns, conn)
+}
+
+// close ends all connections and waits for them.
+func (f *far) close() {
+	f.mu.Lock()
+	f.done = true
+	for conn := range f.conns {
+		conn.Close()
+	}
+	f.mu.Unlock()
+	f.wg.Wait()
+}
+
+// serve does what it is asked until the connection ends.
+func (f *far) serve(conn net.Conn) {
+	buf := make([]byte, 64<<10)
+	for {
+		if _, err := io.ReadFull(conn, buf[:farRequest]); err != nil {
+			return
+		}
+		n := int64(binary.BigEndian.Uint64(buf[1:]))
+		var err error
+		switch buf[0] {
+		case farDown:
+			err = send(countingWriter{conn, &f.sent}, n, buf)
+		case farUp:
+			if err = receive(conn, n, buf); err == nil {
+				_, err = conn.Write(buf[:1])
+			}
+		case farEcho:
+			if _, err = io.ReadFull(conn, buf[:n]); err == nil {
+				_, err = conn.Write(buf[:n])
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+type countingWriter struct {
+	io.Writer
+	n *atomic.Int64
+}
+
+func (w countingWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.n.Add(int64(n))
+	return n, err
+}
+
+func send(to io.Writer, n int64, buf []byte) error {
+	for n > 0 {
+		m, err := to.Write(buf[:min(n, int64(len(buf)))])
+		if err != nil {
+			return err
+		}
+		n -= int64(m)
+	}
+	return nil
+}
+
+func receive(from io.Reader, n int64, buf []byte) error {
+	for n > 0 {
+		m, err := from.Read(buf[:min(n, int64(len(buf)))])
+		n -= int64(m)
+		if err != nil && n > 0 {
+			if errors.Is(err, io.EOF) {
+				return io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// ask sends a request of a far.
+func ask(to io.Writer, what byte, n int64) error {
+	_, err := to.Write(binary.BigEndian.AppendUint64([]byte{what}, uint64(n)))
+	return err
+}
+
+// down moves n bytes from the VM.
+func down(s io.ReadWriter, n int64) error {
+	if err := ask(s, farDown, n); err != nil {
+		return err
+	}
+	return receive(s, n, make([]byte, 256<<10))
+}
+
+// up moves n bytes to the VM.
+func up(s io.ReadWriter, n int64) error {
+	if err := ask(s, farUp, n); err != nil {
+		return err
+	}
+	if err := send(s, n, make([]byte, 64<<10)); err != nil {
+		return err
+	}
+	return receive(s, 1, make([]byte, 1))
+}
+
+// ping sends 64 bytes there and back.
+func ping(s io.ReadWriter) error {
+	const size = 64
+	message := make([]byte, farRequest+size)
+	message[0] = farEcho
+	binary.BigEndian.PutUint64(message[1:], size)
+	if _, err := s.Write(message); err != nil {
+		return err
+	}
+	return receive(s, size, message)
+}

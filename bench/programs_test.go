@@ -1,0 +1,58 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// programs are what the benchmarks run. TestMain removes them.
+var programs builds
+
+// builds builds programs, each once.
+type builds struct {
+	mu   sync.Mutex // guards the following
+	dir  string
+	path map[string]string // by target
+}
+
+// stepmux returns the path of the program, built as for a release.
+func stepmux(b *testing.B) string { return programs.build(b, "github.com/stepmux/stepmux/cmd/stepmux") }
+
+// empty returns the path of a program that does nothing.
+func empty(b *testing.B) string { return programs.build(b, "./testdata/empty") }
+
+// iocopy returns the path of a proxy that is written in the obvious way.
+func iocopy(b *testing.B) string { return programs.build(b, "./testdata/iocopy") }
+
+func (p *builds) build(b *testing.B, target string) string {
+	b.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if path := p.path[target]; path != "" {
+		return path
+	}
+	if p.dir == "" {
+		dir, err := os.MkdirTemp("", "bench") //nolint:usetesting // outlives the benchmark
+		require.NoError(b, err)
+		p.dir, p.path = dir, make(map[string]string)
+	}
+	path := filepath.Join(p.dir, filepath.Base(target))
+	cmd := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", path, target)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(b, err, "build %s: %s", target, out)
+	p.path[target] = path
+	return path
+}
+
+func (p *builds) remove() {
+	if err := os.RemoveAll(p.dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+}

@@ -1,0 +1,4 @@
+// Command empty does nothing.
+package main
+
+func main() {}

@@ -1,0 +1,211 @@
+package mux
+
+import (
+	"io"
+	"sync"
+)
+
+const (
+	// chunkSize is how much a stream hands to the SSH library at once: the largest packet it and
+	// OpenSSH exchange.
+	chunkSize = 32 << 10
+	// idleChunk is the size of the buffer that waits for the peer's first byte, small because idle
+	// streams are many.
+	idleChunk = 512
+)
+
+// chunks holds buffers of chunkSize.
+var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
+
+// channelStream is a Stream over an SSH channel.
+//
+// The SSH library's own Read and Write can only be woken by the peer, so each direction has a
+// goroutine, started by its first use, that Close need not wait for and the Conn's Close does.
+type channelStream struct {
+	*channel
+
+	readOnce sync.Once
+	filled   chan piece    // from the reader goroutine
+	spent    chan struct{} // to it: the piece is used up
+	current  piece         // owned by Read
+
+	writeOnce sync.Once
+	out       chan outPiece // to the writer goroutine
+	written   chan error    // from it, one for each outPiece
+
+	closeWrite sync.Once
+}
+
+// piece is what one read of the channel gave.
+type piece struct {
+	data []byte
+	err  error
+}
+
+// outPiece is what the writer goroutine shall send: n bytes of buf, which it gives back, or, without a
+// buf, the end of the stream. One goroutine does both because the library allows no other.
+type outPiece struct {
+	buf *[chunkSize]byte
+	n   int
+}
+
+func newChannelStream(ch *channel) *channelStream {
+	return &channelStream{
+		channel: ch,
+		filled:  make(chan piece),
+		spent:   make(chan struct{}, 1),
+		out:     make(chan outPiece),
+		written: make(chan error),
+	}
+}
+
+// Read reads what the other end sent. See [Stream] for its errors.
+func (s *channelStream) Read(p []byte) (int, error) {
+	s.readOnce.Do(func() {
+		if !s.conn.spawn(s.readLoop) {
+			close(s.filled)
+		}
+	})
+	for len(s.current.data) == 0 {
+		if s.current.err != nil {
+			return 0, s.current.err
+		}
+		select {
+		case next, ok := <-s.filled:
+			if !ok {
+				next.err = s.conn.ended("read")
+			}
+			s.current = next
+		case <-s.closed:
+			return 0, s.readError(io.EOF)
+		}
+	}
+	n := copy(p, s.current.data)
+	s.current.data = s.current.data[n:]
+	if len(s.current.data) == 0 && s.current.err == nil {
+		s.spent <- struct{}{}
+	}
+	return n, nil
+}
+
+// readLoop reads the channel ahead by one piece, in small pieces while little comes.
+func (s *channelStream) readLoop() {
+	var small [idleChunk]byte
+	var large *[chunkSize]byte
+	defer func() {
+		if large != nil {
+			chunks.Put(large)
+		}
+	}()
+	buf := small[:]
+	for {
+		n, err := s.ssh.Read(buf)
+		if err != nil {
+			err = s.readError(err)
+		}
+		select {
+		case s.filled <- piece{buf[:n], err}:
+		case <-s.closed:
+			return
+		}
+		if err != nil {
+			return
+		}
+		select {
+		case <-s.spent:
+		case <-s.closed:
+			return
+		}
+		switch {
+		case n == len(buf) && large == nil:
+			large = chunks.Get().(*[chunkSize]byte)
+			buf = large[:]
+		case n <= idleChunk && large != nil:
+			chunks.Put(large)
+			large, buf = nil, small[:]
+		}
+	}
+}
+
+// Write sends p. It returns when the SSH library has taken all of it, which waits for the window the
+// other end grants.
+func (s *channelStream) Write(p []byte) (int, error) {
+	total := 0
+	for len(p) > 0 {
+		piece := outPiece{buf: chunks.Get().(*[chunkSize]byte)}
+		piece.n = copy(piece.buf[:], p)
+		if err := s.send(piece); err != nil {
+			return total, s.sendError("write", err)
+		}
+		total += piece.n
+		p = p[piece.n:]
+	}
+	return total, nil
+}
+
+// CloseWrite tells the other end that no more comes, after what Write has sent; reading goes on.
+// Idempotent.
+func (s *channelStream) CloseWrite() error {
+	var err error
+	s.closeWrite.Do(func() {
+		if err = s.send(outPiece{}); err != nil {
+			err = s.sendError("close write", err)
+		}
+	})
+	return err
+}
+
+// send passes a piece to the writer goroutine and waits for its word.
+func (s *channelStream) send(piece outPiece) error {
+	s.writeOnce.Do(func() { s.conn.spawn(s.writeLoop) }) // if not spawned, the connection is done
+	select {
+	case s.out <- piece:
+	case <-s.closed:
+		return s.unsent(piece)
+	case <-s.gone:
+		return s.unsent(piece)
+	case <-s.conn.done:
+		return s.unsent(piece)
+	}
+	// From here the buffer is the writer's: it may still read it when Close has woken us.
+	select {
+	case err := <-s.written:
+		return err
+	case <-s.closed:
+		return io.EOF
+	}
+}
+
+func (s *channelStream) unsent(piece outPiece) error {
+	if piece.buf != nil {
+		chunks.Put(piece.buf)
+	}
+	return io.EOF
+}
+
+// writeLoop hands pieces to the SSH library until the stream is closed.
+func (s *channelStream) writeLoop() {
+	for {
+		select {
+		case piece := <-s.out:
+			select {
+			case s.written <- s.transmit(piece):
+			case <-s.closed:
+				return
+			}
+		case <-s.closed:
+			return
+		case <-s.gone:
+			return
+		}
+	}
+}
+
+func (s *channelStream) transmit(piece outPiece) error {
+	if piece.buf == nil {
+		return s.ssh.CloseWrite()
+	}
+	_, err := s.ssh.Write(piece.buf[:piece.n])
+	chunks.Put(piece.buf)
+	return err
+}

@@ -1,0 +1,338 @@
+package mux_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// startBy starts a process by way of s.
+func startBy(t testing.TB, s starter, line string, stderr io.Writer) *mux.Process {
+	t.Helper()
+	p, err := s.Start(sshtest.Within(t), mux.Command{Line: line, Stderr: stderr})
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		conn := dial(t, s)
+		r := relay(t, conn)
+		require.Same(t, r, relay(t, conn), "one for all")
+		var wg sync.WaitGroup
+		for i := range 100 {
+			wg.Go(func() {
+				p, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"sh", "-c", "cat; exit $0", strconv.Itoa(i)}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer p.Close()
+				_, _ = fmt.Fprint(p, i)
+				_ = p.CloseWrite()
+				out, err := io.ReadAll(p)
+				exit := (*mux.ExitError)(nil)
+				errors.As(p.Wait(sshtest.Within(t)), &exit)
+				if err != nil || string(out) != strconv.Itoa(i) || i > 0 && (exit == nil || exit.Status != i) {
+					t.Errorf("process %d: %q, %v, %v", i, out, err, exit)
+				}
+			})
+		}
+		wg.Wait()
+		require.Equal(t, 1, conn.Stat().Sessions.Peak)
+		require.Zero(t, conn.Stat().Sessions.Refused)
+		require.Equal(t, 1, s.TotalConns())
+		eventually(t, func() bool { return conn.Stat().Relayed == 0 && r.Streams() == 0 })
+	})
+}
+
+func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
+	// Neither is read while the other floods, and yet all of it comes.
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	var stderr bytes.Buffer
+	p := startBy(t, r, "head -c 3000000 /dev/zero >&2; echo out; head -c 3000000 /dev/zero; exit 7", &stderr)
+	out, err := io.ReadAll(p)
+	require.NoError(t, err)
+	require.Len(t, out, 3000004)
+	exit := (*mux.ExitError)(nil)
+	require.ErrorAs(t, p.Wait(sshtest.Within(t)), &exit)
+	require.Equal(t, 7, exit.Status)
+	require.Equal(t, 3000000, stderr.Len())
+}
+
+func TestRelayProcessThatNobodyReadsStillTellsItsEnd(t *testing.T) {
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	stuck := make(chan struct{})
+	p := startBy(t, r, "echo one >&2; echo two", writerFunc(func([]byte) { <-stuck }))
+	out, err := io.ReadAll(p)
+	require.NoError(t, err)
+	require.Equal(t, "two\n", string(out), "a stderr that blocks holds up only itself")
+	close(stuck)
+	require.NoError(t, p.Wait(sshtest.Within(t)))
+}
+
+type writerFunc func(p []byte)
+
+func (f writerFunc) Write(p []byte) (int, error) {
+	f(p)
+	return len(p), nil
+}
+
+func TestRelayProcessHasTheDirectoryAndEnvironmentItIsGiven(t *testing.T) {
+	conn := dial(t, sshtest.OpenSSH(t))
+	dir := t.TempDir()
+	for name, s := range map[string]starter{"session": conn, "relay": relay(t, conn)} {
+		for form, cmd := range map[string]mux.Command{
+			"argv": {Argv: []string{"sh", "-c", `pwd; echo "$A b"`}},
+			"line": {Line: `pwd; echo "$A b"`},
+		} {
+			cmd.Dir, cmd.Env = dir, []string{"A=it's"}
+			p, err := s.Start(sshtest.Within(t), cmd)
+			require.NoError(t, err)
+			out, err := io.ReadAll(p)
+			require.NoError(t, err)
+			require.Equal(t, dir+"\nit's b\n", string(out), "%s, %s", name, form)
+			require.NoError(t, p.Wait(sshtest.Within(t)))
+			require.NoError(t, p.Close())
+		}
+	}
+}
+
+func TestRelayRefusesWhatIsNotThere(t *testing.T) {
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	refused := (*mux.RefusedError)(nil)
+	_, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"/no/such/program"}})
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, mux.RefusedNotFound, refused.Reason)
+	_, err = r.Start(sshtest.Within(t), mux.Command{Argv: []string{"true"}, Dir: "/no/such/dir"})
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, mux.RefusedNotFound, refused.Reason)
+	_, err = r.DialUnix(sshtest.Within(t), "/var/run/docker.sock")
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, mux.RefusedForbidden, refused.Reason)
+	_, err = r.DialUnix(sshtest.Within(t), filepath.Join(relayTemp(t), "gitlab-runner-steps", "gone", "step-runner.sock"))
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, mux.RefusedNotFound, refused.Reason)
+	require.NoError(t, r.Err())
+	require.Zero(t, r.Streams())
+}
+
+func TestRelayProcessEndsWithItsClose(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		r := relay(t, dial(t, s))
+		p := startBy(t, r, "echo $$; trap '' TERM; while :; do sleep 1000; done", nil)
+		pid := readPID(t, p)
+		require.NoError(t, p.Close())
+		receive(t, p.Exited())
+		eventually(t, func() bool { return !isRunning(pid) })
+		require.NoError(t, r.Err())
+	})
+}
+
+func TestRelaySignals(t *testing.T) {
+	r := relay(t, dial(t, sshtest.OpenSSH(t)))
+	p := startBy(t, r, "echo ready; exec sleep 1000", nil)
+	_, err := io.ReadFull(p, make([]byte, 6))
+	require.NoError(t, err)
+	require.NoError(t, p.Signal("TERM"))
+	exit := (*mux.ExitError)(nil)
+	require.ErrorAs(t, p.Wait(sshtest.Within(t)), &exit)
+	require.Equal(t, "TERM", exit.Signal)
+}
+
+func TestDialReadyTravelsWithTheStart(t *testing.T) {
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	path := buildSocket(t)
+	dialed := inBackground(func() error {
+		s, err := r.DialReady(sshtest.Within(t), path)
+		if err == nil {
+			err = s.Close()
+		}
+		return err
+	})
+	listenAt(t, path, echo)
+	p, err := r.Start(sshtest.Within(t), mux.Command{
+		Argv:  []string{"sh", "-c", `echo "step-runner is listening on socket $0" >&2; exec cat`, path},
+		Ready: path,
+	})
+	require.NoError(t, err)
+	defer p.Close()
+	require.NoError(t, receive(t, dialed))
+}
+
+func TestDialReadySaysThatTheProcessHasEnded(t *testing.T) {
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	path := buildSocket(t)
+	p, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"sh", "-c", "sleep 0.1; exit 3"}, Ready: path})
+	require.NoError(t, err)
+	defer p.Close()
+	refused := (*mux.RefusedError)(nil)
+	_, err = r.DialReady(sshtest.Within(t), path)
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, mux.RefusedNotReady, refused.Reason)
+}
+
+func TestRelayRequestsEndWithTheirContext(t *testing.T) {
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	ctx, cancel := context.WithCancel(t.Context())
+	dialed := inBackground(func() error {
+		_, err := r.DialReady(ctx, buildSocket(t))
+		return err
+	})
+	eventually(t, func() bool { return r.Streams() == 1 })
+	cancel()
+	require.ErrorIs(t, receive(t, dialed), context.Canceled)
+	eventually(t, func() bool { return r.Streams() == 0 })
+	_, err := r.Start(ctx, mux.Command{Line: "true"})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, r.Err())
+}
+
+func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		conn := dial(t, s)
+		r := relay(t, conn)
+		p := startBy(t, r, "echo $PPID; echo $$; exec sleep 1000", nil)
+		relayPID, child := readPID(t, p), readPID(t, p)
+		stream, err := r.DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), echo))
+		require.NoError(t, err)
+		defer stream.Close()
+		read := inBackground(func() error {
+			_, err := stream.Read(make([]byte, 1))
+			return err
+		})
+		require.NoError(t, syscall.Kill(relayPID, syscall.SIGKILL))
+		requireRelayLost(t, receive(t, read))
+		_, err = stream.Write([]byte("x"))
+		requireRelayLost(t, err)
+		requireRelayLost(t, p.Wait(sshtest.Within(t)))
+		_, err = r.Start(sshtest.Within(t), mux.Command{Line: "true"})
+		requireRelayLost(t, err)
+		receive(t, r.Done())
+		requireRelayLost(t, r.Err())
+		eventually(t, func() bool { return !isRunning(child) })
+		require.NoError(t, conn.Err(), "the connection has nothing to do with it")
+
+		again := relay(t, conn)
+		require.NotSame(t, r, again)
+		require.NoError(t, startBy(t, again, "true", nil).Wait(sshtest.Within(t)))
+	})
+}
+
+func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
+	for name, test := range map[string]struct {
+		line string
+		exit int
+		want string
+	}{
+		"missing":              {"/no/such/stepmux steps relay", 127, "not found"},
+		"without that command": {"echo 'unknown command relay' >&2; exit 2", 2, "unknown command relay"},
+		"silent end":           {"exit 0", 0, "did not start"},
+		"another program":      {"echo hello world; head -n 1", 0, "hello world"},
+		"another version":      {"read -r x; echo stepmux-relay/77; exec cat >/dev/null", 0, "speaks version 77"},
+		"a flood":              {"yes", 0, "no relay's hello"},
+		"hello, then garbage":  {"echo stepmux-relay/1; yes", 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+			r, err := conn.Relay(sshtest.Within(t), mux.Command{Line: test.line})
+			if test.want == "" {
+				require.NoError(t, err)
+				receive(t, r.Done())
+				err = r.Err()
+				test.want = "makes no sense"
+			}
+			failed := (*mux.RelayError)(nil)
+			require.ErrorAs(t, err, &failed)
+			require.Equal(t, test.exit, failed.ExitCode)
+			require.ErrorContains(t, err, test.want)
+			require.NoError(t, conn.Err())
+			require.NoError(t, start(t, conn, "true", nil).Wait(sshtest.Within(t)), "the connection goes on")
+		})
+	}
+}
+
+func TestARelaysGreetingShellIsNoTrouble(t *testing.T) {
+	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	cmd := relayCommand(t)
+	cmd.Line, cmd.Argv = "echo 'Welcome to Debian'; printf '$ '; exec "+strings.Join(cmd.Argv, " "), nil
+	r, err := conn.Relay(sshtest.Within(t), cmd)
+	require.NoError(t, err)
+	require.NoError(t, startBy(t, r, "true", nil).Wait(sshtest.Within(t)))
+}
+
+func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
+	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := startBy(t, relay(t, conn), "exec cat", nil)
+	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
+	eventually(t, func() bool {
+		_, err := conn.Start(sshtest.Within(t), mux.Command{Line: "true"})
+		return errors.Is(err, mux.ErrClosed)
+	})
+	_, err := p.Write([]byte("still here"))
+	require.NoError(t, err)
+	_, err = io.ReadFull(p, make([]byte, 10))
+	require.NoError(t, err)
+	require.NoError(t, p.Close())
+	require.NoError(t, receive(t, down))
+}
+
+func TestManyRelayedStreamsCostLittle(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a thousand processes")
+	}
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	before := runtime.NumGoroutine()
+	const n = 200
+	for range n {
+		startBy(t, r, "exec cat", nil)
+	}
+	require.LessOrEqual(t, runtime.NumGoroutine()-before, 4*n)
+}
+
+// readPID reads a line with a number from p.
+func readPID(t testing.TB, p *mux.Process) int {
+	t.Helper()
+	var line []byte
+	for b := make([]byte, 1); ; {
+		_, err := io.ReadFull(p, b)
+		require.NoError(t, err)
+		if b[0] == '\n' {
+			break
+		}
+		line = append(line, b[0])
+	}
+	pid, err := strconv.Atoi(string(line))
+	require.NoError(t, err)
+	return pid
+}
+
+// isRunning reports whether a process lives, other than as a zombie.
+func isRunning(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func requireRelayLost(t testing.TB, err error) {
+	t.Helper()
+	lost := (*mux.RelayError)(nil)
+	require.ErrorAs(t, err, &lost)
+	require.NotErrorIs(t, err, io.EOF, "a loss must not look like an end")
+}

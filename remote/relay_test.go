@@ -1,0 +1,312 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/yamux"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+func TestRelayEndsWithItsStdin(t *testing.T) {
+	r := startRelay(t)
+	r.sh(t, "cat")
+	require.NoError(t, r.stdin.Close())
+	r.requireExit(t, 0, "")
+}
+
+func TestRelayLeavesNothingWhenItsStdinEnds(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, r *relayed){
+		"stdin": func(t *testing.T, r *relayed) { require.NoError(t, r.stdin.Close()) },
+		"SIGTERM": func(t *testing.T, r *relayed) {
+			require.NoError(t, r.cmd.Process.Signal(unix.SIGTERM))
+		},
+		"half a frame": func(t *testing.T, r *relayed) {
+			_, err := r.stdin.Write([]byte{0, 0, 0})
+			require.NoError(t, err)
+			require.NoError(t, r.stdin.Close())
+		},
+		"nonsense": func(t *testing.T, r *relayed) {
+			_, err := r.stdin.WriteString(repeat(100))
+			require.NoError(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := launchRelay(t, 50*time.Millisecond)
+			r.manager = manage(t, r.stdin, r.stdout(t))
+			var pids []int
+			for _, script := range []string{
+				`echo $$; exec sleep 1000`,
+				`trap '' TERM HUP; echo $$; while :; do sleep 0.01; done`,
+				`trap '' TERM; setsid sh -c 'echo $$; sleep 1000 & setsid sleep 1000' & wait`,
+				`echo $$; yes`,
+				`kill -STOP $$ & echo $$; wait; sleep 1000`,
+			} {
+				c := r.sh(t, script)
+				pids = append(pids, c.pid(t))
+			}
+			_, path := listenIn(t, r.tmp, "b")
+			r.connectReq(t, wire.RelayConnect{Path: path}).granted(t)
+			r.connectReq(t, wire.RelayConnect{Path: socketIn(t, r.tmp, "c"), Wait: time.Hour})
+			pids = append(pids, atois(r.children(t))...)
+			require.GreaterOrEqual(t, len(pids), 10)
+			end(t, r)
+			<-r.exited
+			for _, pid := range pids {
+				require.False(t, running(pid))
+			}
+			if code := r.cmd.ProcessState.ExitCode(); name == "nonsense" {
+				require.Equal(t, 1, code)
+				require.Contains(t, r.stderr.String(), "relay: what came on stdin makes no sense")
+			} else if name != "SIGTERM" {
+				require.Equal(t, 0, code, "%s", r.stderr)
+			}
+		})
+	}
+}
+
+func atois(texts []string) (all []int) {
+	for _, text := range texts {
+		var n int
+		if _, err := fmt.Sscan(text, &n); err == nil {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+func TestRelayThatIsToldToEndSaysHowItsProcessesEnded(t *testing.T) {
+	r := startRelay(t)
+	c := r.sh(t, `trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done`)
+	require.Equal(t, "ready", c.line(t))
+	slow := r.sh(t, `trap : TERM; echo ready; while :; do sleep 0.01; done`)
+	require.Equal(t, "ready", slow.line(t))
+	waiting := r.connectReq(t, wire.RelayConnect{Path: socketIn(t, r.tmp, "c"), Wait: time.Hour})
+	require.Equal(t, "fine\n", r.sh(t, "echo fine").finish(t).out)
+
+	require.NoError(t, r.cmd.Process.Signal(unix.SIGTERM))
+	got := c.finish(t)
+	require.Equal(t, "bye\n", got.out)
+	require.Equal(t, wire.RelayExit{Status: 7}, got.exit)
+	waiting.refused(t, wire.RelayClosing, "about to end")
+	r.startReq(t, wire.RelayStart{Argv: []string{"true"}}).refused(t, wire.RelayClosing, "about to end")
+	r.connectReq(t, wire.RelayConnect{Path: socketIn(t, r.tmp, "c")}).refused(t, wire.RelayClosing, "about to end")
+	slow.send(t, wire.FrameSignal, "KILL")
+	require.Equal(t, "KILL", slow.finish(t).exit.Signal)
+	r.requireExit(t, 1, "relay: ")
+}
+
+func TestRelayThatIsKilledTakesItsProcessesAlong(t *testing.T) {
+	r := startRelay(t)
+	sleep := r.sh(t, "echo $$; exec sleep 1000")
+	pid := sleep.pid(t)
+	path := socketIn(t, r.tmp, "42")
+	c := r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Hour})
+	r.startReq(t, wire.RelayStart{
+		Argv: []string{os.Args[0], path}, Env: []string{roleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
+	}).granted(t)
+	c.granted(t)
+	require.NoError(t, r.cmd.Process.Kill())
+	<-r.exited
+	eventually(t, func() bool { return !running(pid) }, "by SIGTERM")
+	eventually(t, func() bool {
+		_, err := os.Lstat(filepath.Dir(path))
+		return errors.Is(err, os.ErrNotExist)
+	}, "serve removes its directory")
+}
+
+func TestRelaySweepsWhatAKilledServeLeft(t *testing.T) {
+	r := launchRelay(t, time.Minute)
+	base := filepath.Join(r.tmp, wire.SocketBase)
+	require.NoError(t, os.MkdirAll(filepath.Join(base, "dead", "work"), 0o700))
+	_, path := listenIn(t, r.tmp, "alive")
+	r.manager = manage(t, r.stdin, r.stdout(t))
+	eventually(t, func() bool { return fmt.Sprint(names(t, base)) == "[alive]" }, "swept")
+	require.FileExists(t, path)
+}
+
+func TestRelayNotesWhatItCannotSweep(t *testing.T) {
+	r := launchRelay(t, time.Minute)
+	require.NoError(t, os.Symlink("/", filepath.Join(r.tmp, wire.SocketBase)))
+	r.manager = manage(t, r.stdin, r.stdout(t))
+	eventually(t, func() bool { return r.stderr.String() != "" }, "a notice")
+	require.Contains(t, r.stderr.String(), "is a symbolic link")
+	require.Equal(t, "fine\n", r.sh(t, "echo fine").finish(t).out, "and no more than that")
+}
+
+func TestRelayShakesHandsFirst(t *testing.T) {
+	for name, test := range map[string]struct {
+		hello, out, want string
+	}{
+		"garbage":         {"GET / HTTP/1.1\r\n", "", `"G" is none: the relay is started by a manager`},
+		"another version": {wire.ManagerHello(2), wire.RelayHello(1), "the manager speaks version 2 of the protocol, this program version 1"},
+		"a relay's hello": {wire.RelayHello(1), "", "started by a manager"},
+		"nothing":         {"", "", "stdin ended before a manager said hello"},
+		"half of it":      {"stepmux-man", "", "stdin ended before a manager said hello"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := launchRelay(t, time.Minute)
+			out := r.stdout(t)
+			_, err := r.stdin.WriteString(test.hello)
+			require.NoError(t, err)
+			require.NoError(t, r.stdin.Close())
+			said, err := io.ReadAll(out)
+			require.NoError(t, err)
+			require.Equal(t, test.out, string(said))
+			r.requireExit(t, 1, test.want)
+		})
+	}
+}
+
+// relayHere runs a relay in this process, which is to start nothing, and returns its manager's end, and its
+// error once it has ended.
+func relayHere(t testing.TB, ctx context.Context, limits relayLimits, fork forkExec) (in, out *os.File, ended <-chan error) { //nolint:revive // t first
+	t.Helper()
+	stdin, in, err := os.Pipe()
+	require.NoError(t, err)
+	out, stdout, err := os.Pipe()
+	require.NoError(t, err)
+	result := make(chan error, 1)
+	tmp := t.TempDir()
+	go func() {
+		defer stdin.Close()
+		defer stdout.Close()
+		result <- runRelay(ctx, Stdio{In: stdin, Out: stdout, Err: io.Discard}, RelayConfig{TempDir: tmp, Grace: -1}, limits, fork)
+	}()
+	t.Cleanup(func() {
+		in.Close()
+		out.Close()
+	})
+	return in, out, result
+}
+
+func startNothing(string, []string, *syscall.ProcAttr) (int, error) { return 0, unix.EPERM }
+
+func TestRelayEndsWithoutASignOfLife(t *testing.T) {
+	limits := defaultRelayLimits
+	limits.interval, limits.timeout = time.Millisecond, time.Millisecond
+	in, _, ended := relayHere(t, t.Context(), limits, startNothing)
+	_, err := in.WriteString(wire.ManagerHello(wire.RelayVersion)) // and nothing after it: no yamux that answers
+	require.NoError(t, err)
+	require.ErrorContains(t, <-ended, "relay: the manager gave no sign of life for")
+}
+
+func TestRelayLivesWithAManagerThatIsSilentAndAlive(t *testing.T) {
+	limits := defaultRelayLimits
+	limits.interval = time.Millisecond
+	in, out, ended := relayHere(t, t.Context(), limits, startNothing)
+	counted := &countingWriter{WriteCloser: in, enough: make(chan struct{}), left: 50}
+	manage(t, counted, out)
+	<-counted.enough // of answers to pings
+	require.Empty(t, ended)
+	require.NoError(t, in.Close())
+	require.NoError(t, <-ended)
+}
+
+// countingWriter counts writes.
+type countingWriter struct {
+	io.WriteCloser
+	mu     sync.Mutex // guards the following
+	left   int
+	enough chan struct{} // closed once left is 0
+}
+
+func (w *countingWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	if w.left--; w.left == 0 {
+		close(w.enough)
+	}
+	w.mu.Unlock()
+	return w.WriteCloser.Write(p)
+}
+
+func TestRelayEndsWithItsContext(t *testing.T) {
+	for name, hello := range map[string]string{"before the hello": "", "after the hello": wire.ManagerHello(wire.RelayVersion)} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			in, out, ended := relayHere(t, ctx, defaultRelayLimits, startNothing)
+			if hello != "" {
+				manage(t, in, out)
+			}
+			because := errors.New("SIGTERM")
+			cancel(because)
+			require.ErrorIs(t, <-ended, because)
+		})
+	}
+}
+
+func TestRelayEndsWhenItsStdoutDoes(t *testing.T) {
+	in, out, ended := relayHere(t, t.Context(), defaultRelayLimits, startNothing)
+	m := manage(t, in, nopCloser{out})
+	require.NoError(t, out.Close())
+	_, _ = m.session.OpenStream() // has to be answered
+	require.NoError(t, <-ended, "the manager has gone")
+}
+
+type nopCloser struct{ *os.File }
+
+func (nopCloser) Close() error { return nil }
+
+func TestRelayTakesSoManyStreamsAndNoMore(t *testing.T) {
+	limits := defaultRelayLimits
+	limits.streams = 2
+	in, out, ended := relayHere(t, t.Context(), limits, startNothing)
+	m := manage(t, in, out)
+	var open []*yamux.Stream
+	for range 2 {
+		s, err := m.session.OpenStream()
+		require.NoError(t, err)
+		open = append(open, s)
+	}
+	m.startReq(t, wire.RelayStart{Line: "true"}).refused(t, wire.RelayBusy, "as many streams as it takes")
+	require.NoError(t, open[0].Close())
+	eventually(t, func() bool {
+		c := m.startReq(t, wire.RelayStart{Line: "true"})
+		defer c.Close()
+		response, err := wire.ReadRelayResponse(c)
+		require.NoError(t, err)
+		return response.Code == wire.RelayFailed // of startNothing
+	}, "room again")
+	require.NoError(t, in.Close())
+	require.NoError(t, <-ended)
+}
+
+func TestRelayDoesNotWaitForARequestForEver(t *testing.T) {
+	limits := defaultRelayLimits
+	limits.request = time.Millisecond
+	in, out, ended := relayHere(t, t.Context(), limits, startNothing)
+	m := manage(t, in, out)
+	m.raw(t, []byte{1, 0, 0, 9, 0}).refused(t, wire.RelayInvalid, "no whole request came within 1ms")
+	require.NoError(t, in.Close())
+	require.NoError(t, <-ended)
+}
+
+func TestRelayNeedsAnAbsoluteTemporaryDirectory(t *testing.T) {
+	err := Relay(t.Context(), Stdio{}, RelayConfig{TempDir: "tmp"})
+	require.EqualError(t, err, `relay: temporary directory "tmp" is not an absolute path`)
+	require.ErrorContains(t, Relay(t.Context(), Stdio{}, RelayConfig{}), "stdin or stdout is missing")
+}
+
+func TestChildrenAreListedWithAndWithoutTheKernelsList(t *testing.T) {
+	cmd := role(t.Context(), "listen", filepath.Join(shortTemp(t), "s"))
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	require.Contains(t, listChildren(), cmd.Process.Pid)
+	require.Contains(t, scanChildren(), cmd.Process.Pid)
+	require.NoError(t, stdin.Close())
+	require.NoError(t, cmd.Wait())
+	require.NotContains(t, listChildren(), cmd.Process.Pid)
+	require.NotContains(t, scanChildren(), cmd.Process.Pid)
+}

@@ -1,0 +1,284 @@
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+const (
+	// outputPatience is how long the output of a process is still read after its exit, when processes it
+	// left behind hold it open.
+	outputPatience = 2 * time.Second
+	// pipeSize is how much a pipe holds (pipe(7)).
+	pipeSize = 64 << 10
+)
+
+// relayProcess is a process and the stream it was asked for by. Its goroutines are: the stream's own, which
+// sees to its end; one that takes the manager's frames; one for each of stdout and stderr; and one that feeds
+// stdin, once there is something.
+type relayProcess struct {
+	*relayStream
+	child          *child
+	stdin          *os.File
+	stdout, stderr *os.File
+	path           string       // of the socket it will listen on, if ready is not nil
+	ready          *readySocket // nil: none
+
+	input  input
+	feeder sync.WaitGroup
+	fed    bool // feeder runs; of the goroutine that takes frames
+
+	room struct{ stdout, stderr window } // how much the manager takes
+
+	gone  chan struct{} // closed once the manager's frames have ended and broke is set
+	broke error         // what was wrong with them, nil if the manager has closed the stream
+	over  chan struct{} // closed once the process and its output have ended
+}
+
+// start does a start request: it starts a process and carries its bytes until both are over.
+func (s *relayStream) start(request *wire.RelayStart) {
+	if !s.relay.beginProcess() {
+		s.answer(errClosing)
+		return
+	}
+	defer s.relay.processes.Done()
+	p := &relayProcess{relayStream: s, path: request.Ready, gone: make(chan struct{}), over: make(chan struct{})}
+	if p.path != "" {
+		p.ready = s.relay.sockets.own(p.path)
+	}
+	if err := p.exec(request); err != nil {
+		p.disown(err)
+		s.answer(err)
+		return
+	}
+	s.answer(nil)
+	p.run()
+}
+
+// exec starts the process, with pipes as its stdio. The error is a refusal.
+func (p *relayProcess) exec(request *wire.RelayStart) error {
+	c, err := newRelayCommand(request)
+	if err != nil {
+		return err
+	}
+	var ours, theirs [3]int
+	for i := range ours {
+		var ends [2]int
+		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+			closeAll(append(ours[:i:i], theirs[:i]...))
+			return c.refusal(err)
+		}
+		ours[i], theirs[i] = ends[0], ends[1]
+		if i == 0 {
+			ours[i], theirs[i] = ends[1], ends[0]
+		}
+	}
+	p.child, err = p.relay.children.start(c.program, c.argv, c.attr(theirs))
+	closeAll(theirs[:])
+	if err != nil {
+		closeAll(ours[:])
+		return c.refusal(err)
+	}
+	p.stdin, p.stdout, p.stderr = pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2])
+	return nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// pipeFile returns fd as a file on which a goroutine waits, not a thread.
+func pipeFile(fd int) *os.File {
+	_ = unix.SetNonblock(fd, true) // fails for no pipe
+	return os.NewFile(uintptr(fd), "pipe")
+}
+
+// run sees the process to its end, and all it left behind in its group.
+func (p *relayProcess) run() {
+	p.input.init()
+	p.room.stdout.init()
+	p.room.stderr.init()
+	var frames sync.WaitGroup
+	frames.Go(p.takeFrames)
+	output := make(chan struct{})
+	go func() { // waited for below
+		defer close(output)
+		p.carryOutput()
+	}()
+	select {
+	case <-p.child.exited:
+	case <-p.gone:
+		p.end()
+	case <-p.relay.closing:
+		p.end()
+	}
+	p.drain(output)
+	close(p.over)
+	p.disown(errors.New("it has ended"))
+	p.input.close()
+	p.stdin.Close()
+	p.wake()
+	frames.Wait()
+	p.feeder.Wait()
+	p.stdout.Close()
+	p.stderr.Close()
+	if p.broke == nil && isClosed(p.child.exited) {
+		_ = p.write(exitOf(p.child.status).Append(nil)) // the manager may have gone
+	}
+}
+
+// end ends the process: its stdin, SIGTERM to its group, after the grace SIGKILL to what is left. It waits for
+// what cannot be killed until that is abandoned.
+func (p *relayProcess) end() {
+	r := p.relay
+	p.disown(errors.New("it is being ended"))
+	p.input.close()
+	p.stdin.Close()
+	if r.grace > 0 {
+		r.children.signal(p.child, unix.SIGTERM)
+		timer := time.NewTimer(r.grace)
+		defer timer.Stop()
+		select {
+		case <-p.child.alone:
+			return
+		case <-timer.C:
+		}
+	}
+	r.children.signal(p.child, unix.SIGKILL)
+	select {
+	case <-p.child.exited:
+	case <-r.abandoned:
+	}
+}
+
+// drain waits until the output has ended, or for a moment if processes that were left behind hold it open,
+// and kills what is left of the process group.
+func (p *relayProcess) drain(output <-chan struct{}) {
+	timer := time.NewTimer(outputPatience)
+	defer timer.Stop()
+	select {
+	case <-output:
+	case <-timer.C:
+	}
+	p.relay.children.signal(p.child, unix.SIGKILL)
+	// What is there now is still sent.
+	_ = p.stdout.SetReadDeadline(time.Unix(1, 0)) // never fails for a pipe
+	_ = p.stderr.SetReadDeadline(time.Unix(1, 0))
+	<-output
+}
+
+// disown takes note that the process does not come to listen any more.
+func (p *relayProcess) disown(why error) {
+	if p.ready != nil {
+		p.relay.sockets.disown(p.path, p.ready, fmt.Errorf("the process that was to listen on %s does not: %w", p.path, why))
+	}
+}
+
+// takeFrames takes the manager's frames until the process is over or they end.
+func (p *relayProcess) takeFrames() {
+	defer func() {
+		if !isClosed(p.over) { // perhaps nobody reads any more
+			_ = p.raw.SetWriteDeadline(time.Now().Add(p.relay.grace + outputPatience)) // never fails
+		}
+		close(p.gone)
+	}()
+	for !isClosed(p.over) {
+		kind, n, err := p.next()
+		if err == nil {
+			err = p.take(kind, n)
+		}
+		if errors.Is(err, wire.ErrRelayProtocol) {
+			p.broke = err
+			p.relay.log.printf("ended process %d: %v", p.child.pid, err)
+			_ = p.raw.Close() // an error means that the session has ended
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// take takes one frame, of which n bytes are to come.
+func (p *relayProcess) take(kind wire.RelayFrame, n int) error {
+	if kind == wire.FrameData {
+		f := getFrame()
+		defer frames.Put(f)
+		if _, err := io.ReadFull(p.in, f[:n]); err != nil {
+			return err
+		}
+		return p.giveInput(f[:n])
+	}
+	if n > idleBuffer {
+		return fmt.Errorf("%w: a frame %q of %d bytes to a process", wire.ErrRelayProtocol, kind, n)
+	}
+	payload, err := wire.ReadFramePayload(p.in, n)
+	if err != nil {
+		return err
+	}
+	switch {
+	case kind == wire.FrameCredit:
+		return p.takeCredit(payload)
+	case kind == wire.FrameSignal:
+		p.signal(string(payload))
+		return nil
+	case kind == wire.FrameEnd && n == 0:
+		return p.giveInput(nil)
+	default:
+		return fmt.Errorf("%w: a frame %q of %d bytes to a process", wire.ErrRelayProtocol, kind, n)
+	}
+}
+
+func (p *relayProcess) takeCredit(payload []byte) error {
+	credit, err := wire.ParseRelayCredit(payload)
+	if err != nil {
+		return err
+	}
+	if credit.Kind == wire.FrameStderr {
+		return p.room.stderr.grow(int(credit.N))
+	}
+	return p.room.stdout.grow(int(credit.N))
+}
+
+// signals are those of RFC 4254, section 6.10.
+var signals = map[string]syscall.Signal{
+	"ABRT": unix.SIGABRT, "ALRM": unix.SIGALRM, "FPE": unix.SIGFPE, "HUP": unix.SIGHUP, "ILL": unix.SIGILL,
+	"INT": unix.SIGINT, "KILL": unix.SIGKILL, "PIPE": unix.SIGPIPE, "QUIT": unix.SIGQUIT, "SEGV": unix.SIGSEGV,
+	"TERM": unix.SIGTERM, "USR1": unix.SIGUSR1, "USR2": unix.SIGUSR2,
+}
+
+// signal sends a signal to the process group. One that is not known is ignored, as SSH has it.
+func (p *relayProcess) signal(name string) {
+	if sig, ok := signals[name]; ok {
+		p.relay.children.signal(p.child, sig)
+		return
+	}
+	p.relay.log.printf("ignored a signal %.32q for process %d: there is none of that name", name, p.child.pid)
+}
+
+// exitOf returns how a process ended in the form the manager knows.
+func exitOf(status syscall.WaitStatus) wire.RelayExit {
+	if !status.Signaled() {
+		return wire.RelayExit{Status: uint8(status.ExitStatus())}
+	}
+	exit := wire.RelayExit{Signal: strings.TrimPrefix(unix.SignalName(status.Signal()), "SIG")}
+	if exit.Signal == "" { // a real-time signal
+		exit.Signal = strconv.Itoa(int(status.Signal()))
+	}
+	if status.CoreDump() {
+		exit.Text = "core dumped"
+	}
+	return exit
+}
