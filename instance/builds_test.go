@@ -95,20 +95,27 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 		require.NotContains(t, string(environ), "CI_")
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		require.NoError(t, err)
-		require.Equal(t, []string{"steps", "serve", "--socket", filepath.Join(v.tmp, "gitlab-runner-steps", "b2", "step-runner.sock")},
-			strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:])
+		args := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")[1:]
+		require.Len(t, args, 4)
+		require.Equal(t, []string{"steps", "serve", "--socket"}, args[:3])
+		require.Contains(t, []string{
+			filepath.Join(v.tmp, "gitlab-runner-steps", "b2", "step-runner.sock"),
+			"-", // one that the relay has started ahead
+		}, args[3])
 		require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	})
 }
 
-// servePID finds a build's serve among the processes.
+// servePID finds a build's serve among the processes: it has its directory open.
 func servePID(t testing.TB, v *vm, build string) int {
 	t.Helper()
-	for _, text := range processesNaming(filepath.Join(v.tmp, "gitlab-runner-steps", build)) {
-		fields := strings.Fields(text)
-		if len(fields) == 6 && fields[2] == "steps" && fields[3] == "serve" {
-			pid, err := strconv.Atoi(fields[0])
-			require.NoError(t, err)
+	procs, err := filepath.Glob("/proc/[0-9]*")
+	require.NoError(t, err)
+	for _, p := range procs {
+		line, _ := os.ReadFile(filepath.Join(p, "cmdline"))
+		pid, err := strconv.Atoi(filepath.Base(p))
+		require.NoError(t, err)
+		if strings.Contains(string(line), "\x00steps\x00serve\x00") && holds(pid, filepath.Join(v.tmp, "gitlab-runner-steps", build)) {
 			return pid
 		}
 	}

@@ -180,7 +180,7 @@ func refusal(op string, response wire.RelayResponse) error {
 // away, is no more use and ends.
 func (r *Relay) streamError(op string, err error) error {
 	if errors.Is(err, yamux.ErrConnectionWriteTimeout) || errors.Is(err, yamux.ErrRemoteGoAway) || errors.Is(err, yamux.ErrStreamsExhausted) {
-		r.link.Close() // the rest follows from that
+		_ = r.link.Close() // always nil; the rest follows from that
 		<-r.session.CloseChan()
 	}
 	if lost := r.alive(op); lost != nil {

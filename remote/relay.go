@@ -112,6 +112,7 @@ func runRelay(ctx context.Context, stdio Stdio, cfg RelayConfig, limits relayLim
 		closing:   make(chan struct{}),
 		abandoned: make(chan struct{}),
 	}
+	r.spares = &spares{relay: r}
 	r.life, r.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	if err := r.run(ctx); err != nil {
 		return fmt.Errorf("relay: %w", err)
@@ -131,6 +132,7 @@ type relay struct {
 	session  *yamux.Session
 	children *children
 	sockets  *readySockets
+	spares   *spares
 
 	life    context.Context // of everything but processes; ends once those have
 	endLife context.CancelFunc
@@ -165,6 +167,7 @@ func (r *relay) run(ctx context.Context) error {
 	r.mu.Unlock()
 	defer time.AfterFunc(r.grace+killTimeout, func() { close(r.abandoned) }).Stop()
 	r.processes.Wait()
+	r.spares.close()
 	r.hangUp()
 	own.Wait()
 	r.streams.Wait()

@@ -66,32 +66,43 @@ func (s *relayStream) start(request *wire.RelayStart) {
 	p.run()
 }
 
-// exec starts the process, with pipes as its stdio. The error is a refusal.
+// exec starts the process, or takes one that was started ahead. The error is a refusal.
 func (p *relayProcess) exec(request *wire.RelayStart) error {
 	c, err := newRelayCommand(request)
 	if err != nil {
 		return err
 	}
+	s := p.relay.spares.take(c, request)
+	if s == nil {
+		if s, err = p.relay.spawn(c); err != nil {
+			return err
+		}
+	}
+	p.child, p.stdin, p.stdout, p.stderr = s.child, s.stdin, s.stdout, s.stderr
+	return nil
+}
+
+// spawn starts a process with pipes as its stdio. The error is a refusal.
+func (r *relay) spawn(c *relayCommand) (*spawned, error) {
 	var ours, theirs [3]int
 	for i := range ours {
 		var ends [2]int
 		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
 			closeAll(append(ours[:i:i], theirs[:i]...))
-			return c.refusal(err)
+			return nil, c.refusal(err)
 		}
 		ours[i], theirs[i] = ends[0], ends[1]
 		if i == 0 {
 			ours[i], theirs[i] = ends[1], ends[0]
 		}
 	}
-	p.child, err = p.relay.children.start(c.program, c.argv, c.attr(theirs))
+	started, err := r.children.start(c.program, c.argv, c.attr(theirs))
 	closeAll(theirs[:])
 	if err != nil {
 		closeAll(ours[:])
-		return c.refusal(err)
+		return nil, c.refusal(err)
 	}
-	p.stdin, p.stdout, p.stderr = pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2])
-	return nil
+	return &spawned{started, pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2])}, nil
 }
 
 func closeAll(fds []int) {

@@ -27,6 +27,7 @@ const (
 type ServeConfig struct {
 	// Socket is where to listen: <tmp>/gitlab-runner-steps/<build id>/<name>. If another user has
 	// <tmp>/gitlab-runner-steps, gitlab-runner-steps-<uid> takes its place; the ready marker tells.
+	// SocketOnStdin: the first line of stdio.In says it.
 	Socket string
 
 	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving
@@ -67,6 +68,11 @@ type jobRunner struct {
 // serve is Serve with its job runner. open is told the directory of the build, which is locked.
 func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir string) (*jobRunner, error)) (err error) {
 	defer withstandSIGPIPE()()
+	if cfg.Socket == SocketOnStdin {
+		if cfg.Socket, err = readSocketLine(ctx, stdio.In); err != nil || cfg.Socket == "" {
+			return err
+		}
+	}
 	ctx, stopLeash, err := leash(ctx, stdio.In)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)

@@ -42,7 +42,7 @@ with it: SIGTERM, then SIGKILL after --grace.`,
 			})
 		},
 	}
-	socketFlag(cmd, &cfg.Socket)
+	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input says it")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
 	return cmd
 }
@@ -59,7 +59,7 @@ func newProxyCommand() *cobra.Command {
 			})
 		},
 	}
-	socketFlag(cmd, &cfg.Socket)
+	socketFlag(cmd, &cfg.Socket, "")
 	return cmd
 }
 
@@ -90,8 +90,8 @@ sign of life for 45 s. Every process it started ends with it: SIGTERM, then SIGK
 	return cmd
 }
 
-func socketFlag(cmd *cobra.Command, to *string) {
-	cmd.Flags().StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock (required)")
+func socketFlag(cmd *cobra.Command, to *string, more string) {
+	cmd.Flags().StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock (required)"+more)
 	_ = cmd.MarkFlagRequired("socket") // fails only for a flag that is not there
 }
 

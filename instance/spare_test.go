@@ -1,0 +1,84 @@
+package instance_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+func TestTheNextServeIsStartedAhead(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Relay })
+	require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
+	relay := relayPID(t, v)
+	ahead := awaitSpare(t, relay, 0)
+
+	out := &sshtest.Log{}
+	gate := filepath.Join(t.TempDir(), "gate")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
+	}()
+	out.Await(t, "started")
+	require.True(t, holds(ahead, filepath.Join(v.tmp, "gitlab-runner-steps", "b2")), "the one that was started ahead serves the build")
+	next := awaitSpare(t, relay, ahead)
+	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	require.NoError(t, <-ended)
+	v.requireClean(t)
+	require.Eventually(t, func() bool { return !isAlive(ahead) }, sshtest.Bound, time.Millisecond, "it ends with its build")
+
+	require.NoError(t, syscall.Kill(next, syscall.SIGKILL))
+	require.Eventually(t, func() bool { return !isAlive(next) }, sshtest.Bound, time.Millisecond)
+	require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "without it a build starts its own")
+	last := awaitSpare(t, relay, next)
+	require.NoError(t, p.Close())
+	require.Eventually(t, func() bool { return !isAlive(last) && !isAlive(relay) }, sshtest.Bound, time.Millisecond)
+}
+
+// awaitSpare waits until the relay has a serve that waits for its build, other than that one.
+func awaitSpare(t testing.TB, relay, other int) (pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", relay))
+		require.NoError(t, err)
+		for _, list := range lists {
+			text, _ := os.ReadFile(list) // a thread may have ended
+			for _, field := range strings.Fields(string(text)) {
+				line, _ := os.ReadFile("/proc/" + field + "/cmdline")
+				if n, err := strconv.Atoi(field); err == nil && n != other && strings.HasSuffix(string(line), "\x00--socket\x00-\x00") {
+					pid = n
+					return true
+				}
+			}
+		}
+		return false
+	}, sshtest.Bound, time.Millisecond)
+	return pid
+}
+
+// holds reports whether a process has dir open.
+func holds(pid int, dir string) bool {
+	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	for _, fd := range fds {
+		if target, err := os.Readlink(fd); err == nil && strings.HasPrefix(target, dir) {
+			return true
+		}
+	}
+	return false
+}
+
+func isAlive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
