@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// SocketOnStdin, as the path of a socket, says that the path is the first line of stdin: a serve that is
+// SocketOnStdin as the path of a socket says that the path is the first line of stdin: a serve that is
 // started before its build is known.
 const SocketOnStdin = "-"
 
