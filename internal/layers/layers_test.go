@@ -26,13 +26,15 @@ var allowed = map[string][]string{
 
 	"remote":         {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/service": {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/api/**", "internal/wire"},
-	"remote/job":     {"remote/engine", "remote/joblog", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
+	"remote/job":     {"remote/engine", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
 	"remote/engine":  {"remote/steps", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
 	"remote/steps":   {"remote/api/**", "internal/wire"},
 	"remote/proc":    {},
 	"remote/joblog":  {},
+	"remote/mask":    {},
 
-	"remote/api/stepmuxv1": {},
+	"remote/api/runnerproto": {},
+	"remote/api/stepmuxv1":   {},
 
 	"internal/wire":       {},
 	"internal/alive":      {},

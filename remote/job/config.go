@@ -67,6 +67,10 @@ type Spec struct {
 	Definition *steps.Definition
 	// Env is the environment of all steps, below what the definition says.
 	Env map[string]string
+	// Variables are the job's own.
+	Variables []Variable
+	// Merged lets the job have a log of both streams together, the stream Merged.
+	Merged bool
 	// WorkDir is where the steps run, made if missing. If empty, a fresh directory that goes with the
 	// job's end.
 	WorkDir string

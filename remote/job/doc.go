@@ -4,8 +4,10 @@
 // A [Store] takes jobs ([Store.Create]) and runs them all at once, each in a goroutine of its own with
 // a directory of its own:
 //
-//	<dir>/jobs/<sha256 of the job's id>-<n>/{stdout,stderr}   until the job is forgotten
-//	                                       /{script,work/}    until it has ended
+//	<dir>/jobs/<sha256 of the job's id>-<n>/{stdout,stderr,merged}   until the job is forgotten
+//	                                       /{script,vars/,work/}     until it has ended
+//
+// What a job writes, and what is said of it, is masked (package mask) before it is stored or seen.
 //
 // A job's name never reaches a path. When a job's end can be seen it is all over: its processes are
 // gone, its logs complete, its temporary files removed. A disk that is full, or any other failure of

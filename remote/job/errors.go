@@ -7,6 +7,8 @@ var (
 	ErrExists = errors.New("there is another job with this id")
 	// ErrNotFound says that there is no such job, or no more.
 	ErrNotFound = errors.New("there is no such job; it may have been removed")
+	// ErrNotMerged says that the job has no log of both streams together.
+	ErrNotMerged = errors.New("the job has no log of both streams together; follow each of them")
 	// ErrFull says that as many jobs run as may.
 	ErrFull = errors.New("too many jobs are running")
 	// ErrShutdown says that the store takes no more jobs.

@@ -9,12 +9,12 @@ import (
 
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/joblog"
-	"github.com/stepmux/stepmux/remote/steps"
 )
 
 // execute is the life of a job's goroutine.
-func (s *Store) execute(j *record, def *steps.Definition) {
-	result := s.attempt(j, def)
+func (s *Store) execute(j *record, spec Spec) {
+	result := j.output.hideResult(s.attempt(j, spec))
+	j.output = nil // it holds the secrets
 	j.kill(nil)
 	state := Failed
 	switch result.Status { //nolint:exhaustive // a job that was run has no other
@@ -26,6 +26,9 @@ func (s *Store) execute(j *record, def *steps.Definition) {
 	s.mu.Lock()
 	j.state, j.result, j.finished = state, result, time.Now()
 	s.finished = append(s.finished, j)
+	if j.discard {
+		s.removeLocked(j)
+	}
 	s.mu.Unlock()
 	j.end()
 	s.wakeCollector()
@@ -34,9 +37,9 @@ func (s *Store) execute(j *record, def *steps.Definition) {
 
 // attempt runs the job and cleans up after it. What goes wrong on the way, a panic too, is the job's
 // failure.
-func (s *Store) attempt(j *record, def *steps.Definition) (result engine.Result) {
+func (s *Store) attempt(j *record, spec Spec) (result engine.Result) {
 	fail := func(err error) {
-		result = engine.Result{Status: engine.Failure, Message: err.Error(), Steps: engine.NotRun(def)}
+		result = engine.Result{Status: engine.Failure, Message: err.Error(), Steps: engine.NotRun(spec.Definition)}
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -50,6 +53,17 @@ func (s *Store) attempt(j *record, def *steps.Definition) (result engine.Result)
 		fail(err)
 		return result
 	}
+	notices, err := hideAll(&j.output.secrets, spec.Variables)
+	if err != nil {
+		fail(err)
+		return result
+	}
+	// The language has no expressions yet to read the variables with: of their values only the files count.
+	if _, err := j.values(spec.Variables); err != nil {
+		fail(err)
+		return result
+	}
+	j.output.connect(j.logs, notices)
 	place, err := j.place(s.cfg.WorkBase)
 	if err != nil {
 		fail(err)
@@ -64,12 +78,15 @@ func (j *record) open(limit int64) error {
 	if err := os.Mkdir(j.dir, 0o700); err != nil {
 		return fmt.Errorf("create job directory: %w", err)
 	}
-	var logs [2]*joblog.Log
+	var logs [3]*joblog.Log
 	for stream, name := range streamNames {
+		if Stream(stream) == Merged && !j.merged {
+			continue
+		}
 		log, err := joblog.Create(filepath.Join(j.dir, name), limit)
 		if err != nil {
-			if logs[Stdout] != nil {
-				err = errors.Join(err, logs[Stdout].Remove())
+			for _, made := range logs[:stream] {
+				err = errors.Join(err, made.Remove())
 			}
 			return err
 		}
@@ -81,7 +98,7 @@ func (j *record) open(limit int64) error {
 
 // place makes the directory the job runs in.
 func (j *record) place(base string) (engine.Place, error) {
-	p := engine.Place{ScriptDir: j.dir, Stdout: j.logs[Stdout], Stderr: j.logs[Stderr]}
+	p := engine.Place{ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
 	if j.workDir == "" {
 		p.WorkDir = j.tempWorkDir()
 		if err := os.Mkdir(p.WorkDir, 0o700); err != nil {
@@ -105,6 +122,9 @@ func (j *record) tempWorkDir() string { return filepath.Join(j.dir, "work") }
 // the output, or is left of the files.
 func (j *record) finish() error {
 	var errs []error
+	if err := j.output.close(); err != nil {
+		errs = append(errs, fmt.Errorf("the job's output is not complete: %w", err))
+	}
 	for stream, log := range j.logs {
 		if log == nil {
 			continue
@@ -115,6 +135,9 @@ func (j *record) finish() error {
 	}
 	if err := removeTree(j.tempWorkDir()); err != nil {
 		errs = append(errs, fmt.Errorf("remove work directory: %w", err))
+	}
+	if err := removeTree(j.varsDir()); err != nil {
+		errs = append(errs, fmt.Errorf("remove file variables: %w", err))
 	}
 	return errors.Join(errs...)
 }

@@ -10,16 +10,20 @@ import (
 	"github.com/stepmux/stepmux/remote/engine"
 )
 
-// Stream is one of a job's two streams of output.
+// Stream is one of a job's streams of output.
 type Stream int
 
 // The streams.
 const (
+	// Stdout and Stderr are what the steps write, and nothing else.
 	Stdout Stream = iota
 	Stderr
+	// Merged is both, in the order they were written, with a line before each step's output that names the
+	// step. Only jobs have it that were asked to (Spec.Merged).
+	Merged
 )
 
-var streamNames = [...]string{Stdout: "stdout", Stderr: "stderr"}
+var streamNames = [...]string{Stdout: "stdout", Stderr: "stderr", Merged: "merged"}
 
 func (s Stream) String() string { return streamNames[s] }
 
@@ -39,7 +43,7 @@ func (f *Follower) Event(ctx context.Context, n int) (engine.StepResult, error) 
 
 // ReadAt reads from a stream at offset into p, at least one byte. While there is none it waits, until
 // the stream has ended (io.EOF) or ctx ends (its cause). An offset that is negative, or beyond the end of
-// a stream that has ended, is [joblog.ErrOffset].
+// a stream that has ended, is [joblog.ErrOffset]. A stream the job does not have is ErrNotMerged.
 func (f *Follower) ReadAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
 	n, err := f.job.readAt(ctx, stream, p, offset)
 	if errors.Is(err, os.ErrClosed) {

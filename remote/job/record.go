@@ -18,6 +18,7 @@ type record struct {
 	id      string
 	digest  [sha256.Size]byte
 	workDir string // as asked for
+	merged  bool   // there is a log of that name
 	dir     string
 	started time.Time
 	grace   time.Duration
@@ -27,7 +28,8 @@ type record struct {
 	kill context.CancelCauseFunc
 
 	opened chan struct{} // closed once the logs are set, or never will be
-	logs   [2]*joblog.Log
+	logs   [3]*joblog.Log
+	output *output       // of the job's goroutine; nil once the job has ended
 	done   chan struct{} // closed once the state is final
 
 	// Guarded by the store's mu.
@@ -35,6 +37,7 @@ type record struct {
 	result    engine.Result
 	finished  time.Time
 	followers int
+	discard   bool      // it is removed when it ends
 	gone      bool      // the store has removed it
 	goneAt    time.Time // when
 
@@ -51,10 +54,12 @@ func newRecord(spec Spec, dir string) *record {
 		id:      spec.ID,
 		digest:  spec.Digest,
 		workDir: spec.WorkDir,
+		merged:  spec.Merged,
 		dir:     dir,
 		started: time.Now(),
 		state:   Running,
 		opened:  make(chan struct{}),
+		output:  &output{},
 		done:    make(chan struct{}),
 		changed: make(chan struct{}),
 	}
@@ -64,6 +69,10 @@ func newRecord(spec Spec, dir string) *record {
 
 // observe takes a step's change from the engine.
 func (j *record) observe(r engine.StepResult) {
+	if m := j.output.merged; m != nil && r.Status == engine.Running {
+		m.begin(r.Name)
+	}
+	r = j.output.hide(r)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.events = append(j.events, r)
@@ -111,6 +120,8 @@ func (j *record) readAt(ctx context.Context, stream Stream, p []byte, offset int
 	}
 	log := j.logs[stream]
 	switch {
+	case stream == Merged && !j.merged:
+		return 0, ErrNotMerged
 	case log != nil:
 		return log.ReadAt(ctx, p, offset)
 	case offset != 0:

@@ -95,7 +95,7 @@ func (s *Store) Create(spec Spec) error {
 	})
 	j.grace = cmp.Or(spec.Grace, s.cfg.Grace)
 	s.jobs[spec.ID] = j
-	go s.execute(j, spec.Definition)
+	go s.execute(j, spec)
 	s.mu.Unlock()
 	if full {
 		s.wakeCollector()
@@ -105,12 +105,30 @@ func (s *Store) Create(spec Spec) error {
 
 // Cancel stops a job that runs, as [engine.Runner.Stop] does, with its grace; by force it kills it at
 // once. It does not wait for that. A job that has ended it removes. A job there is not needs nothing.
-func (s *Store) Cancel(id string, force bool) {
+func (s *Store) Cancel(id string, force bool) { s.cancel(id, force, false) }
+
+// Discard stops a job that runs, as Cancel does, and removes it when it has ended, which may be now.
+func (s *Store) Discard(id string) { s.cancel(id, false, true) }
+
+// Stop stops a job that runs, as Cancel does. One that has ended stays.
+func (s *Store) Stop(id string) {
+	s.mu.Lock()
+	j := s.jobs[id]
+	s.mu.Unlock()
+	if j != nil {
+		j.runner.Stop("the job was cancelled", j.grace)
+	}
+}
+
+func (s *Store) cancel(id string, force, discard bool) {
 	s.mu.Lock()
 	j := s.jobs[id]
 	ended := j != nil && j.state != Running
-	if ended {
+	switch {
+	case ended:
 		s.removeLocked(j)
+	case j != nil:
+		j.discard = j.discard || discard
 	}
 	s.mu.Unlock()
 	switch {

@@ -38,36 +38,40 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 	defer f.Close()
 
 	var sending sync.Mutex // a stream takes one message at a time
-	send := func(m *pb.FollowIOResponse) error {
-		sending.Lock()
-		defer sending.Unlock()
-		return stream.Send(m)
+	send := func(kind pb.FollowIOResponse_StreamType) func([]byte, int64) error {
+		return func(piece []byte, offset int64) error {
+			sending.Lock()
+			defer sending.Unlock()
+			return stream.Send(&pb.FollowIOResponse{Stream: piece, StreamType: kind, Offset: offset})
+		}
 	}
 	group, ctx := errgroup.WithContext(stream.Context())
-	group.Go(func() error { return follow(ctx, f, job.Stdout, pb.FollowIOResponse_stdout, stdout, send) })
-	group.Go(func() error { return follow(ctx, f, job.Stderr, pb.FollowIOResponse_stderr, stderr, send) })
-	err = group.Wait()
+	group.Go(func() error { return follow(ctx, f, job.Stdout, stdout, send(pb.FollowIOResponse_stdout)) })
+	group.Go(func() error { return follow(ctx, f, job.Stderr, stderr, send(pb.FollowIOResponse_stderr)) })
+	return followed(stream.Context(), req.GetId(), f, group.Wait())
+}
+
+// followed ends a call that followed the output of the job id, with err or to its end. Whoever has all the
+// output can rely on the state being final.
+func followed(ctx context.Context, id string, f *job.Follower, err error) error {
 	if err == nil {
-		// Whoever has all the output can rely on the state being final.
-		_, _, err = f.Wait(stream.Context())
+		_, _, err = f.Wait(ctx)
 	}
 	if err != nil && status.Code(err) == codes.Unknown { // not the stream's own
-		return statusOf(req.GetId(), err)
+		return statusOf(id, err)
 	}
 	return err
 }
 
-// follow sends stream from offset to its end.
-func follow(ctx context.Context, f *job.Follower, stream job.Stream, kind pb.FollowIOResponse_StreamType,
-	offset int64, send func(*pb.FollowIOResponse) error,
-) error {
+// follow sends stream from offset to its end, each piece with its offset.
+func follow(ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error) error {
 	piece := pieces.Get().(*[maxPiece]byte)
 	defer pieces.Put(piece)
 	for {
 		n, err := f.ReadAt(ctx, stream, piece[:], offset)
 		if n > 0 {
 			// Send has encoded the message when it returns: the piece is free again.
-			if err := send(&pb.FollowIOResponse{Stream: piece[:n], StreamType: kind, Offset: offset}); err != nil {
+			if err := send(piece[:n], offset); err != nil {
 				return err
 			}
 			offset += int64(n)

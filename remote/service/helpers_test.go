@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 )
@@ -31,6 +32,8 @@ const succeeded = pb.Job_suceeded //nolint:misspell // see above
 // harness is the service on a real socket, with a client.
 type harness struct {
 	pb.StepRunnerClient
+	manager runnerproto.StepRunnerClient // the other service on the same connection
+
 	t      testing.TB
 	store  *job.Store
 	socket string
@@ -61,7 +64,7 @@ func newHarness(t testing.TB, change ...func(*job.Config)) *harness {
 	})
 	conn := h.dial()
 	t.Cleanup(func() { conn.Close() })
-	h.StepRunnerClient = pb.NewStepRunnerClient(conn)
+	h.StepRunnerClient, h.manager = pb.NewStepRunnerClient(conn), runnerproto.NewStepRunnerClient(conn)
 	return h
 }
 

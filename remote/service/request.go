@@ -27,11 +27,11 @@ const (
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Env: req.GetEnv()}
-	if !validID(spec.ID) {
-		return spec, fmt.Errorf("id: use 1 to %d characters of A-Z a-z 0-9 . _ -", maxID)
+	if err := checkID(spec.ID); err != nil {
+		return spec, err
 	}
-	if len(spec.WorkDir) > maxPath || strings.IndexByte(spec.WorkDir, 0) >= 0 {
-		return spec, fmt.Errorf("work_dir: use a path of at most %d bytes, without NUL", maxPath)
+	if err := checkPath("work_dir", spec.WorkDir); err != nil {
+		return spec, err
 	}
 	err := steps.CheckEnv("env", spec.Env)
 	if err != nil {
@@ -49,12 +49,32 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	if spec.Definition, err = definitionOf(req); err != nil {
 		return spec, err
 	}
+	spec.Digest, err = digest(req)
+	return spec, err
+}
+
+// digest returns what tells one request from another.
+func digest(req proto.Message) ([sha256.Size]byte, error) {
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
-		return spec, errors.New("the request cannot be encoded again")
+		return [sha256.Size]byte{}, errors.New("the request cannot be encoded again")
 	}
-	spec.Digest = sha256.Sum256(payload)
-	return spec, nil
+	return sha256.Sum256(payload), nil
+}
+
+func checkID(id string) error {
+	if !validID(id) {
+		return fmt.Errorf("id: use 1 to %d characters of A-Z a-z 0-9 . _ -", maxID)
+	}
+	return nil
+}
+
+// checkPath checks path, which is in field.
+func checkPath(field, path string) error {
+	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
+		return fmt.Errorf("%s: use a path of at most %d bytes, without NUL", field, maxPath)
+	}
+	return nil
 }
 
 // definitionOf compiles what req wants run.

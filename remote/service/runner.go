@@ -83,6 +83,8 @@ func statusOf(id string, err error) error {
 		code = codes.AlreadyExists
 	case errors.Is(err, job.ErrNotFound):
 		code = codes.NotFound
+	case errors.Is(err, job.ErrNotMerged):
+		code = codes.FailedPrecondition
 	case errors.Is(err, job.ErrFull):
 		code = codes.ResourceExhausted
 	case errors.Is(err, job.ErrShutdown):

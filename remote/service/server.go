@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 )
@@ -42,6 +43,7 @@ func NewServer(store *job.Store) *grpc.Server {
 		grpc.ChainStreamInterceptor(recoverStream),
 	)
 	pb.RegisterStepRunnerServer(server, &runner{store: store})
+	runnerproto.RegisterStepRunnerServer(server, &manager{store: store})
 	return server
 }
 

@@ -1,0 +1,113 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+
+	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/joblog"
+	"github.com/stepmux/stepmux/remote/mask"
+)
+
+// output is the way of what a job writes into its logs. Only the job's goroutine calls its methods.
+type output struct {
+	secrets mask.Set
+	streams [2]*mask.Writer
+	merged  *merged // nil if the job has no such log
+}
+
+// connect sets the way into logs, of which the merged one may be missing. notices are lines for the latter.
+func (o *output) connect(logs [3]*joblog.Log, notices []string) {
+	if logs[Merged] != nil {
+		o.merged = &merged{to: o.secrets.NewWriter(logs[Merged]), notices: notices}
+	}
+	for stream := range o.streams {
+		var to io.Writer = logs[stream]
+		if o.merged != nil {
+			to = io.MultiWriter(to, o.merged)
+		}
+		o.streams[stream] = o.secrets.NewWriter(to)
+	}
+}
+
+// close lets what is held back into the logs.
+func (o *output) close() error {
+	var errs []error
+	for _, w := range o.streams {
+		if w != nil {
+			errs = append(errs, w.Close())
+		}
+	}
+	if o.merged != nil {
+		errs = append(errs, o.merged.to.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// hide masks what r says.
+func (o *output) hide(r engine.StepResult) engine.StepResult {
+	r.Message = o.hideMessage(r.Message, r.ExitCode)
+	return r
+}
+
+// hideResult masks what r and its steps say.
+func (o *output) hideResult(r engine.Result) engine.Result {
+	r.Message = o.hideMessage(r.Message, r.ExitCode)
+	for i := range r.Steps {
+		r.Steps[i] = o.hide(r.Steps[i])
+	}
+	return r
+}
+
+// hideMessage masks a message. The exit status at its end, which callers read, stays whatever the secrets
+// are.
+func (o *output) hideMessage(message string, code int) string {
+	status := fmt.Sprintf("exit status %d", code)
+	if before, found := strings.CutSuffix(message, status); found {
+		return o.secrets.Mask(before) + status
+	}
+	return o.secrets.Mask(message)
+}
+
+// merged takes what both streams of a job write, and puts a line before each step. What comes of the
+// streams is masked; it is masked again, as a secret may begin in one and end in the other.
+type merged struct {
+	mu      sync.Mutex // guards the following
+	to      *mask.Writer
+	inLine  bool     // the last line has no end yet
+	notices []string // lines that follow the first step's
+}
+
+// Write takes a piece of one of the streams.
+func (m *merged) Write(p []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.writeLocked(p)
+}
+
+func (m *merged) writeLocked(p []byte) (int, error) {
+	if len(p) > 0 {
+		m.inLine = p[len(p)-1] != '\n'
+	}
+	return m.to.Write(p)
+}
+
+// begin tells that a step begins. The first line of a log is always one of ours: so no output of a job can
+// pass for a log of another form, which readers tell by its first bytes.
+func (m *merged) begin(step string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var text []byte
+	if m.inLine {
+		text = append(text, '\n')
+	}
+	text = fmt.Appendf(text, "Running step %q\n", step)
+	for _, n := range m.notices {
+		text = append(text, n+"\n"...)
+	}
+	m.notices = nil
+	_, _ = m.writeLocked(text) // what fails comes out when the log is closed
+}

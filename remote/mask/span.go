@@ -1,0 +1,31 @@
+package mask
+
+// span is a part of a text in which every byte belongs to a secret. Its ends are relative to what is being
+// scanned; what was scanned before has negative ones.
+type span struct {
+	from, to int
+	shown    bool // its replacement has been written
+}
+
+// spans are in order, and none overlaps another.
+type spans []span
+
+// add adds the last length bytes before end, which is not before the end of any other.
+func (s *spans) add(end, length int) {
+	add := span{from: end - length, to: end}
+	all := *s
+	for len(all) > 0 && all[len(all)-1].to > add.from {
+		last := all[len(all)-1]
+		add.from, add.shown = min(add.from, last.from), add.shown || last.shown
+		all = all[:len(all)-1]
+	}
+	*s = append(all, add)
+}
+
+// move makes the spans relative to a place n bytes further on.
+func (s spans) move(n int) {
+	for i := range s {
+		s[i].from -= n
+		s[i].to -= n
+	}
+}
