@@ -61,7 +61,7 @@ generate: ## generate the protocol code again (needs protoc)
 	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I remote/api \
 	  --go_out=remote/api --go_opt=paths=source_relative \
 	  --go-grpc_out=remote/api --go-grpc_opt=paths=source_relative \
-	  stepmuxv1/steprunner.proto runnerproto/runner.proto
+	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
 
 .PHONY: check
 check: build ## what CI runs: build, vet, lint, tests with the race detector

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/expr"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/steps"
 )
@@ -18,15 +20,30 @@ const (
 	defaultAlwaysLimit = 5 * time.Minute
 )
 
+const (
+	// maxCalls is how deep steps can call each other.
+	maxCalls = 32
+	// maxRun is the most steps one job can run, those that are called included.
+	maxRun = 10_000
+)
+
 // Config says what to run.
 type Config struct {
-	Definition *steps.Definition
-	// Env is the job's environment: over what the operating system says, below what the definition and
-	// its steps set.
+	// Definition is the job: steps, of which none requires an input.
+	Definition *pb.Definition
+	// Env is the job's environment: over what the operating system says, below what steps export and what
+	// the definition and its steps set.
 	Env map[string]string
+	// Vars are the job's variables.
+	Vars []Variable
 	// RunnerEnv is the runner's own environment, of which few variables reach a step. If nil, that of
 	// this process.
 	RunnerEnv []string
+
+	// Fetcher gets the steps that are not local. If nil, there are none.
+	Fetcher Fetcher
+	// Masker masks what is sensitive in the output, in messages and in results. If nil, nothing is.
+	Masker Masker
 
 	// OrphanDir is removed when this process dies before the job has ended and nobody holds a lock on
 	// it. May be empty.
@@ -34,7 +51,7 @@ type Config struct {
 
 	// Timeout stops the job when it has run for so long. If zero, never.
 	Timeout time.Duration
-	// Grace is the time a step has between SIGTERM and SIGKILL when Timeout ends it. If zero, 10 s.
+	// Grace is the time a step has between SIGTERM and SIGKILL when a timeout ends it. If zero, 10 s.
 	Grace time.Duration
 	// AlwaysLimit is the time that the steps which always run have, together, after the job was
 	// stopped. If zero, 5 min.
@@ -48,9 +65,12 @@ type Config struct {
 type Place struct {
 	// WorkDir is where steps run. It is absolute and exists.
 	WorkDir string
-	// ScriptDir is a private directory for the texts of scripts. It exists, and has no entry "script".
+	// ScriptDir is a private directory for the texts of scripts, and for what steps give and take in
+	// files. It exists, and is empty but for entries of other names than script, vars and step-1, step-2,
+	// and so on.
 	ScriptDir string
-	// Stdout and Stderr get what the steps write, byte for byte.
+	// Stdout and Stderr get what the steps write, byte for byte where nothing is masked. They must stand
+	// several calls at once. Nil discards it.
 	Stdout, Stderr io.Writer
 }
 
@@ -60,10 +80,22 @@ type Runner struct {
 	maxKept int // maxKept; less in tests
 
 	// Only Run's goroutine uses the following.
-	place    Place
-	results  []StepResult
-	failed   *StepResult     // the step that failed the job
-	cut      bool            // a step did not run, or not to its end, because the job was stopped
+	place     Place
+	loader    loader
+	varValues map[string]expr.Value
+	vars, job expr.Value // what expressions know as that
+
+	osEnv, requestEnv layer
+	exports           layer // what steps have exported so far
+
+	results []StepResult
+	top     *frame // of the job's steps
+	invalid bool   // the job was found to be wrong before its first step
+	count   int    // steps that were run
+	serial  int    // of the last step that had files
+	given   int    // bytes that steps gave
+	cuts    int    // steps that did not run, or not to their end, because the job was stopped
+
 	kept     []*proc.Process // whose background processes live until the end
 	after    context.Context // for steps that run although the job was stopped; nil before the first
 	cancel   context.CancelFunc
@@ -74,12 +106,17 @@ type Runner struct {
 	stopped *stop
 	// current is the process of the step that runs, if Stop is to end it.
 	current *proc.Process
+	// fetching ends the fetch that is under way, if Stop is to end it.
+	fetching context.CancelCauseFunc
 }
 
 // New returns a Runner for cfg. It does nothing before Run.
 func New(cfg Config) *Runner {
 	if cfg.RunnerEnv == nil {
 		cfg.RunnerEnv = os.Environ()
+	}
+	if cfg.Masker == nil {
+		cfg.Masker = noMask{}
 	}
 	if cfg.Grace == 0 {
 		cfg.Grace = defaultGrace
@@ -97,23 +134,29 @@ func New(cfg Config) *Runner {
 // kills them at once and runs no further step; the Result's message is the cause. It must be called
 // once. A panic while it runs is the job's failure.
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
+	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
+	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {
 		if p := recover(); p != nil {
-			for i := range r.results {
-				if r.results[i].Status == Running {
-					r.results[i].Status = Failure
-				}
-			}
+			abort(r.results)
 			result = r.result(ctx)
-			result.Status, result.Message = Failure, fmt.Sprintf("internal error of the step runner: %v", p)
+			result.Status, result.Message = Failure, r.cfg.Masker.Mask(fmt.Sprintf("internal error of the step runner: %v", p))
 		}
 		if r.cancel != nil {
 			r.cancel()
 		}
-		if err := r.end(); err != nil && result.Status == Success {
-			result.Status, result.Message = Failure, fmt.Sprintf("end the processes of the job: %v", err)
+		err := r.end()
+		if err != nil {
+			err = fmt.Errorf("end the processes of the job: %w", err)
+		}
+		if closeErr := together(stdout.Close(), stderr.Close()); err == nil && closeErr != nil {
+			err = fmt.Errorf("write the last output: %w", closeErr)
+		}
+		_ = os.RemoveAll(r.varsDir()) // what resists goes with ScriptDir
+		if err != nil && result.Status == Success {
+			result.Status, result.Message = Failure, err.Error()
 		}
 	}()
 	if r.cfg.Timeout > 0 {
@@ -122,44 +165,92 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		})
 		defer timer.Stop()
 	}
-	for i, s := range r.cfg.Definition.Steps {
-		if stepCtx, due := r.due(ctx, s.When); due {
-			r.runStep(stepCtx, s, &r.results[i])
-		} else {
-			r.cfg.Observe(r.results[i])
-		}
+	f, err := r.begin(ctx)
+	if err != nil {
+		return r.refuse(err)
 	}
+	r.top = f
+	r.sequence(ctx, f, r.results)
 	return r.result(ctx)
 }
 
-// due reports whether a step with when shall run now, and the context for that.
-func (r *Runner) due(ctx context.Context, when steps.When) (context.Context, bool) {
-	wanted := when == steps.Always || (when == steps.OnFailure) == (r.failed != nil)
+// begin makes what the job's steps run in, and finds what can be found wrong before the first of them.
+func (r *Runner) begin(ctx context.Context) (*frame, error) {
+	r.osEnv, r.requestEnv, r.exports = osLayer(r.cfg.RunnerEnv), layerOf(r.cfg.Env), layer{}
+	var err error
+	if r.varValues, err = r.variables(); err != nil {
+		return nil, err
+	}
+	if r.vars, err = expr.New(r.varValues); err == nil {
+		r.job, err = jobContext(r.varValues)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("job variables: %w", err)
+	}
+	def := r.cfg.Definition
+	if len(def.GetSteps()) == 0 {
+		return nil, errors.New("the job has no steps")
+	}
+	f := &frame{def: def, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
+	f.restrict(def.GetSpec())
+	if f.inputs, err = steps.Bind(def.GetSpec(), nil); err != nil {
+		return nil, err
+	}
+	for _, v := range f.inputs {
+		r.protect(v)
+	}
+	set, err := r.evalEnv(f, def.GetEnv())
+	if err != nil {
+		return nil, err
+	}
+	if err := r.precheck(ctx, f); err != nil {
+		return nil, err
+	}
+	return f.with(set, nil), nil
+}
+
+// refuse is the result of a job that cannot run.
+func (r *Runner) refuse(err error) Result {
+	r.invalid = true
+	for i := range r.results {
+		r.cfg.Observe(r.results[i])
+	}
+	return Result{Status: Failure, Invalid: true, Message: r.cfg.Masker.Mask(err.Error()), Steps: r.results}
+}
+
+// due reports whether a step of f with when shall run now, the context for that, and whether it runs
+// because the job was stopped.
+func (r *Runner) due(ctx context.Context, f *frame, when string) (_ context.Context, after, due bool) {
+	wanted := when == steps.Always || (when == steps.OnFailure) == (f.failed != nil)
 	switch {
 	case !wanted:
-		return nil, false
-	case r.stopping() == nil && ctx.Err() == nil:
-		return ctx, true
+		return nil, false, false
+	case ctx.Err() == nil && (f.after || r.stopping() == nil):
+		return ctx, f.after, true
 	case when == steps.Always && ctx.Err() == nil:
 		if r.after == nil {
 			r.after, r.cancel = context.WithTimeoutCause(ctx, r.cfg.AlwaysLimit,
 				fmt.Errorf("timeout: after the job was stopped, its last steps ran for longer than %v", r.cfg.AlwaysLimit))
 		}
 		if r.after.Err() == nil {
-			return r.after, true
+			return r.after, true, true
 		}
 	}
-	r.cut = true
-	return nil, false
+	r.cuts++
+	return nil, false, false
 }
 
 // result sums up. A job was stopped if that kept a step from running, or from running to its end.
 func (r *Runner) result(ctx context.Context) Result {
-	res := Result{Status: Success, Steps: r.results}
-	if r.failed != nil {
-		res.Status, res.ExitCode, res.Message = Failure, r.failed.ExitCode, r.failed.Message
+	res := Result{Status: Success, Exports: r.exports, Steps: r.results}
+	if r.top != nil && r.top.failed != nil {
+		failed := r.top.failed
+		res.Status, res.ExitCode, res.Message = Failure, failed.ExitCode, failed.Message
 	}
-	if !r.cut {
+	if r.cuts == 0 {
+		if res.Status == Success && r.top != nil {
+			r.giveOutputs(&res)
+		}
 		return res
 	}
 	res.Status, res.ExitCode = Cancelled, 0
@@ -172,6 +263,15 @@ func (r *Runner) result(ctx context.Context) Result {
 		res.Message = stopped.message
 	}
 	return res
+}
+
+// giveOutputs sets the outputs of the job.
+func (r *Runner) giveOutputs(res *Result) {
+	outputs, _, err := r.sequenceOutputs(r.top)
+	if err != nil {
+		res.Status, res.Message = Failure, r.cfg.Masker.Mask(err.Error())
+	}
+	res.Outputs = outputs
 }
 
 // closeLast ends what the step that ran last has left.

@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/remote/expr"
 )
 
 // fromOS names the variables that steps get from the runner's own environment: what a program needs
@@ -19,31 +21,60 @@ var fromOS = map[string]bool{
 // defaultPath is a step's PATH where nobody says otherwise.
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Environ returns the environment of a step, sorted, in the form of [os.Environ]: of runner, which is
-// the runner's own in that form, what steps may see; over it the layers, of which a later one wins.
-func Environ(runner []string, layers ...map[string]string) []string {
-	env := map[string]string{"PATH": defaultPath}
+// layer is one of the layers an environment is made of.
+type layer map[string]expr.Value
+
+// osLayer is what steps may see of runner, which is the runner's own environment in the form of
+// [os.Environ].
+func osLayer(runner []string) layer {
+	env := layer{"PATH": text(defaultPath)}
 	for _, kv := range runner {
 		if name, value, ok := strings.Cut(kv, "="); ok && fromOS[name] {
-			env[name] = value
+			env[name] = text(value)
 		}
 	}
-	for _, layer := range layers {
-		maps.Copy(env, layer)
+	return env
+}
+
+func layerOf(env map[string]string) layer {
+	l := make(layer, len(env))
+	for name, value := range env {
+		l[name] = text(value)
 	}
+	return l
+}
+
+// text is s as a value. It is for texts that are known to be within the limits of one.
+func text(s string) expr.Value {
+	v, err := expr.New(s)
+	if err != nil {
+		panic("BUG: a text that is too long: " + err.Error())
+	}
+	return v
+}
+
+// environ returns the environment env for a process, sorted.
+func environ(env layer) []string {
 	list := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
-		list = append(list, name+"="+env[name])
+		list = append(list, name+"="+env[name].Text())
 	}
 	return list
 }
 
-// lookup returns the value of name in env.
-func lookup(env []string, name string) string {
-	for _, kv := range env {
-		if value, ok := strings.CutPrefix(kv, name+"="); ok {
-			return value
+// environment is what the process of a step in f gets, and what its expressions know as env: of what
+// comes from outside the job's text only what f may know, and over it what the text says.
+func (r *Runner) environment(f *frame) layer {
+	env := layer{}
+	for _, outside := range []layer{r.osEnv, r.requestEnv, r.exports} {
+		for name, v := range outside {
+			if f.mayKnow(name) {
+				env[name] = v
+			}
 		}
 	}
-	return ""
+	for _, l := range f.env {
+		maps.Copy(env, l)
+	}
+	return env
 }

@@ -3,7 +3,9 @@ package engine
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -96,6 +98,38 @@ func newTrial(t testing.TB, yaml string, change ...func(*Config)) *trial {
 	return tr
 }
 
+// files puts files into the job's directory; a name that ends in .sh can be executed.
+func (tr *trial) files(texts map[string]string) *trial {
+	tr.t.Helper()
+	for name, text := range texts {
+		path := filepath.Join(tr.place.WorkDir, name)
+		require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
+		mode := os.FileMode(0o644)
+		if strings.HasSuffix(name, ".sh") {
+			mode = 0o755
+		}
+		require.NoError(tr.t, os.WriteFile(path, []byte(text), mode))
+	}
+	return tr
+}
+
+// succeed runs the job, which must succeed, and returns its result.
+func (tr *trial) succeed() Result {
+	tr.t.Helper()
+	res := tr.run()
+	require.Equal(tr.t, Success, res.Status, "%s\n%s", res.Message, tr.stderr)
+	return res
+}
+
+// fail runs the job, which must fail with the message.
+func (tr *trial) fail(message string) Result {
+	tr.t.Helper()
+	res := tr.run()
+	require.Equal(tr.t, Failure, res.Status)
+	require.Equal(tr.t, message, res.Message)
+	return res
+}
+
 // run runs the job to its end.
 func (tr *trial) run() Result {
 	tr.t.Helper()
@@ -135,4 +169,49 @@ func statuses(results []StepResult) []string {
 		list[i] = r.Name + " " + r.Status.String()
 	}
 	return list
+}
+
+// fakeMasker masks the texts it was given. Its writers pass on nothing before they are closed.
+type fakeMasker struct {
+	mu      sync.Mutex // guards the following
+	secrets []string
+}
+
+func (m *fakeMasker) Add(secret string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.secrets = append(m.secrets, secret)
+	return nil
+}
+
+func (m *fakeMasker) Mask(text string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, secret := range m.secrets {
+		text = strings.ReplaceAll(text, secret, "[MASKED]")
+	}
+	return text
+}
+
+func (m *fakeMasker) NewWriter(w io.Writer) io.WriteCloser { return &fakeWriter{masker: m, to: w} }
+
+type fakeWriter struct {
+	masker *fakeMasker
+	to     io.Writer
+
+	mu   sync.Mutex // guards the following
+	held bytes.Buffer
+}
+
+func (w *fakeWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.held.Write(p)
+}
+
+func (w *fakeWriter) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := io.WriteString(w.to, w.masker.Mask(w.held.String()))
+	return err
 }

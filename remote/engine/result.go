@@ -2,9 +2,11 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/stepmux/stepmux/remote/steps"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/expr"
 )
 
 // Status is how far a step or a job has come.
@@ -36,17 +38,38 @@ func (s Status) String() string {
 	}
 }
 
+// Kind is what a step turned out to be.
+type Kind int
+
+// The values of Kind.
+const (
+	Unknown  Kind = iota // it never ran, or could not be found
+	Command              // an exec, or a script
+	Sequence             // more steps
+)
+
 // StepResult is what is known of one step.
 type StepResult struct {
-	Name   string
+	Name string
+	// Path has the names of the steps that lead to this one, itself the last.
+	Path []string
+	// Kind is set from the step's start on, if what it runs was found.
+	Kind   Kind
 	Status Status
 	// ExitCode is the process's exit status; 128 plus the signal's number when a signal ended it; 127
-	// when there was no such program, 126 when it could not be executed. 0 when no process told.
+	// when there was no such program, 126 when it could not be executed. 0 when no process told. Of a
+	// sequence it is that of the step that failed it.
 	ExitCode int
 	// Message says why the step did not succeed. If its process did not, it ends in "exit status N".
 	Message string
+	// Warnings say what was not as it should be, and did not fail the step.
+	Warnings []string
 	// Started and Finished are zero if that has not happened.
 	Started, Finished time.Time
+	// Outputs and Exports are what the step gave, also if it failed then. They must not be changed.
+	Outputs, Exports map[string]expr.Value
+	// Steps are those of a sequence. They are set in the Result only, not in what is observed.
+	Steps []StepResult
 }
 
 // Result is how a job ended.
@@ -59,15 +82,31 @@ type Result struct {
 	Message  string
 	// TimedOut tells that the job's time was up. The Status is Failure then.
 	TimedOut bool
+	// Invalid tells that the job was found to be wrong before its first step. The Status is Failure then.
+	Invalid bool
+	// Outputs are those of the job, Exports all that its steps exported and that was passed on.
+	Outputs, Exports map[string]expr.Value
 	// Steps has all steps of the job in their order, also those that never ran.
 	Steps []StepResult
 }
 
 // NotRun returns the results of def's steps before any of them has run.
-func NotRun(def *steps.Definition) []StepResult {
-	results := make([]StepResult, len(def.Steps))
-	for i, s := range def.Steps {
-		results[i] = StepResult{Name: s.Name, Status: Skipped}
+func NotRun(def *pb.Definition) []StepResult { return notRun(def, nil) }
+
+func notRun(def *pb.Definition, path []string) []StepResult {
+	results := make([]StepResult, len(def.GetSteps()))
+	for i, s := range def.GetSteps() {
+		results[i] = StepResult{Name: s.GetName(), Path: append(slices.Clip(path), s.GetName()), Status: Skipped}
 	}
 	return results
+}
+
+// abort marks the steps that run as failed.
+func abort(results []StepResult) {
+	for i := range results {
+		if results[i].Status == Running {
+			results[i].Status = Failure
+		}
+		abort(results[i].Steps)
+	}
 }

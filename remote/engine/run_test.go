@@ -34,7 +34,7 @@ func TestJobStopsAtTheFirstStepThatFails(t *testing.T) {
 	res := tr.run()
 	require.Equal(t, Failure, res.Status)
 	require.Equal(t, 3, res.ExitCode)
-	require.Equal(t, `step "two": exit status 3`, res.Message)
+	require.Equal(t, `step "two": exec: exit status 3`, res.Message)
 	require.Equal(t, []string{"one success", "two failure", "three skipped"}, statuses(res.Steps))
 	require.Equal(t, []string{"one running", "one success", "two running", "two failure", "three skipped"}, tr.events)
 	require.Equal(t, "one\n", tr.stdout.String())
@@ -50,7 +50,7 @@ func TestWhenSaysAfterWhatAStepRuns(t *testing.T) {
 		res := newTrial(t, "- {name: a, script: exit 3}"+cleanup).run()
 		require.Equal(t, []string{"a failure", "failed failure", "ok skipped", "always failure"}, statuses(res.Steps))
 		require.Equal(t, 3, res.ExitCode, "that of the first failure")
-		require.Equal(t, `step "a": exit status 3`, res.Message)
+		require.Equal(t, `step "a": exec: exit status 3`, res.Message)
 	})
 	t.Run("after success", func(t *testing.T) {
 		res := newTrial(t, `- {name: a, script: "true"}`+cleanup).run()
@@ -66,12 +66,12 @@ func TestExitCodesAreThoseOfAShell(t *testing.T) {
 		code    int
 		message string
 	}{
-		"script":              {`script: exit 42`, 42, `step "step_1": exit status 42`},
-		"exec":                {`exec: {command: [sh, -c, exit 42]}`, 42, `step "step_1": exit status 42`},
-		"command not found":   {`script: no-such-program-xyz`, 127, `step "step_1": exit status 127`},
+		"script":              {`script: exit 42`, 42, `step "step_1": exec: exit status 42`},
+		"exec":                {`exec: {command: [sh, -c, exit 42]}`, 42, `step "step_1": exec: exit status 42`},
+		"command not found":   {`script: no-such-program-xyz`, 127, `step "step_1": exec: exit status 127`},
 		"program not found":   {`exec: {command: [no-such-program-xyz]}`, 127, `step "step_1": start "no-such-program-xyz": not found: no directory of its PATH has it: exit status 127`},
 		"not executable":      {`exec: {command: [/etc/passwd]}`, 126, `step "step_1": start "/etc/passwd": not executable: permission denied: exit status 126`},
-		"signal":              {`script: kill -9 $$`, 137, `step "step_1": ended by signal 9 (killed): exit status 137`},
+		"signal":              {`script: kill -9 $$`, 137, `step "step_1": exec: ended by signal 9 (killed): exit status 137`},
 		"last line counts":    {"script: |\n    false\n    echo reached", 0, ""},
 		"pipe hides failures": {`script: "false | true"`, 0, ""},
 	} {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/stepmux/stepmux/remote/steps"
 )
@@ -52,23 +54,23 @@ func TestShellIsLookedUpRelativeToTheWorkDir(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "bin"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin", "bash"), nil, 0o644)) // not executable
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin", "sh"), nil, 0o755))
-	got, err := shell("/no/such:bin", dir)
+	got, err := shell("", "/no/such:bin", dir)
 	require.NoError(t, err)
 	require.Equal(t, filepath.Join(dir, "bin", "sh"), got)
 }
 
 func TestScriptMayBeLongerThanAnArgument(t *testing.T) {
 	tr := newTrial(t, "- script: placeholder", func(c *Config) {
-		c.Definition.Steps[0].Script = strings.Repeat("# 64 bytes of comment, a line as long as this one is: 64 bytes..\n", 5<<20/64) + "echo end\n"
+		c.Definition.Steps[0].Inputs["script"] = structpb.NewStringValue(strings.Repeat("# 64 bytes of comment, a line as long as this one is: 64 bytes..\n", 20<<20/64) + "echo end\n")
 	})
 	require.Equal(t, Success, tr.run().Status)
 	require.Equal(t, "end\n", tr.stdout.String())
 }
 
 func TestScriptFileIsPrivate(t *testing.T) {
-	tr := newTrial(t, `- script: stat -c %a "$0"; dirname "$0"`)
+	tr := newTrial(t, `- script: stat -c %a "${BASH_SOURCE[0]}"; dirname "${BASH_SOURCE[0]}"; echo "$0 $#"`)
 	require.Equal(t, Success, tr.run().Status)
-	require.Equal(t, "600\n"+tr.place.ScriptDir+"\n", tr.stdout.String())
+	require.Equal(t, "600\n"+tr.place.ScriptDir+"\nbash 0\n", tr.stdout.String())
 }
 
 func TestScriptThatCannotBeWrittenFailsTheStep(t *testing.T) {
@@ -102,8 +104,8 @@ run:
 }
 
 func TestEnvironHasAPathInAnyCase(t *testing.T) {
-	require.Equal(t, []string{"PATH=" + defaultPath}, Environ([]string{"GOPATH=x", "odd"}))
-	require.Equal(t, []string{"PATH="}, Environ(nil, map[string]string{"PATH": ""}))
+	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"})))
+	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="})))
 }
 
 func TestDefinitionIsNotChangedByARun(t *testing.T) {
@@ -111,5 +113,5 @@ func TestDefinitionIsNotChangedByARun(t *testing.T) {
 	before, err := steps.Parse("job.yml", []byte("- {name: a, script: 'true', env: {A: b}}"))
 	require.NoError(t, err)
 	tr.run()
-	require.Equal(t, before, tr.cfg.Definition)
+	require.True(t, proto.Equal(before, tr.cfg.Definition))
 }

@@ -5,14 +5,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
-var errNoShell = errors.New("no shell: neither bash nor sh is in the step's PATH")
+var errNoShell = errors.New("no shell")
 
-// shell returns the path of the shell for scripts: bash, or sh where there is none. It is looked up
-// in path, the step's PATH; relative entries of that are below dir.
-func shell(path, dir string) (string, error) {
-	for _, name := range []string{"bash", "sh"} {
+// shell returns the path of the shell for scripts: the one wanted or, if none is, bash, or sh where
+// there is none. It is looked up in path, the step's PATH; relative entries of that are below dir.
+func shell(wanted, path, dir string) (string, error) {
+	names := []string{"bash", "sh"}
+	if wanted != "" {
+		names = []string{wanted}
+	}
+	for _, name := range names {
 		for _, in := range filepath.SplitList(path) {
 			file := filepath.Join(in, name)
 			if !filepath.IsAbs(file) {
@@ -23,22 +28,18 @@ func shell(path, dir string) (string, error) {
 			}
 		}
 	}
-	return "", errNoShell
+	if wanted != "" {
+		return "", fmt.Errorf("%w: %s is not in the step's PATH", errNoShell, wanted)
+	}
+	return "", fmt.Errorf("%w: neither bash nor sh is in the step's PATH", errNoShell)
 }
 
-// writeScript writes text to a new file at path that only its owner can read.
-func writeScript(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("create script: %w", err)
+// lookup returns the value of name in env.
+func lookup(env []string, name string) string {
+	for _, kv := range env {
+		if value, ok := strings.CutPrefix(kv, name+"="); ok {
+			return value
+		}
 	}
-	_, err = f.WriteString(text)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		_ = os.Remove(path)
-		return fmt.Errorf("write script: %w", err)
-	}
-	return nil
+	return ""
 }

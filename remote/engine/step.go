@@ -2,194 +2,333 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"maps"
+	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/stepmux/stepmux/remote/proc"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/expr"
 	"github.com/stepmux/stepmux/remote/steps"
 )
 
-// groupPause is the pause between looks at whether a process group that was told to end has ended.
-const groupPause = 5 * time.Millisecond
+// sequence runs the steps of f, and records in results what became of them.
+func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
+	for i, s := range f.def.GetSteps() {
+		res := &results[i]
+		f.ran[res.Name] = res
+		if stepCtx, after, due := r.due(ctx, f, s.GetWhen()); due {
+			r.runStep(stepCtx, f, s, res, after)
+		} else {
+			r.cfg.Observe(*res)
+		}
+		if res.Status == Failure && f.failed == nil {
+			f.failed = res
+		}
+	}
+}
 
-// maxKept is how many steps are kept until the end of the job because they may have left something in
-// the background, out of sight. Each holds a process, its shim, even if it has left nothing, so of the
-// steps beyond these only those are kept whose process group lives on.
-const maxKept = 64
+// outcome is how a step ended.
+type outcome struct {
+	status Status
+	code   int
+	why    string // empty if it ended well
+}
 
-// Exit codes of a step whose program could not be run, as a shell has them.
-const (
-	exitNotExecutable = 126
-	exitNotFound      = 127
-)
+func failed(err error) outcome { return outcome{status: Failure, why: err.Error()} }
+
+// outcome is how a step ended that was stopped.
+func (s *stop) outcome(code int) outcome {
+	o := outcome{status: Cancelled, code: code, why: s.message}
+	if s.timedOut {
+		o.status = Failure
+	}
+	return o
+}
 
 // runStep runs one step to its end and records that in res.
-func (r *Runner) runStep(ctx context.Context, s steps.Step, res *StepResult) {
-	res.Status, res.Started = Running, time.Now()
-	r.cfg.Observe(*res)
-	exit, err := r.runProcess(ctx, s)
+func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) {
+	if s.GetCondition() != "" {
+		delete(f.ran, res.Name) // it does not know itself
+		wanted, err := r.condition(f, s.GetCondition())
+		f.ran[res.Name] = res
+		if err == nil && !wanted {
+			r.cfg.Observe(*res)
+			return
+		}
+		if err != nil {
+			res.Started = time.Now()
+			r.finish(res, failed(err))
+			return
+		}
+	}
+	res.Started = time.Now()
+	r.finish(res, r.call(ctx, f, s, res, after))
+}
+
+// announce tells that a step runs.
+func (r *Runner) announce(res *StepResult, kind Kind) {
+	res.Status, res.Kind = Running, kind
+	r.observe(res)
+}
+
+// observe tells what has become of res, without the steps below it.
+func (r *Runner) observe(res *StepResult) {
+	seen := *res
+	seen.Steps = nil
+	r.cfg.Observe(seen)
+}
+
+// finish records how a step ended.
+func (r *Runner) finish(res *StepResult, o outcome) {
+	if res.Status != Running {
+		r.announce(res, Unknown)
+	}
 	res.Finished = time.Now()
-	switch stopped := r.release(); {
-	case stopped != nil:
-		r.cut = true
-		res.Status, res.ExitCode = Cancelled, exit.Code
-		if stopped.timedOut {
-			res.Status = Failure
-		}
-		res.Message = fmt.Sprintf("step %q: %s", s.Name, stopped.message)
+	res.Status, res.ExitCode = o.status, o.code
+	if o.why != "" {
+		res.Message = r.cfg.Masker.Mask(fmt.Sprintf("step %q: %s", res.Name, o.why))
+	}
+	r.observe(res)
+}
+
+// call finds what a step runs, and runs it.
+func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) outcome {
+	if r.count++; r.count > maxRun {
+		return failed(fmt.Errorf("the job runs more than %d steps", maxRun))
+	}
+	if len(res.Path) > maxCalls {
+		return failed(fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls))
+	}
+	delete(f.ran, res.Name) // while it is under way it does not know itself
+	defer func() { f.ran[res.Name] = res }()
+	g, err := r.prepare(ctx, f, s, res)
+	switch stopped := r.stopping(); {
+	case err != nil && stopped != nil && r.after == nil:
+		r.cuts++
+		return stopped.outcome(0)
 	case err != nil && ctx.Err() != nil:
-		r.cut = true
-		res.Status = Cancelled
-		res.Message = fmt.Sprintf("step %q: %v", s.Name, context.Cause(ctx))
-	default:
-		res.conclude(exit, err)
-	}
-	if res.Status == Failure && r.failed == nil {
-		r.failed = res
-	}
-	r.cfg.Observe(*res)
-}
-
-// conclude records how a step ended by itself. What fails is worded so that "exit status N" comes last:
-// callers take the code from there.
-func (res *StepResult) conclude(exit proc.Exit, err error) {
-	why := ""
-	switch {
+		r.cuts++
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
 	case err != nil:
-		res.ExitCode = startExitCode(err)
-		why = fmt.Sprintf(": %v", err)
-	case exit.Signal != 0:
-		res.ExitCode = exit.Code
-		why = fmt.Sprintf(": ended by signal %d (%v)", int(exit.Signal), exit.Signal)
-	case exit.Code != 0:
-		res.ExitCode = exit.Code
-	default:
-		res.Status = Success
-		return
+		return failed(err)
 	}
-	res.Status = Failure
-	res.Message = fmt.Sprintf("step %q%s", res.Name, why)
-	if res.ExitCode != 0 {
-		res.Message += fmt.Sprintf(": exit status %d", res.ExitCode)
+	g.after = after
+	if g.def.GetType() == pb.DefinitionType_exec {
+		return r.runCommand(ctx, g, res)
 	}
+	return r.runSequence(ctx, g, res)
 }
 
-// command returns what runs s. If that is a script, it is in the file script, which the caller removes.
-func (r *Runner) command(s steps.Step) (cmd proc.Command, script string, err error) {
-	cmd = proc.Command{
-		Dir:       r.place.WorkDir,
-		Env:       Environ(r.cfg.RunnerEnv, r.cfg.Env, r.cfg.Definition.Env, s.Env),
-		Stdout:    r.place.Stdout,
-		Stderr:    r.place.Stderr,
-		OrphanDir: r.cfg.OrphanDir,
+// prepare makes the frame that a step runs in.
+func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
+	own := r.nextFiles()
+	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec || s.GetReference().GetProtocol() == pb.Reference_builtin
+	var known *files
+	if inPlace {
+		known = own
 	}
-	if s.Exec != nil {
-		if cmd.Dir = s.Exec.WorkDir; !filepath.IsAbs(cmd.Dir) {
-			cmd.Dir = filepath.Join(r.place.WorkDir, cmd.Dir)
+	set, err := r.evalEnv(f.with(nil, known), s.GetEnv())
+	if err != nil {
+		return nil, err
+	}
+	c := f.with(set, known)
+	c.limits = limited(c.limits, s.GetTimeout(), fmt.Sprintf("the step %q", res.Name))
+	g := &frame{
+		def: s.GetDefinition(), path: res.Path, dir: c.dir, root: c.root, env: c.env,
+		requests: c.requests, inputs: c.inputs, limits: c.limits,
+		ran: map[string]*StepResult{},
+	}
+	if g.def != nil {
+		g.outer = c
+	} else if err := r.enter(ctx, c, g, s); err != nil {
+		return nil, err
+	}
+	if g.def.GetType() == pb.DefinitionType_exec {
+		g.files = own
+		g.limits = limited(g.limits, g.def.GetExec().GetTimeout(), "the command")
+	}
+	set, err = r.evalEnv(g, g.def.GetEnv())
+	if err != nil {
+		return nil, err
+	}
+	if len(set) > 0 {
+		g.env = append(slices.Clip(g.env), set)
+	}
+	return g, nil
+}
+
+// enter makes g the frame of the step that s, which is in c, refers to.
+func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step) error {
+	inputs := s.GetInputs()
+	script, literal := literalScript(s)
+	if literal {
+		inputs = maps.Clone(inputs)
+		inputs[inputScript] = structpb.NewStringValue("")
+	}
+	given, err := r.evalInputs(c, inputs)
+	if err != nil {
+		return err
+	}
+	ref := s.GetReference()
+	if ref.GetProtocol() == pb.Reference_dynamic {
+		ref, err = steps.Resolve(ref, func(template string) (string, error) {
+			v, err := r.text(c, template, "reference")
+			return v.Text(), err
+		})
+		if err != nil {
+			return err
 		}
-		cmd.Argv = s.Exec.Command
-		return cmd, "", nil
 	}
-	sh, err := shell(lookup(cmd.Env, "PATH"), cmd.Dir)
+	found, err := r.load(ctx, c, ref)
 	if err != nil {
-		return cmd, "", err
+		return err
 	}
-	script = filepath.Join(r.place.ScriptDir, "script")
-	cmd.Argv = []string{sh, script}
-	return cmd, script, writeScript(script, s.Script)
-}
-
-// runProcess starts the step's process and waits for its end. The error says why there is no exit
-// status. When ctx ends, all processes of the step are killed.
-func (r *Runner) runProcess(ctx context.Context, s steps.Step) (proc.Exit, error) {
-	cmd, script, err := r.command(s)
-	if err != nil {
-		return proc.Exit{}, err
+	g.def, g.builtin = found.def, found.builtin
+	if found.builtin != "" {
+		g.outer = c
+	} else {
+		g.dir, g.root = found.dir, found.root
 	}
-	if script != "" {
-		defer func() { _ = os.Remove(script) }() // it goes with ScriptDir at the latest
+	if g.inputs, err = steps.Bind(found.def.GetSpec(), given); err != nil {
+		return err
 	}
-	p, err := proc.Start(ctx, cmd)
-	if err != nil {
-		return proc.Exit{}, err
-	}
-	r.kept = append(r.kept, p)
-	r.attach(p)
-	exit, err := p.Wait(ctx)
 	switch {
-	case err != nil, r.awaitGroup(ctx, p):
-		r.closeLast()
-	case len(r.kept) > r.maxKept && groupEnded(p):
-		r.closeLast()
-	}
-	return exit, err
-}
-
-// awaitGroup waits, if Stop is ending p, until nothing is left of p's process group or the grace is
-// over, and reports whether Stop did. The shell of a script dies of SIGTERM at once, while what it was
-// running uses the grace to clean up.
-func (r *Runner) awaitGroup(ctx context.Context, p *proc.Process) bool {
-	s := r.stopping()
-	if s == nil || r.after != nil {
-		return false
-	}
-	// Nothing tells when a process group ends.
-	tick := time.NewTicker(groupPause)
-	defer tick.Stop()
-	for time.Now().Before(s.killAt) && !groupEnded(p) {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return true
+	case found.builtin == "":
+		for _, v := range g.inputs {
+			r.protect(v)
 		}
-		s = r.stopping()
+	case literal:
+		g.script = script
+	default: // it may hold secrets, but is none
+		g.script = g.inputs[inputScript].Text()
 	}
-	return true
+	g.restrict(found.def.GetSpec())
+	return nil
 }
 
-// groupEnded reports whether nothing is left of p's process group.
-func groupEnded(p *proc.Process) bool { return errors.Is(unix.Kill(-p.PID(), 0), unix.ESRCH) }
-
-// attach makes p the process that Stop ends, unless it belongs to a step that runs because the job was
-// stopped. If Stop came before, it ends p now.
-func (r *Runner) attach(p *proc.Process) {
-	if r.after != nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.current = p
-	if r.stopped != nil {
-		p.Stop(time.Until(r.stopped.killAt))
+// restrict keeps from f what spec does not request.
+func (f *frame) restrict(spec *pb.Spec) {
+	if req := spec.GetSpec().GetRequests(); req != nil {
+		f.requests = append(slices.Clip(f.requests), req)
 	}
 }
 
-// release ends what attach began. It returns why the job was stopped if that ended the step.
-func (r *Runner) release() *stop {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	attached := r.current != nil
-	r.current = nil
-	if !attached || r.stopped == nil {
-		return nil
+// The inputs of the script step.
+const (
+	inputScript = "script"
+	inputShell  = "shell"
+)
+
+// literalScript returns the script that a step runs, if it has no expressions. It has no limit of length
+// then, as a value has.
+func literalScript(s *pb.Step) (string, bool) {
+	script, ok := s.GetInputs()[inputScript].GetKind().(*structpb.Value_StringValue)
+	if !ok || s.GetReference().GetProtocol() != pb.Reference_builtin {
+		return "", false
 	}
-	s := *r.stopped
-	return &s
+	return steps.Literal(script.StringValue)
 }
 
-// startExitCode is the exit code a shell would have given for err, or 0.
-func startExitCode(err error) int {
-	switch {
-	case errors.Is(err, proc.ErrNotFound), errors.Is(err, errNoShell):
-		return exitNotFound
-	case errors.Is(err, proc.ErrNotExecutable), errors.Is(err, proc.ErrTooLarge):
-		return exitNotExecutable
-	default:
-		return 0
+// evalInputs evaluates what a call gives.
+func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
+	given := make(map[string]expr.Value, len(inputs))
+	for _, key := range slices.Sorted(maps.Keys(inputs)) {
+		name, err := r.text(c, key, "a name of inputs")
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := given[name.Text()]; twice {
+			return nil, fmt.Errorf("input %q: two keys of inputs give this name", name)
+		}
+		if given[name.Text()], err = r.evalValue(c, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
+			return nil, err
+		}
 	}
+	return given, nil
+}
+
+// runSequence runs a step that is a list of steps.
+func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) outcome {
+	r.announce(res, Sequence)
+	res.Steps = notRun(g.def, res.Path)
+	before := r.cuts
+	r.sequence(ctx, g, res.Steps)
+	res.Exports = exportsOf(res.Steps)
+	tooMuch := r.give(res.Exports)
+	switch stopped := r.stopping(); {
+	case r.cuts > before && stopped != nil && !g.after:
+		return stopped.outcome(0)
+	case r.cuts > before:
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
+	case g.failed != nil:
+		return outcome{status: Failure, code: g.failed.ExitCode, why: g.failed.Message}
+	case tooMuch != nil:
+		return failed(tooMuch)
+	}
+	var err error
+	res.Outputs, res.Warnings, err = r.sequenceOutputs(g)
+	if err == nil {
+		err = r.give(res.Outputs)
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return outcome{status: Success}
+}
+
+// exportsOf returns what the steps of a sequence exported to those after it.
+func exportsOf(results []StepResult) map[string]expr.Value {
+	all := map[string]expr.Value{}
+	for _, res := range results {
+		if res.Status == Success || res.Kind == Sequence {
+			maps.Copy(all, res.Exports)
+		}
+	}
+	return all
+}
+
+// sequenceOutputs returns the outputs of a list of steps that succeeded.
+func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, error) {
+	spec, dialect := g.def.GetSpec(), g.def.GetDialect()
+	if name := g.def.GetDelegate(); name != "" {
+		ran := g.ran[name]
+		if ran == nil || ran.Status != Success {
+			return nil, nil, fmt.Errorf("outputs: the step %q, whose outputs they are, did not run", name)
+		}
+		if spec.GetSpec().GetDelegate() {
+			return ran.Outputs, nil, nil
+		}
+		return steps.BindOutputs(spec, dialect, ran.Outputs)
+	}
+	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
+	for _, key := range slices.Sorted(maps.Keys(g.def.GetOutputs())) {
+		name, err := r.text(g, key, "a name of outputs")
+		if err != nil {
+			return nil, nil, err
+		}
+		v, err := r.evalValue(g, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
+		if err != nil {
+			return nil, nil, err
+		}
+		given[name.Text()] = v
+	}
+	outputs, warnings, err := steps.BindOutputs(spec, dialect, given)
+	for _, v := range outputs {
+		r.protect(v)
+	}
+	return outputs, warnings, err
+}
+
+// give counts what a step gives.
+func (r *Runner) give(values ...map[string]expr.Value) error {
+	for _, given := range values {
+		r.given += size(given)
+	}
+	if r.given > maxResults {
+		return fmt.Errorf("the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
+	}
+	return nil
 }

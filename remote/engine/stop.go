@@ -1,6 +1,10 @@
 package engine
 
-import "time"
+import (
+	"context"
+	"errors"
+	"time"
+)
 
 // stop is why a job was stopped.
 type stop struct {
@@ -29,6 +33,9 @@ func (r *Runner) stop(s *stop, grace time.Duration) {
 	if r.current != nil {
 		r.current.Stop(grace)
 	}
+	if r.fetching != nil {
+		r.fetching(errors.New(r.stopped.message))
+	}
 }
 
 // stopping returns why the job was stopped, or nil.
@@ -40,4 +47,23 @@ func (r *Runner) stopping() *stop {
 	}
 	s := *r.stopped
 	return &s
+}
+
+// attachFetch makes cancel what ends the fetch that is under way when the job is stopped, unless the step
+// runs because it was. If Stop came before, it ends it now. The function that is returned ends that.
+func (r *Runner) attachFetch(cancel context.CancelCauseFunc) (release func()) {
+	if r.after != nil {
+		return func() {}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fetching = cancel
+	if r.stopped != nil {
+		cancel(errors.New(r.stopped.message))
+	}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.fetching = nil
+	}
 }

@@ -7,7 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/stepmux/stepmux/remote/steps"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/engine"
 )
 
 // Config says where a Store keeps its jobs, and its limits.
@@ -64,11 +65,12 @@ type Spec struct {
 	ID     string
 	Digest [sha256.Size]byte
 
-	Definition *steps.Definition
+	Definition *pb.Definition
+	// Vars are the job's variables. Values of masked ones, if they have at least 4 bytes, are in no log
+	// and no message.
+	Vars []engine.Variable
 	// Env is the environment of all steps, below what the definition says.
 	Env map[string]string
-	// Variables are the job's own.
-	Variables []Variable
 	// Merged lets the job have a log of both streams together, the stream Merged.
 	Merged bool
 	// WorkDir is where the steps run, made if missing. If empty, a fresh directory that goes with the

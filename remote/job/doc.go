@@ -5,7 +5,7 @@
 // a directory of its own:
 //
 //	<dir>/jobs/<sha256 of the job's id>-<n>/{stdout,stderr,merged}   until the job is forgotten
-//	                                       /{script,vars/,work/}     until it has ended
+//	                                       /{script,step-<n>/,vars/,work/}   until it has ended
 //
 // What a job writes, and what is said of it, is masked (package mask) before it is stored or seen.
 //

@@ -13,8 +13,7 @@ import (
 
 // execute is the life of a job's goroutine.
 func (s *Store) execute(j *record, spec Spec) {
-	result := j.output.hideResult(s.attempt(j, spec))
-	j.output = nil // it holds the secrets
+	result := s.attempt(j, spec)
 	j.kill(nil)
 	state := Failed
 	switch result.Status { //nolint:exhaustive // a job that was run has no other
@@ -39,7 +38,8 @@ func (s *Store) execute(j *record, spec Spec) {
 // failure.
 func (s *Store) attempt(j *record, spec Spec) (result engine.Result) {
 	fail := func(err error) {
-		result = engine.Result{Status: engine.Failure, Message: err.Error(), Steps: engine.NotRun(spec.Definition)}
+		message := hideMessage(&j.output.secrets, err.Error())
+		result = engine.Result{Status: engine.Failure, Message: message, Steps: engine.NotRun(spec.Definition)}
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -53,13 +53,8 @@ func (s *Store) attempt(j *record, spec Spec) (result engine.Result) {
 		fail(err)
 		return result
 	}
-	notices, err := hideAll(&j.output.secrets, spec.Variables)
+	notices, err := hideAll(&j.output.secrets, spec.Vars)
 	if err != nil {
-		fail(err)
-		return result
-	}
-	// The language has no expressions yet to read the variables with: of their values only the files count.
-	if _, err := j.values(spec.Variables); err != nil {
 		fail(err)
 		return result
 	}
@@ -135,9 +130,6 @@ func (j *record) finish() error {
 	}
 	if err := removeTree(j.tempWorkDir()); err != nil {
 		errs = append(errs, fmt.Errorf("remove work directory: %w", err))
-	}
-	if err := removeTree(j.varsDir()); err != nil {
-		errs = append(errs, fmt.Errorf("remove file variables: %w", err))
 	}
 	return errors.Join(errs...)
 }

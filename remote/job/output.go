@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
 
-	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/joblog"
 	"github.com/stepmux/stepmux/remote/mask"
 )
@@ -45,31 +43,6 @@ func (o *output) close() error {
 		errs = append(errs, o.merged.to.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// hide masks what r says.
-func (o *output) hide(r engine.StepResult) engine.StepResult {
-	r.Message = o.hideMessage(r.Message, r.ExitCode)
-	return r
-}
-
-// hideResult masks what r and its steps say.
-func (o *output) hideResult(r engine.Result) engine.Result {
-	r.Message = o.hideMessage(r.Message, r.ExitCode)
-	for i := range r.Steps {
-		r.Steps[i] = o.hide(r.Steps[i])
-	}
-	return r
-}
-
-// hideMessage masks a message. The exit status at its end, which callers read, stays whatever the secrets
-// are.
-func (o *output) hideMessage(message string, code int) string {
-	status := fmt.Sprintf("exit status %d", code)
-	if before, found := strings.CutSuffix(message, status); found {
-		return o.secrets.Mask(before) + status
-	}
-	return o.secrets.Mask(message)
 }
 
 // merged takes what both streams of a job write, and puts a line before each step. What comes of the

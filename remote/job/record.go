@@ -29,7 +29,7 @@ type record struct {
 
 	opened chan struct{} // closed once the logs are set, or never will be
 	logs   [3]*joblog.Log
-	output *output       // of the job's goroutine; nil once the job has ended
+	output *output       // of the job's goroutine
 	done   chan struct{} // closed once the state is final
 
 	// Guarded by the store's mu.
@@ -69,10 +69,9 @@ func newRecord(spec Spec, dir string) *record {
 
 // observe takes a step's change from the engine.
 func (j *record) observe(r engine.StepResult) {
-	if m := j.output.merged; m != nil && r.Status == engine.Running {
+	if m := j.output.merged; m != nil && r.Status == engine.Running && r.Kind == engine.Command {
 		m.begin(r.Name)
 	}
-	r = j.output.hide(r)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.events = append(j.events, r)

@@ -88,6 +88,8 @@ func (s *Store) Create(spec Spec) error {
 	j.runner = engine.New(engine.Config{
 		Definition: spec.Definition,
 		Env:        spec.Env,
+		Vars:       spec.Vars,
+		Masker:     masker{&j.output.secrets},
 		OrphanDir:  s.cfg.OrphanDir,
 		Timeout:    min(cmp.Or(spec.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime),
 		Grace:      cmp.Or(spec.Grace, s.cfg.Grace),

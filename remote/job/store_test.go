@@ -87,7 +87,7 @@ func TestStatTellsHowAJobEnded(t *testing.T) {
 	stat, result = run(t, s, yaml(t, "bad", "- {name: a, script: exit 7}\n- {name: b, script: exit 8}"))
 	require.Equal(t, Failed, stat.State)
 	require.Equal(t, 7, stat.ExitCode)
-	require.Equal(t, `step "a": exit status 7`, stat.Message)
+	require.Equal(t, `step "a": exec: exit status 7`, stat.Message)
 	require.Len(t, result.Steps, 2)
 
 	spec := script(t, "slow", "sleep 4723")
@@ -410,4 +410,30 @@ func TestManyJobsRunAtOnce(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, Succeeded, stat.State, stat.Message)
 	}
+}
+
+func TestRelativeWorkDirIsMadeAbsoluteForTheStepsBelowIt(t *testing.T) {
+	base := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(base, "builds", "ci"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(base, "builds", "ci", "step.yml"),
+		[]byte("{}\n---\nexec: {command: ['${{ step_dir }}/run.sh', '${{ work_dir }}'], work_dir: /}\n"), 0o644))
+	require.NoError(t, os.WriteFile(filepath.Join(base, "builds", "ci", "run.sh"), []byte("#!/bin/sh\necho \"$1\"\n"), 0o755))
+	s := newStore(t, Config{WorkBase: base})
+	spec := yaml(t, "1", "- step: ./ci\n")
+	spec.WorkDir = "builds"
+	stat, result := run(t, s, spec)
+	require.Equal(t, Succeeded, stat.State, result.Message)
+	require.Equal(t, filepath.Join(base, "builds")+"\n", read(t, follow(t, s, "1"), Stdout, 0))
+}
+
+func TestFilesOfAJobAreGoneWhenItHasEnded(t *testing.T) {
+	s := newStore(t, Config{})
+	spec := yaml(t, "1", "- script: 'cat ${{ vars.F }} ${{ output_file }}; exit 1'\n")
+	spec.Vars = []engine.Variable{{Key: "F", Value: "content\n", File: true}}
+	stat, _ := run(t, s, spec)
+	require.Equal(t, Failed, stat.State)
+	require.Equal(t, "content\n", read(t, follow(t, s, "1"), Stdout, 0))
+	entries, err := os.ReadDir(filepath.Join(s.dir, dirs(t, s)[0]))
+	require.NoError(t, err)
+	require.Len(t, entries, 2, "the logs alone are left: %v", entries)
 }

@@ -7,58 +7,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/engine"
 )
-
-// recordIn returns a record whose directory is there and empty.
-func recordIn(t testing.TB) *record {
-	t.Helper()
-	return newRecord(Spec{ID: "1"}, t.TempDir())
-}
-
-func TestFileVariablesAreFilesAndTheirValueIsThePath(t *testing.T) {
-	j := recordIn(t)
-	values, err := j.values([]Variable{
-		{Key: "PLAIN", Value: "first"},
-		{Key: "KUBECONFIG", Value: "line\r\n\x00no end", File: true},
-		{Key: "BOTH", Value: "a file", File: true},
-		{Key: "_x1", File: true},
-		{Key: "BOTH", Value: "not a file"},
-		{Key: "PLAIN", Value: "last"},
-	})
-	require.NoError(t, err)
-	dir := filepath.Join(j.dir, "vars")
-	require.Equal(t, map[string]string{
-		"PLAIN": "last", "BOTH": "not a file", "KUBECONFIG": filepath.Join(dir, "KUBECONFIG"), "_x1": filepath.Join(dir, "_x1"),
-	}, values)
-	entries, err := os.ReadDir(dir)
-	require.NoError(t, err)
-	require.Len(t, entries, 2)
-	data, err := os.ReadFile(values["KUBECONFIG"])
-	require.NoError(t, err)
-	require.Equal(t, "line\r\n\x00no end", string(data))
-	for path, mode := range map[string]os.FileMode{dir: os.ModeDir | 0o700, values["_x1"]: 0o600} {
-		fi, err := os.Stat(path)
-		require.NoError(t, err)
-		require.Equal(t, mode, fi.Mode())
-	}
-}
-
-func TestKeyOfAFileVariableReachesNoOtherPath(t *testing.T) {
-	for _, key := range []string{"../stdout", "/etc/x", "a/b", "..", ".", "", strings.Repeat("x", 256)} {
-		j := recordIn(t)
-		_, err := j.values([]Variable{{Key: key, Value: "geheim", File: true}})
-		require.ErrorContains(t, err, "write file variable")
-		require.NotContains(t, err.Error(), "geheim")
-		entries, err := os.ReadDir(j.varsDir())
-		require.NoError(t, err)
-		require.Empty(t, entries)
-	}
-}
 
 func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {
 	s := newStore(t, Config{})
 	spec := script(t, "1", `cat ../vars/BAR; stat -c ' %a' ../vars/BAR; env`)
-	spec.Variables = []Variable{{Key: "BAR", Value: "file content", File: true}, {Key: "FOO", Value: "of no environment"}}
+	spec.Vars = []engine.Variable{{Key: "BAR", Value: "file content", File: true}, {Key: "FOO", Value: "of no environment"}}
 	stat, _ := run(t, s, spec)
 	require.Equal(t, Succeeded, stat.State, stat.Message)
 	out := read(t, follow(t, s, "1"), Stdout, 0)
@@ -71,10 +27,10 @@ func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {
 func TestVariablesThatCannotBeWrittenFailTheJob(t *testing.T) {
 	s := newStore(t, Config{Dir: smallDisk(t)})
 	spec := script(t, "1", "echo not run")
-	spec.Variables = []Variable{{Key: "BIG", Value: strings.Repeat("x", 1<<20), File: true}}
+	spec.Vars = []engine.Variable{{Key: "BIG", Value: strings.Repeat("x", 1<<20), File: true}}
 	stat, _ := run(t, s, spec)
 	require.Equal(t, Failed, stat.State)
-	require.Contains(t, stat.Message, `write file variable "BIG"`)
+	require.Contains(t, stat.Message, "write variable BIG")
 	require.Contains(t, stat.Message, "no space left on device")
 	require.Empty(t, read(t, follow(t, s, "1"), Stdout, 0))
 }
@@ -92,7 +48,7 @@ func TestMaskedVariablesAreInNoLogAndNoMessage(t *testing.T) {
 `)
 	spec.WorkDir, spec.Merged = t.TempDir(), true
 	require.NoError(t, os.WriteFile(filepath.Join(spec.WorkDir, "file"), []byte("first line!\nsecond line!\n"), 0o600))
-	spec.Variables = []Variable{
+	spec.Vars = []engine.Variable{
 		{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true},
 		{Key: "LINES", Value: "first line!\nsecond line!", Masked: true, File: true},
 		{Key: "SHORT", Value: "pw", Masked: true},
@@ -127,7 +83,7 @@ func TestMaskedVariablesAreInNoLogAndNoMessage(t *testing.T) {
 func TestMoreSecretsThanCanBeMaskedFailTheJob(t *testing.T) {
 	s := newStore(t, Config{})
 	spec := script(t, "1", "echo not run")
-	spec.Variables = []Variable{{Key: "BIG", Value: strings.Repeat("geheim", 1<<20), Masked: true}}
+	spec.Vars = []engine.Variable{{Key: "BIG", Value: strings.Repeat("geheim", 1<<20), Masked: true}}
 	stat, _ := run(t, s, spec)
 	require.Equal(t, Failed, stat.State)
 	require.Contains(t, stat.Message, "mask variable BIG: ")

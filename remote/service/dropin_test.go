@@ -122,7 +122,7 @@ func TestManagerFindsTheCommandsAndTheVersionItKnows(t *testing.T) {
 	h := &harness{t: t, manager: managerOf(t, dialProxy(t, program, socket))}
 	h.runManaged(&runnerproto.RunRequest{Id: "1", Steps: "{}\n---\nrun: [{name: a, script: head -c 1000000 /dev/zero; exit 7}]"})
 	require.Equal(t, "Running step \"a\"\n"+strings.Repeat("\x00", 1_000_000), h.logs(h.manager, "1", 0, ""))
-	require.Equal(t, `step "a": exit status 7`, h.status("1").GetMessage())
+	require.Equal(t, `step "a": exec: exit status 7`, h.status("1").GetMessage())
 }
 
 func TestManagerSeesTheMarkerAsTheFirstLineOnStderrAndCanConnectThen(t *testing.T) {

@@ -58,7 +58,7 @@ func TestFollowTellsAFailureAndItsCode(t *testing.T) {
 	for _, r := range []*pb.StepResult{last.GetResult(), last.GetResult().GetChildrenStepResults()[0]} {
 		require.Equal(t, pb.StepResult_failure, r.GetStatus())
 		require.EqualValues(t, 42, r.GetExitCode())
-		require.Equal(t, `step "one": exit status 42`, r.GetMessage())
+		require.Equal(t, `step "one": exec: exit status 42`, r.GetMessage())
 	}
 	require.Equal(t, pb.Job_failed, last.GetJob().GetStatus())
 	require.EqualValues(t, 42, last.GetJob().GetExitCode())

@@ -3,8 +3,10 @@ package service
 import (
 	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/steps"
 )
@@ -37,7 +39,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 		if !validKey(v.GetKey()) {
 			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all", i, maxKey)
 		}
-		spec.Variables = append(spec.Variables, job.Variable{
+		spec.Vars = setVariable(spec.Vars, engine.Variable{
 			Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked(),
 		})
 	}
@@ -46,6 +48,17 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	}
 	spec.Digest, err = digest(req)
 	return spec, err
+}
+
+// setVariable appends v, or puts it in the place of one of the same key: a manager may send several, of
+// which the last one counts.
+func setVariable(vars []engine.Variable, v engine.Variable) []engine.Variable {
+	i := slices.IndexFunc(vars, func(other engine.Variable) bool { return other.Key == v.Key })
+	if i < 0 {
+		return append(vars, v)
+	}
+	vars[i] = v
+	return vars
 }
 
 // validKey reports whether key is [A-Za-z_][A-Za-z0-9_]* and not too long.

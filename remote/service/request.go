@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/steps"
 )
@@ -46,6 +47,9 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	if spec.Grace > maxGrace {
 		return spec, fmt.Errorf("grace: it can be %v at most", maxGrace)
 	}
+	if spec.Vars, err = variablesOf(req.GetVariables()); err != nil {
+		return spec, err
+	}
 	if spec.Definition, err = definitionOf(req); err != nil {
 		return spec, err
 	}
@@ -77,8 +81,33 @@ func checkPath(field, path string) error {
 	return nil
 }
 
+// maxVariables bounds the values of a job's variables, in bytes.
+const maxVariables = 8 << 20
+
+// variablesOf checks a job's variables.
+func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
+	vars := make([]engine.Variable, len(list))
+	seen := make(map[string]bool, len(list))
+	total := 0
+	for i, v := range list {
+		switch key := v.GetKey(); {
+		case !steps.IsName(key):
+			return nil, fmt.Errorf("variables[%d].key: use letters, digits and _, not a digit first", i)
+		case seen[key]:
+			return nil, fmt.Errorf("variables[%d].key: an earlier variable has the same", i)
+		default:
+			seen[key] = true
+		}
+		if total += len(v.GetValue()); total > maxVariables {
+			return nil, fmt.Errorf("variables: the values have more than %d bytes in all; put some into files of the project", maxVariables)
+		}
+		vars[i] = engine.Variable{Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked()}
+	}
+	return vars, nil
+}
+
 // definitionOf compiles what req wants run.
-func definitionOf(req *pb.RunRequest) (*steps.Definition, error) {
+func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
 	switch req.GetType() {
 	case pb.RunRequest_script:

@@ -1,12 +1,15 @@
 package service
 
 import (
+	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/expr"
 	"github.com/stepmux/stepmux/remote/job"
 )
 
@@ -25,17 +28,57 @@ var jobStatus = map[job.State]pb.Job_JobStatus{
 	job.Cancelled: pb.Job_cancelled,
 }
 
-// stepResult is r as a message. Of the step it has the name only: the rest may be secret, and the
-// caller knows it.
+// stepResult is r as a message, with the steps below it. Of the step it has the name only: the rest may
+// be secret, and the caller knows it.
 func stepResult(r engine.StepResult) *pb.StepResult {
-	return &pb.StepResult{
+	result := &pb.StepResult{
 		Step:         &pb.Step{Name: r.Name},
 		Status:       stepStatus[r.Status],
 		ExitCode:     int32(r.ExitCode),
 		Message:      r.Message,
 		StartTime:    timestamp(r.Started),
 		FinishedTime: timestamp(r.Finished),
+		Path:         r.Path,
+		Warnings:     r.Warnings,
+		Outputs:      outputsOf(r.Outputs),
+		Exports:      outputsOf(r.Exports),
 	}
+	for _, s := range r.Steps {
+		result.ChildrenStepResults = append(result.ChildrenStepResults, stepResult(s))
+	}
+	return result
+}
+
+// fit returns m, without what the steps gave if it would be larger with that than a message can be.
+func fit(m *pb.FollowResponse) *pb.FollowResponse {
+	if proto.Size(m) > maxMessage {
+		strip(m.GetResult())
+		m.GetResult().Warnings = append(m.GetResult().GetWarnings(), "the outputs and exports are left out here: they are too large for one message")
+	}
+	return m
+}
+
+func strip(r *pb.StepResult) {
+	r.Outputs, r.Exports = nil, nil
+	for _, child := range r.GetChildrenStepResults() {
+		strip(child)
+	}
+}
+
+// outputsOf is what a step gave, without what is secret.
+func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
+	if len(values) == 0 {
+		return nil
+	}
+	outputs := make(map[string]*pb.StepResult_Output, len(values))
+	for name, v := range values {
+		out := &pb.StepResult_Output{Key: name, Masked: v.Sensitive()}
+		if !out.GetMasked() {
+			out.Value, out.Typed = strings.ToValidUTF8(v.Text(), "\uFFFD"), v.Proto()
+		}
+		outputs[name] = out
+	}
+	return outputs
 }
 
 // jobResult is the tree of a job that has ended.
@@ -47,6 +90,8 @@ func jobResult(stat job.Stat, r engine.Result) *pb.StepResult {
 		Message:      r.Message,
 		StartTime:    timestamp(stat.Started),
 		FinishedTime: timestamp(stat.Finished),
+		Outputs:      outputsOf(r.Outputs),
+		Exports:      outputsOf(r.Exports),
 	}
 	for _, s := range r.Steps {
 		tree.ChildrenStepResults = append(tree.ChildrenStepResults, stepResult(s))

@@ -49,7 +49,7 @@ func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer
 		if err != nil {
 			return statusOf(req.GetId(), err)
 		}
-		if err := stream.Send(&pb.FollowResponse{Result: stepResult(event)}); err != nil {
+		if err := stream.Send(fit(&pb.FollowResponse{Result: stepResult(event)})); err != nil {
 			return err
 		}
 	}
@@ -57,7 +57,7 @@ func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer
 	if err != nil {
 		return statusOf(req.GetId(), err)
 	}
-	return stream.Send(&pb.FollowResponse{Result: jobResult(stat, result), Job: jobOf(stat)})
+	return stream.Send(fit(&pb.FollowResponse{Result: jobResult(stat, result), Job: jobOf(stat)}))
 }
 
 // Cancel implements the StepRunner service.

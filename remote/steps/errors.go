@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Error says what is wrong with a job, where, and where possible what to write instead. It quotes
+// Error says what is wrong with a job or a step, where, and where possible what to write instead. It quotes
 // keys and names, never values.
 type Error struct {
 	// Where is the place: "file:line:column" in a text, "steps[2].env" in a request.
@@ -14,6 +14,8 @@ type Error struct {
 	Line, Column int
 	// Message says what is wrong.
 	Message string
+
+	semantic bool // see place
 }
 
 func (e *Error) Error() string { return e.Where + ": " + e.Message }

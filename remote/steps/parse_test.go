@@ -1,12 +1,64 @@
 package steps
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
+
+// job is a definition of today's dialect with steps.
+func job(list ...*pb.Step) *pb.Definition {
+	for _, s := range list {
+		s.When = cmp.Or(s.GetWhen(), OnSuccess)
+	}
+	return &pb.Definition{
+		Type:    pb.DefinitionType_steps,
+		Dialect: pb.Definition_v1,
+		Spec:    &pb.Spec{Spec: &pb.Spec_Content{}},
+		Steps:   list,
+	}
+}
+
+// script is a step that runs text.
+func script(name, text string) *pb.Step {
+	return &pb.Step{
+		Name:      name,
+		Step:      "builtin://script",
+		Reference: &pb.Reference{Protocol: pb.Reference_builtin, Path: ScriptStep},
+		Inputs:    map[string]*structpb.Value{"script": structpb.NewStringValue(text)},
+	}
+}
+
+// command is a step that runs a command.
+func command(name, dir string, argv ...string) *pb.Step {
+	return &pb.Step{Name: name, Definition: &pb.Definition{
+		Type:    pb.DefinitionType_exec,
+		Dialect: pb.Definition_v1,
+		Exec:    &pb.Exec{Command: argv, WorkDir: dir},
+	}}
+}
+
+func with(s *pb.Step, change func(*pb.Step)) *pb.Step {
+	change(s)
+	return s
+}
+
+func requireDefinition(t *testing.T, want, got *pb.Definition) {
+	t.Helper()
+	if !proto.Equal(want, got) {
+		require.Equal(t, prototext.Format(want), prototext.Format(got))
+	}
+}
 
 func TestParseReadsAJob(t *testing.T) {
 	def, err := Parse("job.yml", []byte(`
@@ -19,29 +71,57 @@ run:
     env:
       CC: clang
       EMPTY: ""
-  - exec: {command: [make, "test"], work_dir: src}
+  - exec: {command: [make, "test"], work_dir: src, timeout: 90s}
     when: on_failure
   - name: _clean2
     script: rm -rf tmp
     when: always
+    if: ${{ env.KEEP != "yes" }}
+    timeout: 1h30m
+  - name: call
+    step: ./ci/deploy.yml
+    inputs: {n: 1.5, list: [a, {b: null}], "yes": true}
+  - name: group
+    run:
+      - script: echo inner
 `))
 	require.NoError(t, err)
-	require.Equal(t, &Definition{
-		Env: map[string]string{"LEVEL": "all"},
-		Steps: []Step{
-			{Name: "build", When: OnSuccess, Script: "make all\necho done\n", Env: map[string]string{"CC": "clang", "EMPTY": ""}},
-			{Name: "step_2", When: OnFailure, Exec: &Exec{Command: []string{"make", "test"}, WorkDir: "src"}},
-			{Name: "_clean2", When: Always, Script: "rm -rf tmp"},
+	inputs, err := structpb.NewStruct(map[string]any{"n": 1.5, "list": []any{"a", map[string]any{"b": nil}}, "yes": true})
+	require.NoError(t, err)
+	want := job(
+		with(script("build", "make all\necho done\n"), func(s *pb.Step) { s.Env = map[string]string{"CC": "clang", "EMPTY": ""} }),
+		with(command("step_2", "src", "make", "test"), func(s *pb.Step) {
+			s.When, s.Definition.Exec.Timeout = OnFailure, durationpb.New(90*time.Second)
+		}),
+		with(script("_clean2", "rm -rf tmp"), func(s *pb.Step) {
+			s.When, s.Condition, s.Timeout = Always, ` env.KEEP != "yes" `, durationpb.New(90*time.Minute)
+		}),
+		&pb.Step{
+			Name: "call", Step: "./ci/deploy.yml", Inputs: inputs.GetFields(),
+			Reference: &pb.Reference{Protocol: pb.Reference_local, Path: "./ci", File: "deploy.yml"},
 		},
-	}, def)
+		&pb.Step{Name: "group", Definition: &pb.Definition{
+			Type: pb.DefinitionType_steps, Dialect: pb.Definition_v1,
+			Steps: []*pb.Step{with(script("step_1", "echo inner"), func(s *pb.Step) { s.When = OnSuccess })},
+		}},
+	)
+	want.Env = map[string]string{"LEVEL": "all"}
+	requireDefinition(t, want, def)
 }
 
 func TestParseAcceptsTheFormsAJobIsWrittenIn(t *testing.T) {
-	oneScript := &Definition{Steps: []Step{{Name: "a", When: OnSuccess, Script: "echo hi"}}}
-	oneExec := &Definition{Steps: []Step{{Name: "step_1", When: OnSuccess, Exec: &Exec{Command: []string{"make"}}}}}
+	oneScript := job(script("a", "echo hi"))
+	oneExec := job(command("step_1", "", "make"))
+	oneExec.Steps[0].Definition.Spec = oneExec.GetSpec()
+	values := job(with(script("step_1", "yes"), func(s *pb.Step) { s.Env = map[string]string{"A": "yes", "B": "off"} }))
+	w := map[string]string{"K": "w"}
+	aliases := job(
+		with(script("a", "x"), func(s *pb.Step) { s.Env = w }),
+		with(script("b", "w"), func(s *pb.Step) { s.Env = w }),
+	)
 	for name, tc := range map[string]struct {
 		text string
-		want *Definition
+		want *pb.Definition
 	}{
 		"run":                        {"run:\n- {name: a, script: echo hi}\n", oneScript},
 		"list":                       {"- name: a\n  script: echo hi\n", oneScript},
@@ -51,24 +131,18 @@ func TestParseAcceptsTheFormsAJobIsWrittenIn(t *testing.T) {
 		"empty spec, then run":       {"spec:\n---\nrun:\n- {name: a, script: echo hi}\n", oneScript},
 		"spec as mapping, then list": {"spec: {}\n---\n- {name: a, script: echo hi}\n", oneScript},
 		"exec alone":                 {"spec:\n---\nexec: {command: [make]}\n", oneExec},
+		"null for an empty mapping":  {"env:\nrun:\n- {name: a, env: , inputs: , script: echo hi}\n", oneScript},
 		"anchors":                    {"- name: a\n  env: &e {}\n  script: echo hi\n", oneScript},
 		"Windows line ends":          {"run:\r\n- name: a\r\n  script: echo hi\r\n", oneScript},
-		"aliases": {
-			"- {name: a, script: x, env: &e {K: &v w}}\n- {name: b, script: *v, env: *e}\n",
-			&Definition{Steps: []Step{
-				{Name: "a", When: OnSuccess, Script: "x", Env: map[string]string{"K": "w"}},
-				{Name: "b", When: OnSuccess, Script: "w", Env: map[string]string{"K": "w"}},
-			}},
-		},
+		"aliases":                    {"- {name: a, script: x, env: &e {K: &v w}}\n- {name: b, script: *v, env: *e}\n", aliases},
 		"words that are true in old YAML": {
-			"- {script: 'yes', env: {A: yes, B: off}}\n",
-			&Definition{Steps: []Step{{Name: "step_1", When: OnSuccess, Script: "yes", Env: map[string]string{"A": "yes", "B": "off"}}}},
+			"- {script: 'yes', env: {A: yes, B: off}}\n", values,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			def, err := Parse("job.yml", []byte(tc.text))
 			require.NoError(t, err)
-			require.Equal(t, tc.want, def)
+			requireDefinition(t, tc.want, def)
 		})
 	}
 }
@@ -78,16 +152,16 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		"misspelt key":         {"- name: a\n  scrpt: x\n", `j:2:3: unknown key "scrpt", did you mean "script"?`},
 		"swapped letters":      {"- {evn: a}\n", `j:1:4: unknown key "evn", did you mean "env"?`},
 		"dashes":               {"- exec: {command: [a], work-dir: b}\n", `j:1:24: unknown key "work-dir", did you mean "work_dir"?`},
-		"unknown key":          {"- script: x\n  image: y\n", `j:2:3: unknown key "image"; a step has name, script, exec, env, when`},
-		"unknown key of a job": {"run: []\nstages: 1\n", `j:2:1: unknown key "stages"; a job has run, exec, env`},
+		"unknown key":          {"- script: x\n  image: y\n", `j:2:3: unknown key "image"; a step has name, step, func, script, exec, run, action, inputs, env, when, if, timeout`},
+		"unknown key of a job": {"run: []\nstages: 1\n", `j:2:1: unknown key "stages"; a job has run, exec, env, outputs, delegate`},
 		"key that may hold a secret": {
 			"- script: |\n  curl -H \"token=geheim\": 1\n",
-			`j:2:3: unknown key; a step has name, script, exec, env, when`,
+			`j:2:3: unknown key; a step has name, step, func, script, exec, run, action, inputs, env, when, if, timeout`,
 		},
 		"duplicate key":          {"- name: a\n  name: b\n", `j:2:3: the key "name" stands here for the second time`},
 		"duplicate variable":     {"- {script: x, env: {A: b, A: c}}\n", `j:1:27: the key "A" stands here for the second time`},
-		"duplicate name":         {"- {name: a, script: x}\n- {name: a, script: y}\n", `j:2:10: the name "a" is taken by step 1; the names of a job's steps must differ`},
-		"given name is made up":  {"- {name: step_2, script: x}\n- script: y\n", `j:2:3: the name "step_2" is taken by step 1; the names of a job's steps must differ`},
+		"duplicate name":         {"- {name: a, script: x}\n- {name: a, script: y}\n", `j:2:10: the name "a" is taken by step 1; the names of a list's steps must differ`},
+		"given name is made up":  {"- {name: step_2, script: x}\n- script: y\n", `j:2:3: the name "step_2" is taken by step 1; the names of a list's steps must differ`},
 		"name with blank":        {"- {name: not allowed, script: x}\n", `j:1:10: the name "not allowed" is not valid; use letters, digits and _, not a digit first, at most 256 in all`},
 		"name with digit":        {"- {name: 1a, script: x}\n", `j:1:10: the name "1a" is not valid; use letters, digits and _, not a digit first, at most 256 in all`},
 		"empty name":             {"- {name: '', script: x}\n", `j:1:10: the name is not valid; use letters, digits and _, not a digit first, at most 256 in all`},
@@ -103,30 +177,28 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		"run is a mapping":       {"run: {script: x}\n", `j:1:6: run must be a list, not a mapping`},
 		"text alone":             {"hello\n", `j:1:1: a job must be a mapping (key: value), not a text`},
 		"key is a list":          {"- {[a]: b}\n", `j:1:4: a key must be a text, not a list`},
-		"both":                   {"- name: a\n  script: x\n  exec: {command: [a]}\n", `j:3:9: the step has both script and exec; a step has one of them`},
-		"step and script":        {"- name: a\n  step: ./e\n  script: x\n", `j:2:3: the step has both script and step; a step has one of them`},
-		"nothing to run":         {"- name: a\n", `j:1:3: the step has nothing to run; give it a script or an exec`},
-		"inputs of a script":     {"- script: x\n  inputs: {a: 1}\n", `j:2:3: script takes no inputs; pass values in env`},
+		"both":                   {"- name: a\n  script: x\n  exec: {command: [a]}\n", `j:3:3: the step has both script and exec; a step has one of them`},
+		"step and script":        {"- name: a\n  step: ./e\n  script: x\n", `j:3:3: the step has both step and script; a step has one of them`},
+		"nothing to run":         {"- name: a\n", `j:1:3: the step has nothing to run; give it a script, a step, an exec or a run`},
+		"inputs of a script":     {"- script: x\n  inputs: {a: 1}\n", `j:2:12: script takes no inputs but shell; pass values in env`},
 		"empty script":           {"- script: ' '\n", `j:1:11: script is empty; write what the shell shall run`},
 		"empty command":          {"- exec: {command: []}\n", `j:1:19: command is empty; write the program and its arguments, such as [make, test]`},
 		"no command":             {"- exec: {}\n", `j:1:9: command is empty; write the program and its arguments, such as [make, test]`},
 		"empty program":          {"- exec: {command: ['', a]}\n", `j:1:20: the program is empty; write its name or path`},
 		"when":                   {"- {script: x, when: never}\n", `j:1:21: when is one of on_success, on_failure, always`},
-		"step":                   {"- name: a\n  step: ./x\n", `j:2:3: step is not supported by this version; use script or exec`},
-		"func":                   {"- {func: ./x, inputs: {a: 1}}\n", `j:1:4: func is not supported by this version; use script or exec`},
-		"action":                 {"- {action: a/b@v1}\n", `j:1:4: action is not supported by this version; use script or exec`},
-		"old dialect":            {"spec:\n---\ntype: steps\nsteps: []\n", `j:3:1: type is not supported by this version; write the steps as run`},
+		"old dialect, no steps":  {"spec:\n---\ntype: steps\nsteps: []\n", `j:4:8: there are no steps; write at least one, such as - script: echo hello`},
+		"old dialect, no spec":   {"type: exec\nexec: {command: [a]}\n", `j:1:1: type belongs to the definition of a step, after its spec and a line ---; write the steps as run`},
 		"step outside a list":    {"name: a\nscript: x\n", `j:1:1: name belongs to a step, and steps stand in a list: write - before it`},
-		"run and exec":           {"run: []\nexec: {command: [a]}\n", `j:2:7: the job has both run and exec; a job has one of them`},
+		"run and exec":           {"run: []\nexec: {command: [a]}\n", `j:2:7: there are both run and exec; write one of them`},
 		"empty":                  {"", `j: the text is empty; write a list of steps, such as - script: echo hello`},
 		"comment only":           {"# nothing\n", `j: the text is empty; write a list of steps, such as - script: echo hello`},
-		"empty document":         {"---\n", `j:2:1: there are no steps; write a list of them, such as - script: echo hello`},
+		"empty document":         {"---\n", `j:2:1: there are no steps; write run: and below it a list of them, such as - script: echo hello`},
 		"empty list":             {"run: []\n", `j:1:6: there are no steps; write at least one, such as - script: echo hello`},
 		"no run":                 {"env: {A: b}\n", `j:1:1: there are no steps; write run: and below it a list of them`},
 		"spec in one document":   {"spec:\nrun: []\n", `j:1:1: spec stands in a document of its own; write --- on a line between it and the rest`},
-		"documents out of order": {"run: [{script: x}]\n---\nspec:\n", `j:1:1: unknown key "run"; the first of two documents holds spec, the second run`},
-		"spec with inputs":       {"spec: {inputs: {a: {type: string}}}\n---\nrun: []\n", `j:1:1: inputs and outputs in a job's spec are not supported by this version; leave it empty`},
-		"three documents":        {"{}\n---\nrun: [{script: x}]\n---\na: b\n", `j:5:1: a job has at most two documents, its spec and its steps; this is a third`},
+		"documents out of order": {"run: [{script: x}]\n---\nspec:\n", `j:1:1: unknown key "run"; the first of two documents holds spec, the second run or exec`},
+		"unknown type":           {"spec: {inputs: {a: {type: strng}}}\n---\nrun: []\n", `j:1:27: the input "a" has an unknown type "strng", did you mean "string"?`},
+		"three documents":        {"{}\n---\nrun: [{script: x}]\n---\na: b\n", `j:5:1: there are at most two documents, the spec and what it runs; this is a third`},
 		"merge key":              {"- &a {script: x}\n- {<<: *a, name: b}\n", `j:2:4: merge keys (<<) are not supported; write the keys out`},
 		"tag":                    {"- script: !!binary aGk=\n", `j:1:11: tags are not supported; remove the one that begins with !`},
 		"own tag":                {"- script: !reference [a, b]\n", `j:1:11: tags are not supported; remove the one that begins with !`},
@@ -137,19 +209,19 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		"escaped NUL":            {"- script: \"a\\0b\"\n", `j:1:11: the text holds a NUL byte, which no program can be given`},
 		"NUL in env":             {"- {script: x, env: {A: \"\\0\"}}\n", `j:1:24: the text holds a NUL byte, which no program can be given`},
 		"not UTF-8":              {"- script: äö\xff\n", `j:1:13: the text is not valid UTF-8`},
-		"expression":             {"- name: a\n  script: echo ${{ job.X }}\n", `j:2:11: the expression ${{ is not supported by this version; for the text itself write \${{`},
+		"unknown name":           {"- name: a\n  script: echo ${{ jobs.X }}\n", `j:2:20: step "a": script: jobs was not found; did you mean job?`},
 		"expression in a block": {
 			"- name: a\n  script: |\n    echo x\n\n    echo ä ${{ job.X\n",
-			`j:5:12: the expression ${{ is not supported by this version; for the text itself write \${{`,
+			`j:5:12: step "a": script: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
 		},
 		"expression after its escape": {
 			"- name: a\n  script: |\n    echo \\${{ a ${{ job.X\n",
-			`j:3:17: the expression ${{ is not supported by this version; for the text itself write \${{`,
+			`j:3:17: step "a": script: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
 		},
-		"expression in env":      {"- {script: x, env: {A: '${{ b }}'}}\n", `j:1:24: the expression ${{ is not supported by this version; for the text itself write \${{`},
-		"expression in a key":    {"- {script: x, env: {'${{ a }}': b}}\n", `j:1:21: the expression ${{ is not supported by this version; for the text itself write \${{`},
-		"expression in command":  {"- exec: {command: ['${{ a }}']}\n", `j:1:20: the expression ${{ is not supported by this version; for the text itself write \${{`},
-		"expression in work_dir": {"- exec: {command: [a], work_dir: '${{ a }}'}\n", `j:1:34: the expression ${{ is not supported by this version; for the text itself write \${{`},
+		"expression in env":      {"- {script: x, env: {A: '${{ b }}'}}\n", `j:1:29: step "step_1": env: b was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
+		"expression in a key":    {"- {script: x, env: {'${{ a }}': b}}\n", `j:1:26: step "step_1": a key of env: a was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
+		"expression in command":  {"- exec: {command: ['${{ a }}']}\n", `j:1:25: step "step_1": command: a was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
+		"expression in work_dir": {"- exec: {command: [a], work_dir: '${{ a }}'}\n", `j:1:39: step "step_1": work_dir: a was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse("j", []byte(tc.text))
@@ -172,9 +244,15 @@ func TestParseTakesEscapedExpressionsAndBareDollarsAsText(t *testing.T) {
 - exec: {command: [echo, 'a\${{b']}
 `))
 	require.NoError(t, err)
-	require.Equal(t, "echo 'Use ${{ to start' ${{ x }}\necho $ $X ${X} $[[ inputs.x ]] }} \\$ \\\\\n", def.Steps[0].Script)
-	require.Equal(t, "${{ a }}", def.Steps[0].Env["A"])
-	require.Equal(t, []string{"echo", "a${{b"}, def.Steps[1].Exec.Command)
+	text, literal := Literal(scriptOf(def.GetSteps()[0]))
+	require.True(t, literal)
+	require.Equal(t, "echo 'Use ${{ to start' ${{ x }}\necho $ $X ${X} $[[ inputs.x ]] }} \\$ \\\\\n", text)
+	text, literal = Literal(def.GetSteps()[0].GetEnv()["A"])
+	require.True(t, literal)
+	require.Equal(t, "${{ a }}", text)
+	text, literal = Literal(def.GetSteps()[1].GetDefinition().GetExec().GetCommand()[1])
+	require.True(t, literal)
+	require.Equal(t, "a${{b", text)
 }
 
 func TestParseIsBounded(t *testing.T) {
@@ -185,7 +263,7 @@ func TestParseIsBounded(t *testing.T) {
 	t.Run("text of almost 1 MiB", func(t *testing.T) {
 		def, err := Parse("j", []byte("- script: "+strings.Repeat("x", MaxText-10)))
 		require.NoError(t, err)
-		require.Len(t, def.Steps[0].Script, MaxText-10)
+		require.Len(t, scriptOf(def.GetSteps()[0]), MaxText-10)
 	})
 	t.Run("most steps", func(t *testing.T) {
 		def, err := Parse("j", []byte(strings.Repeat("- {script: x}\n", MaxSteps)))
@@ -223,11 +301,14 @@ func TestParseIsBounded(t *testing.T) {
 	})
 }
 
+func scriptOf(s *pb.Step) string { return s.GetInputs()["script"].GetStringValue() }
+
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"run:\n- {name: a, script: echo hi}\n", "{}\n---\nrun: [{exec: {command: [a], work_dir: b}}]\n",
 		"- script: |\n    a\n    ${{ b }}\n", "- &a {script: x, env: {A: b}}\n- *a\n", "- script: \"\\0\"\n", "&a [*a]", "- name: [\n",
 		"- script: |2\n   ${{\n", "- script: >\n   a ${{\n", "-\r  script: |\r    ${{",
+		"spec: {inputs: {a: {type: number, default: 1}}}\n---\nrun: [{name: a, step: \"${{ inputs.a }}\", if: true}]\noutputs: {b: [1.5, .inf]}\n",
 	} {
 		f.Add([]byte(seed))
 	}
@@ -241,14 +322,13 @@ func FuzzParse(f *testing.F) {
 			require.Less(t, len(err.Error()), 1000)
 			return
 		}
-		require.NotEmpty(t, def.Steps)
+		require.NotEmpty(t, def.GetSteps())
 		names := map[string]bool{}
-		for _, s := range def.Steps {
-			require.True(t, isName(s.Name))
-			require.False(t, names[s.Name])
-			names[s.Name] = true
-			require.NotEqual(t, s.Script == "", s.Exec == nil)
-			require.NotContains(t, s.Script, "\x00")
+		for _, s := range def.GetSteps() {
+			require.True(t, isName(s.GetName()))
+			require.False(t, names[s.GetName()])
+			names[s.GetName()] = true
+			require.NotEqual(t, s.GetReference() == nil, s.GetDefinition() == nil)
 		}
 	})
 }

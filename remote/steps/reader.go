@@ -1,6 +1,8 @@
 package steps
 
 import (
+	"errors"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -8,9 +10,22 @@ import (
 
 // reader reads the nodes of one text and counts what that costs.
 type reader struct {
-	text *text
-	cost int
+	text  *text
+	cost  int
+	steps int // read so far
+	depth int // of lists of steps and of values, aliases followed
 }
+
+// enter goes one level deeper, which the caller leaves again. The text's own nesting is bounded, but that
+// of an alias that holds itself is not.
+func (r *reader) enter(n *yaml.Node) error {
+	if r.depth++; r.depth > maxDepth {
+		return r.at(n).beyond().errorf("it is nested deeper than %d; does an alias hold itself?", maxDepth)
+	}
+	return nil
+}
+
+func (r *reader) leave() { r.depth-- }
 
 func (r *reader) at(n *yaml.Node) place { return place{text: r.text, node: n} }
 
@@ -20,14 +35,14 @@ func (r *reader) value(n *yaml.Node) (*yaml.Node, error) {
 	target := n
 	if n.Kind == yaml.AliasNode {
 		if target = n.Alias; target == nil || target.Kind == yaml.AliasNode {
-			return nil, r.at(n).errorf("the alias stands for nothing")
+			return nil, r.at(n).beyond().errorf("the alias stands for nothing")
 		}
 	}
 	if r.cost += 1 + len(target.Value); r.cost > maxCost {
-		return nil, r.at(n).errorf("the aliases make this text too large; write the values out")
+		return nil, r.at(n).beyond().errorf("the aliases make this text too large; write the values out")
 	}
 	if target.Style&yaml.TaggedStyle != 0 && target.ShortTag() != "!!str" {
-		return nil, r.at(n).errorf("tags are not supported; remove the one that begins with !")
+		return nil, r.at(n).beyond().errorf("tags are not supported; remove the one that begins with !")
 	}
 	return target, nil
 }
@@ -72,22 +87,52 @@ func (r *reader) mapping(n *yaml.Node, what string) ([]item, error) {
 		return nil, r.at(n).errorf("%s must be a mapping (key: value), not %s", what, describe(v))
 	}
 	items := make([]item, 0, len(v.Content)/2)
-	seen := make(map[string]bool, len(v.Content)/2)
+	var seen map[string]bool // of a large mapping
+	if len(v.Content) > 2*fewKeys {
+		seen = make(map[string]bool, len(v.Content)/2)
+	}
 	for i := 0; i+1 < len(v.Content); i += 2 {
 		if v.Content[i].ShortTag() == "!!merge" {
-			return nil, r.at(v.Content[i]).errorf("merge keys (<<) are not supported; write the keys out")
+			return nil, r.at(v.Content[i]).beyond().errorf("merge keys (<<) are not supported; write the keys out")
 		}
-		key, err := r.word(v.Content[i], "a key")
+		key, err := r.key(v.Content[i])
 		if err != nil {
 			return nil, err
 		}
-		if seen[key.text] {
-			return nil, key.at.errorf("the key%s stands here for the second time", quote(key.text))
+		if seen[key.text] || seen == nil && hasKey(items, key.text) {
+			return nil, key.at.beyond().errorf("the key%s stands here for the second time", quote(key.text))
 		}
-		seen[key.text] = true
+		if seen != nil {
+			seen[key.text] = true
+		}
 		items = append(items, item{key, v.Content[i+1]})
 	}
 	return items, nil
+}
+
+// fewKeys is how many keys are compared one by one.
+const fewKeys = 16
+
+func hasKey(items []item, key string) bool {
+	return slices.ContainsFunc(items, func(it item) bool { return it.key.text == key })
+}
+
+// key reads the key of a mapping. A schema sees only keys that are texts.
+func (r *reader) key(n *yaml.Node) (word, error) {
+	key, err := r.word(n, "a key")
+	if bad, ok := errors.AsType[*Error](err); ok {
+		bad.semantic = true
+	}
+	return key, err
+}
+
+// optional is mapping, where null stands for an empty one.
+func (r *reader) optional(n *yaml.Node, what string) ([]item, error) {
+	empty, err := r.empty(n)
+	if err != nil || empty {
+		return nil, err
+	}
+	return r.mapping(n, what)
 }
 
 // unknown is the error for a key of what that is not one of known.

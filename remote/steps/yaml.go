@@ -8,6 +8,8 @@ import (
 
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 const (
@@ -22,40 +24,66 @@ const (
 // [*Error] with the first mistake found.
 //
 // The text is a list of steps, or a document with the list as run:, which may follow a document with
-// an empty spec. See [Step] for what a step is:
+// a spec. docs/language.md tells all there is:
 //
 //	run:
 //	  - name: build          # step_1, step_2, ... if missing
 //	    script: make all
 //	    env: {CC: clang}
 //	  - name: test
-//	    exec: {command: [make, test], work_dir: src}
-//	    when: on_success     # the default; or on_failure, always
-func Parse(name string, data []byte) (*Definition, error) {
-	t := &text{name: name, data: string(data)}
-	if err := t.check(); err != nil {
-		return nil, err
-	}
-	docs, err := t.load()
+//	    step: ./ci/test
+//	    inputs: {binary: "${{ steps.build.exports.BINARY }}"}
+//	    if: env.SKIP_TESTS != "yes"
+//	    timeout: 10m
+func Parse(name string, data []byte) (*pb.Definition, error) {
+	t, docs, err := load(name, data)
 	if err != nil {
 		return nil, err
 	}
 	r := &reader{text: t}
-	return r.job(docs)
+	d, err := r.job(docs)
+	if err != nil {
+		return nil, err
+	}
+	return compileJob(d)
+}
+
+// ParseStep reads the file of a step from YAML: a document with its spec, and one with what it runs. It
+// is like Parse in everything else.
+func ParseStep(name string, data []byte) (*pb.Definition, error) {
+	t, docs, err := load(name, data)
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{text: t}
+	d, err := r.step(docs)
+	if err != nil {
+		return nil, err
+	}
+	return compile(d)
+}
+
+func load(name string, data []byte) (*text, []*yaml.Node, error) {
+	t := &text{name: name, data: string(data)}
+	if err := t.check(); err != nil {
+		return nil, nil, err
+	}
+	docs, err := t.load()
+	return t, docs, err
 }
 
 // check refuses texts that are no YAML of ours, whatever they say.
 func (t *text) check() error {
 	if len(t.data) > MaxText {
-		return &Error{Where: t.name, Message: "the text has more than 1 MiB; move scripts into files"}
+		return t.errorf("the text has more than 1 MiB; move scripts into files")
 	}
 	for i := 0; i < len(t.data); {
 		c, size := utf8.DecodeRuneInString(t.data[i:])
 		switch {
 		case c == utf8.RuneError && size == 1:
-			return t.errorAtByte(i, "the text is not valid UTF-8")
+			return semantic(t.errorAtByte(i, "the text is not valid UTF-8"))
 		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
-			return t.errorAtByte(i, "the text holds the control character %U; in a double-quoted text it can be written as an escape", c)
+			return semantic(t.errorAtByte(i, "the text holds the control character %U; in a double-quoted text it can be written as an escape", c))
 		}
 		i += size
 	}
@@ -67,7 +95,7 @@ func (t *text) load() ([]*yaml.Node, error) {
 	loader, err := yaml.NewLoader(strings.NewReader(t.data),
 		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
-		return nil, &Error{Where: t.name, Message: err.Error()}
+		return nil, t.errorf("%s", err)
 	}
 	var docs []*yaml.Node
 	for len(docs) < 3 {
@@ -80,7 +108,7 @@ func (t *text) load() ([]*yaml.Node, error) {
 			return nil, t.syntaxError(err)
 		}
 		if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 {
-			return nil, &Error{Where: t.name, Message: "the text is not a YAML document"}
+			return nil, t.errorf("the text is not a YAML document")
 		}
 		docs = append(docs, doc.Content[0])
 	}
@@ -90,7 +118,7 @@ func (t *text) load() ([]*yaml.Node, error) {
 func (t *text) syntaxError(err error) error {
 	bad, ok := errors.AsType[*yaml.LoadError](err)
 	if !ok {
-		return &Error{Where: t.name, Message: "the text is not valid YAML"}
+		return t.errorf("the text is not valid YAML")
 	}
 	// The context, such as the quote that is never closed, tells more than the place where it showed.
 	line, column, message := bad.Mark.Line, bad.Mark.Column, bad.Message
@@ -101,7 +129,7 @@ func (t *text) syntaxError(err error) error {
 		message = "the alias has no anchor before it" // theirs repeats the name, of any length
 	}
 	if line <= 0 {
-		return &Error{Where: t.name, Message: "not valid YAML: " + message}
+		return t.errorf("not valid YAML: %s", message)
 	}
-	return t.errorAt(line, max(column, 1), "not valid YAML: %s", message)
+	return semantic(t.errorAt(line, max(column, 1), "not valid YAML: %s", message))
 }

@@ -134,7 +134,7 @@ func (x StepResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StepResult_Status.Descriptor instead.
 func (StepResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5, 0}
 }
 
 type FollowIOResponse_StreamType int32
@@ -180,7 +180,7 @@ func (x FollowIOResponse_StreamType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FollowIOResponse_StreamType.Descriptor instead.
 func (FollowIOResponse_StreamType) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7, 0}
 }
 
 type Job_JobStatus int32
@@ -233,7 +233,7 @@ func (x Job_JobStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Job_JobStatus.Descriptor instead.
 func (Job_JobStatus) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11, 0}
 }
 
 type RunRequest struct {
@@ -252,6 +252,9 @@ type RunRequest struct {
 	CiScript string `protobuf:"bytes,6,opt,name=ci_script,json=ciScript,proto3" json:"ci_script,omitempty"`
 	// steps_yaml is a YAML document with a run: list, for type step; an alternative to steps.
 	StepsYaml string `protobuf:"bytes,20,opt,name=steps_yaml,json=stepsYaml,proto3" json:"steps_yaml,omitempty"`
+	// variables are the job's variables, which expressions know as vars and job. Their keys match
+	// ^[a-zA-Z_][a-zA-Z0-9_]*$ and differ. They are not in the environment of any step.
+	Variables []*Variable `protobuf:"bytes,21,rep,name=variables,proto3" json:"variables,omitempty"`
 	// timeout ends the job as failed when it has run for so long. Zero: the runner's own limit.
 	Timeout *durationpb.Duration `protobuf:"bytes,23,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
@@ -339,6 +342,13 @@ func (x *RunRequest) GetStepsYaml() string {
 	return ""
 }
 
+func (x *RunRequest) GetVariables() []*Variable {
+	if x != nil {
+		return x.Variables
+	}
+	return nil
+}
+
 func (x *RunRequest) GetTimeout() *durationpb.Duration {
 	if x != nil {
 		return x.Timeout
@@ -353,35 +363,33 @@ func (x *RunRequest) GetGrace() *durationpb.Duration {
 	return nil
 }
 
-// Step is one entry of a run: list.
-type Step struct {
-	state  protoimpl.MessageState     `protogen:"open.v1"`
-	Name   string                     `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Step   string                     `protobuf:"bytes,2,opt,name=step,proto3" json:"step,omitempty"`
-	Env    map[string]string          `protobuf:"bytes,3,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Inputs map[string]*structpb.Value `protobuf:"bytes,4,rep,name=inputs,proto3" json:"inputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// script is a shell script to run, exclusive with step and exec.
-	Script string `protobuf:"bytes,20,opt,name=script,proto3" json:"script,omitempty"`
-	// exec is a command to run, exclusive with step and script.
-	Exec          *Exec `protobuf:"bytes,21,opt,name=exec,proto3" json:"exec,omitempty"`
+// Variable is a job variable.
+type Variable struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// file says that steps get the path of a file with the value, which only they can read.
+	File bool `protobuf:"varint,3,opt,name=file,proto3" json:"file,omitempty"`
+	// masked says that the value is a secret.
+	Masked        bool `protobuf:"varint,4,opt,name=masked,proto3" json:"masked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Step) Reset() {
-	*x = Step{}
+func (x *Variable) Reset() {
+	*x = Variable{}
 	mi := &file_stepmuxv1_steprunner_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Step) String() string {
+func (x *Variable) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Step) ProtoMessage() {}
+func (*Variable) ProtoMessage() {}
 
-func (x *Step) ProtoReflect() protoreflect.Message {
+func (x *Variable) ProtoReflect() protoreflect.Message {
 	mi := &file_stepmuxv1_steprunner_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -393,104 +401,37 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Step.ProtoReflect.Descriptor instead.
-func (*Step) Descriptor() ([]byte, []int) {
+// Deprecated: Use Variable.ProtoReflect.Descriptor instead.
+func (*Variable) Descriptor() ([]byte, []int) {
 	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *Step) GetName() string {
+func (x *Variable) GetKey() string {
 	if x != nil {
-		return x.Name
+		return x.Key
 	}
 	return ""
 }
 
-func (x *Step) GetStep() string {
+func (x *Variable) GetValue() string {
 	if x != nil {
-		return x.Step
+		return x.Value
 	}
 	return ""
 }
 
-func (x *Step) GetEnv() map[string]string {
+func (x *Variable) GetFile() bool {
 	if x != nil {
-		return x.Env
+		return x.File
 	}
-	return nil
+	return false
 }
 
-func (x *Step) GetInputs() map[string]*structpb.Value {
+func (x *Variable) GetMasked() bool {
 	if x != nil {
-		return x.Inputs
+		return x.Masked
 	}
-	return nil
-}
-
-func (x *Step) GetScript() string {
-	if x != nil {
-		return x.Script
-	}
-	return ""
-}
-
-func (x *Step) GetExec() *Exec {
-	if x != nil {
-		return x.Exec
-	}
-	return nil
-}
-
-// Exec is one command, run without a shell.
-type Exec struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Command       []string               `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
-	WorkDir       string                 `protobuf:"bytes,2,opt,name=work_dir,json=workDir,proto3" json:"work_dir,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Exec) Reset() {
-	*x = Exec{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Exec) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Exec) ProtoMessage() {}
-
-func (x *Exec) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Exec.ProtoReflect.Descriptor instead.
-func (*Exec) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *Exec) GetCommand() []string {
-	if x != nil {
-		return x.Command
-	}
-	return nil
-}
-
-func (x *Exec) GetWorkDir() string {
-	if x != nil {
-		return x.WorkDir
-	}
-	return ""
+	return false
 }
 
 type RunResponse struct {
@@ -501,7 +442,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -513,7 +454,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -526,7 +467,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{3}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{2}
 }
 
 type FollowRequest struct {
@@ -538,7 +479,7 @@ type FollowRequest struct {
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -550,7 +491,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -563,7 +504,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{4}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -585,7 +526,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +538,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +551,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *FollowResponse) GetResult() *StepResult {
@@ -630,22 +571,29 @@ func (x *FollowResponse) GetJob() *Job {
 // StepResult is what is known of one step. The job's own result has an empty name and the steps as
 // children.
 type StepResult struct {
-	state               protoimpl.MessageState `protogen:"open.v1"`
-	Step                *Step                  `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
-	Status              StepResult_Status      `protobuf:"varint,4,opt,name=status,proto3,enum=stepmux.v1.StepResult_Status" json:"status,omitempty"`
-	ExitCode            int32                  `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
-	ChildrenStepResults []*StepResult          `protobuf:"bytes,8,rep,name=children_step_results,json=childrenStepResults,proto3" json:"children_step_results,omitempty"`
-	StartTime           *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
-	FinishedTime        *timestamppb.Timestamp `protobuf:"bytes,21,opt,name=finished_time,json=finishedTime,proto3" json:"finished_time,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Step   *Step                  `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
+	Status StepResult_Status      `protobuf:"varint,4,opt,name=status,proto3,enum=stepmux.v1.StepResult_Status" json:"status,omitempty"`
+	// outputs and exports are what the step gave, by name.
+	Outputs             map[string]*StepResult_Output `protobuf:"bytes,5,rep,name=outputs,proto3" json:"outputs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Exports             map[string]*StepResult_Output `protobuf:"bytes,6,rep,name=exports,proto3" json:"exports,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	ExitCode            int32                         `protobuf:"varint,7,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	ChildrenStepResults []*StepResult                 `protobuf:"bytes,8,rep,name=children_step_results,json=childrenStepResults,proto3" json:"children_step_results,omitempty"`
+	StartTime           *timestamppb.Timestamp        `protobuf:"bytes,20,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	FinishedTime        *timestamppb.Timestamp        `protobuf:"bytes,21,opt,name=finished_time,json=finishedTime,proto3" json:"finished_time,omitempty"`
 	// message says why a step did not succeed.
-	Message       string `protobuf:"bytes,22,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,22,opt,name=message,proto3" json:"message,omitempty"`
+	// path has the names of the steps that lead to this one, itself the last. It is empty for the job.
+	Path []string `protobuf:"bytes,23,rep,name=path,proto3" json:"path,omitempty"`
+	// warnings say what was not as it should be.
+	Warnings      []string `protobuf:"bytes,24,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -657,7 +605,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -670,7 +618,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StepResult) GetStep() *Step {
@@ -685,6 +633,20 @@ func (x *StepResult) GetStatus() StepResult_Status {
 		return x.Status
 	}
 	return StepResult_unspecified
+}
+
+func (x *StepResult) GetOutputs() map[string]*StepResult_Output {
+	if x != nil {
+		return x.Outputs
+	}
+	return nil
+}
+
+func (x *StepResult) GetExports() map[string]*StepResult_Output {
+	if x != nil {
+		return x.Exports
+	}
+	return nil
 }
 
 func (x *StepResult) GetExitCode() int32 {
@@ -722,6 +684,20 @@ func (x *StepResult) GetMessage() string {
 	return ""
 }
 
+func (x *StepResult) GetPath() []string {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *StepResult) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
 type FollowIORequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -737,7 +713,7 @@ type FollowIORequest struct {
 
 func (x *FollowIORequest) Reset() {
 	*x = FollowIORequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +725,7 @@ func (x *FollowIORequest) String() string {
 func (*FollowIORequest) ProtoMessage() {}
 
 func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +738,7 @@ func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIORequest.ProtoReflect.Descriptor instead.
 func (*FollowIORequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FollowIORequest) GetId() string {
@@ -813,7 +789,7 @@ type FollowIOResponse struct {
 
 func (x *FollowIOResponse) Reset() {
 	*x = FollowIOResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +801,7 @@ func (x *FollowIOResponse) String() string {
 func (*FollowIOResponse) ProtoMessage() {}
 
 func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +814,7 @@ func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIOResponse.ProtoReflect.Descriptor instead.
 func (*FollowIOResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FollowIOResponse) GetStream() []byte {
@@ -873,7 +849,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +861,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +874,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -923,7 +899,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -935,7 +911,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -948,7 +924,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
 }
 
 type ListRequest struct {
@@ -961,7 +937,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -973,7 +949,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -986,7 +962,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListRequest) GetIds() []string {
@@ -1017,7 +993,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +1005,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1042,7 +1018,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Job) GetId() string {
@@ -1117,7 +1093,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1105,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1118,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListResponse) GetJobs() []*Job {
@@ -1152,12 +1128,84 @@ func (x *ListResponse) GetJobs() []*Job {
 	return nil
 }
 
+// Output is one value a step gave.
+type StepResult_Output struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// value is the value as a text, structured ones as JSON. It is empty if masked is set.
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// masked says that the value is a secret.
+	Masked bool `protobuf:"varint,3,opt,name=masked,proto3" json:"masked,omitempty"`
+	// typed is the value with its type. It is not set if masked is.
+	Typed         *structpb.Value `protobuf:"bytes,20,opt,name=typed,proto3" json:"typed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepResult_Output) Reset() {
+	*x = StepResult_Output{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepResult_Output) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepResult_Output) ProtoMessage() {}
+
+func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepResult_Output.ProtoReflect.Descriptor instead.
+func (*StepResult_Output) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5, 2}
+}
+
+func (x *StepResult_Output) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *StepResult_Output) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *StepResult_Output) GetMasked() bool {
+	if x != nil {
+		return x.Masked
+	}
+	return false
+}
+
+func (x *StepResult_Output) GetTyped() *structpb.Value {
+	if x != nil {
+		return x.Typed
+	}
+	return nil
+}
+
 var File_stepmuxv1_steprunner_proto protoreflect.FileDescriptor
 
 const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"\x1astepmuxv1/steprunner.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\x03\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\x84\x04\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1167,7 +1215,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05steps\x18\x05 \x03(\v2\x10.stepmux.v1.StepR\x05steps\x12\x1b\n" +
 	"\tci_script\x18\x06 \x01(\tR\bciScript\x12\x1d\n" +
 	"\n" +
-	"steps_yaml\x18\x14 \x01(\tR\tstepsYaml\x123\n" +
+	"steps_yaml\x18\x14 \x01(\tR\tstepsYaml\x122\n" +
+	"\tvariables\x18\x15 \x03(\v2\x14.stepmux.v1.VariableR\tvariables\x123\n" +
 	"\atimeout\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12/\n" +
 	"\x05grace\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
@@ -1177,39 +1226,43 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\aunknown\x10\x00\x12\b\n" +
 	"\x04step\x10\x01\x12\n" +
 	"\n" +
-	"\x06script\x10\x02\"\xda\x02\n" +
-	"\x04Step\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04step\x18\x02 \x01(\tR\x04step\x12+\n" +
-	"\x03env\x18\x03 \x03(\v2\x19.stepmux.v1.Step.EnvEntryR\x03env\x124\n" +
-	"\x06inputs\x18\x04 \x03(\v2\x1c.stepmux.v1.Step.InputsEntryR\x06inputs\x12\x16\n" +
-	"\x06script\x18\x14 \x01(\tR\x06script\x12$\n" +
-	"\x04exec\x18\x15 \x01(\v2\x10.stepmux.v1.ExecR\x04exec\x1a6\n" +
-	"\bEnvEntry\x12\x10\n" +
+	"\x06script\x10\x02\"^\n" +
+	"\bVariable\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1aQ\n" +
-	"\vInputsEntry\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\x12,\n" +
-	"\x05value\x18\x02 \x01(\v2\x16.google.protobuf.ValueR\x05value:\x028\x01\";\n" +
-	"\x04Exec\x12\x18\n" +
-	"\acommand\x18\x01 \x03(\tR\acommand\x12\x19\n" +
-	"\bwork_dir\x18\x02 \x01(\tR\aworkDir\"\r\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x12\n" +
+	"\x04file\x18\x03 \x01(\bR\x04file\x12\x16\n" +
+	"\x06masked\x18\x04 \x01(\bR\x06masked\"\r\n" +
 	"\vRunResponse\"\x1f\n" +
 	"\rFollowRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"c\n" +
 	"\x0eFollowResponse\x12.\n" +
 	"\x06result\x18\x01 \x01(\v2\x16.stepmux.v1.StepResultR\x06result\x12!\n" +
-	"\x03job\x18\x14 \x01(\v2\x0f.stepmux.v1.JobR\x03job\"\xc6\x03\n" +
+	"\x03job\x18\x14 \x01(\v2\x0f.stepmux.v1.JobR\x03job\"\xa2\a\n" +
 	"\n" +
 	"StepResult\x12$\n" +
 	"\x04step\x18\x01 \x01(\v2\x10.stepmux.v1.StepR\x04step\x125\n" +
-	"\x06status\x18\x04 \x01(\x0e2\x1d.stepmux.v1.StepResult.StatusR\x06status\x12\x1b\n" +
+	"\x06status\x18\x04 \x01(\x0e2\x1d.stepmux.v1.StepResult.StatusR\x06status\x12=\n" +
+	"\aoutputs\x18\x05 \x03(\v2#.stepmux.v1.StepResult.OutputsEntryR\aoutputs\x12=\n" +
+	"\aexports\x18\x06 \x03(\v2#.stepmux.v1.StepResult.ExportsEntryR\aexports\x12\x1b\n" +
 	"\texit_code\x18\a \x01(\x05R\bexitCode\x12J\n" +
 	"\x15children_step_results\x18\b \x03(\v2\x16.stepmux.v1.StepResultR\x13childrenStepResults\x129\n" +
 	"\n" +
 	"start_time\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x12?\n" +
 	"\rfinished_time\x18\x15 \x01(\v2\x1a.google.protobuf.TimestampR\ffinishedTime\x12\x18\n" +
-	"\amessage\x18\x16 \x01(\tR\amessage\"\\\n" +
+	"\amessage\x18\x16 \x01(\tR\amessage\x12\x12\n" +
+	"\x04path\x18\x17 \x03(\tR\x04path\x12\x1a\n" +
+	"\bwarnings\x18\x18 \x03(\tR\bwarnings\x1aY\n" +
+	"\fOutputsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
+	"\x05value\x18\x02 \x01(\v2\x1d.stepmux.v1.StepResult.OutputR\x05value:\x028\x01\x1aY\n" +
+	"\fExportsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
+	"\x05value\x18\x02 \x01(\v2\x1d.stepmux.v1.StepResult.OutputR\x05value:\x028\x01\x1av\n" +
+	"\x06Output\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
+	"\x06masked\x18\x03 \x01(\bR\x06masked\x12,\n" +
+	"\x05typed\x18\x14 \x01(\v2\x16.google.protobuf.ValueR\x05typed\"\\\n" +
 	"\x06Status\x12\x0f\n" +
 	"\vunspecified\x10\x00\x12\v\n" +
 	"\arunning\x10\x01\x12\v\n" +
@@ -1291,63 +1344,66 @@ var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(FollowIOResponse_StreamType)(0), // 2: stepmux.v1.FollowIOResponse.StreamType
 	(Job_JobStatus)(0),               // 3: stepmux.v1.Job.JobStatus
 	(*RunRequest)(nil),               // 4: stepmux.v1.RunRequest
-	(*Step)(nil),                     // 5: stepmux.v1.Step
-	(*Exec)(nil),                     // 6: stepmux.v1.Exec
-	(*RunResponse)(nil),              // 7: stepmux.v1.RunResponse
-	(*FollowRequest)(nil),            // 8: stepmux.v1.FollowRequest
-	(*FollowResponse)(nil),           // 9: stepmux.v1.FollowResponse
-	(*StepResult)(nil),               // 10: stepmux.v1.StepResult
-	(*FollowIORequest)(nil),          // 11: stepmux.v1.FollowIORequest
-	(*FollowIOResponse)(nil),         // 12: stepmux.v1.FollowIOResponse
-	(*CancelRequest)(nil),            // 13: stepmux.v1.CancelRequest
-	(*CancelResponse)(nil),           // 14: stepmux.v1.CancelResponse
-	(*ListRequest)(nil),              // 15: stepmux.v1.ListRequest
-	(*Job)(nil),                      // 16: stepmux.v1.Job
-	(*ListResponse)(nil),             // 17: stepmux.v1.ListResponse
-	nil,                              // 18: stepmux.v1.RunRequest.EnvEntry
-	nil,                              // 19: stepmux.v1.Step.EnvEntry
-	nil,                              // 20: stepmux.v1.Step.InputsEntry
-	(*durationpb.Duration)(nil),      // 21: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 23: google.protobuf.Value
+	(*Variable)(nil),                 // 5: stepmux.v1.Variable
+	(*RunResponse)(nil),              // 6: stepmux.v1.RunResponse
+	(*FollowRequest)(nil),            // 7: stepmux.v1.FollowRequest
+	(*FollowResponse)(nil),           // 8: stepmux.v1.FollowResponse
+	(*StepResult)(nil),               // 9: stepmux.v1.StepResult
+	(*FollowIORequest)(nil),          // 10: stepmux.v1.FollowIORequest
+	(*FollowIOResponse)(nil),         // 11: stepmux.v1.FollowIOResponse
+	(*CancelRequest)(nil),            // 12: stepmux.v1.CancelRequest
+	(*CancelResponse)(nil),           // 13: stepmux.v1.CancelResponse
+	(*ListRequest)(nil),              // 14: stepmux.v1.ListRequest
+	(*Job)(nil),                      // 15: stepmux.v1.Job
+	(*ListResponse)(nil),             // 16: stepmux.v1.ListResponse
+	nil,                              // 17: stepmux.v1.RunRequest.EnvEntry
+	nil,                              // 18: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 19: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 20: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 21: stepmux.v1.Step
+	(*durationpb.Duration)(nil),      // 22: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 24: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	18, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	17, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	5,  // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
-	21, // 3: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
-	21, // 4: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
-	19, // 5: stepmux.v1.Step.env:type_name -> stepmux.v1.Step.EnvEntry
-	20, // 6: stepmux.v1.Step.inputs:type_name -> stepmux.v1.Step.InputsEntry
-	6,  // 7: stepmux.v1.Step.exec:type_name -> stepmux.v1.Exec
-	10, // 8: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
-	16, // 9: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
-	5,  // 10: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
-	1,  // 11: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	10, // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	22, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	22, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	21, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	5,  // 3: stepmux.v1.RunRequest.variables:type_name -> stepmux.v1.Variable
+	22, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
+	22, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
+	9,  // 6: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
+	15, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
+	21, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
+	18, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	19, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	9,  // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
+	23, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	23, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
 	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
 	3,  // 16: stepmux.v1.Job.status:type_name -> stepmux.v1.Job.JobStatus
-	22, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
-	22, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
-	16, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
-	23, // 20: stepmux.v1.Step.InputsEntry.value:type_name -> google.protobuf.Value
-	4,  // 21: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
-	8,  // 22: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
-	11, // 23: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
-	13, // 24: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
-	15, // 25: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
-	7,  // 26: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	9,  // 27: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	12, // 28: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	14, // 29: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	17, // 30: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	26, // [26:31] is the sub-list for method output_type
-	21, // [21:26] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	23, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
+	23, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
+	15, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
+	20, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	20, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	24, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	4,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
+	7,  // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
+	10, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
+	12, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
+	14, // 27: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
+	6,  // 28: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	8,  // 29: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	11, // 30: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	13, // 31: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	16, // 32: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	28, // [28:33] is the sub-list for method output_type
+	23, // [23:28] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_stepmuxv1_steprunner_proto_init() }
@@ -1355,6 +1411,7 @@ func file_stepmuxv1_steprunner_proto_init() {
 	if File_stepmuxv1_steprunner_proto != nil {
 		return
 	}
+	file_stepmuxv1_definition_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -1,0 +1,196 @@
+package expr
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// New returns x as a value. x is nil, a bool, a string, an int, int64, uint64 or float64, a Value, a
+// [structpb.Value], or a slice or a map with string keys of any, string, Value or structpb.Value. What x
+// holds is copied. Integers become the nearest float64.
+//
+// It is an error if x is or holds something else, a number that is not finite or a key that is not
+// UTF-8, or goes beyond the limits of a value.
+func New(x any) (Value, error) {
+	return new(converter).convert(x, 0)
+}
+
+// converter counts what was converted so far: shared or cyclic values can amount to more than memory.
+type converter struct{ size int }
+
+func (c *converter) convert(x any, depth int) (Value, error) {
+	switch x := x.(type) {
+	case nil:
+		return Value{}, nil
+	case Value:
+		return x, c.count(x.size())
+	case bool:
+		return boolean(x), nil
+	case string:
+		return text(x), c.count(len(x))
+	case float64:
+		return finite(x)
+	case int:
+		return number(float64(x)), nil
+	case int64:
+		return number(float64(x)), nil
+	case uint64:
+		return number(float64(x)), nil
+	case []any:
+		return convertSlice(c, x, depth)
+	case []string:
+		return convertSlice(c, x, depth)
+	case []Value:
+		return convertSlice(c, x, depth)
+	case map[string]any:
+		return convertMap(c, x, depth)
+	case map[string]string:
+		return convertMap(c, x, depth)
+	case map[string]Value:
+		return convertMap(c, x, depth)
+	case *structpb.Value:
+		return c.fromProto(x, depth)
+	case []*structpb.Value:
+		return convertSlice(c, x, depth)
+	case map[string]*structpb.Value:
+		return convertMap(c, x, depth)
+	default:
+		return Value{}, fmt.Errorf("a %T is no value of an expression", x)
+	}
+}
+
+// count adds n bytes to what was converted.
+func (c *converter) count(n int) error {
+	if c.size += n; c.size > maxSize {
+		return errSize
+	}
+	return nil
+}
+
+// enter counts an array or object of n values at depth.
+func (c *converter) enter(n, depth int) error {
+	if depth >= maxDepth {
+		return errDepth
+	}
+	return c.count(itemCost * n)
+}
+
+func convertSlice[T any](c *converter, x []T, depth int) (Value, error) {
+	if err := c.enter(len(x), depth); err != nil {
+		return Value{}, err
+	}
+	items := make([]Value, len(x))
+	for i, item := range x {
+		var err error
+		if items[i], err = c.convert(item, depth+1); err != nil {
+			return Value{}, err
+		}
+	}
+	return newArray(items)
+}
+
+func convertMap[T any](c *converter, x map[string]T, depth int) (Value, error) {
+	if err := c.enter(len(x), depth); err != nil {
+		return Value{}, err
+	}
+	keys := slices.AppendSeq(make([]string, 0, len(x)), maps.Keys(x))
+	items := make([]Value, len(keys))
+	for i, key := range keys {
+		if err := c.count(len(key)); err != nil {
+			return Value{}, err
+		}
+		var err error
+		if items[i], err = c.convert(x[key], depth+1); err != nil {
+			return Value{}, err
+		}
+	}
+	return newObject(keys, items)
+}
+
+func finite(f float64) (Value, error) {
+	if math.IsNaN(f) || math.IsInf(f, 0) {
+		return Value{}, errors.New("a number is not finite")
+	}
+	return number(f), nil
+}
+
+func (c *converter) fromProto(p *structpb.Value, depth int) (Value, error) {
+	if p == nil {
+		return Value{}, nil
+	}
+	switch k := p.GetKind().(type) {
+	case *structpb.Value_NullValue:
+		return Value{}, nil
+	case *structpb.Value_BoolValue:
+		return boolean(k.BoolValue), nil
+	case *structpb.Value_NumberValue:
+		return finite(k.NumberValue)
+	case *structpb.Value_StringValue:
+		return text(k.StringValue), c.count(len(k.StringValue))
+	case *structpb.Value_ListValue:
+		return convertSlice(c, k.ListValue.GetValues(), depth)
+	case *structpb.Value_StructValue:
+		return convertMap(c, k.StructValue.GetFields(), depth)
+	default:
+		return Value{}, errors.New("a value has no kind")
+	}
+}
+
+// Proto returns the value as a message of its own. A message cannot tell that a value is sensitive, and
+// holds only UTF-8: other bytes become U+FFFD.
+func (v Value) Proto() *structpb.Value {
+	switch v.kind {
+	case Boolean:
+		return structpb.NewBoolValue(v.Truthy())
+	case Number:
+		return structpb.NewNumberValue(v.num)
+	case String:
+		return structpb.NewStringValue(strings.ToValidUTF8(v.str, "\uFFFD"))
+	case Array:
+		items := make([]*structpb.Value, len(v.list.items))
+		for i, item := range v.list.items {
+			items[i] = item.Proto()
+		}
+		return structpb.NewListValue(&structpb.ListValue{Values: items})
+	case Object:
+		fields := make(map[string]*structpb.Value, len(v.list.items))
+		for i, item := range v.list.items {
+			fields[v.list.keys[i]] = item.Proto()
+		}
+		return structpb.NewStructValue(&structpb.Struct{Fields: fields})
+	default:
+		return structpb.NewNullValue()
+	}
+}
+
+// Any returns the value as a nil, bool, float64, string, []any or map[string]any of its own.
+func (v Value) Any() any {
+	switch v.kind {
+	case Boolean:
+		return v.Truthy()
+	case Number:
+		return v.num
+	case String:
+		return v.str
+	case Array:
+		items := make([]any, len(v.list.items))
+		for i, item := range v.list.items {
+			items[i] = item.Any()
+		}
+		return items
+	case Object:
+		fields := make(map[string]any, len(v.list.items))
+		for i, item := range v.list.items {
+			fields[v.list.keys[i]] = item.Any()
+		}
+		return fields
+	default:
+		return nil
+	}
+}

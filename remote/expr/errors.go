@@ -1,0 +1,62 @@
+package expr
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Error says what is wrong with an expression, or went wrong in its evaluation, and where. It quotes
+// words of the expression's source, never values.
+type Error struct {
+	// Offset is the place in the text that was parsed, in bytes.
+	Offset int
+	// Line and Column are the same place. Both count from 1; the column counts characters.
+	Line, Column int
+	// Message says what is wrong.
+	Message string
+	// Hint says what to write instead, or is empty.
+	Hint string
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	s := fmt.Sprintf("%d:%d: %s", e.Line, e.Column, e.Message)
+	if e.Hint != "" {
+		s += "; " + e.Hint
+	}
+	return s
+}
+
+// withHint sets the hint and returns the error.
+func (e *Error) withHint(format string, args ...any) *Error {
+	e.Hint = fmt.Sprintf(format, args...)
+	return e
+}
+
+// errorAt returns an Error for the byte at offset of text.
+func errorAt(text string, offset int, format string, args ...any) *Error {
+	before := text[:offset]
+	start := strings.LastIndexByte(before, '\n') + 1
+	return &Error{
+		Offset:  offset,
+		Line:    1 + strings.Count(before, "\n"),
+		Column:  1 + utf8.RuneCountInString(before[start:]),
+		Message: fmt.Sprintf(format, args...),
+	}
+}
+
+// maxQuoted is the longest word an error repeats, in bytes.
+const maxQuoted = 64
+
+// abbreviate returns a word of the source for use in an error.
+func abbreviate(word string) string {
+	if len(word) <= maxQuoted {
+		return word
+	}
+	return strings.ToValidUTF8(word[:maxQuoted], "") + "..."
+}
+
+// quote is abbreviate for a word that may hold any character.
+func quote(word string) string { return strconv.Quote(abbreviate(word)) }

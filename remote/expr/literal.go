@@ -1,0 +1,141 @@
+package expr
+
+import (
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+const (
+	opening = "${{"
+	closing = "}}"
+	escaped = `\${{`
+)
+
+// raw reads a string in single quotes. Its escapes are \\ and \'; any other backslash is one.
+func (p *parser) raw() (node, error) {
+	start := p.pos
+	var b strings.Builder
+	for p.pos++; p.pos < p.end; p.pos++ {
+		c := p.text[p.pos]
+		switch {
+		case c == '\'':
+			p.pos++
+			return &constant{text(b.String())}, nil
+		case c == '\\' && p.pos+1 < p.end && (p.text[p.pos+1] == '\\' || p.text[p.pos+1] == '\''):
+			p.pos++
+			c = p.text[p.pos]
+		}
+		b.WriteByte(c)
+	}
+	return nil, p.errorAt(start, "the string is not closed").withHint("write ' at its end")
+}
+
+// quoted reads a string in double quotes, with escapes and expressions in it.
+func (p *parser) quoted() (node, error) {
+	start := p.pos
+	m := mixer{}
+	for p.pos++; p.pos < p.end; {
+		rest := p.text[p.pos:p.end]
+		switch {
+		case rest[0] == '"':
+			p.pos++
+			return m.node(start), nil
+		case strings.HasPrefix(rest, escaped):
+			m.text.WriteString(opening)
+			p.pos += len(escaped)
+		case rest[0] == '\\':
+			c, err := p.escape()
+			if err != nil {
+				return nil, err
+			}
+			m.text.WriteString(c)
+		case strings.HasPrefix(rest, opening):
+			p.pos += len(opening)
+			n, err := p.expression()
+			if err != nil {
+				return nil, err
+			}
+			if err := p.expect(closing); err != nil {
+				return nil, err
+			}
+			m.add(n)
+		default:
+			m.text.WriteByte(rest[0])
+			p.pos++
+		}
+	}
+	return nil, p.errorAt(start, "the string is not closed").withHint(`write " at its end`)
+}
+
+// escapes are the escapes of one character.
+var escapes = map[byte]string{
+	'\\': "\\", '"': "\"", '/': "/",
+	'a': "\a", 'b': "\b", 'f': "\f", 'n': "\n", 'r': "\r", 't': "\t", 'v': "\v",
+}
+
+// escape reads a backslash and what it stands for.
+func (p *parser) escape() (string, error) {
+	start := p.pos
+	if c, ok := p.unicodeEscape(); ok {
+		if !utf16.IsSurrogate(c) {
+			return string(c), nil
+		}
+		low, _ := p.unicodeEscape()
+		if c = utf16.DecodeRune(c, low); c == utf8.RuneError {
+			return "", p.errorAt(start, "this is half a character").withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`)
+		}
+		return string(c), nil
+	}
+	if start+1 < p.end {
+		if s, ok := escapes[p.text[start+1]]; ok {
+			p.pos += 2
+			return s, nil
+		}
+	}
+	return "", p.errorAt(start, "there is no such escape").withHint(`for a backslash write \\, or use single quotes`)
+}
+
+// unicodeEscape reads \uXXXX, if it is next.
+func (p *parser) unicodeEscape() (rune, bool) {
+	rest := p.text[p.pos:p.end]
+	if len(rest) < 6 || rest[:2] != `\u` {
+		return 0, false
+	}
+	c, err := strconv.ParseUint(rest[2:6], 16, 16)
+	if err != nil {
+		return 0, false
+	}
+	p.pos += 6
+	return rune(c), true
+}
+
+// mixer collects a text with expressions in it.
+type mixer struct {
+	text  strings.Builder // since the last part
+	parts []node
+	exprs int
+}
+
+func (m *mixer) flush() {
+	if m.text.Len() > 0 {
+		m.parts = append(m.parts, plain(m.text.String()))
+		m.text.Reset()
+	}
+}
+
+func (m *mixer) add(n node) {
+	m.flush()
+	m.parts = append(m.parts, n)
+	m.exprs++
+}
+
+// node returns what was collected: a constant if there is no expression.
+func (m *mixer) node(at int) node {
+	if m.exprs == 0 {
+		return &constant{text(m.text.String())}
+	}
+	m.flush()
+	return &mixed{at, m.parts}
+}
