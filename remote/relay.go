@@ -210,15 +210,8 @@ func (r *relay) beginProcess() bool {
 func (r *relay) watch() {
 	var ping sync.WaitGroup
 	defer ping.Wait()
-	var asking atomic.Bool
 	ask := func() {
-		if asking.Swap(true) {
-			return // the last one is still under way
-		}
-		ping.Go(func() {
-			defer asking.Store(false)
-			_, _ = r.session.Ping() // what counts is that something comes
-		})
+		ping.Go(func() { _, _ = r.session.Ping() }) // what counts is that something comes
 	}
 	if err := alive.Watch(r.session.CloseChan(), r.limits.interval, r.limits.timeout, r.link.heard, ask); err != nil {
 		r.fail(fmt.Errorf("the manager gave %w", err))
