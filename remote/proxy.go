@@ -47,6 +47,8 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	}
 	defer restoreOut()
 	defer out.Close()
+	widen(in)
+	widen(out)
 
 	// Closing all three wakes whoever waits for one of them.
 	closeAll := func() {

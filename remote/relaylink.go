@@ -21,8 +21,10 @@ import (
 const (
 	// helloTimeout bounds the wait for the manager's first words.
 	helloTimeout = 30 * time.Second
-	// linkBuffer is how much is read from stdin, or written to stdout, at once.
+	// linkBuffer is how much is written to stdout at once.
 	linkBuffer = 128 << 10
+	// readAhead is how much is read from stdin at once while little comes; bulk is read past it.
+	readAhead = 16 << 10
 	// flushTimeout bounds the wait, in the end, for the manager to take what is written already.
 	flushTimeout = 2 * time.Second
 )
@@ -67,7 +69,9 @@ func openRelayLink(stdio Stdio) (*relayLink, error) {
 			restoreIn()
 		},
 	}
-	l.buffered = bufio.NewReaderSize(linkInput{l}, linkBuffer)
+	widen(in)
+	widen(out)
+	l.buffered = bufio.NewReaderSize(linkInput{l}, readAhead)
 	go func() {
 		defer close(l.written)
 		_ = l.gathered.Run() // its error is that of the next Write

@@ -60,6 +60,17 @@ func wakeable(f *os.File) (dup *os.File, restore func(), err error) {
 	return os.NewFile(uintptr(fd), f.Name()), restore, nil
 }
 
+// pipeCapacity is how much a pipe to sshd holds. With the usual 64 KiB both ends wait for each other all the
+// time; an unprivileged user may have as much as this (pipe-max-size, pipe(7)).
+const pipeCapacity = 1 << 20
+
+// widen gives f, if it is a pipe, a larger buffer. Without it all is well, and slower.
+func widen(f *os.File) {
+	if rc, err := f.SyscallConn(); err == nil {
+		_ = rc.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeCapacity) })
+	}
+}
+
 // notices writes one line per notice to a writer that may be gone. Nothing depends on a notice.
 type notices struct {
 	mu sync.Mutex // serialises writes
