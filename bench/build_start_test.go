@@ -187,6 +187,7 @@ func freshProxy(client *ssh.Client, program, socket string) (io.ReadWriteCloser,
 func firstCall(ctx context.Context, dial func() (io.ReadWriteCloser, error)) (*grpc.ClientConn, error) {
 	client, err := grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithReadBufferSize(16<<10), // as the connector's own
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			bridge, err := dial()
 			if err != nil {

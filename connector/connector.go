@@ -56,8 +56,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Connector joins one build to its step runner. Its goroutines are the one that watches serve and
-// one that copies serve's stdout; Close waits for both. It is safe for concurrent use.
+// Connector joins one build to its step runner. One goroutine copies serve's stdout and watches
+// for its end; Close waits for it. It is safe for concurrent use.
 type Connector struct {
 	cfg    Config
 	socket string // the path asked for; serve may tell another

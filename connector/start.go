@@ -241,8 +241,8 @@ func (c *Connector) startServe() error {
 	c.mu.Lock()
 	c.serve = s
 	c.mu.Unlock()
-	c.wg.Go(func() { s.copyStdout(c.log) })
 	c.wg.Go(func() {
+		s.copyStdout(c.log) // ends with the process, at the latest
 		select {
 		case <-process.Exited():
 			c.end(s.exitError())

@@ -151,6 +151,7 @@ func (c *Connector) newClient() (*grpc.ClientConn, error) {
 		}),
 		// A serve that is frozen keeps its socket open: only silence tells.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.WithReadBufferSize(16<<10), // a frame (RFC 9113, section 4.2): idle builds are many
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 	)
