@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"time"
 
 	"github.com/stepmux/stepmux/mux"
 )
@@ -85,7 +86,10 @@ func relayHint(runner []string, err error) error {
 	}
 	switch failed.ExitCode {
 	case 0:
-		return err
+		if failed.Version != 0 || failed.Op != "start" {
+			return err
+		}
+		return fmt.Errorf("%w (does the login run the command it is given, and is that a stepmux that has the command steps relay?)", err)
 	case 126, 127:
 		return fmt.Errorf("%w (%s)", err, missingHint(runner))
 	default:
@@ -169,6 +173,7 @@ func (c *Connector) startInOneFlight() error {
 	if err != nil {
 		cancel()
 	}
+	defer time.AfterFunc(c.cfg.ReadyTimeout, cancel).Stop()
 	bridge := <-opened // soon: serve is ready or ctx has ended
 	switch {
 	case err != nil && bridge.err == nil:

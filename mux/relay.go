@@ -33,8 +33,8 @@ const (
 // a start costs no login shell. docs/protocol.md has what is said. It is safe for concurrent use.
 //
 // A Relay is its connection's: it is started by the first [Conn.Relay] and ends with the connection. It
-// owns these goroutines: two that carry bytes, yamux's two, one that watches; and one or two for each
-// process. When it ends, everything that went by it fails with a [*RelayError], or a [*ConnError] if it was
+// owns these goroutines: two that carry bytes, yamux's two, two that watch, and two for each process (that
+// which delivers stderr belongs to the process's Wait). When it ends, everything that went by it fails with a [*RelayError], or a [*ConnError] if it was
 // the connection that ended, and the VM's end ends the processes.
 type Relay struct {
 	conn    *Conn

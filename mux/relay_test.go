@@ -295,9 +295,6 @@ func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 }
 
 func TestManyRelayedStreamsCostLittle(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a thousand processes")
-	}
 	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
 	before := runtime.NumGoroutine()
 	const n = 200
