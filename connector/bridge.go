@@ -26,6 +26,7 @@ func (b *bridge) Close() error {
 	var err error
 	b.once.Do(func() {
 		err = b.ReadWriteCloser.Close()
+		b.owner.cfg.Trace.bridgeClose(b.owner.cfg.BuildID)
 		b.owner.mu.Lock()
 		delete(b.owner.bridges, b)
 		b.owner.mu.Unlock()
@@ -68,7 +69,9 @@ func (c *Connector) adopt(raw io.ReadWriteCloser) (*bridge, error) {
 	}
 	c.bridges[b] = struct{}{}
 	c.bridged = true
+	route := c.choice.Bridge
 	c.mu.Unlock()
+	c.cfg.Trace.bridgeOpen(c.cfg.BuildID, route)
 	return b, nil
 }
 

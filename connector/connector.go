@@ -54,6 +54,8 @@ type Config struct {
 	StopTimeout time.Duration
 	// Logger receives what an operator may want to know. If nil, nothing is logged.
 	Logger *slog.Logger
+	// Trace is told what happens. If nil, nobody is. New copies it.
+	Trace *Trace
 }
 
 // Connector joins one build to its step runner. One goroutine copies serve's stdout and watches
@@ -140,6 +142,11 @@ func (cfg *Config) setDefaults() error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	trace := Trace{}
+	if cfg.Trace != nil {
+		trace = *cfg.Trace
+	}
+	cfg.Trace = &trace
 	return nil
 }
 
@@ -250,8 +257,11 @@ func (c *Connector) stopServe(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
 	defer cancel()
+	begin := time.Now()
+	c.cfg.Trace.serveStop(c.cfg.BuildID)
 	c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; an error means that the channel is gone
 	err := s.awaitExit(ctx)
+	c.cfg.Trace.serveGone(c.cfg.BuildID, time.Since(begin), err)
 	s.process.Close()
 	close(c.gaveUp) // the close of a channel is confirmed only when its process is gone
 	if s.leftDirectory() {

@@ -233,6 +233,7 @@ func (c *Connector) startBySession(reason string) error {
 
 // startServe starts serve and the goroutines that watch it, and waits until it listens.
 func (c *Connector) startServe() error {
+	begin := time.Now()
 	stderr := newServeStderr(c.log)
 	process, err := c.starter.Start(c.life, mux.Command{
 		Argv:   serveArgv(c.cfg.Runner, c.socket),
@@ -254,7 +255,11 @@ func (c *Connector) startServe() error {
 		case <-c.gaveUp:
 		}
 	})
-	return s.awaitReady(c.life, c.cfg.ReadyTimeout)
+	if err := s.awaitReady(c.life, c.cfg.ReadyTimeout); err != nil {
+		return err
+	}
+	c.cfg.Trace.serveReady(c.cfg.BuildID, c.Choice().Start, time.Since(begin))
+	return nil
 }
 
 // startError makes a relay's word that there is no such program the same as a login shell's.

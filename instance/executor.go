@@ -41,7 +41,8 @@ func (e *Executor) bind(ctx context.Context) (bound context.Context, finish func
 	return bound, func(err error) error {
 		stop()
 		cancel(nil)
-		if err != nil && ctx.Err() == nil && e.life.Err() != nil {
+		// Only Cleanup closes the connector, and it does so before it ends the life.
+		if err != nil && ctx.Err() == nil && (e.life.Err() != nil || errors.Is(err, connector.ErrClosed)) {
 			err = ErrCleanedUp
 		}
 		return classify(ctx, err)
@@ -151,6 +152,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		ReadyTimeout: e.provider.cfg.ReadyTimeout,
 		StopTimeout:  e.provider.cfg.StopTimeout,
 		Logger:       e.provider.cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
+		Trace:        e.provider.cfg.Trace,
 	})
 	if err != nil {
 		lease.Release()

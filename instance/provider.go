@@ -32,6 +32,8 @@ type Config struct {
 	StopTimeout time.Duration
 	// Logger receives what an operator may want to know. If nil, nothing is logged.
 	Logger *slog.Logger
+	// Trace is told what happens to the builds' step runners. If nil, nobody is.
+	Trace *connector.Trace
 }
 
 // Provider makes executors for builds and owns the connections they share, one per instance. It is

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -23,17 +24,26 @@ const bound = 30 * time.Second
 // What becomes of the VM when the manager ends, however it does. The job has children in its process
 // group, out of it, and in sessions of their own.
 func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
+	kill := func(t *testing.T, p *os.Process) { require.NoError(t, p.Kill()) }
 	for name, test := range map[string]struct {
-		end  func(*testing.T, *os.Process)
-		code int
+		end   func(*testing.T, *os.Process)
+		code  int
+		route connector.Route
 	}{
-		"killed":      {func(t *testing.T, p *os.Process) { require.NoError(t, p.Kill()) }, -1},
-		"interrupted": {func(t *testing.T, p *os.Process) { require.NoError(t, p.Signal(syscall.SIGINT)) }, 130},
-		"terminated":  {func(t *testing.T, p *os.Process) { require.NoError(t, p.Signal(syscall.SIGTERM)) }, 143},
+		"killed":                 {kill, -1, connector.Auto},
+		"killed, by relay":       {kill, -1, connector.Relay},
+		"killed, by streamlocal": {kill, -1, connector.Streamlocal},
+		"killed, by session":     {kill, -1, connector.Session},
+		"interrupted": {func(t *testing.T, p *os.Process) {
+			require.NoError(t, p.Signal(syscall.SIGINT))
+		}, 130, connector.Auto},
+		"terminated": {func(t *testing.T, p *os.Process) {
+			require.NoError(t, p.Signal(syscall.SIGTERM))
+		}, 143, connector.Auto},
 		"interrupted twice": {func(t *testing.T, p *os.Process) {
 			require.NoError(t, p.Signal(syscall.SIGINT))
 			require.NoError(t, p.Signal(syscall.SIGINT))
-		}, 130},
+		}, 130, connector.Auto},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -49,7 +59,7 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
       wait
 `), 0o600))
 			cmd := exec.Command(program, "run", "--instance", "ssh://"+s.User+"@"+s.Addr, "--identity", s.IdentityFile,
-				"--known-hosts", s.KnownHosts, "--runner-command", program, "--capacity", "3", "--builds", "3", job)
+				"--known-hosts", s.KnownHosts, "--runner-command", program, "--route", string(test.route), "--capacity", "3", "--builds", "3", job)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			stdout, err := cmd.StdoutPipe()

@@ -1,0 +1,50 @@
+package connector
+
+import "time"
+
+// Trace is a set of hooks, each of which may be nil. They are called synchronously and with no lock held,
+// from many goroutines at once: they return soon, and do not call the Connector.
+//
+// For one build the order is ServeReady, BridgeOpen and BridgeClose for each bridge, ServeStop, ServeGone.
+type Trace struct {
+	// ServeReady is called when the build's serve, started by that route, listens. took counts from the
+	// request to start it.
+	ServeReady func(build string, start Route, took time.Duration)
+	// BridgeOpen is called when a bridge has been opened by that route, BridgeClose when it has been closed.
+	BridgeOpen  func(build string, route Route)
+	BridgeClose func(build string)
+	// ServeStop is called when serve, if it still lives, is about to be told to end. No bridge is open.
+	ServeStop func(build string)
+	// ServeGone is called when serve is seen gone after ServeStop, or, with an error, given up.
+	ServeGone func(build string, took time.Duration, err error)
+}
+
+func (t *Trace) serveReady(build string, start Route, took time.Duration) {
+	if t.ServeReady != nil {
+		t.ServeReady(build, start, took)
+	}
+}
+
+func (t *Trace) bridgeOpen(build string, route Route) {
+	if t.BridgeOpen != nil {
+		t.BridgeOpen(build, route)
+	}
+}
+
+func (t *Trace) bridgeClose(build string) {
+	if t.BridgeClose != nil {
+		t.BridgeClose(build)
+	}
+}
+
+func (t *Trace) serveStop(build string) {
+	if t.ServeStop != nil {
+		t.ServeStop(build)
+	}
+}
+
+func (t *Trace) serveGone(build string, took time.Duration, err error) {
+	if t.ServeGone != nil {
+		t.ServeGone(build, took, err)
+	}
+}
