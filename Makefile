@@ -2,6 +2,7 @@
 
 GOLANGCI    := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
@@ -50,8 +51,29 @@ fuzz: ## fuzz each target for FUZZTIME
 	done
 
 .PHONY: bench
-bench: ## run the benchmarks BENCH (a regexp) names; the output is benchstat's input
-	go test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 1h ./...
+bench: ## run the benchmarks BENCH (a regexp) names; the output, benchstat's input, is kept in bin/bench.txt
+	mkdir -p bin
+	rm -f bin/bench-samples.json
+	STEPMUX_BENCH_SAMPLES=$(CURDIR)/bin/bench-samples.json \
+	  go test -run '^$$' -bench '$(BENCH)' -timeout 1h ./bench >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+	cat bin/bench.txt
+
+.PHONY: bench-smoke
+bench-smoke: ## run each benchmark once, to see that it runs
+	go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./...
+
+.PHONY: bench-check
+bench-check: ## hold what make bench measured against the project's goals
+	go run ./bench/report check bin/bench.txt
+
+.PHONY: bench-report
+bench-report: ## write docs/benchmarks.md and the README's table from what make bench measured
+	go run ./bench/report write -samples bin/bench-samples.json -page docs/benchmarks.md -readme README.md bin/bench.txt
+
+.PHONY: bench-compare
+bench-compare: ## compare what make bench measured with the results in the file BASE
+	@test -n "$(BASE)" || { echo "name a file of earlier results: make bench-compare BASE=bench/baseline.txt"; exit 2; }
+	$(BENCHSTAT) $(BASE) bin/bench.txt
 
 .PHONY: generate
 generate: ## generate the protocol code again (needs protoc)

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -33,6 +35,9 @@ func BenchmarkBuildStart(b *testing.B) {
 				v.buildBy(b, connector.Streamlocal),
 				v.buildBy(b, connector.Session),
 				{name: "fresh-dial", every: 3, run: func(r *results) error { return buildFresh(r, "fresh-dial", v) }},
+			}
+			if rtt == 0 {
+				all = append(all, v.buildPeers(b)...)
 			}
 			r := inTurns(b, all)
 			if rtt > 0 {
@@ -181,6 +186,87 @@ func freshProxy(client *ssh.Client, program, socket string) (io.ReadWriteCloser,
 		return nil, err
 	}
 	return freshBridge{out, in}, session.Start(program + " steps proxy --socket " + socket)
+}
+
+// buildPeers measures the start of a build on the VM itself, without any SSH, which nothing can beat, and by
+// OpenSSH's own client over the connection of its master.
+func (v *vm) buildPeers(b *testing.B) []candidate {
+	b.Helper()
+	commands := func(name string, wrap func(argv []string) []string) candidate {
+		return candidate{name: name, run: func(r *results) error { return buildByCommands(r, name, v, wrap) }}
+	}
+	all := []candidate{commands("local", nil)}
+	client, err := newOpenSSHClient(b, v)
+	if err != nil {
+		missing(b, "control-master", err)
+		return all
+	}
+	return append(all, commands("control-master", client.shared))
+}
+
+// buildByCommands measures the start of a build by two commands of this machine, serve and proxy, or, if wrap is
+// nil, by serve and its socket itself.
+func buildByCommands(r *results, name string, v *vm, wrap func(argv []string) []string) error {
+	socket, err := wire.SocketPath(v.tmp, wire.BuildID(rand.Text()))
+	if err != nil {
+		return err
+	}
+	serve := []string{stepmux(r.b), "steps", "serve", "--socket", socket}
+	dial := func() (io.ReadWriteCloser, error) { return net.Dial("unix", socket) }
+	if wrap != nil {
+		serve = wrap(serve)
+		proxy := wrap([]string{stepmux(r.b), "steps", "proxy", "--socket", socket})
+		dial = func() (io.ReadWriteCloser, error) { return startCommandStream(r.b.Context(), proxy) }
+	}
+	cmd := exec.CommandContext(r.b.Context(), serve[0], serve[1:]...)
+	leash, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	begin := time.Now()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if line, err := bufio.NewReader(stderr).ReadString('\n'); err != nil || line != wire.ReadyLine(socket) {
+		return fmt.Errorf("serve says %q: %w", line, err)
+	}
+	rpc, err := firstCall(r.b.Context(), dial)
+	if err != nil {
+		return err
+	}
+	r.add(name, micros(time.Since(begin)))
+	rpc.Close()
+	leash.Close()
+	return cmd.Wait()
+}
+
+// commandStream is a command's standard input and output.
+type commandStream struct {
+	io.Reader
+	io.WriteCloser
+	cmd *exec.Cmd
+}
+
+func startCommandStream(ctx context.Context, argv []string) (*commandStream, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &commandStream{out, in, cmd}, cmd.Start()
+}
+
+// Close ends the command's input and waits for its end.
+func (s *commandStream) Close() error {
+	return errors.Join(s.WriteCloser.Close(), s.cmd.Wait())
 }
 
 // firstCall makes the first call of a step runner.

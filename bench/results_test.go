@@ -1,9 +1,13 @@
 package bench
 
 import (
+	"encoding/json"
 	"io"
+	"maps"
 	"math"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,7 +64,37 @@ func inTurns(b *testing.B, all []candidate) *results {
 		}
 	}
 	b.ReportMetric(0, "ns/op") // of the first candidate and what it takes to measure it
+	r.spread(all[0].name)
+	b.Cleanup(r.keepSamples)
 	return r
+}
+
+// spread reports how far apart the middle half of the first candidate's figures is, in relation to the median: what
+// the machine's other work does to them.
+func (r *results) spread(name string) {
+	const enough = 8
+	if len(r.values[name]) >= enough {
+		r.b.ReportMetric((r.quantile(name, 0.75)-r.quantile(name, 0.25))/r.quantile(name, 0.5), "spread")
+	}
+}
+
+// samplesVar names the file to which samples are added, for who wants to see how they are distributed.
+const samplesVar = "STEPMUX_BENCH_SAMPLES"
+
+// keepSamples adds what was measured to the file, as JSON, a line for each candidate.
+func (r *results) keepSamples() {
+	name := os.Getenv(samplesVar)
+	if name == "" {
+		return
+	}
+	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	require.NoError(r.b, err)
+	defer f.Close()
+	for _, candidate := range slices.Sorted(maps.Keys(r.values)) {
+		require.NoError(r.b, json.NewEncoder(f).Encode(map[string]any{
+			"bench": strings.TrimPrefix(r.b.Name(), "Benchmark"), "name": candidate, "values": r.values[candidate],
+		}))
+	}
 }
 
 // missing says which peer is not measured, and why.

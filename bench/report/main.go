@@ -1,0 +1,51 @@
+// Command report reads what the benchmarks printed and says what it means: it checks the figures against the
+// goals the project has set itself, and writes them as a page with tables and pictures.
+//
+//	go run ./bench/report check FILE
+//	go run ./bench/report write --samples FILE --page docs/benchmarks.md --readme README.md FILE
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+)
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "report:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("use check or write")
+	}
+	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
+	samples := flags.String("samples", "", "file with the samples of the run, for the distributions")
+	page := flags.String("page", "docs/benchmarks.md", "page to write; pictures go beside it")
+	readme := flags.String("readme", "", "file whose part between the benchmark markers is replaced")
+	if err := flags.Parse(args[1:]); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 {
+		return fmt.Errorf("name one file of results")
+	}
+	results, err := readResults(flags.Arg(0))
+	if err != nil {
+		return err
+	}
+	switch args[0] {
+	case "check":
+		return check(os.Stdout, results)
+	case "write":
+		distributions, err := readSamples(*samples)
+		if err != nil {
+			return err
+		}
+		return write(results, distributions, *page, *readme)
+	default:
+		return fmt.Errorf("unknown command %q: use check or write", args[0])
+	}
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/perf/benchfmt"
+)
+
+// results are the figures of a run, by benchmark and by metric, and what is known of the machine.
+type results struct {
+	names   []string // of the benchmarks, in the order they ran
+	values  map[string]map[string][]float64
+	machine map[string]string
+	missing []string // peers that were not there
+}
+
+// readResults reads the output of go test -bench.
+func readResults(name string) (*results, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w: run make bench first", err)
+	}
+	defer f.Close()
+	r := &results{values: make(map[string]map[string][]float64), machine: make(map[string]string)}
+	var text strings.Builder
+	lines := benchfmt.NewReader(io.TeeReader(f, &text), name)
+	for lines.Scan() {
+		result, ok := lines.Result().(*benchfmt.Result)
+		if !ok {
+			continue // a line of another kind
+		}
+		r.add(result)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, err
+	}
+	if len(r.names) == 0 {
+		return nil, fmt.Errorf("%s holds no benchmark results: run make bench first", name)
+	}
+	for line := range strings.Lines(text.String()) {
+		if _, what, ok := strings.Cut(line, "missing: "); ok {
+			r.missing = append(r.missing, strings.TrimSpace(what))
+		}
+	}
+	return r, nil
+}
+
+func (r *results) add(result *benchfmt.Result) {
+	name := string(result.Name.Full())
+	if i := strings.LastIndexByte(name, '-'); i > 0 {
+		name = name[:i] // the number of processors
+	}
+	if r.values[name] == nil {
+		r.values[name] = make(map[string][]float64)
+		r.names = append(r.names, name)
+	}
+	for _, v := range result.Values {
+		value, unit := v.Value, v.Unit
+		if v.OrigUnit != "" {
+			value, unit = v.OrigValue, v.OrigUnit
+		}
+		r.values[name][unit] = append(r.values[name][unit], value)
+	}
+	for _, c := range result.Config {
+		r.machine[c.Key] = string(c.Value)
+	}
+}
+
+// value returns the median of a metric over the runs of a benchmark.
+func (r *results) value(bench, metric string) (float64, bool) {
+	all := slices.Sorted(slices.Values(r.values[bench][metric]))
+	if len(all) == 0 {
+		return 0, false
+	}
+	return all[len(all)/2], true
+}
+
+// sample is what one candidate of a benchmark was measured at.
+type sample struct {
+	Bench  string    `json:"bench"`
+	Name   string    `json:"name"`
+	Values []float64 `json:"values"`
+}
+
+// readSamples reads what the benchmarks left in the file that STEPMUX_BENCH_SAMPLES named. No name is no samples.
+func readSamples(name string) ([]sample, error) {
+	if name == "" {
+		return nil, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var all []sample
+	for lines := json.NewDecoder(bufio.NewReader(f)); ; {
+		var s sample
+		if err := lines.Decode(&s); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		all = append(all, s)
+	}
+}
