@@ -89,7 +89,7 @@ Start with:  stepmux run examples/hello.yml
 		Version:       version(),
 	}
 	root.SetVersionTemplate(versionText())
-	root.AddCommand(newRunCommand(), newStepsCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newCICommand(), newLocalCommand(), newValidateCommand(), newStepsCommand(), newVersionCommand())
 	return root
 }
 

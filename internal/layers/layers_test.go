@@ -24,15 +24,17 @@ var allowed = map[string][]string{
 	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"remote":         {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
-	"remote/service": {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
-	"remote/job":     {"remote/engine", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
-	"remote/engine":  {"remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
-	"remote/steps":   {"remote/expr", "remote/api/**", "internal/wire"},
-	"remote/expr":    {},
-	"remote/proc":    {},
-	"remote/joblog":  {},
-	"remote/mask":    {},
+	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
+	"remote/service":  {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
+	"remote/job":      {"remote/engine", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
+	"remote/engine":   {"remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
+	"remote/local":    {"remote/service", "remote/job", "remote/engine", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
+	"remote/gitlabci": {"remote/steps", "remote/api/**"},
+	"remote/steps":    {"remote/expr", "remote/api/**", "internal/wire"},
+	"remote/expr":     {},
+	"remote/proc":     {},
+	"remote/joblog":   {},
+	"remote/mask":     {},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
@@ -46,7 +48,7 @@ var allowed = map[string][]string{
 	"internal/runnertest": {},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/proc", "internal/wire", "internal/vmtest"},
+	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/vmtest"},
 	"bench":        {"**"},
 	"bench/report": {},
 }

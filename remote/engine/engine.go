@@ -29,11 +29,16 @@ const (
 
 // Config says what to run.
 type Config struct {
-	// Definition is the job: steps, of which none requires an input.
+	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
 	Definition *pb.Definition
 	// Env is the job's environment: over what the operating system says, below what steps export and what
 	// the definition and its steps set.
 	Env map[string]string
+	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
+	Inputs map[string]expr.Value
+	// MayFail names steps of the job, not of the steps it calls, that may fail: the job goes on as if they
+	// had not.
+	MayFail []string
 	// Vars are the job's variables.
 	Vars []Variable
 	// RunnerEnv is the runner's own environment, of which few variables reach a step. If nil, that of
@@ -143,6 +148,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 			abort(r.results)
 			result = r.result(ctx)
 			result.Status, result.Message = Failure, r.cfg.Masker.Mask(fmt.Sprintf("internal error of the step runner: %v", p))
+			result.System = true
 		}
 		if r.cancel != nil {
 			r.cancel()
@@ -156,7 +162,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		}
 		_ = os.RemoveAll(r.varsDir()) // what resists goes with ScriptDir
 		if err != nil && result.Status == Success {
-			result.Status, result.Message = Failure, err.Error()
+			result.Status, result.Message, result.System = Failure, err.Error(), true
 		}
 	}()
 	if r.cfg.Timeout > 0 {
@@ -193,7 +199,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	}
 	f := &frame{def: def, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
 	f.restrict(def.GetSpec())
-	if f.inputs, err = steps.Bind(def.GetSpec(), nil); err != nil {
+	if f.inputs, err = steps.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
 		return nil, err
 	}
 	for _, v := range f.inputs {

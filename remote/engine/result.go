@@ -84,6 +84,9 @@ type Result struct {
 	TimedOut bool
 	// Invalid tells that the job was found to be wrong before its first step. The Status is Failure then.
 	Invalid bool
+	// System tells that this machine failed, or the step runner itself, and not what the job does. The
+	// Status is Failure then.
+	System bool
 	// Outputs are those of the job, Exports all that its steps exported and that was passed on.
 	Outputs, Exports map[string]expr.Value
 	// Steps has all steps of the job in their order, also those that never ran.

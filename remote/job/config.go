@@ -9,6 +9,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/expr"
 )
 
 // Config says where a Store keeps its jobs, and its limits.
@@ -66,6 +67,9 @@ type Spec struct {
 	Digest [sha256.Size]byte
 
 	Definition *pb.Definition
+	// Inputs and MayFail are those of [engine.Config].
+	Inputs  map[string]expr.Value
+	MayFail []string
 	// Vars are the job's variables. Values of masked ones, if they have at least 4 bytes, are in no log
 	// and no message.
 	Vars []engine.Variable

@@ -39,14 +39,14 @@ func (s *Store) execute(j *record, spec Spec) {
 func (s *Store) attempt(j *record, spec Spec) (result engine.Result) {
 	fail := func(err error) {
 		message := hideMessage(&j.output.secrets, err.Error())
-		result = engine.Result{Status: engine.Failure, Message: message, Steps: engine.NotRun(spec.Definition)}
+		result = engine.Result{Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition)}
 	}
 	defer func() {
 		if p := recover(); p != nil {
 			fail(fmt.Errorf("internal error of the step runner: %v", p))
 		}
 		if err := j.finish(); err != nil && result.Status == engine.Success {
-			result.Status, result.Message = engine.Failure, err.Error()
+			result.Status, result.Message, result.System = engine.Failure, err.Error(), true
 		}
 	}()
 	if err := j.open(s.cfg.OutputLimit); err != nil {

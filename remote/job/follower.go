@@ -38,7 +38,27 @@ type Follower struct {
 // Event returns change number n, from 0, of the job's steps. While there is none it waits, until the
 // job has ended (io.EOF) or ctx ends (its cause).
 func (f *Follower) Event(ctx context.Context, n int) (engine.StepResult, error) {
-	return f.job.event(ctx, n)
+	e, err := f.job.event(ctx, n)
+	return e.result, err
+}
+
+// Past returns change number n, from 0, if it has come, and how many bytes of stdout and stderr there were then:
+// these are of what was before it. The end of a text that may be the beginning of a secret comes later.
+func (f *Follower) Past(n int) (result engine.StepResult, stdout, stderr int64, ok bool) {
+	f.job.mu.Lock()
+	defer f.job.mu.Unlock()
+	if n >= len(f.job.events) {
+		return result, 0, 0, false
+	}
+	e := f.job.events[n]
+	return e.result, e.at[Stdout], e.at[Stderr], true
+}
+
+// Stat returns what is known of the job now.
+func (f *Follower) Stat() Stat {
+	f.store.mu.Lock()
+	defer f.store.mu.Unlock()
+	return f.job.statLocked()
 }
 
 // ReadAt reads from a stream at offset into p, at least one byte. While there is none it waits, until

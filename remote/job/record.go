@@ -13,6 +13,12 @@ import (
 	"github.com/stepmux/stepmux/remote/joblog"
 )
 
+// event is a change of a step, and how much there was of stdout and stderr then.
+type event struct {
+	result engine.StepResult
+	at     [2]int64
+}
+
 // record is a job in the store.
 type record struct {
 	id      string
@@ -44,7 +50,7 @@ type record struct {
 	removal sync.Once
 
 	mu      sync.Mutex // guards the following
-	events  []engine.StepResult
+	events  []event
 	changed chan struct{} // closed with the next event, then replaced
 	ended   bool          // there will be no more events
 }
@@ -72,9 +78,13 @@ func (j *record) observe(r engine.StepResult) {
 	if m := j.output.merged; m != nil && r.Status == engine.Running && r.Kind == engine.Command {
 		m.begin(r.Name)
 	}
+	e := event{result: r}
+	for stream := range e.at {
+		e.at[stream] = j.logs[stream].Len()
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.events = append(j.events, r)
+	j.events = append(j.events, e)
 	close(j.changed)
 	j.changed = make(chan struct{})
 }
@@ -89,7 +99,7 @@ func (j *record) end() {
 }
 
 // event waits for the event with number n, from 0. After the last one it returns io.EOF.
-func (j *record) event(ctx context.Context, n int) (engine.StepResult, error) {
+func (j *record) event(ctx context.Context, n int) (event, error) {
 	for {
 		j.mu.Lock()
 		changed, ended := j.changed, j.ended
@@ -99,12 +109,12 @@ func (j *record) event(ctx context.Context, n int) (engine.StepResult, error) {
 		}
 		j.mu.Unlock()
 		if ended {
-			return engine.StepResult{}, io.EOF
+			return event{}, io.EOF
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return engine.StepResult{}, context.Cause(ctx)
+			return event{}, context.Cause(ctx)
 		}
 	}
 }

@@ -87,6 +87,8 @@ func (s *Store) Create(spec Spec) error {
 	j := newRecord(spec, filepath.Join(s.dir, fmt.Sprintf("%x-%d", sha256.Sum256([]byte(spec.ID)), s.serial)))
 	j.runner = engine.New(engine.Config{
 		Definition: spec.Definition,
+		Inputs:     spec.Inputs,
+		MayFail:    spec.MayFail,
 		Env:        spec.Env,
 		Vars:       spec.Vars,
 		Masker:     masker{&j.output.secrets},
@@ -119,6 +121,16 @@ func (s *Store) Stop(id string) {
 	s.mu.Unlock()
 	if j != nil {
 		j.runner.Stop("the job was cancelled", j.grace)
+	}
+}
+
+// Kill kills a job that runs, with all its processes. One that has ended stays.
+func (s *Store) Kill(id string) {
+	s.mu.Lock()
+	j := s.jobs[id]
+	s.mu.Unlock()
+	if j != nil {
+		j.kill(errors.New("the job was killed"))
 	}
 }
 

@@ -24,24 +24,24 @@ const (
 )
 
 // NewServer returns a server of the jobs in store. It accepts no connections yet, and whoever is let in
-// is trusted: the listener checks who connects. It is stopped before the store is closed; jobs do not end
-// with it.
-func NewServer(store *job.Store) *grpc.Server {
-	server := grpc.NewServer(
+// is trusted: the listener checks who connects, or one of more does, as [RequireToken]. It is stopped before
+// the store is closed; jobs do not end with it.
+func NewServer(store *job.Store, more ...grpc.ServerOption) *grpc.Server {
+	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
-		grpc.MaxHeaderListSize(64<<10),
+		grpc.MaxHeaderListSize(64 << 10),
 		// Output goes out at the pace of the slowest part on the way; these let it run ahead a little, and
 		// a script come in without a round trip for each 64 KiB.
-		grpc.InitialWindowSize(1<<20),
-		grpc.InitialConnWindowSize(4<<20),
-		grpc.WriteBufferSize(128<<10),
-		grpc.ReadBufferSize(64<<10),
+		grpc.InitialWindowSize(1 << 20),
+		grpc.InitialConnWindowSize(4 << 20),
+		grpc.WriteBufferSize(128 << 10),
+		grpc.ReadBufferSize(64 << 10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(recoverUnary),
 		grpc.ChainStreamInterceptor(recoverStream),
-	)
+	}, more...)...)
 	pb.RegisterStepRunnerServer(server, &runner{store: store})
 	runnerproto.RegisterStepRunnerServer(server, &manager{store: store})
 	return server

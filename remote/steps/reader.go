@@ -10,10 +10,12 @@ import (
 
 // reader reads the nodes of one text and counts what that costs.
 type reader struct {
-	text  *text
-	cost  int
-	steps int // read so far
-	depth int // of lists of steps and of values, aliases followed
+	text *text
+	// origin tells where a node comes from, if not all of them are text's.
+	origin func(*yaml.Node) *Source
+	cost   int
+	steps  int // read so far
+	depth  int // of lists of steps and of values, aliases followed
 }
 
 // enter goes one level deeper, which the caller leaves again. The text's own nesting is bounded, but that
@@ -27,7 +29,12 @@ func (r *reader) enter(n *yaml.Node) error {
 
 func (r *reader) leave() { r.depth-- }
 
-func (r *reader) at(n *yaml.Node) place { return place{text: r.text, node: n} }
+func (r *reader) at(n *yaml.Node) place {
+	if r.origin != nil {
+		return place{text: r.origin(n).text, node: n}
+	}
+	return place{text: r.text, node: n}
+}
 
 // value returns what n stands for: n, or what it is an alias of. Every node is read through it, so
 // that aliases, of aliases too, cannot make a small text a large job. Only below it are kinds trusted.

@@ -48,6 +48,24 @@ func Parse(name string, data []byte) (*pb.Definition, error) {
 	return compileJob(d)
 }
 
+// ParseCalled is Parse for a job that is given inputs: its spec may require some.
+func ParseCalled(name string, data []byte) (*pb.Definition, error) {
+	t, docs, err := load(name, data)
+	if err != nil {
+		return nil, err
+	}
+	r := &reader{text: t}
+	d, err := r.job(docs)
+	if err != nil {
+		return nil, err
+	}
+	def, err := compile(d)
+	if err == nil && def.GetType() == pb.DefinitionType_exec {
+		def = sequenceOf(def)
+	}
+	return def, err
+}
+
 // ParseStep reads the file of a step from YAML: a document with its spec, and one with what it runs. It
 // is like Parse in everything else.
 func ParseStep(name string, data []byte) (*pb.Definition, error) {

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/local"
+)
+
+type ciFlags struct {
+	jobFlags
+	port      int
+	tokenFile string
+}
+
+func newCICommand() *cobra.Command {
+	var f ciFlags
+	cmd := &cobra.Command{
+		Use:   "ci [flags]",
+		Short: "Run the steps in the environment variable STEPS, or serve gRPC on a port",
+		Long: `Run the steps that the environment variable STEPS holds: a list of steps, or a document with the list below run:.
+It is for the script of a CI job. The environment is what its expressions know as job variables (vars.X, job.X); the
+steps themselves get a small environment, and what they ask for. The job runs in CI_PROJECT_DIR or, if that is not
+set, in the current directory. Tokens that CI jobs are known to have are masked, and what --mask names.
+
+With --port it serves the step service (gRPC) on 127.0.0.1 until SIGINT, SIGTERM or SIGHUP ends it. Calls need the
+metadata "authorization: Bearer TOKEN". The token is the first line of --token-file, else the environment variable
+STEPMUX_TOKEN, else a new one, which is printed on standard error.
+
+` + jobExitHelp,
+		Example: `  STEPS="$(cat steps.yml)" stepmux ci
+  stepmux ci --port 8080`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("port") {
+				return f.serve(cmd)
+			}
+			return f.run(cmd)
+		},
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	fl.IntVar(&f.port, "port", 0, "serve gRPC on this port of 127.0.0.1; 0 picks a free one")
+	fl.StringVar(&f.tokenFile, "token-file", "", "file whose first line is the token of --port")
+	for _, other := range []string{"output", "output-file", "mask", "timeout"} {
+		cmd.MarkFlagsMutuallyExclusive("port", other)
+	}
+	return cmd
+}
+
+func (f *ciFlags) run(cmd *cobra.Command) error {
+	if f.tokenFile != "" {
+		return usageError(errors.New("--token-file is for --port"))
+	}
+	return f.runJob(cmd, func() (local.Source, error) {
+		text, ok := os.LookupEnv(local.StepsVariable)
+		if !ok || strings.TrimSpace(text) == "" {
+			return local.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as in STEPS="$(cat steps.yml)" stepmux ci`)
+		}
+		if dir := os.Getenv("CI_PROJECT_DIR"); f.workDir == "" && dir != "" {
+			f.workDir = dir
+		}
+		vars := local.EnvironmentVars(os.Environ(), f.masked)
+		return local.Source{Name: local.StepsVariable, Text: []byte(text), Format: local.Steps, Vars: vars}, nil
+	})
+}
+
+func (f *ciFlags) serve(cmd *cobra.Command) error {
+	if f.port < 0 || f.port > 65535 {
+		return usageError(fmt.Errorf("--port %d: use 0 to 65535", f.port))
+	}
+	grace, err := f.graceOf()
+	if err != nil {
+		return usageError(err)
+	}
+	dir, err := f.dir()
+	if err != nil {
+		return usageError(err)
+	}
+	token, made, err := f.token()
+	if err != nil {
+		return usageError(err)
+	}
+	stderr := cmd.ErrOrStderr()
+	return vmCommand(cmd.Context(), func(ctx context.Context, _ remote.Stdio) error {
+		return local.Serve(ctx, local.ServeConfig{Port: f.port, Token: token, WorkBase: dir, Grace: grace, Ready: func(addr net.Addr) {
+			if made {
+				fmt.Fprintf(stderr, "token: %s\n", token)
+			}
+			fmt.Fprintf(stderr, "stepmux is listening on %s\n", addr)
+		}})
+	})
+}
+
+// token returns the token of the service, and whether it is new.
+func (f *ciFlags) token() (token string, made bool, err error) {
+	from := "the environment variable " + local.TokenVariable
+	token = os.Getenv(local.TokenVariable)
+	if f.tokenFile != "" {
+		from = "--token-file"
+		data, err := local.ReadFile(f.tokenFile, os.Stdin)
+		if err != nil {
+			return "", false, fmt.Errorf("--token-file: %w", err)
+		}
+		line, _, _ := bytes.Cut(data, []byte("\n"))
+		token = string(bytes.TrimSpace(line))
+	}
+	if token == "" && f.tokenFile == "" {
+		return local.NewToken(), true, nil
+	}
+	if err := local.CheckToken(token); err != nil {
+		return "", false, fmt.Errorf("%s: %w", from, err)
+	}
+	return token, false, nil
+}
+
+// defaultJobGrace is the default of --grace.
+const defaultJobGrace = 10 * time.Second

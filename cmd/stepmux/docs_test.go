@@ -1,0 +1,80 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+// times are what differs between two runs.
+var times = regexp.MustCompile(` +[0-9.]+(m[0-9.]+s|ms|s|µs)\b`)
+
+// timeless is text with every time as in the examples.
+func timeless(text string) string {
+	return times.ReplaceAllStringFunc(text, func(found string) string {
+		if strings.HasPrefix(found, "  ") { // in a column
+			return strings.Repeat(" ", max(len([]rune(found))-len("0ms"), 1)) + "0ms"
+		}
+		return " 0ms"
+	})
+}
+
+// The examples of docs/commands.md. A block whose first line is "# name" is a file; one of the language console is
+// what a shell shows.
+func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
+	program := runnertest.Command(t)[0]
+	data, err := os.ReadFile("../../docs/commands.md")
+	require.NoError(t, err)
+	dir := t.TempDir()
+	commands := 0
+	status := "0"
+	for i, block := range strings.Split(string(data), "\n```") {
+		if i%2 == 0 {
+			continue
+		}
+		language, text, _ := strings.Cut(block, "\n")
+		first, _, _ := strings.Cut(text, "\n")
+		switch name, isFile := strings.CutPrefix(first, "# "); {
+		case language == "console":
+			for _, example := range strings.Split("\n"+text, "\n$ ")[1:] {
+				command, want, _ := strings.Cut(example+"\n", "\n")
+				commands++
+				got := ""
+				got, status = shell(t, dir, program, status, command)
+				require.Equal(t, strings.TrimSuffix(want, "\n"), strings.TrimSuffix(timeless(got), "\n"), command)
+			}
+		case isFile:
+			path := filepath.Join(dir, name)
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+			require.NoError(t, os.WriteFile(path, []byte(text+"\n"), 0o600))
+		}
+	}
+	require.Greater(t, commands, 10)
+	require.FileExists(t, filepath.Join(dir, "trace.json"))
+}
+
+// shell runs a line, after one that ended with status, and returns all that is shown and its own status.
+func shell(t *testing.T, dir, program, status, line string) (shown, ended string) {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", "stepmux() { "+program+` "$@"; }; (exit `+status+"); "+line+"\necho \"$?\" >&3")
+	cmd.Dir = dir
+	r, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer r.Close()
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}
+	out, err := cmd.CombinedOutput()
+	w.Close()
+	require.NoError(t, err, "%s", out)
+	code := make([]byte, 8)
+	n, err := r.Read(code)
+	require.NoError(t, err)
+	return string(out), strings.TrimSpace(string(code[:n]))
+}

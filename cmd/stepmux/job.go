@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"github.com/stepmux/stepmux/remote/local"
+)
+
+const jobExitHelp = `Exit codes:
+  0        the job succeeded
+  2        wrong usage, or steps that are not valid
+  3        the system failed; it says nothing about the steps
+  124      the job took longer than --timeout
+  130 143  interrupted (Ctrl-C), terminated: the job's processes got SIGTERM and, after --grace or a second signal,
+           SIGKILL; steps with when: always still ran
+  other    the exit code of the step that failed; 1 if it has none
+A step's exit code may be one of those above: the reason in the results of --output-file and --output json tells.`
+
+// jobFlags are those of the commands that run one job.
+type jobFlags struct {
+	workDir    string
+	masked     []string
+	timeout    time.Duration
+	grace      time.Duration
+	output     string
+	outputFile string
+}
+
+func (f *jobFlags) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.workDir, "work-dir", "", "run the job in this directory")
+	fl.StringArrayVar(&f.masked, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
+	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
+	fl.DurationVar(&f.grace, "grace", defaultJobGrace, "time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
+	fl.StringVar(&f.output, "output", "text", "text or json")
+	fl.StringVar(&f.outputFile, "output-file", "", "write the results to this file, as JSON, with secrets masked")
+}
+
+// graceOf returns --grace as the packages take it.
+func (f *jobFlags) graceOf() (time.Duration, error) {
+	switch {
+	case f.grace < 0:
+		return 0, fmt.Errorf("--grace %v is negative", f.grace)
+	case f.grace == 0:
+		return -1, nil // none, to the packages
+	default:
+		return f.grace, nil
+	}
+}
+
+// dir returns the directory the job runs in.
+func (f *jobFlags) dir() (string, error) {
+	dir, err := filepath.Abs(f.workDir)
+	if err != nil {
+		return "", fmt.Errorf("find the current directory: %w", err)
+	}
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = fmt.Errorf("%s is not a directory", dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("work directory: %w", err)
+	}
+	return dir, nil
+}
+
+// runJob runs the job that source finds.
+func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error)) error {
+	cfg, err := f.config()
+	if err != nil {
+		return usageError(err)
+	}
+	show, err := f.shower(cmd.OutOrStdout(), cmd.ErrOrStderr())
+	if err != nil {
+		return usageError(err)
+	}
+	j, err := f.read(source, &cfg)
+	if err != nil {
+		return usageError(errors.Join(err, show.end(local.Refused(err), f.outputFile)))
+	}
+	for _, notice := range j.Notices {
+		show.talk.Notice(notice)
+	}
+	cfg.Stdout, cfg.Stderr, cfg.Observe = show.stdout, show.stderr, show.talk.Observe
+
+	// Who stops reading our output shall not keep us from cleaning up.
+	// (Not ignored, but handled: what we start would inherit that.)
+	brokenPipe := make(chan os.Signal, 1)
+	signal.Notify(brokenPipe, syscall.SIGPIPE)
+	defer signal.Stop(brokenPipe)
+	ctx, stop := untilSignal(cmd.Context())
+	defer stop()
+	abort, stopAbort := untilSecondSignal(ctx)
+	defer stopAbort()
+
+	report, err := local.Run(ctx, abort, j, cfg)
+	if report != nil {
+		err = errors.Join(err, show.end(report, f.outputFile))
+	}
+	if err != nil && signalCode(ctx) == 0 {
+		return systemError(err)
+	}
+	if code := reportCode(ctx, report); code != 0 {
+		return &exitError{code: code, err: err}
+	}
+	return err
+}
+
+// config checks the flags.
+func (f *jobFlags) config() (cfg local.Config, err error) {
+	if f.timeout < 0 {
+		return cfg, fmt.Errorf("--timeout %v is negative", f.timeout)
+	}
+	cfg.Timeout = f.timeout
+	if cfg.Grace, err = f.graceOf(); err != nil {
+		return cfg, err
+	}
+	if f.outputFile != "" {
+		if err := local.CheckOutputFile(f.outputFile); err != nil {
+			return cfg, fmt.Errorf("--output-file: %w", err)
+		}
+	}
+	return cfg, nil
+}
+
+// read reads the job, and says where it runs.
+func (f *jobFlags) read(source func() (local.Source, error), cfg *local.Config) (*local.Job, error) {
+	src, err := source()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.WorkDir, err = f.dir(); err != nil {
+		return nil, err
+	}
+	src.WorkDir = cfg.WorkDir
+	return local.Read(src)
+}
+
+// jobShower shows a job: what its steps write, what there is to say, and the results.
+type jobShower struct {
+	talk           *local.Talk
+	stdout, stderr io.Writer // for the steps
+	results        io.Writer // for JSON; nil for text
+}
+
+func (f *jobFlags) shower(stdout, stderr io.Writer) (*jobShower, error) {
+	s := &jobShower{talk: local.NewTalk(stderr, isTerminal(stderr) && os.Getenv("NO_COLOR") == "")}
+	s.stdout, s.stderr = stdout, s.talk.Beside(stderr)
+	switch f.output {
+	case "text":
+		if isTerminal(stdout) && isTerminal(stderr) {
+			s.stdout = s.talk.Beside(stdout)
+		}
+	case "json":
+		s.stdout, s.results = s.stderr, stdout
+	default:
+		return nil, fmt.Errorf("--output %q: use text or json", f.output)
+	}
+	return s, nil
+}
+
+// end shows the results, and writes them to file unless that is empty.
+func (s *jobShower) end(report *local.Report, file string) error {
+	if s.results != nil {
+		data, err := report.JSON(false)
+		if err == nil {
+			_, err = s.results.Write(data)
+		}
+		if err != nil {
+			return fmt.Errorf("write results: %w", err)
+		}
+	} else if report.Reason != local.Invalid || len(report.Steps) > 0 {
+		s.talk.End(report)
+	}
+	if file != "" {
+		return report.WriteFile(file)
+	}
+	return nil
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
+}
+
+// reportCode returns the exit code of a job.
+func reportCode(ctx context.Context, report *local.Report) int {
+	if report == nil || report.Status != "success" {
+		if code := signalCode(ctx); code != 0 {
+			return code
+		}
+	}
+	switch {
+	case report == nil:
+		return exitSystem
+	case report.Status == "success":
+		return 0
+	}
+	switch report.Reason {
+	case local.Invalid:
+		return exitUsage
+	case local.TimedOut:
+		return exitTimeout
+	case local.Script:
+		return scriptCode(report.ExitCode)
+	case local.Cancelled, local.System:
+		return exitSystem
+	default:
+		return exitSystem
+	}
+}

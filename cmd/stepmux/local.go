@@ -1,0 +1,91 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/remote/local"
+)
+
+type localFlags struct {
+	jobFlags
+	format  string
+	jobName string
+	inputs  []string
+	vars    []string
+	json    string
+}
+
+func newLocalCommand() *cobra.Command {
+	var f localFlags
+	cmd := &cobra.Command{
+		Use:   "local [flags] FILE | local [flags] --json TEXT|-",
+		Short: "Run a file of steps, or a job of a .gitlab-ci.yml, on this machine",
+		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, by this user and without any
+isolation. FILE may be - for standard input.
+
+A .gitlab-ci.yml is read with include: local, extends, !reference, default and variables; what is for a server or a
+runner, as image, artifacts, cache and rules, is left out and named in a note. Other includes are refused.
+
+Standard output has what the steps write there, and nothing else; everything that stepmux says is on standard error.
+With --output json standard output has the results as one object, and the steps' output goes to standard error.
+
+` + jobExitHelp,
+		Example: `  stepmux local examples/hello.yml
+  stepmux local .gitlab-ci.yml --format gitlab-ci --job-name hello-world --output-file trace.json
+  stepmux local --json '[{"script": "echo hello"}]'`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, files []string) error {
+			return f.runJob(cmd, func() (local.Source, error) { return f.source(cmd, files) })
+		},
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	fl.StringVar(&f.format, "format", "", "steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
+	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
+	fl.StringArrayVar(&f.inputs, "input", nil, "`name=value` for an input that the spec of the steps has; JSON if its type is not string; repeatable")
+	fl.StringArrayVar(&f.vars, "var", nil, "`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
+	fl.StringVar(&f.json, "json", "", "run these steps, in JSON; - reads them from standard input")
+	cmd.MarkFlagsMutuallyExclusive("json", "format")
+	cmd.MarkFlagsMutuallyExclusive("json", "job-name")
+	return cmd
+}
+
+// source returns what the flags and the file say is to be run.
+func (f *localFlags) source(cmd *cobra.Command, files []string) (src local.Source, err error) {
+	isJSON := cmd.Flags().Changed("json")
+	switch {
+	case isJSON && len(files) > 0:
+		return src, errors.New("--json stands in the place of FILE; give one of them")
+	case !isJSON && len(files) == 0:
+		return src, errors.New("what to run is missing; name a FILE, or give steps with --json")
+	case isJSON && f.json == "-":
+		src.Text, err = local.ReadFile("-", cmd.InOrStdin())
+		src.Name, src.Format = "stdin", local.JSON
+	case isJSON:
+		src.Name, src.Text, src.Format = "--json", []byte(f.json), local.JSON
+	default:
+		if src.Format, err = local.ParseFormat(f.format, files[0]); err != nil {
+			return src, fmt.Errorf("--format: %w", err)
+		}
+		src.Name = files[0]
+		if src.Name == "-" {
+			src.Name = "stdin"
+		}
+		src.Text, err = local.ReadFile(files[0], cmd.InOrStdin())
+	}
+	if err != nil {
+		return src, err
+	}
+	src.JobName = f.jobName
+	if src.Inputs, err = local.Inputs(f.inputs); err != nil {
+		return src, fmt.Errorf("--input: %w", err)
+	}
+	if src.Vars, err = local.Vars(f.vars, f.masked, os.LookupEnv); err != nil {
+		return src, fmt.Errorf("--var: %w", err)
+	}
+	return src, nil
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+// localJob is a job of `stepmux local` under test that has begun.
+type localJob struct {
+	cmd    *exec.Cmd
+	lines  *bufio.Scanner
+	stderr bytes.Buffer
+	temp   string
+	pid    int // of a process of it that does not end by itself
+}
+
+// startLocal starts a job whose first line of output is the number of a process.
+func startLocal(t *testing.T, script string, flags ...string) *localJob {
+	t.Helper()
+	steps, err := json.Marshal([]map[string]string{{"script": script}, {"script": "echo cleaning", "when": "always"}})
+	require.NoError(t, err)
+	j := &localJob{temp: t.TempDir()}
+	j.cmd = exec.Command(runnertest.Command(t)[0], append([]string{"local", "--json", string(steps)}, flags...)...)
+	j.cmd.Env = append(os.Environ(), "TMPDIR="+j.temp)
+	j.cmd.Stderr = &j.stderr
+	stdout, err := j.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, j.cmd.Start())
+	j.lines = bufio.NewScanner(stdout)
+	require.True(t, j.lines.Scan(), &j.stderr)
+	j.pid, err = strconv.Atoi(j.lines.Text())
+	require.NoError(t, err)
+	return j
+}
+
+// wait waits for the end, after which nothing is left, and returns the exit code and the rest of the output.
+func (j *localJob) wait(t *testing.T) (code int, rest []string) {
+	t.Helper()
+	for j.lines.Scan() {
+		rest = append(rest, j.lines.Text())
+	}
+	err := j.cmd.Wait()
+	exit := (*exec.ExitError)(nil)
+	require.True(t, errors.As(err, &exit), "%v", err)
+	requireNoProcess(t, j.pid)
+	require.Eventually(t, func() bool {
+		left, err := os.ReadDir(j.temp)
+		return err == nil && len(left) == 0
+	}, bound, time.Millisecond)
+	return exit.ExitCode(), rest
+}
+
+func requireNoProcess(t *testing.T, pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) }, bound, time.Millisecond)
+}
+
+func TestSignalEndsALocalJobWithItsGrace(t *testing.T) {
+	for signal, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143} {
+		t.Run(signal.String(), func(t *testing.T) {
+			t.Parallel()
+			results := filepath.Join(t.TempDir(), "results.json")
+			j := startLocal(t, "trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo $!; while :; do sleep 0.01; done",
+				"--grace", "1m", "--output-file", results)
+			require.NoError(t, j.cmd.Process.Signal(signal))
+			code, rest := j.wait(t)
+			require.Equal(t, want, code)
+			require.Equal(t, []string{"ending", "cleaning"}, rest)
+			text, err := os.ReadFile(results)
+			require.NoError(t, err)
+			require.Contains(t, string(text), `"reason": "cancelled"`)
+		})
+	}
+}
+
+func TestSecondSignalCutsALocalJobShort(t *testing.T) {
+	j := startLocal(t, "trap 'echo asked' TERM; echo $$; while :; do sleep 0.01; done", "--grace", "10m")
+	require.NoError(t, j.cmd.Process.Signal(syscall.SIGINT))
+	require.True(t, j.lines.Scan())
+	require.Equal(t, "asked", j.lines.Text())
+	require.NoError(t, j.cmd.Process.Signal(syscall.SIGINT))
+	code, rest := j.wait(t)
+	require.Equal(t, 130, code)
+	require.NotContains(t, rest, "cleaning")
+}
+
+func TestKilledLocalJobLeavesNothing(t *testing.T) {
+	j := startLocal(t, "setsid sleep 600 >/dev/null & echo $!; wait")
+	require.NoError(t, j.cmd.Process.Kill())
+	code, _ := j.wait(t)
+	require.Equal(t, -1, code)
+}
+
+// cliCase is a conformance case of the command line.
+type cliCase struct {
+	Cmd    string
+	Files  map[string]string
+	Env    map[string]string
+	Expect struct {
+		Status        string
+		ExitCode      *int     `json:"exit_code"`
+		LogContains   []string `json:"log_contains"`
+		ErrorContains []string `json:"error_contains"`
+		FilesExist    []string `json:"files_exist"`
+	}
+}
+
+// They name the program of the published examples, which this one stands in for.
+func TestConformanceOfTheCommandLine(t *testing.T) {
+	root := os.Getenv("STEPMUX_CASES")
+	if root == "" {
+		t.Skip("part missing: STEPMUX_CASES, the folder of the conformance cases")
+	}
+	bin := t.TempDir()
+	require.NoError(t, os.Symlink(runnertest.Command(t)[0], filepath.Join(bin, "step-runner")))
+	files, err := filepath.Glob(filepath.Join(root, "engine", "*-cli-*.json"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			data, err := os.ReadFile(file)
+			require.NoError(t, err)
+			var c cliCase
+			require.NoError(t, json.Unmarshal(data, &c))
+			dir := t.TempDir()
+			for name, text := range c.Files {
+				require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+			}
+			cmd := exec.Command("sh", "-c", c.Cmd)
+			cmd.Dir = dir
+			cmd.Env = []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}
+			for name, value := range c.Env {
+				cmd.Env = append(cmd.Env, name+"="+value)
+			}
+			out, err := cmd.CombinedOutput()
+			exit := (*exec.ExitError)(nil)
+			require.True(t, err == nil || errors.As(err, &exit), "%v", err)
+			code := cmd.ProcessState.ExitCode()
+			require.Equal(t, c.Expect.Status == "success", code == 0, "%d\n%s", code, out)
+			if c.Expect.ExitCode != nil {
+				require.Equal(t, *c.Expect.ExitCode, code)
+			}
+			for _, text := range append(c.Expect.LogContains, c.Expect.ErrorContains...) {
+				require.Contains(t, string(out), text)
+			}
+			for _, name := range c.Expect.FilesExist {
+				require.FileExists(t, filepath.Join(dir, name))
+			}
+		})
+	}
+}
+
+// The program's exit codes are on the page that its help and docs share.
+func TestHelpOfLocalCommandsNamesTheExitCodes(t *testing.T) {
+	page, err := os.ReadFile("../../docs/commands.md")
+	require.NoError(t, err)
+	for _, code := range []int{exitUsage, exitSystem, exitTimeout, exitSignal + int(syscall.SIGINT), exitSignal + int(syscall.SIGTERM)} {
+		named := regexp.MustCompile(fmt.Sprintf(`(?m)\b%d\b`, code))
+		require.Regexp(t, named, jobExitHelp)
+		require.Regexp(t, named, string(page))
+	}
+	require.Contains(t, strings.ToLower(jobExitHelp), "exit codes")
+}

@@ -1,0 +1,73 @@
+package gitlabci
+
+import (
+	"io/fs"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// project is files by their paths.
+type project map[string]string
+
+func (p project) open(path string) ([]byte, error) {
+	text, ok := p[path]
+	if !ok {
+		return nil, fs.ErrNotExist
+	}
+	return []byte(text), nil
+}
+
+// job reads a job of a file that is valid.
+func job(t testing.TB, text, name string, files ...project) *Job {
+	t.Helper()
+	all := project{}
+	for _, f := range files {
+		all = f
+	}
+	file, err := Read("ci.yml", []byte(text), all.open)
+	require.NoError(t, err)
+	j, err := file.Job(name, nil)
+	require.NoError(t, err)
+	return j
+}
+
+// wrong returns what is wrong with the job j of a file, or with the file.
+func wrong(text string, files project) string {
+	file, err := Read("ci.yml", []byte(text), files.open)
+	if err == nil {
+		_, err = file.Job("j", nil)
+	}
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// script is what the script of a job runs.
+func script(j *Job) string {
+	for _, s := range j.Definition.GetSteps() {
+		if s.GetName() == scriptStep {
+			return s.GetInputs()["script"].GetStringValue()
+		}
+	}
+	return ""
+}
+
+func names(list []*pb.Step) []string {
+	all := make([]string, len(list))
+	for i, s := range list {
+		all[i] = s.GetName() + " " + s.GetWhen()
+	}
+	return all
+}
+
+func values(j *Job) map[string]string {
+	all := map[string]string{}
+	for _, v := range j.Variables {
+		all[v.Name] = v.Value
+	}
+	return all
+}

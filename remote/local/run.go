@@ -1,0 +1,87 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/job"
+)
+
+// Config says where and how a job runs.
+type Config struct {
+	// WorkDir is where its steps run: an absolute path of a directory that exists.
+	WorkDir string
+	// TempDir is where it gets a private directory, which goes with its end. If empty, that of the system.
+	TempDir string
+	// Timeout is the time it has. If zero, 24 h.
+	Timeout time.Duration
+	// Grace is the time between SIGTERM and SIGKILL when it is stopped. If zero, 10 s. If negative, none.
+	Grace time.Duration
+
+	// Stdout and Stderr get what its steps write. A Stdout that fails stops the job.
+	Stdout, Stderr io.Writer
+	// Observe is told each change of a step, after what the steps before it wrote and before what it will. May
+	// be nil.
+	Observe func(engine.StepResult)
+}
+
+// jobID names the one job of a store.
+const jobID = "local"
+
+// Run runs a job to its end. When ctx ends the job is stopped, with its grace, and of its steps only those run on
+// that always do; when abort ends too, or before, it is killed. The report tells how the job ended; an error,
+// that this machine could not run it to its end, or show all of its output. When Run returns, nothing of the job
+// is left.
+func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err error) {
+	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-local-")
+	if err != nil {
+		return nil, fmt.Errorf("create temporary directory: %w", err)
+	}
+	defer func() {
+		if removeErr := os.RemoveAll(dir); removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("remove temporary directory: %w", removeErr))
+		}
+	}()
+	if cfg.Observe == nil {
+		cfg.Observe = func(engine.StepResult) {}
+	}
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, store.Close()) }() //nolint:contextcheck // whatever became of ctx
+	grace := cfg.Grace
+	if grace < 0 {
+		grace = time.Nanosecond
+	}
+	err = store.Create(job.Spec{
+		ID: jobID, Definition: j.definition, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: grace,
+		Inputs: j.inputs, Vars: j.vars, Env: j.env, MayFail: j.mayFail,
+	})
+	if err != nil {
+		return nil, err
+	}
+	follower, err := store.Follow(jobID)
+	if err != nil {
+		return nil, err
+	}
+	defer follower.Close()
+	defer context.AfterFunc(ctx, func() { store.Stop(jobID) })()
+	defer context.AfterFunc(abort, func() { store.Kill(jobID) })()
+
+	alive := context.WithoutCancel(ctx)
+	showErr := show(alive, follower, cfg)
+	if showErr != nil {
+		store.Stop(jobID) // who asked for it does not see it any more
+	}
+	stat, result, err := follower.Wait(alive)
+	if err != nil {
+		return nil, err
+	}
+	return newReport(stat, result), showErr
+}
