@@ -78,7 +78,7 @@ func (v *vm) startBuild(b *testing.B, conn *mux.Conn, known *connector.VM, route
 	started := &build{connector: c}
 	dial, err := c.Connect(b.Context())
 	if err == nil {
-		started.client, err = firstCall(b.Context(), dial)
+		started.client, err = firstCall(b.Context(), dial, grpc.WithPerRPCCredentials(c.Credentials()))
 	}
 	if err != nil {
 		_ = started.close(b.Context()) // the first error tells
@@ -270,10 +270,10 @@ func (s *commandStream) Close() error {
 }
 
 // firstCall makes the first call of a step runner.
-func firstCall(ctx context.Context, dial func() (io.ReadWriteCloser, error)) (*grpc.ClientConn, error) {
-	client, err := grpc.NewClient("passthrough:///step-runner",
+func firstCall(ctx context.Context, dial func() (io.ReadWriteCloser, error), more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	client, err := grpc.NewClient("passthrough:///step-runner", append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithReadBufferSize(16<<10), // as the connector's own
+		grpc.WithReadBufferSize(16 << 10), // as the connector's own
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			bridge, err := dial()
 			if err != nil {
@@ -283,7 +283,7 @@ func firstCall(ctx context.Context, dial func() (io.ReadWriteCloser, error)) (*g
 		}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
-	)
+	}, more...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -9,9 +9,16 @@ import (
 // Every command for a VM is built here, and nowhere else, as an argument vector; where a login shell stands
 // in between, mux quotes it. No job variable is ever part of one.
 
+// secretFlag tells serve to read the build's secret from its stdin.
+const secretFlag = "--secret-stdin"
+
 // serveArgv starts the build's step runner.
-func serveArgv(runner []string, socket string) []string {
-	return runnerArgv(runner, "steps", "serve", "--socket", socket)
+func serveArgv(runner []string, socket string, secret bool) []string {
+	argv := runnerArgv(runner, "steps", "serve", "--socket", socket)
+	if secret {
+		argv = append(argv, secretFlag)
+	}
+	return argv
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

@@ -45,8 +45,15 @@ type Config struct {
 	TempDir string
 	// Route says how serve is started and its socket reached. If empty, Auto.
 	Route Route
-	// Log receives what the build's serve says, one write at a time. If nil it is discarded.
+	// NoSecret starts a serve that asks no secret of its callers: one of another maker, that knows none. Then
+	// every process of the VM's user can use its socket.
+	NoSecret bool
+	// Log receives what the build's serve says. A *Log is the caller's to close; any other Writer is written to
+	// as NewLog says, with LogTimeout. If nil it is discarded.
 	Log io.Writer
+	// LogTimeout is how long Log, and the trace of Execute, may take for one write before that ends the build, if
+	// they are no *Log. If zero, 5m.
+	LogTimeout time.Duration
 	// ReadyTimeout bounds the wait for serve to listen. If zero, 30s.
 	ReadyTimeout time.Duration
 	// StopTimeout bounds the wait for serve to be gone at the end; it includes the grace its jobs get.
@@ -62,8 +69,12 @@ type Config struct {
 // for its end; Close waits for it. It is safe for concurrent use.
 type Connector struct {
 	cfg    Config
-	socket string // the path asked for; serve may tell another
-	log    *gate  // to cfg.Log, until Close
+	socket string      // the path asked for; serve may tell another
+	secret wire.Secret // what its calls carry; zero if Config.NoSecret
+	log    *Log
+
+	closeLog  func(context.Context) // if it is ours
+	forgetLog func() bool           // ends the build's interest in it; set with life
 
 	life context.Context // ends with the build's ctx, with serve, or at Close
 	end  context.CancelCauseFunc
@@ -107,14 +118,18 @@ func New(cfg Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Connector{
+	c := &Connector{
 		cfg:     cfg,
 		socket:  socket,
-		log:     &gate{w: cfg.Log},
 		bridges: map[*bridge]struct{}{},
 		closing: make(chan struct{}),
 		gaveUp:  make(chan struct{}),
-	}, nil
+	}
+	c.log, c.closeLog = logOf(cfg.Log, cfg.LogTimeout)
+	if !cfg.NoSecret {
+		c.secret = wire.NewSecret()
+	}
+	return c, nil
 }
 
 func (cfg *Config) setDefaults() error {
@@ -151,7 +166,7 @@ func (cfg *Config) setDefaults() error {
 }
 
 // Connect starts the build's step runner and returns a function that opens bridges to it; each call
-// of that gives a new one, which its caller closes. ctx is the build's life: when it ends, bridges
+// of that gives a new one, which its caller closes. Calls over them carry the build's Credentials. ctx is the build's life: when it ends, bridges
 // fail and the build is over. Connect may be called once.
 //
 // It returns ctx.Err() when ctx ends first, a [*ServeError] when serve ends or does not listen in
@@ -187,6 +202,7 @@ func (c *Connector) begin(ctx context.Context) error {
 	}
 	c.connected = make(chan struct{})
 	c.life, c.end = context.WithCancelCause(ctx)
+	c.forgetLog = endWithLog(c.log, c.end)
 	return nil
 }
 
@@ -221,30 +237,34 @@ func (c *Connector) Choice() Choice {
 
 // Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits
 // until serve is seen gone, at most until ctx ends or StopTimeout has passed; then it gives up and
-// says so. Nothing is written to Log any more when it returns. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close
-// is idempotent: later calls wait for the first and return its result.
+// says so. When it returns nothing is written to Log any more, but for what [Log.Close] says of a Writer that does
+// not return. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close is
+// idempotent: later calls wait for the first and return its result.
 func (c *Connector) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
 		close(c.closing)
 		connected := c.connected
 		c.mu.Unlock()
+		ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
+		defer cancel()
+		defer c.closeLog(ctx)
 		defer c.cfg.Lease.Release()
 		if connected == nil {
 			return
 		}
+		c.forgetLog()
 		c.end(ErrClosed)
 		<-connected // soon: all it waits for is bounded by the life that just ended
 		c.closeBridges()
 		c.giveNative()
 		c.closeErr = c.stopServe(ctx)
 		c.wg.Wait()
-		c.log.close() // a serve that was given up may still talk
 	})
 	return c.closeErr
 }
 
-// stopServe ends serve and waits for it.
+// stopServe ends serve and waits for it, bounded by ctx.
 func (c *Connector) stopServe(ctx context.Context) error {
 	c.mu.Lock()
 	s, sessions := c.serve, c.sessions
@@ -255,8 +275,6 @@ func (c *Connector) stopServe(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
-	defer cancel()
 	begin := time.Now()
 	c.cfg.Trace.serveStop(c.cfg.BuildID)
 	c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; an error means that the channel is gone

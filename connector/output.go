@@ -2,7 +2,6 @@ package connector
 
 import (
 	"bytes"
-	"io"
 	"strings"
 	"sync"
 
@@ -15,7 +14,7 @@ const maxTail = 2 << 10
 // serveStderr takes what serve writes to its standard error: it watches for the ready marker, keeps
 // the last lines for an error message, and passes all but the marker's line on to the log.
 type serveStderr struct {
-	log   io.Writer
+	log   *remarks
 	ready chan string // receives the marker's path, once
 
 	mu      sync.Mutex // guards the following
@@ -25,19 +24,16 @@ type serveStderr struct {
 	tail    []byte
 }
 
-func newServeStderr(log io.Writer) *serveStderr {
+func newServeStderr(log *remarks) *serveStderr {
 	return &serveStderr{log: log, ready: make(chan string, 1)}
 }
 
-// Write never fails: a log that cannot be written must not stall the channel, which carries more
-// than the log.
+// Write never fails: a log that cannot be written ends the build by itself.
 func (s *serveStderr) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	pass := s.takeLocked(p)
 	s.mu.Unlock()
-	if len(pass) > 0 {
-		_, _ = s.log.Write(pass)
-	}
+	s.log.write(pass)
 	return len(p), nil
 }
 
@@ -109,29 +105,6 @@ func (s *serveStderr) flush() {
 	s.line = nil
 	s.keepLocked(rest)
 	s.mu.Unlock()
-	if len(rest) > 0 {
-		_, _ = s.log.Write(rest)
-	}
-}
-
-// gate passes writes on until it is closed, and discards them then.
-type gate struct {
-	mu sync.Mutex // guards the following
-	w  io.Writer
-}
-
-func (g *gate) Write(p []byte) (int, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.w == nil {
-		return len(p), nil
-	}
-	return g.w.Write(p)
-}
-
-// close waits for a write that is under way.
-func (g *gate) close() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.w = nil
+	s.log.write(rest)
+	s.log.flush()
 }

@@ -2,6 +2,7 @@ package connector
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -22,7 +23,8 @@ type Script struct {
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped, in whole seconds. If
 	// zero, 10s.
 	Grace time.Duration
-	// Stdout and Stderr receive the output as it comes, each from one goroutine. If nil it is discarded.
+	// Stdout and Stderr receive the output as it comes, each by a [Log] of its own if it is none itself. If nil it
+	// is discarded.
 	Stdout, Stderr io.Writer
 }
 
@@ -46,8 +48,21 @@ func RunScript(ctx context.Context, starter Starter, s Script) (code int, err er
 	if s.Stderr == nil {
 		s.Stderr = io.Discard
 	}
-	stderr := &firstError{w: s.Stderr, failed: make(chan error, 1)}
-	process, err := starter.Start(ctx, mux.Command{Argv: scriptArgv(s.Shell, len(s.Text), s.Grace), Stderr: stderr})
+	stdout, closeStdout := logOf(s.Stdout, 0)
+	stderr, closeStderr := logOf(s.Stderr, 0)
+	logs, logFailed := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer logFailed(nil)
+	defer endWithLog(stdout, logFailed)()
+	defer endWithLog(stderr, logFailed)()
+	defer func() { // what came is delivered, also if it was stopped
+		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopMargin)
+		defer cancel()
+		closeStdout(last)
+		closeStderr(last)
+	}()
+	over := make(chan struct{}) // nobody waits for a log any more
+
+	process, err := starter.Start(ctx, mux.Command{Argv: scriptArgv(s.Shell, len(s.Text), s.Grace), Stderr: patientWriter{stderr, over}})
 	if err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
@@ -59,15 +74,19 @@ func RunScript(ctx context.Context, starter Starter, s Script) (code int, err er
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer process.Close() // wakes both
+	defer close(over)
 	wg.Go(func() {
 		// What could not be sent shows in the exit code. stdin stays open: it is the leash.
 		_, _ = process.Write(s.Text)
 	})
-	logFailed := stderr.failed
-	drained := make(chan struct{})
+	ended := make(chan struct{}) // closed once its output is delivered and its end is known
 	wg.Go(func() {
-		defer close(drained)
-		drain(process, s.Stdout, logFailed)
+		defer close(ended)
+		drain(process, patientWriter{stdout, over})
+		select {
+		case <-process.Exited():
+		case <-over:
+		}
 	})
 	stop := func() {
 		// What it waits for, a write to a VM that takes nothing, the Close above ends.
@@ -76,19 +95,19 @@ func RunScript(ctx context.Context, starter Starter, s Script) (code int, err er
 	}
 
 	select {
-	case <-process.Exited():
-		<-drained // soon: the channel has ended
-	case err := <-logFailed:
+	case <-ended:
+	case <-logs.Done():
 		stop()
-		return 0, err
+		return 0, context.Cause(logs)
 	case <-ctx.Done():
 		stop()
 		return 0, ctx.Err()
 	}
-	select {
-	case err := <-logFailed:
+	if err := errors.Join(stdout.flush(ctx), stderr.flush(ctx)); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
 		return 0, err
-	default:
 	}
 	err = process.Err()
 	if code := exitCode(err); code >= 0 {
@@ -107,15 +126,14 @@ func awaitExit(process *mux.Process, most time.Duration) {
 	}
 }
 
-// drain copies a process's stdout to its end. A log that fails is reported once, the rest discarded:
-// what is not read would hold up the process.
-func drain(from io.Reader, to io.Writer, failed chan<- error) {
+// drain copies a process's stdout to its end. What a log does not take is discarded: what is not read would hold
+// up the process.
+func drain(from io.Reader, to io.Writer) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 && to != nil {
 			if _, werr := to.Write(buf[:n]); werr != nil {
-				report(failed, &LogError{werr})
 				to = nil
 			}
 		}
@@ -125,24 +143,10 @@ func drain(from io.Reader, to io.Writer, failed chan<- error) {
 	}
 }
 
-// firstError passes writes on and reports the first that fails.
-type firstError struct {
-	w      io.Writer
-	failed chan error // has room for one
+// patientWriter writes to a log and waits for it until done is closed.
+type patientWriter struct {
+	log  *Log
+	done <-chan struct{}
 }
 
-func (f *firstError) Write(p []byte) (int, error) {
-	n, err := f.w.Write(p)
-	if err != nil {
-		report(f.failed, &LogError{err})
-	}
-	return n, err
-}
-
-// report sends err unless one is there already.
-func report(to chan<- error, err error) {
-	select {
-	case to <- err:
-	default:
-	}
-}
+func (w patientWriter) Write(p []byte) (int, error) { return w.log.write(w.done, p) }

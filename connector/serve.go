@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -34,13 +33,12 @@ type serve struct {
 
 // copyStdout passes serve's stdout on to the log, to its end. serve has nothing to say there, a login
 // shell may.
-func (s *serve) copyStdout(log io.Writer) {
+func (s *serve) copyStdout(log *remarks) {
+	defer log.flush()
 	buf := make([]byte, 4<<10)
 	for {
 		n, err := s.process.Read(buf)
-		if n > 0 {
-			_, _ = log.Write(buf[:n]) // a log that fails must not stall serve
-		}
+		log.write(buf[:n])
 		if err != nil {
 			return
 		}
@@ -97,6 +95,10 @@ func (s *serve) exitError() error {
 		e.Hint = missingHint(s.runner)
 	case 137:
 		e.Hint = "it was killed; is the VM out of memory?"
+	}
+	if !e.Ready && strings.Contains(e.Stderr, strings.TrimLeft(secretFlag, "-")) {
+		e.Hint = "it does not know " + secretFlag + ": is it older than this program, or another step runner? " +
+			"install this version on the VM"
 	}
 	return e
 }

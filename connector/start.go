@@ -234,12 +234,8 @@ func (c *Connector) startBySession(reason string) error {
 // startServe starts serve and the goroutines that watch it, and waits until it listens.
 func (c *Connector) startServe() error {
 	begin := time.Now()
-	stderr := newServeStderr(c.log)
-	process, err := c.starter.Start(c.life, mux.Command{
-		Argv:   serveArgv(c.cfg.Runner, c.socket),
-		Ready:  c.socket,
-		Stderr: stderr,
-	})
+	stderr := newServeStderr(&remarks{log: c.log, done: c.closing})
+	process, err := c.starter.Start(c.life, c.serveCommand(stderr))
 	if err != nil {
 		return c.startError(err)
 	}
@@ -248,7 +244,7 @@ func (c *Connector) startServe() error {
 	c.serve = s
 	c.mu.Unlock()
 	c.wg.Go(func() {
-		s.copyStdout(c.log) // ends with the process, at the latest
+		s.copyStdout(&remarks{log: c.log, done: c.closing}) // ends with the process, at the latest
 		select {
 		case <-process.Exited():
 			c.end(s.exitError())
@@ -260,6 +256,19 @@ func (c *Connector) startServe() error {
 	}
 	c.cfg.Trace.serveReady(c.cfg.BuildID, c.Choice().Start, time.Since(begin))
 	return nil
+}
+
+// serveCommand starts serve, with the build's secret on its stdin.
+func (c *Connector) serveCommand(stderr io.Writer) mux.Command {
+	command := mux.Command{
+		Argv:   serveArgv(c.cfg.Runner, c.socket, !c.secret.IsZero()),
+		Ready:  c.socket,
+		Stderr: stderr,
+	}
+	if !c.secret.IsZero() {
+		command.Input = c.secret.Line()
+	}
+	return command
 }
 
 // startError makes a relay's word that there is no such program the same as a login shell's.

@@ -85,7 +85,7 @@ type Result struct {
 }
 
 // Execute runs job in the step runner that Connect started and writes its stdout and stderr to trace
-// as they come. It returns when the job has ended and all its output is delivered.
+// as they come, by a [Log] if it is none itself. It returns when the job has ended and all its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers what the
 // job says on its way out, then returns ctx.Err(). A bridge that breaks is opened anew and the output
@@ -111,12 +111,16 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	defer end(nil)
 	defer context.AfterFunc(c.life, func() { end(context.Cause(c.life)) })() //nolint:contextcheck // c.life is the build's
 
+	log, closeLog := logOf(trace, c.cfg.LogTimeout)
+	defer closeLog(calls)
+	defer endWithLog(log, end)()
+
 	client, err := c.newClient()
 	if err != nil {
 		return Result{}, err
 	}
 	defer client.Close()
-	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, trace: trace}
+	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log}
 
 	if err := e.submit(ctx, calls); err != nil {
 		return Result{}, err
@@ -137,6 +141,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 func (c *Connector) newClient() (*grpc.ClientConn, error) {
 	client, err := grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
+		c.withCredentials(),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			rwc, err := c.dial()
 			if err != nil {
@@ -163,9 +168,9 @@ func (c *Connector) newClient() (*grpc.ClientConn, error) {
 
 // execution is one call of Execute.
 type execution struct {
-	rpc   pb.StepRunnerClient
-	job   Job
-	trace io.Writer
+	rpc pb.StepRunnerClient
+	job Job
+	log *Log
 }
 
 // submit delivers the job. The same job sent twice is one job, so a call that broke is made again.
@@ -240,6 +245,9 @@ func (e *execution) follow(ctx, calls context.Context, end context.CancelCauseFu
 		}
 	}()
 	err := group.Wait()
+	if err == nil {
+		err = e.log.flush(calls)
+	}
 	close(ended)
 	<-canceller
 	if err != nil {
@@ -278,7 +286,10 @@ func (e *execution) followIO(ctx context.Context) error {
 			if err != nil {
 				return progress, err
 			}
-			if _, err := e.trace.Write(msg.GetStream()); err != nil {
+			if _, err := e.log.write(ctx.Done(), msg.GetStream()); err != nil {
+				if ctx.Err() != nil {
+					return progress, context.Cause(ctx)
+				}
 				return progress, &LogError{err}
 			}
 			progress = true

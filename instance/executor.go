@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/credentials"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -19,7 +21,7 @@ import (
 type Executor struct {
 	provider *Provider
 	build    Build
-	log      *lockedWriter
+	log      *connector.Log
 
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
@@ -118,7 +120,7 @@ func (e *Executor) Choice() connector.Choice {
 }
 
 // Connect starts the build's step runner and returns a function that opens connections to it, each of
-// which its caller closes. ctx bounds the start only: the step runner then lives until Cleanup, so
+// which its caller closes; calls over them carry Credentials. ctx bounds the start only: the step runner then lives until Cleanup, so
 // that a cancelled build can still be told to stop, and heard.
 func (e *Executor) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
 	ctx, finish := e.bind(ctx)
@@ -148,6 +150,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		Runner:       s.member.Runner,
 		TempDir:      s.member.TempDir,
 		Route:        e.provider.cfg.Route,
+		NoSecret:     s.member.NoSecret,
 		Log:          e.log,
 		ReadyTimeout: e.provider.cfg.ReadyTimeout,
 		StopTimeout:  e.provider.cfg.StopTimeout,
@@ -173,6 +176,17 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		return nil, err
 	}
 	return dial, nil
+}
+
+// Credentials returns what calls over the connections of Connect's function must carry, for a gRPC client of the
+// caller's own (grpc.WithPerRPCCredentials). It is nil before Connect and for an instance with NoSecret.
+func (e *Executor) Credentials() credentials.PerRPCCredentials {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connector == nil {
+		return nil
+	}
+	return e.connector.Credentials()
 }
 
 // Execute runs job in the step runner that Connect started, with its output to the build's log. It
@@ -232,9 +246,12 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 
 // Cleanup ends what the build still has on the instance and gives its slot back. It may be called at
 // any time, also while the build runs, which then fails; it is idempotent. It waits until the step
-// runner or the script is seen gone, at most until ctx ends or StopTimeout has passed, and reports if it
-// is not.
+// runner or the script is seen gone and the log has all its text, at most until ctx ends or StopTimeout has passed,
+// and reports if something may be left on the instance. The slot does not wait for the log. When it returns the
+// log is written to no more, but for a write that has not returned even then.
 func (e *Executor) Cleanup(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, e.provider.cfg.StopTimeout)
+	defer cancel()
 	e.mu.Lock()
 	e.cleaned = true
 	c, lease, s, running := e.connector, e.lease, e.slot, e.running
@@ -257,17 +274,6 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	if s != nil {
 		s.release()
 	}
+	e.log.Close(ctx)
 	return classify(context.WithoutCancel(ctx), err)
-}
-
-// lockedWriter serialises writes of a build's sources to its log.
-type lockedWriter struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-func (l *lockedWriter) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }

@@ -26,6 +26,9 @@ type Instance struct {
 	Runner []string
 	// TempDir is its directory for temporary files. If empty, /tmp.
 	TempDir string
+	// NoSecret says that Runner is another maker's, whose serve knows no secret. Then builds on the instance can
+	// read, run and cancel each other's jobs, if they log in as one user.
+	NoSecret bool
 }
 
 // Group is a fixed set of instances with their slots. It is safe for concurrent use.

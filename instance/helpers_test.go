@@ -58,6 +58,11 @@ func newVM(t testing.TB, s *sshtest.Server) *vm {
 	return &vm{Server: s, tmp: sshtest.SocketDir(t), runner: runnertest.Command(t)}
 }
 
+// socket returns the path of a build's socket.
+func (v *vm) socket(build string) string {
+	return filepath.Join(v.tmp, "gitlab-runner-steps", build, "step-runner.sock")
+}
+
 // via returns the VM as seen through a proxy.
 func (v *vm) via(t testing.TB, addr string) *vm {
 	t.Helper()

@@ -13,6 +13,9 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
+// defaultStopTimeout is enough for a job's grace, a step runner's and the removal of what they leave.
+const defaultStopTimeout = 20 * time.Second
+
 // Config says what a Provider works with.
 type Config struct {
 	// Group holds the instances. Required.
@@ -30,6 +33,9 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// StopTimeout bounds the wait for it to be gone. If zero, 20s.
 	StopTimeout time.Duration
+	// LogTimeout is how long a build's Log may take for one write before that ends the build, as a failure of the
+	// system. If zero, 5m.
+	LogTimeout time.Duration
 	// Logger receives what an operator may want to know. If nil, nothing is logged.
 	Logger *slog.Logger
 	// Trace is told what happens to the builds' step runners. If nil, nobody is.
@@ -48,11 +54,14 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
 	}
-	if cfg.DialTimeout < 0 || cfg.MaxAge < 0 || cfg.ReadyTimeout < 0 || cfg.StopTimeout < 0 {
+	if cfg.DialTimeout < 0 || cfg.MaxAge < 0 || cfg.ReadyTimeout < 0 || cfg.StopTimeout < 0 || cfg.LogTimeout < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.StopTimeout == 0 {
+		cfg.StopTimeout = defaultStopTimeout
 	}
 	p := &Provider{cfg: cfg}
 	p.conns = pool.New(pool.Config[*mux.Conn]{
@@ -98,7 +107,8 @@ type Build struct {
 	// ID names the build, uniquely among those that run: 1 to 64 characters of A-Z a-z 0-9 . _ -.
 	// Required.
 	ID string
-	// Log is the build's log. Writes to it never overlap. If nil it is discarded.
+	// Log is the build's log, written to as a [connector.Log] does it: one write at a time, the step runner's own
+	// lines marked. If it fails or blocks that ends the build, and nothing else. If nil it is discarded.
 	Log io.Writer
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
@@ -110,7 +120,7 @@ func (p *Provider) Executor(b Build) *Executor {
 	if b.Log == nil {
 		b.Log = io.Discard
 	}
-	e := &Executor{provider: p, build: b, log: &lockedWriter{w: b.Log}}
+	e := &Executor{provider: p, build: b, log: connector.NewLog(b.Log, p.cfg.LogTimeout)}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	return e
 }

@@ -31,7 +31,7 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 		ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
 	}()
 	out.Await(t, "started")
-	require.True(t, holds(ahead, filepath.Join(v.tmp, "gitlab-runner-steps", "b2")), "the one that was started ahead serves the build")
+	require.Equal(t, ahead, servePID(t, v, "b2"), "the one that was started ahead serves the build")
 	next := awaitSpare(t, relay, ahead)
 	require.NoError(t, os.WriteFile(gate, nil, 0o600))
 	require.NoError(t, <-ended)
@@ -56,7 +56,7 @@ func awaitSpare(t testing.TB, relay, other int) (pid int) {
 			text, _ := os.ReadFile(list) // a thread may have ended
 			for _, field := range strings.Fields(string(text)) {
 				line, _ := os.ReadFile("/proc/" + field + "/cmdline")
-				if n, err := strconv.Atoi(field); err == nil && n != other && strings.HasSuffix(string(line), "\x00--socket\x00-\x00") {
+				if n, err := strconv.Atoi(field); err == nil && n != other && strings.HasSuffix(string(line), "\x00--socket\x00-\x00--secret-stdin\x00") {
 					pid = n
 					return true
 				}
@@ -65,17 +65,6 @@ func awaitSpare(t testing.TB, relay, other int) (pid int) {
 		return false
 	}, sshtest.Bound, time.Millisecond)
 	return pid
-}
-
-// holds reports whether a process has dir open.
-func holds(pid int, dir string) bool {
-	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	for _, fd := range fds {
-		if target, err := os.Readlink(fd); err == nil && strings.HasPrefix(target, dir) {
-			return true
-		}
-	}
-	return false
 }
 
 func isAlive(pid int) bool {

@@ -26,12 +26,18 @@ type Command struct {
 	// Ready is the path of the socket of which the process will say that it listens on it, for
 	// [Relay.DialReady]. A session makes nothing of it.
 	Ready string
+	// Input is what the process's stdin begins with, at most 32 KiB. By a relay it travels with the request: it is
+	// there a round trip earlier than what is written after Start. Nobody but the process sees it.
+	Input []byte
 	// Stderr receives what the process writes to its standard error, from one goroutine, as it
 	// comes. If nil it is discarded. Over a session, a Stderr that blocks stalls the process's stdout too:
 	// both share the channel's window (RFC 4254, section 5.2). Its errors are ignored, the rest is
 	// discarded.
 	Stderr io.Writer
 }
+
+// maxInput bounds Command.Input. It fits every window there is at the start.
+const maxInput = 32 << 10
 
 // check returns what is wrong with c.
 func (c *Command) check() error {
@@ -40,6 +46,8 @@ func (c *Command) check() error {
 		return errors.New("start: the command has neither Argv nor Line")
 	case len(c.Argv) > 0 && c.Line != "":
 		return errors.New("start: the command has both Argv and Line")
+	case len(c.Input) > maxInput:
+		return fmt.Errorf("start: the command has %d bytes of Input, at most %d are allowed: write the rest", len(c.Input), maxInput)
 	}
 	for _, entry := range c.Env {
 		if key, _, ok := strings.Cut(entry, "="); !ok || key == "" {

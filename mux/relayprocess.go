@@ -25,6 +25,9 @@ func (r *Relay) Start(ctx context.Context, cmd Command) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start: %w", err)
 	}
+	if len(cmd.Input) > 0 {
+		message = wire.AppendFrame(message, wire.FrameData, cmd.Input)
+	}
 	stream, err := r.request(ctx, "start", message)
 	if err != nil {
 		return nil, err
@@ -33,7 +36,7 @@ func (r *Relay) Start(ctx context.Context, cmd Command) (*Process, error) {
 		relayStream: stream,
 		stdout:      newInbox(),
 		stderr:      newInbox(),
-		room:        wire.RelayProcessWindow,
+		room:        wire.RelayProcessWindow - len(cmd.Input),
 		more:        make(chan struct{}, 1),
 		gone:        make(chan struct{}),
 		exited:      make(chan struct{}),

@@ -57,7 +57,25 @@ func (s *session) start(ctx context.Context, cmd Command) (*Process, error) {
 		to = io.Discard
 	}
 	go p.pumpStderr(to)
+	if err := p.giveInput(ctx, cmd.Input); err != nil {
+		p.Close()
+		return nil, err
+	}
 	return newProcess(p), nil
+}
+
+// giveInput writes the beginning of stdin, bounded by ctx. A process that has ended before it took it is
+// none that did not start.
+func (p *sessionProcess) giveInput(ctx context.Context, input []byte) error {
+	if len(input) == 0 {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { p.Close() })
+	_, _ = p.Write(input) // that it has ended, and how, the Process tells
+	if !stop() {
+		return fmt.Errorf("start: %w", context.Cause(ctx))
+	}
+	return nil
 }
 
 // exec asks for a command to be run (RFC 4254, section 6.5).

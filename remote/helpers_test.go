@@ -3,6 +3,7 @@ package remote
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -43,6 +44,12 @@ func needRoot(t testing.TB) {
 
 // nobody is a user that is not the one running the tests.
 const nobody = 65534
+
+// greeting is what a serve without a secret says, if all is well.
+func greeting(socket string) string {
+	return wire.ReadyLine(socket) + fmt.Sprintf(
+		"step-runner: no secret guards this socket: every process of user %d can read, run and cancel jobs by it (--secret-stdin)\n", os.Geteuid())
+}
 
 // names returns the names in dir.
 func names(t testing.TB, dir string) []string {

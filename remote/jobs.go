@@ -1,6 +1,8 @@
 package remote
 
 import (
+	"google.golang.org/grpc"
+
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/service"
 )
@@ -8,10 +10,10 @@ import (
 // openJobs opens the job store of the build in its directory, in which all that jobs leave is, and puts
 // the step service before it. If this process is killed, what is left of the jobs' processes removes
 // the directory.
-func openJobs(dir string) (*jobRunner, error) {
+func openJobs(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
 	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir})
 	if err != nil {
 		return nil, err
 	}
-	return &jobRunner{server: service.NewServer(store), stop: store.Shutdown, close: store.Close}, nil
+	return &jobRunner{server: service.NewServer(store, options...), stop: store.Shutdown, close: store.Close}, nil
 }

@@ -136,7 +136,7 @@ func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
 			require.NoError(t, end(s))
 			require.Equal(t, "asked\n", v.waitGone(t))
 			s.requireExit(t, 0, socket)
-			require.Equal(t, wire.ReadyLine(socket), s.stderr.String())
+			require.Equal(t, greeting(socket), s.stderr.String())
 			require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
 		})
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"syscall"
 	"testing"
 	"time"
 
@@ -40,14 +41,22 @@ func runRole(role string) int {
 			}
 		}
 		err = Serve(ctx, stdio, cfg)
+	case "guarded", "unguarded": // a serve that is told a secret
+		err = Serve(ctx, stdio, ServeConfig{Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded"})
+	case "spy":
+		err = spyRole(os.Args[1])
 	case "proxy":
 		err = Proxy(ctx, stdio, ProxyConfig{Socket: os.Args[1]})
-	case "relay":
+	case "relay", "concealed relay":
 		cfg := RelayConfig{TempDir: os.Args[1]}
 		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
 			break
 		}
-		err = Relay(ctx, stdio, cfg)
+		if role == "concealed relay" {
+			err = Relay(ctx, stdio, cfg)
+			break
+		}
+		err = runRelay(ctx, stdio, cfg, defaultRelayLimits, syscall.ForkExec) // of which tests count the open files
 	case "dial": // connects as whoever runs it, and reports what it reads
 		err = dialRole(os.Args[1])
 	case "listen": // until stdin ends

@@ -28,8 +28,12 @@ type ProxyConfig struct {
 // when the server has gone, even if In is open then. It returns the reason if In fails, Out cannot be
 // written, or ctx ends. All it started has ended then; In is open, and Out too unless it was ended.
 //
-// It only connects to a socket on which a process of our own user, or of root, listens.
+// It only connects to a socket on which a process of our own user, or of root, listens. From its call on other
+// processes of the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
+	if err := conceal(); err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
 	conn, err := dial(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)

@@ -68,8 +68,12 @@ type RelayConfig struct {
 //
 // It must be the only one in its program to start processes: while it runs the program is the parent of all
 // orphans that descend from it (PR_SET_CHILD_SUBREAPER, prctl(2)), reaps all its children, and in the end
-// kills those that were not there before.
+// kills those that were not there before. From its call on other processes of the user cannot look into this one
+// (PR_SET_DUMPABLE).
 func Relay(ctx context.Context, stdio Stdio, cfg RelayConfig) error {
+	if err := conceal(); err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
 	return runRelay(ctx, stdio, cfg, defaultRelayLimits, syscall.ForkExec)
 }
 

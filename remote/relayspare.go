@@ -14,24 +14,30 @@ const spareDelay = 10 * time.Millisecond
 
 // spares keeps one serve started ahead: what takes long about a serve is the start of its program, and the
 // next build's can begin before that build. It waits for its socket's path on stdin (SocketOnStdin) and is
-// given to the next start that asks for the same command. One at most waits; it ends with the relay.
+// given to the next start that asks for the same command. If its command wants a secret, that is the build's: it
+// is what the manager sends for stdin, and so the line after the path. One at most waits; it ends with the relay.
 type spares struct {
 	relay *relay
 
 	mu      sync.Mutex // guards the following
-	command []string   // of idle: its argv without the socket
+	command []string   // of idle: its argv
 	idle    *spawned   // nil: none
 	timer   *time.Timer
 }
 
-// serveCommand returns the start of the argv of a request, up to the socket's path, if it is for a serve of
-// this very program, to which nothing is peculiar but its socket.
+// serveCommand returns the argv of a request with SocketOnStdin for the path of its socket, if it is for a serve of
+// this very program to which nothing is peculiar but that path.
 func serveCommand(c *relayCommand, request *wire.RelayStart) []string {
-	n := len(request.Argv)
-	if n < 5 || !slices.Equal(request.Argv[n-4:n-1], []string{"steps", "serve", "--socket"}) ||
-		request.Ready != request.Argv[n-1] || request.Dir != "" || len(request.Env) > 0 {
+	argv := slices.Clone(request.Argv)
+	at := len(argv) - 1 // of the path
+	if at > 0 && argv[at] == "--secret-stdin" {
+		at--
+	}
+	if at < 4 || !slices.Equal(argv[at-3:at], []string{"steps", "serve", "--socket"}) ||
+		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 {
 		return nil
 	}
+	argv[at] = SocketOnStdin
 	theirs, err := os.Stat(c.program)
 	if err != nil {
 		return nil
@@ -40,7 +46,7 @@ func serveCommand(c *relayCommand, request *wire.RelayStart) []string {
 	if err != nil || !os.SameFile(theirs, ours) {
 		return nil
 	}
-	return request.Argv[:n-1]
+	return argv
 }
 
 // take returns a serve that was started ahead and has been told the request's socket, nil if there is none.
@@ -60,7 +66,7 @@ func (s *spares) take(c *relayCommand, request *wire.RelayStart) *spawned {
 	}
 	if s.idle == nil && s.timer == nil {
 		ahead := *c
-		ahead.argv = append(slices.Clone(command), SocketOnStdin)
+		ahead.argv = command
 		s.timer = time.AfterFunc(spareDelay, func() { s.prepare(&ahead, command) })
 	}
 	s.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/service"
 )
 
 const (
@@ -29,6 +30,13 @@ type ServeConfig struct {
 	// <tmp>/gitlab-runner-steps, gitlab-runner-steps-<uid> takes its place; the ready marker tells.
 	// SocketOnStdin: the first line of stdio.In says it.
 	Socket string
+
+	// SecretOnStdin says that a line of stdio.In, the first or, after that of SocketOnStdin, the second, is a
+	// secret: 43 to 128 characters of base64url. It is awaited for 30 s before anything is made. Calls that do
+	// not carry it are refused. Without it whoever gets to the socket can use it, which is noted.
+	SecretOnStdin bool
+	// AllowUnauthenticated takes calls that do not carry the secret too, which is noted.
+	AllowUnauthenticated bool
 
 	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving
 	// ends. If zero, 5 s. If negative, none: SIGKILL at once.
@@ -46,12 +54,16 @@ type ServeConfig struct {
 // callers a second to take the final states, and removes the directory, in which all state of the jobs
 // is. It waits for all of that, which is bounded, and returns what could not be stopped or removed.
 // That stdio.Err may have been closed meanwhile changes nothing: while Serve runs the process does not
-// die of SIGPIPE.
+// die of SIGPIPE. From its call on other processes of the user cannot look into this one (PR_SET_DUMPABLE,
+// prctl(2)).
 //
 // Errors before the marker name what was found where the directory should be, or what is missing. The
 // directory must not be in use by a living serve. Those of dead ones, beside it, are swept once this one
 // is ready.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
+	if err := conceal(); err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
 	return serve(ctx, stdio, cfg, openJobs)
 }
 
@@ -65,13 +77,19 @@ type jobRunner struct {
 	close func() error
 }
 
-// serve is Serve with its job runner. open is told the directory of the build, which is locked.
-func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir string) (*jobRunner, error)) (err error) {
+// openRunner opens the job runner of a build. dir is the build's directory, which is locked; options are for
+// the server.
+type openRunner func(dir string, options ...grpc.ServerOption) (*jobRunner, error)
+
+// serve is Serve with its job runner.
+func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (err error) {
 	defer withstandSIGPIPE()()
-	if cfg.Socket == SocketOnStdin {
-		if cfg.Socket, err = readSocketLine(ctx, stdio.In); err != nil || cfg.Socket == "" {
-			return err
-		}
+	options, err := cfg.takeLines(ctx, stdio.In)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	if cfg.Socket == "" {
+		return nil
 	}
 	ctx, stopLeash, err := leash(ctx, stdio.In)
 	if err != nil {
@@ -88,7 +106,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir stri
 			err = errors.Join(err, fmt.Errorf("serve: %w", removeErr))
 		}
 	}()
-	jobs, err := open(dir.path())
+	jobs, err := open(dir.path(), options...)
 	if err != nil {
 		return fmt.Errorf("serve: %w", hint(err, dir.path()))
 	}
@@ -98,6 +116,9 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir stri
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
 	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.socket))
+	if !cfg.SecretOnStdin || cfg.AllowUnauthenticated {
+		log.printf("no secret guards this socket: every process of user %d can read, run and cancel jobs by it (--secret-stdin)", os.Geteuid())
+	}
 
 	var wg sync.WaitGroup // the sweep and the server
 	defer wg.Wait()
@@ -119,6 +140,32 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open func(dir stri
 		err = fmt.Errorf("serve: accept on %s: %w", dir.socket, failed)
 	}
 	return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
+}
+
+// takeLines reads the lines of stdin that cfg wants: it sets Socket, to none if nobody wants this serve, and
+// returns what the secret means to the server.
+func (cfg *ServeConfig) takeLines(ctx context.Context, in *os.File) ([]grpc.ServerOption, error) {
+	if cfg.Socket != SocketOnStdin && !cfg.SecretOnStdin {
+		return nil, nil
+	}
+	lines, err := openStdinLines(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	defer lines.close()
+	if cfg.Socket == SocketOnStdin {
+		if cfg.Socket, err = lines.socket(ctx); err != nil || cfg.Socket == "" {
+			return nil, err
+		}
+	}
+	if !cfg.SecretOnStdin {
+		return nil, nil
+	}
+	secret, err := lines.secret(ctx, secretTimeout)
+	if err != nil || cfg.AllowUnauthenticated {
+		return nil, err
+	}
+	return []grpc.ServerOption{service.RequireSecret(secret)}, nil
 }
 
 // withstandSIGPIPE makes a write to a closed stdout or stderr an error and no more, until restore is

@@ -30,7 +30,11 @@ with everything in it at the end. Once it listens it says so on stderr:
   step-runner is listening on socket PATH
 
 It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket. Its jobs end
-with it: SIGTERM, then SIGKILL after --grace.`,
+with it: SIGTERM, then SIGKILL after --grace.
+
+With --secret-stdin it first reads a secret from standard input, a line of 43 to 128 characters of base64url,
+and refuses calls that do not carry it as metadata, "authorization: Bearer SECRET". Without it every process of the
+same user can use the socket; serve says so.`,
 		Example: "  stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,6 +47,8 @@ with it: SIGTERM, then SIGKILL after --grace.`,
 		},
 	}
 	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input says it")
+	cmd.Flags().BoolVar(&cfg.SecretOnStdin, "secret-stdin", false, "read the secret that calls must carry from standard input, the first line, or the second after --socket -")
+	cmd.Flags().BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false, "take calls without the secret too; serve says so")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
 	return cmd
 }

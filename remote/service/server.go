@@ -24,9 +24,9 @@ const (
 )
 
 // NewServer returns a server of the jobs in store. It accepts no connections yet, and whoever is let in
-// is trusted: the listener checks who connects, or one of more does, as [RequireToken]. It is stopped before
+// is trusted: the listener checks who connects, and one of the options may look at each call. It is stopped before
 // the store is closed; jobs do not end with it.
-func NewServer(store *job.Store, more ...grpc.ServerOption) *grpc.Server {
+func NewServer(store *job.Store, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
@@ -41,7 +41,7 @@ func NewServer(store *job.Store, more ...grpc.ServerOption) *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(recoverUnary),
 		grpc.ChainStreamInterceptor(recoverStream),
-	}, more...)...)
+	}, options...)...)
 	pb.RegisterStepRunnerServer(server, &runner{store: store})
 	runnerproto.RegisterStepRunnerServer(server, &manager{store: store})
 	return server
