@@ -4,6 +4,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/service"
 )
 
@@ -11,9 +12,13 @@ import (
 // the step service before it. If this process is killed, what is left of the jobs' processes removes
 // the directory.
 func openJobs(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir})
+	starter := new(proc.Starter)
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Starter: starter})
 	if err != nil {
 		return nil, err
 	}
-	return &jobRunner{server: service.NewServer(store, options...), stop: store.Shutdown, close: store.Close}, nil
+	return &jobRunner{server: service.NewServer(store, options...), stop: store.Shutdown, close: func() error {
+		defer starter.Close()
+		return store.Close()
+	}}, nil
 }

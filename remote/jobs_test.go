@@ -201,6 +201,25 @@ func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
 	s.requireExit(t, 0, socket)
 }
 
+// Elsewhere serve waited for its followers at the end, for as long as they pleased.
+func TestServeEndsThoughItsFollowersDoNotRead(t *testing.T) {
+	tmp := shortTemp(t)
+	socket := socketIn(t, tmp, "42")
+	s := startServe(t, socket)
+	client := clientOf(t, socket)
+	v := newVitals(t)
+	runScript(t, client, "job", "head -c 20000000 /dev/zero\n"+v.script(t, "wait"))
+	stream, err := client.FollowIO(t.Context(), &pb.FollowIORequest{Id: "job"})
+	require.NoError(t, err)
+	_, err = stream.Recv() // the call is at work; nothing more of it is read
+	require.NoError(t, err)
+	v.waitUp(t)
+	require.NoError(t, s.cmd.Process.Signal(unix.SIGTERM))
+	require.Empty(t, v.waitGone(t))
+	s.requireExit(t, 0, socket)
+	require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
+}
+
 func TestServesEnvironmentReachesNoJob(t *testing.T) {
 	socket := socketIn(t, shortTemp(t), "42")
 	s := launchServe(t, socket, func(s *served) {

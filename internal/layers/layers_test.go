@@ -24,7 +24,7 @@ var allowed = map[string][]string{
 	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
+	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/service":  {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
 	"remote/job":      {"remote/engine", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
 	"remote/engine":   {"remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},

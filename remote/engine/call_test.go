@@ -143,6 +143,20 @@ func TestStepThatCallsItselfFails(t *testing.T) {
 	require.Contains(t, res.Message, "the steps call each other beyond a depth of 32; does one of them call itself?")
 }
 
+// Elsewhere steps that called each other did so without an end, and went on when the job was closed.
+func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
+	tr := newTrial(t, `- {name: a, step: ./ping}`).files(map[string]string{
+		"ping/step.yml": "{}\n---\nrun: [{name: say, script: echo ping}, {name: to, step: ../pong}, {name: again, step: ../pong}]\n",
+		"pong/step.yml": "{}\n---\nrun: [{name: to, step: ../ping, when: always}, {name: again, step: ../ping, when: on_failure}]\n",
+	})
+	results := tr.start(t.Context())
+	tr.stdout.await(t, "ping\nping\n")
+	tr.Stop(cancelled, patience)
+	res := <-results
+	require.Equal(t, Cancelled, res.Status, res.Message)
+	require.Less(t, tr.count, maxRun, "it was not the number of steps that ended it")
+}
+
 func TestJobRunsABoundedNumberOfSteps(t *testing.T) {
 	many := "{}\n---\nrun:\n" + strings.Repeat("- {name: N, step: ../few}\n", 110)
 	for i := 0; strings.Contains(many, "N,"); i++ {

@@ -40,6 +40,7 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	if err != nil {
 		return concluded(proc.Exit{}, err)
 	}
+	g.files.wanted = g.files.wanted || g.v0() // its environment tells those
 	if err := g.files.create(); err != nil {
 		return failed(err)
 	}
@@ -218,7 +219,7 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 // runProcess starts a step's process and waits for its end. The error says why there is no exit
 // status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
 func (r *Runner) runProcess(ctx context.Context, g *frame, cmd proc.Command) (proc.Exit, *limit, error) {
-	p, err := proc.Start(ctx, cmd)
+	p, err := r.cfg.Start(ctx, cmd)
 	if err != nil {
 		return proc.Exit{}, nil, err
 	}

@@ -50,6 +50,8 @@ type Config struct {
 	// Masker masks what is sensitive in the output, in messages and in results. If nil, nothing is.
 	Masker Masker
 
+	// Start starts the job's processes. If nil, [proc.Start].
+	Start func(context.Context, proc.Command) (*proc.Process, error)
 	// OrphanDir is removed when this process dies before the job has ended and nobody holds a lock on
 	// it. May be empty.
 	OrphanDir string
@@ -122,6 +124,9 @@ func New(cfg Config) *Runner {
 	}
 	if cfg.Masker == nil {
 		cfg.Masker = noMask{}
+	}
+	if cfg.Start == nil {
+		cfg.Start = proc.Start
 	}
 	if cfg.Grace == 0 {
 		cfg.Grace = defaultGrace

@@ -16,20 +16,30 @@ import (
 // maxFile is the longest output or export file that is read, in bytes.
 const maxFile = 8 << 20
 
-// files are what a step writes its outputs and exports to, in a directory of its own.
-type files struct{ dir string }
+// files are what a step writes its outputs and exports to, in a directory of its own. They are made for
+// steps only that can know where they are: most need none, and each costs a file system more than all
+// else about a short step.
+type files struct {
+	dir    string
+	wanted bool // the step is told where they are
+	made   bool // there is something to read, and to remove
+}
 
-// nextFiles returns the files of the step that comes next. They are made when it starts.
+// nextFiles returns the files of the step that comes next. They are made when it starts, if at all.
 func (r *Runner) nextFiles() *files {
 	r.serial++
-	return &files{filepath.Join(r.place.ScriptDir, fmt.Sprintf("step-%d", r.serial))}
+	return &files{dir: filepath.Join(r.place.ScriptDir, fmt.Sprintf("step-%d", r.serial))}
 }
 
 // path returns the path of the file kind: output, export or step.json.
 func (f *files) path(kind string) string { return filepath.Join(f.dir, kind) }
 
-// create makes the files, empty.
+// create makes the files, empty, if they are wanted.
 func (f *files) create() error {
+	if !f.wanted {
+		return nil
+	}
+	f.made = true
 	if err := os.Mkdir(f.dir, 0o700); err != nil {
 		return fmt.Errorf("create directory for outputs: %w", err)
 	}
@@ -43,6 +53,9 @@ func (f *files) create() error {
 
 // remove removes the directory. What resists goes with the directory of the job.
 func (f *files) remove() {
+	if !f.made {
+		return
+	}
 	if os.RemoveAll(f.dir) != nil {
 		_ = os.Chmod(f.dir, 0o700)
 		_ = os.RemoveAll(f.dir)
@@ -51,6 +64,9 @@ func (f *files) remove() {
 
 // read returns what the step wrote to the file kind. The step may have put anything in its place.
 func (f *files) read(kind string) ([]byte, error) {
+	if !f.made {
+		return nil, nil
+	}
 	data, err := readPlain(f.path(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read %s file: %w", kind, err)

@@ -246,6 +246,7 @@ func (r *Runner) name(f *frame, name string, refs []expr.Reference) (v expr.Valu
 		if f.files == nil {
 			return v, false, nil
 		}
+		f.files.wanted = true
 		v, err = expr.New(f.files.path(strings.TrimSuffix(name, "_file")))
 	default:
 		return v, false, nil

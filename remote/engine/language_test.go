@@ -66,6 +66,19 @@ func TestValuesAreNotExpandedAgain(t *testing.T) {
 	require.Equal(t, strings.Repeat("${{ vars.SECRET }}\n", 3), tr.stdout.String())
 }
 
+// Elsewhere values were pasted into YAML, and a newline in one could add a step.
+func TestValuesCannotAddSteps(t *testing.T) {
+	const trick = "x'}\n- {name: more, script: 'echo injected'}\n# \"]}"
+	tr := newTrial(t, `
+- {name: a, script: 'printf "%s|" "$E"', env: {E: "${{ vars.TRICK }}"}}
+- {name: b, step: ./b, inputs: {v: "${{ vars.TRICK }}"}}
+`, func(c *Config) { c.Vars = []Variable{{Key: "TRICK", Value: trick}} }).
+		files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [printf, '%s|', '${{ inputs.v }}']}\n"})
+	res := tr.succeed()
+	require.Equal(t, trick+"|"+trick+"|", tr.stdout.String())
+	require.Equal(t, []string{"a success", "b success"}, statuses(res.Steps))
+}
+
 func TestConditionSaysWhetherAStepRuns(t *testing.T) {
 	tr := newTrial(t, `
 - {name: a, script: echo a, if: "vars.N == 'x'"}

@@ -140,6 +140,17 @@ func TestFilesOfAStepArePrivateAndItsOwn(t *testing.T) {
 	require.Equal(t, "600\n600\n700\nother\n", tr.stdout.String())
 }
 
+func TestFilesOfAStepAreMadeOnlyIfItIsToldOfThem(t *testing.T) {
+	tr := newTrial(t, `
+- {name: a, script: 'ls $DIR', env: {DIR: "${{ vars.DIR }}"}}
+- {name: b, exec: {command: [sh, -c, 'ls $DIR']}, env: {DIR: "${{ vars.DIR }}", OUT: "${{ output_file }}"}}
+- {name: c, script: 'ls $DIR', env: {DIR: "${{ vars.DIR }}"}}
+`)
+	tr.cfg.Vars = []Variable{{Key: "DIR", Value: tr.place.ScriptDir}}
+	tr.succeed()
+	require.Equal(t, "script\nstep-2\nscript\n", tr.stdout.String())
+}
+
 func TestOutputsOfAFailedStepAreKeptAndItsExportsAreNotPassedOn(t *testing.T) {
 	tr := newTrial(t, `
 - {name: w, step: ./w}

@@ -34,6 +34,9 @@ func (s *Store) wakeCollector() {
 func (s *Store) collectDue() (next time.Time) {
 	now := time.Now()
 	s.mu.Lock()
+	for s.cfg.KeepBytes > 0 && s.kept > s.cfg.KeepBytes && len(s.finished) > 1 {
+		s.removeLocked(s.finished[0])
+	}
 	for len(s.finished) > 0 {
 		j := s.finished[0]
 		if at := j.finished.Add(s.cfg.Keep); now.Before(at) {
@@ -65,6 +68,7 @@ func (s *Store) collectDue() (next time.Time) {
 // with the next collectDue, or when nobody follows it any more.
 func (s *Store) removeLocked(j *record) {
 	delete(s.jobs, j.id)
+	s.kept -= j.size
 	s.finished = slices.DeleteFunc(s.finished, func(f *record) bool { return f == j })
 	j.gone, j.goneAt = true, time.Now()
 	s.removed = append(s.removed, j)
@@ -77,6 +81,7 @@ func (s *Store) unfollow(j *record) {
 	last := j.gone && j.followers == 0
 	s.mu.Unlock()
 	if last {
-		s.collectDue()
+		j.remove()
+		s.wakeCollector()
 	}
 }

@@ -100,6 +100,57 @@ func TestRemovedJobGoesWithItsLastFollower(t *testing.T) {
 	})
 }
 
+func TestOutputOfEndedJobsIsBoundedInAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const each = int64(len("output"))
+		s := quick(t, Config{KeepBytes: 3 * each})
+		end := func(id string) {
+			require.NoError(t, s.Create(script(t, id, "echo")))
+			f, err := s.Follow(id)
+			require.NoError(t, err)
+			_, _, err = f.Wait(t.Context())
+			require.NoError(t, err)
+			f.Close()
+			pass(time.Second)
+		}
+		ids := func() (list []string) {
+			for _, stat := range s.List() {
+				list = append(list, stat.ID)
+			}
+			return list
+		}
+		for _, id := range []string{"a", "b", "c"} {
+			end(id)
+		}
+		require.Equal(t, []string{"a", "b", "c"}, ids())
+		end("d")
+		require.Equal(t, []string{"b", "c", "d"}, ids(), "the one that ended first has gone")
+		require.Len(t, dirs(t, s), 3)
+		s.Cancel("c", false)
+		end("e")
+		require.Equal(t, []string{"b", "d", "e"}, ids(), "what was removed counts no more")
+
+		s.cfg.KeepBytes = each - 1
+		end("f")
+		require.Equal(t, []string{"f"}, ids(), "the last one stays, whatever it wrote")
+		require.Equal(t, each, s.kept)
+	})
+}
+
+func TestLimitsAreThereUnlessTheyAreChanged(t *testing.T) {
+	cfg, err := Config{}.withDefaults()
+	require.NoError(t, err)
+	require.EqualValues(t, 256<<20, cfg.OutputLimit)
+	require.EqualValues(t, 10<<30, cfg.KeepBytes)
+	require.Equal(t, 1000, cfg.MaxJobs)
+	require.Equal(t, 24*time.Hour, cfg.MaxRunTime)
+	require.Equal(t, 30*time.Minute, cfg.Keep)
+	cfg, err = Config{OutputLimit: -1, KeepBytes: -1}.withDefaults()
+	require.NoError(t, err)
+	require.Zero(t, cfg.OutputLimit, "none, to the log")
+	require.Negative(t, cfg.KeepBytes)
+}
+
 // pass lets time pass, and all that is due then happen.
 func pass(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the time of a synctest bubble

@@ -10,6 +10,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/expr"
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
 // Config says where a Store keeps its jobs, and its limits.
@@ -22,6 +23,8 @@ type Config struct {
 	// OrphanDir is removed if this process dies while jobs run and nobody holds a lock on it. May be
 	// empty.
 	OrphanDir string
+	// Starter starts the processes of jobs; whoever made it closes it after the store. If nil, [proc.Start].
+	Starter *proc.Starter
 
 	// Keep is how long a job that has ended is remembered. If zero, 30 min.
 	Keep time.Duration
@@ -33,6 +36,9 @@ type Config struct {
 	MaxJobs int
 	// OutputLimit is the most bytes of each stream that are kept. If zero, 256 MiB. If negative, all.
 	OutputLimit int64
+	// KeepBytes is the most bytes of output that jobs which have ended keep, all together: those that ended
+	// first go, but never the last. If zero, 10 GiB. If negative, there is no such limit.
+	KeepBytes int64
 	// MaxRunTime is the most time any job may take. If zero, 24 h.
 	MaxRunTime time.Duration
 	// Grace is the time between SIGTERM and SIGKILL for jobs that name none. If zero, 10 s.
@@ -55,6 +61,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.Linger = cmp.Or(c.Linger, time.Minute)
 	c.MaxJobs = cmp.Or(c.MaxJobs, 1000)
 	c.OutputLimit = max(cmp.Or(c.OutputLimit, 256<<20), 0)
+	c.KeepBytes = cmp.Or(c.KeepBytes, 10<<30)
 	c.MaxRunTime = cmp.Or(c.MaxRunTime, 24*time.Hour)
 	c.Grace = cmp.Or(c.Grace, 10*time.Second)
 	return c, nil

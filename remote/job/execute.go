@@ -12,9 +12,12 @@ import (
 )
 
 // execute is the life of a job's goroutine.
-func (s *Store) execute(j *record, spec Spec) {
-	result := s.attempt(j, spec)
+func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
+	result := s.attempt(j, spec, runner)
 	j.kill(nil)
+	// The job is remembered for a while. Its text, its variables and what masks its output are not needed for that.
+	j.output = nil
+	j.runner.Store(nil)
 	state := Failed
 	switch result.Status { //nolint:exhaustive // a job that was run has no other
 	case engine.Success:
@@ -23,8 +26,9 @@ func (s *Store) execute(j *record, spec Spec) {
 		state = Cancelled
 	}
 	s.mu.Lock()
-	j.state, j.result, j.finished = state, result, time.Now()
+	j.state, j.result, j.finished, j.size = state, result, time.Now(), j.written()
 	s.finished = append(s.finished, j)
+	s.kept += j.size
 	if j.discard {
 		s.removeLocked(j)
 	}
@@ -36,7 +40,7 @@ func (s *Store) execute(j *record, spec Spec) {
 
 // attempt runs the job and cleans up after it. What goes wrong on the way, a panic too, is the job's
 // failure.
-func (s *Store) attempt(j *record, spec Spec) (result engine.Result) {
+func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result engine.Result) {
 	fail := func(err error) {
 		message := hideMessage(&j.output.secrets, err.Error())
 		result = engine.Result{Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition)}
@@ -64,7 +68,7 @@ func (s *Store) attempt(j *record, spec Spec) (result engine.Result) {
 		fail(err)
 		return result
 	}
-	return s.run(j.life, j.runner, place)
+	return s.run(j.life, runner, place)
 }
 
 // open makes the job's directory and its logs.
@@ -73,21 +77,12 @@ func (j *record) open(limit int64) error {
 	if err := os.Mkdir(j.dir, 0o700); err != nil {
 		return fmt.Errorf("create job directory: %w", err)
 	}
-	var logs [3]*joblog.Log
 	for stream, name := range streamNames {
 		if Stream(stream) == Merged && !j.merged {
 			continue
 		}
-		log, err := joblog.Create(filepath.Join(j.dir, name), limit)
-		if err != nil {
-			for _, made := range logs[:stream] {
-				err = errors.Join(err, made.Remove())
-			}
-			return err
-		}
-		logs[stream] = log
+		j.logs[stream] = joblog.New(filepath.Join(j.dir, name), limit)
 	}
-	j.logs = logs
 	return nil
 }
 

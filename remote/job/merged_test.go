@@ -56,8 +56,7 @@ func TestMergedLogIsThereForJobsThatWereAskedTo(t *testing.T) {
 func TestMergedLogHidesASecretThatIsInNeitherStream(t *testing.T) {
 	var logs [3]*joblog.Log
 	for stream, name := range streamNames {
-		log, err := joblog.Create(filepath.Join(t.TempDir(), name), 0)
-		require.NoError(t, err)
+		log := joblog.New(filepath.Join(t.TempDir(), name), 0)
 		defer log.Remove()
 		logs[stream] = log
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/engine"
@@ -28,20 +29,22 @@ type record struct {
 	dir     string
 	started time.Time
 	grace   time.Duration
-	runner  *engine.Runner
+	// runner has the job's text and its variables; nil once it has ended.
+	runner atomic.Pointer[engine.Runner]
 
 	life context.Context // ends when the job's processes shall be killed
 	kill context.CancelCauseFunc
 
 	opened chan struct{} // closed once the logs are set, or never will be
 	logs   [3]*joblog.Log
-	output *output       // of the job's goroutine
+	output *output       // of the job's goroutine, which gives it up at the end
 	done   chan struct{} // closed once the state is final
 
 	// Guarded by the store's mu.
 	state     State // final once result is set
 	result    engine.Result
 	finished  time.Time
+	size      int64 // bytes of output
 	followers int
 	discard   bool      // it is removed when it ends
 	gone      bool      // the store has removed it
@@ -71,6 +74,13 @@ func newRecord(spec Spec, dir string) *record {
 	}
 	j.life, j.kill = context.WithCancelCause(context.Background())
 	return j
+}
+
+// stop stops the job, if it has not ended.
+func (j *record) stop(why string, grace time.Duration) {
+	if r := j.runner.Load(); r != nil {
+		r.Stop(why, grace)
+	}
 }
 
 // observe takes a step's change from the engine.
@@ -138,6 +148,16 @@ func (j *record) readAt(ctx context.Context, stream Stream, p []byte, offset int
 	default:
 		return 0, io.EOF
 	}
+}
+
+// written returns how many bytes of output there are.
+func (j *record) written() (n int64) {
+	for _, log := range j.logs {
+		if log != nil {
+			n += log.Len()
+		}
+	}
+	return n
 }
 
 func (j *record) statLocked() Stat {

@@ -28,7 +28,7 @@ func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.collector.Wait()
 
 	for _, j := range running {
-		j.runner.Stop("the step runner is shutting down", grace)
+		j.stop("the step runner is shutting down", grace)
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -73,7 +73,7 @@ func (s *Store) Close() error {
 		}
 	}
 	clear(s.jobs)
-	s.finished = nil
+	s.finished, s.kept = nil, 0
 	s.mu.Unlock()
 	for _, j := range gone {
 		j.remove()

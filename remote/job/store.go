@@ -30,6 +30,7 @@ type Store struct {
 	mu       sync.Mutex // guards the following, and the fields of records that say so
 	jobs     map[string]*record
 	finished []*record // those of jobs that have ended, in the order they did
+	kept     int64     // bytes of output of those
 	removed  []*record // no longer in jobs, but followed
 	serial   int       // of the last directory
 	shutdown bool
@@ -85,7 +86,21 @@ func (s *Store) Create(spec Spec) error {
 	}
 	s.serial++
 	j := newRecord(spec, filepath.Join(s.dir, fmt.Sprintf("%x-%d", sha256.Sum256([]byte(spec.ID)), s.serial)))
-	j.runner = engine.New(engine.Config{
+	runner := s.newRunner(spec, j)
+	j.runner.Store(runner)
+	j.grace = cmp.Or(spec.Grace, s.cfg.Grace)
+	s.jobs[spec.ID] = j
+	go s.execute(j, spec, runner)
+	s.mu.Unlock()
+	if full {
+		s.wakeCollector()
+	}
+	return nil
+}
+
+// newRunner returns what runs the steps of j, and lets the first of them start soon.
+func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
+	cfg := engine.Config{
 		Definition: spec.Definition,
 		Inputs:     spec.Inputs,
 		MayFail:    spec.MayFail,
@@ -96,15 +111,12 @@ func (s *Store) Create(spec Spec) error {
 		Timeout:    min(cmp.Or(spec.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime),
 		Grace:      cmp.Or(spec.Grace, s.cfg.Grace),
 		Observe:    j.observe,
-	})
-	j.grace = cmp.Or(spec.Grace, s.cfg.Grace)
-	s.jobs[spec.ID] = j
-	go s.execute(j, spec)
-	s.mu.Unlock()
-	if full {
-		s.wakeCollector()
 	}
-	return nil
+	if starter := s.cfg.Starter; starter != nil {
+		cfg.Start = starter.Start
+		starter.Prepare() // while the job's files are made
+	}
+	return engine.New(cfg)
 }
 
 // Cancel stops a job that runs, as [engine.Runner.Stop] does, with its grace; by force it kills it at
@@ -120,7 +132,7 @@ func (s *Store) Stop(id string) {
 	j := s.jobs[id]
 	s.mu.Unlock()
 	if j != nil {
-		j.runner.Stop("the job was cancelled", j.grace)
+		j.stop("the job was cancelled", j.grace)
 	}
 }
 
@@ -138,6 +150,7 @@ func (s *Store) cancel(id string, force, discard bool) {
 	s.mu.Lock()
 	j := s.jobs[id]
 	ended := j != nil && j.state != Running
+	followed := j != nil && j.followers > 0
 	switch {
 	case ended:
 		s.removeLocked(j)
@@ -147,13 +160,15 @@ func (s *Store) cancel(id string, force, discard bool) {
 	s.mu.Unlock()
 	switch {
 	case j == nil:
+	case ended && !followed:
+		j.remove() // waits for the collector if that is at it
+		s.wakeCollector()
 	case ended:
-		s.collectDue()
 		s.wakeCollector() // for those who follow it
 	case force:
 		j.kill(errors.New("the job was killed"))
 	default:
-		j.runner.Stop("the job was cancelled", j.grace)
+		j.stop("the job was cancelled", j.grace)
 	}
 }
 

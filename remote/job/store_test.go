@@ -74,7 +74,7 @@ touch file; mkdir -p closed/deep; touch closed/deep/file; ln -s / link; chmod 0 
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	require.Equal(t, []string{"stderr", "stdout"}, names)
+	require.Equal(t, []string{"stdout"}, names)
 }
 
 func TestStatTellsHowAJobEnded(t *testing.T) {
@@ -435,5 +435,5 @@ func TestFilesOfAJobAreGoneWhenItHasEnded(t *testing.T) {
 	require.Equal(t, "content\n", read(t, follow(t, s, "1"), Stdout, 0))
 	entries, err := os.ReadDir(filepath.Join(s.dir, dirs(t, s)[0]))
 	require.NoError(t, err)
-	require.Len(t, entries, 2, "the logs alone are left: %v", entries)
+	require.Len(t, entries, 1, "the log alone is left: %v", entries)
 }

@@ -24,6 +24,36 @@ func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {
 	require.NoDirExists(t, filepath.Join(s.dir, dirs(t, s)[0], "vars"))
 }
 
+// Elsewhere the file of a variable lay beside the job's log, and one of the log's name took its place.
+func TestFileVariableWithTheNameOfALogHarmsNoLog(t *testing.T) {
+	s := newStore(t, Config{})
+	spec := script(t, "1", "cat ../vars/stdout ../vars/stderr ../vars/merged ../vars/script; echo err >&2")
+	spec.Merged = true
+	for _, key := range []string{"stdout", "stderr", "merged", "script", "work", "vars"} {
+		spec.Vars = append(spec.Vars, engine.Variable{Key: key, Value: "of " + key + "\n", File: true})
+	}
+	stat, _ := run(t, s, spec)
+	require.Equal(t, Succeeded, stat.State, stat.Message)
+	f := follow(t, s, "1")
+	require.Equal(t, "of stdout\nof stderr\nof merged\nof script\n", read(t, f, Stdout, 0))
+	require.Equal(t, "err\n", read(t, f, Stderr, 0))
+	require.True(t, strings.HasPrefix(read(t, f, Merged, 0), "Running step "))
+}
+
+// A job is remembered for half an hour; what it was told in confidence need not be.
+func TestEndedJobGivesUpItsVariablesAndWhatMasksItsOutput(t *testing.T) {
+	s := newStore(t, Config{Grace: patience})
+	spec := script(t, "1", "echo $0 the-secret")
+	spec.Vars = []engine.Variable{{Key: "TOKEN", Value: "the-secret", Masked: true}}
+	run(t, s, spec)
+	f := follow(t, s, "1")
+	require.Contains(t, read(t, f, Stdout, 0), "[MASKED]")
+	require.Nil(t, f.job.runner.Load())
+	require.Nil(t, f.job.output)
+	s.Stop("1") // has nothing left to stop
+	require.NoError(t, s.Shutdown(t.Context(), 0))
+}
+
 func TestVariablesThatCannotBeWrittenFailTheJob(t *testing.T) {
 	s := newStore(t, Config{Dir: smallDisk(t)})
 	spec := script(t, "1", "echo not run")

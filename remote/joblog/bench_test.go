@@ -18,10 +18,7 @@ func BenchmarkLog(b *testing.B) {
 			b.SetBytes(int64(chunks * len(chunk)))
 			b.ReportAllocs()
 			for b.Loop() {
-				l, err := Create(filepath.Join(b.TempDir(), "stdout"), 0)
-				if err != nil {
-					b.Fatal(err)
-				}
+				l := New(filepath.Join(b.TempDir(), "stdout"), 0)
 				var group sync.WaitGroup
 				for range followers {
 					group.Go(func() { follow(b, l) })

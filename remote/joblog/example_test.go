@@ -16,11 +16,7 @@ func Example() {
 		return
 	}
 	defer os.RemoveAll(dir)
-	log, err := joblog.Create(filepath.Join(dir, "stdout"), 1<<20)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+	log := joblog.New(filepath.Join(dir, "stdout"), 1<<20)
 	defer log.Remove()
 	go func() {
 		defer log.Close()

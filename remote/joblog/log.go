@@ -11,10 +11,10 @@ import (
 // Log is the output of one stream. All methods may be called at the same time, from any goroutine.
 type Log struct {
 	path  string
-	file  *os.File
 	limit int64 // 0: none
 
 	appending sync.Mutex // held by the one Write that appends; readers never take it
+	file      *os.File   // nil before the first byte; readers look at it only when there is one
 
 	mu      sync.Mutex    // guards the following
 	length  int64         // bytes of the file that may be read
@@ -26,19 +26,15 @@ type Log struct {
 	changed chan struct{} // closed with the next change of length or closed; nil while nobody waits
 }
 
-// Create makes the file path, readable by our user alone, and returns the empty log it holds. There
-// must be nothing at path yet. A limit above 0 bounds the log: past that many bytes a line says so, and
-// the rest is dropped. The caller must call Close after the last Write, and Remove when nobody will read
-// the log any more.
-func Create(path string, limit int64) (*Log, error) {
+// New returns an empty log. Its file, path, is made with the first byte, readable by our user alone; there
+// must be nothing at path then. A limit above 0 bounds the log: past that many bytes a line says so, and the
+// rest is dropped. With 0 there is none; a negative one is a mistake of the caller, and panics. The caller
+// must call Close after the last Write, and Remove when nobody will read the log any more.
+func New(path string, limit int64) *Log {
 	if limit < 0 {
-		return nil, fmt.Errorf("create log %s: limit %d is negative", path, limit)
+		panic("joblog: limit is negative")
 	}
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("create log %s: %w", path, bare(err))
-	}
-	return &Log{path: path, file: file, limit: limit}, nil
+	return &Log{path: path, limit: limit}
 }
 
 // Len returns how many bytes can be read now, the limit's marker included. It grows until Close.
@@ -83,7 +79,7 @@ func (l *Log) Remove() error {
 	first := !l.removed
 	l.removed = true
 	l.mu.Unlock()
-	if !first {
+	if !first || l.file == nil {
 		return nil
 	}
 	l.file.Close() // nothing is left to be flushed to a file that goes away

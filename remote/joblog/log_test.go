@@ -19,8 +19,7 @@ import (
 
 func create(t testing.TB, limit int64) *Log {
 	t.Helper()
-	l, err := Create(filepath.Join(t.TempDir(), "stdout"), limit)
-	require.NoError(t, err)
+	l := New(filepath.Join(t.TempDir(), "stdout"), limit)
 	t.Cleanup(func() {
 		if err := l.Remove(); err != nil {
 			t.Error(err)
@@ -198,8 +197,7 @@ func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
 		t.Skipf("part missing: cannot mount a small file system: %v", err)
 	}
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-	l, err := Create(filepath.Join(dir, "stdout"), 0)
-	require.NoError(t, err)
+	l := New(filepath.Join(dir, "stdout"), 0)
 	text := strings.Repeat("0123456789abcdef", 1<<10) // 16 KiB
 	for range 10 {
 		write(t, l, text)
@@ -256,31 +254,52 @@ func TestRemoveDeletesTheFile(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrClosed)
 
 	gone := create(t, 0)
+	write(t, gone, "abc")
 	require.NoError(t, os.Remove(gone.path))
 	require.NoError(t, gone.Remove(), "somebody else has removed it")
 }
 
-func TestCreateMakesAPrivateFileWhereThereWasNone(t *testing.T) {
+func TestFirstByteMakesAPrivateFileWhereThereWasNone(t *testing.T) {
 	old := unix.Umask(0)
 	t.Cleanup(func() { unix.Umask(old) })
 	l := create(t, 0)
+	write(t, l, "")
+	require.NoFileExists(t, l.path)
+	write(t, l, "a")
 	info, err := os.Stat(l.path)
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode())
 
-	_, err = Create(l.path, 0)
-	require.ErrorIs(t, err, fs.ErrExist)
-	require.ErrorContains(t, err, l.path)
 	target := filepath.Join(t.TempDir(), "target")
 	link := target + ".link"
 	require.NoError(t, os.Symlink(target, link))
-	_, err = Create(link, 0)
-	require.ErrorIs(t, err, fs.ErrExist)
+	for path, cause := range map[string]error{
+		l.path:                     fs.ErrExist,
+		link:                       fs.ErrExist,
+		filepath.Join(target, "x"): fs.ErrNotExist,
+	} {
+		other := New(path, 0)
+		write(t, other, "abc")
+		require.ErrorIs(t, other.Err(), cause)
+		require.ErrorContains(t, other.Err(), path)
+		require.EqualValues(t, 3, other.Dropped())
+		require.ErrorIs(t, other.Close(), cause)
+		_, err := other.ReadAt(t.Context(), make([]byte, 1), 0)
+		require.ErrorIs(t, err, io.EOF)
+		require.NoError(t, other.Remove())
+	}
 	require.NoFileExists(t, target)
-	_, err = Create(filepath.Join(target, "x"), 0)
-	require.ErrorIs(t, err, fs.ErrNotExist)
-	_, err = Create(target, -1)
-	require.ErrorContains(t, err, "limit -1")
+	require.FileExists(t, l.path, "who did not make it does not remove it")
+	require.Panics(t, func() { New(target, -1) })
+}
+
+func TestLogWithoutAByteIsNoFile(t *testing.T) {
+	l := create(t, 0)
+	require.NoError(t, l.Close())
+	_, err := l.ReadAt(t.Context(), make([]byte, 1), 0)
+	require.ErrorIs(t, err, io.EOF)
+	require.NoFileExists(t, l.path)
+	require.NoError(t, l.Remove())
 }
 
 func TestManyReadersFollowOneWriter(t *testing.T) {

@@ -3,6 +3,7 @@ package joblog
 import (
 	"fmt"
 	"io/fs"
+	"os"
 )
 
 // Write appends p. It waits for the file system and for other calls of Write, never for a reader. It
@@ -48,6 +49,13 @@ func (l *Log) roomLocked(n int) int {
 func (l *Log) put(p []byte, at int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
+	}
+	if l.file == nil {
+		file, err := os.OpenFile(l.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if err != nil {
+			return 0, err
+		}
+		l.file = file
 	}
 	return l.file.WriteAt(p, at)
 }

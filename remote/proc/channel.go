@@ -14,8 +14,9 @@ import (
 // Messages between the server and the shim: one byte that says which, four bytes (little endian) with
 // the length of what follows.
 const (
-	// To the shim. The first is frameCommand; the end of the channel without a frameClose is the end of
-	// the server.
+	// To the shim. The first two are frameFiles and frameCommand; the end of the channel without a
+	// frameClose is the end of the server.
+	frameFiles   = 'O' // carries the descriptors of stdout and stderr
 	frameCommand = 'C' // see encodeCommand
 	frameTerm    = 'T' // SIGTERM to the command's process group
 	frameKill    = 'K' // SIGKILL to all that descends from the command
@@ -56,6 +57,43 @@ func (c *channel) send(kind byte, payload []byte) error {
 	frame = binary.LittleEndian.AppendUint32(frame, uint32(len(payload)))
 	_, err := c.file.Write(append(frame, payload...))
 	return err
+}
+
+// sendFiles sends a frameFiles. It must be the first message, which always finds room.
+func (c *channel) sendFiles(files [2]*os.File) error {
+	raw, err := c.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	rights := unix.UnixRights(int(files[0].Fd()), int(files[1].Fd()))
+	var sendErr error
+	err = raw.Write(func(fd uintptr) bool {
+		sendErr = unix.Sendmsg(int(fd), []byte{frameFiles, 0, 0, 0, 0}, rights, nil, 0)
+		return true
+	})
+	if err == nil {
+		err = sendErr
+	}
+	return err
+}
+
+// receiveFiles receives a frameFiles. The error of any other message, and of the end, is errMessage.
+func (c *channel) receiveFiles() (fds []int, err error) {
+	var header [frameHeader]byte
+	oob := make([]byte, unix.CmsgSpace(2*4))
+	n, oobn, _, _, err := unix.Recvmsg(int(c.file.Fd()), header[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_WAITALL)
+	if err != nil {
+		return nil, err
+	}
+	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || n != frameHeader || header[0] != frameFiles || len(messages) != 1 {
+		return nil, errMessage
+	}
+	fds, err = unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 2 {
+		return nil, errMessage
+	}
+	return fds, nil
 }
 
 // sendContext is send for a message that may block. If ctx ends first a part of it may have been sent,

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
+	"path"
 	"strings"
 )
 
@@ -39,9 +39,9 @@ func (c *Command) check() error {
 	switch {
 	case len(c.Argv) == 0 || c.Argv[0] == "":
 		return errors.New("start command: it has no program")
-	case !filepath.IsAbs(c.Dir):
+	case !path.IsAbs(c.Dir):
 		return fmt.Errorf("start %q: the working directory %q is not an absolute path", c.Argv[0], c.Dir)
-	case c.OrphanDir != "" && !filepath.IsAbs(c.OrphanDir):
+	case c.OrphanDir != "" && !path.IsAbs(c.OrphanDir):
 		return fmt.Errorf("start %q: the orphan directory %q is not an absolute path", c.Argv[0], c.OrphanDir)
 	case strings.ContainsRune(c.Dir, 0) || strings.ContainsRune(c.OrphanDir, 0):
 		return fmt.Errorf("start %q: a directory's path has a NUL byte", c.Argv[0])

@@ -10,8 +10,9 @@
 //	   │  <── started or failed, exited ──────────────┘                  │
 //	   └──────────────── pipes: stdout, stderr <─────────────────────────┘
 //
-// The bytes of the output pass from the command straight to the server. The command, its environment
-// and its directory travel over the socket: the shim's own arguments and environment, which any user of
+// The bytes of the output pass from the command straight to the server. The command, its environment,
+// its directory and the ends of its pipes travel over the socket, so that a shim can be started before
+// there is a command for it (see [Starter]): the shim's own arguments and environment, which any user of
 // the machine can see, say nothing.
 //
 // A program that starts processes calls [Main] as the first line of its main, and so does a TestMain.

@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -45,7 +44,7 @@ func lookup(name string, env []string) (string, error) {
 		return "", unix.ENOENT
 	}
 	var found error = unix.ENOENT
-	for _, dir := range filepath.SplitList(path) {
+	for _, dir := range strings.Split(path, ":") {
 		if dir == "" {
 			dir = "." // as POSIX has it
 		}

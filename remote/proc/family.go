@@ -127,6 +127,11 @@ func (f *family) killAll() {
 // end kills the family, and returns once there is none of it left, or how many children there still are
 // after the timeout: some cannot be killed.
 func (f *family) end(timeout time.Duration) (left int) {
+	select {
+	case <-f.none: // as mostly
+		return 0
+	default:
+	}
 	f.kill()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()

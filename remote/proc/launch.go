@@ -29,8 +29,8 @@ func (s slots) acquire(ctx context.Context) error {
 
 func (s slots) release() { <-s }
 
-// launch starts the shim for c, without its command yet, and the goroutines of the Process.
-func launch(c *Command) (p *Process, err error) {
+// launch starts a shim that has no command yet, and the goroutine that listens to it.
+func launch() (*Process, error) {
 	control, theirs, err := channelPair()
 	if err != nil {
 		return nil, err
@@ -42,42 +42,44 @@ func launch(c *Command) (p *Process, err error) {
 		return nil, err
 	}
 	defer null.Close()
-	p = newProcess(c.Argv[0], control)
-	files := []*os.File{null, null, null, theirs}
-	for i, w := range []io.Writer{c.Stdout, c.Stderr} {
-		if w == nil {
-			continue
-		}
-		pump, end, err := newPump([]string{"stdout", "stderr"}[i], w)
-		if err != nil {
-			p.discard()
-			return nil, err
-		}
-		defer end.Close()
-		p.pumps = append(p.pumps, pump)
-		files[1+i] = end
-	}
+	p := newProcess(control)
 	p.shim, err = os.StartProcess("/proc/self/exe", shimArgs, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{}, // none: nil would be ours
-		Files: files,
+		Files: []*os.File{null, null, null, theirs},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		p.discard()
+		control.close()
 		return nil, fmt.Errorf("start its shim: %w", bare(err))
 	}
 	go p.listen()
-	for _, pump := range p.pumps {
-		go pump.run()
-	}
 	return p, nil
 }
 
-// discard closes the files of a Process that was never started.
-func (p *Process) discard() {
-	p.control.close()
-	for _, pump := range p.pumps {
-		pump.out.Close()
+// connect makes the pipes for the output of c, starts their pumps, and hands the other ends to the shim.
+func (p *Process) connect(c *Command) error {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		return err
 	}
+	defer null.Close()
+	ends := [2]*os.File{null, null}
+	for i, w := range [2]io.Writer{c.Stdout, c.Stderr} {
+		if w == nil {
+			continue
+		}
+		pump, end, err := newPump([2]string{"stdout", "stderr"}[i], w)
+		if err != nil {
+			return err
+		}
+		defer end.Close()
+		go pump.run()
+		p.pumps = append(p.pumps, pump)
+		ends[i] = end
+	}
+	if err := p.control.sendFiles(ends); err != nil {
+		p.abandon() // it has gone already; whoever waits for the start is told
+	}
+	return nil
 }

@@ -27,7 +27,7 @@ func (p *Process) listen() {
 		if p.leader != 0 {
 			_ = unix.Kill(-p.leader, unix.SIGKILL)
 		}
-		p.exitErr = fmt.Errorf("wait for %q: %w", p.program, errShim)
+		p.exitErr = errShim
 		p.setExited()
 	}
 	if p.leader == 0 && p.failed == nil {

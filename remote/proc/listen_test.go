@@ -18,7 +18,8 @@ func fakeShim(t *testing.T, argv []string, messages ...message) *Process {
 	t.Helper()
 	control, theirs, err := channelPair()
 	require.NoError(t, err)
-	p := newProcess("fake", control)
+	p := newProcess(control)
+	p.program = "fake"
 	p.shim, err = os.StartProcess(argv[0], argv, &os.ProcAttr{})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })

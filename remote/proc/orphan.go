@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
+	"path"
 	"strconv"
 	"time"
 
@@ -53,11 +53,11 @@ func (o *orphanDir) remove() {
 	if !retry(end, func() bool { return unix.Flock(int(o.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }) {
 		return
 	}
-	parent, err := os.OpenRoot(filepath.Dir(o.path))
+	parent, err := os.OpenRoot(path.Dir(o.path))
 	if err != nil {
 		return
 	}
-	name := filepath.Base(o.path)
+	name := path.Base(o.path)
 	now, err := parent.Lstat(name)
 	ours, statErr := o.dir.Stat()
 	if err != nil || statErr != nil || !os.SameFile(now, ours) {

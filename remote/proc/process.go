@@ -25,11 +25,12 @@ const (
 // Three goroutines belong to it, for which Close waits: one that listens to the shim and one for each
 // stream of output.
 type Process struct {
-	program string
 	shim    *os.Process
 	control *channel
-	pumps   []*pump
 	closing sync.Once
+
+	program string // these two are set once there is a command
+	pumps   []*pump
 
 	started chan struct{} // closed once leader or failed is set, or exitErr: the shim has ended
 	exited  chan struct{} // closed once exit or exitErr, and exitedAt, are set
@@ -52,7 +53,10 @@ type Process struct {
 //
 // A *[StartError] says that the fault is the command's: there is no such program, it cannot be executed,
 // or its arguments are too large. Other errors name what was wrong with c, or the machine.
-func Start(ctx context.Context, c Command) (*Process, error) {
+func Start(ctx context.Context, c Command) (*Process, error) { return startBy(ctx, &c, launch) }
+
+// startBy is Start with the shim that get returns.
+func startBy(ctx context.Context, c *Command, get func() (*Process, error)) (*Process, error) {
 	if !isReady.Load() {
 		panic("proc: Main was not called at the start of main")
 	}
@@ -63,11 +67,11 @@ func Start(ctx context.Context, c Command) (*Process, error) {
 		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], err)
 	}
 	defer startSlots.release()
-	p, err := launch(&c)
+	p, err := get()
 	if err != nil {
 		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
 	}
-	if err := p.begin(ctx, &c); err != nil {
+	if err := p.begin(ctx, c); err != nil {
 		_ = p.Close() // the error of a command that does not run is err
 		return nil, err
 	}
@@ -76,6 +80,10 @@ func Start(ctx context.Context, c Command) (*Process, error) {
 
 // begin hands the command to the shim and waits until it runs.
 func (p *Process) begin(ctx context.Context, c *Command) error {
+	p.program = c.Argv[0]
+	if err := p.connect(c); err != nil {
+		return fmt.Errorf("start %q: %w", c.Argv[0], err)
+	}
 	if err := p.control.sendContext(ctx, frameCommand, encodeCommand(c)); err != nil && ctx.Err() == nil {
 		p.abandon() // started follows
 	}
@@ -93,9 +101,8 @@ func (p *Process) begin(ctx context.Context, c *Command) error {
 	return nil
 }
 
-func newProcess(program string, control *channel) *Process {
+func newProcess(control *channel) *Process {
 	p := &Process{
-		program: program,
 		control: control,
 		started: make(chan struct{}),
 		exited:  make(chan struct{}),
@@ -130,7 +137,7 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 		return Exit{}, err
 	}
 	if p.exitErr != nil {
-		return Exit{}, p.exitErr
+		return Exit{}, fmt.Errorf("wait for %q: %w", p.program, p.exitErr)
 	}
 	var failed []error
 	for _, pump := range p.pumps {

@@ -100,6 +100,22 @@ func TestWriterThatFailsIsReportedAndDoesNotHoldUpTheCommand(t *testing.T) {
 	}
 }
 
+// panicky panics at its first Write.
+type panicky struct{}
+
+func (panicky) Write([]byte) (int, error) { panic("broken") }
+
+func TestWriterThatPanicsIsReportedAndEndsNothingElse(t *testing.T) {
+	c := shell("head -c 1000000 /dev/zero; echo end >&2")
+	out := newLines(t)
+	c.Stdout, c.Stderr = panicky{}, out
+	p := start(t, c)
+	exit, err := p.Wait(t.Context())
+	require.EqualError(t, err, "write stdout: internal error of the step runner: broken")
+	require.Zero(t, exit.Code)
+	out.want(t, "end")
+}
+
 func TestCommandGetsNoEnvironmentSignalsOrLimitsOfTheServer(t *testing.T) {
 	t.Setenv("STEPMUX_TEST_SECRET", "hush")
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGUSR1)

@@ -11,7 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const pumpBuffer = 32 << 10
+const (
+	pumpBuffer = 32 << 10
+
+	// A pump that has as much to do as a processor can would have it for itself: the runtime looks for what
+	// others wait for only when it has nothing else to do, or 10 ms have passed. So it pauses that often.
+	pumpTurn  = 1 << 20
+	pumpPause = 100 * time.Microsecond
+)
 
 // pumpBuffers holds the buffers of pumps, *[pumpBuffer]byte.
 var pumpBuffers = sync.Pool{New: func() any { return new([pumpBuffer]byte) }}
@@ -50,13 +57,18 @@ func (p *pump) run() {
 	buf, _ := pumpBuffers.Get().(*[pumpBuffer]byte)
 	defer pumpBuffers.Put(buf)
 	to := p.to
-	for {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	<-pause.C
+	for left := pumpTurn; ; {
 		n, err := p.out.Read(buf[:])
+		if left -= n; left < 0 {
+			left = pumpTurn
+			pause.Reset(pumpPause)
+			<-pause.C
+		}
 		if n > 0 {
-			if wrote, err := to.Write(buf[:n]); err != nil || wrote != n {
-				if err == nil {
-					err = io.ErrShortWrite
-				}
+			if err := deliver(to, buf[:n]); err != nil {
 				p.fail(fmt.Errorf("write %s: %w", p.name, err))
 				to = io.Discard // the command must not be held up
 			}
@@ -70,6 +82,20 @@ func (p *pump) run() {
 			return
 		}
 	}
+}
+
+// deliver writes b. A panic is an error like others: in this goroutine it would end all that the server does.
+func deliver(to io.Writer, b []byte) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("internal error of the step runner: %v", v)
+		}
+	}()
+	n, err := to.Write(b)
+	if err == nil && n != len(b) {
+		err = io.ErrShortWrite
+	}
+	return err
 }
 
 func (p *pump) fail(err error) {

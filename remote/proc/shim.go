@@ -4,7 +4,6 @@ import (
 	"math"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -42,21 +41,29 @@ func init() {
 
 // runShim is the life of a shim: one command, and then all that is left of it.
 func runShim() int {
-	// The command dies with the thread that started it, so this goroutine keeps its thread to the end.
-	runtime.LockOSThread()
+	// The command dies with the thread that started it. This goroutine keeps its thread to the end without
+	// being told to, as it never leaves init: the runtime holds all of that on the first thread.
 	if _, err := unix.GetsockoptInt(controlFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil {
 		_, _ = os.Stderr.WriteString("stepmux: __shim is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
 	control := &channel{os.NewFile(controlFD, "control")}
 	setUpErr := setUp()
+	// Here a shim waits that was started ahead. The server may change its mind, or die.
+	output, err := control.receiveFiles()
+	if err != nil {
+		return 0
+	}
 	kind, payload, err := control.receive(maxCommand)
 	if err != nil || kind != frameCommand {
-		return 0 // the server changed its mind, or died
+		return 0
 	}
 	o, err := decodeCommand(payload)
 	if err != nil {
 		return 1
+	}
+	if setUpErr == nil {
+		setUpErr = takeOutput(output)
 	}
 	orphan, leader, failed := prepare(o, setUpErr)
 	if failed != nil {
@@ -124,11 +131,10 @@ func inheritNoIgnored() {
 }
 
 // withstandSignals makes this process survive what is sent to all processes of a user: what it holds
-// would get away. It takes a while, so the command is started before; if the shim ends in that moment,
-// so does the command.
+// would get away. A signal that is ignored is in the command too, so the command is started before; if the
+// shim ends in that moment, so does the command. (Catching them instead takes the runtime ten times as long.)
 func withstandSignals() {
-	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM,
-		unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
+	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 }
 
 // closeOnExec keeps everything but stdio from the command: the control channel, and whatever the server
@@ -155,6 +161,17 @@ func closeOnExecEach() error {
 		}
 	}
 	return err
+}
+
+// takeOutput makes fds the stdout and stderr that the command gets.
+func takeOutput(fds []int) error {
+	for i, fd := range fds {
+		if err := unix.Dup3(fd, 1+i, 0); err != nil {
+			return err
+		}
+		_ = unix.Close(fd)
+	}
+	return nil
 }
 
 // letGo gives up what the shim had only to pass it on: the output, which must end with the command, and

@@ -5,8 +5,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -163,7 +166,18 @@ func TestFollowersAreWokenByTheirContext(t *testing.T) {
 	require.Equal(t, codes.Canceled, status.Code(err))
 	_, err = follow.Recv()
 	require.Equal(t, codes.Canceled, status.Code(err))
-	// That the server's side has ended too is what the leak check at the end looks for.
+	awaitReturn(t, "(*runner).FollowIO(", "(*runner).Follow(")
+	require.Equal(t, pb.Job_running, h.list()[0].GetStatus())
+}
+
+// awaitReturn waits until the server is in none of its methods any more.
+func awaitReturn(t *testing.T, methods ...string) {
+	t.Helper()
+	stacks := make([]byte, 4<<20)
+	require.Eventually(t, func() bool {
+		all := string(stacks[:runtime.Stack(stacks, true)])
+		return !slices.ContainsFunc(methods, func(m string) bool { return strings.Contains(all, m) })
+	}, time.Minute, time.Millisecond, "the server's side goes on")
 }
 
 func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {
