@@ -38,27 +38,30 @@ func runnerArgv(runner []string, args ...string) []string {
 	return slices.Concat(runner, args)
 }
 
-// scriptWrapper runs a shell whose script arrives on stdin, on a machine that has nothing of ours. SSH
-// cannot end a process with its channel, so the wrapper makes stdin a leash: it takes $1 bytes of script
-// and then waits for the end of stdin, on which the shell's whole session gets SIGTERM and, after $2
-// seconds, SIGKILL. A script that did not arrive whole is not run. What the shell leaves in its session
-// is killed at its end.
-const scriptWrapper = `n=$1 grace=$2; shift 2
-f=$(mktemp "${TMPDIR:-/tmp}/stepmux-script.XXXXXX") || exit 3
-trap 'rm -f "$f"' EXIT; trap 'exit 3' TERM INT HUP
-head -c "$n" >"$f" || exit 3
-[ "$(wc -c <"$f")" -eq "$n" ] || { echo "the script did not arrive whole" >&2; exit 3; }
-exec 3<&0 4<"$f"; rm -f "$f"
-setsid "$@" <&4 3<&- 4<&- & job=$!
-setsid sh -c 'while read -r x; do :; done; kill -s TERM -- "-$1"; sleep "$2"; kill -s KILL -- "-$1"' leash "$job" "$grace" <&3 >/dev/null 2>&1 4<&- & leash=$!
-trap : TERM INT HUP
-exec 3<&- 4<&-
-while :; do wait "$job" 2>/dev/null; s=$?; kill -0 "$job" 2>/dev/null || break; done
-for group in "$leash" "$job"; do kill -s KILL -- "-$group" 2>/dev/null; done
-exit "$s"`
+// helperArgv runs a shell for a script of n bytes that follows on stdin, by the program that the relay is:
+// it must be a relay that starts it. So the two are of one version, wherever the program lies.
+func helperArgv(shell []string, n int, grace time.Duration) []string {
+	return slices.Concat([]string{"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(n), "--grace", grace.String(), "--"}, shell)
+}
 
-// scriptArgv runs a shell for a script of n bytes that follows on stdin.
-func scriptArgv(shell []string, n int, grace time.Duration) []string {
-	seconds := strconv.Itoa(int((grace + time.Second - 1) / time.Second))
-	return slices.Concat([]string{"sh", "-c", scriptWrapper, "stepmux-script", strconv.Itoa(n), seconds}, shell)
+// scriptArgv is helperArgv for a machine that has nothing of ours. mark is a word that finds what the script
+// has started.
+func scriptArgv(shell []string, n int, grace time.Duration, mark string) []string {
+	return slices.Concat([]string{"sh", "-c", scriptWrapper, "stepmux-script", strconv.Itoa(n), tenths(grace), mark}, shell)
+}
+
+// lineArgv runs a command line by the login shell, on a machine that has nothing of ours, with what follows
+// on stdin: as it is, or, if framed, in pieces with their lengths.
+func lineArgv(line string, framed bool, grace time.Duration, mark string) []string {
+	mode := "raw"
+	if framed {
+		mode = "framed"
+	}
+	return []string{"sh", "-c", lineWrapper, "stepmux-run", mode, tenths(grace), mark, line}
+}
+
+// tenths is how the wrappers count a grace.
+func tenths(grace time.Duration) string {
+	const tenth = 100 * time.Millisecond
+	return strconv.FormatInt(int64((grace+tenth-1)/tenth), 10)
 }

@@ -61,3 +61,59 @@ func (e *LogError) Error() string { return "write build log: " + e.Err.Error() }
 
 // Unwrap returns the cause.
 func (e *LogError) Unwrap() error { return e.Err }
+
+// MachineError says that the VM could not run a script or a command, or not to its end: the fault is the
+// machine's or the configuration's, not the script's.
+type MachineError struct {
+	// Stage says what went wrong: "shell" (there is none of that name), "tmp" (no place for the script),
+	// "tool" (a program that we need is missing), "truncated" (the script did not arrive whole), "machine",
+	// or "guard" (what was to run it ended without a word).
+	Stage string
+	// Text is what the VM said. It is foreign text.
+	Text string
+	// Hint says what to change, where we know.
+	Hint string
+	// Err is the cause, nil if there is no other.
+	Err error
+}
+
+func (e *MachineError) Error() string {
+	var b strings.Builder
+	b.WriteString("the VM could not run the script")
+	if e.Stage == stageGuard {
+		b.WriteString(", or not to its end")
+	}
+	if e.Err != nil {
+		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	if e.Text != "" {
+		fmt.Fprintf(&b, ": %s", e.Text)
+	}
+	if e.Hint != "" {
+		fmt.Fprintf(&b, " (%s)", e.Hint)
+	}
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *MachineError) Unwrap() error { return e.Err }
+
+const stageGuard = "guard"
+
+// machineHint says what to do about a failure at a stage.
+func machineHint(stage string) string {
+	switch stage {
+	case "shell":
+		return "install the shell on the VM, or configure another"
+	case "tmp":
+		return "make room in the VM's directory for temporary files, TMPDIR or /tmp, and let the login write there"
+	case "tool":
+		return "install it on the VM, for example with coreutils, util-linux and grep; or install stepmux there, which needs no other program"
+	case "truncated":
+		return "the connection broke while it was sent; try again"
+	case stageGuard:
+		return "was it killed, by lack of memory perhaps? Does the login run the command it is given?"
+	default:
+		return ""
+	}
+}

@@ -3,7 +3,7 @@ package connector_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { runnertest.Main(m) }

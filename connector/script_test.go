@@ -3,16 +3,23 @@ package connector_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
@@ -36,9 +43,36 @@ func onServers(t *testing.T, test func(*testing.T, *sshtest.Server)) {
 	t.Run("OpenSSH", func(t *testing.T) { test(t, sshtest.OpenSSH(t)) })
 }
 
-func TestScriptRunsByItsShell(t *testing.T) {
+// starters are the ways to start a script.
+var starters = []struct {
+	name string
+	of   func(testing.TB, *mux.Conn) connector.Starter
+}{
+	{"session", func(_ testing.TB, conn *mux.Conn) connector.Starter { return conn }},
+	{"relay", relay},
+}
+
+// relay starts a relay, of this very program.
+func relay(t testing.TB, conn *mux.Conn) connector.Starter {
+	t.Helper()
+	r, err := conn.Relay(sshtest.Within(t), mux.Command{Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", sshtest.SocketDir(t))})
+	require.NoError(t, err)
+	return r
+}
+
+// onStarters runs test on both servers in both ways.
+func onStarters(t *testing.T, test func(*testing.T, connector.Starter)) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		conn := connect(t, s)
+		for _, starter := range starters {
+			t.Run(starter.name, func(t *testing.T) { test(t, starter.of(t, connect(t, s))) })
+		}
+	})
+}
+
+func TestScriptRunsByItsShell(t *testing.T) {
+	odd := filepath.Join(t.TempDir(), `a shell's "name" $x`)
+	require.NoError(t, os.WriteFile(odd, []byte("#!/bin/sh\nexec sh \"$@\"\n"), 0o700))
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
 		for _, test := range []struct {
 			shell []string
 			text  string
@@ -49,20 +83,145 @@ func TestScriptRunsByItsShell(t *testing.T) {
 			{[]string{"sh"}, "exit 42", 42, ""},
 			{[]string{"env", "HOME=/nonexistent", "bash", "-l"}, "kill -TERM $$", 143, ""}, // no start-up files of this machine
 			{[]string{"sh", "-e"}, "false\necho not reached", 1, ""},
+			{[]string{odd, "-e"}, "echo odd; false", 1, "odd\n"},
+			{[]string{"sh", "-c", `printf "%s|" "$@"; cat`, "name", "a b", "it's", `"`, "$HOME", ""}, "text", 0, "a b|it's|\"|$HOME||text"},
 			{nil, "cat", 0, ""}, // its stdin is the script, which is at its end
-			{nil, "# " + strings.Repeat("x", 3<<20) + "\necho big", 0, "big\n"},
+			{nil, "# " + strings.Repeat("x", 12<<20) + "\necho big", 0, "big\n"},
 			{nil, `printf 'a\0\377\r\n'`, 0, "a\x00\xff\r\n"},
+			{nil, `printf '\036stepmux-end no newline'`, 0, "\x1estepmux-end no newline"},
 			{[]string{"true"}, strings.Repeat("never read\n", 1<<16), 0, ""},
 			{nil, "", 0, ""},
+			// What the machine's own troubles would look like.
+			{nil, "exit 3", 3, ""},
+			{nil, "exit 126", 126, ""},
+			{nil, "exit 127", 127, ""},
+			{nil, "exit 1", 1, ""},
+			{nil, "nosuchprogram 2>/dev/null", 127, ""},
+			{nil, "exec >&- 2>&-; exit 5", 5, ""},
 		} {
 			var stdout, stderr sshtest.Log
-			code, err := connector.RunScript(sshtest.Within(t), conn, connector.Script{
+			code, err := connector.RunScript(sshtest.Within(t), starter, connector.Script{
 				Shell: test.shell, Text: []byte(test.text), Stdout: &stdout, Stderr: &stderr,
 			})
 			require.NoError(t, err)
-			require.Equal(t, test.code, code, "%s", stderr.String())
+			require.Equal(t, test.code, code, "%.200s: %s", test.text, stderr.String())
 			require.Equal(t, test.out, stdout.String()+stderr.String())
 		}
+	})
+}
+
+func TestOutputOfAScriptIsWhole(t *testing.T) {
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
+		want := make([]byte, 8<<20)
+		for i := range want {
+			want[i] = byte(i ^ i>>8 ^ i>>16)
+		}
+		file := filepath.Join(t.TempDir(), "output")
+		require.NoError(t, os.WriteFile(file, want, 0o600))
+		var stdout, stderr sshtest.Log
+		code, err := connector.RunScript(sshtest.Within(t), starter, connector.Script{
+			Text: []byte("cat " + file + " & cat " + file + " >&2; wait"), Stdout: &stdout, Stderr: &stderr,
+		})
+		require.NoError(t, err)
+		require.Zero(t, code)
+		require.True(t, string(want) == stdout.String(), "%d bytes", len(stdout.String()))
+		require.True(t, string(want) == stderr.String(), "%d bytes", len(stderr.String()))
+	})
+}
+
+// requireMachineError checks that a script failed by the machine's fault, at this stage.
+func requireMachineError(t testing.TB, err error, stage string) {
+	t.Helper()
+	failed := (*connector.MachineError)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, stage, failed.Stage, err.Error())
+	require.NotEmpty(t, failed.Hint)
+	require.Contains(t, err.Error(), failed.Hint)
+}
+
+func TestShellThatCannotBeStartedIsTheMachinesFault(t *testing.T) {
+	// Symptom: a bash that was not installed was the script's exit code 127.
+	noInterpreter := filepath.Join(t.TempDir(), "shell")
+	require.NoError(t, os.WriteFile(noInterpreter, []byte("#!/no/interpreter\n"), 0o700))
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
+		for _, shell := range [][]string{
+			{"nosuchshell"},
+			{"/no/such/shell"},
+			{"env", "nosuchshell"},
+			{"/etc/passwd"},
+			{"/etc"},
+			{""},
+			{noInterpreter},
+			{"it's no shell"},
+			{"-c"},
+		} {
+			_, err := connector.RunScript(sshtest.Within(t), starter, connector.Script{Shell: shell, Text: []byte("true")})
+			requireMachineError(t, err, "shell")
+			if shell[0] != "" {
+				require.ErrorContains(t, err, shell[len(shell)-1], "%v", err)
+			}
+		}
+		_, err := connector.RunScript(sshtest.Within(t), starter, connector.Script{Shell: []string{"a\x00b"}})
+		require.ErrorContains(t, err, "NUL byte")
+	})
+}
+
+func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
+	bin := t.TempDir()
+	tools := []string{"sh", "bash", "mktemp", "head", "wc", "setsid", "sleep", "grep", "rm", "cat", "sed"}
+	for _, tool := range tools {
+		path, err := exec.LookPath(tool)
+		require.NoError(t, err)
+		require.NoError(t, os.Symlink(path, filepath.Join(bin, tool)))
+	}
+	small := filepath.Join(t.TempDir(), "small") // a login shell under which no file grows: a disk that is full
+	require.NoError(t, os.WriteFile(small, []byte("#!/bin/sh\nulimit -f 1\nexec /bin/sh \"$@\"\n"), 0o700))
+	silent := filepath.Join(t.TempDir(), "silent")
+	require.NoError(t, os.WriteFile(silent, []byte("#!/bin/sh\necho this account is not available >&2\nexit 3\n"), 0o700))
+	type fault struct {
+		vm    vmtest.Config
+		text  string
+		stage string
+		says  string
+	}
+	faults := map[string]fault{
+		"no such tmp": {vm: vmtest.Config{Env: []string{"TMPDIR=/no/such/dir"}}, stage: "tmp", says: "/no/such/dir"},
+		"full tmp":    {vm: vmtest.Config{Shell: small}, text: strings.Repeat("#", 1<<20), stage: "tmp", says: "make room"},
+		"no login":    {vm: vmtest.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
+	}
+	for _, tool := range tools[2:9] {
+		without := filepath.Join(t.TempDir(), "without")
+		require.NoError(t, os.Mkdir(without, 0o700))
+		for _, other := range tools {
+			if other != tool {
+				require.NoError(t, os.Symlink(filepath.Join(bin, other), filepath.Join(without, other)))
+			}
+		}
+		faults["no "+tool] = fault{vm: vmtest.Config{Env: []string{"PATH=" + without}}, stage: "tool", says: tool}
+	}
+	for name, f := range faults {
+		t.Run(name, func(t *testing.T) {
+			conn := connect(t, sshtest.InProcess(t, f.vm))
+			_, err := connector.RunScript(sshtest.Within(t), conn, connector.Script{Text: []byte(f.text + "\nexit 3")})
+			requireMachineError(t, err, f.stage)
+			require.ErrorContains(t, err, f.says)
+		})
+	}
+}
+
+func TestWhatRunsTheScriptIsKilled(t *testing.T) {
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
+		leashed := ""
+		if _, session := starter.(*mux.Conn); session { // its leash is a process of its own, which may yet have to come
+			leashed = `until cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -q "leash $$ "; do sleep 0.01; done; `
+		}
+		file := filepath.Join(t.TempDir(), "pids")
+		_, err := connector.RunScript(sshtest.Within(t), starter, connector.Script{
+			Text: []byte(leashed + "echo $$ >" + file + "; kill -KILL $PPID; exec sleep 600"), // the parent is what runs it
+		})
+		requireMachineError(t, err, "guard")
+		require.ErrorContains(t, err, "lack of memory")
+		requireGone(t, pidsIn(t, file))
 	})
 }
 
@@ -92,21 +251,24 @@ func requireGone(t testing.TB, pids []int) {
 }
 
 func TestScriptThatIsCancelledOrCutOffLeavesNoProcess(t *testing.T) {
+	ends := map[string]func(context.CancelFunc, *sshtest.TCPProxy){
+		"cancelled": func(cancel context.CancelFunc, _ *sshtest.TCPProxy) { cancel() },
+		"cut off":   func(_ context.CancelFunc, proxy *sshtest.TCPProxy) { proxy.Cut() },
+	}
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		for name, end := range map[string]func(context.CancelFunc, *sshtest.TCPProxy){
-			"cancelled": func(cancel context.CancelFunc, _ *sshtest.TCPProxy) { cancel() },
-			"cut off":   func(_ context.CancelFunc, proxy *sshtest.TCPProxy) { proxy.Cut() },
-		} {
-			t.Run(name, func(t *testing.T) {
+		for i := range len(ends) * len(starters) {
+			name, starter := slices.Sorted(maps.Keys(ends))[i%len(ends)], starters[i/len(ends)]
+			end := ends[name]
+			t.Run(name+", by "+starter.name, func(t *testing.T) {
 				proxy := sshtest.Proxy(t, s.Addr)
-				conn := connect(t, s.Via(t, proxy.Addr()))
+				start := starter.of(t, connect(t, s.Via(t, proxy.Addr())))
 				file := filepath.Join(t.TempDir(), "pids")
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				var out sshtest.Log
 				failed := make(chan error, 1)
 				go func() {
-					_, err := connector.RunScript(ctx, conn, connector.Script{
+					_, err := connector.RunScript(ctx, start, connector.Script{
 						Text: []byte(`trap "echo cleaning up" TERM
 echo $$ >` + file + `; sleep 600 & echo $! >>` + file + `
 sh -c 'trap "" TERM; while :; do sleep 600; done' & echo $! >>` + file + `
@@ -132,15 +294,140 @@ echo started; wait; wait`),
 	})
 }
 
+func TestCancelledScriptsProcessesHaveTheWholeGrace(t *testing.T) {
+	// Symptom: the shell died at once, and what it had been running was killed while it cleaned up.
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var out sshtest.Log
+		failed := make(chan error, 1)
+		go func() {
+			_, err := connector.RunScript(ctx, starter, connector.Script{
+				Text:   []byte(`sh -c 'trap "sleep 0.3; echo cleaned up; exit" TERM; echo started; while :; do sleep 0.01; done'`),
+				Grace:  sshtest.Bound,
+				Stdout: &out,
+			})
+			failed <- err
+		}()
+		out.Await(t, "started")
+		cancel()
+		require.Equal(t, context.Canceled, <-failed)
+		require.Contains(t, out.String(), "cleaned up")
+	})
+}
+
 func TestScriptsBackgroundProcessesEndWithIt(t *testing.T) {
-	onServers(t, func(t *testing.T, s *sshtest.Server) {
+	// They hold the output open; one has a group of its own.
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
 		file := filepath.Join(t.TempDir(), "pids")
-		code, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
-			Text: []byte("sleep 600 & echo $! >" + file),
+		var out sshtest.Log
+		code, err := connector.RunScript(sshtest.Within(t), starter, connector.Script{
+			Text:   []byte("sleep 600 & echo $! >" + file + "; setsid sh -c 'echo $$ >>" + file + "; sleep 600; true' & until [ $(wc -l <" + file + ") = 2 ]; do sleep 0.01; done; echo end"),
+			Stdout: &out,
 		})
 		require.NoError(t, err)
 		require.Zero(t, code)
+		require.Equal(t, "end\n", out.String())
 		requireGone(t, pidsIn(t, file))
+	})
+}
+
+func TestDaemonThatIsNotFoundDoesNotHoldTheScriptUp(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		file := filepath.Join(t.TempDir(), "pids")
+		var out sshtest.Log
+		code, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
+			// It is in another session and has nothing of the script's environment, but the output.
+			Text:   []byte("env -i setsid sh -c 'echo $$ >" + file + "; while echo daemon; do sleep 0.05; done' & until [ -s " + file + " ]; do sleep 0.01; done; echo end; exit 4"),
+			Stdout: &out,
+		})
+		require.NoError(t, err)
+		require.Equal(t, 4, code)
+		require.Contains(t, out.String(), "end\n")
+		for _, pid := range pidsIn(t, file) {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // its next line may have ended it
+		}
+	})
+}
+
+func TestShellThatReadsNothingCanBeCancelled(t *testing.T) {
+	onStarters(t, func(t *testing.T, starter connector.Starter) {
+		file := filepath.Join(t.TempDir(), "pids")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var out sshtest.Log
+		failed := make(chan error, 1)
+		go func() {
+			_, err := connector.RunScript(ctx, starter, connector.Script{
+				Shell:  []string{"sh", "-c", "echo $$ >" + file + "; echo started; exec sleep 600"},
+				Text:   make([]byte, 8<<20),
+				Stdout: &out,
+			})
+			failed <- err
+		}()
+		out.Await(t, "started")
+		cancel()
+		require.Equal(t, context.Canceled, <-failed)
+		requireGone(t, pidsIn(t, file))
+	})
+}
+
+func TestManyScriptsAtOnceShareAConnection(t *testing.T) {
+	s := sshtest.OpenSSH(t)
+	for _, starter := range starters {
+		t.Run(starter.name, func(t *testing.T) {
+			start := starter.of(t, connect(t, s))
+			var running errgroup.Group
+			for i := range 60 {
+				running.Go(func() error {
+					var out sshtest.Log
+					code, err := connector.RunScript(sshtest.Within(t), start, connector.Script{
+						Shell: []string{"sh"}, Text: fmt.Appendf(nil, "echo %d; exit %d", i, i), Stdout: &out,
+					})
+					if err == nil && (code != i || out.String() != fmt.Sprintln(i)) {
+						err = fmt.Errorf("script %d: exit code %d, output %q", i, code, out.String())
+					}
+					return err
+				})
+			}
+			require.NoError(t, running.Wait())
+		})
+	}
+	require.Equal(t, len(starters), s.TotalConns())
+}
+
+func TestScriptOnAFrozenConnectionCanBeCancelled(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		for _, starter := range starters {
+			for name, text := range map[string]string{"that runs": "", "on its way": strings.Repeat("#", 64<<20)} {
+				t.Run(name+", by "+starter.name, func(t *testing.T) {
+					proxy := sshtest.Proxy(t, s.Addr)
+					conn := connect(t, s.Via(t, proxy.Addr()))
+					start := starter.of(t, conn)
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					if text != "" {
+						proxy.Stall()
+						defer conn.Close() // or the start would wait for it
+						defer time.AfterFunc(50*time.Millisecond, cancel).Stop()
+					}
+					var out sshtest.Log
+					failed := make(chan error, 1)
+					go func() {
+						_, err := connector.RunScript(ctx, start, connector.Script{
+							Text: []byte("echo started; exec sleep 600\n" + text), Grace: 10 * time.Millisecond, Stdout: &out,
+						})
+						failed <- err
+					}()
+					if text == "" {
+						out.Await(t, "started")
+						proxy.Stall()
+						cancel()
+					}
+					require.Equal(t, context.Canceled, <-failed, "though the keepalive has found nothing yet")
+				})
+			}
+		}
 	})
 }
 

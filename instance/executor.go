@@ -16,8 +16,8 @@ import (
 )
 
 // Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell
-// script), then Cleanup. Every error is a [*BuildError]. One goroutine calls its methods, in this
-// order, Prepare and Connect once; Cleanup may be called from any at any time.
+// script) or Client (a runner's own commands), then Cleanup. Every error is a [*BuildError]. One goroutine
+// calls its methods, in this order, Prepare and Connect once; Cleanup may be called from any at any time.
 type Executor struct {
 	provider *Provider
 	build    Build
@@ -32,6 +32,7 @@ type Executor struct {
 	lease     *pool.Lease[*mux.Conn]
 	connector *connector.Connector
 	running   chan struct{} // not nil while Run runs; closed at its end
+	clients   []*Client
 	cleaned   bool
 }
 
@@ -138,6 +139,9 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 	case connected:
 		return nil, errors.New("instance: Connect called twice")
 	}
+	if err := s.member.linux(); err != nil {
+		return nil, err
+	}
 	// A lease of the connector's own: the connection of Prepare may have died since.
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	if err != nil {
@@ -221,7 +225,26 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 	if lease == nil {
 		return finish(errors.New("instance: Run before Prepare"))
 	}
-	starter, err := connector.NewStarter(ctx, connector.StarterConfig{
+	starter, err := e.starter(ctx, s, lease)
+	if err != nil {
+		return finish(err)
+	}
+	code, err := connector.RunScript(ctx, starter, connector.Script{
+		Shell:  e.build.Shell,
+		Text:   script,
+		Grace:  e.provider.cfg.Grace,
+		Stdout: e.log,
+		Stderr: e.log,
+	})
+	return finish(exitError(code, err))
+}
+
+// starter returns what starts processes on the build's instance.
+func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (connector.Starter, error) {
+	if err := s.member.linux(); err != nil {
+		return nil, err
+	}
+	return connector.NewStarter(ctx, connector.StarterConfig{
 		Conn:    lease.Conn(),
 		VM:      &s.member.vm,
 		Runner:  s.member.Runner,
@@ -229,38 +252,41 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 		Route:   e.provider.cfg.Route,
 		Logger:  e.provider.cfg.Logger.With("instance", s.member.ID),
 	})
-	if err != nil {
-		return finish(err)
-	}
-	code, err := connector.RunScript(ctx, starter, connector.Script{
-		Shell:  e.build.Shell,
-		Text:   script,
-		Stdout: e.log,
-		Stderr: e.log,
-	})
+}
+
+// exitError turns an exit code that is not 0 into an error.
+func exitError(code int, err error) error {
 	if err == nil && code != 0 {
-		err = &BuildError{Reason: ScriptFailure, ExitCode: code, Err: fmt.Errorf("exit status %d", code)}
+		return &BuildError{Reason: ScriptFailure, ExitCode: code, Err: fmt.Errorf("exit status %d", code)}
 	}
-	return finish(err)
+	return err
 }
 
 // Cleanup ends what the build still has on the instance and gives its slot back. It may be called at
 // any time, also while the build runs, which then fails; it is idempotent. It waits until the step
-// runner or the script is seen gone and the log has all its text, at most until ctx ends or StopTimeout has passed,
-// and reports if something may be left on the instance. The slot does not wait for the log. When it returns the
-// log is written to no more, but for a write that has not returned even then.
+// runner, the script and the commands of clients are seen gone and the log has all its text, at most until ctx
+// ends, and StopTimeout for the step runner and Grace and a second for the others; it reports what may be left on
+// the instance. The slot does not wait for the log. When it returns the log is written to no more, but for a write
+// that has not returned even then.
 func (e *Executor) Cleanup(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, e.provider.cfg.StopTimeout)
 	defer cancel()
 	e.mu.Lock()
 	e.cleaned = true
-	c, lease, s, running := e.connector, e.lease, e.slot, e.running
+	c, lease, s, running, clients := e.connector, e.lease, e.slot, e.running, e.clients
 	e.mu.Unlock()
 	var err error
 	if c != nil {
 		err = c.Close(ctx) // before the end of its life, which would be the reason for all that follows
 	}
 	e.end(ErrCleanedUp)
+	if len(clients) > 0 {
+		select {
+		case <-closeClients(clients):
+		case <-ctx.Done():
+			err = errors.Join(err, fmt.Errorf("stop commands: they are not gone after their time: %w", context.Cause(ctx)))
+		}
+	}
 	if running != nil {
 		select {
 		case <-running:

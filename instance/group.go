@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/stepmux/stepmux/connector"
@@ -29,6 +30,17 @@ type Instance struct {
 	// NoSecret says that Runner is another maker's, whose serve knows no secret. Then builds on the instance can
 	// read, run and cancel each other's jobs, if they log in as one user.
 	NoSecret bool
+	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
+	// another system nothing is run, and native steps are not among the features.
+	OS string
+}
+
+// linux returns an error unless the instance runs Linux.
+func (in *Instance) linux() error {
+	if in.OS != "" && in.OS != "linux" {
+		return fmt.Errorf("instance %s runs %s: only Linux can run steps, scripts and commands", in.ID, in.OS)
+	}
+	return nil
 }
 
 // Group is a fixed set of instances with their slots. It is safe for concurrent use.
@@ -156,6 +168,13 @@ func (g *Group) stat() []VMStat {
 		}
 	}
 	return all
+}
+
+// allLinux reports whether all instances run Linux.
+func (g *Group) allLinux() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return !slices.ContainsFunc(g.members, func(m *member) bool { return m.linux() != nil })
 }
 
 // member returns the member of this ID, nil if there is none.

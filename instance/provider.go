@@ -36,6 +36,9 @@ type Config struct {
 	// LogTimeout is how long a build's Log may take for one write before that ends the build, as a failure of the
 	// system. If zero, 5m.
 	LogTimeout time.Duration
+	// Grace is the time between SIGTERM and SIGKILL for scripts and commands that are stopped. Their end
+	// is waited for no more than a second longer. If zero, 10s.
+	Grace time.Duration
 	// Logger receives what an operator may want to know. If nil, nothing is logged.
 	Logger *slog.Logger
 	// Trace is told what happens to the builds' step runners. If nil, nobody is.
@@ -54,8 +57,11 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
 	}
-	if cfg.DialTimeout < 0 || cfg.MaxAge < 0 || cfg.ReadyTimeout < 0 || cfg.StopTimeout < 0 || cfg.LogTimeout < 0 {
+	if cfg.DialTimeout < 0 || cfg.MaxAge < 0 || cfg.ReadyTimeout < 0 || cfg.StopTimeout < 0 || cfg.LogTimeout < 0 || cfg.Grace < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
+	}
+	if cfg.DialTimeout == 0 {
+		cfg.DialTimeout = 30 * time.Second
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

@@ -164,22 +164,51 @@ func (p *relayProcess) pumpStderr(to io.Writer) {
 
 // Write writes to the process's stdin.
 func (p *relayProcess) Write(b []byte) (int, error) {
-	frame := frames.Get().(*[wire.RelayFrameHeader + wire.MaxRelayFrame]byte)
-	defer frames.Put(frame)
 	total := 0
 	for len(b) > 0 {
 		n, err := p.takeRoom(min(len(b), wire.MaxRelayFrame))
 		if err != nil {
 			return total, err
 		}
+		frame := frames.Get().(*[wire.RelayFrameHeader + wire.MaxRelayFrame]byte)
 		copy(frame[wire.RelayFrameHeader:], b[:n])
-		if err := p.send(frame, wire.FrameData, n); err != nil {
-			return total, p.error("write", err)
+		if err := p.wakeable("write", func() error {
+			defer frames.Put(frame)
+			return p.send(frame, wire.FrameData, n)
+		}); err != nil {
+			return total, err
 		}
 		total += n
 		b = b[n:]
 	}
 	return total, nil
+}
+
+// CloseWrite ends the process's stdin.
+func (p *relayProcess) CloseWrite() error {
+	return p.wakeable("close write", func() error {
+		var err error
+		p.closeWrite.Do(func() { _, err = p.raw.Write(wire.AppendFrame(nil, wire.FrameEnd, nil)) })
+		return err
+	})
+}
+
+// wakeable runs a write so that Close wakes its caller. yamux has nothing that wakes a write to a peer that
+// takes nothing but the session's end, for which such a write then waits, as a goroutine of the Conn.
+func (p *relayProcess) wakeable(op string, write func() error) error {
+	written := make(chan error, 1)
+	if !p.relay.conn.spawn(func() { written <- write() }) {
+		return p.relay.conn.ended(op)
+	}
+	select {
+	case err := <-written:
+		if err != nil {
+			return p.error(op, err)
+		}
+		return nil
+	case <-p.closed:
+		return fmt.Errorf("%s: %w", op, io.ErrClosedPipe)
+	}
 }
 
 // takeRoom waits until some of stdin may be sent, and returns how much, at most n.
@@ -256,10 +285,10 @@ func (p *relayProcess) signal(name string) error {
 	if len(name) > 32 {
 		return fmt.Errorf("signal: there is none named %.32q", name)
 	}
-	if _, err := p.raw.Write(wire.AppendFrame(nil, wire.FrameSignal, []byte(name))); err != nil {
-		return p.error("signal", err)
-	}
-	return nil
+	return p.wakeable("signal", func() error {
+		_, err := p.raw.Write(wire.AppendFrame(nil, wire.FrameSignal, []byte(name)))
+		return err
+	})
 }
 
 // inbox holds what a process wrote to one of its streams until somebody reads it.

@@ -15,7 +15,7 @@ func newStepsCommand() *cobra.Command {
 		Use:   "steps",
 		Short: "The VM's end: what a manager starts there",
 	}
-	steps.AddCommand(newServeCommand(), newProxyCommand(), newRelayCommand())
+	steps.AddCommand(newServeCommand(), newProxyCommand(), newRelayCommand(), newScriptCommand())
 	return steps
 }
 
@@ -93,6 +93,38 @@ sign of life for 45 s. Every process it started ends with it: SIGTERM, then SIGK
 	}
 	cmd.Flags().StringVar(&cfg.TempDir, "temp-dir", "/tmp", "where the builds' sockets are: it connects to DIR/gitlab-runner-steps/<build id>/<socket> and nothing else")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 15*time.Second, "time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; 0 for SIGKILL at once")
+	return cmd
+}
+
+func newScriptCommand() *cobra.Command {
+	var cfg remote.ScriptConfig
+	cmd := &cobra.Command{
+		Use:   "script --bytes N -- SHELL [ARG]...",
+		Short: "Run a script that arrives on standard input, for a manager",
+		Long: `Run a script by a shell, for the manager at the other end of standard input and output. A relay starts it;
+there is nothing to be done with it by hand.
+
+Standard input has a line with a key and then the script. The script begins when all of it is there, and ends with
+standard input, or with SIGTERM, SIGINT or SIGHUP: SIGTERM to its processes, then SIGKILL after --grace. Nothing
+that it started is left in the end.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg.Shell = args
+			ctx, stop := untilSignal(cmd.Context())
+			defer stop()
+			status, err := remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
+			switch {
+			case err != nil:
+				return systemError(err)
+			case status != 0:
+				return &exitError{code: status}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
+	cmd.Flags().DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
+	_ = cmd.MarkFlagRequired("bytes") // fails only for a flag that is not there
 	return cmd
 }
 

@@ -1,0 +1,262 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// Client reaches the build's instance for a runner that has its own idea of a build: it has the methods of
+// GitLab Runner's executors.Client, and takes the place of one that has a connection to itself. All clients
+// of an instance share its connection.
+//
+// Every error is a [*BuildError], those of the connections it gives excepted. It is safe for concurrent use.
+// [Executor.Client] makes one; Close ends it.
+type Client struct {
+	lease   *pool.Lease[*mux.Conn]
+	owner   *Executor
+	slot    *slot
+	life    context.Context // ends with Close
+	end     context.CancelCauseFunc
+	running sync.WaitGroup // calls of Run, and what is being started
+
+	mu     sync.Mutex // guards the following
+	closed bool
+	conns  map[io.Closer]struct{}
+
+	closing sync.Mutex // held by Close
+}
+
+// RunOptions says what Run runs. It has the fields of GitLab Runner's type of that name, from which it can
+// be converted.
+type RunOptions struct {
+	// Command is a command line for the login's shell.
+	Command string
+	// Stdin, if not nil, is its standard input. Run does not wait for a Read that is under way when the
+	// command ends.
+	Stdin io.Reader
+	// Stdout and Stderr receive its output as it comes, each from one goroutine. If nil it is discarded.
+	// If one fails the command is stopped.
+	Stdout, Stderr io.Writer
+}
+
+// errClientClosed is the cause of the errors of a Client that was closed.
+var errClientClosed = fmt.Errorf("the build's client is closed: %w", net.ErrClosed)
+
+// Client returns a client of the instance that Prepare found. ctx bounds the wait for its connection. The
+// caller calls Close; Cleanup does so too.
+func (e *Executor) Client(ctx context.Context) (*Client, error) {
+	ctx, finish := e.bind(ctx)
+	c, err := e.client(ctx)
+	return c, finish(err)
+}
+
+func (e *Executor) client(ctx context.Context) (*Client, error) {
+	e.mu.Lock()
+	s, prepared := e.slot, e.lease != nil
+	e.mu.Unlock()
+	if !prepared {
+		return nil, errors.New("instance: Client before Prepare")
+	}
+	// A lease of its own: the connection of Prepare may have died since.
+	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	if err != nil {
+		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
+	}
+	c := &Client{lease: lease, owner: e, slot: s, conns: make(map[io.Closer]struct{})}
+	c.life, c.end = context.WithCancelCause(context.Background())
+	if !e.keep(func() { e.clients = append(e.clients, c) }) {
+		return nil, errors.Join(ErrCleanedUp, c.Close())
+	}
+	return c, nil
+}
+
+// begin counts a call. It returns a context that ends with ctx and with Close, and a function that turns the
+// call's error into a BuildError and ends the call.
+func (c *Client) begin(ctx context.Context) (bound context.Context, finish func(error) error, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, nil, &BuildError{Reason: RunnerSystemFailure, Err: errClientClosed}
+	}
+	c.running.Add(1)
+	bound, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(c.life, func() { cancel(errClientClosed) })
+	return bound, func(err error) error {
+		defer c.running.Done()
+		stop()
+		cancel(nil)
+		if err != nil && ctx.Err() == nil && c.life.Err() != nil {
+			err = errClientClosed
+		}
+		return classify(ctx, err)
+	}, nil
+}
+
+// Run runs a command and waits for its end. It returns nil for exit code 0; for another a [*BuildError] of
+// the reason ScriptFailure with it. When ctx ends, or the Client is closed, the command's process group on
+// the instance gets SIGTERM, and SIGKILL after the Grace of the configuration; Run waits for that.
+func (c *Client) Run(ctx context.Context, opts RunOptions) error {
+	ctx, finish, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	starter, err := c.owner.starter(ctx, c.slot, c.lease)
+	if err != nil {
+		return finish(err)
+	}
+	code, err := connector.RunCommand(ctx, starter, connector.Command{
+		Line:   opts.Command,
+		Grace:  c.owner.provider.cfg.Grace,
+		Stderr: opts.Stderr,
+	}, opts.Stdin, opts.Stdout)
+	return finish(exitError(code, err))
+}
+
+// DialRun starts a command and returns a connection to its standard input and output, a [*CommandConn]. Its
+// standard error goes to the build's log. ctx bounds the start only: the command ends with the connection,
+// or by itself.
+func (c *Client) DialRun(ctx context.Context, command string) (net.Conn, error) {
+	conn, err := c.DialCommand(ctx, command, c.owner.log)
+	if err != nil {
+		return nil, err // not a nil *CommandConn
+	}
+	return conn, nil
+}
+
+// DialCommand is DialRun with a Writer of the caller's for the standard error, which gets it as it comes,
+// from one goroutine.
+func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writer) (*CommandConn, error) {
+	ctx, finish, err := c.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	starter, err := c.owner.starter(ctx, c.slot, c.lease)
+	if err != nil {
+		return nil, finish(err)
+	}
+	running, err := connector.StartCommand(ctx, starter, connector.Command{
+		Line:   command,
+		Grace:  c.owner.provider.cfg.Grace,
+		Stderr: stderr,
+	})
+	if err != nil {
+		return nil, finish(err)
+	}
+	conn := &CommandConn{newStreamConn(running, running.Stop, c.local(), clientAddr{"exec", command}), running}
+	if err := finish(c.adopt(conn.streamConn)); err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Dial connects to addr as seen from the instance: network is "tcp", "tcp4" or "tcp6", with addr host:port,
+// or "unix", with addr a path. It goes by the forwarding of the instance's sshd. The connection also has
+// CloseWrite. DialTimeout bounds it.
+func (c *Client) Dial(network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.owner.provider.cfg.DialTimeout)
+	defer cancel()
+	ctx, finish, err := c.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := c.lease.Conn().Dial(ctx, network, addr)
+	if err != nil {
+		return nil, finish(dialHint(network, err))
+	}
+	shut := func() { _ = stream.Close() } // always nil
+	conn := &halfConn{newStreamConn(stream, shut, c.local(), clientAddr{network, addr}), stream}
+	if err := finish(c.adopt(conn.streamConn)); err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+// dialHint adds to a refusal what to do about it.
+func dialHint(network string, err error) error {
+	refusal := (*ssh.OpenChannelError)(nil)
+	switch {
+	case !errors.As(err, &refusal):
+		return err
+	case network == "unix":
+		return fmt.Errorf("%w (does a process listen there? Does the instance's sshd_config have AllowStreamLocalForwarding yes?)", err)
+	case errors.Is(err, mux.ErrForbidden):
+		return fmt.Errorf("%w (the instance's sshd_config needs AllowTcpForwarding yes, and PermitOpen must allow the address)", err)
+	default:
+		return err
+	}
+}
+
+// adopt makes conn one that Close ends, or closes it.
+func (c *Client) adopt(conn *streamConn) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		_ = conn.Close() // always nil
+		return errClientClosed
+	}
+	c.conns[conn] = struct{}{}
+	c.mu.Unlock()
+	conn.onClose(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.conns, conn)
+	})
+	return nil
+}
+
+// Close ends what the Client has started and still runs, waits until it is seen gone, at most for the Grace
+// of the configuration and a second, and gives up the share of the connection, which it does not close.
+// Calls under way return an error. Idempotent: later calls wait for the first. It returns nil.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	conns := make([]io.Closer, 0, len(c.conns))
+	for conn := range c.conns {
+		conns = append(conns, conn)
+	}
+	c.mu.Unlock()
+	c.end(errClientClosed)
+	c.closing.Lock()
+	defer c.closing.Unlock()
+	var ending sync.WaitGroup
+	for _, conn := range conns {
+		ending.Go(func() { _ = conn.Close() }) // always nil
+	}
+	ending.Wait()
+	c.running.Wait()
+	c.lease.Release()
+	return nil
+}
+
+// closeClients closes clients at the same time and returns a channel that is closed when all are.
+func closeClients(clients []*Client) <-chan struct{} {
+	var closing sync.WaitGroup
+	for _, c := range clients {
+		closing.Go(func() { _ = c.Close() }) // always nil
+	}
+	closed := make(chan struct{})
+	go func() { // bounded, as they are
+		defer close(closed)
+		closing.Wait()
+	}()
+	return closed
+}
+
+// local is the address of our end of connections to the instance.
+func (c *Client) local() net.Addr { return clientAddr{"ssh", c.slot.member.ID} }
+
+// clientAddr is a net.Addr.
+type clientAddr struct{ network, text string }
+
+func (a clientAddr) Network() string { return a.network }
+func (a clientAddr) String() string  { return a.text }

@@ -1,0 +1,112 @@
+package remote
+
+import (
+	"context"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+const scriptKey = "0123456789abcdef0123456789abcdef"
+
+// script runs Script and returns what it wrote to stdout and the end it told. stdin ends after what is given,
+// unless it is to be held open.
+func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, hold bool) (string, wire.End, int) {
+	t.Helper()
+	in, feed, err := os.Pipe()
+	require.NoError(t, err)
+	defer in.Close()
+	defer feed.Close()
+	_, err = feed.WriteString(stdin)
+	require.NoError(t, err)
+	if !hold {
+		feed.Close()
+	}
+	out, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer out.Close()
+	status, err := Script(ctx, in, out, out, cfg)
+	require.NoError(t, err)
+	_, err = out.Seek(0, io.SeekStart)
+	require.NoError(t, err)
+	text, err := io.ReadAll(out)
+	require.NoError(t, err)
+	scan := wire.NewEndScanner(scriptKey)
+	said := string(scan.Scan(text))
+	end, ok := scan.End()
+	require.True(t, ok, "%q", text)
+	require.Equal(t, 2, strings.Count(string(text), scriptKey), "on stdout and on stderr")
+	return said, end, status
+}
+
+func TestScriptRunsAndTellsItsEnd(t *testing.T) {
+	for _, test := range []struct {
+		shell  []string
+		text   string
+		said   string
+		end    wire.End
+		status int
+	}{
+		{[]string{"sh"}, "echo hi; exit 7", "hi\n", wire.End{Code: 7}, 7},
+		{[]string{"sh"}, "kill -KILL $$", "", wire.End{Code: 137}, 137},
+		{[]string{"sh", "-c", "exit 127"}, "", "", wire.End{Code: 127}, 127},
+		{[]string{"sh"}, "exit 127", "", wire.End{Code: 127}, 127},
+	} {
+		said, end, status := script(t.Context(), t, ScriptConfig{Shell: test.shell, Size: int64(len(test.text))}, scriptKey+"\n"+test.text, true)
+		require.Equal(t, test.said, said)
+		require.Equal(t, test.end, end)
+		require.Equal(t, test.status, status)
+	}
+}
+
+func TestScriptIsNotRunUnlessItIsWhole(t *testing.T) {
+	said, end, status := script(t.Context(), t, ScriptConfig{Shell: []string{"sh"}, Size: 100}, scriptKey+"\necho run\n", false)
+	require.Empty(t, said)
+	require.Equal(t, "truncated", end.Stage)
+	require.Contains(t, end.Text, "9 of 100 bytes")
+	require.Equal(t, scriptExit, status)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, end, _ = script(ctx, t, ScriptConfig{Shell: []string{"sh"}, Size: 100}, scriptKey+"\necho run\n", true)
+	require.Equal(t, "truncated", end.Stage, "it waits no longer than it may")
+}
+
+func TestScriptEndsWithItsStdinAndItsContext(t *testing.T) {
+	text := "trap 'echo bye; exit 5' TERM; setsid sleep 600 & while :; do sleep 0.01; done"
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Grace: time.Minute}
+	for name, hold := range map[string]bool{"stdin": false, "context": true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if hold {
+			defer time.AfterFunc(100*time.Millisecond, cancel).Stop()
+		}
+		_, end, _ := script(ctx, t, cfg, scriptKey+"\n"+text, hold)
+		cancel()
+		require.Contains(t, []int{5, 143}, end.Code, name) // the latter if it had not come to its trap
+		require.Empty(t, end.Stage)
+	}
+	cfg.Grace = 0
+	cfg.Size = int64(len("trap '' TERM; sleep 600"))
+	_, end, _ := script(t.Context(), t, cfg, scriptKey+"\ntrap '' TERM; sleep 600", false)
+	require.Equal(t, wire.End{Code: 137}, end)
+}
+
+func TestScriptOfNobodyKnowsWhoIsRefused(t *testing.T) {
+	for _, stdin := range []string{"", "echo hi\n", scriptKey, scriptKey + "0\n", strings.Repeat("x", 100)} {
+		in, feed, err := os.Pipe()
+		require.NoError(t, err)
+		_, err = feed.WriteString(stdin)
+		require.NoError(t, err)
+		feed.Close()
+		status, err := Script(t.Context(), in, os.Stdout, os.Stderr, ScriptConfig{Shell: []string{"sh"}})
+		require.ErrorContains(t, err, "key", "%q", stdin)
+		require.Equal(t, scriptExit, status)
+		in.Close()
+	}
+}
