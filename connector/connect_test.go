@@ -37,12 +37,13 @@ type build struct {
 	tmp   string
 }
 
-// runner writes a stand-in for a step runner: a shell script. It stands in where a real one would
-// behave too well: what it prints and how it ends is the test's choice.
+// runner writes a stand-in for a stepmux: a shell script. It stands in where a real one would
+// behave too well: what it prints and how it ends is the test's choice, once it has told its version.
 func runner(t testing.TB, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runner.sh")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\nsocket=$4\n"+body+"\n"), 0o700))
+	const version = `[ "$1" != --version ] || { printf 'Version: 1\nName: stepmux\nProtocol: 1\nOS/Arch: linux/amd64\n'; exit; }`
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+version+"\nsocket=$4\n"+body+"\n"), 0o700))
 	return path
 }
 
@@ -180,11 +181,18 @@ func TestConnectReturnsTheContextsErrorWheneverItEnds(t *testing.T) {
 }
 
 func TestConnectGivesUpOnAServeThatIsNeverReady(t *testing.T) {
-	b := newBuild(t, embedded(t), "b1", runner(t, "echo still thinking >&2\n"+untilLeash), func(c *connector.Config) {
-		c.ReadyTimeout = 300 * time.Millisecond
+	s := embedded(t)
+	conn, vm, command := connect(t, s), new(connector.VM), runner(t, "case $socket in */b0/*) exit;; esac; echo still thinking >&2\n"+untilLeash)
+	share := func(c *connector.Config) { c.Lease, c.VM = &lease{conn: conn}, vm }
+	// What the command is takes its time to find out; for the build that is to wait only for a moment it is known.
+	_, err := newBuild(t, s, "b0", command, share).Connect(sshtest.Within(t))
+	require.ErrorContains(t, err, "exit status 0")
+	b := newBuild(t, s, "b1", command, func(c *connector.Config) {
+		share(c)
+		c.ReadyTimeout = 2 * time.Second
 	})
-	_, err := b.Connect(sshtest.Within(t))
-	require.ErrorContains(t, err, "was not ready within 300ms")
+	_, err = b.Connect(sshtest.Within(t))
+	require.ErrorContains(t, err, "was not ready within 2s")
 	require.ErrorContains(t, err, "still thinking")
 	require.NoError(t, b.Close(sshtest.Within(t)))
 }

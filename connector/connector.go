@@ -17,6 +17,8 @@ const (
 	defaultTempDir      = "/tmp"
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
+	// maxLeashGrace bounds the time between SIGTERM and SIGKILL for a serve that we must end.
+	maxLeashGrace = 10 * time.Second
 )
 
 // DefaultRunner is the step runner's command where none is configured.
@@ -37,24 +39,28 @@ type Config struct {
 	// BuildID names the build, uniquely on the VM: 1 to 64 characters of A-Z a-z 0-9 . _ -, not "." or
 	// "..". Required.
 	BuildID string
-	// Runner is the step runner's command on the VM. If empty, DefaultRunner. Any whose
-	// `steps serve` and `steps proxy` keep the contract of docs/protocol.md will do.
+	// Runner is the step runner's command on the VM: a stepmux, or a gitlab-runner or step-runner, which is
+	// then driven by its own protocol. If empty, DefaultRunner, or one of the others if that is missing.
 	Runner []string
+	// Bootstrap are programs of which that for the VM's platform may be put on it, in a directory of the
+	// user's, if the runner is missing there, cannot be executed, is for another platform or too old for a
+	// relay. If empty, none is.
+	Bootstrap []*Binary
+	// Version is that of this program: a warning tells if the VM's is another. If empty, none does.
+	Version string
 	// TempDir is the VM's directory for temporary files, below which the build's socket directory is
 	// made. If empty, /tmp.
 	TempDir string
 	// Route says how serve is started and its socket reached. If empty, Auto.
 	Route Route
-	// NoSecret starts a serve that asks no secret of its callers: one of another maker, that knows none. Then
-	// every process of the VM's user can use its socket.
-	NoSecret bool
 	// Log receives what the build's serve says. A *Log is the caller's to close; any other Writer is written to
 	// as NewLog says, with LogTimeout. If nil it is discarded.
 	Log io.Writer
 	// LogTimeout is how long Log, and the trace of Execute, may take for one write before that ends the build, if
 	// they are no *Log. If zero, 5m.
 	LogTimeout time.Duration
-	// ReadyTimeout bounds the wait for serve to listen. If zero, 30s.
+	// ReadyTimeout bounds the wait for serve to listen, and for an answer of a runner that is asked for its
+	// version. If zero, 30s.
 	ReadyTimeout time.Duration
 	// StopTimeout bounds the wait for serve to be gone at the end; it includes the grace its jobs get.
 	// If zero, 20s.
@@ -63,14 +69,15 @@ type Config struct {
 	Logger *slog.Logger
 	// Trace is told what happens. If nil, nobody is. New copies it.
 	Trace *Trace
+
+	anyRunner bool // Runner was empty
 }
 
 // Connector joins one build to its step runner. One goroutine copies serve's stdout and watches
 // for its end; Close waits for it. It is safe for concurrent use.
 type Connector struct {
 	cfg    Config
-	socket string      // the path asked for; serve may tell another
-	secret wire.Secret // what its calls carry; zero if Config.NoSecret
+	socket string // the path asked for; serve may tell another
 	log    *Log
 
 	closeLog  func(context.Context) // if it is ours
@@ -91,6 +98,8 @@ type Connector struct {
 	bridged   bool // a bridge has been open
 	native    bool // it counts as a streamlocal bridge
 	choice    Choice
+	program   Program     // that of the VM; zero before it was found
+	secret    wire.Secret // what calls of its serve carry; zero if that is of a kind that knows none
 
 	closing   chan struct{} // closed when Close begins
 	gaveUp    chan struct{} // closed when Close waits for serve no longer
@@ -121,19 +130,18 @@ func New(cfg Config) (*Connector, error) {
 	c := &Connector{
 		cfg:     cfg,
 		socket:  socket,
+		secret:  wire.NewSecret(),
 		bridges: map[*bridge]struct{}{},
 		closing: make(chan struct{}),
 		gaveUp:  make(chan struct{}),
 	}
 	c.log, c.closeLog = logOf(cfg.Log, cfg.LogTimeout)
-	if !cfg.NoSecret {
-		c.secret = wire.NewSecret()
-	}
 	return c, nil
 }
 
 func (cfg *Config) setDefaults() error {
 	if len(cfg.Runner) == 0 {
+		cfg.anyRunner = true
 		cfg.Runner = DefaultRunner
 	}
 	if cfg.TempDir == "" {
@@ -233,6 +241,13 @@ func (c *Connector) Choice() Choice {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.choice
+}
+
+// Program returns the VM's step runner, the zero value before it was found.
+func (c *Connector) Program() Program {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.program
 }
 
 // Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits

@@ -10,8 +10,11 @@ import (
 )
 
 // Credentials returns what calls to the build's step runner must carry, for a client of the caller's own over what
-// Connect's function opens (grpc.WithPerRPCCredentials). It is for those bridges only. nil if Config.NoSecret.
+// Connect's function opens (grpc.WithPerRPCCredentials). It is for those bridges only. nil if the VM's step runner is
+// of a kind that knows no secret.
 func (c *Connector) Credentials() credentials.PerRPCCredentials {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.secret.IsZero() {
 		return nil
 	}

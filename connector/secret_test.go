@@ -49,18 +49,6 @@ func TestServeGetsItsSecretOnStdinAndNowhereElse(t *testing.T) {
 	})
 }
 
-func TestAServeThatKnowsNoSecretGetsNone(t *testing.T) {
-	command := runner(t, tellAll)
-	b := newBuild(t, embedded(t), "b1", command, func(c *connector.Config) { c.NoSecret = true })
-	_, err := b.Connect(sshtest.Within(t))
-	require.NoError(t, err)
-	seen, err := os.ReadFile(filepath.Join(filepath.Dir(command), "seen"))
-	require.NoError(t, err)
-	require.Contains(t, string(seen), "/step-runner.sock\n")
-	require.Nil(t, b.Credentials())
-	require.NoError(t, b.Close(sshtest.Within(t)))
-}
-
 func TestAnOlderServeIsNamedAsSuch(t *testing.T) {
 	for _, words := range []string{"unknown flag: --secret-stdin", "flag provided but not defined: -secret-stdin"} {
 		b := newBuild(t, embedded(t), "b1", runner(t, "echo 'Error: "+words+"' >&2; exit 2"), nil)

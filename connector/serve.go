@@ -106,8 +106,11 @@ func (s *serve) exitError() error {
 // missingHint says what to do about a program that is not there.
 func missingHint(runner []string) string {
 	return fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+
-		"install it or name its path as the runner command", strings.Join(runner, " "))
+		"install it or name its path as the runner command%s", strings.Join(runner, " "), orBootstrap)
 }
+
+// orBootstrap ends a hint on what to install.
+const orBootstrap = ", or let it be put there (stepmux run --bootstrap)"
 
 // isLost reports whether err says that the way to the VM was lost, rather than that something ended there.
 func isLost(err error) bool {

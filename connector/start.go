@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -33,6 +34,9 @@ func NewStarter(ctx context.Context, cfg StarterConfig) (Starter, error) {
 	if err := c.setDefaults(); err != nil {
 		return nil, err
 	}
+	if found := c.VM.Program(); found.Uploaded {
+		c.Runner = found.Command
+	}
 	relay, _, err := startRoute(ctx, cfg.Conn, &c)
 	if relay == nil {
 		return cfg.Conn, err
@@ -49,11 +53,7 @@ func startRoute(ctx context.Context, conn *mux.Conn, cfg *Config) (*mux.Relay, s
 	if cfg.Route == Auto && known.known && !known.works {
 		return nil, known.reason, nil
 	}
-	relay, err := conn.Relay(ctx, mux.Command{
-		Argv:   relayArgv(cfg.Runner, cfg.TempDir),
-		Stderr: relayLog{cfg.Logger},
-	})
-	refused := (*mux.RelayError)(nil)
+	relay, err := startRelay(ctx, conn, cfg, cfg.Runner)
 	switch {
 	case err == nil:
 		if cfg.Route == Relay {
@@ -65,7 +65,7 @@ func startRoute(ctx context.Context, conn *mux.Conn, cfg *Config) (*mux.Relay, s
 			cfg.Logger.Info("start route found", "route", Relay, "reason", reason)
 		}
 		return relay, reason, nil
-	case !errors.As(err, &refused) && !errors.Is(err, mux.ErrForbidden):
+	case !noRelay(err):
 		return nil, "", err
 	}
 	err = relayHint(cfg.Runner, err)
@@ -76,6 +76,17 @@ func startRoute(ctx context.Context, conn *mux.Conn, cfg *Config) (*mux.Relay, s
 	cfg.VM.judgeRelay(false, reason)
 	cfg.Logger.Info("start route found", "route", Session, "reason", reason)
 	return nil, reason, nil
+}
+
+// startRelay returns the relay of the runner, started if it does not run.
+func startRelay(ctx context.Context, conn *mux.Conn, cfg *Config, runner []string) (*mux.Relay, error) {
+	return conn.Relay(ctx, mux.Command{Argv: relayArgv(runner, cfg.TempDir), Stderr: relayLog{cfg.Logger}})
+}
+
+// noRelay reports whether err says that there is no relay, on a connection that is well.
+func noRelay(err error) bool {
+	refused := (*mux.RelayError)(nil)
+	return errors.As(err, &refused) || errors.Is(err, mux.ErrForbidden)
 }
 
 // relayHint adds to the error of a relay that did not start what to do about it.
@@ -109,6 +120,16 @@ func (l relayLog) Write(p []byte) (int, error) {
 
 // start starts serve by the best route, waits until it listens and finds out how to reach it.
 func (c *Connector) start() error {
+	program, err := findProgram(c.life, c.cfg.Lease.Conn(), &c.cfg)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.program, c.cfg.Runner = *program, program.Command
+	if program.Kind == StepRunner {
+		c.secret = wire.Secret{}
+	}
+	c.mu.Unlock()
 	relay, reason, err := startRoute(c.life, c.cfg.Lease.Conn(), &c.cfg)
 	switch {
 	case err != nil:
@@ -258,16 +279,15 @@ func (c *Connector) startServe() error {
 	return nil
 }
 
-// serveCommand starts serve, with the build's secret on its stdin.
+// serveCommand starts the build's step runner: one that watches its stdin, with the build's secret on it, or one
+// of another make, on a leash.
 func (c *Connector) serveCommand(stderr io.Writer) mux.Command {
-	command := mux.Command{
-		Argv:   serveArgv(c.cfg.Runner, c.socket, !c.secret.IsZero()),
-		Ready:  c.socket,
-		Stderr: stderr,
+	command := mux.Command{Ready: c.socket, Stderr: stderr}
+	if c.program.Kind == StepRunner {
+		command.Argv = leashArgv(c.cfg.Runner, c.socket, min(maxLeashGrace, c.cfg.StopTimeout/2))
+		return command
 	}
-	if !c.secret.IsZero() {
-		command.Input = c.secret.Line()
-	}
+	command.Argv, command.Input = serveArgv(c.cfg.Runner, c.socket), c.secret.Line()
 	return command
 }
 

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -52,9 +53,10 @@ type Job struct {
 	WorkDir string
 	// Timeout ends the job as failed. If zero, the step runner's own limit.
 	Timeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s.
+	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. A [StepRunner] has
+	// one of its own; it is then how long its job may take to end.
 	Grace time.Duration
-	// OnStep is told each change of a step, from one goroutine. May be nil.
+	// OnStep is told each change of a step, from one goroutine. A [StepRunner] tells of none. May be nil.
 	OnStep func(StepEvent)
 }
 
@@ -120,12 +122,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, err
 	}
 	defer client.Close()
-	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log}
-
-	if err := e.submit(ctx, calls); err != nil {
-		return Result{}, err
-	}
-	result, err := e.follow(ctx, calls, end)
+	result, err := c.execute(ctx, calls, end, client, job, log)
 	switch {
 	case ctx.Err() != nil:
 		return Result{}, ctx.Err()
@@ -135,6 +132,23 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, err
 	}
 	return result, nil
+}
+
+// execute runs job by the service that the VM's step runner has. calls is the life of its calls, which end
+// ends.
+func (c *Connector) execute(ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log *Log) (Result, error) {
+	if c.Program().Kind == StepRunner {
+		if job.WorkDir == "" {
+			job.WorkDir = workDir(c.listening())
+		}
+		e := &managerExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
+		return e.run(ctx, calls, end)
+	}
+	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log}
+	if err := e.submit(ctx, calls); err != nil {
+		return Result{}, err
+	}
+	return e.follow(ctx, calls, end)
 }
 
 // newClient returns a gRPC client over this build's bridges.
@@ -189,21 +203,26 @@ func (e *execution) submit(ctx, calls context.Context) error {
 	} else {
 		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
 	}
+	return deliver(ctx, calls, req, func(ctx context.Context) error {
+		_, err := e.rpc.Run(ctx, req)
+		return err
+	}, e.cancel)
+}
+
+// deliver makes a call that delivers a job, until it arrives.
+func deliver(ctx, calls context.Context, req proto.Message, call func(context.Context) error, cancel func(calls context.Context)) error {
 	if size := proto.Size(req); size > maxMessage {
 		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", size, maxMessage)}
 	}
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(ctx.Err()) })()
-	err := retry(until, func() (bool, error) {
-		_, err := e.rpc.Run(until, req)
-		return false, err
-	})
+	err := retry(until, func() (bool, error) { return false, call(until) })
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		e.cancel(calls) // it may have arrived
+		cancel(calls) // it may have arrived
 		return ctx.Err()
 	case calls.Err() != nil:
 		return context.Cause(calls)
@@ -226,34 +245,42 @@ func (e *execution) follow(ctx, calls context.Context, end context.CancelCauseFu
 		last, err = e.followSteps(following)
 		return err
 	})
-	canceller := make(chan struct{})
-	ended := make(chan struct{})
-	go func() {
-		defer close(canceller)
-		select {
-		case <-ended:
-			return
-		case <-ctx.Done():
-		}
-		e.cancel(calls)
-		timer := time.NewTimer(e.job.Grace + cancelLimit)
-		defer timer.Stop()
-		select {
-		case <-ended:
-		case <-timer.C:
-			end(errors.New("the cancelled job did not end"))
-		}
-	}()
+	ended := cancelAfter(ctx, e.job.Grace, func() { e.cancel(calls) }, end)
 	err := group.Wait()
 	if err == nil {
 		err = e.log.flush(calls)
 	}
-	close(ended)
-	<-canceller
+	ended()
 	if err != nil {
 		return Result{}, err
 	}
 	return resultOf(last), nil
+}
+
+// cancelAfter cancels a job when ctx ends, and ends its calls if it has not ended its grace and a little
+// more later. The caller calls ended when the job has.
+func cancelAfter(ctx context.Context, grace time.Duration, cancel func(), end context.CancelCauseFunc) (ended func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-over:
+			return
+		case <-ctx.Done():
+		}
+		cancel()
+		timer := time.NewTimer(grace + cancelLimit)
+		defer timer.Stop()
+		select {
+		case <-over:
+		case <-timer.C:
+			end(errors.New("the cancelled job did not end"))
+		}
+	}()
+	return func() {
+		close(over)
+		<-done
+	}
 }
 
 // cancel asks for the job's end. Whether it was heard shows in what follows.

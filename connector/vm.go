@@ -16,7 +16,9 @@ type VM struct {
 	relay       verdict
 	streamlocal verdict
 	probing     chan struct{} // not nil while a build finds out about streamlocal; closed when it is through
-	native      int           // streamlocal bridges that are open
+	search      *search       // for the step runner: under way, or what it found; nil before the first
+	skewTold    bool
+	native      int // streamlocal bridges that are open
 }
 
 // verdict is what is known of a route.
@@ -30,6 +32,13 @@ func (v *VM) judgeRelay(works bool, reason string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.relay = verdict{true, works, reason}
+}
+
+// forgetRelay forgets what is known of the relay, which may be that of another program.
+func (v *VM) forgetRelay() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.relay = verdict{}
 }
 
 // relayVerdict returns what is known of the relay.

@@ -154,7 +154,8 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		Runner:       s.member.Runner,
 		TempDir:      s.member.TempDir,
 		Route:        e.provider.cfg.Route,
-		NoSecret:     s.member.NoSecret,
+		Bootstrap:    e.provider.cfg.Bootstrap,
+		Version:      e.provider.cfg.Version,
 		Log:          e.log,
 		ReadyTimeout: e.provider.cfg.ReadyTimeout,
 		StopTimeout:  e.provider.cfg.StopTimeout,
@@ -183,7 +184,8 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 }
 
 // Credentials returns what calls over the connections of Connect's function must carry, for a gRPC client of the
-// caller's own (grpc.WithPerRPCCredentials). It is nil before Connect and for an instance with NoSecret.
+// caller's own (grpc.WithPerRPCCredentials). It is nil before Connect and for a step runner of a kind that knows
+// no secret.
 func (e *Executor) Credentials() credentials.PerRPCCredentials {
 	e.mu.Lock()
 	defer e.mu.Unlock()

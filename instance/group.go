@@ -23,13 +23,11 @@ type Instance struct {
 	SSH mux.Config
 	// Capacity is how many builds it takes at once (CapacityPerInstance). If zero, 1.
 	Capacity int
-	// Runner is the step runner's command there. If empty, connector.DefaultRunner.
+	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner or
+	// another that is found.
 	Runner []string
 	// TempDir is its directory for temporary files. If empty, /tmp.
 	TempDir string
-	// NoSecret says that Runner is another maker's, whose serve knows no secret. Then builds on the instance can
-	// read, run and cancel each other's jobs, if they log in as one user.
-	NoSecret bool
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string
@@ -162,7 +160,7 @@ func (g *Group) stat() []VMStat {
 	defer g.mu.Unlock()
 	all := make([]VMStat, len(g.members))
 	for i, m := range g.members {
-		all[i] = VMStat{ID: m.ID, Used: m.used, Capacity: m.Capacity, Connections: m.connections, Route: m.vm.Choice()}
+		all[i] = VMStat{ID: m.ID, Used: m.used, Capacity: m.Capacity, Connections: m.connections, Route: m.vm.Choice(), Program: m.vm.Program()}
 		if m.conn != nil {
 			all[i].Conn = m.conn.Stat()
 		}

@@ -194,7 +194,8 @@ func TestASlowLogGetsAllInOrder(t *testing.T) {
 
 func TestTheStepRunnersOwnWordsAreMarkedInTheLog(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
-		p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.NoSecret = true })
+		v.runner = []string{runnerScript(t, `[ "$2" != serve ] || exec `+v.runner[0]+` "$@" --allow-unauthenticated; exec `+v.runner[0]+` "$@"`)}
+		p := v.provider(t, 1, nil)
 		out := &sshtest.Log{}
 		require.NoError(t, build(sshtest.Within(t), p, "b1", script("echo 'step runner: no secret guards this socket'; echo mine"), out))
 		lines := strings.SplitAfter(out.String(), "\n")

@@ -22,6 +22,11 @@ type Config struct {
 	Group *Group
 	// Route is how the builds' step runners are started and reached. If empty, connector.Auto.
 	Route connector.Route
+	// Bootstrap are programs that may be put on an instance whose step runner is missing or does not do; see
+	// connector.Config. If empty, none is.
+	Bootstrap []*connector.Binary
+	// Version is that of this program: a warning tells if an instance's is another. If empty, none does.
+	Version string
 	// DialTimeout bounds one connection's set-up: TCP, handshake and login. If zero, 30s.
 	DialTimeout time.Duration
 	// IdleTimeout closes a connection no build uses. If zero, 5m. If negative, off.
@@ -139,10 +144,11 @@ type Stat struct {
 // VMStat is a snapshot of one instance and its connection.
 type VMStat struct {
 	ID             string
-	Used, Capacity int              // slots
-	Connections    int              // made since the Provider was; one is in use at a time
-	Conn           mux.Stat         // of the newest connection; zero before the first
-	Route          connector.Choice // what builds take there; empty while unknown
+	Used, Capacity int               // slots
+	Connections    int               // made since the Provider was; one is in use at a time
+	Conn           mux.Stat          // of the newest connection; zero before the first
+	Route          connector.Choice  // what builds take there; empty while unknown
+	Program        connector.Program // the step runner that was found there; zero while unknown
 }
 
 // Stat returns a snapshot.

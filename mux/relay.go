@@ -41,6 +41,7 @@ type Relay struct {
 	process *Process
 	link    *relayLink
 	session *yamux.Session
+	program Program
 
 	done chan struct{} // closed once err is set
 	mu   sync.Mutex    // guards the following
@@ -180,6 +181,8 @@ func (r *Relay) shakeHands(from *bufio.Reader) error {
 	case err != nil && len(noise) > 0:
 		return fmt.Errorf("%w; it printed %q", err, clip(noise, 80))
 	}
+	p := wire.FindProgramHello(noise)
+	r.program = Program{Version: p.Version, Platform: p.Platform}
 	return err
 }
 
@@ -310,6 +313,15 @@ func (r *Relay) finish() {
 		r.conn.uncount(1)
 	}
 }
+
+// Program is what a relay says that it is.
+type Program struct {
+	Version  string // of the program; empty if it did not say
+	Platform string // os/arch as Go names them; empty if it did not say
+}
+
+// Program returns what the relay said that it is. It is foreign text, but short and printable.
+func (r *Relay) Program() Program { return r.program }
 
 // Done returns a channel that is closed when the relay has ended.
 func (r *Relay) Done() <-chan struct{} { return r.done }

@@ -52,6 +52,9 @@ type RelayConfig struct {
 	// time for a serve to stop its jobs, with their grace, and to clean up.
 	// If negative, none: SIGKILL at once.
 	Grace time.Duration
+
+	// Version is that of this program, for the manager to know. If empty, it is not told.
+	Version string
 }
 
 // Relay starts processes and connects to the sockets of builds for a manager, which asks for both over
@@ -91,7 +94,7 @@ func runRelay(ctx context.Context, stdio Stdio, cfg RelayConfig, limits relayLim
 		return fmt.Errorf("relay: %w", err)
 	}
 	defer link.finish()
-	if err := link.shakeHands(ctx); err != nil {
+	if err := link.shakeHands(ctx, cfg.Version); err != nil {
 		return fmt.Errorf("relay: %w", err)
 	}
 	children, err := adopt(fork)

@@ -1,12 +1,14 @@
 package remote
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"testing"
@@ -167,6 +169,25 @@ func TestRelayShakesHandsFirst(t *testing.T) {
 			r.requireExit(t, 1, test.want)
 		})
 	}
+}
+
+func TestRelayTellsWhatProgramItIsBeforeItsHello(t *testing.T) {
+	stdin, in, err := os.Pipe()
+	require.NoError(t, err)
+	out, stdout, err := os.Pipe()
+	require.NoError(t, err)
+	defer out.Close()
+	_, err = in.WriteString(wire.ManagerHello(wire.RelayVersion))
+	require.NoError(t, err)
+	require.NoError(t, in.Close())
+	require.NoError(t, Relay(t.Context(), Stdio{In: stdin, Out: stdout, Err: io.Discard}, RelayConfig{TempDir: t.TempDir(), Version: "v1.2.3"}))
+	stdin.Close()
+	stdout.Close()
+	said := bufio.NewReader(out)
+	version, noise, err := wire.FindRelayHello(said)
+	require.NoError(t, err)
+	require.Equal(t, wire.RelayVersion, version)
+	require.Equal(t, wire.Program{Name: wire.ProgramName, Version: "v1.2.3", Platform: runtime.GOOS + "/" + runtime.GOARCH}, wire.FindProgramHello(noise))
 }
 
 // relayHere runs a relay in this process, which is to start nothing, and returns its manager's end, and its

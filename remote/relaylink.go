@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -96,8 +97,8 @@ func (l linkInput) Read(p []byte) (int, error) {
 // heard returns when something last came.
 func (l *relayLink) heard() time.Time { return l.start.Add(time.Duration(l.last.Load())) }
 
-// shakeHands exchanges hellos. The error is ctx's cause if that ends first.
-func (l *relayLink) shakeHands(ctx context.Context) error {
+// shakeHands exchanges hellos and tells the program's version. The error is ctx's cause if that ends first.
+func (l *relayLink) shakeHands(ctx context.Context, program string) error {
 	// A file without deadlines is none on which a read waits.
 	_ = l.in.SetReadDeadline(time.Now().Add(helloTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = l.in.SetReadDeadline(time.Unix(1, 0)) })
@@ -113,7 +114,8 @@ func (l *relayLink) shakeHands(ctx context.Context) error {
 		return err
 	}
 	_ = l.in.SetReadDeadline(time.Time{})
-	if _, err := l.gathered.Write([]byte(wire.RelayHello(wire.RelayVersion))); err != nil {
+	hello := wire.ProgramHello(program, runtime.GOOS+"/"+runtime.GOARCH) + wire.RelayHello(wire.RelayVersion)
+	if _, err := l.gathered.Write([]byte(hello)); err != nil {
 		return fmt.Errorf("say hello: %w", err)
 	}
 	if version != wire.RelayVersion {

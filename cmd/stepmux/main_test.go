@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -40,6 +41,14 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", env.WorkDir)
 			stepmux, err := exec.LookPath("stepmux") // of testscript.Main
 			env.Setenv("STEPMUX", stepmux)
+			if err != nil {
+				return err
+			}
+			// The program itself, and a stand-in for another: a test binary is neither.
+			program, err := runnertest.Program()
+			env.Setenv("PROGRAM", program)
+			env.Setenv("GITLAB_RUNNER", runnertest.GitLabRunner(tb)[0])
+			env.Setenv("PLATFORM", runtime.GOOS+"/"+runtime.GOARCH)
 			return err
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

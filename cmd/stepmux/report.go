@@ -217,10 +217,19 @@ func jsonBuildOf(r instance.Report) jsonBuild {
 
 // jsonSummary is the last object of a run.
 type jsonSummary struct {
-	Builds      int            `json:"builds"`
-	Failed      int            `json:"failed"`
-	Connections map[string]int `json:"connections"`
-	Sessions    map[string]int `json:"sessions_at_once"`
+	Builds      int                    `json:"builds"`
+	Failed      int                    `json:"failed"`
+	Connections map[string]int         `json:"connections"`
+	Sessions    map[string]int         `json:"sessions_at_once"`
+	Programs    map[string]jsonProgram `json:"step_runners"` // of the instances where one was found
+}
+
+type jsonProgram struct {
+	Kind     connector.Kind `json:"kind"`
+	Version  string         `json:"version,omitempty"`
+	Platform string         `json:"platform,omitempty"`
+	Command  []string       `json:"command"`
+	Uploaded bool           `json:"uploaded"`
 }
 
 // summary shows how the run went as a whole.
@@ -229,9 +238,12 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 	defer r.mu.Unlock()
 	r.clearLocked()
 	if r.json {
-		sum := jsonSummary{len(reports), r.failed, map[string]int{}, map[string]int{}}
+		sum := jsonSummary{len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]jsonProgram{}}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
+			if in.Program.Kind != "" {
+				sum.Programs[in.ID] = jsonProgram(in.Program)
+			}
 		}
 		writeJSON(r.out, map[string]jsonSummary{"summary": sum})
 		return
@@ -244,6 +256,9 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 			fmt.Fprintf(r.err, " of %d the server allows", sessions.Limit)
 		}
 		fmt.Fprintln(r.err)
+		if in.Program.Kind != "" {
+			fmt.Fprintf(r.err, "  step runner: %s\n", in.Program)
+		}
 		for _, line := range routesOn(in.ID, reports) {
 			fmt.Fprintf(r.err, "  %s\n", line)
 		}

@@ -99,6 +99,10 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	abort, stopAbort := untilSecondSignal(ctx)
 	defer stopAbort()
 
+	bootstrap, err := f.bootstraps()
+	if err != nil {
+		return usageError(err)
+	}
 	group, closeVMs, err := f.group()
 	if err != nil {
 		return err
@@ -108,7 +112,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if f.verbose {
 		logger = slog.New(slog.NewTextHandler(report.talk(), nil))
 	}
-	provider, err := instance.NewProvider(instance.Config{Group: group, Route: route, Logger: logger})
+	provider, err := instance.NewProvider(instance.Config{Group: group, Route: route, Bootstrap: bootstrap, Version: version(), Logger: logger})
 	if err != nil {
 		return usageError(err)
 	}
@@ -239,8 +243,8 @@ func untilSecondSignal(ctx context.Context) (context.Context, context.CancelFunc
 // splitCommand splits a runner command into words. It is not a shell: quotes mean nothing.
 func splitCommand(s string) ([]string, error) {
 	words := strings.Fields(s)
-	if len(words) == 0 {
-		return nil, errors.New("--runner-command is empty")
+	if len(words) == 0 && s != "" {
+		return nil, errors.New("--runner-command is blank")
 	}
 	return words, nil
 }

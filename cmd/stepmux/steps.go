@@ -70,7 +70,7 @@ func newProxyCommand() *cobra.Command {
 }
 
 func newRelayCommand() *cobra.Command {
-	var cfg remote.RelayConfig
+	cfg := remote.RelayConfig{Version: version()}
 	cmd := &cobra.Command{
 		Use:   "relay [--temp-dir DIR]",
 		Short: "Start processes and reach sockets for a manager, all in one session",

@@ -1,11 +1,17 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
+	"os"
 	"runtime"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // release is set by the linker for releases: -X main.release=v1.2.3.
@@ -23,19 +29,53 @@ func version() string {
 	return info.Main.Version
 }
 
-// versionText has the lines that GitLab Runner prints for --version and its manager reads.
+// versionText has the lines by which managers, ours and GitLab Runner's, know what a program is.
 func versionText() string {
-	return fmt.Sprintf("Version: %s\nGo version: %s\nOS/Arch: %s/%s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return wire.VersionText(wire.Program{
+		Name:     wire.ProgramName,
+		Version:  version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Protocol: wire.RelayVersion,
+	}, runtime.Version())
 }
 
 func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	checksum := false
+	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fmt.Fprint(cmd.OutOrStdout(), versionText())
+			text := versionText()
+			if checksum {
+				sum, err := ownChecksum()
+				if err != nil {
+					return systemError(err)
+				}
+				text += "SHA-256: " + sum + "\n"
+			}
+			fmt.Fprint(cmd.OutOrStdout(), text)
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&checksum, "checksum", false, "print the SHA-256 of the program's file too")
+	return cmd
+}
+
+// ownChecksum returns the SHA-256 of the file this program was started from.
+func ownChecksum() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, file); err != nil {
+		return "", err // names the file
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
 }

@@ -9,12 +9,15 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -28,6 +31,8 @@ type vmFlags struct {
 	identities []string
 	knownHosts []string
 	runner     string
+	bootstrap  bool
+	binaries   []string
 }
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
@@ -35,7 +40,9 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
 	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default the ssh-agent, then ~/.ssh/id_*)")
 	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil, "file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts)")
-	fl.StringVar(&f.runner, "runner-command", "stepmux", "the step runner's command on the VMs; words are split at blanks")
+	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
+	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
+	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil, "OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
 }
 
 // group returns the VMs the flags name, and a function that ends what was started for them.
@@ -82,6 +89,36 @@ func (f *vmFlags) parseInstances() ([]instance.Instance, error) {
 			return nil, err
 		}
 		all[i] = instance.Instance{ID: addr, Addr: addr, Capacity: f.capacity, SSH: mux.Config{User: login}}
+	}
+	return all, nil
+}
+
+// ownFile is the file this program was started from, though another may have taken its name.
+const ownFile = "/proc/self/exe"
+
+// bootstraps returns the programs that may be put on VMs.
+func (f *vmFlags) bootstraps() ([]*connector.Binary, error) {
+	var all []*connector.Binary
+	for _, text := range f.binaries {
+		platform, file, ok := strings.Cut(text, "=")
+		if !ok || !wire.ValidPlatform(platform) || file == "" {
+			return nil, fmt.Errorf("--bootstrap-binary %q: want OS/ARCH=FILE, as in linux/arm64=stepmux-arm64", text)
+		}
+		b, err := connector.LoadBinary(file)
+		if err != nil {
+			return nil, fmt.Errorf("--bootstrap-binary: %w", err)
+		}
+		if b.Platform() != platform {
+			return nil, fmt.Errorf("--bootstrap-binary %q: the file is for %s", text, b.Platform())
+		}
+		all = append(all, b)
+	}
+	if f.bootstrap {
+		own, err := connector.LoadBinary(ownFile)
+		if err != nil {
+			return nil, fmt.Errorf("--bootstrap: %w", err)
+		}
+		all = append(all, own) // one that was named comes first
 	}
 	return all, nil
 }

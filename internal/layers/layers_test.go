@@ -46,6 +46,8 @@ var allowed = map[string][]string{
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},
 	"internal/runnertest": {},
+	// A stand-in for another step runner, which is a program of its own.
+	"internal/runnertest/gitlabrunner": {"remote/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/vmtest"},

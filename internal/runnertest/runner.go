@@ -15,7 +15,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// dir is where the program is built; made by the first Command, removed by Main.
+// dir is where programs are built; made by the first Command, removed by Main.
 var dir string
 
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
@@ -46,16 +46,39 @@ func Command(t testing.TB) []string {
 }
 
 // Program builds the program, once, and returns its path.
-var Program = sync.OnceValues(func() (string, error) {
-	var err error
-	if dir, err = os.MkdirTemp("", "runnertest"); err != nil {
+var Program = sync.OnceValues(func() (string, error) { return build("stepmux", "cmd/stepmux") })
+
+// GitLabRunner returns the command of a stand-in for the step runner of GitLab Runner: its package's comment
+// says how far it goes.
+func GitLabRunner(t testing.TB) []string {
+	t.Helper()
+	program, err := gitLabRunner()
+	require.NoError(t, err)
+	return []string{program}
+}
+
+var gitLabRunner = sync.OnceValues(func() (string, error) {
+	return build("gitlab-runner", "internal/runnertest/gitlabrunner")
+})
+
+// build builds a program of this module, a small one: tests send it to VMs.
+func build(name, pkg string) (string, error) {
+	in, err := tempDir()
+	if err != nil {
 		return "", err
 	}
-	program := filepath.Join(dir, "stepmux")
-	cmd := exec.Command("go", "build", "-o", program, "github.com/stepmux/stepmux/cmd/stepmux")
+	program := filepath.Join(in, name)
+	cmd := exec.Command("go", "build", "-ldflags", "-s -w", "-o", program, "github.com/stepmux/stepmux/"+pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build stepmux: %w: %s", err, out)
+		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
 	}
 	return program, nil
+}
+
+// tempDir makes dir, once.
+var tempDir = sync.OnceValues(func() (string, error) {
+	var err error
+	dir, err = os.MkdirTemp("", "runnertest")
+	return dir, err
 })

@@ -1,0 +1,173 @@
+package connector
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/mux"
+)
+
+// uploadTimeout bounds one attempt to put a program on a VM.
+const uploadTimeout = 10 * time.Minute
+
+// bootstrap puts a stepmux on the VM in the place of one that does not do, and finds out what it is.
+func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Program, error) {
+	bin, err := f.binaryFor(ctx, instead)
+	if err != nil {
+		return nil, err
+	}
+	command, err := f.upload(ctx, bin)
+	if err != nil {
+		return nil, err
+	}
+	f.cfg.Logger.Info("stepmux put on the VM", "path", command,
+		"because", strings.Join(f.cfg.Runner, " ")+" "+instead.what)
+	p, err := f.look(ctx, []string{command})
+	bad := (*unusableError)(nil)
+	switch {
+	case errors.As(err, &bad):
+		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // nobody else can use it; what is left is swept some day
+		return nil, &ServeError{
+			ExitCode: -1,
+			Err:      fmt.Errorf("the stepmux that was put on the VM does not run there: %w", bad.err),
+			Hint:     "take one that is built with CGO_ENABLED=0",
+		}
+	case err != nil:
+		return nil, err
+	}
+	p.Uploaded = true
+	if p.Platform == "" {
+		p.Platform = bin.platform
+	}
+	return p, nil
+}
+
+// binaryFor returns the program for the VM's platform.
+func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary, error) {
+	if instead.platform == "" { // nobody has looked yet
+		out, stderr, err := f.run(ctx, inspectArgv(f.cfg.Runner[0]))
+		if instead.platform = parseInspection(out).platform; instead.platform == "" {
+			if isLost(err) {
+				return nil, err
+			}
+			return nil, &ServeError{
+				ExitCode: -1, Stderr: stderr, Err: errors.New("find out the VM's platform: it does not say"),
+				Hint: "a POSIX sh and uname are needed there to put a stepmux on it",
+			}
+		}
+	}
+	for _, b := range f.cfg.Bootstrap {
+		if b.platform == instead.platform {
+			return b, nil
+		}
+	}
+	return nil, &ServeError{
+		ExitCode: -1,
+		Err:      fmt.Errorf("%w; there is no stepmux for %s to put there", instead.err, instead.platform),
+		Hint:     fmt.Sprintf("name one: stepmux run --bootstrap-binary %s=FILE", instead.platform),
+	}
+}
+
+// places are where a program is put on a VM, the best first; the VM knows where the user's cache is.
+func (f *finder) places() []string {
+	return slices.Compact([]string{"cache", f.cfg.TempDir, "/var/tmp"})
+}
+
+// upload puts bin on the VM, unless it is there already, in the first place that will do, and returns its
+// path.
+func (f *finder) upload(ctx context.Context, bin *Binary) (string, error) {
+	var tried []string
+	for _, place := range f.places() {
+		command, err := f.uploadTo(ctx, place, bin)
+		local := (*os.PathError)(nil)
+		switch {
+		case err == nil:
+			return command, nil
+		case errors.As(err, &local):
+			return "", fmt.Errorf("put stepmux on the VM: %w", err)
+		case isLost(err), ctx.Err() != nil, errors.Is(err, mux.ErrForbidden):
+			return "", err
+		}
+		if place == "cache" {
+			place = "the user's cache"
+		}
+		tried = append(tried, fmt.Sprintf("in %s: %v", place, err))
+	}
+	return "", &ServeError{
+		ExitCode: -1,
+		Err:      fmt.Errorf("put stepmux for %s on the VM: %s", bin.platform, strings.Join(tried, "; ")),
+		Hint:     "make room, or install it there",
+	}
+}
+
+// uploadTo puts bin in one place. What is wrong with the place is the error's text.
+func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout, fmt.Errorf("it took longer than %v", uploadTimeout))
+	defer cancel()
+	file, err := os.Open(bin.path)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	stderr := &tailWriter{}
+	process, err := f.conn.Start(ctx, mux.Command{Argv: uploadArgv(place, bin), Stderr: stderr})
+	if err != nil {
+		return "", err
+	}
+	defer process.Close()
+	defer context.AfterFunc(ctx, func() { process.Close() })()
+	answers := bufio.NewReader(io.LimitReader(process, maxAnswer))
+	command, err := readAnswer(answers)
+	if err == nil && command == "" {
+		_, err = io.CopyN(process, file, bin.size)
+		switch {
+		case err == nil:
+			command, err = readAnswer(answers)
+		case errors.Is(err, io.EOF):
+			return "", &os.PathError{Op: "read", Path: bin.path, Err: errors.New("it has changed since it was loaded")}
+		}
+	}
+	_ = process.CloseWrite() // an error means that it has ended
+	ended := process.Wait(ctx)
+	switch {
+	case isLost(ended):
+		return "", ended
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case err == nil && ended == nil && path.IsAbs(command):
+		return command, nil
+	case stderr.String() != "":
+		return "", errors.New(stderr.String())
+	case ended != nil:
+		return "", ended
+	default:
+		return "", errors.Join(err, errors.New("it did not say that it has it"))
+	}
+}
+
+// readAnswer reads what the upload's script says next: the path of the program, or nothing, which asks for
+// its bytes.
+func readAnswer(r *bufio.Reader) (command string, err error) {
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return "", err
+		}
+		if _, answer, ok := strings.Cut(strings.TrimRight(line, "\r\n"), uploadPrefix); ok {
+			if answer == "send" {
+				return "", nil
+			}
+			if command, ok := strings.CutPrefix(answer, "at "); ok {
+				return command, nil
+			}
+		}
+	}
+}

@@ -1,0 +1,564 @@
+package connector_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// binary is our program as it may be put on VMs.
+func binary(t testing.TB) *connector.Binary {
+	t.Helper()
+	b, err := loadProgram()
+	require.NoError(t, err)
+	return b
+}
+
+var loadProgram = sync.OnceValues(func() (*connector.Binary, error) {
+	path, err := runnertest.Program()
+	if err != nil {
+		return nil, err
+	}
+	return connector.LoadBinary(path)
+})
+
+// bareVM is a VM without a stepmux.
+type bareVM struct {
+	*sshtest.Server
+	cache string // the user's directory for caches
+	tmp   string
+}
+
+// onBareVMs runs test on a VM in miniature and on a real sshd.
+func onBareVMs(t *testing.T, test func(*testing.T, *bareVM)) {
+	t.Run("in-process", func(t *testing.T) {
+		test(t, newBareVM(t))
+	})
+	t.Run("OpenSSH", func(t *testing.T) {
+		v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
+		v.Server = sshtest.OpenSSH(t, "SetEnv SHLVL=1 XDG_CACHE_HOME="+v.cache)
+		test(t, v)
+	})
+}
+
+// newBareVM starts one in miniature, with these entries in the environment of logins.
+func newBareVM(t testing.TB, env ...string) *bareVM {
+	t.Helper()
+	v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
+	v.Server = sshtest.InProcess(t, vmtest.Config{Env: append([]string{"XDG_CACHE_HOME=" + v.cache}, env...)})
+	return v
+}
+
+// build is one on the VM, which may be given our program. The runner that is configured is missing.
+func (v *bareVM) build(t testing.TB, id string, change func(*connector.Config)) *build {
+	t.Helper()
+	b := newBuild(t, v.Server, id, "/no/such/stepmux", func(c *connector.Config) {
+		c.TempDir, c.Route = v.tmp, connector.Auto
+		c.Bootstrap = []*connector.Binary{binary(t)}
+		if change != nil {
+			change(c)
+		}
+	})
+	b.tmp = v.tmp
+	return b
+}
+
+// place is where our program is put in a directory for stepmux's.
+func place(t testing.TB, dir string) string {
+	t.Helper()
+	return filepath.Join(dir, binary(t).Sum()[:16], "stepmux")
+}
+
+// runs connects b and runs a job.
+func (b *build) runs(t testing.TB) error {
+	t.Helper()
+	if _, err := b.Connect(sshtest.Within(t)); err != nil {
+		return err
+	}
+	result, err := b.Execute(sshtest.Within(t), connector.Job{Script: "true"}, &sshtest.Log{})
+	if err != nil {
+		return err
+	}
+	require.Equal(t, connector.Succeeded, result.Status, result.Message)
+	return b.Close(sshtest.Within(t))
+}
+
+// requireProgram checks that dir has our program and nothing else.
+func requireProgram(t testing.TB, dir string) {
+	t.Helper()
+	program := place(t, dir)
+	for _, private := range []string{dir, filepath.Dir(program), program} {
+		fi, err := os.Lstat(private)
+		require.NoError(t, err)
+		require.EqualValues(t, 0o700, fi.Mode().Perm(), private)
+	}
+	got, err := os.ReadFile(program)
+	require.NoError(t, err)
+	want, err := os.ReadFile(runnertest.Command(t)[0])
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(want, got), "the same file")
+	for in, names := range map[string]int{dir: 1, filepath.Dir(program): 1} {
+		entries, err := os.ReadDir(in)
+		require.NoError(t, err)
+		require.Len(t, entries, names, "%v", entries)
+	}
+}
+
+// logs returns a logger and what it has written.
+func logs() (*slog.Logger, *sshtest.Log) {
+	log := &sshtest.Log{}
+	return slog.New(slog.NewTextHandler(log, nil)), log
+}
+
+func TestAVMWithoutAStepmuxIsGivenOneByTheFirstOfManyBuilds(t *testing.T) {
+	onBareVMs(t, func(t *testing.T, v *bareVM) {
+		const builds = 50
+		conn := connect(t, v.Server)
+		vm := new(connector.VM)
+		logger, log := logs()
+		var wg sync.WaitGroup
+		start := make(chan struct{})
+		for i := range builds {
+			b := v.build(t, "b"+strconv.Itoa(i), func(c *connector.Config) {
+				c.Lease, c.VM, c.Logger = &lease{conn: conn}, vm, logger
+				c.ReadyTimeout = sshtest.Bound
+			})
+			wg.Go(func() {
+				<-start
+				_, err := b.Connect(sshtest.Within(t))
+				if assertNoError(t, err) {
+					assertNoError(t, b.Close(sshtest.Within(t)))
+				}
+			})
+		}
+		close(start)
+		wg.Wait()
+		require.Equal(t, 1, strings.Count(log.String(), "stepmux put on the VM"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "step runner found"), log.String())
+		requireProgram(t, filepath.Join(v.cache, "stepmux"))
+		program := vm.Program()
+		require.True(t, program.Uploaded)
+		require.Equal(t, connector.Stepmux, program.Kind)
+		require.Equal(t, []string{place(t, filepath.Join(v.cache, "stepmux"))}, program.Command)
+		require.Equal(t, binary(t).Platform(), program.Platform)
+		require.Equal(t, connector.Relay, vm.Choice().Start)
+
+		// Over another connection it is looked for again, and found.
+		before, err := os.Stat(program.Command[0])
+		require.NoError(t, err)
+		require.NoError(t, v.build(t, "again", func(c *connector.Config) { c.VM = vm }).runs(t))
+		after, err := os.Stat(program.Command[0])
+		require.NoError(t, err)
+		require.True(t, os.SameFile(before, after), "it was not sent again")
+	})
+}
+
+// assertNoError is for goroutines that are not the test's.
+func assertNoError(t testing.TB, err error) bool {
+	if err != nil {
+		t.Error(err)
+	}
+	return err == nil
+}
+
+func TestTwoManagersMayGiveAVMAStepmuxAtOnce(t *testing.T) {
+	v := newBareVM(t)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		b := v.build(t, "b"+strconv.Itoa(i), nil) // a connection and a VM of its own
+		wg.Go(func() { assertNoError(t, b.runs(t)) })
+	}
+	wg.Wait()
+	requireProgram(t, filepath.Join(v.cache, "stepmux"))
+}
+
+// unusable are stepmuxes that do not do, and what an error says of each if none may be put in its place.
+func unusable(t testing.TB) map[string]struct {
+	text string
+	mode os.FileMode
+	want string
+} {
+	machine, other := "\xb7", "linux/arm64"
+	if binary(t).Platform() == other {
+		machine, other = "\x3e", "linux/amd64"
+	}
+	elf := "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" + strings.Repeat("\x00\xff", 400)
+	return map[string]struct {
+		text string
+		mode os.FileMode
+		want string
+	}{
+		"not executable":     {"#!/bin/sh\nexit 0\n", 0o600, "cannot be executed: look at its mode"},
+		"another machine's":  {elf, 0o700, "is built for " + other + ", the VM is " + binary(t).Platform()},
+		"without its loader": {"#!/no/such/interpreter\n", 0o700, "not the interpreter or the libraries it needs"},
+	}
+}
+
+func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
+	onBareVMs(t, func(t *testing.T, v *bareVM) {
+		for name, test := range unusable(t) {
+			for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
+				t.Run(name+" by "+string(route), func(t *testing.T) {
+					path := filepath.Join(t.TempDir(), "stepmux")
+					require.NoError(t, os.WriteFile(path, []byte(test.text), test.mode))
+					b := v.build(t, "b1", func(c *connector.Config) {
+						c.Runner, c.Route = []string{path}, route
+					})
+					require.NoError(t, b.runs(t))
+					require.True(t, b.Program().Uploaded)
+
+					b = v.build(t, "b2", func(c *connector.Config) {
+						c.Runner, c.Route, c.Bootstrap = []string{path}, route, nil
+					})
+					err := b.runs(t)
+					require.Error(t, err)
+					if route != connector.Relay {
+						require.ErrorContains(t, err, test.want)
+						require.ErrorContains(t, err, "stepmux run --bootstrap")
+					}
+				})
+			}
+		}
+	})
+}
+
+func TestAStepmuxWithoutARelayIsReplacedIfAllowed(t *testing.T) {
+	v := newBareVM(t)
+	path := filepath.Join(t.TempDir(), "stepmux")
+	old := "#!/bin/sh\ncase $1 in --version) printf 'Version: 0.1\\nName: stepmux\\nProtocol: 0\\nOS/Arch: " + binary(t).Platform() +
+		"\\n';; *) [ \"$2\" != relay ] || { echo no such command >&2; exit 1; }; exec " + runnertest.Command(t)[0] + ` "$@";; esac` + "\n"
+	require.NoError(t, os.WriteFile(path, []byte(old), 0o700))
+	for _, route := range []connector.Route{connector.Auto, connector.Session} {
+		b := v.build(t, "b1", func(c *connector.Config) { c.Runner, c.Route, c.Bootstrap = []string{path}, route, nil })
+		require.NoError(t, b.runs(t), "it is good for sessions")
+		require.Equal(t, connector.Program{Kind: connector.Stepmux, Version: "0.1", Platform: binary(t).Platform(), Command: []string{path}}, b.Program())
+		b = v.build(t, "b2", func(c *connector.Config) {
+			c.Runner, c.Route, c.Bootstrap = []string{path}, route, []*connector.Binary{binary(t).For("plan9/mips")}
+		})
+		require.NoError(t, b.runs(t), "and there is no other")
+		require.Equal(t, []string{path}, b.Program().Command)
+		require.Equal(t, connector.Session, b.Choice().Start)
+		b = v.build(t, "b3", func(c *connector.Config) { c.Runner, c.Route = []string{path}, route })
+		require.NoError(t, b.runs(t))
+		require.True(t, b.Program().Uploaded)
+	}
+}
+
+func TestAStepmuxOfANewerProtocolIsDrivenBySessions(t *testing.T) {
+	v := newBareVM(t)
+	path := filepath.Join(t.TempDir(), "stepmux")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n[ \"$2\" != relay ] || { read x; echo stepmux-relay/7; exit 3; }\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	b := v.build(t, "b1", func(c *connector.Config) { c.Runner = []string{path} })
+	require.NoError(t, b.runs(t))
+	require.Equal(t, []string{path}, b.Program().Command)
+	require.Equal(t, connector.Session, b.Choice().Start)
+	require.Contains(t, b.Choice().StartReason, "version 7")
+}
+
+func TestThereMustBeAStepmuxForTheVMsPlatform(t *testing.T) {
+	v := newBareVM(t)
+	b := v.build(t, "b1", func(c *connector.Config) {
+		c.Bootstrap = []*connector.Binary{binary(t).For("plan9/mips")}
+	})
+	err := b.runs(t)
+	failed := (*connector.ServeError)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.ErrorContains(t, err, "there is no stepmux for "+binary(t).Platform())
+	require.ErrorContains(t, err, "--bootstrap-binary "+binary(t).Platform()+"=FILE")
+	require.ErrorContains(t, err, "exit status 127", "and why one is needed")
+	require.NoDirExists(t, filepath.Join(v.cache, "stepmux"))
+}
+
+// mount mounts a tmpfs on a directory, for root.
+func mount(t *testing.T, dir, options string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: only root can mount")
+	}
+	flags := uintptr(0)
+	if options == "noexec" {
+		flags, options = unix.MS_NOEXEC, ""
+	}
+	err := unix.Mount("stepmux-test", dir, "tmpfs", flags, options)
+	if err != nil {
+		t.Skipf("part missing: mount a tmpfs: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+}
+
+func TestAPlaceThatWillNotDoIsPassedOver(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, v *bareVM){
+		"noexec":    func(t *testing.T, v *bareVM) { mount(t, v.cache, "noexec") },
+		"full":      func(t *testing.T, v *bareVM) { mount(t, v.cache, "size=1m") },
+		"no inodes": func(t *testing.T, v *bareVM) { mount(t, v.cache, "nr_inodes=3") },
+		"read-only": func(t *testing.T, v *bareVM) {
+			mount(t, v.cache, "")
+			require.NoError(t, unix.Mount("", v.cache, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+		},
+		"a link": func(t *testing.T, v *bareVM) {
+			target := t.TempDir()
+			require.NoError(t, os.Symlink(target, filepath.Join(v.cache, "stepmux")))
+			t.Cleanup(func() {
+				entries, err := os.ReadDir(target)
+				require.NoError(t, err)
+				require.Empty(t, entries)
+			})
+		},
+		"a file": func(t *testing.T, v *bareVM) {
+			require.NoError(t, os.WriteFile(filepath.Join(v.cache, "stepmux"), nil, 0o600))
+		},
+		"another's": func(t *testing.T, v *bareVM) {
+			dir := filepath.Join(v.cache, "stepmux")
+			require.NoError(t, os.Mkdir(dir, 0o777))
+			if err := os.Chown(dir, 1234, 1234); err != nil {
+				t.Skip("part missing: only root can give a directory away")
+			}
+		},
+		"in a directory of another's": func(t *testing.T, v *bareVM) {
+			if err := os.Chown(v.cache, 1234, 1234); err != nil {
+				t.Skip("part missing: only root can give a directory away")
+			}
+		},
+		"others may rename": func(t *testing.T, v *bareVM) { require.NoError(t, os.Chmod(v.cache, 0o777)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newBareVM(t)
+			spoil(t, v)
+			b := v.build(t, "b1", nil)
+			require.NoError(t, b.runs(t))
+			mine := filepath.Join(v.tmp, "stepmux-"+strconv.Itoa(os.Getuid()))
+			require.Equal(t, []string{place(t, mine)}, b.Program().Command)
+			requireProgram(t, mine)
+			parts, err := filepath.Glob(filepath.Join(v.cache, "stepmux", ".part.*"))
+			require.NoError(t, err)
+			require.Empty(t, parts)
+		})
+	}
+}
+
+func TestWhereNoPlaceWillDoTheErrorNamesEach(t *testing.T) {
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir") // no mktemp
+	v := newBareVM(t, "PATH="+bin)
+	require.NoError(t, os.WriteFile(filepath.Join(v.cache, "stepmux"), nil, 0o600))
+	other := "/var/tmp/stepmux-" + strconv.Itoa(os.Getuid()) // of a run that is no test, if it is there
+	_, before := os.Lstat(other)
+	err := v.build(t, "b1", nil).runs(t)
+	failed := (*connector.ServeError)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.ErrorContains(t, err, "in the user's cache: "+filepath.Join(v.cache, "stepmux")+" is no directory")
+	require.ErrorContains(t, err, "in "+v.tmp+": ")
+	require.ErrorContains(t, err, "in /var/tmp: ")
+	require.ErrorContains(t, err, "mktemp")
+	if before != nil {
+		require.NoDirExists(t, other)
+	}
+}
+
+// onlyPrograms makes a directory for a PATH that has these programs and no others.
+func onlyPrograms(t testing.TB, names ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range names {
+		path, err := exec.LookPath(name)
+		require.NoError(t, err)
+		require.NoError(t, os.Symlink(path, filepath.Join(dir, name)))
+	}
+	return dir
+}
+
+func TestTheProgramVerifiesItselfWhereNothingElseCan(t *testing.T) {
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "mktemp", "head", "wc", "sync", "mv", "touch", "find", "cut", "sed", "cat")
+	v := newBareVM(t, "PATH="+bin)
+	require.NoError(t, v.build(t, "b1", nil).runs(t))
+	require.NoError(t, v.build(t, "b2", nil).runs(t), "and finds it again")
+	requireProgram(t, filepath.Join(v.cache, "stepmux"))
+}
+
+func TestAFileThatIsNotWhatWasPutThereIsReplaced(t *testing.T) {
+	v := newBareVM(t)
+	program := place(t, filepath.Join(v.cache, "stepmux"))
+	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o700))
+	for _, spoil := range []func() error{
+		func() error { return os.WriteFile(program, []byte("half of it"), 0o700) },
+		func() error { return os.Chmod(program, 0o600) },
+		func() error { return os.Remove(program) },
+		func() error { _ = os.Remove(program); return os.Symlink("/bin/true", program) },
+		func() error {
+			_ = os.RemoveAll(filepath.Dir(program))
+			return os.Symlink("/etc", filepath.Dir(program))
+		},
+	} {
+		require.NoError(t, spoil())
+		require.NoError(t, v.build(t, "b1", nil).runs(t))
+		requireProgram(t, filepath.Join(v.cache, "stepmux"))
+	}
+}
+
+func TestOldProgramsAreSweptUnlessTheyRun(t *testing.T) {
+	v := newBareVM(t)
+	dir := filepath.Join(v.cache, "stepmux")
+	old := time.Now().Add(-20 * 24 * time.Hour)
+	sleep, err := exec.LookPath("sleep")
+	require.NoError(t, err)
+	text, err := os.ReadFile(sleep)
+	require.NoError(t, err)
+	for name, when := range map[string]time.Time{"unused": old, "running": old, "recent": time.Now().Add(-24 * time.Hour)} {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "stepmux"), text, 0o700))
+		require.NoError(t, os.Chtimes(filepath.Join(dir, name), when, when))
+	}
+	part := filepath.Join(dir, ".part.abcdef")
+	require.NoError(t, os.WriteFile(part, nil, 0o600))
+	require.NoError(t, os.Chtimes(part, old, old))
+	running := exec.CommandContext(t.Context(), filepath.Join(dir, "running", "stepmux"), "600")
+	require.NoError(t, running.Start())
+	defer func() {
+		_ = running.Process.Kill()
+		_ = running.Wait()
+	}()
+	require.NoError(t, v.build(t, "b1", nil).runs(t))
+	require.NoDirExists(t, filepath.Join(dir, "unused"))
+	require.DirExists(t, filepath.Join(dir, "running"))
+	require.DirExists(t, filepath.Join(dir, "recent"))
+	require.NoFileExists(t, part)
+	require.FileExists(t, place(t, dir))
+}
+
+func TestAFileThatChangedIsNotPutThere(t *testing.T) {
+	text, err := os.ReadFile(runnertest.Command(t)[0])
+	require.NoError(t, err)
+	for name, change := range map[string][]byte{
+		"another": append(bytes.Clone(text[:len(text)-1]), text[len(text)-1]+1), "shorter": text[:len(text)/2],
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newBareVM(t)
+			path := filepath.Join(t.TempDir(), "stepmux")
+			require.NoError(t, os.WriteFile(path, text, 0o700))
+			b, err := connector.LoadBinary(path)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(path, change, 0o700))
+			err = v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*connector.Binary{b} }).runs(t)
+			require.ErrorContains(t, err, "put stepmux ")
+			require.ErrorContains(t, err, map[string]string{
+				"another": "what arrived has another checksum than the file had", "shorter": path + ": it has changed",
+			}[name])
+			require.NoFileExists(t, place(t, filepath.Join(v.cache, "stepmux")))
+		})
+	}
+}
+
+func TestAProgramThatDoesNotRunThereIsTakenAwayAgain(t *testing.T) {
+	text, err := os.ReadFile(runnertest.Command(t)[0])
+	require.NoError(t, err)
+	const machine = 18               // where an ELF header says it
+	copy(text[machine:], "\xf3\x00") // RISC-V
+	path := filepath.Join(t.TempDir(), "stepmux")
+	require.NoError(t, os.WriteFile(path, text, 0o700))
+	b, err := connector.LoadBinary(path)
+	require.NoError(t, err)
+	onBareVMs(t, func(t *testing.T, v *bareVM) {
+		for _, route := range []connector.Route{connector.Auto, connector.Session} {
+			err := v.build(t, "b1", func(c *connector.Config) {
+				c.Route, c.Bootstrap = route, []*connector.Binary{b}
+			}).runs(t)
+			require.ErrorContains(t, err, "the stepmux that was put on the VM does not run there")
+			require.ErrorContains(t, err, "is built for linux/riscv64")
+			left, err := filepath.Glob(filepath.Join(v.cache, "stepmux", "*"))
+			require.NoError(t, err)
+			require.Empty(t, left)
+		}
+	})
+}
+
+func TestAnUploadThatIsCutOffLeavesNothingAndTheNextOneIsWhole(t *testing.T) {
+	v := newBareVM(t)
+	proxy := sshtest.Proxy(t, v.Addr)
+	behind := *v
+	behind.Server = v.Via(t, proxy.Addr())
+	b := behind.build(t, "b1", nil)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := b.Connect(sshtest.Within(t))
+		failed <- err
+	}()
+	require.Eventually(t, func() bool {
+		parts, _ := filepath.Glob(filepath.Join(v.cache, "stepmux", ".part.*"))
+		return len(parts) > 0 || b.Program().Uploaded
+	}, sshtest.Bound, 100*time.Microsecond)
+	proxy.Cut()
+	lost := (*mux.ConnError)(nil)
+	if err := <-failed; err != nil { // it may have been quicker
+		require.ErrorAs(t, err, &lost)
+	}
+	require.Eventually(t, func() bool {
+		parts, err := filepath.Glob(filepath.Join(v.cache, "stepmux", ".part.*"))
+		return err == nil && len(parts) == 0
+	}, sshtest.Bound, 5*time.Millisecond)
+	require.NoError(t, v.build(t, "b2", nil).runs(t))
+	requireProgram(t, filepath.Join(v.cache, "stepmux"))
+}
+
+func TestAnotherBuildGoesOnWhenTheFirstGivesUp(t *testing.T) {
+	v := newBareVM(t)
+	conn, vm := connect(t, v.Server), new(connector.VM)
+	share := func(c *connector.Config) { c.Lease, c.VM = &lease{conn: conn}, vm }
+	for range 10 {
+		first, second := v.build(t, "b1", share), v.build(t, "b2", share)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 2)
+		go func() { _, err := first.Connect(ctx); ended <- err }()
+		go func() { _, err := second.Connect(sshtest.Within(t)); ended <- err }()
+		cancel()
+		for range 2 {
+			if err := <-ended; err != nil {
+				require.Equal(t, context.Canceled, err)
+			}
+		}
+		require.NoError(t, second.Close(sshtest.Within(t)))
+		require.NoError(t, first.Close(sshtest.Within(t)))
+	}
+	require.True(t, vm.Program().Uploaded)
+}
+
+func TestALoginShellThatTalksDoesNotDisturbAnUpload(t *testing.T) {
+	shell := filepath.Join(t.TempDir(), "shell")
+	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho 'Welcome, dear user'\nprintf '$ '\nexec /bin/sh \"$@\"\n"), 0o700))
+	v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
+	v.Server = sshtest.InProcess(t, vmtest.Config{Shell: shell, Env: []string{"XDG_CACHE_HOME=" + v.cache}})
+	for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+		b := v.build(t, "b1", func(c *connector.Config) { c.Route = route })
+		require.NoError(t, b.runs(t))
+		require.NotEmpty(t, b.Program().Version)
+	}
+}
+
+func TestOnlyAStepmuxIsLoaded(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "text")
+	require.NoError(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700))
+	for path, want := range map[string]string{
+		"/no/such/file":               "no such file",
+		text:                          "is no stepmux program",
+		runnertest.GitLabRunner(t)[0]: "is no stepmux program, but github.com/stepmux/stepmux/internal/runnertest/gitlabrunner",
+	} {
+		_, err := connector.LoadBinary(path)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, path)
+	}
+}

@@ -1,0 +1,168 @@
+package connector_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+)
+
+// answering writes a stand-in for a step runner that answers --version with this shell text.
+func answering(t testing.TB, text string) []string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "runner")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n[ \"$1\" = --version ] || exit 1\n"+text+"\n"), 0o700))
+	return []string{path}
+}
+
+func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		for text, want := range map[string]string{
+			"echo nonsense":                             `printed "nonsense": no line of it begins with "Version:"`,
+			"true":                                      `printed "": no line`,
+			"head -c 40 /dev/zero":                      `no line of it begins with "Version:"`,
+			"echo 'Version: <none>'":                    `its version "<none>" is none`,
+			"echo Version: 1":                           `no line of it begins with "OS/Arch:"`,
+			"echo Version: 1; echo OS/Arch: amd64":      "is not os/arch",
+			"head -c 70000 /dev/zero":                   "it printed more than 65536 bytes",
+			"echo no such option >&2; exit 2":           "exit status 2",
+			"echo Version: 1; echo OS/Arch: a/b; false": "exit status 1",
+			"kill -SEGV $$":                             "remote process",
+			"sleep 600; true":                           "no answer within 300ms",
+			"exec 1>&-; sleep 600; true":                "no answer within 300ms",
+			"trap '' TERM HUP; cat /dev/zero; true":     "it printed more than 65536 bytes",
+		} {
+			for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
+				runner := answering(t, text)
+				b := newBuild(t, s, "b1", "", func(c *connector.Config) {
+					c.Runner, c.Route, c.ReadyTimeout = runner, route, 300*time.Millisecond
+					if !strings.Contains(want, "no answer") {
+						c.ReadyTimeout = sshtest.Bound
+					}
+				})
+				_, err := b.Connect(sshtest.Within(t))
+				failed := (*connector.ServeError)(nil)
+				require.ErrorAs(t, err, &failed, "%q", text)
+				require.ErrorContains(t, err, want, "%q", text)
+				require.ErrorContains(t, err, runner[0], "it names the command")
+				require.NoError(t, b.Close(sshtest.Within(t)))
+				require.EqualValues(t, 1, b.lease.released.Load())
+				entries, err := os.ReadDir(b.tmp)
+				require.NoError(t, err)
+				require.Empty(t, entries)
+				require.Eventually(t, func() bool { return len(processesOf(runner[0])) == 0 }, sshtest.Bound, time.Millisecond, "%q", text)
+			}
+		}
+	})
+}
+
+func TestTheVersionIsFoundBehindALoginShellsGreeting(t *testing.T) {
+	shell := filepath.Join(t.TempDir(), "shell")
+	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\nprintf 'Welcome to version 7\\nVersion: of the greeting\\n$ '\nexec /bin/sh \"$@\"\n"), 0o700))
+	b := newBuild(t, sshtest.InProcess(t, vmtest.Config{Shell: shell}), "b1", "", func(c *connector.Config) {
+		c.Runner, c.Route = runnertest.GitLabRunner(t), connector.Streamlocal
+	})
+	_, err := b.Connect(sshtest.Within(t))
+	require.NoError(t, err)
+	require.Equal(t, "17.11.0", b.Program().Version)
+}
+
+func TestAProgramIsAskedOncePerConnection(t *testing.T) {
+	s := embedded(t)
+	asked := filepath.Join(t.TempDir(), "asked")
+	path := filepath.Join(t.TempDir(), "runner")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho \"$1 $2\" >>"+asked+"\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	vm := new(connector.VM)
+	for connection := range 2 {
+		conn := connect(t, s)
+		for i := range 3 {
+			b := newBuild(t, s, "b"+strconv.Itoa(i), path, func(c *connector.Config) {
+				c.VM, c.Lease, c.Route = vm, &lease{conn: conn}, connector.Auto
+			})
+			require.NoError(t, b.runs(t))
+		}
+		text, err := os.ReadFile(asked)
+		require.NoError(t, err)
+		require.Equal(t, connection+1, strings.Count(string(text), "--version"), string(text))
+		require.Equal(t, connection+1, strings.Count(string(text), "steps relay"), string(text))
+	}
+}
+
+func TestAnErrorIsSharedByThoseWhoWaitForItAndTheNextOneAsksAgain(t *testing.T) {
+	s := embedded(t)
+	conn, vm := connect(t, s), new(connector.VM)
+	dir := t.TempDir()
+	gate, asked, mended := filepath.Join(dir, "gate"), filepath.Join(dir, "asked"), filepath.Join(dir, "mended")
+	runner := answering(t, "echo x >>"+asked+"; until [ -e "+gate+" ]; do sleep 0.01; done; [ ! -e "+mended+" ] || exec "+runnertest.Command(t)[0]+" --version; echo broken")
+	share := func(c *connector.Config) { c.Lease, c.VM, c.Runner = &lease{conn: conn}, vm, runner }
+	errs := make(chan error, 5)
+	for i := range cap(errs) {
+		b := newBuild(t, s, "b"+strconv.Itoa(i), "", share)
+		go func() { _, err := b.Connect(sshtest.Within(t)); errs <- err }()
+	}
+	require.Eventually(t, func() bool { _, err := os.Stat(asked); return err == nil }, sshtest.Bound, time.Millisecond)
+	require.NoError(t, os.WriteFile(gate, nil, 0o600))
+	for range cap(errs) {
+		require.ErrorContains(t, <-errs, "broken")
+	}
+	require.Zero(t, vm.Program())
+	require.NoError(t, os.WriteFile(mended, nil, 0o600))
+	_, err := newBuild(t, s, "last", "", share).Connect(sshtest.Within(t))
+	require.ErrorContains(t, err, "exit status 1", "it is a stepmux now, with a serve that fails")
+	require.Equal(t, connector.Stepmux, vm.Program().Kind)
+}
+
+func TestAnotherVersionIsToldOnce(t *testing.T) {
+	s := embedded(t)
+	for _, route := range []connector.Route{connector.Relay, connector.Streamlocal} {
+		logger, log := logs()
+		vm := new(connector.VM)
+		for i := range 3 { // each by a connection of its own
+			b := newBuild(t, s, "b"+strconv.Itoa(i), runnertest.Command(t)[0], func(c *connector.Config) {
+				c.VM, c.Logger, c.Route, c.Version = vm, logger, route, "v9.9.9"
+			})
+			require.NoError(t, b.runs(t))
+			require.Equal(t, "devel", b.Program().Version)
+			require.Equal(t, binary(t).Platform(), b.Program().Platform)
+		}
+		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+		require.Contains(t, log.String(), "there=devel here=v9.9.9")
+	}
+	logger, log := logs()
+	b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) { c.Logger, c.Version = logger, "devel" })
+	require.NoError(t, b.runs(t))
+	require.NotContains(t, log.String(), "level=WARN", "the same")
+}
+
+func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir", "setsid", "sleep", "cat")
+	v := newBareVM(t, "PATH="+bin)
+	none := func(c *connector.Config) { c.Runner, c.Bootstrap = nil, nil }
+	err := v.build(t, "b1", none).runs(t)
+	require.ErrorContains(t, err, `is "stepmux" installed on the VM`)
+
+	require.NoError(t, os.Symlink(runnertest.GitLabRunner(t)[0], filepath.Join(bin, "gitlab-runner")))
+	b := v.build(t, "b2", none)
+	require.NoError(t, b.runs(t))
+	require.Equal(t, connector.Program{Kind: connector.StepRunner, Version: "17.11.0", Platform: binary(t).Platform(), Command: []string{"gitlab-runner"}}, b.Program())
+
+	err = v.build(t, "b3", func(c *connector.Config) { c.Runner, c.Bootstrap = []string{"stepmux"}, nil }).runs(t)
+	require.ErrorContains(t, err, `is "stepmux" installed on the VM`, "not if stepmux was asked for")
+
+	b = v.build(t, "b4", func(c *connector.Config) { c.Runner = nil })
+	require.ErrorContains(t, b.runs(t), "mktemp", "a stepmux is preferred where one may be put there")
+
+	require.NoError(t, os.Symlink(runnertest.Command(t)[0], filepath.Join(bin, "stepmux")))
+	b = v.build(t, "b5", none)
+	require.NoError(t, b.runs(t))
+	require.Equal(t, []string{"stepmux"}, b.Program().Command)
+}

@@ -1,0 +1,168 @@
+// A stand-in for the gitlab-runner program on a VM, for tests: the real one is not to be had by way of a Go
+// module proxy. It does what the manager of GitLab Runner expects of the real one, and no more:
+//
+//   - `--version` prints lines, of which Version and OS/Arch count;
+//   - `steps serve --socket PATH` listens in a directory that somebody else has made, says so on stderr and
+//     serves proto.StepRunner alone. Its stdin means nothing to it; SIGTERM ends it at once, with no care for
+//     its socket or its jobs' processes;
+//   - `steps proxy --socket PATH` joins stdin and stdout to it;
+//   - there is no `steps relay`.
+//
+// Words before these make it another: "deaf" to SIGTERM, or "old", without Cancel.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"syscall"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/service"
+)
+
+func main() {
+	proc.Main() // it is also the shim of the processes it starts
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "FATAL:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	var deaf, old bool
+	for len(args) > 0 && (args[0] == "deaf" || args[0] == "old") {
+		deaf, old = deaf || args[0] == "deaf", old || args[0] == "old"
+		args = args[1:]
+	}
+	switch {
+	case slices.Equal(args, []string{"--version"}):
+		_, err := fmt.Printf("Version:      17.11.0\nGit revision: 0f67ff19\nGit branch:   17-11-stable\nGO version:   %s\n"+ //nolint:forbidigo // a program
+			"Built:        2025-04-17T11:07:36Z\nOS/Arch:      %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		return err
+	case len(args) == 4 && slices.Equal(args[:3], []string{"steps", "serve", "--socket"}):
+		return serve(args[3], deaf, old)
+	case len(args) == 4 && slices.Equal(args[:3], []string{"steps", "proxy", "--socket"}):
+		return proxy(args[3])
+	default:
+		return fmt.Errorf("no help topic for %q", args)
+	}
+}
+
+func serve(socket string, deaf, old bool) error {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+	store, err := job.New(job.Config{Dir: filepath.Dir(socket)})
+	if err != nil {
+		return err
+	}
+	inner := service.NewServer(store)
+	pipe := bufconn.Listen(64 << 10)
+	go func() { _ = inner.Serve(pipe) }()
+	conn, err := grpc.NewClient("passthrough:inner",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return pipe.DialContext(ctx) }))
+	if err != nil {
+		return err
+	}
+	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
+	runnerproto.RegisterStepRunnerServer(server, &front{inner: runnerproto.NewStepRunnerClient(conn), old: old})
+	fmt.Fprint(os.Stderr, wire.ReadyLine(socket))
+	go func() {
+		for range signals {
+			if !deaf {
+				os.Exit(143)
+			}
+		}
+	}()
+	return server.Serve(ln)
+}
+
+// front has proto.StepRunner and nothing else of a step runner that has more.
+type front struct {
+	runnerproto.UnimplementedStepRunnerServer
+	inner runnerproto.StepRunnerClient
+	old   bool
+}
+
+// Run implements runnerproto.StepRunnerServer, as do the others.
+func (f *front) Run(ctx context.Context, req *runnerproto.RunRequest) (*runnerproto.RunResponse, error) {
+	return f.inner.Run(ctx, req)
+}
+
+// Status passes the call on.
+func (f *front) Status(ctx context.Context, req *runnerproto.StatusRequest) (*runnerproto.StatusResponse, error) {
+	return f.inner.Status(ctx, req)
+}
+
+// Close passes the call on.
+func (f *front) Close(ctx context.Context, req *runnerproto.CloseRequest) (*runnerproto.CloseResponse, error) {
+	return f.inner.Close(ctx, req)
+}
+
+// Cancel passes the call on, unless the program is one that does not have it.
+func (f *front) Cancel(ctx context.Context, req *runnerproto.CancelRequest) (*runnerproto.CancelResponse, error) {
+	if f.old {
+		return f.UnimplementedStepRunnerServer.Cancel(ctx, req)
+	}
+	return f.inner.Cancel(ctx, req)
+}
+
+// FollowLogs passes the stream on.
+func (f *front) FollowLogs(req *runnerproto.FollowLogsRequest, to grpc.ServerStreamingServer[runnerproto.FollowLogsResponse]) error {
+	from, err := f.inner.FollowLogs(to.Context(), req)
+	if err != nil {
+		return err
+	}
+	for {
+		msg, err := from.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := to.Send(msg); err != nil {
+			return err
+		}
+	}
+}
+
+func proxy(socket string) error {
+	conn, err := (&net.Dialer{}).DialContext(context.Background(), "unix", socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ended := make(chan struct{}, 2)
+	for _, pair := range []struct {
+		to   io.Writer
+		from io.Reader
+	}{{conn, os.Stdin}, {os.Stdout, conn}} {
+		go func() {
+			_, _ = io.Copy(struct{ io.Writer }{pair.to}, struct{ io.Reader }{pair.from})
+			ended <- struct{}{}
+		}()
+	}
+	<-ended
+	return nil
+}

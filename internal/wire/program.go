@@ -1,0 +1,138 @@
+package wire
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+const (
+	// ProgramName is the name our own program gives itself.
+	ProgramName = "stepmux"
+	// MaxVersionText bounds what a program may print for --version, a login shell's greeting included.
+	MaxVersionText = 64 << 10
+
+	// programHello starts the line with which a relay says what program it is.
+	programHello = "stepmux-program/"
+	// maxVersion bounds a version in bytes.
+	maxVersion = 64
+)
+
+// Program says what a step runner is, by its own word.
+type Program struct {
+	// Name is ProgramName, or empty for a program that gives no name: one of another make.
+	Name string
+	// Version is the program's, 1 to 64 printable ASCII characters; empty if it is not known.
+	Version string
+	// Platform is os/arch as Go names them; empty if it is not known.
+	Platform string
+	// Protocol is the version of the relay's protocol it speaks; 0 if none.
+	Protocol int
+}
+
+// VersionText returns what a program prints for --version: the lines that a manager of GitLab Runner
+// knows, and those by which ours is told from others.
+func VersionText(p Program, goVersion string) string {
+	return fmt.Sprintf("Version: %s\nName: %s\nProtocol: %d\nGo version: %s\nOS/Arch: %s\n",
+		p.Version, p.Name, p.Protocol, goVersion, p.Platform)
+}
+
+// ParseVersionText finds in text, which may begin with a login shell's greeting, the lines that a program
+// prints for --version; from the last line that tells a version on. The error says what is wrong with them.
+func ParseVersionText(text []byte) (Program, error) {
+	var p Program
+	found := false
+	for line := range bytes.Lines(text) {
+		text := string(bytes.TrimSpace(line))
+		if i := strings.LastIndex(text, " Version:"); i >= 0 { // behind a shell's prompt
+			text = text[i+1:]
+		}
+		key, value, ok := strings.Cut(text, ":")
+		value = strings.TrimSpace(value)
+		switch {
+		case !ok:
+		case key == "Version":
+			p, found = Program{Version: value}, true
+		case key == "Name":
+			p.Name = value
+		case key == "OS/Arch":
+			p.Platform = value
+		case key == "Protocol":
+			p.Protocol, _ = strconv.Atoi(value) // a number it is not is none we speak
+		}
+	}
+	switch {
+	case !found:
+		return Program{}, fmt.Errorf("no line of it begins with %q", "Version:")
+	case !validVersion(p.Version):
+		return Program{}, fmt.Errorf("its version %q is none", clip(p.Version))
+	case p.Platform == "":
+		return Program{}, fmt.Errorf("no line of it begins with %q", "OS/Arch:")
+	case !ValidPlatform(p.Platform):
+		return Program{}, fmt.Errorf("its OS/Arch %q is not os/arch", clip(p.Platform))
+	}
+	if p.Name != ProgramName || p.Protocol < 0 {
+		p.Name, p.Protocol = "", 0
+	}
+	return p, nil
+}
+
+// ProgramHello returns the line with which a relay says what it is, before its hello: to a manager that
+// does not know of it, it is a greeting. It is empty for what cannot be told in this way.
+func ProgramHello(version, platform string) string {
+	if !validVersion(version) || !ValidPlatform(platform) {
+		return ""
+	}
+	return programHello + platform + " " + version + "\n"
+}
+
+// FindProgramHello finds the last such line in what came before a relay's hello. Without one only the name
+// is known.
+func FindProgramHello(noise []byte) Program {
+	p := Program{Name: ProgramName}
+	for line := range bytes.Lines(noise) {
+		i := bytes.LastIndex(line, []byte(programHello)) // a shell's prompt may stand before it
+		if i < 0 {
+			continue
+		}
+		text := strings.TrimRight(string(line[i+len(programHello):]), "\r\n")
+		platform, version, _ := strings.Cut(text, " ")
+		if validVersion(version) && ValidPlatform(platform) {
+			p.Version, p.Platform = version, platform
+		}
+	}
+	return p
+}
+
+// validVersion reports whether s may be a program's version: v1.2.3-rc1+x, a hash, "development version".
+func validVersion(s string) bool {
+	if s == "" || len(s) > maxVersion || !isAlnum(s[0]) {
+		return false
+	}
+	for i := range len(s) {
+		if !isAlnum(s[i]) && !strings.ContainsRune(".+-_~ ()/", rune(s[i])) {
+			return false
+		}
+	}
+	return true
+}
+
+// ValidPlatform reports whether s is os/arch, as in linux/amd64.
+func ValidPlatform(s string) bool {
+	system, arch, ok := strings.Cut(s, "/")
+	return ok && validWord(system) && validWord(arch)
+}
+
+func validWord(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c >= 'A' && c <= 'Z' || c != '_' && !isAlnum(c) {
+			return false
+		}
+	}
+	return s != "" && len(s) <= 32
+}
+
+func isAlnum(c byte) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
