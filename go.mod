@@ -4,6 +4,7 @@ go 1.26.0
 
 require (
 	github.com/hashicorp/yamux v0.1.2
+	github.com/kevinburke/ssh_config v1.6.0
 	github.com/rogpeppe/go-internal v1.16.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/skeema/knownhosts v1.3.3

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -19,8 +20,10 @@ type Instance struct {
 	ID string
 	// Addr is host:port of its sshd. Required.
 	Addr string
-	// SSH says how to log in and which host keys to expect. Required.
+	// SSH says how to log in and which host keys to expect. Required. Its MachineID is this ID.
 	SSH mux.Config
+	// Jump is the host to go through, nil if there is none.
+	Jump *JumpHost
 	// Capacity is how many builds it takes at once (CapacityPerInstance). If zero, 1.
 	Capacity int
 	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner or
@@ -41,22 +44,23 @@ func (in *Instance) linux() error {
 	return nil
 }
 
-// Group is a fixed set of instances with their slots. It is safe for concurrent use.
+// Group is a set of instances with their slots. It is safe for concurrent use.
 type Group struct {
 	mu      sync.Mutex // guards the following
 	members []*member
-	waiters list.List // of chan *member, oldest first
+	hosts   map[string]*host // by ID: the instances, and the hosts on the way to them
+	waiters list.List        // of chan *member, oldest first
 }
 
 // member is an instance with what belongs to it for as long as it is in the group.
 type member struct {
 	Instance
-	vm connector.VM
+	vm   connector.VM
+	host *host
 
 	// guarded by Group.mu
-	used        int       // slots taken
-	connections int       // made so far
-	conn        *mux.Conn // the newest; for its Stat only
+	used int  // slots taken
+	gone bool // no longer in the group
 }
 
 // NewGroup checks the instances and makes a group of them.
@@ -64,25 +68,70 @@ func NewGroup(instances ...Instance) (*Group, error) {
 	if len(instances) == 0 {
 		return nil, errors.New("instance: a group needs at least one instance")
 	}
-	g := &Group{}
+	g := &Group{hosts: map[string]*host{}}
+	if err := g.add(instances...); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// add checks instances and adds all of them, or none.
+func (g *Group) add(instances ...Instance) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	members := slices.Clone(g.members)
 	seen := map[string]bool{}
+	for _, m := range members {
+		seen[m.ID] = true
+	}
 	for _, in := range instances {
 		switch {
 		case in.ID == "":
-			return nil, errors.New("instance: an instance has no ID")
+			return errors.New("instance: an instance has no ID")
 		case seen[in.ID]:
-			return nil, fmt.Errorf("instance %s: there are two of this ID", in.ID)
+			return fmt.Errorf("instance %s: there are two of this ID", in.ID)
 		case in.Addr == "":
-			return nil, fmt.Errorf("instance %s: no address", in.ID)
+			return fmt.Errorf("instance %s: no address", in.ID)
 		case in.Capacity < 0:
-			return nil, fmt.Errorf("instance %s: capacity %d", in.ID, in.Capacity)
+			return fmt.Errorf("instance %s: capacity %d", in.ID, in.Capacity)
 		case in.Capacity == 0:
 			in.Capacity = 1
 		}
 		seen[in.ID] = true
-		g.members = append(g.members, &member{Instance: in})
+		members = append(members, &member{Instance: in})
 	}
-	return g, nil
+	hosts, err := hostsOf(members, g.hosts)
+	if err != nil {
+		return err
+	}
+	for _, m := range members {
+		m.host = hosts[m.ID]
+	}
+	g.members, g.hosts = members, hosts
+	for m := g.freest(); m != nil && g.waiters.Len() > 0; m = g.freest() {
+		m.used++
+		g.waiters.Remove(g.waiters.Front()).(chan *member) <- m // has room for one
+	}
+	return nil
+}
+
+// remove takes an instance out of the group. The builds on it keep their slots.
+func (g *Group) remove(id string) (*member, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	i := slices.IndexFunc(g.members, func(m *member) bool { return m.ID == id })
+	if i < 0 {
+		return nil, fmt.Errorf("instance %s is not in the group", id)
+	}
+	m := g.members[i]
+	left := slices.Delete(slices.Clone(g.members), i, i+1)
+	hosts, err := hostsOf(left, g.hosts)
+	if err != nil {
+		return nil, fmt.Errorf("remove instance %s: %w", id, err)
+	}
+	m.gone = true
+	g.members, g.hosts = left, hosts
+	return m, nil
 }
 
 // acquire takes a slot on the instance that has the most free, or waits for one behind those who
@@ -138,7 +187,7 @@ func (s *slot) release() {
 		g := s.group
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if first := g.waiters.Front(); first != nil {
+		if first := g.waiters.Front(); first != nil && !s.member.gone {
 			g.waiters.Remove(first)
 			first.Value.(chan *member) <- s.member // has room for one
 			return
@@ -147,25 +196,33 @@ func (s *slot) release() {
 	})
 }
 
-// connected notes a new connection to m.
-func (g *Group) connected(m *member, conn *mux.Conn) {
+// connected notes a new connection to h.
+func (g *Group) connected(h *host, conn *mux.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m.connections++
-	m.conn = conn
+	h.connections++
+	h.conn = conn
 }
 
-func (g *Group) stat() []VMStat {
+func (g *Group) stat() Stat {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := make([]VMStat, len(g.members))
+	s := Stat{Instances: make([]VMStat, len(g.members))}
+	instances := map[*host]bool{}
 	for i, m := range g.members {
-		all[i] = VMStat{ID: m.ID, Used: m.used, Capacity: m.Capacity, Connections: m.connections, Route: m.vm.Choice(), Program: m.vm.Program()}
-		if m.conn != nil {
-			all[i].Conn = m.conn.Stat()
+		instances[m.host] = true
+		s.Instances[i] = VMStat{
+			ID: m.ID, Used: m.used, Capacity: m.Capacity,
+			Connections: m.host.connections, Conn: m.host.connStat(), Route: m.vm.Choice(), Program: m.vm.Program(),
 		}
 	}
-	return all
+	for _, h := range g.hosts {
+		if !instances[h] {
+			s.JumpHosts = append(s.JumpHosts, JumpStat{ID: h.id, Connections: h.connections, Conn: h.connStat()})
+		}
+	}
+	slices.SortFunc(s.JumpHosts, func(a, b JumpStat) int { return cmp.Compare(a.ID, b.ID) })
+	return s
 }
 
 // allLinux reports whether all instances run Linux.
@@ -175,14 +232,9 @@ func (g *Group) allLinux() bool {
 	return !slices.ContainsFunc(g.members, func(m *member) bool { return m.linux() != nil })
 }
 
-// member returns the member of this ID, nil if there is none.
-func (g *Group) member(id string) *member {
+// host returns the host of this ID, nil if there is none.
+func (g *Group) host(id string) *host {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, m := range g.members {
-		if m.ID == id {
-			return m
-		}
-	}
-	return nil
+	return g.hosts[id]
 }

@@ -60,7 +60,7 @@ func TestWaitersGetSlotsInOrder(t *testing.T) {
 		for want := range 3 {
 			require.Equal(t, want, <-order)
 		}
-		require.Zero(t, g.stat()[0].Used)
+		require.Zero(t, g.stat().Instances[0].Used)
 	})
 }
 
@@ -115,7 +115,7 @@ func TestNewGroupRefusesWhatCannotWork(t *testing.T) {
 	}
 	g, err := NewGroup(good)
 	require.NoError(t, err)
-	require.Equal(t, 1, g.stat()[0].Capacity, "the default")
+	require.Equal(t, 1, g.stat().Instances[0].Capacity, "the default")
 }
 
 func TestClassify(t *testing.T) {

@@ -50,11 +50,11 @@ type Config struct {
 	Trace *connector.Trace
 }
 
-// Provider makes executors for builds and owns the connections they share, one per instance. It is
-// safe for concurrent use.
+// Provider makes executors for builds and owns the connections they share, one per instance and one per host
+// on the way to instances. It is safe for concurrent use.
 type Provider struct {
 	cfg   Config
-	conns *pool.Pool[*mux.Conn]
+	conns *connections
 }
 
 // NewProvider returns a Provider. It connects to nothing yet. The caller calls Shutdown or Close.
@@ -75,8 +75,7 @@ func NewProvider(cfg Config) (*Provider, error) {
 		cfg.StopTimeout = defaultStopTimeout
 	}
 	p := &Provider{cfg: cfg}
-	p.conns = pool.New(pool.Config[*mux.Conn]{
-		Dial:        p.dial,
+	p.conns = newConnections(cfg.Group, pool.Config[*mux.Conn]{
 		DialTimeout: cfg.DialTimeout,
 		IdleTimeout: cfg.IdleTimeout,
 		MaxAge:      cfg.MaxAge,
@@ -97,20 +96,6 @@ func (p *Provider) logDial(key pool.Key, attempt int, took time.Duration, err er
 		return
 	}
 	p.cfg.Logger.Info("connected", "instance", key, "attempt", attempt, "took", took)
-}
-
-// dial connects to the instance whose ID is key.
-func (p *Provider) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
-	m := p.cfg.Group.member(string(key))
-	if m == nil {
-		return nil, fmt.Errorf("instance %s is not in the group", key)
-	}
-	conn, err := mux.Dial(ctx, m.Addr, &m.SSH)
-	if err != nil {
-		return nil, err
-	}
-	p.cfg.Group.connected(m, conn)
-	return conn, nil
 }
 
 // Build is one build as its executor needs to know it.
@@ -139,6 +124,7 @@ func (p *Provider) Executor(b Build) *Executor {
 // Stat is a snapshot of a Provider.
 type Stat struct {
 	Instances []VMStat
+	JumpHosts []JumpStat // that are no instances, sorted by ID
 }
 
 // VMStat is a snapshot of one instance and its connection.
@@ -151,8 +137,35 @@ type VMStat struct {
 	Program        connector.Program // the step runner that was found there; zero while unknown
 }
 
+// JumpStat is a snapshot of a jump host and its connection.
+type JumpStat struct {
+	ID          string
+	Connections int      // made since the Provider was; one is in use at a time
+	Conn        mux.Stat // of the newest connection; zero before the first
+}
+
 // Stat returns a snapshot.
-func (p *Provider) Stat() Stat { return Stat{Instances: p.cfg.Group.stat()} }
+func (p *Provider) Stat() Stat { return p.cfg.Group.stat() }
+
+// Add adds an instance to the Group. Builds that wait for a slot get its. What it goes through is shared with
+// the instances that are there.
+func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
+
+// Remove takes an instance out of the Group, because the machine is gone or is to go: no new builds, its
+// connection is closed with the last of those that run, and what was learned of its host key is forgotten. (A
+// build that has its slot and no step runner yet fails.) A machine at the same address is another one and
+// needs another ID. ctx bounds the wait for other processes that use the same file of host keys.
+func (p *Provider) Remove(ctx context.Context, id string) error {
+	m, err := p.cfg.Group.remove(id)
+	if err != nil {
+		return err
+	}
+	p.conns.retire(m.host, fmt.Errorf("instance %s was removed", id))
+	if err := m.SSH.HostKeys.Forget(ctx, id); err != nil {
+		return fmt.Errorf("remove instance %s: forget its host key: %w", id, err)
+	}
+	return nil
+}
 
 // Shutdown refuses new builds, waits until those that run have been cleaned up, then closes all
 // connections. When ctx ends first it closes them at once and returns ctx's cause.

@@ -1,11 +1,11 @@
 package mux
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
-
-	"golang.org/x/crypto/ssh"
 )
 
 const (
@@ -17,12 +17,26 @@ const (
 type Config struct {
 	// User is the account on the VM. Required.
 	User string
-	// Auth holds the ways to log in: all keys are tried, in order, then the first password. Required.
-	// KeyFile, Key, Agent and Password make them.
+	// Auth holds the ways to log in: all keys are tried, in order, then the first password. Required,
+	// unless there are Credentials. KeyFile, Key, Agent and Password make them.
 	Auth []Auth
+	// Credentials returns ways to log in that are tried before those of Auth. It is called for each
+	// connection, before it is made, so that they may expire. ctx is the dial's. May be nil.
+	Credentials func(ctx context.Context) ([]Auth, error)
+	// AllowSHA1 also offers key exchanges and RSA signatures with SHA-1, which is broken, for servers that
+	// have nothing better.
+	AllowSHA1 bool
+
 	// HostKeys decides which server may answer. Required: there is no insecure default.
-	// PinnedHostKeys and KnownHosts make one.
+	// PinnedHostKeys, KnownHosts, HostKeyCommand and FirstUse make one, FirstOf joins them.
 	HostKeys HostKeys
+	// HostKeyAlias is the name that HostKeys looks the server up by, instead of its address. May be empty.
+	HostKeyAlias string
+	// MachineID is the identity of the machine, that no other ever has, for FirstUse.
+	MachineID string
+
+	// DialNet makes the connection under SSH to addr, a host:port. If nil, by TCP. See [Conn.DialNet].
+	DialNet func(ctx context.Context, addr string) (net.Conn, error)
 
 	// KeepaliveInterval is how long the peer may be silent before it is asked for a sign of life.
 	// If zero, 15s.
@@ -44,9 +58,9 @@ func (c *Config) withDefaults() (*Config, error) {
 	switch {
 	case d.User == "":
 		return nil, errors.New("mux: Config.User is empty")
-	case len(d.Auth) == 0:
+	case len(d.Auth) == 0 && d.Credentials == nil:
 		return nil, errors.New("mux: Config.Auth is empty: name a private key, a password or an agent")
-	case d.HostKeys.verify == nil:
+	case len(d.HostKeys.rules) == 0:
 		return nil, errors.New("mux: Config.HostKeys is not set: pin the server's key or name a known_hosts file")
 	case d.SessionLimit < 0:
 		return nil, fmt.Errorf("mux: Config.SessionLimit is %d", d.SessionLimit)
@@ -62,13 +76,11 @@ func (c *Config) withDefaults() (*Config, error) {
 	return &d, nil
 }
 
-// clientConfig returns the library's form of c for addr.
-func (c *Config) clientConfig(addr string, hostKey ssh.HostKeyCallback) *ssh.ClientConfig {
-	return &ssh.ClientConfig{
-		User:              c.User,
-		Auth:              authMethods(c.Auth),
-		HostKeyAlgorithms: c.HostKeys.algorithms(addr),
-		HostKeyCallback:   hostKey,
-		ClientVersion:     "SSH-2.0-stepmux",
+// server returns who is dialed at addr.
+func (c *Config) server(addr string) server {
+	name := addr
+	if c.HostKeyAlias != "" {
+		name = net.JoinHostPort(c.HostKeyAlias, "22") // which known_hosts does not write
 	}
+	return server{machine: c.MachineID, name: name, addr: addr, user: c.User}
 }

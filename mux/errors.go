@@ -125,7 +125,8 @@ func (e *ExitError) Error() string {
 
 // DialError says at which stage a connection could not be made, and to whom.
 type DialError struct {
-	// Stage is "connect" (TCP), "handshake" (not SSH, no common algorithm), "host key" or "login".
+	// Stage is "prepare" (host keys or credentials could not be asked for), "connect" (TCP, or what
+	// Config.DialNet does), "handshake" (not SSH, no common algorithm), "host key" or "login".
 	Stage string
 	// Addr and User name the machine and the account.
 	Addr, User string
@@ -147,5 +148,18 @@ func (e *DialError) Error() string {
 func (e *DialError) Unwrap() error { return e.Err }
 
 // Permanent reports whether another try with the same configuration must fail too: a refused login
-// or an unexpected host key. (Servers ban addresses that keep offering wrong credentials.)
-func (e *DialError) Permanent() bool { return e.Stage == "login" || e.Stage == "host key" }
+// or an unexpected host key, here or on the way here. (Servers ban addresses that keep offering wrong
+// credentials.)
+func (e *DialError) Permanent() bool {
+	switch e.Stage {
+	case "login":
+		return true
+	case "host key":
+		_, unasked := errors.AsType[*askError](e.Err)
+		return !unasked
+	case "connect":
+		inner, ok := errors.AsType[*DialError](e.Err)
+		return ok && inner.Permanent()
+	}
+	return false
+}

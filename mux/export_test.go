@@ -1,5 +1,21 @@
 package mux
 
+import "time"
+
 // HasExited reports whether the server has told how the process ended, which it does before the rest of
 // its output.
 func (p *Process) HasExited() bool { return p.impl.(*sessionProcess).bye.Load() }
+
+// SetHostKeyCommandTime changes what bounds a command for host keys, until the test ends.
+func SetHostKeyCommandTime(t interface{ Cleanup(func()) }, d time.Duration) {
+	old := hostKeyCommandLimit
+	hostKeyCommandLimit.Time = d
+	t.Cleanup(func() { hostKeyCommandLimit = old })
+}
+
+// SetAgentTime changes what bounds an exchange with an agent, until the test ends.
+func SetAgentTime(t interface{ Cleanup(func()) }, d time.Duration) {
+	old := agentTimeout
+	agentTimeout = d
+	t.Cleanup(func() { agentTimeout = old })
+}

@@ -49,6 +49,8 @@ Builds are started by a relay, one program on each VM that takes one SSH session
 SSH's own forwarding or by the relay; where a VM has no relay, each build takes a session, and waits for one. --route
 forces one way: relay, streamlocal (a session each, SSH's forwarding) or session (two sessions each).
 
+` + vmHelp + `
+
 With --output json, standard output has one object for each build as it ends and a last one with the summary; the
 logs go to standard error.
 
@@ -103,7 +105,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if err != nil {
 		return usageError(err)
 	}
-	group, closeVMs, err := f.group()
+	group, closeVMs, err := f.group(ctx)
 	if err != nil {
 		return err
 	}

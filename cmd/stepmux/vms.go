@@ -2,76 +2,73 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"net/url"
 	"os"
-	"os/user"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshclient"
 	"github.com/stepmux/stepmux/internal/vmtest"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
 
 // embeddedStop bounds the wait for what runs on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
 
+// vmHelp describes the flags of vmFlags that need more than a line.
+const vmHelp = `A VM is named by ssh://[USER@]HOST[:PORT], or by [USER@]NAME[:PORT] with a NAME that ~/.ssh/config knows, with its
+HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
+UserKnownHostsFile. ID= before it gives the machine an identity (an instance id): a new machine at an old address needs
+a new one. VMs behind a jump host share one connection to it.
+
+` + sshclient.PolicyHelp
+
 // vmFlags say which VMs there are and how to reach them.
 type vmFlags struct {
-	instances  []string
-	capacity   int
-	identities []string
-	knownHosts []string
-	runner     string
-	bootstrap  bool
-	binaries   []string
+	instances       []string
+	capacity        int
+	identities      []string
+	passphrase      string
+	identityCommand string
+	knownHosts      []string
+	hostKey         []string
+	jump            string
+	sshConfig       string
+	runner          string
+	bootstrap       bool
+	binaries        []string
 }
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
-	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, ssh://[USER@]HOST[:PORT]; may repeat (default a VM embedded in this program)")
+	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; may repeat (default a VM embedded in this program)")
 	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
-	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default the ssh-agent, then ~/.ssh/id_*)")
-	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil, "file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts)")
+	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
+	fl.StringVar(&f.passphrase, "passphrase-command", "", "command that prints the passphrase of the key file %f; words are split at blanks")
+	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate if it has one, for each connection to %r@%h:%p; words are split at blanks")
+	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil, "file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
+	fl.StringArrayVar(&f.hostKey, "host-key", []string{"known-hosts"}, "who may answer: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
+	fl.StringVar(&f.jump, "jump", "", "hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
+	fl.StringVar(&f.sshConfig, "ssh-config", "", "file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
 	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
 	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
 	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil, "OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
 }
 
-// group returns the VMs the flags name, and a function that ends what was started for them.
-func (f *vmFlags) group() (*instance.Group, func(), error) {
+// group returns the VMs the flags name, and a function that ends what was started for them. ctx bounds the
+// commands that are asked for what is needed.
+func (f *vmFlags) group(ctx context.Context) (*instance.Group, func(), error) {
 	if f.capacity < 1 {
 		return nil, nil, usageError(fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity))
 	}
 	if len(f.instances) == 0 {
-		return f.embedded()
+		return f.embedded(ctx)
 	}
-	runner, err := splitCommand(f.runner)
+	all, err := f.resolve(ctx)
 	if err != nil {
 		return nil, nil, usageError(err)
-	}
-	all, err := f.parseInstances()
-	if err != nil {
-		return nil, nil, usageError(err)
-	}
-	auth, err := f.auth()
-	if err != nil {
-		return nil, nil, usageError(err)
-	}
-	hostKeys, err := f.hostKeys()
-	if err != nil {
-		return nil, nil, usageError(err)
-	}
-	for i := range all {
-		all[i].Runner = runner
-		all[i].SSH.Auth, all[i].SSH.HostKeys = auth, hostKeys
 	}
 	group, err := instance.NewGroup(all...)
 	if err != nil {
@@ -80,51 +77,76 @@ func (f *vmFlags) group() (*instance.Group, func(), error) {
 	return group, func() {}, nil
 }
 
-// parseInstances returns the VMs that --instance names, without how to log in.
-func (f *vmFlags) parseInstances() ([]instance.Instance, error) {
-	all := make([]instance.Instance, len(f.instances))
+// resolve returns the VMs that --instance names.
+func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
+	runner, err := splitCommand(f.runner)
+	if err != nil {
+		return nil, err
+	}
+	resolver, err := f.resolver()
+	if err != nil {
+		return nil, err
+	}
+	targets := make([]*sshclient.Target, len(f.instances))
 	for i, text := range f.instances {
-		login, addr, err := parseInstance(text)
-		if err != nil {
-			return nil, err
+		id, where, ok := strings.Cut(text, "=")
+		if !ok {
+			id, where = "", text
+		} else if id == "" {
+			return nil, fmt.Errorf("--instance %q: the ID before the = is empty", text)
 		}
-		all[i] = instance.Instance{ID: addr, Addr: addr, Capacity: f.capacity, SSH: mux.Config{User: login}}
+		if targets[i], err = resolver.Target(ctx, id, where); err != nil {
+			return nil, fmt.Errorf("--instance: %w", err)
+		}
+	}
+	all := make([]instance.Instance, len(targets))
+	for i, t := range targets {
+		all[i] = instance.Instance{
+			ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump, targets),
+			Capacity: f.capacity, Runner: runner,
+		}
 	}
 	return all, nil
 }
 
-// ownFile is the file this program was started from, though another may have taken its name.
-const ownFile = "/proc/self/exe"
+// resolver returns what finds out how machines are reached.
+func (f *vmFlags) resolver() (*sshclient.Resolver, error) {
+	cfg := sshclient.ResolverConfig{
+		SSHConfig:         f.sshConfig,
+		Identities:        f.identities,
+		PassphraseCommand: strings.Fields(f.passphrase),
+		IdentityCommand:   strings.Fields(f.identityCommand),
+		KnownHosts:        f.knownHosts,
+		Jump:              f.jump,
+	}
+	for _, text := range f.hostKey {
+		policy, err := sshclient.ParsePolicy(text)
+		if err != nil {
+			return nil, fmt.Errorf("--host-key %w", err)
+		}
+		if policy.Insecure() {
+			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and read and change all that is sent")
+		}
+		cfg.Policies = append(cfg.Policies, policy)
+	}
+	return sshclient.NewResolver(cfg)
+}
 
-// bootstraps returns the programs that may be put on VMs.
-func (f *vmFlags) bootstraps() ([]*connector.Binary, error) {
-	var all []*connector.Binary
-	for _, text := range f.binaries {
-		platform, file, ok := strings.Cut(text, "=")
-		if !ok || !wire.ValidPlatform(platform) || file == "" {
-			return nil, fmt.Errorf("--bootstrap-binary %q: want OS/ARCH=FILE, as in linux/arm64=stepmux-arm64", text)
-		}
-		b, err := connector.LoadBinary(file)
-		if err != nil {
-			return nil, fmt.Errorf("--bootstrap-binary: %w", err)
-		}
-		if b.Platform() != platform {
-			return nil, fmt.Errorf("--bootstrap-binary %q: the file is for %s", text, b.Platform())
-		}
-		all = append(all, b)
+// jumpHost returns a target as a jump host. One that is among the instances is that instance.
+func jumpHost(t *sshclient.Target, instances []*sshclient.Target) *instance.JumpHost {
+	if t == nil {
+		return nil
 	}
-	if f.bootstrap {
-		own, err := connector.LoadBinary(ownFile)
-		if err != nil {
-			return nil, fmt.Errorf("--bootstrap: %w", err)
+	for _, in := range instances {
+		if in.Same(t) {
+			return &instance.JumpHost{ID: in.Name}
 		}
-		all = append(all, own) // one that was named comes first
 	}
-	return all, nil
+	return &instance.JumpHost{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump, instances)}
 }
 
 // embedded starts a VM in this process. It has no isolation and runs this very program.
-func (f *vmFlags) embedded() (*instance.Group, func(), error) {
+func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
 	program, err := os.Executable()
 	if err != nil {
 		return nil, nil, systemError(fmt.Errorf("find this program: %w", err))
@@ -140,7 +162,7 @@ func (f *vmFlags) embedded() (*instance.Group, func(), error) {
 	}
 	stop := func() {
 		// What still runs there is asked to end first, as by a machine that shuts down.
-		ctx, cancel := context.WithTimeout(context.Background(), embeddedStop)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), embeddedStop)
 		defer cancel()
 		_ = vm.Shutdown(ctx) // then it is made to
 		if err := os.RemoveAll(dir); err != nil {
@@ -164,83 +186,4 @@ func (f *vmFlags) embedded() (*instance.Group, func(), error) {
 		return nil, nil, systemError(err)
 	}
 	return group, stop, nil
-}
-
-// auth returns the ways to log in.
-func (f *vmFlags) auth() ([]mux.Auth, error) {
-	var all []mux.Auth
-	for _, file := range f.identities {
-		key, err := mux.KeyFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("--identity: %w", err)
-		}
-		all = append(all, key)
-	}
-	if len(all) > 0 {
-		return all, nil
-	}
-	if socket := os.Getenv("SSH_AUTH_SOCK"); socket != "" {
-		agent, err := mux.Agent(socket)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, agent)
-	}
-	if home, err := os.UserHomeDir(); err == nil {
-		for _, name := range []string{"id_ed25519", "id_ecdsa", "id_rsa"} {
-			// Those that are missing, or need a passphrase, are not ours to complain about.
-			if key, err := mux.KeyFile(filepath.Join(home, ".ssh", name)); err == nil {
-				all = append(all, key)
-			}
-		}
-	}
-	if len(all) == 0 {
-		return nil, errors.New("no way to log in: name a private key with --identity, or start an ssh-agent")
-	}
-	return all, nil
-}
-
-func (f *vmFlags) hostKeys() (mux.HostKeys, error) {
-	files := f.knownHosts
-	if len(files) == 0 {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return mux.HostKeys{}, fmt.Errorf("find ~/.ssh/known_hosts: %w; use --known-hosts", err)
-		}
-		files = []string{filepath.Join(home, ".ssh", "known_hosts")}
-	}
-	keys, err := mux.KnownHosts(files...)
-	if err != nil {
-		return mux.HostKeys{}, fmt.Errorf("%w; make the file with: ssh-keyscan -p PORT HOST, check the keys, and name it with --known-hosts", err)
-	}
-	return keys, nil
-}
-
-// parseInstance reads ssh://[USER@]HOST[:PORT].
-func parseInstance(text string) (login, addr string, err error) {
-	u, err := url.Parse(text)
-	switch {
-	case err != nil:
-		return "", "", fmt.Errorf("--instance %q: %w", text, err)
-	case u.Scheme != "ssh" || u.Hostname() == "":
-		return "", "", fmt.Errorf("--instance %q: want ssh://[USER@]HOST[:PORT]", text)
-	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "":
-		return "", "", fmt.Errorf("--instance %q: nothing may follow the port", text)
-	}
-	if _, secret := u.User.Password(); secret {
-		return "", "", errors.New("--instance: no password in the URL, everybody on this machine could read it; use --identity or an agent")
-	}
-	login = u.User.Username()
-	if login == "" {
-		me, err := user.Current()
-		if err != nil {
-			return "", "", fmt.Errorf("--instance %q names no user, and this one has no name: %w", text, err)
-		}
-		login = me.Username
-	}
-	port := u.Port()
-	if port == "" {
-		port = "22"
-	}
-	return login, net.JoinHostPort(u.Hostname(), port), nil
 }

@@ -20,7 +20,7 @@ const module = "github.com/stepmux/stepmux"
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
 	"pool":      {},
-	"mux":       {"internal/wire", "internal/alive", "internal/coalesce"},
+	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
@@ -42,6 +42,11 @@ var allowed = map[string][]string{
 	"internal/wire":       {},
 	"internal/alive":      {},
 	"internal/coalesce":   {},
+	"internal/percent":    {},
+	"internal/subprocess": {},
+	"internal/firstuse":   {},
+	// What OpenSSH's client configuration says, in terms of mux.
+	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
 	"internal/vmtest":     {"internal/wire"},
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},
@@ -50,7 +55,7 @@ var allowed = map[string][]string{
 	"internal/runnertest/gitlabrunner": {"remote/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/vmtest"},
+	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},
 	"bench":        {"**"},
 	"bench/report": {},
 }

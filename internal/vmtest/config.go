@@ -26,6 +26,12 @@ const (
 // Config describes a VM. The zero value is a VM with sshd's stock limits that only the server's own
 // [Server.ClientSigner] may enter.
 type Config struct {
+	// Addr is where it listens, as host:port. If empty, on a free port of 127.0.0.1.
+	Addr string
+
+	// HostKeys are the keys by which clients may know it, the first of each type. If empty, a fresh one.
+	HostKeys []ssh.Signer
+
 	// MaxSessions limits the session channels of one connection, as sshd_config's option of that
 	// name. If zero, 10. If negative, none is allowed.
 	MaxSessions int
@@ -69,10 +75,12 @@ type Config struct {
 // withDefaults returns a checked copy of c with every default filled in.
 func (c Config) withDefaults() (Config, error) {
 	c.MaxSessions = cmp.Or(c.MaxSessions, defaultMaxSessions)
+	c.Addr = cmp.Or(c.Addr, "127.0.0.1:0")
 	c.Shell = cmp.Or(c.Shell, "/bin/sh")
 	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, defaultHandshakeTimeout)
 	c.ForbiddenReason = cmp.Or(c.ForbiddenReason, ssh.Prohibited)
 	c.AuthorizedKeys = slices.Clone(c.AuthorizedKeys)
+	c.HostKeys = slices.Clone(c.HostKeys)
 
 	if !filepath.IsAbs(c.Shell) {
 		return c, fmt.Errorf("check shell %q: not an absolute path", c.Shell)

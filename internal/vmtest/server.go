@@ -56,30 +56,32 @@ type Stat struct {
 	TotalForwards int // channels to sockets ever opened
 }
 
-// Start starts a VM that listens on a free port of 127.0.0.1, with a fresh host key and a fresh
-// client key. The caller must Close it or shut it down.
+// Start starts a VM, with a fresh client key. The caller must Close it or shut it down.
 func Start(config Config) (*Server, error) {
 	config, err := config.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
-	host, err := newSigner()
-	if err != nil {
-		return nil, fmt.Errorf("start VM: make host key: %w", err)
+	if len(config.HostKeys) == 0 {
+		host, err := newSigner()
+		if err != nil {
+			return nil, fmt.Errorf("start VM: make host key: %w", err)
+		}
+		config.HostKeys = []ssh.Signer{host}
 	}
 	client, err := newSigner()
 	if err != nil {
 		return nil, fmt.Errorf("start VM: make client key: %w", err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", config.Addr)
 	if err != nil {
 		return nil, fmt.Errorf("start VM: %w", err)
 	}
 	s := &Server{
 		config:   config,
-		ssh:      sshConfig(config, host, client.PublicKey()),
+		ssh:      sshConfig(config, client.PublicKey()),
 		listener: listener,
-		hostKey:  host.PublicKey(),
+		hostKey:  config.HostKeys[0].PublicKey(),
 		client:   client,
 		closing:  make(chan struct{}),
 		drained:  make(chan struct{}),
@@ -102,7 +104,7 @@ func newSigner() (ssh.Signer, error) {
 }
 
 // sshConfig is who may log in, and how the server introduces itself.
-func sshConfig(config Config, host ssh.Signer, client ssh.PublicKey) *ssh.ServerConfig {
+func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
 	authorized := map[string]bool{string(client.Marshal()): true}
 	for _, key := range config.AuthorizedKeys {
 		authorized[string(key.Marshal())] = true
@@ -127,14 +129,16 @@ func sshConfig(config Config, host ssh.Signer, client ssh.PublicKey) *ssh.Server
 	if config.Banner != "" {
 		c.BannerCallback = func(ssh.ConnMetadata) string { return config.Banner }
 	}
-	c.AddHostKey(host)
+	for _, key := range config.HostKeys {
+		c.AddHostKey(key)
+	}
 	return c
 }
 
 // Addr is where the VM listens, as host:port.
 func (s *Server) Addr() string { return s.listener.Addr().String() }
 
-// HostKey is the key by which clients shall know the VM.
+// HostKey is the first of the keys by which clients shall know the VM.
 func (s *Server) HostKey() ssh.PublicKey { return s.hostKey }
 
 // ClientSigner is the key that was made for this VM's clients.

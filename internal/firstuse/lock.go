@@ -1,0 +1,69 @@
+package firstuse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	fileMode = 0o600
+	// openFlags: nothing is read or written through a link that somebody put in the file's place, and no pipe
+	// is waited for.
+	openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
+)
+
+// checkFile returns an error for what cannot be a store, or could have been written by others.
+func checkFile(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case info.IsDir():
+		return errors.New("it is a directory; name a file")
+	case !info.Mode().IsRegular():
+		return errors.New("it is not a regular file")
+	case ok && int(stat.Uid) != os.Getuid() && stat.Uid != 0:
+		return fmt.Errorf("it belongs to another user (%d), so what it says proves nothing", stat.Uid)
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("others may write to it (mode %04o), so what it says proves nothing: check it, then chmod 600", info.Mode().Perm())
+	}
+	return nil
+}
+
+// lock keeps other writers out until unlock is called. The lock is on a file of its own, because the store's
+// is replaced, and ends with the process however that ends.
+func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
+	f, err := os.OpenFile(s.path+".lock", os.O_CREATE|os.O_RDWR|openFlags, fileMode)
+	if err != nil {
+		return nil, err
+	}
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() {
+				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // at once, also while a child that is being forked has a copy
+				f.Close()
+			}, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, fmt.Errorf("%s: %w (it must be on a file system with flock)", f.Name(), err)
+		}
+		timer := time.NewTimer(pause) // flock has no wait that a context could end
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			f.Close()
+			return nil, fmt.Errorf("%s is held by another process: %w", f.Name(), context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package firstuse
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+const (
+	// maxEntries and maxUnused bound the file: of more machines those that were not reached for longest are
+	// forgotten, and so are those that were not reached for so long.
+	maxEntries = 16 << 10
+	maxUnused  = 90 * 24 * time.Hour
+	// maxFile bounds what is read: maxEntries of the longest keys that anybody uses.
+	maxFile = 32 << 20
+)
+
+// Store is a file of host keys. Any number of Stores, in any number of processes, may use one file at the
+// same time. A Store holds nothing open and is safe for concurrent use.
+type Store struct {
+	path  string
+	limit int
+	now   func() time.Time
+}
+
+// Open checks that the file can be used, and makes it, with its directory, if it is not there.
+func Open(path string) (*Store, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("open store of host keys: %w", err)
+	}
+	s := &Store{path: path, limit: maxEntries, now: time.Now}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("open store of host keys: %w", err)
+	}
+	// O_APPEND: nothing is written, but a file that could not be is found out now.
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|openFlags, fileMode)
+	if err != nil {
+		return nil, fmt.Errorf("open store of host keys: %w", err)
+	}
+	f.Close()
+	if _, err := s.read(); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Path names the file.
+func (s *Store) Path() string { return s.path }
+
+// Key returns the key that is kept for a machine, nil if there is none.
+func (s *Store) Key(id string) (ssh.PublicKey, error) {
+	id, err := escape(id)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.read()
+	if err != nil {
+		return nil, err
+	}
+	if i := find(all, id); i >= 0 {
+		return all[i].key, nil
+	}
+	return nil, nil
+}
+
+// Keep notes that a machine was reached and showed key, and returns the key that is kept for it: that one,
+// unless another was kept before. ctx bounds the wait for others that are writing.
+func (s *Store) Keep(ctx context.Context, id string, key ssh.PublicKey) (kept ssh.PublicKey, err error) {
+	id, err = escape(id)
+	if err != nil {
+		return nil, err
+	}
+	today := s.today()
+	err = s.change(ctx, func(all []entry) ([]entry, bool) {
+		i := find(all, id)
+		switch {
+		case i < 0:
+			kept = key
+			return append(all, entry{id: id, key: key, used: today}), true
+		case !bytes.Equal(all[i].key.Marshal(), key.Marshal()) || all[i].used.Equal(today):
+			kept = all[i].key
+			return all, false
+		default:
+			kept = key
+			all[i].used = today
+			return all, true
+		}
+	})
+	return kept, err
+}
+
+// Forget removes what is kept for machines that are gone. ctx is as for Keep.
+func (s *Store) Forget(ctx context.Context, ids ...string) error {
+	gone := map[string]bool{}
+	for _, id := range ids {
+		id, err := escape(id)
+		if err != nil {
+			return err
+		}
+		gone[id] = true
+	}
+	return s.change(ctx, func(all []entry) ([]entry, bool) {
+		left := slices.DeleteFunc(slices.Clone(all), func(e entry) bool { return gone[e.id] })
+		return left, len(left) < len(all)
+	})
+}
+
+// change applies fn to what the file holds while nobody else changes it, and writes the result if fn says
+// that there is something new.
+func (s *Store) change(ctx context.Context, fn func([]entry) ([]entry, bool)) error {
+	unlock, err := s.lock(ctx)
+	if err != nil {
+		return fmt.Errorf("lock store of host keys: %w", err)
+	}
+	defer unlock()
+	all, err := s.read()
+	if err != nil {
+		return err
+	}
+	all, changed := fn(all)
+	if !changed {
+		return nil
+	}
+	if err := s.write(s.bound(all)); err != nil {
+		return fmt.Errorf("write store of host keys %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// bound forgets machines that are gone for long. Lines without a day, which somebody else wrote, count from
+// today.
+func (s *Store) bound(all []entry) []entry {
+	for i := range all {
+		if all[i].used.IsZero() {
+			all[i].used = s.today()
+		}
+	}
+	oldest := s.now().Add(-maxUnused)
+	all = slices.DeleteFunc(all, func(e entry) bool { return e.used.Before(oldest) })
+	if excess := len(all) - s.limit; excess > 0 {
+		slices.SortStableFunc(all, func(a, b entry) int { return cmp.Compare(a.used.Unix(), b.used.Unix()) })
+		all = all[excess:]
+	}
+	return all
+}
+
+func (s *Store) today() time.Time { return s.now().UTC().Truncate(24 * time.Hour) }
+
+func find(all []entry, id string) int {
+	return slices.IndexFunc(all, func(e entry) bool { return e.id == id })
+}
+
+// read returns what the file holds. Writers replace it as a whole, so no lock is needed.
+func (s *Store) read() ([]entry, error) {
+	f, err := os.OpenFile(s.path, os.O_RDONLY|openFlags, 0)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // removed: somebody wants it to begin anew
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read store of host keys: %w", err)
+	}
+	defer f.Close()
+	if err := checkFile(f); err != nil {
+		return nil, fmt.Errorf("read store of host keys %s: %w", s.path, err)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("read store of host keys: %w", err)
+	}
+	if len(data) > maxFile {
+		return nil, fmt.Errorf("read store of host keys %s: it is larger than %d bytes, so it is not one", s.path, maxFile)
+	}
+	all, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("read store of host keys %s: %w (correct or remove the line)", s.path, err)
+	}
+	return all, nil
+}
+
+// write replaces the file by one that holds all, so that readers see the old or the new and a crash leaves
+// one of them.
+func (s *Store) write(all []entry) error {
+	var text bytes.Buffer
+	for _, e := range all {
+		text.WriteString(e.line())
+	}
+	name := s.path + ".new" // always the same: who died while writing leaves one at most
+	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY|openFlags, fileMode)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(text.Bytes()); err != nil {
+		f.Close()
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		f.Close()
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(name, s.path)
+}

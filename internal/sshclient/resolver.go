@@ -1,0 +1,186 @@
+package sshclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/internal/subprocess"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// maxHops bounds the jump hosts on the way to a machine.
+const maxHops = 8
+
+// ResolverConfig is what an operator adds to ssh_config. It goes before that.
+type ResolverConfig struct {
+	SSHConfig         string   // file; empty for ssh's own, "none" for none
+	Identities        []string // files with private keys
+	PassphraseCommand []string // prints the passphrase of the key file %f
+	IdentityCommand   []string // prints a private key, and its certificate if it has one, for each connection
+	KnownHosts        []string // files
+	Policies          []Policy // for host keys; required
+	Jump              string   // jump hosts to all machines, as ssh -J has them; empty for what ssh_config says, "none" for none
+}
+
+// Resolver finds out how machines are reached. One goroutine uses it.
+type Resolver struct {
+	cfg    ResolverConfig
+	config *Config
+	keys   map[string]mux.Auth     // by file
+	hosts  map[string]mux.HostKeys // by files
+}
+
+// Target is a machine, and how it is reached.
+type Target struct {
+	Name string // its identity, or as ssh_config knows it, or host:port; of a jump host user@host:port and the way there
+	Addr string // host:port
+	SSH  mux.Config
+	Jump *Target // nil if there is none
+}
+
+// Same reports whether both are one login on one machine, reached in the same way. (Networks behind different
+// jump hosts may have the same addresses.)
+func (t *Target) Same(other *Target) bool {
+	if t == nil || other == nil {
+		return t == other
+	}
+	return t.Addr == other.Addr && t.SSH.User == other.SSH.User && t.Jump.Same(other.Jump)
+}
+
+// NewResolver checks cfg and reads the configuration. It runs none of the commands.
+func NewResolver(cfg ResolverConfig) (*Resolver, error) {
+	if len(cfg.Policies) == 0 {
+		return nil, errors.New("no policy for host keys")
+	}
+	for flag, command := range map[string][]string{"--passphrase-command": cfg.PassphraseCommand, "--identity-command": cfg.IdentityCommand} {
+		if len(command) == 0 {
+			continue
+		}
+		if err := subprocess.Look(command); err != nil {
+			return nil, fmt.Errorf("%s: %w", flag, err)
+		}
+	}
+	config, err := Load(cfg.SSHConfig)
+	if err != nil {
+		return nil, err
+	}
+	return &Resolver{cfg: cfg, config: config, keys: map[string]mux.Auth{}, hosts: map[string]mux.HostKeys{}}, nil
+}
+
+// Target returns the machine that text names, in one of the forms ssh://[USER@]HOST[:PORT] and
+// [USER@]NAME[:PORT]. id is its identity; if empty, the Target's Name. ctx bounds the commands that are
+// asked.
+func (r *Resolver) Target(ctx context.Context, id, text string) (*Target, error) {
+	s, err := r.find(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	jumps := s.proxyJump
+	if r.cfg.Jump != "" {
+		if jumps, err = r.jumpsTo(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	jump, err := r.chain(ctx, jumps, []*settings{s})
+	if err != nil {
+		return nil, err
+	}
+	return r.target(ctx, or(id, s.id()), s, jump)
+}
+
+// jumpsTo returns the operator's jump hosts on the way to a machine. One that is itself among them is reached
+// through those before it.
+func (r *Resolver) jumpsTo(ctx context.Context, s *settings) ([]string, error) {
+	if r.cfg.Jump == "none" {
+		return nil, nil
+	}
+	all := splitList(r.cfg.Jump)
+	for i, text := range all {
+		j, err := r.find(ctx, text)
+		if err != nil {
+			return nil, fmt.Errorf("--jump: %w", err)
+		}
+		if j.same(s) {
+			return all[:i], nil
+		}
+	}
+	return all, nil
+}
+
+// id is what a machine is called where nobody gave it an identity.
+func (s *settings) id() string {
+	if s.literal {
+		return s.addr()
+	}
+	return s.name
+}
+
+func (r *Resolver) find(ctx context.Context, text string) (*settings, error) {
+	where, err := parsePlace(text)
+	if err != nil {
+		return nil, err
+	}
+	return r.config.settings(ctx, where)
+}
+
+// chain returns the last of jump hosts, of which each is reached through the one before and the first as
+// ssh_config says. path is what they are on the way to, the machine first.
+func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings) (*Target, error) {
+	var last *Target
+	for i, text := range jumps {
+		s, err := r.find(ctx, text)
+		if err != nil {
+			return nil, fmt.Errorf("jump host: %w", err)
+		}
+		longer := append(slices.Clone(path), s)
+		if slices.ContainsFunc(path, func(p *settings) bool { return p.name == s.name && p.same(s) }) {
+			return nil, fmt.Errorf("jump hosts form a loop: %s (set ProxyJump none for a host that is reached directly)", names(longer))
+		}
+		if len(longer) > maxHops+1 {
+			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, names(longer))
+		}
+		if i == 0 {
+			if last, err = r.chain(ctx, s.proxyJump, longer); err != nil {
+				return nil, err
+			}
+		}
+		id := s.user + "@" + s.addr()
+		if last != nil {
+			id += " via " + last.Name
+		}
+		if last, err = r.target(ctx, id, s, last); err != nil {
+			return nil, fmt.Errorf("jump host %s: %w", s.name, err)
+		}
+		path = longer
+	}
+	return last, nil
+}
+
+// same reports whether both are one login on one machine.
+func (s *settings) same(other *settings) bool {
+	return s.addr() == other.addr() && s.user == other.user
+}
+
+func names(path []*settings) string {
+	all := make([]string, len(path))
+	for i, s := range path {
+		all[i] = s.name
+	}
+	return strings.Join(all, " -> ")
+}
+
+// target returns a machine that has been looked up.
+func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target) (*Target, error) {
+	t := &Target{Name: id, Addr: s.addr(), Jump: jump, SSH: mux.Config{User: s.user, HostKeyAlias: s.hostKeyAlias, MachineID: id}}
+	if err := r.login(ctx, s, &t.SSH); err != nil {
+		return nil, err
+	}
+	var err error
+	if t.SSH.HostKeys, err = r.hostKeys(id, s); err != nil {
+		return nil, err
+	}
+	return t, nil
+}

@@ -1,0 +1,91 @@
+// Package subprocess runs commands that the operator named, for their output: bounded in time and size.
+package subprocess
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxSaid is how much of a failed command's standard error its error repeats.
+	maxSaid = 512
+	// pipeGrace is how long a command's output may be held open by what it left behind.
+	pipeGrace = time.Second
+)
+
+// Limit bounds a command. Both are required.
+type Limit struct {
+	Time  time.Duration
+	Bytes int // of standard output
+}
+
+// errTooMuch ends a command that prints more than its limit.
+var errTooMuch = errors.New("it prints too much")
+
+// Output runs argv, without a shell, and returns its standard output. Its standard input is empty, its
+// environment ours. A command that takes too long, prints too much or outlives ctx is killed with its
+// process group; the error says which it was, and repeats the start of what it said on standard error.
+// Errors never have standard output in them: it may be a secret.
+func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
+	if len(argv) == 0 {
+		return nil, errors.New("run a command: it is empty")
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ctx, stop := context.WithTimeoutCause(ctx, limit.Time, fmt.Errorf("it has not ended after %v", limit.Time))
+	defer stop()
+	out := &bounded{limit: limit.Bytes, full: func() { cancel(errTooMuch) }}
+	said := &bounded{limit: maxSaid, full: func() {}}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = out, said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = pipeGrace
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	switch {
+	case errors.Is(err, errTooMuch):
+		return nil, fmt.Errorf("run %s: %w: more than %d bytes", argv[0], err, limit.Bytes)
+	case errors.Is(err, exec.ErrWaitDelay):
+		return nil, fmt.Errorf("run %s: it ended, but something it started holds its output open", argv[0])
+	case err != nil && said.buf.Len() > 0:
+		return nil, fmt.Errorf("run %s: %w; it said: %q", argv[0], err, strings.TrimSpace(said.buf.String()))
+	case err != nil:
+		return nil, fmt.Errorf("run %s: %w", argv[0], err)
+	}
+	return out.buf.Bytes(), nil
+}
+
+// Look checks that a command's program exists, so that a wrong name shows before it is needed.
+func Look(argv []string) error {
+	if len(argv) == 0 {
+		return errors.New("the command is empty")
+	}
+	_, err := exec.LookPath(argv[0])
+	return err // names the program
+}
+
+// bounded keeps the first bytes written to it, and calls full at the first that does not fit. It takes all,
+// so that the command does not end by its writing.
+type bounded struct {
+	buf   bytes.Buffer
+	limit int
+	full  func()
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	room := b.limit - b.buf.Len()
+	if len(p) > room {
+		b.full()
+	}
+	b.buf.Write(p[:min(len(p), room)])
+	return len(p), nil
+}

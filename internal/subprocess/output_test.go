@@ -1,0 +1,111 @@
+package subprocess
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var generous = Limit{Time: time.Minute, Bytes: 1000}
+
+func sh(line string) []string { return []string{"/bin/sh", "-c", line} }
+
+func TestOutputIsWhatTheCommandPrints(t *testing.T) {
+	t.Setenv("GREETING", "hi")
+	out, err := Output(t.Context(), sh(`cat; echo "$GREETING"; echo talk >&2`), generous)
+	require.NoError(t, err)
+	require.Equal(t, "hi\n", string(out))
+	out, err = Output(t.Context(), sh("printf 12345"), Limit{Time: time.Minute, Bytes: 5})
+	require.NoError(t, err)
+	require.Equal(t, "12345", string(out))
+}
+
+func TestFailureSaysWhatTheCommandSaid(t *testing.T) {
+	_, err := Output(t.Context(), sh("echo secret; echo 'no token' >&2; exit 7"), generous)
+	require.ErrorContains(t, err, "exit status 7")
+	require.ErrorContains(t, err, "no token")
+	require.NotContains(t, err.Error(), "secret")
+
+	_, err = Output(t.Context(), sh("head -c 100000 /dev/zero | tr '\\0' x >&2; exit 1"), generous)
+	require.Less(t, len(err.Error()), 2*maxSaid)
+
+	_, err = Output(t.Context(), []string{"/no/such/program"}, generous)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = Output(t.Context(), nil, generous)
+	require.ErrorContains(t, err, "empty")
+}
+
+func TestCommandThatPrintsTooMuchIsKilled(t *testing.T) {
+	for name, line := range map[string]string{
+		"one byte too many":      "printf 123456",
+		"without end":            "cat /dev/zero",
+		"without end, undaunted": "trap '' PIPE TERM; while :; do echo 12345; done",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Output(t.Context(), sh(line), Limit{Time: time.Minute, Bytes: 5})
+			require.ErrorContains(t, err, "prints too much: more than 5 bytes")
+		})
+	}
+}
+
+// The command and what it started are gone when Output returns.
+func TestCommandThatHangsIsKilledWithItsChildren(t *testing.T) {
+	pid := filepath.Join(t.TempDir(), "pid")
+	_, err := Output(t.Context(), sh("tail -f /dev/null & echo $! >"+pid+".new; mv "+pid+".new "+pid+"; wait"), Limit{Time: 300 * time.Millisecond, Bytes: 5})
+	require.ErrorContains(t, err, "it has not ended after 300ms")
+	text, err := os.ReadFile(pid)
+	if errors.Is(err, os.ErrNotExist) {
+		return // it was killed before it came so far
+	}
+	require.NoError(t, err)
+	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // it may wait to be reaped by init
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/stat")
+		return err != nil || strings.Contains(string(stat), ") Z ")
+	}, time.Minute, time.Millisecond)
+}
+
+func TestCommandEndsWithTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ready := filepath.Join(t.TempDir(), "ready")
+	require.NoError(t, syscall.Mkfifo(ready, 0o600))
+	done := make(chan error, 1)
+	go func() {
+		_, err := Output(ctx, sh("echo >"+ready+"; tail -f /dev/null"), generous)
+		done <- err
+	}()
+	_, err := os.ReadFile(ready) // until the command has written to it
+	require.NoError(t, err)
+	because := errors.New("because")
+	cancel(because)
+	require.ErrorIs(t, <-done, because)
+}
+
+// Something that keeps the output open for ever does not keep Output, and what was printed is not trusted.
+func TestWhatTheCommandLeavesBehindDoesNotHoldItUp(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "end")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	_, err := Output(t.Context(), sh("setsid cat "+fifo+" & echo done"), generous)
+	require.ErrorContains(t, err, "holds its output open")
+	end, err := os.OpenFile(fifo, os.O_WRONLY, 0) // waits for the reader, which then ends
+	require.NoError(t, err)
+	require.NoError(t, end.Close())
+}
+
+func TestLookFindsOutBeforeTheCommandIsNeeded(t *testing.T) {
+	require.NoError(t, Look(sh("exit 1")))
+	require.ErrorContains(t, Look([]string{"no-such-program"}), "no-such-program")
+	require.Error(t, Look(nil))
+}
