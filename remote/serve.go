@@ -41,6 +41,10 @@ type ServeConfig struct {
 	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving
 	// ends. If zero, 5 s. If negative, none: SIGKILL at once.
 	Grace time.Duration
+
+	// CacheDir is where steps that were fetched are kept, for all builds of our user on this VM. It is made
+	// when the first is fetched. If empty, stepmux-steps in the user's cache directory.
+	CacheDir string
 }
 
 // Serve runs the step service of one build. It makes the build's private directory, listens on the
@@ -52,8 +56,8 @@ type ServeConfig struct {
 //
 // At the end it accepts no more, stops the jobs (SIGTERM to their process groups, Grace, SIGKILL), gives
 // callers a second to take the final states, and removes the directory, in which all state of the jobs
-// is. It waits for all of that, which is bounded, and returns what could not be stopped or removed.
-// That stdio.Err may have been closed meanwhile changes nothing: while Serve runs the process does not
+// is but for the steps that were fetched for them. It waits for all of that, which is bounded, and returns what
+// could not be stopped or removed. That stdio.Err may have been closed meanwhile changes nothing: while Serve runs the process does not
 // die of SIGPIPE. From its call on other processes of the user cannot look into this one (PR_SET_DUMPABLE,
 // prctl(2)).
 //
@@ -64,7 +68,9 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
-	return serve(ctx, stdio, cfg, openJobs)
+	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
+		return openJobs(dir, cfg.CacheDir, options...)
+	})
 }
 
 // jobRunner is what serves the calls that arrive on the socket.

@@ -92,7 +92,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	}
 	stderr := cmd.ErrOrStderr()
 	return vmCommand(cmd.Context(), func(ctx context.Context, _ remote.Stdio) error {
-		return local.Serve(ctx, local.ServeConfig{Port: f.port, Token: token, WorkBase: dir, Grace: grace, Ready: func(addr net.Addr) {
+		return local.Serve(ctx, local.ServeConfig{Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Grace: grace, Ready: func(addr net.Addr) {
 			if made {
 				fmt.Fprintf(stderr, "token: %s\n", token)
 			}

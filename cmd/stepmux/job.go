@@ -36,6 +36,7 @@ type jobFlags struct {
 	grace      time.Duration
 	output     string
 	outputFile string
+	cacheDir   string
 }
 
 func (f *jobFlags) register(fl *pflag.FlagSet) {
@@ -43,6 +44,7 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.masked, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
 	fl.DurationVar(&f.grace, "grace", defaultJobGrace, "time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
+	fl.StringVar(&f.cacheDir, "cache-dir", "", "where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	fl.StringVar(&f.outputFile, "output-file", "", "write the results to this file, as JSON, with secrets masked")
 }
@@ -122,7 +124,7 @@ func (f *jobFlags) config() (cfg local.Config, err error) {
 	if f.timeout < 0 {
 		return cfg, fmt.Errorf("--timeout %v is negative", f.timeout)
 	}
-	cfg.Timeout = f.timeout
+	cfg.Timeout, cfg.CacheDir = f.timeout, f.cacheDir
 	if cfg.Grace, err = f.graceOf(); err != nil {
 		return cfg, err
 	}

@@ -50,6 +50,7 @@ same user can use the socket; serve says so.`,
 	cmd.Flags().BoolVar(&cfg.SecretOnStdin, "secret-stdin", false, "read the secret that calls must carry from standard input, the first line, or the second after --socket -")
 	cmd.Flags().BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false, "take calls without the secret too; serve says so")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
+	cmd.Flags().StringVar(&cfg.CacheDir, "cache-dir", "", "where steps that were fetched are kept, for all builds of this user (default stepmux-steps in the user's cache directory)")
 	return cmd
 }
 

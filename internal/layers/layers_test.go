@@ -24,11 +24,12 @@ var allowed = map[string][]string{
 	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
+	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/service":  {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
 	"remote/job":      {"remote/engine", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
-	"remote/engine":   {"remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
-	"remote/local":    {"remote/service", "remote/job", "remote/engine", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
+	"remote/engine":   {"remote/fetch", "remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
+	"remote/fetch":    {"remote/steps", "remote/api/**"},
+	"remote/local":    {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
 	"remote/gitlabci": {"remote/steps", "remote/api/**"},
 	"remote/steps":    {"remote/expr", "remote/api/**", "internal/wire"},
 	"remote/expr":     {},
@@ -53,6 +54,7 @@ var allowed = map[string][]string{
 	"internal/runnertest": {},
 	// A stand-in for another step runner, which is a program of its own.
 	"internal/runnertest/gitlabrunner": {"remote/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
+	"internal/fetchtest":               {},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/fetch"
 )
 
 const echoStep = `
@@ -173,17 +174,19 @@ func TestJobRunsABoundedNumberOfSteps(t *testing.T) {
 
 // fakeFetcher has fetched everything already.
 type fakeFetcher struct {
-	at  Fetched
+	at  fetch.Component
 	err error
 }
 
-func (f fakeFetcher) Fetch(context.Context, *pb.Reference) (Fetched, error) { return f.at, f.err }
+func (f fakeFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*fetch.Component, error) {
+	return &f.at, f.err
+}
 
 func TestRemoteStepsNeedAFetcher(t *testing.T) {
 	for ref, want := range map[string]string{
-		"https://user:geheim@example.com/tools/lint@v1": `step "a": fetch https://example.com/tools/lint@v1: steps from git are not supported by this version; use a step of the project, such as ./build`,
-		"zip+https://example.com/x.zip":                 `step "a": fetch https://example.com/x.zip: steps from zip are not supported by this version; use a step of the project, such as ./build`,
-		"registry.example.com/lint:1":                   `step "a": fetch registry.example.com/lint:1: steps from oci are not supported by this version; use a step of the project, such as ./build`,
+		"https://user:geheim@example.com/tools/lint@v1": `step "a": fetch https://example.com/tools/lint@v1: this program fetches no steps from git; use a step of the project, such as ./build`,
+		"zip+https://example.com/x.zip":                 `step "a": fetch https://example.com/x.zip: this program fetches no steps from zip; use a step of the project, such as ./build`,
+		"registry.example.com/lint:1":                   `step "a": fetch registry.example.com/lint:1: this program fetches no steps from oci; use a step of the project, such as ./build`,
 	} {
 		newTrial(t, "- {name: a, step: '"+ref+"'}").fail(want)
 	}
@@ -209,7 +212,7 @@ func TestFetchedStepCannotReferToWhatIsOutside(t *testing.T) {
 	require.NoError(t, os.Symlink(t.TempDir(), filepath.Join(root, "link", "leads")))
 	run := func(dir string) (*trial, Result) {
 		tr := newTrial(t, "- {name: a, step: example.com/a@v1}", func(c *Config) {
-			c.Fetcher = fakeFetcher{at: Fetched{Root: root, Dir: filepath.Join(root, dir)}}
+			c.Fetcher = fakeFetcher{at: fetch.Component{Root: root, Dir: filepath.Join(root, dir)}}
 		})
 		return tr, tr.run()
 	}
@@ -307,10 +310,10 @@ func TestMessageOfANestedFailureTellsTheWay(t *testing.T) {
 // slowFetcher fetches until its context ends.
 type slowFetcher struct{ started chan struct{} }
 
-func (f slowFetcher) Fetch(ctx context.Context, _ *pb.Reference) (Fetched, error) {
+func (f slowFetcher) Fetch(ctx context.Context, _ *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	close(f.started)
 	<-ctx.Done()
-	return Fetched{}, ctx.Err()
+	return nil, ctx.Err()
 }
 
 func TestFetchEndsWithTheJobAndWithTheTimeoutOfItsStep(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,30 +23,34 @@ import (
 
 // testCase is a conformance case: a job, what it runs in, and what must come of it.
 type testCase struct {
-	Name         string
-	Kind         string
-	Dialect      string
-	StepsYAML    string `json:"steps_yaml"`
-	GitLabCI     string `json:"gitlab_ci_yaml"`
-	Calls        string
-	Cmd          string
-	RunRequest   json.RawMessage `json:"run_request"`
-	DryRun       bool            `json:"dry_run"`
-	Files        map[string]json.RawMessage
-	Env          map[string]string
-	RunEnv       map[string]string `json:"run_env"`
-	Vars         json.RawMessage
-	Variables    []Variable
-	Job          map[string]any
-	GitRemotes   map[string]any `json:"git_remotes"`
-	GitHTTP      map[string]any `json:"git_http"`
-	ZipFiles     map[string]any `json:"zip_files"`
-	ZipHTTP      map[string]any `json:"zip_http"`
-	OCI          map[string]any
-	Expect       expectation
-	Limits       map[string]float64
-	neighbour    bool
-	unhandledKey string
+	Name          string
+	Kind          string
+	Dialect       string
+	StepsYAML     string `json:"steps_yaml"`
+	GitLabCI      string `json:"gitlab_ci_yaml"`
+	Calls         string
+	Cmd           string
+	RunRequest    json.RawMessage `json:"run_request"`
+	DryRun        bool            `json:"dry_run"`
+	Files         map[string]json.RawMessage
+	Env           map[string]string
+	RunEnv        map[string]string `json:"run_env"`
+	Vars          json.RawMessage
+	Variables     []Variable
+	Job           map[string]any
+	GitRemotes    map[string]caseRemote `json:"git_remotes"`
+	GitHTTP       map[string]caseRemote `json:"git_http"`
+	ZipFiles      map[string]caseFiles  `json:"zip_files"`
+	ZipEntry      string                `json:"zip_entry"`
+	OCI           map[string]map[string]caseFiles
+	HomeGitconfig string `json:"home_gitconfig"`
+	Runs          int
+	ParallelJobs  int `json:"parallel_jobs"`
+	Fault         string
+	Expect        expectation
+	Limits        map[string]float64
+	neighbour     bool
+	unhandledKey  string
 }
 
 type expectation struct {
@@ -69,25 +74,25 @@ type expectation struct {
 	TraceNotContains []string `json:"trace_not_contains"`
 	Compiled         map[string]any
 	Stdout           *string
-	Stderr           []string `json:"stderr_contains"`
-	Job              string   `json:"job_status"`
-	Seconds          float64  `json:"max_seconds"`
+	Stderr           []string   `json:"stderr_contains"`
+	Job              string     `json:"job_status"`
+	Seconds          float64    `json:"max_seconds"`
+	LogContainsRun   [][]string `json:"log_contains_run"`
+	CacheEntries     int        `json:"cache_entries"`
+	Fetches          int
+	AbsentFiles      []string `json:"absent_files"`
 }
 
 // elsewhere says of cases what they need that the engine does not have.
 func (c *testCase) elsewhere() string {
 	switch {
-	case len(c.GitRemotes) > 0 || len(c.OCI) > 0:
-		return "fetching"
 	case c.StepsYAML == "" && c.GitLabCI != "":
 		return "the reader of .gitlab-ci.yml"
 	case c.Kind == "cli" || c.Cmd != "":
 		return "the command line"
-	case len(c.ZipFiles) > 0 || len(c.GitHTTP) > 0 || len(c.ZipHTTP) > 0:
-		return "fetching"
 	case slices.Contains(ofTheMasker, c.Name):
 		return "the masker"
-	case c.Kind != "" && c.Kind != "mask":
+	case !slices.Contains([]string{"", "mask", "cache", "fetch"}, c.Kind):
 		return c.Kind + " is not run by the engine"
 	case c.Calls != "" && c.Calls != "FollowIO(id,0,0)":
 		return "the service"
@@ -178,7 +183,8 @@ func readCases(t *testing.T, root string) []*testCase {
 }
 
 var handledKeys = strings.Fields(`status exit_code log_contains log_not_contains log_order log_count error_contains exports outputs
-	job_outputs output_len steps compiled trace trace_not_contains stdout stderr_contains job_status max_seconds note decision conflict open peer`)
+	job_outputs output_len steps compiled trace trace_not_contains stdout stderr_contains job_status max_seconds note decision conflict open peer
+	log_contains_run cache_entries fetches absent_files no_temp_left`)
 
 // place writes the files of the case and returns the directory of the project.
 func (c *testCase) place(t *testing.T) string {
@@ -232,6 +238,10 @@ func (c *testCase) config(t *testing.T, def *pb.Definition, root string) Config 
 	if id, ok := c.Job["id"]; ok {
 		cfg.Vars = append(cfg.Vars, Variable{Key: "CI_JOB_ID", Value: fmt.Sprint(id)})
 	}
+	if project, ok := c.Job["project"].(map[string]any); ok {
+		cfg.Vars = append(cfg.Vars, Variable{Key: "CI_PROJECT_ID", Value: fmt.Sprint(project["id"])},
+			Variable{Key: "CI_PROJECT_PATH", Value: fmt.Sprint(project["full_path"])})
+	}
 	if c.Kind == "mask" {
 		cfg.Masker = &fakeMasker{}
 	}
@@ -241,11 +251,36 @@ func (c *testCase) config(t *testing.T, def *pb.Definition, root string) Config 
 	return cfg
 }
 
-// run runs the case and returns what is not as expected.
+// run runs the case, as often as it says, and returns what is not as expected.
 func (c *testCase) run(t *testing.T) (wrong []string) {
 	t.Helper()
 	root := c.place(t)
-	def, err := steps.Parse("steps", []byte(c.fill(c.StepsYAML, root)))
+	w := c.world(t, root)
+	for i := range max(c.Runs, 1) {
+		if i == 1 {
+			for _, push := range w.push {
+				push()
+			}
+		}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		for range max(c.ParallelJobs, 1) {
+			wg.Go(func() {
+				found := c.runOnce(t, root, w, i)
+				mu.Lock()
+				defer mu.Unlock()
+				wrong = append(wrong, found...)
+			})
+		}
+		wg.Wait()
+	}
+	return append(wrong, w.check(t, root)...)
+}
+
+// runOnce runs the case for the time i.
+func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wrong []string) {
+	text := strings.NewReplacer(w.fill...).Replace(c.fill(c.StepsYAML, root))
+	def, err := steps.Parse("steps", []byte(text))
 	if err != nil {
 		return c.check(&caseResult{status: "invalid", message: err.Error()})
 	}
@@ -254,6 +289,9 @@ func (c *testCase) run(t *testing.T) (wrong []string) {
 	}
 	log, stdout, stderr := &output{}, &output{}, &output{}
 	cfg := c.config(t, def, root)
+	if w.store != nil {
+		cfg.Fetcher = w.store
+	}
 	cfg.Observe = func(r StepResult) {
 		if r.Status == Running && r.Kind == Command {
 			fmt.Fprintf(log, "Running step %q\n", r.Name)
@@ -270,7 +308,14 @@ func (c *testCase) run(t *testing.T) (wrong []string) {
 	if res.Invalid {
 		got.status = "invalid"
 	}
-	return append(c.check(got), c.checkCompiled(t, def)...)
+	if i < len(c.Expect.LogContainsRun) {
+		for _, text := range c.Expect.LogContainsRun[i] {
+			if !strings.Contains(got.log, text) {
+				wrong = append(wrong, fmt.Sprintf("the log of run %d, %q, does not contain %q", i, got.log, text))
+			}
+		}
+	}
+	return append(append(wrong, c.check(got)...), c.checkCompiled(t, def)...)
 }
 
 // both writes to two outputs.
@@ -412,6 +457,12 @@ func (e *expectation) checkResult(res Result) (wrong []string) {
 func checkTrace(res Result, path string, want any) []string {
 	var i int
 	var name string
+	if path == "steps[0].component.resolved_ref" {
+		if got := res.Steps[0].Source; got == nil || got.ResolvedRef != want {
+			return []string{fmt.Sprintf("%s is in %+v, want %v", path, got, want)}
+		}
+		return nil
+	}
 	if _, err := fmt.Sscanf(path, "steps[%d].outputs.%s", &i, &name); err != nil || i >= len(res.Steps) {
 		return []string{"the result has no " + path}
 	}

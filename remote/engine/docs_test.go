@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/remote/steps"
 )
 
@@ -50,6 +51,27 @@ func examples(t *testing.T, page string) []*example {
 	return all
 }
 
+// archives returns the files, with those in a directory that is called like an archive in one.
+func (e *example) archives(t *testing.T) map[string]string {
+	t.Helper()
+	files, inside := map[string]string{}, map[string]map[string]string{}
+	for name, text := range e.files {
+		archive, path, found := strings.Cut(name, ".zip/")
+		if !found {
+			files[name] = text
+			continue
+		}
+		if inside[archive] == nil {
+			inside[archive] = map[string]string{}
+		}
+		inside[archive][path] = text
+	}
+	for archive, texts := range inside {
+		files[archive+".zip"] = string(fetchtest.Zip(t, fetchtest.Texts(texts)))
+	}
+	return files
+}
+
 func TestExamplesOfTheLanguagesPageDoWhatItSays(t *testing.T) {
 	all := examples(t, "../../docs/language.md")
 	require.Greater(t, len(all), 10)
@@ -63,7 +85,7 @@ func TestExamplesOfTheLanguagesPageDoWhatItSays(t *testing.T) {
 			tr := newTrial(t, e.job, func(c *Config) {
 				c.Vars = []Variable{{Key: "NAME", Value: "World"}, {Key: "TOKEN", Value: "secret-token", Masked: true}}
 				c.Env = map[string]string{"TARGET": "release"}
-			}).files(e.files)
+			}, withStore(t)).files(e.archives(t))
 			res := tr.run()
 			require.Equal(t, e.err, res.Message)
 			if e.output != nil {

@@ -11,6 +11,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/expr"
+	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/steps"
 )
@@ -45,7 +46,8 @@ type Config struct {
 	// this process.
 	RunnerEnv []string
 
-	// Fetcher gets the steps that are not local. If nil, there are none.
+	// Fetcher gets the steps that are not local, with the credentials that the job's variables hold. If nil, there
+	// are none. Run does not close it.
 	Fetcher Fetcher
 	// Masker masks what is sensitive in the output, in messages and in results. If nil, nothing is.
 	Masker Masker
@@ -91,6 +93,9 @@ type Runner struct {
 	loader    loader
 	varValues map[string]expr.Value
 	vars, job expr.Value // what expressions know as that
+
+	credentials fetch.Credentials
+	components  []*fetch.Component // in use until the end
 
 	osEnv, requestEnv layer
 	exports           layer // what steps have exported so far
@@ -159,6 +164,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 			r.cancel()
 		}
 		err := r.end()
+		r.releaseComponents()
 		if err != nil {
 			err = fmt.Errorf("end the processes of the job: %w", err)
 		}
@@ -188,6 +194,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 // begin makes what the job's steps run in, and finds what can be found wrong before the first of them.
 func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	r.osEnv, r.requestEnv, r.exports = osLayer(r.cfg.RunnerEnv), layerOf(r.cfg.Env), layer{}
+	r.credentials = r.jobCredentials()
 	var err error
 	if r.varValues, err = r.variables(); err != nil {
 		return nil, err

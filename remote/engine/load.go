@@ -13,25 +13,15 @@ import (
 	"syscall"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/steps"
 )
 
 // Fetcher gets steps that are not on this machine: those with a reference of the protocols git, zip and
-// oci. It is safe for concurrent use.
+// oci. It is safe for concurrent use; a [*fetch.Store] is one.
 type Fetcher interface {
-	// Fetch returns where the step ref says is, once it is there.
-	Fetch(ctx context.Context, ref *pb.Reference) (Fetched, error)
-}
-
-// Fetched is where a step is that was fetched.
-type Fetched struct {
-	// Root is the directory that holds all that was fetched. Local references of the step do not leave
-	// it.
-	Root string
-	// Dir is the directory of the step, Root or below.
-	Dir string
-	// File is the file that defines the step, in Dir. If empty, func.yml or step.yml.
-	File string
+	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
+	Fetch(ctx context.Context, ref *pb.Reference, with fetch.Credentials) (*fetch.Component, error)
 }
 
 // definitionFiles are the files that define a step, the one that is preferred first.
@@ -58,6 +48,7 @@ type loaded struct {
 	dir     string
 	root    string
 	builtin string // its name if it is built in; def has the spec only
+	source  *fetch.Source
 }
 
 // load finds what ref, which stands in f, says.
@@ -78,42 +69,26 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (loaded,
 	}
 }
 
-// fetch gets a step that is elsewhere, within the limits of f. Stop ends it.
-func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
-	if r.cfg.Fetcher == nil {
-		return loaded{}, fmt.Errorf("fetch %s: steps from %s are not supported by this version; use a step of the project, such as ./build",
-			steps.Describe(ref), ref.GetProtocol())
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	if l := f.limits.next(); l != nil {
-		var end context.CancelFunc
-		ctx, end = context.WithDeadlineCause(ctx, l.at, l.why)
-		defer end()
-	}
-	defer r.attachFetch(cancel)()
-	at, err := r.cfg.Fetcher.Fetch(ctx, ref)
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		return loaded{}, fmt.Errorf("fetch %s: %w", steps.Describe(ref), err)
-	}
-	return r.find(at.Dir, at.File, at.Root, steps.Describe(ref))
-}
-
 // local finds a step by its path.
 func (r *Runner) local(f *frame, ref *pb.Reference) (loaded, error) {
-	dir := ref.GetPath()
-	if !filepath.IsAbs(dir) {
-		dir = filepath.Join(f.dir, dir)
+	dir, err := f.locate(ref.GetPath())
+	if err != nil {
+		return loaded{}, fmt.Errorf("find step %s: %w", steps.Describe(ref), err)
+	}
+	return r.find(dir, ref.GetFile(), f.root, steps.Describe(ref))
+}
+
+// locate returns where a path of this machine is that stands in f.
+func (f *frame) locate(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(f.dir, path)
 	}
 	if f.root != "" {
-		if err := within(f.root, dir); err != nil {
-			return loaded{}, fmt.Errorf("find step %s: %w", steps.Describe(ref), err)
+		if err := within(f.root, path); err != nil {
+			return "", err
 		}
 	}
-	return r.find(filepath.Clean(dir), ref.GetFile(), f.root, steps.Describe(ref))
+	return filepath.Clean(path), nil
 }
 
 // within checks that dir is root or below, also where symbolic links lead.
@@ -155,7 +130,7 @@ func (r *Runner) find(dir, file, root, name string) (loaded, error) {
 		}
 		shown := name
 		if file == "" {
-			shown = filepath.Join(name, candidate)
+			shown = strings.TrimPrefix(strings.TrimSuffix(name, "/")+"/"+candidate, "./")
 		}
 		def, err := r.loader.compile(path, shown, text)
 		return loaded{def: def, dir: dir, root: root}, err

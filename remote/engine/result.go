@@ -7,6 +7,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/expr"
+	"github.com/stepmux/stepmux/remote/fetch"
 )
 
 // Status is how far a step or a job has come.
@@ -66,6 +67,8 @@ type StepResult struct {
 	Warnings []string
 	// Started and Finished are zero if that has not happened.
 	Started, Finished time.Time
+	// Source says what was fetched for the step, if something was. It must not be changed.
+	Source *fetch.Source
 	// Outputs and Exports are what the step gave, also if it failed then. They must not be changed.
 	Outputs, Exports map[string]expr.Value
 	// Steps are those of a sequence. They are set in the Result only, not in what is observed.

@@ -148,7 +148,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	}
 	if g.def != nil {
 		g.outer = c
-	} else if err := r.enter(ctx, c, g, s); err != nil {
+	} else if err := r.enter(ctx, c, g, s, res); err != nil {
 		return nil, err
 	}
 	if g.def.GetType() == pb.DefinitionType_exec {
@@ -165,8 +165,8 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	return g, nil
 }
 
-// enter makes g the frame of the step that s, which is in c, refers to.
-func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step) error {
+// enter makes g the frame of the step that s, which is in c, refers to, and takes note of its source in res.
+func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepResult) error {
 	inputs := s.GetInputs()
 	script, literal := literalScript(s)
 	if literal {
@@ -188,6 +188,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step) error {
 		}
 	}
 	found, err := r.load(ctx, c, ref)
+	res.Source = found.source
 	if err != nil {
 		return err
 	}

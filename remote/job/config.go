@@ -25,6 +25,8 @@ type Config struct {
 	OrphanDir string
 	// Starter starts the processes of jobs; whoever made it closes it after the store. If nil, [proc.Start].
 	Starter *proc.Starter
+	// Fetcher gets the steps that are not local. If nil, there are none. The store does not close it.
+	Fetcher engine.Fetcher
 
 	// Keep is how long a job that has ended is remembered. If zero, 30 min.
 	Keep time.Duration

@@ -106,6 +106,7 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 		MayFail:    spec.MayFail,
 		Env:        spec.Env,
 		Vars:       spec.Vars,
+		Fetcher:    s.cfg.Fetcher,
 		Masker:     masker{&j.output.secrets},
 		OrphanDir:  s.cfg.OrphanDir,
 		Timeout:    min(cmp.Or(spec.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime),

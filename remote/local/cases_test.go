@@ -15,6 +15,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/fetch"
 )
 
 // testCase is a conformance case of a .gitlab-ci.yml, as far as those have more than others.
@@ -167,7 +168,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 type projects map[string]string
 
 // Fetch implements [engine.Fetcher].
-func (p projects) Fetch(_ context.Context, ref *pb.Reference) (engine.Fetched, error) {
+func (p projects) Fetch(_ context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	for url, dir := range p {
 		rest, ours := strings.CutPrefix(ref.GetUrl(), url)
 		if !ours {
@@ -176,9 +177,9 @@ func (p projects) Fetch(_ context.Context, ref *pb.Reference) (engine.Fetched, e
 		candidates := []string{"step.yml", filepath.Join("steps", rest+".yml"), filepath.Join("steps", rest, "step.yml")}
 		for _, file := range candidates {
 			if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
-				return engine.Fetched{Root: dir, Dir: filepath.Join(dir, filepath.Dir(file)), File: filepath.Base(file)}, nil
+				return &fetch.Component{Root: dir, Dir: filepath.Join(dir, filepath.Dir(file)), File: filepath.Base(file)}, nil
 			}
 		}
 	}
-	return engine.Fetched{}, errors.New("there is no such project: " + ref.GetUrl())
+	return nil, errors.New("there is no such project: " + ref.GetUrl())
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/job"
 )
 
@@ -18,6 +19,10 @@ type Config struct {
 	WorkDir string
 	// TempDir is where it gets a private directory, which goes with its end. If empty, that of the system.
 	TempDir string
+	// Fetcher gets the steps that are not local. If nil, the cache in CacheDir does.
+	Fetcher engine.Fetcher
+	// CacheDir is where steps that were fetched are kept. If empty, [fetch.DefaultDir].
+	CacheDir string
 	// Timeout is the time it has. If zero, 24 h.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when it is stopped. If zero, 10 s. If negative, none.
@@ -50,7 +55,15 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if cfg.Observe == nil {
 		cfg.Observe = func(engine.StepResult) {}
 	}
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir})
+	if cfg.Fetcher == nil {
+		components, err := fetch.New(fetch.Config{Dir: cfg.CacheDir})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, components.Close()) }()
+		cfg.Fetcher = components
+	}
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Fetcher: cfg.Fetcher})
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 
+	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/service"
 )
@@ -58,6 +59,8 @@ type ServeConfig struct {
 	WorkBase string
 	// TempDir is where it gets a private directory, which goes with its end. If empty, that of the system.
 	TempDir string
+	// CacheDir is where steps that were fetched are kept. If empty, [fetch.DefaultDir].
+	CacheDir string
 	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run at the end. If zero, 5 s.
 	// If negative, none.
 	Grace time.Duration
@@ -81,7 +84,12 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 			err = errors.Join(err, fmt.Errorf("remove temporary directory: %w", removeErr))
 		}
 	}()
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase})
+	components, err := fetch.New(fetch.Config{Dir: cfg.CacheDir})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, components.Close()) }()
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components})
 	if err != nil {
 		return err
 	}

@@ -309,10 +309,12 @@ func (r *reader) reference(n *yaml.Node, key string) (*draftReference, error) {
 		switch it.key.text {
 		case "git":
 			ref.git, err = r.fields(it.value, "git", gitKeys, gitRequired)
+		case "zip":
+			ref.zip, err = r.fields(it.value, "zip", zipKeys, zipRequired)
 		case "oci":
 			ref.oci, err = r.fields(it.value, "oci", ociKeys, ociRequired)
 		default:
-			err = unknown(it.key, key, []string{"git", "oci"})
+			err = unknown(it.key, key, []string{"git", "zip", "oci"})
 		}
 		if err != nil {
 			return nil, err

@@ -50,6 +50,7 @@ type draftReference struct {
 	text   word
 	action bool
 	git    []field
+	zip    []field
 	oci    []field
 	long   bool
 }

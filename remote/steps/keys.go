@@ -10,6 +10,8 @@ var (
 	execKeys       = []string{"command", "work_dir", "timeout"}
 	gitKeys        = []string{"url", "rev", "dir", "file"}
 	gitRequired    = []string{"url", "rev"}
+	zipKeys        = []string{"url", "sha256", "dir", "file"}
+	zipRequired    = []string{"url"}
 	ociKeys        = []string{"registry", "repository", "tag", "dir", "file"}
 	ociRequired    = []string{"registry", "repository", "tag"}
 	specKeys       = []string{"inputs", "outputs", "requests"}

@@ -40,7 +40,18 @@ func TestReferencesAreRead(t *testing.T) {
 		"zip+https://example.com/s.zip#sha256=0f&dir=a&file=b.yml": {
 			Protocol: pb.Reference_zip, Url: "https://example.com/s.zip", Digest: "sha256:0f", Path: "a", File: "b.yml",
 		},
-		"zip+file:///tmp/s.zip": {Protocol: pb.Reference_zip, Url: "file:///tmp/s.zip"},
+		"zip+file:///tmp/s.zip":        {Protocol: pb.Reference_zip, Url: "file:///tmp/s.zip"},
+		"zip+./tools/s.zip#dir=a":      {Protocol: pb.Reference_zip, Url: "./tools/s.zip", Path: "a"},
+		"zip+../s.zip":                 {Protocol: pb.Reference_zip, Url: "../s.zip"},
+		"zip+/tmp/s.zip":               {Protocol: pb.Reference_zip, Url: "/tmp/s.zip"},
+		"zip+https://a.b/s.zip?x=y@#":  {Protocol: pb.Reference_zip, Url: "https://a.b/s.zip?x=y@"},
+		"r.b/a/b@sha256:0f":            {Protocol: pb.Reference_oci, Registry: "r.b", Repository: "a/b", Digest: "sha256:0f"},
+		"r.b:5000/a:1@sha256:0f d/e":   {Protocol: pb.Reference_oci, Registry: "r.b:5000", Repository: "a", Tag: "1", Digest: "sha256:0f", Path: "d/e"},
+		"example.com/a/b/c@v1":         {Protocol: pb.Reference_git, Url: "https://example.com/a/b/c", Rev: "v1", Path: "steps", Open: true},
+		"http://u:p@a.b/c/d/e@v1":      {Protocol: pb.Reference_git, Url: "http://u:p@a.b/c/d/e", Rev: "v1", Path: "steps", Open: true},
+		"example.com/a/b/c.git@v1":     git("https://example.com/a/b/c.git", "v1", "steps", ""),
+		"example.com/a/b/c/-/d/x@v1":   git("https://example.com/a/b/c", "v1", "steps/d/x", ""),
+		"example.com/a/b/c/-/x.yml@v1": git("https://example.com/a/b/c", "v1", "steps", "x.yml"),
 	} {
 		got, err := ParseReference(text)
 		require.NoError(t, err, text)
@@ -72,6 +83,11 @@ func TestReferencesThatMeanHarmAreRefused(t *testing.T) {
 		"zip+https://a.b/c.zip#mode=1":      "after # there can be",
 		"registry.example.com/a:1 ../x.yml": "leaves the repository",
 		"registry.example.com/a:":           "an image is written as",
+		"registry.example.com/a@sha256:xyz": "is not in hexadecimal",
+		"registry.example.com/a@sha256:":    "is not in hexadecimal",
+		"a.b/c/../../d@v1":                  "leaves the repository",
+		"zip+steps.zip":                     "the protocol of the archive is not supported",
+		"zip+":                              "the protocol of the archive is not supported",
 	} {
 		_, err := ParseReference(text)
 		require.ErrorContains(t, err, want, text)
@@ -92,6 +108,20 @@ func TestLongReferencesAreChecked(t *testing.T) {
 		"{git: {url: a.b/c, rev: v1}, oci: {registry: r}}":                "oci has no repository",
 		"{git: {url: a.b/c, rev: v1, dir: \"a\\u0001\"}}":                 "a control character",
 		"{oci: {registry: r.example.com, repository: a, tag: t, dir: /}}": "leaves the repository",
+	} {
+		_, err := Parse("j", []byte("- step: "+text+"\n"))
+		require.ErrorContains(t, err, want, text)
+	}
+}
+
+func TestLongReferencesOfArchivesAreChecked(t *testing.T) {
+	for text, want := range map[string]string{
+		"{git: {url: a.b/c, rev: v1}, zip: {url: ./x.zip}}": "the reference has both git and zip",
+		"{zip: {dir: x}}":                              "zip has no url",
+		"{zip: {url: ./x.zip, sha256: xyz}}":           "is not in hexadecimal",
+		"{zip: {url: x.zip}}":                          "the protocol of the archive is not supported",
+		"{zip: {url: 'https://a.b/x.zip', rev: v1}}":   "unknown key",
+		"{zip: {url: 'https://a.b/x.zip', dir: ../x}}": "leaves the repository",
 	} {
 		_, err := Parse("j", []byte("- step: "+text+"\n"))
 		require.ErrorContains(t, err, want, text)
@@ -125,6 +155,13 @@ func TestDynamicReferencesAreResolvedAndCheckedLikeAnyOther(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "https://a.b/c@v1", Describe(got))
 
+	def, err = Parse("j", []byte(`- step: {zip: {url: "${{ vars.REF }}/s.zip", sha256: "0f", dir: d}}`))
+	require.NoError(t, err)
+	texts["${{ vars.REF }}/s.zip"] = "./x/s.zip"
+	got, err = Resolve(def.GetSteps()[0].GetReference(), eval)
+	require.NoError(t, err)
+	require.Equal(t, (&pb.Reference{Protocol: pb.Reference_zip, Url: "./x/s.zip", Digest: "sha256:0f", Path: "d"}).String(), got.String())
+
 	broken := errors.New("broken")
 	_, err = Resolve(short, func(string) (string, error) { return "", broken })
 	require.ErrorIs(t, err, broken)
@@ -137,6 +174,8 @@ func TestDescribeHasNoCredentials(t *testing.T) {
 		"zip+https://user:geheim@a.b/s.zip":     "https://a.b/s.zip",
 		"./a/b.yml":                             "a/b.yml",
 		"registry.example.com/a:1 dir/func.yml": "registry.example.com/a:1",
+		"registry.example.com/a:1@sha256:0f":    "registry.example.com/a:1@sha256:0f",
+		"zip+https://a.b/s.zip?sig=geheim":      "https://a.b/s.zip",
 	} {
 		ref, err := ParseReference(text)
 		if want == "" {

@@ -83,7 +83,7 @@ func makeSchema() object {
 			"timeout":      object{"type": "string", "pattern": timeoutPattern.String()},
 			"env":          orNull(object{"type": "object", "propertyNames": object{"anyOf": []any{ref("variable"), ref("template")}}, "additionalProperties": object{"type": "string"}}),
 			"values":       orNull(object{"type": "object", "propertyNames": object{"anyOf": []any{ref("name"), ref("template")}}}),
-			"reference":    object{"anyOf": []any{object{"type": "string", "minLength": 1}, longForm("git", gitKeys, gitRequired), longForm("oci", ociKeys, ociRequired)}},
+			"reference":    object{"anyOf": []any{object{"type": "string", "minLength": 1}, longForm("git", gitKeys, gitRequired), longForm("zip", zipKeys, zipRequired), longForm("oci", ociKeys, ociRequired)}},
 			"exec":         execSchema(),
 			"step":         stepSchema("steps", nil),
 			"namedStep":    stepSchema("namedSteps", []string{"name"}),

@@ -618,7 +618,8 @@ type Reference struct {
 	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	// file is the file in path that defines the step. Empty: func.yml or, if there is none, step.yml.
 	File string `protobuf:"bytes,3,opt,name=file,proto3" json:"file,omitempty"`
-	// url is where to fetch from (git, zip). It may hold credentials.
+	// url is where to fetch from (git, zip). It may hold credentials. Of an archive of this machine it is a
+	// path, relative like that of a local step, or a file: URL.
 	Url string `protobuf:"bytes,4,opt,name=url,proto3" json:"url,omitempty"`
 	// rev is a branch, a tag or a commit (git, action).
 	Rev string `protobuf:"bytes,5,opt,name=rev,proto3" json:"rev,omitempty"`
@@ -626,13 +627,16 @@ type Reference struct {
 	Registry   string `protobuf:"bytes,6,opt,name=registry,proto3" json:"registry,omitempty"`
 	Repository string `protobuf:"bytes,7,opt,name=repository,proto3" json:"repository,omitempty"`
 	Tag        string `protobuf:"bytes,8,opt,name=tag,proto3" json:"tag,omitempty"`
-	// digest is what the archive must have, as sha256:<hex> (zip). Empty: any.
+	// digest is what the archive (zip) or the manifest (oci) must have, as sha256:<hex>. Empty: any.
 	Digest string `protobuf:"bytes,9,opt,name=digest,proto3" json:"digest,omitempty"`
 	// text is the reference as it was written (dynamic); empty if that was in its long form, whose
 	// parts are in the other fields then.
 	Text string `protobuf:"bytes,10,opt,name=text,proto3" json:"text,omitempty"`
-	// form is the long form that was written (dynamic): git or oci.
-	Form          Reference_Protocol `protobuf:"varint,11,opt,name=form,proto3,enum=stepmux.v1.Reference_Protocol" json:"form,omitempty"`
+	// form is the long form that was written (dynamic): git, zip or oci.
+	Form Reference_Protocol `protobuf:"varint,11,opt,name=form,proto3,enum=stepmux.v1.Reference_Protocol" json:"form,omitempty"`
+	// open tells that the repository may end before url does (git): what follows it is the name of a step
+	// below steps then.
+	Open          bool `protobuf:"varint,12,opt,name=open,proto3" json:"open,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -742,6 +746,13 @@ func (x *Reference) GetForm() Reference_Protocol {
 		return x.Form
 	}
 	return Reference_protocol_unspecified
+}
+
+func (x *Reference) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
 }
 
 type Spec_Content struct {
@@ -1112,7 +1123,7 @@ const file_stepmuxv1_definition_proto_rawDesc = "" +
 	"\x04Exec\x12\x18\n" +
 	"\acommand\x18\x01 \x03(\tR\acommand\x12\x19\n" +
 	"\bwork_dir\x18\x02 \x01(\tR\aworkDir\x123\n" +
-	"\atimeout\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xb3\x03\n" +
+	"\atimeout\x18\x14 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"\xc7\x03\n" +
 	"\tReference\x12:\n" +
 	"\bprotocol\x18\x01 \x01(\x0e2\x1e.stepmux.v1.Reference.ProtocolR\bprotocol\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
@@ -1127,7 +1138,8 @@ const file_stepmuxv1_definition_proto_rawDesc = "" +
 	"\x06digest\x18\t \x01(\tR\x06digest\x12\x12\n" +
 	"\x04text\x18\n" +
 	" \x01(\tR\x04text\x122\n" +
-	"\x04form\x18\v \x01(\x0e2\x1e.stepmux.v1.Reference.ProtocolR\x04form\"p\n" +
+	"\x04form\x18\v \x01(\x0e2\x1e.stepmux.v1.Reference.ProtocolR\x04form\x12\x12\n" +
+	"\x04open\x18\f \x01(\bR\x04open\"p\n" +
 	"\bProtocol\x12\x18\n" +
 	"\x14protocol_unspecified\x10\x00\x12\t\n" +
 	"\x05local\x10\x01\x12\a\n" +

@@ -1,0 +1,299 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+)
+
+// zipFile writes an archive and returns the reference to it.
+func zipFile(t testing.TB, files fetchtest.Files) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s.zip")
+	require.NoError(t, os.WriteFile(path, fetchtest.Zip(t, files), 0o644))
+	return "zip+file://" + path
+}
+
+func zipOf(t testing.TB, name, text string) string {
+	t.Helper()
+	return zipFile(t, fetchtest.Texts(map[string]string{name: text}))
+}
+
+func TestCacheOfAnotherUserIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink(t.TempDir(), link))
+	ref := zipOf(t, "a", "x")
+	for path, want := range map[string]string{file: "is not a directory; remove it, or use another cache directory", link: "is not a directory"} {
+		s, err := New(Config{Dir: path})
+		require.NoError(t, err)
+		require.Contains(t, refused(t, s, ref), want)
+	}
+	// Who owns it is what the system says; what is done about it does not take another user.
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	theirs := *info.Sys().(*syscall.Stat_t)
+	theirs.Uid++
+	require.ErrorContains(t, ours(dir, foreignInfo{info, &theirs}), "belongs to user")
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Chown(dir, 12345, -1))
+		s, err := New(Config{Dir: dir})
+		require.NoError(t, err)
+		require.Contains(t, refused(t, s, ref), "belongs to user 12345, not to us (user 0); remove it, or use another cache directory")
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Len(t, entries, 2, "it is as it was")
+	}
+}
+
+type foreignInfo struct {
+	os.FileInfo
+	stat *syscall.Stat_t
+}
+
+func (i foreignInfo) Sys() any { return i.stat }
+
+func TestCacheIsPrivate(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "cache")
+	require.NoError(t, os.MkdirAll(dir, 0o777))
+	require.NoError(t, os.Chmod(dir, 0o777))
+	s := newStore(t, func(c *Config) { c.Dir = dir })
+	get(t, s, zipOf(t, "a", "x"))
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o700), info.Mode().Perm())
+}
+
+func TestStoreThatFetchesNothingMakesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cache")
+	s, err := New(Config{Dir: dir})
+	require.NoError(t, err)
+	require.NoError(t, s.Close())
+	require.NoError(t, s.Close())
+	require.NoDirExists(t, dir)
+	_, err = s.Fetch(t.Context(), reference(t, "zip+file:///x.zip"), Credentials{})
+	require.ErrorIs(t, err, ErrClosed)
+	_, err = New(Config{MaxBytes: -1})
+	require.Error(t, err)
+}
+
+func TestDefaultDirIsTheUsers(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", "/home/ci/cache")
+	require.Equal(t, "/home/ci/cache/stepmux-steps", DefaultDir())
+	t.Setenv("XDG_CACHE_HOME", "")
+	t.Setenv("HOME", "")
+	t.Setenv("TMPDIR", "/t")
+	require.Regexp(t, `^/t/stepmux-cache-\d+$`, DefaultDir())
+}
+
+// change changes a file of a component, as a step can whose user may.
+func change(t *testing.T, c *Component, name, text string) {
+	t.Helper()
+	path := filepath.Join(c.Root, name)
+	require.NoError(t, os.Chmod(filepath.Dir(path), 0o755))
+	_ = os.Chmod(path, 0o644)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func TestComponentThatWasChangedIsFetchedAgain(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, c *Component){
+		"other bytes": func(t *testing.T, c *Component) {
+			before, err := os.Stat(filepath.Join(c.Root, "a"))
+			require.NoError(t, err)
+			change(t, c, "a", "yes")
+			require.NoError(t, os.Chmod(filepath.Join(c.Root, "a"), 0o444))
+			require.NoError(t, os.Chtimes(filepath.Join(c.Root, "a"), before.ModTime(), before.ModTime()))
+		},
+		"other mode": func(t *testing.T, c *Component) { require.NoError(t, os.Chmod(filepath.Join(c.Root, "a"), 0o555)) },
+		"removed":    func(t *testing.T, c *Component) { require.NoError(t, removeTree(filepath.Join(c.Root, "a"))) },
+		"all gone":   func(t *testing.T, c *Component) { require.NoError(t, removeTree(c.Root)) },
+		"a directory for a file": func(t *testing.T, c *Component) {
+			require.NoError(t, removeTree(filepath.Join(c.Root, "a")))
+			require.NoError(t, os.Mkdir(filepath.Join(c.Root, "a"), 0o555))
+		},
+		"a link for a file": func(t *testing.T, c *Component) {
+			require.NoError(t, removeTree(filepath.Join(c.Root, "a")))
+			require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(c.Root, "a")))
+		},
+		"its list of files": func(t *testing.T, c *Component) {
+			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(c.Root), metaName), []byte(`{"nodes":[]}`), 0o600))
+			require.NoError(t, os.Chmod(filepath.Join(c.Root, "a"), 0o400))
+		},
+		"no list of files": func(t *testing.T, c *Component) {
+			require.NoError(t, os.Remove(filepath.Join(filepath.Dir(c.Root), metaName)))
+		},
+		"an entry that leads elsewhere": func(t *testing.T, c *Component) {
+			entries, err := filepath.Glob(filepath.Join(filepath.Dir(c.Root), "../../index/*"))
+			require.NoError(t, err)
+			require.Len(t, entries, 1)
+			require.NoError(t, os.WriteFile(entries[0], []byte(`{"source":{"tree":"../../../etc"}}`), 0o600))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			ref := zipOf(t, "a", "all")
+			c := get(t, s, ref)
+			again := get(t, s, ref)
+			require.True(t, again.Cached)
+			spoil(t, c)
+			c.Release()
+			again.Release()
+			again = get(t, s, ref)
+			require.Equal(t, "all", read(t, again, "a"))
+			require.False(t, again.Cached)
+			require.True(t, get(t, s, ref).Cached)
+			require.Len(t, components(t, s), 1)
+		})
+	}
+}
+
+func TestComponentThatWasChangedIsNotReplacedUnderThoseWhoUseIt(t *testing.T) {
+	s := newStore(t)
+	ref := zipOf(t, "a", "all")
+	c := get(t, s, ref)
+	change(t, c, "a", "not")
+	require.Contains(t, refused(t, s, ref), "a step has changed files in "+filepath.Dir(c.Root))
+	c.Release()
+	require.Equal(t, "all", read(t, get(t, s, ref), "a"))
+}
+
+func TestWhatAStepAddsToItsDirectoryIsRemoved(t *testing.T) {
+	s := newStore(t)
+	ref := zipFile(t, fetchtest.Texts(map[string]string{"a": "x", "d/b": "y"}))
+	c := get(t, s, ref)
+	change(t, c, "a.pyc", "compiled")
+	require.NoError(t, os.Chmod(filepath.Join(c.Root, "d"), 0o755))
+	require.NoError(t, os.MkdirAll(filepath.Join(c.Root, "d", "__pycache__", "deep"), 0o755))
+	change(t, c, "d/__pycache__/deep/b.pyc", "compiled")
+	require.NoError(t, os.Chmod(filepath.Join(c.Root, "d", "__pycache__"), 0))
+	again := get(t, s, ref)
+	require.True(t, again.Cached)
+	require.NoFileExists(t, filepath.Join(again.Root, "a.pyc"))
+	require.NoDirExists(t, filepath.Join(again.Root, "d", "__pycache__"))
+	require.Equal(t, "y", read(t, again, "d/b"))
+}
+
+func TestEqualFilesAreOneComponentWhereverTheyCameFrom(t *testing.T) {
+	h := newGitHost(t)
+	h.echo("c/echo")
+	s := newStore(t)
+	a := get(t, s, h.URL+"/c/echo@v1")
+	b := get(t, s, zipFile(t, fetchtest.Texts(map[string]string{"steps/step.yml": stepText})))
+	require.Equal(t, a.Tree, b.Tree)
+	require.Equal(t, a.Root, b.Root)
+	require.Equal(t, "git", a.Kind)
+	require.Equal(t, "zip", b.Kind)
+	require.Len(t, components(t, s), 1)
+}
+
+func TestCacheKeepsToItsSizeAndWhatIsInUse(t *testing.T) {
+	s := newStore(t, func(c *Config) { c.MaxBytes = 4000 })
+	text := func(name string) string { return zipOf(t, name, strings.Repeat(name, 1000)) }
+	refs := map[string]string{"a": text("a"), "b": text("b"), "c": text("c"), "d": text("d"), "e": text("e")}
+	age := func(c *Component, d time.Duration) {
+		at := time.Now().Add(-d)
+		require.NoError(t, os.Chtimes(filepath.Join(filepath.Dir(c.Root), metaName), at, at))
+	}
+	used := get(t, s, refs["a"])
+	age(used, 3*time.Hour)
+	old := get(t, s, refs["b"])
+	age(old, 2*time.Hour)
+	old.Release()
+	young := get(t, s, refs["c"])
+	age(young, time.Hour)
+	young.Release()
+	require.Len(t, components(t, s), 3)
+	get(t, s, refs["d"]).Release()
+	require.DirExists(t, used.Root, "it is in use")
+	require.NoDirExists(t, old.Root)
+	require.DirExists(t, young.Root)
+	require.False(t, get(t, s, refs["b"]).Cached)
+
+	all := get(t, s, refs["e"])
+	require.Equal(t, strings.Repeat("e", 1000), read(t, all, "e"))
+	require.Contains(t, refused(t, s, zipOf(t, "f", strings.Repeat("f", 5000))), "size")
+}
+
+func TestSeveralProcessesShrinkAndFetchAtOnce(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cache")
+	refs := make([]string, 6)
+	for i := range refs {
+		refs[i] = zipOf(t, "step.yml", strings.Repeat("x", 1000+i))
+	}
+	all := make([]*Store, 4)
+	for i := range all {
+		all[i] = newStore(t, func(c *Config) { c.Dir, c.MaxBytes = dir, 2500 })
+	}
+	for round := range 5 {
+		for i := range refs {
+			fetchAll(t, all, refs[(i+round)%len(refs)], 8)
+		}
+	}
+}
+
+func TestWhatIsLeftOfProcessesThatAreGoneIsSwept(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "cache")
+	c, err := openCache(dir, 1<<20)
+	require.NoError(t, err)
+	mine, err := c.scratch()
+	require.NoError(t, err)
+	left := c.path(scratchBase, "left")
+	require.NoError(t, os.MkdirAll(filepath.Join(left, "a", "b"), 0o700))
+	require.NoError(t, os.Chmod(filepath.Join(left, "a"), 0o500))
+	_, err = openCache(dir, 1<<20)
+	require.NoError(t, err)
+	require.NoDirExists(t, left)
+	require.DirExists(t, mine.path, "a process has it")
+	mine.remove()
+}
+
+func TestFullDiskIsToldAndLeavesNothing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: this test mounts a file system, which only root can")
+	}
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("part missing: mount a tmpfs: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, 0)) })
+	h := newGitHost(t)
+	texts := map[string]string{}
+	random := rand.NewChaCha8([32]byte{})
+	for i := range 20 {
+		noise := make([]byte, 100<<10)
+		_, _ = random.Read(noise)
+		texts[strconv.Itoa(i)] = string(noise)
+	}
+	commit := h.repository("c/large").Commit("main", fetchtest.Texts(texts))
+	s := newStore(t, func(c *Config) { c.Dir = filepath.Join(dir, "cache") })
+	for _, ref := range []string{h.URL + "/c/large@" + commit, zipFile(t, fetchtest.Texts(texts))} {
+		require.Contains(t, strings.ToLower(refused(t, s, ref)), "no space left on device (free space or inodes")
+	}
+	require.Empty(t, components(t, s))
+	c, err := s.Fetch(t.Context(), reference(t, zipOf(t, "a", "small")), Credentials{})
+	require.NoError(t, err)
+	require.Equal(t, "small", read(t, c, "a"))
+	c.Release()
+}
+
+func TestErrorsOfTheDiskSayWhatToDo(t *testing.T) {
+	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT, errors.New("git fetch: write: No space left on device")} {
+		require.ErrorContains(t, hint(cause, "/c"), "(free space or inodes on the file system of /c, or use another cache directory)")
+	}
+	require.ErrorContains(t, hint(&os.PathError{Op: "open", Path: "/c/x", Err: syscall.EACCES}, "/c"), "must be able to write in /c")
+	require.NoError(t, hint(nil, "/c"))
+	require.Equal(t, context.Canceled, hint(context.Canceled, "/c"))
+}

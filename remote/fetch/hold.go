@@ -1,0 +1,143 @@
+package fetch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	treeName = "tree"      // the files of a component
+	metaName = "meta.json" // what they are; whoever uses the component has a shared lock of it
+)
+
+// meta is what a component has, in its directory. The digest of its nodes is the component's name.
+type meta struct {
+	Nodes []node `json:"nodes"`
+}
+
+// hold returns the meta.json of the component tree with a lock that keeps it from being removed; nil if there is no
+// such component.
+func (c *cache) hold(tree string) (*os.File, error) {
+	path := c.path(compDir, tree, metaName)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = flock(file, unix.LOCK_SH)
+	if err == nil && stillAt(file, path) {
+		return file, nil
+	}
+	file.Close()
+	if errors.Is(err, errTaken) { // it is being removed
+		err = nil
+	}
+	return nil, err
+}
+
+// component returns the component that e says, if it is there and is what it was.
+func (c *cache) component(e entry) (*Component, error) {
+	file, err := c.hold(e.Source.Tree)
+	if file == nil || err != nil {
+		return nil, err
+	}
+	err = c.verify(e.Source.Tree)
+	if err == nil {
+		return c.use(e.Source, file), nil
+	}
+	release(file)
+	if !errors.Is(err, errDamaged) {
+		return nil, err
+	}
+	if err = c.evict(e.Source.Tree); errors.Is(err, errTaken) {
+		err = fmt.Errorf("a step has changed files in %s, and others use them; try again when these have ended", c.path(compDir, e.Source.Tree))
+	}
+	return nil, err
+}
+
+// usedEvery is how exactly the cache knows when a component was last used.
+const usedEvery = time.Minute
+
+// use returns the component s, of which file is the meta.json, locked.
+func (c *cache) use(s Source, file *os.File) *Component {
+	now := time.Now()
+	if info, err := file.Stat(); err == nil && now.Sub(info.ModTime()) > usedEvery {
+		_ = os.Chtimes(file.Name(), now, now) // else it goes earlier than it had to
+	}
+	root := c.path(compDir, s.Tree, treeName)
+	s.Tree = digestPrefix + s.Tree
+	return &Component{Source: s, Root: root, Dir: root, held: file}
+}
+
+// release gives up the lock of file, at once: closing it alone would not while a child that is being forked still has
+// a copy.
+func release(file *os.File) {
+	_ = unix.Flock(int(file.Fd()), unix.LOCK_UN)
+	file.Close()
+}
+
+// evict removes the component tree; the error is errTaken if it is in use.
+func (c *cache) evict(tree string) error {
+	aside, err := c.scratch()
+	if err != nil {
+		return err
+	}
+	defer aside.remove()
+	dir := c.path(compDir, tree)
+	file, err := claim(filepath.Join(dir, metaName))
+	if err == nil {
+		defer release(file)
+	} else if _, there := os.Lstat(filepath.Join(dir, metaName)); !errors.Is(there, fs.ErrNotExist) {
+		return err
+	} // else it is being removed, or has lost what no component is without
+	if err := os.Rename(dir, filepath.Join(aside.path, compDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.verified, tree)
+	return nil
+}
+
+// publish puts what is in dir, written by w, into its place and returns its meta.json, locked, and its name.
+func (c *cache) publish(dir string, w *treeWriter) (*os.File, string, error) {
+	nodes, err := w.finish()
+	if err != nil {
+		return nil, "", err
+	}
+	tree := treeDigest(nodes)
+	data, err := json.Marshal(meta{nodes})
+	if err != nil {
+		return nil, "", err
+	}
+	if err := os.WriteFile(filepath.Join(dir, metaName), data, 0o600); err != nil {
+		return nil, "", err
+	}
+	for {
+		err := os.Rename(dir, c.path(compDir, tree))
+		if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return nil, "", err
+		}
+		// Equal files may have been there already, fetched from elsewhere, and may be damaged.
+		there, err := c.component(entry{Source: Source{Tree: tree}})
+		if there != nil || err != nil {
+			return there.file(), tree, err
+		}
+		if _, err := os.Lstat(dir); err == nil {
+			if err := c.evict(tree); err != nil {
+				return nil, "", err
+			}
+			continue
+		}
+		return nil, "", errors.New("it was removed as soon as it was there; is the cache too small?")
+	}
+}

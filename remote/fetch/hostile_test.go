@@ -1,0 +1,173 @@
+package fetch
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// What a reference may not be is said where it is read; a store is not told by what.
+func TestReferencesThatMeanHarmRunNothing(t *testing.T) {
+	h := newGitHost(t)
+	h.echo("c/echo")
+	dir := t.TempDir()
+	t.Chdir(dir)
+	touch := "touch " + filepath.Join(dir, "pwned")
+	s := newStore(t)
+	for _, ref := range []*pb.Reference{
+		{Protocol: pb.Reference_git, Url: "ext::sh -c " + strings.ReplaceAll(touch, " ", "% "), Rev: "v1"},
+		{Protocol: pb.Reference_git, Url: "--upload-pack=" + touch, Rev: "v1"},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo", Rev: "--upload-pack=" + touch},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo", Rev: "-v"},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo", Rev: "v1\nv2"},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo", Rev: "a..b"},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo", Rev: ""},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo", Rev: "refs/heads/none"},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/\"; " + touch + "; \"", Rev: "v1"},
+		{Protocol: pb.Reference_git, Url: h.URL + "/c/echo\n[core]\nx=", Rev: "v1"},
+		{Protocol: pb.Reference_git, Url: "file://" + h.root + "/c/echo", Rev: "v1"},
+		{Protocol: pb.Reference_git, Url: "ssh://-oProxyCommand=" + touch + "/x", Rev: "v1"},
+		{Protocol: pb.Reference_git, Url: h.root + "/c/echo", Rev: "v1"},
+		{Protocol: pb.Reference_zip, Url: "ftp://example.com/x.zip"},
+		{Protocol: pb.Reference_zip, Url: "file://example.com/x.zip"},
+		{Protocol: pb.Reference_zip, Url: "%zz"},
+		{Protocol: pb.Reference_oci, Registry: "-x", Repository: "y z", Tag: "1"},
+		{Protocol: pb.Reference_oci, Registry: h.Host, Repository: "y", Tag: "a b"},
+		{Protocol: pb.Reference_local, Path: "."},
+		{},
+	} {
+		_, err := s.Fetch(t.Context(), ref, Credentials{})
+		require.Error(t, err, "%v", ref)
+		require.NotContains(t, err.Error(), "\n")
+	}
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+// tree makes a commit of a tree with an entry that git itself would not make.
+func hostileTree(t *testing.T, r *fetchtest.Repository, mode, name string) string {
+	t.Helper()
+	blob := r.Input("../../../../etc/passwd", "hash-object", "-w", "--stdin")
+	raw := fmt.Sprintf("%s %s\x00", mode, name)
+	for i := 0; i < len(blob); i += 2 {
+		var b byte
+		_, err := fmt.Sscanf(blob[i:i+2], "%02x", &b)
+		require.NoError(t, err)
+		raw += string([]byte{b})
+	}
+	tree := r.Input(raw, "hash-object", "-w", "-t", "tree", "--literally", "--stdin")
+	return r.Git("commit-tree", "-m", "x", tree)
+}
+
+func TestTreesThatMeanHarmAreRefused(t *testing.T) {
+	for name, tc := range map[string]struct{ mode, name string }{
+		"up":            {"100644", ".."},
+		"of git":        {"100644", ".git"},
+		"in other case": {"100644", ".Git"},
+		"two parts":     {"100644", "a/b"},
+		"absolute":      {"100644", "/etc/x"},
+		"backslash":     {"100644", `a\b`},
+		"symlink":       {"120000", "l"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newGitHost(t)
+			r := h.repository("c/evil")
+			commit := hostileTree(t, r, tc.mode, tc.name)
+			r.Git("update-ref", "refs/heads/main", commit)
+			s := newStore(t)
+			refused(t, s, h.URL+"/c/evil@main")
+			require.Empty(t, components(t, s))
+		})
+	}
+}
+
+func TestServerThatSendsTooMuchIsStopped(t *testing.T) {
+	h := newGitHost(t)
+	noise := make([]byte, 1<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
+	commit := h.repository("c/large").Commit("main", fetchtest.Texts(map[string]string{"a": string(noise)}))
+	s := newStore(t)
+	s.limits.total = 100 << 10
+	require.Equal(t, "what the server sends: its size is beyond the limit, which leaves 102400 bytes", refused(t, s, h.URL+"/c/large@"+commit))
+	s.limits = limits{entries: 100, file: 100 << 10, total: 10 << 20, ratio: 200}
+	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size is beyond the limit`)
+	s.limits.file = 10 << 20
+	get(t, s, h.URL+"/c/large@"+commit)
+}
+
+func TestMirrorTakesThePlaceOfARepository(t *testing.T) {
+	h := newGitHost(t)
+	commit := h.echo("c/echo")
+	login := h.private()
+	s := newStore(t, func(c *Config) {
+		c.Mirrors = map[string]string{"https://example.com/": "http://127.0.0.1:1/", "https://example.com/c/": h.URL + "/c/", "https://local.example": h.root}
+	})
+	c := get(t, s, "example.com/c/echo@v1", login)
+	require.Equal(t, commit, c.Commit)
+	require.Equal(t, "https://example.com/c/echo", c.Location)
+	require.Contains(t, refused(t, s, "example.com/c/echo@v1", Login{"https://example.com", user, secret}), "wants credentials")
+	require.Equal(t, commit, get(t, s, "local.example/c/echo@v1").Commit)
+	require.Contains(t, refused(t, s, "local.example/c/none@v1"), "HTTP status 404")
+}
+
+// What git would do with a repository that it checks out, or with the machine's configuration, is not done.
+func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
+	dir := t.TempDir()
+	pwned := filepath.Join(dir, "pwned")
+	hooks := filepath.Join(dir, "hooks")
+	require.NoError(t, os.Mkdir(hooks, 0o755))
+	for _, hook := range []string{"post-checkout", "reference-transaction", "post-index-change", "pre-auto-gc"} {
+		require.NoError(t, os.WriteFile(filepath.Join(hooks, hook), []byte("#!/bin/sh\ntouch "+pwned+"\n"), 0o755))
+	}
+	config := fmt.Sprintf("[core]\n\thooksPath = %s\n\tfsmonitor = touch %s\n\tsshCommand = touch %s\n[credential]\n\thelper = \"!touch %s\"\n"+
+		"[filter \"evil\"]\n\tsmudge = touch %s\n[url \"http://127.0.0.1:1/\"]\n\tinsteadOf = http://\n", hooks, pwned, pwned, pwned, pwned)
+	home := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(home, ".gitconfig"), []byte(config), 0o644))
+	h := newGitHost(t)
+	r := h.repository("c/evil")
+	commit := r.Commit("main", fetchtest.Texts(map[string]string{
+		".gitattributes": "* filter=evil\n", "hooks/post-checkout": "touch " + pwned, "config": config,
+	}))
+	r.Git("update-ref", "refs/tags/v1", commit)
+	r.Commit("evil", fetchtest.Texts(map[string]string{".gitmodules": "[submodule \"x\"]\n\tpath = x\n\turl = -u./evil\n"}))
+	t.Setenv("HOME", home)
+	t.Setenv("GIT_CONFIG_GLOBAL", filepath.Join(home, ".gitconfig"))
+	t.Setenv("GIT_SSH_COMMAND", "touch "+pwned)
+	t.Setenv("GIT_ASKPASS", filepath.Join(hooks, "post-checkout"))
+	t.Setenv("GIT_DIR", home)
+	s := newStore(t)
+	get(t, s, h.URL+"/c/evil@v1")
+	refused(t, s, h.URL+"/c/none@v1")
+	require.Contains(t, refused(t, s, h.URL+"/c/evil@evil"), "disallowed submodule url")
+	require.NoFileExists(t, pwned)
+}
+
+func TestCredentialsAreInNoCommandAndNoPage(t *testing.T) {
+	aside := &scratch{path: t.TempDir()}
+	g := &gitProgram{aside: aside, dir: filepath.Join(aside.path, "git"), header: (&Login{"", user, secret}).header()}
+	require.NoError(t, g.init(""))
+	require.NotContains(t, strings.Join(g.options(), " "), "Authorization")
+	cmd := exec.CommandContext(t.Context(), "git", append(g.options(), "config", "--get", "http.extraHeader")...)
+	cmd.Env = g.environment()
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	require.Equal(t, "Authorization: "+g.header+"\n", string(out))
+	require.False(t, contains(t, aside.path, "Authorization"))
+}
+
+func TestForeignTextIsShownOnOneLineWithoutControls(t *testing.T) {
+	require.Equal(t, "a b [31mc d", printable("a\n\tb\x1b[31mc\x00\x9b d\xff", 100))
+	require.Equal(t, "äb...", printable("äbcdef", 3))
+	err := &gitError{command: "fetch", said: "remote: \x1b]0;x\nfatal: bad\x07 thing\n", err: os.ErrInvalid}
+	require.Equal(t, "git fetch: bad thing", err.Error())
+}

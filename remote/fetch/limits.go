@@ -1,0 +1,19 @@
+package fetch
+
+// limits bound a component.
+type limits struct {
+	entries int   // files, links and directories
+	file    int64 // bytes of one file
+	total   int64 // bytes of all files, and of an archive
+	ratio   int64 // bytes of an archive's files for each of its own, beyond ratioFloor
+}
+
+const (
+	maxTarget  = 4095 // bytes of a symbolic link's target
+	maxPath    = 4095 // bytes of a path in a component
+	ratioFloor = 16 << 20
+)
+
+func defaultLimits(maxBytes int64) limits {
+	return limits{entries: 200_000, file: min(512<<20, maxBytes), total: min(2<<30, maxBytes), ratio: 200}
+}

@@ -1,0 +1,174 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// image is an image of a registry that is asked for.
+type image struct {
+	name  name.Reference
+	login *Login
+}
+
+// oci returns the step that ref says, of an image.
+func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error) {
+	if _, err := parseDigest(ref.GetDigest()); err != nil {
+		return nil, err
+	}
+	where, err := name.NewRepository(ref.GetRegistry()+"/"+ref.GetRepository(), name.StrictValidation)
+	if err != nil {
+		return nil, errors.New("the name of the image is invalid; write registry/repository:tag")
+	}
+	img := &image{login: f.with.at(where.RegistryStr())}
+	digest := ref.GetDigest()
+	if digest == "" {
+		if img.name, err = name.NewTag(where.String() + ":" + ref.GetTag()); err != nil {
+			return nil, errors.New("the tag of the image is invalid")
+		}
+	} else {
+		img.name = where.Digest(digest)
+	}
+	private := false
+	if e, found := f.find(img.key(digest)); digest == "" || !found || e.Private {
+		if digest, private, err = f.manifestDigest(ctx, img); err != nil {
+			return nil, err
+		}
+	}
+	c, err := f.obtain(ctx, img.key(digest), private, func(w *treeWriter, aside *scratch) (Source, error) {
+		at := *img
+		at.name = where.Digest(digest)
+		if !private {
+			at.login = nil
+		}
+		return Source{Kind: kindOCI, Location: where.String(), Digest: digest}, f.pull(ctx, &at, w, aside)
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.Version = ref.GetTag()
+	if ref.GetDigest() != "" {
+		c.Version = ref.GetDigest()
+	}
+	c.place(ref.GetPath(), ref.GetFile(), "")
+	return c, nil
+}
+
+// key is that of the component in the cache: what is for another kind of machine is another one.
+func (i *image) key(digest string) string {
+	return keyOf(kindOCI, i.name.Context().String(), digest, runtime.GOOS, runtime.GOARCH)
+}
+
+// options are those of a request as login.
+func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
+	auth := authn.Anonymous
+	if login != nil {
+		auth = authn.FromConfig(authn.AuthConfig{Username: login.User, Password: login.Password})
+	}
+	return []remote.Option{
+		remote.WithContext(ctx), remote.WithAuth(auth), remote.WithTransport(f.client.Transport),
+		remote.WithRetryStatusCodes(http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable),
+	}
+}
+
+// manifestDigest asks the registry for the digest of an image's manifest, and whether that took credentials.
+func (f *fetcher) manifestDigest(ctx context.Context, img *image) (string, bool, error) {
+	return asking(img.login, func(login *Login) (string, error) {
+		d, err := remote.Head(img.name, f.options(ctx, login)...)
+		if err != nil {
+			return "", refusalOf(err, login != nil)
+		}
+		return d.Digest.String(), nil
+	})
+}
+
+// refusalOf makes an *AccessError of an error of a registry that is one.
+func refusalOf(err error, presented bool) error {
+	failed, ok := errors.AsType[*transport.Error](err)
+	if !ok {
+		return errors.New(printable(withoutURL(err).Error(), 300))
+	}
+	switch failed.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return &AccessError{Status: failed.StatusCode, Presented: presented}
+	}
+	return fmt.Errorf("the registry answers %d %s", failed.StatusCode, http.StatusText(failed.StatusCode))
+}
+
+// pull writes the files of the image img that is for this machine.
+func (f *fetcher) pull(ctx context.Context, img *image, w *treeWriter, aside *scratch) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	options := f.options(ctx, img.login)
+	d, err := remote.Get(img.name, options...)
+	if err != nil {
+		return refusalOf(err, img.login != nil)
+	}
+	picked, err := pick(d)
+	if err != nil {
+		return err
+	}
+	layers, err := saveLayers(ctx, cancel, picked, w.limits, aside)
+	if err != nil {
+		return err
+	}
+	return writeLayers(ctx, layers, w)
+}
+
+func registryError(err error) error {
+	return fmt.Errorf("read the image: %s", printable(withoutURL(err).Error(), 300))
+}
+
+// pick returns the image for this machine of what a name stands for.
+func pick(d *remote.Descriptor) (v1.Image, error) {
+	want := v1.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH}
+	if !d.MediaType.IsIndex() {
+		img, err := d.Image()
+		if err != nil {
+			return nil, registryError(err)
+		}
+		config, err := img.ConfigFile()
+		if err != nil {
+			return nil, registryError(err)
+		}
+		if config.OS != "" && config.OS != want.OS || config.Architecture != "" && config.Architecture != want.Architecture {
+			return nil, fmt.Errorf("the image is for the platform %s/%s, and this machine is %s", config.OS, config.Architecture, want)
+		}
+		return img, nil
+	}
+	index, err := d.ImageIndex()
+	if err != nil {
+		return nil, registryError(err)
+	}
+	list, err := index.IndexManifest()
+	if err != nil {
+		return nil, registryError(err)
+	}
+	var others []string
+	for _, m := range list.Manifests {
+		if m.Platform == nil || !m.MediaType.IsImage() {
+			continue
+		}
+		if m.Platform.OS == want.OS && m.Platform.Architecture == want.Architecture {
+			img, err := index.Image(m.Digest)
+			if err != nil {
+				return nil, registryError(err)
+			}
+			return img, nil
+		}
+		others = append(others, m.Platform.String())
+	}
+	return nil, fmt.Errorf("the image is not there for the platform of this machine, %s; it is for %s", want, printable(strings.Join(others, ", "), 200))
+}

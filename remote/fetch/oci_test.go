@@ -1,0 +1,212 @@
+package fetch
+
+import (
+	"archive/tar"
+	"bytes"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/stretchr/testify/require"
+)
+
+// ociHost is a registry in memory.
+type ociHost struct {
+	*httptest.Server
+	host     string
+	password atomic.Value
+	lie      atomic.Bool // about what is in blobs
+	blobs    atomic.Int64
+}
+
+func newOCIHost(t testing.TB) *ociHost {
+	t.Helper()
+	h := &ociHost{}
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	h.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, password, _ := r.BasicAuth()
+		if want, _ := h.password.Load().(string); want != "" && password != want {
+			w.Header().Set("WWW-Authenticate", `Basic realm="r"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/") {
+			h.blobs.Add(1)
+			if h.lie.Load() {
+				answer := httptest.NewRecorder()
+				inner.ServeHTTP(answer, r)
+				body := answer.Body.Bytes()
+				body[len(body)-1] ^= 0xff
+				_, _ = w.Write(body)
+				return
+			}
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(h.Close)
+	h.host = strings.TrimPrefix(h.URL, "http://")
+	return h
+}
+
+// layer is a layer with entries; a directory's name ends in /.
+func layer(t testing.TB, entries ...tar.Header) v1.Layer {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, h := range entries {
+		text := h.Uname // what a file has, as there is nowhere else
+		h.Uname, h.Size = "", int64(len(text))
+		if h.Mode == 0 {
+			h.Mode = 0o644
+		}
+		require.NoError(t, w.WriteHeader(&h))
+		_, err := io.WriteString(w, text)
+		require.NoError(t, err)
+	}
+	require.NoError(t, w.Close())
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	require.NoError(t, err)
+	return l
+}
+
+func (h *ociHost) push(t testing.TB, ref string, layers ...v1.Layer) string {
+	t.Helper()
+	img, err := mutate.AppendLayers(empty.Image, layers...)
+	require.NoError(t, err)
+	to, err := name.ParseReference(h.host + "/" + ref)
+	require.NoError(t, err)
+	require.NoError(t, remote.Write(to, img, remote.WithContext(t.Context())))
+	digest, err := img.Digest()
+	require.NoError(t, err)
+	return digest.String()
+}
+
+func TestImageIsFetchedByTagAndByDigest(t *testing.T) {
+	h := newOCIHost(t)
+	first := h.push(t, "g/echo:1",
+		layer(t, tar.Header{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755}, tar.Header{Name: "d/gone", Uname: "x"}, tar.Header{Name: "./func.yml", Uname: "old"}),
+		layer(t, tar.Header{Name: "func.yml", Uname: "one"}, tar.Header{Name: "d/.wh.gone"}, tar.Header{Name: "d/run", Uname: "#!", Mode: 0o4755},
+			tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "d/run"}))
+	s := newStore(t)
+	c := get(t, s, h.host+"/g/echo:1")
+	require.Equal(t, "one", read(t, c, "func.yml"))
+	require.Equal(t, "#!", read(t, c, "l"))
+	require.NoFileExists(t, c.Root+"/d/gone")
+	require.Equal(t, first, c.Digest)
+	require.Equal(t, h.host+"/g/echo", c.Location)
+	require.Equal(t, "1", c.Version)
+	pinned := h.host + "/g/echo@" + first
+	require.Equal(t, first, get(t, s, pinned).Version)
+
+	h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "two"}))
+	require.Equal(t, "two", read(t, get(t, s, h.host+"/g/echo:1"), "func.yml"), "a tag is asked for again")
+	blobs := h.blobs.Load()
+	get(t, s, h.host+"/g/echo:1 d/x.yml")
+	require.Equal(t, blobs, h.blobs.Load())
+	h.Close()
+	c = get(t, s, pinned+" d/func.yml")
+	require.Equal(t, "one", read(t, c, "func.yml"), "a digest is not")
+	require.Equal(t, c.Root+"/d", c.Dir)
+	require.Contains(t, refused(t, s, h.host+"/g/echo:1"), "connection refused")
+}
+
+func TestImageForOtherMachinesIsRefused(t *testing.T) {
+	h := newOCIHost(t)
+	s := newStore(t)
+	other := &v1.Platform{OS: "plan9", Architecture: "mips"}
+	img, err := mutate.AppendLayers(empty.Image, layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
+	require.NoError(t, err)
+	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: other}})
+	to, err := name.ParseReference(h.host + "/g/echo:index")
+	require.NoError(t, err)
+	require.NoError(t, remote.WriteIndex(to, index))
+	require.Contains(t, refused(t, s, h.host+"/g/echo:index"), "the platform of this machine, "+runtime.GOOS+"/"+runtime.GOARCH+"; it is for plan9/mips")
+
+	config, err := img.ConfigFile()
+	require.NoError(t, err)
+	config.OS = "plan9"
+	img, err = mutate.ConfigFile(img, config)
+	require.NoError(t, err)
+	to, err = name.ParseReference(h.host + "/g/echo:alone")
+	require.NoError(t, err)
+	require.NoError(t, remote.Write(to, img))
+	require.Contains(t, refused(t, s, h.host+"/g/echo:alone"), "for the platform plan9")
+}
+
+func TestUpperLayersHideLowerOnes(t *testing.T) {
+	h := newOCIHost(t)
+	dir := func(name string) tar.Header { return tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755} }
+	h.push(t, "g/echo:1",
+		layer(t, dir("a"), tar.Header{Name: "a/low", Uname: "1"}, dir("b"), tar.Header{Name: "b/low", Uname: "1"}, tar.Header{Name: "c", Uname: "1"},
+			dir("d"), tar.Header{Name: "d/low", Uname: "1"}, dir("e"), tar.Header{Name: "e/low", Uname: "1"}, tar.Header{Name: "f", Uname: "1"}),
+		layer(t, dir("a"), tar.Header{Name: "a/.wh..wh..opq"}, tar.Header{Name: "a/own", Uname: "2"}, tar.Header{Name: ".wh.b"}, dir("c"),
+			tar.Header{Name: "c/x", Uname: "2"}, tar.Header{Name: "d", Uname: "2"}, dir("e"), tar.Header{Name: "e/own", Uname: "2"}),
+		layer(t, tar.Header{Name: ".wh.f"}),
+		layer(t, tar.Header{Name: "f", Uname: "4"}))
+	c := get(t, newStore(t), h.host+"/g/echo:1")
+	for name, want := range map[string]string{"a/own": "2", "c/x": "2", "d": "2", "e/low": "1", "e/own": "2", "f": "4"} {
+		require.Equal(t, want, read(t, c, name))
+	}
+	for _, name := range []string{"a/low", "b", "d/low"} {
+		require.NoFileExists(t, c.Root+"/"+name)
+		require.NoDirExists(t, c.Root+"/"+name)
+	}
+}
+
+func TestRegistryThatLiesIsNotBelieved(t *testing.T) {
+	h := newOCIHost(t)
+	h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
+	h.lie.Store(true)
+	s := newStore(t)
+	refused(t, s, h.host+"/g/echo:1")
+	require.Empty(t, components(t, s))
+	h.lie.Store(false)
+	get(t, s, h.host+"/g/echo:1")
+}
+
+func TestPrivateImageIsServedToWhomItsRegistryServes(t *testing.T) {
+	h := newOCIHost(t)
+	digest := h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
+	h.password.Store(secret)
+	s := newStore(t)
+	login := Login{h.host, user, secret}
+	for _, ref := range []string{h.host + "/g/echo:1", h.host + "/g/echo@" + digest} {
+		get(t, s, ref, login)
+		require.Contains(t, refused(t, s, ref), "the server wants credentials")
+		require.Contains(t, refused(t, s, ref, Login{h.host, user, "another"}), "the server refuses the credentials")
+	}
+	requireNoCredentials(t, s)
+}
+
+func TestLayersThatMeanHarmAreRefused(t *testing.T) {
+	h := newOCIHost(t)
+	for want, entry := range map[string]tar.Header{
+		"(it has .. in it)":     {Name: "../evil", Uname: "x"},
+		"absolute":              {Name: "/etc/evil", Uname: "x"},
+		"symlink leads outside": {Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"},
+		"hard link":             {Name: "h", Typeflag: tar.TypeLink, Linkname: "a"},
+		"it is a device":        {Name: "d", Typeflag: tar.TypeChar},
+		".git directory":        {Name: ".git/config", Uname: "x"},
+	} {
+		h.push(t, "g/evil:1", layer(t, tar.Header{Name: "a", Uname: "x"}, entry))
+		s := newStore(t)
+		require.Contains(t, refused(t, s, h.host+"/g/evil:1"), want)
+		require.Empty(t, components(t, s))
+	}
+	s := newStore(t)
+	s.limits.total = 100
+	h.push(t, "g/large:1", layer(t, tar.Header{Name: "a", Uname: strings.Repeat("x", 1000)}))
+	require.Contains(t, refused(t, s, h.host+"/g/large:1"), "size")
+}

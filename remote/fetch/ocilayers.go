@@ -1,0 +1,72 @@
+package fetch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
+)
+
+// savedLayer is a layer in a file.
+type savedLayer struct {
+	v1.Layer
+	path string
+}
+
+func (l savedLayer) Compressed() (io.ReadCloser, error) { return os.Open(l.path) }
+
+// saveLayers downloads the layers of img to their ends, which is where what they have is compared with their digests:
+// who reads an archive stops before. cancel ends the downloads.
+func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Image, l limits, aside *scratch) ([]v1.Layer, error) {
+	layers, err := img.Layers()
+	if err != nil {
+		return nil, registryError(err)
+	}
+	if len(layers) > l.entries {
+		return nil, fmt.Errorf("the image has %d layers, the limit is %d", len(layers), l.entries)
+	}
+	left := l.total
+	for i, layer := range layers {
+		at := savedLayer{layer, filepath.Join(aside.path, fmt.Sprintf("layer-%d", i))}
+		n, err := at.save(ctx, cancel, left)
+		if err != nil {
+			return nil, err
+		}
+		left -= n
+		if layers[i], err = partial.CompressedToLayer(at); err != nil { // which finds out how it is compressed
+			return nil, registryError(err)
+		}
+	}
+	return layers, nil
+}
+
+// save downloads a layer of at most limit bytes.
+func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, limit int64) (int64, error) {
+	body, err := l.Layer.Compressed()
+	if err != nil {
+		return 0, registryError(err)
+	}
+	watched := newWatched(body, cancel)
+	defer func() { _ = watched.stop() }()
+	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	n, err := io.Copy(file, io.LimitReader(contextReader{ctx, watched}, limit+1))
+	switch {
+	case ctx.Err() != nil:
+		return n, context.Cause(ctx)
+	case err != nil && isOurs(err):
+		return n, bare(err)
+	case err != nil:
+		return n, registryError(err)
+	case n > limit:
+		return n, fmt.Errorf("the image: %w", tooLarge(limit))
+	}
+	return n, file.Close()
+}

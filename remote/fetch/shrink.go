@@ -1,0 +1,92 @@
+package fetch
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+)
+
+// keepAnswers is how long the cache keeps what servers said. It is only asked for again.
+const keepAnswers = 24 * time.Hour
+
+// stored is a component in the cache.
+type stored struct {
+	tree  string
+	used  time.Time
+	bytes int64
+}
+
+// shrink removes the components that were used longest ago, and are not in use, until the cache is as large as it may
+// be. Another process that does the same is enough. What cannot be removed stays: the next one tries again.
+func (c *cache) shrink() {
+	gc, err := claim(c.dir)
+	if err != nil {
+		return
+	}
+	defer release(gc)
+	all, total := c.list()
+	if total <= c.maxBytes {
+		return
+	}
+	slices.SortFunc(all, func(a, b stored) int { return a.used.Compare(b.used) })
+	for _, s := range all {
+		if total <= c.maxBytes {
+			break
+		}
+		if c.evict(s.tree) == nil {
+			total -= s.bytes
+		}
+	}
+	c.forget()
+}
+
+// list returns all components and the bytes they have.
+func (c *cache) list() (all []stored, total int64) {
+	entries, _ := os.ReadDir(c.path(compDir))
+	for _, e := range entries {
+		path := c.path(compDir, e.Name(), metaName)
+		info, err := os.Stat(path)
+		if err != nil {
+			continue
+		}
+		s := stored{tree: e.Name(), used: info.ModTime(), bytes: bytesOf(path) + info.Size()}
+		all, total = append(all, s), total+s.bytes
+	}
+	return all, total
+}
+
+// bytesOf returns how many bytes a component has by its meta.json.
+func bytesOf(path string) (total int64) {
+	var m meta
+	if data, err := os.ReadFile(path); err != nil || json.Unmarshal(data, &m) != nil {
+		return 0
+	}
+	for _, n := range m.Nodes {
+		total += n.Size
+	}
+	return total
+}
+
+// forget removes entries of components that are gone, and old answers.
+func (c *cache) forget() {
+	entries, _ := os.ReadDir(c.path(indexDir))
+	for _, e := range entries {
+		var of entry
+		if !c.read(indexDir, e.Name(), &of) {
+			continue
+		}
+		if _, err := os.Lstat(c.path(compDir, cmp.Or(of.Source.Tree, "-"))); errors.Is(err, fs.ErrNotExist) {
+			_ = os.Remove(c.path(indexDir, e.Name()))
+		}
+	}
+	answers, _ := os.ReadDir(c.path(answerDir))
+	for _, a := range answers {
+		if info, err := a.Info(); err == nil && time.Since(info.ModTime()) > keepAnswers {
+			_ = os.Remove(c.path(answerDir, a.Name()))
+		}
+	}
+}

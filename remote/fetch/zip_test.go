@@ -1,0 +1,262 @@
+package fetch
+
+import (
+	"archive/zip"
+	"bytes"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+)
+
+// zipHost serves archives.
+type zipHost struct {
+	*httptest.Server
+	mu      sync.Mutex // guards the following
+	data    []byte
+	noTag   bool
+	private bool
+	sent    int // how often the whole archive was sent
+	asked   int
+}
+
+func newZipHost(t testing.TB, data []byte) *zipHost {
+	t.Helper()
+	h := &zipHost{data: data}
+	h.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.asked++
+		tag := `"` + fetchtest.SHA256(h.data) + `"`
+		name, password, _ := r.BasicAuth()
+		switch {
+		case h.private && (name != user || password != secret):
+			http.Error(w, "", http.StatusForbidden)
+		case !h.noTag && r.Header.Get("If-None-Match") == tag:
+			w.WriteHeader(http.StatusNotModified)
+		default:
+			if !h.noTag {
+				w.Header().Set("ETag", tag)
+			}
+			if r.Header.Get("Range") == "" {
+				h.sent++
+			}
+			_, _ = w.Write(h.data)
+		}
+	}))
+	t.Cleanup(h.Close)
+	return h
+}
+
+func (h *zipHost) set(data []byte) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.data = data
+}
+
+func TestArchiveIsAskedForAgainUnlessItsDigestIsKnown(t *testing.T) {
+	for _, noTag := range []bool{false, true} {
+		one, two := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "one"})), fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "two"}))
+		h := newZipHost(t, one)
+		h.noTag = noTag
+		s := newStore(t)
+		ref := "zip+" + h.URL + "/s.zip"
+		c := get(t, s, ref)
+		require.Equal(t, "one", read(t, c, "a"))
+		require.Equal(t, "sha256:"+fetchtest.SHA256(one), c.Digest)
+		require.Equal(t, h.URL+"/s.zip", c.Location)
+		require.Equal(t, "one", read(t, get(t, s, ref), "a"))
+		if !noTag {
+			require.Equal(t, 1, h.sent)
+		}
+		pinned := ref + "#sha256=" + fetchtest.SHA256(one)
+		h.set(two)
+		asked := h.asked
+		require.Equal(t, "one", read(t, get(t, s, pinned), "a"))
+		require.Equal(t, asked, h.asked, "a digest asks nobody")
+		require.Equal(t, "two", read(t, get(t, s, ref), "a"))
+		require.Equal(t, "two", read(t, get(t, s, ref+"#sha256="+fetchtest.SHA256(two)), "a"))
+	}
+}
+
+func TestArchiveWithAnotherDigestIsRefused(t *testing.T) {
+	data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "x"}))
+	h := newZipHost(t, data)
+	s := newStore(t)
+	other := strings.Repeat("0", 64)
+	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256="+other), "it has the digest sha256:"+fetchtest.SHA256(data)+", and not the one")
+	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256=0f"), "64 hexadecimal digits")
+	require.Empty(t, components(t, s))
+}
+
+func TestPrivateArchiveIsServedToWhomItsServerServes(t *testing.T) {
+	data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "x"}))
+	h := newZipHost(t, data)
+	h.private = true
+	s := newStore(t)
+	login := Login{h.URL, user, secret}
+	plain := "zip+" + h.URL + "/s.zip?sig=" + secret
+	for _, ref := range []string{plain, plain + "#sha256=" + fetchtest.SHA256(data)} {
+		for range 2 {
+			c := get(t, s, ref, login)
+			require.Equal(t, h.URL+"/s.zip", c.Location, "what may be secret in the address is not told")
+		}
+		require.Contains(t, refused(t, s, ref), "HTTP status 403")
+	}
+	require.Equal(t, 1, h.sent)
+	requireNoCredentials(t, s)
+}
+
+func TestManyJobsDownloadAnArchiveOnce(t *testing.T) {
+	data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": stepText}))
+	h := newZipHost(t, data)
+	fetchAll(t, stores(t, 4), "zip+"+h.URL+"/s.zip#sha256="+fetchtest.SHA256(data), 100)
+	require.Equal(t, 1, h.sent)
+}
+
+func TestLocalArchiveIsReadAgain(t *testing.T) {
+	s := newStore(t)
+	ref := zipOf(t, "sub/func.yml", "one")
+	path := strings.TrimPrefix(ref, "zip+file://")
+	c := get(t, s, ref+"#dir=sub&file=func.yml")
+	require.Equal(t, filepath.Join(c.Root, "sub"), c.Dir)
+	require.Equal(t, "func.yml", c.File)
+	require.NoError(t, os.WriteFile(path, fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "two"})), 0o644))
+	require.Equal(t, "two", read(t, get(t, s, "zip+"+path), "a"))
+
+	dir := t.TempDir()
+	for path, want := range map[string]string{dir: "is not a regular file", dir + "/none": "no such file"} {
+		require.Contains(t, refused(t, s, "zip+"+path), want)
+	}
+	require.Contains(t, refused(t, s, "zip+./relative.zip"), "an absolute path")
+}
+
+func TestWhatIsNoArchiveIsRefused(t *testing.T) {
+	whole := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": strings.Repeat("x", 1000)}))
+	spoilt := bytes.Clone(whole)
+	spoilt[40] ^= 0xff
+	for name, data := range map[string][]byte{"empty": nil, "a page": []byte("<html>"), "cut": whole[:len(whole)/2], "spoilt": spoilt} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s.zip")
+			require.NoError(t, os.WriteFile(path, data, 0o644))
+			s := newStore(t)
+			refused(t, s, "zip+"+path)
+			require.Empty(t, components(t, s))
+		})
+	}
+}
+
+// entryOf is an archive with one entry more than a step.
+func entryOf(t testing.TB, name, content string, mode fs.FileMode) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, e := range []struct {
+		name, content string
+		mode          fs.FileMode
+	}{{"step.yml", stepText, 0o644}, {"dir/", "", fs.ModeDir | 0o755}, {name, content, mode}} {
+		h := &zip.FileHeader{Name: e.name, Method: zip.Deflate}
+		h.SetMode(e.mode)
+		w, err := z.CreateHeader(h)
+		require.NoError(t, err)
+		_, err = w.Write([]byte(e.content))
+		require.NoError(t, err)
+	}
+	require.NoError(t, z.Close())
+	return b.Bytes()
+}
+
+func TestEntriesThatMeanHarmAreRefused(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "evil")
+	for name, tc := range map[string]struct {
+		name, content string
+		mode          fs.FileMode
+		want          string
+	}{
+		"up":                   {"../evil", "x", 0o644, `its name leads outside`},
+		"up in the middle":     {"a/../../evil", "x", 0o644, `leads outside`},
+		"absolute":             {outside, "x", 0o644, "absolute"},
+		"backslash":            {`..\evil`, "x", 0o644, `\ in it`},
+		"of git":               {"a/.GIT/config", "x", 0o644, ".git"},
+		"NUL":                  {"a\x00b", "x", 0o644, "NUL"},
+		"empty part":           {"a//b", "x", 0o644, "empty part"},
+		"dot":                  {"./a", "x", 0o644, "empty part"},
+		"twice":                {"step.yml", "x", 0o644, "duplicate"},
+		"file in a file":       {"step.yml/a", "x", 0o644, "duplicate"},
+		"file for a directory": {"dir", "x", 0o644, "duplicate"},
+		"link for a directory": {"dir", "step.yml", 0o777 | fs.ModeSymlink, "duplicate"},
+		"only case differs":    {"STEP.yml", "x", 0o644, "only by case"},
+		"case of a directory":  {"Dir/x", "x", 0o644, "only by case"},
+		"too long a name":      {strings.Repeat("a/", 3000) + "b", "x", 0o644, "too long"},
+		"link to what is not":  {"l", "/etc/passwd", 0o777 | fs.ModeSymlink, "symlink leads outside"},
+		"link up":              {"dir/l", "../../etc", 0o777 | fs.ModeSymlink, "symlink leads outside"},
+		"link of nothing":      {"l", "", 0o777 | fs.ModeSymlink, "leads nowhere"},
+		"long link":            {"l", strings.Repeat("a", 5000), 0o777 | fs.ModeSymlink, "leads nowhere"},
+		"device":               {"d", "", 0o644 | fs.ModeDevice, "device"},
+		"pipe":                 {"p", "", 0o644 | fs.ModeNamedPipe, "pipe"},
+		"large for its size":   {"z", strings.Repeat("\x00", 20<<20), 0o644, "times its own"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s.zip")
+			require.NoError(t, os.WriteFile(path, entryOf(t, tc.name, tc.content, tc.mode), 0o644))
+			s := newStore(t)
+			require.Contains(t, refused(t, s, "zip+"+path), tc.want)
+			require.Empty(t, components(t, s))
+			require.NoFileExists(t, outside)
+		})
+	}
+}
+
+func TestLinksThatLeadOutsideTogetherAreRefused(t *testing.T) {
+	link := func(to string) fetchtest.File { return fetchtest.File{Symlink: to} }
+	for name, files := range map[string]fetchtest.Files{
+		"by a link upward": {"a/b/c/s": link("../../.."), "t": link("a/b/c/s/../..")},
+		"by two":           {"x/y/z": {Content: "x"}, "d": link("x/y"), "e/f/g": link("../../d/../../.."), "e/f/h": link("../../d/../..")},
+	} {
+		s := newStore(t)
+		require.Contains(t, refused(t, s, zipFile(t, files)), "the symlink leads outside", name)
+	}
+	s := newStore(t)
+	get(t, s, zipFile(t, fetchtest.Files{"a/b/l": link("../../f"), "f": {}, "loop": link("loop"), "f2": link("f/x")}))
+}
+
+// FuzzExtractZip writes whatever an archive says, and looks for what is where it should not be.
+func FuzzExtractZip(f *testing.F) {
+	f.Add(entryOf(f, "a/b", "x", 0o755))
+	f.Add(entryOf(f, "../../evil", "x", 0o644))
+	f.Add(entryOf(f, "dir/l", "../..", 0o777|fs.ModeSymlink))
+	f.Add(entryOf(f, "a\\b", "", fs.ModeDir))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "a.zip")
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+		inner := filepath.Join(dir, "in")
+		require.NoError(t, os.Mkdir(inner, 0o700))
+		w, err := newTreeWriter(filepath.Join(inner, treeName), limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
+		require.NoError(t, err)
+		defer w.close()
+		var nodes []node
+		if err = extractZip(t.Context(), saved{path: path, size: int64(len(data))}, w); err == nil {
+			nodes, err = w.finish()
+		}
+		for _, d := range []string{dir, inner} {
+			entries, readErr := os.ReadDir(d)
+			require.NoError(t, readErr)
+			require.Len(t, entries, map[string]int{dir: 2, inner: 1}[d])
+		}
+		if err != nil {
+			return
+		}
+		for _, n := range nodes {
+			require.NoError(t, n.check(w.root), n.Path)
+		}
+	})
+}

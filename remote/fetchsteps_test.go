@@ -1,0 +1,35 @@
+package remote
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
+	root, home := t.TempDir(), t.TempDir()
+	h := fetchtest.ServeGit(t, root)
+	r := fetchtest.NewRepository(t, filepath.Join(root, "c", "echo"))
+	commit := r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, fetched]}\n"}))
+	tmp := shortTemp(t)
+	for _, id := range []string{"1", "2"} {
+		socket := socketIn(t, tmp, id)
+		s := launchServe(t, socket, func(s *served) {
+			s.cmd.Env = append(os.Environ(), roleVar+"=serve", "XDG_CACHE_HOME="+home)
+		})
+		s.waitReady(t)
+		client := clientOf(t, socket)
+		_, err := client.Run(t.Context(), &pb.RunRequest{Id: "j", Type: pb.RunRequest_step, StepsYaml: "- step: " + h.URL + "/c/echo@" + commit + "\n"})
+		require.NoError(t, err)
+		stdout, stderr := readOutput(t, client, "j")
+		require.Equal(t, "fetched\n", stdout, stderr)
+		require.Equal(t, pb.Job_suceeded, finalState(t, client, "j").GetStatus()) //nolint:misspell // so it is on the wire
+	}
+	require.Equal(t, 1, h.Fetches())
+	require.Len(t, names(t, filepath.Join(home, "stepmux", "v1", "comp")), 1)
+}
