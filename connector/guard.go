@@ -204,7 +204,7 @@ func (g *guarded) run(ctx context.Context, out *outputs) (code int, err error) {
 	case <-complete:
 	case <-out.failed.Done():
 		g.stop(complete)
-		return 0, context.Cause(out.failed)
+		return 0, out.failure()
 	case <-ctx.Done():
 		g.stop(complete)
 		return 0, ctx.Err()
@@ -215,7 +215,7 @@ func (g *guarded) run(ctx context.Context, out *outputs) (code int, err error) {
 	}
 	select {
 	case <-out.failed.Done():
-		return 0, context.Cause(out.failed)
+		return 0, out.failure()
 	default:
 		return g.exit()
 	}

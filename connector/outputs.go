@@ -42,6 +42,9 @@ func (o *outputs) open(w io.Writer) *Log {
 // writer returns what writes to one of the logs and waits for it until giveUp.
 func (o *outputs) writer(l *Log) io.Writer { return patientWriter{l, o.over} }
 
+// failure returns why one of the logs failed, or what was given to fail.
+func (o *outputs) failure() error { return context.Cause(o.failed) }
+
 // flush waits until the logs have all that was written.
 func (o *outputs) flush(ctx context.Context) error {
 	err := errors.Join(o.stdout.flush(ctx), o.stderr.flush(ctx))

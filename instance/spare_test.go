@@ -1,6 +1,7 @@
 package instance_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -39,7 +40,10 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 	require.Eventually(t, func() bool { return !isAlive(ahead) }, sshtest.Bound, time.Millisecond, "it ends with its build")
 
 	require.NoError(t, syscall.Kill(next, syscall.SIGKILL))
-	require.Eventually(t, func() bool { return !isAlive(next) }, sshtest.Bound, time.Millisecond)
+	require.Eventually(t, func() bool { // reaped: one whose threads are still ending looks dead before it is
+		_, err := os.Stat(fmt.Sprintf("/proc/%d", next))
+		return errors.Is(err, os.ErrNotExist)
+	}, sshtest.Bound, time.Millisecond)
 	require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "without it a build starts its own")
 	last := awaitSpare(t, relay, next)
 	require.NoError(t, p.Close())

@@ -47,6 +47,16 @@ type child struct {
 	alone  chan struct{} // closed once it was reaped and nobody is left in its group
 }
 
+// ended reports whether p has ended, reaped or not.
+func (p *child) ended() bool {
+	if isClosed(p.exited) {
+		return true
+	}
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err != nil || info.Signo != 0 // an error: it was reaped just now
+}
+
 // adopt makes this process the parent of all orphans that will descend from it.
 func adopt(fork forkExec) (*children, error) {
 	c := &children{

@@ -23,6 +23,7 @@ type spares struct {
 	command []string   // of idle: its argv
 	idle    *spawned   // nil: none
 	timer   *time.Timer
+	coming  chan struct{} // not nil while one is being started; closed when that is done
 }
 
 // serveCommand returns the argv of a request with SocketOnStdin for the path of its socket, if it is for a serve of
@@ -57,6 +58,12 @@ func (s *spares) take(c *relayCommand, request *wire.RelayStart) *spawned {
 		return nil
 	}
 	s.mu.Lock()
+	for s.coming != nil { // it takes no longer than one of our own would
+		coming := s.coming
+		s.mu.Unlock()
+		<-coming
+		s.mu.Lock()
+	}
 	idle := s.idle
 	if !slices.Equal(s.command, command) {
 		idle = nil
@@ -73,7 +80,7 @@ func (s *spares) take(c *relayCommand, request *wire.RelayStart) *spawned {
 	if idle == nil {
 		return nil
 	}
-	if _, err := idle.stdin.Write([]byte(request.Ready + "\n")); err != nil || isClosed(idle.child.exited) {
+	if _, err := idle.stdin.Write([]byte(request.Ready + "\n")); err != nil || idle.child.ended() {
 		idle.close() // it was killed
 		return nil
 	}
@@ -86,10 +93,15 @@ func (s *spares) prepare(c *relayCommand, command []string) {
 		return
 	}
 	defer s.relay.processes.Done()
+	coming := make(chan struct{})
+	defer close(coming)
+	s.mu.Lock()
+	s.coming = coming
+	s.mu.Unlock()
 	ahead, err := s.relay.spawn(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.timer = nil
+	s.timer, s.coming = nil, nil
 	if err != nil {
 		return // the next build starts its own, and says what was wrong
 	}

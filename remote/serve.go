@@ -68,6 +68,7 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
+	//nolint:contextcheck // what it opens is closed whatever became of ctx
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
 		return openJobs(dir, cfg.CacheDir, options...)
 	})
