@@ -40,6 +40,7 @@ type Conn struct {
 	channels int                    // open or being opened
 	draining bool                   // Shutdown was called: nothing new
 	relays   map[string]*relayStart // by command line
+	spares   map[*Spare]struct{}    // not taken and not closed
 	empty    chan struct{}
 }
 
@@ -53,6 +54,7 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 		sessions: newSessions(cfg.SessionLimit),
 		done:     make(chan struct{}),
 	}
+	c.sessions.scarce = c.giveUpSpares
 	c.wg.Go(func() { <-nc.done })
 	c.wg.Go(func() { ssh.DiscardRequests(reqs) })
 	c.wg.Go(func() {

@@ -10,6 +10,8 @@ import (
 // sessions is a connection's session budget: a first-come first-served semaphore over the sessions
 // the server allows. How many that are may be unknown until the server refuses one.
 type sessions struct {
+	scarce func() // called without the lock when somebody begins to wait; may be nil
+
 	mu      sync.Mutex // guards the following
 	limit   int        // what the server allows; 0 while unknown
 	learned bool
@@ -58,6 +60,13 @@ func (s *sessions) tryAcquire(n int) bool {
 	return true
 }
 
+// wanted reports whether somebody waits for slots.
+func (s *sessions) wanted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiters.Len() > 0
+}
+
 // acquire takes n slots, all or none, and waits for them behind those who came first.
 func (s *sessions) acquire(ctx context.Context, done <-chan struct{}, n int) error {
 	s.mu.Lock()
@@ -69,6 +78,9 @@ func (s *sessions) acquire(ctx context.Context, done <-chan struct{}, n int) err
 	w := &slotWaiter{n: n, ready: make(chan struct{})}
 	place := s.waiters.PushBack(w)
 	s.mu.Unlock()
+	if s.scarce != nil {
+		s.scarce()
+	}
 
 	var err error
 	select {
