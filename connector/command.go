@@ -13,6 +13,9 @@ import (
 // secretFlag tells serve to read the build's secret from its stdin.
 const secretFlag = "--secret-stdin"
 
+// socketOnStdin as a socket's path tells serve to read that from its stdin, before the secret.
+const socketOnStdin = "-"
+
 // serveArgv starts the build's step runner, which reads its secret from stdin.
 func serveArgv(runner []string, socket string) []string {
 	return runnerArgv(runner, "steps", "serve", "--socket", socket, secretFlag)

@@ -83,23 +83,28 @@ type Connector struct {
 	closeLog  func(context.Context) // if it is ours
 	forgetLog func() bool           // ends the build's interest in it; set with life
 
+	patience context.Context // ends when Close waits for nothing any more
+	giveUp   context.CancelFunc
+
 	life context.Context // ends with the build's ctx, with serve, or at Close
 	end  context.CancelCauseFunc
 	wg   sync.WaitGroup
 
-	mu        sync.Mutex    // guards the following
-	connected chan struct{} // not nil once Connect was called; closed when it returns
-	serve     *serve
-	starter   Starter          // of serve
-	relay     *mux.Relay       // nil if the build has nothing to do with one
-	sessions  *mux.Reservation // nil if it needs none
-	early     *bridge          // one that was opened before anybody asked
-	bridges   map[*bridge]struct{}
-	bridged   bool // a bridge has been open
-	native    bool // it counts as a streamlocal bridge
-	choice    Choice
-	program   Program     // that of the VM; zero before it was found
-	secret    wire.Secret // what calls of its serve carry; zero if that is of a kind that knows none
+	mu            sync.Mutex    // guards the following
+	connected     chan struct{} // not nil once Connect was called; closed when it returns
+	serve         *serve
+	starter       Starter          // of serve
+	relay         *mux.Relay       // nil if the build has nothing to do with one
+	sessions      *mux.Reservation // nil if it needs none
+	started       *mux.Process     // a serve that was started ahead
+	early         *bridge          // one that was opened before anybody asked
+	bridges       map[*bridge]struct{}
+	bridged       bool // a bridge has been open
+	native        bool // it counts as a streamlocal bridge
+	choice        Choice
+	program       Program // that of the VM; zero before it was found
+	startedStderr *laterWriter
+	secret        wire.Secret // what calls of its serve carry; zero if that is of a kind that knows none
 
 	closing   chan struct{} // closed when Close begins
 	gaveUp    chan struct{} // closed when Close waits for serve no longer
@@ -210,6 +215,7 @@ func (c *Connector) begin(ctx context.Context) error {
 	}
 	c.connected = make(chan struct{})
 	c.life, c.end = context.WithCancelCause(ctx)
+	c.patience, c.giveUp = context.WithCancel(context.WithoutCancel(ctx))
 	c.forgetLog = endWithLog(c.log, c.end)
 	return nil
 }
@@ -274,7 +280,11 @@ func (c *Connector) Close(ctx context.Context) error {
 		c.closeBridges()
 		c.giveNative()
 		c.closeErr = c.stopServe(ctx)
+		if c.closeErr != nil {
+			c.giveUp()
+		}
 		c.wg.Wait()
+		c.giveUp()
 	})
 	return c.closeErr
 }

@@ -103,6 +103,16 @@ func (s *serve) exitError() error {
 	return e
 }
 
+// isDone reports whether done is closed.
+func isDone(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
 // missingHint says what to do about a program that is not there.
 func missingHint(runner []string) string {
 	return fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+

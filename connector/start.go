@@ -225,40 +225,64 @@ func (c *Connector) startBySession(reason string) error {
 			route, why = Session, known.reason
 		}
 	}
+	if route != "" { // a probe may need two sessions at once
+		c.takeAhead()
+	}
 	// A bridge by session needs a session of its own. Serve and bridge take theirs together: builds
 	// that each hold one and wait for the second would wait for ever.
 	need := 1
 	if route != Streamlocal {
 		need = 2
 	}
-	sessions, err := c.cfg.Lease.Conn().Reserve(c.life, need)
+	if c.started != nil {
+		need-- // it has one
+	}
+	sessions, err := c.reserve(need)
 	if errors.Is(err, mux.ErrForbidden) && route == "" {
 		// Never two at once: enough if streamlocal turns out to work.
-		sessions, err = c.cfg.Lease.Conn().Reserve(c.life, 1)
+		sessions, err = c.reserve(1)
 	}
 	if err != nil {
+		if c.started != nil {
+			c.started.Close()
+		}
 		return err
 	}
 	c.mu.Lock()
-	c.sessions, c.starter = sessions, sessions
+	c.sessions, c.starter = sessions, c.cfg.Lease.Conn()
+	if sessions != nil {
+		c.starter = sessions
+	}
 	c.choice = Choice{Start: Session, StartReason: reason, Bridge: route, BridgeReason: why}
 	c.mu.Unlock()
 	if err := c.startServe(); err != nil {
 		return err
 	}
+	c.prepareAhead()
 	if route == "" {
 		return c.probe(found)
 	}
 	return nil
 }
 
+// reserve reserves n sessions; no Reservation is one of none.
+func (c *Connector) reserve(n int) (*mux.Reservation, error) {
+	if n == 0 {
+		return nil, nil
+	}
+	return c.cfg.Lease.Conn().Reserve(c.life, n)
+}
+
 // startServe starts serve and the goroutines that watch it, and waits until it listens.
 func (c *Connector) startServe() error {
 	begin := time.Now()
 	stderr := newServeStderr(&remarks{log: c.log, done: c.closing})
-	process, err := c.starter.Start(c.life, c.serveCommand(stderr))
-	if err != nil {
-		return c.startError(err)
+	process := c.useAhead(stderr)
+	if process == nil {
+		var err error
+		if process, err = c.starter.Start(c.life, c.serveCommand(stderr)); err != nil {
+			return c.startError(err)
+		}
 	}
 	s := &serve{process: process, stderr: stderr, socket: c.socket, asked: c.socket, runner: c.cfg.Runner}
 	c.mu.Lock()
@@ -268,8 +292,10 @@ func (c *Connector) startServe() error {
 		s.copyStdout(&remarks{log: c.log, done: c.closing}) // ends with the process, at the latest
 		select {
 		case <-process.Exited():
-			c.end(s.exitError())
 		case <-c.gaveUp:
+		}
+		if isDone(process.Exited()) { // also if it has when it is given up: its last words are to be told
+			c.end(s.exitError())
 		}
 	})
 	if err := s.awaitReady(c.life, c.cfg.ReadyTimeout); err != nil {

@@ -7,10 +7,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
@@ -74,4 +76,90 @@ func awaitSpare(t testing.TB, relay, other int) (pid int) {
 func isAlive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// Where builds are started by session, the manager does it: a session that nobody else wants holds the next serve.
+func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
+	for _, route := range []connector.Route{connector.Streamlocal, connector.Session} {
+		t.Run(string(route), func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, sshtest.OpenSSH(t))
+			own := filepath.Join(t.TempDir(), "stepmux")
+			require.NoError(t, os.Symlink(v.runner[0], own))
+			v.runner = []string{own}
+			p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
+			require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
+			ahead := awaitSessionSpare(t, own, 0)
+
+			out := &sshtest.Log{}
+			gate := filepath.Join(t.TempDir(), "gate")
+			ended := make(chan error, 1)
+			go func() {
+				ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
+			}()
+			out.Await(t, "started")
+			require.Equal(t, ahead, servePID(t, v, "b2"))
+			next := awaitSessionSpare(t, own, ahead)
+			require.NoError(t, os.WriteFile(gate, nil, 0o600))
+			require.NoError(t, <-ended)
+			v.requireClean(t)
+			require.NoError(t, syscall.Kill(next, syscall.SIGKILL))
+			require.Eventually(t, func() bool { return p.Stat().Instances[0].Conn.Sessions.Open == 0 }, sshtest.Bound, time.Millisecond)
+			require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "without it a build starts its own")
+			last := awaitSessionSpare(t, own, next)
+			require.NoError(t, p.Close())
+			require.Eventually(t, func() bool { return !isAlive(last) }, sshtest.Bound, time.Millisecond)
+		})
+	}
+}
+
+// awaitSessionSpare waits for a serve of that program that waits for its build, other than that one.
+func awaitSessionSpare(t testing.TB, program string, other int) (pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+		require.NoError(t, err)
+		waits := func(pid string) bool {
+			line, _ := os.ReadFile("/proc/" + pid + "/cmdline") // it may have ended
+			return strings.HasPrefix(string(line), program+"\x00steps\x00serve\x00--socket\x00-\x00")
+		}
+		for _, path := range lines {
+			found := filepath.Base(filepath.Dir(path))
+			stat, _ := os.ReadFile("/proc/" + found + "/stat")
+			_, rest, _ := strings.Cut(string(stat), ") ")
+			fields := strings.Fields(rest)
+			// A process that a serve is just starting has its command line for a moment.
+			if !waits(found) || len(fields) < 2 || waits(fields[1]) {
+				continue
+			}
+			n, err := strconv.Atoi(found)
+			require.NoError(t, err)
+			if n != other {
+				pid = n
+				return true
+			}
+		}
+		return false
+	}, sshtest.Bound, time.Millisecond, "no serve that was started ahead")
+	return pid
+}
+
+func TestAServeThatWasStartedAheadTakesNoSessionFromABuild(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t, "MaxSessions 2"))
+	for _, route := range []connector.Route{connector.Streamlocal, connector.Session} {
+		p := v.provider(t, 4, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
+		var builds sync.WaitGroup
+		for i := range 12 {
+			builds.Go(func() {
+				assert.NoError(t, build(sshtest.Within(t), p, fmt.Sprint("b", i), script("true"), &sshtest.Log{}))
+			})
+		}
+		builds.Wait()
+		e := p.Executor(instance.Build{ID: "b", Shell: []string{"sh"}})
+		require.NoError(t, e.Prepare(sshtest.Within(t)))
+		require.NoError(t, e.Run(sshtest.Within(t), []byte("true")))
+		require.NoError(t, e.Cleanup(sshtest.Within(t)))
+		require.Equal(t, 1, p.Stat().Instances[0].Connections)
+		require.NoError(t, p.Close())
+	}
 }

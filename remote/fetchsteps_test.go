@@ -31,5 +31,5 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 		require.Equal(t, pb.Job_suceeded, finalState(t, client, "j").GetStatus()) //nolint:misspell // so it is on the wire
 	}
 	require.Equal(t, 1, h.Fetches())
-	require.Len(t, names(t, filepath.Join(home, "stepmux", "v1", "comp")), 1)
+	require.Len(t, names(t, filepath.Join(home, "stepmux-steps", "v1", "comp")), 1)
 }
