@@ -1,4 +1,4 @@
-// Package faults holds docs/faults.md to its word: the tests it names exist.
+// Package faults holds docs/faults.md and docs/acceptance.md to their word: the tests they name exist.
 package faults
 
 import (
@@ -20,37 +20,44 @@ const root = "../.."
 // named is how the page names a test: the package's directory, a dot, the test.
 var named = regexp.MustCompile("`([a-z/0-9]+)\\.(Test[A-Za-z0-9]+)`")
 
-func TestEveryTestThatThePageNamesExists(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(root, "docs", "faults.md"))
-	require.NoError(t, err)
-	found := named.FindAllStringSubmatch(string(page), -1)
-	require.Len(t, found, strings.Count(string(page), ".Test"), "a test is named in another form than `package.TestName`")
-	require.NotEmpty(t, found)
+// pages are those whose rows name tests.
+var pages = []string{"faults.md", "acceptance.md"}
+
+func TestEveryTestThatAPageNamesExists(t *testing.T) {
 	tests := map[string]map[string]bool{} // by package
-	for _, name := range found {
-		pkg, test := name[1], name[2]
-		if tests[pkg] == nil {
-			tests[pkg] = testsOf(t, pkg)
-		}
-		if !tests[pkg][test] {
-			t.Errorf("docs/faults.md names %s.%s, which does not exist", pkg, test)
+	for _, name := range pages {
+		page, err := os.ReadFile(filepath.Join(root, "docs", name))
+		require.NoError(t, err)
+		found := named.FindAllStringSubmatch(string(page), -1)
+		require.Len(t, found, strings.Count(string(page), ".Test"), "a test is named in another form than `package.TestName`")
+		require.NotEmpty(t, found)
+		for _, match := range found {
+			pkg, test := match[1], match[2]
+			if tests[pkg] == nil {
+				tests[pkg] = testsOf(t, pkg)
+			}
+			if !tests[pkg][test] {
+				t.Errorf("docs/%s names %s.%s, which does not exist", name, pkg, test)
+			}
 		}
 	}
 }
 
-func TestEveryFaultOfThePageHasATest(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(root, "docs", "faults.md"))
-	require.NoError(t, err)
-	rows := 0
-	for line := range strings.Lines(string(page)) {
-		switch {
-		case !strings.HasPrefix(line, "|"), strings.HasPrefix(line, "|---"), strings.HasSuffix(line, "our tests |\n"):
-			continue
+func TestEveryRowOfAPageHasATest(t *testing.T) {
+	for _, name := range pages {
+		page, err := os.ReadFile(filepath.Join(root, "docs", name))
+		require.NoError(t, err)
+		rows := 0
+		for line := range strings.Lines(string(page)) {
+			switch {
+			case !strings.HasPrefix(line, "|"), strings.HasPrefix(line, "|---"), strings.HasSuffix(line, "tests |\n"):
+				continue
+			}
+			rows++
+			require.Regexp(t, named, line, name)
 		}
-		rows++
-		require.Regexp(t, named, line)
+		require.Positive(t, rows)
 	}
-	require.Positive(t, rows)
 }
 
 // testsOf returns the tests of a package.
