@@ -94,7 +94,20 @@ func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild)
 			report.FirstOutput = time.Unix(0, first).Sub(started)
 		}
 	}
+	p.logEnd(report)
 	return report
+}
+
+// logEnd says how a build went.
+func (p *Provider) logEnd(r Report) {
+	result, log := "success", p.cfg.Logger.With("build", r.Build, "instance", r.Instance, "route", r.Route.Start, "bridge", r.Route.Bridge)
+	if r.Err != nil {
+		result = string(r.Err.Reason)
+	}
+	if r.Cleanup != nil {
+		log.Warn("something of the build may be left", "error", r.Cleanup)
+	}
+	log.Debug("build ended", "result", result, "took", r.Duration)
 }
 
 // connectAndExecute runs a build that has its slot.

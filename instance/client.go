@@ -68,9 +68,9 @@ func (e *Executor) client(ctx context.Context) (*Client, error) {
 		return nil, errors.New("instance: Client before Prepare")
 	}
 	// A lease of its own: the connection of Prepare may have died since.
-	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	lease, err := e.again(ctx, s)
 	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
+		return nil, err
 	}
 	c := &Client{lease: lease, owner: e, slot: s, conns: make(map[io.Closer]struct{})}
 	c.life, c.end = context.WithCancelCause(context.Background())

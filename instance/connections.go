@@ -16,11 +16,12 @@ import (
 // many dials could wait for one that never gets a place.
 type connections struct {
 	group *Group
+	trace *mux.Trace // of connections whose host has none of its own; may be nil
 	pools [maxHops + 1]*pool.Pool[*mux.Conn]
 }
 
-func newConnections(group *Group, cfg pool.Config[*mux.Conn]) *connections {
-	c := &connections{group: group}
+func newConnections(group *Group, trace *mux.Trace, cfg pool.Config[*mux.Conn]) *connections {
+	c := &connections{group: group, trace: trace}
 	cfg.Dial = c.dial
 	for i := range c.pools {
 		c.pools[i] = pool.New(cfg)
@@ -30,37 +31,56 @@ func newConnections(group *Group, cfg pool.Config[*mux.Conn]) *connections {
 
 // Acquire returns a lease on the connection of the host whose ID is key. See pool.Pool.
 func (c *connections) Acquire(ctx context.Context, key pool.Key) (*pool.Lease[*mux.Conn], error) {
-	h := c.group.host(string(key))
-	if h == nil {
-		return nil, fmt.Errorf("instance %s is not in the group", key)
+	h, err := c.host(string(key))
+	if err != nil {
+		return nil, err
 	}
 	return c.pools[h.depth].Acquire(ctx, key)
 }
 
-// dial connects to the host whose ID is key.
-func (c *connections) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
-	h := c.group.host(string(key))
+func (c *connections) host(id string) (*host, error) {
+	h := c.group.host(id)
 	if h == nil {
-		return nil, fmt.Errorf("instance %s is not in the group", key)
+		return nil, fmt.Errorf("instance %s is not in the group", id)
 	}
-	cfg := h.ssh
-	cfg.MachineID = h.id
-	if h.via != "" {
-		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) { return c.dialVia(ctx, h.via, addr) }
-	}
-	conn, err := mux.Dial(ctx, h.addr, &cfg)
+	return h, nil
+}
+
+// dial connects to the host whose ID is key, for a pool.
+func (c *connections) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
+	conn, err := c.connect(ctx, string(key), nil)
 	if err != nil {
 		return nil, err
 	}
-	c.group.connected(h, conn)
+	c.group.connected(string(key), conn)
 	return conn, nil
+}
+
+// connect connects to a host. trace is told, or if it is nil the host's own or that of all.
+func (c *connections) connect(ctx context.Context, id string, trace *mux.Trace) (*mux.Conn, error) {
+	h, err := c.host(id)
+	if err != nil {
+		return nil, err
+	}
+	cfg := h.ssh
+	cfg.MachineID = h.id
+	switch {
+	case trace != nil:
+		cfg.Trace = trace
+	case cfg.Trace == nil:
+		cfg.Trace = c.trace
+	}
+	if h.via != "" {
+		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) { return c.dialVia(ctx, h.via, addr) }
+	}
+	return mux.Dial(ctx, h.addr, &cfg)
 }
 
 // dialVia connects to addr by way of a host, whose connection stays in use until the result is closed.
 func (c *connections) dialVia(ctx context.Context, via, addr string) (net.Conn, error) {
 	lease, err := c.Acquire(ctx, pool.Key(via))
 	if err != nil {
-		return nil, fmt.Errorf("by way of %s: %w", via, err)
+		return nil, &wayError{via, err}
 	}
 	nc, err := lease.Conn().DialNet(ctx, addr)
 	if err != nil {
@@ -69,6 +89,15 @@ func (c *connections) dialVia(ctx context.Context, via, addr string) (net.Conn, 
 	}
 	return &leasedConn{nc, lease}, nil
 }
+
+// wayError says that a host on the way cannot be reached.
+type wayError struct {
+	via string
+	err error
+}
+
+func (e *wayError) Error() string { return fmt.Sprintf("by way of %s: %v", e.via, e.err) }
+func (e *wayError) Unwrap() error { return e.err }
 
 // leasedConn is a connection by way of another, which it has a lease on.
 type leasedConn struct {
@@ -83,8 +112,26 @@ func (c *leasedConn) Close() error {
 	return err
 }
 
-// retire takes a host's connection out of service.
-func (c *connections) retire(h *host, cause error) { c.pools[h.depth].Retire(pool.Key(h.id), cause) }
+// retire takes a host's connection out of service, and one from when it was reached in another way.
+func (c *connections) retire(id string, cause error) {
+	for _, p := range c.pools {
+		p.Retire(pool.Key(id), cause)
+	}
+}
+
+// states says what there is of connections, by the hosts' IDs.
+func (c *connections) states() map[string]ConnState {
+	all := map[string]ConnState{}
+	for _, p := range c.pools {
+		for _, k := range p.Stat().Keys {
+			id, state := string(k.Key), connState(k)
+			if before := all[id]; before == "" || before == ConnNone || before == ConnLeaving {
+				all[id] = state
+			}
+		}
+	}
+	return all
+}
 
 // Shutdown and Close do for all what pool.Pool's do for one, at the same time: a connection that others go
 // through is released when they are closed.

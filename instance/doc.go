@@ -2,6 +2,6 @@
 // shared connection, and what its end means.
 //
 // A [Provider] owns the VMs' connections and makes an [Executor] for each [Build]. A [Group] says
-// which VMs there are and how many builds each takes at once. [BuildError] is the one place where
-// failures are classified.
+// which VMs there are and how many builds each takes at once; a [Source] may keep it up to date.
+// [BuildError] is the one place where failures are classified.
 package instance

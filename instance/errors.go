@@ -7,10 +7,16 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
 )
 
 // ErrCleanedUp is the cause of the errors of an Executor whose Cleanup was called.
 var ErrCleanedUp = errors.New("the build was cleaned up")
+
+// UnknownError says that a group has no such instance.
+type UnknownError struct{ ID string }
+
+func (e *UnknownError) Error() string { return fmt.Sprintf("there is no instance %q", e.ID) }
 
 // FailureReason says whose fault a failed build is, in GitLab's words.
 type FailureReason string
@@ -90,5 +96,28 @@ func outcome(r connector.Result) error {
 		return &BuildError{Reason: JobCanceled, Err: errors.New(r.Message)}
 	default:
 		return &BuildError{Reason: ScriptFailure, ExitCode: r.ExitCode, Err: errors.New(r.Message)}
+	}
+}
+
+// CloseReason returns one of few words for why a connection left service: "idle", "age", "shutdown",
+// "reconfigured", "not needed", who found it dead ("keepalive", "read", "write"), or "other".
+func CloseReason(cause error) string {
+	died := (*mux.ConnError)(nil)
+	var out outError
+	switch {
+	case errors.Is(cause, pool.ErrIdle):
+		return "idle"
+	case errors.Is(cause, pool.ErrExpired):
+		return "age"
+	case errors.Is(cause, pool.ErrClosed):
+		return "shutdown"
+	case errors.Is(cause, errChanged):
+		return "reconfigured"
+	case errors.As(cause, &out), errors.Is(cause, errNotNeeded):
+		return "not needed"
+	case errors.As(cause, &died) && (died.Op == "keepalive" || died.Op == "read" || died.Op == "write"):
+		return died.Op
+	default:
+		return "other"
 	}
 }

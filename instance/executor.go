@@ -26,6 +26,10 @@ type Executor struct {
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
 
+	tries   int      // instances that Prepare could not reach
+	tried   []string // those, and hosts on the way to them that could not be reached either
+	refused error    // what the last of them said
+
 	mu        sync.Mutex // guards the following
 	slot      *slot
 	started   time.Time // when the slot was taken
@@ -52,8 +56,11 @@ func (e *Executor) bind(ctx context.Context) (bound context.Context, finish func
 	}
 }
 
+// maxTries bounds the instances that a build tries to reach.
+const maxTries = 3
+
 // Prepare takes a slot on an instance, waiting for one if need be, and makes sure that it can be
-// reached.
+// reached. If it cannot, Prepare tries others, three in all.
 func (e *Executor) Prepare(ctx context.Context) error {
 	ctx, finish := e.bind(ctx)
 	return finish(e.prepare(ctx))
@@ -63,23 +70,71 @@ func (e *Executor) prepare(ctx context.Context) error {
 	if e.Instance() != "" {
 		return errors.New("instance: Prepare called twice")
 	}
-	s, err := e.provider.cfg.Group.acquire(ctx)
+	for {
+		err := e.take(ctx)
+		if err == nil {
+			return nil
+		}
+		if !e.tryElsewhere(err) {
+			return err
+		}
+	}
+}
+
+// take takes a slot and a lease on its instance's connection.
+func (e *Executor) take(ctx context.Context) error {
+	group := e.provider.cfg.Group
+	s, err := group.acquire(ctx, e.build.ID, e.tried...)
 	if err != nil {
+		if e.refused != nil {
+			err = fmt.Errorf("%w; before: %w", err, e.refused)
+		}
 		return err
 	}
 	if !e.keep(func() { e.slot, e.started = s, time.Now() }) {
-		s.release()
+		s.giveBack()
 		return ErrCleanedUp
 	}
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	if err != nil {
 		return fmt.Errorf("instance %s: %w", s.member.ID, err)
 	}
+	group.reached(s)
 	if !e.keep(func() { e.lease = lease }) {
 		lease.Release()
 		return ErrCleanedUp
 	}
 	return nil
+}
+
+// tryElsewhere reports whether the build, of which nothing has started, may be tried on another instance
+// after err. Its own is then put aside, and its slot given back.
+func (e *Executor) tryElsewhere(err error) bool {
+	refused := (*pool.DialError)(nil)
+	if !errors.As(err, &refused) || e.Instance() == "" {
+		return false
+	}
+	e.mu.Lock()
+	s := e.slot
+	e.mu.Unlock()
+	group := e.provider.cfg.Group
+	group.putAside(s, err)
+	s.giveBack()
+	if errors.Is(err, errChanged) {
+		return e.keep(func() { e.slot = nil }) // here or elsewhere: it is to be reached in another way now
+	}
+	e.tries++
+	e.tried = append(e.tried, s.member.ID)
+	way := (*wayError)(nil)
+	for on := err; errors.As(on, &way); on = way.err {
+		e.tried = append(e.tried, way.via)
+	}
+	e.refused = err
+	if e.tries >= maxTries || !group.hasOther(e.tried) {
+		return false
+	}
+	e.provider.cfg.Logger.Warn("build goes to another instance", "build", e.build.ID, "instance", s.member.ID, "error", refused.Err)
+	return e.keep(func() { e.slot = nil })
 }
 
 // keep runs set under the lock unless Cleanup has been called.
@@ -143,13 +198,13 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		return nil, err
 	}
 	// A lease of the connector's own: the connection of Prepare may have died since.
-	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	lease, err := e.again(ctx, s)
 	if err != nil {
-		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
+		return nil, err
 	}
 	c, err := connector.New(connector.Config{
 		Lease:        lease,
-		VM:           &s.member.vm,
+		VM:           s.member.vm,
 		BuildID:      e.build.ID,
 		Runner:       s.member.Runner,
 		TempDir:      s.member.TempDir,
@@ -181,6 +236,19 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		return nil, err
 	}
 	return dial, nil
+}
+
+// again returns another lease on the connection of the build's instance.
+func (e *Executor) again(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	for errors.Is(err, errChanged) {
+		lease, err = e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
+	}
+	if err != nil {
+		e.provider.cfg.Group.putAside(s, err)
+		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
+	}
+	return lease, nil
 }
 
 // Credentials returns what calls over the connections of Connect's function must carry, for a gRPC client of the
@@ -248,7 +316,7 @@ func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.
 	}
 	return connector.NewStarter(ctx, connector.StarterConfig{
 		Conn:    lease.Conn(),
-		VM:      &s.member.vm,
+		VM:      s.member.vm,
 		Runner:  s.member.Runner,
 		TempDir: s.member.TempDir,
 		Route:   e.provider.cfg.Route,
@@ -299,7 +367,11 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	if lease != nil {
 		lease.Release()
 	}
-	if s != nil {
+	switch {
+	case s == nil:
+	case lease == nil: // it never came to use it
+		s.giveBack()
+	default:
 		s.release()
 	}
 	e.log.Close(ctx)

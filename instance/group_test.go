@@ -25,7 +25,7 @@ func group(t *testing.T, capacities ...int) *Group {
 
 func take(t *testing.T, g *Group) *slot {
 	t.Helper()
-	s, err := g.acquire(t.Context())
+	s, err := g.acquire(t.Context(), "b")
 	require.NoError(t, err)
 	return s
 }
@@ -46,7 +46,7 @@ func TestWaitersGetSlotsInOrder(t *testing.T) {
 		order := make(chan int, 3)
 		for i := range 3 {
 			go func() {
-				s, err := g.acquire(context.Background())
+				s, err := g.acquire(context.Background(), "b")
 				if err == nil {
 					order <- i
 					s.release()
@@ -71,7 +71,7 @@ func TestWaiterThatLeavesLosesNoSlot(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		left := make(chan error)
 		go func() {
-			_, err := g.acquire(ctx)
+			_, err := g.acquire(ctx, "b")
 			left <- err
 		}()
 		synctest.Wait()
@@ -90,7 +90,7 @@ func TestSlotGrantedToAWaiterThatIsJustLeavingGoesToTheNext(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if s, err := g.acquire(ctx); err == nil {
+			if s, err := g.acquire(ctx, "b"); err == nil {
 				s.release()
 			}
 		}()

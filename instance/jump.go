@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/stepmux/stepmux/mux"
 )
@@ -26,55 +25,31 @@ type JumpHost struct {
 	SSH mux.Config
 	// Jump is the host to go through to this one, nil if there is none.
 	Jump *JumpHost
+	// Revision tells one way to log in from another, as an Instance's does, unless it is an instance.
+	Revision string
 }
 
-// host is a machine that is dialed: an instance, or one on the way.
-type host struct {
-	id, addr string
-	ssh      mux.Config
-	via      string // ID of the host it is reached through, empty if none
-	depth    int    // hosts on the way to it
-
-	// guarded by Group.mu
-	connections int       // made so far
-	conn        *mux.Conn // the newest; for its Stat only
-}
-
-// connStat returns the newest connection's Stat. Callers hold Group.mu.
-func (h *host) connStat() mux.Stat {
-	if h.conn == nil {
-		return mux.Stat{}
-	}
-	return h.conn.Stat()
-}
-
-// hostsOf returns the instances and all hosts on the way to them, by ID. Those that are in known stay the same.
-func hostsOf(members []*member, known map[string]*host) (map[string]*host, error) {
+// hostsOf returns the instances and all hosts on the way to them, by ID.
+func hostsOf(instances []Instance) (map[string]*host, error) {
 	all := map[string]*host{}
-	for _, m := range members {
-		all[m.ID] = &host{id: m.ID, addr: m.Addr, ssh: m.SSH, via: m.Jump.id()}
+	for i := range instances {
+		in := &instances[i]
+		all[in.ID] = &host{id: in.ID, addr: in.Addr, ssh: in.SSH, revision: in.Revision, via: in.Jump.id(), instance: true}
 	}
-	for _, m := range members {
-		hops := 0
-		for j := m.Jump; j != nil; j = j.Jump {
+	for i := range instances {
+		in, hops := &instances[i], 0
+		for j := in.Jump; j != nil; j = j.Jump {
 			if hops++; hops > maxHops {
-				return nil, fmt.Errorf("instance %s: more than %d jump hosts on the way, or a loop of them", m.ID, maxHops)
+				return nil, fmt.Errorf("instance %s: more than %d jump hosts on the way, or a loop of them", in.ID, maxHops)
 			}
 			if err := addJump(all, j); err != nil {
-				return nil, fmt.Errorf("instance %s: %w", m.ID, err)
+				return nil, fmt.Errorf("instance %s: %w", in.ID, err)
 			}
 		}
 	}
 	for _, h := range all {
-		depth, err := depthOf(all, h)
-		if err != nil {
+		if err := h.locate(all); err != nil {
 			return nil, fmt.Errorf("instance: %w", err)
-		}
-		h.depth = depth
-	}
-	for id, h := range all {
-		if old := known[id]; old != nil && old.addr == h.addr && old.ssh.User == h.ssh.User && old.via == h.via && old.depth == h.depth {
-			all[id] = old
 		}
 	}
 	return all, nil
@@ -89,7 +64,7 @@ func addJump(all map[string]*host, j *JumpHost) error {
 	case there == nil && j.Addr == "":
 		return fmt.Errorf("jump host %s has no address and is no instance", j.ID)
 	case there == nil:
-		all[j.ID] = &host{id: j.ID, addr: j.Addr, ssh: j.SSH, via: j.Jump.id()}
+		all[j.ID] = &host{id: j.ID, addr: j.Addr, ssh: j.SSH, revision: j.Revision, via: j.Jump.id()}
 	case j.Addr == "": // that one
 	case there.addr != j.Addr || there.ssh.User != j.SSH.User || there.via != j.Jump.id():
 		return fmt.Errorf("jump host %s is %s@%s and also %s@%s, or reached in two ways: give each an ID of its own",
@@ -106,19 +81,58 @@ func (j *JumpHost) id() string {
 	return j.ID
 }
 
-// depthOf counts the hosts on the way to h.
-func depthOf(all map[string]*host, h *host) (int, error) {
-	path := []string{h.id}
-	for h.via != "" {
-		h = all[h.via]
-		if loop := slices.Contains(path, h.id); loop || len(path) > maxHops {
-			path = append(path, h.id)
-			if loop {
-				return 0, fmt.Errorf("jump hosts form a loop: %s", strings.Join(path, " -> "))
-			}
-			return 0, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, strings.Join(path, " -> "))
-		}
-		path = append(path, h.id)
+// ShareJumpHosts returns instances in which a jump host that is one of them itself, the same account of the
+// same address reached in the same way, is that instance: they then share its connection. It changes none of
+// those it is given.
+func ShareJumpHosts(instances []Instance) []Instance {
+	s := &sharing{byID: map[string]*Instance{}, byWay: map[string]string{}}
+	for i := range instances {
+		s.byID[instances[i].ID] = &instances[i]
 	}
-	return len(path) - 1, nil
+	for i := range instances {
+		in := &instances[i]
+		way := s.way(in.Addr, in.SSH.User, in.Jump, 0)
+		if _, twice := s.byWay[way]; !twice {
+			s.byWay[way] = in.ID
+		}
+	}
+	all := slices.Clone(instances)
+	for i := range all {
+		all[i].Jump = s.shared(all[i].Jump, 0)
+	}
+	return all
+}
+
+// sharing finds instances among jump hosts.
+type sharing struct {
+	byID  map[string]*Instance
+	byWay map[string]string // IDs
+}
+
+// way tells one login from another. A way that is too long is for the Group to refuse.
+func (s *sharing) way(addr, user string, jump *JumpHost, hops int) string {
+	text := user + "@" + addr
+	switch {
+	case jump == nil || hops > maxHops:
+		return text
+	case jump.Addr != "":
+		return text + " " + s.way(jump.Addr, jump.SSH.User, jump.Jump, hops+1)
+	case s.byID[jump.ID] != nil:
+		in := s.byID[jump.ID]
+		return text + " " + s.way(in.Addr, in.SSH.User, in.Jump, hops+1)
+	default:
+		return text + " " + jump.ID
+	}
+}
+
+func (s *sharing) shared(j *JumpHost, hops int) *JumpHost {
+	if j == nil || j.Addr == "" || hops > maxHops {
+		return j
+	}
+	if id, ok := s.byWay[s.way(j.Addr, j.SSH.User, j.Jump, 0)]; ok {
+		return &JumpHost{ID: id}
+	}
+	other := *j
+	other.Jump = s.shared(j.Jump, hops+1)
+	return &other
 }

@@ -179,6 +179,33 @@ func TestRefusedLoginAtTheBastionIsTriedOnce(t *testing.T) {
 	end()
 }
 
+// What is behind the same bastion is not worth a try.
+func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
+	bastion, vm := sshtest.OpenSSH(t), sshtest.InProcess(t, vmtest.Config{})
+	jump := jumpHost("bastion", bastion, nil)
+	stranger, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
+	require.NoError(t, err)
+	jump.SSH.Auth = []mux.Auth{mux.Key("stranger", stranger)}
+	all := []instance.Instance{machine("direct", vm, nil)}
+	for i := range 5 {
+		in := machine(fmt.Sprintf("vm-%d", i), vm, jump)
+		in.Capacity = 2 // they come first
+		all = append(all, in)
+	}
+	p := newProvider(t, instance.Config{}, all...)
+	end, errs := prepareAll(t, p, 1)
+	requireNone(t, errs)
+	aside := 0
+	for _, in := range p.Stat().Instances {
+		if in.State == instance.Aside {
+			aside++
+		}
+	}
+	require.Equal(t, 1, aside)
+	require.Equal(t, 1, statOf(p, "direct").Used)
+	end()
+}
+
 func TestBastionThatIsLostIsReachedAgain(t *testing.T) {
 	bastion, vm := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
 	p := newProvider(t, instance.Config{}, machine("vm", vm, jumpHost("bastion", bastion, nil)))
@@ -286,7 +313,7 @@ func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 	}, sshtest.Bound, time.Millisecond)
 	requireReason(t, errs[0], instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, errs[0], "HOST KEY CHANGED: machine i-20")
-	require.ErrorContains(t, p.Remove(t.Context(), "i-1"), "not in the group")
+	require.ErrorContains(t, p.Remove(t.Context(), "i-1"), `there is no instance "i-1"`)
 	require.ErrorContains(t, p.Add(at("i-20")), "two of this ID")
 }
 

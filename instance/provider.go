@@ -48,6 +48,10 @@ type Config struct {
 	Logger *slog.Logger
 	// Trace is told what happens to the builds' step runners. If nil, nobody is.
 	Trace *connector.Trace
+	// PoolTrace is told what happens to leases and dials, ConnTrace to connections whose instance or jump host
+	// has no Trace of its own. If nil, nobody is.
+	PoolTrace *pool.Trace
+	ConnTrace *mux.Trace
 }
 
 // Provider makes executors for builds and owns the connections they share, one per instance and one per host
@@ -75,18 +79,35 @@ func NewProvider(cfg Config) (*Provider, error) {
 		cfg.StopTimeout = defaultStopTimeout
 	}
 	p := &Provider{cfg: cfg}
-	p.conns = newConnections(cfg.Group, pool.Config[*mux.Conn]{
+	p.conns = newConnections(cfg.Group, cfg.ConnTrace, pool.Config[*mux.Conn]{
 		DialTimeout: cfg.DialTimeout,
 		IdleTimeout: cfg.IdleTimeout,
 		MaxAge:      cfg.MaxAge,
-		Trace: &pool.Trace{
-			DialDone: p.logDial,
-			Retire: func(key pool.Key, cause error) {
-				cfg.Logger.Info("connection leaves service", "instance", key, "reason", cause)
-			},
-		},
+		Trace:       p.poolTrace(),
 	})
+	cfg.Group.provide(p.out)
 	return p, nil
+}
+
+// poolTrace is the configured one, which is told besides.
+func (p *Provider) poolTrace() *pool.Trace {
+	var trace, told pool.Trace
+	if p.cfg.PoolTrace != nil {
+		trace, told = *p.cfg.PoolTrace, *p.cfg.PoolTrace
+	}
+	trace.DialDone = func(key pool.Key, attempt int, took time.Duration, err error) {
+		p.logDial(key, attempt, took, err)
+		if told.DialDone != nil {
+			told.DialDone(key, attempt, took, err)
+		}
+	}
+	trace.Retire = func(key pool.Key, cause error) {
+		p.logRetire(key, cause)
+		if told.Retire != nil {
+			told.Retire(key, cause)
+		}
+	}
+	return &trace
 }
 
 // logDial says how a dial went.
@@ -96,6 +117,24 @@ func (p *Provider) logDial(key pool.Key, attempt int, took time.Duration, err er
 		return
 	}
 	p.cfg.Logger.Info("connected", "instance", key, "attempt", attempt, "took", took)
+}
+
+// out lets the connection of an instance take no more builds, and closes it with its last one.
+func (p *Provider) out(id string, cause error) {
+	level := slog.LevelInfo
+	if errors.Is(cause, outError(UsedUp)) {
+		level = slog.LevelWarn // nobody asked for it just now
+	}
+	p.cfg.Logger.Log(context.Background(), level, "connection is to be closed", "instance", id, "reason", cause)
+	p.conns.retire(id, cause)
+}
+
+// logRetire says why a connection leaves service, and to the group if it died.
+func (p *Provider) logRetire(key pool.Key, cause error) {
+	p.cfg.Logger.Info("connection leaves service", "instance", key, "reason", cause)
+	if died := (*mux.ConnError)(nil); errors.As(cause, &died) {
+		p.cfg.Group.lost(string(key), cause)
+	}
 }
 
 // Build is one build as its executor needs to know it.
@@ -121,47 +160,30 @@ func (p *Provider) Executor(b Build) *Executor {
 	return e
 }
 
-// Stat is a snapshot of a Provider.
-type Stat struct {
-	Instances []VMStat
-	JumpHosts []JumpStat // that are no instances, sorted by ID
+// Dial makes a connection of its own to an instance, outside the pool but by way of the pooled connections to
+// the hosts on the way; trace, if it is not nil, is told of it instead of the configured one. It is for who examines an
+// instance. The caller closes the connection, before the Provider. Errors are as for mux.Dial, or say that
+// there is no such instance.
+func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.Conn, error) {
+	return p.conns.connect(ctx, id, trace)
 }
 
-// VMStat is a snapshot of one instance and its connection.
-type VMStat struct {
-	ID             string
-	Used, Capacity int               // slots
-	Connections    int               // made since the Provider was; one is in use at a time
-	Conn           mux.Stat          // of the newest connection; zero before the first
-	Route          connector.Choice  // what builds take there; empty while unknown
-	Program        connector.Program // the step runner that was found there; zero while unknown
-}
-
-// JumpStat is a snapshot of a jump host and its connection.
-type JumpStat struct {
-	ID          string
-	Connections int      // made since the Provider was; one is in use at a time
-	Conn        mux.Stat // of the newest connection; zero before the first
-}
-
-// Stat returns a snapshot.
-func (p *Provider) Stat() Stat { return p.cfg.Group.stat() }
-
-// Add adds an instance to the Group. Builds that wait for a slot get its. What it goes through is shared with
-// the instances that are there.
+// Add adds an instance to the Group's set; see Group.Update for what is an error. From the first Add or Remove
+// on builds wait also while no instance takes any: another may be added.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
-// Remove takes an instance out of the Group, because the machine is gone or is to go: no new builds, its
+// Remove takes an instance out of the Group's set because the machine is gone or is to go: no new builds, its
 // connection is closed with the last of those that run, and what was learned of its host key is forgotten. (A
 // build that has its slot and no step runner yet fails.) A machine at the same address is another one and
-// needs another ID. ctx bounds the wait for other processes that use the same file of host keys.
+// needs another ID. One that is also a jump host with an address of its own goes on as that, and its key is
+// kept; one that others go through by its ID alone is not removed, which is an error. ctx bounds the wait for
+// other processes that use the same file of host keys.
 func (p *Provider) Remove(ctx context.Context, id string) error {
-	m, err := p.cfg.Group.remove(id)
-	if err != nil {
+	was, needed, err := p.cfg.Group.remove(id)
+	if err != nil || needed {
 		return err
 	}
-	p.conns.retire(m.host, fmt.Errorf("instance %s was removed", id))
-	if err := m.SSH.HostKeys.Forget(ctx, id); err != nil {
+	if err := was.SSH.HostKeys.Forget(ctx, id); err != nil {
 		return fmt.Errorf("remove instance %s: forget its host key: %w", id, err)
 	}
 	return nil

@@ -55,7 +55,9 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 	go func() {
 		var ch *channel
 		defer func() { c.finish(ch) }()
+		kind, start := channelKind(spec.kind), time.Now()
 		raw, reqs, err := c.ssh.OpenChannel(spec.kind, spec.extra)
+		c.trace.channelOpen(kind, time.Since(start), err)
 		if err != nil {
 			spec.closed(false)
 			failed <- err
@@ -82,6 +84,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 		// Also after an exit status: output may follow it, and would be missing.
 		ch.lost = c.alive(spec.op) != nil
 		spec.closed(true)
+		c.trace.channelClose(kind)
 		close(ch.gone)
 	}()
 	select {

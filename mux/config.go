@@ -48,6 +48,9 @@ type Config struct {
 	// SessionLimit is the server's MaxSessions, the sessions it allows on one connection. If zero,
 	// it is learned from the server's first refusal.
 	SessionLimit int
+
+	// Trace is told what happens. If nil, nobody is.
+	Trace *Trace
 }
 
 func (c *Config) withDefaults() (*Config, error) {
@@ -73,6 +76,11 @@ func (c *Config) withDefaults() (*Config, error) {
 	if d.KeepaliveTimeout == 0 {
 		d.KeepaliveTimeout = defaultKeepaliveTimeout
 	}
+	trace := Trace{}
+	if d.Trace != nil {
+		trace = *d.Trace
+	}
+	d.Trace = &trace
 	return &d, nil
 }
 

@@ -29,6 +29,7 @@ type Conn struct {
 	nc         *netConn
 	ssh        ssh.Conn
 	sessions   *sessions
+	trace      *Trace
 	rtt        atomic.Int64 // nanoseconds of the last keepalive, 0 before the first
 	streams    atomic.Int64 // channels open that are not sessions
 
@@ -52,6 +53,7 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 		nc:       nc,
 		ssh:      cc,
 		sessions: newSessions(cfg.SessionLimit),
+		trace:    cfg.Trace,
 		done:     make(chan struct{}),
 	}
 	c.sessions.scarce = c.giveUpSpares
@@ -102,6 +104,7 @@ func (c *Conn) end(err error) {
 	if first {
 		// Not ssh.Close, which may block behind a write that a dead peer never takes.
 		_ = c.nc.Close()
+		c.trace.close(err)
 	}
 }
 
@@ -253,6 +256,7 @@ type Stat struct {
 
 // SessionStat is a snapshot of a connection's session budget.
 type SessionStat struct {
+	Taken   int    // slots handed out: the open ones, and those that are being opened
 	Open    int    // sessions the server has confirmed and not closed
 	Peak    int    // the most that were open at once
 	Waiting int    // callers that wait for a session
@@ -272,5 +276,17 @@ func (c *Conn) Stat() Stat {
 		Streams:       int(c.streams.Load()),
 		Relayed:       c.relayed(),
 		Sessions:      c.sessions.stat(),
+	}
+}
+
+// LimitSource says where the limit is from: "configured", "learned" from a refusal, or "unknown".
+func (s SessionStat) LimitSource() string {
+	switch {
+	case s.Limit == 0:
+		return "unknown"
+	case s.Learned:
+		return "learned"
+	default:
+		return "configured"
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"syscall"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 )
@@ -21,7 +22,9 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	nc, err := cfg.dialNet(ctx, addr)
+	cfg.Trace.dialPhase("connect", time.Since(start), err)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, dialCause(ctx, addr, cfg, "connect")

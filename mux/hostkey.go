@@ -34,6 +34,8 @@ type server struct {
 
 // knowledge is what one rule knows of one server.
 type knowledge struct {
+	// policy names the rule, and where it has its knowledge from, for people.
+	policy string
 	// types are those of the keys it knows, the first preferred.
 	types []string
 	// authority says that it knows one that signs certificates for the server.

@@ -51,6 +51,7 @@ func (c hostKeyCommand) look(ctx context.Context, s server) (knowledge, error) {
 		return knowledge{}, err
 	}
 	known := db.knowledge(s)
+	known.policy = "command " + c[0]
 	known.check = func(ctx context.Context, remote net.Addr, key ssh.PublicKey) error {
 		db, err := c.ask(ctx, s, "HOSTNAME", key)
 		if err != nil {

@@ -20,7 +20,7 @@ func (r fixedRule) forget(context.Context, string) error                  { retu
 // PinnedHostKeys accepts exactly the given keys, whatever the address. Without keys it leaves the answer to
 // the next rule.
 func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
-	known := knowledge{check: func(_ context.Context, _ net.Addr, got ssh.PublicKey) error {
+	known := knowledge{policy: "pinned", check: func(_ context.Context, _ net.Addr, got ssh.PublicKey) error {
 		if len(keys) == 0 {
 			return notKnown("no key is pinned; the server's is " + describe(got))
 		}
@@ -37,10 +37,13 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
 }
 
+// Insecure is what a Trace's HostKey is told of a key that only InsecureHostKeys accepted.
+const Insecure = "insecure: any key is accepted"
+
 // InsecureHostKeys accepts any key of any server: whoever is in between can read and change everything. It is
 // for machines that cannot be told from others anyway.
 func InsecureHostKeys() HostKeys {
-	known := knowledge{check: func(context.Context, net.Addr, ssh.PublicKey) error { return nil }}
+	known := knowledge{policy: Insecure, check: func(context.Context, net.Addr, ssh.PublicKey) error { return nil }}
 	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
 }
 
@@ -66,6 +69,7 @@ func (r firstUseRule) look(_ context.Context, s server) (knowledge, error) {
 		return knowledge{}, err
 	}
 	known := knowledge{
+		policy: "first-use: the first that was seen of it, to be kept in " + r.store.Path(),
 		check: func(_ context.Context, _ net.Addr, key ssh.PublicKey) error {
 			if kept == nil || bytes.Equal(kept.Marshal(), plainKey(key).Marshal()) {
 				return nil
@@ -81,6 +85,7 @@ func (r firstUseRule) look(_ context.Context, s server) (knowledge, error) {
 		},
 	}
 	if kept != nil {
+		known.policy = "first-use: as kept in " + r.store.Path()
 		known.types = []string{kept.Type()}
 	}
 	return known, nil

@@ -24,7 +24,9 @@ func (c *Conn) ping() {
 	asked := time.Now()
 	// An error means that the connection is ending.
 	if _, _, err := c.ssh.SendRequest("keepalive@openssh.com", true, nil); err == nil {
-		c.rtt.Store(int64(time.Since(asked)))
+		rtt := time.Since(asked)
+		c.rtt.Store(int64(rtt))
+		c.trace.keepalive(rtt)
 	}
 }
 

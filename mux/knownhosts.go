@@ -74,7 +74,7 @@ func (d *hostDB) revoke(data []byte) {
 
 // knowledge returns what is known of s, but for the check.
 func (d *hostDB) knowledge(s server) knowledge {
-	k := knowledge{veto: d.veto}
+	k := knowledge{policy: "known_hosts " + d.source, veto: d.veto}
 	for _, key := range d.db.HostKeys(s.name) {
 		if key.Cert {
 			k.authority = true

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/crypto/ssh"
 )
@@ -20,23 +21,26 @@ type login struct {
 	auth    []Auth
 	inquiry *inquiry
 
-	shown   bool  // the handshake came as far as the host key
-	refused error // by the host key check
-	keys    int   // to log in with
-	trouble error // with others
+	shown   bool      // the handshake came as far as the host key
+	refused error     // by the host key check
+	phase   string    // of the dial, for the trace
+	since   time.Time // when it began
+	keys    int       // to log in with
+	trouble error     // with others
 }
 
 // prepare finds out what is needed before the server is reached, whose patience with a login is short: what
 // is known of its host key, and the credentials.
-func prepare(ctx context.Context, addr string, cfg *Config) (*login, error) {
+func prepare(ctx context.Context, addr string, cfg *Config) (_ *login, err error) {
 	l := &login{addr: addr, cfg: cfg, auth: cfg.Auth}
+	start := time.Now()
+	defer func() { cfg.Trace.dialPhase("prepare", time.Since(start), err) }()
 	fail := func(err error) error {
 		if ctx.Err() != nil {
 			return dialCause(ctx, addr, cfg, "prepare")
 		}
 		return &DialError{Stage: "prepare", Addr: addr, User: cfg.User, Err: err}
 	}
-	var err error
 	if l.inquiry, err = cfg.HostKeys.look(ctx, cfg.server(addr)); err != nil {
 		return nil, fail(err)
 	}
@@ -58,6 +62,7 @@ func (l *login) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 	wrapped := newNetConn(nc)
 	// The library has no context: a connection that is closed under it ends every wait.
 	stop := context.AfterFunc(ctx, func() { _ = wrapped.Close() })
+	l.phase, l.since = "handshake", time.Now()
 	cc, chans, reqs, err := ssh.NewClientConn(wrapped, l.addr, l.clientConfig(ctx))
 	if err == nil {
 		if err = l.inquiry.learn(ctx); err != nil {
@@ -65,6 +70,7 @@ func (l *login) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 			cc.Close()
 		}
 	}
+	l.cfg.Trace.dialPhase(l.phase, time.Since(l.since), err)
 	if !stop() {
 		if err == nil {
 			cc.Close()
@@ -91,6 +97,7 @@ func (l *login) clientConfig(ctx context.Context) *ssh.ClientConfig {
 			err := l.inquiry.check(ctx, remote, key)
 			if !l.shown {
 				l.shown, l.refused = true, err
+				l.judged(key, err)
 			}
 			return err
 		},
@@ -101,6 +108,15 @@ func (l *login) clientConfig(ctx context.Context) *ssh.ClientConfig {
 		config.KeyExchanges = append(config.KeyExchanges, ssh.InsecureAlgorithms().KeyExchanges...)
 	}
 	return config
+}
+
+// judged tells the trace of the host key, with which the handshake is over.
+func (l *login) judged(key ssh.PublicKey, err error) {
+	l.cfg.Trace.hostKey(key, l.inquiry.by.policy, err)
+	if err == nil {
+		l.cfg.Trace.dialPhase(l.phase, time.Since(l.since), nil)
+		l.phase, l.since = "login", time.Now()
+	}
 }
 
 // failed says why the login failed, and tells the stages apart: the library's errors are text only.

@@ -167,6 +167,7 @@ func (c *Conn) TryStart(ctx context.Context, cmd Command) (*Process, error) {
 	}
 	s, err := c.openSession(ctx, "start")
 	if isRefusal(err) {
+		c.trace.refused()
 		c.sessions.refuse()
 		return nil, ErrSaturated
 	}

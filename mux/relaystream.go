@@ -109,7 +109,9 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*relayS
 	pending := &pendingRequest{}
 	taken := make(chan bool, 1) // whether the caller is there to take the answer
 	spawned := r.conn.spawn(func() {
+		start := time.Now()
 		stream, err := r.ask(op, message, pending)
+		r.conn.trace.channelOpen(RelayChannel, time.Since(start), err)
 		answered <- answer{stream, err}
 		switch {
 		case err != nil:
@@ -310,5 +312,6 @@ func (s *relayStream) hangUp() {
 			s.relay.conn.settle(sent)
 		}
 		s.relay.finish()
+		s.relay.conn.trace.channelClose(RelayChannel)
 	})
 }

@@ -94,6 +94,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 			closeSessions(opened)
 			return nil, err
 		}
+		c.trace.refused()
 		others := c.sessions.refuse() - len(opened)
 		closeSessions(opened)
 		switch {

@@ -185,6 +185,7 @@ func (s *sessions) stat() SessionStat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return SessionStat{
+		Taken:   s.taken,
 		Open:    s.open,
 		Peak:    s.peak,
 		Waiting: s.waiters.Len(),

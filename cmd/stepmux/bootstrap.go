@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spf13/pflag"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -11,8 +13,19 @@ import (
 // ownFile is the file this program was started from, though another may have taken its name.
 const ownFile = "/proc/self/exe"
 
+// bootstrapFlags say what may be put on VMs.
+type bootstrapFlags struct {
+	bootstrap bool
+	binaries  []string
+}
+
+func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
+	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
+	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil, "OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
+}
+
 // bootstraps returns the programs that may be put on VMs.
-func (f *vmFlags) bootstraps() ([]*connector.Binary, error) {
+func (f *bootstrapFlags) bootstraps() ([]*connector.Binary, error) {
 	var all []*connector.Binary
 	for _, text := range f.binaries {
 		platform, file, ok := strings.Cut(text, "=")

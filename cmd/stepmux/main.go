@@ -89,16 +89,22 @@ Start with:  stepmux run examples/hello.yml
 		Version:       version(),
 	}
 	root.SetVersionTemplate(versionText())
-	root.AddCommand(newRunCommand(), newCICommand(), newLocalCommand(), newValidateCommand(), newStepsCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
+		newCICommand(), newLocalCommand(), newValidateCommand(), newStepsCommand(), newVersionCommand())
 	return root
 }
 
 // untilSignal returns a context that ends with a signal that asks the program to end, with a cause
 // that names the signal.
 func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
+	return untilSignalOf(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+}
+
+// untilSignalOf is untilSignal for these signals.
+func untilSignalOf(ctx context.Context, which ...os.Signal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	signal.Notify(signals, which...)
 	done := make(chan struct{})
 	go func() {
 		select {

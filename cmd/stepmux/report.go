@@ -220,6 +220,7 @@ type jsonSummary struct {
 	Builds      int                    `json:"builds"`
 	Failed      int                    `json:"failed"`
 	Connections map[string]int         `json:"connections"`
+	JumpHosts   map[string]int         `json:"jump_hosts"` // connections to those that are no instances
 	Sessions    map[string]int         `json:"sessions_at_once"`
 	Programs    map[string]jsonProgram `json:"step_runners"` // of the instances where one was found
 }
@@ -238,12 +239,15 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 	defer r.mu.Unlock()
 	r.clearLocked()
 	if r.json {
-		sum := jsonSummary{len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]jsonProgram{}}
+		sum := jsonSummary{len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]int{}, map[string]jsonProgram{}}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
 			if in.Program.Kind != "" {
 				sum.Programs[in.ID] = jsonProgram(in.Program)
 			}
+		}
+		for _, j := range stat.JumpHosts {
+			sum.JumpHosts[j.ID] = j.Connections
 		}
 		writeJSON(r.out, map[string]jsonSummary{"summary": sum})
 		return
@@ -262,6 +266,9 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 		for _, line := range routesOn(in.ID, reports) {
 			fmt.Fprintf(r.err, "  %s\n", line)
 		}
+	}
+	for _, j := range stat.JumpHosts {
+		fmt.Fprintf(r.err, "jump host %s: connections: %d\n", j.ID, j.Connections)
 	}
 	if first := firstOutputs(reports); len(first) > 0 {
 		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))

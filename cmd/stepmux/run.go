@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -27,11 +26,13 @@ const maxBuilds = 100_000
 
 type runFlags struct {
 	vmFlags
+	logFlags
+	operateFlags
+	bootstrapFlags
 	builds  int
 	route   string
 	timeout time.Duration
 	output  string
-	verbose bool
 }
 
 func newRunCommand() *cobra.Command {
@@ -56,17 +57,20 @@ logs go to standard error.
 
 ` + exitHelp,
 		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
-  stepmux run --instance ssh://ci@vm-1 --instance ssh://ci@vm-2:2222 --capacity 8 --builds 200 examples/hello.yml`,
+  stepmux run --instance ssh://ci@vm-1 --instance ssh://ci@vm-2:2222 --capacity 8 --builds 200 examples/hello.yml
+  stepmux run --inventory examples/inventory.yml --builds 200 --metrics :9100 examples/hello.yml`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error { return f.run(cmd, files) },
 	}
 	fl := cmd.Flags()
-	f.register(fl)
+	f.vmFlags.register(fl)
+	f.logFlags.register(fl)
+	f.operateFlags.register(fl)
+	f.bootstrapFlags.register(fl)
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
 	fl.StringVar(&f.route, "route", string(connector.Auto), "how to start and reach a build's step runner: auto, relay, streamlocal or session")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end a build that takes longer, from the moment it has its slot (default none)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
-	fl.BoolVarP(&f.verbose, "verbose", "v", false, "say on standard error what happens to connections")
 	return cmd
 }
 
@@ -80,6 +84,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 		return usageError(fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds))
 	case f.timeout < 0:
 		return usageError(fmt.Errorf("--timeout %v is negative", f.timeout))
+	}
+	if err := f.check(); err != nil {
+		return usageError(err)
 	}
 	report, err := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	if err != nil {
@@ -96,7 +103,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	signal.Notify(brokenPipe, syscall.SIGPIPE)
 	defer signal.Stop(brokenPipe)
 	// The first signal cancels the builds, with their grace; a second cuts them short.
-	ctx, stop := untilSignal(cmd.Context())
+	ctx, stop := untilSignalOf(cmd.Context(), f.endSignals()...)
 	defer stop()
 	abort, stopAbort := untilSecondSignal(ctx)
 	defer stopAbort()
@@ -105,26 +112,35 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if err != nil {
 		return usageError(err)
 	}
-	group, closeVMs, err := f.group(ctx)
+	logger := f.logger(report.talk())
+	group, closeVMs, err := f.group(ctx, logger)
 	if err != nil {
 		return err
 	}
 	defer closeVMs()
-	logger := slog.New(slog.DiscardHandler)
-	if f.verbose {
-		logger = slog.New(slog.NewTextHandler(report.talk(), nil))
-	}
-	provider, err := instance.NewProvider(instance.Config{Group: group, Route: route, Bootstrap: bootstrap, Version: version(), Logger: logger})
+	cfg := instance.Config{Group: group, Route: route, Bootstrap: bootstrap, Version: version(), Logger: logger}
+	counts := f.hooks(&cfg)
+	provider, err := instance.NewProvider(cfg)
 	if err != nil {
 		return usageError(err)
 	}
 	defer func() { _ = provider.Close() }() // all builds have ended
+	stopOperating, err := f.operate(provider, group, counts, f.inventoryErr, logger)
+	if err != nil {
+		return err
+	}
+	defer stopOperating()
 
 	batch := instance.Batch{
 		Timeout: f.timeout,
 		Builds:  f.batchBuilds(jobs, report),
 		OnStart: report.started,
-		OnEnd:   report.ended,
+		OnEnd: func(r instance.Report) {
+			if counts != nil {
+				counts.Ended(r)
+			}
+			report.ended(r)
+		},
 	}
 	report.begin(len(batch.Builds))
 	reports := provider.RunBatch(ctx, abort, batch)

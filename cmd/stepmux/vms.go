@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -22,13 +23,15 @@ const embeddedStop = 10 * time.Second
 const vmHelp = `A VM is named by ssh://[USER@]HOST[:PORT], or by [USER@]NAME[:PORT] with a NAME that ~/.ssh/config knows, with its
 HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
 UserKnownHostsFile. ID= before it gives the machine an identity (an instance id): a new machine at an old address needs
-a new one. VMs behind a jump host share one connection to it.
+a new one. VMs behind a jump host share one connection to it. What the file of --inventory says goes before the flags,
+and those before ~/.ssh/config.
 
 ` + sshclient.PolicyHelp
 
 // vmFlags say which VMs there are and how to reach them.
 type vmFlags struct {
 	instances       []string
+	inventory       string
 	capacity        int
 	identities      []string
 	passphrase      string
@@ -38,12 +41,13 @@ type vmFlags struct {
 	jump            string
 	sshConfig       string
 	runner          string
-	bootstrap       bool
-	binaries        []string
+
+	inventoryErr func() error // what is wrong with the inventory; nil without one
 }
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; may repeat (default a VM embedded in this program)")
+	fl.StringVar(&f.inventory, "inventory", "", "file that lists the VMs, in YAML; read again when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
 	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
 	fl.StringVar(&f.passphrase, "passphrase-command", "", "command that prints the passphrase of the key file %f; words are split at blanks")
@@ -53,15 +57,16 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.jump, "jump", "", "hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
 	fl.StringVar(&f.sshConfig, "ssh-config", "", "file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
 	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
-	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
-	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil, "OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
 }
 
 // group returns the VMs the flags name, and a function that ends what was started for them. ctx bounds the
-// commands that are asked for what is needed.
-func (f *vmFlags) group(ctx context.Context) (*instance.Group, func(), error) {
+// commands that are asked for what is needed; log is told of changes.
+func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.capacity < 1 {
 		return nil, nil, usageError(fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity))
+	}
+	if f.inventory != "" {
+		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
 		return f.embedded(ctx)
@@ -83,11 +88,15 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	resolver, err := f.resolver()
+	cfg, err := f.resolver()
 	if err != nil {
 		return nil, err
 	}
-	targets := make([]*sshclient.Target, len(f.instances))
+	resolver, err := sshclient.NewResolver(cfg)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]instance.Instance, len(f.instances))
 	for i, text := range f.instances {
 		id, where, ok := strings.Cut(text, "=")
 		if !ok {
@@ -95,22 +104,17 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		} else if id == "" {
 			return nil, fmt.Errorf("--instance %q: the ID before the = is empty", text)
 		}
-		if targets[i], err = resolver.Target(ctx, id, where); err != nil {
+		t, err := resolver.Target(ctx, sshclient.Machine{ID: id, Place: where})
+		if err != nil {
 			return nil, fmt.Errorf("--instance: %w", err)
 		}
+		all[i] = instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity, Runner: runner}
 	}
-	all := make([]instance.Instance, len(targets))
-	for i, t := range targets {
-		all[i] = instance.Instance{
-			ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump, targets),
-			Capacity: f.capacity, Runner: runner,
-		}
-	}
-	return all, nil
+	return instance.ShareJumpHosts(all), nil
 }
 
-// resolver returns what finds out how machines are reached.
-func (f *vmFlags) resolver() (*sshclient.Resolver, error) {
+// resolver says what finds out how machines are reached.
+func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
 	cfg := sshclient.ResolverConfig{
 		SSHConfig:         f.sshConfig,
 		Identities:        f.identities,
@@ -122,27 +126,22 @@ func (f *vmFlags) resolver() (*sshclient.Resolver, error) {
 	for _, text := range f.hostKey {
 		policy, err := sshclient.ParsePolicy(text)
 		if err != nil {
-			return nil, fmt.Errorf("--host-key %w", err)
+			return cfg, fmt.Errorf("--host-key %w", err)
 		}
 		if policy.Insecure() {
 			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and read and change all that is sent")
 		}
 		cfg.Policies = append(cfg.Policies, policy)
 	}
-	return sshclient.NewResolver(cfg)
+	return cfg, nil
 }
 
-// jumpHost returns a target as a jump host. One that is among the instances is that instance.
-func jumpHost(t *sshclient.Target, instances []*sshclient.Target) *instance.JumpHost {
+// jumpHost returns a target as a jump host.
+func jumpHost(t *sshclient.Target) *instance.JumpHost {
 	if t == nil {
 		return nil
 	}
-	for _, in := range instances {
-		if in.Same(t) {
-			return &instance.JumpHost{ID: in.Name}
-		}
-	}
-	return &instance.JumpHost{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump, instances)}
+	return &instance.JumpHost{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
 }
 
 // embedded starts a VM in this process. It has no isolation and runs this very program.

@@ -24,6 +24,11 @@ var allowed = map[string][]string{
 	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
+	"instance/inventory": {"instance", "mux", "internal/spell"},
+	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "mux", "internal/termtext"},
+	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
+
 	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/service":  {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
 	"remote/job":      {"remote/engine", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
@@ -31,7 +36,7 @@ var allowed = map[string][]string{
 	"remote/fetch":    {"remote/steps", "remote/api/**"},
 	"remote/local":    {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
 	"remote/gitlabci": {"remote/steps", "remote/api/**"},
-	"remote/steps":    {"remote/expr", "remote/api/**", "internal/wire"},
+	"remote/steps":    {"remote/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/expr":     {},
 	"remote/proc":     {},
 	"remote/joblog":   {},
@@ -48,6 +53,9 @@ var allowed = map[string][]string{
 	"internal/firstuse":   {},
 	// What OpenSSH's client configuration says, in terms of mux.
 	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
+	"internal/spell":      {},
+	"internal/termtext":   {},
+	"internal/smallhttp":  {},
 	"internal/vmtest":     {"internal/wire"},
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},
@@ -57,7 +65,7 @@ var allowed = map[string][]string{
 	"internal/fetchtest":               {},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux":  {"instance", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},
+	"cmd/stepmux":  {"instance/**", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},
 	"bench":        {"**"},
 	"bench/report": {},
 }

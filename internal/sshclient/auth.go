@@ -38,7 +38,7 @@ func (r *Resolver) login(ctx context.Context, s *settings, cfg *mux.Config) erro
 	switch {
 	case len(r.cfg.Identities) > 0:
 		for _, file := range r.cfg.Identities {
-			key, err := r.keyFile(ctx, file)
+			key, err := r.KeyFile(ctx, file)
 			if err != nil {
 				return fmt.Errorf("--identity: %w", err)
 			}
@@ -62,9 +62,9 @@ func (r *Resolver) login(ctx context.Context, s *settings, cfg *mux.Config) erro
 	return nil
 }
 
-// keyFile reads a private key, with its passphrase if it has one and its certificate if there is one beside
-// it. Each file is read once.
-func (r *Resolver) keyFile(ctx context.Context, file string) (mux.Auth, error) {
+// KeyFile reads a private key, with its passphrase if it has one and its certificate if there is one beside
+// it. Each file is read once. ctx bounds the command that is asked for the passphrase.
+func (r *Resolver) KeyFile(ctx context.Context, file string) (mux.Auth, error) {
 	if key, ok := r.keys[file]; ok {
 		return key, nil
 	}
@@ -137,7 +137,7 @@ func (r *Resolver) found(ctx context.Context, s *settings) ([]mux.Auth, error) {
 	}
 	for _, file := range usualFiles() {
 		// Those that are missing, or cannot be read, are not ours to complain about: nobody named them.
-		if key, err := r.keyFile(ctx, file); err == nil {
+		if key, err := r.KeyFile(ctx, file); err == nil {
 			all = append(all, key)
 		}
 	}
@@ -165,7 +165,7 @@ func (r *Resolver) configured(ctx context.Context, s *settings) ([]mux.Auth, err
 		files = usualFiles()
 	}
 	for _, file := range files {
-		key, err := r.keyFile(ctx, file)
+		key, err := r.KeyFile(ctx, file)
 		if err == nil {
 			all = append(all, key)
 			continue

@@ -41,13 +41,20 @@ type Target struct {
 	Jump *Target // nil if there is none
 }
 
-// Same reports whether both are one login on one machine, reached in the same way. (Networks behind different
-// jump hosts may have the same addresses.)
-func (t *Target) Same(other *Target) bool {
-	if t == nil || other == nil {
-		return t == other
-	}
-	return t.Addr == other.Addr && t.SSH.User == other.SSH.User && t.Jump.Same(other.Jump)
+// Machine is what is said of a machine by who names it. It goes before what the operator and ssh_config say.
+type Machine struct {
+	ID    string // its identity; if empty, the Target's Name
+	Place string // ssh://[USER@]HOST[:PORT] or [USER@]NAME[:PORT]
+	User  string // unless Place names one; empty if not said
+	// Auth holds the ways to log in. If empty, those of the operator or ssh_config.
+	Auth []mux.Auth
+	// HostKeys judges its host key. If nil, the operator's policies do.
+	HostKeys *mux.HostKeys
+	// Jump is for this machine what ResolverConfig.Jump is for all.
+	Jump string
+	// JumpUser and JumpAuth are User and Auth of the hosts that Jump names.
+	JumpUser string
+	JumpAuth []mux.Auth
 }
 
 // NewResolver checks cfg and reads the configuration. It runs none of the commands.
@@ -70,38 +77,45 @@ func NewResolver(cfg ResolverConfig) (*Resolver, error) {
 	return &Resolver{cfg: cfg, config: config, keys: map[string]mux.Auth{}, hosts: map[string]mux.HostKeys{}}, nil
 }
 
-// Target returns the machine that text names, in one of the forms ssh://[USER@]HOST[:PORT] and
-// [USER@]NAME[:PORT]. id is its identity; if empty, the Target's Name. ctx bounds the commands that are
-// asked.
-func (r *Resolver) Target(ctx context.Context, id, text string) (*Target, error) {
-	s, err := r.find(ctx, text)
+// Target returns how a machine is reached. ctx bounds the commands that are asked.
+func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
+	s, err := r.find(ctx, m.Place, m.User)
 	if err != nil {
 		return nil, err
 	}
 	jumps := s.proxyJump
-	if r.cfg.Jump != "" {
-		if jumps, err = r.jumpsTo(ctx, s); err != nil {
-			return nil, err
+	switch {
+	case m.Jump != "":
+		jumps, err = r.jumpsTo(ctx, m.Jump, m.JumpUser, s)
+	case r.cfg.Jump != "":
+		if jumps, err = r.jumpsTo(ctx, r.cfg.Jump, "", s); err != nil {
+			err = fmt.Errorf("--jump: %w", err)
 		}
 	}
-	jump, err := r.chain(ctx, jumps, []*settings{s})
 	if err != nil {
 		return nil, err
 	}
-	return r.target(ctx, or(id, s.id()), s, jump)
+	if m.Jump == "" {
+		m.JumpUser, m.JumpAuth = "", nil
+	}
+	jump, err := r.chain(ctx, jumps, []*settings{s}, m)
+	if err != nil {
+		return nil, err
+	}
+	return r.target(ctx, or(m.ID, s.id()), s, jump, m)
 }
 
-// jumpsTo returns the operator's jump hosts on the way to a machine. One that is itself among them is reached
-// through those before it.
-func (r *Resolver) jumpsTo(ctx context.Context, s *settings) ([]string, error) {
-	if r.cfg.Jump == "none" {
+// jumpsTo returns the jump hosts that jump names on the way to a machine. One that is itself among them is
+// reached through those before it.
+func (r *Resolver) jumpsTo(ctx context.Context, jump, user string, s *settings) ([]string, error) {
+	if jump == "none" {
 		return nil, nil
 	}
-	all := splitList(r.cfg.Jump)
+	all := splitList(jump)
 	for i, text := range all {
-		j, err := r.find(ctx, text)
+		j, err := r.find(ctx, text, user)
 		if err != nil {
-			return nil, fmt.Errorf("--jump: %w", err)
+			return nil, err
 		}
 		if j.same(s) {
 			return all[:i], nil
@@ -118,20 +132,21 @@ func (s *settings) id() string {
 	return s.name
 }
 
-func (r *Resolver) find(ctx context.Context, text string) (*settings, error) {
+func (r *Resolver) find(ctx context.Context, text, user string) (*settings, error) {
 	where, err := parsePlace(text)
 	if err != nil {
 		return nil, err
 	}
+	where.user = or(where.user, user)
 	return r.config.settings(ctx, where)
 }
 
 // chain returns the last of jump hosts, of which each is reached through the one before and the first as
-// ssh_config says. path is what they are on the way to, the machine first.
-func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings) (*Target, error) {
+// ssh_config says. path is what they are on the way to, the machine m first.
+func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, m Machine) (*Target, error) {
 	var last *Target
 	for i, text := range jumps {
-		s, err := r.find(ctx, text)
+		s, err := r.find(ctx, text, m.JumpUser)
 		if err != nil {
 			return nil, fmt.Errorf("jump host: %w", err)
 		}
@@ -143,7 +158,7 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings) 
 			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, names(longer))
 		}
 		if i == 0 {
-			if last, err = r.chain(ctx, s.proxyJump, longer); err != nil {
+			if last, err = r.chain(ctx, s.proxyJump, longer, Machine{}); err != nil {
 				return nil, err
 			}
 		}
@@ -151,7 +166,7 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings) 
 		if last != nil {
 			id += " via " + last.Name
 		}
-		if last, err = r.target(ctx, id, s, last); err != nil {
+		if last, err = r.target(ctx, id, s, last, Machine{Auth: m.JumpAuth}); err != nil {
 			return nil, fmt.Errorf("jump host %s: %w", s.name, err)
 		}
 		path = longer
@@ -173,12 +188,21 @@ func names(path []*settings) string {
 }
 
 // target returns a machine that has been looked up.
-func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target) (*Target, error) {
+func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target, m Machine) (*Target, error) {
 	t := &Target{Name: id, Addr: s.addr(), Jump: jump, SSH: mux.Config{User: s.user, HostKeyAlias: s.hostKeyAlias, MachineID: id}}
-	if err := r.login(ctx, s, &t.SSH); err != nil {
+	var err error
+	if len(m.Auth) > 0 {
+		t.SSH.Auth, err = withCertificates(m.Auth, s.certificates)
+	} else {
+		err = r.login(ctx, s, &t.SSH)
+	}
+	if err != nil {
 		return nil, err
 	}
-	var err error
+	if m.HostKeys != nil {
+		t.SSH.HostKeys = *m.HostKeys
+		return t, nil
+	}
 	if t.SSH.HostKeys, err = r.hostKeys(id, s); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/mux"
 )
 
 // way returns a target's name and those of the hosts on the way to it.
@@ -58,11 +59,11 @@ func TestJumpHostsOfSSHConfig(t *testing.T) {
 		if strings.HasPrefix(text, "ssh://") {
 			key(t, filepath.Join(h, ".ssh", "id_ed25519"), "")
 		}
-		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), "", text)
+		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: text})
 		require.NoError(t, err)
 		require.Equal(t, want, way(target))
 	}
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), "i-1", "vm")
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{ID: "i-1", Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, "i-1 <- ci@b2:22 via ci@b1:22 <- ci@b1:22", way(target))
 	require.Equal(t, "i-1", target.SSH.MachineID)
@@ -79,26 +80,57 @@ func TestJumpFlagGoesBeforeSSHConfig(t *testing.T) {
 		{"a,b", "b", "b <- ci@a:22"}, // the jump hosts may be VMs themselves
 		{"a,b", "a", "a"},
 	} {
-		target, err := resolver(t, ResolverConfig{Jump: c.flag}).Target(t.Context(), "", c.text)
+		target, err := resolver(t, ResolverConfig{Jump: c.flag}).Target(t.Context(), Machine{Place: c.text})
 		require.NoError(t, err)
 		require.Equal(t, c.want, way(target))
 	}
 }
 
-// Networks behind different bastions may use the same addresses: a machine is its address and the way there.
-func TestMachinesAreTheSameOnlyOnTheSameWay(t *testing.T) {
+// Networks behind different bastions may use the same addresses: a jump host is its address and the way there.
+func TestJumpHostsAreNamedByTheWayThere(t *testing.T) {
 	h := home(t, jumps)
 	key(t, filepath.Join(h, ".ssh", "id"), "")
-	at := func(jump, text string) *Target {
-		target, err := resolver(t, ResolverConfig{Jump: jump}).Target(t.Context(), "", text)
+	name := func(jump string) string {
+		target, err := resolver(t, ResolverConfig{Jump: jump}).Target(t.Context(), Machine{Place: "vm"})
 		require.NoError(t, err)
-		return target
+		return target.Jump.Name
 	}
-	require.True(t, at("a", "10.0.0.5").Same(at("a,10.0.0.5", "vm").Jump))
-	require.False(t, at("b", "10.0.0.5").Same(at("a,10.0.0.5", "vm").Jump))
-	require.False(t, at("a", "me@10.0.0.5").Same(at("a,10.0.0.5", "vm").Jump))
-	require.False(t, at("none", "10.0.0.5").Same(at("a,10.0.0.5", "vm").Jump))
-	require.NotEqual(t, at("a,10.0.0.5", "vm").Jump.Name, at("b,10.0.0.5", "vm").Jump.Name)
+	require.NotEqual(t, name("a,10.0.0.5"), name("b,10.0.0.5"))
+	require.NotEqual(t, name("a,me@10.0.0.5"), name("a,10.0.0.5"))
+	require.Equal(t, name("a,10.0.0.5"), name("a,10.0.0.5"))
+}
+
+// What is said of one machine goes before the operator's word for all and ssh_config.
+func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
+	h := home(t, jumps)
+	key(t, filepath.Join(h, ".ssh", "id"), "")
+	_, public := key(t, filepath.Join(h, "own"), "")
+	r := resolver(t, ResolverConfig{Jump: "a", Policies: policies(t, "insecure")})
+	own, err := r.KeyFile(t.Context(), filepath.Join(h, "own"))
+	require.NoError(t, err)
+	pinned := mux.PinnedHostKeys(public)
+	m := Machine{Place: "vm", User: "me", Auth: []mux.Auth{own}, HostKeys: &pinned}
+	target, err := r.Target(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, "vm <- ci@a:22", way(target))
+	require.Equal(t, "me", target.SSH.User)
+	require.Equal(t, []string{own.String()}, waysOf(target))
+	require.Equal(t, pinned, target.SSH.HostKeys)
+	require.NotEqual(t, waysOf(target), waysOf(target.Jump), "it is about the machine only")
+
+	m.Jump, m.JumpUser, m.JumpAuth = "b1", "jump", []mux.Auth{own}
+	target, err = r.Target(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, "vm <- jump@b1:22", way(target))
+	require.Equal(t, waysOf(target), waysOf(target.Jump))
+	m.Jump = "you@b1"
+	target, err = r.Target(t.Context(), m)
+	require.NoError(t, err)
+	require.Equal(t, "vm <- you@b1:22", way(target))
+	m.Jump = "none"
+	target, err = r.Target(t.Context(), m)
+	require.NoError(t, err)
+	require.Nil(t, target.Jump)
 }
 
 func TestLoopsOfJumpHostsAreFound(t *testing.T) {
@@ -108,12 +140,12 @@ func TestLoopsOfJumpHostsAreFound(t *testing.T) {
 		"self": "form a loop: self -> self (set ProxyJump none",
 		"x":    "form a loop: x -> y -> z -> x",
 	} {
-		_, err := resolver(t, ResolverConfig{}).Target(t.Context(), "", text)
+		_, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: text})
 		require.ErrorContains(t, err, want)
 	}
-	_, err := resolver(t, ResolverConfig{Jump: "a,b,c,d,e,f,g,h,i"}).Target(t.Context(), "", "vm")
+	_, err := resolver(t, ResolverConfig{Jump: "a,b,c,d,e,f,g,h,i"}).Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "more than 8")
-	_, err = resolver(t, ResolverConfig{Jump: "http://a"}).Target(t.Context(), "", "vm")
+	_, err = resolver(t, ResolverConfig{Jump: "http://a"}).Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "--jump: ")
 }
 
@@ -154,7 +186,7 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 	} {
 		put(t, filepath.Join(dir, "config"), c.config+"\n")
 		t.Setenv("SSH_AUTH_SOCK", c.agent)
-		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), "", "vm")
+		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
 		if c.err != "" {
 			require.ErrorContains(t, err, c.err, c.config)
 			continue
@@ -165,10 +197,10 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 	t.Setenv("SSH_AUTH_SOCK", socket)
 	key(t, filepath.Join(dir, "id_ed25519"), "")
 	put(t, filepath.Join(dir, "config"), "IdentitiesOnly yes\n")
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), "", "vm")
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{"key " + filepath.Join(dir, "id_ed25519")}, waysOf(target))
-	target, err = resolver(t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}}).Target(t.Context(), "", "vm")
+	target, err = resolver(t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}}).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{file}, waysOf(target), "what the operator names is all")
 }
@@ -182,7 +214,7 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	command := script(t, `echo "$1" >>`+asked+`; echo "correct horse"; echo "and the rest is not it"`)
 	r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{command, "%f"}})
 	for range 3 {
-		target, err := r.Target(t.Context(), "", "ssh://ci@"+vm.Addr)
+		target, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
 		require.NoError(t, err)
 		requireLogin(t, target)
 	}
@@ -197,7 +229,7 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 		"prints too much":                       "cat /dev/zero",
 	} {
 		r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, command)}})
-		_, err := r.Target(t.Context(), "", "ssh://ci@"+vm.Addr)
+		_, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, file)
 	}
@@ -205,10 +237,10 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	passphraseLimit = subprocess.Limit{Time: 100 * time.Millisecond, Bytes: limit.Bytes}
 	defer func() { passphraseLimit = limit }()
 	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}})
-	_, err = r.Target(t.Context(), "", "vm")
+	_, err = r.Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "it has not ended after 100ms")
 	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{"/bin/sh", "%z"}})
-	_, err = r.Target(t.Context(), "", "vm")
+	_, err = r.Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "--passphrase-command: ")
 }
 
@@ -221,7 +253,7 @@ func TestIdentityCommandIsAskedForEachConnection(t *testing.T) {
 	asked := filepath.Join(h, "asked")
 	command := script(t, `echo "$@" >>`+asked+`; cat `+file)
 	r := resolver(t, ResolverConfig{IdentityCommand: []string{command, "%r@%h:%p", "%n", "%k"}})
-	target, err := r.Target(t.Context(), "", "ssh://ci@"+vm.Addr)
+	target, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
 	require.NoError(t, err)
 	require.Empty(t, target.SSH.Auth)
 	requireLogin(t, target)
@@ -237,7 +269,7 @@ func TestIdentityCommandIsAskedForEachConnection(t *testing.T) {
 		"want the private key":                  "echo hello",
 	} {
 		r := resolver(t, ResolverConfig{IdentityCommand: []string{script(t, command)}})
-		target, err := r.Target(t.Context(), "", "ssh://ci@"+vm.Addr)
+		target, err := r.Target(t.Context(), Machine{Place: "ssh://ci@" + vm.Addr})
 		require.NoError(t, err)
 		require.ErrorContains(t, loginError(t, target), want)
 	}
@@ -270,7 +302,7 @@ func TestPolicies(t *testing.T) {
 		{[]string{"known-hosts", "first-use"}, ""},
 		{[]string{"first-use:" + filepath.Join(h, "my", "file")}, ""},
 	} {
-		target, err := resolver(t, ResolverConfig{Policies: policies(t, c.policies...)}).Target(t.Context(), "vm-1", where)
+		target, err := resolver(t, ResolverConfig{Policies: policies(t, c.policies...)}).Target(t.Context(), Machine{ID: "vm-1", Place: where})
 		if err == nil {
 			err = loginError(t, target)
 		}
@@ -286,13 +318,13 @@ func TestPolicies(t *testing.T) {
 		require.Contains(t, string(text), "vm-1 "+line(vm.HostKey))
 	}
 	put(t, filepath.Join(h, ".ssh", "known_hosts"), "garbage\n")
-	_, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")}).Target(t.Context(), "", where)
+	_, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")}).Target(t.Context(), Machine{Place: where})
 	require.ErrorContains(t, err, "known_hosts:1: ")
-	target, err := resolver(t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}}).Target(t.Context(), "", where)
+	target, err := resolver(t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}}).Target(t.Context(), Machine{Place: where})
 	require.NoError(t, err)
 	requireLogin(t, target)
 	put(t, filepath.Join(h, ".ssh", "config"), "UserKnownHostsFile "+vm.KnownHosts+" ~/missing\nHost vm\n HostName 127.0.0.1\n User "+vm.User+"\n Port "+vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]+"\n")
-	target, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts")}).Target(t.Context(), "", "vm")
+	target, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts")}).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	requireLogin(t, target)
 }
@@ -337,16 +369,16 @@ func TestCertificatesThatSSHConfigNames(t *testing.T) {
 	port := vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]
 	for _, file := range []string{"mine.crt", "b-cert.pub"} {
 		path := put(t, filepath.Join(h, ".ssh", file), string(ssh.MarshalAuthorizedKey(cert)))
-		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), "", vm.User+"@127.0.0.1:"+port)
+		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: vm.User + "@127.0.0.1:" + port})
 		require.NoError(t, err)
 		requireLogin(t, target)
 		require.NoError(t, os.Remove(path))
 	}
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), "", vm.User+"@127.0.0.1:"+port)
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: vm.User + "@127.0.0.1:" + port})
 	require.NoError(t, err)
 	require.Error(t, loginError(t, target))
 	put(t, filepath.Join(h, ".ssh", "mine.crt"), "nonsense")
-	_, err = resolver(t, ResolverConfig{}).Target(t.Context(), "", "vm")
+	_, err = resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "CertificateFile")
 }
 
@@ -363,6 +395,6 @@ func TestCommandsEndWithTheContext(t *testing.T) {
 	because := errors.New("because")
 	cancel(because)
 	r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}})
-	_, err := r.Target(ctx, "", "vm")
+	_, err := r.Target(ctx, Machine{Place: "vm"})
 	require.ErrorIs(t, err, because)
 }

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/inventory"
+	"github.com/stepmux/stepmux/internal/sshclient"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// endSignals are the signals that end a run. With an inventory SIGHUP is none: it has it read again.
+func (f *vmFlags) endSignals() []os.Signal {
+	all := []os.Signal{syscall.SIGTERM, syscall.SIGINT}
+	if f.inventory == "" {
+		all = append(all, syscall.SIGHUP)
+	}
+	return all
+}
+
+// fromInventory returns the VMs of the inventory, as it is from time to time until the function it returns
+// is called. ctx bounds the commands that are asked for what is needed at first.
+func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
+	if len(f.instances) > 0 {
+		return nil, nil, usageError(errors.New("--inventory and --instance: use one of them"))
+	}
+	// From here on: the first one shall not end the program because it was quick.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	file, group, err := f.openInventory(ctx, log)
+	if err != nil {
+		signal.Stop(hangups)
+		return nil, nil, usageError(err)
+	}
+	f.inventoryErr = file.Err
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = group.Follow(ctx, file) }) // it ends with ctx only: a File reports its mistakes itself
+	wg.Go(func() {
+		for {
+			select {
+			case <-hangups:
+				file.Reload()
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return group, func() {
+		signal.Stop(hangups)
+		cancel()
+		wg.Wait()
+	}, nil
+}
+
+func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*inventory.File, *instance.Group, error) {
+	runner, err := splitCommand(f.runner)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg, err := f.resolver()
+	if err != nil {
+		return nil, nil, err
+	}
+	file, err := inventory.Open(ctx, inventory.Config{
+		Path:   f.inventory,
+		Logger: log,
+		Fallback: inventory.Fallback{
+			Capacity: f.capacity,
+			Runner:   runner,
+			Resolver: func() (inventory.Resolver, error) {
+				r, err := sshclient.NewResolver(cfg)
+				return reach{r}, err
+			},
+		},
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("--inventory: %w", err)
+	}
+	group, err := instance.NewGroup(file.Instances()...)
+	return file, group, err
+}
+
+// reach is how an inventory asks what --instance is resolved by.
+type reach struct{ *sshclient.Resolver }
+
+// Resolve implements inventory.Resolver.
+func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
+	t, err := r.Target(ctx, sshclient.Machine(m))
+	if err != nil {
+		return "", mux.Config{}, nil, err
+	}
+	return t.Addr, t.SSH, jumpHost(t.Jump), nil
+}

@@ -1,0 +1,123 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"syscall"
+)
+
+// maxAnswer bounds an answer, in bytes: that of a manager with ten thousand instances has less.
+const maxAnswer = 64 << 20
+
+// Client asks a manager. It holds no connection and is safe for concurrent use.
+type Client struct {
+	path string
+	http http.Client
+}
+
+// NewClient returns a client of the manager whose socket is at path, or if that is empty of the only one of
+// this user.
+func NewClient(path string) (*Client, error) {
+	if path == "" {
+		var err error
+		if path, err = only(Dir()); err != nil {
+			return nil, err
+		}
+	}
+	return &Client{path: path, http: http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		},
+	}}}, nil
+}
+
+// only returns the path of the only socket in a directory on which a manager listens.
+func only(dir string) (string, error) {
+	var alive []string
+	for _, path := range sockets(dir) {
+		if isAlive(path) {
+			alive = append(alive, path)
+		}
+	}
+	switch len(alive) {
+	case 0:
+		return "", fmt.Errorf("no stepmux run of this user is under way (none has its socket in %s); "+
+			"if it was started with --control, or by another user, name its socket with --control", dir)
+	case 1:
+		return alive[0], nil
+	default:
+		return "", fmt.Errorf("%d runs are under way; name the socket of one with --control: %s", len(alive), strings.Join(alive, " "))
+	}
+}
+
+// Status asks for the manager's status.
+func (c *Client) Status(ctx context.Context) (Status, error) {
+	var s Status
+	err := c.do(ctx, http.MethodGet, "/v1/status", &s)
+	return s, err
+}
+
+// Drain asks the manager to drain an instance.
+func (c *Client) Drain(ctx context.Context, id string) error {
+	return c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(id)+"/drain", nil)
+}
+
+// Undrain undoes Drain.
+func (c *Client) Undrain(ctx context.Context, id string) error {
+	return c.do(ctx, http.MethodPost, "/v1/instances/"+url.PathEscape(id)+"/undrain", nil)
+}
+
+func (c *Client) do(ctx context.Context, method, path string, to any) error {
+	req, err := http.NewRequestWithContext(ctx, method, "http://stepmux"+path, nil)
+	if err != nil {
+		return fmt.Errorf("ask stepmux run: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return c.doError(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return c.doError(err)
+	}
+	if resp.StatusCode >= 300 {
+		p := problem{}
+		if json.Unmarshal(body, &p) == nil && p.Error != "" {
+			return errors.New(p.Error)
+		}
+		return fmt.Errorf("ask stepmux run at %s: it answered %s", c.path, resp.Status)
+	}
+	if to == nil {
+		return nil
+	}
+	if err := json.Unmarshal(body, to); err != nil {
+		return fmt.Errorf("ask stepmux run at %s: its answer makes no sense: %w", c.path, err)
+	}
+	return nil
+}
+
+func (c *Client) doError(err error) error {
+	if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {
+		err = wrapped.Err
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("no stepmux run has its control socket at %s", c.path)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("the stepmux run whose control socket is %s is dead", c.path)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		return fmt.Errorf("ask stepmux run at %s: %w (only the user who started it, and root, may)", c.path, err)
+	default:
+		return fmt.Errorf("ask stepmux run at %s: %w", c.path, err)
+	}
+}

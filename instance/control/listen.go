@@ -1,0 +1,203 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxPath is how long the path of a unix socket may be on Linux (unix(7)).
+	maxPath = 107
+	// listenTries bounds how often a directory is made that another manager, which ends, removes.
+	listenTries = 20
+	// aliveTimeout bounds the wait for a manager to take a connection: the kernel does that for it.
+	aliveTimeout = time.Second
+	// lockTimeout bounds the wait for other managers that make a socket in the same directory.
+	lockTimeout  = 5 * time.Second
+	lockRetry    = 5 * time.Millisecond
+	socketSuffix = ".sock"
+)
+
+// Dir returns the directory in which managers of this user have their sockets if none is named.
+func Dir() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "stepmux")
+	}
+	return filepath.Join(os.TempDir(), "stepmux-run-"+strconv.Itoa(os.Getuid()))
+}
+
+// listen makes the socket at path, or if that is empty one of this process's own in Dir. It returns the
+// directory to be removed with it, empty if none is.
+func listen(path string) (listener *net.UnixListener, dir string, err error) {
+	if path != "" {
+		listener, err = listenIn(filepath.Dir(path), filepath.Base(path), false)
+		return listener, "", err
+	}
+	dir = Dir()
+	for range listenTries {
+		if err = makeDir(dir); err == nil {
+			listener, err = listenIn(dir, strconv.Itoa(os.Getpid())+socketSuffix, true)
+		}
+		// The directory was removed before the socket was in it; by now it may be there again.
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	return listener, dir, err
+}
+
+// makeDir makes a directory of this user alone, or sees that it is one.
+func makeDir(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make directory for control socket: %w", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return fmt.Errorf("make directory for control socket: %w", err)
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("directory for control socket: %s is not a directory of this user's with mode 0700; remove it, or name a socket elsewhere", dir)
+	}
+	return nil
+}
+
+// listenIn makes a socket in dir. Managers do that one at a time, for each may find the socket of one that is
+// dead and replace it.
+func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
+	path := filepath.Join(dir, name)
+	if len(path) > maxPath {
+		return nil, fmt.Errorf("control socket %s: the path has more than %d bytes", path, maxPath)
+	}
+	lock, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	defer lock.Close() // and with it the lock
+	if err := lockDir(lock); err != nil {
+		return nil, fmt.Errorf("control socket: lock %s: %w", dir, err)
+	}
+	if sweep {
+		sweepDir(dir)
+	}
+	if err := removeStale(path); err != nil {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		_ = listener.Close() // it fails anyway
+		return nil, fmt.Errorf("control socket: %w", err)
+	}
+	return listener, nil
+}
+
+// lockDir locks an open directory, until it is closed. In a directory that is everybody's somebody may hold
+// the lock for ever: the wait is bounded.
+func lockDir(dir *os.File) error {
+	retry := time.NewTicker(lockRetry)
+	defer retry.Stop()
+	for until := time.Now().Add(lockTimeout); ; <-retry.C {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(until) {
+			return err
+		}
+	}
+}
+
+// removeStale removes the socket of a manager that is dead. That of one that lives is an error, and so is
+// anything else.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("control socket: %w", err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("control socket %s: there is something that is no socket; it is left alone", path)
+	case isAlive(path):
+		return fmt.Errorf("control socket %s: it is that of another stepmux run; name another", path)
+	}
+	if err := os.Remove(path); err != nil {
+		return fmt.Errorf("control socket: remove that of a dead run: %w", err)
+	}
+	return nil
+}
+
+// isAlive reports whether somebody listens on a socket. In doubt it does.
+func isAlive(path string) bool {
+	conn, err := net.DialTimeout("unix", path, aliveTimeout)
+	if err == nil {
+		conn.Close()
+		return true
+	}
+	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist)
+}
+
+// sweepDir removes the sockets of managers that were killed.
+func sweepDir(dir string) {
+	for _, path := range sockets(dir) {
+		_ = removeStale(path) // those that are left are somebody's
+	}
+}
+
+// sockets returns the paths of the sockets in a directory, sorted.
+func sockets(dir string) []string {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	var all []string
+	for _, e := range entries {
+		if e.Type() == fs.ModeSocket && strings.HasSuffix(e.Name(), socketSuffix) {
+			all = append(all, filepath.Join(dir, e.Name()))
+		}
+	}
+	return all
+}
+
+// ownListener takes the connections of its own user and of root only.
+type ownListener struct{ *net.UnixListener }
+
+// Accept implements net.Listener.
+func (l ownListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		if mayControl(conn) {
+			return conn, nil
+		}
+		_ = conn.Close() // whoever that is
+	}
+}
+
+// mayControl asks the kernel who is at the other end (SO_PEERCRED, unix(7)).
+func mayControl(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var peer *unix.Ucred
+	var asked error
+	err = raw.Control(func(fd uintptr) {
+		peer, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return err == nil && asked == nil && allowed(peer.Uid)
+}
+
+func allowed(uid uint32) bool { return uid == 0 || int(uid) == os.Geteuid() }

@@ -1,0 +1,100 @@
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/smallhttp"
+)
+
+// Config says what a Server serves.
+type Config struct {
+	// Path is where the socket is made. If empty, a name of the process's own in Dir.
+	Path string
+	// Provider is what Status tells of, and Group what is drained. Required.
+	Provider *instance.Provider
+	Group    *instance.Group
+	// Version is that of the program.
+	Version string
+	// InventoryErr returns what is wrong with the inventory's newest state. May be nil.
+	InventoryErr func() error
+}
+
+// Server answers operators.
+type Server struct {
+	cfg   Config
+	path  string
+	dir   string // to be removed; empty if none is
+	since time.Time
+	http  *smallhttp.Server
+	close sync.Once
+}
+
+// Serve makes the socket and answers requests until Close. A socket that a dead process left is replaced; one
+// that lives is an error.
+func Serve(cfg Config) (*Server, error) {
+	if cfg.Provider == nil || cfg.Group == nil {
+		return nil, errors.New("control: Config.Provider or Group is nil")
+	}
+	listener, dir, err := listen(cfg.Path)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, path: listener.Addr().String(), dir: dir, since: time.Now()}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.status()) })
+	mux.HandleFunc("POST /v1/instances/{id}/drain", change(cfg.Group.Drain))
+	mux.HandleFunc("POST /v1/instances/{id}/undrain", change(cfg.Group.Undrain))
+	s.http = smallhttp.Serve(ownListener{listener}, mux)
+	return s, nil
+}
+
+// Path returns where the socket is.
+func (s *Server) Path() string { return s.path }
+
+// Close removes the socket and ends the connections. It is idempotent and waits for them.
+func (s *Server) Close() {
+	s.close.Do(func() {
+		s.http.Close()
+		if s.dir != "" {
+			_ = os.Remove(s.dir) // unless another manager has its socket there
+		}
+	})
+}
+
+// change returns the handler of a verb for one instance.
+func change(verb func(id string) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		err := verb(r.PathValue("id"))
+		if unknown := (*instance.UnknownError)(nil); errors.As(err, &unknown) {
+			answer(w, http.StatusNotFound, problem{err.Error()})
+			return
+		}
+		if err != nil {
+			answer(w, http.StatusInternalServerError, problem{err.Error()})
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	}
+}
+
+// problem is the answer to a request that failed.
+type problem struct {
+	Error string `json:"error"`
+}
+
+func answer(w http.ResponseWriter, code int, body any) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		panic(fmt.Sprintf("BUG: encode %T: %v", body, err)) // only our own types come here
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(text) // who reads no more does not want the rest
+}

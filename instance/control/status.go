@@ -1,0 +1,153 @@
+package control
+
+import (
+	"os"
+	"time"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// Status is what a manager tells of itself. Times are in RFC 3339, durations in seconds.
+type Status struct {
+	Version   string    `json:"version"`
+	PID       int       `json:"pid"`
+	Since     time.Time `json:"since"`
+	Waiting   int       `json:"waiting"`                   // builds without a slot
+	Inventory string    `json:"inventory_error,omitempty"` // what is wrong with the inventory's newest state
+	Instances []VM      `json:"instances"`
+	// JumpHosts are those that are no instances.
+	JumpHosts []JumpHost `json:"jump_hosts"`
+}
+
+// JumpHost is a machine that instances are reached through.
+type JumpHost struct {
+	ID   string     `json:"id"`
+	Addr string     `json:"address"`
+	Conn Connection `json:"connection"`
+}
+
+// VM is one instance.
+type VM struct {
+	ID       string            `json:"id"`
+	Addr     string            `json:"address"`
+	Labels   map[string]string `json:"labels,omitempty"`
+	State    string            `json:"state"`
+	Reason   string            `json:"reason,omitempty"`
+	RetryAt  *time.Time        `json:"retry_at,omitempty"`
+	Capacity int               `json:"capacity"`
+	Uses     int               `json:"uses"`
+	MaxUses  int               `json:"max_uses,omitempty"`
+	Conn     Connection        `json:"connection"`
+	Route    Route             `json:"route"`
+	Builds   []Build           `json:"builds"`
+}
+
+// Connection is the connection of an instance or a jump host.
+type Connection struct {
+	State    string     `json:"state"` // none, dialing, up or leaving
+	Made     int        `json:"made"`  // connections made so far
+	Since    *time.Time `json:"since,omitempty"`
+	Server   string     `json:"server,omitempty"`
+	RTT      float64    `json:"rtt_s,omitempty"` // of the last keepalive
+	Streams  int        `json:"streams"`         // channels open that are not sessions
+	Relayed  int        `json:"relayed"`         // processes and sockets open by the relay
+	Sessions Sessions   `json:"sessions"`
+}
+
+// Sessions is the session budget of a connection.
+type Sessions struct {
+	Open    int    `json:"open"`
+	Waiting int    `json:"waiting"`
+	Limit   int    `json:"limit"` // 0 while unknown
+	Source  string `json:"limit_source"`
+	Refused uint64 `json:"refused"`
+}
+
+// Route is how builds are started and reached.
+type Route struct {
+	Start        string `json:"start"`
+	StartReason  string `json:"start_reason"`
+	Bridge       string `json:"bridge"`
+	BridgeReason string `json:"bridge_reason"`
+}
+
+// Build is one build that has its slot.
+type Build struct {
+	ID    string    `json:"id"`
+	Since time.Time `json:"since"`
+}
+
+func (s *Server) status() Status {
+	stat := s.cfg.Provider.Stat()
+	status := Status{Version: s.cfg.Version, PID: os.Getpid(), Since: s.since, Waiting: stat.Waiting}
+	status.Instances, status.JumpHosts = make([]VM, len(stat.Instances)), make([]JumpHost, len(stat.JumpHosts))
+	if s.cfg.InventoryErr != nil {
+		if err := s.cfg.InventoryErr(); err != nil {
+			status.Inventory = err.Error()
+		}
+	}
+	for i, in := range stat.Instances {
+		status.Instances[i] = vmOf(in)
+	}
+	for i, j := range stat.JumpHosts {
+		status.JumpHosts[i] = JumpHost{ID: j.ID, Addr: j.Addr, Conn: connOf(j.Connections, j.ConnState, j.Conn)}
+	}
+	return status
+}
+
+func vmOf(in instance.VMStat) VM {
+	vm := VM{
+		ID:       in.ID,
+		Addr:     in.Addr,
+		Labels:   in.Labels,
+		State:    string(in.State),
+		Reason:   in.Reason,
+		RetryAt:  optional(in.RetryAt),
+		Capacity: in.Capacity,
+		Uses:     in.Uses,
+		MaxUses:  in.MaxUses,
+		Conn:     connOf(in.Connections, in.ConnState, in.Conn),
+		Route: Route{
+			Start:        string(in.Route.Start),
+			StartReason:  in.Route.StartReason,
+			Bridge:       string(in.Route.Bridge),
+			BridgeReason: in.Route.BridgeReason,
+		},
+		Builds: make([]Build, len(in.Builds)),
+	}
+	for i, b := range in.Builds {
+		vm.Builds[i] = Build(b)
+	}
+	return vm
+}
+
+func connOf(made int, state instance.ConnState, conn mux.Stat) Connection {
+	if state != instance.ConnUp && state != instance.ConnLeaving {
+		return Connection{State: string(state), Made: made}
+	}
+	return Connection{
+		State:   string(state),
+		Made:    made,
+		Since:   optional(conn.Since),
+		Server:  conn.ServerVersion,
+		RTT:     conn.RTT.Seconds(),
+		Streams: conn.Streams,
+		Relayed: conn.Relayed,
+		Sessions: Sessions{
+			Open:    conn.Sessions.Open,
+			Waiting: conn.Sessions.Waiting,
+			Limit:   conn.Sessions.Limit,
+			Source:  conn.Sessions.LimitSource(),
+			Refused: conn.Sessions.Refused,
+		},
+	}
+}
+
+// optional returns nil for the zero time.
+func optional(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}

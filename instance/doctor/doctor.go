@@ -1,0 +1,314 @@
+package doctor
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// defaultTimeout bounds the examination of one instance.
+const defaultTimeout = 60 * time.Second
+
+// slowLogin is how long a login may take without a remark.
+const slowLogin = 2 * time.Second
+
+// The checks, in the order of a report.
+const (
+	checkLogin       = "login"
+	checkHostKey     = "host key"
+	checkServer      = "server"
+	checkKeepalive   = "keepalive"
+	checkShell       = "login shell"
+	checkBinary      = "binary"
+	checkTemp        = "tmp"
+	checkClock       = "clock"
+	checkRelay       = "relay"
+	checkStreamlocal = "streamlocal"
+	checkSessions    = "sessions"
+)
+
+// Config says how to examine.
+type Config struct {
+	// Version is that of this program: the VM's is compared with it. If empty, it is not.
+	Version string
+	// Timeout bounds the examination of one instance. If zero, 60s.
+	Timeout time.Duration
+}
+
+// Examine examines an instance of p's Group. It makes two connections to it, one after the other and the way p makes
+// them, and runs commands there that leave nothing. It returns when it is through, or with what it has when ctx ends or
+// the time is up.
+func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = defaultTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	start := time.Now()
+	e := &examination{provider: p, in: in, cfg: cfg, report: Report{Instance: in.ID, Addr: in.Addr, User: in.SSH.User}}
+	e.examine(ctx)
+	e.report.finish(time.Since(start))
+	return e.report
+}
+
+// examination is one call of Examine.
+type examination struct {
+	provider *instance.Provider
+	in       instance.Instance
+	cfg      Config
+	report   Report
+	conn     *mux.Conn
+	rtt      time.Duration
+
+	works   bool // a step runner could be started
+	relay   bool // by a relay
+	forward bool // and be reached by streamlocal
+}
+
+func (e *examination) examine(ctx context.Context) {
+	if !e.login(ctx) {
+		return
+	}
+	defer e.conn.Close()
+	e.server()
+	e.keepalive(ctx)
+	if !e.shell(ctx) {
+		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal, checkSessions)
+		return
+	}
+	e.binary(ctx)
+	e.facts(ctx)
+	e.routes(ctx)
+	e.sessions(ctx)
+}
+
+// login connects, and judges the way there.
+func (e *examination) login(ctx context.Context) bool {
+	var mu sync.Mutex // the hooks may come from another goroutine
+	var key hostKey
+	took := map[string]time.Duration{}
+	trace := &mux.Trace{
+		DialPhase: func(phase string, d time.Duration, _ error) {
+			mu.Lock()
+			defer mu.Unlock()
+			took[phase] += d
+		},
+		HostKey: func(k ssh.PublicKey, by string, _ error) {
+			mu.Lock()
+			defer mu.Unlock()
+			key = hostKey{k, by}
+		},
+	}
+	start := time.Now()
+	conn, err := e.provider.Dial(ctx, e.in.ID, trace)
+	all := time.Since(start)
+	mu.Lock()
+	defer mu.Unlock()
+	if err != nil {
+		e.refused(err, key)
+		return false
+	}
+	e.conn = conn
+	f := Finding{Check: checkLogin, Status: OK}
+	f.Detail = fmt.Sprintf("%v (connect %v, key exchange %v, login %v)",
+		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"]))
+	if took["login"] > slowLogin {
+		f.Status = Warn
+		f.Change = "see what the server waits for: UseDNS no and GSSAPIAuthentication no in sshd_config; PAM modules that ask a network"
+		f.Gain = "the first build on the VM starts that much sooner"
+	}
+	e.report.add(f)
+	e.hostKeyFine(key)
+	return true
+}
+
+// hostKey is one that the server has shown, and the policy that accepted it.
+type hostKey struct {
+	ssh.PublicKey
+	by string
+}
+
+// refused says why there is no connection.
+func (e *examination) refused(err error, key hostKey) {
+	f := Finding{Check: checkLogin, Status: Fail, Detail: err.Error()}
+	refused := (*mux.DialError)(nil)
+	if errors.As(err, &refused) {
+		f.Detail = fmt.Sprintf("%s: %v", refused.Stage, refused.Err)
+		f.Change = refused.Hint
+		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // on the way
+			f.Change = fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, jump.Hint)
+		}
+	}
+	rest := []string{checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal, checkSessions}
+	switch {
+	case refused != nil && refused.Stage == "host key":
+		f.Check = checkHostKey
+		if f.Change == "" {
+			f.Change = "compare the key with what the VM's console shows (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
+		}
+		e.report.skip("the host key was not accepted", checkLogin)
+		e.report.add(f)
+	case refused != nil && refused.Stage == "login":
+		if strings.Contains(refused.Err.Error(), "attempted methods [none]") {
+			f.Detail = "the server takes no keys, only other ways to log in"
+			f.Change = "PubkeyAuthentication yes in sshd_config, and no AuthenticationMethods without publickey"
+		}
+		e.report.add(f)
+		e.hostKeyFine(key)
+	default:
+		e.report.add(f)
+		e.report.skip("no connection", checkHostKey)
+	}
+	e.report.skip("not logged in", rest...)
+}
+
+// hostKeyFine says which host key was accepted, and by whom.
+func (e *examination) hostKeyFine(key hostKey) {
+	if key.PublicKey == nil {
+		e.report.skip("the server showed none", checkHostKey)
+		return
+	}
+	f := Finding{
+		Check: checkHostKey, Status: OK,
+		Detail: fmt.Sprintf("%s %s, accepted by %s", key.Type(), ssh.FingerprintSHA256(key), key.by),
+	}
+	if key.by == mux.Insecure {
+		f.Status = Warn
+		f.Change = "--host-key known-hosts or another policy, or host_keys: in the inventory"
+		f.Gain = "nobody on the network can pose as the VM"
+	}
+	e.report.add(f)
+}
+
+// keepalive sees whether the server gives signs of life, and how fast.
+func (e *examination) keepalive(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for range 3 { // the first may carry what the login left to be done
+		rtt, err := e.conn.Ping(ctx)
+		if err != nil {
+			e.report.add(Finding{
+				Check: checkKeepalive, Status: Fail, Detail: err.Error(),
+				Change: "the server must answer keepalive@openssh.com, if only with a refusal, as OpenSSH does",
+			})
+			return
+		}
+		if e.rtt == 0 || rtt < e.rtt {
+			e.rtt = rtt
+		}
+	}
+	e.report.add(Finding{Check: checkKeepalive, Status: OK, Detail: fmt.Sprintf("answered in %v", round(e.rtt))})
+}
+
+// routes starts a step runner as a build would, and tells by which routes.
+func (e *examination) routes(ctx context.Context) {
+	var id [6]byte
+	_, _ = rand.Read(id[:]) // never fails
+	vm := &connector.VM{}
+	c, err := connector.New(connector.Config{
+		Lease:        unshared{e.conn},
+		VM:           vm,
+		BuildID:      "doctor-" + hex.EncodeToString(id[:]),
+		Runner:       e.in.Runner,
+		TempDir:      e.in.TempDir,
+		ReadyTimeout: 15 * time.Second,
+	})
+	if err != nil {
+		e.report.add(Finding{Check: checkRelay, Status: Fail, Detail: err.Error()})
+		return
+	}
+	start := time.Now()
+	_, err = c.Connect(ctx)
+	took := time.Since(start)
+	choice := c.Choice()
+	// Its own time: a step runner that was started shall be gone also when ours is up.
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	closed := c.Close(end)
+	switch {
+	case err != nil:
+		e.notStarted(err)
+		return
+	case closed != nil:
+		e.report.add(Finding{Check: checkRelay, Status: Fail, Detail: fmt.Sprintf("a step runner was started, and did not end: %v", closed)})
+		return
+	}
+	e.works = true
+	e.instead(vm.Program())
+	e.relay = choice.Start == connector.Relay
+	e.forward = choice.Bridge == connector.Streamlocal
+	e.relayFinding(choice, took)
+	e.streamlocalFinding(choice)
+}
+
+// notStarted says why no step runner could be.
+func (e *examination) notStarted(err error) {
+	missing := (*connector.ServeError)(nil)
+	if errors.As(err, &missing) && (missing.ExitCode == 126 || missing.ExitCode == 127) {
+		e.report.skip("there is no step runner to start", checkRelay, checkStreamlocal)
+		return
+	}
+	e.report.add(Finding{Check: checkRelay, Status: Fail, Detail: "no step runner could be started: " + err.Error()})
+	e.report.skip("there is no step runner to reach", checkStreamlocal)
+}
+
+func (e *examination) relayFinding(choice connector.Choice, took time.Duration) {
+	f := Finding{Check: checkRelay, Status: OK}
+	if e.relay {
+		f.Detail = fmt.Sprintf("runs; the first step runner listened after %v", round(took))
+	} else {
+		f.Status = Warn
+		f.Detail = "does not run: " + choice.StartReason
+		f.Change = "install this version of stepmux there: " + install(e.in)
+		f.Gain = "all builds share one SSH session, and a step runner starts without a login shell"
+	}
+	e.report.add(f)
+}
+
+func (e *examination) streamlocalFinding(choice connector.Choice) {
+	f := Finding{Check: checkStreamlocal, Status: OK}
+	switch {
+	case e.forward:
+		f.Detail = "allowed"
+	case e.relay:
+		f.Status = Warn
+		f.Detail = "not allowed; the relay carries the builds' output instead"
+		f.Change = "AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)"
+		f.Gain = "more throughput, above all over a long way"
+	default:
+		f.Status = Warn
+		f.Detail = choice.BridgeReason
+		f.Change = "AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)"
+		f.Gain = "each build takes one session instead of two"
+	}
+	e.report.add(f)
+}
+
+// unshared is the lease on a connection that nobody else uses.
+type unshared struct{ conn *mux.Conn }
+
+func (u unshared) Conn() *mux.Conn { return u.conn }
+func (u unshared) Release()        {}
+
+// round makes a time short enough to read.
+func round(d time.Duration) time.Duration {
+	switch {
+	case d > time.Second:
+		return d.Round(10 * time.Millisecond)
+	case d > 10*time.Millisecond:
+		return d.Round(time.Millisecond)
+	default:
+		return d.Round(10 * time.Microsecond)
+	}
+}

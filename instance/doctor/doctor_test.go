@@ -1,0 +1,324 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
+	t.Helper()
+	return instance.Instance{
+		ID:      "vm-1",
+		Addr:    s.Addr,
+		Runner:  runnertest.Command(t),
+		TempDir: sshtest.SocketDir(t),
+		SSH: mux.Config{
+			User:     s.User,
+			Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
+			HostKeys: mux.PinnedHostKeys(s.HostKey),
+		},
+	}
+}
+
+func examine(t testing.TB, in instance.Instance) Report {
+	t.Helper()
+	r := Examine(sshtest.Within(t), provider(t, in), in, Config{Version: "devel"})
+	t.Logf("%+v", r)
+	return r
+}
+
+func provider(t testing.TB, all ...instance.Instance) *instance.Provider {
+	t.Helper()
+	group, err := instance.NewGroup(all...)
+	require.NoError(t, err)
+	p, err := instance.NewProvider(instance.Config{Group: group})
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// requireFinding checks one finding.
+func requireFinding(t testing.TB, r Report, check string, status Status, detail string) Finding {
+	t.Helper()
+	for _, f := range r.Findings {
+		if f.Check == check {
+			require.Equal(t, status, f.Status, "%+v", f)
+			require.Regexp(t, detail, f.Detail)
+			require.Equal(t, f.Status == Warn, f.Gain != "", "a warning says what a change gains: %+v", f)
+			return f
+		}
+	}
+	require.Fail(t, "no finding", "%s: %+v", check, r.Findings)
+	return Finding{}
+}
+
+func TestAStockServerIsFine(t *testing.T) {
+	t.Parallel()
+	s := sshtest.OpenSSH(t)
+	in := instanceOf(t, s)
+	r := examine(t, in)
+	require.True(t, r.Usable)
+	require.Len(t, r.Findings, 11)
+	requireFinding(t, r, checkLogin, OK, `^\S+s \(connect \S+s, key exchange \S+s, login \S+s\)$`)
+	requireFinding(t, r, checkHostKey, OK, "^ssh-ed25519 SHA256:.*, accepted by pinned$")
+	requireFinding(t, r, checkKeepalive, OK, "^answered in")
+	requireFinding(t, r, checkBinary, OK, "version devel$")
+	requireFinding(t, r, checkTemp, OK, "^"+in.TempDir+", [0-9]+ [MG]iB free")
+	requireFinding(t, r, checkClock, OK, "^within")
+	requireFinding(t, r, checkRelay, OK, "^runs; the first step runner listened after")
+	requireFinding(t, r, checkStreamlocal, OK, "^allowed$")
+	requireFinding(t, r, checkSessions, OK, "^10 at once .*the relay takes one")
+	left, err := filepath.Glob(filepath.Join(in.TempDir, "gitlab-runner-steps", "*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.Eventually(t, func() bool {
+		files, err := filepath.Glob(filepath.Join(in.TempDir, "stepmux-doctor*"))
+		return err == nil && len(files) == 0
+	}, sshtest.Bound, time.Millisecond)
+}
+
+func TestAHardenedServerIsUsableAndExplained(t *testing.T) {
+	t.Parallel()
+	r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no", "MaxSessions 2", "PermitTTY no")))
+	require.True(t, r.Usable)
+	requireFinding(t, r, checkRelay, OK, "^runs")
+	f := requireFinding(t, r, checkStreamlocal, Warn, "^not allowed; the relay carries")
+	require.Contains(t, f.Change, "AllowStreamLocalForwarding yes")
+	requireFinding(t, r, checkSessions, OK, "^2 at once")
+}
+
+func TestWithoutARelayTheSessionsCount(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no", "MaxSessions 2"))
+	in.Capacity = 4
+	in.Runner = []string{filepath.Join(t.TempDir(), "runner.sh")}
+	require.NoError(t, os.WriteFile(in.Runner[0], []byte("#!/bin/sh\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	r := examine(t, in)
+	require.True(t, r.Usable)
+	f := requireFinding(t, r, checkRelay, Warn, "^does not run: ")
+	require.Regexp(t, `scp -P \d+ stepmux .*@127.0.0.1:`+in.Runner[0], f.Change)
+	requireFinding(t, r, checkStreamlocal, Warn, "refuses streamlocal forwarding")
+	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, so of 4 builds some wait")
+	require.Contains(t, f.Change, "MaxSessions 10")
+}
+
+func TestAServerThatTakesNoKeysIsExplained(t *testing.T) {
+	t.Parallel()
+	r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "PubkeyAuthentication no", "PasswordAuthentication yes")))
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkLogin, Fail, "^the server takes no keys")
+	require.Contains(t, f.Change, "PubkeyAuthentication yes")
+	requireFinding(t, r, checkHostKey, OK, "accepted by")
+	requireFinding(t, r, checkSessions, Skip, "not logged in")
+	require.Len(t, r.Findings, 11)
+}
+
+func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", sshtest.OpenSSH(t).Signer)}
+	r := examine(t, in)
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkLogin, Fail, "^login: ")
+	require.Contains(t, f.Change, "authorized_keys")
+}
+
+func TestAWrongHostKeyIsExplained(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	in.SSH.HostKeys = mux.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
+	r := examine(t, in)
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server's key is")
+	require.NotEmpty(t, f.Change)
+	requireFinding(t, r, checkLogin, Skip, "not accepted")
+	require.Len(t, r.Findings, 11)
+}
+
+func TestAMachineThatIsNotThereIsExplained(t *testing.T) {
+	t.Parallel()
+	s := sshtest.OpenSSH(t)
+	s.Stop()
+	r := examine(t, instanceOf(t, s))
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkLogin, Fail, "^connect: .*refused")
+	require.Contains(t, f.Change, "is sshd running")
+	require.Len(t, r.Findings, 11)
+}
+
+func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
+	t.Parallel()
+	bastion := sshtest.OpenSSH(t)
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	in.Jump = &instance.JumpHost{ID: "bastion", Addr: bastion.Addr, SSH: mux.Config{
+		User: bastion.User, Auth: []mux.Auth{mux.Key("of the test", bastion.Signer)}, HostKeys: mux.InsecureHostKeys(),
+	}}
+	in.SSH.HostKeys = mux.InsecureHostKeys()
+	r := examine(t, in)
+	require.True(t, r.Usable)
+	require.Len(t, r.Findings, 11)
+	requireFinding(t, r, checkLogin, OK, "")
+	f := requireFinding(t, r, checkHostKey, Warn, "accepted by insecure: any key")
+	require.Contains(t, f.Change, "known-hosts")
+	requireFinding(t, r, checkSessions, OK, "^10 at once")
+	require.Equal(t, 1, bastion.TotalConns(), "both connections go through one")
+
+	bastion.Stop()
+	r = examine(t, in)
+	require.False(t, r.Usable)
+	f = requireFinding(t, r, checkLogin, Fail, "^connect: by way of bastion: .*refused")
+	require.Contains(t, f.Change, "at the jump host "+bastion.User+"@"+bastion.Addr+": nothing listens there")
+}
+
+func TestAMissingBinaryIsExplained(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	in.Runner = []string{"/no/such/stepmux"}
+	r := examine(t, in)
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkBinary, Fail, "^/no/such/stepmux cannot be executed: ")
+	require.Contains(t, f.Change, ":/no/such/stepmux, or name its path with --runner-command")
+	requireFinding(t, r, checkRelay, Skip, "no step runner")
+	requireFinding(t, r, checkTemp, OK, "")
+	require.Len(t, r.Findings, 11)
+}
+
+func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.Symlink(runnertest.GitLabRunner(t)[0], filepath.Join(dir, "gitlab-runner")))
+	in := instanceOf(t, sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+dir+":/usr/bin:/bin"))
+	in.Runner = nil
+	r := examine(t, in)
+	require.True(t, r.Usable)
+	require.Len(t, r.Findings, 11)
+	f := requireFinding(t, r, checkBinary, Warn, "^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
+	require.Contains(t, f.Change, "scp -P")
+	requireFinding(t, r, checkRelay, Warn, "^does not run: ")
+}
+
+func TestAnAccountWithoutCommandsIsExplained(t *testing.T) {
+	t.Parallel()
+	r := examine(t, instanceOf(t, sshtest.OpenSSH(t, "ForceCommand echo not here >&2; exit 1")))
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkShell, Fail, "not here")
+	require.Contains(t, f.Change, "ForceCommand")
+	r = examine(t, instanceOf(t, sshtest.OpenSSH(t, "MaxSessions 0")))
+	require.False(t, r.Usable)
+	require.Len(t, r.Findings, 11)
+}
+
+func TestAMissingTemporaryDirectoryIsExplained(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	in.TempDir = filepath.Join(in.TempDir, "none")
+	r := examine(t, in)
+	require.False(t, r.Usable)
+	f := requireFinding(t, r, checkTemp, Fail, "none does not exist$")
+	require.Contains(t, f.Change, "mkdir -m 1777 "+in.TempDir)
+}
+
+func TestExamineEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	r := Examine(ctx, provider(t, in), in, Config{})
+	require.False(t, r.Usable)
+}
+
+func TestJudgeServer(t *testing.T) {
+	for identification, want := range map[string]string{
+		"SSH-2.0-OpenSSH_10.0p2":                         "",
+		"SSH-2.0-OpenSSH_9.9p2 Debian-1":                 "",
+		"SSH-2.0-OpenSSH_9.9p1":                          "CVE-2025-26466",
+		"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3":         "",
+		"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u2":         "CVE-2024-6387.*unless Debian-2\\+deb12u2 has",
+		"SSH-2.0-OpenSSH_9.2p1":                          "CVE-2024-6387.*CVE-2023-48795",
+		"SSH-2.0-OpenSSH_8.9p1 Ubuntu-3ubuntu0.10":       "CVE-2024-6387.*unless Ubuntu-3ubuntu0.10 has",
+		"SSH-2.0-OpenSSH_6.6.1p1 Ubuntu-2ubuntu2":        "cannot forward to unix sockets",
+		"SSH-2.0-dropbear_2022.83":                       "",
+		"SSH-2.0-OpenSSH_99999999999999999999.1p1":       "",
+		"SSH-2.0-OpenSSH_9.8p1 Debian-2+deb12u999999999": "CVE-2025-26466",
+	} {
+		f := judgeServer(identification)
+		if want == "" {
+			require.Equal(t, OK, f.Status, identification)
+			continue
+		}
+		require.Equal(t, Warn, f.Status, identification)
+		require.Regexp(t, want, f.Detail)
+		require.NotEmpty(t, f.Change)
+	}
+}
+
+func TestJudgeTemp(t *testing.T) {
+	for name, test := range map[string]struct {
+		facts  map[string]string
+		status Status
+		detail string
+	}{
+		"fine":      {map[string]string{"space": "20971520"}, OK, "/t, 20 GiB free"},
+		"no df":     {map[string]string{}, OK, "/t"},
+		"noexec":    {map[string]string{"space": "20971520", "noexec": ""}, Warn, "noexec"},
+		"little":    {map[string]string{"space": "524288"}, Warn, "512 MiB free"},
+		"none left": {map[string]string{"space": "10"}, Fail, "0 MiB free: it is full"},
+		"full":      {map[string]string{"space": "20971520", "full": ""}, Fail, "full"},
+		"readonly":  {map[string]string{"readonly": ""}, Fail, "cannot be written to: Permission denied"},
+		"missing":   {map[string]string{"missing": ""}, Fail, "does not exist"},
+	} {
+		f := judgeTemp("/t", test.facts, "Permission denied")
+		require.Equal(t, test.status, f.Status, name)
+		require.Contains(t, f.Detail, test.detail, name)
+		require.Equal(t, test.status == OK, f.Change == "", name)
+	}
+}
+
+func TestJudgeClock(t *testing.T) {
+	here := time.Unix(1_700_000_000, 0)
+	at := func(d time.Duration) string {
+		return strconv.FormatInt(here.Add(d).Unix(), 10) + ".000000000"
+	}
+	for name, test := range map[string]struct {
+		there  string
+		give   time.Duration
+		status Status
+	}{
+		"the same":         {at(0), 0, OK},
+		"near":             {at(4 * time.Second), 0, OK},
+		"ahead":            {at(time.Minute), time.Second, Warn},
+		"behind":           {at(-time.Hour), time.Second, Warn},
+		"slow answer":      {at(9 * time.Second), 5 * time.Second, OK},
+		"no nanoseconds":   {strconv.FormatInt(here.Unix(), 10) + ".N", 0, OK},
+		"no time":          {"", 0, Skip},
+		"not a time":       {"now", 0, Skip},
+		"beyond any clock": {"99999999999999", 0, Warn},
+	} {
+		require.Equal(t, test.status, judgeClock(test.there, here, test.give).Status, name)
+	}
+}
+
+func TestReportsForPeopleHaveNothingATerminalObeys(t *testing.T) {
+	r := Report{Instance: "a", Findings: []Finding{{Check: checkServer, Status: Fail, Detail: "x\x1b[31m\n\u009by", Change: "c\r", Gain: "\x00"}}}
+	r.finish(time.Second)
+	var text bytes.Buffer
+	require.NoError(t, r.WriteText(&text))
+	require.NotRegexp(t, "[^\n -~]", text.String())
+	require.Contains(t, text.String(), "builds would fail here")
+	line, err := json.Marshal(r)
+	require.NoError(t, err)
+	require.Contains(t, string(line), `"usable":false,"seconds":1,"findings":[{"check":"server","status":"fail"`)
+}

@@ -1,0 +1,255 @@
+package instance_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// providerOf returns a provider of several VMs, vm-1 and so on.
+func providerOf(t testing.TB, cfg instance.Config, capacity int, vms ...*vm) *instance.Provider {
+	t.Helper()
+	var all []instance.Instance
+	for i, v := range vms {
+		in := v.instance(t, capacity)
+		in.ID = fmt.Sprintf("vm-%d", i+1)
+		all = append(all, in)
+	}
+	var err error
+	cfg.Group, err = instance.NewGroup(all...)
+	require.NoError(t, err)
+	p, err := instance.NewProvider(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+// runAll runs n builds at once and returns their reports.
+func runAll(t testing.TB, p *instance.Provider, n int, text string) []instance.Report {
+	t.Helper()
+	var builds []instance.BatchBuild
+	for i := range n {
+		builds = append(builds, instance.BatchBuild{
+			ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: text}, Log: &sshtest.Log{},
+		})
+	}
+	return p.RunBatch(t.Context(), t.Context(), instance.Batch{Builds: builds})
+}
+
+func requireSuccess(t testing.TB, reports []instance.Report) {
+	t.Helper()
+	for _, r := range reports {
+		require.Nil(t, r.Err, "%s on %s", r.Build, r.Instance)
+		require.NoError(t, r.Cleanup)
+	}
+}
+
+func statOf(p *instance.Provider, id string) instance.VMStat {
+	for _, in := range p.Stat().Instances {
+		if in.ID == id {
+			return in
+		}
+	}
+	return instance.VMStat{}
+}
+
+func TestBuildsGoElsewhereWhenAnInstanceCannotBeReached(t *testing.T) {
+	t.Parallel()
+	gone, there := newVM(t, sshtest.InProcess(t, vmtest.Config{})), newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	gone.Stop()
+	p := providerOf(t, instance.Config{}, 4, gone, there)
+	reports := runAll(t, p, 12, "true")
+	requireSuccess(t, reports)
+	for _, r := range reports {
+		require.Equal(t, "vm-2", r.Instance)
+	}
+	stat := statOf(p, "vm-1")
+	require.Contains(t, []instance.State{instance.Aside, instance.Suspect}, stat.State) // by now it may be due
+	require.Zero(t, stat.Uses, "none of them made use of it")
+	require.Zero(t, stat.Used)
+	require.Equal(t, instance.ConnNone, stat.ConnState)
+	require.Equal(t, instance.ConnUp, statOf(p, "vm-2").ConnState)
+}
+
+func TestABuildThatNoInstanceCanTakeSaysWhy(t *testing.T) {
+	t.Parallel()
+	var vms []*vm
+	for range 4 {
+		v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+		v.Stop()
+		vms = append(vms, v)
+	}
+	p := providerOf(t, instance.Config{}, 1, vms...)
+	reports := runAll(t, p, 1, "true")
+	require.Equal(t, instance.RunnerSystemFailure, reports[0].Err.Reason)
+	require.ErrorContains(t, reports[0].Err, "connection refused")
+	aside := 0
+	for _, in := range p.Stat().Instances {
+		if in.State != instance.Ready {
+			aside++
+		}
+	}
+	require.Equal(t, 3, aside, "the number of tries is bounded")
+}
+
+func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
+	t.Parallel()
+	first, second := newVM(t, sshtest.InProcess(t, vmtest.Config{})), newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	p := providerOf(t, instance.Config{Route: connector.Session}, 1, first, second)
+	marks := t.TempDir()
+	log := &sshtest.Log{}
+	ended := make(chan []instance.Report, 1)
+	go func() {
+		ended <- p.RunBatch(t.Context(), t.Context(), instance.Batch{Builds: []instance.BatchBuild{{
+			ID: "b", Job: connector.Job{Script: "mktemp " + marks + "/ran.XXXXXX; echo started; sleep 600"}, Log: log,
+		}}})
+	}()
+	log.Await(t, "started")
+	first.Stop() // the build is on it: both had as much room
+	reports := <-ended
+	require.Equal(t, "vm-1", reports[0].Instance)
+	require.Equal(t, instance.RunnerSystemFailure, reports[0].Err.Reason)
+	ran, err := filepath.Glob(filepath.Join(marks, "*"))
+	require.NoError(t, err)
+	require.Len(t, ran, 1)
+
+	// The one that is gone was noticed.
+	require.Eventually(t, func() bool { return statOf(p, "vm-1").State == instance.Suspect }, sshtest.Bound, time.Millisecond)
+	requireSuccess(t, runAll(t, p, 6, "true"))
+}
+
+// While a build runs its instance leaves the set, is drained, or has had its uses: the build ends well, and
+// then the connection is closed.
+func TestAnInstanceThatIsOutClosesItsConnectionAfterItsLastBuild(t *testing.T) {
+	for name, test := range map[string]struct {
+		out   func(*instance.Group, instance.Instance) error
+		state instance.State
+	}{
+		"drained": {func(g *instance.Group, in instance.Instance) error { return g.Drain(in.ID) }, instance.Draining},
+		"removed": {func(g *instance.Group, in instance.Instance) error {
+			other := in
+			other.ID = "vm-2"
+			return g.Update([]instance.Instance{other})
+		}, instance.Removed},
+		"used up": {func(g *instance.Group, in instance.Instance) error {
+			in.MaxUses = 1
+			return g.Update([]instance.Instance{in})
+		}, instance.UsedUp},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+			in := v.instance(t, 2)
+			group, err := instance.NewGroup(in)
+			require.NoError(t, err)
+			p, err := instance.NewProvider(instance.Config{Group: group})
+			require.NoError(t, err)
+			defer p.Close()
+			e := p.Executor(instance.Build{ID: "b", Log: io.Discard})
+			require.NoError(t, e.Prepare(sshtest.Within(t)))
+			require.NoError(t, test.out(group, in))
+			require.Equal(t, test.state, statOf(p, in.ID).State)
+			_, err = e.Connect(sshtest.Within(t))
+			require.NoError(t, err)
+			require.NoError(t, e.Execute(sshtest.Within(t), script("true")))
+			require.Equal(t, 1, v.TotalConns())
+			require.NoError(t, e.Cleanup(sshtest.Within(t)))
+			require.Eventually(t, func() bool { return v.VM.Stat().Conns == 0 }, sshtest.Bound, time.Millisecond)
+		})
+	}
+}
+
+// A build that waits for a connection when its instance comes to be reached in another way takes the new one.
+func TestABuildThatIsBeingConnectedFollowsANewConfiguration(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
+	require.NoError(t, err)
+	defer silent.Close()
+	in := v.instance(t, 1)
+	in.Addr = silent.Addr().String()
+	group, err := instance.NewGroup(in)
+	require.NoError(t, err)
+	dialing := make(chan struct{}, 9)
+	p, err := instance.NewProvider(instance.Config{Group: group, PoolTrace: &pool.Trace{
+		DialStart: func(pool.Key, int) { dialing <- struct{}{} },
+	}})
+	require.NoError(t, err)
+	defer p.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- build(sshtest.Within(t), p, "b", script("true"), &sshtest.Log{}) }()
+	<-dialing
+	require.NoError(t, group.Update([]instance.Instance{v.instance(t, 1)}))
+	require.NoError(t, <-ended)
+	require.Equal(t, 1, statOf(p, in.ID).Uses)
+}
+
+func TestABuildThatIsCancelledBeforeItIsConnectedIsNoUse(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	dialing := make(chan struct{}, 9)
+	p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) {
+		in.Addr = silent.Addr().String()
+		c.PoolTrace = &pool.Trace{DialStart: func(pool.Key, int) { dialing <- struct{}{} }}
+	})
+	ctx, cancel := context.WithCancel(sshtest.Within(t))
+	ended := make(chan error, 1)
+	go func() { ended <- build(ctx, p, "b", script("true"), &sshtest.Log{}) }()
+	<-dialing
+	cancel()
+	requireReason(t, <-ended, instance.JobCanceled, 0)
+	require.Zero(t, p.Stat().Instances[0].Uses)
+	require.Equal(t, instance.Ready, p.Stat().Instances[0].State)
+}
+
+func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes a while")
+	}
+	// Two real servers, each of which is fifty machines: with stock limits, so that dials that are not
+	// paced would be refused (MaxStartups).
+	servers := []*vm{newVM(t, sshtest.OpenSSH(t)), newVM(t, sshtest.OpenSSH(t))}
+	var all []*vm
+	for i := range 100 {
+		all = append(all, servers[i%2])
+	}
+	var mu sync.Mutex
+	var failed []string
+	p := providerOf(t, instance.Config{Route: connector.Streamlocal}, 1, all...)
+	builds := make([]instance.BatchBuild, 1000)
+	for i := range builds {
+		builds[i] = instance.BatchBuild{ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: "true"}, Log: &sshtest.Log{}}
+	}
+	p.RunBatch(t.Context(), t.Context(), instance.Batch{Builds: builds, OnEnd: func(r instance.Report) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Err != nil || r.Cleanup != nil {
+			failed = append(failed, fmt.Sprintf("%s on %s: %v %v", r.Build, r.Instance, r.Err, r.Cleanup))
+		}
+	}})
+	require.Empty(t, failed, strings.Join(failed, "\n"))
+	uses := 0
+	for _, in := range p.Stat().Instances {
+		require.Equal(t, 1, in.Connections, in.ID)
+		uses += in.Uses
+	}
+	require.Equal(t, 1000, uses)
+	require.Equal(t, 100, servers[0].TotalConns()+servers[1].TotalConns())
+}

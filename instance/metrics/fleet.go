@@ -1,0 +1,80 @@
+package metrics
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stepmux/stepmux/instance"
+)
+
+// fleet tells what a Provider's instances are like when it is asked.
+type fleet struct{ provider *instance.Provider }
+
+var (
+	instances   = desc("instances", "Instances, by state.", "state")
+	connections = desc("connections", "Connections to instances and jump hosts, by state.", "state")
+	capacity    = desc("slots", "Builds that the instances in service take at once.")
+	running     = desc("builds_running", "Builds that have a slot.")
+	waiting     = desc("builds_waiting", "Builds that wait for a slot.")
+
+	sessionsOpen     = desc("sessions_open", "Sessions that are open on an instance's connection.", "instance")
+	sessionsReserved = desc("sessions_reserved", "Sessions that are open or about to be on an instance's connection.", "instance")
+	sessionsWaiting  = desc("sessions_waiting", "Callers that wait for a session on an instance's connection.", "instance")
+	sessionsLimit    = desc("sessions_limit", "Sessions that an instance's server allows on a connection, and how that is known.", "instance", "source")
+	channelsOpen     = desc("channels_open", "Channels of an instance's connection that are no sessions, and streams of its relay.", "instance", "route")
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prometheus.BuildFQName(namespace, "", name), help, labels, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (f fleet) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		instances, connections, capacity, running, waiting,
+		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
+	} {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (f fleet) Collect(out chan<- prometheus.Metric) {
+	stat := f.provider.Stat()
+	gauge := func(d *prometheus.Desc, value int, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
+	}
+	states, conns := map[instance.State]int{}, map[instance.ConnState]int{}
+	slots, builds := 0, 0
+	for _, in := range stat.Instances {
+		states[in.State]++
+		conns[in.ConnState]++
+		builds += in.Used
+		if in.State == instance.Ready || in.State == instance.Suspect {
+			slots += in.Capacity
+		}
+		if in.ConnState != instance.ConnUp && in.ConnState != instance.ConnLeaving {
+			continue
+		}
+		sessions := in.Conn.Sessions
+		gauge(sessionsOpen, sessions.Open, in.ID)
+		gauge(sessionsReserved, sessions.Taken, in.ID)
+		gauge(sessionsWaiting, sessions.Waiting, in.ID)
+		gauge(channelsOpen, in.Conn.Streams, in.ID, "native")
+		gauge(channelsOpen, in.Conn.Relayed, in.ID, "relay")
+		if sessions.Limit > 0 {
+			gauge(sessionsLimit, sessions.Limit, in.ID, sessions.LimitSource())
+		}
+	}
+	for _, j := range stat.JumpHosts {
+		conns[j.ConnState]++
+	}
+	for _, s := range []instance.State{instance.Ready, instance.Suspect, instance.Aside, instance.Draining, instance.UsedUp, instance.Removed} {
+		gauge(instances, states[s], string(s))
+	}
+	for _, s := range []instance.ConnState{instance.ConnNone, instance.ConnDialing, instance.ConnUp, instance.ConnLeaving} {
+		gauge(connections, conns[s], string(s))
+	}
+	gauge(capacity, slots)
+	gauge(running, builds)
+	gauge(waiting, stat.Waiting)
+}

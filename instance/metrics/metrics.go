@@ -1,0 +1,134 @@
+package metrics
+
+import (
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// Metrics counts and measures. It is safe for concurrent use.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	dials     *prometheus.HistogramVec
+	phases    *prometheus.HistogramVec
+	channels  *prometheus.HistogramVec
+	refusals  prometheus.Counter
+	keepalive prometheus.Histogram
+	closed    *prometheus.CounterVec
+	builds    *prometheus.CounterVec
+}
+
+// New returns Metrics that have seen nothing yet.
+func New() *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		dials: histogram("dial_seconds", "Time to connect to an instance and log in, by how that went.",
+			prometheus.ExponentialBuckets(0.01, 2, 13), "result"),
+		phases: histogram("dial_phase_seconds", "Time of each phase of a dial.",
+			prometheus.ExponentialBuckets(0.001, 2, 15), "phase"),
+		channels: histogram("channel_open_seconds", "Time to open a channel, by route and how that went.",
+			prometheus.ExponentialBuckets(0.0001, 2.5, 13), "route", "result"),
+		refusals: prometheus.NewCounter(prometheus.CounterOpts{
+			Namespace: namespace, Name: "session_refusals_total",
+			Help: "Sessions that servers refused because they allow no more on a connection.",
+		}),
+		keepalive: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Namespace: namespace, Name: "keepalive_rtt_seconds",
+			Help:    "Time to a sign of life of an instance that was asked for one.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 13),
+		}),
+		closed: counter("connections_closed_total", "Connections that left service, by reason.", "reason"),
+		builds: counter("builds_total", "Builds that ended, by result: success or the reason of the failure.", "result"),
+	}
+	m.registry.MustRegister(m.dials, m.phases, m.channels, m.refusals, m.keepalive, m.closed, m.builds,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	// What may happen is there from the beginning, so that its first time shows as an increase.
+	for _, reason := range []string{"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read", "write", "other"} {
+		m.closed.WithLabelValues(reason)
+	}
+	for _, result := range []instance.FailureReason{
+		success, instance.ScriptFailure, instance.RunnerSystemFailure,
+		instance.ConfigurationError, instance.JobCanceled, instance.JobExecutionTimeout,
+	} {
+		m.builds.WithLabelValues(string(result))
+	}
+	return m
+}
+
+const (
+	namespace = "stepmux"
+	success   = "success"
+)
+
+func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+}
+
+// Watch adds what p tells of its instances whenever the metrics are read. It is called once.
+func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }
+
+// PoolTrace returns hooks for instance.Config.PoolTrace.
+func (m *Metrics) PoolTrace() *pool.Trace {
+	return &pool.Trace{
+		DialDone: func(_ pool.Key, _ int, took time.Duration, err error) {
+			m.dials.WithLabelValues(dialResult(err)).Observe(took.Seconds())
+		},
+		Retire: func(_ pool.Key, cause error) { m.closed.WithLabelValues(instance.CloseReason(cause)).Inc() },
+	}
+}
+
+// ConnTrace returns hooks for instance.Config.ConnTrace.
+func (m *Metrics) ConnTrace() *mux.Trace {
+	return &mux.Trace{
+		DialPhase: func(phase string, took time.Duration, _ error) {
+			m.phases.WithLabelValues(phase).Observe(took.Seconds())
+		},
+		ChannelOpen: func(kind mux.ChannelKind, took time.Duration, err error) {
+			m.channels.WithLabelValues(string(kind), result(err)).Observe(took.Seconds())
+		},
+		Refused:   m.refusals.Inc,
+		Keepalive: func(rtt time.Duration) { m.keepalive.Observe(rtt.Seconds()) },
+	}
+}
+
+// Ended counts a build.
+func (m *Metrics) Ended(r instance.Report) {
+	reason := instance.FailureReason(success)
+	if r.Err != nil {
+		reason = r.Err.Reason
+	}
+	m.builds.WithLabelValues(string(reason)).Inc()
+}
+
+// Handler serves the metrics in Prometheus's text form.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.InstrumentMetricHandler(m.registry, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+}
+
+func result(err error) string {
+	if err != nil {
+		return "error"
+	}
+	return "ok"
+}
+
+// dialResult is "ok", or the stage at which a dial failed.
+func dialResult(err error) string {
+	if failed := (*mux.DialError)(nil); errors.As(err, &failed) {
+		return failed.Stage
+	}
+	return result(err)
+}

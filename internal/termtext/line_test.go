@@ -1,0 +1,13 @@
+package termtext_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+func TestLineHasNothingATerminalObeys(t *testing.T) {
+	require.Equal(t, "a?[31m b c? ü?", termtext.Line("a\x1b[31m\nb\tc\r ü\u009b"))
+}

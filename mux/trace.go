@@ -1,0 +1,95 @@
+package mux
+
+import (
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// ChannelKind is a kind of channel, for a [Trace].
+type ChannelKind string
+
+// The kinds.
+const (
+	SessionChannel     ChannelKind = "session"     // a process by sshd
+	StreamlocalChannel ChannelKind = "streamlocal" // a unix socket by sshd
+	TCPChannel         ChannelKind = "tcp"         // a host as seen from the VM
+	RelayChannel       ChannelKind = "relay"       // a process or a unix socket by the relay
+)
+
+// Trace is a set of hooks, each of which may be nil. They are called synchronously and with no lock held,
+// from many goroutines at once: they return soon, and do not call the connection.
+type Trace struct {
+	// DialPhase is called at the end of each phase of a dial: "prepare" asks for host keys and credentials,
+	// "connect" is TCP's part and that of jump hosts, "handshake" the key exchange up to the host key and its
+	// check, "login" the rest. err is not nil for the one that failed.
+	DialPhase func(phase string, took time.Duration, err error)
+	// HostKey is called when the server has shown its key; err is nil if that is the right one, and by then
+	// says which of the policies accepted it, for people.
+	HostKey func(key ssh.PublicKey, by string, err error)
+	// ChannelOpen is called when the server, or the relay, has answered a request for a channel. A
+	// session's err may be a refusal that is tried again.
+	ChannelOpen func(kind ChannelKind, took time.Duration, err error)
+	// ChannelClose is called when a channel that was open is no more.
+	ChannelClose func(kind ChannelKind)
+	// Refused is called when the server refuses one session more than it allows.
+	Refused func()
+	// Keepalive is called when the peer has given the sign of life it was asked for.
+	Keepalive func(rtt time.Duration)
+	// Close is called when the connection has ended; cause is what Conn.Err returns.
+	Close func(cause error)
+}
+
+func (t *Trace) dialPhase(phase string, took time.Duration, err error) {
+	if t.DialPhase != nil {
+		t.DialPhase(phase, took, err)
+	}
+}
+
+func (t *Trace) hostKey(key ssh.PublicKey, by string, err error) {
+	if t.HostKey != nil {
+		t.HostKey(key, by, err)
+	}
+}
+
+func (t *Trace) channelOpen(kind ChannelKind, took time.Duration, err error) {
+	if t.ChannelOpen != nil {
+		t.ChannelOpen(kind, took, err)
+	}
+}
+
+func (t *Trace) channelClose(kind ChannelKind) {
+	if t.ChannelClose != nil {
+		t.ChannelClose(kind)
+	}
+}
+
+func (t *Trace) refused() {
+	if t.Refused != nil {
+		t.Refused()
+	}
+}
+
+func (t *Trace) keepalive(rtt time.Duration) {
+	if t.Keepalive != nil {
+		t.Keepalive(rtt)
+	}
+}
+
+func (t *Trace) close(cause error) {
+	if t.Close != nil {
+		t.Close(cause)
+	}
+}
+
+// channelKind returns the kind of a channel type of SSH.
+func channelKind(sshType string) ChannelKind {
+	switch sshType {
+	case "session":
+		return SessionChannel
+	case "direct-tcpip":
+		return TCPChannel
+	default:
+		return StreamlocalChannel
+	}
+}
