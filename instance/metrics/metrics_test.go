@@ -95,10 +95,11 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		`stepmux_sessions_limit{instance="vm-1",source="configured"} 2`,
 		`stepmux_sessions_waiting{instance="vm-1"} 0`,
 		`stepmux_channel_open_seconds_count{result="ok",route="streamlocal"} 3`,
-		`stepmux_channel_open_seconds_count{result="ok",route="session"} 4`, // one finds the step runner
 	} {
 		require.True(t, strings.Contains(text, want+"\n"), "no %s in\n%s", want, text)
 	}
+	// One for each build, one that finds the step runner, and some for serves that are started ahead.
+	require.Regexp(t, `stepmux_channel_open_seconds_count\{result="ok",route="session"\} ([4-9]|\d\d)\n`, text)
 	require.NotContains(t, text, "b-true", "no build has a label of its own")
 
 	require.NoError(t, p.Close())
