@@ -118,6 +118,8 @@ func (c *Connector) useAhead(stderr io.Writer) *mux.Process {
 		return nil
 	}
 	c.startedStderr.direct(stderr)
+	// A peer that takes nothing holds up the write no longer than the build lives.
+	defer context.AfterFunc(c.life, func() { c.started.Close() })()
 	if _, err := c.started.Write(append([]byte(c.socket+"\n"), c.secret.Line()...)); err != nil {
 		c.started.Close()
 		return nil

@@ -74,7 +74,7 @@ type Config struct {
 }
 
 // Connector joins one build to its step runner. One goroutine copies serve's stdout and watches
-// for its end; Close waits for it. It is safe for concurrent use.
+// for its end, and one may start a serve ahead for the next build; Close waits for both. It is safe for concurrent use.
 type Connector struct {
 	cfg    Config
 	socket string // the path asked for; serve may tell another
