@@ -17,9 +17,9 @@ const (
 	aheadTimeout = 5 * time.Second
 )
 
-// ahead keeps one serve started ahead on a VM where builds are started by session: the login shell and the start
-// of the program take most of a build's start, and the next build's can begin before that build. It waits for its
-// socket's path on stdin. (A relay does the same for itself.) It takes a session only while nobody waits for
+// ahead keeps one serve, or one proxy, started ahead on a VM where builds take sessions for them: the login shell and
+// the start of the program take most of a build's start, and the next build's can begin before that build. It waits
+// for its socket's path on stdin. (A relay does the same for itself.) It takes a session only while nobody waits for
 // one, and ends with the connection.
 type ahead struct {
 	mu     sync.Mutex // guards the following
@@ -30,9 +30,37 @@ type ahead struct {
 	coming chan struct{} // not nil while one is being started; closed when that is done
 }
 
-// take returns a serve that waits, and its standard error; nil if there is none of that command on conn. It
-// waits, until ctx ends, for one that is being started: that takes no longer than another would.
-func (a *ahead) take(ctx context.Context, conn *mux.Conn, argv []string) (*mux.Process, *laterWriter) {
+// headStart is a process that was started ahead and is a build's now.
+type headStart struct {
+	*mux.Process
+	stderr *laterWriter
+}
+
+// use tells the process what it waits for on its stdin, and where its stderr goes. It returns nil if there is no
+// process, or it has died. A peer that takes nothing holds up no longer than life lasts.
+func (h *headStart) use(life context.Context, input []byte, stderr io.Writer) *mux.Process {
+	if h == nil {
+		return nil
+	}
+	h.stderr.direct(stderr)
+	defer context.AfterFunc(life, func() { h.Close() })()
+	if _, err := h.Write(input); err != nil {
+		h.Close()
+		return nil
+	}
+	return h.Process
+}
+
+// giveUp ends the process if there is one.
+func (h *headStart) giveUp() {
+	if h != nil {
+		h.Close()
+	}
+}
+
+// take returns a process that waits; nil if there is none of that command on conn. It waits, until ctx ends, for
+// one that is being started: that takes no longer than another would.
+func (a *ahead) take(ctx context.Context, conn *mux.Conn, argv []string) *headStart {
 	a.mu.Lock()
 	for a.coming != nil && ctx.Err() == nil {
 		coming := a.coming
@@ -45,14 +73,17 @@ func (a *ahead) take(ctx context.Context, conn *mux.Conn, argv []string) (*mux.P
 	}
 	defer a.mu.Unlock()
 	if a.spare == nil || a.conn != conn || !slices.Equal(a.argv, argv) {
-		return nil, nil
+		return nil
 	}
 	process := a.spare.Take()
 	a.spare = nil
-	return process, a.stderr
+	if process == nil {
+		return nil
+	}
+	return &headStart{process, a.stderr}
 }
 
-// prepare starts a serve ahead unless there is one. It waits for that, bounded by ctx.
+// prepare starts a process ahead unless there is one. It waits for that, bounded by ctx.
 func (a *ahead) prepare(ctx context.Context, conn *mux.Conn, argv []string) {
 	a.mu.Lock()
 	if a.coming != nil || a.spare != nil && a.conn == conn && slices.Equal(a.argv, argv) {
@@ -105,29 +136,53 @@ func (w *laterWriter) direct(to io.Writer) {
 	w.kept = nil
 }
 
-// takeAhead takes a serve that was started ahead for a build that is started by session.
-func (c *Connector) takeAhead() {
-	if c.program.Kind == Stepmux {
-		c.started, c.startedStderr = c.cfg.VM.ahead.take(c.life, c.cfg.Lease.Conn(), serveArgv(c.cfg.Runner, socketOnStdin))
+// takeAhead takes what was started ahead for a build that is started by session and bridged by route. It returns
+// how many sessions the build has by that.
+func (c *Connector) takeAhead(route Route) (held int) {
+	if c.program.Kind != Stepmux {
+		return 0
 	}
+	vm, conn := c.cfg.VM, c.cfg.Lease.Conn()
+	if c.serveAhead = vm.serves.take(c.life, conn, serveArgv(c.cfg.Runner, socketOnStdin)); c.serveAhead != nil {
+		held++
+	}
+	if route != Session {
+		return held
+	}
+	proxy := vm.proxies.take(c.life, conn, proxyArgv(c.cfg.Runner, socketOnStdin))
+	if proxy == nil {
+		return held
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.proxyAhead = proxy
+	return held + 1
+}
+
+// takeProxy returns the proxy that was started ahead, once; nil if there is none.
+func (c *Connector) takeProxy() *headStart {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	proxy := c.proxyAhead
+	c.proxyAhead = nil
+	return proxy
+}
+
+// giveUpAhead ends what was started ahead and the build has not used.
+func (c *Connector) giveUpAhead() {
+	c.serveAhead.giveUp()
+	c.serveAhead = nil
+	c.takeProxy().giveUp()
 }
 
 // useAhead gives the build its serve that was started ahead, nil if there is none or it has died.
 func (c *Connector) useAhead(stderr io.Writer) *mux.Process {
-	if c.started == nil {
-		return nil
-	}
-	c.startedStderr.direct(stderr)
-	// A peer that takes nothing holds up the write no longer than the build lives.
-	defer context.AfterFunc(c.life, func() { c.started.Close() })()
-	if _, err := c.started.Write(append([]byte(c.socket+"\n"), c.secret.Line()...)); err != nil {
-		c.started.Close()
-		return nil
-	}
-	return c.started
+	serve := c.serveAhead
+	c.serveAhead = nil
+	return serve.use(c.life, append([]byte(c.socket+"\n"), c.secret.Line()...), stderr)
 }
 
-// prepareAhead starts a serve for the next build, once this one is served.
+// prepareAhead starts for the next build what this one, which is served, took sessions for.
 func (c *Connector) prepareAhead() {
 	if c.program.Kind != Stepmux || c.Choice().Start != Session {
 		return
@@ -139,6 +194,10 @@ func (c *Connector) prepareAhead() {
 		case <-timer.C:
 		case <-c.closing:
 		}
-		c.cfg.VM.ahead.prepare(c.patience, c.cfg.Lease.Conn(), serveArgv(c.cfg.Runner, socketOnStdin))
+		vm, conn := c.cfg.VM, c.cfg.Lease.Conn()
+		vm.serves.prepare(c.patience, conn, serveArgv(c.cfg.Runner, socketOnStdin))
+		if c.Choice().Bridge == Session {
+			vm.proxies.prepare(c.patience, conn, proxyArgv(c.cfg.Runner, socketOnStdin))
+		}
 	})
 }

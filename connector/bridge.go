@@ -126,9 +126,13 @@ func (c *Connector) withoutStreamlocal(err error) (stream io.ReadWriteCloser, fa
 // dialSession bridges by `steps proxy` in a session.
 func (c *Connector) dialSession() (io.ReadWriteCloser, error) {
 	stderr := &tailWriter{}
-	process, err := c.starter.Start(c.life, mux.Command{Argv: proxyArgv(c.cfg.Runner, c.listening()), Stderr: stderr})
-	if err != nil {
-		return nil, err
+	process := c.takeProxy().use(c.life, []byte(c.listening()+"\n"), stderr)
+	if process == nil {
+		var err error
+		process, err = c.starter.Start(c.life, mux.Command{Argv: proxyArgv(c.cfg.Runner, c.listening()), Stderr: stderr})
+		if err != nil {
+			return nil, err
+		}
 	}
 	return &proxyBridge{Process: process, stderr: stderr, fatal: c.end}, nil
 }

@@ -74,7 +74,7 @@ type Config struct {
 }
 
 // Connector joins one build to its step runner. One goroutine copies serve's stdout and watches
-// for its end, and one may start a serve ahead for the next build; Close waits for both. It is safe for concurrent use.
+// for its end, and one may start a serve and a proxy ahead for the next build; Close waits for both. It is safe for concurrent use.
 type Connector struct {
 	cfg    Config
 	socket string // the path asked for; serve may tell another
@@ -90,21 +90,22 @@ type Connector struct {
 	end  context.CancelCauseFunc
 	wg   sync.WaitGroup
 
-	mu            sync.Mutex    // guards the following
-	connected     chan struct{} // not nil once Connect was called; closed when it returns
-	serve         *serve
-	starter       Starter          // of serve
-	relay         *mux.Relay       // nil if the build has nothing to do with one
-	sessions      *mux.Reservation // nil if it needs none
-	started       *mux.Process     // a serve that was started ahead
-	early         *bridge          // one that was opened before anybody asked
-	bridges       map[*bridge]struct{}
-	bridged       bool // a bridge has been open
-	native        bool // it counts as a streamlocal bridge
-	choice        Choice
-	program       Program // that of the VM; zero before it was found
-	startedStderr *laterWriter
-	secret        wire.Secret // what calls of its serve carry; zero if that is of a kind that knows none
+	serveAhead *headStart // to be the build's; only Connect uses it
+
+	mu         sync.Mutex    // guards the following
+	connected  chan struct{} // not nil once Connect was called; closed when it returns
+	serve      *serve
+	starter    Starter          // of serve
+	relay      *mux.Relay       // nil if the build has nothing to do with one
+	sessions   *mux.Reservation // nil if it needs none
+	proxyAhead *headStart       // to be the first bridge by session
+	early      *bridge          // one that was opened before anybody asked
+	bridges    map[*bridge]struct{}
+	bridged    bool // a bridge has been open
+	native     bool // it counts as a streamlocal bridge
+	choice     Choice
+	program    Program     // that of the VM; zero before it was found
+	secret     wire.Secret // what calls of its serve carry; zero if that is of a kind that knows none
 
 	closing   chan struct{} // closed when Close begins
 	gaveUp    chan struct{} // closed when Close waits for serve no longer
@@ -278,6 +279,7 @@ func (c *Connector) Close(ctx context.Context) error {
 		c.end(ErrClosed)
 		<-connected // soon: all it waits for is bounded by the life that just ended
 		c.closeBridges()
+		c.giveUpAhead()
 		c.giveNative()
 		c.closeErr = c.stopServe(ctx)
 		if c.closeErr != nil {

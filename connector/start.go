@@ -225,8 +225,9 @@ func (c *Connector) startBySession(reason string) error {
 			route, why = Session, known.reason
 		}
 	}
+	held := 0
 	if route != "" { // a probe may need two sessions at once
-		c.takeAhead()
+		held = c.takeAhead(route)
 	}
 	// A bridge by session needs a session of its own. Serve and bridge take theirs together: builds
 	// that each hold one and wait for the second would wait for ever.
@@ -234,18 +235,12 @@ func (c *Connector) startBySession(reason string) error {
 	if route != Streamlocal {
 		need = 2
 	}
-	if c.started != nil {
-		need-- // it has one
-	}
-	sessions, err := c.reserve(need)
+	sessions, err := c.reserve(need, held)
 	if errors.Is(err, mux.ErrForbidden) && route == "" {
 		// Never two at once: enough if streamlocal turns out to work.
-		sessions, err = c.reserve(1)
+		sessions, err = c.reserve(1, 0)
 	}
 	if err != nil {
-		if c.started != nil {
-			c.started.Close()
-		}
 		return err
 	}
 	c.mu.Lock()
@@ -265,12 +260,22 @@ func (c *Connector) startBySession(reason string) error {
 	return nil
 }
 
-// reserve reserves n sessions; no Reservation is one of none.
-func (c *Connector) reserve(n int) (*mux.Reservation, error) {
-	if n == 0 {
+// reserve reserves what is missing of n sessions when what was started ahead holds some; no Reservation is one of
+// none. A build that holds some does not wait for more, as two such might wait for each other: it gives up what it
+// has and waits for all.
+func (c *Connector) reserve(n, held int) (*mux.Reservation, error) {
+	conn := c.cfg.Lease.Conn()
+	if held == n {
 		return nil, nil
 	}
-	return c.cfg.Lease.Conn().Reserve(c.life, n)
+	if held > 0 {
+		sessions, err := conn.TryReserve(c.life, n-held)
+		if !errors.Is(err, mux.ErrSaturated) {
+			return sessions, err
+		}
+		c.giveUpAhead()
+	}
+	return conn.Reserve(c.life, n)
 }
 
 // startServe starts serve and the goroutines that watch it, and waits until it listens.

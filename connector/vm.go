@@ -18,7 +18,8 @@ type VM struct {
 	probing     chan struct{} // not nil while a build finds out about streamlocal; closed when it is through
 	search      *search       // for the step runner: under way, or what it found; nil before the first
 	skewTold    bool
-	ahead       ahead
+	serves      ahead
+	proxies     ahead
 	native      int // streamlocal bridges that are open
 }
 

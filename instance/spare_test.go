@@ -89,7 +89,11 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			v.runner = []string{own}
 			p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 			require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
-			ahead := awaitSessionSpare(t, own, 0)
+			ahead := awaitSessionSpare(t, own, "serve", 0)
+			bridge := 0
+			if route == connector.Session {
+				bridge = awaitSessionSpare(t, own, "proxy", 0)
+			}
 
 			out := &sshtest.Log{}
 			gate := filepath.Join(t.TempDir(), "gate")
@@ -99,29 +103,42 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			}()
 			out.Await(t, "started")
 			require.Equal(t, ahead, servePID(t, v, "b2"))
-			next := awaitSessionSpare(t, own, ahead)
+			next := awaitSessionSpare(t, own, "serve", ahead)
+			nextBridge := 0
+			if route == connector.Session {
+				require.True(t, isAlive(bridge), "the build's bridge goes by the proxy that was started ahead")
+				nextBridge = awaitSessionSpare(t, own, "proxy", bridge)
+			}
 			require.NoError(t, os.WriteFile(gate, nil, 0o600))
 			require.NoError(t, <-ended)
 			v.requireClean(t)
 			require.NoError(t, syscall.Kill(next, syscall.SIGKILL))
+			if route == connector.Session {
+				require.NoError(t, syscall.Kill(nextBridge, syscall.SIGKILL))
+			}
 			require.Eventually(t, func() bool { return p.Stat().Instances[0].Conn.Sessions.Open == 0 }, sshtest.Bound, time.Millisecond)
 			require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "without it a build starts its own")
-			last := awaitSessionSpare(t, own, next)
+			last := []int{awaitSessionSpare(t, own, "serve", next)}
+			if route == connector.Session {
+				last = append(last, awaitSessionSpare(t, own, "proxy", nextBridge))
+			}
 			require.NoError(t, p.Close())
-			require.Eventually(t, func() bool { return !isAlive(last) }, sshtest.Bound, time.Millisecond)
+			for _, pid := range last {
+				require.Eventually(t, func() bool { return !isAlive(pid) }, sshtest.Bound, time.Millisecond)
+			}
 		})
 	}
 }
 
-// awaitSessionSpare waits for a serve of that program that waits for its build, other than that one.
-func awaitSessionSpare(t testing.TB, program string, other int) (pid int) {
+// awaitSessionSpare waits for a serve or proxy of that program that waits for its build, other than that one.
+func awaitSessionSpare(t testing.TB, program, verb string, other int) (pid int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 		require.NoError(t, err)
 		waits := func(pid string) bool {
 			line, _ := os.ReadFile("/proc/" + pid + "/cmdline") // it may have ended
-			return strings.HasPrefix(string(line), program+"\x00steps\x00serve\x00--socket\x00-\x00")
+			return strings.HasPrefix(string(line), program+"\x00steps\x00"+verb+"\x00--socket\x00-\x00")
 		}
 		for _, path := range lines {
 			found := filepath.Base(filepath.Dir(path))
@@ -140,11 +157,11 @@ func awaitSessionSpare(t testing.TB, program string, other int) (pid int) {
 			}
 		}
 		return false
-	}, sshtest.Bound, time.Millisecond, "no serve that was started ahead")
+	}, sshtest.Bound, time.Millisecond, "no %s that was started ahead", verb)
 	return pid
 }
 
-func TestAServeThatWasStartedAheadTakesNoSessionFromABuild(t *testing.T) {
+func TestWhatWasStartedAheadTakesNoSessionFromABuild(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t, "MaxSessions 2"))
 	for _, route := range []connector.Route{connector.Streamlocal, connector.Session} {
 		p := v.provider(t, 4, func(c *instance.Config, _ *instance.Instance) { c.Route = route })

@@ -159,20 +159,9 @@ func (c *Conn) TryStart(ctx context.Context, cmd Command) (*Process, error) {
 	if err := cmd.check(); err != nil {
 		return nil, err
 	}
-	if lost := c.alive("start"); lost != nil {
-		return nil, lost
-	}
-	if !c.sessions.tryAcquire(1) {
-		return nil, ErrSaturated
-	}
-	s, err := c.openSession(ctx, "start")
-	if isRefusal(err) {
-		c.trace.refused()
-		c.sessions.refuse()
-		return nil, ErrSaturated
-	}
+	opened, err := c.tryOpenSessions(ctx, "start", 1)
 	if err != nil {
 		return nil, err
 	}
-	return s.start(ctx, cmd)
+	return opened[0].start(ctx, cmd)
 }

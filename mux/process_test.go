@@ -365,3 +365,23 @@ func TestCloseOfAStreamDoesNotWaitForAFrozenPeer(t *testing.T) {
 	require.NoError(t, receive(t, closed))
 	require.NoError(t, conn.Close())
 }
+
+func TestTryReserveTakesAllOrSaysSaturated(t *testing.T) {
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		conn := dial(t, s)
+		pairs := 0
+		for {
+			both, err := conn.TryReserve(sshtest.Within(t), 2)
+			if errors.Is(err, mux.ErrSaturated) {
+				break
+			}
+			require.NoError(t, err)
+			defer both.Release()
+			pairs++
+			require.LessOrEqual(t, pairs, 5, "more than the server allows")
+		}
+		require.NotZero(t, pairs)
+		eventually(t, func() bool { return conn.Stat().Sessions.Open == 2*pairs }) // the half of a pair was given back
+		require.NoError(t, conn.Err(), "saturation is not death")
+	})
+}

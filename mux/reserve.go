@@ -39,6 +39,18 @@ func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	return &Reservation{conn: c, idle: sessions}, nil
 }
 
+// TryReserve is Reserve that returns ErrSaturated instead of waiting.
+func (c *Conn) TryReserve(ctx context.Context, n int) (*Reservation, error) {
+	if n < 1 {
+		panic(fmt.Sprintf("mux: TryReserve of %d sessions", n))
+	}
+	sessions, err := c.tryOpenSessions(ctx, "open session", n)
+	if err != nil {
+		return nil, err
+	}
+	return &Reservation{conn: c, idle: sessions}, nil
+}
+
 // Start is [Conn.Start] in one of the reserved sessions, or in a new one when all are used up.
 func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) {
 	if err := cmd.check(); err != nil {
@@ -110,6 +122,27 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 			return nil, err
 		}
 	}
+}
+
+// tryOpenSessions opens n sessions, all or none, or returns ErrSaturated if they are not there at once.
+func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*session, error) {
+	if lost := c.alive(op); lost != nil {
+		return nil, lost
+	}
+	if !c.sessions.tryAcquire(n) {
+		return nil, ErrSaturated
+	}
+	opened, err := c.tryOpen(ctx, op, n)
+	if err == nil {
+		return opened, nil
+	}
+	if isRefusal(err) {
+		c.trace.refused()
+		c.sessions.refuse()
+		err = ErrSaturated
+	}
+	closeSessions(opened)
+	return nil, err
 }
 
 // tryOpen opens n sessions for which slots are taken. On an error it returns those it opened, and

@@ -1,9 +1,11 @@
 package remote
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -16,7 +18,8 @@ import (
 
 // ProxyConfig says what Proxy connects to.
 type ProxyConfig struct {
-	// Socket is the path of the build's socket, as serve's ready marker shows it.
+	// Socket is the path of the build's socket, as serve's ready marker shows it. If SocketOnStdin, it is the
+	// first line of stdio.In, which is no part of what is carried.
 	Socket string
 }
 
@@ -33,6 +36,16 @@ type ProxyConfig struct {
 func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	if err := conceal(); err != nil {
 		return fmt.Errorf("proxy: %w", err)
+	}
+	var first []byte
+	if cfg.Socket == SocketOnStdin {
+		var err error
+		if cfg.Socket, first, err = socketLine(ctx, stdio.In); err != nil {
+			return fmt.Errorf("proxy: %w", err)
+		}
+		if cfg.Socket == "" {
+			return nil
+		}
 	}
 	conn, err := dial(ctx, cfg.Socket)
 	if err != nil {
@@ -68,7 +81,7 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	up := make(chan struct{}) // closed once upErr is set
 	wg.Go(func() {
 		defer close(up)
-		upErr = sendUp(conn, in, closeAll)
+		upErr = sendUp(conn, io.MultiReader(bytes.NewReader(first), in), closeAll)
 	})
 	err = copyBytes(out, conn)
 	if err == nil {
@@ -100,7 +113,7 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 
 // sendUp copies in to conn and ends conn's sending half with it. If in fails rather than ends, the whole
 // proxy does, by calling closeAll: what was cut off must not look complete.
-func sendUp(conn *net.UnixConn, in *os.File, closeAll func()) error {
+func sendUp(conn *net.UnixConn, in io.Reader, closeAll func()) error {
 	err := copyBytes(conn, in)
 	switch {
 	case err == nil:

@@ -82,6 +82,67 @@ func TestProxyDeliversTheReplyAfterTheEndOfStdin(t *testing.T) {
 	p.requireClean(t)
 }
 
+func TestProxyTakesItsSocketFromStdin(t *testing.T) {
+	path := filepath.Join(shortTemp(t), "s")
+	ln, err := net.Listen("unix", path)
+	require.NoError(t, err)
+	defer ln.Close()
+	cmd := role(t.Context(), "proxy", SocketOnStdin)
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	stderr := newOutput()
+	cmd.Stderr = stderr
+	require.NoError(t, cmd.Start())
+
+	body := repeat(1 << 20)
+	sent := make(chan error, 1)
+	go func() { // the first bytes of what is carried come with the path, and some have newlines
+		_, err := io.WriteString(stdin, path+"\nfirst\n"+body)
+		sent <- errors.Join(err, stdin.Close())
+	}()
+	conn, err := ln.Accept()
+	require.NoError(t, err)
+	received, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.NoError(t, <-sent)
+	require.True(t, "first\n"+body == string(received))
+	_, err = io.WriteString(conn, "reply")
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	reply, err := io.ReadAll(stdout)
+	require.NoError(t, err)
+	require.Equal(t, "reply", string(reply))
+	require.NoError(t, cmd.Wait(), "%s", stderr)
+	require.Empty(t, stderr.String())
+}
+
+func TestProxyThatIsToldNoSocketEnds(t *testing.T) {
+	for name, c := range map[string]struct{ stdin, says string }{
+		"nothing":      {"", ""},
+		"half a line":  {"/tmp/so", "unexpected EOF"},
+		"a long line":  {strings.Repeat("x", 4096), "no socket's path"},
+		"no such path": {"/nonexistent/s\n", "there is no such socket"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := role(t.Context(), "proxy", SocketOnStdin)
+			cmd.Stdin = strings.NewReader(c.stdin)
+			stderr := newOutput()
+			cmd.Stderr = stderr
+			err := cmd.Run()
+			if c.says == "" {
+				require.NoError(t, err)
+				require.Empty(t, stderr.String())
+				return
+			}
+			require.Error(t, err)
+			require.Contains(t, stderr.String(), c.says)
+		})
+	}
+}
+
 func TestProxyGoesOnSendingAfterTheServersHalfClose(t *testing.T) {
 	p := startProxy(t)
 	_, err := io.WriteString(p.server, "hello")

@@ -12,15 +12,14 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// SocketOnStdin as the path of a socket says that the path is the first line of stdin: a serve that is
-// started before its build is known.
+// SocketOnStdin as the path of a socket says that the path is the first line of stdin: a serve or a proxy that
+// is started before its build is known.
 const SocketOnStdin = "-"
 
 // secretTimeout bounds the wait for the secret. Its manager sends it together with the start of serve.
 const secretTimeout = 30 * time.Second
 
-// stdinLines reads the first lines of stdin. What it has read beyond them is lost: nobody wants it, for after
-// its lines stdin is a leash and no more.
+// stdinLines reads the first lines of stdin. What it has read beyond them only rest gives back.
 type stdinLines struct {
 	file    *os.File // a duplicate
 	restore func()
@@ -46,6 +45,12 @@ func (l *stdinLines) close() {
 	l.stop()
 	l.file.Close()
 	l.restore()
+}
+
+// rest returns what was read beyond the lines. Nothing is read afterwards.
+func (l *stdinLines) rest() []byte {
+	rest, _ := l.r.Peek(l.r.Buffered())
+	return rest
 }
 
 // next returns the next line, without its newline. The error is io.EOF if stdin ends before anything of it came,
@@ -79,6 +84,18 @@ func (l *stdinLines) socket(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("read the socket's path from stdin: %w", err)
 	}
 	return string(line), nil
+}
+
+// socketLine returns the path that is the first line of in, and what was read beyond it. The path is empty if in
+// ends before anything came.
+func socketLine(ctx context.Context, in *os.File) (path string, rest []byte, err error) {
+	lines, err := openStdinLines(ctx, in)
+	if err != nil {
+		return "", nil, err
+	}
+	defer lines.close()
+	path, err = lines.socket(ctx)
+	return path, lines.rest(), err
 }
 
 // secret returns what knows the secret that is the next line, which must come within the timeout. The secret

@@ -68,7 +68,7 @@ func newProxyCommand() *cobra.Command {
 			})
 		},
 	}
-	socketFlag(cmd, &cfg.Socket, "")
+	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input says it")
 	return cmd
 }
 
