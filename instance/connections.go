@@ -22,7 +22,7 @@ type connections struct {
 
 func newConnections(group *Group, trace *mux.Trace, cfg pool.Config[*mux.Conn]) *connections {
 	c := &connections{group: group, trace: trace}
-	cfg.Dial = c.dial
+	cfg.Dial, cfg.Server = c.dial, c.server
 	for i := range c.pools {
 		c.pools[i] = pool.New(cfg)
 	}
@@ -44,6 +44,15 @@ func (c *connections) host(id string) (*host, error) {
 		return nil, fmt.Errorf("instance %s is not in the group", id)
 	}
 	return h, nil
+}
+
+// server names the server that a host's logins go to, for a pool.
+func (c *connections) server(key pool.Key) string {
+	h := c.group.host(string(key))
+	if h == nil {
+		return "" // its dial says so
+	}
+	return h.via + " " + h.addr
 }
 
 // dial connects to the host whose ID is key, for a pool.

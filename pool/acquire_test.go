@@ -21,6 +21,7 @@ func TestNewPanicsOnMisuse(t *testing.T) {
 		{Dial: v.Dial, RetryBase: -1},
 		{Dial: v.Dial, RetryMax: -1},
 		{Dial: v.Dial, MaxDials: -1},
+		{Dial: v.Dial, MaxServerDials: -1},
 		{Dial: v.Dial, DialSpacing: -1},
 		{Dial: v.Dial, MaxAge: -1},
 	} {

@@ -46,20 +46,29 @@ func (p *Pool[C]) begin(ctx context.Context, d *dial[C]) error {
 	if err := p.awaitClosing(ctx, d.e); err != nil {
 		return err
 	}
-	if err := p.fleet.enter(ctx); err != nil {
+	server := p.server(d.e.key)
+	if err := p.fleet.enter(ctx, server); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ctx.Err() != nil { // settled, or out of time, while the turn was given
-		p.fleet.leave()
+		p.fleet.leave(server)
 		return context.Cause(ctx)
 	}
-	d.trying = true
+	d.trying, d.server = true, server
 	d.attempts++
 	d.e.dials++
 	p.dials++
 	return nil
+}
+
+// server names the server of a key; empty for one of its own.
+func (p *Pool[C]) server(key Key) string {
+	if p.cfg.Server == nil {
+		return ""
+	}
+	return p.cfg.Server(key)
 }
 
 // awaitClosing waits until connections that are out of service and have no leases have ended: for one
@@ -90,7 +99,7 @@ func (p *Pool[C]) attempt(ctx context.Context, d *dial[C]) (C, error) {
 	start := time.Now()
 	conn, err := p.cfg.Dial(ctx, key)
 	took := time.Since(start)
-	p.fleet.leave()
+	p.fleet.leave(d.server) // as n
 	if err == nil {
 		select {
 		case <-conn.Done():

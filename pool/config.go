@@ -11,7 +11,8 @@ const (
 	defaultDialAttempts = 3
 	defaultRetryBase    = 500 * time.Millisecond
 	defaultRetryMax     = 30 * time.Second
-	defaultMaxDials     = 8
+	defaultMaxDials     = 32
+	defaultServerDials  = 8
 	defaultIdleTimeout  = 5 * time.Minute
 )
 
@@ -54,8 +55,14 @@ type Config[C Conn] struct {
 	// Acquire fails at once meanwhile.
 	// If zero, 500ms and 30s. A RetryMax below RetryBase counts as RetryBase.
 	RetryBase, RetryMax time.Duration
-	// MaxDials bounds the calls of Dial under way at once, over all keys. If zero, 8.
+	// MaxDials bounds the calls of Dial under way at once, over all keys. If zero, 32.
 	MaxDials int
+	// Server names the server that the dials of a key log in at, where several keys may have the same one. If
+	// nil, each has one of its own. It is called without locks.
+	Server func(Key) string
+	// MaxServerDials bounds the calls of Dial under way at once at one server: sshd refuses some of those beyond
+	// the tenth that has not logged in yet (MaxStartups in sshd_config). If zero, 8.
+	MaxServerDials int
 	// DialSpacing is the least time from the start of one call of Dial to the start of the next, over
 	// all keys: what a jump host that limits its logins asks for. If zero, none.
 	DialSpacing time.Duration
@@ -75,7 +82,7 @@ func (c Config[C]) checked() Config[C] {
 		panic("pool: Dial is nil")
 	}
 	if c.DialTimeout < 0 || c.DialAttempts < 0 || c.RetryBase < 0 || c.RetryMax < 0 ||
-		c.MaxDials < 0 || c.DialSpacing < 0 || c.MaxAge < 0 {
+		c.MaxDials < 0 || c.MaxServerDials < 0 || c.DialSpacing < 0 || c.MaxAge < 0 {
 		panic("pool: negative limit in Config")
 	}
 	orDefault(&c.DialTimeout, defaultDialTimeout)
@@ -83,6 +90,7 @@ func (c Config[C]) checked() Config[C] {
 	orDefault(&c.RetryBase, defaultRetryBase)
 	orDefault(&c.RetryMax, defaultRetryMax)
 	orDefault(&c.MaxDials, defaultMaxDials)
+	orDefault(&c.MaxServerDials, defaultServerDials)
 	orDefault(&c.IdleTimeout, defaultIdleTimeout)
 	c.RetryMax = max(c.RetryMax, c.RetryBase)
 	if c.Permanent == nil {

@@ -20,6 +20,7 @@ type dial[C Conn] struct {
 	waiters  int
 	trying   bool // Config.Dial is being called
 	attempts int
+	server   string // at which it is
 }
 
 // joinLocked counts one more who waits for the entry's dial, and begins that if there is none.

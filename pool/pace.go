@@ -3,26 +3,45 @@ package pool
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"time"
 )
 
-// pacer bounds the dials of all keys together, in number and pace. Who waits is served in order.
+// pacer bounds the dials of all keys together, in number and pace, and the number of those at one server. Who
+// waits for the same is served in order.
 type pacer struct {
+	mu       sync.Mutex              // guards the following
+	servers  map[string]*serverSlots // of which somebody has or wants a slot
+	atServer int                     // the size of each
+
 	slots   chan struct{} // holds one token for each dial under way
 	gate    chan struct{} // holds one token while somebody waits out the spacing
 	spacing time.Duration
 	last    time.Time // when the last dial started; whoever holds the gate may touch it
 }
 
-func newPacer(slots int, spacing time.Duration) *pacer {
-	return &pacer{slots: make(chan struct{}, slots), gate: make(chan struct{}, 1), spacing: spacing}
+// serverSlots is a pacer's slots for one server.
+type serverSlots struct {
+	slots chan struct{} // holds one token for each dial under way
+	users int           // who has or wants one; guarded by pacer.mu
 }
 
-// enter waits until one more dial may start. The caller calls leave when the dial is over. If ctx
-// ends first, enter returns its cause and has left no mark: those behind do not wait for the turn
-// that was not taken.
-func (f *pacer) enter(ctx context.Context) error {
-	if err := put(ctx, f.slots); err != nil {
+func newPacer(slots, atServer int, spacing time.Duration) *pacer {
+	return &pacer{
+		servers: map[string]*serverSlots{}, atServer: atServer,
+		slots: make(chan struct{}, slots), gate: make(chan struct{}, 1), spacing: spacing,
+	}
+}
+
+// enter waits until one more dial may start at the server, which is no other's if it has no name. The caller calls
+// leave when the dial is over. If ctx ends first, enter returns its cause and has left no mark: those behind do not
+// wait for the turn that was not taken.
+func (f *pacer) enter(ctx context.Context, server string) error {
+	if err := f.enterServer(ctx, server); err != nil {
+		return err
+	}
+	if err := put(ctx, f.slots); err != nil { // only who has a slot at the server takes one of these
+		f.leaveServer(server)
 		return err
 	}
 	if f.spacing == 0 {
@@ -36,13 +55,58 @@ func (f *pacer) enter(ctx context.Context) error {
 		<-f.gate
 	}
 	if err != nil {
-		f.leave()
+		f.leave(server)
+	}
+	return err
+}
+
+// enterServer waits for a slot at the server.
+func (f *pacer) enterServer(ctx context.Context, server string) error {
+	if server == "" {
+		return nil
+	}
+	f.mu.Lock()
+	s := f.servers[server]
+	if s == nil {
+		s = &serverSlots{slots: make(chan struct{}, f.atServer)}
+		f.servers[server] = s
+	}
+	s.users++
+	f.mu.Unlock()
+	err := put(ctx, s.slots)
+	if err != nil {
+		f.forgetServer(server)
 	}
 	return err
 }
 
 // leave gives back what enter took.
-func (f *pacer) leave() { <-f.slots }
+func (f *pacer) leave(server string) {
+	<-f.slots
+	f.leaveServer(server)
+}
+
+// leaveServer gives back what enterServer took.
+func (f *pacer) leaveServer(server string) {
+	if server == "" {
+		return
+	}
+	f.mu.Lock()
+	s := f.servers[server]
+	f.mu.Unlock()
+	<-s.slots
+	f.forgetServer(server)
+}
+
+// forgetServer counts one user of the server less.
+func (f *pacer) forgetServer(server string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.servers[server]
+	if s.users--; s.users == 0 {
+		delete(f.servers, server)
+	}
+}
 
 // put waits until tokens has room for one more.
 func put(ctx context.Context, tokens chan struct{}) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -23,6 +24,36 @@ func TestMaxDialsBoundsTheDialsOfAllKeys(t *testing.T) {
 			all = append(all, acquireLater(t.Context(), p, pool.Key(fmt.Sprintf("vm-%d", i))))
 		}
 		for i, begun := range []int{3, 6, 9, 10} {
+			synctest.Wait()
+			require.Equal(t, begun, v.dials(), "after %d s", i)
+			pass(time.Second)
+		}
+		for _, a := range all {
+			require.NoError(t, (<-a).err)
+		}
+	})
+}
+
+func TestDialsAtOneServerAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second}
+		p := newPool(t, v, pool.Config[*conn]{
+			MaxDials: 4, MaxServerDials: 2,
+			Server: func(key pool.Key) string { return strings.TrimRight(string(key), "0123456789") },
+		})
+		var all []<-chan outcome
+		for i := range 6 {
+			all = append(all, acquireLater(t.Context(), p, pool.Key(fmt.Sprintf("shared-%d", i))))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		given := acquireLater(ctx, p, "shared-7")
+		synctest.Wait()
+		require.Equal(t, 2, v.dials())
+		cancel()
+		require.ErrorIs(t, (<-given).err, context.Canceled)
+
+		all = append(all, acquireLater(t.Context(), p, "other-1"), acquireLater(t.Context(), p, "third-1"))
+		for i, begun := range []int{4, 6, 8, 8} { // those who wait for their server take no turn from others
 			synctest.Wait()
 			require.Equal(t, begun, v.dials(), "after %d s", i)
 			pass(time.Second)

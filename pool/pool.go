@@ -33,7 +33,7 @@ func New[C Conn](cfg Config[C]) *Pool[C] {
 	cfg = cfg.checked()
 	return &Pool[C]{
 		cfg:     cfg,
-		fleet:   newPacer(cfg.MaxDials, cfg.DialSpacing),
+		fleet:   newPacer(cfg.MaxDials, cfg.MaxServerDials, cfg.DialSpacing),
 		now:     make(chan struct{}),
 		gone:    make(chan struct{}),
 		entries: map[Key]*entry[C]{},
