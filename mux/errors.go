@@ -148,7 +148,7 @@ func (e *DialError) Error() string {
 func (e *DialError) Unwrap() error { return e.Err }
 
 // Permanent reports whether another try with the same configuration must fail too: a refused login
-// or an unexpected host key, here or on the way here. (Servers ban addresses that keep offering wrong
+// or an unexpected host key, here or on the way here, or a jump host that forbids the way. (Servers ban addresses that keep offering wrong
 // credentials.)
 func (e *DialError) Permanent() bool {
 	switch e.Stage {
@@ -159,7 +159,7 @@ func (e *DialError) Permanent() bool {
 		return !unasked
 	case "connect":
 		inner, ok := errors.AsType[*DialError](e.Err)
-		return ok && inner.Permanent()
+		return ok && inner.Permanent() || errors.Is(e.Err, ErrForbidden)
 	}
 	return false
 }
