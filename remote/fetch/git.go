@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -22,11 +23,13 @@ type repository struct {
 	// login is what the server wants; nil if nothing.
 	login *Login
 	local bool
+	// stall is how long the server may send nothing.
+	stall time.Duration
 }
 
 // program returns git for a new repository in aside, which talks to r.
 func (r *repository) program(aside *scratch, format string) (*gitProgram, error) {
-	g := &gitProgram{aside: aside, dir: filepath.Join(aside.path, "git"), local: r.local}
+	g := &gitProgram{aside: aside, dir: filepath.Join(aside.path, "git"), local: r.local, stall: r.stall}
 	if r.login != nil {
 		g.header = r.login.header()
 	}
@@ -153,7 +156,7 @@ func (f *fetcher) candidates(u *url.URL) []*url.URL {
 
 // probe asks whether there is a repository at u, which login may be presented to.
 func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*repository, error) {
-	repo := &repository{location: u.String()}
+	repo := &repository{location: u.String(), stall: f.limits.stall}
 	target := f.mirrored(repo.location)
 	if filepath.IsAbs(target) {
 		repo.url, repo.local = (&url.URL{Scheme: "file", Path: target}).String(), true

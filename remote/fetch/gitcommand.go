@@ -26,6 +26,8 @@ type gitProgram struct {
 	header string
 	// local tells that the remote repository is a directory of this machine.
 	local bool
+	// stall is how long the server may send nothing.
+	stall time.Duration
 	// limit is how many bytes a file may have that git writes; 0 for any.
 	limit int64
 }
@@ -67,7 +69,7 @@ func (g *gitProgram) options() []string {
 		options = append(options, "-c", "protocol."+protocol+".allow=always")
 	}
 	for _, setting := range []string{
-		"http.followRedirects=false", "http.lowSpeedLimit=1", fmt.Sprintf("http.lowSpeedTime=%d", int(stallTime.Seconds())),
+		"http.followRedirects=false", "http.lowSpeedLimit=1", fmt.Sprintf("http.lowSpeedTime=%d", int(g.stall.Seconds())),
 		"core.hooksPath=/dev/null", "core.fsmonitor=", "core.attributesFile=/dev/null", "core.askPass=", "credential.helper=",
 		"fetch.fsckObjects=true", "fetch.unpackLimit=1", "gc.auto=0", "maintenance.auto=false", "submodule.recurse=false",
 	} {

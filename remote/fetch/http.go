@@ -65,7 +65,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 }
 
 // get asks for u, as login if that is not nil. The caller closes the body of the response, which ends when the server
-// sends nothing for stallTime. A status that is none of ok is an *AccessError or another error.
+// sends nothing for limits.stall. A status that is none of ok is an *AccessError or another error.
 func (f *fetcher) get(ctx context.Context, u *url.URL, login *Login, header http.Header, ok ...int) (*http.Response, error) {
 	plain := *u
 	plain.User, plain.Fragment = nil, ""
@@ -86,7 +86,7 @@ func (f *fetcher) get(ctx context.Context, u *url.URL, login *Login, header http
 		cancel(nil)
 		return nil, withoutURL(err)
 	}
-	resp.Body = newWatched(resp.Body, cancel)
+	resp.Body = newWatched(resp.Body, f.limits.stall, cancel)
 	for _, status := range ok {
 		if resp.StatusCode == status {
 			return resp, nil
@@ -119,23 +119,24 @@ func asking[T any](login *Login, ask func(*Login) (T, error)) (result T, private
 	return result, true, err
 }
 
-// watched is a body that is given up when nothing comes for stallTime.
+// watched is a body that is given up when nothing comes for some time.
 type watched struct {
 	io.ReadCloser
+	most   time.Duration
 	timer  *time.Timer
 	cancel context.CancelCauseFunc
 }
 
-func newWatched(body io.ReadCloser, cancel context.CancelCauseFunc) *watched {
-	w := &watched{ReadCloser: body, cancel: cancel}
-	w.timer = time.AfterFunc(stallTime, func() { cancel(fmt.Errorf("the server has sent nothing for %v", stallTime)) })
+func newWatched(body io.ReadCloser, most time.Duration, cancel context.CancelCauseFunc) *watched {
+	w := &watched{ReadCloser: body, most: most, cancel: cancel}
+	w.timer = time.AfterFunc(most, func() { cancel(fmt.Errorf("the server has sent nothing for %v", most)) })
 	return w
 }
 
 func (w *watched) Read(p []byte) (int, error) {
 	n, err := w.ReadCloser.Read(p)
 	if err == nil {
-		w.timer.Reset(stallTime)
+		w.timer.Reset(w.most)
 	}
 	return n, err
 }

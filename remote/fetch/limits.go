@@ -1,11 +1,14 @@
 package fetch
 
-// limits bound a component.
+import "time"
+
+// limits bound a component, and the patience with its server.
 type limits struct {
-	entries int   // files, links and directories
-	file    int64 // bytes of one file
-	total   int64 // bytes of all files, and of an archive
-	ratio   int64 // bytes of an archive's files for each of its own, beyond ratioFloor
+	entries int           // files, links and directories
+	file    int64         // bytes of one file
+	total   int64         // bytes of all files, and of an archive
+	ratio   int64         // bytes of an archive's files for each of its own, beyond ratioFloor
+	stall   time.Duration // for which the server may send nothing; git counts in seconds
 }
 
 const (
@@ -15,5 +18,5 @@ const (
 )
 
 func defaultLimits(maxBytes int64) limits {
-	return limits{entries: 200_000, file: min(512<<20, maxBytes), total: min(2<<30, maxBytes), ratio: 200}
+	return limits{entries: 200_000, file: min(512<<20, maxBytes), total: min(2<<30, maxBytes), ratio: 200, stall: stallTime}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
@@ -32,7 +33,7 @@ func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Imag
 	left := l.total
 	for i, layer := range layers {
 		at := savedLayer{layer, filepath.Join(aside.path, fmt.Sprintf("layer-%d", i))}
-		n, err := at.save(ctx, cancel, left)
+		n, err := at.save(ctx, cancel, left, l.stall)
 		if err != nil {
 			return nil, err
 		}
@@ -44,13 +45,13 @@ func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Imag
 	return layers, nil
 }
 
-// save downloads a layer of at most limit bytes.
-func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, limit int64) (int64, error) {
+// save downloads a layer of at most limit bytes, of which some come within each stall.
+func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, limit int64, stall time.Duration) (int64, error) {
 	body, err := l.Layer.Compressed()
 	if err != nil {
 		return 0, registryError(err)
 	}
-	watched := newWatched(body, cancel)
+	watched := newWatched(body, stall, cancel)
 	defer func() { _ = watched.stop() }()
 	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

@@ -1,0 +1,82 @@
+package fetch
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+)
+
+// A server of a certificate that the machine's own authorities do not know is trusted where SSL_CERT_FILE names it.
+func TestGitIsFetchedOverTLSFromWhomWeTrust(t *testing.T) {
+	h := newGitHost(t)
+	h.echo("group/echo.git")
+	secure := httptest.NewUnstartedServer(h.Config.Handler)
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	address := secure.URL[len("https://"):] + "/group/echo"
+
+	t.Setenv("SSL_CERT_FILE", "")
+	t.Setenv("GIT_SSL_CAINFO", "") // which goes before it
+	require.Contains(t, refused(t, newStore(t), address+"@v1"), "certificate")
+
+	file := filepath.Join(t.TempDir(), "authority.pem")
+	block := &pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}
+	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
+	t.Setenv("SSL_CERT_FILE", file)
+	s := newStore(t)
+	known := x509.NewCertPool() // Go's library has read the variable before, and does so once
+	known.AddCert(secure.Certificate())
+	s.client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: known, MinVersion: tls.VersionTLS12}
+	c := get(t, s, address+"@v1")
+	require.Equal(t, stepText, read(t, c, "steps/step.yml"))
+}
+
+func TestServerThatFallsSilentIsGivenUp(t *testing.T) {
+	silence := func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+	t.Run("zip", func(t *testing.T) {
+		t.Parallel()
+		data := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": stepText}))
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+			_, _ = w.Write(data[:len(data)/2])
+			silence(w, r)
+		}))
+		t.Cleanup(server.Close)
+		s := newStore(t)
+		s.limits.stall = 50 * time.Millisecond
+		require.Contains(t, refused(t, s, "zip+"+server.URL+"/step.zip"), "sent nothing for 50ms")
+	})
+	t.Run("git", func(t *testing.T) {
+		t.Parallel()
+		h := newGitHost(t)
+		h.echo("group/echo.git")
+		h.Before = func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method != http.MethodPost {
+				return false
+			}
+			_, _ = io.Copy(io.Discard, r.Body)
+			silence(w, r)
+			return true
+		}
+		s := newStore(t)
+		s.limits.stall = time.Second
+		require.Contains(t, refused(t, s, "http://"+h.Host+"/group/echo@v1"), "too slow")
+	})
+}
