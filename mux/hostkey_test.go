@@ -7,9 +7,11 @@ import (
 	"crypto/rsa"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -277,6 +279,46 @@ func TestConnectionOutlivesNewKeyExchanges(t *testing.T) {
 	asked, err := os.ReadFile(counter)
 	require.NoError(t, err)
 	require.Equal(t, "x\nx\n", string(asked), "for the order and the key of one dial")
+}
+
+// changingSigner is one key until it changes, and then another.
+type changingSigner struct {
+	first, second ssh.Signer
+	changed       atomic.Bool
+}
+
+func (s *changingSigner) now() ssh.Signer {
+	if s.changed.Load() {
+		return s.second
+	}
+	return s.first
+}
+
+func (s *changingSigner) PublicKey() ssh.PublicKey { return s.now().PublicKey() }
+
+func (s *changingSigner) Sign(rand io.Reader, data []byte) (*ssh.Signature, error) {
+	return s.now().Sign(rand, data)
+}
+
+// A key that would be accepted of a new connection is no key of one that was made with another.
+func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
+	first, _ := newKey(t)
+	second, _ := newKey(t)
+	key := &changingSigner{first: first, second: second}
+	s := sshtest.InProcess(t, vmtest.Config{HostKeys: []ssh.Signer{key}, RekeyThreshold: 64 << 10})
+	cfg := config(s)
+	cfg.HostKeys = mux.PinnedHostKeys(first.PublicKey(), second.PublicKey())
+	conn := dialWith(t, s, cfg)
+	p := start(t, conn, "head -c 200000 /dev/zero", nil)
+	_, err := io.Copy(io.Discard, p)
+	require.NoError(t, err, "with the same key")
+
+	key.changed.Store(true)
+	p = start(t, conn, "cat /dev/zero", nil)
+	_, err = io.Copy(io.Discard, p)
+	require.Error(t, err)
+	<-conn.Done()
+	require.ErrorContains(t, conn.Err(), "another key than when the connection was made")
 }
 
 func TestBrokenAlgorithmsAreOfNoUseUnlessAskedFor(t *testing.T) {

@@ -32,6 +32,9 @@ type Config struct {
 	// HostKeys are the keys by which clients may know it, the first of each type. If empty, a fresh one.
 	HostKeys []ssh.Signer
 
+	// RekeyThreshold is after how many bytes in one direction it exchanges keys anew. If zero, the SSH library's.
+	RekeyThreshold uint64
+
 	// MaxSessions limits the session channels of one connection, as sshd_config's option of that
 	// name. If zero, 10. If negative, none is allowed.
 	MaxSessions int

@@ -129,6 +129,7 @@ func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
 	if config.Banner != "" {
 		c.BannerCallback = func(ssh.ConnMetadata) string { return config.Banner }
 	}
+	c.RekeyThreshold = config.RekeyThreshold
 	for _, key := range config.HostKeys {
 		c.AddHostKey(key)
 	}
