@@ -75,6 +75,10 @@ bench-compare: ## compare what make bench measured with the results in the file 
 	@test -n "$(BASE)" || { echo "name a file of earlier results: make bench-compare BASE=bench/baseline.txt"; exit 2; }
 	$(BENCHSTAT) $(BASE) bin/bench.txt
 
+.PHONY: proofs
+proofs: ## take out each mechanism that keeps a promise of docs/reliability.md, and see its test fail
+	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/faults
+
 .PHONY: generate
 generate: ## generate the protocol code again (needs protoc)
 	mkdir -p bin/tools
