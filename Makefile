@@ -1,7 +1,7 @@
 # Two commands for users: `make run` and `make test`. `make check` is what CI runs, in this order.
 
 GOLANGCI    := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-GOVULNCHECK := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
@@ -10,6 +10,8 @@ PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 RELEASE := -trimpath -tags grpcnotrace
 
 FUZZTIME ?= 10s
+FUZZ     ?= ^Fuzz
+N        ?= 1000000
 BENCH    ?= .
 BUILDS   ?= 6
 TESTFLAGS ?=
@@ -38,17 +40,28 @@ lint: ## check format, modules and the linters
 	$(GOLANGCI) run ./...
 
 .PHONY: vuln
-vuln: ## look for known vulnerabilities (needs the vulnerability database)
-	$(GOVULNCHECK) ./...
+vuln: bin/tools/govulncheck ## look for known vulnerabilities (needs the vulnerability database)
+	bin/tools/govulncheck ./...
+
+bin/tools/govulncheck: Makefile
+	mkdir -p bin/tools
+	GOBIN=$(CURDIR)/bin/tools go install $(GOVULNCHECK)
 
 .PHONY: fuzz
-fuzz: ## fuzz each target for FUZZTIME
-	@for pkg in $$(go list ./...); do \
-	  for target in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+fuzz: ## fuzz the targets FUZZ (a regexp) names, each for FUZZTIME (500x: so many inputs); fails at the end
+	@failed=; \
+	for pkg in $$(go list ./...); do \
+	  targets=$$(go test -list '$(FUZZ)' $$pkg) || { failed="$$failed $$pkg(build)"; continue; }; \
+	  for target in $$(echo "$$targets" | grep '^Fuzz'); do \
 	    echo "== $$pkg $$target"; \
-	    go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	    go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || failed="$$failed $$pkg.$$target"; \
 	  done; \
-	done
+	done; \
+	if [ -n "$$failed" ]; then printf 'failed:\n'; printf '  %s\n' $$failed; exit 1; fi
+
+.PHONY: hostile
+hostile: ## let hostile servers and relays send N messages of each kind, with their memory measured
+	STEPMUX_HOSTILE=$(N) go test -v -timeout 3h -run 'Hostile|Nothing|Malformed|Floods|EveryByte' ./mux ./remote
 
 .PHONY: bench
 bench: ## run the benchmarks BENCH (a regexp) names; the output, benchstat's input, is kept in bin/bench.txt

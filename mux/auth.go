@@ -43,7 +43,7 @@ func authMethods(ctx context.Context, auths []Auth, sha1 bool, note func(keys in
 	}
 	for _, a := range auths {
 		if a.signers == nil {
-			methods = append(methods, ssh.Password(a.password), ssh.KeyboardInteractive(a.answer))
+			methods = append(methods, ssh.Password(a.password), ssh.KeyboardInteractive((&interview{password: a.password}).answer))
 			break
 		}
 	}
@@ -89,15 +89,31 @@ func rsaSigner(key ssh.Signer, algorithms ...string) (ssh.Signer, error) {
 	return ssh.NewSignerWithAlgorithms(signer, algorithms)
 }
 
-// answer gives the password to a server that asks for just that interactively (RFC 4256).
-func (a Auth) answer(_, _ string, questions []string, echos []bool) ([]string, error) {
+// maxRounds bounds how often a server may ask something interactively; each answer of ours lets it ask again.
+const maxRounds = 16
+
+// interview is one login in which the server asks interactively (RFC 4256).
+type interview struct {
+	password string
+	rounds   int
+	told     bool // the password
+}
+
+// answer gives the password, once, to a server that asks for just that.
+func (i *interview) answer(_, _ string, questions []string, echos []bool) ([]string, error) {
+	i.rounds++
 	switch {
+	case i.rounds > maxRounds:
+		return nil, fmt.Errorf("the server asks more than %d times", maxRounds)
 	case len(questions) == 0:
 		return nil, nil
-	case len(questions) == 1 && !echos[0]:
-		return []string{a.password}, nil
-	default:
+	case len(questions) > 1 || echos[0]:
 		return nil, fmt.Errorf("the server asks %d questions; only one for a password can be answered", len(questions))
+	case i.told:
+		return nil, errors.New("the server asks again after the password")
+	default:
+		i.told = true
+		return []string{i.password}, nil
 	}
 }
 

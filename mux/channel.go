@@ -56,7 +56,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 		var ch *channel
 		defer func() { c.finish(ch) }()
 		kind, start := channelKind(spec.kind), time.Now()
-		raw, reqs, err := c.ssh.OpenChannel(spec.kind, spec.extra)
+		raw, reqs, err := c.openRaw(spec.kind, spec.extra)
 		c.trace.channelOpen(kind, time.Since(start), err)
 		if err != nil {
 			spec.closed(false)
@@ -81,6 +81,9 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 		if !ch.bye.Load() {
 			c.settle(c.done)
 		}
+		if isDone(c.over) {
+			<-c.done // soon
+		}
 		// Also after an exit status: output may follow it, and would be missing.
 		ch.lost = c.alive(spec.op) != nil
 		spec.closed(true)
@@ -98,13 +101,48 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 	}
 }
 
+// openRaw is the library's OpenChannel, which may wait for ever when the connection ends while it is called: it
+// can add its channel to the library's list after all on that list were told of the end. Nothing wakes it then;
+// its goroutine is the one thing that a Conn may leave behind.
+func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
+	type opened struct {
+		ch   ssh.Channel
+		reqs <-chan *ssh.Request
+		err  error
+	}
+	answer := make(chan opened, 1)
+	go func() {
+		ch, reqs, err := c.ssh.OpenChannel(kind, extra)
+		answer <- opened{ch, reqs, err}
+	}()
+	var timeout <-chan time.Time
+	over := c.over
+	for {
+		select {
+		case o := <-answer:
+			return o.ch, o.reqs, o.err
+		case <-over: // whoever is to be woken has been
+			over = nil
+			timer := time.NewTimer(closeSettle)
+			defer timer.Stop()
+			timeout = timer.C
+		case <-timeout:
+			return nil, nil, io.EOF
+		}
+	}
+}
+
 // openError says why a channel was not opened. A refusal keeps the library's *ssh.OpenChannelError
 // in its chain; without one the connection must be gone.
 func (c *Conn) openError(op string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
+	err = shorten(err)
 	switch {
 	case !errors.As(err, &refusal):
 		c.settle(c.done)
+		if isDone(c.over) {
+			<-c.done // soon
+		}
 		if lost := c.alive(op); lost != nil {
 			return lost
 		}

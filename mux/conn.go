@@ -17,12 +17,16 @@ import (
 // moment before the connection, and only waiting tells. So io.EOF alone is no proof of success.
 const closeSettle = 5 * time.Millisecond
 
+// causePatience is how long the library has to say why it ended.
+const causePatience = 100 * time.Millisecond
+
 // Conn is one SSH connection. It is safe for concurrent use.
 //
-// It owns these goroutines, all gone when Close returns: one keepalive, one that writes, two that wait for
-// the ends of that and of the connection, two that answer what the server asks, one for each channel from its opening to its
-// end, and up to two for each stream. (That which delivers a process's stderr belongs to its Wait: it
-// ends with the channel, but not before the caller's Writer returns.)
+// It owns these goroutines, all gone when Close returns: one keepalive and one that asks the peer, one that
+// writes and one that waits for its end, two that answer what the server asks, one for each channel from its
+// opening to its end and one more while it is opened, and up to two for each stream. (That which delivers a
+// process's stderr belongs to its Wait: it ends with the channel, but not before the caller's Writer returns.)
+// A server that breaks the protocol can make the library leave some behind: see libraryEnded and openRaw.
 type Conn struct {
 	addr, user string
 	since      time.Time
@@ -34,6 +38,7 @@ type Conn struct {
 	streams    atomic.Int64 // channels open that are not sessions
 
 	done chan struct{} // closed once err is set
+	over chan struct{} // closed once the library has ended all channels; done follows within causePatience
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex             // guards the following
@@ -43,6 +48,7 @@ type Conn struct {
 	relays   map[string]*relayStart // by command line
 	spares   map[*Spare]struct{}    // not taken and not closed
 	empty    chan struct{}
+	question *question // under way; nil if none
 }
 
 func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, addr string, cfg *Config) *Conn {
@@ -55,6 +61,7 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 		sessions: newSessions(cfg.SessionLimit),
 		trace:    cfg.Trace,
 		done:     make(chan struct{}),
+		over:     make(chan struct{}),
 	}
 	c.sessions.scarce = c.giveUpSpares
 	c.wg.Go(func() { <-nc.done })
@@ -65,9 +72,7 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 			// connection is ending, which others report.
 			_ = ch.Reject(ssh.Prohibited, "this client accepts no channels")
 		}
-	})
-	c.wg.Go(func() {
-		c.fail("read", cc.Wait())
+		c.libraryEnded(cc.Wait)
 	})
 	c.wg.Go(func() { c.keepalive(cfg.KeepaliveInterval, cfg.KeepaliveTimeout) })
 	nc.notify(c.fail)
@@ -84,12 +89,29 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
+// libraryEnded ends the connection once the library has: it has closed all channels. Why, it tells as soon as
+// it has stopped reading, which it cannot where the server broke the protocol and went on sending: its own
+// queue is full and has no reader. Its three goroutines, with that queue, and one of ours are then left behind.
+func (c *Conn) libraryEnded(wait func() error) {
+	close(c.over)
+	cause := make(chan error, 1)
+	go func() { cause <- wait() }()
+	timer := time.NewTimer(causePatience)
+	defer timer.Stop()
+	select {
+	case err := <-cause:
+		c.fail("read", err)
+	case <-timer.C:
+		c.fail("read", errors.New("the server broke the protocol"))
+	}
+}
+
 // fail ends the connection because err was met by op. The first call decides.
 func (c *Conn) fail(op string, err error) {
 	if err == nil || errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF // nothing may take a loss for an end
 	}
-	c.end(&ConnError{Op: op, Addr: c.addr, Err: err})
+	c.end(&ConnError{Op: op, Addr: c.addr, Err: shorten(err)})
 }
 
 // end closes the connection under everything that waits on it.

@@ -121,8 +121,8 @@ func (l *login) judged(key ssh.PublicKey, err error) {
 
 // failed says why the login failed, and tells the stages apart: the library's errors are text only.
 func (l *login) failed(err error) error {
-	e := &DialError{Stage: "handshake", Addr: l.addr, User: l.cfg.User, Err: err}
 	text := err.Error()
+	e := &DialError{Stage: "handshake", Addr: l.addr, User: l.cfg.User, Err: shorten(err)}
 	switch {
 	case l.refused != nil:
 		e.Stage, e.Err = "host key", l.refused

@@ -4,11 +4,20 @@ import (
 	"os"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
 func TestMain(m *testing.M) {
-	code := runnertest.M{M: m}.Run()
+	// What the SSH library leaves behind where a server breaks the protocol; a connection that lives has more.
+	code := runnertest.M{M: m, Leaks: []goleak.Option{
+		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).openChannel"),
+		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).loop"),
+		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).Wait"),
+		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*handshakeTransport).readLoop"),
+		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*handshakeTransport).kexLoop"),
+	}}.Run()
 	_ = os.RemoveAll(relayTempDir) // empty if no test used it
 	os.Exit(code)
 }

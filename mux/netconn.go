@@ -2,6 +2,7 @@ package mux
 
 import (
 	"bufio"
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -23,7 +24,7 @@ const (
 // the library encrypts while the kernel copies.
 type netConn struct {
 	net.Conn
-	in    *bufio.Reader
+	in    atomic.Pointer[bufio.Reader] // nil once closed: the library may hold on to a netConn for ever
 	out   *coalesce.Writer
 	wrote chan struct{} // closed once nothing more is written
 	done  chan struct{} // closed once the goroutine that writes has ended
@@ -43,7 +44,7 @@ type netConn struct {
 
 func newNetConn(nc net.Conn) *netConn {
 	c := &netConn{Conn: nc, wrote: make(chan struct{}), done: make(chan struct{}), start: time.Now()}
-	c.in = bufio.NewReaderSize(readerFunc(c.receive), netBuffer)
+	c.in.Store(bufio.NewReaderSize(readerFunc(c.receive), netBuffer))
 	c.out = coalesce.New(nc, netBuffer, nil).Directly(netDirect)
 	c.quickAck.Store(true)
 	go func() {
@@ -62,7 +63,13 @@ type readerFunc func(p []byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // Read implements net.Conn.
-func (c *netConn) Read(p []byte) (int, error) { return c.in.Read(p) }
+func (c *netConn) Read(p []byte) (int, error) {
+	in := c.in.Load()
+	if in == nil {
+		return 0, net.ErrClosed
+	}
+	return in.Read(p)
+}
 
 // receive reads from the kernel.
 func (c *netConn) receive(p []byte) (int, error) {
@@ -83,7 +90,7 @@ func (c *netConn) receive(p []byte) (int, error) {
 // reported at once.
 func (c *netConn) Write(p []byte) (int, error) {
 	n, err := c.out.Write(p)
-	if err != nil {
+	if err != nil && !errors.Is(err, coalesce.ErrClosed) { // whoever closed it knows why
 		c.report("write", err)
 	}
 	return n, err
@@ -101,6 +108,7 @@ func (c *netConn) Close() error {
 		}
 		c.closeErr = c.Conn.Close()
 		<-c.wrote // soon: what it writes to is closed
+		c.in.Store(nil)
 	})
 	return c.closeErr
 }

@@ -26,6 +26,9 @@ const (
 	relayTimeout  = 30 * time.Second
 	// relayExitPatience is how long a relay that hung up has to say by its exit status why.
 	relayExitPatience = time.Second
+	// relayForget is how long a stream that is closed here waits for its other end. yamux keeps what it has received
+	// for so long, also when the session is long gone.
+	relayForget = 30 * time.Second
 )
 
 // Relay starts processes and reaches sockets by way of one program on the VM, which runs in one session:
@@ -154,7 +157,9 @@ func (c *Conn) startRelay(cmd Command) (*Relay, error) {
 	buffered := bufio.NewReader(r.link) // for the hello; yamux reads past it
 	err = r.shakeHands(buffered)
 	if err == nil {
-		r.session, err = yamux.Client(&bufferedLink{r.link, buffered}, wire.RelayConfig(wire.RelayWindow(rtt)))
+		cfg := wire.RelayConfig(wire.RelayWindow(rtt))
+		cfg.StreamCloseTimeout = relayForget
+		r.session, err = yamux.Client(&bufferedLink{r.link, wire.NewRelayGuard(buffered)}, cfg)
 	}
 	if !giveUp() && err == nil {
 		_ = r.session.Close() // always nil
@@ -258,6 +263,7 @@ func (r *Relay) endError(silence error, tail *tailWriter) error {
 		return &RelayError{Op: "keepalive", Err: silence, Stderr: tail.String()}
 	}
 	// The session ended: the program has, or what it said was no yamux. Its exit status tells.
+	failure := r.link.failure()
 	_ = r.link.Close() // always nil
 	exit := r.awaitExit()
 	if lost := r.conn.alive("relay"); lost != nil {
@@ -267,7 +273,9 @@ func (r *Relay) endError(silence error, tail *tailWriter) error {
 	switch {
 	case exit != nil:
 		e.Err, e.ExitCode = exit, exit.Status
-	case r.link.failure() == nil:
+	case errors.Is(failure, wire.ErrRelayProtocol):
+		e.Op, e.Err = "protocol", failure
+	case failure == nil:
 		e.Op, e.Err = "protocol", errors.New("what came from it makes no sense")
 	default:
 		e.Err = errors.New("it ended")

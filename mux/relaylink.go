@@ -1,7 +1,7 @@
 package mux
 
 import (
-	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -35,7 +35,7 @@ type relayLink struct {
 	once   sync.Once
 
 	mu  sync.Mutex // guards the following
-	err error      // why reading ended
+	err error      // why reading ended, or what came that makes no sense
 }
 
 func newRelayLink(ch *channel) *relayLink {
@@ -146,10 +146,16 @@ func (l *relayLink) failure() error {
 	return l.err
 }
 
-// bufferedLink is a relayLink with what was read of it ahead.
+// bufferedLink is a relayLink with what was read of it ahead, and guarded.
 type bufferedLink struct {
 	*relayLink
-	buffered *bufio.Reader
+	in *wire.RelayGuard
 }
 
-func (l *bufferedLink) Read(p []byte) (int, error) { return l.buffered.Read(p) }
+func (l *bufferedLink) Read(p []byte) (int, error) {
+	n, err := l.in.Read(p)
+	if errors.Is(err, wire.ErrRelayProtocol) {
+		l.setFailure(err)
+	}
+	return n, err
+}

@@ -114,8 +114,8 @@ func (p *relayProcess) readFrames(exited *bool) error {
 		case wire.FrameCredit:
 			err = p.credit(payload)
 		case wire.FrameExit:
-			*exited = true
 			p.exit, err = wire.ParseRelayExit(payload)
+			*exited = err == nil // what makes no sense is no end, least of all a good one
 			return err
 		default:
 			err = fmt.Errorf("%w: a frame %q from a process", wire.ErrRelayProtocol, kind)

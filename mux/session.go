@@ -4,10 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"golang.org/x/crypto/ssh"
 )
+
+// maxSignal bounds the name of a signal.
+const maxSignal = 32
 
 // session is a session channel (RFC 4254, section 6) and what the server said of its process's end.
 type session struct {
@@ -145,7 +149,8 @@ func (s *session) request(ch *channel, req *ssh.Request) {
 		if ssh.Unmarshal(req.Payload, &msg) != nil || msg.Signal == "" {
 			return
 		}
-		exit.Signal, exit.Message = msg.Signal, msg.Message
+		exit.Signal = strings.ToValidUTF8(msg.Signal[:min(len(msg.Signal), maxSignal)], "?")
+		exit.Message = strings.ToValidUTF8(msg.Message[:min(len(msg.Message), maxForeign)], "?")
 	default:
 		return
 	}

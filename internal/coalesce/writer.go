@@ -25,8 +25,8 @@ type Writer struct {
 	err     error // of to
 }
 
-// errClosed is returned by Write after Close.
-var errClosed = errors.New("coalesce: write after Close")
+// ErrClosed is returned by Write after Close.
+var ErrClosed = errors.New("coalesce: write after Close")
 
 // New returns a Writer that hands to at most size bytes at a time. hold, which may be nil, is asked about
 // each Write whether it is worth nothing without the next, such as a header without its body.
@@ -54,6 +54,7 @@ func (w *Writer) Run() error {
 			w.changed.Wait()
 		}
 		if len(w.pending) == 0 || w.err != nil {
+			w.pending, w.spare = nil, nil
 			return w.err
 		}
 		out := w.pending
@@ -96,7 +97,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 		case w.err != nil:
 			return total, w.err
 		case w.closed:
-			return total, errClosed
+			return total, ErrClosed
 		}
 		n := min(len(p), w.size-len(w.pending))
 		w.pending = append(w.pending, p[:n]...)

@@ -59,6 +59,7 @@ var allowed = map[string][]string{
 	"internal/vmtest":     {"internal/wire"},
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/vmtest", "internal/faultconn", "internal/wire"},
+	"internal/rawssh":     {},
 	"internal/runnertest": {},
 	// A stand-in for another step runner, which is a program of its own.
 	"internal/runnertest/gitlabrunner": {"remote/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},

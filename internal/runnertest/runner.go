@@ -19,16 +19,20 @@ import (
 var dir string
 
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
-func Main(m *testing.M) { os.Exit(M{m}.Run()) }
+func Main(m *testing.M) { os.Exit(M{M: m}.Run()) }
 
 // M runs tests as Main does, for a TestMain that does more.
-type M struct{ *testing.M }
+type M struct {
+	*testing.M
+	// Leaks are those that no test is to blame for.
+	Leaks []goleak.Option
+}
 
 // Run runs the tests and returns the exit code.
 func (m M) Run() int {
 	code := m.M.Run()
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := goleak.Find(m.Leaks...); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}

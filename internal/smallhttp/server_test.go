@@ -28,7 +28,8 @@ func TestCloseLeavesNothingWhateverClientsDo(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost: x\r\n\r\n": " 200 ",
 		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + strings.Repeat("x", 2048): " 413 ",
 		"GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("y", 64<<10) + "\r\n\r\n":            " 431 ",
-		"GET / HT": "",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n":                                                       " 200 ", // answered as HTTP/1.1: HTTP/2 and its floods are not spoken
+		"GET / HT":                                                                               "",
 	} {
 		conn, err := net.Dial("tcp", listener.Addr().String())
 		require.NoError(t, err)

@@ -1,0 +1,38 @@
+package mux_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/rawssh"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+func TestAStrictKeyExchangeIsAskedForAndKept(t *testing.T) {
+	// Messages that somebody in between adds before the keys are there shift the numbers by which the first
+	// ones after that are known, and so hide that those were removed (CVE-2023-48795).
+	for _, strict := range []bool{true, false} {
+		offered := make(chan []string, 1)
+		server := rawssh.Serve(t, func(c *rawssh.Conn) {
+			c.NoStrictKex = !strict
+			if c.Versions("SSH-2.0-rawssh") != nil {
+				return
+			}
+			err := c.ExchangeAfter([]byte{rawssh.Ignore, 0, 0, 0, 0})
+			offered <- c.ClientKex()
+			if err == nil && c.Login() == nil {
+				_, _ = c.Read()
+			}
+		})
+		conn, err := mux.Dial(sshtest.Within(t), server.Addr, rawConfig(t, server))
+		require.Contains(t, receive(t, offered), "kex-strict-c-v00@openssh.com")
+		if strict {
+			requireStage(t, err, "handshake", false)
+			continue
+		}
+		require.NoError(t, err, "where a server is not strict, it may say so")
+		requireCloses(t, conn)
+	}
+}

@@ -1,0 +1,29 @@
+package proc
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// FuzzShimsWords reads what a shim says: no pid that stands for others, and one form only of what it says.
+func FuzzShimsWords(f *testing.F) {
+	f.Add(encodeNumbers(4711))
+	f.Add(encodeNumbers(1))
+	f.Add(encodeNumbers(math.MaxUint64))
+	f.Add((&failure{stageExec, 2}).encode())
+	f.Add(encodeNumbers(9, 1, 2, 3))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if pid, err := decodeStarted(data); err == nil {
+			require.Greater(t, pid, 1)
+			require.LessOrEqual(t, pid, math.MaxInt32)
+		}
+		if e, err := decodeExited(data); err == nil && e.Signal != 0 {
+			require.Equal(t, 128+int(e.Signal), e.Code)
+		}
+		if failed, err := decodeFailure(data); err == nil {
+			require.Error(t, failed.error(&Command{Argv: []string{"x"}}))
+		}
+	})
+}
