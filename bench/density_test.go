@@ -1,10 +1,12 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"runtime"
-	"sync"
+	"slices"
 	"testing"
 	"time"
 
@@ -16,101 +18,268 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// BenchmarkDensity measures what each build costs the manager in memory and goroutines, while so many are on
-// one connection: as processes alone, and as whole builds with a step runner and a gRPC client each. If the
-// cost is linear the numbers for each build are the same.
+// BenchmarkDensity measures what each of many builds costs while they are on one VM: the time of its start beside those
+// that are there, the manager's memory and goroutines, and the VM's memory. Then how these grow with their number.
 func BenchmarkDensity(b *testing.B) {
-	for _, n := range []int{250, 500, 1000} {
-		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) {
-			v := newVM(b)
-			conn := v.dial(b)
-			relay := v.relay(b, conn)
-			measureDensity(b, v, conn, n, func() (func() error, error) {
-				p, err := relay.Start(b.Context(), mux.Command{Argv: []string{"cat"}})
-				if err != nil {
-					return nil, err
-				}
-				return p.Close, ping1(p)
-			})
-		})
+	grown := make(map[string]growth)
+	for _, n := range capacities() {
+		b.Run(capacityName(n), func(b *testing.B) { benchmarkDensity(b, n, grown) })
 	}
-	b.Run("builds=200", func(b *testing.B) {
-		v := newVM(b)
-		conn, known := v.dial(b), new(connector.VM)
-		v.relay(b, conn) // is there before the first build
-		measureDensity(b, v, conn, 200, func() (func() error, error) {
-			s, err := v.startBuild(b, conn, known, connector.Relay)
+	b.Run("growth", func(b *testing.B) { reportGrowth(b, grown) })
+	for _, n := range sizes([]int{1000}, 100) {
+		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) { benchmarkProcesses(b, n) })
+	}
+	b.Run("serve-idle", benchmarkIdleServe)
+}
+
+// occupant is one way to put builds on a VM.
+type occupant struct {
+	name   string
+	parent string // the program whose children on this machine, and theirs, are what it takes of the VM
+	most   int    // how many it can; if zero, any number
+	why    string
+	start  func() (end func() error, err error)
+	conn   *mux.Conn // that all share; may be nil
+	empty  float64   // memory taken before the first, in KiB
+}
+
+// benchmarkDensity puts n builds on a VM, one after the other, and adds what they cost together to grown.
+func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
+	v := newVM(b)
+	conn, known := v.dial(b), new(connector.VM)
+	v.relay(b, conn) // is there before the first build
+	by := func(route connector.Route) occupant {
+		return occupant{name: string(route), parent: "sshd", conn: conn, start: func() (func() error, error) {
+			s, err := v.startBuild(b, conn, known, route)
 			if err != nil {
 				return nil, err
 			}
 			return func() error { return s.close(b.Context()) }, nil
-		})
-	})
-}
-
-// measureDensity starts n at once, several times, and measures each time what they cost while they are there.
-func measureDensity(b *testing.B, v *vm, conn *mux.Conn, n int, start func() (end func() error, err error)) {
-	b.Helper()
-	r := inTurns(b, []candidate{{name: "all", run: func(r *results) error {
-		before := readUsage()
-		var mu sync.Mutex // guards the following
-		var ends []func() error
-		err := withOpeners(n, func() error {
-			end, err := start()
-			if end != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				ends = append(ends, end)
-			}
-			return err
-		})
-		after := readUsage()
-		r.add("heap", (after.heap-before.heap)/float64(n)/1024)
-		r.add("stack", (after.stack-before.stack)/float64(n)/1024)
-		r.add("goroutines", (after.goroutines-before.goroutines)/float64(n))
-		r.add("sessions", float64(conn.Stat().Sessions.Open))
+		}}
+	}
+	auto, relay := by(connector.Auto), by(connector.Relay)
+	relay.most, relay.why = 128, "it is what auto takes for all but the first"
+	local := occupant{name: "local", parent: "stepmux", start: func() (func() error, error) {
+		s, err := startCommandBuild(b, v, nil, nil)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		err = withOpeners(len(ends), func() error {
-			mu.Lock()
-			end := ends[0]
-			ends = ends[1:]
-			mu.Unlock()
-			return end()
-		})
-		require.Eventually(b, func() bool {
-			const own = 1 // in which this runs
-			return conn.Stat().Relayed == 0 && float64(runtime.NumGoroutine()-own) <= before.goroutines
-		}, sshtest.Bound, 10*time.Millisecond, "something is left of them")
-		return err
-	}}})
-	require.Equal(b, 1, v.TotalConns())
-	r.medians("KiB/build", "heap", "stack")
-	b.ReportMetric(r.quantile("goroutines", 0.5), "goroutines/build")
-	b.ReportMetric(r.quantile("sessions", 0.5), "sessions")
-	b.ReportMetric(float64(v.TotalConns()), "conns")
+		return s.close, nil
+	}}
+	freshConns := 0
+	fresh := occupant{name: "fresh-dial", parent: "sshd", most: loginsAtOnce, why: "it takes minutes", start: func() (func() error, error) {
+		freshConns++
+		s, err := v.startFreshBuild(b)
+		if err != nil {
+			return nil, err
+		}
+		return s.close, nil
+	}}
+	missing(b, "control-master, raw", twoSessions)
+	missing(b, "ssh", "it is a connection for each build, as fresh-dial")
+	var all []candidate
+	for _, o := range []occupant{auto, relay, local, fresh} {
+		if o.most != 0 && n > o.most {
+			missing(b, o.name, fmt.Sprintf("not with %d builds: %s", n, o.why))
+			continue
+		}
+		all = append(all, o.candidate(b, n))
+	}
+	r := inTurns(b, usual.with(n), all)
+	for _, name := range names(all) {
+		for _, c := range costs {
+			key := name + "-" + c.name
+			r.median(key, key+c.unit)
+			if !c.grows {
+				continue
+			}
+			if grown[key] == nil {
+				grown[key] = make(growth)
+			}
+			grown[key][n] = r.quantile(key, 0.5) * float64(n)
+		}
+	}
+	r.median("auto-sessions", "auto-sessions")
+	b.ReportMetric(float64(v.TotalConns()-freshConns), "auto-conns")
 }
 
-// withOpeners calls do n times, some at once.
-func withOpeners(n int, do func() error) error {
-	var group errgroup.Group
-	group.SetLimit(16)
+// costs are what builds are measured at.
+var costs = []struct {
+	name, unit string
+	grows      bool // it is told how it grows with the number of builds
+}{
+	{"time", "-ms/build", true},
+	{"nth", "-ms", false}, // of the last few
+	{"heap", "-KiB/build", true},
+	{"stack", "-KiB/build", false},
+	{"goroutines", "/build", true},
+	{"serve", "-KiB/build", true}, // PSS of the step runner
+	{"vm", "-KiB/build", true},    // PSS of all that is there more than before
+}
+
+// candidate returns one that puts n on the VM. None is there yet.
+func (o occupant) candidate(b *testing.B, n int) candidate {
+	b.Helper()
+	var err error
+	o.empty, _, err = o.vmMemory()
+	require.NoError(b, err)
+	return candidate{name: o.name, run: func(r *results) error { return o.occupy(r, n) }}
+}
+
+// occupy puts n on the VM, measures what they cost while they are there, and ends them.
+func (o occupant) occupy(r *results, n int) error {
+	before := readUsage()
+	var err error
+	var ends []func() error
+	var took []float64
 	for range n {
-		group.Go(do)
+		begin := time.Now()
+		end, startErr := o.start()
+		if startErr != nil {
+			err = startErr
+			break
+		}
+		took = append(took, millis(time.Since(begin)))
+		ends = append(ends, end)
+	}
+	if err == nil {
+		err = o.measure(r, before, took)
+	}
+	err = errors.Join(err, endAll(ends))
+	require.Eventually(r.b, func() bool {
+		const own = 1 // in which this runs
+		return float64(runtime.NumGoroutine()-own) <= before.goroutines
+	}, sshtest.Bound, 10*time.Millisecond, "something is left of %d", n)
+	return err
+}
+
+// measure adds what builds cost that took so long to start, in milliseconds.
+func (o occupant) measure(r *results, before usage, took []float64) error {
+	const last = 8 // few enough to count as the n-th
+	n := float64(len(took))
+	after := readUsage()
+	vm, serve, err := o.vmMemory()
+	if err != nil {
+		return err
+	}
+	sum := 0.0
+	for _, one := range took {
+		sum += one
+	}
+	for name, value := range map[string]float64{
+		"time": sum / n, "nth": quantile(took[max(0, len(took)-last):], 0.5),
+		"heap": (after.heap - before.heap) / n / kibi, "stack": (after.stack - before.stack) / n / kibi,
+		"goroutines": (after.goroutines - before.goroutines) / n,
+		"serve":      serve, "vm": (vm - o.empty) / n,
+	} {
+		r.add(o.name+"-"+name, value)
+	}
+	if o.conn != nil {
+		r.add(o.name+"-sessions", float64(o.conn.Stat().Sessions.Open))
+	}
+	return nil
+}
+
+// vmMemory returns how much memory there is taken of the VM, and how much of that by each step runner, in KiB.
+func (o occupant) vmMemory() (all, serve float64, err error) {
+	p, err := readProcesses()
+	if err != nil {
+		return 0, 0, err
+	}
+	there := p.named(o.parent)
+	if all, err = memory(there); err != nil {
+		return 0, 0, err
+	}
+	serves := serving(there)
+	if serve, err = memory(serves); err != nil {
+		return 0, 0, err
+	}
+	return all, serve / float64(max(len(serves), 1)), nil
+}
+
+// endAll calls all of ends, some at once.
+func endAll(ends []func() error) error {
+	var group errgroup.Group
+	group.SetLimit(openers)
+	for _, end := range ends {
+		group.Go(end)
 	}
 	return group.Wait()
 }
 
-// usage is what this process uses.
-type usage struct{ heap, stack, goroutines float64 }
+// reportGrowth reports how the costs grow from the smallest number of builds to the largest.
+func reportGrowth(b *testing.B, grown map[string]growth) {
+	for b.Loop() {
+		continue // nothing but to report what the others have measured
+	}
+	for _, name := range slices.Sorted(maps.Keys(grown)) {
+		grown[name].report(b, name)
+	}
+	b.ReportMetric(0, "ns/op")
+}
 
-func readUsage() usage {
-	runtime.GC()
-	runtime.GC() // what was in a sync.Pool goes with the second
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return usage{float64(m.HeapInuse), float64(m.StackInuse), float64(runtime.NumGoroutine())}
+// benchmarkProcesses measures what so many processes cost the manager that are on one connection by its relay.
+func benchmarkProcesses(b *testing.B, n int) {
+	v := newVM(b)
+	conn := v.dial(b)
+	relay := v.relay(b, conn)
+	o := occupant{name: "relay", parent: "sshd", conn: conn, start: func() (func() error, error) {
+		p, err := relay.Start(b.Context(), mux.Command{Argv: []string{"cat"}})
+		if err != nil {
+			return nil, err
+		}
+		return p.Close, ping1(p)
+	}}
+	r := inTurns(b, costly, []candidate{o.candidate(b, n)})
+	require.Equal(b, 1, v.TotalConns())
+	for _, c := range costs {
+		if c.name != "serve" {
+			r.median("relay-"+c.name, "relay-"+c.name+c.unit)
+		}
+	}
+	r.median("relay-sessions", "relay-sessions")
+	b.ReportMetric(float64(v.TotalConns()), "relay-conns")
+}
+
+// benchmarkIdleServe measures the memory of a step runner that has no job yet, by itself and with the processes it
+// keeps ready.
+func benchmarkIdleServe(b *testing.B) {
+	r := inTurns(b, usual, []candidate{{name: "serve", run: func(r *results) error {
+		v := &vm{tmp: sshtest.SocketDir(b)}
+		s, err := startCommandBuild(b, v, nil, nil)
+		if err != nil {
+			return err
+		}
+		p, err := readProcesses()
+		if err != nil {
+			return err
+		}
+		there := p.named("stepmux")
+		all, err := memory(there)
+		if err != nil {
+			return err
+		}
+		serve, err := memory(serving(there))
+		if err != nil {
+			return err
+		}
+		r.add("serve", serve/kibi)
+		r.add("serve-and-its-own", all/kibi)
+		return s.close()
+	}}})
+	r.medians("PSS-MiB", "serve", "serve-and-its-own")
+}
+
+const openers = 16 // at once
+
+// withOpeners calls do n times, some at once.
+func withOpeners(n int, do func() error) error {
+	var group errgroup.Group
+	group.SetLimit(openers)
+	for range n {
+		group.Go(do)
+	}
+	return group.Wait()
 }
 
 // ping1 sees that a process that sends back what it gets does so.

@@ -1,12 +1,14 @@
 package bench
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -14,32 +16,30 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// A far is what bridges lead to: a socket on the VM that does what it is asked. It lies where those of
-// builds do.
+// A far is what bridges lead to: a socket on the VM that does what it is asked, served by a process of its own, so
+// that what it costs is not taken for the manager's. It lies where those of builds do.
 //
 // A request is one byte, what to do, and eight for how much.
-type far struct {
-	path string
-	sent atomic.Int64 // bytes that were sent by flood
-
-	wg    sync.WaitGroup
-	mu    sync.Mutex // guards the following
-	conns map[net.Conn]struct{}
-	done  bool
-}
+type far struct{ path string }
 
 const (
 	farDown = 'd' // send so many bytes
 	farUp   = 'u' // take so many bytes, then send one
 	farEcho = 'e' // send so many bytes back
+	farBoth = 'b' // send and take so many bytes at the same time
+	farSent = 's' // tell in eight bytes how many were sent to all, whatever the number
 
 	farRequest = 9
 	// farMost is a number of bytes that is never reached.
 	farMost = 1 << 62
+
+	// farVar is the variable of the environment that makes this program the process at the other end.
+	farVar = "STEPMUX_BENCH_FAR"
 )
 
 // newFar starts the other end of bridges to v.
@@ -53,18 +53,66 @@ func newFar(b *testing.B, v *vm) *far {
 	require.NoError(b, err)
 	b.Cleanup(func() { lock.Close() })
 	require.NoError(b, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
-	listener, err := net.Listen("unix", path)
+	self, err := os.Executable()
 	require.NoError(b, err)
-	f := &far{path: path, conns: make(map[net.Conn]struct{})}
-	f.wg.Go(func() { f.accept(listener) })
+	cmd := exec.Command(self) // its standard input is its leash
+	cmd.Env = append(os.Environ(), farVar+"="+path)
+	cmd.Stderr = os.Stderr
+	leash, err := cmd.StdinPipe()
+	require.NoError(b, err)
+	ready, err := cmd.StdoutPipe()
+	require.NoError(b, err)
+	require.NoError(b, cmd.Start())
 	b.Cleanup(func() {
-		listener.Close()
-		f.close()
+		leash.Close()
+		require.NoError(b, cmd.Wait())
 	})
-	return f
+	_, err = io.ReadFull(ready, make([]byte, 1))
+	require.NoError(b, err, "the other end does not listen")
+	return &far{path}
 }
 
-func (f *far) accept(listener net.Listener) {
+// sent returns how many bytes were sent to all who asked for some.
+func (f *far) sent() (int64, error) {
+	conn, err := net.Dial("unix", f.path)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	if err := ask(conn, farSent, 0); err != nil {
+		return 0, err
+	}
+	var n int64
+	return n, binary.Read(conn, binary.BigEndian, &n)
+}
+
+// farMain is the process at the other end: it serves the socket at path until its standard input ends.
+func farMain(path string) error {
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	f := &farServer{conns: make(map[net.Conn]struct{})}
+	f.wg.Go(func() { f.accept(listener) })
+	if _, err := os.Stdout.WriteString("."); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	listener.Close()
+	f.close()
+	return err
+}
+
+type farServer struct {
+	sent atomic.Int64
+
+	wg    sync.WaitGroup
+	mu    sync.Mutex // guards the following
+	conns map[net.Conn]struct{}
+	done  bool
+}
+
+func (f *farServer) accept(listener net.Listener) {
 	for {
 		conn, err := listener.Accept()
 		if err != nil {
@@ -81,7 +129,7 @@ func (f *far) accept(listener net.Listener) {
 	}
 }
 
-func (f *far) add(conn net.Conn) bool {
+func (f *farServer) add(conn net.Conn) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if !f.done {
@@ -90,7 +138,7 @@ func (f *far) add(conn net.Conn) bool {
 	return !f.done
 }
 
-func (f *far) remove(conn net.Conn) {
+func (f *farServer) remove(conn net.Conn) {
 	conn.Close()
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -98,7 +146,7 @@ func (f *far) remove(conn net.Conn) {
 }
 
 // close ends all connections and waits for them.
-func (f *far) close() {
+func (f *farServer) close() {
 	f.mu.Lock()
 	f.done = true
 	for conn := range f.conns {
@@ -109,7 +157,7 @@ func (f *far) close() {
 }
 
 // serve does what it is asked until the connection ends.
-func (f *far) serve(conn net.Conn) {
+func (f *farServer) serve(conn net.Conn) {
 	buf := make([]byte, 64<<10)
 	for {
 		if _, err := io.ReadFull(conn, buf[:farRequest]); err != nil {
@@ -128,6 +176,13 @@ func (f *far) serve(conn net.Conn) {
 			if _, err = io.ReadFull(conn, buf[:n]); err == nil {
 				_, err = conn.Write(buf[:n])
 			}
+		case farBoth:
+			var group errgroup.Group
+			group.Go(func() error { return send(countingWriter{conn, &f.sent}, n, make([]byte, len(buf))) })
+			err = receive(conn, n, buf)
+			err = cmp.Or(group.Wait(), err)
+		case farSent:
+			_, err = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(f.sent.Load())))
 		}
 		if err != nil {
 			return
@@ -194,6 +249,17 @@ func up(s io.ReadWriter, n int64) error {
 		return err
 	}
 	return receive(s, 1, make([]byte, 1))
+}
+
+// both moves n bytes in all, half of them each way at the same time. s has been asked for nothing.
+func both(s io.ReadWriter, n int64) error {
+	if err := ask(s, farBoth, n/2); err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.Go(func() error { return send(s, n/2, make([]byte, 64<<10)) })
+	err := receive(s, n/2, make([]byte, 256<<10))
+	return cmp.Or(group.Wait(), err)
 }
 
 // ping sends 64 bytes there and back.

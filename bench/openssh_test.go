@@ -64,3 +64,11 @@ func (c *openSSHClient) line(control, argv []string) []string {
 	line := append(c.options[:len(c.options):len(c.options)], control...)
 	return append(append(line, c.target), argv...)
 }
+
+// another returns what wraps the command line that becomes the master of a connection of its own, and those that
+// share that connection.
+func (c *openSSHClient) another(b *testing.B) (master, shared func(argv []string) []string) {
+	control := filepath.Join(sshtest.SocketDir(b), "master")
+	return func(argv []string) []string { return c.line([]string{"-M", "-S", control}, argv) },
+		func(argv []string) []string { return c.line([]string{"-S", control}, argv) }
+}

@@ -21,9 +21,12 @@ func (c idleConn) Close() error          { close(c.done); return nil }
 // BenchmarkPool measures Acquire and Release of connections that are there already: by one caller and by many, of
 // one VM and of a fleet.
 func BenchmarkPool(b *testing.B) {
+	for _, n := range sizes([]int{100}, 4) {
+		b.Run(fmt.Sprintf("fleet=%d", n), func(b *testing.B) { benchmarkFleet(b, n) })
+	}
 	for _, callers := range []int{1, 8, 64} {
 		for _, keys := range []int{1, 100, 10_000} {
-			b.Run(fmt.Sprintf("callers=%d/keys=%d", callers, keys), func(b *testing.B) {
+			b.Run(fmt.Sprintf("goroutines=%d/keys=%d", callers, keys), func(b *testing.B) {
 				p := pool.New(pool.Config[idleConn]{
 					Dial: func(context.Context, pool.Key) (idleConn, error) { return idleConn{make(chan struct{})}, nil },
 				})

@@ -14,74 +14,56 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A candidate is one of those that a benchmark compares.
-type candidate struct {
-	name  string
-	every int // takes part in every so many turns, for slow ones; if zero, in each
-	// run measures once and adds what it found to the results.
-	run func(r *results) error
-}
-
 // results are what the candidates were measured at, by name.
 type results struct {
 	b      *testing.B
 	values map[string][]float64
+	turns  map[string]map[int]float64 // medians of turns
+	seen   map[string]int             // how many values of each belong to turns that have ended
+	spent  map[string]*spending
+
+	reported map[string][]float64 // by metric, what its turns were, in their order
 }
 
 func newResults(b *testing.B) *results {
-	return &results{b: b, values: make(map[string][]float64)}
+	return &results{
+		b: b, values: make(map[string][]float64), turns: make(map[string]map[int]float64), seen: make(map[string]int),
+		spent: make(map[string]*spending), reported: make(map[string][]float64),
+	}
 }
 
-// inTurns measures the candidates one after the other, again and again, so that what disturbs the machine
-// disturbs all alike. The first turn finds cold caches and is forgotten if there are others. The benchmark's
-// time is that of the first candidate, which decides how many turns there are.
-func inTurns(b *testing.B, all []candidate) *results {
-	b.Helper()
-	cold, r := newResults(b), newResults(b)
-	for turn := 0; b.Loop(); turn++ {
-		b.StopTimer()
-		to := r
-		if turn == 0 {
-			to = cold
-		}
-		for i := range all {
-			at := (turn + i) % len(all) // else one would always come after the same neighbour's mess
-			if turn%max(all[at].every, 1) != 0 {
-				continue
+// endTurn remembers the medians of what was added since the last turn.
+func (r *results) endTurn(turn int) {
+	for name, values := range r.values {
+		if from := r.seen[name]; from < len(values) {
+			if r.turns[name] == nil {
+				r.turns[name] = make(map[int]float64)
 			}
-			if at == 0 {
-				b.StartTimer()
-			}
-			err := all[at].run(to)
-			b.StopTimer()
-			require.NoError(b, err, all[at].name)
+			r.turns[name][turn] = quantile(values[from:], 0.5)
+			r.seen[name] = len(values)
 		}
-		b.StartTimer()
 	}
+}
+
+// complete takes over from the cold turn what was not measured in another.
+func (r *results) complete(cold *results) {
 	for name, values := range cold.values {
 		if len(r.values[name]) == 0 {
-			r.values[name] = values
+			r.values[name], r.turns[name] = values, cold.turns[name]
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of the first candidate and what it takes to measure it
-	r.spread(all[0].name)
-	b.Cleanup(r.keepSamples)
-	return r
-}
-
-// spread reports how far apart the middle half of the first candidate's figures is, in relation to the median: what
-// the machine's other work does to them.
-func (r *results) spread(name string) {
-	const enough = 8
-	if len(r.values[name]) >= enough {
-		r.b.ReportMetric((r.quantile(name, 0.75)-r.quantile(name, 0.25))/r.quantile(name, 0.5), "spread")
+	for name, spent := range cold.spent {
+		if r.spent[name] == nil {
+			r.spent[name] = spent
+		}
 	}
 }
 
 // samplesVar names the file to which samples are added, for who wants to see how they are distributed.
 const samplesVar = "STEPMUX_BENCH_SAMPLES"
 
-// keepSamples adds what was measured to the file, as JSON, a line for each candidate.
+// keepSamples adds what was measured to the file, as JSON: a line for each candidate, and one for each metric that has
+// its turns.
 func (r *results) keepSamples() {
 	name := os.Getenv(samplesVar)
 	if name == "" {
@@ -90,36 +72,58 @@ func (r *results) keepSamples() {
 	f, err := os.OpenFile(name, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	require.NoError(r.b, err)
 	defer f.Close()
-	for _, candidate := range slices.Sorted(maps.Keys(r.values)) {
-		require.NoError(r.b, json.NewEncoder(f).Encode(map[string]any{
-			"bench": strings.TrimPrefix(r.b.Name(), "Benchmark"), "name": candidate, "values": r.values[candidate],
-		}))
+	write := func(kind string, of map[string][]float64) {
+		for _, name := range slices.Sorted(maps.Keys(of)) {
+			line := map[string]any{"bench": strings.TrimPrefix(r.b.Name(), "Benchmark"), kind: name, "values": of[name]}
+			require.NoError(r.b, json.NewEncoder(f).Encode(line))
+		}
 	}
+	write("name", r.values)
+	write("metric", r.reported)
 }
 
 // missing says which peer is not measured, and why.
 func missing(b *testing.B, name string, why any) {
 	b.Helper()
-	b.Logf("missing: %s: %v", name, why)
+	b.Logf("missing: %s: %s: %v", strings.TrimPrefix(b.Name(), "Benchmark"), name, why)
 }
 
 func (r *results) add(name string, values ...float64) {
 	r.values[name] = append(r.values[name], values...)
 }
 
-// quantile returns the smallest of what is known by that name, which must be something, that a share of q does
-// not exceed.
-func (r *results) quantile(name string, q float64) float64 {
-	all := slices.Sorted(slices.Values(r.values[name]))
-	return all[int(math.Ceil(q*float64(len(all))))-1]
+// quantile returns that of what is known by that name, which must be something.
+func (r *results) quantile(name string, q float64) float64 { return quantile(r.values[name], q) }
+
+// quantile returns the smallest of values, of which there must be one, that a share of q does not exceed.
+func quantile(values []float64, q float64) float64 {
+	all := slices.Sorted(slices.Values(values))
+	return all[max(int(math.Ceil(q*float64(len(all)))), 1)-1]
 }
 
-// medians reports the median of each name, as name-unit. Names that were not measured are left out.
+// report reports a figure that was measured in several turns, and as its noise how far its median may be off, in
+// relation to it: half of the 95 % interval that box plots have as their notch (McGill, Tukey, Larsen 1978).
+func (r *results) report(figure float64, turns []float64, unit string) {
+	const enough = 4
+	r.b.ReportMetric(figure, unit)
+	r.reported[unit] = turns
+	if median := quantile(append(turns, figure), 0.5); len(turns) >= enough && median != 0 {
+		spread := quantile(turns, 0.75) - quantile(turns, 0.25)
+		r.b.ReportMetric(1.57*spread/math.Sqrt(float64(len(turns)))/math.Abs(median), unit+"-noise")
+	}
+}
+
+// median reports the median of what is known by a name, if it was measured, as metric.
+func (r *results) median(name, metric string) {
+	if len(r.values[name]) > 0 {
+		r.report(r.quantile(name, 0.5), inOrder(r.turns[name]), metric)
+	}
+}
+
+// medians reports the median of each name, as name-unit.
 func (r *results) medians(unit string, names ...string) {
 	for _, name := range names {
-		if len(r.values[name]) > 0 {
-			r.b.ReportMetric(r.quantile(name, 0.5), name+"-"+unit)
-		}
+		r.median(name, name+"-"+unit)
 	}
 }
 
@@ -134,11 +138,27 @@ func (r *results) latencies(unit string, names ...string) {
 	}
 }
 
+// inOrder returns what is known of turns, in their order.
+func inOrder(turns map[int]float64) []float64 {
+	var all []float64
+	for _, turn := range slices.Sorted(maps.Keys(turns)) {
+		all = append(all, turns[turn])
+	}
+	return all
+}
+
 // ratio reports the median of name in relation to that of another, as name-x/as.
 func (r *results) ratio(name, other, as string) {
-	if len(r.values[name]) > 0 && len(r.values[other]) > 0 {
-		r.b.ReportMetric(r.quantile(name, 0.5)/r.quantile(other, 0.5), name+"-x/"+as)
+	if len(r.values[name]) == 0 || len(r.values[other]) == 0 {
+		return
 	}
+	turns := make(map[int]float64)
+	for turn, v := range r.turns[name] {
+		if o := r.turns[other][turn]; o != 0 {
+			turns[turn] = v / o
+		}
+	}
+	r.report(r.quantile(name, 0.5)/r.quantile(other, 0.5), inOrder(turns), name+"-x/"+as)
 }
 
 // ratios reports all names but other in relation to it.
@@ -148,26 +168,6 @@ func (r *results) ratios(other string, names ...string) {
 			r.ratio(name, other, other)
 		}
 	}
-}
-
-// rate measures a transfer of n bytes in MB/s, and what it cost the VM's end.
-func (r *results) rate(name string, n int64, transfer func() error) error {
-	before, err := vmCPU()
-	if err != nil {
-		return err
-	}
-	begin := time.Now()
-	if err := transfer(); err != nil {
-		return err
-	}
-	took := time.Since(begin)
-	after, err := vmCPU()
-	if err != nil {
-		return err
-	}
-	r.add(name, float64(n)/mega/took.Seconds())
-	r.add(name+cost, float64(n)/giga, (after - before).Seconds())
-	return nil
 }
 
 // pings measures some round trips of a stream, in microseconds.
@@ -182,27 +182,6 @@ func (r *results) pings(name string, s io.ReadWriter) error {
 	return nil
 }
 
-// costs reports the processor time of the VM's end for each name, as name-vm-s/GB.
-func (r *results) costs(names ...string) {
-	for _, name := range names {
-		// One transfer is too short for the clock of /proc; all together are not.
-		var sum [2]float64
-		for i, v := range r.values[name+cost] {
-			sum[i%2] += v
-		}
-		if sum[0] > 0 {
-			r.b.ReportMetric(sum[1]/sum[0], name+"-vm-s/GB")
-		}
-	}
-}
-
-const (
-	mega, giga = 1e6, 1e9
-
-	// cost is added to a name for gigabytes and seconds, in turns.
-	cost = "-cost"
-)
-
 // trips reports latencies that were measured in microseconds over a distance as a number of round trips.
 func (r *results) trips(rtt time.Duration, names ...string) {
 	for _, name := range names {
@@ -212,11 +191,11 @@ func (r *results) trips(rtt time.Duration, names ...string) {
 	}
 }
 
-// names returns the names of candidates.
-func names(all []candidate) []string {
-	var found []string
-	for _, c := range all {
-		found = append(found, c.name)
-	}
-	return found
-}
+const (
+	mega, giga = 1e6, 1e9
+	kibi, mebi = 1 << 10, 1 << 20
+)
+
+func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+func millis(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }

@@ -35,15 +35,20 @@ func (v *vm) at(b *testing.B, rtt time.Duration) *vm {
 	return &vm{v.Via(b, proxy.Addr()), v.tmp}
 }
 
+// muxConfig says how to log in to the VM.
+func (v *vm) muxConfig() *mux.Config {
+	return &mux.Config{
+		User:     v.User,
+		Auth:     []mux.Auth{mux.Key("of the benchmark", v.Signer)},
+		HostKeys: mux.PinnedHostKeys(v.HostKey),
+	}
+}
+
 // dial returns a new connection to the VM, on which a command has run: only then sshd sends small packets
 // at once.
 func (v *vm) dial(b *testing.B) *mux.Conn {
 	b.Helper()
-	conn, err := mux.Dial(b.Context(), v.Addr, &mux.Config{
-		User:     v.User,
-		Auth:     []mux.Auth{mux.Key("of the benchmark", v.Signer)},
-		HostKeys: mux.PinnedHostKeys(v.HostKey),
-	})
+	conn, err := mux.Dial(b.Context(), v.Addr, v.muxConfig())
 	require.NoError(b, err)
 	b.Cleanup(func() { conn.Close() })
 	p, err := conn.Start(b.Context(), mux.Command{Argv: []string{"true"}})
@@ -77,5 +82,3 @@ func firstByte(from io.Reader, begin time.Time) (float64, error) {
 	_, err := io.ReadFull(from, make([]byte, 1))
 	return micros(time.Since(begin)), err
 }
-
-func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }

@@ -1,32 +1,91 @@
 package bench
 
 import (
-	"fmt"
 	"io"
+	"strconv"
 	"testing"
 )
 
-// BenchmarkThroughput measures what all bridges of a connection carry together, by how many builds there are, each
-// with one.
-func BenchmarkThroughput(b *testing.B) {
-	const amount = 32 << 20
-	for _, builds := range []int{1, 8, 32, 128, 512} {
-		b.Run(fmt.Sprintf("builds=%d", builds), func(b *testing.B) {
-			v := newVM(b)
-			f := newFar(b, v)
-			var all []candidate
-			for _, w := range v.channelWays(b) {
-				streams := w.streams(b, builds, f.path)
-				all = append(all, candidate{name: w.name, run: func(r *results) error {
-					return r.rate(w.name, amount, func() error {
-						return atOnce(streams, func(s io.ReadWriter) error { return down(s, int64(amount/builds)) })
-					})
-				}})
-			}
-			r := inTurns(b, all)
-			r.medians("MB/s", names(all)...)
-			r.ratios("raw", names(all)...)
-			r.costs(names(all)...)
+// sameBytes is why some peers are not measured where bytes flow.
+const sameBytes = "once they are connected they carry bytes as control-master and raw do"
+
+// direction is a way that bytes go.
+type direction struct {
+	name string
+	move func(s io.ReadWriter, n int64) error
+}
+
+var directions = []direction{{"down", down}, {"up", up}, {"both", both}}
+
+// BenchmarkProxyThroughput measures what all bridges of a connection carry together, between a channel of the SSH
+// library and the socket itself, and what each gigabyte costs both ends: by how many builds there are, each with one.
+func BenchmarkProxyThroughput(b *testing.B) {
+	for _, d := range directions {
+		b.Run(d.name, func(b *testing.B) {
+			atCapacities(b, func(b *testing.B, n int) { benchmarkBridges(b, d, n) })
 		})
+	}
+	b.Run("alone", func(b *testing.B) {
+		for _, d := range directions {
+			b.Run(d.name, func(b *testing.B) { benchmarkBridgesAlone(b, d) })
+		}
+	})
+	b.Run("FollowIO", benchmarkFollowIO)
+}
+
+// transfer returns a candidate that moves amount by all streams together.
+func transfer(name string, every int, d direction, amount int64, streams ...io.ReadWriteCloser) candidate {
+	return candidate{name: name, every: every, run: func(r *results) error {
+		return r.rate(name, amount, func() error {
+			return atOnce(streams, func(s io.ReadWriter) error { return d.move(s, amount/int64(len(streams))) })
+		})
+	}}
+}
+
+// benchmarkBridges measures n bridges, on a connection with stock limits for each way. See benchmarkBridgesAlone for
+// what more sessions can do.
+func benchmarkBridges(b *testing.B, d direction, n int) {
+	const amount = 32 << 20
+	v := newVM(b)
+	f := newFar(b, v)
+	if n > stockSessions {
+		missing(b, "session, "+iocopyName+", control-master", fewSessions)
+	}
+	missing(b, "ssh, fresh-dial", sameBytes)
+	var all []candidate
+	for _, w := range v.waysFor(b, n) {
+		every := 1
+		if w.name == iocopyName && n > 1 {
+			every = 4 // it takes seconds
+		}
+		all = append(all, transfer(w.name, every, d, amount, w.streams(b, n, f.path)...))
+	}
+	r := inTurns(b, usual.with(n), all)
+	r.medians("MB/s", names(all)...)
+	r.ratios("raw", names(all)...)
+	r.costs(names(all)...)
+}
+
+// benchmarkBridgesAlone measures the throughput of 64 bridges together, in relation to what one by the same way
+// gets on a connection of its own. The server allows more sessions than a stock one.
+func benchmarkBridgesAlone(b *testing.B, d direction) {
+	const many, amount, amountAlone = 64, 32 << 20, 8 << 20
+	v := newVM(b, "MaxSessions "+strconv.Itoa(4*many))
+	f := newFar(b, v)
+	var together, alone []candidate
+	one := v.allWays(b)
+	for i, w := range v.allWays(b) {
+		every := 1
+		if w.name == iocopyName {
+			every = 4 // it takes seconds
+		}
+		together = append(together, transfer(w.name, every, d, amount, w.streams(b, many, f.path)...))
+		alone = append(alone, transfer(w.name+"-alone", 1, d, amountAlone, one[i].stream(b, f.path)))
+	}
+	r := inTurns(b, usual, append(alone, together...))
+	r.medians("MB/s", names(together)...)
+	r.costs(names(together)...)
+	for i := range together {
+		r.ratio(together[i].name, alone[i].name, "alone")
 	}
 }

@@ -73,11 +73,42 @@ func (v *vm) iocopyWay(b *testing.B) way {
 	return processWay(b, iocopyName, v.dial(b), iocopy(b))
 }
 
+// controlMasterWay is our own such program, run by OpenSSH's client over the connection of its master.
+func (v *vm) controlMasterWay(b *testing.B) (way, error) {
+	b.Helper()
+	client, err := newOpenSSHClient(b, v)
+	if err != nil {
+		return way{}, err
+	}
+	program := stepmux(b)
+	return way{name: "control-master", every: 5, open: func(path string) (io.ReadWriteCloser, error) {
+		return startCommandStream(b.Context(), client.shared([]string{program, "steps", "proxy", "--socket", path}))
+	}}, nil
+}
+
 // allWays returns all of them, beginning with the one the others are compared with. Each has a connection
 // of its own, for sshd's work grows with the number of channels on one.
 func (v *vm) allWays(b *testing.B) []way {
 	b.Helper()
-	return append(v.channelWays(b), unixWay(), v.sessionWay(b), v.iocopyWay(b))
+	all := append(v.channelWays(b), unixWay(), v.sessionWay(b), v.iocopyWay(b))
+	master, err := v.controlMasterWay(b)
+	if err != nil {
+		missing(b, "control-master", err)
+		return all
+	}
+	return append(all, master)
+}
+
+// stockSessions is how many sessions at once a connection has of a stock sshd, while others end.
+const stockSessions = 8
+
+// waysFor returns those by which n streams of a connection go with stock limits.
+func (v *vm) waysFor(b *testing.B, n int) []way {
+	b.Helper()
+	if n <= stockSessions {
+		return v.allWays(b)
+	}
+	return append(v.channelWays(b), unixWay())
 }
 
 // channelWays returns those that start no process for each stream.

@@ -12,9 +12,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	vgtext "gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	vgdraw "gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
@@ -26,9 +28,20 @@ type picture struct {
 	bench             string // that its figures come from
 }
 
+// figurePlot is a plot with its legend, which stands beside it, where it hides nothing.
+type figurePlot struct {
+	*plot.Plot
+	legend plot.Legend
+	found  bool // something to draw
+}
+
 const (
-	pictureWidth  = 18 * vg.Centimeter
+	pictureWidth  = 20 * vg.Centimeter
 	pictureHeight = 10 * vg.Centimeter
+	// legendGap is between the plot and its legend.
+	legendGap = 4 * vg.Millimeter
+	// fontWidth is how much wider a reader's font may be than the one that is measured here.
+	fontWidth = 1.25
 )
 
 // ink is what the plots are drawn with; the file replaces it by what can be read on the reader's background.
@@ -36,11 +49,19 @@ var ink = color.NRGBA{0x01, 0x02, 0x03, 0xff}
 
 // colors tell candidates apart, on white and on black alike.
 var colors = map[string]color.Color{
-	"auto": color.NRGBA{0x0f, 0xb5, 0xae, 0xff}, "relay": color.NRGBA{0x1f, 0x9e, 0x57, 0xff},
-	"streamlocal": color.NRGBA{0x2f, 0x81, 0xf7, 0xff}, "session": color.NRGBA{0x9a, 0x5c, 0xe6, 0xff},
-	"fresh-dial": color.NRGBA{0xd9, 0x48, 0x3b, 0xff}, "control-master": color.NRGBA{0xe0, 0x8a, 0x1e, 0xff},
-	"ssh": color.NRGBA{0xb0, 0x6a, 0x4a, 0xff}, "fork": color.NRGBA{0x7d, 0x85, 0x90, 0xff},
-	"local": color.NRGBA{0x7d, 0x85, 0x90, 0xff}, "raw": color.NRGBA{0x7d, 0x85, 0x90, 0xff},
+	"auto":           color.NRGBA{0x0f, 0xb5, 0xae, 0xff},
+	"relay":          color.NRGBA{0x1f, 0x9e, 0x57, 0xff},
+	"streamlocal":    color.NRGBA{0x2f, 0x81, 0xf7, 0xff},
+	"session":        color.NRGBA{0x9a, 0x5c, 0xe6, 0xff},
+	"pool":           color.NRGBA{0x0f, 0xb5, 0xae, 0xff},
+	"fresh-dial":     color.NRGBA{0xd9, 0x48, 0x3b, 0xff},
+	"control-master": color.NRGBA{0xe0, 0x8a, 0x1e, 0xff},
+	"ssh":            color.NRGBA{0xb0, 0x6a, 0x4a, 0xff},
+	"io.Copy":        color.NRGBA{0xd0, 0x5a, 0xa8, 0xff},
+	"raw":            color.NRGBA{0x7d, 0x85, 0x90, 0xff},
+	"unix":           color.NRGBA{0xa0, 0x94, 0x50, 0xff},
+	"fork":           color.NRGBA{0xa0, 0x94, 0x50, 0xff},
+	"local":          color.NRGBA{0xa0, 0x94, 0x50, 0xff},
 }
 
 func colorOf(name string) color.Color {
@@ -50,40 +71,85 @@ func colorOf(name string) color.Color {
 	return color.NRGBA{0x3f, 0xb0, 0xac, 0xff}
 }
 
+// drawing is a picture and how it is drawn.
+type drawing struct {
+	picture
+	plot func(r *results, samples []sample) *figurePlot
+}
+
+// drawings are all of them. The first is the README's.
+var drawings = []drawing{
+	{
+		picture{"build-start.svg", "The start of a build", "From the request to the step runner's first answer, on a VM that is known: " +
+			"the share of builds that took at most so long. Left is better.", "SpawnLatency/first-answer/vm=warm/CapacityPerInstance=1$"},
+		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, warm) },
+	},
+	{
+		picture{"first-build.svg", "The first build on a VM", "The same on a VM that nobody is connected to yet. Left is better.", "SpawnLatency/first-answer/vm=cold"},
+		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, cold) },
+	},
+	{
+		picture{"start.svg", "The start of a process", "To its first byte: the share of starts that took at most so long. Left is better.", "SpawnLatency/first-byte/CapacityPerInstance=1$"},
+		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, firstByte) },
+	},
+	{
+		picture{"throughput-down.svg", "Throughput of many bridges, from the VM", "All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/down"},
+		func(r *results, _ []sample) *figurePlot {
+			return series(r, "ProxyThroughput/down/CapacityPerInstance=", "-MB/s", "builds at once", "MB/s", setLogarithmic)
+		},
+	},
+	{
+		picture{"throughput-up.svg", "Throughput of many bridges, to the VM", "All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/up"},
+		func(r *results, _ []sample) *figurePlot {
+			return series(r, "ProxyThroughput/up/CapacityPerInstance=", "-MB/s", "builds at once", "MB/s", setLogarithmic)
+		},
+	},
+	{
+		picture{"follow.svg", "Following a big log", "A GiB of a job's output by gRPC, over the step runner's socket itself and through SSH. Higher is better.", "ProxyThroughput/FollowIO"},
+		func(r *results, _ []sample) *figurePlot { return bars(r, followIO, "-MB/s", "MB/s") },
+	},
+	{
+		picture{"neighbour.svg", "A ping beside a download", "A small round trip, p50 to p99: alone, beside a download on the same connection, and beside one on another " +
+			"connection, which is what the machine itself makes of it. Lower is better.", "Neighbour/flood/CapacityPerInstance=2"},
+		func(r *results, _ []sample) *figurePlot { return pings(r) },
+	},
+	{
+		picture{"neighbours.svg", "A ping beside many downloads", "The 99th percentile of a small round trip, by how many builds there are on the connection, of which all others " +
+			"download all they can. Lower is better.", "Neighbour/flood"},
+		func(r *results, _ []sample) *figurePlot {
+			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p99-µs", "builds at once", "microseconds", setLogarithmic)
+		},
+	},
+	{
+		picture{"memory.svg", "The manager's memory for each build", "Heap for each build that is there, by their number. Flat is linear; lower is better.", "Density/CapacityPerInstance"},
+		func(r *results, _ []sample) *figurePlot {
+			return series(r, "Density/CapacityPerInstance=", "-heap-KiB/build", "builds at once", "KiB for each", setFromZero)
+		},
+	},
+	{
+		picture{"vm-memory.svg", "The VM's memory for each build", "All that is there more than before, in proportional set size, by the number of builds. Lower is better.", "Density/CapacityPerInstance"},
+		func(r *results, _ []sample) *figurePlot {
+			return series(r, "Density/CapacityPerInstance=", "-vm-KiB/build", "builds at once", "KiB for each", setFromZero)
+		},
+	},
+	{
+		picture{"time.svg", "Time for each build", "Builds that start one after the other and stay, by their number. Flat is linear; lower is better.", "Density/CapacityPerInstance"},
+		func(r *results, _ []sample) *figurePlot {
+			return series(r, "Density/CapacityPerInstance=", "-time-ms/build", "builds at once", "milliseconds for each", setFromZero)
+		},
+	},
+	{
+		picture{"distance.svg", "The start of a build over a distance", "To the step runner's first answer, by the round trip time. Lower is better.", "Distance/first-answer"},
+		func(r *results, _ []sample) *figurePlot { return distances(r, "Distance/first-answer/rtt=") },
+	},
+}
+
 // draw draws what the run has figures for.
 func draw(r *results, samples []sample, dir string) ([]picture, error) {
 	var drawn []picture
-	for _, d := range []struct {
-		picture
-		plot func() *plot.Plot
-	}{
-		{
-			picture{"build-start.svg", "The start of a build", "From the request to the step runner's first answer, on a VM that is known: " +
-				"the share of builds that took at most so long. Left is better.", "BuildStart/rtt=0s"},
-			func() *plot.Plot { return distribution(samples, "BuildStart/rtt=0s") },
-		},
-		{
-			picture{"start.svg", "The start of a process", "To its first byte: the share of starts that took at most so long. Left is better.", "^BenchmarkStart$/rtt=0s"},
-			func() *plot.Plot { return distribution(samples, "Start/rtt=0s") },
-		},
-		{
-			picture{"throughput.svg", "Throughput of many bridges", "All bridges together, by how many there are. Higher is better.", "Throughput"},
-			func() *plot.Plot { return series(r, "Throughput/builds=", "-MB/s", "builds at once", "MB/s") },
-		},
-		{
-			picture{"memory.svg", "Memory for each build", "Heap of the manager for each process or build that is open on one connection. Flat is linear.", "Density"},
-			func() *plot.Plot {
-				return series(r, "Density/processes=", "-KiB/build", "processes at once", "KiB for each")
-			},
-		},
-		{
-			picture{"ping.svg", "A ping beside a download", "A small round trip alone, beside a download on the same connection, and beside one on another " +
-				"connection: what the machine itself makes of it. Lower is better.", "Ping"},
-			func() *plot.Plot { return pings(r) },
-		},
-	} {
-		p := d.plot()
-		if p == nil {
+	for _, d := range drawings {
+		p := d.plot(r, samples)
+		if !p.found {
 			continue
 		}
 		if err := save(p, filepath.Join(dir, d.file)); err != nil {
@@ -94,112 +160,211 @@ func draw(r *results, samples []sample, dir string) ([]picture, error) {
 	return drawn, nil
 }
 
-// distribution draws how the samples of a benchmark are distributed, nil if there are none.
-func distribution(samples []sample, bench string) *plot.Plot {
+// distribution draws how the latencies of a benchmark's candidates are distributed.
+func distribution(r *results, samples []sample, bench string) *figurePlot {
+	const few = 3
 	p := newPlot("milliseconds", "share")
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plainTicks{}
-	found := false
+	setLogarithmic(&p.X)
+	p.Y.Min, p.Y.Max, p.Y.Tick.Marker = 0, 1, shareTicks
+	found := make(map[string][]float64) // of all runs of the benchmark
 	for _, s := range samples {
-		if s.Bench != bench || len(s.Values) < 3 {
+		if _, ok := r.value(bench, s.Name+"-p50-µs"); ok && s.Bench == bench {
+			found[s.Name] = append(found[s.Name], s.Values...)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		all := slices.Sorted(slices.Values(found[name]))
+		if len(all) < few {
 			continue
 		}
-		found = true
-		all := slices.Sorted(slices.Values(s.Values))
 		points := make(plotter.XYs, len(all))
 		for i, v := range all {
 			points[i] = plotter.XY{X: v / 1000, Y: float64(i+1) / float64(len(all))}
 		}
-		addLine(p, s.Name, points)
-	}
-	if !found {
-		return nil
+		p.line(name, points)
 	}
 	return p
 }
 
-// series draws a metric of each candidate over the number that the benchmarks' names end with.
-func series(r *results, prefix, unit, x, y string) *plot.Plot {
-	lines := make(map[string]plotter.XYs)
-	for _, name := range r.names {
+// shareTicks are those of an axis from nothing to all.
+var shareTicks = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.25}, {Value: 0.5, Label: "0.5"}, {Value: 0.75}, {Value: 1, Label: "1"}}
+
+// series draws a metric of each candidate over the number that the benchmarks' names end with. upwards sets the axis for
+// it.
+func series(r *results, prefix, unit, x, y string, upwards func(axis *plot.Axis)) *figurePlot {
+	p := newPlot(x, y)
+	setLogarithmic(&p.X)
+	upwards(&p.Y)
+	p.lines(r, unit, 1, func(name string) (float64, bool) {
 		n, err := strconv.ParseFloat(strings.TrimPrefix(name, prefix), 64)
-		if err != nil || !strings.HasPrefix(name, prefix) {
+		return n, err == nil && strings.HasPrefix(name, prefix)
+	})
+	return p
+}
+
+// distances draws the median of each candidate over the round trip time that the benchmarks' names end with.
+func distances(r *results, prefix string) *figurePlot {
+	p := newPlot("round trip, milliseconds", "milliseconds")
+	p.Y.Min = 0
+	p.lines(r, "-p50-µs", 1.0/1000, func(name string) (float64, bool) {
+		rtt, err := time.ParseDuration(strings.TrimPrefix(name, prefix))
+		return float64(rtt.Milliseconds()), err == nil && strings.HasPrefix(name, prefix)
+	})
+	return p
+}
+
+// lines draws a metric of each candidate, times scale, over what at tells of a benchmark by its name.
+func (p *figurePlot) lines(r *results, unit string, scale float64, at func(bench string) (float64, bool)) {
+	found := make(map[string]plotter.XYs)
+	for _, name := range r.names {
+		x, ok := at(name)
+		if !ok {
 			continue
 		}
 		for metric := range r.values[name] {
 			if candidate, ok := strings.CutSuffix(metric, unit); ok {
 				v, _ := r.value(name, metric)
-				lines[candidate] = append(lines[candidate], plotter.XY{X: n, Y: v})
+				found[candidate] = append(found[candidate], plotter.XY{X: x, Y: v * scale})
 			}
 		}
 	}
-	if len(lines) == 0 {
-		return nil
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		p.line(name, found[name])
 	}
-	p := newPlot(x, y)
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plainTicks{}
+}
+
+// bars draws a metric of each candidate of a benchmark, the largest first.
+func bars(r *results, bench, unit, y string) *figurePlot {
+	p := newPlot("", y)
+	values := make(map[string]float64)
+	for metric := range r.values[bench] {
+		if candidate, ok := strings.CutSuffix(metric, unit); ok {
+			values[candidate], _ = r.value(bench, metric)
+		}
+	}
+	list := slices.SortedFunc(maps.Keys(values), func(a, b string) int {
+		return cmp.Or(cmp.Compare(values[b], values[a]), cmp.Compare(a, b))
+	})
+	for i, name := range list {
+		p.bar(name, float64(i), 0, values[name], vg.Points(24))
+	}
+	p.places(list)
 	p.Y.Min = 0
-	for _, name := range slices.Sorted(maps.Keys(lines)) {
-		addLine(p, name, lines[name])
-	}
 	return p
 }
 
-// pings draws the quantiles of BenchmarkPing.
-func pings(r *results) *plot.Plot {
+// pings draws the quantiles of a ping alone and beside downloads.
+func pings(r *results) *figurePlot {
 	p := newPlot("", "milliseconds")
-	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plainTicks{}
-	var names []string
-	for i, route := range []string{"streamlocal", "relay"} {
-		for j, where := range []string{"alone", "same", "separate"} { // as BenchmarkPing has them
-			low, ok := r.value("Ping", route+"-"+where+"-p50-µs")
-			high, known := r.value("Ping", route+"-"+where+"-p99-µs")
+	setLogarithmic(&p.Y)
+	var places []string
+	for _, way := range []string{"unix", "raw", "streamlocal", "relay", "session", "io.Copy", "control-master"} { // from the socket itself outwards
+		for i, where := range []string{"alone", "same", "separate"} { // as the benchmark has them
+			low, ok := r.value(flooded, way+"-"+where+"-p50-µs")
+			high, known := r.value(flooded, way+"-"+where+"-p99-µs")
 			if !ok || !known {
-				return nil
+				continue
 			}
-			at := float64(3*i + j)
-			line, err := plotter.NewLine(plotter.XYs{{X: at, Y: low / 1000}, {X: at, Y: high / 1000}})
-			if err != nil {
-				return nil
+			bar := p.bar(way, float64(len(places)), low/1000, high/1000, vg.Points(8))
+			if i == 0 && bar != nil {
+				p.legend.Add(way, bar)
 			}
-			line.Color, line.Width = colorOf(route), vg.Points(10)
-			p.Add(line)
-			if j == 0 {
-				p.Legend.Add(route+", p50 to p99", line)
-			}
-			names = append(names, where)
+			places = append(places, where)
 		}
+	}
+	p.places(places)
+	p.X.Tick.Label.Rotation, p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = math.Pi/4, vgtext.XRight, vgtext.YCenter
+	return p
+}
+
+// bar draws a bar at a place and returns it, nil if there is none to draw.
+func (p *figurePlot) bar(name string, at, low, high float64, width vg.Length) *plotter.Line {
+	points := plotter.XYs{{X: at, Y: low}, {X: at, Y: high}}
+	if !p.has(points[0]) || !p.has(points[1]) {
+		return nil
+	}
+	line, err := plotter.NewLine(points)
+	if err != nil {
+		return nil // it is not a number
+	}
+	line.Color, line.Width = colorOf(name), width
+	p.Add(line)
+	p.found = true
+	return line
+}
+
+// places names the places of bars.
+func (p *figurePlot) places(names []string) {
+	if len(names) == 0 {
+		return
 	}
 	p.NominalX(names...)
 	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
-	return p
 }
 
-func newPlot(x, y string) *plot.Plot {
-	p := plot.New()
+func newPlot(x, y string) *figurePlot {
+	p := &figurePlot{Plot: plot.New(), legend: plot.NewLegend()}
 	p.BackgroundColor = nil // the reader's
 	p.X.Label.Text, p.Y.Label.Text = x, y
 	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
 		axis.Color, axis.Label.TextStyle.Color = ink, ink
 		axis.Tick.Color, axis.Tick.Label.Color = ink, ink
 	}
-	p.Legend.TextStyle.Color = ink
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.Padding = vg.Points(2)
+	p.legend.TextStyle.Color = ink
+	p.legend.Top, p.legend.Left = true, true
+	p.legend.Padding = vg.Points(2)
 	return p
 }
 
-func addLine(p *plot.Plot, name string, points plotter.XYs) {
+// line draws a line, with dots where it has few points.
+func (p *figurePlot) line(name string, points plotter.XYs) {
+	const few = 12
+	points = slices.DeleteFunc(points, func(point plotter.XY) bool { return !p.has(point) })
 	slices.SortFunc(points, func(a, b plotter.XY) int { return cmp.Compare(a.X, b.X) })
-	line, err := plotter.NewLine(points)
-	if err != nil {
-		return // no points
+	line, dots, err := plotter.NewLinePoints(points)
+	if err != nil || len(points) == 0 {
+		return // nothing that can be drawn
 	}
 	line.Color, line.Width = colorOf(name), vg.Points(2)
-	if name == "fork" || name == "local" || name == "raw" {
+	dots.Color, dots.Shape, dots.Radius = line.Color, vgdraw.CircleGlyph{}, vg.Points(2.5)
+	if isFloor(name) {
 		line.Dashes = []vg.Length{vg.Points(4), vg.Points(3)}
 	}
 	p.Add(line)
-	p.Legend.Add(name, line)
+	if len(points) <= few {
+		p.Add(dots)
+	}
+	p.legend.Add(name, line)
+	p.found = true
+}
+
+// isFloor tells who does without SSH or without anything of ours.
+func isFloor(name string) bool {
+	return slices.Contains([]string{"fork", "local", "raw", "unix"}, name)
+}
+
+func setFromZero(axis *plot.Axis) { axis.Min = 0 }
+
+func setLogarithmic(axis *plot.Axis) { axis.Scale, axis.Tick.Marker = plot.LogScale{}, plainTicks{} }
+
+func isLogarithmic(axis plot.Axis) bool {
+	_, ok := axis.Scale.(plot.LogScale)
+	return ok
+}
+
+// has tells whether a point has a place: on a logarithmic axis what is not positive has none.
+func (p *figurePlot) has(point plotter.XY) bool {
+	return (point.X > 0 || !isLogarithmic(p.X)) && (point.Y > 0 || !isLogarithmic(p.Y))
+}
+
+// widen gives logarithmic axes on which there is one value only an extent. (The library would take one off, and then
+// there is no logarithm.)
+func (p *figurePlot) widen() {
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		if isLogarithmic(*axis) && axis.Min == axis.Max {
+			axis.Min, axis.Max = axis.Min/2, axis.Max*2
+		}
+	}
 }
 
 // plainTicks are those of a logarithmic axis, as plain numbers: 1, 2, 5, 10, ...
@@ -220,10 +385,14 @@ func (plainTicks) Ticks(low, high float64) []plot.Tick {
 // style lets the reader's colours decide about the ink.
 const style = `<style>svg{color:#1f2328}@media (prefers-color-scheme:dark){svg{color:#e6edf3}}</style>`
 
-// save writes a plot as SVG.
-func save(p *plot.Plot, name string) error {
+// save writes a plot as SVG, its legend at the right.
+func save(p *figurePlot, name string) error {
 	canvas := vgsvg.New(pictureWidth, pictureHeight)
-	p.Draw(vgdraw.New(canvas))
+	whole := vgdraw.New(canvas)
+	width := fontWidth * p.legend.Rectangle(whole).Size().X
+	p.widen()
+	p.Draw(vgdraw.Crop(whole, 0, -width-legendGap, 0, 0))
+	p.legend.Draw(vgdraw.Crop(whole, whole.Size().X-width, 0, 0, 0))
 	var b bytes.Buffer
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return err

@@ -1,7 +1,8 @@
 // Command report reads what the benchmarks printed and says what it means: it checks the figures against the
-// goals the project has set itself, and writes them as a page with tables and pictures.
+// goals the project has set itself, writes them as a page with tables and pictures, and as lines for benchstat.
 //
 //	go run ./bench/report check FILE
+//	go run ./bench/report lines --samples FILE FILE
 //	go run ./bench/report write --samples FILE --page docs/benchmarks.md --readme README.md FILE
 package main
 
@@ -20,10 +21,10 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("use check or write")
+		return fmt.Errorf("use check, lines or write")
 	}
 	flags := flag.NewFlagSet(args[0], flag.ContinueOnError)
-	samples := flags.String("samples", "", "file with the samples of the run, for the distributions")
+	samples := flags.String("samples", "", "file with the samples of the run, for distributions and lines")
 	page := flags.String("page", "docs/benchmarks.md", "page to write; pictures go beside it")
 	readme := flags.String("readme", "", "file whose part between the benchmark markers is replaced")
 	if err := flags.Parse(args[1:]); err != nil {
@@ -36,16 +37,18 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
+	taken, err := readSamples(*samples)
+	if err != nil {
+		return err
+	}
 	switch args[0] {
 	case "check":
 		return check(os.Stdout, results)
+	case "lines":
+		return lines(os.Stdout, results, taken)
 	case "write":
-		distributions, err := readSamples(*samples)
-		if err != nil {
-			return err
-		}
-		return write(results, distributions, *page, *readme)
+		return write(results, taken, *page, *readme)
 	default:
-		return fmt.Errorf("unknown command %q: use check or write", args[0])
+		return fmt.Errorf("unknown command %q: use check, lines or write", args[0])
 	}
 }

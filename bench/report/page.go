@@ -51,8 +51,9 @@ func replacePart(name, text string) error {
 
 // headlines are the rows of the README's table.
 var headlines = []struct{ says, bench string }{
-	{"Start of a process, first byte back", "Start/rtt=0s"},
-	{"Whole build start: step runner, bridge, first answer", "BuildStart/rtt=0s"},
+	{"Process, to its first byte", firstByte},
+	{"Build on a known VM: step runner, bridge, first answer", warm},
+	{"First build on a VM: the same with the login", cold},
 }
 
 // headline returns the README's table and picture.
@@ -96,7 +97,7 @@ func text(r *results, drawn []picture) []byte {
 	fmt.Fprintln(&b, "# Benchmarks")
 	fmt.Fprintln(&b, "\n"+beginMark)
 	fmt.Fprintf(&b, "\nGenerated on %s by `make bench bench-report`. %s.\n", time.Now().Format(time.DateOnly), r.where())
-	for _, key := range []string{"versions", "load", "commit"} {
+	for _, key := range machineKeys {
 		if v := r.machine[key]; v != "" {
 			fmt.Fprintf(&b, "\n%s: %s\n", key, v)
 		}
@@ -128,25 +129,39 @@ const method = `
 ## Method
 
 Each benchmark measures its candidates in turns (A B C, B C A, ...), so that what disturbs the machine disturbs all of
-them alike; the first turn is not counted. Figures are medians, ratios are ratios of medians within the same run.
+them alike; the first turn is not counted. Figures are medians, ratios are ratios of medians within the same run. What
+stands behind ± is how far such a median may be off: half of its 95 % interval, from the quartiles of the turns. A goal
+counts as met within noise when it is missed by no more than that, or a tenth, and never by more than a quarter.
+
 "fresh-dial" is what a runner does that dials for every build, "control-master" and "ssh" are OpenSSH's own client, "raw" is
-a channel of the SSH library without anything of ours, "fork", "unix" and "local" are the same work without SSH: the floor.
-The sshd is OpenSSH on the loopback interface, with stock limits. A goal counts as met within noise when it is missed by
-no more than a tenth.
+a channel of the SSH library without anything of ours, "io.Copy" is the obvious proxy, "fork", "unix" and "local" are the
+same work without SSH: the floor. "auto" is what stepmux takes by itself; "relay", "streamlocal" and "session" are its routes.
+
+The sshd is OpenSSH on the loopback interface, with stock limits where nothing else is said. Each candidate has a
+connection of its own. "client" is the manager's end, "vm" the VM's: sshd and all that it starts, without what the bridges
+lead to. Memory of processes is PSS, with their share of what they have in common. Distances are made by a proxy that
+delays all bytes.
+
+` + "    make bench bench-check bench-report" + `
 `
 
 // metricName takes a metric apart: candidate, and what was measured.
-var metricName = regexp.MustCompile(`^(.+?)-(p50-µs|p99-µs|MB/s|vm-s/GB|trips|x/.+|KiB/build)$`)
+var metricName = regexp.MustCompile(`^(.+?)-((?:(?:time|nth|heap|heap-last|stack|serve|vm|alone|same|separate|ping|rate)-)?` +
+	`(?:p50-µs|p99-µs|p50-ms|p99-ms|ms|ms/build|ns/lease|(?:vm|client)-s/GB|vm-s/s|trips|` +
+	`x/.+|MB|MB/s|MiB|PSS-MiB|KiB/build|goroutines/build|jobs/s|builds/s|refused/1|exponent|sessions|conns))$`)
 
 // figures writes a benchmark's metrics, a row for each candidate.
 func figures(b *bytes.Buffer, r *results, name string) {
 	var rows, columns []string
 	cells := make(map[[2]string]string)
-	for unit := range r.values[name] {
+	for _, unit := range r.units(name) {
 		if unit == "ns/op" || unit == "B/op" || unit == "allocs/op" {
 			if v, _ := r.value(name, unit); v == 0 {
 				continue
 			}
+		}
+		if strings.HasSuffix(unit, noiseSuffix) {
+			continue // stands with what it belongs to
 		}
 		row, column := "", unit
 		if m := metricName.FindStringSubmatch(unit); m != nil {
@@ -159,7 +174,8 @@ func figures(b *bytes.Buffer, r *results, name string) {
 			columns = append(columns, column)
 		}
 		v, _ := r.value(name, unit)
-		cells[[2]string{row, column}] = figure(v)
+		noise, _ := r.value(name, unit+noiseSuffix)
+		cells[[2]string{row, column}] = figure(v) + plusMinus(noise)
 	}
 	if len(rows) == 0 {
 		return

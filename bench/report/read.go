@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -46,17 +48,23 @@ func readResults(name string) (*results, error) {
 	}
 	for line := range strings.Lines(text.String()) {
 		if _, what, ok := strings.Cut(line, "missing: "); ok {
-			r.missing = append(r.missing, strings.TrimSpace(what))
+			if what = strings.TrimSpace(what); !slices.Contains(r.missing, what) {
+				r.missing = append(r.missing, what)
+			}
+		}
+		if share, ok := strings.CutPrefix(line, "others: "); ok {
+			r.machine["others"] = strings.TrimSpace(share)
 		}
 	}
 	return r, nil
 }
 
 func (r *results) add(result *benchfmt.Result) {
-	name := string(result.Name.Full())
-	if i := strings.LastIndexByte(name, '-'); i > 0 {
-		name = name[:i] // the number of processors
+	base, parts := result.Name.Parts()
+	if n := len(parts); n > 0 && parts[n-1][0] == '-' {
+		parts = parts[:n-1] // the number of processors
 	}
+	name := string(base) + string(bytes.Join(parts, nil))
 	if r.values[name] == nil {
 		r.values[name] = make(map[string][]float64)
 		r.names = append(r.names, name)
@@ -82,10 +90,14 @@ func (r *results) value(bench, metric string) (float64, bool) {
 	return all[len(all)/2], true
 }
 
-// sample is what one candidate of a benchmark was measured at.
+// units returns the metrics of a benchmark, sorted.
+func (r *results) units(bench string) []string { return slices.Sorted(maps.Keys(r.values[bench])) }
+
+// sample is what one candidate of a benchmark was measured at, or what a metric was in each turn.
 type sample struct {
 	Bench  string    `json:"bench"`
-	Name   string    `json:"name"`
+	Name   string    `json:"name"`   // of the candidate
+	Metric string    `json:"metric"` // instead
 	Values []float64 `json:"values"`
 }
 

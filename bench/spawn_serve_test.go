@@ -13,11 +13,11 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// BenchmarkServeStart measures exec of `stepmux steps serve` to its ready marker, beside the start of a
+// benchmarkServeStart measures exec of `stepmux steps serve` to its ready marker, beside the start of a
 // Go program that does nothing. The ratio is what to look at: serve-x/empty.
-func BenchmarkServeStart(b *testing.B) {
+func benchmarkServeStart(b *testing.B) {
 	dir, empty, stepmux := sshtest.SocketDir(b), empty(b), stepmux(b)
-	r := inTurns(b, []candidate{
+	r := inTurns(b, usual, []candidate{
 		{name: "empty", run: func(r *results) error {
 			begin := time.Now()
 			err := exec.CommandContext(b.Context(), empty).Run()

@@ -1,0 +1,70 @@
+package bench
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// distances are round trip times.
+func distances() []time.Duration {
+	return sizes([]time.Duration{0, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond}, 20*time.Millisecond)
+}
+
+// BenchmarkDistance measures over a distance what it takes to start a process, to open a bridge and to start a build,
+// counted in round trips, and one bridge's throughput, where it is a matter of windows.
+func BenchmarkDistance(b *testing.B) {
+	for _, kind := range []struct {
+		name string
+		run  func(b *testing.B, rtt time.Duration)
+	}{
+		{"first-byte", func(b *testing.B, rtt time.Duration) {
+			measureDistance(b, rtt, at(b, 1, starts(b, newVM(b).at(b, rtt))))
+		}},
+		{"bridge", func(b *testing.B, rtt time.Duration) {
+			v := newVM(b)
+			measureDistance(b, rtt, opens(remote(v.at(b, rtt).allWays(b)), newFar(b, v)))
+		}},
+		{"first-answer", func(b *testing.B, rtt time.Duration) {
+			measureDistance(b, rtt, at(b, 1, newVM(b).at(b, rtt).warm(b)))
+		}},
+		{"throughput", measureFarThroughput},
+	} {
+		b.Run(kind.name, func(b *testing.B) {
+			for _, rtt := range distances() {
+				b.Run("rtt="+rtt.String(), func(b *testing.B) { kind.run(b, rtt) })
+			}
+		})
+	}
+}
+
+// measureDistance reports latencies, also as a number of round trips. They hardly differ from one turn to the next.
+func measureDistance(b *testing.B, rtt time.Duration, all []candidate) {
+	b.Helper()
+	for i := range all {
+		all[i].every = min(all[i].every, 4)
+	}
+	r := inTurns(b, usual, all)
+	r.medians("p50-µs", names(all)...)
+	if rtt > 0 {
+		r.trips(rtt, names(all)...)
+	}
+}
+
+func measureFarThroughput(b *testing.B, rtt time.Duration) {
+	const amount = 16 << 20
+	v := newVM(b)
+	f := newFar(b, v)
+	var all []candidate
+	for _, w := range remote(v.at(b, rtt).allWays(b)) {
+		all = append(all, transfer(w.name, 1, directions[0], amount, w.stream(b, f.path)))
+	}
+	r := inTurns(b, costly, all)
+	r.medians("MB/s", names(all)...)
+	r.ratios("raw", names(all)...)
+}
+
+// remote returns those of ways that lead from elsewhere to the VM.
+func remote(ways []way) []way {
+	return slices.DeleteFunc(ways, func(w way) bool { return w.name == "unix" })
+}
