@@ -193,7 +193,7 @@ type cutConn struct {
 
 func (c *cutConn) Read(p []byte) (int, error) {
 	if c.left <= 0 {
-		c.Conn.Close()
+		c.Close()
 		return 0, net.ErrClosed
 	}
 	n, err := c.Conn.Read(p[:min(len(p), c.left)])

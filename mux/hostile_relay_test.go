@@ -224,8 +224,16 @@ func badFrames(s io.ReadWriteCloser, n int, seed uint64) {
 				bad[j] = byte(rnd.Uint32())
 			}
 			end := [][]byte{
-				{'X', 0xff, 0xff, 0xff}, {'X', 0, 0, 0}, {'X', 0, 0, 1, 9}, {'D', 1, 0, 1}, {'C', 0, 0, 5, 'D', 0xff, 0xff, 0xff, 0xff},
-				{'E', 0, 0, 0, 'D', 0, 0, 1, 'x'}, {'K', 0, 0, 0}, {'?', 0, 0, 0}, bad, {},
+				{'X', 0xff, 0xff, 0xff},
+				{'X', 0, 0, 0},
+				{'X', 0, 0, 1, 9},
+				{'D', 1, 0, 1},
+				{'C', 0, 0, 5, 'D', 0xff, 0xff, 0xff, 0xff},
+				{'E', 0, 0, 0, 'D', 0, 0, 1, 'x'},
+				{'K', 0, 0, 0},
+				{'?', 0, 0, 0},
+				bad,
+				{},
 			}[rnd.IntN(10)]
 			_, _ = stream.Write(append(frames, end...))
 		})
@@ -256,7 +264,7 @@ func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 			}
 			s.Close()
 		}
-		if i%(max(n/each/20, 1)) == 0 {
+		if i%max(n/each/20, 1) == 0 {
 			most = max(most, liveMemory()-before)
 		}
 	}
@@ -316,7 +324,6 @@ func FuzzRelayEnd(f *testing.F) {
 			requireClear(t, err)
 		} else {
 			require.True(t, saysGoodEnd(data, onStream), "only the relay's word ends a process well")
-
 		}
 	})
 }

@@ -67,7 +67,8 @@ var floods = map[string]func(i int, id uint32) []byte{
 	"replies to requests that nobody made": func(i int, id uint32) []byte {
 		return [][]byte{
 			rawssh.OnChannel(rawssh.ChannelSuccess, id), rawssh.OnChannel(rawssh.ChannelFailure, id),
-			{rawssh.RequestSuccess, 1, 2, 3}, {rawssh.RequestFailure},
+			{rawssh.RequestSuccess, 1, 2, 3},
+			{rawssh.RequestFailure},
 		}[i%4]
 	},
 	"requests on the channel that want replies": func(i int, id uint32) []byte {

@@ -57,8 +57,12 @@ func call() []byte {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
 	for _, f := range [][2]string{
-		{":method", "POST"}, {":scheme", "http"}, {":path", "/stepmux.v1.StepRunner/FollowIO"}, {":authority", "x"},
-		{"content-type", "application/grpc"}, {"te", "trailers"},
+		{":method", "POST"},
+		{":scheme", "http"},
+		{":path", "/stepmux.v1.StepRunner/FollowIO"},
+		{":authority", "x"},
+		{"content-type", "application/grpc"},
+		{"te", "trailers"},
 	} {
 		_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
 	}
