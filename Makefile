@@ -11,11 +11,16 @@ RELEASE := -trimpath -tags grpcnotrace
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
-N        ?= 1000000
 BENCH    ?= .
 BASE     ?= bench/baseline.txt
 BUILDS   ?= 6
 TESTFLAGS ?=
+MESSAGES ?= 1000000
+SEED     ?= 1
+N        ?= 200
+TIME     ?= 1h
+JOBS     ?= 2
+DURATION ?= 1h
 
 .DEFAULT_GOAL := help
 
@@ -61,8 +66,22 @@ fuzz: ## fuzz the targets FUZZ (a regexp) names, each for FUZZTIME (500x: so man
 	if [ -n "$$failed" ]; then printf 'failed:\n'; printf '  %s\n' $$failed; exit 1; fi
 
 .PHONY: hostile
-hostile: ## let hostile servers and relays send N messages of each kind, with their memory measured
-	STEPMUX_HOSTILE=$(N) go test -v -timeout 3h -run 'Hostile|Nothing|Malformed|Floods|EveryByte' ./mux ./remote
+hostile: ## let hostile servers and relays send MESSAGES messages of each kind, with their memory measured
+	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Nothing|Malformed|Floods|EveryByte' ./mux ./remote
+
+.PHONY: faults
+faults: build ## break things while builds run: N faults drawn from SEED, for TIME at most, going on where it stopped; ROUND repeats one round, KINDS and ROUTES choose
+	go build -o bin/faultrig ./internal/faultrig/faults
+	bin/faultrig run -seed $(SEED) -n $(N) -time $(TIME) -jobs $(JOBS) -kinds '$(KINDS)' -routes '$(ROUTES)' $(if $(ROUND),-round $(ROUND))
+
+.PHONY: soak
+soak: build ## one manager, ten VMs, builds, faults and recycling for DURATION: nothing may grow
+	go build -o bin/faultrig ./internal/faultrig/faults
+	bin/faultrig soak -seed $(SEED) -duration $(DURATION)
+
+.PHONY: faults-report
+faults-report: ## write the tables of docs/reliability.md from what make faults and make soak kept in bin/faults
+	go run ./internal/faultrig/faults report
 
 .PHONY: bench
 bench: ## run the benchmarks BENCH (a regexp) names, in under 10 minutes all; the output is kept in bin/bench.txt

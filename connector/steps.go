@@ -84,6 +84,7 @@ type Result struct {
 	ExitCode int    // of the step that failed; 0 if none did
 	Message  string // why it did not succeed
 	TimedOut bool   // the job's Timeout ended it
+	System   bool   // the VM failed it, or the step runner, and not what it does; a [StepRunner] does not tell
 }
 
 // Execute runs job in the step runner that Connect started and writes its stdout and stderr to trace
@@ -373,7 +374,10 @@ func (e *execution) report(r *pb.StepResult) {
 
 // resultOf translates the step runner's word. A status that is not known is not success.
 func resultOf(job *pb.Job) Result {
-	r := Result{Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(), TimedOut: job.GetTimedOut()}
+	r := Result{
+		Status: Failed, ExitCode: int(job.GetExitCode()), Message: job.GetMessage(),
+		TimedOut: job.GetTimedOut(), System: job.GetSystemFailed(),
+	}
 	switch job.GetStatus() { //nolint:exhaustive // a job that is said to run still has not succeeded
 	case pb.Job_suceeded: //nolint:misspell // the published spelling
 		r.Status = Succeeded

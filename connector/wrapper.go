@@ -50,10 +50,10 @@ const scriptWrapper = `n=$1 grace=$2 mark=$3; shift 3
 ` + wrapperStart + `need mktemp head wc setsid sleep grep rm cat
 command -v -- "$1" >/dev/null || fail shell "$1 is not installed, or not in the PATH of the login"
 f=$(mktemp "${TMPDIR:-/tmp}/stepmux-script.XXXXXX" 2>&1) || fail tmp "$f"
-trap 'rm -f "$f"' EXIT; trap 'exit 1' TERM INT HUP PIPE
+trap 'rm -f "$f" 2>/dev/null' EXIT; trap 'exit 1' TERM INT HUP PIPE
 e=$(head -c "$n" 2>&1 >"$f") || fail tmp "$e"
 e=$(wc -c <"$f"); [ "$e" -eq "$n" ] || fail truncated "$e of $n bytes arrived"
-exec 3<&0 4<"$f"; rm -f "$f"; trap - EXIT
+exec 3<&0 4<"$f"; rm -f "$f" 2>/dev/null && trap - EXIT # or in the end
 trap stopping=1 USR1; trap : TERM INT HUP PIPE
 STEPMUX_SCRIPT=$mark setsid -- "$@" <&4 3<&- 4<&- & job=$!
 setsid sh -c 'cat >/dev/null; kill -s USR1 "$3"

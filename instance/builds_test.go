@@ -125,6 +125,53 @@ func servePID(t testing.TB, v *vm, build string) int {
 	return int(peer.Pid)
 }
 
+// shimPID finds the shim of a build's process: a child of serve that has a child.
+func shimPID(t testing.TB, v *vm, build string) int {
+	t.Helper()
+	for _, shim := range childrenOf(t, servePID(t, v, build)) {
+		if len(childrenOf(t, shim)) > 0 {
+			return shim
+		}
+	}
+	require.FailNow(t, "no shim")
+	return 0
+}
+
+func childrenOf(t testing.TB, pid int) []int {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	require.NoError(t, err)
+	var all []int
+	for _, task := range tasks {
+		list, _ := os.ReadFile(task) // the thread may have ended
+		for _, field := range strings.Fields(string(list)) {
+			child, err := strconv.Atoi(field)
+			require.NoError(t, err)
+			all = append(all, child)
+		}
+	}
+	return all
+}
+
+// A VM that shuts down, or whose relay was killed, tells its step runners to end. They say how their jobs ended: nobody
+// had cancelled those.
+func TestServeThatIsToldToEndIsTheSystemsFailure(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		p := v.provider(t, 1, nil)
+		e := p.Executor(instance.Build{ID: "b1"})
+		require.NoError(t, e.Prepare(sshtest.Within(t)))
+		_, err := e.Connect(sshtest.Within(t))
+		require.NoError(t, err)
+		pid := servePID(t, v, "b1")
+		err = e.Execute(sshtest.Within(t), script(fmt.Sprintf("trap 'exit 0' TERM; kill %d; sleep 600 & wait", pid)))
+		failed := (*instance.BuildError)(nil)
+		require.ErrorAs(t, err, &failed)
+		require.Equal(t, instance.RunnerSystemFailure, failed.Reason, err.Error())
+		require.NoError(t, e.Cleanup(sshtest.Within(t)))
+		v.requireClean(t)
+	})
+}
+
 func TestManyBuildsShareOneConnection(t *testing.T) {
 	for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
 		t.Run(string(route), func(t *testing.T) {

@@ -92,6 +92,8 @@ func outcome(r connector.Result) error {
 		return nil
 	case r.TimedOut:
 		return &BuildError{Reason: JobExecutionTimeout, Err: errors.New(r.Message)}
+	case r.System:
+		return &BuildError{Reason: RunnerSystemFailure, Err: errors.New(r.Message)}
 	case r.Status == connector.Cancelled:
 		return &BuildError{Reason: JobCanceled, Err: errors.New(r.Message)}
 	default:

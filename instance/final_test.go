@@ -138,6 +138,15 @@ var finalStates = []struct {
 		code:   137,
 	},
 	{
+		name:   "the shim of the job's process crashes",
+		script: restless + "wait",
+		end: func(t *testing.T, b *finalBuild) {
+			require.NoError(t, syscall.Kill(shimPID(t, b.vm, "b1"), syscall.SIGKILL))
+		},
+		reason: instance.RunnerSystemFailure,
+		check:  func(t *testing.T, err error) { require.ErrorContains(t, err, "the shim that held it ended before it") },
+	},
+	{
 		name:   "relay crashes",
 		script: restless + "wait",
 		end: func(t *testing.T, b *finalBuild) {

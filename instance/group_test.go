@@ -164,6 +164,17 @@ func TestOutcome(t *testing.T) {
 		require.Equal(t, reason, failed.Reason)
 		require.Equal(t, r.ExitCode, failed.ExitCode)
 	}
+	// What the VM failed of, or the step runner, also where it ended the job of itself.
+	for _, r := range []connector.Result{
+		{Status: connector.Failed, Message: "too many open files", System: true},
+		{Status: connector.Cancelled, Message: "the step runner is shutting down", System: true},
+	} {
+		failed := (*BuildError)(nil)
+		require.ErrorAs(t, outcome(r), &failed)
+		require.Equal(t, RunnerSystemFailure, failed.Reason)
+		require.Zero(t, failed.ExitCode)
+		require.EqualError(t, failed.Err, r.Message)
+	}
 	// What is not known is no success.
 	require.Error(t, outcome(connector.Result{}))
 }

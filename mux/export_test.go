@@ -13,6 +13,13 @@ func SetHostKeyCommandTime(t interface{ Cleanup(func()) }, d time.Duration) {
 	t.Cleanup(func() { hostKeyCommandLimit = old })
 }
 
+// SetRelayStartTime changes what bounds the start of a relay, until the test ends.
+func SetRelayStartTime(t interface{ Cleanup(func()) }, d time.Duration) {
+	old := relayStartTimeout
+	relayStartTimeout = d
+	t.Cleanup(func() { relayStartTimeout = old })
+}
+
 // SetAgentTime changes what bounds an exchange with an agent, until the test ends.
 func SetAgentTime(t interface{ Cleanup(func()) }, d time.Duration) {
 	old := agentTimeout

@@ -19,8 +19,6 @@ import (
 )
 
 const (
-	// relayStartTimeout bounds the start of a relay, from the wait for a session to its hello.
-	relayStartTimeout = 30 * time.Second
 	// relayInterval and relayTimeout are the keepalive of a relay, by which one that is stuck is found.
 	relayInterval = 15 * time.Second
 	relayTimeout  = 30 * time.Second
@@ -30,6 +28,9 @@ const (
 	// for so long, also when the session is long gone.
 	relayForget = 30 * time.Second
 )
+
+// relayStartTimeout bounds the start of a relay, from the wait for a session to its hello. Tests change it.
+var relayStartTimeout = 30 * time.Second
 
 // Relay starts processes and reaches sockets by way of one program on the VM, which runs in one session:
 // `stepmux steps relay`. Each is a stream of that session, so their number is not the server's affair, and
@@ -153,7 +154,10 @@ func (c *Conn) startRelay(cmd Command) (*Relay, error) {
 	}
 	r := &Relay{conn: c, process: process, done: make(chan struct{})}
 	r.link = newRelayLink(impl.channel)
-	giveUp := context.AfterFunc(ctx, func() { process.Close() })
+	giveUp := context.AfterFunc(ctx, func() {
+		_ = r.link.Close() // always nil; the end of the channel may never come
+		process.Close()
+	})
 	buffered := bufio.NewReader(r.link) // for the hello; yamux reads past it
 	err = r.shakeHands(buffered)
 	if err == nil {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -267,6 +268,19 @@ func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
 			require.NoError(t, start(t, conn, "true", nil).Wait(sshtest.Within(t)), "the connection goes on")
 		})
 	}
+}
+
+// A relay that was frozen before it said hello was waited for without end: sshd confirms the end of its channel only
+// when the program has ended.
+func TestARelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
+	mux.SetRelayStartTime(t, 200*time.Millisecond)
+	conn := dial(t, sshtest.OpenSSH(t))
+	_, err := conn.Relay(sshtest.Within(t), mux.Command{Argv: []string{"sleep", "600"}})
+	requireRelayLost(t, err)
+	require.ErrorContains(t, err, "it did not say hello within 200ms")
+	p, err := conn.Start(sshtest.Within(t), mux.Command{Argv: []string{"true"}})
+	require.NoError(t, err, "the connection is well")
+	require.NoError(t, p.Wait(sshtest.Within(t)))
 }
 
 func TestARelaysGreetingShellIsNoTrouble(t *testing.T) {

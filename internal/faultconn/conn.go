@@ -128,6 +128,13 @@ func (c *Conn) Resume() {
 	c.out.stall(false)
 }
 
+// Reshape changes Delay and Bandwidth, for both directions, as Config has them. What is in flight arrives when it
+// would have.
+func (c *Conn) Reshape(delay time.Duration, bandwidth int) {
+	c.in.reshape(delay, bandwidth)
+	c.out.reshape(delay, bandwidth)
+}
+
 // Cut breaks the connection at once: what is in flight is lost, reads and writes fail with ErrCut,
 // and the peer of a TCP connection gets a reset. It does not wait. Idempotent.
 func (c *Conn) Cut() {
@@ -149,7 +156,7 @@ func (c *Conn) sever() {
 // flight. Blocked reads and writes return net.ErrClosed. Idempotent; every call waits.
 func (c *Conn) Close() error {
 	c.closing.Do(func() {
-		_ = c.nc.SetWriteDeadline(time.Now().Add(c.out.delay + flushGrace)) // an error means it is closed
+		_ = c.nc.SetWriteDeadline(time.Now().Add(c.out.distance() + flushGrace)) // an error means it is closed
 		c.in.fail(net.ErrClosed)
 		c.out.finish()
 		if c.nc.SetReadDeadline(time.Now()) != nil { // it wakes receive

@@ -292,3 +292,18 @@ func TestWriteReportsThatThePeerIsGone(t *testing.T) {
 		require.True(t, errors.Is(err, io.ErrClosedPipe), "%v", err)
 	})
 }
+
+func TestReshapeChangesWhatComesFromNowOn(t *testing.T) {
+	bubble(t, faultconn.Config{Delay: time.Second}, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
+		near.Reshape(time.Minute, 0)
+		begin := time.Now()
+		send(t, near, "late")
+		require.Equal(t, "late", read(t, far, 4))
+		require.Equal(t, time.Minute, time.Since(begin))
+		near.Reshape(0, 0)
+		begin = time.Now()
+		send(t, near, "soon")
+		require.Equal(t, "soon", read(t, far, 4))
+		require.Zero(t, time.Since(begin))
+	})
+}

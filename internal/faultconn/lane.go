@@ -13,18 +13,18 @@ const segmentSize = 16 << 10
 
 // lane is one direction of a connection: a queue of segments, each with the time of its arrival.
 type lane struct {
+	limit int // bytes
+
+	mu        sync.Mutex // guards the following
+	changed   sync.Cond  // something of the following has changed, or time has come
 	delay     time.Duration
 	bandwidth int // bytes per second, or 0
-	limit     int // bytes
-
-	mu       sync.Mutex // guards the following
-	changed  sync.Cond  // something of the following has changed, or time has come
-	queue    []segment
-	size     int       // bytes in queue
-	clear    time.Time // when the last byte of queue has left the sender
-	stalled  bool
-	finished bool  // no more pushes
-	failed   error // no more pushes or pops
+	queue     []segment
+	size      int       // bytes in queue
+	clear     time.Time // when the last byte of queue has left the sender
+	stalled   bool
+	finished  bool  // no more pushes
+	failed    error // no more pushes or pops
 
 	popDeadline, pushDeadline deadline
 	arrival                   *time.Timer // wakes for the first segment of queue; may be nil
@@ -169,6 +169,20 @@ func (l *lane) stall(on bool) {
 	defer l.mu.Unlock()
 	l.stalled = on
 	l.changed.Broadcast()
+}
+
+// reshape changes what comes from now on.
+func (l *lane) reshape(delay time.Duration, bandwidth int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.delay, l.bandwidth = delay, bandwidth
+}
+
+// distance returns how long a byte takes.
+func (l *lane) distance() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.delay
 }
 
 // finish ends the pushes. What is in the queue can still be popped.

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -169,11 +170,14 @@ var mechanisms = []mechanism{
 }
 
 func TestMechanismsAreWhereTheirProofsTakeThemOut(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs", "reliability.md"))
+	require.NoError(t, err)
 	for _, m := range mechanisms {
 		source, err := os.ReadFile(filepath.Join(root, m.file))
 		require.NoError(t, err)
 		require.Equal(t, 1, strings.Count(string(source), m.code), "%s: %q", m.file, m.code)
 		pkg, test, _ := strings.Cut(m.test, ".")
 		require.True(t, testsOf(t, pkg)[test], "%s does not exist", m.test)
+		require.Contains(t, string(page), fmt.Sprintf("| %s | `%s` | `%s` |", m.promise, m.file, m.test))
 	}
 }

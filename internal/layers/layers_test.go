@@ -64,6 +64,9 @@ var allowed = map[string][]string{
 	// A stand-in for another step runner, which is a program of its own.
 	"internal/runnertest/gitlabrunner": {"remote/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 	"internal/fetchtest":               {},
+	// It drives the manager's end as a user of the packages does, and the program as a process.
+	"internal/faultrig":        {"instance", "connector", "mux", "internal/faultconn"},
+	"internal/faultrig/faults": {"internal/faultrig"},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux":  {"instance/**", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},

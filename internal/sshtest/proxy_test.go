@@ -142,3 +142,15 @@ func TestProxyOfNoServerHangsUp(t *testing.T) {
 	_, err := nc.Read(make([]byte, 1))
 	require.Error(t, err)
 }
+
+func TestEndIsSeenAsAnEndByBothSides(t *testing.T) {
+	p := sshtest.Proxy(t, echo(t))
+	nc := dialProxy(t, p)
+	requireEcho(t, nc)
+	p.End()
+	require.NoError(t, nc.SetReadDeadline(time.Now().Add(sshtest.Bound)))
+	_, err := nc.Read(make([]byte, 1))
+	require.ErrorIs(t, err, io.EOF)
+	require.Eventually(t, func() bool { return p.Conns() == 0 }, sshtest.Bound, time.Millisecond)
+	requireEcho(t, dialProxy(t, p))
+}

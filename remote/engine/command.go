@@ -79,7 +79,7 @@ func concluded(exit proc.Exit, err error) outcome {
 	o := outcome{status: Failure}
 	switch {
 	case err != nil:
-		o.code, o.why = startExitCode(err), err.Error()
+		o.code, o.why, o.system = startExitCode(err), err.Error(), proc.MachineFailed(err)
 	case exit.Signal != 0:
 		o.code, o.why = exit.Code, fmt.Sprintf("exec: ended by signal %d (%v)", int(exit.Signal), exit.Signal)
 	case exit.Code != 0:

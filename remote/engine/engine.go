@@ -233,7 +233,8 @@ func (r *Runner) refuse(err error) Result {
 	for i := range r.results {
 		r.cfg.Observe(r.results[i])
 	}
-	return Result{Status: Failure, Invalid: true, Message: r.cfg.Masker.Mask(err.Error()), Steps: r.results}
+	system := proc.MachineFailed(err)
+	return Result{Status: Failure, Invalid: !system, System: system, Message: r.cfg.Masker.Mask(err.Error()), Steps: r.results}
 }
 
 // due reports whether a step of f with when shall run now, the context for that, and whether it runs
@@ -263,7 +264,7 @@ func (r *Runner) result(ctx context.Context) Result {
 	res := Result{Status: Success, Exports: r.exports, Steps: r.results}
 	if r.top != nil && r.top.failed != nil {
 		failed := r.top.failed
-		res.Status, res.ExitCode, res.Message = Failure, failed.ExitCode, failed.Message
+		res.Status, res.ExitCode, res.Message, res.System = Failure, failed.ExitCode, failed.Message, failed.System
 	}
 	if r.cuts == 0 {
 		if res.Status == Success && r.top != nil {
@@ -271,7 +272,7 @@ func (r *Runner) result(ctx context.Context) Result {
 		}
 		return res
 	}
-	res.Status, res.ExitCode = Cancelled, 0
+	res.Status, res.ExitCode, res.System = Cancelled, 0, false
 	switch stopped := r.stopping(); {
 	case stopped == nil:
 		res.Message = context.Cause(ctx).Error()

@@ -61,6 +61,9 @@ type StepResult struct {
 	// when there was no such program, 126 when it could not be executed. 0 when no process told. Of a
 	// sequence it is that of the step that failed it.
 	ExitCode int
+	// System tells that this machine failed, or the step runner itself, and not what the step does. The
+	// Status is Failure then.
+	System bool
 	// Message says why the step did not succeed. If its process did not, it ends in "exit status N".
 	Message string
 	// Warnings say what was not as it should be, and did not fail the step.

@@ -1,12 +1,18 @@
 package engine
 
 import (
+	"context"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/proc"
 )
 
 func TestStepsRunOneAfterTheOther(t *testing.T) {
@@ -165,4 +171,31 @@ func children(t *testing.T) int {
 		n += len(strings.Fields(string(list)))
 	}
 	return n
+}
+
+// A machine that can open no more files, or start no more processes, failed jobs in the name of their scripts.
+func TestWhatTheMachineFailsOfIsNotTheStepsFailure(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		system bool
+	}{
+		"no more files":     {&os.SyscallError{Syscall: "pipe2", Err: unix.EMFILE}, true},
+		"no more processes": {unix.EAGAIN, true},
+		"no more memory":    {unix.ENOMEM, true},
+		"a full disk":       {&fs.PathError{Op: "write", Path: "x", Err: unix.ENOSPC}, true},
+		"no such program":   {&proc.StartError{Program: "x", Reason: proc.ErrNotFound, Err: unix.ENOENT}, false},
+		"no such directory": {unix.ENOENT, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, steps := range []string{"[{name: a, exec: {command: [x]}}]", "[{name: outer, run: [{name: a, exec: {command: [x]}}]}]"} {
+				tr := newTrial(t, steps, func(cfg *Config) {
+					cfg.Start = func(context.Context, proc.Command) (*proc.Process, error) { return nil, fmt.Errorf("start: %w", c.err) }
+				})
+				res := tr.run()
+				require.Equal(t, Failure, res.Status)
+				require.Equal(t, c.system, res.System, res.Message)
+				require.Equal(t, c.system, res.Steps[0].System)
+			}
+		})
+	}
 }

@@ -11,6 +11,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/expr"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/steps"
 )
 
@@ -40,9 +41,12 @@ type outcome struct {
 	status Status
 	code   int
 	why    string // empty if it ended well
+	system bool   // it is the machine's failure, or the step runner's
 }
 
-func failed(err error) outcome { return outcome{status: Failure, why: err.Error()} }
+func failed(err error) outcome {
+	return outcome{status: Failure, why: err.Error(), system: proc.MachineFailed(err)}
+}
 
 // outcome is how a step ended that was stopped.
 func (s *stop) outcome(code int) outcome {
@@ -92,7 +96,7 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 		r.announce(res, Unknown)
 	}
 	res.Finished = time.Now()
-	res.Status, res.ExitCode = o.status, o.code
+	res.Status, res.ExitCode, res.System = o.status, o.code, o.system
 	if o.why != "" {
 		res.Message = r.cfg.Masker.Mask(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
@@ -270,7 +274,7 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	case r.cuts > before:
 		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
 	case g.failed != nil:
-		return outcome{status: Failure, code: g.failed.ExitCode, why: g.failed.Message}
+		return outcome{status: Failure, code: g.failed.ExitCode, why: g.failed.Message, system: g.failed.System}
 	case tooMuch != nil:
 		return failed(tooMuch)
 	}

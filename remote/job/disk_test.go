@@ -105,6 +105,7 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 				if stat.ExitCode != 9 { // there it was the step that met it
 					require.Contains(t, stat.Message, "no space left on device")
 				}
+				require.Equal(t, stat.ExitCode == 0, stat.System, "whose failure it is: %s", stat.Message)
 				cause, _, _ := strings.Cut(stat.Message, " /")
 				causes[cause] = true
 				s.Cancel("1", false)
@@ -137,6 +138,14 @@ func TestFullDiskFailsTheJobThatMeetsIt(t *testing.T) {
 	stat, _ = run(t, s, script(t, "next", "echo hi"))
 	require.Equal(t, Failed, stat.State)
 	require.Contains(t, stat.Message, "no space left on device")
+	require.True(t, stat.System)
+
+	// A script that fails by itself has failed by itself, and what is lost of its output is told.
+	stat, _ = run(t, s, yaml(t, "fails", "- {name: a, exec: {command: [sh, -c, 'head -c 1000000 /dev/zero; exit 7']}}\n"))
+	require.Equal(t, Failed, stat.State)
+	require.Equal(t, 7, stat.ExitCode)
+	require.False(t, stat.System)
+	require.Regexp(t, "^the job's stdout is not complete: .*no space left on device; .*exit status 7$", stat.Message)
 
 	// Once the loud job is forgotten there is room again.
 	f.Close()

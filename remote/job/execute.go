@@ -24,6 +24,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 		state = Succeeded
 	case engine.Cancelled:
 		state = Cancelled
+		result.System = result.Message == ErrShutdown.Error() // nobody asked for that
 	}
 	s.mu.Lock()
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), j.written()
@@ -49,8 +50,12 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		if p := recover(); p != nil {
 			fail(fmt.Errorf("internal error of the step runner: %v", p))
 		}
-		if err := j.finish(); err != nil && result.Status == engine.Success {
+		switch err := j.finish(); {
+		case err == nil:
+		case result.Status == engine.Success:
 			result.Status, result.Message, result.System = engine.Failure, err.Error(), true
+		default:
+			result.Message = err.Error() + "; " + result.Message // whose end says the exit status
 		}
 	}()
 	if err := j.open(s.cfg.OutputLimit); err != nil {

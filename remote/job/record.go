@@ -169,6 +169,7 @@ func (j *record) statLocked() Stat {
 		ExitCode: j.result.ExitCode,
 		Message:  j.result.Message,
 		TimedOut: j.result.TimedOut,
+		System:   j.result.System,
 	}
 	select {
 	case <-j.opened:

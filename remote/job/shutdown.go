@@ -2,7 +2,6 @@ package job
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -28,13 +27,13 @@ func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.collector.Wait()
 
 	for _, j := range running {
-		j.stop("the step runner is shutting down", grace)
+		j.stop(ErrShutdown.Error(), grace)
 	}
 	soft, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	left := awaitAll(soft, running)
 	for _, j := range left {
-		j.kill(errors.New("the step runner is shutting down"))
+		j.kill(ErrShutdown)
 	}
 	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()

@@ -43,6 +43,9 @@ type Stat struct {
 	Message string
 	// TimedOut tells that the job's time was up.
 	TimedOut bool
+	// System tells that the machine failed the job, or the step runner itself, and not what the job does; also of a
+	// job that was Cancelled by nobody but Shutdown.
+	System bool
 	// Stdout and Stderr are how many bytes of each stream there are.
 	Stdout, Stderr int64
 }

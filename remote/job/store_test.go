@@ -353,6 +353,7 @@ func TestShutdownEndsAllJobsAndTakesNoNewOnes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Cancelled, stat.State)
 	require.Equal(t, "the step runner is shutting down", stat.Message)
+	require.True(t, stat.System, "nobody cancelled it")
 	require.Equal(t, "ready\ncleanup\n", read(t, nice, Stdout, 0))
 	require.NoError(t, s.Shutdown(t.Context(), 0))
 }

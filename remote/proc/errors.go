@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
+	"syscall"
 )
 
 // Why a command itself cannot be started, as Reason of a StartError.
@@ -48,6 +50,23 @@ func (e *StartError) Unwrap() []error {
 
 func tooLarge(program, format string, args ...any) error {
 	return &StartError{Program: program, Reason: ErrTooLarge, Detail: fmt.Sprintf(format, args...)}
+}
+
+// MachineFailed reports whether err, of starting a command, of waiting for it or of a file it needs, says that this
+// machine failed and not the command: its shim was killed, or there was no more room, memory or whatever else the
+// kernel gives.
+func MachineFailed(err error) bool {
+	if errors.Is(err, errShim) {
+		return true
+	}
+	errno, ok := errors.AsType[syscall.Errno](err)
+	return ok && slices.Contains(exhausted, errno)
+}
+
+// exhausted are what the kernel says when it is at its limits, or what is below it fails.
+var exhausted = []syscall.Errno{
+	syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOBUFS,
+	syscall.ENOSPC, syscall.EDQUOT, syscall.EROFS, syscall.EIO,
 }
 
 // bare strips the call and the path of an *fs.PathError or *os.SyscallError: our messages name what matters.

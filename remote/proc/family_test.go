@@ -138,6 +138,27 @@ func TestShimThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {
 	require.ErrorIs(t, p.Close(), errShim, "every call returns the same")
 }
 
+// A process that had left the command's process group was left behind, for as long as it pleased.
+func TestShimThatIsKilledTakesWhatLeftItsProcessGroupAlong(t *testing.T) {
+	out, tag := newLines(t), newTag()
+	c := shell(`(sleep 1000 &); setsid sh -c 'trap "" TERM; (setsid sleep 1000 &); echo away; while :; do sleep 1000; done' & echo ready; wait`)
+	c.Env = append(c.Env, tag)
+	c.Stdout = out
+	beside := shell(`echo ready; sleep 1000`) // one that has nothing to do with it
+	besideOut := newLines(t)
+	beside.Stdout = besideOut
+	other := start(t, beside)
+	besideOut.want(t, "ready")
+	p := start(t, c)
+	require.ElementsMatch(t, []string{"ready", "away"}, []string{out.next(t), out.next(t)})
+	require.NoError(t, p.shim.Kill())
+	require.ErrorIs(t, p.Close(), errShim)
+	require.Empty(t, tagged(t, tag))
+	require.NoError(t, unix.Kill(other.PID(), 0), "the other one runs")
+	other.Stop(0)
+	require.Equal(t, unix.SIGKILL, wait(t, other).Signal)
+}
+
 func TestShimThatHangsIsGivenUp(t *testing.T) {
 	tests := map[string]func(*Process){
 		"by Stop":  func(p *Process) { p.Stop(0) },

@@ -43,7 +43,7 @@ func launch() (*Process, error) {
 	}
 	defer null.Close()
 	p := newProcess(control)
-	p.shim, err = os.StartProcess("/proc/self/exe", shimArgs, &os.ProcAttr{
+	err = startShim(p, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{}, // none: nil would be ours
 		Files: []*os.File{null, null, null, theirs},

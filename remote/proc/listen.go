@@ -22,6 +22,10 @@ func (p *Process) listen() {
 	}
 	p.control.close()
 	state, waitErr := p.shim.Wait()
+	forgetShim(p)
+	if waitErr != nil || !state.Success() {
+		left += uint64(killStrays(killTimeout)) // what it could not kill any more
+	}
 	if p.exitedAt.IsZero() {
 		// The kernel has killed the command with its shim, but not the rest of its process group.
 		if p.leader != 0 {

@@ -110,6 +110,7 @@ func jobOf(s job.Stat) *pb.Job {
 		StdoutLen:    s.Stdout,
 		StderrLen:    s.Stderr,
 		TimedOut:     s.TimedOut,
+		SystemFailed: s.System,
 	}
 }
 

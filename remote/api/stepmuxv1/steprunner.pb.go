@@ -986,7 +986,10 @@ type Job struct {
 	StdoutLen int64 `protobuf:"varint,23,opt,name=stdout_len,json=stdoutLen,proto3" json:"stdout_len,omitempty"`
 	StderrLen int64 `protobuf:"varint,24,opt,name=stderr_len,json=stderrLen,proto3" json:"stderr_len,omitempty"`
 	// timed_out is set when the job's timeout ended it.
-	TimedOut      bool `protobuf:"varint,25,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
+	TimedOut bool `protobuf:"varint,25,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
+	// system_failed is set when the machine failed the job, or the step runner itself, and not what the job does; also
+	// when the job was cancelled because the step runner ended.
+	SystemFailed  bool `protobuf:"varint,26,opt,name=system_failed,json=systemFailed,proto3" json:"system_failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1080,6 +1083,13 @@ func (x *Job) GetStderrLen() int64 {
 func (x *Job) GetTimedOut() bool {
 	if x != nil {
 		return x.TimedOut
+	}
+	return false
+}
+
+func (x *Job) GetSystemFailed() bool {
+	if x != nil {
+		return x.SystemFailed
 	}
 	return false
 }
@@ -1294,7 +1304,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05force\x18\x14 \x01(\bR\x05force\"\x10\n" +
 	"\x0eCancelResponse\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
-	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x99\x03\n" +
+	"\x03ids\x18\x14 \x03(\tR\x03ids\"\xbe\x03\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x19.stepmux.v1.Job.JobStatusR\x06status\x12?\n" +
@@ -1307,7 +1317,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"stdout_len\x18\x17 \x01(\x03R\tstdoutLen\x12\x1d\n" +
 	"\n" +
 	"stderr_len\x18\x18 \x01(\x03R\tstderrLen\x12\x1b\n" +
-	"\ttimed_out\x18\x19 \x01(\bR\btimedOut\"A\n" +
+	"\ttimed_out\x18\x19 \x01(\bR\btimedOut\x12#\n" +
+	"\rsystem_failed\x18\x1a \x01(\bR\fsystemFailed\"A\n" +
 	"\tJobStatus\x12\v\n" +
 	"\arunning\x10\x00\x12\f\n" +
 	"\bsuceeded\x10\x01\x12\n" +

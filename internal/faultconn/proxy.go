@@ -1,0 +1,220 @@
+package faultconn
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+)
+
+// proxyChunk is what the proxy copies at once.
+const proxyChunk = 64 << 10
+
+// Proxy is a TCP proxy in front of a server, and the place where its connections go bad. Its
+// methods may be called from any goroutine. It owns a goroutine that accepts and two for each connection, which
+// Close waits for.
+type Proxy struct {
+	target   string
+	link     Config
+	listener net.Listener
+	running  sync.WaitGroup // every goroutine of the proxy
+
+	mu      sync.Mutex // guards the following
+	closed  bool
+	stalled bool
+	total   int
+	conns   map[*proxied]struct{}
+}
+
+// proxied is one connection through the proxy.
+type proxied struct {
+	client *Conn
+	server net.Conn
+}
+
+// Listen starts a proxy in front of target, a host:port, whose clients are at the other end of a link: slow, far
+// away, or about to be cut. Read and write are as the proxy does them: CutAfterRead counts what clients send. The
+// caller calls Close.
+func Listen(target string, link Config) (*Proxy, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{target: target, link: link, listener: listener, conns: make(map[*proxied]struct{})}
+	p.running.Go(p.accept)
+	return p, nil
+}
+
+// Addr is where the proxy listens, as host:port.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// TotalConns is how many connections the proxy has ever accepted.
+func (p *Proxy) TotalConns() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.total
+}
+
+// Conns is how many connections are open through the proxy now.
+func (p *Proxy) Conns() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.conns)
+}
+
+// Cut breaks every connection at once: both ends get a reset, and what was in flight is lost. New
+// connections are still accepted.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.cut()
+	}
+}
+
+// End closes every connection at once, politely: each end sees the other close, after all that had arrived.
+// New connections are still accepted.
+func (p *Proxy) End() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	for c := range p.conns {
+		p.running.Go(c.close)
+	}
+}
+
+// Reshape changes how far away clients are and how fast their link is, for connections that are open and those to
+// come.
+func (p *Proxy) Reshape(delay time.Duration, bandwidth int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.link.Delay, p.link.Bandwidth = delay, bandwidth
+	for c := range p.conns {
+		c.client.Reshape(delay, bandwidth)
+	}
+}
+
+// Stall freezes every connection, those to come included: they stay open, and nothing gets through
+// either way. To each end the other looks like a machine that has stopped.
+func (p *Proxy) Stall() { p.setStalled(true) }
+
+// Resume ends a Stall; what was sent meanwhile gets through.
+func (p *Proxy) Resume() { p.setStalled(false) }
+
+func (p *Proxy) setStalled(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stalled = on
+	for c := range p.conns {
+		c.stall(on)
+	}
+}
+
+// Close ends the proxy with its connections and waits for its goroutines.
+func (p *Proxy) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	_ = p.listener.Close() // nothing to lose
+	p.Cut()
+	p.running.Wait()
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			p.running.Go(func() { p.serve(client) })
+		}
+	}
+}
+
+// serve connects a client to the target and copies until one of them ends.
+func (p *Proxy) serve(client net.Conn) {
+	p.mu.Lock()
+	p.total++
+	p.mu.Unlock()
+	server, err := net.Dial("tcp", p.target)
+	if err != nil {
+		_ = client.Close() // all there is to say
+		return
+	}
+	p.mu.Lock()
+	link := p.link
+	p.mu.Unlock()
+	c := &proxied{client: New(client, link), server: server}
+	defer c.close()
+	if !p.add(c) {
+		return
+	}
+	defer p.remove(c)
+	p.running.Go(func() {
+		copyUntilEnd(server, c.client)
+		// When one end of SSH has ended the other says no more, so there is no half-close to keep.
+		_ = server.Close() // wakes the other direction
+	})
+	copyUntilEnd(c.client, server)
+}
+
+// add registers a connection, unless the proxy is closed.
+func (p *Proxy) add(c *proxied) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	c.stall(p.stalled)
+	p.conns[c] = struct{}{}
+	return true
+}
+
+func (p *Proxy) remove(c *proxied) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, c)
+}
+
+func (c *proxied) stall(on bool) {
+	if on {
+		c.client.Stall()
+	} else {
+		c.client.Resume()
+	}
+}
+
+// cut resets both ends.
+func (c *proxied) cut() {
+	c.client.Cut()
+	if tcp, ok := c.server.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // if it fails the close is a polite one
+	}
+	_ = c.server.Close() // nothing to lose
+}
+
+// close ends both ends when what is in flight to the client has arrived.
+func (c *proxied) close() {
+	_ = c.client.Close() // always nil
+	_ = c.server.Close() // nothing to lose
+}
+
+// copyUntilEnd copies until either fails, without the splicing of io.Copy.
+func copyUntilEnd(dst io.Writer, src io.Reader) {
+	buf := make([]byte, proxyChunk)
+	for {
+		n, err := src.Read(buf)
+		if n > 0 {
+			if _, err := dst.Write(buf[:n]); err != nil {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package faultrig
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAJournalGoesOnWhereItStopped(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "dir", "journal")
+	j, err := OpenJournal(path)
+	require.NoError(t, err)
+	one := Result{Round: 3, Kind: "cut", Route: "auto", Faults: 2, EndMS: []float64{1.5}, Findings: []Finding{{What: Orphan}}}
+	require.NoError(t, j.Add(one))
+	require.NoError(t, j.Close())
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(`{"round":4,"ki`) // killed while it wrote
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+
+	j, err = OpenJournal(path)
+	require.NoError(t, err)
+	got, done := j.Done(3)
+	require.True(t, done)
+	require.Equal(t, one, got)
+	_, done = j.Done(4)
+	require.False(t, done)
+	require.NoError(t, j.Add(Result{Round: 4}))
+	require.NoError(t, j.Close())
+	all, err := ReadJournal(path)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+}
+
+func TestResultsAreAddedUp(t *testing.T) {
+	all := CountBy([]Result{
+		{Kind: "cut", Route: "auto", Faults: 1, Builds: 3, Lost: 2, EndMS: []float64{3, 1}, CleanMS: 9},
+		{Kind: "cut", Route: "relay", Faults: 2, Builds: 4, Lost: 1, EndMS: []float64{2}, CleanMS: 4, Findings: []Finding{{What: Orphan}, {What: Orphan}}},
+		{Kind: "stall", Route: "auto", Faults: 1, Builds: 1},
+	}, func(r Result) (Kind, string) { return r.Kind, "" })
+	require.Len(t, all, 2)
+	cut := all[0]
+	require.Equal(t, []any{Kind("cut"), 2, 3, 7, 3}, []any{cut.Kind, cut.Rounds, cut.Faults, cut.Builds, cut.Lost})
+	require.Equal(t, []float64{2, 3, 9}, []float64{cut.EndP50, cut.EndMax, cut.CleanMax})
+	require.Equal(t, map[string]int{Orphan: 2}, cut.Wrong)
+}
+
+func TestConnectionsAreCountedByTheKernelsTable(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1
+   4: 0100007F:A003 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 5 1
+   1: 0100007F:A001 0100007F:1F90 01 00000000:00000000 00:00000000 00000000     0        0 2 1
+   2: 0100007F:1F90 0100007F:A001 01 00000000:00000000 00:00000000 00000000     0        0 3 1
+   3: 0100007F:A002 0100007F:1F90 06 00000000:00000000 00:00000000 00000000     0        0 4 1
+`
+	require.Equal(t, 1, countConnections(table, netip.MustParseAddrPort("127.0.0.1:8080"), map[string]bool{"1": true, "2": true, "3": true, "4": true}))
+
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	addr := netip.MustParseAddrPort(l.Addr().String())
+	require.Zero(t, connectionsTo(addr, os.Getpid()))
+	for n := range 3 {
+		nc, err := net.Dial("tcp", addr.String())
+		require.NoError(t, err)
+		defer nc.Close()
+		require.Equal(t, n+1, connectionsTo(addr, os.Getpid()))
+	}
+}
+
+func TestProcessesBelowOneAreFound(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo up; sleep 600 & read x; kill $!")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = out.Read(make([]byte, 3))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		for _, p := range below(processes(), os.Getpid()) {
+			if p.parent == cmd.Process.Pid && len(p.args) == 2 && p.args[0] == "sleep" {
+				return true
+			}
+		}
+		return false
+	}, patience*100, patience/100)
+	require.NoError(t, in.Close())
+	require.NoError(t, cmd.Wait())
+	require.Empty(t, below(processes(), cmd.Process.Pid))
+}
+
+func TestPartsOfTheVMsEndAreTold(t *testing.T) {
+	shim := process{args: []string{"stepmux", "__shim"}}
+	serve := process{args: []string{"/opt/stepmux", "steps", "serve", "--socket", "-"}}
+	shell := process{args: []string{"bash", "-c", "/opt/stepmux steps serve"}}
+	require.True(t, shim.is("shim"))
+	require.False(t, shim.is("serve"))
+	require.True(t, serve.is("serve"))
+	require.False(t, serve.is("relay"))
+	require.False(t, serve.is("shim"))
+	require.False(t, shell.is("serve"))
+	renamed := process{args: []string{"/opt/stepmux-1.2", "steps", "relay"}}
+	require.True(t, renamed.is("relay"))
+}
+
+func TestAFitTellsGrowthFromNoise(t *testing.T) {
+	var x, noise, growth, falling, little []float64
+	for i := range 200 {
+		at := float64(i) / 200
+		n := float64((i*7919)%13) - 6
+		x = append(x, at)
+		noise = append(noise, 1000+n)
+		growth = append(growth, 1000+100*at+n)
+		falling = append(falling, 1000-100*at+n)
+		little = append(little, 1000+5*at)
+	}
+	require.True(t, fitLine(x, noise).Flat)
+	require.False(t, fitLine(x, growth).Flat)
+	require.InDelta(t, 100, fitLine(x, growth).Slope, 5)
+	require.True(t, fitLine(x, falling).Flat)
+	require.True(t, fitLine(x, little).Flat, "half a hundredth in all")
+	require.False(t, fitLine(x[:2], noise[:2]).Flat, "too little to tell")
+	require.False(t, fitLine([]float64{1, 1, 1}, []float64{1, 2, 3}).Flat)
+}
+
+func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
+	r := NewReport([]Result{
+		{Kind: "cut", Route: "auto", Faults: 2, Builds: 3, Lost: 1, EndMS: []float64{1500}},
+		{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
+	}, &SoakResult{Seconds: 3600, Builds: 9, Samples: []Sample{
+		{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20}, {Seconds: 1800, Heap: 2 << 20},
+	}})
+	page := "before\n" + pageBegin + "\nold\n" + pageEnd + "\nafter\n"
+	once, err := r.Write(page)
+	require.NoError(t, err)
+	require.NotContains(t, once, "old")
+	for _, text := range []string{
+		"before\n" + pageBegin, pageEnd + "\nafter\n", "3 faults in 2 rounds, over 4 builds, of which 1 were lost",
+		"| `cut`: the connection ends, as if the peer had closed it | 2 | 3 | 1 | 1.5 s / 1.5 s | 0 ms | 0 |",
+		"| needless loss | 1 |", "| false success | 0 |", "| relay | 1 | 1 | 1 | 0 | 1 |",
+		"one manager for 1h0m0s, 9 builds on 10 VMs", "| live heap, MiB | 2.0 | 0.00 ± 0.00 | flat |",
+	} {
+		require.Contains(t, once, text)
+	}
+	again, err := r.Write(once)
+	require.NoError(t, err)
+	require.Equal(t, once, again)
+	_, err = r.Write("a page without places")
+	require.ErrorContains(t, err, "has no lines")
+}

@@ -1,0 +1,218 @@
+package faultrig
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	soakVMs    = 10
+	soakMaxAge = 20 * time.Second // connections are recycled all the time
+	// soakWarmUp is the part of the samples, one in so many, at the begin that is not fitted: caches fill, the heap
+	// finds its size.
+	soakWarmUp = 3
+)
+
+// Soak is a long run of one manager: builds come and go on its VMs, with faults and with connections that are recycled.
+type Soak struct {
+	Seed     uint64
+	Duration time.Duration
+}
+
+// Sample is the manager's process at a moment when no build runs.
+type Sample struct {
+	Seconds    float64 `json:"s"`
+	Heap       float64 `json:"heap_bytes"` // live, after a collection
+	RSS        float64 `json:"rss_bytes"`
+	Goroutines float64 `json:"goroutines"`
+	Files      float64 `json:"files"`
+	Processes  float64 `json:"processes"` // of all VMs
+}
+
+// SoakResult is how a soak went.
+type SoakResult struct {
+	Seconds  float64        `json:"seconds"`
+	Cycles   int            `json:"cycles"`
+	Builds   int            `json:"builds"`
+	Lost     int            `json:"lost"`
+	Faults   int            `json:"faults"`
+	Samples  []Sample       `json:"samples"`
+	Fits     map[string]Fit `json:"fits"` // by what was sampled
+	Findings []Finding      `json:"findings"`
+}
+
+// StartSoak runs a soak in processes of its own and waits for it. talk is told what happens.
+func StartSoak(ctx context.Context, s Soak, opts Options, talk io.Writer) (SoakResult, error) {
+	r, err := start(ctx, assignment{Soak: &s, Opts: opts}, talk)
+	return r.Soaked, err
+}
+
+// soakKinds returns the faults of a soak: those that need nothing which is not there for all.
+func soakKinds(private bool) []Kind {
+	return slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool {
+		s := kinds[k]
+		return s.manager == program || s.tmpfs || s.slow || s.private && !private || s.wrapper != "" ||
+			slices.Contains([]Kind{"cancel-many", "recycle", "none"}, k)
+	})
+}
+
+// soak is a Soak at work.
+type soak struct {
+	Soak
+	*rig                        // the VMs, and what is found at the end
+	current atomic.Pointer[rig] // the cycle
+	result  SoakResult
+}
+
+// runSoak runs a soak in this process.
+func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResult, error) {
+	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: "cut", Route: "auto", VMs: soakVMs}, dir, opts, slog.New(slog.DiscardHandler))}
+	if err := s.setUp(ctx); err != nil {
+		return SoakResult{}, fmt.Errorf("set up: %w", err)
+	}
+	defer s.tearDown()
+	// The plan of the rig as a whole has no builds: it says how many there may be at once.
+	s.builds = make([]*build, soakBuilds)
+	goroutines, files := runtime.NumGoroutine(), openFiles()
+	provider, err := s.newProvider(soakMaxAge, func(id string, at phase) {
+		if r := s.current.Load(); r != nil {
+			r.reachOf(id, at)
+		}
+	})
+	if err != nil {
+		return SoakResult{}, err
+	}
+	for time.Since(s.begin) < plan.Duration && ctx.Err() == nil {
+		cycle := s.cycle(s.result.Cycles)
+		s.current.Store(cycle)
+		if !cycle.drive(ctx, provider) {
+			break
+		}
+		s.add(cycle)
+	}
+	ending := time.Now()
+	s.probe(ctx, provider)
+	s.closeProvider(provider)
+	s.requireBack(goroutines, files)
+	s.requireClean(ending)
+	s.result.Findings = append(s.result.Findings, s.rig.result.Findings...)
+	s.result.Seconds = time.Since(s.begin).Seconds()
+	s.result.fit()
+	return s.result, nil
+}
+
+// soakBuilds bounds the builds of a cycle.
+const soakBuilds = 40
+
+// cycle returns the n-th cycle: builds, and one kind of fault, on the soak's VMs.
+func (s *soak) cycle(n int) *rig {
+	r := newSource(s.Seed, n)
+	all := soakKinds(s.opts.Private)
+	plan := drawOf(r, s.Seed, n, choice{all[r.IntN(len(all))], s.plan.Route})
+	for len(plan.Builds) < soakBuilds {
+		plan.Builds = append(plan.Builds, drawBuild(r, len(plan.Builds), plan.Kind))
+	}
+	for i := range plan.Builds { // those of the cycle before may still be about to end on the VMs
+		plan.Builds[i].ID += "-" + strconv.Itoa(n)
+	}
+	c := newRig(plan, s.dir, s.opts, s.log)
+	c.who, c.vms, c.recycles = s.who, s.vms, true
+	c.setBuilds()
+	for _, b := range c.builds { // the ledgers have the names of those of the cycle before
+		_ = os.Remove(b.ledger) // there is none in the first
+	}
+	return c
+}
+
+// add adds up a cycle that has ended, and takes a sample.
+func (s *soak) add(c *rig) {
+	s.result.Cycles++
+	s.result.Builds += len(c.builds)
+	s.result.Lost += c.result.Lost
+	s.result.Faults += c.result.Faults
+	for _, f := range c.result.Findings {
+		f.Text = fmt.Sprintf("cycle %d (%s): %s", c.plan.Round, c.plan.Kind, f.Text)
+		s.result.Findings = append(s.result.Findings, f)
+		fmt.Fprintf(os.Stderr, "%s: build %s: %s\n", f.What, f.Build, f.Text)
+	}
+	sample := s.sample()
+	s.result.Samples = append(s.result.Samples, sample)
+	if s.result.Cycles%10 == 0 {
+		fmt.Fprintf(os.Stderr, "%.0f s: %d builds, %d faults, heap %.1f MiB, RSS %.1f MiB, %.0f goroutines, %.0f files, %.0f processes\n",
+			sample.Seconds, s.result.Builds, s.result.Faults, sample.Heap/(1<<20), sample.RSS/(1<<20), sample.Goroutines, sample.Files, sample.Processes)
+	}
+}
+
+func (s *soak) sample() Sample {
+	debug.FreeOSMemory() // collects first
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	files := 0
+	for _, n := range openFiles() {
+		files += n
+	}
+	return Sample{
+		Seconds:    time.Since(s.begin).Seconds(),
+		Heap:       float64(mem.HeapAlloc),
+		RSS:        float64(residentBytes()),
+		Goroutines: float64(runtime.NumGoroutine()),
+		Files:      float64(files),
+		Processes:  float64(len(s.alive())),
+	}
+}
+
+// residentBytes returns how much memory this process has, by the kernel's count (proc(5)).
+func residentBytes() int {
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	f := strings.Fields(string(statm))
+	if len(f) < 2 {
+		return 0
+	}
+	pages, _ := strconv.Atoi(f[1])
+	return pages * os.Getpagesize()
+}
+
+// series are what is sampled, by name.
+var series = map[string]func(Sample) float64{
+	"heap":       func(s Sample) float64 { return s.Heap },
+	"rss":        func(s Sample) float64 { return s.RSS },
+	"goroutines": func(s Sample) float64 { return s.Goroutines },
+	"files":      func(s Sample) float64 { return s.Files },
+	"processes":  func(s Sample) float64 { return s.Processes },
+}
+
+// fit fits all series, but for their first part.
+func (r *SoakResult) fit() {
+	r.Fits = map[string]Fit{}
+	for name := range maps.Keys(series) {
+		var x, y []float64
+		for _, s := range r.Samples[len(r.Samples)/soakWarmUp:] {
+			x, y = append(x, s.Seconds/3600), append(y, series[name](s))
+		}
+		r.Fits[name] = fitLine(x, y)
+	}
+}
+
+// Flat reports whether nothing grows.
+func (r *SoakResult) Flat() bool {
+	for _, f := range r.Fits {
+		if !f.Flat {
+			return false
+		}
+	}
+	return len(r.Fits) > 0
+}
