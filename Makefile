@@ -32,6 +32,10 @@ build: ## build bin/stepmux, the program of both ends
 run: build ## run examples/hello.yml as BUILDS builds at once on a VM embedded in the program
 	bin/stepmux run --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
+.PHONY: example-sources
+example-sources: build ## serve the steps of examples/sources, and print the commands to run them with
+	go run ./examples/sources
+
 .PHONY: test
 test: ## run all tests
 	go test -shuffle=on $(TESTFLAGS) ./...

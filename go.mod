@@ -4,7 +4,9 @@ go 1.26.0
 
 require (
 	github.com/google/go-containerregistry v0.22.1
+	github.com/gowebpki/jcs v1.0.2
 	github.com/hashicorp/yamux v0.1.2
+	github.com/in-toto/attestation v1.2.0
 	github.com/kevinburke/ssh_config v1.6.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/rogpeppe/go-internal v1.16.0

@@ -70,12 +70,12 @@ func (e *managerExecution) request() (*runnerproto.RunRequest, error) {
 		Id:      e.job.ID,
 		WorkDir: e.job.WorkDir,
 		Env:     e.job.Env,
-		Job:     &runnerproto.Job{BuildDir: e.job.WorkDir},
+		Job:     &runnerproto.Job{BuildDir: e.job.WorkDir, Variables: e.job.managerVariables()},
 		Steps:   text,
 	}, nil
 }
 
-// discreet returns err without the values of the job's environment: there are step runners that answer a
+// discreet returns err without the values of the job's environment and variables: there are step runners that answer a
 // request they refuse with all of it.
 func (e *managerExecution) discreet(err error) error {
 	const least, most = 4, 400 // a shorter value says nothing, a longer message nothing more
@@ -87,6 +87,11 @@ func (e *managerExecution) discreet(err error) error {
 	for key, value := range e.job.Env {
 		if len(value) >= least {
 			text = strings.ReplaceAll(text, value, "["+key+"]")
+		}
+	}
+	for _, v := range e.job.Vars {
+		if len(v.Value) >= least {
+			text = strings.ReplaceAll(text, v.Value, "["+v.Key+"]")
 		}
 	}
 	if len(text) > most {

@@ -103,6 +103,7 @@ func TestGitLabRunnerIsDrivenByItsOwnServeAndProxy(t *testing.T) {
 				{connector.Job{Script: "exit 42"}, connector.Result{Status: connector.Failed, ExitCode: 42}, ""},
 				{connector.Job{Script: "kill -KILL $$"}, connector.Result{Status: connector.Failed, ExitCode: 137}, ""},
 				{connector.Job{Steps: []byte("# steps\nrun:\n- name: one\n  script: echo of a step\n")}, connector.Result{Status: connector.Succeeded}, "of a step\n"},
+				{connector.Job{Steps: []byte("run:\n- name: one\n  script: echo of ${{ job.WHO }}\n"), Vars: []connector.Variable{{Key: "WHO", Value: "a variable"}}}, connector.Result{Status: connector.Succeeded}, "of a variable\n"},
 				{connector.Job{Steps: []byte("---\nrun:\n- name: one\n  script: echo after a mark\n")}, connector.Result{Status: connector.Succeeded}, "after a mark\n"},
 				{connector.Job{Steps: []byte("spec: {}\n---\nrun:\n- name: one\n  script: echo after a spec\n")}, connector.Result{Status: connector.Succeeded}, "after a spec\n"},
 			} {

@@ -1,6 +1,7 @@
 package connector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,6 +49,8 @@ type Job struct {
 	// Env is the environment of the steps. It travels in the request, never on a command line and
 	// never in the environment of the step runner.
 	Env map[string]string
+	// Vars are the job's variables. They travel as Env does.
+	Vars []Variable
 	// WorkDir is where steps run, relative to the login's home. If empty, a fresh directory that is
 	// removed at the end.
 	WorkDir string
@@ -56,6 +59,12 @@ type Job struct {
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. A [StepRunner] has
 	// one of its own; it is then how long its job may take to end.
 	Grace time.Duration
+	// Trace gets the job's trace, as JSON, once the job has ended, however it did. It is written to from one
+	// goroutine. May be nil: then no trace is made.
+	Trace io.Writer
+	// OnTrace is told that all of the trace was written to Trace, or why not, before Execute returns: if there is a
+	// Trace, and once. The error is ErrNoTrace if the step runner cannot make one. May be nil.
+	OnTrace func(error)
 	// OnStep is told each change of a step, from one goroutine. A [StepRunner] tells of none. May be nil.
 	OnStep func(StepEvent)
 }
@@ -108,6 +117,10 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	if job.Grace == 0 {
 		job.Grace = defaultGrace
 	}
+	traced := errors.New("the job did not get as far as that")
+	if job.Trace != nil && job.OnTrace != nil {
+		defer func() { job.OnTrace(traced) }()
+	}
 	// The calls outlive ctx, which is answered with a cancellation of the job. They end with the
 	// build's life.
 	calls, end := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -123,7 +136,8 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, err
 	}
 	defer client.Close()
-	result, err := c.execute(ctx, calls, end, client, job, log)
+	result, traceErr, err := c.execute(ctx, calls, end, client, job, log)
+	traced = cmp.Or(traceErr, err)
 	switch {
 	case ctx.Err() != nil:
 		return Result{}, ctx.Err()
@@ -137,19 +151,21 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 
 // execute runs job by the service that the VM's step runner has. calls is the life of its calls, which end
 // ends.
-func (c *Connector) execute(ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log *Log) (Result, error) {
+func (c *Connector) execute(ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log *Log) (result Result, traceErr, err error) {
 	if c.Program().Kind == StepRunner {
 		if job.WorkDir == "" {
 			job.WorkDir = workDir(c.listening())
 		}
 		e := &managerExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
-		return e.run(ctx, calls, end)
+		result, err = e.run(ctx, calls, end)
+		return result, ErrNoTrace, err
 	}
 	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log}
 	if err := e.submit(ctx, calls); err != nil {
-		return Result{}, err
+		return Result{}, nil, err
 	}
-	return e.follow(ctx, calls, end)
+	result, err = e.follow(ctx, calls, end)
+	return result, e.traceErr, err
 }
 
 // newClient returns a gRPC client over this build's bridges.
@@ -186,15 +202,19 @@ type execution struct {
 	rpc pb.StepRunnerClient
 	job Job
 	log *Log
+
+	traceErr error // why there is no trace, or not all of it
 }
 
 // submit delivers the job. The same job sent twice is one job, so a call that broke is made again.
 func (e *execution) submit(ctx, calls context.Context) error {
 	req := &pb.RunRequest{
-		Id:      e.job.ID,
-		WorkDir: e.job.WorkDir,
-		Env:     e.job.Env,
-		Grace:   durationpb.New(e.job.Grace),
+		Id:        e.job.ID,
+		WorkDir:   e.job.WorkDir,
+		Env:       e.job.Env,
+		Variables: e.job.variables(),
+		Grace:     durationpb.New(e.job.Grace),
+		Trace:     e.job.Trace != nil,
 	}
 	if e.job.Timeout > 0 {
 		req.Timeout = durationpb.New(e.job.Timeout)
@@ -250,6 +270,9 @@ func (e *execution) follow(ctx, calls context.Context, end context.CancelCauseFu
 	err := group.Wait()
 	if err == nil {
 		err = e.log.flush(calls)
+	}
+	if err == nil && e.job.Trace != nil {
+		e.traceErr = e.fetchTrace(calls)
 	}
 	ended()
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 
 // openJobs opens the job store of the build in its directory, in which all that jobs leave is but for the
 // steps they fetched, and puts the step service before it. Those steps are in cacheDir, which is shared. If
-// this process is killed, what is left of the jobs' processes removes the directory.
-func openJobs(dir, cacheDir string, options ...grpc.ServerOption) (*jobRunner, error) {
+// this process is killed, what is left of the jobs' processes removes the directory. version is that of this program.
+func openJobs(dir, cacheDir, version string, options ...grpc.ServerOption) (*jobRunner, error) {
 	components, err := fetch.New(fetch.Config{Dir: cacheDir})
 	if err != nil {
 		return nil, err
 	}
 	starter := new(proc.Starter)
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Starter: starter, Fetcher: components})
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Starter: starter, Fetcher: components, Version: version})
 	if err != nil {
 		return nil, errors.Join(err, components.Close())
 	}

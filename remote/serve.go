@@ -45,6 +45,8 @@ type ServeConfig struct {
 	// CacheDir is where steps that were fetched are kept, for all builds of our user on this VM. It is made
 	// when the first is fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
+	// Version is that of this program, for the traces of jobs.
+	Version string
 }
 
 // Serve runs the step service of one build. It makes the build's private directory, listens on the
@@ -70,7 +72,7 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	}
 	//nolint:contextcheck // what it opens is closed whatever became of ctx
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(dir, cfg.CacheDir, options...)
+		return openJobs(dir, cfg.CacheDir, cfg.Version, options...)
 	})
 }
 

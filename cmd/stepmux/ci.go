@@ -30,7 +30,8 @@ func newCICommand() *cobra.Command {
 		Long: `Run the steps that the environment variable STEPS holds: a list of steps, or a document with the list below run:.
 It is for the script of a CI job. The environment is what its expressions know as job variables (vars.X, job.X); the
 steps themselves get a small environment, and what they ask for. The job runs in CI_PROJECT_DIR or, if that is not
-set, in the current directory. Tokens that CI jobs are known to have are masked, and what --mask names.
+set, in the current directory, and leaves its trace there in trace.json, or where --output-file says; an empty name
+is for none. Tokens that CI jobs are known to have are masked, and what --mask names.
 
 With --port it serves the step service (gRPC) on 127.0.0.1 until SIGINT, SIGTERM or SIGHUP ends it. Calls need the
 metadata "authorization: Bearer TOKEN". The token is the first line of --token-file, else the environment variable
@@ -51,7 +52,7 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 	f.register(fl)
 	fl.IntVar(&f.port, "port", 0, "serve gRPC on this port of 127.0.0.1; 0 picks a free one")
 	fl.StringVar(&f.tokenFile, "token-file", "", "file whose first line is the token of --port")
-	for _, other := range []string{"output", "output-file", "mask", "timeout"} {
+	for _, other := range []string{"output", "output-file", "report", "provenance", "mask", "timeout"} {
 		cmd.MarkFlagsMutuallyExclusive("port", other)
 	}
 	return cmd
@@ -60,6 +61,9 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 func (f *ciFlags) run(cmd *cobra.Command) error {
 	if f.tokenFile != "" {
 		return usageError(errors.New("--token-file is for --port"))
+	}
+	if !cmd.Flags().Changed("output-file") {
+		f.defaultTrace = "trace.json"
 	}
 	return f.runJob(cmd, func() (local.Source, error) {
 		text, ok := os.LookupEnv(local.StepsVariable)
@@ -92,7 +96,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	}
 	stderr := cmd.ErrOrStderr()
 	return vmCommand(cmd.Context(), func(ctx context.Context, _ remote.Stdio) error {
-		return local.Serve(ctx, local.ServeConfig{Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Grace: grace, Ready: func(addr net.Addr) {
+		return local.Serve(ctx, local.ServeConfig{Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: version(), Grace: grace, Ready: func(addr net.Addr) {
 			if made {
 				fmt.Fprintf(stderr, "token: %s\n", token)
 			}

@@ -26,7 +26,7 @@ const jobExitHelp = `Exit codes:
   130 143  interrupted (Ctrl-C), terminated: the job's processes got SIGTERM and, after --grace or a second signal,
            SIGKILL; steps with when: always still ran
   other    the exit code of the step that failed; 1 if it has none
-A step's exit code may be one of those above: the reason in the results of --output-file and --output json tells.`
+A step's exit code may be one of those above: the reason in the results of --report and --output json tells.`
 
 // jobFlags are those of the commands that run one job.
 type jobFlags struct {
@@ -35,8 +35,13 @@ type jobFlags struct {
 	timeout    time.Duration
 	grace      time.Duration
 	output     string
-	outputFile string
-	cacheDir   string
+	outputFile string // for the trace
+	report     string
+	// defaultTrace is the file of the trace if none is named, in the work directory; empty for none.
+	defaultTrace string
+	cacheDir     string
+	provenance   string
+	provenanceFlags
 }
 
 func (f *jobFlags) register(fl *pflag.FlagSet) {
@@ -46,7 +51,10 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 	fl.DurationVar(&f.grace, "grace", defaultJobGrace, "time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
 	fl.StringVar(&f.cacheDir, "cache-dir", "", "where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
-	fl.StringVar(&f.outputFile, "output-file", "", "write the results to this file, as JSON, with secrets masked")
+	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of the job to this file: what each step was, got and gave; secrets are masked")
+	fl.StringVar(&f.provenance, "provenance", "", "write SLSA provenance of the job to this file, as a statement of in-toto")
+	f.provenanceFlags.register(fl)
+	fl.StringVar(&f.report, "report", "", "write the results to this file, as --output json has them")
 }
 
 // graceOf returns --grace as the packages take it.
@@ -89,8 +97,9 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error
 	}
 	j, err := f.read(source, &cfg)
 	if err != nil {
-		return usageError(errors.Join(err, show.end(local.Refused(err), f.outputFile)))
+		return usageError(errors.Join(err, show.end(local.Refused(err), f.report), f.refused(err)))
 	}
+	f.traceInto(&cfg, show.talk)
 	for _, notice := range j.Notices {
 		show.talk.Notice(notice)
 	}
@@ -108,7 +117,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error
 
 	report, err := local.Run(ctx, abort, j, cfg)
 	if report != nil {
-		err = errors.Join(err, show.end(report, f.outputFile))
+		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
 	}
 	if err != nil && signalCode(ctx) == 0 {
 		return systemError(err)
@@ -124,16 +133,63 @@ func (f *jobFlags) config() (cfg local.Config, err error) {
 	if f.timeout < 0 {
 		return cfg, fmt.Errorf("--timeout %v is negative", f.timeout)
 	}
-	cfg.Timeout, cfg.CacheDir = f.timeout, f.cacheDir
+	cfg.Timeout, cfg.CacheDir, cfg.Version = f.timeout, f.cacheDir, version()
 	if cfg.Grace, err = f.graceOf(); err != nil {
 		return cfg, err
 	}
-	if f.outputFile != "" {
-		if err := local.CheckOutputFile(f.outputFile); err != nil {
-			return cfg, fmt.Errorf("--output-file: %w", err)
+	if err := f.checkProvenance(f.provenance); err != nil {
+		return cfg, err
+	}
+	for _, flag := range []struct{ name, file string }{{"output-file", f.outputFile}, {"report", f.report}, {"provenance", f.provenance}} {
+		if flag.file == "" {
+			continue
+		}
+		if err := local.CheckOutputFile(flag.file); err != nil {
+			return cfg, fmt.Errorf("--%s: %w", flag.name, err)
 		}
 	}
 	return cfg, nil
+}
+
+// traceInto has the trace written that is asked for. One that is not asked for, but there by default, is not to keep
+// the job from running.
+func (f *jobFlags) traceInto(cfg *local.Config, talk *local.Talk) {
+	file := f.outputFile
+	if file == "" && f.defaultTrace != "" {
+		file = filepath.Join(cfg.WorkDir, f.defaultTrace)
+		if err := local.CheckTraceFile(file); err != nil {
+			talk.Notice(fmt.Sprintf("there will be no trace: %v; name another file with --output-file", err))
+			file = ""
+		}
+	}
+	if file != "" || f.provenance != "" {
+		cfg.Trace = &local.Trace{File: file}
+	}
+}
+
+// writeProvenance writes the provenance of a job that has ended, if that is asked for. One that did not succeed may not
+// have made the files it was to be about: then it is about the trace.
+func (f *jobFlags) writeProvenance(report *local.Report, cfg local.Config) error {
+	if f.provenance == "" || report.Trace == nil {
+		return nil
+	}
+	name := ""
+	if cfg.Trace.File != "" {
+		name = filepath.Base(cfg.Trace.File)
+	}
+	about := f.provenanceFlags
+	if report.Status != "success" {
+		about.subjects = nil
+	}
+	return about.write(f.provenance, report.Trace, name, cfg.WorkDir)
+}
+
+// refused writes the trace of a job that err kept from running, if one was asked for.
+func (f *jobFlags) refused(err error) error {
+	if f.outputFile == "" {
+		return nil
+	}
+	return local.WriteRefused(f.outputFile, err, version())
 }
 
 // read reads the job, and says where it runs.

@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
+
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // localJob is a job of `stepmux local` under test that has begun.
@@ -76,7 +78,7 @@ func TestSignalEndsALocalJobWithItsGrace(t *testing.T) {
 	for signal, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143} {
 		t.Run(signal.String(), func(t *testing.T) {
 			t.Parallel()
-			results := filepath.Join(t.TempDir(), "results.json")
+			results := filepath.Join(t.TempDir(), "trace.json")
 			j := startLocal(t, "trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo $!; while :; do sleep 0.01; done",
 				"--grace", "1m", "--output-file", results)
 			require.NoError(t, j.cmd.Process.Signal(signal))
@@ -85,7 +87,10 @@ func TestSignalEndsALocalJobWithItsGrace(t *testing.T) {
 			require.Equal(t, []string{"ending", "cleaning"}, rest)
 			text, err := os.ReadFile(results)
 			require.NoError(t, err)
-			require.Contains(t, string(text), `"reason": "cancelled"`)
+			require.Contains(t, string(text), `"reason":"cancelled"`)
+			made, err := trace.Read(results)
+			require.NoError(t, err)
+			require.Equal(t, trace.Cancelled, made.Identity.Status)
 		})
 	}
 }
@@ -99,6 +104,16 @@ func TestSecondSignalCutsALocalJobShort(t *testing.T) {
 	code, rest := j.wait(t)
 	require.Equal(t, 130, code)
 	require.NotContains(t, rest, "cleaning")
+}
+
+// A trace that is lost leaves the one before, or nothing.
+func TestKilledLocalJobLeavesNoHalfTrace(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "trace.json")
+	j := startLocal(t, "setsid sleep 600 >/dev/null & echo $!; wait", "--output-file", file)
+	require.NoFileExists(t, file)
+	require.NoError(t, j.cmd.Process.Kill())
+	_, _ = j.wait(t)
+	require.NoFileExists(t, file)
 }
 
 func TestKilledLocalJobLeavesNothing(t *testing.T) {

@@ -90,7 +90,7 @@ Start with:  stepmux run examples/hello.yml
 	}
 	root.SetVersionTemplate(versionText())
 	root.AddCommand(newRunCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
-		newCICommand(), newLocalCommand(), newValidateCommand(), newStepsCommand(), newVersionCommand())
+		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newStepsCommand(), newVersionCommand())
 	return root
 }
 

@@ -111,6 +111,9 @@ func (r *reporter) clearLocked() {
 // talk returns a writer for messages beside the progress line.
 func (r *reporter) talk() io.Writer { return talkWriter{r} }
 
+// say shows a line of text.
+func (r *reporter) say(text string) { fmt.Fprintln(r.talk(), text) }
+
 type talkWriter struct{ r *reporter }
 
 func (t talkWriter) Write(p []byte) (int, error) {

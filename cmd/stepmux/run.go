@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/local"
 )
 
 // maxBuilds bounds --builds: each waiting build costs memory.
@@ -32,7 +33,12 @@ type runFlags struct {
 	builds  int
 	route   string
 	timeout time.Duration
+	vars    []string
+	masked  []string
 	output  string
+	// outputFile says where the builds' traces go.
+	outputFile string
+	provenance runProvenance
 }
 
 func newRunCommand() *cobra.Command {
@@ -70,7 +76,11 @@ logs go to standard error.
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
 	fl.StringVar(&f.route, "route", string(connector.Auto), "how to start and reach a build's step runner: auto, relay, streamlocal or session")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end a build that takes longer, from the moment it has its slot (default none)")
+	fl.StringArrayVar(&f.vars, "var", nil, "`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
+	fl.StringArrayVar(&f.masked, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
 	fl.StringVar(&f.output, "output", "text", "text or json")
+	f.provenance.register(fl)
+	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of each build to this file, in whose name {build} stands for the build, or into this directory")
 	return cmd
 }
 
@@ -92,10 +102,23 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	if err != nil {
 		return usageError(err)
 	}
+	vars, err := f.variables()
+	if err != nil {
+		return usageError(err)
+	}
 	jobs, err := readJobs(files)
 	if err != nil {
 		return usageError(err)
 	}
+	traces, err := tracePattern(f.outputFile, f.builds*len(jobs))
+	if err != nil {
+		return usageError(fmt.Errorf("--output-file: %w", err))
+	}
+	traces, endTraces, err := f.provenance.prepare(traces, f.builds*len(jobs))
+	if err != nil {
+		return usageError(err)
+	}
+	defer endTraces()
 
 	// Who stops reading our output shall not keep us from cleaning up: a write then fails, and its build.
 	// (Not ignored, but handled: what we start would inherit that.)
@@ -133,7 +156,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 
 	batch := instance.Batch{
 		Timeout: f.timeout,
-		Builds:  f.batchBuilds(jobs, report),
+		Builds:  f.batchBuilds(jobs, vars, traces, report),
 		OnStart: report.started,
 		OnEnd: func(r instance.Report) {
 			if counts != nil {
@@ -150,7 +173,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 
 // batchBuilds returns all builds of the run. IDs start with one that is this run's alone: other runs
 // may use the same VMs.
-func (f *runFlags) batchBuilds(jobs []connector.Job, report *reporter) []instance.BatchBuild {
+func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, traces string, report *reporter) []instance.BatchBuild {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []instance.BatchBuild
@@ -158,11 +181,25 @@ func (f *runFlags) batchBuilds(jobs []connector.Job, report *reporter) []instanc
 		for _, job := range jobs {
 			id := fmt.Sprintf("%s-%d", hex.EncodeToString(prefix[:]), len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
-			job.Timeout = f.timeout
+			job.Timeout, job.Vars = f.timeout, vars
+			job := f.provenance.of(withTrace(job, traces, id, report.say), traces, id, report.say)
 			builds = append(builds, instance.BatchBuild{ID: id, Job: job, Log: report.log(id)})
 		}
 	}
 	return builds
+}
+
+// variables are those of all builds.
+func (f *runFlags) variables() ([]connector.Variable, error) {
+	given, err := local.Vars(f.vars, f.masked, os.LookupEnv)
+	if err != nil {
+		return nil, fmt.Errorf("--var: %w", err)
+	}
+	vars := make([]connector.Variable, len(given))
+	for i, v := range given {
+		vars[i] = connector.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked}
+	}
+	return vars, nil
 }
 
 // readJobs reads and checks the steps files.

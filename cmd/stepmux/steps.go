@@ -43,6 +43,7 @@ same user can use the socket; serve says so.`,
 				if cfg.Grace == 0 {
 					cfg.Grace = -1 // none, to the package
 				}
+				cfg.Version = version()
 				return remote.Serve(ctx, stdio, cfg)
 			})
 		},

@@ -9,13 +9,12 @@ import (
 	"io/fs"
 	"maps"
 	"slices"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
 // Zip returns an archive of files.
-func Zip(t testing.TB, files Files) []byte {
+func Zip(t TB, files Files) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	z := zip.NewWriter(&b)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 )
@@ -38,11 +37,11 @@ func Texts(texts map[string]string) Files {
 // Repository is a bare git repository.
 type Repository struct {
 	Dir string
-	t   testing.TB
+	t   TB
 }
 
 // NewRepository makes an empty repository in dir, which is made too.
-func NewRepository(t testing.TB, dir string, args ...string) *Repository {
+func NewRepository(t TB, dir string, args ...string) *Repository {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o755))
 	r := &Repository{Dir: dir, t: t}

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"strings"
 	"sync/atomic"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 )
@@ -33,7 +32,7 @@ type GitServer struct {
 }
 
 // ServeGit serves the repositories below root until the test ends.
-func ServeGit(t testing.TB, root string) *GitServer {
+func ServeGit(t TB, root string) *GitServer {
 	t.Helper()
 	git, err := exec.LookPath("git")
 	require.NoError(t, err)

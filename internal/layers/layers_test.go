@@ -30,17 +30,21 @@ var allowed = map[string][]string{
 	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
 
 	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
-	"remote/service":  {"remote/job", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
-	"remote/job":      {"remote/engine", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
-	"remote/engine":   {"remote/fetch", "remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
+	"remote/service":  {"remote/job", "remote/trace", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
+	"remote/job":      {"remote/engine", "remote/trace", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
+	"remote/engine":   {"remote/trace", "remote/fetch", "remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
 	"remote/fetch":    {"remote/steps", "remote/api/**"},
-	"remote/local":    {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
+	"remote/local":    {"remote/service", "remote/trace", "remote/job", "remote/engine", "remote/fetch", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
 	"remote/gitlabci": {"remote/steps", "remote/api/**"},
 	"remote/steps":    {"remote/expr", "remote/api/**", "internal/wire", "internal/spell"},
-	"remote/expr":     {},
-	"remote/proc":     {},
-	"remote/joblog":   {},
-	"remote/mask":     {},
+	"remote/trace":    {"remote/expr", "remote/api/**"},
+	// What a trace says, for others: in their forms, or once more.
+	"remote/trace/provenance": {"remote/trace"},
+	"remote/replay":           {"remote/local", "remote/engine", "remote/fetch", "remote/trace", "remote/steps", "remote/expr", "remote/api/**"},
+	"remote/expr":             {},
+	"remote/proc":             {},
+	"remote/joblog":           {},
+	"remote/mask":             {},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
@@ -69,9 +73,11 @@ var allowed = map[string][]string{
 	"internal/faultrig/faults": {"internal/faultrig"},
 
 	// The program joins both ends; vmtest is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux":  {"instance/**", "connector", "mux", "pool", "remote", "remote/local", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},
-	"bench":        {"**"},
-	"bench/report": {},
+	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/local", "remote/replay", "remote/fetch", "remote/trace/**", "remote/proc", "internal/wire", "internal/sshclient", "internal/vmtest"},
+	// What an example needs to be run: servers that tests have.
+	"examples/sources": {"internal/fetchtest"},
+	"bench":            {"**"},
+	"bench/report":     {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {

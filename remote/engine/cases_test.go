@@ -18,7 +18,9 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/expr"
+	"github.com/stepmux/stepmux/remote/mask"
 	"github.com/stepmux/stepmux/remote/steps"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // testCase is a conformance case: a job, what it runs in, and what must come of it.
@@ -71,6 +73,8 @@ type expectation struct {
 		Outputs  map[string]any
 	}
 	Trace            map[string]any
+	TracePresent     []string `json:"trace_present"`
+	Property         string
 	TraceNotContains []string `json:"trace_not_contains"`
 	Compiled         map[string]any
 	Stdout           *string
@@ -88,11 +92,11 @@ func (c *testCase) elsewhere() string {
 	switch {
 	case c.StepsYAML == "" && c.GitLabCI != "":
 		return "the reader of .gitlab-ci.yml"
-	case c.Kind == "cli" || c.Cmd != "":
+	case c.Kind == "replay" || c.Kind == "provenance":
+		return "the programs that read traces"
+	case c.Kind == "cli" || c.Cmd != "" && c.Kind != "trace":
 		return "the command line"
-	case slices.Contains(ofTheMasker, c.Name):
-		return "the masker"
-	case !slices.Contains([]string{"", "mask", "cache", "fetch"}, c.Kind):
+	case !slices.Contains([]string{"", "mask", "cache", "fetch", "trace"}, c.Kind):
 		return c.Kind + " is not run by the engine"
 	case c.Calls != "" && c.Calls != "FollowIO(id,0,0)":
 		return "the service"
@@ -101,9 +105,6 @@ func (c *testCase) elsewhere() string {
 	}
 	return ""
 }
-
-// ofTheMasker are cases about how secrets are found, not about what is one.
-var ofTheMasker = []string{"713-mask-across-write-boundaries", "714-mask-per-stream", "715-multi-line-secret-masked-per-line"}
 
 // notCompared are the cases of which a part is left out, and which.
 var notCompared = map[string]string{
@@ -183,7 +184,7 @@ func readCases(t *testing.T, root string) []*testCase {
 }
 
 var handledKeys = strings.Fields(`status exit_code log_contains log_not_contains log_order log_count error_contains exports outputs
-	job_outputs output_len steps compiled trace trace_not_contains stdout stderr_contains job_status max_seconds note decision conflict open peer
+	job_outputs output_len steps compiled trace trace_present trace_not_contains property stdout stderr_contains job_status max_seconds note decision conflict open peer
 	log_contains_run cache_entries fetches absent_files no_temp_left`)
 
 // place writes the files of the case and returns the directory of the project.
@@ -243,7 +244,7 @@ func (c *testCase) config(t *testing.T, def *pb.Definition, root string) Config 
 			Variable{Key: "CI_PROJECT_PATH", Value: fmt.Sprint(project["full_path"])})
 	}
 	if c.Kind == "mask" {
-		cfg.Masker = &fakeMasker{}
+		cfg.Masker = realMasker{&mask.Set{}}
 	}
 	if seconds, ok := c.Limits["timeout_seconds"]; ok {
 		cfg.Timeout = time.Duration(seconds * float64(time.Second))
@@ -256,7 +257,11 @@ func (c *testCase) run(t *testing.T) (wrong []string) {
 	t.Helper()
 	root := c.place(t)
 	w := c.world(t, root)
-	for i := range max(c.Runs, 1) {
+	runs := max(c.Runs, 1)
+	if c.Expect.Property != "" {
+		runs = 2
+	}
+	for i := range runs {
 		if i == 1 {
 			for _, push := range w.push {
 				push()
@@ -297,10 +302,13 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 			fmt.Fprintf(log, "Running step %q\n", r.Name)
 		}
 	}
+	cfg.Record = &Recording{Source: trace.Source{Kind: trace.FromFile}, Version: "v1"}
 	started := time.Now()
-	res := New(cfg).Run(t.Context(), Place{
+	runner := New(cfg)
+	res := runner.Run(t.Context(), Place{
 		WorkDir: root, ScriptDir: t.TempDir(), Stdout: both{log, stdout}, Stderr: both{log, stderr},
 	})
+	made := runner.Trace(res, started, time.Now())
 	got := &caseResult{
 		status: res.Status.String(), message: res.Message, log: log.String(), result: res,
 		stdout: stdout.String(), stderr: stderr.String(), seconds: time.Since(started).Seconds(),
@@ -308,6 +316,7 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 	if res.Invalid {
 		got.status = "invalid"
 	}
+	wrong = append(wrong, c.checkTrace(t, made)...)
 	if i < len(c.Expect.LogContainsRun) {
 		for _, text := range c.Expect.LogContainsRun[i] {
 			if !strings.Contains(got.log, text) {
@@ -427,9 +436,6 @@ func (e *expectation) checkResult(res Result) (wrong []string) {
 			complain("step %s has outputs %v, want %v", name, anyOf(byName[name].Outputs), want)
 		}
 	}
-	for path, want := range e.Trace {
-		wrong = append(wrong, checkTrace(res, path, want)...)
-	}
 	for _, text := range e.TraceNotContains {
 		if told := res.Message + tell(res.Steps); strings.Contains(told, text) {
 			complain("the result %s contains %q", told, text)
@@ -450,27 +456,6 @@ func (e *expectation) checkResult(res Result) (wrong []string) {
 		}
 	}
 	return wrong
-}
-
-// checkTrace compares an output of a step, as steps[0].outputs.name. What is masked is an object that says
-// so.
-func checkTrace(res Result, path string, want any) []string {
-	var i int
-	var name string
-	if path == "steps[0].component.resolved_ref" {
-		if got := res.Steps[0].Source; got == nil || got.ResolvedRef != want {
-			return []string{fmt.Sprintf("%s is in %+v, want %v", path, got, want)}
-		}
-		return nil
-	}
-	if _, err := fmt.Sscanf(path, "steps[%d].outputs.%s", &i, &name); err != nil || i >= len(res.Steps) {
-		return []string{"the result has no " + path}
-	}
-	got := res.Steps[i].Outputs[name]
-	if _, masked := want.(map[string]any); masked != got.Sensitive() || !masked && got.Any() != want {
-		return []string{fmt.Sprintf("%s is %v, want %v", path, got, want)}
-	}
-	return nil
 }
 
 // tell is all that results say of steps.

@@ -47,7 +47,11 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	if err := r.describe(g, res, &cmd); err != nil {
 		return failed(err)
 	}
-	exit, expired, err := r.runProcess(ctx, g, cmd)
+	if r.rec != nil {
+		r.rec.command(res, &cmd, g.argv, r.environment(g))
+	}
+	exit, expired, err := r.runProcess(ctx, g, res, cmd)
+	r.rec.exited(res, exit, expired != nil, err)
 	stopped := r.release()
 	given := r.collect(g, res)
 	switch {
@@ -159,6 +163,9 @@ func (r *Runner) command(g *frame) (proc.Command, error) {
 			return cmd, err
 		}
 		cmd.Argv = append(cmd.Argv, v.Text())
+		if r.rec != nil {
+			g.argv = append(g.argv, v)
+		}
 	}
 	base := r.place.WorkDir
 	if g.v0() {
@@ -202,6 +209,7 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 	if !g.v0() {
 		return nil
 	}
+	r.rec.describes("")
 	allowed := map[string]expr.Value{}
 	for key, v := range r.varValues {
 		if g.mayKnowVar(key) {
@@ -218,11 +226,12 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 
 // runProcess starts a step's process and waits for its end. The error says why there is no exit
 // status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
-func (r *Runner) runProcess(ctx context.Context, g *frame, cmd proc.Command) (proc.Exit, *limit, error) {
+func (r *Runner) runProcess(ctx context.Context, g *frame, res *StepResult, cmd proc.Command) (proc.Exit, *limit, error) {
 	p, err := r.cfg.Start(ctx, cmd)
 	if err != nil {
 		return proc.Exit{}, nil, err
 	}
+	r.rec.started(res, p)
 	r.kept = append(r.kept, p)
 	r.attach(p)
 	l := g.limits.next()

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/steps"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 const (
@@ -68,6 +69,8 @@ type Config struct {
 
 	// Observe is told each change of a step, one after the other. May be nil.
 	Observe func(StepResult)
+	// Record asks for a trace of the job, which Runner.Trace returns then. May be nil.
+	Record *Recording
 }
 
 // Place is where a job runs, and where what it writes goes.
@@ -81,6 +84,9 @@ type Place struct {
 	// Stdout and Stderr get what the steps write, byte for byte where nothing is masked. They must stand
 	// several calls at once. Nil discards it.
 	Stdout, Stderr io.Writer
+	// Taps are behind Stdout and Stderr, where all is masked, and sum up what the steps write for a trace. The caller
+	// closes them before it asks for that. If nil, and a trace is wanted, Run has its own.
+	Taps [2]*trace.Tap
 }
 
 // Runner runs one job, once. Its methods may be called from any goroutine.
@@ -100,6 +106,7 @@ type Runner struct {
 	osEnv, requestEnv layer
 	exports           layer // what steps have exported so far
 
+	rec     *recorder // nil if no trace is wanted
 	results []StepResult
 	top     *frame // of the job's steps
 	invalid bool   // the job was found to be wrong before its first step
@@ -142,15 +149,17 @@ func New(cfg Config) *Runner {
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
-	return &Runner{cfg: cfg, maxKept: maxKept}
+	return &Runner{cfg: cfg, maxKept: maxKept, rec: newRecorder(cfg.Record)}
 }
 
 // Run runs the job at place and returns how it ended, when none of its processes is left. When ctx ends it
 // kills them at once and runs no further step; the Result's message is the cause. It must be called
 // once. A panic while it runs is the job's failure.
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
+	closeTaps := r.tap(&place)
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
+	r.rec.begin(&r.cfg, place)
 	r.place = place
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {
@@ -171,6 +180,8 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		if closeErr := together(stdout.Close(), stderr.Close()); err == nil && closeErr != nil {
 			err = fmt.Errorf("write the last output: %w", closeErr)
 		}
+		closeTaps()
+		r.rec.end()
 		_ = os.RemoveAll(r.varsDir()) // what resists goes with ScriptDir
 		if err != nil && result.Status == Success {
 			result.Status, result.Message, result.System = Failure, err.Error(), true

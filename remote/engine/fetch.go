@@ -44,7 +44,7 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded
 		name += " in " + rel
 	}
 	found, err := r.find(c.Dir, c.File, c.Root, name)
-	found.source = &c.Source
+	found.source, found.cached = &c.Source, c.Cached
 	return found, err
 }
 
@@ -59,6 +59,7 @@ func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Compo
 	c, err := r.cfg.Fetcher.Fetch(ctx, ref, r.credentials)
 	if err == nil {
 		r.components = append(r.components, c)
+		r.rec.fetched(c)
 	}
 	return c, err
 }

@@ -19,6 +19,8 @@ type frame struct {
 	def     *pb.Definition
 	builtin string // its name if it is built in
 	script  string // what a script step runs
+	// scriptSensitive tells that the script was made of something that is.
+	scriptSensitive bool
 	// outer is the frame of the list around one that is written in its place, which knows what that does.
 	outer *frame
 	path  []string // of its steps; that of the job is empty
@@ -29,7 +31,9 @@ type frame struct {
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
 	files    *files // of what runs a command
-	limits   *limit
+	// argv are the arguments of a command, for a trace.
+	argv   []expr.Value
+	limits *limit
 
 	ran    map[string]*StepResult // the steps that are over
 	failed *StepResult            // the first that failed
@@ -92,6 +96,7 @@ func (r *Runner) eval(f *frame, template, what string) (expr.Value, error) {
 	if err != nil {
 		return expr.Value{}, inside(what, err)
 	}
+	r.rec.reads(t.References())
 	scope, err := r.scope(f, t.References())
 	if err != nil {
 		return expr.Value{}, fmt.Errorf("%s: %w", what, err)
@@ -109,6 +114,7 @@ func (r *Runner) condition(f *frame, text string) (bool, error) {
 	if err != nil {
 		return false, inside("if", err)
 	}
+	r.rec.reads(e.References())
 	scope, err := r.scope(f, e.References())
 	if err != nil {
 		return false, fmt.Errorf("if: %w", err)

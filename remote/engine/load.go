@@ -49,6 +49,9 @@ type loaded struct {
 	root    string
 	builtin string // its name if it is built in; def has the spec only
 	source  *fetch.Source
+	cached  bool   // it was in the cache
+	file    string // in dir, that def was read from
+	text    []byte // of file
 }
 
 // load finds what ref, which stands in f, says.
@@ -133,7 +136,7 @@ func (r *Runner) find(dir, file, root, name string) (loaded, error) {
 			shown = strings.TrimPrefix(strings.TrimSuffix(name, "/")+"/"+candidate, "./")
 		}
 		def, err := r.loader.compile(path, shown, text)
-		return loaded{def: def, dir: dir, root: root}, err
+		return loaded{def: def, dir: dir, root: root, file: candidate, text: text}, err
 	}
 	if file == "" {
 		return loaded{}, fmt.Errorf("find step %s: it has neither func.yml nor step.yml: %w", name, fs.ErrNotExist)

@@ -62,6 +62,7 @@ func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if s.GetCondition() != "" {
 		delete(f.ran, res.Name) // it does not know itself
 		wanted, err := r.condition(f, s.GetCondition())
+		r.rec.condition(res, wanted, err)
 		f.ran[res.Name] = res
 		if err == nil && !wanted {
 			r.cfg.Observe(*res)
@@ -100,6 +101,7 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	if o.why != "" {
 		res.Message = r.cfg.Masker.Mask(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
+	r.rec.finished(res)
 	r.observe(res)
 }
 
@@ -166,6 +168,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if len(set) > 0 {
 		g.env = append(slices.Clip(g.env), set)
 	}
+	r.rec.prepared(res, g, g.env[len(f.env):])
 	return g, nil
 }
 
@@ -196,6 +199,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if err != nil {
 		return err
 	}
+	r.rec.found(res, found)
 	g.def, g.builtin = found.def, found.builtin
 	if found.builtin != "" {
 		g.outer = c
@@ -207,13 +211,17 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	}
 	switch {
 	case found.builtin == "":
-		for _, v := range g.inputs {
+		for name, v := range g.inputs {
+			// What was made of secrets is masked where those are in it. What is around them is none.
+			if text := v.Text(); given[name].Sensitive() && r.cfg.Masker.Mask(text) != text {
+				continue
+			}
 			r.protect(v)
 		}
 	case literal:
 		g.script = script
 	default: // it may hold secrets, but is none
-		g.script = g.inputs[inputScript].Text()
+		g.script, g.scriptSensitive = g.inputs[inputScript].Text(), given[inputScript].Sensitive()
 	}
 	g.restrict(found.def.GetSpec())
 	return nil

@@ -31,6 +31,8 @@ type Config struct {
 	// Mirrors are the beginnings of URLs of git repositories, and what takes their place: the beginning of another URL,
 	// or of a path of this machine. The longest that fits counts. Components keep the URL they were asked for by.
 	Mirrors map[string]string
+	// Offline keeps the store from asking servers: what is not in the cache is not to be had, see ErrOffline.
+	Offline bool
 }
 
 // Store fetches components, and keeps them in a cache. It is safe for concurrent use, and has no goroutines beyond
@@ -61,7 +63,11 @@ func New(cfg Config) (*Store, error) {
 		return nil, fmt.Errorf("open component store: %w", err)
 	}
 	cfg.Dir = dir
-	return &Store{cfg: cfg, limits: defaultLimits(cfg.MaxBytes), client: newClient()}, nil
+	s := &Store{cfg: cfg, limits: defaultLimits(cfg.MaxBytes), client: newClient()}
+	if cfg.Offline {
+		s.client.Transport = offline{}
+	}
+	return s, nil
 }
 
 // open returns the cache, which is made if missing. An error is not for ever: the next call tries again.

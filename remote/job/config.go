@@ -45,6 +45,8 @@ type Config struct {
 	MaxRunTime time.Duration
 	// Grace is the time between SIGTERM and SIGKILL for jobs that name none. If zero, 10 s.
 	Grace time.Duration
+	// Version is that of this program, for traces.
+	Version string
 }
 
 // withDefaults returns c with its zero values replaced.
@@ -82,8 +84,12 @@ type Spec struct {
 	// Vars are the job's variables. Values of masked ones, if they have at least 4 bytes, are in no log
 	// and no message.
 	Vars []engine.Variable
+	// Secrets are texts that are masked as the values of masked variables are.
+	Secrets []string
 	// Env is the environment of all steps, below what the definition says.
 	Env map[string]string
+	// RunnerEnv takes the place of this process's environment, of which few variables reach a step. If nil, that.
+	RunnerEnv []string
 	// Merged lets the job have a log of both streams together, the stream Merged.
 	Merged bool
 	// WorkDir is where the steps run, made if missing. If empty, a fresh directory that goes with the
@@ -93,4 +99,6 @@ type Spec struct {
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, Config.Grace.
 	Grace time.Duration
+	// Trace asks for a trace of the job. May be nil.
+	Trace *TraceSpec
 }

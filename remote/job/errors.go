@@ -9,6 +9,8 @@ var (
 	ErrNotFound = errors.New("there is no such job; it may have been removed")
 	// ErrNotMerged says that the job has no log of both streams together.
 	ErrNotMerged = errors.New("the job has no log of both streams together; follow each of them")
+	// ErrNoTrace says that the job has no trace.
+	ErrNoTrace = errors.New("the job has no trace; ask for one when it is created")
 	// ErrFull says that as many jobs run as may.
 	ErrFull = errors.New("too many jobs are running")
 	// ErrShutdown says that the store takes no more jobs.

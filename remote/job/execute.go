@@ -15,6 +15,7 @@ import (
 func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	result := s.attempt(j, spec, runner)
 	j.kill(nil)
+	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, runner, result)
 	// The job is remembered for a while. Its text, its variables and what masks its output are not needed for that.
 	j.output = nil
 	j.runner.Store(nil)
@@ -27,7 +28,8 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 		result.System = result.Message == ErrShutdown.Error() // nobody asked for that
 	}
 	s.mu.Lock()
-	j.state, j.result, j.finished, j.size = state, result, time.Now(), j.written()
+	j.tracePath, j.traceErr = tracePath, traceErr
+	j.state, j.result, j.finished, j.size = state, result, time.Now(), j.written()+traceSize
 	s.finished = append(s.finished, j)
 	s.kept += j.size
 	if j.discard {
@@ -62,12 +64,16 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		fail(err)
 		return result
 	}
-	notices, err := hideAll(&j.output.secrets, spec.Vars)
+	if err := j.openTrace(spec.Trace); err != nil {
+		fail(err)
+		return result
+	}
+	notices, err := hideAll(&j.output.secrets, spec.Vars, spec.Secrets)
 	if err != nil {
 		fail(err)
 		return result
 	}
-	j.output.connect(j.logs, notices)
+	j.output.connect(j.logs, notices, spec.Trace != nil)
 	place, err := j.place(s.cfg.WorkBase)
 	if err != nil {
 		fail(err)
@@ -93,7 +99,10 @@ func (j *record) open(limit int64) error {
 
 // place makes the directory the job runs in.
 func (j *record) place(base string) (engine.Place, error) {
-	p := engine.Place{ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
+	p := engine.Place{
+		ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr],
+		Taps: j.output.taps,
+	}
 	if j.workDir == "" {
 		p.WorkDir = j.tempWorkDir()
 		if err := os.Mkdir(p.WorkDir, 0o700); err != nil {

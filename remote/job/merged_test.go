@@ -62,7 +62,7 @@ func TestMergedLogHidesASecretThatIsInNeitherStream(t *testing.T) {
 	}
 	o := &output{}
 	require.NoError(t, o.secrets.Add("half-of-secret"))
-	o.connect(logs, nil)
+	o.connect(logs, nil, false)
 	_, err := o.streams[Stdout].Write([]byte("x half-of-"))
 	require.NoError(t, err)
 	require.NoError(t, o.streams[Stdout].Flush())

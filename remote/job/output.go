@@ -8,6 +8,7 @@ import (
 
 	"github.com/stepmux/stepmux/remote/joblog"
 	"github.com/stepmux/stepmux/remote/mask"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // output is the way of what a job writes into its logs. Only the job's goroutine calls its methods.
@@ -15,15 +16,22 @@ type output struct {
 	secrets mask.Set
 	streams [2]*mask.Writer
 	merged  *merged // nil if the job has no such log
+	// taps sum up what goes into the logs, for a trace; nil if none is wanted.
+	taps [2]*trace.Tap
 }
 
-// connect sets the way into logs, of which the merged one may be missing. notices are lines for the latter.
-func (o *output) connect(logs [3]*joblog.Log, notices []string) {
+// connect sets the way into logs, of which the merged one may be missing. notices are lines for the latter. traced
+// tells that a trace is wanted.
+func (o *output) connect(logs [3]*joblog.Log, notices []string, traced bool) {
 	if logs[Merged] != nil {
 		o.merged = &merged{to: o.secrets.NewWriter(logs[Merged]), notices: notices}
 	}
 	for stream := range o.streams {
 		var to io.Writer = logs[stream]
+		if traced {
+			o.taps[stream] = trace.NewTap(to)
+			to = o.taps[stream]
+		}
 		if o.merged != nil {
 			to = io.MultiWriter(to, o.merged)
 		}
@@ -41,6 +49,11 @@ func (o *output) close() error {
 	}
 	if o.merged != nil {
 		errs = append(errs, o.merged.to.Close())
+	}
+	for _, tap := range o.taps {
+		if tap != nil {
+			tap.Close()
+		}
 	}
 	return errors.Join(errs...)
 }

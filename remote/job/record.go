@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/joblog"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // event is a change of a step, and how much there was of stdout and stderr then.
@@ -40,11 +41,15 @@ type record struct {
 	output *output       // of the job's goroutine, which gives it up at the end
 	done   chan struct{} // closed once the state is final
 
+	traceFile *trace.File // of the job's goroutine; nil if no trace is wanted
+
 	// Guarded by the store's mu.
 	state     State // final once result is set
 	result    engine.Result
 	finished  time.Time
-	size      int64 // bytes of output
+	size      int64 // bytes of output, and of the trace
+	tracePath string
+	traceErr  error // why there is no trace
 	followers int
 	discard   bool      // it is removed when it ends
 	gone      bool      // the store has removed it

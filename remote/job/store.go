@@ -105,6 +105,7 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 		Inputs:     spec.Inputs,
 		MayFail:    spec.MayFail,
 		Env:        spec.Env,
+		RunnerEnv:  spec.RunnerEnv,
 		Vars:       spec.Vars,
 		Fetcher:    s.cfg.Fetcher,
 		Masker:     masker{&j.output.secrets},
@@ -112,6 +113,7 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 		Timeout:    min(cmp.Or(spec.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime),
 		Grace:      cmp.Or(spec.Grace, s.cfg.Grace),
 		Observe:    j.observe,
+		Record:     s.record(spec, j),
 	}
 	if starter := s.cfg.Starter; starter != nil {
 		cfg.Start = starter.Start

@@ -10,9 +10,9 @@ import (
 	"github.com/stepmux/stepmux/remote/mask"
 )
 
-// hideAll adds the masked variables to secrets, and returns a line for each that cannot be masked. A job
+// hideAll adds the masked variables and other texts to secrets, and returns a line for each that cannot be masked. A job
 // with more of them than can be masked must not run.
-func hideAll(secrets *mask.Set, vars []engine.Variable) (notices []string, err error) {
+func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notices []string, err error) {
 	for _, v := range vars {
 		if !v.Masked || v.Value == "" {
 			continue
@@ -23,6 +23,11 @@ func hideAll(secrets *mask.Set, vars []engine.Variable) (notices []string, err e
 			notices = append(notices, fmt.Sprintf("Variable %s is not masked: %v", v.Key, err))
 		case err != nil:
 			return nil, fmt.Errorf("mask variable %s: %w", v.Key, err)
+		}
+	}
+	for _, text := range others {
+		if err := secrets.Add(text); err != nil && !errors.Is(err, mask.ErrShort) {
+			return nil, fmt.Errorf("mask a secret: %w", err)
 		}
 	}
 	return notices, nil

@@ -71,8 +71,8 @@ func CheckOutputFile(path string) error {
 	return nil
 }
 
-// writeFile writes a file that only our user can read, and which is there as a whole or not at all.
-func writeFile(path string, data []byte) (err error) {
+// WriteFile writes a file that only our user can read, and which is there as a whole or not at all.
+func WriteFile(path string, data []byte) (err error) {
 	if err := CheckOutputFile(path); err != nil {
 		return err
 	}

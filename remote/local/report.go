@@ -7,6 +7,7 @@ import (
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/expr"
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // Report is how a job ended, with all its steps, as JSON has it. No secret is in it.
@@ -25,6 +26,9 @@ type Report struct {
 	Outputs  map[string]value `json:"outputs,omitempty"`
 	Exports  map[string]value `json:"exports,omitempty"`
 	Steps    []StepReport     `json:"steps"`
+
+	// Trace is the trace of the job; nil if none was asked for, or it could not be written.
+	Trace *trace.Trace `json:"-"`
 }
 
 // StepReport is how a step ended, with the steps below it.
@@ -159,7 +163,7 @@ func (r *Report) WriteFile(path string) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(path, data)
+	return WriteFile(path, data)
 }
 
 // Refused is the report of a job that err kept from running: its source is not valid.

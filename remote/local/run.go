@@ -11,6 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // Config says where and how a job runs.
@@ -28,11 +29,25 @@ type Config struct {
 	// Grace is the time between SIGTERM and SIGKILL when it is stopped. If zero, 10 s. If negative, none.
 	Grace time.Duration
 
+	// Trace asks for a trace of the job, which the report has then. May be nil.
+	Trace *Trace
+	// Version is that of this program, for the trace.
+	Version string
+
 	// Stdout and Stderr get what its steps write. A Stdout that fails stops the job.
 	Stdout, Stderr io.Writer
 	// Observe is told each change of a step, after what the steps before it wrote and before what it will. May
 	// be nil.
 	Observe func(engine.StepResult)
+}
+
+// Trace asks for a trace of a job.
+type Trace struct {
+	// File is where it is written, also if the job does not succeed: as a whole or not at all, in the place of what
+	// may be there. If empty, nowhere.
+	File string
+	// Secrets is how masked values are summed up. If nil, with a new salt.
+	Secrets *trace.Secrets
 }
 
 // jobID names the one job of a store.
@@ -63,7 +78,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		defer func() { err = errors.Join(err, components.Close()) }()
 		cfg.Fetcher = components
 	}
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Fetcher: cfg.Fetcher})
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Fetcher: cfg.Fetcher, Version: cfg.Version})
 	if err != nil {
 		return nil, err
 	}
@@ -72,9 +87,11 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if grace < 0 {
 		grace = time.Nanosecond
 	}
+	var made *trace.Trace
 	err = store.Create(job.Spec{
-		ID: jobID, Definition: j.definition, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: grace,
-		Inputs: j.inputs, Vars: j.vars, Env: j.env, MayFail: j.mayFail,
+		Trace: j.trace(cfg.Trace, &made),
+		ID:    jobID, Definition: j.definition, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: grace,
+		Inputs: j.inputs, Vars: j.vars, Env: j.env, RunnerEnv: j.runnerEnv, Secrets: j.secrets, MayFail: j.mayFail,
 	})
 	if err != nil {
 		return nil, err
@@ -96,5 +113,27 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if err != nil {
 		return nil, err
 	}
-	return newReport(stat, result), showErr
+	report = newReport(stat, result)
+	if cfg.Trace != nil {
+		file, traceErr := follower.Trace()
+		switch {
+		case traceErr == nil:
+			file.Close()
+		case !errors.Is(traceErr, job.ErrNoTrace): // of a job that there was no room for, which the report tells
+			showErr = errors.Join(showErr, traceErr)
+		}
+		report.Trace = made
+	}
+	return report, showErr
+}
+
+// trace is what a job is told of the trace that is asked for, which will be in made.
+func (j *Job) trace(t *Trace, made **trace.Trace) *job.TraceSpec {
+	if t == nil {
+		return nil
+	}
+	return &job.TraceSpec{
+		Source: j.source, Text: j.text, Secrets: t.Secrets, File: t.File,
+		Done: func(t *trace.Trace) { *made = t },
+	}
 }

@@ -57,6 +57,8 @@ type ServeConfig struct {
 	Token string
 	// WorkBase is what relative work directories of jobs are relative to. If empty, the process's directory.
 	WorkBase string
+	// Version is that of this program, for the traces of jobs.
+	Version string
 	// TempDir is where it gets a private directory, which goes with its end. If empty, that of the system.
 	TempDir string
 	// CacheDir is where steps that were fetched are kept. If empty, [fetch.DefaultDir].
@@ -89,7 +91,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, components.Close()) }()
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components})
+	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components, Version: cfg.Version})
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package local
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/gitlabci"
 	"github.com/stepmux/stepmux/remote/mask"
 	"github.com/stepmux/stepmux/remote/steps"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 // Format is how a text says what to run.
@@ -62,11 +65,18 @@ type Job struct {
 	// Notices are lines about what will not be as the source says.
 	Notices []string
 
+	name       string // in a .gitlab-ci.yml
 	definition *pb.Definition
 	inputs     map[string]expr.Value
 	vars       []engine.Variable
 	env        map[string]string // of all steps
 	mayFail    []string
+	secrets    []string // beside masked variables
+	runnerEnv  []string // if not nil, in the place of that of this process
+
+	// Where it came from, for a trace.
+	source trace.Source
+	text   []byte
 }
 
 // Read reads what src says. An error is one of the text, or of what was added to it.
@@ -79,6 +89,7 @@ func Read(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	j.source, j.text = sourceOf(src, j.name), src.Text
 	for _, v := range j.vars {
 		if v.Masked && v.Value != "" {
 			if err := new(mask.Set).Add(v.Value); err != nil {
@@ -87,6 +98,21 @@ func Read(src Source) (*Job, error) {
 		}
 	}
 	return j, nil
+}
+
+// sourceOf is src, in which the job is called name, as a trace has it.
+func sourceOf(src Source, name string) trace.Source {
+	sum := sha256.Sum256(src.Text)
+	s := trace.Source{Kind: trace.FromFile, JobName: name, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}}
+	switch {
+	case src.Format == GitLabCI:
+		s.Kind = trace.FromGitLabCI
+	case src.Format == JSON:
+		s.Kind = trace.FromJSON
+	case src.Name == StepsVariable:
+		s.Kind = trace.FromEnv
+	}
+	return s
 }
 
 // readSteps reads a list of steps, or the definition of one.
@@ -140,7 +166,7 @@ func readGitLabCI(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &Job{definition: job.Definition, mayFail: job.MayFail, Notices: job.Notices}
+	j := &Job{name: name, definition: job.Definition, mayFail: job.MayFail, Notices: job.Notices}
 	for _, v := range job.Variables {
 		j.vars = append(j.vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: isMasked(src.Vars, v.Name)})
 	}

@@ -65,6 +65,9 @@ func (t *Talk) line(text string) {
 // Notice tells something about the job.
 func (t *Talk) Notice(text string) { t.line(t.paint(dim, "note: "+printable(text))) }
 
+// Say tells what the job came to.
+func (t *Talk) Say(text string) { t.line(printable(text)) }
+
 // Observe tells that a step begins.
 func (t *Talk) Observe(r engine.StepResult) {
 	if r.Status == engine.Running && r.Kind != engine.Unknown {

@@ -13,7 +13,7 @@ func execute(o *order) (int, *failure) {
 	if err := unix.Chdir(o.dir); err != nil {
 		return 0, fail(stageDir, err)
 	}
-	program, err := lookup(o.argv[0], o.env)
+	program, err := Find(o.argv[0], "", o.env)
 	if err != nil {
 		return 0, fail(stagePath, err)
 	}
@@ -28,11 +28,18 @@ func execute(o *order) (int, *failure) {
 	return pid, nil
 }
 
-// lookup finds the program name as execvp(3) does, in the PATH of env. The error is ENOENT, or EACCES
-// if all there is cannot be executed.
-func lookup(name string, env []string) (string, error) {
+// Find finds the program name as a command with the environment env does that runs in dir, or in the current
+// directory if that is empty: as execvp(3), in the PATH of env. The error is ENOENT, or EACCES if all there is
+// cannot be executed.
+func Find(name, dir string, env []string) (string, error) {
+	in := func(file string) string {
+		if dir == "" || strings.HasPrefix(file, "/") {
+			return file
+		}
+		return dir + "/" + file
+	}
 	if strings.Contains(name, "/") {
-		return name, nil
+		return in(name), nil
 	}
 	path := ""
 	for _, entry := range env {
@@ -44,11 +51,11 @@ func lookup(name string, env []string) (string, error) {
 		return "", unix.ENOENT
 	}
 	var found error = unix.ENOENT
-	for _, dir := range strings.Split(path, ":") {
-		if dir == "" {
-			dir = "." // as POSIX has it
+	for _, entry := range strings.Split(path, ":") {
+		if entry == "" {
+			entry = "." // as POSIX has it
 		}
-		file := dir + "/" + name
+		file := in(entry + "/" + name)
 		var st unix.Stat_t
 		if unix.Stat(file, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
 			continue

@@ -2,6 +2,7 @@ package service
 
 import (
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/steps"
+	"github.com/stepmux/stepmux/remote/trace"
 )
 
 const (
@@ -53,8 +55,27 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	if spec.Definition, err = definitionOf(req); err != nil {
 		return spec, err
 	}
-	spec.Digest, err = digest(req)
+	if spec.Digest, err = digest(req); err == nil && req.GetTrace() {
+		spec.Trace, err = traceOf(req)
+	}
 	return spec, err
+}
+
+// traceOf is the trace that req asks for. Its source is the text of the job or, of steps that came as messages, those
+// encoded again.
+func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
+	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // there is one of them at most
+	if len(text) == 0 {
+		var err error
+		text, err = proto.MarshalOptions{Deterministic: true}.Marshal(&pb.RunRequest{Steps: req.GetSteps()})
+		if err != nil {
+			return nil, errors.New("the request cannot be encoded again")
+		}
+	}
+	sum := sha256.Sum256(text)
+	return &job.TraceSpec{
+		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}}, Text: text,
+	}, nil
 }
 
 // digest returns what tells one request from another.

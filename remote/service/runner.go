@@ -83,7 +83,7 @@ func statusOf(id string, err error) error {
 		code = codes.AlreadyExists
 	case errors.Is(err, job.ErrNotFound):
 		code = codes.NotFound
-	case errors.Is(err, job.ErrNotMerged):
+	case errors.Is(err, job.ErrNotMerged), errors.Is(err, job.ErrNoTrace):
 		code = codes.FailedPrecondition
 	case errors.Is(err, job.ErrFull):
 		code = codes.ResourceExhausted

@@ -81,7 +81,7 @@ func (c *compiler) longReference(d *draftReference, s *scope, i int) (*pb.Refere
 		ref.Form, ref.Protocol = ref.GetProtocol(), pb.Reference_dynamic
 		return ref, nil
 	}
-	if err := checkReference(ref); err != nil {
+	if err := CheckReference(ref); err != nil {
 		c.afterwards(func() error { return d.at.beyond().errorf("%v", err) })
 	}
 	return ref, nil
@@ -133,5 +133,5 @@ func Resolve(ref *pb.Reference, eval func(template string) (string, error)) (*pb
 		}
 		setPart(out, key, text)
 	}
-	return out, checkReference(out)
+	return out, CheckReference(out)
 }

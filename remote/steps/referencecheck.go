@@ -28,8 +28,8 @@ func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f })
 }
 
-// checkReference reports what is wrong with a reference to something that is fetched.
-func checkReference(ref *pb.Reference) error {
+// CheckReference reports what is wrong with a reference to something that is fetched.
+func CheckReference(ref *pb.Reference) error {
 	for _, part := range []string{ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(), ref.GetRepository(), ref.GetTag()} {
 		if hasControl(part) || strings.HasPrefix(part, "-") && part != ref.GetRev() {
 			return errors.New("the reference is invalid: a part of it begins with -, or holds a control character")

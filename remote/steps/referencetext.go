@@ -82,7 +82,7 @@ func parseZip(text string) (*pb.Reference, error) {
 			return nil, errors.New("the reference is invalid: after # there can be sha256, dir and file")
 		}
 	}
-	return ref, checkReference(ref)
+	return ref, CheckReference(ref)
 }
 
 // parseRemote reads what has no scheme: of git it has a revision, of a registry a tag.
@@ -108,7 +108,7 @@ func parseRemote(text string) (*pb.Reference, error) {
 		ref.Repository, ref.Tag = image[:colon], image[colon+1:]
 	}
 	ref.Path, ref.File = splitFile(strings.TrimSpace(file))
-	return ref, checkReference(ref)
+	return ref, CheckReference(ref)
 }
 
 // cutUserinfo cuts user:password@ from before the host.
@@ -148,5 +148,5 @@ func parseGit(scheme, text string) (*pb.Reference, error) {
 	case !strings.HasSuffix(repository, ".git"):
 		ref.Open = strings.Count(repository, "/") > shortest
 	}
-	return ref, checkReference(ref)
+	return ref, CheckReference(ref)
 }

@@ -180,7 +180,7 @@ func (x FollowIOResponse_StreamType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FollowIOResponse_StreamType.Descriptor instead.
 func (FollowIOResponse_StreamType) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 0}
 }
 
 type Job_JobStatus int32
@@ -233,7 +233,7 @@ func (x Job_JobStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Job_JobStatus.Descriptor instead.
 func (Job_JobStatus) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13, 0}
 }
 
 type RunRequest struct {
@@ -258,7 +258,9 @@ type RunRequest struct {
 	// timeout ends the job as failed when it has run for so long. Zero: the runner's own limit.
 	Timeout *durationpb.Duration `protobuf:"bytes,23,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
-	Grace         *durationpb.Duration `protobuf:"bytes,24,opt,name=grace,proto3" json:"grace,omitempty"`
+	Grace *durationpb.Duration `protobuf:"bytes,24,opt,name=grace,proto3" json:"grace,omitempty"`
+	// trace asks for a trace of the job, for the method Trace.
+	Trace         bool `protobuf:"varint,27,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -361,6 +363,13 @@ func (x *RunRequest) GetGrace() *durationpb.Duration {
 		return x.Grace
 	}
 	return nil
+}
+
+func (x *RunRequest) GetTrace() bool {
+	if x != nil {
+		return x.Trace
+	}
+	return false
 }
 
 // Variable is a job variable.
@@ -698,6 +707,104 @@ func (x *StepResult) GetWarnings() []string {
 	return nil
 }
 
+type TraceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// offset is how many bytes of the trace the caller already has.
+	Offset        int64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
+func (*TraceRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *TraceRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *TraceRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type TraceResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// data is a piece of the trace, of at most 1 MiB.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceResponse) Reset() {
+	*x = TraceResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceResponse) ProtoMessage() {}
+
+func (x *TraceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
+func (*TraceResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TraceResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type FollowIORequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -713,7 +820,7 @@ type FollowIORequest struct {
 
 func (x *FollowIORequest) Reset() {
 	*x = FollowIORequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +832,7 @@ func (x *FollowIORequest) String() string {
 func (*FollowIORequest) ProtoMessage() {}
 
 func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +845,7 @@ func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIORequest.ProtoReflect.Descriptor instead.
 func (*FollowIORequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FollowIORequest) GetId() string {
@@ -789,7 +896,7 @@ type FollowIOResponse struct {
 
 func (x *FollowIOResponse) Reset() {
 	*x = FollowIOResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +908,7 @@ func (x *FollowIOResponse) String() string {
 func (*FollowIOResponse) ProtoMessage() {}
 
 func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +921,7 @@ func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIOResponse.ProtoReflect.Descriptor instead.
 func (*FollowIOResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FollowIOResponse) GetStream() []byte {
@@ -849,7 +956,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +968,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +981,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -899,7 +1006,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1018,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1031,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
 }
 
 type ListRequest struct {
@@ -937,7 +1044,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -949,7 +1056,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -962,7 +1069,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListRequest) GetIds() []string {
@@ -996,7 +1103,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1115,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1128,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Job) GetId() string {
@@ -1103,7 +1210,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1115,7 +1222,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1128,7 +1235,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListResponse) GetJobs() []*Job {
@@ -1154,7 +1261,7 @@ type StepResult_Output struct {
 
 func (x *StepResult_Output) Reset() {
 	*x = StepResult_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1166,7 +1273,7 @@ func (x *StepResult_Output) String() string {
 func (*StepResult_Output) ProtoMessage() {}
 
 func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1215,7 +1322,7 @@ var File_stepmuxv1_steprunner_proto protoreflect.FileDescriptor
 const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"\x1astepmuxv1/steprunner.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\x84\x04\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\x9a\x04\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1228,7 +1335,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"steps_yaml\x18\x14 \x01(\tR\tstepsYaml\x122\n" +
 	"\tvariables\x18\x15 \x03(\v2\x14.stepmux.v1.VariableR\tvariables\x123\n" +
 	"\atimeout\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12/\n" +
-	"\x05grace\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x1a6\n" +
+	"\x05grace\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x14\n" +
+	"\x05trace\x18\x1b \x01(\bR\x05trace\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +
@@ -1279,7 +1387,12 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\asuccess\x10\x02\x12\v\n" +
 	"\afailure\x10\x03\x12\r\n" +
 	"\tcancelled\x10\x14\x12\v\n" +
-	"\askipped\x10\x15\"\xad\x01\n" +
+	"\askipped\x10\x15\"6\n" +
+	"\fTraceRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"#\n" +
+	"\rTraceResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\xad\x01\n" +
 	"\x0fFollowIORequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vread_stdout\x18\x02 \x01(\x05R\n" +
@@ -1326,13 +1439,14 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06failed\x10\x02\x12\r\n" +
 	"\tcancelled\x10\x03\"3\n" +
 	"\fListResponse\x12#\n" +
-	"\x04jobs\x18\x01 \x03(\v2\x0f.stepmux.v1.JobR\x04jobs2\xcc\x02\n" +
+	"\x04jobs\x18\x01 \x03(\v2\x0f.stepmux.v1.JobR\x04jobs2\x8c\x03\n" +
 	"\n" +
 	"StepRunner\x126\n" +
 	"\x03Run\x12\x16.stepmux.v1.RunRequest\x1a\x17.stepmux.v1.RunResponse\x12A\n" +
 	"\x06Follow\x12\x19.stepmux.v1.FollowRequest\x1a\x1a.stepmux.v1.FollowResponse0\x01\x12G\n" +
 	"\bFollowIO\x12\x1b.stepmux.v1.FollowIORequest\x1a\x1c.stepmux.v1.FollowIOResponse0\x01\x12?\n" +
-	"\x06Cancel\x12\x19.stepmux.v1.CancelRequest\x1a\x1a.stepmux.v1.CancelResponse\x129\n" +
+	"\x06Cancel\x12\x19.stepmux.v1.CancelRequest\x1a\x1a.stepmux.v1.CancelResponse\x12>\n" +
+	"\x05Trace\x12\x18.stepmux.v1.TraceRequest\x1a\x19.stepmux.v1.TraceResponse0\x01\x129\n" +
 	"\x04List\x12\x17.stepmux.v1.ListRequest\x1a\x18.stepmux.v1.ListResponseB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
 
 var (
@@ -1348,7 +1462,7 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 }
 
 var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
 	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
@@ -1360,58 +1474,62 @@ var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(*FollowRequest)(nil),            // 7: stepmux.v1.FollowRequest
 	(*FollowResponse)(nil),           // 8: stepmux.v1.FollowResponse
 	(*StepResult)(nil),               // 9: stepmux.v1.StepResult
-	(*FollowIORequest)(nil),          // 10: stepmux.v1.FollowIORequest
-	(*FollowIOResponse)(nil),         // 11: stepmux.v1.FollowIOResponse
-	(*CancelRequest)(nil),            // 12: stepmux.v1.CancelRequest
-	(*CancelResponse)(nil),           // 13: stepmux.v1.CancelResponse
-	(*ListRequest)(nil),              // 14: stepmux.v1.ListRequest
-	(*Job)(nil),                      // 15: stepmux.v1.Job
-	(*ListResponse)(nil),             // 16: stepmux.v1.ListResponse
-	nil,                              // 17: stepmux.v1.RunRequest.EnvEntry
-	nil,                              // 18: stepmux.v1.StepResult.OutputsEntry
-	nil,                              // 19: stepmux.v1.StepResult.ExportsEntry
-	(*StepResult_Output)(nil),        // 20: stepmux.v1.StepResult.Output
-	(*Step)(nil),                     // 21: stepmux.v1.Step
-	(*durationpb.Duration)(nil),      // 22: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 24: google.protobuf.Value
+	(*TraceRequest)(nil),             // 10: stepmux.v1.TraceRequest
+	(*TraceResponse)(nil),            // 11: stepmux.v1.TraceResponse
+	(*FollowIORequest)(nil),          // 12: stepmux.v1.FollowIORequest
+	(*FollowIOResponse)(nil),         // 13: stepmux.v1.FollowIOResponse
+	(*CancelRequest)(nil),            // 14: stepmux.v1.CancelRequest
+	(*CancelResponse)(nil),           // 15: stepmux.v1.CancelResponse
+	(*ListRequest)(nil),              // 16: stepmux.v1.ListRequest
+	(*Job)(nil),                      // 17: stepmux.v1.Job
+	(*ListResponse)(nil),             // 18: stepmux.v1.ListResponse
+	nil,                              // 19: stepmux.v1.RunRequest.EnvEntry
+	nil,                              // 20: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 21: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 22: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 23: stepmux.v1.Step
+	(*durationpb.Duration)(nil),      // 24: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 26: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	17, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	19, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	21, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	23, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
 	5,  // 3: stepmux.v1.RunRequest.variables:type_name -> stepmux.v1.Variable
-	22, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
-	22, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
+	24, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
+	24, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
 	9,  // 6: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
-	15, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
-	21, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	17, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
+	23, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
 	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	18, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
-	19, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	20, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	21, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
 	9,  // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	23, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	23, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	25, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	25, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
 	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
 	3,  // 16: stepmux.v1.Job.status:type_name -> stepmux.v1.Job.JobStatus
-	23, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
-	23, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
-	15, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
-	20, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	20, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	24, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	25, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
+	25, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
+	17, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
+	22, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	22, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	26, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
 	4,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
 	7,  // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
-	10, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
-	12, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
-	14, // 27: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
-	6,  // 28: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	8,  // 29: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	11, // 30: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	13, // 31: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	16, // 32: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	28, // [28:33] is the sub-list for method output_type
-	23, // [23:28] is the sub-list for method input_type
+	12, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
+	14, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
+	10, // 27: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
+	16, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
+	6,  // 29: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	8,  // 30: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	13, // 31: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	15, // 32: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	11, // 33: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
+	18, // 34: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	29, // [29:35] is the sub-list for method output_type
+	23, // [23:29] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -1429,7 +1547,7 @@ func file_stepmuxv1_steprunner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_steprunner_proto_rawDesc), len(file_stepmuxv1_steprunner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	StepRunner_Follow_FullMethodName   = "/stepmux.v1.StepRunner/Follow"
 	StepRunner_FollowIO_FullMethodName = "/stepmux.v1.StepRunner/FollowIO"
 	StepRunner_Cancel_FullMethodName   = "/stepmux.v1.StepRunner/Cancel"
+	StepRunner_Trace_FullMethodName    = "/stepmux.v1.StepRunner/Trace"
 	StepRunner_List_FullMethodName     = "/stepmux.v1.StepRunner/List"
 )
 
@@ -47,6 +48,9 @@ type StepRunnerClient interface {
 	FollowIO(ctx context.Context, in *FollowIORequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowIOResponse], error)
 	// Cancel stops a running job and returns at once; it removes a finished one. Unknown ids are OK.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
+	// Trace streams the trace of a job, in pieces, once the job has ended: JSON, which docs/trace.md describes. A job
+	// that was not asked for one is FAILED_PRECONDITION; a trace that could not be written DATA_LOSS.
+	Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceResponse], error)
 	// List returns all jobs the runner knows, finished ones too until they are collected.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
 }
@@ -117,6 +121,25 @@ func (c *stepRunnerClient) Cancel(ctx context.Context, in *CancelRequest, opts .
 	return out, nil
 }
 
+func (c *stepRunnerClient) Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &StepRunner_ServiceDesc.Streams[2], StepRunner_Trace_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[TraceRequest, TraceResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type StepRunner_TraceClient = grpc.ServerStreamingClient[TraceResponse]
+
 func (c *stepRunnerClient) List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListResponse)
@@ -142,6 +165,9 @@ type StepRunnerServer interface {
 	FollowIO(*FollowIORequest, grpc.ServerStreamingServer[FollowIOResponse]) error
 	// Cancel stops a running job and returns at once; it removes a finished one. Unknown ids are OK.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
+	// Trace streams the trace of a job, in pieces, once the job has ended: JSON, which docs/trace.md describes. A job
+	// that was not asked for one is FAILED_PRECONDITION; a trace that could not be written DATA_LOSS.
+	Trace(*TraceRequest, grpc.ServerStreamingServer[TraceResponse]) error
 	// List returns all jobs the runner knows, finished ones too until they are collected.
 	List(context.Context, *ListRequest) (*ListResponse, error)
 	mustEmbedUnimplementedStepRunnerServer()
@@ -165,6 +191,9 @@ func (UnimplementedStepRunnerServer) FollowIO(*FollowIORequest, grpc.ServerStrea
 }
 func (UnimplementedStepRunnerServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
+}
+func (UnimplementedStepRunnerServer) Trace(*TraceRequest, grpc.ServerStreamingServer[TraceResponse]) error {
+	return status.Error(codes.Unimplemented, "method Trace not implemented")
 }
 func (UnimplementedStepRunnerServer) List(context.Context, *ListRequest) (*ListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
@@ -248,6 +277,17 @@ func _StepRunner_Cancel_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _StepRunner_Trace_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(TraceRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(StepRunnerServer).Trace(m, &grpc.GenericServerStream[TraceRequest, TraceResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type StepRunner_TraceServer = grpc.ServerStreamingServer[TraceResponse]
+
 func _StepRunner_List_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListRequest)
 	if err := dec(in); err != nil {
@@ -295,6 +335,11 @@ var StepRunner_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "FollowIO",
 			Handler:       _StepRunner_FollowIO_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Trace",
+			Handler:       _StepRunner_Trace_Handler,
 			ServerStreams: true,
 		},
 	},

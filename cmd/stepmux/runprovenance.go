@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/remote/trace"
+)
+
+// runProvenance are the flags of provenance for builds on VMs. Files for it to be about are not here, but there.
+type runProvenance struct {
+	file    string
+	pattern string // of the files, one for each build; empty for none
+	provenanceFlags
+}
+
+func (p *runProvenance) register(fl *pflag.FlagSet) {
+	fl.StringVar(&p.file, "provenance", "", "write SLSA provenance of each build to this file, in whose name {build} stands for the build, or into this directory")
+	fl.StringVar(&p.builder, "builder-id", "", builderUsage)
+}
+
+// prepare checks the flags of a run with so many builds. Provenance is made of traces: without a pattern for these it
+// returns one in a directory of its own, which end removes.
+func (p *runProvenance) prepare(traces string, builds int) (pattern string, end func(), err error) {
+	end = func() {}
+	if err := p.checkProvenance(p.file); err != nil || p.file == "" {
+		return traces, end, err
+	}
+	if p.pattern, err = buildPattern(p.file, "provenance", builds); err != nil {
+		return traces, end, fmt.Errorf("--provenance: %w", err)
+	}
+	if traces != "" {
+		return traces, end, nil
+	}
+	dir, err := os.MkdirTemp("", "stepmux-traces-")
+	if err != nil {
+		return traces, end, fmt.Errorf("make directory for traces: %w", err)
+	}
+	return filepath.Join(dir, buildMark+".trace.json"), func() { _ = os.RemoveAll(dir) }, nil
+}
+
+// of returns job, whose trace goes where pattern says, so that its provenance is written as well. say is told why there
+// is none.
+func (p *runProvenance) of(job connector.Job, pattern, build string, say func(string)) connector.Job {
+	if p.pattern == "" {
+		return job
+	}
+	file, traced := strings.ReplaceAll(pattern, buildMark, build), job.OnTrace
+	job.OnTrace = func(err error) {
+		traced(err)
+		if err != nil {
+			return // there is no trace, and that was said
+		}
+		t, err := trace.Read(file)
+		if err == nil {
+			err = p.write(strings.ReplaceAll(p.pattern, buildMark, build), t, filepath.Base(file), "")
+		}
+		if err != nil {
+			say(fmt.Sprintf("%s: there is no provenance: %v", build, err))
+		}
+	}
+	return job
+}

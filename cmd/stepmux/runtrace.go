@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/remote/local"
+	"github.com/stepmux/stepmux/remote/trace"
+)
+
+// buildMark stands for the name of a build in --output-file.
+const buildMark = "{build}"
+
+// tracePattern returns where the trace of each build goes that --output-file asks for: a name with {build} in it.
+// A directory is for files that are called by their build. Empty is for none.
+func tracePattern(text string, builds int) (string, error) {
+	return buildPattern(text, "trace", builds)
+}
+
+// buildPattern is tracePattern for something that each build has.
+func buildPattern(text, what string, builds int) (string, error) {
+	if text == "" {
+		return "", nil
+	}
+	if info, err := os.Stat(text); strings.HasSuffix(text, "/") || err == nil && info.IsDir() {
+		text = filepath.Join(text, buildMark+"."+what+".json")
+	}
+	if builds > 1 && !strings.Contains(text, buildMark) {
+		return "", fmt.Errorf("%s: there are %d builds, and each has a %s; name a directory, or put %s into the name", text, builds, what, buildMark)
+	}
+	if strings.Contains(filepath.Dir(text), buildMark) {
+		return text, errors.New(buildMark + " is for the name of the file, and not for that of its directory")
+	}
+	if err := local.CheckOutputFile(text); err != nil {
+		return "", err
+	}
+	return text, nil
+}
+
+// withTrace returns job so that the trace of the build goes where pattern says. say is told why there is none.
+func withTrace(job connector.Job, pattern, build string, say func(string)) connector.Job {
+	if pattern == "" {
+		return job
+	}
+	f := &traceFile{path: strings.ReplaceAll(pattern, buildMark, build)}
+	job.Trace = f
+	job.OnTrace = func(err error) {
+		if err = f.end(err); err != nil {
+			say(fmt.Sprintf("%s: there is no trace: %v", build, err))
+		}
+	}
+	return job
+}
+
+// traceFile is a file that is made when something is written to it. It is used by one goroutine at a time.
+type traceFile struct {
+	path string
+	file *trace.File // nil before
+}
+
+func (f *traceFile) Write(p []byte) (int, error) {
+	if f.file == nil {
+		var err error
+		if f.file, err = trace.Create(f.path, 0); err != nil {
+			return 0, err
+		}
+	}
+	return f.file.Write(p)
+}
+
+// end puts the file in its place, unless err is why it is not complete.
+func (f *traceFile) end(err error) error {
+	file := f.file
+	f.file = nil
+	switch {
+	case file == nil && err == nil:
+		return errors.New("it is empty")
+	case file == nil:
+		return err
+	case err != nil:
+		file.Discard()
+		return err
+	default:
+		return file.Commit()
+	}
+}

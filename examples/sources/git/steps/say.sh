@@ -1,0 +1,4 @@
+# What the step of this source does: it takes a text and passes it on.
+said="git($1)"
+echo "$said"
+printf '{"name":"said","value":"%s"}\n' "$said" >>"$2"

@@ -1,0 +1,105 @@
+package trace
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// ErrMasked tells that a definition holds a secret in its text, so that it is not known as a whole.
+var ErrMasked = errors.New("a text of the definition was masked, as it holds a secret")
+
+// EncodeDefinition returns def in the JSON form of protocol buffers, with the names of the proto file. mask says what
+// is left of a text; a masked one is an object in its place.
+func EncodeDefinition(def *pb.Definition, mask func(string) Text) (json.RawMessage, error) {
+	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(def)
+	if err != nil {
+		return nil, fmt.Errorf("encode definition: %w", err)
+	}
+	var tree any
+	if err := json.Unmarshal(data, &tree); err != nil {
+		return nil, fmt.Errorf("encode definition: %w", err)
+	}
+	data, err = json.Marshal(maskTree(tree, mask))
+	if err != nil {
+		return nil, fmt.Errorf("encode definition: %w", err)
+	}
+	return data, nil
+}
+
+// maskTree masks the texts in what was read from JSON. The keys of objects too: what is left of one is a text.
+func maskTree(v any, mask func(string) Text) any {
+	switch v := v.(type) {
+	case string:
+		if t := mask(v); t.Masked {
+			return t
+		}
+	case []any:
+		for i, item := range v {
+			v[i] = maskTree(item, mask)
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			item := maskTree(v[key], mask)
+			delete(v, key)
+			v[maskKey(key, mask)] = item
+		}
+	}
+	return v
+}
+
+// maskKey is what is left of a key.
+func maskKey(key string, mask func(string) Text) string {
+	if t := mask(key); t.Masked {
+		return "[MASKED " + t.HMAC[:16] + "]"
+	}
+	return key
+}
+
+// DecodeDefinition returns the definition that EncodeDefinition made data of. If a text in it was masked the error is
+// ErrMasked. What it returns was checked for its form only.
+func DecodeDefinition(data json.RawMessage) (*pb.Definition, error) {
+	var tree any
+	if err := json.Unmarshal(data, &tree); err != nil {
+		return nil, fmt.Errorf("decode definition: %w", err)
+	}
+	if hasMasked(tree) {
+		return nil, fmt.Errorf("decode definition: %w", ErrMasked)
+	}
+	def := &pb.Definition{}
+	if err := protojson.Unmarshal(data, def); err != nil {
+		return nil, fmt.Errorf("decode definition: %w", err)
+	}
+	return def, nil
+}
+
+// hasMasked reports whether what was read from JSON has a masked text in it, or a key with one.
+func hasMasked(v any) bool {
+	switch v := v.(type) {
+	case []any:
+		return slices.ContainsFunc(v, hasMasked)
+	case map[string]any:
+		if hmac, _ := v["hmac"].(string); len(v) == 2 && v["masked"] == true && len(hmac) == sumLen {
+			return true
+		}
+		for key, item := range v {
+			if maskedKey.MatchString(key) || hasMasked(item) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sumLen is the length of an HMAC.
+const sumLen = 64
+
+// maskedKey is what is left of a key that holds a secret.
+var maskedKey = regexp.MustCompile(`^\[MASKED [0-9a-f]{16}\]$`)

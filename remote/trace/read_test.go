@@ -1,0 +1,186 @@
+package trace
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gowebpki/jcs"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// sample is a trace that has something of everything.
+func sample(t testing.TB) *Trace {
+	t.Helper()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
+	secrets := &Secrets{Scheme: scheme, Salt: make([]byte, saltLen)}
+	wanted := true
+	bash := &Program{Path: Text{Value: "/bin/bash"}, Digest: Digest{SHA256: strings.Repeat("a", 64)}}
+	empty := strings.Repeat("e", 64)
+	return &Trace{
+		Identity: Identity{
+			Job: Job{
+				Source: Source{Kind: FromGitLabCI, JobName: "build", Digest: Digest{SHA256: empty}}, Definition: json.RawMessage(`{"type":"steps"}`),
+				Inputs: Values{"n": {Value: value(t, 1.5)}}, Env: Texts{"A": {Value: "b"}}, OSEnv: Texts{"HOME": {Value: "@work/home"}},
+				Vars: map[string]Variable{"TOKEN": {Value: secrets.Mask("hidden"), Masked: true, File: true}}, MayFail: []string{"x"}, Dialect: "v1",
+			},
+			Runtime: Runtime{OS: "linux", Arch: "amd64", Runner: Runner{Version: "v1", Digest: Digest{SHA256: empty}}},
+			Steps: []Step{{
+				Path: "0", Name: "outer", Kind: KindSteps, Status: Success, When: "always", Condition: &Condition{Expr: Text{Value: "true"}, Value: &wanted},
+				Reference: &Reference{Text: Text{Value: "host/a/b@${{ vars.REV }}"}, Dynamic: true}, Truncated: true,
+				Component: &Component{
+					Kind: Git, Location: "https://host/a/b", Version: "v1", ResolvedRef: "refs/tags/v1", Dir: "steps", File: "step.yml",
+					Digest: Digest{SHA256Tree: empty, GitCommit: strings.Repeat("1", 40), GitTree: strings.Repeat("2", 40)},
+				},
+				Definition: json.RawMessage(`{"type":"exec"}`),
+				Steps: []Step{{
+					Path: "0.0", Name: "inner", Kind: KindExec, Status: Failure, ExitCode: 137, Component: &Component{Kind: Inline},
+					Inputs:  Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
+					EnvSet:  Texts{"S": secrets.Mask("hidden")},
+					Outputs: Values{"s": secrets.MaskValue(value(t, "hidden")), "o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})}},
+					Exec: &Exec{
+						Argv: []Text{{Value: "bash"}, secrets.Mask("hidden")}, WorkDir: Text{Value: WorkDir}, Program: bash, Interpreter: bash,
+						NotStarted: true, ExitCode: 137, Signal: "SIGKILL", Timeout: true,
+					},
+					Logs: &Logs{Stdout: Log{Bytes: 1, SHA256: empty, Truncated: true}, Stderr: Log{SHA256: empty}},
+				}},
+			}},
+			Status: Failure, Reason: "script", ExitCode: 137,
+		},
+		Volatile: Volatile{
+			TraceID: "00000000-0000-4000-8000-000000000000", Started: at, Ended: at, Host: "host", PID: 1, Message: "it failed",
+			Paths: map[string]string{WorkDir: "/w"}, Versions: map[string]string{empty: "Bash version 5"}, Warnings: []string{"w"},
+			Steps: []StepRun{{
+				Path: "0.0", Started: at, Ended: at, PID: 2, MaxRSS: 3, UserMS: 1.5, SystemMS: 2, Cache: "hit", Message: "m", Warnings: []string{"w"},
+				Stdout: &Range{Offset: 1, Bytes: 2, SHA256: empty}, Stderr: &Range{SHA256: empty},
+			}},
+		},
+		Secrets: secrets,
+	}
+}
+
+func encoded(t testing.TB, x *Trace) []byte {
+	t.Helper()
+	data, err := x.Encode()
+	require.NoError(t, err)
+	return data
+}
+
+func TestTraceIsReadAsItWasWritten(t *testing.T) {
+	data := encoded(t, sample(t))
+	read, err := Parse(data)
+	require.NoError(t, err)
+	require.Equal(t, string(data), string(encoded(t, read)))
+	require.Equal(t, sample(t).Identity.Steps[0].Steps[0].Exec, read.Identity.Steps[0].Steps[0].Exec)
+	like := read.Identity.Steps[0].Steps[0].Inputs["like"]
+	require.False(t, like.Masked, "a value that looks like a masked one is none")
+	require.Equal(t, map[string]any{"masked": true, "hmac": "x"}, like.Value.Any())
+	require.True(t, read.Identity.Steps[0].Steps[0].Outputs["s"].Masked)
+	require.Equal(t, read.Identity.Job.Vars["TOKEN"].Value.HMAC, read.Identity.Steps[0].Steps[0].Outputs["s"].HMAC, "the same secret has the same sum")
+	require.NotContains(t, string(data), "hidden")
+}
+
+func TestTraceThatWasReformattedIsTheSame(t *testing.T) {
+	data := encoded(t, sample(t))
+	var tree any
+	require.NoError(t, json.Unmarshal(data, &tree))
+	indented, err := json.MarshalIndent(tree, "", "\t")
+	require.NoError(t, err)
+	read, err := Parse(indented)
+	require.NoError(t, err)
+	require.Equal(t, string(data), string(encoded(t, read)))
+}
+
+// edited returns a trace in which old was replaced by text. If renew is set its id is that of what it is then.
+func edited(t testing.TB, old, text string, renew bool) []byte {
+	t.Helper()
+	data := string(encoded(t, sample(t)))
+	require.Contains(t, data, old)
+	data = strings.Replace(data, old, text, 1)
+	if renew {
+		var raw map[string]json.RawMessage
+		require.NoError(t, json.Unmarshal([]byte(data), &raw))
+		canonical, err := jcs.Transform(raw["identity"])
+		require.NoError(t, err)
+		raw["id"] = json.RawMessage(`"` + idOf(canonical) + `"`)
+		renewed, err := json.Marshal(raw)
+		require.NoError(t, err)
+		data = string(renewed)
+	}
+	return []byte(data)
+}
+
+func TestEditedTraceIsRefused(t *testing.T) {
+	_, err := Parse(edited(t, `"exit_code":137`, `"exit_code":0`, false))
+	require.ErrorIs(t, err, ErrID)
+	_, err = Parse(edited(t, `"name":"inner"`, `"name":"other"`, false))
+	require.ErrorIs(t, err, ErrID)
+	_, err = Parse(edited(t, `"pid":1,`, `"pid":9,`, false))
+	require.NoError(t, err, "the volatile half has no sum")
+}
+
+func TestWhatIsNoTraceIsRefused(t *testing.T) {
+	salt := string(encoded(t, sample(t)))
+	salt = salt[strings.Index(salt, `"salt":"`) : strings.Index(salt, `"salt":"`)+53]
+	deep := strings.Repeat("[", maxDepth) + strings.Repeat("]", maxDepth)
+	for want, data := range map[string][]byte{
+		"it is not valid JSON":                     []byte("{"),
+		"it is not a trace":                        []byte("[1, 2]"),
+		"it is not a trace, which":                 []byte(`{"status": "success"}`),
+		`has the schema "steptrace/v2"`:            edited(t, `"schema":"steptrace/v1"`, `"schema":"steptrace/v2"`, false),
+		"it is nested deeper than 1000":            []byte(`{"schema":"steptrace/v1","x":` + deep + `}`),
+		`unknown field "more"`:                     edited(t, `"pid":1,`, `"pid":1,"more":1,`, false),
+		`Duplicate key`:                            edited(t, `"pid":1,`, `"pid":1,"pid":1,`, false),
+		"unknown field \"exitcode\"":               edited(t, `"exit_code":137`, `"exit_code":137,"exitcode":1`, true),
+		"not written as this version writes it":    edited(t, `"status":"failure"`, `"Status":"failure"`, true),
+		"a masked value must be":                   edited(t, `"masked":false,"value"`, `"masked":false,"hmac":"x","value"`, true),
+		"a text is null":                           edited(t, `"name":"inner","outputs"`, `"condition":{"expr":null},"name":"inner","outputs"`, true),
+		"summed up with hmac-sha256 and a salt of": edited(t, salt, `"salt":"AAAA"`, false),
+		"cannot unmarshal":                         edited(t, `"argv":["bash"`, `"argv":[7`, true),
+	} {
+		_, err := Parse(data)
+		require.ErrorContains(t, err, want, want)
+	}
+}
+
+func TestReadRefusesWhatIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	require.NoError(t, unix.Mkfifo(fifo, 0o600))
+	for _, path := range []string{dir, fifo} {
+		_, err := Read(path)
+		require.ErrorContains(t, err, "is not a regular file")
+	}
+	large := filepath.Join(dir, "large")
+	require.NoError(t, os.WriteFile(large, nil, 0o600))
+	require.NoError(t, os.Truncate(large, MaxSize+1))
+	_, err := Read(large)
+	require.ErrorContains(t, err, "the limit is")
+	good := filepath.Join(dir, "good")
+	require.NoError(t, os.WriteFile(good, encoded(t, sample(t)), 0o600))
+	_, err = Read(good)
+	require.NoError(t, err)
+}
+
+// What is read says all that is there: written again it is the same.
+func FuzzParse(f *testing.F) {
+	f.Add(encoded(f, sample(f)))
+	f.Add(encoded(f, &Trace{}))
+	f.Add([]byte(`{"schema":"steptrace/v1","id":"","identity":{},"volatile":{}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		read, err := Parse(data)
+		if err != nil {
+			return
+		}
+		id := read.ID
+		again, err := read.Encode()
+		require.NoError(t, err)
+		require.Equal(t, id, read.ID)
+		_, err = Parse(again)
+		require.NoError(t, err)
+	})
+}

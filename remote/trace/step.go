@@ -1,0 +1,131 @@
+package trace
+
+import "encoding/json"
+
+// Step is what a step was, and what came of it.
+type Step struct {
+	// Path has the places of the steps that lead to this one in their lists, from 0, itself the last: "0.1" is the
+	// second step of the job's first.
+	Path string `json:"path"`
+	Name string `json:"name"`
+	// Kind is exec, script or steps; empty if the step never ran, or could not be found.
+	Kind string `json:"kind,omitempty"`
+	// Status is success, failure, cancelled or skipped.
+	Status   string `json:"status"`
+	ExitCode int    `json:"exit_code"`
+	// When is on_success, on_failure or always.
+	When      string     `json:"when,omitempty"`
+	Condition *Condition `json:"condition,omitempty"`
+	// Reference is where the step was said to be; nil if its definition stands in its place.
+	Reference *Reference `json:"reference,omitempty"`
+	// Component is what was found; nil if nothing was, or was looked for.
+	Component *Component `json:"component,omitempty"`
+	// Definition is what the step was defined by where it was found, with its expressions as they were written. See
+	// [DecodeDefinition]. It is missing if that stands in the definition around it, or is built in.
+	Definition json.RawMessage `json:"definition,omitempty"`
+	// Inputs are the final ones, with defaults.
+	Inputs Values `json:"inputs"`
+	// EnvSet is what the step's reference and its definition set; Env what its process got, all of it.
+	EnvSet Texts `json:"env_set"`
+	Env    Texts `json:"env"`
+	// Exec is what was run; nil if no command was.
+	Exec *Exec `json:"exec,omitempty"`
+	// Outputs and Exports are what the step gave, also if it failed then.
+	Outputs Values `json:"outputs"`
+	Exports Values `json:"exports"`
+	// Logs are there if a command was run.
+	Logs *Logs `json:"logs,omitempty"`
+	// Truncated tells that the trace became too large, and that what is large of this step was left out.
+	Truncated bool   `json:"truncated,omitempty"`
+	Steps     []Step `json:"steps,omitempty"`
+}
+
+// The values of Step.Kind.
+const (
+	KindExec   = "exec"
+	KindScript = "script"
+	KindSteps  = "steps"
+)
+
+// Condition is an if.
+type Condition struct {
+	Expr Text `json:"expr"`
+	// Value is what it gave; nil if it could not be evaluated.
+	Value *bool `json:"value,omitempty"`
+}
+
+// Reference says where a step comes from.
+type Reference struct {
+	// Text is the reference as it was written, unexpanded; of one that was written in its long form, its JSON.
+	Text Text `json:"text"`
+	// Dynamic tells that it had expressions.
+	Dynamic bool `json:"dynamic,omitempty"`
+}
+
+// Component is where a step was found.
+type Component struct {
+	// Kind is local, git, zip, oci, builtin or inline (its definition stands in its place).
+	Kind string `json:"kind"`
+	// Location is a URL without credentials, or registry/repository; of a local one the path of its directory; of one
+	// that is built in its name.
+	Location string `json:"location,omitempty"`
+	// Version is what was asked for: a branch, a tag, a commit or a digest.
+	Version string `json:"version,omitempty"`
+	// ResolvedRef is the ref that Version named, such as refs/tags/v1.
+	ResolvedRef string `json:"resolved_ref,omitempty"`
+	// Digest of what was fetched: sha256tree of its files always; gitCommit and gitTree; sha256 of the archive, or of
+	// the manifest of the image. Of a local step: sha256 of its definition file always, sha256tree of its directory if
+	// that is small enough.
+	Digest Digest `json:"digest,omitempty"`
+	// Dir is the directory of the step below what was fetched, "." for that itself; File the file that defines it.
+	Dir  string `json:"dir,omitempty"`
+	File string `json:"file,omitempty"`
+}
+
+// The values of Component.Kind.
+const (
+	Local   = "local"
+	Git     = "git"
+	Zip     = "zip"
+	OCI     = "oci"
+	Builtin = "builtin"
+	Inline  = "inline"
+)
+
+// Exec is a command that was run.
+type Exec struct {
+	Argv    []Text `json:"argv"`
+	WorkDir Text   `json:"work_dir"`
+	// Program is the file that argv[0] named, Interpreter what runs it, or the shell of a script.
+	Program     *Program `json:"program,omitempty"`
+	Interpreter *Program `json:"interpreter,omitempty"`
+	// NotStarted tells that there is no process: the program is missing, or the machine failed.
+	NotStarted bool `json:"not_started,omitempty"`
+	ExitCode   int  `json:"exit_code"`
+	// Signal is what ended the process, such as SIGKILL.
+	Signal string `json:"signal,omitempty"`
+	// Timeout tells that a time limit ended it.
+	Timeout bool `json:"timeout,omitempty"`
+}
+
+// Program is a file that can be executed.
+type Program struct {
+	Path   Text   `json:"path"`
+	Digest Digest `json:"digest,omitempty"`
+}
+
+// Logs are what a command wrote, with secrets masked.
+type Logs struct {
+	Stdout Log `json:"stdout"`
+	Stderr Log `json:"stderr"`
+}
+
+// Log is a part of a stream, as it is with markers for paths: so output that names a temporary directory is the same
+// each time. The end of a text that may be the beginning of a secret counts for the step during which it is decided.
+type Log struct {
+	Bytes int64 `json:"bytes"`
+	// SHA256 is of all bytes, also of those that were not kept.
+	SHA256 string `json:"sha256"`
+	// Truncated tells that not all of it was kept.
+	Truncated bool `json:"truncated,omitempty"`
+}

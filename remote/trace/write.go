@@ -1,0 +1,129 @@
+package trace
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// A File is the file of a trace that is to be written: room on the disk, set aside under a name of its own, so that
+// a disk that fills up in the meantime does not lose the trace. It is safe for concurrent use.
+type File struct {
+	path string
+
+	mu       sync.Mutex // guards the following
+	aside    *os.File   // nil once it was committed or discarded
+	reserved int64
+	written  int64
+}
+
+// Create sets aside room for size bytes, in the directory of path. Nothing is at path before Commit. The caller must
+// call Commit or Discard.
+func Create(path string, size int64) (*File, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return nil, fmt.Errorf("write %s: it is a directory", path)
+	case err == nil && !info.Mode().IsRegular():
+		return nil, fmt.Errorf("write %s: there is something that is not a regular file", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("write %w", err)
+	}
+	aside, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp") // of mode 0600
+	if err != nil {
+		return nil, fmt.Errorf("write %s: %w", path, bare(err))
+	}
+	f := &File{path: path, aside: aside}
+	if err := f.Reserve(size); err != nil {
+		f.Discard()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Path returns where the trace will be, or is.
+func (f *File) Path() string { return f.path }
+
+// Reserve sets aside room for size bytes in all. Less than there is already changes nothing. On a file system that
+// cannot do so nothing is set aside.
+func (f *File) Reserve(size int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aside == nil || size <= f.reserved {
+		return nil
+	}
+	err := unix.Fallocate(int(f.aside.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+	case err != nil:
+		return fmt.Errorf("reserve room for %s: %w", f.path, err)
+	}
+	f.reserved = size
+	return nil
+}
+
+// Write writes the next piece of the trace.
+func (f *File) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aside == nil {
+		return 0, fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
+	}
+	n, err := f.aside.Write(p)
+	f.written += int64(n)
+	if err != nil {
+		return n, fmt.Errorf("write %s: %w", f.path, bare(err))
+	}
+	return n, nil
+}
+
+// Commit puts what was written at path, in the place of what may be there: as a whole, or not at all. It ends f.
+func (f *File) Commit() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aside == nil {
+		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
+	}
+	aside := f.aside
+	f.aside = nil
+	err := aside.Truncate(f.written) // gives back what was reserved beyond it
+	if err == nil {
+		err = aside.Sync()
+	}
+	if closeErr := aside.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(aside.Name(), f.path)
+	}
+	if err != nil {
+		_ = os.Remove(aside.Name())
+		return fmt.Errorf("write %s: %w", f.path, bare(err))
+	}
+	return nil
+}
+
+// bare strips the path of an error: ours name the path that was asked for.
+func bare(err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Err
+	}
+	return err
+}
+
+// Discard gives up f, and removes what was set aside. After Commit it does nothing; it is idempotent.
+func (f *File) Discard() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aside == nil {
+		return
+	}
+	f.aside.Close()
+	_ = os.Remove(f.aside.Name())
+	f.aside = nil
+}
