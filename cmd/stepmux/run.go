@@ -80,7 +80,7 @@ logs go to standard error.
 	fl.StringArrayVar(&f.masked, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	f.provenance.register(fl)
-	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of each build to this file, in whose name {build} stands for the build, or into this directory")
+	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of each build to this file, in whose name {build} stands for the build, or into this directory, which is made if its name ends in /")
 	return cmd
 }
 

@@ -16,7 +16,7 @@ import (
 const buildMark = "{build}"
 
 // tracePattern returns where the trace of each build goes that --output-file asks for: a name with {build} in it.
-// A directory is for files that are called by their build. Empty is for none.
+// A directory is for files that are called by their build, and made if its name ends in /. Empty is for none.
 func tracePattern(text string, builds int) (string, error) {
 	return buildPattern(text, "trace", builds)
 }
@@ -26,11 +26,16 @@ func buildPattern(text, what string, builds int) (string, error) {
 	if text == "" {
 		return "", nil
 	}
-	if info, err := os.Stat(text); strings.HasSuffix(text, "/") || err == nil && info.IsDir() {
+	if strings.HasSuffix(text, "/") && !strings.Contains(text, buildMark) {
+		if err := os.MkdirAll(text, 0o755); err != nil {
+			return "", err
+		}
+	}
+	if info, err := os.Stat(text); err == nil && info.IsDir() {
 		text = filepath.Join(text, buildMark+"."+what+".json")
 	}
 	if builds > 1 && !strings.Contains(text, buildMark) {
-		return "", fmt.Errorf("%s: there are %d builds, and each has a %s; name a directory, or put %s into the name", text, builds, what, buildMark)
+		return "", fmt.Errorf("%s: there are %d builds, and each has a %s; name a directory (ending in /, it is made), or put %s into the name", text, builds, what, buildMark)
 	}
 	if strings.Contains(filepath.Dir(text), buildMark) {
 		return text, errors.New(buildMark + " is for the name of the file, and not for that of its directory")
