@@ -64,7 +64,12 @@ func runTest(t *testing.T, name, overlay string) (out string, failed bool) {
 	pkg, test, _ := strings.Cut(name, ".")
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-count=1", "-timeout=2m", "-run", "^"+test+"$", "./"+pkg)
+	argv := []string{"go", "test", "-vet=off", "-count=1", "-timeout=2m", "-run", "^" + test + "$", "./" + pkg}
+	if unshare, err := exec.LookPath("unshare"); err == nil && os.Geteuid() == 0 {
+		// Without what ends them processes stay: then they go with their namespace.
+		argv = append([]string{unshare, "--pid", "--fork", "--kill-child", "--mount-proc"}, argv...)
+	}
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = root
 	if overlay != "" {
 		cmd.Env = append(os.Environ(), fmt.Sprintf("GOFLAGS=%s -overlay=%s", os.Getenv("GOFLAGS"), overlay))
