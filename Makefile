@@ -12,6 +12,7 @@ RELEASE := -trimpath -tags grpcnotrace
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
 BENCH    ?= .
+BENCHTIME ?= 500ms
 BASE     ?= bench/baseline.txt
 BUILDS   ?= 6
 TESTFLAGS ?=
@@ -92,7 +93,7 @@ bench: ## run the benchmarks BENCH (a regexp) names, in under 10 minutes all; th
 	mkdir -p bin
 	rm -f bin/bench-samples.json
 	STEPMUX_BENCH_SAMPLES=$(CURDIR)/bin/bench-samples.json \
-	  go test -run '^$$' -bench '$(BENCH)' -timeout 1h ./bench >bin/bench.txt || { cat bin/bench.txt; exit 1; }
+	  go test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -timeout 1h ./bench >bin/bench.txt || { cat bin/bench.txt; exit 1; }
 	cat bin/bench.txt
 
 .PHONY: bench-smoke
