@@ -16,23 +16,25 @@ import (
 
 // benchmarkFleet measures the logins to a fleet of n VMs, each an sshd of its own, asked for at once: by a pool, which
 // paces them, and by the SSH library as fast as it can; and what a lease of a VM costs when all are connected.
-func benchmarkFleet(b *testing.B, n int) {
-	fleet := newFleet(b, n)
+func benchmarkFleet(b *testing.B, n int, rtt time.Duration) {
+	fleet := newFleet(b, n, rtt)
 	r := inTurns(b, costly, []candidate{
 		{name: "pool", run: func(r *results) error { return r.connectFleet("pool", fleet) }},
 		{name: "fresh-dial", run: func(r *results) error { return r.dialFleet("fresh-dial", fleet) }},
+		{name: "one-dial", run: func(r *results) error { return r.dialOne("one-dial", fleet["vm-0"]) }},
 	})
-	r.medians("ms", "pool", "fresh-dial")
+	r.medians("ms", "pool", "fresh-dial", "one-dial")
 	r.medians("ns/lease", "pool-lease")
 	r.ratios("fresh-dial", "pool")
+	r.ratio("pool", "one-dial", "one-dial")
 }
 
-// newFleet starts n VMs.
-func newFleet(b *testing.B, n int) map[pool.Key]*vm {
+// newFleet starts n VMs, at a distance of rtt.
+func newFleet(b *testing.B, n int, rtt time.Duration) map[pool.Key]*vm {
 	b.Helper()
 	fleet := make(map[pool.Key]*vm, n)
 	for i := range n {
-		fleet[pool.Key(fmt.Sprintf("vm-%d", i))] = newVM(b)
+		fleet[pool.Key(fmt.Sprintf("vm-%d", i))] = newVM(b).at(b, rtt)
 	}
 	return fleet
 }
@@ -68,6 +70,22 @@ func (r *results) connectFleet(name string, fleet map[pool.Key]*vm) error {
 		}
 	}
 	r.add(name+"-lease", float64(time.Since(begin).Nanoseconds())/float64(rounds*len(fleet)))
+	return nil
+}
+
+// dialOne measures the login to one VM while nothing else happens, some times, in milliseconds.
+func (r *results) dialOne(name string, v *vm) error {
+	for range 5 {
+		begin := time.Now()
+		conn, err := mux.Dial(r.b.Context(), v.Addr, v.muxConfig())
+		if err != nil {
+			return err
+		}
+		r.add(name, millis(time.Since(begin)))
+		if err := conn.Close(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

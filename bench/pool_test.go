@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -22,7 +23,9 @@ func (c idleConn) Close() error          { close(c.done); return nil }
 // one VM and of a fleet.
 func BenchmarkPool(b *testing.B) {
 	for _, n := range sizes([]int{100}, 4) {
-		b.Run(fmt.Sprintf("fleet=%d", n), func(b *testing.B) { benchmarkFleet(b, n) })
+		for _, rtt := range []time.Duration{0, 50 * time.Millisecond} {
+			b.Run(fmt.Sprintf("fleet=%d/rtt=%v", n, rtt), func(b *testing.B) { benchmarkFleet(b, n, rtt) })
+		}
 	}
 	for _, callers := range []int{1, 8, 64} {
 		for _, keys := range []int{1, 100, 10_000} {
