@@ -45,6 +45,7 @@ func TestDialsAtOneServerAreBounded(t *testing.T) {
 		for i := range 6 {
 			all = append(all, acquireLater(t.Context(), p, pool.Key(fmt.Sprintf("shared-%d", i))))
 		}
+		synctest.Wait() // two of them have turns
 		ctx, cancel := context.WithCancel(t.Context())
 		given := acquireLater(ctx, p, "shared-7")
 		synctest.Wait()
