@@ -95,7 +95,7 @@ func (l *relayLink) Read(p []byte) (int, error) {
 		}
 		if l.piece.data != nil {
 			l.empty <- l.piece.data[:cap(l.piece.data)] // has room
-			l.piece.data = nil
+			l.piece.data, l.taken = nil, 0
 		}
 		select {
 		case next, ok := <-l.filled:
