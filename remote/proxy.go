@@ -66,6 +66,12 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	defer out.Close()
 	widen(in)
 	widen(out)
+	rawIn, inErr := rawOf(in, in.Name())
+	rawOut, outErr := rawOf(out, out.Name())
+	rawSocket, socketErr := rawOf(conn, cfg.Socket)
+	if err := errors.Join(inErr, outErr, socketErr); err != nil {
+		return fmt.Errorf("proxy: %w", err)
+	}
 
 	// Closing all three wakes whoever waits for one of them.
 	closeAll := func() {
@@ -81,9 +87,9 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	up := make(chan struct{}) // closed once upErr is set
 	wg.Go(func() {
 		defer close(up)
-		upErr = sendUp(conn, io.MultiReader(bytes.NewReader(first), in), closeAll)
+		upErr = sendUp(rawSocket, conn, io.MultiReader(bytes.NewReader(first), rawIn), closeAll)
 	})
-	err = copyBytes(out, conn)
+	err = copyBytes(rawOut, rawSocket)
 	if err == nil {
 		out.Close()
 		restoreOut()
@@ -111,10 +117,10 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	return nil
 }
 
-// sendUp copies in to conn and ends conn's sending half with it. If in fails rather than ends, the whole
+// sendUp copies in to the socket, which is conn's, and ends conn's sending half with it. If in fails rather than ends, the whole
 // proxy does, by calling closeAll: what was cut off must not look complete.
-func sendUp(conn *net.UnixConn, in io.Reader, closeAll func()) error {
-	err := copyBytes(conn, in)
+func sendUp(socket io.Writer, conn *net.UnixConn, in io.Reader, closeAll func()) error {
+	err := copyBytes(socket, in)
 	switch {
 	case err == nil:
 		_ = conn.CloseWrite()

@@ -36,6 +36,11 @@ func (s *relayStream) connect(request *wire.RelayConnect) {
 		s.answer(err)
 		return
 	}
+	if b.socket, err = rawOf(b.conn, request.Path); err != nil {
+		s.answer(err)
+		_ = b.conn.Close()
+		return
+	}
 	defer func() { _ = b.conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { // wakes who waits for either
 		_ = b.conn.Close()
@@ -187,8 +192,9 @@ func openAt(dir *os.File, path string, check func(string, fs.FileInfo) error) (*
 type bridge struct {
 	*relayStream
 	cancel    context.CancelCauseFunc // closes conn
-	connected chan struct{}           // closed once conn is set
+	connected chan struct{}           // closed once conn and socket are set
 	conn      *net.UnixConn
+	socket    rawFile // is conn
 }
 
 // sendUp takes the manager's frames to the socket, once there is one. It returns when the manager has closed
@@ -231,18 +237,14 @@ func (b *bridge) copyUp(n int) error {
 	if _, err := io.ReadFull(b.in, f[:n]); err != nil {
 		return errHungUp
 	}
-	_, _ = b.conn.Write(f[:n])
+	_, _ = b.socket.Write(f[:n])
 	return nil
 }
 
 // sendDown takes what the server sends to the manager, and returns once the server has hung up or the bridge
 // is closed. The manager is told of the end of what the server sends; it may send on.
 func (b *bridge) sendDown() {
-	raw, err := b.conn.SyscallConn()
-	if err != nil {
-		return // closed
-	}
-	from := source{raw: raw}
+	from := source{raw: b.socket.conn}
 	for {
 		f, n, err := from.next(wire.MaxRelayFrame)
 		if err != nil {

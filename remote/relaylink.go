@@ -37,6 +37,7 @@ var errStuck = errors.New("the manager takes nothing any more")
 // does the writing; finish waits for it.
 type relayLink struct {
 	in, out  *os.File
+	rawIn    rawFile
 	buffered *bufio.Reader    // of in
 	gathered *coalesce.Writer // to out
 	written  chan struct{}    // closed once nothing more is written to out
@@ -59,10 +60,20 @@ func openRelayLink(stdio Stdio) (*relayLink, error) {
 		restoreIn()
 		return nil, err
 	}
+	rawIn, inErr := rawOf(in, in.Name())
+	rawOut, outErr := rawOf(out, out.Name())
+	if err := errors.Join(inErr, outErr); err != nil {
+		in.Close()
+		out.Close()
+		restoreOut()
+		restoreIn()
+		return nil, err
+	}
 	l := &relayLink{
 		in:       in,
 		out:      out,
-		gathered: coalesce.New(out, linkBuffer, wire.YamuxBodyFollows),
+		rawIn:    rawIn,
+		gathered: coalesce.New(rawOut, linkBuffer, wire.YamuxBodyFollows),
 		written:  make(chan struct{}),
 		start:    time.Now(),
 		restore: func() {
@@ -84,7 +95,7 @@ func openRelayLink(stdio Stdio) (*relayLink, error) {
 type linkInput struct{ *relayLink }
 
 func (l linkInput) Read(p []byte) (int, error) {
-	n, err := l.in.Read(p)
+	n, err := l.rawIn.Read(p)
 	if n > 0 {
 		l.last.Store(int64(time.Since(l.start)))
 	}

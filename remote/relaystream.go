@@ -182,22 +182,18 @@ func (s *source) result() (*frame, int, error) {
 // read reports whether there is a result.
 func (s *source) read(fd uintptr) bool {
 	f := getFrame()
-	for {
-		n, err := unix.Read(int(fd), f.payload()[:s.most])
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.EAGAIN):
-			frames.Put(f)
-			return false
-		case n > 0:
-			s.got, s.n, s.err = f, n, nil
-			return true
-		case err == nil:
-			err = io.EOF
-		}
-		frames.Put(f)
-		s.n, s.err = 0, err
+	n, err := rawIO(unix.SYS_READ, fd, f.payload()[:s.most])
+	switch {
+	case n > 0:
+		s.got, s.n, s.err = f, n, nil
 		return true
+	case errors.Is(err, unix.EAGAIN):
+		frames.Put(f)
+		return false
+	case err == nil:
+		err = io.EOF
 	}
+	frames.Put(f)
+	s.n, s.err = 0, err
+	return true
 }
