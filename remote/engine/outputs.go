@@ -119,33 +119,12 @@ func parseJSONEntry(line []byte) (string, expr.Value, error) {
 
 // parseValue reads JSON.
 func parseValue(data []byte) (expr.Value, error) {
-	if depth(data) > maxLevels {
+	if expr.JSONDepth(data) > maxLevels {
 		return expr.Value{}, fmt.Errorf("it is nested deeper than %d", maxLevels)
 	}
 	var v expr.Value
 	err := json.Unmarshal(data, &v)
 	return v, err
-}
-
-// depth returns how deep JSON is nested at most.
-func depth(data []byte) (most int) {
-	level, inString, escaped := 0, false, false
-	for _, c := range data {
-		switch {
-		case escaped:
-			escaped = false
-		case inString:
-			escaped, inString = c == '\\', c != '"'
-		case c == '"':
-			inString = true
-		case c == '[' || c == '{':
-			level++
-			most = max(most, level)
-		case c == ']' || c == '}':
-			level--
-		}
-	}
-	return most
 }
 
 // decode reads one JSON text, all of data.

@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/gowebpki/jcs"
+
+	"github.com/stepmux/stepmux/remote/expr"
 )
 
 const (
@@ -66,7 +68,7 @@ func Parse(data []byte) (*Trace, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("read trace: it has %d bytes, the limit is %d", len(data), MaxSize)
 	}
-	if depth(data) > maxDepth {
+	if expr.JSONDepth(data) > maxDepth {
 		return nil, fmt.Errorf("read trace: it is nested deeper than %d", maxDepth)
 	}
 	canonical, err := jcs.Transform(data) // which refuses what is no JSON, and a key that is there twice
@@ -125,25 +127,4 @@ func (t *Trace) check(identity []byte) error {
 		return fmt.Errorf("its secrets are not summed up with %s and a salt of %d bytes", scheme, saltLen)
 	}
 	return nil
-}
-
-// depth returns how deep JSON is nested at most.
-func depth(data []byte) (most int) {
-	level, inString, escaped := 0, false, false
-	for _, c := range data {
-		switch {
-		case escaped:
-			escaped = false
-		case inString:
-			escaped, inString = c == '\\', c != '"'
-		case c == '"':
-			inString = true
-		case c == '[' || c == '{':
-			level++
-			most = max(most, level)
-		case c == ']' || c == '}':
-			level--
-		}
-	}
-	return most
 }
