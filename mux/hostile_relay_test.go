@@ -65,13 +65,18 @@ func (s *sessionEnd) grow(n int, over bool) {
 	s.more.Broadcast()
 }
 
+// CloseWrite tells the manager that nothing more comes.
+func (s *sessionEnd) CloseWrite() error {
+	return s.conn.Write(rawssh.OnChannel(rawssh.ChannelEOF, s.id))
+}
+
 func (s *sessionEnd) Close() error {
 	s.grow(0, true)
 	return s.conn.Close()
 }
 
 // relayServer is a VM whose relay is the script's, which has said hello.
-func relayServer(t testing.TB, script func(io.ReadWriteCloser)) *rawssh.Server {
+func relayServer(t testing.TB, script func(*sessionEnd)) *rawssh.Server {
 	return rawssh.Serve(t, func(c *rawssh.Conn) {
 		if c.Handshake() != nil {
 			return
@@ -147,7 +152,7 @@ func TestARelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 			var most int64
 			goroutines := runtime.NumGoroutine()
 			sent := make(chan error, 1)
-			server := relayServer(t, func(s io.ReadWriteCloser) {
+			server := relayServer(t, func(s *sessionEnd) {
 				defer close(sent)
 				before := liveMemory()
 				pieces := bytes.Repeat(tc.piece, 100)
@@ -243,7 +248,7 @@ func badFrames(s io.ReadWriteCloser, n int, seed uint64) {
 func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 	n := hostileCount(t, 100_000)
 	const each = 1000 // frames a stream
-	server := relayServer(t, func(s io.ReadWriteCloser) { badFrames(s, each, 1) })
+	server := relayServer(t, func(s *sessionEnd) { badFrames(s, each, 1) })
 	conn := dialRaw(t, server)
 	r, err := conn.Relay(sshtest.Within(t), mux.Command{Line: "relay"})
 	require.NoError(t, err)
@@ -281,9 +286,11 @@ func FuzzRelayEnd(f *testing.F) {
 	f.Add(raw(2, 1, 0, 7), false)
 	f.Add(append(raw(1, 2, 1, 0), append(raw(0, 0, 1, 7), "\x00\x00\x00\x03\x00\x00\x00"...)...), false)
 	f.Fuzz(func(t *testing.T, data []byte, onStream bool) {
-		server := relayServer(t, func(s io.ReadWriteCloser) {
+		server := relayServer(t, func(s *sessionEnd) {
 			if !onStream {
-				_, _ = s.Write(data)
+				if _, err := s.Write(data); err == nil {
+					_ = s.CloseWrite()
+				}
 				return // no more is read
 			}
 			session, err := yamux.Server(s, wire.RelayConfig(wire.MaxRelayWindow))
@@ -302,7 +309,7 @@ func FuzzRelayEnd(f *testing.F) {
 		})
 		conn := dialRaw(t, server)
 		defer requireCloses(t, conn)
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // the go command allows an input 10 s
 		defer cancel()
 		r, err := conn.Relay(ctx, mux.Command{Line: "relay"})
 		if err != nil {
