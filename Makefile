@@ -65,7 +65,7 @@ fuzz: ## fuzz the targets FUZZ (a regexp) names, each for FUZZTIME (500x: so man
 	  targets=$$(go test -list '$(FUZZ)' $$pkg) || { failed="$$failed $$pkg(build)"; continue; }; \
 	  for target in $$(echo "$$targets" | grep '^Fuzz'); do \
 	    echo "== $$pkg $$target"; \
-	    go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) $$pkg || failed="$$failed $$pkg.$$target"; \
+	    go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10s $$pkg || failed="$$failed $$pkg.$$target"; \
 	  done; \
 	done; \
 	if [ -n "$$failed" ]; then printf 'failed:\n'; printf '  %s\n' $$failed; exit 1; fi
