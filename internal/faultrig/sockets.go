@@ -1,46 +1,51 @@
 package faultrig
 
 import (
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"strings"
+	"strconv"
+
+	"golang.org/x/sys/unix"
 )
 
-// tcpEstablished is the state of an open connection in /proc/net/tcp.
-const tcpEstablished = "01"
+// tcpEstablished is the state of an open connection (tcp_states.h).
+const tcpEstablished = 1
 
-// connectionsTo returns how many open TCP connections a process of our network has to an address.
+// connectionsTo returns how many open TCP connections a process has to an address. It looks at the process's own
+// sockets: the kernel's table of all, /proc/net/tcp, takes it a walk over a quarter of a million buckets.
 func connectionsTo(addr netip.AddrPort, pid int) int {
-	text, err := os.ReadFile("/proc/self/net/tcp")
+	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return 0
+		return 0 // it has ended
 	}
-	fds := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, _ := os.ReadDir(fds)
-	own := map[string]bool{}
-	for _, e := range entries {
-		to, _ := os.Readlink(filepath.Join(fds, e.Name()))
-		if inode, ok := strings.CutPrefix(to, "socket:["); ok {
-			own[strings.TrimSuffix(inode, "]")] = true
-		}
-	}
-	return countConnections(string(text), addr, own)
-}
-
-// countConnections counts those of the kernel's table that are own, by their inodes. It has sl, local_address,
-// rem_address, st, queues, timer, retrnsmt, uid, timeout, inode, and more.
-func countConnections(table string, addr netip.AddrPort, own map[string]bool) int {
-	ip := addr.Addr().As4()
-	want := fmt.Sprintf("%s:%04X", strings.ToUpper(hex.EncodeToString([]byte{ip[3], ip[2], ip[1], ip[0]})), addr.Port())
+	defer unix.Close(process)
+	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	n := 0
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) > 9 && f[2] == want && f[3] == tcpEstablished && own[f[9]] {
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err == nil && isConnectionTo(addr, process, fd) {
 			n++
 		}
 	}
 	return n
+}
+
+// isConnectionTo reports whether a process's descriptor is an open TCP connection to an address.
+func isConnectionTo(addr netip.AddrPort, process, fd int) bool {
+	own, err := unix.PidfdGetfd(process, fd, 0)
+	if err != nil {
+		return false // closed by now
+	}
+	defer unix.Close(own)
+	peer, err := unix.Getpeername(own)
+	if err != nil {
+		return false
+	}
+	to, ok := peer.(*unix.SockaddrInet4)
+	if !ok || netip.AddrPortFrom(netip.AddrFrom4(to.Addr), uint16(to.Port)) != addr {
+		return false
+	}
+	info, err := unix.GetsockoptTCPInfo(own, unix.IPPROTO_TCP, unix.TCP_INFO)
+	return err == nil && info.State == tcpEstablished
 }
