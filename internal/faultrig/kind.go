@@ -91,7 +91,7 @@ var kinds = map[Kind]*kindSpec{
 	"fds-manager":  {does: "the manager can open no more files", manager: program, inject: (*rig).starveManager},
 
 	"fds-serve": {does: "a step runner can open no more files", inherited: true, slow: true, inject: starveOne("serve")},
-	"fds-relay": {does: "the relay can open no more files", routes: viaRelay, inject: starveOne("relay")},
+	"fds-relay": {does: "the relay can open no more files", inherited: true, routes: viaRelay, inject: starveOne("relay")},
 	"fds-sshd":  {does: "sshd's process for the connection can open no more files", inject: (*rig).starveSession},
 
 	"tmp-full":     {does: "the VM's temporary directory is full", private: true, tmpfs: true, inject: (*rig).fillTmp},

@@ -202,7 +202,6 @@ func (m *machine) startSSHD() error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start sshd: %w", err)
 	}
-	limitFiles(cmd.Process.Pid)
 	exited := make(chan struct{})
 	go func() { // killListener waits for it
 		defer close(exited)
@@ -218,17 +217,6 @@ func (m *machine) startSSHD() error {
 		return fmt.Errorf("start sshd: it does not listen: %s", text)
 	}
 	return nil
-}
-
-// limitFiles gives a process the soft limit of open files that systems usually do. Programs in Go raise theirs, and
-// start others with what they had: so what starves a step runner does not starve the scripts that it starts.
-func limitFiles(pid int) {
-	const usual = 1024
-	var limit unix.Rlimit
-	if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &limit) == nil && limit.Cur > usual {
-		limit.Cur = usual
-		_ = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil) // it may have ended
-	}
 }
 
 func (m *machine) logFile() string { return filepath.Join(m.dir, "sshd.log") }
