@@ -62,7 +62,7 @@ func (c *campaign) take() (Plan, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.faults < c.Faults {
-		plan := Draw(c.Seed, c.next)
+		plan := c.Filter.Draw(c.Seed, c.next)
 		c.next++
 		if !c.Filter.Wants(plan) {
 			continue

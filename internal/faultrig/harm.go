@@ -124,6 +124,30 @@ func (r *rig) collapse(f injection) {
 	r.done()
 }
 
+// jump sets this machine's clock forward or back, and a moment later what it was. A rig that is killed meanwhile leaves
+// it as it is.
+func (r *rig) jump(f injection) {
+	by := between(-72*time.Hour, 72*time.Hour, f.Size).Truncate(time.Microsecond)
+	if err := stepClock(by); err != nil {
+		r.find(Finding{What: Broken, Text: fmt.Sprintf("set the clock: %v", err)})
+		return
+	}
+	r.later(between(50*time.Millisecond, time.Second, f.Size), func() {
+		if err := stepClock(-by); err != nil {
+			r.find(Finding{What: Broken, Text: fmt.Sprintf("set the clock back by %v: %v", by, err)})
+		}
+	})
+	r.done()
+}
+
+// stepClock adds to the clock, which other rounds may do at the same time.
+func stepClock(by time.Duration) error {
+	t := unix.NsecToTimeval(by.Nanoseconds()) // the second part is not negative
+	t.Usec *= 1000                            // for it is nanoseconds with ADJ_NANO
+	_, err := unix.Adjtimex(&unix.Timex{Modes: unix.ADJ_SETOFFSET | unix.ADJ_NANO, Time: t})
+	return err
+}
+
 // restartSSHD replaces the sshd that listens.
 func (r *rig) restartSSHD(f injection) {
 	m := r.vmOf(f)

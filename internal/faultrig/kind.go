@@ -27,6 +27,7 @@ type kindSpec struct {
 	slow    bool     // a build may be held up for as long as a frozen peer that nothing but silence tells of
 	// inherited: scripts meet the fault too, and what they fail of it is their own failure.
 	inherited bool
+	global    bool // it happens to this whole machine: drawn only if it is asked for, and alone
 	late      bool // the VM may learn late that its manager is gone: by sshd's own signs of life
 	weight    int  // how often it is drawn; 0 counts as 4
 	inject    func(*rig, injection)
@@ -99,5 +100,6 @@ var kinds = map[Kind]*kindSpec{
 
 	"cancel":      {does: "a build is cancelled", inject: (*rig).cancelOne},
 	"cancel-many": {does: "200 builds are cancelled at once", inject: (*rig).cancelAll, weight: 1},
+	"clock":       {does: "the clock jumps, by up to three days, and back a moment later", global: true, inject: (*rig).jump},
 	"flood":       {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
 }

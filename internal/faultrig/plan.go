@@ -78,12 +78,41 @@ func (f Filter) Check() error {
 			return fmt.Errorf("unknown route %q: there are %v", route, Routes)
 		}
 	}
-	for _, c := range choices {
+	if k := f.global(); k != "" && len(f.Kinds) > 1 {
+		return fmt.Errorf("%q happens to the whole machine: ask for nothing else with it", k)
+	}
+	for _, c := range f.choices() {
 		if f.wants(c) {
 			return nil
 		}
 	}
 	return errors.New("no kind of fault that can be had here harms such a route")
+}
+
+// global returns the kind that is asked for which happens to the whole machine, or nothing.
+func (f Filter) global() Kind {
+	for _, k := range f.Kinds {
+		if kinds[k].global {
+			return k
+		}
+	}
+	return ""
+}
+
+// choices are what rounds are drawn from.
+func (f Filter) choices() []choice {
+	if k := f.global(); k != "" {
+		return choicesOf([]Kind{k})
+	}
+	return usualChoices
+}
+
+// Journal returns the name of the file that keeps the rounds of a seed.
+func (f Filter) Journal(seed uint64) string {
+	if k := f.global(); k != "" {
+		return fmt.Sprintf("seed-%d-%s.jsonl", seed, k)
+	}
+	return fmt.Sprintf("seed-%d.jsonl", seed)
 }
 
 // Wants reports whether a round is wanted.
@@ -109,10 +138,13 @@ type choice struct {
 	route string
 }
 
-// choices are all there are, as often as each is to be drawn.
-var choices = func() []choice {
+// usualChoices are all that harm only a round.
+var usualChoices = choicesOf(slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool { return kinds[k].global }))
+
+// choicesOf returns the kinds on their routes, as often as each is to be drawn.
+func choicesOf(from []Kind) []choice {
 	var all []choice
-	for _, kind := range everyKind {
+	for _, kind := range from {
 		spec := kinds[kind]
 		routes := spec.on()
 		for _, route := range routes {
@@ -122,7 +154,7 @@ var choices = func() []choice {
 		}
 	}
 	return all
-}()
+}
 
 const usualWeight = 4
 
@@ -130,8 +162,8 @@ const usualWeight = 4
 func newSource(seed uint64, round int) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(round))) }
 
 // Draw returns the plan of a round.
-func Draw(seed uint64, round int) Plan {
-	r := newSource(seed, round)
+func (f Filter) Draw(seed uint64, round int) Plan {
+	r, choices := newSource(seed, round), f.choices()
 	c := choices[r.IntN(len(choices))]
 	return drawOf(r, seed, round, c)
 }
@@ -143,13 +175,13 @@ func DrawShort(seed uint64, f Filter, builds int) []Plan {
 	for i, kind := range everyKind {
 		spec := kinds[kind]
 		c := choice{kind, spec.on()[i%len(spec.on())]}
-		if f.wants(c) && !spec.slow && kind != "cancel-many" {
+		if f.wants(c) && spec.global == (f.global() != "") && !spec.slow && kind != "cancel-many" {
 			missing[c] = true
 		}
 	}
 	var plans []Plan
 	for i := 0; len(missing) > 0; i++ {
-		p := Draw(seed, i)
+		p := f.Draw(seed, i)
 		if c := (choice{p.Kind, p.Route}); missing[c] && len(p.Builds) <= builds {
 			delete(missing, c)
 			plans = append(plans, p)

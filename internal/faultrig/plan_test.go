@@ -8,16 +8,16 @@ import (
 
 func TestAPlanFollowsFromSeedAndRound(t *testing.T) {
 	for round := range 50 {
-		require.Equal(t, Draw(7, round), Draw(7, round))
+		require.Equal(t, Filter{}.Draw(7, round), Filter{}.Draw(7, round))
 	}
-	require.NotEqual(t, Draw(7, 0), Draw(8, 0))
-	require.NotEqual(t, Draw(7, 0).Builds, Draw(7, 1).Builds)
+	require.NotEqual(t, Filter{}.Draw(7, 0), Filter{}.Draw(8, 0))
+	require.NotEqual(t, Filter{}.Draw(7, 0).Builds, Filter{}.Draw(7, 1).Builds)
 }
 
 func TestEachKindIsDrawnOnEachOfItsRoutes(t *testing.T) {
 	drawn := map[choice]int{}
 	for round := range 10_000 {
-		p := Draw(1, round)
+		p := Filter{}.Draw(1, round)
 		require.NotEmpty(t, p.Builds)
 		require.NotEmpty(t, p.Faults)
 		for _, f := range p.Faults {
@@ -27,9 +27,19 @@ func TestEachKindIsDrawnOnEachOfItsRoutes(t *testing.T) {
 		}
 		drawn[choice{p.Kind, p.Route}]++
 	}
-	for _, c := range choices {
+	for _, c := range usualChoices {
 		require.Positive(t, drawn[c], "%v", c)
 	}
+}
+
+func TestWhatHappensToTheWholeMachineIsDrawnOnlyAlone(t *testing.T) {
+	f := Filter{Kinds: []Kind{"clock"}}
+	require.NoError(t, f.Check())
+	require.Equal(t, Kind("clock"), f.Draw(1, 0).Kind)
+	require.NotEqual(t, Filter{}.Journal(1), f.Journal(1), "its rounds have the same numbers")
+	require.Len(t, DrawShort(1, f, 6), 1)
+	require.ErrorContains(t, Filter{Kinds: []Kind{"cut", "clock"}}.Check(), `"clock" happens to the whole machine`)
+	require.NotContains(t, soakKinds(true), Kind("clock"))
 }
 
 func TestBuildsOfARoundHaveNamesOfTheirOwn(t *testing.T) {
@@ -56,12 +66,12 @@ func TestFilterLeavesOutWhatIsNotWanted(t *testing.T) {
 func TestShortRoundsAreOfEachKindAndOnAllRoutes(t *testing.T) {
 	found, routes := map[Kind]bool{}, map[string]bool{}
 	for _, p := range DrawShort(1, Filter{}, 4) {
-		require.Equal(t, Draw(1, p.Round), p, "it can be repeated by its number")
+		require.Equal(t, Filter{}.Draw(1, p.Round), p, "it can be repeated by its number")
 		require.LessOrEqual(t, len(p.Builds), 4)
 		found[p.Kind], routes[p.Route] = true, true
 	}
 	for _, k := range everyKind {
-		require.Equal(t, !kinds[k].slow && k != "cancel-many", found[k], k)
+		require.Equal(t, !kinds[k].slow && !kinds[k].global && k != "cancel-many", found[k], k)
 	}
 	require.Len(t, routes, len(Routes))
 }

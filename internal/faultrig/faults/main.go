@@ -75,14 +75,14 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if *round >= 0 {
-		r, err := faultrig.RunOne(ctx, faultrig.Draw(*seed, *round), opts, os.Stdout)
+		r, err := faultrig.RunOne(ctx, filter.Draw(*seed, *round), opts, os.Stdout)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintf(os.Stdout, "%+v\n", r)
 		return verdict([]faultrig.Result{r})
 	}
-	journal, err := faultrig.OpenJournal(filepath.Join(*dir, fmt.Sprintf("seed-%d.jsonl", *seed)))
+	journal, err := faultrig.OpenJournal(filepath.Join(*dir, filter.Journal(*seed)))
 	if err != nil {
 		return err
 	}
