@@ -282,6 +282,9 @@ func (r *rig) cancelBuild(id string) {
 	}
 }
 
+// fewFiles is what a shell needs to start and to run a script: programs that are starved give their limit on to those.
+const fewFiles = 16
+
 // starve lets a process open no more files than it has now.
 func (r *rig) starve(pid int) bool {
 	r.starving.Lock()
@@ -294,7 +297,7 @@ func (r *rig) starve(pid int) bool {
 	if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &was) != nil {
 		return false
 	}
-	limit := unix.Rlimit{Cur: uint64(len(open)), Max: was.Max}
+	limit := unix.Rlimit{Cur: uint64(max(len(open), fewFiles)), Max: was.Max}
 	if unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil) != nil {
 		return false
 	}

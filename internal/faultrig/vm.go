@@ -269,7 +269,7 @@ func (m *machine) sessions() []process {
 }
 
 // buildOf returns the build a process of the VM works for, empty if it is not to be told: serves and shims have the
-// build's directory open.
+// build's directory open, and a serve that looks for what others left has theirs too for a moment.
 func (m *machine) buildOf(p process) string {
 	base := filepath.Join(m.tmp, "gitlab-runner-steps") + "/"
 	for _, arg := range p.args {
@@ -279,13 +279,18 @@ func (m *machine) buildOf(p process) string {
 	}
 	fds := fmt.Sprintf("/proc/%d/fd", p.pid)
 	entries, _ := os.ReadDir(fds)
+	found := ""
 	for _, e := range entries {
 		to, _ := os.Readlink(filepath.Join(fds, e.Name()))
 		if rest, ok := strings.CutPrefix(to, base); ok {
-			return strings.Split(rest, "/")[0]
+			id := strings.Split(rest, "/")[0]
+			if found != "" && found != id {
+				return ""
+			}
+			found = id
 		}
 	}
-	return ""
+	return found
 }
 
 // left returns what lies in the VM's directories that no build should have left.

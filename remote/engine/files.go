@@ -112,9 +112,16 @@ func bare(err error) error {
 	return err
 }
 
-// writePrivate writes text to a new file at path that only its owner can read. what names it in errors.
+// writePrivate writes text to a new file at path that only its owner can read. what names it in errors. The file of
+// an earlier step is still there if the file system was read-only when that ended.
 func writePrivate(path, text, what string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	create := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) }
+	f, err := create()
+	if errors.Is(err, fs.ErrExist) {
+		if err = os.Remove(path); err == nil {
+			f, err = create()
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("create %s: %w", what, err)
 	}

@@ -82,6 +82,16 @@ func TestScriptThatCannotBeWrittenFailsTheStep(t *testing.T) {
 	require.Contains(t, res.Message, "no such file or directory")
 }
 
+// A file system that was read-only when a step ended has kept its script: the next step failed of that.
+func TestScriptOfAnEarlierStepThatCouldNotBeRemovedIsReplaced(t *testing.T) {
+	tr := newTrial(t, "- {name: a, script: echo hi}")
+	left := filepath.Join(tr.place.ScriptDir, "script")
+	require.NoError(t, os.WriteFile(left, []byte("echo old"), 0o644))
+	require.Equal(t, Success, tr.run().Status)
+	require.Equal(t, "hi\n", tr.stdout.String())
+	require.NoFileExists(t, left)
+}
+
 func TestEnvironmentIsMadeOfLayers(t *testing.T) {
 	tr := newTrial(t, `
 env: {SEQUENCE: sequence, BOTH: sequence, REQUEST: sequence}
