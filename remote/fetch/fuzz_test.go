@@ -3,11 +3,17 @@ package fetch
 import (
 	"archive/tar"
 	"bytes"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 )
 
@@ -33,6 +39,49 @@ func FuzzListing(f *testing.F) {
 			total += o.size
 		}
 		require.LessOrEqual(t, total, l.total)
+	})
+}
+
+// saying is a registry that says the same of each manifest, and the same of each blob.
+type saying struct {
+	manifest, blob []byte
+	kind           string
+}
+
+func (s saying) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := s.blob
+	if strings.Contains(r.URL.Path, "/manifests/") {
+		body = s.manifest
+	}
+	return &http.Response{
+		StatusCode: http.StatusOK, Status: "200 OK", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Request: r,
+		Header:        http.Header{"Content-Type": {s.kind}},
+		ContentLength: int64(len(body)), Body: io.NopCloser(bytes.NewReader(body)),
+	}, nil
+}
+
+// FuzzManifest reads what a registry says of an image: an image of that, or an error that is fit to be read.
+func FuzzManifest(f *testing.F) {
+	const digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+	f.Add([]byte(`{"schemaVersion":2,"config":{"digest":"`+digest+`","size":0},"layers":[{"digest":"`+digest+`","size":-1}]}`), []byte(`{"os":"plan9"}`), string(types.OCIManifestSchema1))
+	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"`+digest+`","platform":{"os":"\u001b[2J"},"mediaType":"application/vnd.oci.image.manifest.v1+json"}]}`), []byte(""), string(types.OCIImageIndex))
+	f.Add([]byte(`{"layers":[{"digest":"../../etc"}]}`), []byte("{}"), string(types.DockerManifestSchema1))
+	f.Fuzz(func(t *testing.T, manifest, blob []byte, kind string) {
+		ref, err := name.ParseReference("registry.test/a/b:c", name.StrictValidation)
+		require.NoError(t, err)
+		from := &fetcher{client: &http.Client{Transport: saying{manifest, blob, kind}}}
+		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
+		if err != nil {
+			err = refusalOf(err, false)
+		} else {
+			var img v1.Image
+			if img, err = pick(d); err == nil {
+				_, _ = img.Layers()
+				return
+			}
+		}
+		require.Less(t, len(err.Error()), 500)
+		require.NotContains(t, err.Error(), "\x1b")
 	})
 }
 

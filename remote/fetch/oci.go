@@ -144,7 +144,7 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 			return nil, registryError(err)
 		}
 		if config.OS != "" && config.OS != want.OS || config.Architecture != "" && config.Architecture != want.Architecture {
-			return nil, fmt.Errorf("the image is for the platform %s/%s, and this machine is %s", config.OS, config.Architecture, want)
+			return nil, fmt.Errorf("the image is for the platform %s, and this machine is %s", printable(config.OS+"/"+config.Architecture, 100), want)
 		}
 		return img, nil
 	}
