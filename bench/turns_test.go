@@ -37,15 +37,22 @@ var (
 	tails = effort{times: 6, least: 4}
 	// costly is for turns that take seconds.
 	costly = effort{times: 1, least: 3}
+	// crowded is for those of more than a hundred builds, of which each turn measures as many, and single for those
+	// of hundreds, where a cold cache is that of a few among them.
+	crowded, single = effort{times: 1, least: 2}, effort{times: 1, least: 1}
 )
 
-// with returns what to spend on n builds: many are costly.
+// with returns what to spend on n builds.
 func (e effort) with(n int) effort {
-	const many = 128
-	if n >= many {
-		return costly
+	const crowd, hundreds = 128, 512
+	switch {
+	case n >= hundreds:
+		return single
+	case n >= crowd:
+		return crowded
+	default:
+		return e
 	}
-	return e
 }
 
 func (e effort) enough(turns int, took time.Duration) bool {
