@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -121,7 +122,7 @@ func (w *laterWriter) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.to == nil {
-		w.kept = appendTail(w.kept, p)
+		w.kept = tail.Append(w.kept, p)
 		return len(p), nil
 	}
 	return w.to.Write(p)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -117,7 +118,7 @@ func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (strin
 		return "", err
 	}
 	defer file.Close()
-	stderr := &tailWriter{}
+	stderr := &tail.Writer{}
 	process, err := f.conn.Start(ctx, mux.Command{Argv: uploadArgv(place, bin), Stderr: stderr})
 	if err != nil {
 		return "", err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"sync"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
 
 	"golang.org/x/crypto/ssh"
@@ -125,7 +126,7 @@ func (c *Connector) withoutStreamlocal(err error) (stream io.ReadWriteCloser, fa
 
 // dialSession bridges by `steps proxy` in a session.
 func (c *Connector) dialSession() (io.ReadWriteCloser, error) {
-	stderr := &tailWriter{}
+	stderr := &tail.Writer{}
 	process := c.takeProxy().use(c.life, []byte(c.listening()+"\n"), stderr)
 	if process == nil {
 		var err error
@@ -170,7 +171,7 @@ var http2Start = struct {
 // bridge; its first read finds that, and says so instead of letting gRPC stumble over it.
 type proxyBridge struct {
 	*mux.Process
-	stderr *tailWriter
+	stderr *tail.Writer
 	fatal  context.CancelCauseFunc // ends the build
 	head   []byte                  // what was read of the frame header and not yet returned
 	read   int                     // bytes of the frame header checked
@@ -217,23 +218,4 @@ func (b *proxyBridge) readError(err error) error {
 	default:
 		return err
 	}
-}
-
-// tailWriter keeps the last of what is written, for an error message.
-type tailWriter struct {
-	mu   sync.Mutex // guards the following
-	tail []byte
-}
-
-func (t *tailWriter) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.tail = appendTail(t.tail, p)
-	return len(p), nil
-}
-
-func (t *tailWriter) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return lastLines(t.tail)
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -310,7 +311,7 @@ func (s *guardStderr) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	_, before := s.scanner.End()
 	pass := s.scanner.Scan(p)
-	s.tail = appendTail(s.tail, pass)
+	s.tail = tail.Append(s.tail, pass)
 	_, after := s.scanner.End()
 	s.mu.Unlock()
 	if len(pass) > 0 {
@@ -333,14 +334,14 @@ func (s *guardStderr) end() (wire.End, bool) {
 func (s *guardStderr) lastLines() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return lastLines(append(s.tail[:len(s.tail):len(s.tail)], s.scanner.Rest()...))
+	return tail.Lines(append(s.tail[:len(s.tail):len(s.tail)], s.scanner.Rest()...))
 }
 
 // flush passes on what was held back, once the process has exited.
 func (s *guardStderr) flush() {
 	s.mu.Lock()
 	rest := s.scanner.Rest()
-	s.tail = appendTail(s.tail, rest)
+	s.tail = tail.Append(s.tail, rest)
 	s.mu.Unlock()
 	if len(rest) > 0 {
 		_, _ = s.to.Write(rest)

@@ -2,14 +2,11 @@ package connector
 
 import (
 	"bytes"
-	"strings"
 	"sync"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 )
-
-// maxTail bounds how much of serve's stderr is kept for an error message.
-const maxTail = 2 << 10
 
 // serveStderr takes what serve writes to its standard error: it watches for the ready marker, keeps
 // the last lines for an error message, and passes all but the marker's line on to the log.
@@ -59,7 +56,7 @@ func (s *serveStderr) takeLocked(p []byte) []byte {
 			s.ready <- path
 			s.keepLocked(p)
 			return append(pass, p...)
-		case ended || len(s.line) > maxTail:
+		case ended || len(s.line) > tail.MaxBytes:
 			s.keepLocked(s.line)
 			pass = append(pass, s.line...)
 			s.line = s.line[:0]
@@ -68,34 +65,13 @@ func (s *serveStderr) takeLocked(p []byte) []byte {
 	return pass
 }
 
-func (s *serveStderr) keepLocked(p []byte) { s.tail = appendTail(s.tail, p) }
+func (s *serveStderr) keepLocked(p []byte) { s.tail = tail.Append(s.tail, p) }
 
 // lastLines returns the last of what serve said, as one line, for an error message.
 func (s *serveStderr) lastLines() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return lastLines(append(s.tail[:len(s.tail):len(s.tail)], s.line...))
-}
-
-// appendTail appends p to tail and keeps the last maxTail bytes.
-func appendTail(tail, p []byte) []byte {
-	tail = append(tail, p[max(0, len(p)-maxTail):]...)
-	if over := len(tail) - maxTail; over > 0 {
-		tail = append(tail[:0], tail[over:]...)
-	}
-	return tail
-}
-
-// lastLines returns the last few lines of foreign text as one.
-func lastLines(text []byte) string {
-	const most = 5
-	var lines []string
-	for line := range strings.Lines(strings.ToValidUTF8(string(text), "?")) {
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines[max(0, len(lines)-most):], " | ")
+	return tail.Lines(append(s.tail[:len(s.tail):len(s.tail)], s.line...))
 }
 
 // flush passes an unfinished line on, at the end.

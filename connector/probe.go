@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -175,10 +176,10 @@ func (e errNoAnswer) Error() string { return fmt.Sprintf("no answer within %v", 
 // run runs a command that is to answer soon, in a session, with nothing on its stdin. It is for the command
 // to end with that. The error is its process's, or errNoAnswer.
 func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr string, err error) {
-	tail := &tailWriter{}
+	said := &tail.Writer{}
 	ctx, cancel := context.WithTimeoutCause(ctx, f.cfg.ReadyTimeout, errNoAnswer(f.cfg.ReadyTimeout))
 	defer cancel()
-	process, err := f.conn.Start(ctx, mux.Command{Argv: argv, Stderr: tail})
+	process, err := f.conn.Start(ctx, mux.Command{Argv: argv, Stderr: said})
 	if err != nil {
 		return nil, "", err
 	}
@@ -186,7 +187,7 @@ func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr str
 	defer context.AfterFunc(ctx, func() { process.Close() })()
 	out, err = io.ReadAll(io.LimitReader(process, maxAnswer+1))
 	if len(out) > maxAnswer {
-		return nil, tail.String(), fmt.Errorf("it printed more than %d bytes", maxAnswer)
+		return nil, said.String(), fmt.Errorf("it printed more than %d bytes", maxAnswer)
 	}
 	if err == nil {
 		err = process.Wait(ctx)
@@ -194,5 +195,5 @@ func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr str
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
-	return out, tail.String(), err
+	return out, said.String(), err
 }

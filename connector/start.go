@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -112,7 +113,7 @@ func relayHint(runner []string, err error) error {
 type relayLog struct{ logger *slog.Logger }
 
 func (l relayLog) Write(p []byte) (int, error) {
-	if text := lastLines(p); text != "" {
+	if text := tail.Lines(p); text != "" {
 		l.logger.Warn("relay", "says", text)
 	}
 	return len(p), nil

@@ -8,13 +8,13 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/yamux"
 
 	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -134,11 +134,11 @@ func (c *Conn) startRelay(cmd Command) (*Relay, error) {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), relayStartTimeout,
 		fmt.Errorf("it did not say hello within %v", relayStartTimeout))
 	defer cancel()
-	tail := &tailWriter{}
+	said := &tail.Writer{}
 	if to := cmd.Stderr; to != nil {
-		cmd.Stderr = io.MultiWriter(tail, to)
+		cmd.Stderr = io.MultiWriter(said, to)
 	} else {
-		cmd.Stderr = tail
+		cmd.Stderr = said
 	}
 	rtt := c.measureRTT(ctx)
 	process, err := c.Start(ctx, cmd)
@@ -170,10 +170,10 @@ func (c *Conn) startRelay(cmd Command) (*Relay, error) {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, r.startError(ctx, err, tail)
+		return nil, r.startError(ctx, err, said)
 	}
 	c.exempt(impl.channel)
-	c.wg.Go(func() { r.watch(tail) })
+	c.wg.Go(func() { r.watch(said) })
 	return r, nil
 }
 
@@ -196,7 +196,7 @@ func (r *Relay) shakeHands(from *bufio.Reader) error {
 }
 
 // startError says why there is no relay, and ends what was started.
-func (r *Relay) startError(ctx context.Context, err error, tail *tailWriter) error {
+func (r *Relay) startError(ctx context.Context, err error, said *tail.Writer) error {
 	if ctx.Err() != nil {
 		err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
 	}
@@ -206,7 +206,7 @@ func (r *Relay) startError(ctx context.Context, err error, tail *tailWriter) err
 	if lost := r.conn.alive("start relay"); lost != nil {
 		return lost
 	}
-	e := &RelayError{Op: "start", Err: err, Stderr: tail.String()}
+	e := &RelayError{Op: "start", Err: err, Stderr: said.String()}
 	if first := (*RelayError)(nil); errors.As(err, &first) {
 		e.Err, e.Version = first.Err, first.Version
 	}
@@ -232,7 +232,7 @@ func (r *Relay) awaitExit() *ExitError {
 }
 
 // watch waits for the relay's end, finds out why, and closes what is left of it.
-func (r *Relay) watch(tail *tailWriter) {
+func (r *Relay) watch(said *tail.Writer) {
 	ended := make(chan struct{})
 	var pings sync.WaitGroup
 	silence := make(chan error, 1)
@@ -251,7 +251,7 @@ func (r *Relay) watch(tail *tailWriter) {
 	case <-r.conn.done:
 	}
 	close(ended)
-	r.fail(r.endError(err, tail))
+	r.fail(r.endError(err, said))
 	_ = r.link.Close() // always nil
 	_ = r.session.Close()
 	r.process.Close()
@@ -259,12 +259,12 @@ func (r *Relay) watch(tail *tailWriter) {
 }
 
 // endError says why the relay ended. silence is not nil when it was the watch that ended it.
-func (r *Relay) endError(silence error, tail *tailWriter) error {
+func (r *Relay) endError(silence error, said *tail.Writer) error {
 	if lost := r.conn.alive("relay"); lost != nil {
 		return lost
 	}
 	if silence != nil {
-		return &RelayError{Op: "keepalive", Err: silence, Stderr: tail.String()}
+		return &RelayError{Op: "keepalive", Err: silence, Stderr: said.String()}
 	}
 	// The session ended: the program has, or what it said was no yamux. Its exit status tells.
 	failure := r.link.failure()
@@ -273,7 +273,7 @@ func (r *Relay) endError(silence error, tail *tailWriter) error {
 	if lost := r.conn.alive("relay"); lost != nil {
 		return lost
 	}
-	e := &RelayError{Op: "relay", Stderr: tail.String()}
+	e := &RelayError{Op: "relay", Stderr: said.String()}
 	switch {
 	case exit != nil:
 		e.Err, e.ExitCode = exit, exit.Status
@@ -368,37 +368,6 @@ func (r *Relay) alive(op string) error {
 		return r.ended(op)
 	}
 	return nil
-}
-
-// tailWriter keeps the last of what is written, for an error message.
-type tailWriter struct {
-	mu   sync.Mutex // guards the following
-	tail []byte
-}
-
-const maxTail = 2 << 10
-
-func (t *tailWriter) Write(p []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.tail = append(t.tail, p[max(0, len(p)-maxTail):]...)
-	if over := len(t.tail) - maxTail; over > 0 {
-		t.tail = append(t.tail[:0], t.tail[over:]...)
-	}
-	return len(p), nil
-}
-
-// String returns the last few lines as one.
-func (t *tailWriter) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var lines []string
-	for line := range strings.Lines(strings.ToValidUTF8(string(t.tail), "?")) {
-		if line = strings.TrimSpace(line); line != "" {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines[max(0, len(lines)-5):], " | ")
 }
 
 func clip(p []byte, most int) []byte { return p[:min(len(p), most)] }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/yamux"
 
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -174,7 +175,7 @@ func refusal(op string, response wire.RelayResponse) error {
 	if !ok {
 		reason = RefusedFailed
 	}
-	return &RefusedError{Op: op, Reason: reason, Text: string(clip([]byte(response.Text), maxTail))}
+	return &RefusedError{Op: op, Reason: reason, Text: string(clip([]byte(response.Text), tail.MaxBytes))}
 }
 
 // streamError says what an error of yamux means here. It says io.EOF when the peer has closed the stream,

@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // The directories of a cache, below one that is named by the version of this layout.
@@ -114,7 +116,7 @@ func (c *cache) scratch() (*scratch, error) {
 }
 
 func (s *scratch) remove() {
-	_ = removeTree(s.path) // what resists is swept
+	_ = rmtree.Remove(s.path) // what resists is swept
 	release(s.lock)
 }
 
@@ -170,24 +172,10 @@ func (c *cache) sweep() {
 	for _, e := range entries {
 		path := c.path(scratchBase, e.Name())
 		if dir, err := claim(path); err == nil {
-			_ = removeTree(path) // again next time
+			_ = rmtree.Remove(path) // again next time
 			release(dir)
 		}
 	}
-}
-
-// removeTree removes path and all below it. Components are read-only, their directories too.
-func removeTree(path string) error {
-	if err := os.RemoveAll(path); err == nil || !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	_ = filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
-		if d != nil && d.IsDir() && err == nil {
-			_ = os.Chmod(name, 0o700) // if it fails so does RemoveAll, with the better error
-		}
-		return nil
-	})
-	return os.RemoveAll(path)
 }
 
 // lock takes the lock of key, for which it waits. Once ready reports true it returns without the lock: unlock is nil

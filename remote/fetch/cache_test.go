@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // zipFile writes an archive and returns the reference to it.
@@ -118,14 +119,14 @@ func TestComponentThatWasChangedIsFetchedAgain(t *testing.T) {
 			require.NoError(t, os.Chtimes(filepath.Join(c.Root, "a"), before.ModTime(), before.ModTime()))
 		},
 		"other mode": func(t *testing.T, c *Component) { require.NoError(t, os.Chmod(filepath.Join(c.Root, "a"), 0o555)) },
-		"removed":    func(t *testing.T, c *Component) { require.NoError(t, removeTree(filepath.Join(c.Root, "a"))) },
-		"all gone":   func(t *testing.T, c *Component) { require.NoError(t, removeTree(c.Root)) },
+		"removed":    func(t *testing.T, c *Component) { require.NoError(t, rmtree.Remove(filepath.Join(c.Root, "a"))) },
+		"all gone":   func(t *testing.T, c *Component) { require.NoError(t, rmtree.Remove(c.Root)) },
 		"a directory for a file": func(t *testing.T, c *Component) {
-			require.NoError(t, removeTree(filepath.Join(c.Root, "a")))
+			require.NoError(t, rmtree.Remove(filepath.Join(c.Root, "a")))
 			require.NoError(t, os.Mkdir(filepath.Join(c.Root, "a"), 0o555))
 		},
 		"a link for a file": func(t *testing.T, c *Component) {
-			require.NoError(t, removeTree(filepath.Join(c.Root, "a")))
+			require.NoError(t, rmtree.Remove(filepath.Join(c.Root, "a")))
 			require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(c.Root, "a")))
 		},
 		"its list of files": func(t *testing.T, c *Component) {

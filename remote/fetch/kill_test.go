@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/steps"
 )
 
@@ -80,7 +81,7 @@ func TestCacheIsRightAfterKills(t *testing.T) {
 			break
 		}
 		if i%4 == 0 { // a cache with nothing in it
-			require.NoError(t, removeTree(dir))
+			require.NoError(t, rmtree.Remove(dir))
 		}
 		cmd := fetchCommand(t, dir, refs...)
 		require.NoError(t, cmd.Start())

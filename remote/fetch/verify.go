@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // errDamaged says that the files of a component are not what they were.
@@ -167,7 +169,7 @@ func removeOthers(dir string, known map[string]bool) error {
 		if err := os.Chmod(parent, 0o700); err != nil {
 			return err
 		}
-		if err := errors.Join(removeTree(path), os.Chmod(parent, 0o555)); err != nil {
+		if err := errors.Join(rmtree.Remove(path), os.Chmod(parent, 0o555)); err != nil {
 			return fmt.Errorf("remove what a step has added to its directory: %w", err)
 		}
 		if d.IsDir() {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/joblog"
 )
@@ -137,7 +138,7 @@ func (j *record) finish() error {
 			errs = append(errs, fmt.Errorf("the job's %v is not complete: %w", Stream(stream), err))
 		}
 	}
-	if err := removeTree(j.tempWorkDir()); err != nil {
+	if err := rmtree.Remove(j.tempWorkDir()); err != nil {
 		errs = append(errs, fmt.Errorf("remove work directory: %w", err))
 	}
 	return errors.Join(errs...)

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/engine"
 	"github.com/stepmux/stepmux/remote/joblog"
 	"github.com/stepmux/stepmux/remote/trace"
@@ -196,6 +197,6 @@ func (j *record) remove() {
 			}
 		}
 		// What resists goes with the store's directory, or keeps that from going, which is an error there.
-		_ = errors.Join(append(errs, removeTree(j.dir))...)
+		_ = errors.Join(append(errs, rmtree.Remove(j.dir))...)
 	})
 }

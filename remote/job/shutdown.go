@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // killTimeout bounds the wait for a killed job: for its processes, and for what it left to be removed.
@@ -80,5 +82,5 @@ func (s *Store) Close() error {
 	if err != nil {
 		return err
 	}
-	return removeTree(s.dir)
+	return rmtree.Remove(s.dir)
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/engine"
 )
 
@@ -49,7 +50,7 @@ func New(cfg Config) (*Store, error) {
 		wake: make(chan struct{}, 1),
 		jobs: map[string]*record{},
 	}
-	if err := removeTree(s.dir); err != nil {
+	if err := rmtree.Remove(s.dir); err != nil {
 		return nil, fmt.Errorf("open job store: %w", err)
 	}
 	if err := os.Mkdir(s.dir, 0o700); err != nil {

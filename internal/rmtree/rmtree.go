@@ -1,4 +1,5 @@
-package job
+// Package rmtree removes directories whatever their modes.
+package rmtree
 
 import (
 	"errors"
@@ -7,9 +8,9 @@ import (
 	"path/filepath"
 )
 
-// removeTree removes path and all below it, if it is there. It does not follow symbolic links, and opens
-// directories that were closed to us, as caches of modules are.
-func removeTree(path string) error {
+// Remove removes path and all below it, if it is there. It does not follow symbolic links, and opens directories that
+// were closed to us or made read-only, as caches of modules are.
+func Remove(path string) error {
 	err := os.RemoveAll(path)
 	if err == nil || !errors.Is(err, fs.ErrPermission) {
 		return err
