@@ -57,6 +57,7 @@ func TestMarkerScannerFindsTheReadyLine(t *testing.T) {
 		"the first of two":              {ReadyLine("/a") + ReadyLine("/b"), "/a", true},
 		"overlapping a partial one":     {"step-runner is listening on " + ReadyLine("/b"), "/b", true},
 		"overlapping a whole one":       {readyPrefix + ReadyLine("/b"), "/b", true},
+		"overlapping two whole ones":    {readyPrefix + "/x" + readyPrefix + "/a" + ReadyLine("/b"), "/b", true},
 		"split by a newline":            {"step-runner is listening\n on socket /a\n", "", false},
 		"a path as long as allowed":     {ReadyLine(long), long, true},
 		"a path too long":               {ReadyLine(long + "x"), "", false},
