@@ -29,7 +29,7 @@ func benchmarkLog(b *testing.B) {
 	size := sizes([]int64{logLimit}, 1<<20)[0]
 	script := fmt.Sprintf("head -c %d /dev/zero", size)
 	s := newServe(b)
-	r := inTurns(b, costly, []candidate{
+	r := inTurns(b, twice, []candidate{
 		throughput("job", parts*size, func() error {
 			for range parts {
 				id, err := s.start(b.Context(), script)

@@ -17,7 +17,7 @@ func benchmarkSteps(b *testing.B, n int) {
 		fmt.Fprintf(&text, "- name: step%d\n  script: %s\n", i, trivial)
 	}
 	s := newServe(b)
-	r := inTurns(b, costly, []candidate{
+	r := inTurns(b, twice, []candidate{
 		together("job", 1, func() error {
 			id, err := s.submit(b.Context(), &pb.RunRequest{Type: pb.RunRequest_step, StepsYaml: text.String()})
 			if err != nil {

@@ -18,7 +18,7 @@ import (
 // paces them, and by the SSH library as fast as it can; and what a lease of a VM costs when all are connected.
 func benchmarkFleet(b *testing.B, n int, rtt time.Duration) {
 	fleet := newFleet(b, n, rtt)
-	r := inTurns(b, costly, []candidate{
+	r := inTurns(b, twice, []candidate{
 		{name: "pool", run: func(r *results) error { return r.connectFleet("pool", fleet) }},
 		{name: "fresh-dial", run: func(r *results) error { return r.dialFleet("fresh-dial", fleet) }},
 		{name: "one-dial", run: func(r *results) error { return r.dialOne("one-dial", fleet["vm-0"]) }},

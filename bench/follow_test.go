@@ -31,13 +31,13 @@ func benchmarkFollowIO(b *testing.B) {
 		client := &serve{StepRunnerClient: pb.NewStepRunnerClient(w.client(b, s.socket))}
 		every := 1
 		if w.name == iocopyName || w.name == "control-master" {
-			every = 3
+			every = 2
 		}
 		all = append(all, candidate{name: w.name, every: every, run: func(r *results) error {
 			return r.follow(w.name, parts*size, parts, func() error { return client.readAll(b.Context(), id, size) })
 		}})
 	}
-	r := inTurns(b, costly, all)
+	r := inTurns(b, twice, all)
 	list := names(all)
 	r.medians("MB/s", list...)
 	r.ratios("unix", list...)

@@ -60,7 +60,11 @@ func benchmarkBridges(b *testing.B, d direction, n int) {
 		}
 		all = append(all, transfer(w.name, every, d, amount, w.streams(b, n, f.path)...))
 	}
-	r := inTurns(b, usual.with(n), all)
+	effort := usual.with(n)
+	if n == 1 {
+		effort = steady
+	}
+	r := inTurns(b, effort, all)
 	r.medians("MB/s", names(all)...)
 	r.ratios("raw", names(all)...)
 	r.costs(names(all)...)
@@ -77,12 +81,12 @@ func benchmarkBridgesAlone(b *testing.B, d direction) {
 	for i, w := range v.allWays(b) {
 		every := 1
 		if w.name == iocopyName {
-			every = 4 // it takes seconds
+			every = 16 // it takes seconds
 		}
 		together = append(together, transfer(w.name, every, d, amount, w.streams(b, many, f.path)...))
 		alone = append(alone, transfer(w.name+"-alone", 1, d, amountAlone, one[i].stream(b, f.path)))
 	}
-	r := inTurns(b, usual, append(alone, together...))
+	r := inTurns(b, steady, append(alone, together...))
 	r.medians("MB/s", names(together)...)
 	r.costs(names(together)...)
 	for i := range together {

@@ -37,19 +37,20 @@ var (
 	tails = effort{times: 6, least: 4}
 	// costly is for turns that take seconds.
 	costly = effort{times: 1, least: 3}
-	// crowded is for those of more than a hundred builds, of which each turn measures as many, and single for those
-	// of hundreds, where a cold cache is that of a few among them.
-	crowded, single = effort{times: 1, least: 2}, effort{times: 1, least: 1}
+	// steady is for what takes a tenth of a second and differs from turn to turn.
+	steady = effort{times: 4, least: 9}
+	// twice is for turns that take long or measure much, and once for those of hundreds of builds.
+	twice, once = effort{times: 1, least: 2}, effort{times: 1, least: 1}
 )
 
 // with returns what to spend on n builds.
 func (e effort) with(n int) effort {
-	const crowd, hundreds = 128, 512
+	const crowd, hundreds = 32, 512
 	switch {
 	case n >= hundreds:
-		return single
+		return once
 	case n >= crowd:
-		return crowded
+		return twice
 	default:
 		return e
 	}

@@ -150,9 +150,9 @@ func (r *rig) setUp(ctx context.Context) error {
 
 // setBuilds makes the builds of the plan.
 func (r *rig) setBuilds() {
-	for i, p := range r.plan.Builds {
+	for _, p := range r.plan.Builds {
 		b := &build{
-			BuildPlan: p, ledger: filepath.Join(r.dir, fmt.Sprintf("ledger-%d", i)), sink: newSink(p.ID),
+			BuildPlan: p, ledger: filepath.Join(r.dir, "ledger-"+p.ID), sink: newSink(p.ID),
 			reached: map[phase]chan struct{}{},
 		}
 		for _, at := range phases {

@@ -34,7 +34,8 @@ type Soak struct {
 type Sample struct {
 	Seconds    float64 `json:"s"`
 	Heap       float64 `json:"heap_bytes"` // live, after a collection
-	RSS        float64 `json:"rss_bytes"`
+	RSS        float64 `json:"rss_bytes"`  // its own, not what is of files
+	Threads    float64 `json:"threads"`    // Go keeps those that it once needed
 	Goroutines float64 `json:"goroutines"`
 	Files      float64 `json:"files"`
 	Processes  float64 `json:"processes"` // of all VMs
@@ -129,9 +130,6 @@ func (s *soak) cycle(n int) *rig {
 	c := newRig(plan, s.dir, s.opts, s.log)
 	c.who, c.vms, c.recycles = s.who, s.vms, true
 	c.setBuilds()
-	for _, b := range c.builds { // the ledgers have the names of those of the cycle before
-		_ = os.Remove(b.ledger) // there is none in the first
-	}
 	return c
 }
 
@@ -145,6 +143,9 @@ func (s *soak) add(c *rig) {
 		f.Text = fmt.Sprintf("cycle %d (%s): %s", c.plan.Round, c.plan.Kind, f.Text)
 		s.result.Findings = append(s.result.Findings, f)
 		fmt.Fprintf(os.Stderr, "%s: build %s: %s\n", f.What, f.Build, f.Text)
+	}
+	for _, b := range c.builds {
+		_ = os.Remove(b.ledger) // there is none of a script that never ran
 	}
 	sample := s.sample()
 	s.result.Samples = append(s.result.Samples, sample)
@@ -165,31 +166,34 @@ func (s *soak) sample() Sample {
 	return Sample{
 		Seconds:    time.Since(s.begin).Seconds(),
 		Heap:       float64(mem.HeapAlloc),
-		RSS:        float64(residentBytes()),
+		RSS:        float64(status("RssAnon")) * 1024,
+		Threads:    float64(status("Threads")),
 		Goroutines: float64(runtime.NumGoroutine()),
 		Files:      float64(files),
 		Processes:  float64(len(s.alive())),
 	}
 }
 
-// residentBytes returns how much memory this process has, by the kernel's count (proc(5)).
-func residentBytes() int {
-	statm, err := os.ReadFile("/proc/self/statm")
+// status returns a number of /proc/self/status (proc(5)), 0 if it has none of that name.
+func status(name string) int {
+	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return 0
 	}
-	f := strings.Fields(string(statm))
-	if len(f) < 2 {
-		return 0
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
+			n, _ := strconv.Atoi(strings.Fields(rest)[0])
+			return n
+		}
 	}
-	pages, _ := strconv.Atoi(f[1])
-	return pages * os.Getpagesize()
+	return 0
 }
 
 // series are what is sampled, by name.
 var series = map[string]func(Sample) float64{
 	"heap":       func(s Sample) float64 { return s.Heap },
 	"rss":        func(s Sample) float64 { return s.RSS },
+	"threads":    func(s Sample) float64 { return s.Threads },
 	"goroutines": func(s Sample) float64 { return s.Goroutines },
 	"files":      func(s Sample) float64 { return s.Files },
 	"processes":  func(s Sample) float64 { return s.Processes },
