@@ -18,7 +18,7 @@ import (
 // there are more than it remembers, which are 1,000.
 func benchmarkServeMemory(b *testing.B) {
 	slice := sizes([]int{1000}, 10)[0]
-	const slices = 4
+	const slices = 3
 	for b.Loop() {
 		s := newServe(b)
 		before, err := rss(s.pid)

@@ -27,7 +27,11 @@ import (
 func benchmarkWarm(b *testing.B, n int) {
 	v := newVM(b)
 	all := at(b, n, append(v.warm(b), v.localBuild(b)))
-	r := inTurns(b, tails.with(n), all)
+	effort := tails.with(n)
+	if n == 1 {
+		effort = many
+	}
+	r := inTurns(b, effort, all)
 	r.spawned(n, all, "fresh-dial", "local")
 }
 

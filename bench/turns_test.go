@@ -35,6 +35,8 @@ var (
 	usual = effort{times: 2, least: 4}
 	// tails is enough for the 99th percentile of what takes milliseconds.
 	tails = effort{times: 6, least: 4}
+	// many is for a distribution that is shown.
+	many = effort{times: 6, least: 24}
 	// costly is for turns that take seconds.
 	costly = effort{times: 1, least: 3}
 	// steady is for what takes a tenth of a second and differs from turn to turn.
