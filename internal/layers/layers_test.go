@@ -20,8 +20,8 @@ const module = "github.com/stepmux/stepmux"
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
 	"pool":      {},
-	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess"},
-	"connector": {"mux", "pool", "internal/wire", "remote/api/**"},
+	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
+	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "internal/spell"},
@@ -31,9 +31,9 @@ var allowed = map[string][]string{
 
 	"remote":          {"remote/service", "remote/job", "remote/engine", "remote/fetch", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/service":  {"remote/job", "remote/trace", "remote/engine", "remote/joblog", "remote/steps", "remote/expr", "remote/api/**", "internal/wire"},
-	"remote/job":      {"remote/engine", "remote/trace", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire"},
+	"remote/job":      {"remote/engine", "remote/trace", "remote/expr", "remote/joblog", "remote/mask", "remote/steps", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
 	"remote/engine":   {"remote/trace", "remote/fetch", "remote/steps", "remote/expr", "remote/proc", "remote/joblog", "remote/api/**", "internal/wire"},
-	"remote/fetch":    {"remote/steps", "remote/api/**"},
+	"remote/fetch":    {"remote/steps", "remote/api/**", "internal/rmtree"},
 	"remote/local":    {"remote/service", "remote/trace", "remote/job", "remote/engine", "remote/fetch", "remote/gitlabci", "remote/steps", "remote/expr", "remote/mask", "remote/api/**"},
 	"remote/gitlabci": {"remote/steps", "remote/api/**"},
 	"remote/steps":    {"remote/expr", "remote/api/**", "internal/wire", "internal/spell"},
@@ -59,6 +59,8 @@ var allowed = map[string][]string{
 	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
 	"internal/spell":      {},
 	"internal/termtext":   {},
+	"internal/tail":       {},
+	"internal/rmtree":     {},
 	"internal/smallhttp":  {},
 	"internal/vmtest":     {"internal/wire"},
 	"internal/faultconn":  {},
