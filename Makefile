@@ -89,7 +89,7 @@ faults-report: ## write the tables of docs/reliability.md from what make faults 
 	go run ./internal/faultrig/faults report
 
 .PHONY: bench
-bench: ## run the benchmarks BENCH (a regexp) names, all in ten minutes; the output is kept in bin/bench.txt
+bench: ## run the benchmarks BENCH (a regexp) names, all in about ten minutes; the output is kept in bin/bench.txt
 	mkdir -p bin
 	rm -f bin/bench-samples.json
 	STEPMUX_BENCH_SAMPLES=$(CURDIR)/bin/bench-samples.json \

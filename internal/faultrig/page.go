@@ -91,13 +91,16 @@ func (r *Soaked) markdown() string {
 		unit        float64
 	}{
 		{"heap", "live heap, MiB", 1 << 20},
-		{"rss", "resident memory of its own, MiB", 1 << 20},
+		{"rss", "resident memory, MiB", 1 << 20},
 		{"threads", "threads", 1},
 		{"goroutines", "goroutines", 1},
 		{"files", "open files", 1},
 		{"processes", "processes on the VMs", 1},
 	} {
 		f := r.Fits[row.name]
+		if f.Mean == 0 {
+			continue // an earlier rig did not sample it
+		}
 		word := "grows"
 		if f.Flat {
 			word = "flat"
