@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string) error {
 	seed := fl.Uint64("seed", 1, "what all is drawn from")
 	n := fl.Int("n", 200, "how many faults")
 	round := fl.Int("round", -1, "run this round only, and show what happens in it")
-	kinds := fl.String("kinds", "", "kinds of faults, separated by commas (default all)")
+	kinds := fl.String("kinds", "", "kinds of faults, separated by commas (default all but clock, which is the whole machine's)")
 	routes := fl.String("routes", "", "routes, separated by commas (default all)")
 	limit := fl.Duration("time", time.Hour, "how long at most; what is left is done by the next run")
 	jobs := fl.Int("jobs", 2, "rounds at once")
