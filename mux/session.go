@@ -113,11 +113,12 @@ func (s *session) exec(ctx context.Context, cmd Command) error {
 func (p *sessionProcess) pumpStderr(to io.Writer) {
 	defer close(p.exited)
 	defer func() { <-p.gone }()
-	buf := chunks.Get().(*[chunkSize]byte)
-	defer chunks.Put(buf)
+	var in readBuffer
+	defer in.free()
 	from := p.ssh.Stderr()
 	for {
-		n, err := from.Read(buf[:])
+		buf := in.next()
+		n, err := from.Read(buf)
 		if n > 0 && to != nil {
 			if _, werr := to.Write(buf[:n]); werr != nil {
 				to = nil
@@ -126,6 +127,7 @@ func (p *sessionProcess) pumpStderr(to io.Writer) {
 		if err != nil {
 			return
 		}
+		in.used(n)
 	}
 }
 
