@@ -3,6 +3,7 @@ package mux
 import (
 	"io"
 	"sync"
+	"time"
 )
 
 const (
@@ -10,6 +11,8 @@ const (
 	// OpenSSH exchange. Larger pieces, which go from goroutine to goroutine and open the window less often, were
 	// measured to make no difference.
 	chunkSize = 32 << 10
+	// writeLinger is how long, at least, the goroutine that writes waits for more.
+	writeLinger = 20 * time.Millisecond
 	// idleChunk is the size of the buffer that waits for the peer's first byte, small because idle
 	// streams are many.
 	idleChunk = 512
@@ -53,7 +56,8 @@ func (b *readBuffer) free() {
 // channelStream is a Stream over an SSH channel.
 //
 // The SSH library's own Read and Write can only be woken by the peer, so each direction has a
-// goroutine, started by its first use, that Close need not wait for and the Conn's Close does.
+// goroutine, started by its first use, that Close need not wait for and the Conn's Close does. The one that
+// writes ends when nothing was written for a while.
 type channelStream struct {
 	*channel
 
@@ -62,9 +66,12 @@ type channelStream struct {
 	spent    chan struct{} // to it: the piece is used up
 	current  piece         // owned by Read
 
-	writeOnce sync.Once
-	out       chan outPiece // to the writer goroutine
-	written   chan error    // from it, one for each outPiece
+	out     chan outPiece // to the writer goroutine
+	written chan error    // from it, one for each outPiece
+
+	writeMu sync.Mutex // guards the following
+	writing bool       // there is a writer goroutine
+	sending int        // how many have a piece for it
 
 	closeWrite sync.Once
 }
@@ -178,7 +185,8 @@ func (s *channelStream) CloseWrite() error {
 
 // send passes a piece to the writer goroutine and waits for its word.
 func (s *channelStream) send(piece outPiece) error {
-	s.writeOnce.Do(func() { s.conn.spawn(s.writeLoop) }) // if not spawned, the connection is done
+	s.wantWriter()
+	defer s.doneSending()
 	select {
 	case s.out <- piece:
 	case <-s.closed:
@@ -197,6 +205,30 @@ func (s *channelStream) send(piece outPiece) error {
 	}
 }
 
+// wantWriter sees to it that there is a writer goroutine, until doneSending.
+func (s *channelStream) wantWriter() {
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	s.sending++
+	if !s.writing {
+		s.writing = s.conn.spawn(s.writeLoop) // if not spawned, the connection is done
+	}
+}
+
+func (s *channelStream) doneSending() {
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	s.sending--
+}
+
+// retire reports whether the writer goroutine may end: nobody has a piece for it.
+func (s *channelStream) retire() bool {
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	s.writing = s.sending > 0
+	return !s.writing
+}
+
 func (s *channelStream) unsent(piece outPiece) error {
 	if piece.buf != nil {
 		chunks.Put(piece.buf)
@@ -204,16 +236,25 @@ func (s *channelStream) unsent(piece outPiece) error {
 	return io.EOF
 }
 
-// writeLoop hands pieces to the SSH library until the stream is closed.
+// writeLoop hands pieces to the SSH library until the stream is closed, or none came for a while.
 func (s *channelStream) writeLoop() {
+	ticker := time.NewTicker(writeLinger)
+	defer ticker.Stop()
+	idle := false
 	for {
 		select {
 		case piece := <-s.out:
+			idle = false
 			select {
 			case s.written <- s.transmit(piece):
 			case <-s.closed:
 				return
 			}
+		case <-ticker.C:
+			if idle && s.retire() {
+				return
+			}
+			idle = true
 		case <-s.closed:
 			return
 		case <-s.gone:

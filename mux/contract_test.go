@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -177,4 +178,25 @@ func TestDialReachesATCPPortSeenFromTheVM(t *testing.T) {
 		require.Equal(t, "SSH-", string(banner))
 		require.NoError(t, stream.Close())
 	})
+}
+
+func TestStreamThatIsIdleHasNobodyWhoWrites(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(echo)
+		for _, message := range []string{"one", "two"} {
+			_, err := s.Write([]byte(message))
+			require.NoError(t, err)
+			got := make([]byte, len(message))
+			_, err = io.ReadFull(s, got)
+			require.NoError(t, err)
+			require.Equal(t, message, string(got))
+			eventually(t, func() bool { return !running("mux.(*channelStream).writeLoop") })
+		}
+	})
+}
+
+// running reports whether a goroutine is in the function.
+func running(function string) bool {
+	stacks := make([]byte, 1<<20)
+	return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte(function))
 }

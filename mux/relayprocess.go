@@ -40,25 +40,22 @@ func (r *Relay) Start(ctx context.Context, cmd Command) (*Process, error) {
 		more:        make(chan struct{}, 1),
 		gone:        make(chan struct{}),
 		exited:      make(chan struct{}),
-	}
-	to := cmd.Stderr
-	if to == nil {
-		to = io.Discard
+		stderrTo:    cmd.Stderr,
 	}
 	if !r.conn.spawn(p.receive) {
 		p.receive() // finds the end at once
 	}
-	go p.pumpStderr(to)
 	return newProcess(p), nil
 }
 
-// relayProcess is a Process by a relay. Its goroutines are one that receives frames and one that delivers
-// stderr; they end with the stream, the latter not before the caller's Writer returns.
+// relayProcess is a Process by a relay. Its goroutines are one that receives frames, which ends with the stream,
+// and, while there is some, one that delivers stderr, which does not end before the caller's Writer returns.
 type relayProcess struct {
 	*relayStream
 	stdout, stderr *inbox
 	gone           chan struct{} // closed once the stream has ended and exit or lost is set
 	exited         chan struct{} // closed once stderr is delivered, too
+	stderrTo       io.Writer     // nil: nobody wants it, or no more; owned by whoever delivers
 
 	exit wire.RelayExit // valid after gone, unless lost is not nil
 	lost error
@@ -85,6 +82,7 @@ func (p *relayProcess) receive() {
 	}
 	p.stdout.end(end)
 	p.stderr.end(end)
+	p.deliverStderr()
 	close(p.gone)
 	p.hangUp()
 }
@@ -108,7 +106,9 @@ func (p *relayProcess) readFrames(exited *bool) error {
 		case wire.FrameData:
 			err = p.stdout.put(payload)
 		case wire.FrameStderr:
-			err = p.stderr.put(payload)
+			if err = p.stderr.put(payload); err == nil {
+				p.deliverStderr()
+			}
 		case wire.FrameEnd:
 			p.stdout.end(io.EOF)
 		case wire.FrameCredit:
@@ -144,19 +144,30 @@ func (p *relayProcess) grant(kind wire.RelayFrame, n int) {
 	}
 }
 
-// pumpStderr delivers stderr to its end.
-func (p *relayProcess) pumpStderr(to io.Writer) {
-	defer close(p.exited)
-	defer func() { <-p.gone }()
+// deliverStderr sees to it that what there is of stderr, or its end, is delivered, by a goroutine of its own: the
+// caller's Writer may block, and most processes say nothing.
+func (p *relayProcess) deliverStderr() {
+	if p.stderr.claim() {
+		go p.pumpStderr()
+	}
+}
+
+// pumpStderr delivers stderr until there is no more for now.
+func (p *relayProcess) pumpStderr() {
 	for {
-		data, credit, err := p.stderr.wait() // also after Close: what the process says on its way out
+		data, credit, err := p.stderr.take() // also after Close: what the process says on its way out
 		p.grant(wire.FrameStderr, credit)
-		if len(data) > 0 && to != nil {
-			if _, werr := to.Write(data); werr != nil {
-				to = nil
+		if len(data) > 0 && p.stderrTo != nil {
+			if _, werr := p.stderrTo.Write(data); werr != nil {
+				p.stderrTo = nil
 			}
 		}
-		if err != nil {
+		switch {
+		case err != nil:
+			<-p.gone
+			close(p.exited)
+			return
+		case len(data) == 0:
 			return
 		}
 	}
@@ -300,6 +311,7 @@ type inbox struct {
 	err       error // why no more comes
 	owed      int   // read since the last credit
 	discarded bool
+	claimed   bool // somebody takes what is there
 }
 
 func newInbox() *inbox { return &inbox{more: make(chan struct{}, 1)} }
@@ -368,19 +380,25 @@ func (i *inbox) read(p []byte, closed <-chan struct{}) (n, credit int, err error
 	}
 }
 
-// wait is read that returns all there is.
-func (i *inbox) wait() (data []byte, credit int, err error) {
-	for {
-		i.mu.Lock()
-		data = i.buf.Bytes()
-		i.buf = bytes.Buffer{}
-		credit, err = i.creditLocked(len(data)), i.err
-		i.mu.Unlock()
-		if len(data) > 0 || err != nil {
-			return data, credit, err
-		}
-		<-i.more // its end comes, at the latest with the relay's
-	}
+// claim reports whether the caller is to take what is there, as nobody does.
+func (i *inbox) claim() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	claimed := i.claimed
+	i.claimed = true
+	return !claimed
+}
+
+// take returns all there is, the credit that is due, and the end if all was taken. If there is neither, the claim has
+// ended.
+func (i *inbox) take() (data []byte, credit int, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	data = i.buf.Bytes()
+	i.buf = bytes.Buffer{}
+	credit, err = i.creditLocked(len(data)), i.err
+	i.claimed = len(data) > 0 || err != nil
+	return data, credit, err
 }
 
 // creditLocked counts n bytes that were read and returns the credit that is due: not for each byte.
