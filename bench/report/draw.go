@@ -114,10 +114,10 @@ var drawings = []drawing{
 		func(r *results, _ []sample) *figurePlot { return pings(r) },
 	},
 	{
-		picture{"neighbours.svg", "A ping beside many downloads", "The 99th percentile of a small round trip, by how many builds there are on the connection, of which all others " +
+		picture{"neighbours.svg", "A ping beside many downloads", "The median of a small round trip, by how many builds there are on the connection, of which all others " +
 			"download all they can. Lower is better.", "Neighbour/flood"},
 		func(r *results, _ []sample) *figurePlot {
-			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p99-µs", "builds at once", "microseconds", setLogarithmic)
+			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p50-µs", "builds at once", "milliseconds", setLogarithmic)
 		},
 	},
 	{
@@ -195,7 +195,11 @@ func series(r *results, prefix, unit, x, y string, upwards func(axis *plot.Axis)
 	p := newPlot(x, y)
 	setLogarithmic(&p.X)
 	upwards(&p.Y)
-	p.lines(r, unit, 1, func(name string) (float64, bool) {
+	scale := 1.0
+	if strings.HasSuffix(unit, "µs") {
+		scale = 1.0 / 1000 // drawn in milliseconds
+	}
+	p.lines(r, unit, scale, func(name string) (float64, bool) {
 		n, err := strconv.ParseFloat(strings.TrimPrefix(name, prefix), 64)
 		return n, err == nil && strings.HasPrefix(name, prefix)
 	})
