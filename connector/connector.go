@@ -278,6 +278,7 @@ func (c *Connector) Close(ctx context.Context) error {
 		c.forgetLog()
 		c.end(ErrClosed)
 		<-connected // soon: all it waits for is bounded by the life that just ended
+		defer context.AfterFunc(ctx, c.giveUp)()
 		c.closeBridges()
 		c.giveUpAhead()
 		c.giveNative()

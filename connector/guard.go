@@ -79,7 +79,8 @@ func startGuarded(ctx context.Context, starter Starter, spec guardSpec) (*guarde
 		return nil, err
 	}
 	if !g.native {
-		_, _ = io.WriteString(g.process, key+"\n") // what could not be sent shows in the end
+		defer context.AfterFunc(ctx, func() { g.process.Close() })() // a peer that takes nothing holds up no longer
+		_, _ = io.WriteString(g.process, key+"\n")                   // what could not be sent shows in the end
 	}
 	return g, nil
 }
@@ -196,9 +197,10 @@ func (g *guarded) run(ctx context.Context, out *outputs) (code int, err error) {
 	defer g.close()
 	defer out.giveUp()
 	complete := make(chan struct{})
+	var cut error // why stdout is not complete; valid then
 	reading.Go(func() { //nolint:contextcheck // what is stopped is read to its end
 		defer close(complete)
-		drain(g, out.writer(out.stdout))
+		cut = drain(g, out.writer(out.stdout))
 		_ = g.over(context.Background()) // soon: stdout has ended, or we have closed it
 	})
 	select {
@@ -214,12 +216,14 @@ func (g *guarded) run(ctx context.Context, out *outputs) (code int, err error) {
 	if err := out.flush(ctx); err != nil {
 		return 0, err
 	}
-	select {
-	case <-out.failed.Done():
+	if out.failed.Err() != nil {
 		return 0, out.failure()
-	default:
-		return g.exit()
 	}
+	code, err = g.exit()
+	if err == nil && isLost(cut) {
+		return 0, cut // its end, which stderr told, came first
+	}
+	return code, err
 }
 
 // stop ends it: SIGTERM to its process group, the grace, SIGKILL. It returns, and has let go of it, when it is

@@ -194,6 +194,8 @@ func (l *Log) flush(ctx context.Context) error {
 func (l *Log) Close(ctx context.Context) {
 	l.mu.Lock()
 	l.closed = true
+	close(l.more) // whoever waits for room
+	l.more = make(chan struct{})
 	l.mu.Unlock()
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc

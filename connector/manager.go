@@ -45,14 +45,17 @@ func (e *managerExecution) run(ctx, calls context.Context, end context.CancelCau
 		return e.discreet(err)
 	}, e.cancel)
 	var last *runnerproto.Status
+	late := limited.Err() != nil
 	if err == nil {
-		if last, err = e.follow(limited, calls, end); err == nil {
+		last, err = e.follow(limited, calls, end)
+		late = limited.Err() != nil // what the log takes after that is not the job's time
+		if err == nil {
 			err = e.log.flush(calls)
 		}
 		e.forget(calls)
 	}
 	switch {
-	case ctx.Err() == nil && limited.Err() != nil && calls.Err() == nil:
+	case ctx.Err() == nil && late && calls.Err() == nil && last.GetStatus() != runnerproto.Status_success:
 		return Result{Status: Failed, TimedOut: true, Message: fmt.Sprintf("the job took longer than %v", e.job.Timeout)}, nil
 	case err != nil:
 		return Result{}, err
@@ -130,7 +133,10 @@ func (e *managerExecution) followLogs(ctx context.Context) (progress bool, err e
 		if err != nil {
 			return progress, err
 		}
-		if _, err := e.log.Write(msg.GetData()); err != nil {
+		if _, err := e.log.write(ctx.Done(), msg.GetData()); err != nil {
+			if ctx.Err() != nil {
+				return progress, context.Cause(ctx)
+			}
 			return progress, &LogError{err}
 		}
 		progress = true

@@ -79,9 +79,9 @@ type patientWriter struct {
 
 func (w patientWriter) Write(p []byte) (int, error) { return w.log.write(w.done, p) }
 
-// drain copies a process's stdout to its end. What a log does not take is discarded: what is not read would hold
-// up the process.
-func drain(from io.Reader, to io.Writer) {
+// drain copies a process's stdout to its end, and returns why it has ended if that is not io.EOF. What a log does not
+// take is discarded: what is not read would hold up the process.
+func drain(from io.Reader, to io.Writer) error {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
@@ -90,8 +90,11 @@ func drain(from io.Reader, to io.Writer) {
 				to = nil
 			}
 		}
-		if err != nil {
-			return
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
 		}
 	}
 }

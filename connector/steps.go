@@ -373,8 +373,8 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 				last = msg.GetJob()
 				return true, nil
 			}
-			progress = true
 			if n >= reported {
+				progress = true
 				reported = n + 1
 				e.report(msg.GetResult())
 			}

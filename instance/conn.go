@@ -145,6 +145,7 @@ func (c *streamConn) read() {
 				select {
 				case <-c.spent:
 				case <-c.closed:
+					buf = make([]byte, connRead) // a Read may still copy from the other
 				}
 			case <-c.closed:
 			}

@@ -35,7 +35,7 @@ func (b *readBuffer) next() []byte {
 	return b.small[:]
 }
 
-// used notes that n bytes of the buffer were filled, and are no longer needed.
+// used notes that n bytes of the buffer were filled, and that nobody needs them any more.
 func (b *readBuffer) used(n int) {
 	switch {
 	case b.large == nil && n == idleChunk:
@@ -101,6 +101,9 @@ func newChannelStream(ch *channel) *channelStream {
 
 // Read reads what the other end sent. See [Stream] for its errors.
 func (s *channelStream) Read(p []byte) (int, error) {
+	if s.isClosed() {
+		return 0, s.readError(io.EOF)
+	}
 	s.readOnce.Do(func() {
 		if !s.conn.spawn(s.readLoop) {
 			close(s.filled)
@@ -128,10 +131,11 @@ func (s *channelStream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// readLoop reads the channel ahead by one piece, in small pieces while little comes.
+// readLoop reads the channel ahead by one piece, in small pieces while little comes. A large buffer is given back only
+// when it is spent: Read may still copy from it when Close has woken the readLoop, and the next to have it is another
+// build's stream.
 func (s *channelStream) readLoop() {
 	var in readBuffer
-	defer in.free()
 	for {
 		buf := in.next()
 		n, err := s.ssh.Read(buf)

@@ -195,6 +195,33 @@ func TestStreamThatIsIdleHasNobodyWhoWrites(t *testing.T) {
 	})
 }
 
+func TestClosedStreamReadsNothingOfAnother(t *testing.T) {
+	// Symptom: what was left to read of a stream that was closed was what another one wrote then.
+	onStreams(t, func(t *testing.T, r *rig) {
+		const secret = "SECRET of another"
+		sent := bytes.Repeat([]byte{'a'}, 256<<10)
+		closed, other := r.open(echo), r.open(echo)
+		wrote := inBackground(func() error { _, err := closed.Write(sent); return err })
+		got := make([]byte, 64<<10)
+		_, err := io.ReadFull(closed, got) // large pieces
+		require.NoError(t, err)
+		_, err = closed.Read(got[:1])
+		require.NoError(t, err)
+		require.NoError(t, closed.Close())
+		_ = receive(t, wrote)
+		for range 20 {
+			message := bytes.Repeat([]byte(secret), 1000)
+			_, err = other.Write(message)
+			require.NoError(t, err)
+			_, err = io.ReadFull(other, make([]byte, len(message)))
+			require.NoError(t, err)
+		}
+		n, err := closed.Read(got)
+		require.ErrorIs(t, err, io.ErrClosedPipe)
+		require.Zero(t, n)
+	})
+}
+
 // running reports whether a goroutine is in the function.
 func running(function string) bool {
 	stacks := make([]byte, 1<<20)

@@ -237,6 +237,13 @@ func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
 	})
 }
 
+func TestARelayThatIsToldToEndHasLostWhatRanByIt(t *testing.T) {
+	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	p := startBy(t, r, "trap 'exit 0' TERM; echo $PPID; while :; do sleep 0.01; done", nil)
+	require.NoError(t, syscall.Kill(readPID(t, p), syscall.SIGTERM))
+	requireRelayLost(t, p.Wait(sshtest.Within(t)))
+}
+
 func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
 	for name, test := range map[string]struct {
 		line string

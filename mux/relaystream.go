@@ -219,6 +219,9 @@ func (s *relayStream) next(other func(kind wire.RelayFrame, n int) error) error 
 
 // Read implements duplex for a socket.
 func (s *relayStream) Read(p []byte) (int, error) {
+	if s.isClosed() {
+		return 0, s.error("read", io.EOF)
+	}
 	err := s.next(func(kind wire.RelayFrame, n int) error {
 		if kind != wire.FrameEnd || n != 0 {
 			return fmt.Errorf("%w: a frame %q of %d bytes from a socket", wire.ErrRelayProtocol, kind, n)

@@ -21,8 +21,6 @@ import (
 
 const (
 	relayGrace = 15 * time.Second
-	// relayLastWords bounds the wait, once the last process has ended, for the manager to take its output.
-	relayLastWords = time.Second
 	// killTimeout bounds the wait for processes that were killed: some cannot be.
 	killTimeout = 5 * time.Second
 )
@@ -65,8 +63,8 @@ type RelayConfig struct {
 //   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;
 //   - the manager says what makes no sense, takes nothing any more, or gives no sign of life for 45 s.
 //
-// At the end it takes no more requests and stops every process (SIGTERM to its process group, Grace, SIGKILL)
-// and all that descends from one. It waits for all of that, which is bounded, and returns what could not be
+// At the end it hangs up, so that the manager knows of what still ran that it was lost, not how it ended, and stops
+// every process (SIGTERM to its process group, Grace, SIGKILL) and all that descends from one. It waits for all of that, which is bounded, and returns what could not be
 // killed. If it is killed itself, its processes get SIGTERM and their stdin ends.
 //
 // It must be the only one in its program to start processes: while it runs the program is the parent of all
@@ -165,17 +163,16 @@ func (r *relay) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		reason = context.Cause(ctx)
-		defer time.AfterFunc(r.grace+outputPatience+relayLastWords, r.hangUp).Stop()
 	case reason = <-r.failed:
-		r.hangUp()
 	}
+	// Before any process is stopped: how it ends then is not its own end, and nobody is to take it for that.
+	r.hangUp()
 	r.mu.Lock()
 	close(r.closing)
 	r.mu.Unlock()
 	defer time.AfterFunc(r.grace+killTimeout, func() { close(r.abandoned) }).Stop()
 	r.processes.Wait()
 	r.spares.close()
-	r.hangUp()
 	own.Wait()
 	r.streams.Wait()
 	var left error

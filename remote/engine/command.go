@@ -111,8 +111,8 @@ func timedOut(why error, exit proc.Exit) outcome {
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
 	exports, expErr := g.files.exports(g.v0())
-	for _, v := range outputs {
-		r.protect(v)
+	if err := r.protect(outputs); err != nil {
+		return err
 	}
 	r.taint(outputs)
 	r.taint(exports)

@@ -166,7 +166,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		if p := recover(); p != nil {
 			abort(r.results)
 			result = r.result(ctx)
-			result.Status, result.Message = Failure, r.cfg.Masker.Mask(fmt.Sprintf("internal error of the step runner: %v", p))
+			result.Status, result.Message = Failure, r.message(fmt.Sprintf("internal error of the step runner: %v", p))
 			result.System = true
 		}
 		if r.cancel != nil {
@@ -225,8 +225,8 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	if f.inputs, err = steps.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
 		return nil, err
 	}
-	for _, v := range f.inputs {
-		r.protect(v)
+	if err := r.protect(f.inputs); err != nil {
+		return nil, err
 	}
 	set, err := r.evalEnv(f, def.GetEnv())
 	if err != nil {
@@ -245,7 +245,7 @@ func (r *Runner) refuse(err error) Result {
 		r.cfg.Observe(r.results[i])
 	}
 	system := proc.MachineFailed(err)
-	return Result{Status: Failure, Invalid: !system, System: system, Message: r.cfg.Masker.Mask(err.Error()), Steps: r.results}
+	return Result{Status: Failure, Invalid: !system, System: system, Message: r.message(err.Error()), Steps: r.results}
 }
 
 // due reports whether a step of f with when shall run now, the context for that, and whether it runs
@@ -299,7 +299,7 @@ func (r *Runner) result(ctx context.Context) Result {
 func (r *Runner) giveOutputs(res *Result) {
 	outputs, _, err := r.sequenceOutputs(r.top)
 	if err != nil {
-		res.Status, res.Message = Failure, r.cfg.Masker.Mask(err.Error())
+		res.Status, res.Message = Failure, r.message(err.Error())
 	}
 	res.Outputs = outputs
 }

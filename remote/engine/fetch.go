@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"path/filepath"
@@ -27,7 +28,8 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if l := f.limits.next(); l != nil {
+	l := f.limits.next()
+	if l != nil {
 		var end context.CancelFunc
 		ctx, end = context.WithDeadlineCause(ctx, l.at, l.why)
 		defer end()
@@ -36,6 +38,9 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded
 	c, err := r.component(ctx, ref)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
+		if l != nil && errors.Is(err, l.why) {
+			l.extend(r.cfg.AlwaysLimit)
+		}
 	}
 	if err != nil {
 		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
@@ -70,7 +75,9 @@ func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	path := ref.GetUrl()
 	if u, _ := url.Parse(path); u != nil {
 		if password, ok := u.User.Password(); ok && password != "" {
-			_ = r.cfg.Masker.Add(password) // see protect
+			if err := r.cfg.Masker.Add(password); err != nil {
+				return nil, fmt.Errorf("mask its password: %w", err)
+			}
 		}
 		if u.Scheme == "file" && (u.Host == "" || u.Host == "localhost") {
 			path = u.Path

@@ -208,7 +208,9 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 		if total += len(name.Text()) + 1 + len(value.Text()); total > steps.MaxEnv {
 			return nil, fmt.Errorf("env: the variables have more than %d bytes in all; put some into files", steps.MaxEnv)
 		}
-		r.protect(value)
+		if err := r.protectOne(value); err != nil {
+			return nil, fmt.Errorf("%s: mask it: %w", what, err)
+		}
 		set[name.Text()] = value
 	}
 	return set, nil

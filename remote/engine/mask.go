@@ -1,14 +1,20 @@
 package engine
 
 import (
+	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/stepmux/stepmux/remote/expr"
+	"github.com/stepmux/stepmux/remote/steps"
 )
 
 // Masker keeps secrets out of what a job writes and says. It is safe for concurrent use.
 type Masker interface {
-	// Add adds a secret. The error says why it cannot be masked.
+	// Add adds a secret. One that is too short to be told from other text is not masked, and nothing can be done
+	// about that. The error says why another cannot be: nobody is to see it then.
 	Add(secret string) error
 	// Mask returns text with all secrets replaced.
 	Mask(text string) string
@@ -36,29 +42,59 @@ func (r *Runner) masked(w io.Writer) io.WriteCloser {
 	return r.cfg.Masker.NewWriter(w)
 }
 
-// protect has all texts in v masked from now on, if v is sensitive.
-func (r *Runner) protect(v expr.Value) {
+// protect has all texts in values masked from now on, if they are sensitive.
+func (r *Runner) protect(values map[string]expr.Value) error {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if err := r.protectOne(values[name]); err != nil {
+			return fmt.Errorf("mask%s: %w", steps.Quote(name), err)
+		}
+	}
+	return nil
+}
+
+func (r *Runner) protectOne(v expr.Value) error {
 	if !v.Sensitive() || v.Text() == "" {
-		return
+		return nil
 	}
 	switch v.Kind() {
 	case expr.Array, expr.Object:
-		_ = r.cfg.Masker.Add(v.Text())
 		for i := range v.Len() {
-			r.protect(v.Index(i))
+			if err := r.protectOne(v.Index(i)); err != nil {
+				return err
+			}
 		}
 	case expr.String, expr.Number:
-		// One that is too short to be told from other text is not masked, and nothing can be done about it.
-		_ = r.cfg.Masker.Add(v.Text())
 	default:
+		return nil
 	}
+	return r.cfg.Masker.Add(v.Text())
+}
+
+// message returns a text for people, without secrets and fit for a protocol that knows UTF-8 only: it may quote what
+// is foreign.
+func (r *Runner) message(text string) string {
+	return strings.ToValidUTF8(r.cfg.Masker.Mask(text), "\uFFFD")
 }
 
 // taint marks those of values as sensitive that have a secret in them, though nobody said so.
 func (r *Runner) taint(values map[string]expr.Value) {
 	for name, v := range values {
-		if text := v.Text(); !v.Sensitive() && r.cfg.Masker.Mask(text) != text {
+		if !v.Sensitive() && holds(v, func(text string) bool { return r.cfg.Masker.Mask(text) != text }) {
 			values[name] = v.MarkSensitive()
 		}
 	}
+}
+
+// holds reports whether a secret is in v: in one of its texts, or in all of it as JSON.
+func holds(v expr.Value, secret func(text string) bool) bool {
+	if secret(v.Text()) {
+		return true
+	}
+	keys := v.Keys()
+	for i := range v.Len() {
+		if keys != nil && secret(keys[i]) || holds(v.Index(i), secret) {
+			return true
+		}
+	}
+	return false
 }

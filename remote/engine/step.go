@@ -99,7 +99,7 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	res.Finished = time.Now()
 	res.Status, res.ExitCode, res.System = o.status, o.code, o.system
 	if o.why != "" {
-		res.Message = r.cfg.Masker.Mask(fmt.Sprintf("step %q: %s", res.Name, o.why))
+		res.Message = r.message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
 	r.rec.finished(res)
 	r.observe(res)
@@ -216,7 +216,9 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 			if text := v.Text(); given[name].Sensitive() && r.cfg.Masker.Mask(text) != text {
 				continue
 			}
-			r.protect(v)
+			if err := r.protectOne(v); err != nil {
+				return fmt.Errorf("mask the input %q: %w", name, err)
+			}
 		}
 	case literal:
 		g.script = script
@@ -319,7 +321,7 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 		if spec.GetSpec().GetDelegate() {
 			return ran.Outputs, nil, nil
 		}
-		return steps.BindOutputs(spec, dialect, ran.Outputs)
+		return r.bindOutputs(spec, dialect, ran.Outputs)
 	}
 	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
 	for _, key := range slices.Sorted(maps.Keys(g.def.GetOutputs())) {
@@ -333,10 +335,16 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 		}
 		given[name.Text()] = v
 	}
+	return r.bindOutputs(spec, dialect, given)
+}
+
+// bindOutputs returns what is given as the outputs of a list of steps, with what is secret masked from now on.
+func (r *Runner) bindOutputs(spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value) (map[string]expr.Value, []string, error) {
 	outputs, warnings, err := steps.BindOutputs(spec, dialect, given)
-	for _, v := range outputs {
-		r.protect(v)
+	if err := r.protect(outputs); err != nil {
+		return nil, warnings, err
 	}
+	r.taint(outputs)
 	return outputs, warnings, err
 }
 

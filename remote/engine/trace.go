@@ -335,25 +335,11 @@ func (t *tracer) values(values map[string]expr.Value) trace.Values {
 // value is a value for a trace.
 func (t *tracer) value(v expr.Value) trace.Value {
 	marked := t.mark(v)
-	if v.Sensitive() || t.holdsSecret(v) {
+	if v.Sensitive() || holds(v, t.secret) {
 		t.masked = true
 		return t.secrets.MaskValue(marked)
 	}
 	return trace.Value{Value: marked}
-}
-
-// holdsSecret reports whether a secret is in v: in one of its texts, or in all of it as JSON.
-func (t *tracer) holdsSecret(v expr.Value) bool {
-	if t.secret(v.Text()) {
-		return true
-	}
-	keys := v.Keys()
-	for i := range v.Len() {
-		if keys != nil && t.secret(keys[i]) || t.holdsSecret(v.Index(i)) {
-			return true
-		}
-	}
-	return false
 }
 
 // mark returns v with markers for the paths in its texts.
@@ -389,7 +375,7 @@ func (t *tracer) message(text string) string {
 	if text == "" {
 		return ""
 	}
-	return strings.ToValidUTF8(t.r.cfg.Masker.Mask(text), "\uFFFD")
+	return t.r.message(text)
 }
 
 func (t *tracer) messages(texts []string) []string {

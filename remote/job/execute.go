@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
@@ -26,7 +27,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 		state = Succeeded
 	case engine.Cancelled:
 		state = Cancelled
-		result.System = result.Message == ErrShutdown.Error() // nobody asked for that
+		result.System = strings.HasSuffix(result.Message, ErrShutdown.Error()) // nobody asked for that; what was lost of the output stands before
 	}
 	s.mu.Lock()
 	j.tracePath, j.traceErr = tracePath, traceErr

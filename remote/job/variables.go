@@ -37,7 +37,12 @@ func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notice
 // are masked behind it.
 type masker struct{ secrets *mask.Set }
 
-func (m masker) Add(secret string) error { return m.secrets.Add(secret) }
+func (m masker) Add(secret string) error {
+	if err := m.secrets.Add(secret); !errors.Is(err, mask.ErrShort) {
+		return err
+	}
+	return nil
+}
 
 func (m masker) Mask(text string) string { return hideMessage(m.secrets, text) }
 

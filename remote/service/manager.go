@@ -84,7 +84,7 @@ var managerState = map[job.State]runnerproto.Status_State{
 func managerStatus(s job.Stat) *runnerproto.Status {
 	return &runnerproto.Status{
 		Id:        s.ID,
-		Message:   s.Message,
+		Message:   valid(s.Message),
 		Status:    managerState[s.State],
 		StartTime: timestamp(s.Started),
 		EndTime:   timestamp(s.Finished),

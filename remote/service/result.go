@@ -35,11 +35,11 @@ func stepResult(r engine.StepResult) *pb.StepResult {
 		Step:         &pb.Step{Name: r.Name},
 		Status:       stepStatus[r.Status],
 		ExitCode:     int32(r.ExitCode),
-		Message:      r.Message,
+		Message:      valid(r.Message),
 		StartTime:    timestamp(r.Started),
 		FinishedTime: timestamp(r.Finished),
 		Path:         r.Path,
-		Warnings:     r.Warnings,
+		Warnings:     validAll(r.Warnings),
 		Outputs:      outputsOf(r.Outputs),
 		Exports:      outputsOf(r.Exports),
 	}
@@ -74,7 +74,7 @@ func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 	for name, v := range values {
 		out := &pb.StepResult_Output{Key: name, Masked: v.Sensitive()}
 		if !out.GetMasked() {
-			out.Value, out.Typed = strings.ToValidUTF8(v.Text(), "\uFFFD"), v.Proto()
+			out.Value, out.Typed = valid(v.Text()), v.Proto()
 		}
 		outputs[name] = out
 	}
@@ -87,7 +87,7 @@ func jobResult(stat job.Stat, r engine.Result) *pb.StepResult {
 		Step:         &pb.Step{},
 		Status:       stepStatus[r.Status],
 		ExitCode:     int32(r.ExitCode),
-		Message:      r.Message,
+		Message:      valid(r.Message),
 		StartTime:    timestamp(stat.Started),
 		FinishedTime: timestamp(stat.Finished),
 		Outputs:      outputsOf(r.Outputs),
@@ -106,12 +106,23 @@ func jobOf(s job.Stat) *pb.Job {
 		StartTime:    timestamp(s.Started),
 		FinishedTime: timestamp(s.Finished),
 		ExitCode:     int32(s.ExitCode),
-		Message:      s.Message,
+		Message:      valid(s.Message),
 		StdoutLen:    s.Stdout,
 		StderrLen:    s.Stderr,
 		TimedOut:     s.TimedOut,
 		SystemFailed: s.System,
 	}
+}
+
+// valid is text as a message can hold it: a field that is not UTF-8 would make all of the message useless.
+func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
+func validAll(texts []string) []string {
+	all := make([]string, len(texts))
+	for i, text := range texts {
+		all[i] = valid(text)
+	}
+	return all
 }
 
 // timestamp is t, or nil if that has not happened.
