@@ -197,7 +197,7 @@ func (g *guarded) run(ctx context.Context, out *outputs) (code int, err error) {
 	defer g.close()
 	defer out.giveUp()
 	complete := make(chan struct{})
-	var cut error // why stdout is not complete; valid then
+	var cut error       // why stdout is not complete; valid then
 	reading.Go(func() { //nolint:contextcheck // what is stopped is read to its end
 		defer close(complete)
 		cut = drain(g, out.writer(out.stdout))
