@@ -93,7 +93,13 @@ func (f *fetcher) localArchive(ctx context.Context, path, want string) (*Compone
 	if err != nil {
 		return nil, err
 	}
-	return f.extracted(ctx, got, want, Source{Kind: kindZip, Location: "file://" + path}, keyOf(kindZip, "file"), false)
+	source := Source{Kind: kindZip, Location: "file://" + path}
+	c, err := f.extracted(ctx, got, want, source, keyOf(kindZip, "file"), false)
+	if err != nil {
+		return nil, err
+	}
+	c.Location = source.Location // an equal archive may have been elsewhere when it came into the cache
+	return c, nil
 }
 
 // remoteArchive returns what the archive a holds.

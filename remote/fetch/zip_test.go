@@ -139,6 +139,19 @@ func TestLocalArchiveIsReadAgain(t *testing.T) {
 	require.Contains(t, refused(t, s, "zip+./relative.zip"), "an absolute path")
 }
 
+func TestLocalArchiveIsWhereItsReferenceSays(t *testing.T) {
+	s := newStore(t)
+	for _, ref := range []string{zipOf(t, "a", "x"), zipOf(t, "a", "x")} {
+		path := strings.TrimPrefix(ref, "zip+file://")
+		c := get(t, s, "zip+"+path)
+		require.Equal(t, "file://"+path, c.Location)
+		require.True(t, c.IsOf(reference(t, ref)))
+		_, err := exactly(t, s, ref, c.Source)
+		require.NoError(t, err)
+	}
+	require.Len(t, components(t, s), 1)
+}
+
 func TestWhatIsNoArchiveIsRefused(t *testing.T) {
 	whole := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": strings.Repeat("x", 1000)}))
 	spoilt := bytes.Clone(whole)
