@@ -180,11 +180,93 @@ func TestWhatAStepAddsToItsDirectoryIsRemoved(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(c.Root, "d", "__pycache__", "deep"), 0o755))
 	change(t, c, "d/__pycache__/deep/b.pyc", "compiled")
 	require.NoError(t, os.Chmod(filepath.Join(c.Root, "d", "__pycache__"), 0))
+	c.Release()
 	again := get(t, s, ref)
 	require.True(t, again.Cached)
 	require.NoFileExists(t, filepath.Join(again.Root, "a.pyc"))
 	require.NoDirExists(t, filepath.Join(again.Root, "d", "__pycache__"))
 	require.Equal(t, "y", read(t, again, "d/b"))
+}
+
+func TestWhatAStepAddsStaysWhileOthersUseTheComponent(t *testing.T) {
+	all := stores(t, 2)
+	ref := zipFile(t, fetchtest.Texts(map[string]string{"a": "x", "d/b": "y"}))
+	used := get(t, all[0], ref)
+	require.NoError(t, os.Chmod(used.Root, 0o755))
+	require.NoError(t, os.Mkdir(filepath.Join(used.Root, "__pycache__"), 0o755))
+	change(t, used, "__pycache__/a.pyc", "compiled")
+	for range 2 {
+		again := get(t, all[1], ref)
+		require.Equal(t, "compiled", read(t, again, "__pycache__/a.pyc"))
+		again.Release()
+	}
+	require.NoError(t, os.Chmod(filepath.Join(used.Root, "d"), 0o755))
+	require.NoError(t, os.Rename(filepath.Join(used.Root, "d", "b"), filepath.Join(used.Root, "d", "c")))
+	require.Contains(t, refused(t, all[1], ref), "a step has changed files in", "what is listed must be there")
+	require.NoError(t, os.Rename(filepath.Join(used.Root, "d", "c"), filepath.Join(used.Root, "d", "b")))
+	used.Release()
+	again := get(t, all[1], ref)
+	require.True(t, again.Cached)
+	require.NoDirExists(t, filepath.Join(again.Root, "__pycache__"))
+	for _, dir := range []string{".", "d"} {
+		info, err := os.Stat(filepath.Join(again.Root, dir))
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o555), info.Mode().Perm())
+	}
+}
+
+func TestStepThatAddsFilesDisturbsNobodyWhoChecksThem(t *testing.T) {
+	all := stores(t, 3)
+	ref := zipOf(t, "step.yml", stepText)
+	used := get(t, all[0], ref)
+	require.NoError(t, os.Chmod(used.Root, 0o755))
+	end, ended := make(chan struct{}), make(chan error, 1)
+	dir := filepath.Join(used.Root, "__pycache__")
+	add := func() error {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		for i := range 5 {
+			aside := filepath.Join(dir, strconv.Itoa(i))
+			if err := os.WriteFile(aside, []byte("compiled"), 0o600); err != nil {
+				return err
+			}
+			if err := os.Rename(aside, aside+".pyc"); err != nil {
+				return err
+			}
+		}
+		return os.RemoveAll(dir)
+	}
+	go func() {
+		for {
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+			if err := add(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	fetchAll(t, all, ref, 300)
+	close(end)
+	require.NoError(t, <-ended)
+}
+
+func TestFetchWaitsWhileAComponentIsTidied(t *testing.T) {
+	s := newStore(t)
+	ref := zipOf(t, "a", "x")
+	c := get(t, s, ref)
+	c.Release()
+	meta, err := claim(filepath.Join(filepath.Dir(c.Root), metaName))
+	require.NoError(t, err)
+	_, err = s.Fetch(shortContext(t, 30*time.Millisecond), reference(t, ref), Credentials{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	time.AfterFunc(30*time.Millisecond, func() { release(meta) })
+	require.True(t, get(t, s, ref).Cached)
 }
 
 func TestEqualFilesAreOneComponentWhereverTheyCameFrom(t *testing.T) {

@@ -46,7 +46,7 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	commit, pinned := fullCommit(ref.GetRev())
 	if pinned {
-		if c, err := f.pinned(ref, u, commit); c != nil || err != nil {
+		if c, err := f.pinned(ctx, ref, u, commit); c != nil || err != nil {
 			return c, err
 		}
 	}
@@ -73,7 +73,7 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 
 // pinned returns the step if it is of a commit that is in the cache, and that anybody may have: nobody needs to be
 // asked.
-func (f *fetcher) pinned(ref *pb.Reference, u *url.URL, commit string) (*Component, error) {
+func (f *fetcher) pinned(ctx context.Context, ref *pb.Reference, u *url.URL, commit string) (*Component, error) {
 	location, name := u.String(), ""
 	if ref.GetOpen() {
 		a, known := f.boundary(location)
@@ -86,7 +86,7 @@ func (f *fetcher) pinned(ref *pb.Reference, u *url.URL, commit string) (*Compone
 	if e, found := f.find(key); !found || e.Private {
 		return nil, nil
 	}
-	c, err := f.cached(key)
+	c, err := f.cached(ctx, key)
 	if c == nil || err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ type meta struct {
 
 // hold returns the meta.json of the component tree with a lock that keeps it from being removed; nil if there is no
 // such component.
-func (c *cache) hold(tree string) (*os.File, error) {
+func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 	path := c.path(compDir, tree, metaName)
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,29 +34,46 @@ func (c *cache) hold(tree string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = flock(file, unix.LOCK_SH)
-	if err == nil && stillAt(file, path) {
+	if err = share(ctx, file); err == nil {
 		return file, nil
 	}
-	file.Close()
-	if errors.Is(err, errTaken) { // it is being removed
+	release(file)
+	if errors.Is(err, errTaken) { // it was removed
 		err = nil
 	}
 	return nil, err
 }
 
+// share takes the shared lock of file, a meta.json. Whoever has the other one removes the component, or what steps have
+// added to it, in a moment. The error is errTaken if the component was removed.
+func share(ctx context.Context, file *os.File) error {
+	return poll(ctx, func() (bool, error) {
+		err := flock(file, unix.LOCK_SH)
+		switch {
+		case !stillAt(file, file.Name()):
+			return false, errTaken
+		case errors.Is(err, errTaken):
+			return false, nil
+		}
+		return true, err
+	})
+}
+
 // component returns the component that e says, if it is there and is what it was.
-func (c *cache) component(e entry) (*Component, error) {
-	file, err := c.hold(e.Source.Tree)
+func (c *cache) component(ctx context.Context, e entry) (*Component, error) {
+	file, err := c.hold(ctx, e.Source.Tree)
 	if file == nil || err != nil {
 		return nil, err
 	}
-	err = c.verify(e.Source.Tree)
+	err = c.verify(ctx, e.Source.Tree, file)
 	if err == nil {
 		return c.use(e.Source, file), nil
 	}
 	release(file)
-	if !errors.Is(err, errDamaged) {
+	switch {
+	case errors.Is(err, errTaken): // it was removed
+		return nil, nil
+	case !errors.Is(err, errDamaged):
 		return nil, err
 	}
 	if err = c.evict(e.Source.Tree); errors.Is(err, errTaken) {
@@ -109,7 +127,7 @@ func (c *cache) evict(tree string) error {
 }
 
 // publish puts what is in dir, written by w, into its place and returns its meta.json, locked, and its name.
-func (c *cache) publish(dir string, w *treeWriter) (*os.File, string, error) {
+func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.File, string, error) {
 	nodes, err := w.finish()
 	if err != nil {
 		return nil, "", err
@@ -128,7 +146,7 @@ func (c *cache) publish(dir string, w *treeWriter) (*os.File, string, error) {
 			return nil, "", err
 		}
 		// Equal files may have been there already, fetched from elsewhere, and may be damaged.
-		there, err := c.component(entry{Source: Source{Tree: tree}})
+		there, err := c.component(ctx, entry{Source: Source{Tree: tree}})
 		if there != nil || err != nil {
 			return there.file(), tree, err
 		}

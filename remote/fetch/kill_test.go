@@ -109,7 +109,9 @@ func checkAfterKills(t *testing.T, dir string, refs []string, texts map[string]s
 	require.Len(t, entries, 1, "both have equal files")
 	cache, err := s.open()
 	require.NoError(t, err)
-	require.NoError(t, cache.compare(entries[0].Name()))
+	nodes, err := cache.nodes(entries[0].Name())
+	require.NoError(t, err)
+	require.NoError(t, compare(cache.path(compDir, entries[0].Name(), treeName), nodes))
 	require.NoError(t, poll(shortContext(t, patience), func() (bool, error) {
 		cache.sweep()
 		left, err := os.ReadDir(filepath.Join(dir, layout, scratchBase))

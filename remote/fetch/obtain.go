@@ -26,13 +26,13 @@ func (f *fetcher) find(key string) (entry, bool) {
 // scratch directory for what else it needs. Of all processes that need it one fills, and the others wait. Whoever calls
 // may have it.
 func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
-	if c, err := f.cached(key); c != nil || err != nil {
+	if c, err := f.cached(ctx, key); c != nil || err != nil {
 		return c, err
 	}
 	var c *Component
 	var err error
 	unlock, lockErr := f.cache.lock(ctx, key, func() bool {
-		c, err = f.cached(key)
+		c, err = f.cached(ctx, key)
 		return c != nil || err != nil
 	})
 	switch {
@@ -41,7 +41,7 @@ func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fun
 	case unlock == nil:
 		return c, err
 	}
-	c, err = f.add(key, private, fill)
+	c, err = f.add(ctx, key, private, fill)
 	unlock()
 	if err == nil {
 		f.cache.shrink()
@@ -50,12 +50,12 @@ func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fun
 }
 
 // cached returns the component of key if it is in the cache.
-func (f *fetcher) cached(key string) (*Component, error) {
+func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 	e, found := f.find(key)
 	if !found {
 		return nil, nil
 	}
-	c, err := f.cache.component(e)
+	c, err := f.cache.component(ctx, e)
 	if c != nil {
 		c.Cached = true
 	}
@@ -63,7 +63,7 @@ func (f *fetcher) cached(key string) (*Component, error) {
 }
 
 // add fills a component and takes note of it as key.
-func (f *fetcher) add(key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
+func (f *fetcher) add(ctx context.Context, key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
 	aside, err := f.cache.scratch()
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func (f *fetcher) add(key string, private bool, fill func(w *treeWriter, aside *
 	if err != nil {
 		return nil, err
 	}
-	held, tree, err := f.cache.publish(dir, w)
+	held, tree, err := f.cache.publish(ctx, dir, w)
 	if err != nil {
 		return nil, fmt.Errorf("write to cache: %w", err)
 	}

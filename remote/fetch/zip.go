@@ -135,7 +135,7 @@ func (f *fetcher) admitted(ctx context.Context, a *archive, key string) (*Compon
 			return nil, err
 		}
 	}
-	return f.cached(key)
+	return f.cached(ctx, key)
 }
 
 // latestArchive returns what the archive a, of which no digest is known, holds now.
