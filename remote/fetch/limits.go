@@ -15,6 +15,9 @@ const (
 	maxTarget  = 4095 // bytes of a symbolic link's target
 	maxPath    = 4095 // bytes of a path in a component
 	ratioFloor = 16 << 20
+	maxConfig  = 4 << 20 // bytes of what an image says of itself beside its manifest
+	nameSize   = 256     // bytes in an archive's directory for each entry, on average, beyond nameFloor
+	nameFloor  = 1 << 20
 )
 
 func defaultLimits(maxBytes int64) limits {

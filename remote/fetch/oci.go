@@ -139,6 +139,13 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 		if err != nil {
 			return nil, registryError(err)
 		}
+		m, err := img.Manifest()
+		if err != nil {
+			return nil, registryError(err)
+		}
+		if m.Config.Size < 0 || m.Config.Size > maxConfig {
+			return nil, fmt.Errorf("the configuration of the image has the size %d, the limit is %d bytes", m.Config.Size, maxConfig)
+		}
 		config, err := img.ConfigFile()
 		if err != nil {
 			return nil, registryError(err)

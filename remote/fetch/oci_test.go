@@ -3,11 +3,13 @@ package fetch
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
 )
 
@@ -209,4 +212,30 @@ func TestLayersThatMeanHarmAreRefused(t *testing.T) {
 	s.limits.total = 100
 	h.push(t, "g/large:1", layer(t, tar.Header{Name: "a", Uname: strings.Repeat("x", 1000)}))
 	require.Contains(t, refused(t, s, h.host+"/g/large:1"), "size")
+}
+
+func TestWhatAnImageMayHoldInMemoryIsBounded(t *testing.T) {
+	h := newOCIHost(t)
+	var upper, lower []tar.Header
+	for i := range 6 {
+		upper = append(upper, tar.Header{Name: fmt.Sprintf(".wh.%d", i)})
+		lower = append(lower, tar.Header{Name: strconv.Itoa(i)})
+	}
+	h.push(t, "g/many:1", layer(t, lower...), layer(t, upper...))
+	s := newStore(t)
+	s.limits.entries = 11
+	require.Contains(t, refused(t, s, h.host+"/g/many:1"), "the layers of the image have more than 11 entries")
+	s.limits.entries = 12
+	get(t, s, h.host+"/g/many:1")
+
+	ref, err := name.ParseReference("registry.test/a/b:c")
+	require.NoError(t, err)
+	for _, size := range []int64{-1, maxConfig + 1} {
+		manifest := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"digest":"sha256:%s","size":%d},"layers":[]}`, emptyDigest, size)
+		from := &fetcher{client: &http.Client{Transport: saying{manifest, nil, string(types.OCIManifestSchema1)}}}
+		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
+		require.NoError(t, err)
+		_, err = pick(d)
+		require.ErrorContains(t, err, fmt.Sprintf("the configuration of the image has the size %d, the limit is 4194304 bytes", size))
+	}
 }

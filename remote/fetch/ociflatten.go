@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 	"strings"
@@ -20,7 +21,8 @@ const (
 
 // flattener writes the files of an image's layers, from the uppermost to the lowest.
 type flattener struct {
-	w *treeWriter
+	w       *treeWriter
+	entries int // of all layers, seen or not
 	// above are the paths that the layers above have, or hide, and whether something below them can be seen.
 	above  map[string]bool
 	opaque map[string]bool // directories of which the layers below show nothing
@@ -53,6 +55,9 @@ func (f *flattener) layer(archive *tar.Reader) error {
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // of which the writer tells which
 			return registryError(err)
+		}
+		if f.entries++; f.entries > f.w.limits.entries {
+			return fmt.Errorf("the layers of the image have more than %d entries", f.w.limits.entries)
 		}
 		name := strings.TrimSuffix(strings.TrimPrefix(h.Name, "./"), "/")
 		if name == "" || name == "." {

@@ -2,21 +2,33 @@ package fetch
 
 import (
 	"archive/zip"
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"strings"
 )
 
 // extractZip writes what the archive a holds.
 func extractZip(ctx context.Context, a saved, w *treeWriter) error {
-	z, err := zip.OpenReader(a.path)
-	if err != nil && !errors.Is(err, zip.ErrInsecurePath) { // of which the writer tells which
+	file, err := os.Open(a.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	d := &directoryReader{r: file, limit: w.limits.entries}
+	z, err := zip.NewReader(d, a.size)
+	d.read = true
+	switch {
+	case d.err != nil:
+		return d.err
+	case err != nil && !errors.Is(err, zip.ErrInsecurePath): // of which the writer tells which
 		return fmt.Errorf("it is no zip archive: %w", err)
 	}
-	defer func() { _ = z.Close() }()
 	if err := checkZip(z.File, a.size, w.limits); err != nil {
 		return err
 	}
@@ -26,6 +38,55 @@ func extractZip(ctx context.Context, a saved, w *treeWriter) error {
 		}
 	}
 	return nil
+}
+
+// The first bytes of an entry of an archive's directory, and of what tells of the directory of a large archive (ZIP
+// specification, 4.3.12 and 4.3.14).
+const (
+	entryMark   = "PK\x01\x02"
+	endMark     = "PK\x06\x06"
+	endCount    = 32      // where the number of entries is
+	endOverlaps = 2 << 10 // entries that may be seen twice, as the end of the archive is read first
+)
+
+// directoryReader reads an archive, and bounds its directory until that is read: all of it comes into memory, and goes
+// on for as long as there are entries, whatever the archive says of their number and its size.
+type directoryReader struct {
+	r       io.ReaderAt
+	limit   int  // of entries
+	read    bool // the directory is, from when on there is no bound
+	bytes   int
+	entries int
+	last    []byte // bytes in which an entry may have begun
+	err     error
+}
+
+// ReadAt implements [io.ReaderAt].
+func (d *directoryReader) ReadAt(p []byte, at int64) (int, error) {
+	n, err := d.r.ReadAt(p, at)
+	if d.read {
+		return n, err
+	}
+	d.bytes += n
+	d.last = append(d.last, p[:n]...)
+	d.entries += bytes.Count(d.last, []byte(entryMark))
+	d.last = append(d.last[:0], d.last[max(0, len(d.last)-len(entryMark)+1):]...)
+	told := uint64(0)
+	if n >= endCount+8 && string(p[:len(endMark)]) == endMark {
+		told = binary.LittleEndian.Uint64(p[endCount:])
+	}
+	switch {
+	case told > uint64(d.limit):
+		d.err = fmt.Errorf("the archive has %d entries, the limit is %d", told, d.limit)
+	case d.entries > d.limit+endOverlaps:
+		d.err = fmt.Errorf("the archive has more than %d entries", d.limit)
+	case d.bytes > d.limit*nameSize+nameFloor:
+		d.err = fmt.Errorf("the directory of the archive has more than %d bytes", d.limit*nameSize+nameFloor)
+	}
+	if d.err != nil {
+		return 0, d.err
+	}
+	return n, err
 }
 
 // checkZip refuses an archive by what it says of itself.
