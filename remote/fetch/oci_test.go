@@ -168,6 +168,21 @@ func TestUpperLayersHideLowerOnes(t *testing.T) {
 	}
 }
 
+func TestWhiteoutBesideADirectoryOfItsNameHidesTheLowerOne(t *testing.T) {
+	h := newOCIHost(t)
+	dir, gone := tar.Header{Name: "a/", Typeflag: tar.TypeDir, Mode: 0o755}, tar.Header{Name: ".wh.a"}
+	own, other := tar.Header{Name: "a/own", Uname: "2"}, tar.Header{Name: "b", Uname: "1"}
+	lower := layer(t, dir, tar.Header{Name: "a/low", Uname: "1"}, other)
+	for i, upper := range [][]tar.Header{{gone, dir, own}, {dir, gone, own}, {dir, own, gone}, {gone, own}} {
+		image := fmt.Sprintf("g/echo:%d", i)
+		h.push(t, image, lower, layer(t, upper...), layer(t, dir))
+		c := get(t, newStore(t), h.host+"/"+image)
+		require.Equal(t, "2", read(t, c, "a/own"))
+		require.Equal(t, "1", read(t, c, "b"))
+		require.NoFileExists(t, c.Root+"/a/low", image)
+	}
+}
+
 func TestRegistryThatLiesIsNotBelieved(t *testing.T) {
 	h := newOCIHost(t)
 	h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "x"}))

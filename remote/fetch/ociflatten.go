@@ -47,7 +47,7 @@ func writeLayers(ctx context.Context, layers []v1.Layer, w *treeWriter) error {
 
 // layer writes what a layer has that those above do not hide.
 func (f *flattener) layer(archive *tar.Reader) error {
-	own, ownOpaque := map[string]bool{}, map[string]bool{}
+	own, gone, ownOpaque := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -73,7 +73,7 @@ func (f *flattener) layer(archive *tar.Reader) error {
 			ownOpaque[path.Clean(dir)] = true
 			continue
 		case isWhiteout:
-			own[dir+hidden] = false
+			gone[dir+hidden] = true
 			continue
 		}
 		if !f.hidden(name) {
@@ -87,6 +87,9 @@ func (f *flattener) layer(archive *tar.Reader) error {
 		if above, there := f.above[name]; !there || above {
 			f.above[name] = open
 		}
+	}
+	for name := range gone { // also if the layer has a directory of that name, before or after
+		f.above[name] = false
 	}
 	for dir := range ownOpaque {
 		f.opaque[dir] = true
