@@ -74,7 +74,7 @@ func headline(r *results, drawn []picture, dir string) string {
 		if v, ok := r.value(h.bench, "control-master-p50-µs"); ok {
 			master = millis(v)
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.0f |\n", h.says, millis(ours), master, millis(fresh), fresh/ours)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.2g |\n", h.says, millis(ours), master, millis(fresh), fresh/ours)
 	}
 	if len(drawn) > 0 {
 		fmt.Fprintf(&b, "\n![%s](%s)\n", drawn[0].says, filepath.ToSlash(filepath.Join(dir, drawn[0].file)))

@@ -73,7 +73,10 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		if dir := os.Getenv("CI_PROJECT_DIR"); f.workDir == "" && dir != "" {
 			f.workDir = dir
 		}
-		vars := local.EnvironmentVars(os.Environ(), f.masked)
+		vars, err := local.EnvironmentVars(os.Environ(), f.masked)
+		if err != nil {
+			return local.Source{}, err
+		}
 		return local.Source{Name: local.StepsVariable, Text: []byte(text), Format: local.Steps, Vars: vars}, nil
 	})
 }

@@ -30,6 +30,7 @@ A step's exit code may be one of those above: the reason in the results of --rep
 
 // jobFlags are those of the commands that run one job.
 type jobFlags struct {
+	input      string // the file that says what to run; empty if none does
 	workDir    string
 	masked     []string
 	timeout    time.Duration
@@ -140,13 +141,20 @@ func (f *jobFlags) config() (cfg local.Config, err error) {
 	if err := f.checkProvenance(f.provenance); err != nil {
 		return cfg, err
 	}
-	for _, flag := range []struct{ name, file string }{{"output-file", f.outputFile}, {"report", f.report}, {"provenance", f.provenance}} {
+	taken := map[string]string{f.input: "what to run"}
+	for _, flag := range []struct{ name, file string }{{"--output-file", f.outputFile}, {"--report", f.report}, {"--provenance", f.provenance}} {
 		if flag.file == "" {
 			continue
 		}
 		if err := local.CheckOutputFile(flag.file); err != nil {
-			return cfg, fmt.Errorf("--%s: %w", flag.name, err)
+			return cfg, fmt.Errorf("%s: %w", flag.name, err)
 		}
+		for file, what := range taken {
+			if local.IsSameFile(file, flag.file) {
+				return cfg, fmt.Errorf("%s: %s is the file of %s; name another", flag.name, flag.file, what)
+			}
+		}
+		taken[flag.file] = flag.name
 	}
 	return cfg, nil
 }

@@ -39,6 +39,9 @@ With --output json standard output has the results as one object, and the steps'
   stepmux local --json '[{"script": "echo hello"}]'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
+			if len(files) > 0 {
+				f.input = files[0]
+			}
 			return f.runJob(cmd, func() (local.Source, error) { return f.source(cmd, files) })
 		},
 	}

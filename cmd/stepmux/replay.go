@@ -89,6 +89,7 @@ Exit codes:
 }
 
 func (f *replayFlags) run(cmd *cobra.Command, file string) error {
+	f.input = file
 	cfg, err := f.config()
 	if err != nil {
 		return usageError(err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"os"
 	"runtime"
 	"time"
@@ -15,6 +16,10 @@ func newStepsCommand() *cobra.Command {
 	steps := &cobra.Command{
 		Use:   "steps",
 		Short: "The VM's end: what a manager starts there",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			return usageError(errors.New("steps what? use serve, proxy, relay or script"))
+		},
 	}
 	steps.AddCommand(newServeCommand(), newProxyCommand(), newRelayCommand(), newScriptCommand())
 	return steps

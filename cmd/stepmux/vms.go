@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,15 +46,17 @@ type vmFlags struct {
 	inventoryErr func() error // what is wrong with the inventory; nil without one
 }
 
+var defaultHostKey = []string{"known-hosts"}
+
 func (f *vmFlags) register(fl *pflag.FlagSet) {
-	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; may repeat (default a VM embedded in this program)")
-	fl.StringVar(&f.inventory, "inventory", "", "file that lists the VMs, in YAML; read again when it changes and on SIGHUP")
+	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; may repeat (run: without any, a VM embedded in this program)")
+	fl.StringVar(&f.inventory, "inventory", "", "file that lists the VMs, in YAML; run reads it again when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
 	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
 	fl.StringVar(&f.passphrase, "passphrase-command", "", "command that prints the passphrase of the key file %f; words are split at blanks")
 	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate if it has one, for each connection to %r@%h:%p; words are split at blanks")
 	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil, "file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
-	fl.StringArrayVar(&f.hostKey, "host-key", []string{"known-hosts"}, "who may answer: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
+	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
 	fl.StringVar(&f.jump, "jump", "", "hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
 	fl.StringVar(&f.sshConfig, "ssh-config", "", "file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
 	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
@@ -69,6 +72,9 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
+		if flag := f.useless(); flag != "" {
+			return nil, nil, usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
+		}
 		return f.embedded(ctx)
 	}
 	all, err := f.resolve(ctx)
@@ -80,6 +86,27 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return nil, nil, usageError(err)
 	}
 	return group, func() {}, nil
+}
+
+// useless returns one of the flags that were given and mean nothing to the embedded VM; empty if there is none.
+func (f *vmFlags) useless() string {
+	switch {
+	case len(f.identities) > 0:
+		return "identity"
+	case f.passphrase != "":
+		return "passphrase-command"
+	case f.identityCommand != "":
+		return "identity-command"
+	case len(f.knownHosts) > 0:
+		return "known-hosts"
+	case !slices.Equal(f.hostKey, defaultHostKey):
+		return "host-key"
+	case f.jump != "":
+		return "jump"
+	case f.sshConfig != "":
+		return "ssh-config"
+	}
+	return ""
 }
 
 // resolve returns the VMs that --instance names.

@@ -8,8 +8,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -42,6 +45,9 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 	if err != nil || !isHTTP(u) {
 		return nil, errors.New("the repository's address is invalid; write https://host/path")
 	}
+	if hasOddPath(u) {
+		return nil, errors.New("the repository's address is invalid: its path has .. in it, or what is no text")
+	}
 	login := f.with.forURL(u)
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	commit, pinned := fullCommit(ref.GetRev())
@@ -69,6 +75,12 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 	c.Version, c.ResolvedRef = ref.GetRev(), resolved
 	c.place(ref.GetPath(), ref.GetFile(), name)
 	return c, nil
+}
+
+// hasOddPath reports whether what the path of u stands for, percent-decoded, is none of names: the step is found in the
+// repository by it.
+func hasOddPath(u *url.URL) bool {
+	return slices.Contains(strings.Split(u.Path, "/"), "..") || !utf8.ValidString(u.Path) || strings.ContainsFunc(u.Path, unicode.IsControl)
 }
 
 // pinned returns the step if it is of a commit that is in the cache, and that anybody may have: nobody needs to be

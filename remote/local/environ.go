@@ -23,8 +23,8 @@ var secrets = []string{
 }
 
 // EnvironmentVars makes job variables of environ, which is in the form of [os.Environ]: a CI job has its variables
-// there, beside others. masked names those that are secrets, beside the known ones.
-func EnvironmentVars(environ, masked []string) []engine.Variable {
+// there, beside others. masked names those that are secrets, beside the known ones; all of them must be there.
+func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
 	var vars []engine.Variable
 	seen := map[string]bool{StepsVariable: true, TokenVariable: true}
 	for _, entry := range environ {
@@ -36,7 +36,17 @@ func EnvironmentVars(environ, masked []string) []engine.Variable {
 		secret := slices.Contains(secrets, name) || slices.Contains(masked, name)
 		vars = append(vars, engine.Variable{Key: name, Value: value, Masked: secret})
 	}
-	return vars
+	return vars, checkMasked(vars, masked)
+}
+
+// checkMasked reports which of the variables that are to be masked is not there.
+func checkMasked(vars []engine.Variable, masked []string) error {
+	for _, name := range masked {
+		if !slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == name }) {
+			return fmt.Errorf("the variable%s is to be masked (--mask), and has no value here", steps.Quote(name))
+		}
+	}
+	return nil
 }
 
 // Vars makes job variables of given, each NAME=VALUE, or NAME for the value in the environment that lookup knows.
@@ -57,10 +67,8 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 		vars = slices.DeleteFunc(vars, func(other engine.Variable) bool { return other.Key == name })
 		vars = append(vars, v)
 	}
-	for _, name := range masked {
-		if !slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == name }) {
-			return nil, fmt.Errorf("the variable%s is to be masked, and has no value here", steps.Quote(name))
-		}
+	if err := checkMasked(vars, masked); err != nil {
+		return nil, err
 	}
 	return vars, nil
 }

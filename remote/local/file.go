@@ -71,6 +71,21 @@ func CheckOutputFile(path string) error {
 	return nil
 }
 
+// IsSameFile reports whether both paths lead to one file, be it there or not. No path is the same as none.
+func IsSameFile(a, b string) bool {
+	if a == "" || b == "" {
+		return false
+	}
+	one, errA := os.Stat(a)
+	other, errB := os.Stat(b)
+	if errA == nil && errB == nil {
+		return os.SameFile(one, other)
+	}
+	pathA, errA := filepath.Abs(a)
+	pathB, errB := filepath.Abs(b)
+	return errA == nil && errB == nil && pathA == pathB
+}
+
 // WriteFile writes a file that only our user can read, and which is there as a whole or not at all.
 func WriteFile(path string, data []byte) (err error) {
 	if err := CheckOutputFile(path); err != nil {

@@ -111,14 +111,17 @@ func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
 }
 
 func TestVariablesAreThoseOfTheEnvironment(t *testing.T) {
-	vars := EnvironmentVars([]string{
+	vars, err := EnvironmentVars([]string{
 		"CI_COMMIT_SHA=abc", "STEPS=- a", "STEPMUX_TOKEN=t", "CI_JOB_TOKEN=secret", "MY=x=y", "BASH_FUNC_f%%=() {", "MY=twice", "nothing",
 	}, []string{"MY"})
+	require.NoError(t, err)
 	require.Equal(t, []engine.Variable{
 		{Key: "CI_COMMIT_SHA", Value: "abc"},
 		{Key: "CI_JOB_TOKEN", Value: "secret", Masked: true},
 		{Key: "MY", Value: "x=y", Masked: true},
 	}, vars)
+	_, err = EnvironmentVars([]string{"MY=x"}, []string{"MX"})
+	require.EqualError(t, err, `the variable "MX" is to be masked (--mask), and has no value here`)
 }
 
 func TestVariablesOfTheCommandLine(t *testing.T) {
@@ -134,7 +137,7 @@ func TestVariablesOfTheCommandLine(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 	_, err = Vars(nil, []string{"GONE"}, lookup)
-	require.EqualError(t, err, `the variable "GONE" is to be masked, and has no value here`)
+	require.EqualError(t, err, `the variable "GONE" is to be masked (--mask), and has no value here`)
 	_, err = Inputs([]string{"novalue"})
 	require.EqualError(t, err, `the input "novalue" is not given as name=value`)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stepmux/stepmux/remote/steps"
 	"github.com/stepmux/stepmux/remote/trace"
 )
 
@@ -105,7 +106,7 @@ func (s *secrets) end() (hide, notices []string, err error) {
 		case s.used[name], value != "" && s.within(value):
 			hide = append(hide, value)
 		case !isCredential(name):
-			return nil, nil, fmt.Errorf("the trace has nothing masked that is called %.100q; see its vars_used, or leave the secret out", name)
+			return nil, nil, fmt.Errorf("the trace has nothing masked that is called%s; see its vars_used, or leave the secret out", steps.Quote(name))
 		}
 	}
 	hide = slices.DeleteFunc(hide, func(value string) bool { return value == "" })
