@@ -149,8 +149,8 @@ var mechanisms = []mechanism{
 	{
 		promise: "No step that was changed is run",
 		file:    "remote/fetch/verify.go",
-		code:    "if err := c.compare(tree); err != nil {",
-		without: "if err := c.compare(tree); err != nil && false {",
+		code:    "if err := compare(dir, nodes); err != nil {",
+		without: "if err := compare(dir, nodes); err != nil && false {",
 		test:    "remote/fetch.TestComponentThatWasChangedIsFetchedAgain",
 	},
 	{
