@@ -79,7 +79,11 @@ func (c *Connector) adopt(raw io.ReadWriteCloser) (*bridge, error) {
 func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
 	switch c.Choice().Bridge {
 	case Session:
-		return c.dialSession()
+		bridge, err := c.dialSession()
+		if err != nil {
+			return nil, err
+		}
+		return bridge, nil
 	case Relay:
 		return c.relay.DialUnix(c.life, c.listening())
 	case Auto, Streamlocal:
@@ -106,14 +110,8 @@ func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
 
 // withoutStreamlocal bridges by the next route when streamlocal, which worked before, failed with err
 // though serve still lives. Builds to come shall not trip over it too.
-func (c *Connector) withoutStreamlocal(err error) (stream io.ReadWriteCloser, fallbackErr error) {
-	route := Session
-	if c.relay != nil {
-		route = Relay
-		stream, fallbackErr = c.relay.DialUnix(c.life, c.listening())
-	} else {
-		stream, fallbackErr = c.dialSession()
-	}
+func (c *Connector) withoutStreamlocal(err error) (io.ReadWriteCloser, error) {
+	route, stream, fallbackErr := c.dialInstead()
 	if fallbackErr != nil {
 		return nil, errors.Join(err, fallbackErr)
 	}
@@ -124,8 +122,27 @@ func (c *Connector) withoutStreamlocal(err error) (stream io.ReadWriteCloser, fa
 	return stream, nil
 }
 
+// dialInstead bridges by the route that comes after streamlocal, and sees that serve is at its other end.
+func (c *Connector) dialInstead() (Route, io.ReadWriteCloser, error) {
+	if c.relay != nil {
+		stream, err := c.relay.DialUnix(c.life, c.listening())
+		return Relay, stream, err
+	}
+	bridge, err := c.dialSession()
+	if err != nil {
+		return Session, nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(c.life, c.cfg.ReadyTimeout, errNoAnswer(c.cfg.ReadyTimeout))
+	defer cancel()
+	if err := bridge.greeted(ctx); err != nil {
+		bridge.Close()
+		return Session, nil, err
+	}
+	return Session, bridge, nil
+}
+
 // dialSession bridges by `steps proxy` in a session.
-func (c *Connector) dialSession() (io.ReadWriteCloser, error) {
+func (c *Connector) dialSession() (*proxyBridge, error) {
 	stderr := &tail.Writer{}
 	process := c.takeProxy().use(c.life, []byte(c.listening()+"\n"), stderr)
 	if process == nil {
@@ -175,6 +192,16 @@ type proxyBridge struct {
 	fatal  context.CancelCauseFunc // ends the build
 	head   []byte                  // what was read of the frame header and not yet returned
 	read   int                     // bytes of the frame header checked
+}
+
+// greeted waits until the gRPC server has greeted. When ctx ends before that the bridge is of no use any more.
+func (b *proxyBridge) greeted(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() { b.Process.Close() })()
+	_, err := b.Read(nil)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
 }
 
 // Read reads from the socket.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,7 +38,7 @@ func (e *execution) fetchTrace(ctx context.Context) error {
 			if offset += int64(len(msg.GetData())); offset > maxTrace {
 				return progress, fmt.Errorf("the trace has more than %d bytes", maxTrace)
 			}
-			if _, err := e.job.Trace.Write(msg.GetData()); err != nil {
+			if err := e.writeTrace(ctx, msg.GetData()); err != nil {
 				return progress, err
 			}
 			progress = true
@@ -50,4 +51,24 @@ func (e *execution) fetchTrace(ctx context.Context) error {
 		return fmt.Errorf("fetch trace: %w", err)
 	}
 	return nil
+}
+
+// writeTrace writes p to the job's Trace. It waits for that no longer than for a log, nor than ctx: what does not
+// return stays behind with its goroutine.
+func (e *execution) writeTrace(ctx context.Context, p []byte) error {
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := e.job.Trace.Write(p)
+		wrote <- err
+	}()
+	timer := time.NewTimer(e.patience)
+	defer timer.Stop()
+	select {
+	case err := <-wrote:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("what it is written to took nothing for %v", e.patience)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

@@ -2,11 +2,13 @@ package connector
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net"
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -14,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/internal/sshtest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -58,7 +61,7 @@ func ask(t *testing.T, server pb.StepRunnerServer, job Job) *execution {
 		s.Stop()
 		wg.Wait()
 	})
-	return &execution{rpc: pb.NewStepRunnerClient(client), job: job}
+	return &execution{rpc: pb.NewStepRunnerClient(client), job: job, patience: sshtest.Bound}
 }
 
 func TestTraceGoesOnWhereItsStreamBroke(t *testing.T) {
@@ -91,4 +94,21 @@ func TestTraceIsBounded(t *testing.T) {
 
 	e = ask(t, &traceServer{endless: true}, Job{Trace: &counter{limit: 1}})
 	require.ErrorContains(t, e.fetchTrace(t.Context()), "no room")
+}
+
+func TestTraceIsNotWaitedForWithoutEnd(t *testing.T) {
+	to := newStuck()
+	defer close(to.free)
+	e := ask(t, &traceServer{text: "0123456789"}, Job{Trace: to})
+	e.patience = time.Millisecond
+	require.ErrorContains(t, e.fetchTrace(t.Context()), "took nothing for 1ms")
+	<-to.begun
+
+	e.patience = sshtest.Bound
+	ctx, end := context.WithCancelCause(t.Context())
+	go func() {
+		<-to.begun
+		end(ErrClosed)
+	}()
+	require.ErrorIs(t, e.fetchTrace(ctx), ErrClosed)
 }

@@ -166,3 +166,26 @@ func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
 	require.NoError(t, b.runs(t))
 	require.Equal(t, []string{"stepmux"}, b.Program().Command)
 }
+
+func TestAServeThatIsGoneSaysNothingAboutForwarding(t *testing.T) {
+	command := runnertest.Command(t)[0]
+	// A stand-in says that it listens where nothing does, if it is for the build gone. Its argument is where a real one
+	// has the socket's path.
+	path := filepath.Join(t.TempDir(), "runner")
+	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\ncase \"$2 $4\" in serve*/gone/*) echo \"step-runner is listening on socket $4\" >&2; exec cat >/dev/null;; esac\n"+
+		"case $2 in relay) exit 1;; esac\nexec "+command+" \"$@\"\n"), 0o700))
+	onServers(t, func(t *testing.T, s *sshtest.Server) {
+		conn, vm := connect(t, s), new(connector.VM)
+		tmp := sshtest.SocketDir(t)
+		share := func(c *connector.Config) { c.Lease, c.VM, c.Route, c.TempDir = &lease{conn: conn}, vm, connector.Auto, tmp }
+		gone := newBuild(t, s, "gone", path, share)
+		_, err := gone.Connect(sshtest.Within(t))
+		require.ErrorContains(t, err, "bridge to the step runner")
+		require.Empty(t, vm.Choice().Bridge)
+		require.NoError(t, gone.Close(sshtest.Within(t)))
+
+		b := newBuild(t, s, "b1", path, share)
+		require.NoError(t, b.runs(t))
+		require.Equal(t, connector.Streamlocal, b.Choice().Bridge)
+	})
+}

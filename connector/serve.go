@@ -116,7 +116,7 @@ func isDone(done <-chan struct{}) bool {
 // missingHint says what to do about a program that is not there.
 func missingHint(runner []string) string {
 	return fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+
-		"install it or name its path as the runner command%s", strings.Join(runner, " "), orBootstrap)
+		"install it, name its path as the runner command (stepmux run --runner-command)%s", strings.Join(runner, " "), orBootstrap)
 }
 
 // orBootstrap ends a hint on what to install.

@@ -332,34 +332,44 @@ func (c *Connector) startError(err error) error {
 	return err
 }
 
-// probe finds out whether streamlocal reaches the socket of a serve that listens, and remembers it.
+// probe finds out whether streamlocal reaches the socket of a serve that listens, and remembers it. That it does not
+// is known only once the next route has: a serve that died meanwhile says nothing about the VM.
 func (c *Connector) probe(found func(verdict)) error {
 	stream, err := c.cfg.Lease.Conn().DialUnix(c.life, c.listening())
-	instead := Session
-	if c.relay != nil {
-		instead = Relay
+	if err == nil {
+		const reason = "works on this VM and costs no session"
+		c.choose(Streamlocal, reason)
+		c.bridgeFound(found, verdict{true, true, reason})
+		if c.relay != nil {
+			c.takeNative()
+		}
+		return c.keepEarly(stream)
 	}
-	what := verdict{known: true}
-	switch {
-	case err == nil:
-		what.works, what.reason = true, "works on this VM and costs no session"
-		c.choose(Streamlocal, what.reason)
-	case isUnreachable(err):
-		what.reason = fmt.Sprintf("the VM refuses streamlocal forwarding: %v", err)
-		c.choose(instead, what.reason)
-	default:
+	if !isUnreachable(err) {
 		return err
 	}
+	what := verdict{true, false, fmt.Sprintf("the VM refuses streamlocal forwarding: %v", err)}
+	route, bridge, err := c.dialInstead()
+	switch {
+	case err == nil:
+	case c.life.Err() != nil:
+		return context.Cause(c.life)
+	case !errors.Is(err, mux.ErrForbidden): // which no build on this VM escapes
+		return fmt.Errorf("bridge to the step runner: %w", err)
+	}
+	c.choose(route, what.reason)
+	c.bridgeFound(found, what)
+	if err != nil {
+		return fmt.Errorf("bridge to the step runner: %w", err)
+	}
+	return c.keepEarly(bridge)
+}
+
+// bridgeFound tells what a probe has found, and logs it.
+func (c *Connector) bridgeFound(found func(verdict), what verdict) {
 	found(what)
 	choice := c.Choice()
 	c.cfg.Logger.Info("bridge route found", "route", choice.Bridge, "reason", choice.BridgeReason)
-	if stream == nil {
-		return nil
-	}
-	if c.relay != nil {
-		c.takeNative()
-	}
-	return c.keepEarly(stream)
 }
 
 // choose sets the bridge route; the session kept for one by session is free where it is not needed.

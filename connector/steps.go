@@ -59,8 +59,9 @@ type Job struct {
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. A [StepRunner] has
 	// one of its own; it is then how long its job may take to end.
 	Grace time.Duration
-	// Trace gets the job's trace, as JSON, once the job has ended, however it did. It is written to from one
-	// goroutine. May be nil: then no trace is made.
+	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. One
+	// that takes longer than Config.LogTimeout, or than the build lives, is not waited for: then the trace ends there,
+	// and OnTrace says so. May be nil: then no trace is made.
 	Trace io.Writer
 	// OnTrace is told that all of the trace was written to Trace, or why not, before Execute returns: if there is a
 	// Trace, and once. The error is ErrNoTrace if the step runner cannot make one. May be nil.
@@ -160,7 +161,7 @@ func (c *Connector) execute(ctx, calls context.Context, end context.CancelCauseF
 		result, err = e.run(ctx, calls, end)
 		return result, ErrNoTrace, err
 	}
-	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log}
+	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log, patience: cmp.Or(c.cfg.LogTimeout, defaultLogTimeout)}
 	if err := e.submit(ctx, calls); err != nil {
 		return Result{}, nil, err
 	}
@@ -199,9 +200,10 @@ func (c *Connector) newClient() (*grpc.ClientConn, error) {
 
 // execution is one call of Execute.
 type execution struct {
-	rpc pb.StepRunnerClient
-	job Job
-	log *Log
+	rpc      pb.StepRunnerClient
+	job      Job
+	log      *Log
+	patience time.Duration // with one write to the job's Trace
 
 	traceErr error // why there is no trace, or not all of it
 }

@@ -212,6 +212,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		Bootstrap:    e.provider.cfg.Bootstrap,
 		Version:      e.provider.cfg.Version,
 		Log:          e.log,
+		LogTimeout:   e.provider.cfg.LogTimeout,
 		ReadyTimeout: e.provider.cfg.ReadyTimeout,
 		StopTimeout:  e.provider.cfg.StopTimeout,
 		Logger:       e.provider.cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),

@@ -107,6 +107,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 			return nil, err
 		}
 		c.trace.refused()
+		c.giveUpSpares() // where the server allows less than was said, nobody else does it
 		others := c.sessions.refuse() - len(opened)
 		closeSessions(opened)
 		switch {

@@ -72,6 +72,19 @@ func TestSpareMakesRoomForWhoeverWaitsForASession(t *testing.T) {
 	}
 }
 
+func TestSpareMakesRoomWhereTheServerAllowsLessThanWasSaid(t *testing.T) {
+	s := sshtest.OpenSSH(t, "MaxSessions 2")
+	cfg := config(s)
+	cfg.SessionLimit = 10
+	conn := dialWith(t, s, cfg)
+	spare, err := conn.StartSpare(sshtest.Within(t), mux.Command{Line: "exec cat"})
+	require.NoError(t, err)
+	both, err := conn.Reserve(sshtest.Within(t), 2)
+	require.NoError(t, err)
+	require.Nil(t, spare.Take())
+	both.Release()
+}
+
 func TestSpareThatHasEndedIsNotTaken(t *testing.T) {
 	conn := dial(t, sshtest.OpenSSH(t))
 	spare, err := conn.StartSpare(sshtest.Within(t), mux.Command{Line: "exit 3"})

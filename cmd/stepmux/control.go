@@ -13,12 +13,18 @@ import (
 // controlTimeout bounds the wait for a run's answer.
 const controlTimeout = 10 * time.Second
 
+const controlExitHelp = `Exit codes:
+  0        done
+  2        wrong usage
+  3        no run was found, it did not answer, or it has no such VM`
+
 func newPsCommand() *cobra.Command {
 	var path, output string
 	var builds bool
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "Show the VMs of a stepmux run that is under way, and what they do",
+		Long:  "Show the VMs of a stepmux run that is under way on this machine, and what they do.\n\n" + controlExitHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
@@ -59,7 +65,7 @@ func newVerbCommand(use, short, long string, verb func(*control.Client, context.
 	cmd := &cobra.Command{
 		Use:   use,
 		Short: short,
-		Long:  long + "\n\n'stepmux ps' shows the IDs.",
+		Long:  long + "\n\n'stepmux ps' shows the IDs.\n\n" + controlExitHelp,
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, ids []string) error {
 			return withRun(cmd, path, func(ctx context.Context, run *control.Client) error {

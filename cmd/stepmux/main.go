@@ -27,7 +27,7 @@ const exitHelp = `Exit codes:
   2        wrong usage, or a FILE that is not valid
   3        the system failed: a VM, a connection, a step runner; it says nothing about the script
   124      a build took longer than --timeout
-  130      interrupted (Ctrl-C)
+  129 130 143  ended by a signal: hang-up, Ctrl-C (SIGINT), SIGTERM
   other    the exit code of the first build that failed by its own script`
 
 func main() {

@@ -78,7 +78,7 @@ Exit codes:
 	fl.DurationVar(&f.grace, "grace", defaultJobGrace, "time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
 	fl.StringVar(&f.cacheDir, "cache-dir", "", "where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
-	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of the new run to this file; with --check that of the first that was different")
+	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of the new run to this file; with --check that of the first that was different, or of the last")
 	fl.StringArrayVar(&f.secrets, "secret", nil, "`NAME=env:VARIABLE` or NAME=file:PATH, the value of what is masked in the trace; repeatable")
 	fl.BoolVar(&f.offline, "offline", false, "ask no server for steps: they are in the cache, or the replay is refused")
 	fl.StringVar(&f.runtime, "runtime", string(replay.ExactRuntime), "another machine, stepmux or program is refused (exact), named and not compared (warn), or not compared (ignore)")

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -210,7 +209,7 @@ func readJobs(files []string) ([]connector.Job, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := remote.CheckSteps(filepath.Base(name), text); err != nil {
+		if err := remote.CheckSteps(name, text); err != nil {
 			return nil, err
 		}
 		jobs[i] = connector.Job{Steps: text}

@@ -124,6 +124,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		return nil, err
 	}
 	all := make([]instance.Instance, len(f.instances))
+	first := map[string]string{} // what names the VM of an ID
 	for i, text := range f.instances {
 		id, where, ok := strings.Cut(text, "=")
 		if !ok {
@@ -135,6 +136,11 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--instance: %w", err)
 		}
+		if other, there := first[t.Name]; there {
+			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance other=%s",
+				other, text, t.Name, where)
+		}
+		first[t.Name] = text
 		all[i] = instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity, Runner: runner}
 	}
 	return instance.ShareJumpHosts(all), nil

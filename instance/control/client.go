@@ -114,7 +114,7 @@ func (c *Client) doError(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("no stepmux run has its control socket at %s", c.path)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("the stepmux run whose control socket is %s is dead", c.path)
+		return fmt.Errorf("nobody listens at %s: the stepmux run is dead, or that is no control socket", c.path)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("ask stepmux run at %s: %w (only the user who started it, and root, may)", c.path, err)
 	default:

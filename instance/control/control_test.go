@@ -148,7 +148,7 @@ func TestTheSocketOfADeadRunIsReplaced(t *testing.T) {
 	path := socketPath(t)
 	staleSocket(t, path)
 	_, err := client(t, path).Status(sshtest.Within(t))
-	require.EqualError(t, err, "the stepmux run whose control socket is "+path+" is dead")
+	require.EqualError(t, err, "nobody listens at "+path+": the stepmux run is dead, or that is no control socket")
 	newManager(t).serve(t, path)
 	_, err = client(t, path).Status(sshtest.Within(t))
 	require.NoError(t, err)

@@ -20,7 +20,7 @@ var (
 	sessionsReserved = desc("sessions_reserved", "Sessions that are open or about to be on an instance's connection.", "instance")
 	sessionsWaiting  = desc("sessions_waiting", "Callers that wait for a session on an instance's connection.", "instance")
 	sessionsLimit    = desc("sessions_limit", "Sessions that an instance's server allows on a connection, and how that is known.", "instance", "source")
-	channelsOpen     = desc("channels_open", "Channels of an instance's connection that are no sessions, and streams of its relay.", "instance", "route")
+	channelsOpen     = desc("channels_open", "Channels of an instance's connection that are no sessions (route native), and streams of its relay (route relay).", "instance", "route")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
