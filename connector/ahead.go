@@ -160,10 +160,37 @@ func (c *Connector) takeAhead(route Route) (held int) {
 	return held + 1
 }
 
-// takeProxy returns the proxy that was started ahead, once; nil if there is none.
+// startProxy starts the proxy of a build beside its serve, where none was started ahead: it takes a login shell as
+// well. It waits for the socket's path.
+func (c *Connector) startProxy() {
+	coming := make(chan struct{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.coming = coming
+	starter := c.starter
+	c.wg.Go(func() {
+		defer close(coming)
+		stderr := &laterWriter{}
+		process, err := starter.Start(c.life, mux.Command{Argv: proxyArgv(c.cfg.Runner, socketOnStdin), Stderr: stderr})
+		if err != nil {
+			return // the bridge starts its own, and says what is wrong
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.proxyAhead = &headStart{process, stderr}
+	})
+}
+
+// takeProxy returns the proxy that was started ahead, once; nil if there is none. It waits for one that is being
+// started, which ends with the build's life.
 func (c *Connector) takeProxy() *headStart {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if coming := c.coming; coming != nil {
+		c.mu.Unlock()
+		<-coming
+		c.mu.Lock()
+	}
 	proxy := c.proxyAhead
 	c.proxyAhead = nil
 	return proxy

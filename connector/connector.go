@@ -99,6 +99,7 @@ type Connector struct {
 	relay      *mux.Relay       // nil if the build has nothing to do with one
 	sessions   *mux.Reservation // nil if it needs none
 	proxyAhead *headStart       // to be the first bridge by session
+	coming     chan struct{}    // closed once proxyAhead is there, or will not be; nil if none is being started
 	early      *bridge          // one that was opened before anybody asked
 	bridges    map[*bridge]struct{}
 	bridged    bool // a bridge has been open

@@ -177,7 +177,9 @@ func TestAServeThatIsGoneSaysNothingAboutForwarding(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn, vm := connect(t, s), new(connector.VM)
 		tmp := sshtest.SocketDir(t)
-		share := func(c *connector.Config) { c.Lease, c.VM, c.Route, c.TempDir = &lease{conn: conn}, vm, connector.Auto, tmp }
+		share := func(c *connector.Config) {
+			c.Lease, c.VM, c.Route, c.TempDir = &lease{conn: conn}, vm, connector.Auto, tmp
+		}
 		gone := newBuild(t, s, "gone", path, share)
 		_, err := gone.Connect(sshtest.Within(t))
 		require.ErrorContains(t, err, "bridge to the step runner")

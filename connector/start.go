@@ -250,7 +250,11 @@ func (c *Connector) startBySession(reason string) error {
 		c.starter = sessions
 	}
 	c.choice = Choice{Start: Session, StartReason: reason, Bridge: route, BridgeReason: why}
+	proxied := c.proxyAhead != nil
 	c.mu.Unlock()
+	if route == Session && !proxied && c.program.Kind == Stepmux {
+		c.startProxy()
+	}
 	if err := c.startServe(); err != nil {
 		return err
 	}
