@@ -420,7 +420,11 @@ func TestServeThatIsKilledEndsTheBuildAndLeavesNothing(t *testing.T) {
 func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	// The bridge's process is killed; neither serve nor the job notices.
 	v := newVM(t, sshtest.OpenSSH(t))
-	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Session })
+	own := filepath.Join(t.TempDir(), "runner") // a proxy that was started before its serve listened names no socket
+	require.NoError(t, os.Symlink(v.runner[0], own))
+	p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) {
+		c.Route, in.Runner = connector.Session, []string{own}
+	})
 	out := &sshtest.Log{}
 	gate := filepath.Join(t.TempDir(), "gate")
 	ended := make(chan error, 1)
@@ -429,7 +433,7 @@ func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	}()
 	out.Await(t, "one")
 	killed := false
-	for _, text := range processesNaming(v.tmp) {
+	for _, text := range processesNaming(own) {
 		if fields := strings.Fields(text); len(fields) == 6 && fields[3] == "proxy" {
 			pid, err := strconv.Atoi(fields[0])
 			require.NoError(t, err)
