@@ -105,7 +105,7 @@ const (
 	// throughput over distance, what a stream nobody reads costs in memory, and how long a bulk transfer
 	// holds up its neighbours: docs/adr/0007 has the measurements.
 	MaxRelayWindow = 4 << 20
-	minRelayWindow = 1 << 20
+	minRelayWindow = 3 << 19
 	relayRate      = 80 << 20 // bytes per second
 	// RelayBacklog is how many streams may wait to be answered.
 	RelayBacklog = 1024
