@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
@@ -132,9 +133,14 @@ func (c *Connector) dialInstead() (Route, io.ReadWriteCloser, error) {
 	if err != nil {
 		return Session, nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(c.life, c.cfg.ReadyTimeout, errNoAnswer(c.cfg.ReadyTimeout))
-	defer cancel()
-	if err := bridge.greeted(ctx); err != nil {
+	// The gRPC server greets. A bridge by which it does not is of no use.
+	defer context.AfterFunc(c.life, func() { bridge.Close() })()
+	tooLong := time.AfterFunc(c.cfg.ReadyTimeout, func() { bridge.Close() })
+	_, err = bridge.Read(nil)
+	if !tooLong.Stop() {
+		err = errNoAnswer(c.cfg.ReadyTimeout)
+	}
+	if err != nil {
 		bridge.Close()
 		return Session, nil, err
 	}
@@ -192,16 +198,6 @@ type proxyBridge struct {
 	fatal  context.CancelCauseFunc // ends the build
 	head   []byte                  // what was read of the frame header and not yet returned
 	read   int                     // bytes of the frame header checked
-}
-
-// greeted waits until the gRPC server has greeted. When ctx ends before that the bridge is of no use any more.
-func (b *proxyBridge) greeted(ctx context.Context) error {
-	defer context.AfterFunc(ctx, func() { b.Process.Close() })()
-	_, err := b.Read(nil)
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return err
 }
 
 // Read reads from the socket.

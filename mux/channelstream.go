@@ -92,7 +92,7 @@ func (r *rush) pause(n int, took time.Duration) {
 	case *r < rushReads:
 		*r++
 	default:
-		time.Sleep(rushPause)
+		time.Sleep(rushPause) //nolint:forbidigo // no event is waited for
 	}
 }
 
