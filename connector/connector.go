@@ -73,8 +73,9 @@ type Config struct {
 	anyRunner bool // Runner was empty
 }
 
-// Connector joins one build to its step runner. One goroutine copies serve's stdout and watches
-// for its end, and one may start a serve and a proxy ahead for the next build; Close waits for both. It is safe for concurrent use.
+// Connector joins one build to its step runner. One goroutine copies serve's stdout and watches for its end; one may
+// start its proxy beside serve, and one a serve and a proxy ahead for the next build. Close waits for all. It is safe for
+// concurrent use.
 type Connector struct {
 	cfg    Config
 	socket string // the path asked for; serve may tell another
@@ -99,7 +100,7 @@ type Connector struct {
 	relay      *mux.Relay       // nil if the build has nothing to do with one
 	sessions   *mux.Reservation // nil if it needs none
 	proxyAhead *headStart       // to be the first bridge by session
-	coming     chan struct{}    // closed once proxyAhead is there, or will not be; nil if none is being started
+	coming     chan struct{}    // closed once proxyAhead is there, or will not be; nil if none was started beside serve
 	early      *bridge          // one that was opened before anybody asked
 	bridges    map[*bridge]struct{}
 	bridged    bool // a bridge has been open
