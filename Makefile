@@ -22,6 +22,7 @@ N        ?= 200
 TIME     ?= 1h
 JOBS     ?= 2
 DURATION ?= 1h
+WARMUP   ?= 30m
 
 .DEFAULT_GOAL := help
 
@@ -59,16 +60,13 @@ bin/tools/govulncheck: Makefile
 	GOBIN=$(CURDIR)/bin/tools go install $(GOVULNCHECK)
 
 .PHONY: fuzz
-fuzz: ## fuzz the targets FUZZ (a regexp) names, each for FUZZTIME (500x: so many inputs); fails at the end
-	@failed=; \
-	for pkg in $$(go list ./...); do \
-	  targets=$$(go test -list '$(FUZZ)' $$pkg) || { failed="$$failed $$pkg(build)"; continue; }; \
-	  for target in $$(echo "$$targets" | grep '^Fuzz'); do \
-	    echo "== $$pkg $$target"; \
-	    go test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10s $$pkg || failed="$$failed $$pkg.$$target"; \
-	  done; \
-	done; \
-	if [ -n "$$failed" ]; then printf 'failed:\n'; printf '  %s\n' $$failed; exit 1; fi
+fuzz: ## fuzz the targets FUZZ (a regexp) names, JOBS at once, each for FUZZTIME (500x: so many inputs)
+	go run ./internal/faultrig/faults fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
+
+.PHONY: fuzz-long
+fuzz-long: FUZZTIME = 30m
+fuzz-long: ## fuzz until each target had FUZZTIME in all, going on where it stopped; make faults-report tells of it
+	go run ./internal/faultrig/faults fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
 
 .PHONY: hostile
 hostile: ## let hostile servers and relays send MESSAGES messages of each kind, with their memory measured
@@ -83,12 +81,12 @@ faults: build ## break things while builds run: N faults drawn from SEED, for TI
 	bin/faultrig run -seed $(SEED) -n $(N) -time $(TIME) -jobs $(JOBS) -kinds '$(KINDS)' -routes '$(ROUTES)' $(if $(ROUND),-round $(ROUND))
 
 .PHONY: soak
-soak: build ## one manager, ten VMs, builds, faults and recycling for DURATION: nothing may grow
+soak: build ## one manager, ten VMs, builds, faults and recycling for WARMUP and DURATION: in that nothing may grow
 	go build -o bin/faultrig ./internal/faultrig/faults
-	bin/faultrig soak -seed $(SEED) -duration $(DURATION)
+	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
 
 .PHONY: faults-report
-faults-report: ## write the tables of docs/reliability.md from what make faults and make soak kept in bin/faults
+faults-report: ## write the tables of docs/reliability.md from what make faults, make soak and make fuzz-long kept in bin/faults
 	go run ./internal/faultrig/faults report
 
 .PHONY: bench

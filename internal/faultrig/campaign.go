@@ -19,14 +19,17 @@ type Campaign struct {
 	Faults  int // how many there are to be
 	Jobs    int // rounds at once
 	Options Options
-	Journal *Journal
+	Journal *Journal[Result]
 	Out     io.Writer // is told what happens
 }
 
 // Run runs rounds until there were enough faults or ctx ends, which is an end like any. Those that the journal has are
 // not run again. It returns all results. The error says that rounds said nothing, which were not counted.
 func (c *Campaign) Run(ctx context.Context) ([]Result, error) {
-	s := &campaign{Campaign: c}
+	s := &campaign{Campaign: c, done: map[int]Result{}}
+	for _, r := range c.Journal.All() {
+		s.done[r.Round] = r
+	}
 	var jobs sync.WaitGroup
 	for range max(c.Jobs, 1) {
 		jobs.Go(func() { s.work(ctx) })
@@ -38,6 +41,7 @@ func (c *Campaign) Run(ctx context.Context) ([]Result, error) {
 // campaign is a Campaign at work.
 type campaign struct {
 	*Campaign
+	done map[int]Result // by the number of the round, when the run began
 
 	mu      sync.Mutex // guards the following
 	next    int
@@ -67,7 +71,7 @@ func (c *campaign) take() (Plan, bool) {
 		if !c.Filter.Wants(plan) {
 			continue
 		}
-		if r, done := c.Journal.Done(plan.Round); done {
+		if r, done := c.done[plan.Round]; done {
 			c.addLocked(r)
 			continue
 		}

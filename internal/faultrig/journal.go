@@ -8,20 +8,21 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 )
 
-// Journal keeps the results of rounds in a file, a line each, so that a run which was stopped goes on. Its methods may
-// be called at the same time.
-type Journal struct {
+// Journal keeps results in a file, a line each, so that a run which was stopped goes on. Its methods may be called at
+// the same time.
+type Journal[R any] struct {
 	mu   sync.Mutex // guards the following
 	file *os.File
-	done map[int]Result
+	all  []R
 }
 
 // OpenJournal opens a journal, made if it is not there. The caller calls Close.
-func OpenJournal(path string) (*Journal, error) {
-	results, whole, err := readJournal(path)
+func OpenJournal[R any](path string) (*Journal[R], error) {
+	results, whole, err := readJournal[R](path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -36,21 +37,17 @@ func OpenJournal(path string) (*Journal, error) {
 		file.Close()
 		return nil, err
 	}
-	j := &Journal{file: file, done: map[int]Result{}}
-	for _, r := range results {
-		j.done[r.Round] = r
-	}
-	return j, nil
+	return &Journal[R]{file: file, all: results}, nil
 }
 
 // ReadJournal returns the results in a journal. A last line that was not written to its end is left out.
-func ReadJournal(path string) ([]Result, error) {
-	all, _, err := readJournal(path)
+func ReadJournal[R any](path string) ([]R, error) {
+	all, _, err := readJournal[R](path)
 	return all, err
 }
 
 // readJournal is ReadJournal, and tells how many bytes whole lines have.
-func readJournal(path string) (all []Result, whole int64, err error) {
+func readJournal[R any](path string) (all []R, whole int64, err error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, 0, err
@@ -62,7 +59,7 @@ func readJournal(path string) (all []Result, whole int64, err error) {
 		if err != nil {
 			return all, whole, nil //nolint:nilerr // the end
 		}
-		var r Result
+		var r R
 		if err := json.Unmarshal(text, &r); err != nil {
 			return nil, 0, fmt.Errorf("read %s: line %d: %w", path, n, err)
 		}
@@ -71,26 +68,25 @@ func readJournal(path string) (all []Result, whole int64, err error) {
 	}
 }
 
-// Done returns the result of a round, if there is one.
-func (j *Journal) Done(round int) (Result, bool) {
+// All returns the results so far, the oldest first.
+func (j *Journal[R]) All() []R {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	r, ok := j.done[round]
-	return r, ok
+	return slices.Clone(j.all)
 }
 
 // Add writes a result.
-func (j *Journal) Add(r Result) error {
+func (j *Journal[R]) Add(r R) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.done[r.Round] = r
+	j.all = append(j.all, r)
 	_, err = j.file.Write(append(text, '\n'))
 	return err
 }
 
 // Close closes the file.
-func (j *Journal) Close() error { return j.file.Close() }
+func (j *Journal[R]) Close() error { return j.file.Close() }

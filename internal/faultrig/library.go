@@ -250,7 +250,7 @@ func (r *rig) probe(ctx context.Context, provider *instance.Provider) {
 func (r *rig) probeOnce(ctx context.Context, provider *instance.Provider, try int) (failed error) {
 	var held []*instance.Executor
 	for i := range r.vms {
-		e := provider.Executor(instance.Build{ID: fmt.Sprintf("probe-%d-%d", try, i)})
+		e := provider.Executor(instance.Build{ID: fmt.Sprintf("probe-%d-%d-%d", r.plan.Round, try, i)})
 		held = append(held, e) // it keeps its slot, so that the next one goes elsewhere
 		err := e.Prepare(ctx)
 		if err == nil {

@@ -2,28 +2,30 @@ package faultrig
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
 
-// The tables stand in a page between these lines.
-const (
-	pageBegin = "<!-- faults: the tables below are written by make faults-report -->"
-	pageEnd   = "<!-- faults: end of the tables -->"
-)
-
-// Report is all that was measured.
+// Report is all that was measured. What is nil was not.
 type Report struct {
+	Faults *Faults  `json:"faults,omitempty"`
+	Soak   *Soaked  `json:"soak,omitempty"`
+	Fuzz   []Fuzzed `json:"fuzz,omitempty"`
+}
+
+// Faults adds up the results of rounds.
+type Faults struct {
 	Total  Count   `json:"total"`
 	Kinds  []Count `json:"kinds"`
 	Routes []Count `json:"routes"`
 	Each   []Count `json:"each"` // kind on each route
-	Soak   *Soaked `json:"soak,omitempty"`
 }
 
 // Soaked is the summary of a soak.
 type Soaked struct {
 	Seconds float64        `json:"seconds"`
+	WarmUp  float64        `json:"warm_up_seconds"`
 	Builds  int            `json:"builds"`
 	Lost    int            `json:"lost"`
 	Faults  int            `json:"faults"`
@@ -31,34 +33,61 @@ type Soaked struct {
 	Fits    map[string]Fit `json:"fits"`
 }
 
-// NewReport adds up results. soak may be nil.
-func NewReport(results []Result, soak *SoakResult) Report {
-	r := Report{
+// CountFaults adds up results, nil if there are none.
+func CountFaults(results []Result) *Faults {
+	if len(results) == 0 {
+		return nil
+	}
+	return &Faults{
+		Total:  CountBy(results, func(Result) (Kind, string) { return "", "" })[0],
 		Kinds:  CountBy(results, func(r Result) (Kind, string) { return r.Kind, "" }),
 		Routes: CountBy(results, func(r Result) (Kind, string) { return "", r.Route }),
 		Each:   CountBy(results, func(r Result) (Kind, string) { return r.Kind, r.Route }),
 	}
-	for _, c := range CountBy(results, func(Result) (Kind, string) { return "", "" }) {
-		r.Total = c
-	}
-	if soak != nil {
-		soak.fit()
-		r.Soak = &Soaked{soak.Seconds, soak.Builds, soak.Lost, soak.Faults, len(soak.Findings), soak.Fits}
-	}
-	return r
 }
 
-// Write puts the report's tables into a page, in place of those that are there.
+// Sum returns the summary.
+func (r *SoakResult) Sum() *Soaked {
+	r.fit()
+	return &Soaked{r.Seconds, r.WarmUp, r.Builds, r.Lost, r.Faults, len(r.Findings), r.Fits}
+}
+
+// Write puts the report's tables into a page, in place of those that are there. A part that was not measured keeps what
+// stands there.
 func (r Report) Write(page string) (string, error) {
-	before, rest, ok := strings.Cut(page, pageBegin+"\n")
-	_, after, ended := strings.Cut(rest, pageEnd+"\n")
-	if !ok || !ended {
-		return "", fmt.Errorf("the page has no lines %q and %q", pageBegin, pageEnd)
+	parts := map[string]string{}
+	if r.Faults != nil {
+		parts["faults"] = r.Faults.markdown()
 	}
-	return before + pageBegin + "\n\n" + r.markdown() + "\n" + pageEnd + "\n" + after, nil
+	if r.Soak != nil {
+		parts["soak"] = r.Soak.markdown()
+	}
+	if len(r.Fuzz) > 0 {
+		parts["fuzz"] = fuzzMarkdown(r.Fuzz)
+	}
+	for name, text := range parts {
+		begin, end := pageMarks(name)
+		before, rest, ok := strings.Cut(page, begin)
+		_, after, ended := strings.Cut(rest, end)
+		if !ok || !ended {
+			return "", fmt.Errorf("the page has no lines %q and %q", begin, end)
+		}
+		page = before + pagePart(name, text) + after
+	}
+	return page, nil
 }
 
-func (r Report) markdown() string {
+// pageMarks returns the lines of a page between which the tables of a part stand.
+func pageMarks(part string) (begin, end string) {
+	return "<!-- " + part + ": written by make faults-report -->\n", "<!-- " + part + ": end -->\n"
+}
+
+func pagePart(part, text string) string {
+	begin, end := pageMarks(part)
+	return begin + "\n" + text + "\n" + end
+}
+
+func (r *Faults) markdown() string {
 	var s strings.Builder
 	t := r.Total
 	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds, of which %d were lost. What was found wrong:\n\n", t.Faults, t.Rounds, t.Builds, t.Lost)
@@ -75,16 +104,13 @@ func (r Report) markdown() string {
 	for _, c := range r.Routes {
 		fmt.Fprintf(&s, "| %s | %d | %d | %d | %d | %d |\n", c.Route, c.Rounds, c.Faults, c.Builds, c.Lost, c.wrong())
 	}
-	if r.Soak != nil {
-		s.WriteString(r.Soak.markdown())
-	}
 	return s.String()
 }
 
 func (r *Soaked) markdown() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "\nSoak: one manager for %v, %d builds on %d VMs, %d faults, %d builds lost, %d things wrong. Each line is fitted to samples taken while no build ran:\n\n",
-		(time.Duration(r.Seconds) * time.Second).Round(time.Minute), r.Builds, soakVMs, r.Faults, r.Lost, r.Wrong)
+	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, %d things wrong. Each line is fitted to samples taken while no build ran:\n\n",
+		minutes(r.Seconds-r.WarmUp), minutes(r.WarmUp), r.Builds, soakVMs, r.Faults, r.Lost, r.Wrong)
 	s.WriteString("| | mean | grows in an hour by | |\n|---|---|---|---|\n")
 	for _, row := range []struct {
 		name, title string
@@ -108,6 +134,37 @@ func (r *Soaked) markdown() string {
 		fmt.Fprintf(&s, "| %s | %.1f | %.2f ± %.2f | %s |\n", row.title, f.Mean/row.unit, f.Slope/row.unit, f.Error/row.unit, word)
 	}
 	return s.String()
+}
+
+func minutes(seconds float64) time.Duration {
+	return (time.Duration(seconds) * time.Second).Round(time.Minute)
+}
+
+// fuzzMarkdown is the table of what was fuzzed.
+func fuzzMarkdown(all []Fuzzed) string {
+	var s strings.Builder
+	var seconds, cpu float64
+	inputs, failed := 0, 0
+	for _, r := range all {
+		seconds, cpu, inputs = seconds+r.Seconds, cpu+r.CPU, inputs+r.Inputs
+		failed += r.Failures
+	}
+	fmt.Fprintf(&s, "%d targets, %.1f hours of the clock and %.1f hours of a processor in all, %s inputs, %d failures:\n\n",
+		len(all), seconds/3600, cpu/3600, grouped(inputs), failed)
+	s.WriteString("| target | minutes | of a processor | inputs | of them kept | failures |\n|---|---|---|---|---|---|\n")
+	for _, r := range all {
+		fmt.Fprintf(&s, "| `%s` | %.0f | %.1f | %s | %d | %d |\n", r.Target, r.Seconds/60, r.CPU/60, grouped(r.Inputs), r.Corpus, r.Failures)
+	}
+	return s.String()
+}
+
+// grouped is a number with its digits in threes.
+func grouped(n int) string {
+	text := strconv.Itoa(n)
+	for at := len(text) - 3; at > 0; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
 }
 
 func (c Count) wrong() (n int) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,7 +15,7 @@ import (
 
 func TestAJournalGoesOnWhereItStopped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "journal")
-	j, err := OpenJournal(path)
+	j, err := OpenJournal[Result](path)
 	require.NoError(t, err)
 	one := Result{Round: 3, Kind: "cut", Route: "auto", Faults: 2, EndMS: []float64{1.5}, Findings: []Finding{{What: Orphan}}}
 	require.NoError(t, j.Add(one))
@@ -25,18 +26,14 @@ func TestAJournalGoesOnWhereItStopped(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.Close())
 
-	j, err = OpenJournal(path)
+	j, err = OpenJournal[Result](path)
 	require.NoError(t, err)
-	got, done := j.Done(3)
-	require.True(t, done)
-	require.Equal(t, one, got)
-	_, done = j.Done(4)
-	require.False(t, done)
+	require.Equal(t, []Result{one}, j.All())
 	require.NoError(t, j.Add(Result{Round: 4}))
 	require.NoError(t, j.Close())
-	all, err := ReadJournal(path)
+	all, err := ReadJournal[Result](path)
 	require.NoError(t, err)
-	require.Len(t, all, 2)
+	require.Equal(t, []Result{one, {Round: 4}}, all)
 }
 
 func TestResultsAreAddedUp(t *testing.T) {
@@ -129,27 +126,40 @@ func TestAFitTellsGrowthFromNoise(t *testing.T) {
 }
 
 func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
-	r := NewReport([]Result{
-		{Kind: "cut", Route: "auto", Faults: 2, Builds: 3, Lost: 1, EndMS: []float64{1500}},
-		{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
-	}, &SoakResult{Seconds: 3600, Builds: 9, Samples: []Sample{
-		{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20}, {Seconds: 1800, Heap: 2 << 20},
-	}})
-	page := "before\n" + pageBegin + "\nold\n" + pageEnd + "\nafter\n"
+	r := Report{
+		Faults: CountFaults([]Result{
+			{Kind: "cut", Route: "auto", Faults: 2, Builds: 3, Lost: 1, EndMS: []float64{1500}},
+			{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
+		}),
+		Soak: (&SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []Sample{
+			{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20}, {Seconds: 1800, Heap: 2 << 20},
+		}}).Sum(),
+		Fuzz: SumFuzzed([]Fuzzed{
+			{Target: "mux.FuzzB", Seconds: 600, CPU: 60, Inputs: 1000, Corpus: 7},
+			{Target: "mux.FuzzA", Seconds: 1800, CPU: 90, Inputs: 20, Corpus: 3},
+			{Target: "mux.FuzzB", Seconds: 1200, CPU: 30, Inputs: 500, Corpus: 9, Failures: 1, Failure: "panic"},
+		}),
+	}
+	page := "before\n" + pagePart("faults", "old") + "middle\n" + pagePart("soak", "old") + pagePart("fuzz", "old") + "after\n"
 	once, err := r.Write(page)
 	require.NoError(t, err)
 	require.NotContains(t, once, "old")
 	for _, text := range []string{
-		"before\n" + pageBegin, pageEnd + "\nafter\n", "3 faults in 2 rounds, over 4 builds, of which 1 were lost",
+		"before\n<!-- faults", "-->\nafter\n", "3 faults in 2 rounds, over 4 builds, of which 1 were lost",
 		"| `cut`: the connection ends, as if the peer had closed it | 2 | 3 | 1 | 1.5 s / 1.5 s | 0 ms | 0 |",
 		"| needless loss | 1 |", "| false success | 0 |", "| relay | 1 | 1 | 1 | 0 | 1 |",
-		"one manager for 1h0m0s, 9 builds on 10 VMs", "| live heap, MiB | 2.0 | 0.00 ± 0.00 | flat |",
+		"One manager for 1h0m0s, after 10m0s to warm up, 9 builds on 10 VMs", "| live heap, MiB | 2.0 | 0.00 ± 0.00 | flat |",
+		"2 targets", "| `mux.FuzzA` | 30 | 1.5 | 20 | 3 | 0 |\n| `mux.FuzzB` | 30 | 1.5 | 1,500 | 9 | 1 |",
 	} {
 		require.Contains(t, once, text)
 	}
 	again, err := r.Write(once)
 	require.NoError(t, err)
 	require.Equal(t, once, again)
+
+	other, err := Report{Soak: r.Soak}.Write(page)
+	require.NoError(t, err)
+	require.Equal(t, 2, strings.Count(other, "old"), "what was not run keeps its table")
 	_, err = r.Write("a page without places")
 	require.ErrorContains(t, err, "has no lines")
 }

@@ -19,18 +19,16 @@ import (
 const (
 	soakVMs    = 10
 	soakMaxAge = 20 * time.Second // connections are recycled all the time
-	// soakWarmUp is the part of the samples, one in so many, at the begin that is not fitted: caches fill, the heap
-	// finds its size.
-	soakWarmUp = 3
 )
 
 // Soak is a long run of one manager: builds come and go on its VMs, with faults and with connections that are recycled.
 type Soak struct {
 	Seed     uint64
-	Duration time.Duration
+	WarmUp   time.Duration // at the begin, which is not fitted: caches fill, the heap and its pieces find their sizes
+	Duration time.Duration // after that
 }
 
-// Sample is the manager's process at a moment when no build runs.
+// Sample is the manager's process at a moment when no build runs, and it has a connection to each VM.
 type Sample struct {
 	Seconds    float64 `json:"s"`
 	Heap       float64 `json:"heap_bytes"` // live, after a collection
@@ -44,6 +42,7 @@ type Sample struct {
 // SoakResult is how a soak went.
 type SoakResult struct {
 	Seconds  float64        `json:"seconds"`
+	WarmUp   float64        `json:"warm_up_seconds"` // of them
 	Cycles   int            `json:"cycles"`
 	Builds   int            `json:"builds"`
 	Lost     int            `json:"lost"`
@@ -78,6 +77,7 @@ type soak struct {
 
 // runSoak runs a soak in this process.
 func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResult, error) {
+	runtime.MemProfileRate = 0 // what the rig itself would gather, as it can show stacks (runtime/pprof)
 	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: "cut", Route: "auto", VMs: soakVMs}, dir, opts, slog.New(slog.DiscardHandler))}
 	if err := s.setUp(ctx); err != nil {
 		return SoakResult{}, fmt.Errorf("set up: %w", err)
@@ -94,12 +94,13 @@ func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResu
 	if err != nil {
 		return SoakResult{}, err
 	}
-	for time.Since(s.begin) < plan.Duration && ctx.Err() == nil {
+	for time.Since(s.begin) < plan.WarmUp+plan.Duration && ctx.Err() == nil {
 		cycle := s.cycle(s.result.Cycles)
 		s.current.Store(cycle)
 		if !cycle.drive(ctx, provider) {
 			break
 		}
+		cycle.probe(ctx, provider) // as a cut leaves some VMs without a connection
 		s.add(cycle)
 	}
 	ending := time.Now()
@@ -108,7 +109,7 @@ func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResu
 	s.requireBack(goroutines, files)
 	s.requireClean(ending)
 	s.result.Findings = append(s.result.Findings, s.rig.result.Findings...)
-	s.result.Seconds = time.Since(s.begin).Seconds()
+	s.result.Seconds, s.result.WarmUp = time.Since(s.begin).Seconds(), plan.WarmUp.Seconds()
 	s.result.fit()
 	return s.result, nil
 }
@@ -199,13 +200,15 @@ var series = map[string]func(Sample) float64{
 	"processes":  func(s Sample) float64 { return s.Processes },
 }
 
-// fit fits all series, but for their first part.
+// fit fits all series, but for the time to warm up.
 func (r *SoakResult) fit() {
 	r.Fits = map[string]Fit{}
 	for name := range maps.Keys(series) {
 		var x, y []float64
-		for _, s := range r.Samples[len(r.Samples)/soakWarmUp:] {
-			x, y = append(x, s.Seconds/3600), append(y, series[name](s))
+		for _, s := range r.Samples {
+			if s.Seconds >= r.WarmUp {
+				x, y = append(x, s.Seconds/3600), append(y, series[name](s))
+			}
 		}
 		r.Fits[name] = fitLine(x, y)
 	}

@@ -1,4 +1,4 @@
-// Faults breaks things while real builds run; see package faultrig. `make faults`, `make soak` and
+// Faults breaks things while real builds run; see package faultrig. `make faults`, `make soak`, `make fuzz` and
 // `make faults-report` run it.
 package main
 
@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -20,7 +21,8 @@ import (
 )
 
 const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...] [-time D] [-jobs N] [-program FILE] [-dir DIR] [-shared]
-       faults soak   [-seed N] [-duration D] [-program FILE] [-dir DIR]
+       faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-dir DIR]
+       faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE]
        faults report [-dir DIR] [-page FILE]
 `
 
@@ -38,6 +40,8 @@ func main() {
 		err = run(ctx, os.Args[2:])
 	case "soak":
 		err = soak(ctx, os.Args[2:])
+	case "fuzz":
+		err = fuzz(ctx, os.Args[2:])
 	case "report":
 		err = report(os.Args[2:])
 	default:
@@ -82,7 +86,7 @@ func run(ctx context.Context, args []string) error {
 		fmt.Fprintf(os.Stdout, "%+v\n", r)
 		return verdict([]faultrig.Result{r})
 	}
-	journal, err := faultrig.OpenJournal(filepath.Join(*dir, filter.Journal(*seed)))
+	journal, err := faultrig.OpenJournal[faultrig.Result](filepath.Join(*dir, filter.Journal(*seed)))
 	if err != nil {
 		return err
 	}
@@ -102,7 +106,8 @@ func run(ctx context.Context, args []string) error {
 func soak(ctx context.Context, args []string) error {
 	fl := flag.NewFlagSet("soak", flag.ExitOnError)
 	seed := fl.Uint64("seed", 1, "what all is drawn from")
-	duration := fl.Duration("duration", time.Hour, "how long")
+	warmUp := fl.Duration("warm-up", 30*time.Minute, "how long before that, for caches to fill")
+	duration := fl.Duration("duration", time.Hour, "how long what is sampled must not grow")
 	program := fl.String("program", "bin/stepmux", "the stepmux program")
 	dir := fl.String("dir", "bin/faults", "where results are kept")
 	_ = fl.Parse(args) // it exits
@@ -110,7 +115,7 @@ func soak(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	r, err := faultrig.StartSoak(ctx, faultrig.Soak{Seed: *seed, Duration: *duration}, opts, os.Stdout)
+	r, err := faultrig.StartSoak(ctx, faultrig.Soak{Seed: *seed, WarmUp: *warmUp, Duration: *duration}, opts, os.Stdout)
 	if err != nil {
 		return err
 	}
@@ -127,32 +132,46 @@ func soak(ctx context.Context, args []string) error {
 	return nil
 }
 
+// fuzz runs the fuzz targets.
+func fuzz(ctx context.Context, args []string) error {
+	fl := flag.NewFlagSet("fuzz", flag.ExitOnError)
+	targets := fl.String("targets", "^Fuzz", "a regular expression: the targets to be fuzzed")
+	each := fl.String("each", "10s", "how long each, or, as 500x, with how many inputs")
+	jobs := fl.Int("jobs", 2, "targets at once")
+	path := fl.String("journal", "", "keep in this file what was done, and give each target only what it lacks")
+	keep := fl.String("keep", "bin/fuzz", "where test programs are built")
+	_ = fl.Parse(args) // it exits
+	matching, err := regexp.Compile(*targets)
+	if err != nil {
+		return fmt.Errorf("-targets: %w", err)
+	}
+	f := faultrig.Fuzzing{Targets: matching, Each: *each, Jobs: *jobs, Out: os.Stdout}
+	if f.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	if f.Keep, err = filepath.Abs(*keep); err != nil {
+		return err
+	}
+	if *path != "" {
+		if f.Journal, err = faultrig.OpenJournal[faultrig.Fuzzed](*path); err != nil {
+			return err
+		}
+		defer f.Journal.Close()
+	}
+	_, err = f.Run(ctx)
+	return err
+}
+
 // report writes what was kept, as JSON and into a page.
 func report(args []string) error {
 	fl := flag.NewFlagSet("report", flag.ExitOnError)
 	dir := fl.String("dir", "bin/faults", "where results are kept")
 	page := fl.String("page", "docs/reliability.md", "the page to write the tables into")
 	_ = fl.Parse(args) // it exits
-	journals, err := filepath.Glob(filepath.Join(*dir, "seed-*.jsonl"))
+	r, err := readReport(*dir)
 	if err != nil {
 		return err
 	}
-	if len(journals) == 0 {
-		return fmt.Errorf("there are no results in %s: run make faults first", *dir)
-	}
-	var all []faultrig.Result
-	for _, path := range journals {
-		results, err := faultrig.ReadJournal(path)
-		if err != nil {
-			return err
-		}
-		all = append(all, results...)
-	}
-	soaked, err := readSoak(filepath.Join(*dir, "soak.json"))
-	if err != nil {
-		return err
-	}
-	r := faultrig.NewReport(all, soaked)
 	if err := writeJSON(filepath.Join(*dir, "report.json"), r); err != nil {
 		return err
 	}
@@ -165,6 +184,39 @@ func report(args []string) error {
 		return fmt.Errorf("%s: %w", *page, err)
 	}
 	return os.WriteFile(*page, []byte(written), 0o644)
+}
+
+// readReport reads what was kept in a directory.
+func readReport(dir string) (r faultrig.Report, err error) {
+	journals, err := filepath.Glob(filepath.Join(dir, "seed-*.jsonl"))
+	if err != nil {
+		return r, err
+	}
+	var rounds []faultrig.Result
+	for _, path := range journals {
+		results, err := faultrig.ReadJournal[faultrig.Result](path)
+		if err != nil {
+			return r, err
+		}
+		rounds = append(rounds, results...)
+	}
+	r.Faults = faultrig.CountFaults(rounds)
+	soak, err := readSoak(filepath.Join(dir, "soak.json"))
+	if err != nil {
+		return r, err
+	}
+	if soak != nil {
+		r.Soak = soak.Sum()
+	}
+	runs, err := faultrig.ReadJournal[faultrig.Fuzzed](filepath.Join(dir, "fuzz.jsonl"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return r, err
+	}
+	r.Fuzz = faultrig.SumFuzzed(runs)
+	if r.Faults == nil && r.Soak == nil && len(r.Fuzz) == 0 {
+		return r, fmt.Errorf("there are no results in %s: run make faults, make soak or make fuzz-long first", dir)
+	}
+	return r, nil
 }
 
 // readSoak returns the result of the last soak, nil if there was none.
