@@ -60,7 +60,7 @@ func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary
 				return nil, err
 			}
 			return nil, &ServeError{
-				ExitCode: -1, Stderr: stderr, Err: errors.New("find out the VM's platform: it does not say"),
+				ExitCode: -1, Stderr: stderr, Err: errors.New("find out the VM's platform: it says none that there are programs for"),
 				Hint: "a POSIX sh and uname are needed there to put a stepmux on it",
 			}
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // FuzzInspection reads what a VM printed: noise before and after the lines that count changes nothing.
@@ -14,11 +16,13 @@ func FuzzInspection(f *testing.F) {
 	f.Add([]byte(inspectPrefix+"platform Linux x86_64\n"+inspectPrefix+"program /usr/bin/x\n"), "Welcome")
 	f.Add([]byte(inspectPrefix+"head 7f454c46020101000000000000000000030003e00100\n"+inspectPrefix+"other gitlab-runner\r\n"), "$ ")
 	f.Add([]byte(inspectPrefix+"head 7f454c460202"), "")
+	f.Add([]byte(inspectPrefix+"platform \xac\xca0\x84\xac\xca\xcd0\x84\xf3\xf3\xf3\xf3\xf3\xf3\x84\x98\xcb\xcb\xcb\xcb\xcb\xcb"), "0")
 	f.Fuzz(func(t *testing.T, out []byte, noise string) {
 		seen := parseInspection(out)
 		for _, other := range seen.others {
 			require.Contains(t, otherRunners, other)
 		}
+		require.True(t, seen.platform == "" || wire.ValidPlatform(seen.platform), seen.platform)
 		require.True(t, seen.built == "" || strings.HasPrefix(seen.built, "linux/"))
 		require.LessOrEqual(t, len(seen.program)+len(seen.platform), len(out)+16)
 		if strings.Contains(noise, "stepmux") || strings.ContainsAny(noise, "\n") {

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // unusableError says that a runner command does not do on a VM, which another program there may put right.
@@ -80,7 +82,9 @@ func parseInspection(out []byte) inspection {
 		switch key {
 		case "platform":
 			system, machine, _ := strings.Cut(value, " ")
-			seen.platform = platformOf(system, machine)
+			if seen.platform = platformOf(system, machine); !wire.ValidPlatform(seen.platform) {
+				seen.platform = "" // it goes into errors, and nothing is built for it
+			}
 		case "program":
 			seen.program = value
 		case "head":
