@@ -28,7 +28,7 @@ type Soak struct {
 	Duration time.Duration // after that
 }
 
-// Sample is the manager's process at a moment when no build runs, and it has a connection to each VM.
+// Sample is the manager's process at a moment when no build runs. Connections are those that are not yet to be recycled.
 type Sample struct {
 	Seconds    float64 `json:"s"`
 	Heap       float64 `json:"heap_bytes"` // live, after a collection
@@ -100,7 +100,7 @@ func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResu
 		if !cycle.drive(ctx, provider) {
 			break
 		}
-		cycle.probe(ctx, provider) // as a cut leaves some VMs without a connection
+		cycle.probe(ctx, provider)
 		s.add(cycle)
 	}
 	ending := time.Now()
