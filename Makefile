@@ -1,7 +1,7 @@
 # Two commands for users: `make run` and `make test`. `make check` is what CI runs, in this order.
 
 GOLANGCI    := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
-GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.3.0
 BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
