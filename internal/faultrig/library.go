@@ -18,6 +18,12 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
+// fleet is the product's end of a round, and the VMs it has.
+type fleet struct {
+	*instance.Provider
+	group *instance.Group
+}
+
 // runLibrary runs the round's builds by the packages, in this process.
 func (r *rig) runLibrary(ctx context.Context) error {
 	goroutines, files := runtime.NumGoroutine(), openFiles()
@@ -42,7 +48,7 @@ func (r *rig) runLibrary(ctx context.Context) error {
 
 // drive runs the builds, does the faults, and undoes them when all builds have ended. It returns false if that did not
 // happen within their bound.
-func (r *rig) drive(ctx context.Context, provider *instance.Provider) bool {
+func (r *rig) drive(ctx context.Context, provider *fleet) bool {
 	r.provider = provider
 	var watch, faults, builds sync.WaitGroup
 	watch.Go(r.watchLedgers)
@@ -75,7 +81,7 @@ func (r *rig) drive(ctx context.Context, provider *instance.Provider) bool {
 }
 
 // closeProvider closes the manager's end, which has a bound.
-func (r *rig) closeProvider(provider *instance.Provider) {
+func (r *rig) closeProvider(provider *fleet) {
 	begin := time.Now()
 	if err := provider.Close(); err != nil {
 		r.find(Finding{What: Leak, Text: fmt.Sprintf("close the provider: %v", err)})
@@ -86,7 +92,7 @@ func (r *rig) closeProvider(provider *instance.Provider) {
 }
 
 // newProvider returns the manager's end for the VMs. reach is told the phases of builds that the product tells of.
-func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phase)) (*instance.Provider, error) {
+func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phase)) (*fleet, error) {
 	var all []instance.Instance
 	for _, m := range r.vms {
 		all = append(all, instance.Instance{
@@ -120,7 +126,8 @@ func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phas
 			ServeStop:  func(id string) { reach(id, atClose) },
 		},
 	}
-	return instance.NewProvider(cfg)
+	provider, err := instance.NewProvider(cfg)
+	return &fleet{provider, group}, err
 }
 
 // runner returns the step runner's command on a VM.
@@ -145,7 +152,7 @@ func (r *rig) reachOf(id string, at phase) {
 }
 
 // runBuild runs a build from its begin to its end.
-func (r *rig) runBuild(ctx context.Context, provider *instance.Provider, b *build) {
+func (r *rig) runBuild(ctx context.Context, provider *fleet, b *build) {
 	timer := time.NewTimer(b.After)
 	defer timer.Stop()
 	<-timer.C
@@ -233,7 +240,7 @@ func (r *rig) findNoEnd(bound time.Duration) {
 
 // probe runs a build on each VM, as after the fault any VM takes builds again. (It also has the next step runner on
 // it sweep what killed ones have left.)
-func (r *rig) probe(ctx context.Context, provider *instance.Provider) {
+func (r *rig) probe(ctx context.Context, provider *fleet) {
 	ctx, cancel := context.WithTimeout(ctx, buildBound)
 	defer cancel()
 	// The last fault may have been just now, and harm what was kept ready for the next build.
@@ -247,11 +254,11 @@ func (r *rig) probe(ctx context.Context, provider *instance.Provider) {
 	r.find(Finding{What: Unusable, Text: err.Error()})
 }
 
-func (r *rig) probeOnce(ctx context.Context, provider *instance.Provider, try int) (failed error) {
+func (r *rig) probeOnce(ctx context.Context, provider *fleet, try int) (failed error) {
 	var held []*instance.Executor
 	for i := range r.vms {
 		e := provider.Executor(instance.Build{ID: fmt.Sprintf("probe-%d-%d-%d", r.plan.Round, try, i)})
-		held = append(held, e) // it keeps its slot, so that the next one goes elsewhere
+		held = append(held, e)
 		err := e.Prepare(ctx)
 		if err == nil {
 			_, err = e.Connect(ctx)
@@ -259,8 +266,16 @@ func (r *rig) probeOnce(ctx context.Context, provider *instance.Provider, try in
 		if err == nil {
 			err = e.Execute(ctx, connector.Job{Script: "exit 0"})
 		}
+		if err == nil { // the next one goes elsewhere, even to one that was put aside
+			err = provider.group.Drain(e.Instance())
+		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", e.Instance(), err))
+		}
+	}
+	for _, m := range r.vms {
+		if err := provider.group.Undrain(m.id); err != nil {
+			failed = errors.Join(failed, err)
 		}
 	}
 	for _, e := range held {

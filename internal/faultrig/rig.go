@@ -10,8 +10,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/stepmux/stepmux/instance"
 )
 
 // Times of a round. Those of the product are short, so that a round is.
@@ -67,9 +65,9 @@ type rig struct {
 	begin  time.Time
 	over   chan struct{} // closed when all builds have ended
 
-	recycles bool               // connections are replaced under the builds
-	manage   *managerProcess    // in a round of program; set before its first fault
-	provider *instance.Provider // in a round of library; set before its first fault
+	recycles bool            // connections are replaced under the builds
+	manage   *managerProcess // in a round of program; set before its first fault
+	provider *fleet          // in a round of library; set before its first fault
 
 	starving sync.Mutex // held while a limit is taken down, so that the first one to do so is the last to undo it
 
