@@ -31,10 +31,12 @@ func (f *provenanceFlags) register(fl *pflag.FlagSet) {
 
 // checkProvenance checks the flags of a command that writes provenance to file, if that is not empty.
 func (f *provenanceFlags) checkProvenance(file string) error {
-	if file == "" && (f.builder != "" || len(f.subjects) > 0) {
-		return errors.New("--builder-id and --subject are for --provenance; name the file to write")
-	}
-	if f.builder == "" {
+	switch {
+	case file == "" && f.builder != "":
+		return errors.New("--builder-id is for --provenance; name the file to write")
+	case file == "" && len(f.subjects) > 0:
+		return errors.New("--subject is for --provenance; name the file to write")
+	case f.builder == "":
 		return nil
 	}
 	if err := provenance.CheckBuilder(f.builder); err != nil {

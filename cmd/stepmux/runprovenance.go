@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -29,9 +28,6 @@ func (p *runProvenance) register(fl *pflag.FlagSet) {
 // returns one in a directory of its own, which end removes.
 func (p *runProvenance) prepare(traces string, builds int) (pattern string, end func(), err error) {
 	end = func() {}
-	if p.file == "" && p.builder != "" {
-		return traces, end, errors.New("--builder-id is for --provenance; name the file to write")
-	}
 	if err := p.checkProvenance(p.file); err != nil || p.file == "" {
 		return traces, end, err
 	}

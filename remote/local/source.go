@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -189,7 +190,13 @@ func openGitLabCI(src Source) (*gitlabci.File, error) {
 		return nil, fmt.Errorf("open work directory: %w", err)
 	}
 	defer root.Close()
-	return gitlabci.Read(src.Name, src.Text, func(path string) ([]byte, error) { return readIn(root, path) })
+	return gitlabci.Read(src.Name, src.Text, func(path string) ([]byte, error) {
+		data, err := readIn(root, path)
+		if errors.Is(err, fs.ErrNotExist) { // the file itself may have its own elsewhere
+			err = fmt.Errorf("the work directory %s has no such file", src.WorkDir)
+		}
+		return data, err
+	})
 }
 
 // predefined are the variables that a job has which a server knows nothing of.

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -107,7 +108,7 @@ func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
 	tr.finish(tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte("include: /ci/jobs.yml\n")}))
 	require.Equal(t, "included\n", tr.stdout.String())
 	_, err := Read(Source{Name: "ci.yml", Format: GitLabCI, WorkDir: tr.cfg.WorkDir, Text: []byte("include: ../../etc/passwd\nj: {script: [a]}\n")})
-	require.EqualError(t, err, `ci.yml:1:10: include: read "../../etc/passwd": no such file or directory`)
+	require.EqualError(t, err, fmt.Sprintf(`ci.yml:1:10: include: read "../../etc/passwd": the work directory %s has no such file`, tr.cfg.WorkDir))
 }
 
 func TestVariablesAreThoseOfTheEnvironment(t *testing.T) {
