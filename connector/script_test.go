@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -481,4 +482,45 @@ func TestScriptWhoseStderrLogFailsIsStopped(t *testing.T) {
 	})
 	failed := (*connector.LogError)(nil)
 	require.ErrorAs(t, err, &failed)
+}
+
+// instead starts another command line than what it is asked for, and hands stderr to tap first.
+type instead struct {
+	conn *mux.Conn
+	line string
+	tap  func(p []byte)
+}
+
+func (s instead) Start(ctx context.Context, cmd mux.Command) (*mux.Process, error) {
+	to := cmd.Stderr
+	return s.conn.Start(ctx, mux.Command{Line: s.line, Stderr: writerFunc(func(p []byte) (int, error) {
+		s.tap(p)
+		return to.Write(p)
+	})})
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// Symptom: a script whose connection was cut in its output was said to have succeeded if its end had come before that,
+// on another stream.
+func TestScriptWhoseOutputIsCutOffIsLostThoughItsEndIsKnown(t *testing.T) {
+	s := embedded(t)
+	proxy := sshtest.Proxy(t, s.Addr)
+	ended := string(wire.End{Code: 0}.Append(nil, `"$key"`))
+	var stdout sshtest.Log
+	code, err := connector.RunScript(sshtest.Within(t), instead{
+		conn: connect(t, s.Via(t, proxy.Addr())),
+		line: "read -r key; echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) + "' >&2; exec sleep 600",
+		tap: func(p []byte) {
+			if strings.Contains(string(p), "exit 0") {
+				stdout.Await(t, "some")
+				proxy.Cut()
+			}
+		},
+	}, connector.Script{Text: []byte("a"), Stdout: &stdout})
+	lost := (*mux.ConnError)(nil)
+	require.ErrorAs(t, err, &lost, "exit code %d", code)
+	require.Equal(t, "some\n", stdout.String())
 }
