@@ -96,15 +96,9 @@ func (f *Fuzzing) Run(ctx context.Context) ([]Fuzzed, error) {
 			for t := range queue {
 				r, err := f.one(ctx, t, limit)
 				r.Commit = commit
-				if err == nil && f.Journal != nil && r.Seconds > 0 {
-					err = f.Journal.Add(r)
-				}
 				mu.Lock()
-				fmt.Fprintf(f.Out, "== %v: %d inputs in %.0f s, %d of them kept\n%s", t, r.Inputs, r.Seconds, r.Corpus, r.Failure)
-				if results = append(results, r); r.Failures > 0 {
-					err = fmt.Errorf("%v failed", t)
-				}
-				failed = append(failed, err)
+				failed = append(failed, err, f.keep(t, r))
+				results = append(results, r)
 				mu.Unlock()
 			}
 		})
@@ -120,6 +114,21 @@ func (f *Fuzzing) Run(ctx context.Context) ([]Fuzzed, error) {
 	close(queue)
 	jobs.Wait()
 	return results, errors.Join(failed...)
+}
+
+// keep tells how the fuzzing of a target went. Its error says that it failed, or that the journal did.
+func (f *Fuzzing) keep(t target, r Fuzzed) (err error) {
+	if r.Seconds == 0 {
+		return nil // it did not run
+	}
+	fmt.Fprintf(f.Out, "== %v: %d inputs in %.0f s, %d of them kept\n%s", t, r.Inputs, r.Seconds, r.Corpus, r.Failure)
+	if f.Journal != nil {
+		err = f.Journal.Add(r)
+	}
+	if r.Failures > 0 {
+		err = errors.Join(err, fmt.Errorf("%v failed", t))
+	}
+	return err
 }
 
 // fuzzFunc is how a test file declares a target.
