@@ -269,10 +269,17 @@ func inBackground(fn func() error) <-chan error {
 // receive returns what comes from ch, and fails the test when nothing does.
 func receive[T any](t testing.TB, ch <-chan T) T {
 	t.Helper()
+	return receiveWithin(t, sshtest.Bound, ch)
+}
+
+func receiveWithin[T any](t testing.TB, bound time.Duration, ch <-chan T) T {
+	t.Helper()
+	timer := time.NewTimer(bound)
+	defer timer.Stop()
 	select {
 	case v := <-ch:
 		return v
-	case <-sshtest.Within(t).Done():
+	case <-timer.C:
 		require.FailNow(t, "nothing happened")
 		panic("unreachable")
 	}
