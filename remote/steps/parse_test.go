@@ -3,6 +3,8 @@ package steps
 import (
 	"cmp"
 	"fmt"
+	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -285,6 +287,22 @@ func TestParseIsBounded(t *testing.T) {
 			strings.Repeat("- {script: *a, env: {A: *a, B: *a, C: *a}}\n", 9000)
 		_, err := Parse("j", []byte(text))
 		require.ErrorContains(t, err, "the aliases make this text too large; write the values out")
+	})
+	t.Run("alias bomb of small values", func(t *testing.T) {
+		text, err := os.ReadFile("testdata/refused/step-alias-bomb.yml")
+		require.NoError(t, err)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err = ParseStep("s", text)
+		runtime.ReadMemStats(&after)
+		require.ErrorContains(t, err, "the aliases make this text too large")
+		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(100<<20))
+	})
+	t.Run("as many values as a text has room for", func(t *testing.T) {
+		text := "- {step: ./s, inputs: {a: [" + strings.Repeat("x,", MaxText/2-20) + "]}}"
+		def, err := Parse("j", []byte(text))
+		require.NoError(t, err)
+		require.Len(t, def.Steps[0].Inputs["a"].GetListValue().Values, MaxText/2-20)
 	})
 	t.Run("alias of itself", func(t *testing.T) {
 		for _, text := range []string{"&a [*a]", "- &a {env: *a}", "&a {run: *a}", "- &a {exec: {command: [*a]}}"} {

@@ -45,7 +45,7 @@ func (r *reader) value(n *yaml.Node) (*yaml.Node, error) {
 			return nil, r.at(n).beyond().errorf("the alias stands for nothing")
 		}
 	}
-	if r.cost += 1 + len(target.Value); r.cost > maxCost {
+	if r.cost += nodeCost + len(target.Value); r.cost > maxCost {
 		return nil, r.at(n).beyond().errorf("the aliases make this text too large; write the values out")
 	}
 	if target.Style&yaml.TaggedStyle != 0 && target.ShortTag() != "!!str" {

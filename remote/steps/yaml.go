@@ -15,9 +15,11 @@ import (
 const (
 	// maxDepth is the deepest nesting; a job needs six levels.
 	maxDepth = 64
-	// maxCost bounds what is read of a text, in nodes and bytes, aliases counted each time. A text of
-	// MaxText without aliases has less.
-	maxCost = 4 * MaxText
+	// maxCost bounds what is read of a text: its bytes, and nodeCost for each node, as even an empty one takes 100 bytes
+	// of memory. Aliases are counted each time. A text of MaxText without aliases has less, though a node takes no
+	// more than two bytes of it.
+	maxCost  = 4 * MaxText
+	nodeCost = 6
 )
 
 // Parse reads a job from YAML. name is what errors call the text: its file name. The error is an
