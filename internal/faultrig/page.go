@@ -2,6 +2,7 @@ package faultrig
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -109,7 +110,7 @@ func (r *Faults) markdown() string {
 
 func (r *Soaked) markdown() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, %d things wrong. Each line is fitted to samples taken while no build ran:\n\n",
+	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, %d things wrong. Each line is fitted to samples taken while no build ran, beside what each open connection has of it:\n\n",
 		minutes(r.Seconds-r.WarmUp), minutes(r.WarmUp), r.Builds, soakVMs, r.Faults, r.Lost, r.Wrong)
 	s.WriteString("| | mean | grows in an hour by | |\n|---|---|---|---|\n")
 	for _, row := range []struct {
@@ -131,10 +132,13 @@ func (r *Soaked) markdown() string {
 		if f.Flat {
 			word = "flat"
 		}
-		fmt.Fprintf(&s, "| %s | %.1f | %.2f ± %.2f | %s |\n", row.title, f.Mean/row.unit, f.Slope/row.unit, f.Error/row.unit, word)
+		fmt.Fprintf(&s, "| %s | %.1f | %.2f ± %.2f | %s |\n", row.title, f.Mean/row.unit, hundredths(f.Slope/row.unit), f.Error/row.unit, word)
 	}
 	return s.String()
 }
+
+// hundredths rounds, so that nothing is -0.00.
+func hundredths(v float64) float64 { return math.Round(v*100)/100 + 0 }
 
 func minutes(seconds float64) time.Duration {
 	return (time.Duration(seconds) * time.Second).Round(time.Minute)

@@ -106,23 +106,32 @@ func TestPartsOfTheVMsEndAreTold(t *testing.T) {
 }
 
 func TestAFitTellsGrowthFromNoise(t *testing.T) {
-	var x, noise, growth, falling, little []float64
+	var x, none, noise, growth, falling, little, conns, follows, both []float64
 	for i := range 200 {
 		at := float64(i) / 200
 		n := float64((i*7919)%13) - 6
-		x = append(x, at)
+		k := float64((i*i/7)%11) + 5*at // there are more towards the end
+		x, none = append(x, at), append(none, 0)
 		noise = append(noise, 1000+n)
 		growth = append(growth, 1000+100*at+n)
 		falling = append(falling, 1000-100*at+n)
 		little = append(little, 1000+5*at)
+		conns = append(conns, k)
+		follows = append(follows, 1000+21*k+n)
+		both = append(both, 1000+100*at+21*k+n)
 	}
-	require.True(t, fitLine(x, noise).Flat)
-	require.False(t, fitLine(x, growth).Flat)
-	require.InDelta(t, 100, fitLine(x, growth).Slope, 5)
-	require.True(t, fitLine(x, falling).Flat)
-	require.True(t, fitLine(x, little).Flat, "half a hundredth in all")
-	require.False(t, fitLine(x[:2], noise[:2]).Flat, "too little to tell")
-	require.False(t, fitLine([]float64{1, 1, 1}, []float64{1, 2, 3}).Flat)
+	require.True(t, fitBeside(x, none, noise).Flat)
+	require.False(t, fitBeside(x, none, growth).Flat)
+	require.InDelta(t, 100, fitBeside(x, none, growth).Slope, 5)
+	require.True(t, fitBeside(x, none, falling).Flat)
+	require.True(t, fitBeside(x, none, little).Flat, "half a hundredth in all")
+	require.False(t, fitBeside(x, none, follows).Flat)
+	require.True(t, fitBeside(x, conns, follows).Flat, "it has grown by what connections have")
+	require.InDelta(t, 100, fitBeside(x, conns, both).Slope, 5)
+	require.False(t, fitBeside(x, conns, both).Flat)
+	require.False(t, fitBeside(x[:3], none[:3], noise[:3]).Flat, "too little to tell")
+	require.False(t, fitBeside([]float64{1, 1, 1, 1}, none[:4], []float64{1, 2, 3, 4}).Flat)
+	require.False(t, fitBeside(x[:9], x[:9], growth[:9]).Flat, "time and connections cannot be told apart")
 }
 
 func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
@@ -132,7 +141,7 @@ func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
 			{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
 		}),
 		Soak: (&SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []Sample{
-			{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20}, {Seconds: 1800, Heap: 2 << 20},
+			{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20}, {Seconds: 1800, Heap: 2 << 20}, {Seconds: 2400, Heap: 2 << 20},
 		}}).Sum(),
 		Fuzz: SumFuzzed([]Fuzzed{
 			{Target: "mux.FuzzB", Seconds: 600, CPU: 60, Inputs: 1000, Corpus: 7},

@@ -28,7 +28,7 @@ type Soak struct {
 	Duration time.Duration // after that
 }
 
-// Sample is the manager's process at a moment when no build runs. Connections are those that are not yet to be recycled.
+// Sample is the manager's process at a moment when no build runs.
 type Sample struct {
 	Seconds    float64 `json:"s"`
 	Heap       float64 `json:"heap_bytes"` // live, after a collection
@@ -37,6 +37,8 @@ type Sample struct {
 	Goroutines float64 `json:"goroutines"`
 	Files      float64 `json:"files"`
 	Processes  float64 `json:"processes"` // of all VMs
+	// Connections are those that are open, as they are not yet to be recycled. The rest follows them up and down.
+	Connections float64 `json:"connections"`
 }
 
 // SoakResult is how a soak went.
@@ -172,7 +174,17 @@ func (s *soak) sample() Sample {
 		Goroutines: float64(runtime.NumGoroutine()),
 		Files:      float64(files),
 		Processes:  float64(len(s.alive())),
+
+		Connections: float64(s.connections()),
 	}
+}
+
+// connections returns how many connections to VMs the manager has.
+func (s *soak) connections() (n int) {
+	for _, m := range s.vms {
+		n += connectionsTo(m.dialed(), os.Getpid())
+	}
+	return n
 }
 
 // status returns a number of /proc/self/status (proc(5)), 0 if it has none of that name.
@@ -200,17 +212,17 @@ var series = map[string]func(Sample) float64{
 	"processes":  func(s Sample) float64 { return s.Processes },
 }
 
-// fit fits all series, but for the time to warm up.
+// fit fits all series, but for the time to warm up, beside what they have for each connection.
 func (r *SoakResult) fit() {
 	r.Fits = map[string]Fit{}
 	for name := range maps.Keys(series) {
-		var x, y []float64
+		var x, k, y []float64
 		for _, s := range r.Samples {
 			if s.Seconds >= r.WarmUp {
-				x, y = append(x, s.Seconds/3600), append(y, series[name](s))
+				x, k, y = append(x, s.Seconds/3600), append(k, s.Connections), append(y, series[name](s))
 			}
 		}
-		r.Fits[name] = fitLine(x, y)
+		r.Fits[name] = fitBeside(x, k, y)
 	}
 }
 
