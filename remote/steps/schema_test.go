@@ -282,7 +282,7 @@ func documents(data []byte) ([]any, bool) {
 		return nil, false
 	}
 	var docs []any
-	budget := maxCost
+	budget := 2 * maxCost / nodeCost // an alias is a node, and what it stands for
 	for _, n := range nodes {
 		doc, ok := asAny(n, 0, &budget)
 		if !ok {
