@@ -196,6 +196,9 @@ var progress = regexp.MustCompile(`execs: (\d+) .*\(total: (\d+)\)`)
 // one fuzzes a target. Its error says why nothing is known.
 func (f *Fuzzing) one(ctx context.Context, t target, limit time.Duration) (Fuzzed, error) {
 	each, r := f.Each, Fuzzed{Target: t.String()}
+	if ctx.Err() != nil {
+		return r, nil //nolint:nilerr // an end like any
+	}
 	if f.Journal != nil && limit > 0 {
 		if limit -= f.done(t); limit < time.Second {
 			return r, nil

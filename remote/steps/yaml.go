@@ -16,8 +16,8 @@ const (
 	// maxDepth is the deepest nesting; a job needs six levels.
 	maxDepth = 64
 	// maxCost bounds what is read of a text: its bytes, and nodeCost for each node, as even an empty one takes 100 bytes
-	// of memory. Aliases are counted each time. A text of MaxText without aliases has less, though a node takes no
-	// more than two bytes of it.
+	// of memory. Aliases are counted each time. A text of MaxText without aliases has less, though a node may take as
+	// few as two bytes of it.
 	maxCost  = 4 * MaxText
 	nodeCost = 6
 )

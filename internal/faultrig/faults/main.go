@@ -22,7 +22,7 @@ import (
 
 const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...] [-time D] [-jobs N] [-program FILE] [-dir DIR] [-shared]
        faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-dir DIR]
-       faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE]
+       faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE] [-keep DIR]
        faults report [-dir DIR] [-page FILE]
 `
 
