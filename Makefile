@@ -41,14 +41,17 @@ example-sources: build ## serve the steps of examples/sources, and print the com
 .PHONY: test
 test: ## run all tests
 	go test -shuffle=on $(TESTFLAGS) ./...
+	go -C bench/report test $(TESTFLAGS) ./...
 
 .PHONY: race
 race: ## run all tests with the race detector
 	go test -race -shuffle=on -timeout 15m $(TESTFLAGS) ./...
+	go -C bench/report test $(TESTFLAGS) ./...
 
 .PHONY: lint
 lint: ## check format, modules and the linters
 	go mod tidy -diff
+	go -C bench/report mod tidy -diff
 	$(GOLANGCI) run ./...
 
 .PHONY: vuln
@@ -61,12 +64,12 @@ bin/tools/govulncheck: Makefile
 
 .PHONY: fuzz
 fuzz: ## fuzz the targets FUZZ (a regexp) names, JOBS at once, each for FUZZTIME (500x: so many inputs)
-	go run ./internal/faultrig/faults fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
+	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
 
 .PHONY: fuzz-long
 fuzz-long: FUZZTIME = 30m
 fuzz-long: ## fuzz until each target had FUZZTIME in all, going on where it stopped; make faults-report tells of it
-	go run ./internal/faultrig/faults fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
+	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
 
 .PHONY: hostile
 hostile: ## let hostile servers and relays send MESSAGES messages of each kind, with their memory measured
@@ -77,17 +80,17 @@ hostile: ## let hostile servers and relays send MESSAGES messages of each kind, 
 
 .PHONY: faults
 faults: build ## break things while builds run: N faults drawn from SEED, for TIME at most, going on where it stopped; ROUND repeats one round, KINDS and ROUTES choose
-	go build -o bin/faultrig ./internal/faultrig/faults
+	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig run -seed $(SEED) -n $(N) -time $(TIME) -jobs $(JOBS) -kinds '$(KINDS)' -routes '$(ROUTES)' $(if $(ROUND),-round $(ROUND))
 
 .PHONY: soak
 soak: build ## one manager, ten VMs, builds, faults and recycling for WARMUP and DURATION: in that nothing may grow
-	go build -o bin/faultrig ./internal/faultrig/faults
+	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
 
 .PHONY: faults-report
 faults-report: ## write the tables of docs/reliability.md from what make faults, make soak and make fuzz-long kept in bin/faults
-	go run ./internal/faultrig/faults report
+	go run ./bench/faults/faultrig report
 
 .PHONY: bench
 bench: ## run the benchmarks BENCH (a regexp) names, all in about ten minutes; the output is kept in bin/bench.txt
@@ -101,30 +104,35 @@ bench: ## run the benchmarks BENCH (a regexp) names, all in about ten minutes; t
 bench-smoke: ## run each benchmark once, fewer and smaller ones, to see that it runs
 	go test -run '^$$' -bench . -benchtime 1x -short -timeout 30m ./bench ./pool ./remote/...
 
+# The page of the benchmarks is a module of its own: what draws its pictures is no part of the product.
+.PHONY: bin/report
+bin/report:
+	go -C bench/report build -o $(CURDIR)/bin/report .
+
 .PHONY: bench-check
-bench-check: ## hold what make bench measured against the project's goals
-	go run ./bench/report check bin/bench.txt
+bench-check: bin/report ## hold what make bench measured against the project's goals
+	bin/report check bin/bench.txt
 
 .PHONY: bench-report
-bench-report: ## write docs/benchmarks.md and the README's table from what make bench measured
-	go run ./bench/report write -samples bin/bench-samples.json -page docs/benchmarks.md -readme README.md bin/bench.txt
+bench-report: bin/report ## write docs/benchmarks.md and the README's table from what make bench measured
+	bin/report write -samples bin/bench-samples.json -page docs/benchmarks.md -readme README.md bin/bench.txt
 
 .PHONY: bench-baseline
-bench-baseline: ## keep what make bench measured as BASE, to be committed
-	go run ./bench/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
+bench-baseline: bin/report ## keep what make bench measured as BASE, to be committed
+	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	cp bin/bench-lines.txt $(BASE)
 
 # benchstat sets files apart that tell of other machines and runs; -ignore has it compare them all the same.
 .PHONY: bench-compare
-bench-compare: ## compare what make bench measured with the earlier results in the file BASE
+bench-compare: bin/report ## compare what make bench measured with the earlier results in the file BASE
 	@test -r "$(BASE)" || { echo "$(BASE) is not there: name a file of earlier results, as make bench-compare BASE=bench/baseline.txt"; exit 2; }
-	go run ./bench/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
+	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 
 .PHONY: proofs
 proofs: ## take out each mechanism that keeps a promise of docs/reliability.md, and see its test fail
-	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/faults
+	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate
 generate: ## generate the protocol code again (needs protoc)

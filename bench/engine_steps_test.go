@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/steps"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // benchmarkSteps measures a job of n trivial steps, beside as many children of this process one after the other.
@@ -50,7 +50,7 @@ func benchmarkCompile(b *testing.B, n int) {
 		}
 	}
 	r := inTurns(b, usual, []candidate{together("compile", 1, func() error {
-		_, err := steps.Parse("job.yml", []byte(text.String()))
+		_, err := lang.Parse("job.yml", []byte(text.String()))
 		return err
 	})})
 	r.latencies("ms", "compile")

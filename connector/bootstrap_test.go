@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -62,7 +62,7 @@ func onBareVMs(t *testing.T, test func(*testing.T, *bareVM)) {
 func newBareVM(t testing.TB, env ...string) *bareVM {
 	t.Helper()
 	v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
-	v.Server = sshtest.InProcess(t, vmtest.Config{Env: append([]string{"XDG_CACHE_HOME=" + v.cache}, env...)})
+	v.Server = sshtest.InProcess(t, embeddedvm.Config{Env: append([]string{"XDG_CACHE_HOME=" + v.cache}, env...)})
 	return v
 }
 
@@ -541,7 +541,7 @@ func TestALoginShellThatTalksDoesNotDisturbAnUpload(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho 'Welcome, dear user'\nprintf '$ '\nexec /bin/sh \"$@\"\n"), 0o700))
 	v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
-	v.Server = sshtest.InProcess(t, vmtest.Config{Shell: shell, Env: []string{"XDG_CACHE_HOME=" + v.cache}})
+	v.Server = sshtest.InProcess(t, embeddedvm.Config{Shell: shell, Env: []string{"XDG_CACHE_HOME=" + v.cache}})
 	for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
 		b := v.build(t, "b1", func(c *connector.Config) { c.Route = route })
 		require.NoError(t, b.runs(t))

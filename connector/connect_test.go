@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -75,7 +75,7 @@ func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*
 	return b
 }
 
-func embedded(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) }
+func embedded(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }
 
 // untilLeash ends a stand-in as its leash wants it.
 const untilLeash = "exec cat >/dev/null"

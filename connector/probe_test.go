@@ -11,9 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 // answering writes a stand-in for a step runner that answers --version with this shell text.
@@ -68,7 +68,7 @@ func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 func TestTheVersionIsFoundBehindALoginShellsGreeting(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\nprintf 'Welcome to version 7\\nVersion: of the greeting\\n$ '\nexec /bin/sh \"$@\"\n"), 0o700))
-	b := newBuild(t, sshtest.InProcess(t, vmtest.Config{Shell: shell}), "b1", "", func(c *connector.Config) {
+	b := newBuild(t, sshtest.InProcess(t, embeddedvm.Config{Shell: shell}), "b1", "", func(c *connector.Config) {
 		c.Runner, c.Route = runnertest.GitLabRunner(t), connector.Streamlocal
 	})
 	_, err := b.Connect(sshtest.Within(t))

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -180,15 +180,15 @@ func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 	silent := filepath.Join(t.TempDir(), "silent")
 	require.NoError(t, os.WriteFile(silent, []byte("#!/bin/sh\necho this account is not available >&2\nexit 3\n"), 0o700))
 	type fault struct {
-		vm    vmtest.Config
+		vm    embeddedvm.Config
 		text  string
 		stage string
 		says  string
 	}
 	faults := map[string]fault{
-		"no such tmp": {vm: vmtest.Config{Env: []string{"TMPDIR=/no/such/dir"}}, stage: "tmp", says: "/no/such/dir"},
-		"full tmp":    {vm: vmtest.Config{Shell: small}, text: strings.Repeat("#", 1<<20), stage: "tmp", says: "make room"},
-		"no login":    {vm: vmtest.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
+		"no such tmp": {vm: embeddedvm.Config{Env: []string{"TMPDIR=/no/such/dir"}}, stage: "tmp", says: "/no/such/dir"},
+		"full tmp":    {vm: embeddedvm.Config{Shell: small}, text: strings.Repeat("#", 1<<20), stage: "tmp", says: "make room"},
+		"no login":    {vm: embeddedvm.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
 	}
 	for _, tool := range tools[2:9] {
 		without := filepath.Join(t.TempDir(), "without")
@@ -198,7 +198,7 @@ func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 				require.NoError(t, os.Symlink(filepath.Join(bin, other), filepath.Join(without, other)))
 			}
 		}
-		faults["no "+tool] = fault{vm: vmtest.Config{Env: []string{"PATH=" + without}}, stage: "tool", says: tool}
+		faults["no "+tool] = fault{vm: embeddedvm.Config{Env: []string{"PATH=" + without}}, stage: "tool", says: tool}
 	}
 	for name, f := range faults {
 		t.Run(name, func(t *testing.T) {
@@ -437,7 +437,7 @@ type brokenWriter struct{}
 func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("disk full") }
 
 func TestScriptWhoseLogFailsIsStopped(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	_, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
 		Text: []byte("while :; do echo x; sleep 0.01; done"), Stdout: brokenWriter{}, Grace: time.Second,
 	})
@@ -447,7 +447,7 @@ func TestScriptWhoseLogFailsIsStopped(t *testing.T) {
 
 func TestScriptLeavesNoFile(t *testing.T) {
 	tmp := t.TempDir()
-	s := sshtest.InProcess(t, vmtest.Config{Env: []string{"TMPDIR=" + tmp}})
+	s := sshtest.InProcess(t, embeddedvm.Config{Env: []string{"TMPDIR=" + tmp}})
 	conn := connect(t, s)
 	for range 5 {
 		_, err := connector.RunScript(sshtest.Within(t), conn, connector.Script{Text: []byte("exit 3")})
@@ -462,7 +462,7 @@ func TestScriptEndsWithItsContextThoughTheVMReadsNothing(t *testing.T) {
 	// Symptom: a login shell that hung, and a script larger than the window, held RunScript for ever.
 	shell := filepath.Join(t.TempDir(), "shell")
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\nexec sleep 600\n"), 0o700))
-	s := sshtest.InProcess(t, vmtest.Config{Shell: shell})
+	s := sshtest.InProcess(t, embeddedvm.Config{Shell: shell})
 	conn := connect(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
 	failed := make(chan error, 1)
@@ -476,7 +476,7 @@ func TestScriptEndsWithItsContextThoughTheVMReadsNothing(t *testing.T) {
 }
 
 func TestScriptWhoseStderrLogFailsIsStopped(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	_, err := connector.RunScript(sshtest.Within(t), connect(t, s), connector.Script{
 		Text: []byte("echo x >&2; sleep 600"), Stderr: brokenWriter{}, Grace: time.Second,
 	})

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 func TestRunRunsAShellScriptWithoutAStepRunner(t *testing.T) {
@@ -49,7 +49,7 @@ func TestCleanupEndsAScriptAndWaitsForIt(t *testing.T) {
 }
 
 func TestCleanupEndsTheWaitForASlot(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 1, nil)
 	first := p.Executor(instance.Build{ID: "b1"})
 	require.NoError(t, first.Prepare(sshtest.Within(t)))
@@ -88,7 +88,7 @@ func TestCancelledDialIsACancellation(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts and says nothing
 	require.NoError(t, err)
 	defer ln.Close()
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.Addr = ln.Addr().String() })
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
@@ -121,7 +121,7 @@ func TestForcedStreamlocalThatIsForbiddenSaysSo(t *testing.T) {
 }
 
 func TestShutdownWaitsForBuildsAndTakesNoNewOnes(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 2, nil)
 	e := p.Executor(instance.Build{ID: "b1"})
 	require.NoError(t, e.Prepare(sshtest.Within(t)))

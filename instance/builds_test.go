@@ -20,9 +20,9 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -341,7 +341,7 @@ func TestTimeoutIsATimeout(t *testing.T) {
 }
 
 func TestCancelWhileWaitingForASlot(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 1, nil)
 	first := p.Executor(instance.Build{ID: "b1"})
 	require.NoError(t, first.Prepare(sshtest.Within(t)))
@@ -456,7 +456,7 @@ type brokenLog struct{}
 func (brokenLog) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
 func TestLogThatCannotBeWrittenEndsItsBuildOnly(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 2, nil)
 	e := p.Executor(instance.Build{ID: "b1", Log: brokenLog{}})
 	require.NoError(t, e.Prepare(sshtest.Within(t)))
@@ -471,7 +471,7 @@ func TestLogThatCannotBeWrittenEndsItsBuildOnly(t *testing.T) {
 }
 
 func TestSameBuildIDAtOnceIsRefused(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 2, nil)
 	e := p.Executor(instance.Build{ID: "b1"})
 	require.NoError(t, e.Prepare(sshtest.Within(t)))
@@ -511,7 +511,7 @@ func TestConnectGivesADialFunctionForAClientOfTheCallers(t *testing.T) {
 
 func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
-	stranger := sshtest.InProcess(t, vmtest.Config{})
+	stranger := sshtest.InProcess(t, embeddedvm.Config{})
 	p := v.provider(t, 2, func(_ *instance.Config, in *instance.Instance) {
 		in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", stranger.Signer)}
 	})
@@ -527,7 +527,7 @@ func TestLoginShellThatTalksIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	shell := filepath.Join(dir, "shell")
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"), 0o700))
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{Shell: shell}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{Shell: shell}))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Session })
 	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 	requireReason(t, err, instance.RunnerSystemFailure, 0)

@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 // runnerClient is what GitLab Runner asks of an environment's client, executors.Client.
@@ -173,7 +173,7 @@ func TestDialedCommandTellsItsExitStatus(t *testing.T) {
 }
 
 func TestConnectionsKeepDeadlines(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	c, _ := client(t, v.provider(t, 1, quick), nil)
 	socket := filepath.Join(v.tmp, "s")
 	ln, err := net.Listen("unix", socket)
@@ -348,7 +348,7 @@ func TestClientOfALostConnectionSaysSo(t *testing.T) {
 }
 
 func TestClientWhoseOutputFailsStopsTheCommand(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	c, _ := client(t, v.provider(t, 1, quick), nil)
 	for _, options := range []instance.RunOptions{
 		{Command: "echo x; exec sleep 600", Stdout: brokenLog{}},
@@ -366,7 +366,7 @@ type brokenStdin struct{}
 func (brokenStdin) Read([]byte) (int, error) { return 0, fmt.Errorf("no space left to read from") }
 
 func TestOnlyLinuxInstancesRunAnything(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	c, e := client(t, v.provider(t, 1, func(_ *instance.Config, in *instance.Instance) { in.OS = "windows" }), nil)
 	_, err := e.Connect(sshtest.Within(t))
 	require.ErrorContains(t, err, "vm-1 runs windows")

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -22,7 +22,7 @@ func Example() {
 	if err != nil {
 		panic(err)
 	}
-	vm, err := vmtest.Start(vmtest.Config{})
+	vm, err := embeddedvm.Start(embeddedvm.Config{})
 	if err != nil {
 		panic(err)
 	}
@@ -95,7 +95,7 @@ func (e *runnerEnvironment) Prepare(ctx context.Context) (runnerDialer, error) {
 
 // A runner that has an executor of its own takes its client from here.
 func ExampleClient() {
-	vm, err := vmtest.Start(vmtest.Config{})
+	vm, err := embeddedvm.Start(embeddedvm.Config{})
 	if err != nil {
 		panic(err)
 	}

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/pool"
 )
 
@@ -69,7 +69,7 @@ func statOf(p *instance.Provider, id string) instance.VMStat {
 
 func TestBuildsGoElsewhereWhenAnInstanceCannotBeReached(t *testing.T) {
 	t.Parallel()
-	gone, there := newVM(t, sshtest.InProcess(t, vmtest.Config{})), newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	gone, there := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	gone.Stop()
 	p := providerOf(t, instance.Config{}, 4, gone, there)
 	reports := runAll(t, p, 12, "true")
@@ -89,7 +89,7 @@ func TestABuildThatNoInstanceCanTakeSaysWhy(t *testing.T) {
 	t.Parallel()
 	var vms []*vm
 	for range 4 {
-		v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+		v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 		v.Stop()
 		vms = append(vms, v)
 	}
@@ -108,7 +108,7 @@ func TestABuildThatNoInstanceCanTakeSaysWhy(t *testing.T) {
 
 func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
-	first, second := newVM(t, sshtest.InProcess(t, vmtest.Config{})), newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	first, second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := providerOf(t, instance.Config{Route: connector.Session}, 1, first, second)
 	marks := t.TempDir()
 	log := &sshtest.Log{}
@@ -152,7 +152,7 @@ func TestAnInstanceThatIsOutClosesItsConnectionAfterItsLastBuild(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+			v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 			in := v.instance(t, 2)
 			group, err := instance.NewGroup(in)
 			require.NoError(t, err)
@@ -176,7 +176,7 @@ func TestAnInstanceThatIsOutClosesItsConnectionAfterItsLastBuild(t *testing.T) {
 // A build that waits for a connection when its instance comes to be reached in another way takes the new one.
 func TestABuildThatIsBeingConnectedFollowsANewConfiguration(t *testing.T) {
 	t.Parallel()
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and says nothing
 	require.NoError(t, err)
 	defer silent.Close()
@@ -200,7 +200,7 @@ func TestABuildThatIsBeingConnectedFollowsANewConfiguration(t *testing.T) {
 
 func TestABuildThatIsCancelledBeforeItIsConnectedIsNoUse(t *testing.T) {
 	t.Parallel()
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()

@@ -14,9 +14,9 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -25,7 +25,7 @@ var servers = []struct {
 	name  string
 	start func(testing.TB) *sshtest.Server
 }{
-	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) }},
+	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }},
 	{"OpenSSH", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
 	{"OpenSSH without forwarding", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "AllowStreamLocalForwarding no") }},
 	{noRelay, func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},

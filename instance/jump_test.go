@@ -17,8 +17,8 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -77,7 +77,7 @@ func requireNone(t testing.TB, errs []error) {
 }
 
 var bastions = map[string]func(testing.TB) *sshtest.Server{
-	"in-process": func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) },
+	"in-process": func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) },
 	"OpenSSH":    func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "AllowTcpForwarding local") },
 }
 
@@ -89,7 +89,7 @@ func TestFiftyMachinesBehindABastionTakeOneConnectionToIt(t *testing.T) {
 			var vms []*sshtest.Server
 			var all []instance.Instance
 			for i := range n {
-				vm := sshtest.InProcess(t, vmtest.Config{Addr: fmt.Sprintf("127.0.0.%d:0", i+2)})
+				vm := sshtest.InProcess(t, embeddedvm.Config{Addr: fmt.Sprintf("127.0.0.%d:0", i+2)})
 				vms = append(vms, vm)
 				all = append(all, machine(fmt.Sprintf("vm-%d", i), vm, jumpHost("bastion", bastion, nil)))
 			}
@@ -145,10 +145,10 @@ func TestMachineBehindAMachineSharesItsConnection(t *testing.T) {
 // that from being dialed.
 func TestDialsThatWaitForTheirJumpHostsDoNotHoldThemUp(t *testing.T) {
 	const n = 12
-	bastion := sshtest.InProcess(t, vmtest.Config{})
+	bastion := sshtest.InProcess(t, embeddedvm.Config{})
 	var all []instance.Instance
 	for i := range n {
-		middle, vm := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
+		middle, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 		all = append(all, machine(fmt.Sprintf("vm-%d", i), vm, jumpHost(fmt.Sprintf("middle-%d", i), middle, jumpHost("bastion", bastion, nil))))
 	}
 	end, errs := prepareAll(t, newProvider(t, instance.Config{}, all...), n)
@@ -166,7 +166,7 @@ func TestRefusedLoginAtTheBastionIsTriedOnce(t *testing.T) {
 	const n = 10
 	var all []instance.Instance
 	for i := range n {
-		all = append(all, machine(fmt.Sprintf("vm-%d", i), sshtest.InProcess(t, vmtest.Config{}), jump))
+		all = append(all, machine(fmt.Sprintf("vm-%d", i), sshtest.InProcess(t, embeddedvm.Config{}), jump))
 	}
 	end, errs := prepareAll(t, newProvider(t, instance.Config{}, all...), n)
 	for _, err := range errs {
@@ -181,7 +181,7 @@ func TestRefusedLoginAtTheBastionIsTriedOnce(t *testing.T) {
 
 // What is behind the same bastion is not worth a try.
 func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
-	bastion, vm := sshtest.OpenSSH(t), sshtest.InProcess(t, vmtest.Config{})
+	bastion, vm := sshtest.OpenSSH(t), sshtest.InProcess(t, embeddedvm.Config{})
 	jump := jumpHost("bastion", bastion, nil)
 	stranger, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	require.NoError(t, err)
@@ -207,7 +207,7 @@ func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
 }
 
 func TestBastionThatIsLostIsReachedAgain(t *testing.T) {
-	bastion, vm := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
+	bastion, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	p := newProvider(t, instance.Config{}, machine("vm", vm, jumpHost("bastion", bastion, nil)))
 	end, errs := prepareAll(t, p, 1)
 	requireNone(t, errs)
@@ -223,7 +223,7 @@ func TestBastionThatIsLostIsReachedAgain(t *testing.T) {
 
 // The way to a machine is idle only when the machine's connection has ended.
 func TestBastionsConnectionOutlivesThoseBehindIt(t *testing.T) {
-	bastion, vm := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
+	bastion, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	log := &sshtest.Log{}
 	p := newProvider(t, instance.Config{
 		IdleTimeout: 20 * time.Millisecond,
@@ -240,7 +240,7 @@ func TestBastionsConnectionOutlivesThoseBehindIt(t *testing.T) {
 }
 
 func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	loop := jumpHost("a", s, nil)
 	loop.Jump = jumpHost("b", s, loop)
 	var long *instance.JumpHost
@@ -275,8 +275,8 @@ func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 	client, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	require.NoError(t, err)
 	addr := ""
-	start := func() *vmtest.Server {
-		vm, err := vmtest.Start(vmtest.Config{Addr: addr, AuthorizedKeys: []ssh.PublicKey{client.PublicKey()}})
+	start := func() *embeddedvm.Server {
+		vm, err := embeddedvm.Start(embeddedvm.Config{Addr: addr, AuthorizedKeys: []ssh.PublicKey{client.PublicKey()}})
 		require.NoError(t, err)
 		t.Cleanup(func() { vm.Close() })
 		addr = vm.Addr()
@@ -318,7 +318,7 @@ func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 }
 
 func TestBuildThatWaitsGetsTheSlotOfAnAddedMachine(t *testing.T) {
-	one, two := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
+	one, two := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	p := newProvider(t, instance.Config{}, machine("one", one, nil))
 	end, errs := prepareAll(t, p, 1)
 	requireNone(t, errs)

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 // stuckLog takes the first bytes and then does not return until it is let go.
@@ -92,7 +92,7 @@ func TestALogThatBlocksHoldsUpNeitherOtherBuildsNorItsCleanup(t *testing.T) {
 }
 
 func TestACancelledBuildDoesNotWaitForALogThatBlocks(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.StopTimeout = 8 * time.Second })
 	log := newStuckLog(t)
 	e := prepared(t, p, "b1", log)
@@ -155,7 +155,7 @@ func numbers(n int) string {
 }
 
 func TestALogThatFailsIsNoticedWithoutAnotherWrite(t *testing.T) {
-	v := newVM(t, sshtest.InProcess(t, vmtest.Config{}))
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := v.provider(t, 1, nil)
 	e := prepared(t, p, "b1", &failingLog{})
 	requireReason(t, e.Execute(sshtest.Within(t), script("echo x; exec sleep 600")), instance.RunnerSystemFailure, 0)

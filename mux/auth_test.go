@@ -16,8 +16,8 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -185,7 +185,7 @@ func TestKeyFileThatOthersMayReadIsRefused(t *testing.T) {
 }
 
 func TestKeyFileWithAPassphrase(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	text, err := os.ReadFile(s.IdentityFile)
 	require.NoError(t, err)
 	private, err := ssh.ParseRawPrivateKey(text)
@@ -244,7 +244,7 @@ func TestOnlyTheNamedKeysOfAnAgentAreTried(t *testing.T) {
 }
 
 func TestAgentThatIsGoneOrHangsIsAClearError(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	cfg := config(s)
 	gone := filepath.Join(sshtest.SocketDir(t), "gone")
 	byAgent, err := mux.Agent(gone)

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/agent"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -55,7 +55,7 @@ func TestDialByKeyFileAndKnownHosts(t *testing.T) {
 }
 
 func TestDialByPassword(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{Password: "correct horse"})
+	s := sshtest.InProcess(t, embeddedvm.Config{Password: "correct horse"})
 	cfg := config(s)
 	cfg.Auth = []mux.Auth{mux.Password("correct horse")}
 	dialWith(t, s, cfg)
@@ -66,7 +66,7 @@ func TestDialByPassword(t *testing.T) {
 }
 
 func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	stranger, private := newKey(t)
 	authorized := s.Signer
 	ring := agent.NewKeyring()
@@ -80,7 +80,7 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 
-	other := sshtest.InProcess(t, vmtest.Config{AuthorizedKeys: []ssh.PublicKey{stranger.PublicKey()}})
+	other := sshtest.InProcess(t, embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{stranger.PublicKey()}})
 	cfg = config(other)
 	cfg.Auth = []mux.Auth{mux.Key("unknown", authorized), byAgent}
 	dialWith(t, other, cfg)
@@ -156,7 +156,7 @@ func TestDialToAPortThatRefuses(t *testing.T) {
 	require.NoError(t, err)
 	addr := ln.Addr().String()
 	ln.Close()
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	_, err = mux.Dial(sshtest.Within(t), addr, config(s))
 	requireStage(t, err, "connect", false)
 	require.ErrorContains(t, err, "is sshd running")
@@ -188,7 +188,7 @@ func tcpServer(t testing.TB, greet func(net.Conn)) string {
 }
 
 func TestDialToWhatIsNotSSH(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	for name, greet := range map[string]func(net.Conn){
 		"closes at once": func(net.Conn) {},
 		"speaks HTTP": func(nc net.Conn) {
@@ -212,7 +212,7 @@ func TestDialToWhatIsNotSSH(t *testing.T) {
 }
 
 func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	reached := make(chan struct{}, 1)
 	addr := tcpServer(t, func(nc net.Conn) {
 		reached <- struct{}{}
@@ -244,7 +244,7 @@ func TestDialEndsWithItsContextThoughTheServerIsSilent(t *testing.T) {
 }
 
 func TestDialChecksItsConfig(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	for want, change := range map[string]func(*mux.Config){
 		"User is empty":        func(c *mux.Config) { c.User = "" },
 		"Auth is empty":        func(c *mux.Config) { c.Auth = nil },

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/mux"
 )
 
 // Processes over one connection, any number at once. The server here is a VM in miniature.
 func Example() {
-	vm, err := vmtest.Start(vmtest.Config{})
+	vm, err := embeddedvm.Start(embeddedvm.Config{})
 	if err != nil {
 		panic(err)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -21,7 +21,7 @@ import (
 type place struct {
 	t      testing.TB
 	client ssh.Signer
-	vm     *vmtest.Server
+	vm     *embeddedvm.Server
 	addr   string
 }
 
@@ -32,7 +32,7 @@ func (p *place) next(host ssh.Signer) {
 		require.NoError(p.t, p.vm.Close())
 	}
 	var err error
-	p.vm, err = vmtest.Start(vmtest.Config{Addr: p.addr, HostKeys: []ssh.Signer{host}, AuthorizedKeys: []ssh.PublicKey{p.client.PublicKey()}})
+	p.vm, err = embeddedvm.Start(embeddedvm.Config{Addr: p.addr, HostKeys: []ssh.Signer{host}, AuthorizedKeys: []ssh.PublicKey{p.client.PublicKey()}})
 	require.NoError(p.t, err)
 	p.addr = p.vm.Addr()
 }

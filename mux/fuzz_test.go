@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
 // FuzzKnownHosts reads any file, and shows it a server whose key is not in it: that is never accepted, and no panic.
 func FuzzKnownHosts(f *testing.F) {
-	server := sshtest.InProcess(f, vmtest.Config{})
+	server := sshtest.InProcess(f, embeddedvm.Config{})
 	stranger, _ := newKey(f)
 	other := knownhosts.Line([]string{knownhosts.Normalize(server.Addr)}, stranger.PublicKey())
 	for _, text := range []string{"", "# x\n", other, "@revoked * " + strings.SplitN(other, " ", 2)[1], "@cert-authority " + other, "|1|x|y ssh-rsa AAAA", "a b", "* ssh-ed25519 AAAA"} {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -46,7 +46,7 @@ var servers = []struct {
 	name  string
 	start func(testing.TB) *sshtest.Server
 }{
-	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) }},
+	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }},
 	{"OpenSSH", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
 	{"OpenSSH MaxSessions 2", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "MaxSessions 2") }},
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -57,7 +57,7 @@ func dialError(t testing.TB, s *sshtest.Server, keys mux.HostKeys) error {
 }
 
 func TestFirstAnswerOfTheChainCounts(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	name := knownhosts.Normalize(s.Addr)
 	right, stranger := s.HostKey, func() ssh.PublicKey { k, _ := newKey(t); return k.PublicKey() }()
 	accept, refuse := mux.PinnedHostKeys(right), mux.PinnedHostKeys(stranger)
@@ -99,7 +99,7 @@ func TestFirstAnswerOfTheChainCounts(t *testing.T) {
 }
 
 func TestHostKeyAliasIsLookedUpInsteadOfTheAddress(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	cfg := config(s)
 	cfg.HostKeys, cfg.HostKeyAlias = known(t, hostLine("", "the-vm", s.HostKey)), "the-vm"
 	dialWith(t, s, cfg)
@@ -107,7 +107,7 @@ func TestHostKeyAliasIsLookedUpInsteadOfTheAddress(t *testing.T) {
 
 // A line that is added while the program runs counts from the next connection on.
 func TestKnownHostsAreReadForEachConnection(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	file := write(t, "known_hosts", "")
 	keys, err := mux.KnownHosts(file)
 	require.NoError(t, err)
@@ -249,7 +249,7 @@ func TestServerWithoutCertificateIsToldFromAChangedKey(t *testing.T) {
 // An authority's key signs for machines, and is none's own.
 func TestAuthorityIsNoHost(t *testing.T) {
 	authority, _ := newKey(t)
-	s := sshtest.InProcess(t, vmtest.Config{HostKeys: []ssh.Signer{authority}})
+	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{authority}})
 	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
 	requireStage(t, err, "host key", true)
 	require.ErrorContains(t, err, "key of an authority")
@@ -305,7 +305,7 @@ func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
 	first, _ := newKey(t)
 	second, _ := newKey(t)
 	key := &changingSigner{first: first, second: second}
-	s := sshtest.InProcess(t, vmtest.Config{HostKeys: []ssh.Signer{key}, RekeyThreshold: 64 << 10})
+	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{key}, RekeyThreshold: 64 << 10})
 	cfg := config(s)
 	cfg.HostKeys = mux.PinnedHostKeys(first.PublicKey(), second.PublicKey())
 	conn := dialWith(t, s, cfg)

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -35,7 +35,7 @@ func command(t testing.TB, text string, args ...string) mux.HostKeys {
 
 // The contract of OpenSSH's KnownHostsCommand: see ssh_config(5), TOKENS.
 func TestHostKeyCommandIsToldOfTheServer(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	told := filepath.Join(t.TempDir(), "told")
 	keys := command(t, `echo "$@" >>`+told+"; cat "+s.KnownHosts, "%I", "%H", "%h:%p", "%k", "%r", "%t", "%f", "%K", "100%%")
 	require.NoError(t, dialError(t, s, keys))
@@ -49,7 +49,7 @@ func TestHostKeyCommandIsToldOfTheServer(t *testing.T) {
 }
 
 func TestWhatAHostKeyCommandSays(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	stranger, _ := newKey(t)
 	other := write(t, "other", hostLine("", "*", stranger.PublicKey()))
 	revoked := write(t, "revoked", hostLine("@revoked", "*", s.HostKey))
@@ -79,7 +79,7 @@ func TestWhatAHostKeyCommandSays(t *testing.T) {
 }
 
 func TestHostKeyCommandThatHangsIsBounded(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	keys := command(t, "exec tail -f /dev/null")
 
 	ctx, cancel := context.WithCancelCause(t.Context())

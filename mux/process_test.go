@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -81,7 +81,7 @@ func TestWaitAfterALostConnectionIsNoExit(t *testing.T) {
 }
 
 func TestWaitEndsWithItsContextAndCanBeCalledAgain(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := start(t, conn, "exec cat", nil)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("because")
@@ -93,7 +93,7 @@ func TestWaitEndsWithItsContextAndCanBeCalledAgain(t *testing.T) {
 }
 
 func TestSignalReachesTheProcess(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	p := start(t, dial(t, s), `trap "echo got; exit 7" USR1; echo ready; while :; do sleep 0.01; done`, nil)
 	ready := make([]byte, len("ready\n"))
 	_, err := io.ReadFull(p, ready)
@@ -211,7 +211,7 @@ func pair(t testing.TB, conn *mux.Conn) error {
 }
 
 func TestReserveOfMoreThanTheServerEverAllowsSaysSo(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{MaxSessions: 1})
+	s := sshtest.InProcess(t, embeddedvm.Config{MaxSessions: 1})
 	_, err := dial(t, s).Reserve(sshtest.Within(t), 2)
 	require.ErrorIs(t, err, mux.ErrForbidden)
 	require.ErrorContains(t, err, "allows 1 sessions on a connection, 2 are needed (MaxSessions in sshd_config)")
@@ -262,7 +262,7 @@ func TestCancelledOpenLeaksNoChannel(t *testing.T) {
 }
 
 func TestShutdownWaitsForWhatIsOpenAndTakesNothingNew(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := start(t, conn, "exec cat", nil)
 	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
 	eventually(t, func() bool {
@@ -280,7 +280,7 @@ func TestShutdownWaitsForWhatIsOpenAndTakesNothingNew(t *testing.T) {
 }
 
 func TestShutdownEndsWithItsContext(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	start(t, conn, "exec cat", nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
@@ -289,7 +289,7 @@ func TestShutdownEndsWithItsContext(t *testing.T) {
 }
 
 func TestLongCommandLinesAreTheServersAffair(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := start(t, conn, "echo "+strings.Repeat("x", 100<<10), nil)
 	out, err := io.ReadAll(p)
 	require.NoError(t, err)
@@ -297,7 +297,7 @@ func TestLongCommandLinesAreTheServersAffair(t *testing.T) {
 }
 
 func TestStartRefusesACommandThatIsNone(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	for _, cmd := range []mux.Command{
 		{},
 		{Argv: []string{"true"}, Line: "true"},
@@ -337,7 +337,7 @@ func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 }
 
 func TestCloseOfAStreamDoesNotWaitForAFrozenPeer(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	proxy := sshtest.Proxy(t, s.Addr)
 	cfg := config(s)
 	cfg.KeepaliveInterval, cfg.KeepaliveTimeout = time.Hour, time.Hour // would be the end of the wait

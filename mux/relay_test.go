@@ -18,8 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -66,7 +66,7 @@ func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
 
 func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 	// Neither is read while the other floods, and yet all of it comes.
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
 	p := startBy(t, r, "head -c 3000000 /dev/zero >&2; echo out; head -c 3000000 /dev/zero; exit 7", &stderr)
 	out, err := io.ReadAll(p)
@@ -79,7 +79,7 @@ func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 }
 
 func TestRelayProcessThatNobodyReadsStillTellsItsEnd(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	stuck := make(chan struct{})
 	p := startBy(t, r, "echo one >&2; echo two", writerFunc(func([]byte) { <-stuck }))
 	out, err := io.ReadAll(p)
@@ -117,7 +117,7 @@ func TestRelayProcessHasTheDirectoryAndEnvironmentItIsGiven(t *testing.T) {
 }
 
 func TestRelayRefusesWhatIsNotThere(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	refused := (*mux.RefusedError)(nil)
 	_, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"/no/such/program"}})
 	require.ErrorAs(t, err, &refused)
@@ -159,7 +159,7 @@ func TestRelaySignals(t *testing.T) {
 }
 
 func TestDialReadyTravelsWithTheStart(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	path := buildSocket(t)
 	dialed := inBackground(func() error {
 		s, err := r.DialReady(sshtest.Within(t), path)
@@ -179,7 +179,7 @@ func TestDialReadyTravelsWithTheStart(t *testing.T) {
 }
 
 func TestDialReadySaysThatTheProcessHasEnded(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	path := buildSocket(t)
 	p, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"sh", "-c", "sleep 0.1; exit 3"}, Ready: path})
 	require.NoError(t, err)
@@ -191,7 +191,7 @@ func TestDialReadySaysThatTheProcessHasEnded(t *testing.T) {
 }
 
 func TestRelayRequestsEndWithTheirContext(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	ctx, cancel := context.WithCancel(t.Context())
 	dialed := inBackground(func() error {
 		_, err := r.DialReady(ctx, buildSocket(t))
@@ -238,7 +238,7 @@ func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
 }
 
 func TestARelayThatIsToldToEndHasLostWhatRanByIt(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	p := startBy(t, r, "trap 'exit 0' TERM; echo $PPID; while :; do sleep 0.01; done", nil)
 	require.NoError(t, syscall.Kill(readPID(t, p), syscall.SIGTERM))
 	requireRelayLost(t, p.Wait(sshtest.Within(t)))
@@ -259,7 +259,7 @@ func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
 		"hello, then garbage":  {"echo stepmux-relay/1; yes", 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+			conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 			r, err := conn.Relay(sshtest.Within(t), mux.Command{Line: test.line})
 			if test.want == "" {
 				require.NoError(t, err)
@@ -291,7 +291,7 @@ func TestARelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 }
 
 func TestARelaysGreetingShellIsNoTrouble(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	cmd := relayCommand(t)
 	cmd.Line, cmd.Argv = "echo 'Welcome to Debian'; printf '$ '; exec "+strings.Join(cmd.Argv, " "), nil
 	r, err := conn.Relay(sshtest.Within(t), cmd)
@@ -300,7 +300,7 @@ func TestARelaysGreetingShellIsNoTrouble(t *testing.T) {
 }
 
 func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
-	conn := dial(t, sshtest.InProcess(t, vmtest.Config{}))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := startBy(t, relay(t, conn), "exec cat", nil)
 	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
 	eventually(t, func() bool {
@@ -316,7 +316,7 @@ func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 }
 
 func TestARelayedProcessHasNobodyForItsStderrUntilItSaysSomething(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
 	p := startBy(t, r, "while read -r line; do echo $line >&2; echo; done", &stderr)
 	for _, line := range []string{"one\n", "two\n"} {
@@ -332,7 +332,7 @@ func TestARelayedProcessHasNobodyForItsStderrUntilItSaysSomething(t *testing.T) 
 }
 
 func TestManyRelayedStreamsCostLittle(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, vmtest.Config{})))
+	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	before := runtime.NumGoroutine()
 	const n = 200
 	for range n {

@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -65,7 +65,7 @@ func TestConnectionThatEndsLeavesTheOneItWentThrough(t *testing.T) {
 }
 
 func TestDialThroughAHostThatForbidsItOrCannotReachIt(t *testing.T) {
-	vm := sshtest.InProcess(t, vmtest.Config{})
+	vm := sshtest.InProcess(t, embeddedvm.Config{})
 	jump := dial(t, sshtest.OpenSSH(t, "AllowTcpForwarding no"))
 	_, err := mux.Dial(sshtest.Within(t), vm.Addr, through(jump, config(vm)))
 	requireStage(t, err, "connect", true)
@@ -80,7 +80,7 @@ func TestDialThroughAHostThatForbidsItOrCannotReachIt(t *testing.T) {
 
 // A login that is refused on the way is as permanent as one that is refused at the end.
 func TestRefusalOnTheWayIsPermanent(t *testing.T) {
-	bastion, vm := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
+	bastion, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	cfg := config(vm)
 	cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
 		stranger, _ := newKey(t)

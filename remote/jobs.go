@@ -5,10 +5,10 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/stepmux/stepmux/remote/fetch"
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/service"
+	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 // openJobs opens the job store of the build in its directory, in which all that jobs leave is but for the

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/stepmux/stepmux/internal/wire"
-	"github.com/stepmux/stepmux/remote/service"
+	"github.com/stepmux/stepmux/remote/job/service"
 )
 
 const (

@@ -1,9 +1,9 @@
 // Command report reads what the benchmarks printed and says what it means: it checks the figures against the
 // goals the project has set itself, writes them as a page with tables and pictures, and as lines for benchstat.
 //
-//	go run ./bench/report check FILE
-//	go run ./bench/report lines --samples FILE FILE
-//	go run ./bench/report write --samples FILE --page docs/benchmarks.md --readme README.md FILE
+//	bin/report check FILE
+//	bin/report lines --samples FILE FILE
+//	bin/report write --samples FILE --page docs/benchmarks.md --readme README.md FILE
 package main
 
 import (

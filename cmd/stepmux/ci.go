@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/remote"
-	"github.com/stepmux/stepmux/remote/local"
+	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 type ciFlags struct {
@@ -65,19 +65,19 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 	if !cmd.Flags().Changed("output-file") {
 		f.defaultTrace = "trace.json"
 	}
-	return f.runJob(cmd, func() (local.Source, error) {
-		text, ok := os.LookupEnv(local.StepsVariable)
+	return f.runJob(cmd, func() (standalone.Source, error) {
+		text, ok := os.LookupEnv(standalone.StepsVariable)
 		if !ok || strings.TrimSpace(text) == "" {
-			return local.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as in STEPS="$(cat steps.yml)" stepmux ci`)
+			return standalone.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as in STEPS="$(cat steps.yml)" stepmux ci`)
 		}
 		if dir := os.Getenv("CI_PROJECT_DIR"); f.workDir == "" && dir != "" {
 			f.workDir = dir
 		}
-		vars, err := local.EnvironmentVars(os.Environ(), f.masked)
+		vars, err := standalone.EnvironmentVars(os.Environ(), f.masked)
 		if err != nil {
-			return local.Source{}, err
+			return standalone.Source{}, err
 		}
-		return local.Source{Name: local.StepsVariable, Text: []byte(text), Format: local.Steps, Vars: vars}, nil
+		return standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps, Vars: vars}, nil
 	})
 }
 
@@ -99,7 +99,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	}
 	stderr := cmd.ErrOrStderr()
 	return vmCommand(cmd.Context(), func(ctx context.Context, _ remote.Stdio) error {
-		return local.Serve(ctx, local.ServeConfig{Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: version(), Grace: grace, Ready: func(addr net.Addr) {
+		return standalone.Serve(ctx, standalone.ServeConfig{Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: version(), Grace: grace, Ready: func(addr net.Addr) {
 			if made {
 				fmt.Fprintf(stderr, "token: %s\n", token)
 			}
@@ -110,11 +110,11 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 
 // token returns the token of the service, and whether it is new.
 func (f *ciFlags) token() (token string, made bool, err error) {
-	from := "the environment variable " + local.TokenVariable
-	token = os.Getenv(local.TokenVariable)
+	from := "the environment variable " + standalone.TokenVariable
+	token = os.Getenv(standalone.TokenVariable)
 	if f.tokenFile != "" {
 		from = "--token-file"
-		data, err := local.ReadFile(f.tokenFile, os.Stdin)
+		data, err := standalone.ReadFile(f.tokenFile, os.Stdin)
 		if err != nil {
 			return "", false, fmt.Errorf("--token-file: %w", err)
 		}
@@ -122,9 +122,9 @@ func (f *ciFlags) token() (token string, made bool, err error) {
 		token = string(bytes.TrimSpace(line))
 	}
 	if token == "" && f.tokenFile == "" {
-		return local.NewToken(), true, nil
+		return standalone.NewToken(), true, nil
 	}
-	if err := local.CheckToken(token); err != nil {
+	if err := standalone.CheckToken(token); err != nil {
 		return "", false, fmt.Errorf("%s: %w", from, err)
 	}
 	return token, false, nil

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/remote/local"
-	"github.com/stepmux/stepmux/remote/trace"
-	"github.com/stepmux/stepmux/remote/trace/provenance"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/standalone/provenance"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // provenanceFlags are those of the commands that write provenance.
@@ -67,7 +67,7 @@ func (f *provenanceFlags) write(file string, t *trace.Trace, name, dir string) e
 	if err != nil {
 		return err
 	}
-	return local.WriteFile(file, data)
+	return standalone.WriteFile(file, data)
 }
 
 type exportFlags struct {
@@ -117,7 +117,7 @@ func (f *exportFlags) run(cmd *cobra.Command, file string) error {
 			return usageError(err)
 		}
 		if f.out != "" {
-			err = local.WriteFile(f.out, data)
+			err = standalone.WriteFile(f.out, data)
 		} else {
 			_, err = cmd.OutOrStdout().Write(data)
 		}
@@ -146,7 +146,7 @@ func (f *exportFlags) links(t *trace.Trace) error {
 		return systemError(fmt.Errorf("make directory for links: %w", err))
 	}
 	for _, l := range links {
-		if err := local.WriteFile(filepath.Join(dir, l.File), l.Data); err != nil {
+		if err := standalone.WriteFile(filepath.Join(dir, l.File), l.Data); err != nil {
 			return systemError(err)
 		}
 	}

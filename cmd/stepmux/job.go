@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"github.com/stepmux/stepmux/remote/local"
+	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 const jobExitHelp = `Exit codes:
@@ -87,7 +87,7 @@ func (f *jobFlags) dir() (string, error) {
 }
 
 // runJob runs the job that source finds.
-func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error)) error {
+func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error)) error {
 	cfg, err := f.config()
 	if err != nil {
 		return usageError(err)
@@ -98,7 +98,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error
 	}
 	j, err := f.read(source, &cfg)
 	if err != nil {
-		return usageError(errors.Join(err, show.end(local.Refused(err), f.report), f.refused(err)))
+		return usageError(errors.Join(err, show.end(standalone.Refused(err), f.report), f.refused(err)))
 	}
 	f.traceInto(&cfg, show.talk)
 	for _, notice := range j.Notices {
@@ -116,7 +116,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error
 	abort, stopAbort := untilSecondSignal(ctx)
 	defer stopAbort()
 
-	report, err := local.Run(ctx, abort, j, cfg)
+	report, err := standalone.Run(ctx, abort, j, cfg)
 	if report != nil {
 		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
 	}
@@ -130,7 +130,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (local.Source, error
 }
 
 // config checks the flags.
-func (f *jobFlags) config() (cfg local.Config, err error) {
+func (f *jobFlags) config() (cfg standalone.Config, err error) {
 	if f.timeout < 0 {
 		return cfg, fmt.Errorf("--timeout %v is negative", f.timeout)
 	}
@@ -146,11 +146,11 @@ func (f *jobFlags) config() (cfg local.Config, err error) {
 		if flag.file == "" {
 			continue
 		}
-		if err := local.CheckOutputFile(flag.file); err != nil {
+		if err := standalone.CheckOutputFile(flag.file); err != nil {
 			return cfg, fmt.Errorf("%s: %w", flag.name, err)
 		}
 		for file, what := range taken {
-			if local.IsSameFile(file, flag.file) {
+			if standalone.IsSameFile(file, flag.file) {
 				return cfg, fmt.Errorf("%s: %s is the file of %s; name another", flag.name, flag.file, what)
 			}
 		}
@@ -161,23 +161,23 @@ func (f *jobFlags) config() (cfg local.Config, err error) {
 
 // traceInto has the trace written that is asked for. One that is not asked for, but there by default, is not to keep
 // the job from running.
-func (f *jobFlags) traceInto(cfg *local.Config, talk *local.Talk) {
+func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 	file := f.outputFile
 	if file == "" && f.defaultTrace != "" {
 		file = filepath.Join(cfg.WorkDir, f.defaultTrace)
-		if err := local.CheckTraceFile(file); err != nil {
+		if err := standalone.CheckTraceFile(file); err != nil {
 			talk.Notice(fmt.Sprintf("there will be no trace: %v; name another file with --output-file", err))
 			file = ""
 		}
 	}
 	if file != "" || f.provenance != "" {
-		cfg.Trace = &local.Trace{File: file}
+		cfg.Trace = &standalone.Trace{File: file}
 	}
 }
 
 // writeProvenance writes the provenance of a job that has ended, if that is asked for. One that did not succeed may not
 // have made the files it was to be about: then it is about the trace.
-func (f *jobFlags) writeProvenance(report *local.Report, cfg local.Config) error {
+func (f *jobFlags) writeProvenance(report *standalone.Report, cfg standalone.Config) error {
 	if f.provenance == "" || report.Trace == nil {
 		return nil
 	}
@@ -197,11 +197,11 @@ func (f *jobFlags) refused(err error) error {
 	if f.outputFile == "" {
 		return nil
 	}
-	return local.WriteRefused(f.outputFile, err, version())
+	return standalone.WriteRefused(f.outputFile, err, version())
 }
 
 // read reads the job, and says where it runs.
-func (f *jobFlags) read(source func() (local.Source, error), cfg *local.Config) (*local.Job, error) {
+func (f *jobFlags) read(source func() (standalone.Source, error), cfg *standalone.Config) (*standalone.Job, error) {
 	src, err := source()
 	if err != nil {
 		return nil, err
@@ -210,18 +210,18 @@ func (f *jobFlags) read(source func() (local.Source, error), cfg *local.Config) 
 		return nil, err
 	}
 	src.WorkDir = cfg.WorkDir
-	return local.Read(src)
+	return standalone.Read(src)
 }
 
 // jobShower shows a job: what its steps write, what there is to say, and the results.
 type jobShower struct {
-	talk           *local.Talk
+	talk           *standalone.Talk
 	stdout, stderr io.Writer // for the steps
 	results        io.Writer // for JSON; nil for text
 }
 
 func (f *jobFlags) shower(stdout, stderr io.Writer) (*jobShower, error) {
-	s := &jobShower{talk: local.NewTalk(stderr, isTerminal(stderr) && os.Getenv("NO_COLOR") == "")}
+	s := &jobShower{talk: standalone.NewTalk(stderr, isTerminal(stderr) && os.Getenv("NO_COLOR") == "")}
 	s.stdout, s.stderr = stdout, s.talk.Beside(stderr)
 	switch f.output {
 	case "text":
@@ -237,7 +237,7 @@ func (f *jobFlags) shower(stdout, stderr io.Writer) (*jobShower, error) {
 }
 
 // end shows the results, and writes them to file unless that is empty.
-func (s *jobShower) end(report *local.Report, file string) error {
+func (s *jobShower) end(report *standalone.Report, file string) error {
 	if s.results != nil {
 		data, err := report.JSON(false)
 		if err == nil {
@@ -246,7 +246,7 @@ func (s *jobShower) end(report *local.Report, file string) error {
 		if err != nil {
 			return fmt.Errorf("write results: %w", err)
 		}
-	} else if report.Reason != local.Invalid || len(report.Steps) > 0 {
+	} else if report.Reason != standalone.Invalid || len(report.Steps) > 0 {
 		s.talk.End(report)
 	}
 	if file != "" {
@@ -261,7 +261,7 @@ func isTerminal(w io.Writer) bool {
 }
 
 // reportCode returns the exit code of a job.
-func reportCode(ctx context.Context, report *local.Report) int {
+func reportCode(ctx context.Context, report *standalone.Report) int {
 	if report == nil || report.Status != "success" {
 		if code := signalCode(ctx); code != 0 {
 			return code
@@ -274,13 +274,13 @@ func reportCode(ctx context.Context, report *local.Report) int {
 		return 0
 	}
 	switch report.Reason {
-	case local.Invalid:
+	case standalone.Invalid:
 		return exitUsage
-	case local.TimedOut:
+	case standalone.TimedOut:
 		return exitTimeout
-	case local.Script:
+	case standalone.Script:
 		return scriptCode(report.ExitCode)
-	case local.Cancelled, local.System:
+	case standalone.Cancelled, standalone.System:
 		return exitSystem
 	default:
 		return exitSystem

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/remote/local"
+	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 type localFlags struct {
@@ -42,7 +42,7 @@ With --output json standard output has the results as one object, and the steps'
 			if len(files) > 0 {
 				f.input = files[0]
 			}
-			return f.runJob(cmd, func() (local.Source, error) { return f.source(cmd, files) })
+			return f.runJob(cmd, func() (standalone.Source, error) { return f.source(cmd, files) })
 		},
 	}
 	fl := cmd.Flags()
@@ -58,7 +58,7 @@ With --output json standard output has the results as one object, and the steps'
 }
 
 // source returns what the flags and the file say is to be run.
-func (f *localFlags) source(cmd *cobra.Command, files []string) (src local.Source, err error) {
+func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.Source, err error) {
 	isJSON := cmd.Flags().Changed("json")
 	switch {
 	case isJSON && len(files) > 0:
@@ -66,28 +66,28 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src local.Sourc
 	case !isJSON && len(files) == 0:
 		return src, errors.New("what to run is missing; name a FILE, or give steps with --json")
 	case isJSON && f.json == "-":
-		src.Text, err = local.ReadFile("-", cmd.InOrStdin())
-		src.Name, src.Format = "stdin", local.JSON
+		src.Text, err = standalone.ReadFile("-", cmd.InOrStdin())
+		src.Name, src.Format = "stdin", standalone.JSON
 	case isJSON:
-		src.Name, src.Text, src.Format = "--json", []byte(f.json), local.JSON
+		src.Name, src.Text, src.Format = "--json", []byte(f.json), standalone.JSON
 	default:
-		if src.Format, err = local.ParseFormat(f.format, files[0]); err != nil {
+		if src.Format, err = standalone.ParseFormat(f.format, files[0]); err != nil {
 			return src, fmt.Errorf("--format: %w", err)
 		}
 		src.Name = files[0]
 		if src.Name == "-" {
 			src.Name = "stdin"
 		}
-		src.Text, err = local.ReadFile(files[0], cmd.InOrStdin())
+		src.Text, err = standalone.ReadFile(files[0], cmd.InOrStdin())
 	}
 	if err != nil {
 		return src, err
 	}
 	src.JobName = f.jobName
-	if src.Inputs, err = local.Inputs(f.inputs); err != nil {
+	if src.Inputs, err = standalone.Inputs(f.inputs); err != nil {
 		return src, fmt.Errorf("--input: %w", err)
 	}
-	if src.Vars, err = local.Vars(f.vars, f.masked, os.LookupEnv); err != nil {
+	if src.Vars, err = standalone.Vars(f.vars, f.masked, os.LookupEnv); err != nil {
 		return src, fmt.Errorf("--var: %w", err)
 	}
 	return src, nil

@@ -21,7 +21,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/runnertest"
 
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // localJob is a job of `stepmux local` under test that has begun.

@@ -12,9 +12,9 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 func TestMain(m *testing.M) {
@@ -76,7 +76,7 @@ func startVM(ts *testscript.TestScript, _ bool, args []string) {
 	case "openssh":
 		s = sshtest.OpenSSH(t, args[1:]...)
 	case "in-process":
-		s = sshtest.InProcess(t, vmtest.Config{})
+		s = sshtest.InProcess(t, embeddedvm.Config{})
 	default:
 		ts.Fatalf("unknown kind of VM %q", args[0])
 	}

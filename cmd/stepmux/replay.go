@@ -12,10 +12,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/remote/fetch"
-	"github.com/stepmux/stepmux/remote/local"
-	"github.com/stepmux/stepmux/remote/replay"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/standalone/replay"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // Exit codes of replay.
@@ -132,8 +132,8 @@ func (f *replayFlags) run(cmd *cobra.Command, file string) error {
 		show.talk.Notice(notice)
 	}
 	cfg.Stdout, cfg.Stderr, cfg.Observe = show.stdout, show.stderr, show.talk.Observe
-	cfg.Trace = &local.Trace{File: f.outputFile}
-	result, err := p.Run(ctx, abort, t, f.check, ignore, cfg, func(r *local.Report) {
+	cfg.Trace = &standalone.Trace{File: f.outputFile}
+	result, err := p.Run(ctx, abort, t, f.check, ignore, cfg, func(r *standalone.Report) {
 		if show.results == nil {
 			show.talk.End(r)
 		}
@@ -197,7 +197,7 @@ func readSecrets(given []string) (map[string]string, error) {
 			}
 			secrets[name] = value
 		case kind == "file":
-			data, err := local.ReadFile(where, os.Stdin)
+			data, err := standalone.ReadFile(where, os.Stdin)
 			if err != nil {
 				return nil, fmt.Errorf("--secret %s: %w", name, err)
 			}
@@ -265,9 +265,9 @@ func replayOutcome(r *replay.Result) error {
 	switch {
 	case r.Same:
 		return nil
-	case r.Reason == local.System:
+	case r.Reason == standalone.System:
 		return &exitError{code: exitSystem}
-	case r.Reason == local.TimedOut:
+	case r.Reason == standalone.TimedOut:
 		return &exitError{code: exitTimeout}
 	default:
 		return &exitError{code: exitDifferent}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // slowReplay starts a replay of a job that ends at once when its trace is made, and not by itself after that.

@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/remote"
-	"github.com/stepmux/stepmux/remote/local"
+	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 // maxBuilds bounds --builds: each waiting build costs memory.
@@ -190,7 +190,7 @@ func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, 
 
 // variables are those of all builds.
 func (f *runFlags) variables() ([]connector.Variable, error) {
-	given, err := local.Vars(f.vars, f.masked, os.LookupEnv)
+	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
 	if err != nil {
 		return nil, fmt.Errorf("--var: %w", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // runProvenance are the flags of provenance for builds on VMs. Files for it to be about are not here, but there.

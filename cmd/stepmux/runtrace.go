@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/remote/local"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // buildMark stands for the name of a build in --output-file.
@@ -40,7 +40,7 @@ func buildPattern(text, what string, builds int) (string, error) {
 	if strings.Contains(filepath.Dir(text), buildMark) {
 		return text, errors.New(buildMark + " is for the name of the file, and not for that of its directory")
 	}
-	if err := local.CheckOutputFile(text); err != nil {
+	if err := standalone.CheckOutputFile(text); err != nil {
 		return "", err
 	}
 	return text, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // example is a user of examples/sources.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 func newTraceCommand() *cobra.Command {

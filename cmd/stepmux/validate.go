@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/remote/local"
+	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 type validateFlags struct {
@@ -48,7 +48,7 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 	case f.schema && len(files) > 0:
 		return usageError(fmt.Errorf("--schema takes no FILE"))
 	case f.schema:
-		if _, err := out.Write(local.Schema()); err != nil {
+		if _, err := out.Write(standalone.Schema()); err != nil {
 			return systemError(err)
 		}
 		return nil
@@ -58,7 +58,7 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 		return usageError(fmt.Errorf("--output %q: use text or json", f.output))
 	}
 	valid := true
-	verdicts := make([]local.Verdict, len(files))
+	verdicts := make([]standalone.Verdict, len(files))
 	for i, name := range files {
 		var err error
 		if verdicts[i], err = f.check(cmd, name); err != nil {
@@ -81,17 +81,17 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 }
 
 // check checks one file.
-func (f *validateFlags) check(cmd *cobra.Command, name string) (local.Verdict, error) {
-	format, err := local.ParseFormat(f.format, name)
+func (f *validateFlags) check(cmd *cobra.Command, name string) (standalone.Verdict, error) {
+	format, err := standalone.ParseFormat(f.format, name)
 	if err != nil {
-		return local.Verdict{}, err
+		return standalone.Verdict{}, err
 	}
-	text, err := local.ReadFile(name, cmd.InOrStdin())
+	text, err := standalone.ReadFile(name, cmd.InOrStdin())
 	if err != nil {
-		return local.Unreadable(name, err), nil
+		return standalone.Unreadable(name, err), nil
 	}
 	if name == "-" {
 		name = "stdin"
 	}
-	return local.Validate(name, text, format, f.workDir), nil
+	return standalone.Validate(name, text, format, f.workDir), nil
 }

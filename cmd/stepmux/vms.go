@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshclient"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -187,7 +187,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	if err != nil {
 		return nil, nil, systemError(fmt.Errorf("make a directory for the embedded VM: %w", err))
 	}
-	vm, err := vmtest.Start(vmtest.Config{Dir: dir})
+	vm, err := embeddedvm.Start(embeddedvm.Config{Dir: dir})
 	if err != nil {
 		_ = os.RemoveAll(dir) // it is empty
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))

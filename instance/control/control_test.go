@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -32,7 +32,7 @@ type manager struct {
 
 func newManager(t testing.TB) *manager {
 	t.Helper()
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	ssh := mux.Config{
 		User:     s.User,
 		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},

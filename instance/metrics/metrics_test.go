@@ -15,9 +15,9 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/metrics"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -140,8 +140,8 @@ func TestMetricsCountRefusals(t *testing.T) {
 }
 
 func TestMetricsTellWhyADialFailed(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
-	other := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	other := sshtest.InProcess(t, embeddedvm.Config{})
 	m := metrics.New()
 	group, err := instance.NewGroup(instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: mux.Config{
 		User:     s.User,

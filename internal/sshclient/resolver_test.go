@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/subprocess"
-	"github.com/stepmux/stepmux/internal/vmtest"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -209,7 +209,7 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	h := home(t, "")
 	file := filepath.Join(h, "locked")
 	_, public := key(t, file, "correct horse")
-	vm := sshtest.InProcess(t, vmtest.Config{AuthorizedKeys: []ssh.PublicKey{public}})
+	vm := sshtest.InProcess(t, embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{public}})
 	asked := filepath.Join(h, "asked")
 	command := script(t, `echo "$1" >>`+asked+`; echo "correct horse"; echo "and the rest is not it"`)
 	r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{command, "%f"}})
@@ -249,7 +249,7 @@ func TestIdentityCommandIsAskedForEachConnection(t *testing.T) {
 	h := home(t, "")
 	file := filepath.Join(h, "key")
 	_, public := key(t, file, "")
-	vm := sshtest.InProcess(t, vmtest.Config{AuthorizedKeys: []ssh.PublicKey{public}})
+	vm := sshtest.InProcess(t, embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{public}})
 	asked := filepath.Join(h, "asked")
 	command := script(t, `echo "$@" >>`+asked+`; cat `+file)
 	r := resolver(t, ResolverConfig{IdentityCommand: []string{command, "%r@%h:%p", "%n", "%k"}})
@@ -280,7 +280,7 @@ func TestIdentityCommandIsAskedForEachConnection(t *testing.T) {
 func TestPolicies(t *testing.T) {
 	h := home(t, "")
 	key(t, filepath.Join(h, ".ssh", "id_ed25519"), "")
-	vm := sshtest.InProcess(t, vmtest.Config{})
+	vm := sshtest.InProcess(t, embeddedvm.Config{})
 	id, err := os.ReadFile(vm.IdentityFile)
 	require.NoError(t, err)
 	put(t, filepath.Join(h, ".ssh", "id_ed25519"), string(id))

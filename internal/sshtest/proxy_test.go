@@ -9,9 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 // echo starts a TCP server that sends back what it gets.
@@ -125,7 +125,7 @@ func TestProxyOverALinkDelays(t *testing.T) {
 }
 
 func TestProxyCutsALoginAtAnyByte(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	for _, n := range []int64{1, 20, 500} {
 		p := sshtest.ProxyOver(t, s.Addr, faultconn.Config{CutAfterRead: n})
 		nc := dialProxy(t, p)
@@ -136,7 +136,7 @@ func TestProxyCutsALoginAtAnyByte(t *testing.T) {
 }
 
 func TestProxyOfNoServerHangsUp(t *testing.T) {
-	s := sshtest.InProcess(t, vmtest.Config{})
+	s := sshtest.InProcess(t, embeddedvm.Config{})
 	s.Stop()
 	nc := dialProxy(t, sshtest.Proxy(t, s.Addr))
 	_, err := nc.Read(make([]byte, 1))

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
-	"github.com/stepmux/stepmux/internal/vmtest"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 )
 
 // Server is an SSH server under test, and what a client needs to log in to it.
@@ -25,17 +25,17 @@ type Server struct {
 	IdentityFile string // Signer in OpenSSH's private key format, mode 0600
 
 	// VM is the server itself if it runs inside the test process, else nil.
-	VM *vmtest.Server
+	VM *embeddedvm.Server
 
 	daemon *daemon // the server itself if it is OpenSSH's, else nil
 }
 
 // InProcess starts a VM in miniature. Besides those of config, Signer may log in.
-func InProcess(t testing.TB, config vmtest.Config) *Server {
+func InProcess(t testing.TB, config embeddedvm.Config) *Server {
 	t.Helper()
 	s := newServer(t, "in-process")
 	config.AuthorizedKeys = append([]ssh.PublicKey{s.Signer.PublicKey()}, config.AuthorizedKeys...)
-	vm, err := vmtest.Start(config)
+	vm, err := embeddedvm.Start(config)
 	require.NoError(t, err)
 	s.VM = vm
 	s.Addr, s.HostKey = vm.Addr(), vm.HostKey()

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
-	"github.com/stepmux/stepmux/internal/vmtest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -24,7 +24,7 @@ const patience = 20 * time.Second
 // eachServer runs a test on every kind of server, each started by the subtest that uses it.
 func eachServer(t *testing.T, test func(t *testing.T, s *sshtest.Server)) {
 	for name, start := range map[string]func(t *testing.T) *sshtest.Server{
-		"in-process":            func(t *testing.T) *sshtest.Server { return sshtest.InProcess(t, vmtest.Config{}) },
+		"in-process":            func(t *testing.T) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) },
 		"openssh":               func(t *testing.T) *sshtest.Server { return sshtest.OpenSSH(t) },
 		"openssh MaxSessions 2": func(t *testing.T) *sshtest.Server { return sshtest.OpenSSH(t, "MaxSessions 2") },
 	} {
@@ -88,7 +88,7 @@ func TestFilesOfAServerAreWhatAClientNeeds(t *testing.T) {
 }
 
 func TestServersHaveKeysOfTheirOwn(t *testing.T) {
-	a, b := sshtest.InProcess(t, vmtest.Config{}), sshtest.InProcess(t, vmtest.Config{})
+	a, b := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	config := a.ClientConfig()
 	_, err := ssh.Dial("tcp", b.Addr, config)
 	require.ErrorContains(t, err, "host key mismatch")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // quick is a store whose jobs are over at once and write their length of life, so that only time

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // smallDisk returns a directory on a file system of its own with room for little.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
-	"github.com/stepmux/stepmux/remote/engine"
-	"github.com/stepmux/stepmux/remote/joblog"
+	"github.com/stepmux/stepmux/remote/job/joblog"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // execute is the life of a job's goroutine.

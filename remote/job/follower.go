@@ -7,7 +7,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // Stream is one of a job's streams of output.

@@ -11,8 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/engine"
-	"github.com/stepmux/stepmux/remote/steps"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // patience is a grace that no test uses up.
@@ -36,7 +36,7 @@ func newStore(t testing.TB, cfg Config) *Store {
 // script is a job that runs text. Its digest is that of the text.
 func script(t testing.TB, id, text string) Spec {
 	t.Helper()
-	def, err := steps.Script("script", text)
+	def, err := lang.Script("script", text)
 	require.NoError(t, err)
 	return Spec{ID: id, Digest: sha256.Sum256([]byte(text)), Definition: def}
 }
@@ -44,7 +44,7 @@ func script(t testing.TB, id, text string) Spec {
 // yaml is a job with the steps in text.
 func yaml(t testing.TB, id, text string) Spec {
 	t.Helper()
-	def, err := steps.Parse("job.yml", []byte(text))
+	def, err := lang.Parse("job.yml", []byte(text))
 	require.NoError(t, err)
 	return Spec{ID: id, Digest: sha256.Sum256([]byte(text)), Definition: def}
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/joblog"
+	"github.com/stepmux/stepmux/remote/job/joblog"
 )
 
 func TestMergedLogHasBothStreamsInOrderAndTellsTheSteps(t *testing.T) {

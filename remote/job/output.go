@@ -6,9 +6,9 @@ import (
 	"io"
 	"sync"
 
-	"github.com/stepmux/stepmux/remote/joblog"
-	"github.com/stepmux/stepmux/remote/mask"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/job/joblog"
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // output is the way of what a job writes into its logs. Only the job's goroutine calls its methods.

@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
-	"github.com/stepmux/stepmux/remote/engine"
-	"github.com/stepmux/stepmux/remote/joblog"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/job/joblog"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // event is a change of a step, and how much there was of stdout and stderr then.

@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
-	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // Store holds the jobs. Its goroutines are one for each job that runs, and one that forgets jobs.

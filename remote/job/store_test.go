@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/remote/engine"
-	"github.com/stepmux/stepmux/remote/joblog"
+	"github.com/stepmux/stepmux/remote/job/joblog"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 func TestSameJobCreatedManyTimesAtOnceRunsOnce(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/stepmux/stepmux/remote/engine"
-	"github.com/stepmux/stepmux/remote/trace"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // TraceRoom is how much room is set aside for a trace before its job begins, in bytes.

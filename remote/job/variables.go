@@ -6,8 +6,8 @@ import (
 	"io"
 	"regexp"
 
-	"github.com/stepmux/stepmux/remote/engine"
-	"github.com/stepmux/stepmux/remote/mask"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // hideAll adds the masked variables and other texts to secrets, and returns a line for each that cannot be masked. A job

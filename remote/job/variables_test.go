@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/engine"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {

@@ -31,8 +31,8 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/service"
 )
 
 func main() {

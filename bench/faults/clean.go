@@ -1,0 +1,71 @@
+package faults
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// cleanLooks is how often in a row nothing must be found: one look misses a process that another is just starting.
+const cleanLooks = 5
+
+// requireClean waits until nothing of the round's builds is left: no process, no file. since is when the last build
+// ended.
+func (r *rig) requireClean(since time.Time) {
+	bound := cleanBound
+	if r.spec.late {
+		bound = lateCleanBound
+	}
+	r.requireCleanWithin(cmp.Or(r.opts.Clean, bound), since)
+}
+
+func (r *rig) requireCleanWithin(bound time.Duration, since time.Time) {
+	var alive []process
+	var left []string
+	clean := 0
+	await(bound, func() bool {
+		alive, left = r.alive(), r.left()
+		if len(alive) == 0 && len(left) == 0 {
+			clean++
+		} else {
+			clean = 0
+		}
+		return clean == cleanLooks
+	})
+	for _, p := range alive {
+		r.find(Finding{What: Orphan, Build: fmt.Sprint(p.pid), Text: p.String()})
+	}
+	for _, path := range left {
+		r.find(Finding{What: Leftover, Build: path, Text: path})
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.result.CleanMS = max(r.result.CleanMS, millis(time.Since(since)))
+}
+
+// alive returns the processes that should have ended: all of the round's but this one and the sshds that listen.
+func (r *rig) alive() []process {
+	all := below(processes(), os.Getppid())
+	return slices.DeleteFunc(all, func(p process) bool {
+		listens := slices.ContainsFunc(r.vms, func(m *machine) bool { return p.pid == m.listener() })
+		return p.pid == os.Getpid() || listens || p.state == "Z"
+	})
+}
+
+// left returns the files that should have been removed. A script whose removal came while nothing could be removed
+// stays.
+func (r *rig) left() []string {
+	var found []string
+	for _, m := range r.vms {
+		for _, path := range m.left() {
+			if r.plan.Kind != "tmp-readonly" || !strings.HasPrefix(filepath.Base(path), "stepmux-script.") {
+				found = append(found, path)
+			}
+		}
+	}
+	return found
+}

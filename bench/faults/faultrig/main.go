@@ -1,0 +1,280 @@
+// Faults breaks things while real builds run; see package faultrig. `make faults`, `make soak`, `make fuzz` and
+// `make faults-report` run it.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/stepmux/stepmux/bench/faults"
+)
+
+const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...] [-time D] [-jobs N] [-program FILE] [-dir DIR] [-shared]
+       faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-dir DIR]
+       faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE] [-keep DIR]
+       faults report [-dir DIR] [-page FILE]
+`
+
+func main() {
+	faults.Main() // this program is also the processes of a round
+	if len(os.Args) < 2 {
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	var err error
+	switch os.Args[1] {
+	case "run":
+		err = run(ctx, os.Args[2:])
+	case "soak":
+		err = soak(ctx, os.Args[2:])
+	case "fuzz":
+		err = fuzz(ctx, os.Args[2:])
+	case "report":
+		err = report(os.Args[2:])
+	default:
+		fmt.Fprint(os.Stderr, usage)
+		os.Exit(2)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "faults:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	fl := flag.NewFlagSet("run", flag.ExitOnError)
+	seed := fl.Uint64("seed", 1, "what all is drawn from")
+	n := fl.Int("n", 200, "how many faults")
+	round := fl.Int("round", -1, "run this round only, and show what happens in it")
+	kinds := fl.String("kinds", "", "kinds of faults, separated by commas (default all but clock, which is the whole machine's)")
+	routes := fl.String("routes", "", "routes, separated by commas (default all)")
+	limit := fl.Duration("time", time.Hour, "how long at most; what is left is done by the next run")
+	jobs := fl.Int("jobs", 2, "rounds at once")
+	program := fl.String("program", "bin/stepmux", "the stepmux program")
+	dir := fl.String("dir", "bin/faults", "where results are kept")
+	shared := fl.Bool("shared", false, "without namespaces, as where there are none")
+	_ = fl.Parse(args) // it exits
+	opts, filter, err := options(ctx, *program, *shared)
+	if err != nil {
+		return err
+	}
+	filter.Routes = words(*routes)
+	for _, k := range words(*kinds) {
+		filter.Kinds = append(filter.Kinds, faults.Kind(k))
+	}
+	if err := filter.Check(); err != nil {
+		return err
+	}
+	if *round >= 0 {
+		r, err := faults.RunOne(ctx, filter.Draw(*seed, *round), opts, os.Stdout)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stdout, "%+v\n", r)
+		return verdict([]faults.Result{r})
+	}
+	journal, err := faults.OpenJournal[faults.Result](filepath.Join(*dir, filter.Journal(*seed)))
+	if err != nil {
+		return err
+	}
+	defer journal.Close()
+	ctx, cancel := context.WithTimeout(ctx, *limit)
+	defer cancel()
+	c := faults.Campaign{Seed: *seed, Filter: filter, Faults: *n, Jobs: *jobs, Options: opts, Journal: journal, Out: os.Stdout}
+	results, err := c.Run(ctx)
+	fmt.Fprint(os.Stdout, faults.Table(results))
+	if err != nil {
+		return err
+	}
+	return verdict(results)
+}
+
+// soak runs a soak and keeps its result.
+func soak(ctx context.Context, args []string) error {
+	fl := flag.NewFlagSet("soak", flag.ExitOnError)
+	seed := fl.Uint64("seed", 1, "what all is drawn from")
+	warmUp := fl.Duration("warm-up", 30*time.Minute, "how long before that, for caches to fill")
+	duration := fl.Duration("duration", time.Hour, "how long what is sampled must not grow")
+	program := fl.String("program", "bin/stepmux", "the stepmux program")
+	dir := fl.String("dir", "bin/faults", "where results are kept")
+	_ = fl.Parse(args) // it exits
+	opts, _, err := options(ctx, *program, false)
+	if err != nil {
+		return err
+	}
+	r, err := faults.StartSoak(ctx, faults.Soak{Seed: *seed, WarmUp: *warmUp, Duration: *duration}, opts, os.Stdout)
+	if err != nil {
+		return err
+	}
+	if err := writeJSON(filepath.Join(*dir, "soak.json"), r); err != nil {
+		return err
+	}
+	fmt.Fprint(os.Stdout, faults.SoakTable(r))
+	switch {
+	case len(r.Findings) > 0:
+		return fmt.Errorf("%d things are wrong", len(r.Findings))
+	case !r.Flat():
+		return errors.New("something grows")
+	}
+	return nil
+}
+
+// fuzz runs the fuzz targets.
+func fuzz(ctx context.Context, args []string) error {
+	fl := flag.NewFlagSet("fuzz", flag.ExitOnError)
+	targets := fl.String("targets", "^Fuzz", "a regular expression: the targets to be fuzzed")
+	each := fl.String("each", "10s", "how long each, or, as 500x, with how many inputs")
+	jobs := fl.Int("jobs", 2, "targets at once")
+	path := fl.String("journal", "", "keep in this file what was done, and give each target only what it lacks")
+	keep := fl.String("keep", "bin/fuzz", "where test programs are built")
+	_ = fl.Parse(args) // it exits
+	matching, err := regexp.Compile(*targets)
+	if err != nil {
+		return fmt.Errorf("-targets: %w", err)
+	}
+	f := faults.Fuzzing{Targets: matching, Each: *each, Jobs: *jobs, Out: os.Stdout}
+	if f.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	if f.Keep, err = filepath.Abs(*keep); err != nil {
+		return err
+	}
+	if *path != "" {
+		if f.Journal, err = faults.OpenJournal[faults.Fuzzed](*path); err != nil {
+			return err
+		}
+		defer f.Journal.Close()
+	}
+	_, err = f.Run(ctx)
+	return err
+}
+
+// report writes what was kept, as JSON and into a page.
+func report(args []string) error {
+	fl := flag.NewFlagSet("report", flag.ExitOnError)
+	dir := fl.String("dir", "bin/faults", "where results are kept")
+	page := fl.String("page", "docs/reliability.md", "the page to write the tables into")
+	_ = fl.Parse(args) // it exits
+	r, err := readReport(*dir)
+	if err != nil {
+		return err
+	}
+	if err := writeJSON(filepath.Join(*dir, "report.json"), r); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(*page)
+	if err != nil {
+		return err
+	}
+	written, err := r.Write(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", *page, err)
+	}
+	return os.WriteFile(*page, []byte(written), 0o644)
+}
+
+// readReport reads what was kept in a directory.
+func readReport(dir string) (r faults.Report, err error) {
+	journals, err := filepath.Glob(filepath.Join(dir, "seed-*.jsonl"))
+	if err != nil {
+		return r, err
+	}
+	var rounds []faults.Result
+	for _, path := range journals {
+		results, err := faults.ReadJournal[faults.Result](path)
+		if err != nil {
+			return r, err
+		}
+		rounds = append(rounds, results...)
+	}
+	r.Faults = faults.CountFaults(rounds)
+	soak, err := readSoak(filepath.Join(dir, "soak.json"))
+	if err != nil {
+		return r, err
+	}
+	if soak != nil {
+		r.Soak = soak.Sum()
+	}
+	runs, err := faults.ReadJournal[faults.Fuzzed](filepath.Join(dir, "fuzz.jsonl"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return r, err
+	}
+	r.Fuzz = faults.SumFuzzed(runs)
+	if r.Faults == nil && r.Soak == nil && len(r.Fuzz) == 0 {
+		return r, fmt.Errorf("there are no results in %s: run make faults, make soak or make fuzz-long first", dir)
+	}
+	return r, nil
+}
+
+// readSoak returns the result of the last soak, nil if there was none.
+func readSoak(path string) (*faults.SoakResult, error) {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r faults.SoakResult
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return &r, nil
+}
+
+// options returns where rounds run, and what that leaves out, of which it tells.
+func options(ctx context.Context, program string, shared bool) (faults.Options, faults.Filter, error) {
+	path, err := filepath.Abs(program)
+	if err != nil {
+		return faults.Options{}, faults.Filter{}, err
+	}
+	err = errors.New("asked for")
+	if !shared {
+		err = faults.CanBePrivate(ctx)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stdout, "left out, as rounds have no namespaces (%v): %v\n", err, faults.NeedPrivate())
+		return faults.Options{Program: path}, faults.Filter{Shared: true}, nil
+	}
+	return faults.Options{Program: path, Private: true}, faults.Filter{}, nil
+}
+
+func writeJSON(path string, v any) error {
+	text, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+// verdict returns an error if anything was found.
+func verdict(results []faults.Result) error {
+	found := 0
+	for _, r := range results {
+		found += len(r.Findings)
+	}
+	if found > 0 {
+		return fmt.Errorf("%d things are wrong", found)
+	}
+	return nil
+}
+
+func words(s string) []string {
+	return strings.FieldsFunc(s, func(c rune) bool { return c == ',' || c == ' ' })
+}

@@ -1,0 +1,404 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/instance"
+)
+
+// between returns what size chooses from a range.
+func between(least, most time.Duration, size float64) time.Duration {
+	return least + time.Duration(size*float64(most-least))
+}
+
+// later runs undo after a while, or when all builds have ended.
+func (r *rig) later(d time.Duration, undo func()) {
+	done := make(chan struct{})
+	go func() { // heal waits for it
+		defer close(done)
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-r.over:
+		}
+		undo()
+	}()
+	r.heal(func() { <-done })
+}
+
+// throughout is a fault that the whole round has.
+func (r *rig) throughout(injection) { r.done() }
+
+func (r *rig) endConn(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	met := r.awaitConn(m)
+	m.proxy.End()
+	r.counted(met)
+}
+
+// patience is how long a fault waits for what it is to harm.
+const patience = 300 * time.Millisecond
+
+// awaitConn reports whether there is a connection to the VM, or is one soon.
+func (r *rig) awaitConn(m *machine) bool {
+	return await(patience, func() bool { return m.proxy.Conns() > 0 || isClosed(r.over) }) && m.proxy.Conns() > 0
+}
+
+func (r *rig) resetConn(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	met := r.awaitConn(m)
+	m.proxy.Cut()
+	r.counted(met)
+}
+
+func (r *rig) stall(f injection) {
+	m := r.vmOf(f)
+	m.proxy.Stall()
+	r.later(between(50*time.Millisecond, harmlessPause, f.Size), m.proxy.Resume)
+	r.done()
+}
+
+// freeze stalls the connection until it has been given up and longer.
+func (r *rig) freeze(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	m.proxy.Stall()
+	r.later(between(keepaliveInterval+keepaliveTimeout, 2*(keepaliveInterval+keepaliveTimeout), f.Size), func() {
+		m.proxy.Cut() // who has been given up is not heard of again
+		m.proxy.Resume()
+	})
+	r.done()
+}
+
+func (r *rig) delay(f injection) {
+	r.vmOf(f).proxy.Reshape(between(5*time.Millisecond, 200*time.Millisecond, f.Size), 0)
+	r.done()
+}
+
+func (r *rig) narrow(f injection) {
+	m := r.vmOf(f)
+	m.proxy.Reshape(0, 64<<10+int(f.Size*float64(1<<20)))
+	r.later(time.Second, func() { m.proxy.Reshape(0, 0) })
+	r.done()
+}
+
+// unplug drops all packets until the connection has been given up.
+func (r *rig) unplug(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	if err := m.link(context.Background(), "down"); err != nil {
+		r.find(Finding{What: Broken, Text: err.Error()})
+		return
+	}
+	r.later(between(keepaliveInterval+keepaliveTimeout, 3*(keepaliveInterval+keepaliveTimeout), f.Size), func() {
+		if err := m.link(context.Background(), "up"); err != nil {
+			r.find(Finding{What: Broken, Text: err.Error()})
+		}
+	})
+	r.done()
+}
+
+// collapse leaves little of the network's bandwidth for a while.
+func (r *rig) collapse(f injection) {
+	m := r.vmOf(f)
+	qdisc := []string{"-n", m.netns, "qdisc", "replace", "dev", "f" + m.id[2:], "root", "tbf", "burst", "8kb", "latency", "50ms", "rate", fmt.Sprintf("%dkbit", 256+int(f.Size*4096))}
+	if err := command(context.Background(), "tc", qdisc...); err != nil {
+		r.find(Finding{What: Broken, Text: err.Error()})
+		return
+	}
+	r.later(time.Second, func() {
+		_ = command(context.Background(), "tc", "-n", m.netns, "qdisc", "del", "dev", "f"+m.id[2:], "root") // another fault may have
+	})
+	r.done()
+}
+
+// jump sets this machine's clock forward or back, and a moment later what it was. A rig that is killed meanwhile leaves
+// it as it is.
+func (r *rig) jump(f injection) {
+	by := between(-72*time.Hour, 72*time.Hour, f.Size).Truncate(time.Microsecond)
+	if err := stepClock(by); err != nil {
+		r.find(Finding{What: Broken, Text: fmt.Sprintf("set the clock: %v", err)})
+		return
+	}
+	r.later(between(50*time.Millisecond, time.Second, f.Size), func() {
+		if err := stepClock(-by); err != nil {
+			r.find(Finding{What: Broken, Text: fmt.Sprintf("set the clock back by %v: %v", by, err)})
+		}
+	})
+	r.done()
+}
+
+// stepClock adds to the clock, which other rounds may do at the same time.
+func stepClock(by time.Duration) error {
+	t := unix.NsecToTimeval(by.Nanoseconds()) // the second part is not negative
+	t.Usec *= 1000                            // for it is nanoseconds with ADJ_NANO
+	_, err := unix.Adjtimex(&unix.Timex{Modes: unix.ADJ_SETOFFSET | unix.ADJ_NANO, Time: t})
+	return err
+}
+
+// restartSSHD replaces the sshd that listens.
+func (r *rig) restartSSHD(f injection) {
+	m := r.vmOf(f)
+	if err := m.restart(false); err != nil {
+		r.find(Finding{What: Broken, Text: err.Error()})
+	}
+	r.done()
+}
+
+// killSSHD kills sshd with its connections, as if the machine had been asked to.
+func (r *rig) killSSHD(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	if err := m.restart(true); err != nil {
+		r.find(Finding{What: Broken, Text: err.Error()})
+	}
+	r.done()
+}
+
+func (r *rig) killSession(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	sessions := m.sessions()
+	signalAll(sessions, syscall.SIGKILL)
+	r.counted(len(sessions) > 0)
+}
+
+func (r *rig) counted(met bool) {
+	if met {
+		r.done()
+	} else {
+		r.missed()
+	}
+}
+
+// victim waits for a process of the VM's end, of the build if there is one, and returns it with its build.
+func (r *rig) victim(f injection, part string) (m *machine, p process, build string, ok bool) {
+	m = r.vmOf(f)
+	own := r.builds[f.Build].ID
+	await(patience, func() bool {
+		var found []process
+		all := m.owned(processes())
+		for _, p := range all {
+			// What a shim is about to execute looks like another until it is.
+			fork := slices.ContainsFunc(all, func(q process) bool { return part == "shim" && q.pid == p.parent && q.is(part) })
+			if p.is(part) && p.state != "Z" && !fork {
+				found = append(found, p)
+			}
+		}
+		if len(found) == 0 {
+			return isClosed(r.over)
+		}
+		p, ok = found[int(f.Size*float64(len(found)))], true
+		for _, q := range found {
+			if m.buildOf(q) == own {
+				p = q
+			}
+		}
+		return true
+	})
+	return m, p, m.buildOf(p), ok
+}
+
+// killOne kills a process of the VM's end.
+func killOne(part string) func(*rig, injection) {
+	return func(r *rig, f injection) {
+		m, p, id, ok := r.victim(f, part)
+		if !ok {
+			r.missed()
+			return
+		}
+		if part != "proxy" {
+			r.harmPart(m, part, id)
+		}
+		_ = syscall.Kill(p.pid, syscall.SIGKILL) // an error means that it has ended
+		r.done()
+	}
+}
+
+// harmPart is harm of who depends on a process of the VM's end.
+func (r *rig) harmPart(m *machine, part, id string) {
+	if part == "relay" {
+		id = ""
+	}
+	r.harmBuild(m, id)
+}
+
+// pauseOne stops a process of the VM's end for a moment.
+func pauseOne(part string) func(*rig, injection) {
+	return func(r *rig, f injection) {
+		_, p, _, ok := r.victim(f, part)
+		if !ok {
+			r.missed()
+			return
+		}
+		_ = syscall.Kill(p.pid, syscall.SIGSTOP) // as above
+		r.later(between(20*time.Millisecond, harmlessPause, f.Size), func() { _ = syscall.Kill(p.pid, syscall.SIGCONT) })
+		r.done()
+	}
+}
+
+// hangOne stops a process of the VM's end for good, and cancels the build, if it is one's, a while after.
+func hangOne(part string) func(*rig, injection) {
+	return func(r *rig, f injection) {
+		m, p, id, ok := r.victim(f, part)
+		if !ok {
+			r.missed()
+			return
+		}
+		r.harmPart(m, part, id)
+		_ = syscall.Kill(p.pid, syscall.SIGSTOP) // as above
+		r.heal(func() { _ = syscall.Kill(p.pid, syscall.SIGCONT) })
+		if part == "serve" {
+			r.later(between(time.Second, 4*time.Second, f.Size), func() { r.cancelBuild(id) })
+		}
+		r.done()
+	}
+}
+
+func (r *rig) cancelBuild(id string) {
+	for _, b := range r.builds {
+		if b.ID != id {
+			continue
+		}
+		b.mu.Lock()
+		b.canceled = true
+		cancel := b.cancel
+		b.mu.Unlock()
+		if cancel != nil {
+			cancel()
+		}
+	}
+}
+
+// fewFiles is what a shell needs to start and to run a script: programs that are starved give their limit on to those.
+const fewFiles = 16
+
+// starve lets a process open no more files than it has now.
+func (r *rig) starve(pid int) bool {
+	r.starving.Lock()
+	defer r.starving.Unlock()
+	open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return false
+	}
+	var was unix.Rlimit
+	if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &was) != nil {
+		return false
+	}
+	limit := unix.Rlimit{Cur: uint64(max(len(open), fewFiles)), Max: was.Max}
+	if unix.Prlimit(pid, unix.RLIMIT_NOFILE, &limit, nil) != nil {
+		return false
+	}
+	r.heal(func() { _ = unix.Prlimit(pid, unix.RLIMIT_NOFILE, &was, nil) }) // it may have ended
+	return true
+}
+
+func starveOne(part string) func(*rig, injection) {
+	return func(r *rig, f injection) {
+		m, p, id, ok := r.victim(f, part)
+		if !ok {
+			r.missed()
+			return
+		}
+		r.harmPart(m, part, id)
+		r.counted(r.starve(p.pid))
+	}
+}
+
+func (r *rig) starveSession(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	met := false
+	for _, p := range m.sessions() {
+		met = r.starve(p.pid) || met
+	}
+	r.counted(met)
+}
+
+// fillTmp leaves no room in the VM's directory for temporary files.
+func (r *rig) fillTmp(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	path := filepath.Join(m.tmp, "filler")
+	file, err := os.Create(path)
+	if err != nil {
+		r.missed()
+		return
+	}
+	defer file.Close()
+	for chunk := make([]byte, 1<<20); len(chunk) > 0; {
+		if _, err := file.Write(chunk); err != nil {
+			chunk = chunk[:len(chunk)/2]
+		}
+	}
+	r.later(between(100*time.Millisecond, 2*time.Second, f.Size), func() { _ = os.Remove(path) })
+	r.done()
+}
+
+// lockTmp makes the VM's directory for temporary files read-only. The kernel does so only while nothing in it is open
+// for writing.
+func (r *rig) lockTmp(f injection) {
+	m := r.vmOf(f)
+	r.harm(m)
+	remount := func(flags uintptr) bool { return unix.Mount("", m.tmp, "", unix.MS_REMOUNT|flags, "") == nil }
+	if !await(patience, func() bool { return remount(unix.MS_RDONLY) }) {
+		r.missed()
+		return
+	}
+	r.later(between(100*time.Millisecond, time.Second, f.Size), func() {
+		if !remount(0) {
+			r.find(Finding{What: Broken, Text: "the directory stays read-only"})
+		}
+	})
+	r.done()
+}
+
+func (r *rig) cancelOne(f injection) {
+	r.cancelBuild(r.builds[f.Build].ID)
+	r.done()
+}
+
+func (r *rig) cancelAll(injection) {
+	for _, b := range r.builds {
+		r.cancelBuild(b.ID)
+	}
+	r.done()
+}
+
+// flood has a VM write as fast as it can what nobody reads: a command's output, and a build's log for a while.
+func (r *rig) flood(f injection) {
+	m := r.vmOf(f)
+	r.later(between(100*time.Millisecond, 2*time.Second, f.Size), r.builds[f.Build].sink.block())
+	ctx, cancel := context.WithTimeout(context.Background(), buildBound)
+	defer cancel()
+	e := r.provider.Executor(instance.Build{ID: "flood-" + m.id + "-" + strings.ReplaceAll(f.After.String(), "µ", "u")})
+	err := e.Prepare(ctx)
+	var client *instance.Client
+	if err == nil {
+		client, err = e.Client(ctx)
+	}
+	if err == nil {
+		_, err = client.DialRun(ctx, "yes")
+	}
+	if err != nil {
+		r.find(Finding{What: NeedlessLoss, Build: "flood", Text: err.Error()})
+	}
+	r.heal(func() {
+		if err := e.Cleanup(context.Background()); err != nil {
+			r.find(Finding{What: NeedlessLoss, Build: "flood", Text: "clean up: " + err.Error()})
+		}
+	})
+	r.done()
+}

@@ -1,0 +1,310 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// fleet is the product's end of a round, and the VMs it has.
+type fleet struct {
+	*instance.Provider
+	group *instance.Group
+}
+
+// runLibrary runs the round's builds by the packages, in this process.
+func (r *rig) runLibrary(ctx context.Context) error {
+	goroutines, files := runtime.NumGoroutine(), openFiles()
+	maxAge := time.Duration(0)
+	if r.plan.Kind == "recycle" {
+		maxAge = 100 * time.Millisecond
+	}
+	provider, err := r.newProvider(maxAge, r.reachOf)
+	if err != nil {
+		return err
+	}
+	if !r.drive(ctx, provider) {
+		return nil // the process ends, and all it has with it
+	}
+	ending := time.Now()
+	r.probe(ctx, provider)
+	r.closeProvider(provider)
+	r.requireBack(goroutines, files)
+	r.requireClean(ending)
+	return nil
+}
+
+// drive runs the builds, does the faults, and undoes them when all builds have ended. It returns false if that did not
+// happen within their bound.
+func (r *rig) drive(ctx context.Context, provider *fleet) bool {
+	r.provider = provider
+	var watch, faults, builds sync.WaitGroup
+	watch.Go(r.watchLedgers)
+	watch.Go(r.watchConnections)
+	for _, f := range r.plan.Faults {
+		faults.Go(func() { r.inject(f) })
+	}
+	for _, b := range r.builds {
+		builds.Go(func() { r.runBuild(ctx, provider, b) })
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		builds.Wait()
+	}()
+	bound := buildBound
+	if r.spec.slow {
+		bound = slowBuildBound
+	}
+	if !await(bound, func() bool { return isClosed(ended) }) {
+		r.findNoEnd(bound)
+		r.healAll()
+		return false
+	}
+	close(r.over)
+	watch.Wait()
+	faults.Wait()
+	r.healAll()
+	return true
+}
+
+// closeProvider closes the manager's end, which has a bound.
+func (r *rig) closeProvider(provider *fleet) {
+	begin := time.Now()
+	if err := provider.Close(); err != nil {
+		r.find(Finding{What: Leak, Text: fmt.Sprintf("close the provider: %v", err)})
+	}
+	if took := time.Since(begin); took > closeMargin {
+		r.find(Finding{What: NoEnd, Text: fmt.Sprintf("Provider.Close took %v", took)})
+	}
+}
+
+// newProvider returns the manager's end for the VMs. reach is told the phases of builds that the product tells of.
+func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phase)) (*fleet, error) {
+	var all []instance.Instance
+	for _, m := range r.vms {
+		all = append(all, instance.Instance{
+			ID:       m.id,
+			Addr:     m.dialed().String(),
+			Capacity: len(r.builds) + len(r.plan.Faults),
+			Runner:   r.runner(m),
+			TempDir:  m.tmp,
+			SSH: mux.Config{
+				User:              r.who.user,
+				Auth:              []mux.Auth{mux.Key("of the rig", r.who.key)},
+				HostKeys:          mux.PinnedHostKeys(m.hostKey.PublicKey()),
+				KeepaliveInterval: keepaliveInterval,
+				KeepaliveTimeout:  keepaliveTimeout,
+			},
+		})
+	}
+	group, err := instance.NewGroup(all...)
+	if err != nil {
+		return nil, err
+	}
+	cfg := instance.Config{
+		Group:       group,
+		Route:       connector.Route(r.plan.Route),
+		MaxAge:      maxAge,
+		StopTimeout: stopTimeout,
+		Grace:       jobGrace,
+		Logger:      r.log,
+		Trace: &connector.Trace{
+			ServeReady: func(id string, _ connector.Route, _ time.Duration) { reach(id, atReady) },
+			ServeStop:  func(id string) { reach(id, atClose) },
+		},
+	}
+	provider, err := instance.NewProvider(cfg)
+	return &fleet{provider, group}, err
+}
+
+// runner returns the step runner's command on a VM.
+func (r *rig) runner(m *machine) []string {
+	if r.spec.wrapper == "" {
+		return []string{r.opts.Program}
+	}
+	path := filepath.Join(m.dir, "stepmux")
+	text := "#!/bin/sh\n" + r.spec.wrapper + "\nexec " + r.opts.Program + ` "$@"` + "\n"
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		return []string{path, err.Error()} // which fails, with the reason
+	}
+	return []string{path}
+}
+
+func (r *rig) reachOf(id string, at phase) {
+	for _, b := range r.builds {
+		if b.ID == id {
+			b.reach(at)
+		}
+	}
+}
+
+// runBuild runs a build from its begin to its end.
+func (r *rig) runBuild(ctx context.Context, provider *fleet, b *build) {
+	timer := time.NewTimer(b.After)
+	defer timer.Stop()
+	<-timer.C
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	b.mu.Lock()
+	b.cancel = cancel
+	b.mu.Unlock()
+	e := provider.Executor(instance.Build{ID: b.ID, Log: b.sink})
+	err := r.execute(ctx, e, b)
+	b.reach(atClose)
+	r.cleanUp(ctx, e, b)
+	for _, at := range phases { // whoever waits for one waits no more
+		b.reach(at)
+	}
+	r.end(b, verdictOf(err))
+}
+
+func (r *rig) execute(ctx context.Context, e *instance.Executor, b *build) error {
+	b.reach(atConnect)
+	err := e.Prepare(ctx)
+	b.mu.Lock()
+	b.vm = e.Instance()
+	b.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if b.Form == "shell" {
+		b.reach(atReady)
+		return e.Run(ctx, []byte(b.Text(b.ledger)))
+	}
+	if _, err := e.Connect(ctx); err != nil {
+		return err
+	}
+	job := connector.Job{Grace: jobGrace}
+	if b.Form == "steps" {
+		job.Steps = b.Steps(b.ledger)
+	} else {
+		job.Script = b.Text(b.ledger)
+	}
+	return e.Execute(ctx, job)
+}
+
+// cleanUp ends what the build has on its VM, which has a bound.
+func (r *rig) cleanUp(ctx context.Context, e *instance.Executor, b *build) {
+	begin := time.Now()
+	err := e.Cleanup(context.WithoutCancel(ctx))
+	if took := time.Since(begin); took > stopTimeout+closeMargin {
+		r.find(Finding{What: NoEnd, Build: b.ID, Text: fmt.Sprintf("Cleanup took %v", took)})
+	}
+	if err == nil {
+		return
+	}
+	r.mu.Lock()
+	_, lossy := r.lossLocked(b.ID, e.Instance())
+	r.mu.Unlock()
+	if !lossy {
+		r.find(Finding{What: NeedlessLoss, Build: b.ID, Text: "clean up: " + err.Error()})
+	}
+}
+
+func verdictOf(err error) verdict {
+	if err == nil {
+		return verdict{}
+	}
+	failed := (*instance.BuildError)(nil)
+	if !errors.As(err, &failed) {
+		return verdict{Reason: "no BuildError", Text: err.Error()}
+	}
+	return verdict{Reason: string(failed.Reason), Code: failed.ExitCode, Text: failed.Err.Error()}
+}
+
+// findNoEnd names the builds that have not ended, and says where the process is.
+func (r *rig) findNoEnd(bound time.Duration) {
+	for _, b := range r.builds {
+		b.mu.Lock()
+		ended := !b.ended.IsZero()
+		b.mu.Unlock()
+		if !ended {
+			r.find(Finding{What: NoEnd, Build: b.ID, Text: fmt.Sprintf("not within %v", bound)})
+		}
+	}
+	_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
+}
+
+// probe runs a build on each VM, as after the fault any VM takes builds again. (It also has the next step runner on
+// it sweep what killed ones have left.)
+func (r *rig) probe(ctx context.Context, provider *fleet) {
+	ctx, cancel := context.WithTimeout(ctx, buildBound)
+	defer cancel()
+	// The last fault may have been just now, and harm what was kept ready for the next build.
+	const tries = 3
+	var err error
+	for try := range tries {
+		if err = r.probeOnce(ctx, provider, try); err == nil {
+			return
+		}
+	}
+	r.find(Finding{What: Unusable, Text: err.Error()})
+}
+
+func (r *rig) probeOnce(ctx context.Context, provider *fleet, try int) (failed error) {
+	var held []*instance.Executor
+	for i := range r.vms {
+		e := provider.Executor(instance.Build{ID: fmt.Sprintf("probe-%d-%d-%d", r.plan.Round, try, i)})
+		held = append(held, e)
+		err := e.Prepare(ctx)
+		if err == nil {
+			_, err = e.Connect(ctx)
+		}
+		if err == nil {
+			err = e.Execute(ctx, connector.Job{Script: "exit 0"})
+		}
+		if err == nil { // the next one goes elsewhere, even to one that was put aside
+			err = provider.group.Drain(e.Instance())
+		}
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", e.Instance(), err))
+		}
+	}
+	for _, m := range r.vms {
+		if err := provider.group.Undrain(m.id); err != nil {
+			failed = errors.Join(failed, err)
+		}
+	}
+	for _, e := range held {
+		if err := e.Cleanup(ctx); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: clean up: %w", e.Instance(), err))
+		}
+	}
+	return failed
+}
+
+// requireBack waits until the process has no more goroutines and files than at the begin.
+func (r *rig) requireBack(goroutines int, files map[string]int) {
+	const patience = 10 * time.Second
+	if !await(patience, func() bool { return runtime.NumGoroutine() <= goroutines }) {
+		var stacks strings.Builder
+		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
+		r.find(Finding{What: Leak, Text: fmt.Sprintf("%d goroutines, %d before: %s", runtime.NumGoroutine(), goroutines, stacks.String())})
+	}
+	if !await(patience, func() bool { return noMore(openFiles(), files) }) {
+		r.find(Finding{What: Leak, Text: fmt.Sprintf("open files %v, before %v", openFiles(), files)})
+	}
+}
+
+// noMore reports whether nothing is open that was not, or oftener.
+func noMore(now, before map[string]int) bool {
+	for name := range maps.Keys(now) {
+		if now[name] > before[name] {
+			return false
+		}
+	}
+	return true
+}

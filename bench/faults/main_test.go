@@ -1,0 +1,12 @@
+package faults
+
+import (
+	"testing"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+func TestMain(m *testing.M) {
+	Main() // the test binary is also the processes of a round
+	runnertest.Main(m)
+}

@@ -1,0 +1,194 @@
+package faults
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Report is all that was measured. What is nil was not.
+type Report struct {
+	Faults *Faults  `json:"faults,omitempty"`
+	Soak   *Soaked  `json:"soak,omitempty"`
+	Fuzz   []Fuzzed `json:"fuzz,omitempty"`
+}
+
+// Faults adds up the results of rounds.
+type Faults struct {
+	Total  Count   `json:"total"`
+	Kinds  []Count `json:"kinds"`
+	Routes []Count `json:"routes"`
+	Each   []Count `json:"each"` // kind on each route
+}
+
+// Soaked is the summary of a soak.
+type Soaked struct {
+	Seconds float64        `json:"seconds"`
+	WarmUp  float64        `json:"warm_up_seconds"`
+	Builds  int            `json:"builds"`
+	Lost    int            `json:"lost"`
+	Faults  int            `json:"faults"`
+	Wrong   int            `json:"wrong"`
+	Fits    map[string]Fit `json:"fits"`
+}
+
+// CountFaults adds up results, nil if there are none.
+func CountFaults(results []Result) *Faults {
+	if len(results) == 0 {
+		return nil
+	}
+	return &Faults{
+		Total:  CountBy(results, func(Result) (Kind, string) { return "", "" })[0],
+		Kinds:  CountBy(results, func(r Result) (Kind, string) { return r.Kind, "" }),
+		Routes: CountBy(results, func(r Result) (Kind, string) { return "", r.Route }),
+		Each:   CountBy(results, func(r Result) (Kind, string) { return r.Kind, r.Route }),
+	}
+}
+
+// Sum returns the summary.
+func (r *SoakResult) Sum() *Soaked {
+	r.fit()
+	return &Soaked{r.Seconds, r.WarmUp, r.Builds, r.Lost, r.Faults, len(r.Findings), r.Fits}
+}
+
+// Write puts the report's tables into a page, in place of those that are there. A part that was not measured keeps what
+// stands there.
+func (r Report) Write(page string) (string, error) {
+	parts := map[string]string{}
+	if r.Faults != nil {
+		parts["faults"] = r.Faults.markdown()
+	}
+	if r.Soak != nil {
+		parts["soak"] = r.Soak.markdown()
+	}
+	if len(r.Fuzz) > 0 {
+		parts["fuzz"] = fuzzMarkdown(r.Fuzz)
+	}
+	for name, text := range parts {
+		begin, end := pageMarks(name)
+		before, rest, ok := strings.Cut(page, begin)
+		_, after, ended := strings.Cut(rest, end)
+		if !ok || !ended {
+			return "", fmt.Errorf("the page has no lines %q and %q", begin, end)
+		}
+		page = before + pagePart(name, text) + after
+	}
+	return page, nil
+}
+
+// pageMarks returns the lines of a page between which the tables of a part stand.
+func pageMarks(part string) (begin, end string) {
+	return "<!-- " + part + ": written by make faults-report -->\n", "<!-- " + part + ": end -->\n"
+}
+
+func pagePart(part, text string) string {
+	begin, end := pageMarks(part)
+	return begin + "\n" + text + "\n" + end
+}
+
+func (r *Faults) markdown() string {
+	var s strings.Builder
+	t := r.Total
+	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds, of which %d were lost. What was found wrong:\n\n", t.Faults, t.Rounds, t.Builds, t.Lost)
+	s.WriteString("| what | times |\n|---|---|\n")
+	for _, what := range AllFindings {
+		fmt.Fprintf(&s, "| %s | %d |\n", what, t.Wrong[what])
+	}
+	s.WriteString("\nBy kind of fault. A lost build's end is counted from the round's first fault that could cost it; clean is from the last build's end:\n\n")
+	s.WriteString("| fault | faults | builds | lost | a lost build's end, p50 / max | VMs clean, max | wrong |\n|---|---|---|---|---|---|---|\n")
+	for _, c := range r.Kinds {
+		fmt.Fprintf(&s, "| `%s`: %s | %d | %d | %d | %s | %s | %d |\n", c.Kind, kinds[c.Kind].does, c.Faults, c.Builds, c.Lost, ends(c), shown(c.CleanMax), c.wrong())
+	}
+	s.WriteString("\nBy route:\n\n| route | rounds | faults | builds | lost | wrong |\n|---|---|---|---|---|---|\n")
+	for _, c := range r.Routes {
+		fmt.Fprintf(&s, "| %s | %d | %d | %d | %d | %d |\n", c.Route, c.Rounds, c.Faults, c.Builds, c.Lost, c.wrong())
+	}
+	return s.String()
+}
+
+func (r *Soaked) markdown() string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, %d things wrong. Each line is fitted to samples taken while no build ran, beside what each open connection has of it:\n\n",
+		minutes(r.Seconds-r.WarmUp), minutes(r.WarmUp), r.Builds, soakVMs, r.Faults, r.Lost, r.Wrong)
+	s.WriteString("| | mean | grows in an hour by | |\n|---|---|---|---|\n")
+	for _, row := range []struct {
+		name, title string
+		unit        float64
+	}{
+		{"heap", "live heap, MiB", 1 << 20},
+		{"rss", "resident memory, MiB", 1 << 20},
+		{"threads", "threads", 1},
+		{"goroutines", "goroutines", 1},
+		{"files", "open files", 1},
+		{"processes", "processes on the VMs", 1},
+	} {
+		f := r.Fits[row.name]
+		if f.Mean == 0 {
+			continue // an earlier rig did not sample it
+		}
+		word := "grows"
+		if f.Flat {
+			word = "flat"
+		}
+		fmt.Fprintf(&s, "| %s | %.1f | %.2f ± %.2f | %s |\n", row.title, f.Mean/row.unit, hundredths(f.Slope/row.unit), f.Error/row.unit, word)
+	}
+	return s.String()
+}
+
+// hundredths rounds, so that nothing is -0.00.
+func hundredths(v float64) float64 { return math.Round(v*100)/100 + 0 }
+
+func minutes(seconds float64) time.Duration {
+	return (time.Duration(seconds) * time.Second).Round(time.Minute)
+}
+
+// fuzzMarkdown is the table of what was fuzzed.
+func fuzzMarkdown(all []Fuzzed) string {
+	var s strings.Builder
+	var seconds, cpu float64
+	inputs, failed := 0, 0
+	for _, r := range all {
+		seconds, cpu, inputs = seconds+r.Seconds, cpu+r.CPU, inputs+r.Inputs
+		failed += r.Failures
+	}
+	fmt.Fprintf(&s, "%d targets, %.1f hours of the clock and %.1f hours of a processor in all, %s inputs, %d failures:\n\n",
+		len(all), seconds/3600, cpu/3600, grouped(inputs), failed)
+	s.WriteString("| target | minutes | of a processor | inputs | of them kept | failures |\n|---|---|---|---|---|---|\n")
+	for _, r := range all {
+		fmt.Fprintf(&s, "| `%s` | %.0f | %.1f | %s | %d | %d |\n", r.Target, r.Seconds/60, r.CPU/60, grouped(r.Inputs), r.Corpus, r.Failures)
+	}
+	return s.String()
+}
+
+// grouped is a number with its digits in threes.
+func grouped(n int) string {
+	text := strconv.Itoa(n)
+	for at := len(text) - 3; at > 0; at -= 3 {
+		text = text[:at] + "," + text[at:]
+	}
+	return text
+}
+
+func (c Count) wrong() (n int) {
+	for _, k := range c.Wrong {
+		n += k
+	}
+	return n
+}
+
+func ends(c Count) string {
+	if len(c.ends) == 0 {
+		return "-"
+	}
+	return shown(c.EndP50) + " / " + shown(c.EndMax)
+}
+
+// shown is a time in milliseconds, for a reader.
+func shown(ms float64) string {
+	if ms < 1000 {
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return fmt.Sprintf("%.1f s", ms/1000)
+}

@@ -1,0 +1,237 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	soakVMs    = 10
+	soakMaxAge = 20 * time.Second // connections are recycled all the time
+)
+
+// Soak is a long run of one manager: builds come and go on its VMs, with faults and with connections that are recycled.
+type Soak struct {
+	Seed     uint64
+	WarmUp   time.Duration // at the begin, which is not fitted: caches fill, the heap and its pieces find their sizes
+	Duration time.Duration // after that
+}
+
+// Sample is the manager's process at a moment when no build runs.
+type Sample struct {
+	Seconds    float64 `json:"s"`
+	Heap       float64 `json:"heap_bytes"` // live, after a collection
+	RSS        float64 `json:"rss_bytes"`  // its own, not what is of files
+	Threads    float64 `json:"threads"`    // Go keeps those that it once needed
+	Goroutines float64 `json:"goroutines"`
+	Files      float64 `json:"files"`
+	Processes  float64 `json:"processes"` // of all VMs
+	// Connections are those that are open, as they are not yet to be recycled. The rest follows them up and down.
+	Connections float64 `json:"connections"`
+}
+
+// SoakResult is how a soak went.
+type SoakResult struct {
+	Seconds  float64        `json:"seconds"`
+	WarmUp   float64        `json:"warm_up_seconds"` // of them
+	Cycles   int            `json:"cycles"`
+	Builds   int            `json:"builds"`
+	Lost     int            `json:"lost"`
+	Faults   int            `json:"faults"`
+	Samples  []Sample       `json:"samples"`
+	Fits     map[string]Fit `json:"fits"` // by what was sampled
+	Findings []Finding      `json:"findings"`
+}
+
+// StartSoak runs a soak in processes of its own and waits for it. talk is told what happens.
+func StartSoak(ctx context.Context, s Soak, opts Options, talk io.Writer) (SoakResult, error) {
+	r, err := start(ctx, assignment{Soak: &s, Opts: opts}, talk)
+	return r.Soaked, err
+}
+
+// soakKinds returns the faults of a soak: those that need nothing which is not there for all.
+func soakKinds(private bool) []Kind {
+	return slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool {
+		s := kinds[k]
+		return s.global || s.manager == program || s.tmpfs || s.slow || s.private && !private || s.wrapper != "" ||
+			slices.Contains([]Kind{"cancel-many", "recycle", "none"}, k)
+	})
+}
+
+// soak is a Soak at work.
+type soak struct {
+	Soak
+	*rig                        // the VMs, and what is found at the end
+	current atomic.Pointer[rig] // the cycle
+	result  SoakResult
+}
+
+// runSoak runs a soak in this process.
+func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResult, error) {
+	runtime.MemProfileRate = 0 // what the rig itself would gather, as it can show stacks (runtime/pprof)
+	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: "cut", Route: "auto", VMs: soakVMs}, dir, opts, slog.New(slog.DiscardHandler))}
+	if err := s.setUp(ctx); err != nil {
+		return SoakResult{}, fmt.Errorf("set up: %w", err)
+	}
+	defer s.tearDown()
+	// The plan of the rig as a whole has no builds: it says how many there may be at once.
+	s.builds = make([]*build, soakBuilds)
+	goroutines, files := runtime.NumGoroutine(), openFiles()
+	provider, err := s.newProvider(soakMaxAge, func(id string, at phase) {
+		if r := s.current.Load(); r != nil {
+			r.reachOf(id, at)
+		}
+	})
+	if err != nil {
+		return SoakResult{}, err
+	}
+	for time.Since(s.begin) < plan.WarmUp+plan.Duration && ctx.Err() == nil {
+		cycle := s.cycle(s.result.Cycles)
+		s.current.Store(cycle)
+		if !cycle.drive(ctx, provider) {
+			break
+		}
+		cycle.probe(ctx, provider)
+		s.add(cycle)
+	}
+	ending := time.Now()
+	s.probe(ctx, provider)
+	s.closeProvider(provider)
+	s.requireBack(goroutines, files)
+	s.requireClean(ending)
+	s.result.Findings = append(s.result.Findings, s.rig.result.Findings...)
+	s.result.Seconds, s.result.WarmUp = time.Since(s.begin).Seconds(), plan.WarmUp.Seconds()
+	s.result.fit()
+	return s.result, nil
+}
+
+// soakBuilds bounds the builds of a cycle.
+const soakBuilds = 40
+
+// cycle returns the n-th cycle: builds, and one kind of fault, on the soak's VMs.
+func (s *soak) cycle(n int) *rig {
+	r := newSource(s.Seed, n)
+	all := soakKinds(s.opts.Private)
+	plan := drawOf(r, s.Seed, n, choice{all[r.IntN(len(all))], s.plan.Route})
+	for len(plan.Builds) < soakBuilds {
+		plan.Builds = append(plan.Builds, drawBuild(r, len(plan.Builds), plan.Kind))
+	}
+	for i := range plan.Builds { // those of the cycle before may still be about to end on the VMs
+		plan.Builds[i].ID += "-" + strconv.Itoa(n)
+	}
+	c := newRig(plan, s.dir, s.opts, s.log)
+	c.who, c.vms, c.recycles = s.who, s.vms, true
+	c.setBuilds()
+	return c
+}
+
+// add adds up a cycle that has ended, and takes a sample.
+func (s *soak) add(c *rig) {
+	s.result.Cycles++
+	s.result.Builds += len(c.builds)
+	s.result.Lost += c.result.Lost
+	s.result.Faults += c.result.Faults
+	for _, f := range c.result.Findings {
+		f.Text = fmt.Sprintf("cycle %d (%s): %s", c.plan.Round, c.plan.Kind, f.Text)
+		s.result.Findings = append(s.result.Findings, f)
+		fmt.Fprintf(os.Stderr, "%s: build %s: %s\n", f.What, f.Build, f.Text)
+	}
+	for _, b := range c.builds {
+		_ = os.Remove(b.ledger) // there is none of a script that never ran
+	}
+	sample := s.sample()
+	s.result.Samples = append(s.result.Samples, sample)
+	if s.result.Cycles%10 == 0 {
+		fmt.Fprintf(os.Stderr, "%.0f s: %d builds, %d faults, heap %.1f MiB, RSS %.1f MiB, %.0f goroutines, %.0f files, %.0f processes\n",
+			sample.Seconds, s.result.Builds, s.result.Faults, sample.Heap/(1<<20), sample.RSS/(1<<20), sample.Goroutines, sample.Files, sample.Processes)
+	}
+}
+
+func (s *soak) sample() Sample {
+	debug.FreeOSMemory() // collects first
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	files := 0
+	for _, n := range openFiles() {
+		files += n
+	}
+	return Sample{
+		Seconds:    time.Since(s.begin).Seconds(),
+		Heap:       float64(mem.HeapAlloc),
+		RSS:        float64(status("RssAnon")) * 1024,
+		Threads:    float64(status("Threads")),
+		Goroutines: float64(runtime.NumGoroutine()),
+		Files:      float64(files),
+		Processes:  float64(len(s.alive())),
+
+		Connections: float64(s.connections()),
+	}
+}
+
+// connections returns how many connections to VMs the manager has.
+func (s *soak) connections() (n int) {
+	for _, m := range s.vms {
+		n += connectionsTo(m.dialed(), os.Getpid())
+	}
+	return n
+}
+
+// status returns a number of /proc/self/status (proc(5)), 0 if it has none of that name.
+func status(name string) int {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
+			n, _ := strconv.Atoi(strings.Fields(rest)[0])
+			return n
+		}
+	}
+	return 0
+}
+
+// series are what is sampled, by name.
+var series = map[string]func(Sample) float64{
+	"heap":       func(s Sample) float64 { return s.Heap },
+	"rss":        func(s Sample) float64 { return s.RSS },
+	"threads":    func(s Sample) float64 { return s.Threads },
+	"goroutines": func(s Sample) float64 { return s.Goroutines },
+	"files":      func(s Sample) float64 { return s.Files },
+	"processes":  func(s Sample) float64 { return s.Processes },
+}
+
+// fit fits all series, but for the time to warm up, beside what they have for each connection.
+func (r *SoakResult) fit() {
+	r.Fits = map[string]Fit{}
+	for name := range maps.Keys(series) {
+		var x, k, y []float64
+		for _, s := range r.Samples {
+			if s.Seconds >= r.WarmUp {
+				x, k, y = append(x, s.Seconds/3600), append(k, s.Connections), append(y, series[name](s))
+			}
+		}
+		r.Fits[name] = fitBeside(x, k, y)
+	}
+}
+
+// Flat reports whether nothing grows.
+func (r *SoakResult) Flat() bool {
+	for _, f := range r.Fits {
+		if !f.Flat {
+			return false
+		}
+	}
+	return len(r.Fits) > 0
+}

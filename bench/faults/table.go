@@ -1,0 +1,102 @@
+package faults
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Count adds up rounds.
+type Count struct {
+	Kind   Kind           `json:"kind,omitempty"`
+	Route  string         `json:"route,omitempty"`
+	Rounds int            `json:"rounds"`
+	Faults int            `json:"faults"`
+	Missed int            `json:"missed"`
+	Builds int            `json:"builds"`
+	Lost   int            `json:"lost"`
+	Wrong  map[string]int `json:"wrong"`
+	// EndP50 and EndMax are how long after the fault builds that it cost ended, CleanMax how long after the last
+	// build's end the VMs were clean, in milliseconds.
+	EndP50   float64 `json:"end_p50_ms"`
+	EndMax   float64 `json:"end_max_ms"`
+	CleanMax float64 `json:"clean_max_ms"`
+
+	ends []float64
+}
+
+func (c *Count) add(r Result) {
+	c.Rounds++
+	c.Faults += r.Faults
+	c.Missed += r.Missed
+	c.Builds += r.Builds
+	c.Lost += r.Lost
+	c.ends = append(c.ends, r.EndMS...)
+	c.CleanMax = max(c.CleanMax, r.CleanMS)
+	for _, f := range r.Findings {
+		if c.Wrong == nil {
+			c.Wrong = map[string]int{}
+		}
+		c.Wrong[f.What]++
+	}
+}
+
+func (c *Count) finish() {
+	slices.Sort(c.ends)
+	if n := len(c.ends); n > 0 {
+		c.EndP50, c.EndMax = c.ends[n/2], c.ends[n-1]
+	}
+}
+
+// CountBy adds up results by what key says of them, in the order of the keys.
+func CountBy(results []Result, key func(Result) (Kind, string)) []Count {
+	counts := map[[2]string]*Count{}
+	for _, r := range results {
+		kind, route := key(r)
+		k := [2]string{string(kind), route}
+		if counts[k] == nil {
+			counts[k] = &Count{Kind: kind, Route: route}
+		}
+		counts[k].add(r)
+	}
+	var all []Count
+	for _, c := range counts {
+		c.finish()
+		all = append(all, *c)
+	}
+	slices.SortFunc(all, func(a, b Count) int { return strings.Compare(string(a.Kind)+" "+a.Route, string(b.Kind)+" "+b.Route) })
+	return all
+}
+
+// NeedPrivate returns the kinds of faults that need namespaces.
+func NeedPrivate() []Kind {
+	var all []Kind
+	for _, k := range everyKind {
+		if kinds[k].private {
+			all = append(all, k)
+		}
+	}
+	return all
+}
+
+// SoakTable shows a soak for a terminal.
+func SoakTable(r SoakResult) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%.0f s, %d builds in %d cycles, %d faults, %d builds lost, %d things wrong\n", r.Seconds, r.Builds, r.Cycles, r.Faults, r.Lost, len(r.Findings))
+	for _, name := range slices.Sorted(maps.Keys(r.Fits)) {
+		f := r.Fits[name]
+		fmt.Fprintf(&s, "%-10s mean %14.1f  grows by %12.1f +- %.1f an hour  flat: %v\n", name, f.Mean, f.Slope, f.Error, f.Flat)
+	}
+	return s.String()
+}
+
+// Table shows results for a terminal.
+func Table(results []Result) string {
+	var s strings.Builder
+	for _, c := range CountBy(results, func(r Result) (Kind, string) { return r.Kind, "" }) {
+		fmt.Fprintf(&s, "%-13s rounds %4d faults %5d missed %4d builds %5d lost %5d end p50 %6.0f max %6.0f ms clean max %6.0f ms %v\n",
+			c.Kind, c.Rounds, c.Faults, c.Missed, c.Builds, c.Lost, c.EndP50, c.EndMax, c.CleanMax, c.Wrong)
+	}
+	return s.String()
+}

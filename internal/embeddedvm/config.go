@@ -1,0 +1,130 @@
+package embeddedvm
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+const (
+	// defaultMaxSessions and defaultHandshakeTimeout are sshd_config's MaxSessions and what its
+	// LoginGraceTime should be on loopback.
+	defaultMaxSessions      = 10
+	defaultHandshakeTimeout = 30 * time.Second
+
+	// defaultPath is the PATH sshd gives when nobody configured one.
+	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
+
+// Config describes a VM. The zero value is a VM with sshd's stock limits that only the server's own
+// [Server.ClientSigner] may enter.
+type Config struct {
+	// Addr is where it listens, as host:port. If empty, on a free port of 127.0.0.1.
+	Addr string
+
+	// HostKeys are the keys by which clients may know it, the first of each type. If empty, a fresh one.
+	HostKeys []ssh.Signer
+
+	// RekeyThreshold is after how many bytes in one direction it exchanges keys anew. If zero, the SSH library's.
+	RekeyThreshold uint64
+
+	// MaxSessions limits the session channels of one connection, as sshd_config's option of that
+	// name. If zero, 10. If negative, none is allowed.
+	MaxSessions int
+
+	// Shell runs the commands, as `Shell -c COMMAND`. It must be an absolute path. If empty, /bin/sh.
+	Shell string
+
+	// Dir is the home directory: HOME, and where commands start. It must exist. If empty, it is that
+	// of this process's user.
+	Dir string
+
+	// Env is added to the environment of commands, as NAME=value; a later entry wins. Without it
+	// they get PATH, HOME, USER, LOGNAME, SHELL, SSH_CLIENT, SSH_CONNECTION, and TMPDIR if this
+	// process has one; nothing else of this process's environment reaches them.
+	Env []string
+
+	// AuthorizedKeys may log in besides [Server.ClientSigner].
+	AuthorizedKeys []ssh.PublicKey
+
+	// Password, if not empty, may be used to log in.
+	Password string
+
+	// Banner, if not empty, is shown to every client before it logs in (RFC 4252, section 5.4).
+	Banner string
+
+	// HandshakeTimeout bounds key exchange and login of a connection. If zero, 30s.
+	HandshakeTimeout time.Duration
+
+	// DisableStreamLocal and DisableTCP forbid to forward to Unix sockets and to TCP ports.
+	DisableStreamLocal, DisableTCP bool
+
+	// ForbiddenReason is the reason given for what DisableStreamLocal and DisableTCP forbid. If zero,
+	// ssh.Prohibited, "administratively prohibited". OpenSSH says that for TCP only: a server with
+	// AllowStreamLocalForwarding no gives ssh.ConnectionFailed, as for a socket that does not exist.
+	ForbiddenReason ssh.RejectionReason
+
+	// DisableSignals refuses "signal" requests, as sshd does after a root login.
+	DisableSignals bool
+}
+
+// withDefaults returns a checked copy of c with every default filled in.
+func (c Config) withDefaults() (Config, error) {
+	c.MaxSessions = cmp.Or(c.MaxSessions, defaultMaxSessions)
+	c.Addr = cmp.Or(c.Addr, "127.0.0.1:0")
+	c.Shell = cmp.Or(c.Shell, "/bin/sh")
+	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, defaultHandshakeTimeout)
+	c.ForbiddenReason = cmp.Or(c.ForbiddenReason, ssh.Prohibited)
+	c.AuthorizedKeys = slices.Clone(c.AuthorizedKeys)
+	c.HostKeys = slices.Clone(c.HostKeys)
+
+	if !filepath.IsAbs(c.Shell) {
+		return c, fmt.Errorf("check shell %q: not an absolute path", c.Shell)
+	}
+	self, err := user.Current()
+	if err != nil {
+		return c, fmt.Errorf("look up the current user: %w", err)
+	}
+	if c.Dir == "" {
+		c.Dir = existingDir(self.HomeDir)
+	}
+	info, err := os.Stat(c.Dir)
+	if err != nil {
+		return c, fmt.Errorf("check home directory: %w", err)
+	}
+	if !info.IsDir() {
+		return c, fmt.Errorf("check home directory %s: %w", c.Dir, errors.New("not a directory"))
+	}
+	c.Env = append(baseEnv(c, self.Username), c.Env...)
+	return c, nil
+}
+
+// existingDir returns dir, or as sshd does the root if there is no such directory.
+func existingDir(dir string) string {
+	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+		return "/"
+	}
+	return dir
+}
+
+// baseEnv is the environment of every command of the VM; each connection adds its own addresses.
+func baseEnv(c Config, username string) []string {
+	env := []string{
+		"PATH=" + defaultPath,
+		"HOME=" + c.Dir,
+		"USER=" + username,
+		"LOGNAME=" + username,
+		"SHELL=" + c.Shell,
+	}
+	if tmp := os.Getenv("TMPDIR"); tmp != "" {
+		env = append(env, "TMPDIR="+tmp)
+	}
+	return env
+}

@@ -1,0 +1,96 @@
+package embeddedvm
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// maxForwards bounds the socket channels of one connection. sshd ends a connection with 16384
+// channels; this is enough for any test of ours and keeps a hostile client from exhausting the process.
+const maxForwards = 4096
+
+// openFailed is all sshd says about why it did not open a channel.
+const openFailed = "open failed"
+
+// conn is one TCP connection of a client.
+type conn struct {
+	server *Server
+	nc     net.Conn
+	ctx    context.Context // ends when the connection has ended; this is its life
+	end    context.CancelFunc
+
+	sessions atomic.Int32
+	forwards atomic.Int32
+}
+
+func newConn(s *Server, nc net.Conn) *conn {
+	c := &conn{server: s, nc: nc}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	return c
+}
+
+// run serves the connection until it ends. What its channels left running belongs to the server.
+func (c *conn) run() {
+	defer c.end()
+	defer c.nc.Close()
+	// An error means the connection is closed, which the handshake will find out.
+	_ = c.nc.SetDeadline(time.Now().Add(c.server.config.HandshakeTimeout))
+	sc, channels, requests, err := ssh.NewServerConn(c.nc, c.server.ssh)
+	if err != nil {
+		return // the client has been told as much as it may know
+	}
+	_ = c.nc.SetDeadline(time.Time{})
+	c.server.running.Go(func() { refuseAll(requests) })
+	for nch := range channels {
+		c.open(nch)
+	}
+	_ = sc.Wait() // however it ended
+}
+
+// refuseAll answers requests like keepalive@openssh.com as sshd does: with a failure, which shows
+// that the server is alive (RFC 4254, section 4).
+func refuseAll(requests <-chan *ssh.Request) {
+	for req := range requests {
+		_ = req.Reply(false, nil) // an error means the connection is ending
+	}
+}
+
+// open starts what a channel is for. It does not block.
+func (c *conn) open(nch ssh.NewChannel) {
+	switch nch.ChannelType() {
+	case "session":
+		c.openSession(nch)
+	case "direct-streamlocal@openssh.com":
+		c.openForward(nch, unixTarget, c.server.config.DisableStreamLocal)
+	case "direct-tcpip":
+		c.openForward(nch, tcpTarget, c.server.config.DisableTCP)
+	default:
+		reject(nch, ssh.ConnectionFailed)
+	}
+}
+
+func reject(nch ssh.NewChannel, reason ssh.RejectionReason) {
+	_ = nch.Reject(reason, openFailed) // an error means the connection is ending
+}
+
+// cut closes the TCP connection with a reset.
+func (c *conn) cut() {
+	if tcp, ok := c.nc.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // if it fails the close is a polite one
+	}
+	_ = c.nc.Close() // nothing to lose
+	c.end()
+}
+
+// reserve takes one of limit places counted by n, unless all are taken.
+func reserve(n *atomic.Int32, limit int) bool {
+	if int(n.Add(1)) > limit {
+		n.Add(-1)
+		return false
+	}
+	return true
+}

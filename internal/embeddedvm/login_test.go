@@ -1,0 +1,57 @@
+package embeddedvm_test
+
+import (
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+)
+
+// forged shows one key and signs with another, or not at all.
+type forged struct {
+	shown ssh.PublicKey
+	with  ssh.Signer
+}
+
+func (f forged) PublicKey() ssh.PublicKey { return f.shown }
+
+func (f forged) Sign(r io.Reader, data []byte) (*ssh.Signature, error) {
+	if f.with == nil {
+		return nil, errors.New("it is not mine")
+	}
+	return f.with.Sign(r, data)
+}
+
+func TestAKeyThatIsOnlyShownIsNoLogin(t *testing.T) {
+	// What a server is asked about a key says nothing of who has it (CVE-2024-45337).
+	signer := func() ssh.Signer {
+		_, private, err := ed25519.GenerateKey(rand.Reader)
+		require.NoError(t, err)
+		s, err := ssh.NewSignerFromKey(private)
+		require.NoError(t, err)
+		return s
+	}
+	authorized, stranger := signer(), signer()
+	vm, err := embeddedvm.Start(embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{authorized.PublicKey()}})
+	require.NoError(t, err)
+	t.Cleanup(func() { vm.Close() })
+	dial := func(keys ...ssh.Signer) error {
+		c, err := ssh.Dial("tcp", vm.Addr(), &ssh.ClientConfig{
+			User: "any", Auth: []ssh.AuthMethod{ssh.PublicKeys(keys...)}, HostKeyCallback: ssh.FixedHostKey(vm.HostKey()),
+		})
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	require.Error(t, dial(forged{authorized.PublicKey(), stranger}))
+	require.Error(t, dial(forged{authorized.PublicKey(), stranger}, stranger))
+	require.Error(t, dial(stranger, forged{authorized.PublicKey(), nil}))
+	require.NoError(t, dial(stranger, authorized))
+}

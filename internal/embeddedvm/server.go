@@ -1,0 +1,251 @@
+package embeddedvm
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// acceptRetry paces the accept loop while the machine is out of file descriptors.
+const acceptRetry = 10 * time.Millisecond
+
+// errDenied is what a client's attempt to log in ends with; x/crypto only tells it "no".
+var errDenied = errors.New("permission denied")
+
+// Server is a running VM. Its methods may be called from any goroutine.
+//
+// It owns the accept loop, a goroutine for each connection, and those of their channels and
+// processes; Close and Shutdown wait for all of them.
+type Server struct {
+	config   Config
+	ssh      *ssh.ServerConfig
+	listener net.Listener
+	hostKey  ssh.PublicKey
+	client   ssh.Signer
+	groups   groups
+
+	running sync.WaitGroup // every goroutine of the server
+	closing chan struct{}  // closed by hangUp
+	drained chan struct{}  // closed when running is done, after hangUp
+
+	mu     sync.Mutex // guards the following
+	closed bool
+	conns  map[*conn]struct{}
+	stat   Stat
+}
+
+// Stat is a snapshot of what a Server has seen.
+type Stat struct {
+	Conns      int // TCP connections open now
+	TotalConns int // TCP connections ever accepted, whether or not they logged in
+
+	Sessions        int // session slots in use now, over all connections
+	PeakSessions    int // most Sessions there ever were
+	TotalSessions   int // session channels ever accepted
+	RefusedSessions int // session channels refused because of MaxSessions
+
+	Forwards      int // channels to sockets open now
+	TotalForwards int // channels to sockets ever opened
+}
+
+// Start starts a VM, with a fresh client key. The caller must Close it or shut it down.
+func Start(config Config) (*Server, error) {
+	config, err := config.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("start VM: %w", err)
+	}
+	if len(config.HostKeys) == 0 {
+		host, err := newSigner()
+		if err != nil {
+			return nil, fmt.Errorf("start VM: make host key: %w", err)
+		}
+		config.HostKeys = []ssh.Signer{host}
+	}
+	client, err := newSigner()
+	if err != nil {
+		return nil, fmt.Errorf("start VM: make client key: %w", err)
+	}
+	listener, err := net.Listen("tcp", config.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("start VM: %w", err)
+	}
+	s := &Server{
+		config:   config,
+		ssh:      sshConfig(config, client.PublicKey()),
+		listener: listener,
+		hostKey:  config.HostKeys[0].PublicKey(),
+		client:   client,
+		closing:  make(chan struct{}),
+		drained:  make(chan struct{}),
+		conns:    make(map[*conn]struct{}),
+	}
+	s.running.Go(s.accept)
+	go func() {
+		s.running.Wait() // not before hangUp: the accept loop is in it
+		close(s.drained)
+	}()
+	return s, nil
+}
+
+func newSigner() (ssh.Signer, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return ssh.NewSignerFromSigner(key)
+}
+
+// sshConfig is who may log in, and how the server introduces itself.
+func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
+	authorized := map[string]bool{string(client.Marshal()): true}
+	for _, key := range config.AuthorizedKeys {
+		authorized[string(key.Marshal())] = true
+	}
+	c := &ssh.ServerConfig{
+		ServerVersion: "SSH-2.0-stepmux_vm",
+		PublicKeyCallback: func(_ ssh.ConnMetadata, key ssh.PublicKey) (*ssh.Permissions, error) {
+			if !authorized[string(key.Marshal())] {
+				return nil, errDenied
+			}
+			return &ssh.Permissions{}, nil
+		},
+	}
+	if want := []byte(config.Password); len(want) > 0 {
+		c.PasswordCallback = func(_ ssh.ConnMetadata, got []byte) (*ssh.Permissions, error) {
+			if subtle.ConstantTimeCompare(got, want) != 1 {
+				return nil, errDenied
+			}
+			return &ssh.Permissions{}, nil
+		}
+	}
+	if config.Banner != "" {
+		c.BannerCallback = func(ssh.ConnMetadata) string { return config.Banner }
+	}
+	c.RekeyThreshold = config.RekeyThreshold
+	for _, key := range config.HostKeys {
+		c.AddHostKey(key)
+	}
+	return c
+}
+
+// Addr is where the VM listens, as host:port.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// HostKey is the first of the keys by which clients shall know the VM.
+func (s *Server) HostKey() ssh.PublicKey { return s.hostKey }
+
+// ClientSigner is the key that was made for this VM's clients.
+func (s *Server) ClientSigner() ssh.Signer { return s.client }
+
+// Stat says what the VM has seen so far.
+func (s *Server) Stat() Stat {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stat
+}
+
+// CutAll breaks every TCP connection at once, as if the cable were cut and the network had noticed:
+// the clients get a reset. New connections are still accepted.
+func (s *Server) CutAll() {
+	s.mu.Lock()
+	cut := make([]*conn, 0, len(s.conns))
+	for c := range s.conns {
+		cut = append(cut, c)
+	}
+	s.mu.Unlock()
+	for _, c := range cut {
+		c.cut()
+	}
+}
+
+// Close ends the VM now: it stops listening, closes all connections, kills the process groups of
+// all commands, those of commands that have exited included, and waits for everything it started.
+// It is idempotent and always returns nil.
+func (s *Server) Close() error {
+	s.hangUp()
+	s.groups.killAll()
+	<-s.drained
+	return nil
+}
+
+// Shutdown ends the VM like Close, but first gives commands until ctx ends to notice that their
+// stdin has ended and to exit by themselves. If it had to kill some, it returns ctx's cause.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.hangUp()
+	var err error
+	select {
+	case <-s.drained:
+	case <-ctx.Done():
+		err = fmt.Errorf("shut down VM: %w", context.Cause(ctx))
+	}
+	_ = s.Close() // always nil
+	return err
+}
+
+// hangUp stops listening and closes all connections, without waiting.
+func (s *Server) hangUp() {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if first {
+		close(s.closing)
+		_ = s.listener.Close() // nothing to lose
+	}
+	s.CutAll()
+}
+
+// accept serves connections until hangUp.
+func (s *Server) accept() {
+	for {
+		nc, err := s.listener.Accept()
+		if err == nil {
+			s.running.Go(func() { s.serve(nc) })
+			continue
+		}
+		retry := time.NewTimer(acceptRetry)
+		select {
+		case <-s.closing:
+			retry.Stop()
+			return
+		case <-retry.C:
+		}
+	}
+}
+
+// serve runs one connection to its end.
+func (s *Server) serve(nc net.Conn) {
+	c := newConn(s, nc)
+	s.mu.Lock()
+	closed := s.closed
+	if !closed {
+		s.conns[c] = struct{}{}
+		s.stat.Conns++
+		s.stat.TotalConns++
+	}
+	s.mu.Unlock()
+	if closed {
+		c.cut()
+		return
+	}
+	c.run()
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.stat.Conns--
+	s.mu.Unlock()
+}
+
+// count changes the statistics.
+func (s *Server) count(change func(*Stat)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.stat)
+}

@@ -1,0 +1,166 @@
+package embeddedvm
+
+import (
+	"net"
+	"sync"
+	"syscall"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// session is one session channel (RFC 4254, section 6): at most one command.
+type session struct {
+	conn *conn
+	ch   ssh.Channel
+	proc *process // once started
+
+	// answering is held from a request until its reply, and while the channel is closed from our side:
+	// a signal's reply must not lose the race against the end of the process it has killed.
+	answering sync.Mutex
+}
+
+// openSession accepts a session if the connection has a slot left.
+func (c *conn) openSession(nch ssh.NewChannel) {
+	if !reserve(&c.sessions, c.server.config.MaxSessions) {
+		c.server.count(func(s *Stat) { s.RefusedSessions++ })
+		reject(nch, ssh.ConnectionFailed)
+		return
+	}
+	ch, requests, err := nch.Accept()
+	if err != nil {
+		c.sessions.Add(-1)
+		return // the connection is ending
+	}
+	c.server.count(func(s *Stat) {
+		s.Sessions++
+		s.TotalSessions++
+		s.PeakSessions = max(s.PeakSessions, s.Sessions)
+	})
+	c.server.running.Go(func() {
+		s := &session{conn: c, ch: ch}
+		s.serve(requests)
+		c.sessions.Add(-1)
+		c.server.count(func(s *Stat) { s.Sessions-- })
+	})
+}
+
+// serve answers the client's requests until the channel is closed, and then holds the slot until
+// the process has exited, however long that takes.
+func (s *session) serve(requests <-chan *ssh.Request) {
+	for req := range requests {
+		s.answer(req)
+	}
+	if s.proc != nil {
+		s.proc.closeOutput()
+		<-s.proc.exited
+	}
+	_ = s.ch.Close() // an error means it is closed
+}
+
+// answer does what a request asks for and says whether it could.
+func (s *session) answer(req *ssh.Request) {
+	s.answering.Lock()
+	defer s.answering.Unlock()
+	ok := false
+	switch req.Type {
+	case "exec":
+		ok = s.exec(req)
+	case "signal":
+		ok = s.signal(req.Payload)
+	}
+	_ = req.Reply(ok, nil) // an error means the channel is ending
+	if ok && req.Type == "exec" {
+		s.attach()
+	}
+}
+
+// exec starts the command of an "exec" request (RFC 4254, section 6.5).
+func (s *session) exec(req *ssh.Request) bool {
+	var msg struct{ Command string }
+	if s.proc != nil || ssh.Unmarshal(req.Payload, &msg) != nil {
+		return false
+	}
+	proc, err := startProcess(s.conn.server.config, s.conn.addressEnv(), msg.Command)
+	if err != nil {
+		return false
+	}
+	s.conn.server.groups.add(proc)
+	s.proc = proc
+	return true
+}
+
+// attach connects the process's stdio with the channel and reports how it exited. The client has
+// been told that it was started.
+func (s *session) attach() {
+	p, run := s.proc, &s.conn.server.running
+	run.Go(func() { p.feed(s.conn.ctx, s.ch) })
+	run.Go(func() {
+		var output sync.WaitGroup
+		output.Go(func() { p.forward(s.ch, p.stdout) })
+		output.Go(func() { p.forward(s.ch.Stderr(), p.stderr) })
+		name, payload := p.wait()
+		s.conn.server.groups.exited(p)
+		// These fail if the channel is closed already, and then nobody wants to know.
+		_, _ = s.ch.SendRequest(name, false, payload)
+		// Not before output is done: x/crypto's CloseWrite must not run beside a Write. As with sshd, a
+		// background process that holds the output keeps the channel open.
+		output.Wait()
+		s.answering.Lock()
+		defer s.answering.Unlock()
+		_ = s.ch.CloseWrite()
+		_ = s.ch.Close()
+	})
+}
+
+// signal sends the signal of a "signal" request (RFC 4254, section 6.9) to the command's process group.
+func (s *session) signal(payload []byte) bool {
+	var msg struct{ Name string }
+	if s.proc == nil || s.conn.server.config.DisableSignals || ssh.Unmarshal(payload, &msg) != nil {
+		return false
+	}
+	sig, ok := signals[msg.Name]
+	return ok && s.proc.kill(sig)
+}
+
+// addressEnv is what sshd tells a command about its connection.
+func (c *conn) addressEnv() []string {
+	remoteHost, remotePort, err := net.SplitHostPort(c.nc.RemoteAddr().String())
+	if err != nil {
+		return nil
+	}
+	localHost, localPort, err := net.SplitHostPort(c.nc.LocalAddr().String())
+	if err != nil {
+		return nil
+	}
+	return []string{
+		"SSH_CLIENT=" + remoteHost + " " + remotePort + " " + localPort,
+		"SSH_CONNECTION=" + remoteHost + " " + remotePort + " " + localHost + " " + localPort,
+	}
+}
+
+// signals are the signals of RFC 4254, section 6.10, by their names there.
+var signals = map[string]syscall.Signal{
+	"ABRT": syscall.SIGABRT,
+	"ALRM": syscall.SIGALRM,
+	"FPE":  syscall.SIGFPE,
+	"HUP":  syscall.SIGHUP,
+	"ILL":  syscall.SIGILL,
+	"INT":  syscall.SIGINT,
+	"KILL": syscall.SIGKILL,
+	"PIPE": syscall.SIGPIPE,
+	"QUIT": syscall.SIGQUIT,
+	"SEGV": syscall.SIGSEGV,
+	"TERM": syscall.SIGTERM,
+	"USR1": syscall.SIGUSR1,
+	"USR2": syscall.SIGUSR2,
+}
+
+// signalName is the name of sig in an exit-signal request, and sshd's stand-in for one that has none.
+func signalName(sig syscall.Signal) string {
+	for name, s := range signals {
+		if s == sig {
+			return name
+		}
+	}
+	return "SIG@openssh.com"
+}

@@ -1,0 +1,154 @@
+// Package flight shares one piece of work among all callers that want its result at the same time (single flight),
+// and keeps the result for as long as the work says that it holds.
+//
+// The work runs detached: it survives the caller that started it. The owner of a [Flight] ends it with Close.
+package flight
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// ErrClosed is the result of a Flight after Close.
+var ErrClosed = errors.New("flight: closed")
+
+// errAbandoned ends work that nobody waits for any more.
+var errAbandoned = errors.New("flight: nobody waits for the result")
+
+// Work finds a result and says how long it holds: forever if keep is negative; if zero, only for the callers that
+// wait for it now. An error is never kept longer than keep says either.
+type Work[T any] func(ctx context.Context) (result T, keep time.Duration, err error)
+
+// Flight shares the result of work among its callers. The zero value is ready. It is safe for concurrent use.
+type Flight[T any] struct {
+	// GoOn lets work finish after its last caller has left. If false, its ctx then ends.
+	GoOn bool
+
+	mu     sync.Mutex // guards the following
+	now    *call[T]   // under way or kept; nil if neither
+	closed bool
+	wg     sync.WaitGroup
+}
+
+type call[T any] struct {
+	cancel  context.CancelCauseFunc
+	done    chan struct{} // closed once the following are set
+	result  T
+	err     error
+	forever bool
+	until   time.Time
+
+	waiters int // guarded by Flight.mu
+}
+
+// fresh reports whether c is under way, or has a result that still holds.
+func (c *call[T]) fresh() bool {
+	select {
+	case <-c.done:
+		return c.forever || time.Now().Before(c.until)
+	default:
+		return true
+	}
+}
+
+// Do returns the kept result if it still holds, joins the work that is under way, or starts work in a goroutine of
+// the Flight's. The ctx that work gets has the values of the first caller's ctx and not its end. When ctx ends before
+// the result is there, Do returns its cause.
+func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
+	f.mu.Lock()
+	if f.closed {
+		f.mu.Unlock()
+		var zero T
+		return zero, ErrClosed
+	}
+	c := f.now
+	if c == nil || !c.fresh() {
+		c = f.startLocked(ctx, work)
+	}
+	c.waiters++
+	f.mu.Unlock()
+	defer f.leave(c)
+	select {
+	case <-c.done:
+		return c.result, c.err
+	case <-ctx.Done():
+		var zero T
+		return zero, context.Cause(ctx)
+	}
+}
+
+func (f *Flight[T]) startLocked(ctx context.Context, work Work[T]) *call[T] {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	c := &call[T]{cancel: cancel, done: make(chan struct{})}
+	f.now = c
+	f.wg.Go(func() {
+		defer cancel(nil)
+		defer close(c.done)
+		var keep time.Duration
+		c.result, keep, c.err = work(ctx)
+		c.forever, c.until = keep < 0, time.Now().Add(keep)
+	})
+	return c
+}
+
+// leave ends a caller's wait. Work that its last caller left is ended and forgotten, unless GoOn is set.
+func (f *Flight[T]) leave(c *call[T]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.waiters--
+	if c.waiters > 0 || f.GoOn {
+		return
+	}
+	select {
+	case <-c.done:
+	default:
+		c.cancel(errAbandoned)
+		if f.now == c {
+			f.now = nil
+		}
+	}
+}
+
+// Kept returns the result that is kept, if there is one and it still holds.
+func (f *Flight[T]) Kept() (result T, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.now; c != nil && c.fresh() {
+		select {
+		case <-c.done:
+			return c.result, c.err == nil
+		default:
+		}
+	}
+	return result, false
+}
+
+// Set keeps a result that was found by other means, in place of what is kept or under way.
+func (f *Flight[T]) Set(result T, keep time.Duration) {
+	c := &call[T]{done: make(chan struct{}), result: result, forever: keep < 0, until: time.Now().Add(keep)}
+	close(c.done)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now = c
+}
+
+// Forget drops what is kept. Callers of work that is under way still get its result, later ones start anew.
+func (f *Flight[T]) Forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.now = nil
+}
+
+// Close ends the work that is under way and waits for it. Callers that wait get what the work then returns; Do
+// returns ErrClosed from then on. Idempotent.
+func (f *Flight[T]) Close() {
+	f.mu.Lock()
+	f.closed = true
+	if f.now != nil && f.now.cancel != nil {
+		f.now.cancel(ErrClosed)
+	}
+	f.mu.Unlock()
+	f.wg.Wait()
+}

@@ -1,0 +1,183 @@
+package promises
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mechanism is a piece of code that keeps a promise, and the test that fails without it.
+type mechanism struct {
+	promise string // as docs/reliability.md has it
+	file    string
+	code    string // in file, once
+	without string // what stands there when it is taken out
+	test    string // package.TestName
+}
+
+var mechanisms = []mechanism{
+	{
+		promise: "No false success: an exit status that a lost connection cut off from its output is a loss",
+		file:    "mux/channel.go",
+		code:    "ch.lost = c.alive(spec.op) != nil",
+		without: "ch.lost = false",
+		test:    "mux.TestLossAfterTheExitStatusIsStillALoss",
+	},
+	{
+		promise: "No false success: what ends without telling its end is the machine's failure",
+		file:    "connector/guard.go",
+		code:    "case g.native && code >= 0:",
+		without: "case code >= 0:",
+		test:    "connector.TestWhatRunsTheScriptIsKilled",
+	},
+	{
+		promise: "No silent loss: output goes on where it was cut off",
+		file:    "connector/steps.go",
+		code:    "stdout += int64(len(msg.GetStream()))",
+		without: "_ = stdout",
+		test:    "instance.TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn",
+	},
+	{
+		promise: "No silent loss: an output beyond the limit ends with a line that says so",
+		file:    "remote/job/joblog/write.go",
+		code:    "if mark && err == nil {",
+		without: "if false && mark && err == nil {",
+		test:    "remote/job/joblog.TestLimitKeepsSoMuchSaysSoOnceAndCountsTheRest",
+	},
+	{
+		promise: "A dead peer is found within its bound",
+		file:    "mux/keepalive.go",
+		code:    `c.fail("keepalive", err)`,
+		without: "_ = err",
+		test:    "mux.TestKeepaliveClosesADeadPeerWithinItsBound",
+	},
+	{
+		promise: "Close returns within its bound",
+		file:    "connector/connector.go",
+		code:    "ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)",
+		without: "ctx, cancel := context.WithCancel(ctx)",
+		test:    "connector.TestCloseGivesUpOnAServeThatDoesNotEnd",
+	},
+	{
+		promise: "Recycling never ends a build",
+		file:    "pool/member.go",
+		code:    "m.e.current = nil // that was m, or it has just arrived and there is none\n\tif m.leases == 0 {",
+		without: "m.e.current = nil // that was m, or it has just arrived and there is none\n\tif m.leases >= 0 {",
+		test:    "pool.TestRetireDrainsTheKeysConnection",
+	},
+	{
+		promise: "One connection for each VM",
+		file:    "pool/dial.go",
+		code:    "if e.dial == nil {",
+		without: "if e.dial == nil || true {",
+		test:    "pool.TestAcquireJoinsTheDialUnderWay",
+	},
+	{
+		promise: "No unverified host key",
+		file:    "mux/hostkey.go",
+		code:    `return errors.New(strings.Join(reasons, "; "))`,
+		without: "return nil",
+		test:    "mux.TestDialRefusesAnUnexpectedHostKey",
+	},
+	{
+		promise: "No host key changes while a connection lives",
+		file:    "mux/hostkey.go",
+		code:    "if bytes.Equal(q.key.Marshal(), key.Marshal()) {",
+		without: "if true || bytes.Equal(q.key.Marshal(), key.Marshal()) {",
+		test:    "mux.TestServerThatShowsAnotherKeyLaterIsLeft",
+	},
+	{
+		promise: "Nothing is left of a build whose manager is gone",
+		file:    "remote/leash.go",
+		code:    "cancel(errLeash)",
+		without: "_ = cancel",
+		test:    "remote.TestServeEndsItsJobsHoweverItEnds",
+	},
+	{
+		promise: "Nothing is left of a build whose step runner was killed",
+		file:    "remote/proc/shim.go",
+		code:    "left := f.end(killTimeout); left > 0",
+		without: "left := 0; left > 0",
+		test:    "remote/proc.TestServerThatIsKilledLeavesNothing",
+	},
+	{
+		promise: "Nothing is left of a job that moved its processes to other sessions",
+		file:    "remote/proc/shim.go",
+		code:    "if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {",
+		without: "if err := error(nil); err != nil {",
+		test:    "remote/proc.TestCloseLeavesNoProcess",
+	},
+	{
+		promise: "A process goes with the shim that holds it",
+		file:    "remote/proc/exec.go",
+		code:    "Pdeathsig: syscall.SIGKILL",
+		without: "Pdeathsig: 0",
+		test:    "remote/proc.TestCommandDiesWithItsShimWhenTheServerCannotHelp",
+	},
+	{
+		promise: "Builds that take several sessions never wait for each other",
+		file:    "mux/reserve.go",
+		code:    "others := c.sessions.refuse() - len(opened)\n\t\tcloseSessions(opened)",
+		without: "others := c.sessions.refuse() - len(opened)",
+		test:    "mux.TestReserveIsAllOrNoneSoThatPairsNeverDeadlock",
+	},
+	{
+		promise: "No build reaches the step runner of another",
+		file:    "remote/job/service/auth.go",
+		code:    "if !v.Admits(call.Header.Get(wire.AuthorizationKey)) {",
+		without: "if false && !v.Admits(call.Header.Get(wire.AuthorizationKey)) {",
+		test:    "instance.TestAJobCannotTouchTheServerOfAnotherBuild",
+	},
+	{
+		promise: "No other user reaches a step runner",
+		file:    "remote/peer.go",
+		code:    "int64(cred.Uid) != int64(us) && cred.Uid != 0",
+		without: "false && int64(cred.Uid) != int64(us) && cred.Uid != 0",
+		test:    "remote.TestProxyRefusesASocketOfAnotherUser",
+	},
+	{
+		promise: "No secret is in a log",
+		file:    "remote/step/engine/mask.go",
+		code:    "return r.cfg.Masker.NewWriter(w)",
+		without: "return nopCloser{w}",
+		test:    "remote/step/engine.TestSecretsAreMaskedEverywhere",
+	},
+	{
+		promise: "No step that was changed is run",
+		file:    "remote/step/fetch/verify.go",
+		code:    "if err := compare(dir, nodes); err != nil {",
+		without: "if err := compare(dir, nodes); err != nil && false {",
+		test:    "remote/step/fetch.TestComponentThatWasChangedIsFetchedAgain",
+	},
+	{
+		promise: "No archive writes outside its place",
+		file:    "remote/step/fetch/tree.go",
+		code:    `case part == "..":`,
+		without: `case part == ".." && false:`,
+		test:    "remote/step/fetch.TestEntriesThatMeanHarmAreRefused",
+	},
+	{
+		promise: "The memory that a build's log takes is bounded",
+		file:    "connector/log.go",
+		code:    "len(l.queue)+n > room && len(l.queue) > 0 {",
+		without: "false {",
+		test:    "connector.TestALogThatTakesNothingFailsAfterItsTime",
+	},
+}
+
+func TestMechanismsAreWhereTheirProofsTakeThemOut(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs", "reliability.md"))
+	require.NoError(t, err)
+	for _, m := range mechanisms {
+		source, err := os.ReadFile(filepath.Join(root, m.file))
+		require.NoError(t, err)
+		require.Equal(t, 1, strings.Count(string(source), m.code), "%s: %q", m.file, m.code)
+		pkg, test, _ := strings.Cut(m.test, ".")
+		require.True(t, testsOf(t, pkg)[test], "%s does not exist", m.test)
+		require.Contains(t, string(page), fmt.Sprintf("| %s | `%s` | `%s` |", m.promise, m.file, m.test))
+	}
+}

@@ -1,0 +1,45 @@
+package service
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// FuzzRunRequest checks requests: what is taken keeps to the rules, and an error is short.
+func FuzzRunRequest(f *testing.F) {
+	add := func(req *pb.RunRequest) {
+		b, err := proto.Marshal(req)
+		require.NoError(f, err)
+		f.Add(b)
+	}
+	add(&pb.RunRequest{Id: "a", WorkDir: "w", Env: map[string]string{"A": "b"}})
+	add(&pb.RunRequest{Id: "../a", Env: map[string]string{"A=B": "\x00"}})
+	add(&pb.RunRequest{Id: strings.Repeat("x", 300)})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		req := &pb.RunRequest{}
+		if proto.Unmarshal(data, req) != nil {
+			return
+		}
+		spec, err := specOf(req)
+		if err != nil {
+			require.Less(t, len(err.Error()), 2<<10)
+			return
+		}
+		require.NotContains(t, spec.ID, "/")
+		require.NotContains(t, []string{"", ".", ".."}, spec.ID)
+		require.NotContains(t, spec.WorkDir, "\x00")
+		require.NoError(t, lang.CheckEnv("env", spec.Env))
+		require.GreaterOrEqual(t, spec.Grace, time.Duration(0))
+		require.LessOrEqual(t, spec.Grace, maxGrace)
+		again, err := specOf(proto.CloneOf(req))
+		require.NoError(t, err)
+		require.Equal(t, spec.Digest, again.Digest, "the same request is the same job")
+	})
+}

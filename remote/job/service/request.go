@@ -1,0 +1,179 @@
+package service
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+const (
+	// maxID is the longest id of a job, in bytes.
+	maxID = 256
+	// maxPath is the longest path the system takes (PATH_MAX less the final NUL).
+	maxPath = 4095
+	// maxGrace is the longest grace a job may ask for: a runner that ends has to wait for it.
+	maxGrace = time.Hour
+)
+
+// specOf checks req and returns the job it asks for. The error names the field.
+func specOf(req *pb.RunRequest) (job.Spec, error) {
+	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Env: req.GetEnv()}
+	if err := checkID(spec.ID); err != nil {
+		return spec, err
+	}
+	if err := checkPath("work_dir", spec.WorkDir); err != nil {
+		return spec, err
+	}
+	err := lang.CheckEnv("env", spec.Env)
+	if err != nil {
+		return spec, err
+	}
+	if spec.Timeout, err = duration("timeout", req.GetTimeout()); err != nil {
+		return spec, err
+	}
+	if spec.Grace, err = duration("grace", req.GetGrace()); err != nil {
+		return spec, err
+	}
+	if spec.Grace > maxGrace {
+		return spec, fmt.Errorf("grace: it can be %v at most", maxGrace)
+	}
+	if spec.Vars, err = variablesOf(req.GetVariables()); err != nil {
+		return spec, err
+	}
+	if spec.Definition, err = definitionOf(req); err != nil {
+		return spec, err
+	}
+	if spec.Digest, err = digest(req); err == nil && req.GetTrace() {
+		spec.Trace, err = traceOf(req)
+	}
+	return spec, err
+}
+
+// traceOf is the trace that req asks for. Its source is the text of the job or, of steps that came as messages, those
+// encoded again.
+func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
+	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // there is one of them at most
+	if len(text) == 0 {
+		var err error
+		text, err = proto.MarshalOptions{Deterministic: true}.Marshal(&pb.RunRequest{Steps: req.GetSteps()})
+		if err != nil {
+			return nil, errors.New("the request cannot be encoded again")
+		}
+	}
+	sum := sha256.Sum256(text)
+	return &job.TraceSpec{
+		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}}, Text: text,
+	}, nil
+}
+
+// digest returns what tells one request from another.
+func digest(req proto.Message) ([sha256.Size]byte, error) {
+	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
+	if err != nil {
+		return [sha256.Size]byte{}, errors.New("the request cannot be encoded again")
+	}
+	return sha256.Sum256(payload), nil
+}
+
+func checkID(id string) error {
+	if !validID(id) {
+		return fmt.Errorf("id: use 1 to %d characters of A-Z a-z 0-9 . _ -", maxID)
+	}
+	return nil
+}
+
+// checkPath checks path, which is in field.
+func checkPath(field, path string) error {
+	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
+		return fmt.Errorf("%s: use a path of at most %d bytes, without NUL", field, maxPath)
+	}
+	return nil
+}
+
+// maxVariables bounds the values of a job's variables, in bytes.
+const maxVariables = 8 << 20
+
+// variablesOf checks a job's variables.
+func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
+	vars := make([]engine.Variable, len(list))
+	seen := make(map[string]bool, len(list))
+	total := 0
+	for i, v := range list {
+		switch key := v.GetKey(); {
+		case !lang.IsName(key):
+			return nil, fmt.Errorf("variables[%d].key: use letters, digits and _, not a digit first", i)
+		case seen[key]:
+			return nil, fmt.Errorf("variables[%d].key: an earlier variable has the same", i)
+		default:
+			seen[key] = true
+		}
+		if total += len(v.GetValue()); total > maxVariables {
+			return nil, fmt.Errorf("variables: the values have more than %d bytes in all; put some into files of the project", maxVariables)
+		}
+		vars[i] = engine.Variable{Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked()}
+	}
+	return vars, nil
+}
+
+// definitionOf compiles what req wants run.
+func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
+	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
+	switch req.GetType() {
+	case pb.RunRequest_script:
+		if isSteps || isYAML {
+			return nil, errors.New("type: a job of type script has ci_script, not steps or steps_yaml")
+		}
+		return lang.Script("ci_script", req.GetCiScript())
+	case pb.RunRequest_step:
+		switch {
+		case isScript:
+			return nil, errors.New("type: a job of type step has steps or steps_yaml, not ci_script")
+		case isSteps && isYAML:
+			return nil, errors.New("steps_yaml: the request has steps too; send one of them")
+		case isYAML:
+			return lang.Parse("steps_yaml", []byte(req.GetStepsYaml()))
+		default:
+			return lang.FromProto(req.GetSteps())
+		}
+	case pb.RunRequest_unknown:
+		return nil, errors.New("type: say what the job is, step or script")
+	default:
+		return nil, fmt.Errorf("type: %d is not known to this version; use step or script", req.GetType())
+	}
+}
+
+// duration returns d, which must not be negative, as the field it is in.
+func duration(field string, d *durationpb.Duration) (time.Duration, error) {
+	if d == nil {
+		return 0, nil
+	}
+	if err := d.CheckValid(); err != nil || d.AsDuration() < 0 {
+		return 0, fmt.Errorf("%s: use a duration that is not negative", field)
+	}
+	return d.AsDuration(), nil
+}
+
+// validID reports whether id is [A-Za-z0-9._-]{1,256}.
+func validID(id string) bool {
+	for i := range len(id) {
+		c := id[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return id != "" && len(id) <= maxID
+}

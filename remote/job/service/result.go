@@ -1,0 +1,134 @@
+package service
+
+import (
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+var stepStatus = map[engine.Status]pb.StepResult_Status{
+	engine.Running:   pb.StepResult_running,
+	engine.Success:   pb.StepResult_success,
+	engine.Failure:   pb.StepResult_failure,
+	engine.Cancelled: pb.StepResult_cancelled,
+	engine.Skipped:   pb.StepResult_skipped,
+}
+
+var jobStatus = map[job.State]pb.Job_JobStatus{
+	job.Running:   pb.Job_running,
+	job.Succeeded: pb.Job_suceeded, //nolint:misspell // the published spelling
+	job.Failed:    pb.Job_failed,
+	job.Cancelled: pb.Job_cancelled,
+}
+
+// stepResult is r as a message, with the steps below it. Of the step it has the name only: the rest may
+// be secret, and the caller knows it.
+func stepResult(r engine.StepResult) *pb.StepResult {
+	result := &pb.StepResult{
+		Step:         &pb.Step{Name: r.Name},
+		Status:       stepStatus[r.Status],
+		ExitCode:     int32(r.ExitCode),
+		Message:      valid(r.Message),
+		StartTime:    timestamp(r.Started),
+		FinishedTime: timestamp(r.Finished),
+		Path:         r.Path,
+		Warnings:     validAll(r.Warnings),
+		Outputs:      outputsOf(r.Outputs),
+		Exports:      outputsOf(r.Exports),
+	}
+	for _, s := range r.Steps {
+		result.ChildrenStepResults = append(result.ChildrenStepResults, stepResult(s))
+	}
+	return result
+}
+
+// fit returns m, without what the steps gave if it would be larger with that than a message can be.
+func fit(m *pb.FollowResponse) *pb.FollowResponse {
+	if proto.Size(m) > maxMessage {
+		strip(m.GetResult())
+		m.GetResult().Warnings = append(m.GetResult().GetWarnings(), "the outputs and exports are left out here: they are too large for one message")
+	}
+	return m
+}
+
+func strip(r *pb.StepResult) {
+	r.Outputs, r.Exports = nil, nil
+	for _, child := range r.GetChildrenStepResults() {
+		strip(child)
+	}
+}
+
+// outputsOf is what a step gave, without what is secret.
+func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
+	if len(values) == 0 {
+		return nil
+	}
+	outputs := make(map[string]*pb.StepResult_Output, len(values))
+	for name, v := range values {
+		out := &pb.StepResult_Output{Key: name, Masked: v.Sensitive()}
+		if !out.GetMasked() {
+			out.Value, out.Typed = valid(v.Text()), v.Proto()
+		}
+		outputs[name] = out
+	}
+	return outputs
+}
+
+// jobResult is the tree of a job that has ended.
+func jobResult(stat job.Stat, r engine.Result) *pb.StepResult {
+	tree := &pb.StepResult{
+		Step:         &pb.Step{},
+		Status:       stepStatus[r.Status],
+		ExitCode:     int32(r.ExitCode),
+		Message:      valid(r.Message),
+		StartTime:    timestamp(stat.Started),
+		FinishedTime: timestamp(stat.Finished),
+		Outputs:      outputsOf(r.Outputs),
+		Exports:      outputsOf(r.Exports),
+	}
+	for _, s := range r.Steps {
+		tree.ChildrenStepResults = append(tree.ChildrenStepResults, stepResult(s))
+	}
+	return tree
+}
+
+func jobOf(s job.Stat) *pb.Job {
+	return &pb.Job{
+		Id:           s.ID,
+		Status:       jobStatus[s.State],
+		StartTime:    timestamp(s.Started),
+		FinishedTime: timestamp(s.Finished),
+		ExitCode:     int32(s.ExitCode),
+		Message:      valid(s.Message),
+		StdoutLen:    s.Stdout,
+		StderrLen:    s.Stderr,
+		TimedOut:     s.TimedOut,
+		SystemFailed: s.System,
+	}
+}
+
+// valid is text as a message can hold it: a field that is not UTF-8 would make all of the message useless.
+func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
+
+func validAll(texts []string) []string {
+	all := make([]string, len(texts))
+	for i, text := range texts {
+		all[i] = valid(text)
+	}
+	return all
+}
+
+// timestamp is t, or nil if that has not happened.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}

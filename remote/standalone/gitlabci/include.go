@@ -1,0 +1,142 @@
+package gitlabci
+
+import (
+	"errors"
+	"path"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// maxIncludes is the most files one can include, those that included ones include among them.
+const maxIncludes = 150
+
+// includer reads the files a file includes.
+type includer struct {
+	file  *File
+	open  func(path string) ([]byte, error)
+	stack []string // the files that are being read, the outermost first
+	count int
+}
+
+// load returns what src says, laid over what it includes.
+func (in *includer) load(src *lang.Source) (*yaml.Node, error) {
+	top, err := in.file.topOf(src)
+	if err != nil {
+		return nil, err
+	}
+	include := find(top, "include")
+	if isNull(include) {
+		return top, nil
+	}
+	entries := []*yaml.Node{include}
+	if include.Kind == yaml.SequenceNode {
+		entries = include.Content
+	}
+	var base *yaml.Node
+	for _, entry := range entries {
+		included, err := in.entry(entry)
+		if err != nil {
+			return nil, err
+		}
+		if base, err = in.file.tree.merge(base, included); err != nil {
+			return nil, err
+		}
+	}
+	return in.file.tree.merge(base, top)
+}
+
+// kinds are the kinds of include, and where they take files from.
+var kinds = map[string]string{
+	"remote":    "a URL",
+	"project":   "another project",
+	"template":  "GitLab's templates",
+	"component": "the catalog",
+	"artifact":  "a job's artifacts",
+}
+
+// entry reads the file that one entry of include names.
+func (in *includer) entry(n *yaml.Node) (*yaml.Node, error) {
+	t := in.file.tree
+	name, at := "", n
+	switch n.Kind { //nolint:exhaustive // there are no others
+	case yaml.ScalarNode:
+		if name = n.Value; strings.Contains(name, "://") {
+			return nil, in.refuse(n, "remote")
+		}
+	case yaml.MappingNode:
+		for _, key := range keys(n) {
+			switch {
+			case key == "local":
+				at = find(n, key)
+				name = at.Value
+			case kinds[key] != "":
+				return nil, in.refuse(findKey(n, key), key)
+			case key == "rules":
+				in.file.notice("rules of include")
+			case key == "inputs":
+				in.file.notice("inputs of include")
+			case key == "file" || key == "ref" || key == "job": // of those that are refused
+			default:
+				return nil, t.errorf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
+			}
+		}
+	}
+	if name == "" || at.Kind != yaml.ScalarNode {
+		return nil, t.errorf(at, "include takes the path of a file of this project, as in - local: ci/jobs.yml")
+	}
+	return in.read(at, name)
+}
+
+func (in *includer) refuse(n *yaml.Node, kind string) error {
+	return in.file.tree.errorf(n, "include: %s takes files from %s, which this program does not fetch; save the file in the project and use local", kind, kinds[kind])
+}
+
+// read reads the file name, which the node at names.
+func (in *includer) read(at *yaml.Node, name string) (*yaml.Node, error) {
+	t := in.file.tree
+	shown := lang.Quote(strings.ReplaceAll(name, "/", " "))
+	if shown != "" {
+		shown = ` "` + name + `"`
+	}
+	switch {
+	case strings.ContainsAny(name, "*?["):
+		return nil, t.errorf(at, "include: wildcards are not supported; name each file")
+	case strings.Contains(name, "$"):
+		return nil, t.errorf(at, "include: variables are not supported; write the path out")
+	case in.open == nil:
+		return nil, t.errorf(at, "include: there are no files beside this one here")
+	}
+	name = strings.TrimPrefix(path.Clean("/"+name), "/")
+	if slices.Contains(in.stack, name) {
+		return nil, t.errorf(at, "include: the file%s includes itself", shown)
+	}
+	if in.count++; in.count > maxIncludes {
+		return nil, t.errorf(at, "include: there are more than %d files", maxIncludes)
+	}
+	data, err := in.open(name)
+	if err != nil {
+		return nil, t.errorf(at, "include: read%s: %v", shown, bare(err))
+	}
+	src, err := lang.Load(name, data)
+	if err != nil {
+		return nil, err
+	}
+	in.stack = append(in.stack, name)
+	defer func() { in.stack = in.stack[:len(in.stack)-1] }()
+	return in.load(src)
+}
+
+// bare strips from err what only repeats the path.
+func bare(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
+}

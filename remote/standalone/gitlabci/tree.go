@@ -1,0 +1,231 @@
+package gitlabci
+
+import (
+	"slices"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+const (
+	// maxDepth is the deepest nesting, aliases followed.
+	maxDepth = 64
+	// maxCost bounds what is made of all files, each copy counted: about half a million nodes.
+	maxCost = 32 << 20
+	// nodeCost is what a node counts beside its text, and entryCost what its place in a list does.
+	nodeCost, entryCost = 64, 8
+)
+
+// tree makes and changes copies of nodes, in which there are no aliases and no merge keys. It knows which text
+// each comes from, and counts what they cost.
+type tree struct {
+	main   *lang.Source
+	others map[*yaml.Node]*lang.Source // of nodes that do not come from main
+	cost   int
+}
+
+// origin is the text that n, or what it is a copy of, stands in.
+func (t *tree) origin(n *yaml.Node) *lang.Source {
+	if src := t.others[n]; src != nil {
+		return src
+	}
+	return t.main
+}
+
+// errorf is an error about what stands at n.
+func (t *tree) errorf(n *yaml.Node, format string, args ...any) error {
+	return t.origin(n).Errorf(n, format, args...)
+}
+
+// spend counts a copy of n.
+func (t *tree) spend(n *yaml.Node) error {
+	if t.cost += nodeCost + len(n.Value) + entryCost*len(n.Content); t.cost > maxCost {
+		return t.errorf(n, "aliases, extends and references make this file too large; write it shorter")
+	}
+	return nil
+}
+
+// copyOf returns a copy of n without what is in it.
+func (t *tree) copyOf(n *yaml.Node) *yaml.Node {
+	c := &yaml.Node{Kind: n.Kind, Style: n.Style, Tag: n.Tag, Value: n.Value, Line: n.Line, Column: n.Column}
+	if src := t.others[n]; src != nil {
+		t.others[c] = src
+	}
+	return c
+}
+
+// made returns a new node that stands where n does.
+func (t *tree) made(n *yaml.Node, kind yaml.Kind, content ...*yaml.Node) *yaml.Node {
+	c := t.copyOf(n)
+	c.Kind, c.Style, c.Tag, c.Value, c.Content = kind, 0, "", "", content
+	return c
+}
+
+// text returns a text that stands where n does.
+func (t *tree) text(n *yaml.Node, value string) *yaml.Node {
+	c := t.made(n, yaml.ScalarNode)
+	c.Style, c.Tag, c.Value = yaml.DoubleQuotedStyle, "!!str", value
+	return c
+}
+
+// expand copies n, which stands in src.
+func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) (*yaml.Node, error) {
+	if depth > maxDepth {
+		return nil, src.Errorf(n, "it is nested deeper than %d; does an alias hold itself?", maxDepth)
+	}
+	v := n
+	if n.Kind == yaml.AliasNode {
+		if v = n.Alias; v == nil || v.Kind == yaml.AliasNode {
+			return nil, src.Errorf(n, "the alias stands for nothing")
+		}
+	}
+	if src != t.main {
+		t.others[v] = src
+	}
+	if err := t.spend(v); err != nil {
+		return nil, err
+	}
+	if v.Style&yaml.TaggedStyle != 0 && v.ShortTag() != "!!str" && !isReference(v) {
+		return nil, src.Errorf(v, "this tag is not supported; of tags there is !reference only")
+	}
+	c := t.copyOf(v)
+	if v.Kind == yaml.MappingNode {
+		return c, t.expandMapping(src, v, c, depth)
+	}
+	for _, item := range v.Content {
+		e, err := t.expand(src, item, depth+1)
+		if err != nil {
+			return nil, err
+		}
+		c.Content = append(c.Content, e)
+	}
+	return c, nil
+}
+
+// expandMapping copies what is in the mapping v to c. Keys that merge keys bring do not replace others.
+func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error {
+	seen := make(map[string]bool, len(v.Content)/2)
+	var merged []*yaml.Node
+	for i := 0; i+1 < len(v.Content); i += 2 {
+		key, value := v.Content[i], v.Content[i+1]
+		e, err := t.expand(src, value, depth+1)
+		if err != nil {
+			return err
+		}
+		if key.ShortTag() == "!!merge" {
+			merged = append(merged, e)
+			continue
+		}
+		k, err := t.expand(src, key, depth+1)
+		if err != nil {
+			return err
+		}
+		if k.Kind != yaml.ScalarNode {
+			return t.errorf(k, "a key must be a text")
+		}
+		if seen[k.Value] {
+			return t.errorf(k, "the key%s stands here for the second time", lang.Quote(k.Value))
+		}
+		seen[k.Value] = true
+		c.Content = append(c.Content, k, e)
+	}
+	for _, m := range merged {
+		sources := []*yaml.Node{m}
+		if m.Kind == yaml.SequenceNode {
+			sources = m.Content
+		}
+		for _, s := range sources {
+			if s.Kind != yaml.MappingNode {
+				return t.errorf(s, "<< takes a mapping, or a list of them")
+			}
+			for i := 0; i+1 < len(s.Content); i += 2 {
+				if key := s.Content[i]; !seen[key.Value] {
+					seen[key.Value] = true
+					c.Content = append(c.Content, key, s.Content[i+1])
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// find returns the value of a key of the mapping n, or nil.
+func find(n *yaml.Node, key string) *yaml.Node {
+	if n == nil || n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// findKey returns the key of the mapping n itself, or nil.
+func findKey(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i]
+		}
+	}
+	return nil
+}
+
+// keys returns the keys of the mapping n, which is one.
+func keys(n *yaml.Node) []string {
+	all := make([]string, 0, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		all = append(all, n.Content[i].Value)
+	}
+	return all
+}
+
+// merge returns over laid over base: mappings key by key, everything else as a whole. Neither changes.
+func (t *tree) merge(base, over *yaml.Node) (*yaml.Node, error) {
+	if base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode {
+		return over, nil
+	}
+	result := t.copyOf(over)
+	result.Content = slices.Clone(base.Content)
+	at := make(map[string]int, len(base.Content)/2)
+	for i := 0; i+1 < len(base.Content); i += 2 {
+		at[base.Content[i].Value] = i
+	}
+	for i := 0; i+1 < len(over.Content); i += 2 {
+		key, value := over.Content[i], over.Content[i+1]
+		j, both := at[key.Value]
+		if !both {
+			result.Content = append(result.Content, key, value)
+			continue
+		}
+		merged, err := t.merge(result.Content[j+1], value)
+		if err != nil {
+			return nil, err
+		}
+		result.Content[j], result.Content[j+1] = key, merged
+	}
+	return result, t.spend(result)
+}
+
+// isNull reports whether n says nothing.
+func isNull(n *yaml.Node) bool {
+	return n == nil || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
+}
+
+// describe says what n is, for errors, without its value.
+func describe(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case n.Kind == yaml.MappingNode:
+		return "a mapping"
+	case isNull(n):
+		return "nothing"
+	case n.ShortTag() == "!!str":
+		return "a text"
+	default:
+		return "a number or the like; put it in quotes"
+	}
+}

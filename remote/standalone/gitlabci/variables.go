@@ -1,0 +1,176 @@
+package gitlabci
+
+import (
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Variable is a variable of a job.
+type Variable struct {
+	Name, Value string
+}
+
+// variable is one as it is written.
+type variable struct {
+	at     *yaml.Node
+	name   string
+	value  string
+	expand bool // $NAME in it stands for other variables
+}
+
+// variableKeys are the keys of a variable that is written as a mapping.
+var variableKeys = []string{"value", "description", "options", "expand"}
+
+// variables reads the mapping n of variables into list, over those of the same names.
+func (f *File) variables(list []variable, n *yaml.Node) ([]variable, error) {
+	if isNull(n) {
+		return list, nil
+	}
+	if n.Kind != yaml.MappingNode {
+		return nil, f.tree.errorf(n, "variables must be a mapping (NAME: value), not %s", describe(n))
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		v, err := f.variable(key, value)
+		if err != nil {
+			return nil, err
+		}
+		list = setVariable(list, v)
+	}
+	return list, nil
+}
+
+func setVariable(list []variable, v variable) []variable {
+	i := slices.IndexFunc(list, func(other variable) bool { return other.name == v.name })
+	if i < 0 {
+		return append(list, v)
+	}
+	list = slices.Clone(list)
+	list[i] = v
+	return list
+}
+
+// variable reads one variable.
+func (f *File) variable(key, value *yaml.Node) (variable, error) {
+	t := f.tree
+	v := variable{at: value, name: key.Value, expand: true}
+	if !lang.IsName(v.name) {
+		return v, t.errorf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first", lang.Quote(v.name))
+	}
+	if value.Kind == yaml.MappingNode {
+		for _, k := range keys(value) {
+			if !slices.Contains(variableKeys, k) {
+				return v, t.errorf(findKey(value, k), "unknown key%s of a variable; it has %s", lang.Quote(k), strings.Join(variableKeys, ", "))
+			}
+		}
+		if e := find(value, "expand"); e != nil {
+			v.expand = e.Value != "false"
+		}
+		if value = find(value, "value"); value == nil {
+			return v, nil
+		}
+	}
+	if value.Kind != yaml.ScalarNode {
+		return v, t.errorf(value, "the value of%s must be a text or a number, not %s", lang.Quote(v.name), describe(value))
+	}
+	if !isNull(value) {
+		v.value = value.Value
+	}
+	return v, nil
+}
+
+// maxValue is the longest value of a variable after expansion, in bytes: no program can be given a longer
+// one.
+const maxValue = lang.MaxArg
+
+// expander gives variables their values, in which $NAME and ${NAME} stand for those of others and $$ for a $.
+// A name that is no variable of the job, and one that stands in its own value, stays as it is written.
+type expander struct {
+	tree *tree
+	vars map[string]variable
+	done map[string]string
+	busy map[string]bool
+	size int // of all values
+}
+
+func (f *File) expander(list []variable) *expander {
+	e := &expander{tree: f.tree, vars: map[string]variable{}, done: map[string]string{}, busy: map[string]bool{}}
+	for _, v := range list {
+		e.vars[v.name] = v
+	}
+	return e
+}
+
+// value returns the value of the variable name, which there is.
+func (e *expander) value(name string) (string, error) {
+	if value, ok := e.done[name]; ok {
+		return value, nil
+	}
+	v := e.vars[name]
+	value := v.value
+	if v.expand && strings.Contains(value, "$") {
+		e.busy[name] = true
+		var err error
+		value, err = e.expand(v)
+		e.busy[name] = false
+		if err != nil {
+			return "", err
+		}
+	}
+	if e.size += len(name) + 1 + len(value); e.size > lang.MaxEnv {
+		return "", e.tree.errorf(v.at, "the variables have more than %d bytes in all; put some into files", lang.MaxEnv)
+	}
+	e.done[name] = value
+	return value, nil
+}
+
+func (e *expander) expand(v variable) (string, error) {
+	var out strings.Builder
+	rest := v.value
+	for {
+		before, after, found := strings.Cut(rest, "$")
+		out.WriteString(before)
+		if !found {
+			return out.String(), nil
+		}
+		name, size := nameIn(after)
+		_, known := e.vars[name]
+		switch {
+		case strings.HasPrefix(after, "$"):
+			out.WriteString("$")
+			size = 1
+		case name != "" && known && !e.busy[name]:
+			value, err := e.value(name)
+			if err != nil {
+				return "", err
+			}
+			out.WriteString(value)
+		default:
+			out.WriteString("$" + after[:size])
+		}
+		if out.Len() > maxValue {
+			return "", e.tree.errorf(v.at, "the value of%s has more than %d bytes when the variables in it are replaced", lang.Quote(v.name), maxValue)
+		}
+		rest = after[size:]
+	}
+}
+
+// nameIn returns the name that text, which follows a $, begins with, and how much of text that is.
+func nameIn(text string) (name string, size int) {
+	if inner, ok := strings.CutPrefix(text, "{"); ok {
+		name, _, closed := strings.Cut(inner, "}")
+		if closed && lang.IsName(name) {
+			return name, len(name) + 2
+		}
+		return "", 0
+	}
+	n := 0
+	for n < len(text) && lang.IsName(text[:n+1]) {
+		n++
+	}
+	return text[:n], n
+}

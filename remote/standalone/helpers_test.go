@@ -1,0 +1,124 @@
+package standalone
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// patience bounds the waits of tests for what must happen; none of them takes it.
+const patience = 30 * time.Second
+
+// trial is a job under test.
+type trial struct {
+	t              testing.TB
+	cfg            Config
+	stdout, stderr *output
+	all            *output // both, with "<name status>" for each change of a step
+}
+
+func newTrial(t testing.TB) *trial {
+	t.Helper()
+	tr := &trial{t: t, all: &output{}}
+	tr.stdout, tr.stderr = &output{also: tr.all}, &output{also: tr.all}
+	tr.cfg = Config{
+		WorkDir: t.TempDir(), TempDir: t.TempDir(), Grace: patience, Stdout: tr.stdout, Stderr: tr.stderr,
+		Observe: func(r engine.StepResult) {
+			_, _ = tr.all.Write([]byte("<" + strings.Join(r.Path, "/") + " " + r.Status.String() + ">"))
+		},
+	}
+	return tr
+}
+
+// read reads the source, which must be valid. Its work directory is the trial's.
+func (tr *trial) read(src Source) *Job {
+	tr.t.Helper()
+	src.WorkDir = tr.cfg.WorkDir
+	j, err := Read(src)
+	require.NoError(tr.t, err)
+	return j
+}
+
+// steps reads a list of steps.
+func (tr *trial) steps(text string) *Job {
+	tr.t.Helper()
+	return tr.read(Source{Name: "job.yml", Text: []byte(text), Format: Steps})
+}
+
+// run runs a job to its end, after which nothing is left of it.
+func (tr *trial) run(ctx, abort context.Context, j *Job) (*Report, error) {
+	tr.t.Helper()
+	report, err := Run(ctx, abort, j, tr.cfg)
+	left, readErr := os.ReadDir(tr.cfg.TempDir)
+	require.NoError(tr.t, readErr)
+	require.Empty(tr.t, left)
+	return report, err
+}
+
+// finish runs a job that nobody stops.
+func (tr *trial) finish(j *Job) *Report {
+	tr.t.Helper()
+	report, err := tr.run(tr.t.Context(), tr.t.Context(), j)
+	require.NoError(tr.t, err)
+	return report
+}
+
+func (tr *trial) file(name, text string) {
+	tr.t.Helper()
+	path := filepath.Join(tr.cfg.WorkDir, name)
+	require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(tr.t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+// output collects what is written, and calls a func when a text has come.
+type output struct {
+	also *output
+
+	mu   sync.Mutex // guards the following
+	text strings.Builder
+	when string
+	then func()
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	if o.also != nil {
+		_, _ = o.also.Write(p)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text.Write(p)
+	if o.then != nil && strings.Contains(o.text.String(), o.when) {
+		then := o.then
+		o.then = nil
+		then()
+	}
+	return len(p), nil
+}
+
+// on calls then, once, when text has been written.
+func (o *output) on(text string, then func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.when, o.then = text, then
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// requireGone waits until there is no process of the number in text.
+func requireGone(t testing.TB, pid int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return unix.Kill(pid, 0) == unix.ESRCH }, patience, time.Millisecond)
+}

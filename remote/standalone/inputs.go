@@ -1,0 +1,46 @@
+package standalone
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+// readInputs makes values of the texts given for the inputs of spec.
+func readInputs(spec *pb.Spec, given map[string]string) (map[string]expr.Value, error) {
+	inputs := make(map[string]expr.Value, len(given))
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		v, err := readInput(spec.GetSpec().GetInputs()[name].GetType(), given[name])
+		if err != nil {
+			return nil, fmt.Errorf("input %.64q: %w", name, err)
+		}
+		inputs[name] = v
+	}
+	return inputs, nil
+}
+
+// readInput makes a value of a type of text. One that is not declared is found out later.
+func readInput(kind pb.Spec_InputType, text string) (expr.Value, error) {
+	if kind == pb.Spec_string || kind == pb.Spec_spec_type_unspecified {
+		return expr.New(text)
+	}
+	var v expr.Value
+	if err := v.UnmarshalJSON([]byte(text)); err != nil {
+		return v, fmt.Errorf("the value must be JSON, as 3, true or [\"a\"], since its type is %s", typeName(kind))
+	}
+	return v, nil
+}
+
+func typeName(kind pb.Spec_InputType) string {
+	switch kind { //nolint:exhaustive // the others are texts
+	case pb.Spec_bool:
+		return "boolean"
+	case pb.Spec_list:
+		return "array"
+	default:
+		return kind.String()
+	}
+}

@@ -1,0 +1,180 @@
+package provenance
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/url"
+
+	"github.com/gowebpki/jcs"
+	slsa "github.com/in-toto/attestation/go/predicates/provenance/v1"
+	intoto "github.com/in-toto/attestation/go/v1"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// The types of what this package writes.
+const (
+	// SLSA is the type of the predicate of [Statement].
+	SLSA = "https://slsa.dev/provenance/v1"
+	// LinkType is the type of the predicate of a [Link].
+	LinkType = "https://in-toto.io/attestation/link/v0.3"
+	// BuildType says what the parameters of a build mean: docs/trace.md describes it.
+	BuildType = "https://github.com/stepmux/stepmux/steptrace/v1"
+	// DefaultBuilder is who built if nobody says: some stepmux, which nobody vouches for.
+	DefaultBuilder = "https://github.com/stepmux/stepmux"
+)
+
+// Config says what is not in a trace.
+type Config struct {
+	// Builder is the URI of who ran the job, and is to be trusted for it. If empty, DefaultBuilder.
+	Builder string
+	// TraceName and TraceDigest name the file of the trace, and its SHA-256 in hexadecimal.
+	TraceName, TraceDigest string
+	// Subjects are the files the provenance is about. If none, the file of the trace.
+	Subjects []Subject
+}
+
+// Subject is a file.
+type Subject struct {
+	// Name is its path, relative to the job's directory.
+	Name string
+	// SHA256 is its digest in hexadecimal.
+	SHA256 string
+}
+
+// CheckBuilder reports whether id can be Config.Builder.
+func CheckBuilder(id string) error {
+	if u, err := url.Parse(id); err != nil || !u.IsAbs() || u.User != nil {
+		return fmt.Errorf("the builder's id %.100q is not a URI, such as https://ci.example.com/fleet", id)
+	}
+	return nil
+}
+
+// Statement returns the SLSA provenance of the job that t is of, in the canonical form of JSON (RFC 8785) and with a
+// newline after it.
+func Statement(t *trace.Trace, cfg Config) ([]byte, error) {
+	cfg.Builder = cmp.Or(cfg.Builder, DefaultBuilder)
+	if err := CheckBuilder(cfg.Builder); err != nil {
+		return nil, err
+	}
+	external, err := structOf(externalParameters(&t.Identity))
+	if err != nil {
+		return nil, err
+	}
+	internal, err := structOf(internalParameters(&t.Identity))
+	if err != nil {
+		return nil, err
+	}
+	p := &slsa.Provenance{
+		BuildDefinition: &slsa.BuildDefinition{
+			BuildType:            BuildType,
+			ExternalParameters:   external,
+			InternalParameters:   internal,
+			ResolvedDependencies: dependencies(&t.Identity),
+		},
+		RunDetails: &slsa.RunDetails{
+			Builder: &slsa.Builder{Id: cfg.Builder, Version: map[string]string{"stepmux": t.Identity.Runtime.Runner.Version}},
+			Metadata: &slsa.BuildMetadata{
+				InvocationId: t.Volatile.TraceID,
+				StartedOn:    timestamppb.New(t.Volatile.Started),
+				FinishedOn:   timestamppb.New(t.Volatile.Ended),
+			},
+			Byproducts: append([]*intoto.ResourceDescriptor{
+				{Name: cfg.TraceName, Digest: map[string]string{trace.SHA256: cfg.TraceDigest}, MediaType: "application/json"},
+			}, logs(&t.Identity)...),
+		},
+	}
+	if err := p.Validate(); err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	subjects := cfg.Subjects
+	if len(subjects) == 0 {
+		subjects = []Subject{{cfg.TraceName, cfg.TraceDigest}}
+	}
+	return encode(SLSA, p, subjects)
+}
+
+// externalParameters are what whoever asked for the job has said.
+func externalParameters(id *trace.Identity) map[string]any {
+	steps := make([]any, len(id.Steps))
+	for i := range id.Steps {
+		s := &id.Steps[i]
+		about := map[string]any{"name": s.Name}
+		if s.Reference != nil {
+			about["reference"] = textOf(s.Reference.Text)
+		}
+		steps[i] = about
+	}
+	vars, masked := map[string]any{}, []any{}
+	for _, name := range sortedKeys(id.Job.Vars) {
+		if v := id.Job.Vars[name]; v.Masked || v.Value.Masked {
+			masked = append(masked, name)
+		} else {
+			vars[name] = v.Value.Value
+		}
+	}
+	inputs := map[string]any{}
+	for name, v := range id.Job.Inputs {
+		inputs[name] = v.Value
+		if v.Masked {
+			inputs[name] = maskedText
+		}
+	}
+	source := map[string]any{"kind": id.Job.Source.Kind, "digest": id.Job.Source.Digest}
+	if id.Job.Source.JobName != "" {
+		source["job_name"] = id.Job.Source.JobName
+	}
+	return map[string]any{"source": source, "steps": steps, "vars": vars, "masked_vars": masked, "inputs": inputs}
+}
+
+// internalParameters are what the machine has added. Of the environment there are names only.
+func internalParameters(id *trace.Identity) map[string]any {
+	return map[string]any{
+		"runtime": id.Runtime,
+		"os_env":  sortedKeys(id.Job.OSEnv),
+		"run_env": sortedKeys(id.Job.Env),
+	}
+}
+
+// encode returns a statement that predicate is true of subjects.
+func encode(kind string, predicate proto.Message, subjects []Subject) ([]byte, error) {
+	data, err := protojson.Marshal(predicate)
+	if err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	s := &intoto.Statement{Type: intoto.StatementTypeUri, PredicateType: kind, Predicate: &structpb.Struct{}}
+	if err := protojson.Unmarshal(data, s.Predicate); err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	for _, subject := range subjects {
+		s.Subject = append(s.Subject, &intoto.ResourceDescriptor{Name: subject.Name, Digest: map[string]string{trace.SHA256: subject.SHA256}})
+	}
+	if err := s.Validate(); err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	if data, err = protojson.Marshal(s); err == nil {
+		data, err = jcs.Transform(data)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	return append(data, '\n'), nil
+}
+
+// structOf returns v as protocol buffers have JSON.
+func structOf(v map[string]any) (*structpb.Struct, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	s := &structpb.Struct{}
+	if err := protojson.Unmarshal(data, s); err != nil {
+		return nil, fmt.Errorf("write provenance: %w", err)
+	}
+	return s, nil
+}

@@ -1,0 +1,160 @@
+package replay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// visit calls fn for each step of a trace that was found somewhere, with the names that lead to it and the step that it
+// is of its definition, if that is known.
+func visit(list []trace.Step, def *pb.Definition, names string, fn func(s *trace.Step, step *pb.Step, name string)) {
+	for i := range list {
+		s := &list[i]
+		name := strings.TrimPrefix(names+"."+s.Name, ".")
+		var step *pb.Step
+		if i < len(def.GetSteps()) {
+			step = def.GetSteps()[i]
+		}
+		fn(s, step, name)
+		inner := step.GetDefinition()
+		if len(s.Definition) > 0 {
+			inner, _ = trace.DecodeDefinition(s.Definition) // with a secret in it it is not known
+		}
+		visit(s.Steps, inner, name, fn)
+	}
+}
+
+// sourceOf is what was fetched for a component, as the store knows it.
+func sourceOf(c *trace.Component, paths *trace.Paths) fetch.Source {
+	prefixed := func(kind string) string {
+		if digest := c.Digest[kind]; digest != "" {
+			return "sha256:" + digest
+		}
+		return ""
+	}
+	return fetch.Source{
+		Kind: c.Kind, Location: paths.Expand(c.Location), Version: c.Version, ResolvedRef: c.ResolvedRef,
+		Commit: c.Digest[trace.GitCommit], GitTree: c.Digest[trace.GitTree],
+		Digest: prefixed(trace.SHA256), Tree: prefixed(trace.SHA256Tree),
+	}
+}
+
+// Exact is where components come from as they were: a [*fetch.Store].
+type Exact interface {
+	FetchExactly(ctx context.Context, ref *pb.Reference, want fetch.Source, with fetch.Credentials) (*fetch.Component, error)
+}
+
+// recorded are the components of a trace. It is the job's Fetcher, and gives it these and no others.
+type recorded struct {
+	store Exact
+	with  fetch.Credentials // whatever the job's variables say
+
+	sources []fetch.Source // in the order they were fetched, each as often as that
+	held    []*fetch.Component
+
+	mu      sync.Mutex     // guards the following
+	next    map[string]int // how often each reference was asked for
+	refused []string
+}
+
+// obtain gets all components that were fetched, and holds them until release.
+func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Definition, paths *trace.Paths) (reasons []string) {
+	seen := map[fetch.Source]bool{}
+	visit(id.Steps, def, "", func(s *trace.Step, step *pb.Step, name string) {
+		if s.Component == nil || ctx.Err() != nil {
+			return
+		}
+		switch s.Component.Kind {
+		case trace.Git, trace.Zip, trace.OCI:
+		default:
+			return
+		}
+		want := sourceOf(s.Component, paths)
+		r.sources = append(r.sources, want)
+		if seen[want] {
+			return
+		}
+		seen[want] = true
+		ref, err := referenceTo(want, step)
+		if err == nil {
+			var c *fetch.Component
+			if c, err = r.store.FetchExactly(ctx, ref, want, r.with); err == nil {
+				r.held = append(r.held, c)
+			}
+		}
+		if err != nil {
+			reasons = append(reasons, fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err))
+		}
+	})
+	return reasons
+}
+
+// referenceTo returns the reference that want was fetched for, which may hold credentials; or one to where it was
+// found, if what stands in the definition is not known before the job runs.
+func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
+	if ref := step.GetReference(); ref != nil && want.IsOf(ref) {
+		return ref, nil
+	}
+	return want.Reference()
+}
+
+// Fetch implements [engine.Fetcher]: it returns what was fetched for ref when the trace was made.
+func (r *recorded) Fetch(ctx context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
+	want, found := r.pick(ref)
+	if !found {
+		return nil, r.refuse(fmt.Sprintf("%s is not in the trace, and nothing else is fetched", lang.Describe(ref)))
+	}
+	c, err := r.store.FetchExactly(ctx, ref, want, r.with)
+	if changed := (*fetch.ChangedError)(nil); errors.As(err, &changed) {
+		return nil, r.refuse(fmt.Sprintf("%s: %v", lang.Describe(ref), err))
+	}
+	return c, err
+}
+
+// pick returns the component of ref: of several the first that was not taken, or the last.
+func (r *recorded) pick(ref *pb.Reference) (want fetch.Source, found bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key, err := protojson.Marshal(ref)
+	if err != nil {
+		return want, false
+	}
+	n := r.next[string(key)]
+	for _, s := range r.sources {
+		if !s.IsOf(ref) {
+			continue
+		}
+		want, found = s, true
+		if n == 0 {
+			break
+		}
+		n--
+	}
+	r.next[string(key)]++
+	return want, found
+}
+
+func (r *recorded) refuse(reason string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.refused = append(r.refused, reason)
+	return errors.New("the replay is refused: " + reason)
+}
+
+// release lets go of what obtain got.
+func (r *recorded) release() {
+	for _, c := range r.held {
+		c.Release()
+	}
+	r.held = nil
+}

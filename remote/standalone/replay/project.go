@@ -1,0 +1,66 @@
+package replay
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+const (
+	// maxEntries and maxBytes bound the directory of a local step.
+	maxEntries = 100_000
+	maxBytes   = 1 << 30
+)
+
+// changedLocals says which steps of the project are not what they were.
+func changedLocals(id *trace.Identity, paths *trace.Paths) (reasons []string) {
+	seen := map[string]bool{}
+	visit(id.Steps, nil, "", func(s *trace.Step, _ *pb.Step, name string) {
+		c := s.Component
+		if c == nil || c.Kind != trace.Local || strings.HasPrefix(c.Location, trace.CacheDir+"/") {
+			return
+		}
+		key := fmt.Sprint(c.Location, "\x00", c.File, c.Digest)
+		if seen[key] {
+			return
+		}
+		seen[key] = true
+		if err := checkLocal(c, paths.Expand(c.Location)); err != nil {
+			reasons = append(reasons, fmt.Sprintf("step %s: %s: %v", graphic(name), shownPath(c.Location), err))
+		}
+	})
+	return reasons
+}
+
+// checkLocal compares the step in dir with its digests: its file, and then all there is.
+func checkLocal(c *trace.Component, dir string) error {
+	if !filepath.IsAbs(dir) || c.File == "" || strings.Contains(c.File, "/") || c.Digest[trace.SHA256] == "" {
+		return errors.New("the trace does not say which directory it was in, or what its digest was")
+	}
+	data, err := readDefinition(filepath.Join(dir, c.File))
+	if err != nil {
+		return err
+	}
+	if is := fmt.Sprintf("%x", sha256.Sum256(data)); is != c.Digest[trace.SHA256] {
+		return &fetch.ChangedError{Kind: c.File, Was: c.Digest[trace.SHA256], Is: is}
+	}
+	was := c.Digest[trace.SHA256Tree]
+	if was == "" {
+		return nil
+	}
+	is, err := fetch.DirTree(dir, maxEntries, maxBytes, func(path string, _ fs.FileInfo) (string, error) { return fileDigest(path) })
+	if err != nil {
+		return err
+	}
+	if is != was {
+		return &fetch.ChangedError{Kind: "directory", Was: was, Is: is}
+	}
+	return nil
+}

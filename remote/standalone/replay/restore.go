@@ -1,0 +1,173 @@
+package replay
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// restore returns the job that a trace tells of.
+func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
+	given := standalone.Given{MayFail: job.MayFail, Env: map[string]string{}, Inputs: map[string]expr.Value{}}
+	var err error
+	if given.Definition, err = definition(job.Definition, s); err != nil {
+		return given, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(job.Vars)) {
+		v := job.Vars[name]
+		value := s.text(v.Value, name, "/job/vars_used/"+pointerEscapes.Replace(name)+"/value")
+		given.Vars = append(given.Vars, engine.Variable{Key: name, Value: value, File: v.File, Masked: v.Masked})
+	}
+	for _, name := range slices.Sorted(maps.Keys(job.Env)) {
+		given.Env[name] = s.text(job.Env[name], name, "/job/run_env/"+pointerEscapes.Replace(name))
+	}
+	given.RunnerEnv = []string{}
+	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
+		given.RunnerEnv = append(given.RunnerEnv, name+"="+s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(job.Inputs)) {
+		if given.Inputs[name], err = input(job.Inputs[name], name, s); err != nil {
+			return given, fmt.Errorf("input %.64q: %w", name, err)
+		}
+	}
+	if given.Secrets, given.Notices, err = s.end(); err != nil {
+		return given, err
+	}
+	return given, check(&given)
+}
+
+// check refuses what no text and no command line could have said.
+func check(g *standalone.Given) error {
+	if err := lang.Recompile(g.Definition); err != nil {
+		return fmt.Errorf("the definition of the job: %w", err)
+	}
+	if err := lang.CheckEnv("run_env", g.Env); err != nil {
+		return err
+	}
+	if _, err := lang.Bind(g.Definition.GetSpec(), g.Inputs); err != nil {
+		return err
+	}
+	for _, kv := range g.RunnerEnv {
+		name, value, _ := strings.Cut(kv, "=")
+		if err := lang.CheckVariable(name, value); err != nil {
+			return fmt.Errorf("os_env: %w", err)
+		}
+	}
+	return nil
+}
+
+// input returns the value that was given for an input.
+func input(v trace.Value, name string, s *secrets) (expr.Value, error) {
+	if !v.Masked {
+		return expandAll(v.Value, s.paths)
+	}
+	text := s.value(name, "/job/inputs/"+pointerEscapes.Replace(name), v.HMAC)
+	if v.Type == "string" || slices.Contains(s.missing, name) {
+		value, err := expr.New(text)
+		return value.MarkSensitive(), err
+	}
+	var value expr.Value
+	if err := value.UnmarshalJSON([]byte(text)); err != nil {
+		return value, fmt.Errorf("the secret must be JSON, since the input's type is %.16s", v.Type)
+	}
+	return value.MarkSensitive(), nil
+}
+
+// expandAll returns v with paths in the place of markers.
+func expandAll(v expr.Value, paths *trace.Paths) (expr.Value, error) {
+	switch v.Kind() { //nolint:exhaustive // in the others there is no text
+	case expr.String:
+		return expr.New(paths.Expand(v.Text()))
+	case expr.Array:
+		items := make([]expr.Value, v.Len())
+		for i := range items {
+			var err error
+			if items[i], err = expandAll(v.Index(i), paths); err != nil {
+				return v, err
+			}
+		}
+		return expr.New(items)
+	case expr.Object:
+		fields := map[string]expr.Value{}
+		for _, key := range v.Keys() {
+			field, _ := v.Get(key)
+			var err error
+			if fields[paths.Expand(key)], err = expandAll(field, paths); err != nil {
+				return v, err
+			}
+		}
+		return expr.New(fields)
+	default:
+		return v, nil
+	}
+}
+
+// definition returns the definition that was kept as data.
+func definition(data json.RawMessage, s *secrets) (*pb.Definition, error) {
+	if len(data) == 0 {
+		return nil, errors.New("the trace has no definition of the job: it could not be read, or was too large; there is nothing to repeat")
+	}
+	var tree any
+	if err := json.Unmarshal(data, &tree); err != nil {
+		return nil, fmt.Errorf("read the definition of the job: %w", err)
+	}
+	tree, err := unmask(tree, "/job/definition", s)
+	if err != nil {
+		return nil, err
+	}
+	if data, err = json.Marshal(tree); err != nil {
+		return nil, fmt.Errorf("read the definition of the job: %w", err)
+	}
+	def := &pb.Definition{}
+	if err := protojson.Unmarshal(data, def); err != nil {
+		return nil, fmt.Errorf("read the definition of the job: %w", err)
+	}
+	return def, nil
+}
+
+var (
+	pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+	maskedKey      = regexp.MustCompile(`^\[MASKED ([0-9a-f]{16})\]$`)
+)
+
+// unmask returns v, which is at pointer, with the texts that were masked in it.
+func unmask(v any, pointer string, s *secrets) (any, error) {
+	switch v := v.(type) {
+	case []any:
+		for i, item := range v {
+			var err error
+			if v[i], err = unmask(item, pointer+"/"+strconv.Itoa(i), s); err != nil {
+				return nil, err
+			}
+		}
+	case map[string]any:
+		if sum, isText := v["hmac"].(string); isText && len(v) == 2 && v["masked"] == true {
+			return s.value("", pointer, sum), nil
+		}
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if maskedKey.MatchString(key) {
+				return nil, fmt.Errorf("a key in %s of the definition holds a secret, which cannot be given; keep secrets out of keys", pointer)
+			}
+			item, err := unmask(v[key], pointer+"/"+pointerEscapes.Replace(key), s)
+			if err != nil {
+				return nil, err
+			}
+			v[key] = item
+		}
+	}
+	return v, nil
+}

@@ -1,0 +1,100 @@
+package replay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// Result is how runs of a plan compare with the trace.
+type Result struct {
+	// Schema names this form.
+	Schema string `json:"schema"`
+	// Same tells that none of the runs was different.
+	Same bool `json:"same"`
+	// Runs is how many there were.
+	Runs int `json:"runs"`
+	// Status, Reason and ExitCode are those of the last one.
+	Status   string            `json:"status"`
+	Reason   standalone.Reason `json:"reason,omitempty"`
+	ExitCode int               `json:"exit_code"`
+	// Differences are all that was different in any of them, with the values of the first.
+	Differences []Difference `json:"differences"`
+	// More is how many beyond these the run with most of them had.
+	More int `json:"more,omitempty"`
+	// Unknown is how many values were masked by salts that differ, so that nobody can tell.
+	Unknown int `json:"unknown,omitempty"`
+}
+
+const resultSchema = "stepmux-replay/v1"
+
+// Difference is a place that was different in some of the runs.
+type Difference struct {
+	trace.Difference
+	// Runs is in how many.
+	Runs int `json:"runs"`
+}
+
+// Run runs the plan as [standalone.Run] does, in its work directory, and compares what came of it with t, of which it is. It
+// does so times times, one after the other, but ends early when the job is stopped or this machine fails. If cfg has a
+// file for a trace, that is of the first run that was different, or else of the last. ended is told of each run; it may
+// be nil. The error is a *RefusedError if the job was refused something while it ran, or one of standalone.Run; nothing is
+// known of how the run compares then.
+func (p *Plan) Run(ctx, abort context.Context, t *trace.Trace, times int, ignore trace.Ignore, cfg standalone.Config, ended func(*standalone.Report)) (*Result, error) {
+	file := ""
+	if cfg.Trace != nil {
+		file = cfg.Trace.File
+	}
+	cfg.WorkDir, cfg.Fetcher = p.workDir, p.Fetcher
+	result := &Result{Schema: resultSchema, Same: true, Differences: []Difference{}}
+	for range times {
+		cfg.Trace = &standalone.Trace{File: file, Secrets: p.Secrets}
+		report, err := standalone.Run(ctx, abort, p.Job, cfg)
+		if err = errors.Join(err, p.Refused()); report == nil || report.Trace == nil {
+			return nil, cmp.Or(err, errors.New("the job has left no trace"))
+		}
+		if ended != nil {
+			ended(report)
+		}
+		result.Runs++
+		result.Status, result.Reason, result.ExitCode = report.Status, report.Reason, report.ExitCode
+		if err != nil {
+			return nil, err
+		}
+		if err := result.compare(t, report.Trace, ignore); err != nil {
+			return nil, err
+		}
+		if !result.Same {
+			file = "" // it has what was different
+		}
+		if ctx.Err() != nil || report.Reason == standalone.System {
+			break
+		}
+	}
+	return result, nil //nolint:nilerr // whoever ended ctx knows that
+}
+
+// compare adds how one run differs.
+func (r *Result) compare(old, now *trace.Trace, ignore trace.Ignore) error {
+	c, err := trace.Compare(old, now, ignore)
+	if err != nil {
+		return err
+	}
+	known := make(map[string]int, len(r.Differences))
+	for i, d := range r.Differences {
+		known[d.Pointer] = i
+	}
+	for _, d := range c.Differences {
+		if i, twice := known[d.Pointer]; twice {
+			r.Differences[i].Runs++
+			continue
+		}
+		r.Differences = append(r.Differences, Difference{d, 1})
+	}
+	r.Same = r.Same && c.Same()
+	r.More, r.Unknown = max(r.More, c.More), max(r.Unknown, c.Unknown)
+	return nil
+}

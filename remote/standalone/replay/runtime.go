@@ -1,0 +1,87 @@
+package replay
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// Runtime says what becomes of a replay on another machine than the one the trace was made on, or with other programs.
+type Runtime string
+
+// The values of Runtime.
+const (
+	// ExactRuntime refuses it.
+	ExactRuntime Runtime = "exact"
+	// WarnRuntime names what is different, and does not count that as a difference.
+	WarnRuntime Runtime = "warn"
+	// IgnoreRuntime does not even look.
+	IgnoreRuntime Runtime = "ignore"
+)
+
+// ParseRuntime reads a Runtime.
+func ParseRuntime(text string) (Runtime, error) {
+	switch r := Runtime(text); r {
+	case ExactRuntime, WarnRuntime, IgnoreRuntime:
+		return r, nil
+	default:
+		return "", fmt.Errorf("runtime %.40q: use exact, warn or ignore", text)
+	}
+}
+
+// changedRuntime says what of the machine and of the programs is not what it was. Programs that are part of the job's
+// directory or of a component are not looked at: the job may make the former, and the latter are checked.
+func changedRuntime(id *trace.Identity, own trace.Runtime, paths *trace.Paths) (reasons []string) {
+	was := id.Runtime
+	if was.OS != own.OS || was.Arch != own.Arch {
+		reasons = append(reasons, fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
+	}
+	if is, then := own.Runner.Digest[trace.SHA256], was.Runner.Digest[trace.SHA256]; is != then {
+		reasons = append(reasons, fmt.Sprintf("stepmux: its digest was %s (version %s) and is %s (version %s)",
+			shown(then), graphic(was.Runner.Version), shown(is), own.Runner.Version))
+	}
+	seen := map[string]bool{}
+	visit(id.Steps, nil, "", func(s *trace.Step, _ *pb.Step, name string) {
+		if s.Exec == nil {
+			return
+		}
+		for _, p := range []*trace.Program{s.Exec.Program, s.Exec.Interpreter} {
+			if p == nil || p.Path.Masked || seen[p.Path.Value] {
+				continue
+			}
+			seen[p.Path.Value] = true
+			if why := changedProgram(p, paths); why != "" {
+				reasons = append(reasons, fmt.Sprintf("step %s: %s", graphic(name), why))
+			}
+		}
+	})
+	return reasons
+}
+
+// changedProgram says why p is not what it was; empty if it is.
+func changedProgram(p *trace.Program, paths *trace.Paths) string {
+	was := p.Digest[trace.SHA256]
+	path := paths.Expand(p.Path.Value)
+	if was == "" || strings.HasPrefix(p.Path.Value, "@") || !filepath.IsAbs(path) {
+		return ""
+	}
+	is, err := fileDigest(path)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("the program %s, whose digest was %s: %v", shownPath(path), shown(was), err)
+	case is != was:
+		return fmt.Sprintf("the program %s: its digest was %s and is %s", shownPath(path), shown(was), shown(is))
+	}
+	return ""
+}
+
+// shown is a digest for a reader.
+func shown(digest string) string {
+	if digest == "" {
+		return "none"
+	}
+	return graphic("sha256:" + digest)
+}

@@ -1,0 +1,176 @@
+package standalone
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// Report is how a job ended, with all its steps, as JSON has it. No secret is in it.
+type Report struct {
+	// Schema names this form.
+	Schema string `json:"schema"`
+	// Status is success, failure or cancelled.
+	Status string `json:"status"`
+	// Reason is why it did not succeed.
+	Reason   Reason           `json:"reason,omitempty"`
+	ExitCode int              `json:"exit_code"`
+	Message  string           `json:"message,omitempty"`
+	Started  time.Time        `json:"started"`
+	Finished time.Time        `json:"finished"`
+	Duration float64          `json:"duration_s"`
+	Outputs  map[string]value `json:"outputs,omitempty"`
+	Exports  map[string]value `json:"exports,omitempty"`
+	Steps    []StepReport     `json:"steps"`
+
+	// Trace is the trace of the job; nil if none was asked for, or it could not be written.
+	Trace *trace.Trace `json:"-"`
+}
+
+// StepReport is how a step ended, with the steps below it.
+type StepReport struct {
+	Name string `json:"name"`
+	// Status is success, failure, cancelled or skipped.
+	Status   string           `json:"status"`
+	ExitCode int              `json:"exit_code"`
+	Message  string           `json:"message,omitempty"`
+	Warnings []string         `json:"warnings,omitempty"`
+	Started  *time.Time       `json:"started,omitempty"`
+	Finished *time.Time       `json:"finished,omitempty"`
+	Duration float64          `json:"duration_s"`
+	Outputs  map[string]value `json:"outputs,omitempty"`
+	Exports  map[string]value `json:"exports,omitempty"`
+	Steps    []StepReport     `json:"steps,omitempty"`
+}
+
+const schema = "stepmux-result/v1"
+
+// Reason is why a job did not succeed.
+type Reason string
+
+// The values of Reason.
+const (
+	Script    Reason = "script"    // a step failed
+	Invalid   Reason = "invalid"   // the job was found to be wrong before its first step
+	TimedOut  Reason = "timeout"   // its time was up
+	Cancelled Reason = "cancelled" // it was stopped
+	System    Reason = "system"    // this machine failed
+)
+
+func newReport(stat job.Stat, r engine.Result) *Report {
+	return &Report{
+		Schema:   schema,
+		Status:   r.Status.String(),
+		Reason:   reasonOf(r),
+		ExitCode: r.ExitCode,
+		Message:  r.Message,
+		Started:  stat.Started,
+		Finished: stat.Finished,
+		Duration: stat.Finished.Sub(stat.Started).Seconds(),
+		Outputs:  valuesOf(r.Outputs),
+		Exports:  valuesOf(r.Exports),
+		Steps:    stepReports(r.Steps),
+	}
+}
+
+func reasonOf(r engine.Result) Reason {
+	switch {
+	case r.Status == engine.Success:
+		return ""
+	case r.Status == engine.Cancelled:
+		return Cancelled
+	case r.Invalid:
+		return Invalid
+	case r.TimedOut:
+		return TimedOut
+	case r.System:
+		return System
+	default:
+		return Script
+	}
+}
+
+func stepReports(results []engine.StepResult) []StepReport {
+	reports := make([]StepReport, len(results))
+	for i, r := range results {
+		reports[i] = StepReport{
+			Name:     r.Name,
+			Status:   r.Status.String(),
+			ExitCode: r.ExitCode,
+			Message:  r.Message,
+			Warnings: r.Warnings,
+			Started:  when(r.Started),
+			Finished: when(r.Finished),
+			Outputs:  valuesOf(r.Outputs),
+			Exports:  valuesOf(r.Exports),
+			Steps:    stepReports(r.Steps),
+		}
+		if !r.Finished.IsZero() {
+			reports[i].Duration = r.Finished.Sub(r.Started).Seconds()
+		}
+	}
+	return reports
+}
+
+// when is t, or nil if that has not happened.
+func when(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+// value is a value as JSON, or {"masked": true} if it is a secret or has one in it.
+type value struct{ expr.Value }
+
+// MarshalJSON implements [json.Marshaler].
+func (v value) MarshalJSON() ([]byte, error) {
+	if v.Sensitive() {
+		return []byte(`{"masked":true}`), nil
+	}
+	return v.Value.MarshalJSON()
+}
+
+func valuesOf(values map[string]expr.Value) map[string]value {
+	if len(values) == 0 {
+		return nil
+	}
+	all := make(map[string]value, len(values))
+	for name, v := range values {
+		all[name] = value{v}
+	}
+	return all
+}
+
+// JSON returns the report as JSON that ends with a newline, indented or on one line.
+func (r *Report) JSON(indent bool) ([]byte, error) {
+	marshal := json.Marshal
+	if indent {
+		marshal = func(v any) ([]byte, error) { return json.MarshalIndent(v, "", "  ") }
+	}
+	data, err := marshal(r)
+	return append(data, '\n'), err
+}
+
+// WriteFile writes the report to a file that only our user can read. The file is there as a whole or not at all,
+// and replaces another.
+func (r *Report) WriteFile(path string) error {
+	data, err := r.JSON(true)
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, data)
+}
+
+// Refused is the report of a job that err kept from running: its source is not valid.
+func Refused(err error) *Report {
+	now := time.Now()
+	return &Report{
+		Schema: schema, Status: engine.Failure.String(), Reason: Invalid, Message: err.Error(),
+		Started: now, Finished: now, Steps: []StepReport{},
+	}
+}

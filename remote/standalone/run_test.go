@@ -1,0 +1,250 @@
+package standalone
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+func TestOutputIsShownInTheOrderItCameAbout(t *testing.T) {
+	tr := newTrial(t)
+	var text, want strings.Builder
+	for i := range 30 {
+		n := strconv.Itoa(i)
+		text.WriteString("- {name: s" + n + ", script: 'echo out" + n + "; printf err" + n + " >&2'}\n")
+		want.WriteString("<s" + n + " running>")
+		want.WriteString("|<s" + n + " success>")
+	}
+	report := tr.finish(tr.steps(text.String()))
+	require.Equal(t, "success", report.Status)
+	// Of the two streams of one step neither comes first.
+	got := tr.all.String()
+	for i := range 30 {
+		n := strconv.Itoa(i)
+		a, b := "out"+n+"\nerr"+n+"<", "err"+n+"out"+n+"\n<"
+		require.True(t, strings.Contains(got, a) != strings.Contains(got, b), got)
+		got = strings.NewReplacer(a, "|<", b, "|<").Replace(got)
+	}
+	require.Equal(t, want.String(), got)
+}
+
+func TestMuchOutputIsShownAsItIs(t *testing.T) {
+	tr := newTrial(t)
+	tr.finish(tr.steps(`- script: "yes 0123456789 | head -c 3000000; echo; echo end >&2"`))
+	require.Equal(t, strings.Repeat("0123456789\n", 3000000/11+1)[:3000000]+"\n", tr.stdout.String())
+	require.Equal(t, "end\n", tr.stderr.String())
+}
+
+func TestReportHasTheTreeOfTheSteps(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("greet/step.yml", `spec: {outputs: {said: {type: string}, secret: {type: string, sensitive: true}}}
+---
+run:
+  - name: inner
+    script: echo hi
+outputs: {said: hi, secret: do-not-tell}
+`)
+	report := tr.finish(tr.steps(`- {name: a, step: ./greet}
+- {name: b, script: exit 7}
+- {name: c, script: echo never}
+`))
+	require.Equal(t, Script, report.Reason)
+	require.Equal(t, 7, report.ExitCode)
+	require.Equal(t, `step "b": exec: exit status 7`, report.Message)
+	require.Len(t, report.Steps, 3)
+	require.Equal(t, []string{"success", "failure", "skipped"},
+		[]string{report.Steps[0].Status, report.Steps[1].Status, report.Steps[2].Status})
+	require.Equal(t, "inner", report.Steps[0].Steps[0].Name)
+	data, err := report.JSON(false)
+	require.NoError(t, err)
+	require.Contains(t, string(data), `"outputs":{"said":"hi","secret":{"masked":true}}`)
+	require.NotContains(t, string(data), "do-not-tell")
+	require.NotContains(t, string(data), "0001-01-01", "a time that was not")
+}
+
+func TestMaskedVariablesAreInNoOutputAndNoReport(t *testing.T) {
+	tr := newTrial(t)
+	j := tr.read(Source{Name: "job.yml", Format: Steps, Text: []byte(`
+- name: a
+  script: |
+    echo "it is ${{ vars.TOKEN }}"
+    echo "${{ vars.TOKEN }}" >&2
+    echo '{"name":"E","value":"x ${{ vars.TOKEN }}"}' >>${{ export_file }}
+- name: b
+  step: ./${{ vars.TOKEN }}
+`), Vars: []engine.Variable{{Key: "TOKEN", Value: "hunter2-hunter2", Masked: true}, {Key: "PIN", Value: "123", Masked: true}}})
+	require.Equal(t, []string{"the variable PIN is not masked: the value has less than 4 bytes"}, j.Notices)
+	report := tr.finish(j)
+	require.Equal(t, "failure", report.Status)
+	data, err := report.JSON(true)
+	require.NoError(t, err)
+	require.NotContains(t, string(data)+tr.all.String(), "hunter2")
+	require.Equal(t, "it is [MASKED]\n", tr.stdout.String())
+	require.Contains(t, string(data), `"masked": true`)
+}
+
+func TestEndOfTheContextStopsTheJobWithItsGrace(t *testing.T) {
+	tr := newTrial(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	tr.stdout.on("started", cancel)
+	report, err := tr.run(ctx, t.Context(), tr.steps(`
+- {name: a, script: "trap 'echo ending; exit 1' TERM; echo started; while :; do sleep 0.01; done"}
+- {name: b, script: echo not run}
+- {name: c, script: echo cleaning, when: always}
+`))
+	require.NoError(t, err)
+	require.Equal(t, Cancelled, report.Reason)
+	require.Equal(t, "started\nending\ncleaning\n", tr.stdout.String())
+}
+
+func TestEndOfTheSecondContextKillsTheJob(t *testing.T) {
+	tr := newTrial(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	abort, kill := context.WithCancel(t.Context())
+	defer kill()
+	tr.stdout.on("started", func() {
+		tr.stdout.then, tr.stdout.when = kill, "asked"
+		cancel()
+	})
+	report, err := tr.run(ctx, abort, tr.steps(`
+- {name: a, script: "trap 'echo asked' TERM; echo started; while :; do sleep 0.01; done"}
+- {name: c, script: echo cleaning, when: always}
+`))
+	require.NoError(t, err)
+	require.Equal(t, Cancelled, report.Reason)
+	require.NotContains(t, tr.stdout.String(), "cleaning")
+}
+
+func TestNothingOfAJobOutlivesIt(t *testing.T) {
+	tr := newTrial(t)
+	tr.finish(tr.steps(`- {script: "setsid sleep 600 >/dev/null 2>&1 & echo $!"}`))
+	pid, err := strconv.Atoi(strings.TrimSpace(tr.stdout.String()))
+	require.NoError(t, err)
+	requireGone(t, pid)
+}
+
+func TestTimeoutIsAReasonOfItsOwn(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.Timeout = 50 * time.Millisecond
+	report := tr.finish(tr.steps(`- script: sleep 600`))
+	require.Equal(t, TimedOut, report.Reason)
+	require.Equal(t, "failure", report.Status)
+}
+
+func TestJobThatIsWrongIsFoundOutBeforeItsFirstStep(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("s/step.yml", "spec: {inputs: {who: {type: string}}}\n---\nexec: {command: [echo]}\n")
+	report := tr.finish(tr.steps("- {name: a, script: echo ran}\n- {name: b, step: ./s}\n"))
+	require.Equal(t, Invalid, report.Reason)
+	require.Contains(t, report.Message, `"who"`)
+	require.Empty(t, tr.stdout.String())
+}
+
+// brokenWriter takes n bytes.
+type brokenWriter struct{ n int }
+
+func (b *brokenWriter) Write(p []byte) (int, error) {
+	if b.n -= len(p); b.n < 0 {
+		return 0, errors.New("nobody reads this")
+	}
+	return len(p), nil
+}
+
+func TestOutputThatNobodyTakesStopsTheJob(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.Stdout = &brokenWriter{n: 100}
+	report, err := tr.run(t.Context(), t.Context(), tr.steps(`- script: "while :; do echo 0123456789; sleep 0.001; done"`))
+	require.EqualError(t, err, "write the job's stdout: nobody reads this")
+	require.Equal(t, Cancelled, report.Reason)
+}
+
+func TestTemporaryDirectoryThatIsMissingIsSaid(t *testing.T) {
+	tr := newTrial(t)
+	cfg := tr.cfg
+	cfg.TempDir = filepath.Join(t.TempDir(), "missing")
+	_, err := Run(t.Context(), t.Context(), tr.steps("- script: echo"), cfg)
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestAfterScriptRunsWhateverHappensAndChangesNothing(t *testing.T) {
+	for name, test := range map[string]struct {
+		script string
+		reason Reason
+		code   int
+		told   string
+	}{
+		"success": {"true", "", 0, "after success"},
+		"failure": {"exit 3", Script, 3, "after failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := newTrial(t)
+			report := tr.finish(tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte(`
+j:
+  variables: {WHO: you}
+  before_script: ["X=kept"]
+  script: ['echo "$X $WHO $CI_JOB_NAME"', '` + test.script + `']
+  after_script: ['echo "after $CI_JOB_STATUS [$X] $WHO"', exit 9]
+`)}))
+			require.Equal(t, test.reason, report.Reason, report.Message)
+			require.Equal(t, test.code, report.ExitCode)
+			require.Equal(t, "kept you j\n"+test.told+" [] you\n", tr.stdout.String())
+			require.Equal(t, 9, report.Steps[1].ExitCode)
+		})
+	}
+}
+
+func TestAfterScriptRunsAfterACancel(t *testing.T) {
+	tr, report := cancelled(t, `
+j:
+  script: [echo started, sleep 600]
+  after_script: ['echo "after $CI_JOB_STATUS"']
+`)
+	require.Equal(t, "started\nafter canceled\n", tr.stdout.String())
+	require.Equal(t, "success", report.Steps[1].Status)
+}
+
+func TestAfterScriptHasItsOwnLimitAfterACancelToo(t *testing.T) {
+	_, report := cancelled(t, `
+j:
+  variables: {RUNNER_AFTER_SCRIPT_TIMEOUT: 50ms}
+  script: [echo started, sleep 600]
+  after_script: [sleep 600]
+`)
+	require.Contains(t, report.Steps[1].Message, "timeout")
+}
+
+// cancelled runs the job of a .gitlab-ci.yml, which is cancelled when it has told that it started.
+func cancelled(t *testing.T, text string) (*trial, *Report) {
+	t.Helper()
+	tr := newTrial(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	tr.stdout.on("started", cancel)
+	report, err := tr.run(ctx, t.Context(), tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte(text)}))
+	require.NoError(t, err)
+	require.Equal(t, Cancelled, report.Reason)
+	return tr, report
+}
+
+func TestVariablesOfAJobOfStepsAreNotInTheEnvironment(t *testing.T) {
+	tr := newTrial(t)
+	tr.finish(tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte(`
+j:
+  variables: {WHO: you}
+  run:
+    - {name: a, script: 'echo "[$WHO]"'}
+    - {name: b, exec: {command: [echo, "${{ vars.WHO }} ${{ job.name }}"]}}
+`), Vars: []engine.Variable{{Key: "WHO", Value: "${{ me }}\n- script: echo injected"}}}))
+	require.Equal(t, "[]\n${{ me }}\n- script: echo injected j\n", tr.stdout.String())
+}

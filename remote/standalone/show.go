@@ -1,0 +1,118 @@
+package standalone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+
+	"github.com/stepmux/stepmux/remote/job"
+)
+
+// show shows the changes of a job's steps, and what they write, in the order it came about, until the job has
+// ended. The error is that of a writer; the rest is not shown then.
+func show(ctx context.Context, f *job.Follower, cfg Config) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &shower{follower: f, cfg: cfg, to: [2]io.Writer{job.Stdout: cfg.Stdout, job.Stderr: cfg.Stderr}}
+	var wg sync.WaitGroup
+	for _, await := range []func(context.Context) error{s.awaitEvent, s.awaitStdout, s.awaitStderr} {
+		wg.Go(func() {
+			for {
+				err := await(ctx)
+				if errors.Is(err, io.EOF) {
+					return
+				}
+				if err == nil {
+					err = s.show(ctx)
+				}
+				if err != nil {
+					cancel(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// shower shows a job. Whoever learns that there is something new shows all there is.
+type shower struct {
+	follower *job.Follower
+	cfg      Config
+	to       [2]io.Writer
+
+	mu     sync.Mutex // guards the following, and the writers
+	events int        // shown
+	shown  [2]int64   // bytes of each stream
+	piece  [32 << 10]byte
+}
+
+func (s *shower) awaitEvent(ctx context.Context) error {
+	s.mu.Lock()
+	n := s.events
+	s.mu.Unlock()
+	_, err := s.follower.Event(ctx, n)
+	return err
+}
+
+func (s *shower) awaitStdout(ctx context.Context) error { return s.await(ctx, job.Stdout) }
+func (s *shower) awaitStderr(ctx context.Context) error { return s.await(ctx, job.Stderr) }
+
+// await waits until there is more of a stream than was shown.
+func (s *shower) await(ctx context.Context, stream job.Stream) error {
+	s.mu.Lock()
+	offset := s.shown[stream]
+	s.mu.Unlock()
+	var one [1]byte
+	n, err := s.follower.ReadAt(ctx, stream, one[:], offset)
+	if n > 0 {
+		return nil
+	}
+	return err
+}
+
+// show shows all there is.
+func (s *shower) show(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for {
+		// What is there before the next event is looked for belongs to what was before that.
+		stat := s.follower.Stat()
+		to := [2]int64{job.Stdout: stat.Stdout, job.Stderr: stat.Stderr}
+		event, stdout, stderr, isEvent := s.follower.Past(s.events)
+		if isEvent {
+			to = [2]int64{job.Stdout: stdout, job.Stderr: stderr}
+		}
+		for stream := range s.to {
+			if err := s.copyLocked(ctx, job.Stream(stream), to[stream]); err != nil {
+				return err
+			}
+		}
+		if !isEvent {
+			return nil
+		}
+		s.events++
+		s.cfg.Observe(event)
+	}
+}
+
+// copyLocked shows a stream as far as to, which there is of it.
+func (s *shower) copyLocked(ctx context.Context, stream job.Stream, to int64) error {
+	for s.shown[stream] < to {
+		piece := s.piece[:min(int64(len(s.piece)), to-s.shown[stream])]
+		n, err := s.follower.ReadAt(ctx, stream, piece, s.shown[stream])
+		if n > 0 {
+			s.shown[stream] += int64(n)
+			if _, err := s.to[stream].Write(piece[:n]); err != nil {
+				return fmt.Errorf("write the job's %s: %w", stream, err)
+			}
+		}
+		if err != nil && n == 0 {
+			return err
+		}
+	}
+	return nil
+}

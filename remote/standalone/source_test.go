@@ -1,0 +1,144 @@
+package standalone
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+func TestFormatIsThatOfTheNameUnlessItIsSaid(t *testing.T) {
+	for _, test := range []struct {
+		text, name string
+		want       Format
+	}{
+		{"", "steps.yml", Steps},
+		{"", "a/.gitlab-ci.yml", GitLabCI},
+		{"", "ci/test.gitlab-ci.yml", GitLabCI},
+		{"steps", ".gitlab-ci.yml", Steps},
+		{"gitlab-ci", "x", GitLabCI},
+	} {
+		got, err := ParseFormat(test.text, test.name)
+		require.NoError(t, err)
+		require.Equal(t, test.want, got, test)
+	}
+	_, err := ParseFormat("github", "x")
+	require.EqualError(t, err, `format "github": use steps or gitlab-ci`)
+}
+
+const withInputs = `spec:
+  inputs:
+    who: {type: string}
+    times: {type: number, default: 1}
+    tags: {type: array, default: []}
+    loud: {type: boolean, default: false}
+---
+run:
+  - name: a
+    exec: {command: [echo, "${{ inputs.who }}", "${{ inputs.times + 1 }}", "${{ inputs.tags }}", "${{ inputs.loud }}"]}
+`
+
+func TestInputsAreValuesAndNeverText(t *testing.T) {
+	tr := newTrial(t)
+	inputs := map[string]string{"who": "a\"\n  - script: echo ${{ injected }}", "times": "2", "tags": `["x"]`, "loud": "true"}
+	tr.finish(tr.read(Source{Name: "s.yml", Text: []byte(withInputs), Format: Steps, Inputs: inputs}))
+	require.Equal(t, "a\"\n  - script: echo ${{ injected }} 3 [\"x\"] true\n", tr.stdout.String())
+}
+
+func TestInputsThatDoNotFitAreRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		inputs map[string]string
+		err    string
+	}{
+		"missing":      {nil, `s.yml: the input "who" is required, and not given`},
+		"misspelt":     {map[string]string{"whoo": "x"}, `s.yml: the step takes no input "whoo", did you mean "who"?`},
+		"other type":   {map[string]string{"who": "x", "times": `"2"`}, `s.yml: input "times": the value is a string, and must be a number`},
+		"not JSON":     {map[string]string{"who": "x", "times": "two"}, `input "times": the value must be JSON, as 3, true or ["a"], since its type is number`},
+		"not a string": {map[string]string{"who": "x", "loud": "yes"}, `input "loud": the value must be JSON, as 3, true or ["a"], since its type is boolean`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Read(Source{Name: "s.yml", Text: []byte(withInputs), Format: Steps, Inputs: test.inputs})
+			require.EqualError(t, err, test.err)
+		})
+	}
+	_, err := Read(Source{Name: "ci.yml", Text: []byte("j: {script: [a]}"), Format: GitLabCI, Inputs: map[string]string{"a": "b"}})
+	require.EqualError(t, err, "inputs are for steps; a job of a .gitlab-ci.yml takes variables")
+}
+
+func TestJSONIsReadAsItStands(t *testing.T) {
+	tr := newTrial(t)
+	tr.finish(tr.read(Source{Name: "--json", Format: JSON, Text: []byte(
+		`[{"exec":{"command":["printf","%s|","\ud83d\ude00","\\ud83d\\ude00","a\/b","\u00e4\tb","x\ny"]}}]`)}))
+	require.Equal(t, "\U0001f600|\\ud83d\\ude00|a/b|\u00e4\tb|x\ny|", tr.stdout.String())
+}
+
+func TestWhatIsNoJSONIsRefused(t *testing.T) {
+	for text, want := range map[string]string{
+		`run: [{script: a}]`:          "--json: not valid JSON, at byte 1: invalid character 'r' looking for beginning of value",
+		`[{"script":"a"}] - b`:        "--json: not valid JSON, at byte 18: invalid character '-' after top-level value",
+		``:                            "--json: not valid JSON, at byte 0: unexpected end of JSON input",
+		`[{"scrpt":"a"}]`:             `--json:1:3: unknown key "scrpt", did you mean "script"?`,
+		`[{"script":"a","script":1}]`: `--json:1:16: the key "script" stands here for the second time`,
+	} {
+		_, err := Read(Source{Name: "--json", Format: JSON, Text: []byte(text)})
+		require.EqualError(t, err, want)
+	}
+}
+
+func TestJobIsChosenByName(t *testing.T) {
+	read := func(text, job string) error {
+		_, err := Read(Source{Name: "ci.yml", Text: []byte(text), Format: GitLabCI, JobName: job, WorkDir: t.TempDir()})
+		return err
+	}
+	require.NoError(t, read("only: {script: [a]}\n.base: {script: [b]}\n", ""))
+	const two = "one: {script: [a]}\ntwo: {script: [b]}\n"
+	require.NoError(t, read(two, "two"))
+	require.EqualError(t, read(two, ""), `ci.yml has 2 jobs; choose one with --job-name: "one", "two"`)
+	require.EqualError(t, read(two, "tow"), `ci.yml: there is no job "tow", did you mean "two"?`)
+	require.EqualError(t, read(two, "deploy"), `ci.yml: there is no job "deploy"; there is "one", "two"`)
+	_, err := Read(Source{Name: "s.yml", Text: []byte("- script: a"), Format: Steps, JobName: "j"})
+	require.EqualError(t, err, `job "j": a list of steps has no jobs; the format gitlab-ci has`)
+}
+
+func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("ci/jobs.yml", "j: {script: [echo included]}\n")
+	tr.finish(tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte("include: /ci/jobs.yml\n")}))
+	require.Equal(t, "included\n", tr.stdout.String())
+	_, err := Read(Source{Name: "ci.yml", Format: GitLabCI, WorkDir: tr.cfg.WorkDir, Text: []byte("include: ../../etc/passwd\nj: {script: [a]}\n")})
+	require.EqualError(t, err, fmt.Sprintf(`ci.yml:1:10: include: read "../../etc/passwd": the work directory %s has no such file`, tr.cfg.WorkDir))
+}
+
+func TestVariablesAreThoseOfTheEnvironment(t *testing.T) {
+	vars, err := EnvironmentVars([]string{
+		"CI_COMMIT_SHA=abc", "STEPS=- a", "STEPMUX_TOKEN=t", "CI_JOB_TOKEN=secret", "MY=x=y", "BASH_FUNC_f%%=() {", "MY=twice", "nothing",
+	}, []string{"MY"})
+	require.NoError(t, err)
+	require.Equal(t, []engine.Variable{
+		{Key: "CI_COMMIT_SHA", Value: "abc"},
+		{Key: "CI_JOB_TOKEN", Value: "secret", Masked: true},
+		{Key: "MY", Value: "x=y", Masked: true},
+	}, vars)
+	_, err = EnvironmentVars([]string{"MY=x"}, []string{"MX"})
+	require.EqualError(t, err, `the variable "MX" is to be masked (--mask), and has no value here`)
+}
+
+func TestVariablesOfTheCommandLine(t *testing.T) {
+	lookup := func(name string) (string, bool) { return "from outside", name == "HOME" }
+	vars, err := Vars([]string{"A=1", "HOME", "A=2=3", "E="}, []string{"HOME"}, lookup)
+	require.NoError(t, err)
+	require.Equal(t, []engine.Variable{{Key: "HOME", Value: "from outside", Masked: true}, {Key: "A", Value: "2=3"}, {Key: "E"}}, vars)
+	for text, want := range map[string]string{
+		"1A=x":  `the variable name "1A" is not valid; write NAME=VALUE, or NAME for its value in the environment`,
+		"OTHER": "the variable OTHER is not in the environment; write OTHER=VALUE",
+	} {
+		_, err := Vars([]string{text}, nil, lookup)
+		require.EqualError(t, err, want)
+	}
+	_, err = Vars(nil, []string{"GONE"}, lookup)
+	require.EqualError(t, err, `the variable "GONE" is to be masked (--mask), and has no value here`)
+	_, err = Inputs([]string{"novalue"})
+	require.EqualError(t, err, `the input "novalue" is not given as name=value`)
+}

@@ -1,0 +1,134 @@
+package standalone
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// Talk tells people how a job goes: the names of its steps as they begin, and in the end what became of each.
+// Its methods and those of its writers are for one goroutine at a time.
+type Talk struct {
+	err    io.Writer
+	colour bool
+	// open tells that the last line shown has no end; those of stdout count on a terminal that has both.
+	open bool
+}
+
+// NewTalk returns a Talk on err, in colours if wanted.
+func NewTalk(err io.Writer, colour bool) *Talk { return &Talk{err: err, colour: colour} }
+
+// Beside returns a writer to w, which is shown in the same place as what Talk says: that begins on a line of
+// its own then.
+func (t *Talk) Beside(w io.Writer) io.Writer { return &besides{t, w} }
+
+type besides struct {
+	talk *Talk
+	to   io.Writer
+}
+
+func (b *besides) Write(p []byte) (int, error) {
+	n, err := b.to.Write(p)
+	if n > 0 {
+		b.talk.open = p[n-1] != '\n'
+	}
+	return n, err
+}
+
+// The colours.
+const (
+	bold  = "1"
+	dim   = "2"
+	red   = "31"
+	green = "32"
+)
+
+func (t *Talk) paint(colour, text string) string {
+	if !t.colour || text == "" {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+func (t *Talk) line(text string) {
+	if t.open {
+		text = "\n" + text
+		t.open = false
+	}
+	_, _ = io.WriteString(t.err, text+"\n") // who reads no more does not want the rest
+}
+
+// Notice tells something about the job.
+func (t *Talk) Notice(text string) { t.line(t.paint(dim, "note: "+printable(text))) }
+
+// Say tells what the job came to.
+func (t *Talk) Say(text string) { t.line(printable(text)) }
+
+// Observe tells that a step begins.
+func (t *Talk) Observe(r engine.StepResult) {
+	if r.Status == engine.Running && r.Kind != engine.Unknown {
+		t.line(t.paint(bold, "> "+strings.Join(r.Path, " / ")))
+	}
+}
+
+// End tells how the job ended.
+func (t *Talk) End(r *Report) {
+	colour := red
+	if r.Status == engine.Success.String() {
+		colour = green
+	}
+	text := fmt.Sprintf("%s in %s", r.Status, seconds(r.Duration))
+	if r.Message != "" {
+		text += ": " + printable(r.Message)
+	}
+	t.line(t.paint(colour, text))
+	t.tree(r.Steps, "  ")
+}
+
+func (t *Talk) tree(steps []StepReport, indent string) {
+	for _, s := range steps {
+		colour, took := red, seconds(s.Duration)
+		switch s.Status {
+		case engine.Success.String():
+			colour = green
+		case engine.Skipped.String():
+			colour, took = dim, ""
+		}
+		text := fmt.Sprintf("%s%s %7s  %s", indent, t.paint(colour, fmt.Sprintf("%-9s", s.Status)), took, s.Name)
+		if s.ExitCode != 0 && len(s.Steps) == 0 {
+			text += fmt.Sprintf(" (exit status %d)", s.ExitCode)
+		}
+		t.line(text)
+		for _, w := range s.Warnings {
+			t.line(indent + "  " + t.paint(dim, "warning: "+printable(w)))
+		}
+		t.tree(s.Steps, indent+"  ")
+	}
+}
+
+// seconds is a time for people.
+func seconds(s float64) string {
+	d := time.Duration(s * float64(time.Second))
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(10 * time.Millisecond).String()
+	default:
+		return d.Round(time.Second).String()
+	}
+}
+
+// printable is text without what would move a terminal's cursor.
+func printable(text string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return ' '
+		}
+		return c
+	}, text)
+}

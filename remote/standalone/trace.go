@@ -1,0 +1,71 @@
+package standalone
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"regexp"
+	"syscall"
+	"time"
+
+	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// traceBegin is how a trace begins.
+var traceBegin = regexp.MustCompile(`^\{"id":"[0-9a-f]{64}","identity":\{`)
+
+// CheckTraceFile is CheckOutputFile for a name that nobody has asked for: there is room, and nothing but a trace is
+// there to be replaced.
+func CheckTraceFile(path string) error {
+	if err := CheckOutputFile(path); err != nil {
+		return err
+	}
+	room, err := trace.Create(path, job.TraceRoom)
+	if err != nil {
+		return err
+	}
+	room.Discard()
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	var head [128]byte
+	n, err := io.ReadFull(file, head[:])
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return err
+	}
+	if !traceBegin.Match(head[:n]) {
+		return fmt.Errorf("%s is there, and is no trace", path)
+	}
+	return nil
+}
+
+// WriteRefused writes the trace of a job that why kept from running: its source is not valid. It has no definition.
+// version is that of this program.
+func WriteRefused(path string, why error, version string) error {
+	t := refusedTrace(why, version)
+	data, err := t.Encode()
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, data)
+}
+
+func refusedTrace(why error, version string) *trace.Trace {
+	now := time.Now().UTC()
+	return &trace.Trace{
+		Identity: trace.Identity{
+			Runtime: engine.Runtime(version), Status: trace.Failure, Reason: string(Invalid), Steps: []trace.Step{},
+			Job: trace.Job{Vars: map[string]trace.Variable{}},
+		},
+		Volatile: trace.Volatile{Started: now, Ended: now, Message: why.Error(), Steps: []trace.StepRun{}},
+	}
+}

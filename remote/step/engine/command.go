@@ -1,0 +1,331 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// groupPause is the pause between looks at whether a process group that was told to end has ended.
+const groupPause = 5 * time.Millisecond
+
+// maxKept is how many steps are kept until the end of the job because they may have left something in
+// the background, out of sight. Each holds a process, its shim, even if it has left nothing, so of the
+// steps beyond these only those are kept whose process group lives on.
+const maxKept = 64
+
+// Exit codes of a step whose program could not be run, as a shell has them.
+const (
+	exitNotExecutable = 126
+	exitNotFound      = 127
+)
+
+// runCommand runs a step that is a command, or a script.
+func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outcome {
+	r.announce(res, Command)
+	cmd, err := r.command(g)
+	defer r.clean(g)
+	if err != nil {
+		return concluded(proc.Exit{}, err)
+	}
+	g.files.wanted = g.files.wanted || g.v0() // its environment tells those
+	if err := g.files.create(); err != nil {
+		return failed(err)
+	}
+	if err := r.describe(g, res, &cmd); err != nil {
+		return failed(err)
+	}
+	if r.rec != nil {
+		r.rec.command(res, &cmd, g.argv, r.environment(g))
+	}
+	exit, expired, err := r.runProcess(ctx, g, res, cmd)
+	r.rec.exited(res, exit, expired != nil, err)
+	stopped := r.release()
+	given := r.collect(g, res)
+	switch {
+	case stopped != nil:
+		r.cuts++
+		return stopped.outcome(exit.Code)
+	case err != nil && ctx.Err() != nil:
+		r.cuts++
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
+	case expired != nil:
+		expired.extend(r.cfg.AlwaysLimit)
+		return timedOut(expired.why, exit)
+	}
+	o := concluded(exit, err)
+	if o.status == Success && given != nil {
+		return failed(given)
+	}
+	if o.status == Success {
+		for name, v := range res.Exports {
+			r.exports[name] = v
+		}
+	}
+	return o
+}
+
+// concluded is how a process ended by itself. What fails is worded so that "exit status N" comes last:
+// callers take the code from there.
+func concluded(exit proc.Exit, err error) outcome {
+	o := outcome{status: Failure}
+	switch {
+	case err != nil:
+		o.code, o.why, o.system = startExitCode(err), err.Error(), proc.MachineFailed(err)
+	case exit.Signal != 0:
+		o.code, o.why = exit.Code, fmt.Sprintf("exec: ended by signal %d (%v)", int(exit.Signal), exit.Signal)
+	case exit.Code != 0:
+		o.code, o.why = exit.Code, "exec"
+	default:
+		return outcome{status: Success}
+	}
+	if o.code != 0 {
+		o.why += fmt.Sprintf(": exit status %d", o.code)
+	}
+	return o
+}
+
+// timedOut is how a process ended that was ended by a limit.
+func timedOut(why error, exit proc.Exit) outcome {
+	o := outcome{status: Failure, code: exit.Code, why: why.Error()}
+	if o.code != 0 {
+		o.why += fmt.Sprintf(": exit status %d", o.code)
+	}
+	return o
+}
+
+// collect takes what the step wrote to its files, also if it failed then. The error says what is wrong
+// with that.
+func (r *Runner) collect(g *frame, res *StepResult) error {
+	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
+	exports, expErr := g.files.exports(g.v0())
+	if err := r.protect(outputs); err != nil {
+		return err
+	}
+	r.taint(outputs)
+	r.taint(exports)
+	if err := r.give(outputs, exports); err != nil {
+		return err
+	}
+	res.Outputs, res.Exports, res.Warnings = outputs, exports, warnings
+	return together(outErr, expErr)
+}
+
+// dialect is what a command is run by the rules of: that of its definition or, if it is written in its
+// place, of what is around it.
+func (f *frame) dialect() pb.Definition_Dialect {
+	for f.outer != nil {
+		f = f.outer
+	}
+	return f.def.GetDialect()
+}
+
+func (f *frame) v0() bool { return f.dialect() == pb.Definition_v0 }
+
+// clean removes the files of a step. Those that resist go with ScriptDir.
+func (r *Runner) clean(g *frame) {
+	g.files.remove()
+	if g.builtin != "" {
+		_ = os.Remove(r.scriptFile())
+	}
+}
+
+func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "script") }
+
+// command returns what runs the definition of g.
+func (r *Runner) command(g *frame) (proc.Command, error) {
+	cmd := proc.Command{
+		Dir:       r.place.WorkDir,
+		Env:       environ(r.environment(g)),
+		Stdout:    r.place.Stdout,
+		Stderr:    r.place.Stderr,
+		OrphanDir: r.cfg.OrphanDir,
+	}
+	if g.builtin != "" {
+		return cmd, r.script(g, &cmd)
+	}
+	e := g.def.GetExec()
+	for i, arg := range e.GetCommand() {
+		v, err := r.text(g, arg, fmt.Sprintf("command, argument %d", i))
+		if err != nil {
+			return cmd, err
+		}
+		cmd.Argv = append(cmd.Argv, v.Text())
+		if r.rec != nil {
+			g.argv = append(g.argv, v)
+		}
+	}
+	base := r.place.WorkDir
+	if g.v0() {
+		base = g.dir
+	}
+	dir, err := r.text(g, e.GetWorkDir(), "work_dir")
+	if err != nil {
+		return cmd, err
+	}
+	if cmd.Dir = dir.Text(); !filepath.IsAbs(cmd.Dir) {
+		cmd.Dir = filepath.Join(base, cmd.Dir)
+	}
+	return cmd, nil
+}
+
+// script makes cmd run a script. Its text is in a file, so that it has no limit of length, which the
+// shell reads as if it stood in its place.
+func (r *Runner) script(g *frame, cmd *proc.Command) error {
+	sh, err := shell(g.inputs[inputShell].Text(), lookup(cmd.Env, "PATH"), cmd.Dir)
+	if err != nil {
+		return err
+	}
+	file := r.scriptFile()
+	cmd.Argv = []string{sh}
+	if g.builtin == lang.LegacyScriptStep {
+		cmd.Argv = append(cmd.Argv, "-e")
+		if filepath.Base(sh) == "bash" {
+			cmd.Argv = append(cmd.Argv, "-o", "pipefail")
+		}
+	}
+	source, err := wire.Quote(".", file)
+	if err != nil {
+		return fmt.Errorf("name the script's file: %w", err)
+	}
+	cmd.Argv = append(cmd.Argv, "-c", source, filepath.Base(sh))
+	return writePrivate(file, g.script, "script")
+}
+
+// describe gives a step of the blueprint's dialect what it finds in its environment.
+func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
+	if !g.v0() {
+		return nil
+	}
+	r.rec.describes("")
+	allowed := map[string]expr.Value{}
+	for key, v := range r.varValues {
+		if g.mayKnowVar(key) {
+			allowed[key] = v
+		}
+	}
+	for name, kind := range map[string]string{
+		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export", "STEP_JSON": "step.json",
+	} {
+		cmd.Env = append(cmd.Env, name+"="+g.files.path(kind)) // the last one of a name counts
+	}
+	return g.files.describeStep(res.Name, g.inputs, g.dir, description(allowed))
+}
+
+// runProcess starts a step's process and waits for its end. The error says why there is no exit
+// status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
+func (r *Runner) runProcess(ctx context.Context, g *frame, res *StepResult, cmd proc.Command) (proc.Exit, *limit, error) {
+	p, err := r.cfg.Start(ctx, cmd)
+	if err != nil {
+		return proc.Exit{}, nil, err
+	}
+	r.rec.started(res, p)
+	r.kept = append(r.kept, p)
+	r.attach(p)
+	l := g.limits.next()
+	var expired atomic.Pointer[time.Time] // when the process is killed
+	if l != nil {
+		timer := time.AfterFunc(time.Until(l.at), func() {
+			at := time.Now().Add(r.cfg.Grace)
+			expired.Store(&at)
+			p.Stop(r.cfg.Grace)
+		})
+		defer timer.Stop()
+	}
+	exit, err := p.Wait(ctx)
+	ending := func() (time.Time, bool) {
+		if s := r.stopping(); s != nil && r.after == nil {
+			return s.killAt, true
+		}
+		if at := expired.Load(); at != nil {
+			return *at, true
+		}
+		return time.Time{}, false
+	}
+	switch {
+	case err != nil, awaitGroup(ctx, p, ending):
+		r.closeLast()
+	case len(r.kept) > r.maxKept && groupEnded(p):
+		r.closeLast()
+	}
+	if expired.Load() == nil {
+		l = nil
+	}
+	return exit, l, err
+}
+
+// awaitGroup waits, if something is ending p, until nothing is left of p's process group or the grace is
+// over, and reports whether something did. The shell of a script dies of SIGTERM at once, while what it
+// was running uses the grace to clean up. ending says whether p is being ended, and when it is killed.
+func awaitGroup(ctx context.Context, p *proc.Process, ending func() (time.Time, bool)) bool {
+	killAt, is := ending()
+	if !is {
+		return false
+	}
+	// Nothing tells when a process group ends.
+	tick := time.NewTicker(groupPause)
+	defer tick.Stop()
+	for time.Now().Before(killAt) && !groupEnded(p) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return true
+		}
+		killAt, _ = ending()
+	}
+	return true
+}
+
+// groupEnded reports whether nothing is left of p's process group.
+func groupEnded(p *proc.Process) bool { return errors.Is(unix.Kill(-p.PID(), 0), unix.ESRCH) }
+
+// attach makes p the process that Stop ends, unless it belongs to a step that runs because the job was
+// stopped. If Stop came before, it ends p now.
+func (r *Runner) attach(p *proc.Process) {
+	if r.after != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.current = p
+	if r.stopped != nil {
+		p.Stop(time.Until(r.stopped.killAt))
+	}
+}
+
+// release ends what attach began. It returns why the job was stopped if that ended the step.
+func (r *Runner) release() *stop {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	attached := r.current != nil
+	r.current = nil
+	if !attached || r.stopped == nil {
+		return nil
+	}
+	s := *r.stopped
+	return &s
+}
+
+// startExitCode is the exit code a shell would have given for err, or 0.
+func startExitCode(err error) int {
+	switch {
+	case errors.Is(err, proc.ErrNotFound), errors.Is(err, errNoShell):
+		return exitNotFound
+	case errors.Is(err, proc.ErrNotExecutable), errors.Is(err, proc.ErrTooLarge):
+		return exitNotExecutable
+	default:
+		return 0
+	}
+}

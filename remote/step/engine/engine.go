@@ -1,0 +1,324 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+const (
+	defaultGrace       = 10 * time.Second
+	defaultAlwaysLimit = 5 * time.Minute
+)
+
+const (
+	// maxCalls is how deep steps can call each other.
+	maxCalls = 32
+	// maxRun is the most steps one job can run, those that are called included.
+	maxRun = 10_000
+)
+
+// Config says what to run.
+type Config struct {
+	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
+	Definition *pb.Definition
+	// Env is the job's environment: over what the operating system says, below what steps export and what
+	// the definition and its steps set.
+	Env map[string]string
+	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
+	Inputs map[string]expr.Value
+	// MayFail names steps of the job, not of the steps it calls, that may fail: the job goes on as if they
+	// had not.
+	MayFail []string
+	// Vars are the job's variables.
+	Vars []Variable
+	// RunnerEnv is the runner's own environment, of which few variables reach a step. If nil, that of
+	// this process.
+	RunnerEnv []string
+
+	// Fetcher gets the steps that are not local, with the credentials that the job's variables hold. If nil, there
+	// are none. Run does not close it.
+	Fetcher Fetcher
+	// Masker masks what is sensitive in the output, in messages and in results. If nil, nothing is.
+	Masker Masker
+
+	// Start starts the job's processes. If nil, [proc.Start].
+	Start func(context.Context, proc.Command) (*proc.Process, error)
+	// OrphanDir is removed when this process dies before the job has ended and nobody holds a lock on
+	// it. May be empty.
+	OrphanDir string
+
+	// Timeout stops the job when it has run for so long. If zero, never.
+	Timeout time.Duration
+	// Grace is the time a step has between SIGTERM and SIGKILL when a timeout ends it. If zero, 10 s.
+	Grace time.Duration
+	// AlwaysLimit is the time that the steps which always run have, together, after the job was
+	// stopped. If zero, 5 min.
+	AlwaysLimit time.Duration
+
+	// Observe is told each change of a step, one after the other. May be nil.
+	Observe func(StepResult)
+	// Record asks for a trace of the job, which Runner.Trace returns then. May be nil.
+	Record *Recording
+}
+
+// Place is where a job runs, and where what it writes goes.
+type Place struct {
+	// WorkDir is where steps run. It is absolute and exists.
+	WorkDir string
+	// ScriptDir is a private directory for the texts of scripts, and for what steps give and take in
+	// files. It exists, and is empty but for entries of other names than script, vars and step-1, step-2,
+	// and so on.
+	ScriptDir string
+	// Stdout and Stderr get what the steps write, byte for byte where nothing is masked. They must stand
+	// several calls at once. Nil discards it.
+	Stdout, Stderr io.Writer
+	// Taps are behind Stdout and Stderr, where all is masked, and sum up what the steps write for a trace. The caller
+	// closes them before it asks for that. If nil, and a trace is wanted, Run has its own.
+	Taps [2]*trace.Tap
+}
+
+// Runner runs one job, once. Its methods may be called from any goroutine.
+type Runner struct {
+	cfg     Config
+	maxKept int // maxKept; less in tests
+
+	// Only Run's goroutine uses the following.
+	place     Place
+	loader    loader
+	varValues map[string]expr.Value
+	vars, job expr.Value // what expressions know as that
+
+	credentials fetch.Credentials
+	components  []*fetch.Component // in use until the end
+
+	osEnv, requestEnv layer
+	exports           layer // what steps have exported so far
+
+	rec     *recorder // nil if no trace is wanted
+	results []StepResult
+	top     *frame // of the job's steps
+	invalid bool   // the job was found to be wrong before its first step
+	count   int    // steps that were run
+	serial  int    // of the last step that had files
+	given   int    // bytes that steps gave
+	cuts    int    // steps that did not run, or not to their end, because the job was stopped
+
+	kept     []*proc.Process // whose background processes live until the end
+	after    context.Context // for steps that run although the job was stopped; nil before the first
+	cancel   context.CancelFunc
+	closeErr error // of those that were closed before
+
+	mu sync.Mutex // guards the following
+	// stopped says why the job was stopped; nil if it was not.
+	stopped *stop
+	// current is the process of the step that runs, if Stop is to end it.
+	current *proc.Process
+	// fetching ends the fetch that is under way, if Stop is to end it.
+	fetching context.CancelCauseFunc
+}
+
+// New returns a Runner for cfg. It does nothing before Run.
+func New(cfg Config) *Runner {
+	if cfg.RunnerEnv == nil {
+		cfg.RunnerEnv = os.Environ()
+	}
+	if cfg.Masker == nil {
+		cfg.Masker = noMask{}
+	}
+	if cfg.Start == nil {
+		cfg.Start = proc.Start
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = defaultGrace
+	}
+	if cfg.AlwaysLimit == 0 {
+		cfg.AlwaysLimit = defaultAlwaysLimit
+	}
+	if cfg.Observe == nil {
+		cfg.Observe = func(StepResult) {}
+	}
+	return &Runner{cfg: cfg, maxKept: maxKept, rec: newRecorder(cfg.Record)}
+}
+
+// Run runs the job at place and returns how it ended, when none of its processes is left. When ctx ends it
+// kills them at once and runs no further step; the Result's message is the cause. It must be called
+// once. A panic while it runs is the job's failure.
+func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
+	closeTaps := r.tap(&place)
+	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
+	place.Stdout, place.Stderr = stdout, stderr
+	r.rec.begin(&r.cfg, place)
+	r.place = place
+	r.results = NotRun(r.cfg.Definition)
+	defer func() {
+		if p := recover(); p != nil {
+			abort(r.results)
+			result = r.result(ctx)
+			result.Status, result.Message = Failure, r.message(fmt.Sprintf("internal error of the step runner: %v", p))
+			result.System = true
+		}
+		if r.cancel != nil {
+			r.cancel()
+		}
+		err := r.end()
+		r.releaseComponents()
+		if err != nil {
+			err = fmt.Errorf("end the processes of the job: %w", err)
+		}
+		if closeErr := together(stdout.Close(), stderr.Close()); err == nil && closeErr != nil {
+			err = fmt.Errorf("write the last output: %w", closeErr)
+		}
+		closeTaps()
+		r.rec.end()
+		_ = os.RemoveAll(r.varsDir()) // what resists goes with ScriptDir
+		if err != nil && result.Status == Success {
+			result.Status, result.Message, result.System = Failure, err.Error(), true
+		}
+	}()
+	if r.cfg.Timeout > 0 {
+		timer := time.AfterFunc(r.cfg.Timeout, func() {
+			r.stop(&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true}, r.cfg.Grace)
+		})
+		defer timer.Stop()
+	}
+	f, err := r.begin(ctx)
+	if err != nil {
+		return r.refuse(err)
+	}
+	r.top = f
+	r.sequence(ctx, f, r.results)
+	return r.result(ctx)
+}
+
+// begin makes what the job's steps run in, and finds what can be found wrong before the first of them.
+func (r *Runner) begin(ctx context.Context) (*frame, error) {
+	r.osEnv, r.requestEnv, r.exports = osLayer(r.cfg.RunnerEnv), layerOf(r.cfg.Env), layer{}
+	r.credentials = r.jobCredentials()
+	var err error
+	if r.varValues, err = r.variables(); err != nil {
+		return nil, err
+	}
+	if r.vars, err = expr.New(r.varValues); err == nil {
+		r.job, err = jobContext(r.varValues)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("job variables: %w", err)
+	}
+	def := r.cfg.Definition
+	if len(def.GetSteps()) == 0 {
+		return nil, errors.New("the job has no steps")
+	}
+	f := &frame{def: def, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
+	f.restrict(def.GetSpec())
+	if f.inputs, err = lang.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
+		return nil, err
+	}
+	if err := r.protect(f.inputs); err != nil {
+		return nil, err
+	}
+	set, err := r.evalEnv(f, def.GetEnv())
+	if err != nil {
+		return nil, err
+	}
+	if err := r.precheck(ctx, f); err != nil {
+		return nil, err
+	}
+	return f.with(set, nil), nil
+}
+
+// refuse is the result of a job that cannot run.
+func (r *Runner) refuse(err error) Result {
+	r.invalid = true
+	for i := range r.results {
+		r.cfg.Observe(r.results[i])
+	}
+	system := proc.MachineFailed(err)
+	return Result{Status: Failure, Invalid: !system, System: system, Message: r.message(err.Error()), Steps: r.results}
+}
+
+// due reports whether a step of f with when shall run now, the context for that, and whether it runs
+// because the job was stopped.
+func (r *Runner) due(ctx context.Context, f *frame, when string) (_ context.Context, after, due bool) {
+	wanted := when == lang.Always || (when == lang.OnFailure) == (f.failed != nil)
+	switch {
+	case !wanted:
+		return nil, false, false
+	case ctx.Err() == nil && (f.after || r.stopping() == nil):
+		return ctx, f.after, true
+	case when == lang.Always && ctx.Err() == nil:
+		if r.after == nil {
+			r.after, r.cancel = context.WithTimeoutCause(ctx, r.cfg.AlwaysLimit,
+				fmt.Errorf("timeout: after the job was stopped, its last steps ran for longer than %v", r.cfg.AlwaysLimit))
+		}
+		if r.after.Err() == nil {
+			return r.after, true, true
+		}
+	}
+	r.cuts++
+	return nil, false, false
+}
+
+// result sums up. A job was stopped if that kept a step from running, or from running to its end.
+func (r *Runner) result(ctx context.Context) Result {
+	res := Result{Status: Success, Exports: r.exports, Steps: r.results}
+	if r.top != nil && r.top.failed != nil {
+		failed := r.top.failed
+		res.Status, res.ExitCode, res.Message, res.System = Failure, failed.ExitCode, failed.Message, failed.System
+	}
+	if r.cuts == 0 {
+		if res.Status == Success && r.top != nil {
+			r.giveOutputs(&res)
+		}
+		return res
+	}
+	res.Status, res.ExitCode, res.System = Cancelled, 0, false
+	switch stopped := r.stopping(); {
+	case stopped == nil:
+		res.Message = context.Cause(ctx).Error()
+	case stopped.timedOut:
+		res.Status, res.Message, res.TimedOut = Failure, stopped.message, true
+	default:
+		res.Message = stopped.message
+	}
+	return res
+}
+
+// giveOutputs sets the outputs of the job.
+func (r *Runner) giveOutputs(res *Result) {
+	outputs, _, err := r.sequenceOutputs(r.top)
+	if err != nil {
+		res.Status, res.Message = Failure, r.message(err.Error())
+	}
+	res.Outputs = outputs
+}
+
+// closeLast ends what the step that ran last has left.
+func (r *Runner) closeLast() {
+	last := len(r.kept) - 1
+	r.closeErr = errors.Join(r.closeErr, r.kept[last].Close())
+	r.kept = r.kept[:last]
+}
+
+// end ends what all steps left.
+func (r *Runner) end() error {
+	errs := make([]error, len(r.kept)+1)
+	errs[len(r.kept)] = r.closeErr
+	var wg sync.WaitGroup
+	for i, p := range r.kept {
+		wg.Go(func() { errs[i] = p.Close() })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}

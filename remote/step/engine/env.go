@@ -1,0 +1,80 @@
+package engine
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+// fromOS names the variables that steps get from the runner's own environment: what a program needs
+// to know of the machine and of the user, and the way out of the network. Nothing else passes; it
+// could be a secret of the runner's.
+var fromOS = map[string]bool{
+	"PATH": true, "HOME": true, "LOGNAME": true, "USER": true, "SHELL": true, "TERM": true, "TMPDIR": true, "TZ": true,
+	"LANG": true, "LC_ALL": true, "LC_CTYPE": true,
+	"HTTP_PROXY": true, "HTTPS_PROXY": true, "NO_PROXY": true, "ALL_PROXY": true,
+	"http_proxy": true, "https_proxy": true, "no_proxy": true, "all_proxy": true,
+}
+
+// defaultPath is a step's PATH where nobody says otherwise.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// layer is one of the layers an environment is made of.
+type layer map[string]expr.Value
+
+// osLayer is what steps may see of runner, which is the runner's own environment in the form of
+// [os.Environ].
+func osLayer(runner []string) layer {
+	env := layer{"PATH": text(defaultPath)}
+	for _, kv := range runner {
+		if name, value, ok := strings.Cut(kv, "="); ok && fromOS[name] {
+			env[name] = text(value)
+		}
+	}
+	return env
+}
+
+func layerOf(env map[string]string) layer {
+	l := make(layer, len(env))
+	for name, value := range env {
+		l[name] = text(value)
+	}
+	return l
+}
+
+// text is s as a value. It is for texts that are known to be within the limits of one.
+func text(s string) expr.Value {
+	v, err := expr.New(s)
+	if err != nil {
+		panic("BUG: a text that is too long: " + err.Error())
+	}
+	return v
+}
+
+// environ returns the environment env for a process, sorted.
+func environ(env layer) []string {
+	list := make([]string, 0, len(env))
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, name+"="+env[name].Text())
+	}
+	return list
+}
+
+// environment is what the process of a step in f gets, and what its expressions know as env: of what
+// comes from outside the job's text only what f may know, and over it what the text says.
+func (r *Runner) environment(f *frame) layer {
+	env := layer{}
+	for _, outside := range []layer{r.osEnv, r.requestEnv, r.exports} {
+		for name, v := range outside {
+			if f.mayKnow(name) {
+				env[name] = v
+			}
+		}
+	}
+	for _, l := range f.env {
+		maps.Copy(env, l)
+	}
+	return env
+}

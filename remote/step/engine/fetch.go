@@ -1,0 +1,110 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// fetch gets a step that is elsewhere, within the limits of f. Stop ends it.
+func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
+	name := lang.Describe(ref)
+	if r.cfg.Fetcher == nil {
+		return loaded{}, fmt.Errorf("fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
+			name, ref.GetProtocol())
+	}
+	ref, err := r.fetchable(f, ref)
+	if err != nil {
+		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	l := f.limits.next()
+	if l != nil {
+		var end context.CancelFunc
+		ctx, end = context.WithDeadlineCause(ctx, l.at, l.why)
+		defer end()
+	}
+	defer r.attachFetch(cancel)()
+	c, err := r.component(ctx, ref)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+		if l != nil && errors.Is(err, l.why) {
+			l.extend(r.cfg.AlwaysLimit)
+		}
+	}
+	if err != nil {
+		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
+	}
+	if rel, err := filepath.Rel(c.Root, filepath.Join(c.Dir, c.File)); err == nil && rel != "." {
+		name += " in " + rel
+	}
+	found, err := r.find(c.Dir, c.File, c.Root, name)
+	found.source, found.cached = &c.Source, c.Cached
+	return found, err
+}
+
+// component fetches what ref says. What the job has of a version already, it goes on with. It is there until the job's
+// end.
+func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Component, error) {
+	for _, c := range r.components {
+		if same, ok := c.For(ref); ok {
+			return same, nil
+		}
+	}
+	c, err := r.cfg.Fetcher.Fetch(ctx, ref, r.credentials)
+	if err == nil {
+		r.components = append(r.components, c)
+		r.rec.fetched(c)
+	}
+	return c, err
+}
+
+// fetchable returns ref as it can be fetched: the path of an archive of this machine, which is one of the definition it
+// stands in, is absolute then. What is secret in ref is masked from now on.
+func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
+	path := ref.GetUrl()
+	if u, _ := url.Parse(path); u != nil {
+		if password, ok := u.User.Password(); ok && password != "" {
+			if err := r.cfg.Masker.Add(password); err != nil {
+				return nil, fmt.Errorf("mask its password: %w", err)
+			}
+		}
+		if u.Scheme == "file" && (u.Host == "" || u.Host == "localhost") {
+			path = u.Path
+		}
+	}
+	if ref.GetProtocol() != pb.Reference_zip || strings.Contains(path, "://") {
+		return ref, nil
+	}
+	at, err := f.locate(path)
+	ref = proto.CloneOf(ref)
+	ref.Url = at
+	return ref, err
+}
+
+// jobCredentials are what the job's variables let it fetch.
+func (r *Runner) jobCredentials() fetch.Credentials {
+	values := make(map[string]string, len(r.cfg.Vars))
+	for _, v := range r.cfg.Vars {
+		values[v.Key] = v.Value
+	}
+	return fetch.FromVariables(func(name string) string { return values[name] })
+}
+
+// releaseComponents tells that the job needs no more of what was fetched for it.
+func (r *Runner) releaseComponents() {
+	for _, c := range r.components {
+		c.Release()
+	}
+	r.components = nil
+}

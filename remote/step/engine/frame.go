@@ -1,0 +1,314 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// frame is a definition that runs, and what its expressions know.
+type frame struct {
+	def     *pb.Definition
+	builtin string // its name if it is built in
+	script  string // what a script step runs
+	// scriptSensitive tells that the script was made of something that is.
+	scriptSensitive bool
+	// outer is the frame of the list around one that is written in its place, which knows what that does.
+	outer *frame
+	path  []string // of its steps; that of the job is empty
+	dir   string   // where the definition is; its references are relative to that
+	root  string   // which they must not leave; empty if they may
+	env   []layer  // what the job's text says so far, the innermost last
+	// requests is what the definition asked to know of what is outside; nil for all.
+	requests []*pb.Spec_Requests
+	inputs   map[string]expr.Value
+	files    *files // of what runs a command
+	// argv are the arguments of a command, for a trace.
+	argv   []expr.Value
+	limits *limit
+
+	ran    map[string]*StepResult // the steps that are over
+	failed *StepResult            // the first that failed
+	after  bool                   // it runs because the job was stopped
+}
+
+// mayKnow reports whether the definition may know the environment variable name from outside. There is
+// a PATH always: without it there are no programs.
+func (f *frame) mayKnow(name string) bool {
+	for _, req := range f.requests {
+		if name != "PATH" && !slices.Contains(req.GetEnv(), name) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayKnowVar is mayKnow for a job variable.
+func (f *frame) mayKnowVar(name string) bool {
+	for _, req := range f.requests {
+		if !slices.Contains(req.GetVars(), name) {
+			return false
+		}
+	}
+	return true
+}
+
+// with returns the frame as it is for a step that sets env and has files.
+func (f *frame) with(env layer, files *files) *frame {
+	inner := *f
+	if len(env) > 0 {
+		inner.env = append(slices.Clip(f.env), env)
+	}
+	inner.files = files
+	return &inner
+}
+
+// text evaluates a template to a text. what names it in errors.
+func (r *Runner) text(f *frame, template, what string) (expr.Value, error) {
+	v, err := r.eval(f, template, what)
+	if err != nil || v.Kind() == expr.String {
+		return v, err
+	}
+	t, err := made(v.Text(), what)
+	if err != nil {
+		return v, err
+	}
+	if v.Sensitive() {
+		t = t.MarkSensitive()
+	}
+	return t, nil
+}
+
+// eval evaluates a template.
+func (r *Runner) eval(f *frame, template, what string) (expr.Value, error) {
+	if literal, ok := lang.Literal(template); ok {
+		return made(literal, what)
+	}
+	t, err := expr.ParseTemplate(template)
+	if err != nil {
+		return expr.Value{}, inside(what, err)
+	}
+	r.rec.reads(t.References())
+	scope, err := r.scope(f, t.References())
+	if err != nil {
+		return expr.Value{}, fmt.Errorf("%s: %w", what, err)
+	}
+	v, err := t.Eval(scope)
+	if err != nil {
+		return v, inside(what, err)
+	}
+	return v, nil
+}
+
+// condition evaluates what if says.
+func (r *Runner) condition(f *frame, text string) (bool, error) {
+	e, err := expr.Parse(text)
+	if err != nil {
+		return false, inside("if", err)
+	}
+	r.rec.reads(e.References())
+	scope, err := r.scope(f, e.References())
+	if err != nil {
+		return false, fmt.Errorf("if: %w", err)
+	}
+	v, err := e.Eval(scope)
+	if err != nil {
+		return false, inside("if", err)
+	}
+	if v.Kind() != expr.Boolean {
+		return false, fmt.Errorf("if: the expression gives a value of type %s, and must give a boolean; compare it with something", lang.TypeName(v.Kind()))
+	}
+	return v.Truthy(), nil
+}
+
+// inside words an error of an expression.
+func inside(what string, err error) error {
+	bad, ok := errors.AsType[*expr.Error](err)
+	if !ok {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	message := bad.Message
+	if bad.Hint != "" {
+		message += "; " + bad.Hint
+	}
+	if bad.Line > 1 {
+		return fmt.Errorf("%s: line %d: %s", what, bad.Line, message)
+	}
+	return fmt.Errorf("%s: %s", what, message)
+}
+
+// evalValue evaluates the templates in v.
+func (r *Runner) evalValue(f *frame, v *structpb.Value, what string) (expr.Value, error) {
+	switch k := v.GetKind().(type) {
+	case *structpb.Value_StringValue:
+		return r.eval(f, k.StringValue, what)
+	case *structpb.Value_ListValue:
+		items := make([]expr.Value, len(k.ListValue.GetValues()))
+		for i, item := range k.ListValue.GetValues() {
+			var err error
+			if items[i], err = r.evalValue(f, item, what); err != nil {
+				return expr.Value{}, err
+			}
+		}
+		return made(items, what)
+	case *structpb.Value_StructValue:
+		fields := make(map[string]expr.Value, len(k.StructValue.GetFields()))
+		for key, item := range k.StructValue.GetFields() {
+			var err error
+			if fields[key], err = r.evalValue(f, item, what); err != nil {
+				return expr.Value{}, err
+			}
+		}
+		return made(fields, what)
+	default:
+		return made(v, what)
+	}
+}
+
+// made is x as a value, which what names in errors.
+func made(x any, what string) (expr.Value, error) {
+	v, err := expr.New(x)
+	if err != nil {
+		return v, fmt.Errorf("%s: %w", what, err)
+	}
+	return v, nil
+}
+
+// evalEnv evaluates what env says.
+func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
+	if len(env) == 0 {
+		return nil, nil
+	}
+	set := make(layer, len(env))
+	total := 0
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		name, err := r.text(f, key, "a key of env")
+		if err != nil {
+			return nil, err
+		}
+		what := "env " + name.String()
+		value, err := r.text(f, env[key], what)
+		if err != nil {
+			return nil, err
+		}
+		if err := lang.CheckVariable(name.Text(), value.Text()); err != nil {
+			return nil, fmt.Errorf("env: %w", err)
+		}
+		if _, twice := set[name.Text()]; twice {
+			return nil, fmt.Errorf("%s: two keys of env give this name", what)
+		}
+		if total += len(name.Text()) + 1 + len(value.Text()); total > lang.MaxEnv {
+			return nil, fmt.Errorf("env: the variables have more than %d bytes in all; put some into files", lang.MaxEnv)
+		}
+		if err := r.protectOne(value); err != nil {
+			return nil, fmt.Errorf("%s: mask it: %w", what, err)
+		}
+		set[name.Text()] = value
+	}
+	return set, nil
+}
+
+// scope returns what expressions with the references refs know in f. Only what they read is made.
+func (r *Runner) scope(f *frame, refs []expr.Reference) (expr.Scope, error) {
+	scope := expr.Scope{}
+	for _, ref := range refs {
+		name := ref.Path[0]
+		if _, done := scope[name]; done {
+			continue
+		}
+		v, known, err := r.name(f, name, refs)
+		if err != nil {
+			return nil, err
+		}
+		if known {
+			scope[name] = v
+		}
+	}
+	return scope, nil
+}
+
+// name returns what a name stands for in f.
+func (r *Runner) name(f *frame, name string, refs []expr.Reference) (v expr.Value, known bool, err error) {
+	switch name {
+	case "env":
+		v, err = expr.New(map[string]expr.Value(r.environment(f)))
+	case "inputs":
+		v, err = expr.New(f.inputs)
+	case "steps":
+		v, err = f.stepsContext(refs)
+	case "vars", "job":
+		v, err = r.varsContext(f, name)
+	case "step_dir", "func_dir":
+		v, err = expr.New(f.dir)
+	case "work_dir":
+		v, err = expr.New(r.place.WorkDir)
+	case "output_file", "export_file":
+		if f.files == nil {
+			return v, false, nil
+		}
+		f.files.wanted = true
+		v, err = expr.New(f.files.path(strings.TrimSuffix(name, "_file")))
+	default:
+		return v, false, nil
+	}
+	return v, true, err
+}
+
+// varsContext is what vars or job stands for in f.
+func (r *Runner) varsContext(f *frame, name string) (expr.Value, error) {
+	if len(f.requests) == 0 {
+		if name == "vars" {
+			return r.vars, nil
+		}
+		return r.job, nil
+	}
+	allowed := map[string]expr.Value{}
+	for key, v := range r.varValues {
+		if f.mayKnowVar(key) {
+			allowed[key] = v
+		}
+	}
+	if name == "vars" {
+		return expr.New(allowed)
+	}
+	return jobContext(allowed)
+}
+
+// stepsContext is what steps stands for: of the steps that are over those that refs read.
+func (f *frame) stepsContext(refs []expr.Reference) (expr.Value, error) {
+	all := false
+	for _, ref := range refs {
+		all = all || ref.Path[0] == "steps" && len(ref.Path) == 1
+	}
+	context := map[string]any{}
+	for at := f; at != nil; at = at.outer {
+		for _, ref := range refs {
+			if ref.Path[0] == "steps" && len(ref.Path) > 1 {
+				at.addStep(context, ref.Path[1])
+			}
+		}
+		if all {
+			for name := range at.ran {
+				at.addStep(context, name)
+			}
+		}
+	}
+	return expr.New(context)
+}
+
+// addStep adds the step name to a context, unless an inner list has one of that name.
+func (f *frame) addStep(context map[string]any, name string) {
+	res, ran := f.ran[name]
+	if _, there := context[name]; !ran || there {
+		return
+	}
+	context[name] = map[string]any{"outputs": res.Outputs, "exports": res.Exports, "status": res.Status.String()}
+}

@@ -1,0 +1,217 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// patience bounds the waits of tests for what must happen; none of them takes it.
+const patience = 30 * time.Second
+
+// output collects what a job writes and tells when a text has come.
+type output struct {
+	mu    sync.Mutex // guards the following
+	text  bytes.Buffer
+	waits map[string]chan struct{} // closed when the text is there
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text.Write(p)
+	for text, ch := range o.waits {
+		if strings.Contains(o.text.String(), text) {
+			close(ch)
+			delete(o.waits, text)
+		}
+	}
+	return len(p), nil
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// await waits until text has been written.
+func (o *output) await(t testing.TB, text string) {
+	t.Helper()
+	ch := make(chan struct{})
+	o.mu.Lock()
+	if strings.Contains(o.text.String(), text) {
+		close(ch)
+	} else {
+		if o.waits == nil {
+			o.waits = map[string]chan struct{}{}
+		}
+		o.waits[text] = ch
+	}
+	o.mu.Unlock()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-ch:
+	case <-timer.C:
+		t.Fatalf("%q was not written within %v; there is: %q", text, patience, o)
+	}
+}
+
+// trial is a job under test.
+type trial struct {
+	*Runner
+	t              testing.TB
+	place          Place
+	stdout, stderr *output
+	events         []string // "name status"
+}
+
+// newTrial makes a job of the steps in yaml. The environment of the runner has a PATH and little else.
+func newTrial(t testing.TB, yaml string, change ...func(*Config)) *trial {
+	t.Helper()
+	def, err := lang.Parse("job.yml", []byte(yaml))
+	require.NoError(t, err)
+	tr := &trial{t: t, stdout: &output{}, stderr: &output{}}
+	tr.place = Place{WorkDir: t.TempDir(), ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr}
+	cfg := Config{
+		Definition: def,
+		RunnerEnv:  []string{"PATH=" + os.Getenv("PATH")},
+		Observe:    func(r StepResult) { tr.events = append(tr.events, r.Name+" "+r.Status.String()) },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	tr.Runner = New(cfg)
+	return tr
+}
+
+// files puts files into the job's directory; a name that ends in .sh can be executed.
+func (tr *trial) files(texts map[string]string) *trial {
+	tr.t.Helper()
+	for name, text := range texts {
+		path := filepath.Join(tr.place.WorkDir, name)
+		require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
+		mode := os.FileMode(0o644)
+		if strings.HasSuffix(name, ".sh") {
+			mode = 0o755
+		}
+		require.NoError(tr.t, os.WriteFile(path, []byte(text), mode))
+	}
+	return tr
+}
+
+// succeed runs the job, which must succeed, and returns its result.
+func (tr *trial) succeed() Result {
+	tr.t.Helper()
+	res := tr.run()
+	require.Equal(tr.t, Success, res.Status, "%s\n%s", res.Message, tr.stderr)
+	return res
+}
+
+// fail runs the job, which must fail with the message.
+func (tr *trial) fail(message string) Result {
+	tr.t.Helper()
+	res := tr.run()
+	require.Equal(tr.t, Failure, res.Status)
+	require.Equal(tr.t, message, res.Message)
+	return res
+}
+
+// run runs the job to its end.
+func (tr *trial) run() Result {
+	tr.t.Helper()
+	return <-tr.start(tr.t.Context())
+}
+
+// start runs the job in the background. The test waits for its end in any case.
+func (tr *trial) start(ctx context.Context) <-chan Result {
+	tr.t.Helper()
+	results := make(chan Result, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		results <- tr.Run(ctx, tr.place)
+	}()
+	tr.t.Cleanup(func() {
+		tr.Stop("the test is over", 0)
+		<-done
+		entries, err := os.ReadDir(tr.place.ScriptDir)
+		require.NoError(tr.t, err)
+		require.Empty(tr.t, entries, "scripts are removed")
+	})
+	return results
+}
+
+// alive reports whether the process whose number is in text lives.
+func alive(t testing.TB, text string) bool {
+	t.Helper()
+	pid, err := strconv.Atoi(strings.TrimSpace(text))
+	require.NoError(t, err)
+	return unix.Kill(pid, 0) == nil
+}
+
+func statuses(results []StepResult) []string {
+	list := make([]string, len(results))
+	for i, r := range results {
+		list[i] = r.Name + " " + r.Status.String()
+	}
+	return list
+}
+
+// fakeMasker masks the texts it was given. Its writers pass on nothing before they are closed.
+type fakeMasker struct {
+	mu      sync.Mutex // guards the following
+	secrets []string
+}
+
+func (m *fakeMasker) Add(secret string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.secrets = append(m.secrets, secret)
+	return nil
+}
+
+func (m *fakeMasker) Mask(text string) string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, secret := range m.secrets {
+		text = strings.ReplaceAll(text, secret, "[MASKED]")
+	}
+	return text
+}
+
+func (m *fakeMasker) NewWriter(w io.Writer) io.WriteCloser { return &fakeWriter{masker: m, to: w} }
+
+type fakeWriter struct {
+	masker *fakeMasker
+	to     io.Writer
+
+	mu   sync.Mutex // guards the following
+	held bytes.Buffer
+}
+
+func (w *fakeWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.held.Write(p)
+}
+
+func (w *fakeWriter) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := io.WriteString(w.to, w.masker.Mask(w.held.String()))
+	return err
+}

@@ -1,0 +1,81 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+)
+
+func TestSecretInAStructIsOneHoweverJSONWritesIt(t *testing.T) {
+	// Symptom: JSON writes a quotation mark otherwise, and what was not found was told to whoever asked.
+	tr := newTrial(t, `
+- {name: a, step: ./a}
+- {name: list, step: ./list}
+`, func(c *Config) {
+		c.Masker = &fakeMasker{}
+		c.Vars = []Variable{{Key: "PW", Value: `pa"ss`, Masked: true}}
+	}).files(map[string]string{
+		"a/step.yml": `
+spec: {outputs: {o: {type: struct}}}
+---
+exec: {command: [sh, -c, 'echo "{\"name\":\"o\",\"value\":{\"k\":[\"pa\\\"ss\"]}}" > ${{ output_file }}']}
+`,
+		"list/step.yml": `
+spec: {outputs: {all: {type: struct}}}
+---
+run: [{name: in, step: ../a}]
+outputs: {all: "${{ steps.in.outputs.o }}"}
+`,
+	})
+	res := tr.run()
+	require.True(t, res.Steps[0].Outputs["o"].Sensitive())
+	require.True(t, res.Steps[1].Steps[0].Outputs["o"].Sensitive())
+	if all, there := res.Steps[1].Outputs["all"]; there {
+		require.True(t, all.Sensitive())
+	}
+}
+
+// fullMasker can mask nothing more.
+type fullMasker struct{ noMask }
+
+func (fullMasker) Add(string) error { return errors.New("too many secrets") }
+
+func TestSecretThatCannotBeMaskedFailsItsStep(t *testing.T) {
+	newTrial(t, "- {name: a, step: ./a}\n", func(c *Config) { c.Masker = fullMasker{} }).files(map[string]string{
+		"a/step.yml": `
+spec: {outputs: {o: {type: string, sensitive: true}}}
+---
+exec: {command: [sh, -c, 'echo "{\"name\":\"o\",\"value\":\"pa55word\"}" > ${{ output_file }}']}
+`,
+	}).fail(`step "a": mask "o": too many secrets`)
+}
+
+// failingFetcher fails in words that are no text.
+type failingFetcher struct{}
+
+func (failingFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*fetch.Component, error) {
+	return nil, errors.New("open /no\xffwhere")
+}
+
+func TestMessageIsTextWhateverIsQuotedInIt(t *testing.T) {
+	newTrial(t, "- {name: a, step: example.com/a@v1}\n", func(c *Config) { c.Fetcher = failingFetcher{} }).
+		fail("step \"a\": fetch https://example.com/a@v1: open /no\uFFFDwhere")
+}
+
+func TestAlwaysStepsHaveTheirTimeAfterAFetchThatTookTooLong(t *testing.T) {
+	tr := newTrial(t, `
+- name: outer
+  timeout: 300ms
+  run:
+    - {name: get, step: example.com/a@v1}
+    - {name: clean, script: sleep 0.05; echo cleaned, when: always}
+`, func(c *Config) { c.Fetcher = slowFetcher{make(chan struct{})} })
+	res := tr.run()
+	require.Equal(t, []string{"get failure", "clean success"}, statuses(res.Steps[0].Steps))
+	require.Equal(t, "cleaned\n", tr.stdout.String())
+}

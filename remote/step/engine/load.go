@@ -1,0 +1,179 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Fetcher gets steps that are not on this machine: those with a reference of the protocols git, zip and
+// oci. It is safe for concurrent use; a [*fetch.Store] is one.
+type Fetcher interface {
+	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
+	Fetch(ctx context.Context, ref *pb.Reference, with fetch.Credentials) (*fetch.Component, error)
+}
+
+// definitionFiles are the files that define a step, the one that is preferred first.
+var definitionFiles = []string{"func.yml", "step.yml"}
+
+// maxCached bounds the texts whose definitions are kept, in bytes.
+const maxCached = 16 << 20
+
+// loader reads the files of steps. A file is compiled again only if its text has changed.
+type loader struct {
+	files map[string]cached
+	size  int
+}
+
+type cached struct {
+	text []byte
+	def  *pb.Definition
+	err  error
+}
+
+// loaded is a step that was found.
+type loaded struct {
+	def     *pb.Definition
+	dir     string
+	root    string
+	builtin string // its name if it is built in; def has the spec only
+	source  *fetch.Source
+	cached  bool   // it was in the cache
+	file    string // in dir, that def was read from
+	text    []byte // of file
+}
+
+// load finds what ref, which stands in f, says.
+func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
+	switch ref.GetProtocol() {
+	case pb.Reference_local:
+		return r.local(f, ref)
+	case pb.Reference_builtin:
+		spec := lang.Builtin(ref.GetPath())
+		if spec == nil {
+			return loaded{}, fmt.Errorf("there is no step %q built in", ref.GetPath())
+		}
+		return loaded{def: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, builtin: ref.GetPath()}, nil
+	case pb.Reference_action:
+		return loaded{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script", lang.Describe(ref))
+	default:
+		return r.fetch(ctx, f, ref)
+	}
+}
+
+// local finds a step by its path.
+func (r *Runner) local(f *frame, ref *pb.Reference) (loaded, error) {
+	dir, err := f.locate(ref.GetPath())
+	if err != nil {
+		return loaded{}, fmt.Errorf("find step %s: %w", lang.Describe(ref), err)
+	}
+	return r.find(dir, ref.GetFile(), f.root, lang.Describe(ref))
+}
+
+// locate returns where a path of this machine is that stands in f.
+func (f *frame) locate(path string) (string, error) {
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(f.dir, path)
+	}
+	if f.root != "" {
+		if err := within(f.root, path); err != nil {
+			return "", err
+		}
+	}
+	return filepath.Clean(path), nil
+}
+
+// within checks that dir is root or below, also where symbolic links lead.
+func within(root, dir string) error {
+	real, err := filepath.EvalSymlinks(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		real, err = filepath.Clean(dir), nil
+	}
+	if err != nil {
+		return err
+	}
+	realRoot, err := filepath.EvalSymlinks(root)
+	if err != nil {
+		return err
+	}
+	for _, base := range []string{root, realRoot} {
+		if rel, err := filepath.Rel(base, real); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+			return nil
+		}
+	}
+	return errors.New("it is outside of what was fetched, and a fetched step cannot refer to that")
+}
+
+// find reads the definition in dir: from file, or from the first there is of those it can be in. name
+// is what errors call the step.
+func (r *Runner) find(dir, file, root, name string) (loaded, error) {
+	candidates := definitionFiles
+	if file != "" {
+		candidates = []string{file}
+	}
+	for _, candidate := range candidates {
+		path := filepath.Join(dir, candidate)
+		text, err := readFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return loaded{}, fmt.Errorf("read step %s: %w", name, err)
+		}
+		shown := name
+		if file == "" {
+			shown = strings.TrimPrefix(strings.TrimSuffix(name, "/")+"/"+candidate, "./")
+		}
+		def, err := r.loader.compile(path, shown, text)
+		return loaded{def: def, dir: dir, root: root, file: candidate, text: text}, err
+	}
+	if file == "" {
+		return loaded{}, fmt.Errorf("find step %s: it has neither func.yml nor step.yml: %w", name, fs.ErrNotExist)
+	}
+	return loaded{}, fmt.Errorf("find step %s: %w", name, fs.ErrNotExist)
+}
+
+// readFile reads a text that can be the definition of a step.
+func readFile(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
+	if errors.Is(err, syscall.ENOTDIR) {
+		return nil, fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", filepath.Base(path))
+	}
+	return io.ReadAll(io.LimitReader(file, lang.MaxText+1))
+}
+
+// compile returns the definition in text, which was read from path and is called name in errors.
+func (l *loader) compile(path, name string, text []byte) (*pb.Definition, error) {
+	if c, ok := l.files[path]; ok && bytes.Equal(c.text, text) {
+		return c.def, c.err
+	}
+	def, err := lang.ParseStep(name, text)
+	if l.files == nil || l.size+len(text) > maxCached {
+		l.files, l.size = map[string]cached{}, 0
+	}
+	l.files[path] = cached{text, def, err}
+	l.size += len(text)
+	return def, err
+}

@@ -1,0 +1,307 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+const (
+	// maxEntries is the most outputs or exports in one file.
+	maxEntries = 10_000
+	// maxLevels is the deepest nesting of a value in a file.
+	maxLevels = 64
+	// maxResults bounds what the steps of one job give, in bytes, as it is kept until the job is
+	// forgotten.
+	maxResults = 32 << 20
+)
+
+// entries are what a file says.
+type entries map[string]expr.Value
+
+// parseEntries reads a file: a line for each value, as {"name": ..., "value": ...} or, in the dialect of
+// the blueprint, also as name=value. The last value of a name counts.
+func parseEntries(data []byte, v0 bool) (entries, error) {
+	if !utf8.Valid(data) {
+		return nil, errors.New("it is not valid UTF-8")
+	}
+	found := entries{}
+	count := 0
+	for n, line := range numbered(data) {
+		line = bytes.TrimSpace(line)
+		if len(line) == 0 || v0 && line[0] == '#' {
+			continue
+		}
+		if count++; count > maxEntries {
+			return nil, fmt.Errorf("line %d: there are more than %d values", n, maxEntries)
+		}
+		name, v, err := parseEntry(line, v0)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", n, err)
+		}
+		found[name] = v
+	}
+	return found, nil
+}
+
+// numbered yields the lines of data with their numbers, from 1.
+func numbered(data []byte) func(yield func(int, []byte) bool) {
+	return func(yield func(int, []byte) bool) {
+		n := 0
+		for line := range bytes.Lines(data) {
+			if n++; !yield(n, line) {
+				return
+			}
+		}
+	}
+}
+
+func parseEntry(line []byte, v0 bool) (string, expr.Value, error) {
+	if line[0] == '{' {
+		return parseJSONEntry(line)
+	}
+	name, value, found := strings.Cut(string(line), "=")
+	if v0 && found && lang.IsName(name) {
+		unquoted, err := unquote(value)
+		if err != nil {
+			return "", expr.Value{}, err
+		}
+		v, err := expr.New(unquoted)
+		return name, v, err
+	}
+	if v0 {
+		return "", expr.Value{}, errors.New(`it must be NAME=value, or JSON such as {"name":"version","value":"1.2"}`)
+	}
+	return "", expr.Value{}, errors.New(`it must be JSON such as {"name":"version","value":"1.2"}`)
+}
+
+func parseJSONEntry(line []byte) (string, expr.Value, error) {
+	var fields map[string]json.RawMessage
+	if err := decode(line, &fields); err != nil {
+		return "", expr.Value{}, fmt.Errorf(`it is not JSON such as {"name":"version","value":"1.2"}: %w`, err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(fields)) {
+		if key != "name" && key != "value" {
+			return "", expr.Value{}, fmt.Errorf(`%.64q is unknown; a value has "name" and "value"`, key)
+		}
+	}
+	for _, key := range []string{"name", "value"} {
+		switch raw, there := fields[key]; {
+		case !there:
+			return "", expr.Value{}, fmt.Errorf("%q is missing", key)
+		case string(raw) == "null":
+			return "", expr.Value{}, fmt.Errorf("%q is null", key)
+		}
+	}
+	var name string
+	if err := json.Unmarshal(fields["name"], &name); err != nil {
+		return "", expr.Value{}, errors.New(`"name" is not a string`)
+	}
+	if name == "" {
+		return "", expr.Value{}, errors.New(`"name" is empty`)
+	}
+	v, err := parseValue(fields["value"])
+	if err != nil {
+		return "", expr.Value{}, fmt.Errorf(`"value" of %.64q: %w`, name, err)
+	}
+	return name, v, nil
+}
+
+// parseValue reads JSON.
+func parseValue(data []byte) (expr.Value, error) {
+	if expr.JSONDepth(data) > maxLevels {
+		return expr.Value{}, fmt.Errorf("it is nested deeper than %d", maxLevels)
+	}
+	var v expr.Value
+	err := json.Unmarshal(data, &v)
+	return v, err
+}
+
+// decode reads one JSON text, all of data.
+func decode(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	if err := d.Decode(into); err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return errors.New("it ends too early")
+		}
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("something follows it")
+	}
+	return nil
+}
+
+// unquote reads the value of NAME=value as a shell would: with quotes around it or without.
+func unquote(value string) (string, error) {
+	value = strings.TrimSpace(value)
+	if value == "" || value[0] != '"' && value[0] != '\'' {
+		return value, nil
+	}
+	quote := value[0]
+	if len(value) < 2 || value[len(value)-1] != quote {
+		return "", errors.New("the quote is not closed")
+	}
+	value = value[1 : len(value)-1]
+	if quote == '\'' {
+		return value, nil
+	}
+	return strings.NewReplacer(`\\`, `\`, `\"`, `"`, `\$`, `$`, `\n`, "\n").Replace(value), nil
+}
+
+// outputs returns the outputs that the command of a step with spec wrote to its file.
+func (f *files) outputs(spec *pb.Spec, dialect pb.Definition_Dialect) (map[string]expr.Value, []string, error) {
+	data, err := f.read("output")
+	if err != nil {
+		return nil, nil, err
+	}
+	if spec.GetSpec().GetDelegate() {
+		outputs, err := delegated(data)
+		return outputs, nil, err
+	}
+	v0 := dialect == pb.Definition_v0
+	written, err := parseEntries(data, v0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read output file: %w", err)
+	}
+	if v0 {
+		written.convert(spec)
+	}
+	return lang.BindOutputs(spec, dialect, written)
+}
+
+// convert reads the values that were written as NAME=value by the types their outputs have.
+func (e entries) convert(spec *pb.Spec) {
+	for name, v := range e {
+		switch spec.GetSpec().GetOutputs()[name].GetType() {
+		case pb.Spec_number, pb.Spec_bool, pb.Spec_struct, pb.Spec_list:
+		default:
+			continue
+		}
+		if v.Kind() != expr.String {
+			continue
+		}
+		if typed, err := parseValue([]byte(v.Text())); err == nil {
+			e[name] = typed
+		}
+	}
+}
+
+// delegated reads the outputs of a command that gives those of another step: its file holds the result
+// of that.
+func delegated(data []byte) (map[string]expr.Value, error) {
+	var result struct {
+		Outputs map[string]json.RawMessage `json:"outputs"`
+	}
+	if err := decode(data, &result); err != nil {
+		return nil, fmt.Errorf(`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`, err)
+	}
+	outputs := make(map[string]expr.Value, len(result.Outputs))
+	for name, raw := range result.Outputs {
+		v, err := parseValue(raw)
+		if err != nil {
+			return nil, fmt.Errorf("read output file: output %.64q: %w", name, err)
+		}
+		outputs[name] = v
+	}
+	return outputs, nil
+}
+
+// protected are variables that no step can export: they would change what every program after it does,
+// or what the runner itself tells a step.
+var protected = map[string]bool{
+	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true, "NODE_OPTIONS": true,
+	"OUTPUT_FILE": true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
+}
+
+// exports returns the exports that the command of a step wrote to its file.
+func (f *files) exports(v0 bool) (map[string]expr.Value, error) {
+	data, err := f.read("export")
+	if err != nil {
+		return nil, err
+	}
+	written, err := parseEntries(data, v0)
+	if err != nil {
+		return nil, fmt.Errorf("read export file: %w", err)
+	}
+	exports := make(map[string]expr.Value, len(written))
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(written)) {
+		v, err := exported(name, written[name])
+		if err != nil {
+			errs = append(errs, fmt.Errorf("export %.64q: %w", name, err))
+			continue
+		}
+		exports[name] = v
+	}
+	return exports, together(errs...)
+}
+
+func exported(name string, v expr.Value) (expr.Value, error) {
+	switch v.Kind() {
+	case expr.String, expr.Number, expr.Boolean:
+	default:
+		return v, fmt.Errorf("the value is of type %s; only a string, a number or a boolean can be exported", lang.TypeName(v.Kind()))
+	}
+	if protected[name] {
+		return v, errors.New("this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed")
+	}
+	text, err := expr.New(v.Text())
+	if err == nil {
+		err = lang.CheckVariable(name, text.Text())
+	}
+	return text, err
+}
+
+// together is all errs, on one line; nil if there are none.
+func together(errs ...error) error {
+	var texts []string
+	for _, err := range errs {
+		if err != nil {
+			texts = append(texts, err.Error())
+		}
+	}
+	if texts == nil {
+		return nil
+	}
+	return errors.New(strings.Join(texts, "; "))
+}
+
+// size is about how many bytes values take in memory.
+func size(values map[string]expr.Value) (n int) {
+	for name, v := range values {
+		n += len(name) + sizeOf(v)
+	}
+	return n
+}
+
+// valueSize is what a value takes beside its text.
+const valueSize = 64
+
+func sizeOf(v expr.Value) int {
+	switch v.Kind() {
+	case expr.String:
+		return valueSize + len(v.Text())
+	case expr.Array, expr.Object:
+		n := valueSize
+		for _, key := range v.Keys() {
+			n += len(key)
+		}
+		for i := range v.Len() {
+			n += sizeOf(v.Index(i))
+		}
+		return n
+	default:
+		return valueSize
+	}
+}

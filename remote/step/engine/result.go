@@ -1,0 +1,121 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+)
+
+// Status is how far a step or a job has come.
+type Status int
+
+// The values of Status.
+const (
+	Running   Status = iota + 1
+	Success          // it ended well
+	Failure          // it did not
+	Cancelled        // it was stopped
+	Skipped          // the step never ran
+)
+
+func (s Status) String() string {
+	switch s {
+	case Running:
+		return "running"
+	case Success:
+		return "success"
+	case Failure:
+		return "failure"
+	case Cancelled:
+		return "cancelled"
+	case Skipped:
+		return "skipped"
+	default:
+		return fmt.Sprintf("Status(%d)", int(s))
+	}
+}
+
+// Kind is what a step turned out to be.
+type Kind int
+
+// The values of Kind.
+const (
+	Unknown  Kind = iota // it never ran, or could not be found
+	Command              // an exec, or a script
+	Sequence             // more steps
+)
+
+// StepResult is what is known of one step.
+type StepResult struct {
+	Name string
+	// Path has the names of the steps that lead to this one, itself the last.
+	Path []string
+	// Kind is set from the step's start on, if what it runs was found.
+	Kind   Kind
+	Status Status
+	// ExitCode is the process's exit status; 128 plus the signal's number when a signal ended it; 127
+	// when there was no such program, 126 when it could not be executed. 0 when no process told. Of a
+	// sequence it is that of the step that failed it.
+	ExitCode int
+	// System tells that this machine failed, or the step runner itself, and not what the step does. The
+	// Status is Failure then.
+	System bool
+	// Message says why the step did not succeed. If its process did not, it ends in "exit status N".
+	Message string
+	// Warnings say what was not as it should be, and did not fail the step.
+	Warnings []string
+	// Started and Finished are zero if that has not happened.
+	Started, Finished time.Time
+	// Source says what was fetched for the step, if something was. It must not be changed.
+	Source *fetch.Source
+	// Outputs and Exports are what the step gave, also if it failed then. They must not be changed.
+	Outputs, Exports map[string]expr.Value
+	// Steps are those of a sequence. They are set in the Result only, not in what is observed.
+	Steps []StepResult
+}
+
+// Result is how a job ended.
+type Result struct {
+	// Status is Success, Failure or Cancelled.
+	Status Status
+	// ExitCode and Message are those of the step that failed the job. The code is 0 if none did, also
+	// when the job was stopped.
+	ExitCode int
+	Message  string
+	// TimedOut tells that the job's time was up. The Status is Failure then.
+	TimedOut bool
+	// Invalid tells that the job was found to be wrong before its first step. The Status is Failure then.
+	Invalid bool
+	// System tells that this machine failed, or the step runner itself, and not what the job does. The
+	// Status is Failure then.
+	System bool
+	// Outputs are those of the job, Exports all that its steps exported and that was passed on.
+	Outputs, Exports map[string]expr.Value
+	// Steps has all steps of the job in their order, also those that never ran.
+	Steps []StepResult
+}
+
+// NotRun returns the results of def's steps before any of them has run.
+func NotRun(def *pb.Definition) []StepResult { return notRun(def, nil) }
+
+func notRun(def *pb.Definition, path []string) []StepResult {
+	results := make([]StepResult, len(def.GetSteps()))
+	for i, s := range def.GetSteps() {
+		results[i] = StepResult{Name: s.GetName(), Path: append(slices.Clip(path), s.GetName()), Status: Skipped}
+	}
+	return results
+}
+
+// abort marks the steps that run as failed.
+func abort(results []StepResult) {
+	for i := range results {
+		if results[i].Status == Running {
+			results[i].Status = Failure
+		}
+		abort(results[i].Steps)
+	}
+}

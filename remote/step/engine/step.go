@@ -1,0 +1,360 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// sequence runs the steps of f, and records in results what became of them.
+func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
+	for i, s := range f.def.GetSteps() {
+		res := &results[i]
+		f.ran[res.Name] = res
+		if stepCtx, after, due := r.due(ctx, f, s.GetWhen()); due {
+			r.runStep(stepCtx, f, s, res, after)
+		} else {
+			r.cfg.Observe(*res)
+		}
+		if res.Status == Failure && f.failed == nil && !r.mayFail(res) {
+			f.failed = res
+		}
+	}
+}
+
+// mayFail reports whether a step that failed leaves the job as it is.
+func (r *Runner) mayFail(res *StepResult) bool {
+	return len(res.Path) == 1 && slices.Contains(r.cfg.MayFail, res.Name)
+}
+
+// outcome is how a step ended.
+type outcome struct {
+	status Status
+	code   int
+	why    string // empty if it ended well
+	system bool   // it is the machine's failure, or the step runner's
+}
+
+func failed(err error) outcome {
+	return outcome{status: Failure, why: err.Error(), system: proc.MachineFailed(err)}
+}
+
+// outcome is how a step ended that was stopped.
+func (s *stop) outcome(code int) outcome {
+	o := outcome{status: Cancelled, code: code, why: s.message}
+	if s.timedOut {
+		o.status = Failure
+	}
+	return o
+}
+
+// runStep runs one step to its end and records that in res.
+func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) {
+	if s.GetCondition() != "" {
+		delete(f.ran, res.Name) // it does not know itself
+		wanted, err := r.condition(f, s.GetCondition())
+		r.rec.condition(res, wanted, err)
+		f.ran[res.Name] = res
+		if err == nil && !wanted {
+			r.cfg.Observe(*res)
+			return
+		}
+		if err != nil {
+			res.Started = time.Now()
+			r.finish(res, failed(err))
+			return
+		}
+	}
+	res.Started = time.Now()
+	r.finish(res, r.call(ctx, f, s, res, after))
+}
+
+// announce tells that a step runs.
+func (r *Runner) announce(res *StepResult, kind Kind) {
+	res.Status, res.Kind = Running, kind
+	r.observe(res)
+}
+
+// observe tells what has become of res, without the steps below it.
+func (r *Runner) observe(res *StepResult) {
+	seen := *res
+	seen.Steps = nil
+	r.cfg.Observe(seen)
+}
+
+// finish records how a step ended.
+func (r *Runner) finish(res *StepResult, o outcome) {
+	if res.Status != Running {
+		r.announce(res, Unknown)
+	}
+	res.Finished = time.Now()
+	res.Status, res.ExitCode, res.System = o.status, o.code, o.system
+	if o.why != "" {
+		res.Message = r.message(fmt.Sprintf("step %q: %s", res.Name, o.why))
+	}
+	r.rec.finished(res)
+	r.observe(res)
+}
+
+// call finds what a step runs, and runs it.
+func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) outcome {
+	if r.count++; r.count > maxRun {
+		return failed(fmt.Errorf("the job runs more than %d steps", maxRun))
+	}
+	if len(res.Path) > maxCalls {
+		return failed(fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls))
+	}
+	delete(f.ran, res.Name) // while it is under way it does not know itself
+	defer func() { f.ran[res.Name] = res }()
+	g, err := r.prepare(ctx, f, s, res)
+	switch stopped := r.stopping(); {
+	case err != nil && stopped != nil && r.after == nil:
+		r.cuts++
+		return stopped.outcome(0)
+	case err != nil && ctx.Err() != nil:
+		r.cuts++
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
+	case err != nil:
+		return failed(err)
+	}
+	g.after = after
+	if g.def.GetType() == pb.DefinitionType_exec {
+		return r.runCommand(ctx, g, res)
+	}
+	return r.runSequence(ctx, g, res)
+}
+
+// prepare makes the frame that a step runs in.
+func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
+	own := r.nextFiles()
+	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec || s.GetReference().GetProtocol() == pb.Reference_builtin
+	var known *files
+	if inPlace {
+		known = own
+	}
+	set, err := r.evalEnv(f.with(nil, known), s.GetEnv())
+	if err != nil {
+		return nil, err
+	}
+	c := f.with(set, known)
+	c.limits = limited(c.limits, s.GetTimeout(), fmt.Sprintf("the step %q", res.Name))
+	g := &frame{
+		def: s.GetDefinition(), path: res.Path, dir: c.dir, root: c.root, env: c.env,
+		requests: c.requests, inputs: c.inputs, limits: c.limits,
+		ran: map[string]*StepResult{},
+	}
+	if g.def != nil {
+		g.outer = c
+	} else if err := r.enter(ctx, c, g, s, res); err != nil {
+		return nil, err
+	}
+	if g.def.GetType() == pb.DefinitionType_exec {
+		g.files = own
+		g.limits = limited(g.limits, g.def.GetExec().GetTimeout(), "the command")
+	}
+	set, err = r.evalEnv(g, g.def.GetEnv())
+	if err != nil {
+		return nil, err
+	}
+	if len(set) > 0 {
+		g.env = append(slices.Clip(g.env), set)
+	}
+	r.rec.prepared(res, g, g.env[len(f.env):])
+	return g, nil
+}
+
+// enter makes g the frame of the step that s, which is in c, refers to, and takes note of its source in res.
+func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepResult) error {
+	inputs := s.GetInputs()
+	script, literal := literalScript(s)
+	if literal {
+		inputs = maps.Clone(inputs)
+		inputs[inputScript] = structpb.NewStringValue("")
+	}
+	given, err := r.evalInputs(c, inputs)
+	if err != nil {
+		return err
+	}
+	ref := s.GetReference()
+	if ref.GetProtocol() == pb.Reference_dynamic {
+		ref, err = lang.Resolve(ref, func(template string) (string, error) {
+			v, err := r.text(c, template, "reference")
+			return v.Text(), err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	found, err := r.load(ctx, c, ref)
+	res.Source = found.source
+	if err != nil {
+		return err
+	}
+	r.rec.found(res, found)
+	g.def, g.builtin = found.def, found.builtin
+	if found.builtin != "" {
+		g.outer = c
+	} else {
+		g.dir, g.root = found.dir, found.root
+	}
+	if g.inputs, err = lang.Bind(found.def.GetSpec(), given); err != nil {
+		return err
+	}
+	switch {
+	case found.builtin == "":
+		for name, v := range g.inputs {
+			// What was made of secrets is masked where those are in it. What is around them is none.
+			if text := v.Text(); given[name].Sensitive() && r.cfg.Masker.Mask(text) != text {
+				continue
+			}
+			if err := r.protectOne(v); err != nil {
+				return fmt.Errorf("mask the input %q: %w", name, err)
+			}
+		}
+	case literal:
+		g.script = script
+	default: // it may hold secrets, but is none
+		g.script, g.scriptSensitive = g.inputs[inputScript].Text(), given[inputScript].Sensitive()
+	}
+	g.restrict(found.def.GetSpec())
+	return nil
+}
+
+// restrict keeps from f what spec does not request.
+func (f *frame) restrict(spec *pb.Spec) {
+	if req := spec.GetSpec().GetRequests(); req != nil {
+		f.requests = append(slices.Clip(f.requests), req)
+	}
+}
+
+// The inputs of the script step.
+const (
+	inputScript = "script"
+	inputShell  = "shell"
+)
+
+// literalScript returns the script that a step runs, if it has no expressions. It has no limit of length
+// then, as a value has.
+func literalScript(s *pb.Step) (string, bool) {
+	script, ok := s.GetInputs()[inputScript].GetKind().(*structpb.Value_StringValue)
+	if !ok || s.GetReference().GetProtocol() != pb.Reference_builtin {
+		return "", false
+	}
+	return lang.Literal(script.StringValue)
+}
+
+// evalInputs evaluates what a call gives.
+func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
+	given := make(map[string]expr.Value, len(inputs))
+	for _, key := range slices.Sorted(maps.Keys(inputs)) {
+		name, err := r.text(c, key, "a name of inputs")
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := given[name.Text()]; twice {
+			return nil, fmt.Errorf("input %q: two keys of inputs give this name", name)
+		}
+		if given[name.Text()], err = r.evalValue(c, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
+			return nil, err
+		}
+	}
+	return given, nil
+}
+
+// runSequence runs a step that is a list of steps.
+func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) outcome {
+	r.announce(res, Sequence)
+	res.Steps = notRun(g.def, res.Path)
+	before := r.cuts
+	r.sequence(ctx, g, res.Steps)
+	res.Exports = exportsOf(res.Steps)
+	tooMuch := r.give(res.Exports)
+	switch stopped := r.stopping(); {
+	case r.cuts > before && stopped != nil && !g.after:
+		return stopped.outcome(0)
+	case r.cuts > before:
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
+	case g.failed != nil:
+		return outcome{status: Failure, code: g.failed.ExitCode, why: g.failed.Message, system: g.failed.System}
+	case tooMuch != nil:
+		return failed(tooMuch)
+	}
+	var err error
+	res.Outputs, res.Warnings, err = r.sequenceOutputs(g)
+	if err == nil {
+		err = r.give(res.Outputs)
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return outcome{status: Success}
+}
+
+// exportsOf returns what the steps of a sequence exported to those after it.
+func exportsOf(results []StepResult) map[string]expr.Value {
+	all := map[string]expr.Value{}
+	for _, res := range results {
+		if res.Status == Success || res.Kind == Sequence {
+			maps.Copy(all, res.Exports)
+		}
+	}
+	return all
+}
+
+// sequenceOutputs returns the outputs of a list of steps that succeeded.
+func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, error) {
+	spec, dialect := g.def.GetSpec(), g.def.GetDialect()
+	if name := g.def.GetDelegate(); name != "" {
+		ran := g.ran[name]
+		if ran == nil || ran.Status != Success {
+			return nil, nil, fmt.Errorf("outputs: the step %q, whose outputs they are, did not run", name)
+		}
+		if spec.GetSpec().GetDelegate() {
+			return ran.Outputs, nil, nil
+		}
+		return r.bindOutputs(spec, dialect, ran.Outputs)
+	}
+	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
+	for _, key := range slices.Sorted(maps.Keys(g.def.GetOutputs())) {
+		name, err := r.text(g, key, "a name of outputs")
+		if err != nil {
+			return nil, nil, err
+		}
+		v, err := r.evalValue(g, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
+		if err != nil {
+			return nil, nil, err
+		}
+		given[name.Text()] = v
+	}
+	return r.bindOutputs(spec, dialect, given)
+}
+
+// bindOutputs returns what is given as the outputs of a list of steps, with what is secret masked from now on.
+func (r *Runner) bindOutputs(spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value) (map[string]expr.Value, []string, error) {
+	outputs, warnings, err := lang.BindOutputs(spec, dialect, given)
+	if err := r.protect(outputs); err != nil {
+		return nil, warnings, err
+	}
+	r.taint(outputs)
+	return outputs, warnings, err
+}
+
+// give counts what a step gives.
+func (r *Runner) give(values ...map[string]expr.Value) error {
+	for _, given := range values {
+		r.given += size(given)
+	}
+	if r.given > maxResults {
+		return fmt.Errorf("the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
+	}
+	return nil
+}

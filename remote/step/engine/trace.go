@@ -1,0 +1,433 @@
+package engine
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// tap puts taps behind the masking of what is written at place, if a trace is wanted and place has none. The function
+// that is returned closes them.
+func (r *Runner) tap(place *Place) (closeTaps func()) {
+	if r.rec == nil || place.Taps[0] != nil {
+		return func() {}
+	}
+	for i, w := range []*io.Writer{&place.Stdout, &place.Stderr} {
+		if *w == nil {
+			*w = io.Discard
+		}
+		place.Taps[i] = trace.NewTap(*w)
+		*w = place.Taps[i]
+	}
+	taps := place.Taps
+	return func() {
+		for _, tap := range taps {
+			tap.Close()
+		}
+	}
+}
+
+// Trace returns the trace of the job that ended as result says, or nil if Config.Record asks for none. It is for when
+// Run has returned, or will not be called, and the Taps are closed. All that is known as a secret by then is masked.
+// started and ended are when that was.
+func (r *Runner) Trace(result Result, started, ended time.Time) *trace.Trace {
+	if r.rec == nil {
+		return nil
+	}
+	t := newTracer(r)
+	return t.trace(result, started, ended)
+}
+
+// tracer makes a trace of what was recorded.
+type tracer struct {
+	*recorder
+	r       *Runner
+	secrets *trace.Secrets
+	paths   trace.Paths // of the step that is at hand
+	masked  bool        // something was
+	hidden  map[string]bool
+	t       *trace.Trace
+	spent   int64 // on steps
+}
+
+func newTracer(r *Runner) *tracer {
+	t := &tracer{recorder: r.rec, r: r, secrets: r.rec.Secrets, hidden: map[string]bool{}}
+	if t.secrets == nil {
+		t.secrets = trace.NewSecrets()
+	}
+	t.paths = t.recorder.paths("")
+	return t
+}
+
+func (t *tracer) trace(res Result, started, ended time.Time) *trace.Trace {
+	host, _ := os.Hostname()
+	t.t = &trace.Trace{Volatile: trace.Volatile{
+		TraceID: newUUID(), Started: started.UTC(), Ended: ended.UTC(), Host: host, PID: os.Getpid(),
+		Message: t.message(res.Message), Paths: map[string]string{trace.WorkDir: t.place.WorkDir}, Steps: []trace.StepRun{},
+	}}
+	for _, c := range t.roots {
+		t.t.Volatile.Paths[trace.CacheDir+"/"+treeHex(c.Tree)] = c.Root
+	}
+	def := t.r.cfg.Definition
+	t.hideReferences(def)
+	for _, rec := range t.recorder.steps {
+		t.hideReferences(rec.body)
+	}
+	id := &t.t.Identity
+	id.Job = t.job()
+	id.Runtime = Runtime(t.Version)
+	id.Status, id.Reason, id.ExitCode = res.Status.String(), reasonOf(res), res.ExitCode
+	id.Outputs, id.Exports = t.values(res.Outputs), t.values(res.Exports)
+	var cut bool
+	id.Steps, cut = t.steps(def, res.Steps, "")
+	if cut || t.short != nil {
+		text := fmt.Sprintf("the trace has more than %d bytes of what is large: steps that are marked as truncated lack some", maxRecorded)
+		if t.short != nil {
+			text = "steps that are marked as truncated lack what is large: " + t.short.Error()
+		}
+		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, text)
+	}
+	t.t.Volatile.Versions = t.sums.versions
+	if t.masked {
+		t.t.Secrets = t.secrets
+	}
+	return t.t
+}
+
+// job is what was asked for.
+func (t *tracer) job() trace.Job {
+	cfg := &t.r.cfg
+	j := trace.Job{
+		Source: t.Source, MayFail: slices.Clone(cfg.MayFail), Dialect: cfg.Definition.GetDialect().String(),
+		Inputs: t.values(cfg.Inputs), Env: t.texts(layerOf(cfg.Env)), OSEnv: t.texts(t.r.osEnv), Vars: map[string]trace.Variable{},
+		Definition: t.definition(cfg.Definition),
+	}
+	if len(t.Text) > 0 && t.r.cfg.Masker.Mask(string(t.Text)) != string(t.Text) {
+		j.Source.Digest = nil
+	}
+	for _, v := range t.names(cfg.Vars) {
+		variable := trace.Variable{Value: t.text(v.Value, v.Masked), File: v.File, Masked: v.Masked}
+		j.Vars[v.Key] = variable
+	}
+	return j
+}
+
+// steps are the steps of def, of which results tells what became. It reports whether some are cut.
+func (t *tracer) steps(def *pb.Definition, results []StepResult, path string) (list []trace.Step, cut bool) {
+	list = make([]trace.Step, 0, len(results))
+	for i, s := range def.GetSteps() {
+		if i >= len(results) {
+			break
+		}
+		at := fmt.Sprint(i)
+		if path != "" {
+			at = path + "." + at
+		}
+		if t.spent += stepCost; t.spent > maxRecorded {
+			return list, true
+		}
+		step, stepCut := t.step(s, &results[i], at)
+		list, cut = append(list, step), cut || stepCut
+	}
+	return list, cut
+}
+
+// step is one step.
+func (t *tracer) step(s *pb.Step, res *StepResult, path string) (trace.Step, bool) {
+	rec := t.recorder.steps[res]
+	if rec == nil {
+		rec = &stepRecord{}
+	}
+	t.paths = t.recorder.paths(rec.filesDir)
+	step := trace.Step{
+		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), ExitCode: res.ExitCode, When: s.GetWhen(),
+		Reference: t.reference(s), Component: t.found(rec.component), Truncated: rec.cut,
+	}
+	if s.GetCondition() != "" {
+		step.Condition = &trace.Condition{Expr: t.text(s.GetCondition(), false), Value: rec.condition}
+	}
+	if rec.def != nil {
+		step.Definition = t.definition(rec.def)
+	}
+	step.Inputs, step.EnvSet = t.values(rec.inputs), t.texts(rec.envSet)
+	step.Env = t.env(rec)
+	if !rec.cut {
+		step.Outputs, step.Exports = t.values(res.Outputs), t.values(res.Exports)
+	}
+	step.Exec = t.exec(rec)
+	run := trace.StepRun{
+		Path: path, Started: res.Started.UTC(), Ended: res.Finished.UTC(), PID: rec.pid, MaxRSS: rec.exit.MaxRSS,
+		UserMS: ms(rec.exit.UserTime), SystemMS: ms(rec.exit.SystemTime), Cache: rec.cache,
+		Message: t.message(res.Message), Warnings: t.messages(res.Warnings),
+	}
+	if rec.output {
+		step.Logs = &trace.Logs{}
+		step.Logs.Stdout, run.Stdout = t.place.Taps[0].Part(rec.parts[0])
+		step.Logs.Stderr, run.Stderr = t.place.Taps[1].Part(rec.parts[1])
+	}
+	if !res.Started.IsZero() {
+		t.t.Volatile.Steps = append(t.t.Volatile.Steps, run)
+	}
+	cut := rec.cut
+	if len(res.Steps) > 0 {
+		var below bool
+		if step.Steps, below = t.steps(rec.body, res.Steps, path); len(step.Steps) < len(res.Steps) {
+			step.Truncated = true
+		}
+		cut = cut || below
+	}
+	return step, cut
+}
+
+// exec is what was run.
+func (t *tracer) exec(rec *stepRecord) *trace.Exec {
+	if rec.exec == nil {
+		return nil
+	}
+	e := *rec.exec
+	e.Argv = make([]trace.Text, len(rec.argv))
+	for i, arg := range rec.argv {
+		e.Argv[i] = t.text(arg.Text(), arg.Sensitive())
+	}
+	e.WorkDir = t.text(rec.dir, false)
+	e.Program, e.Interpreter = t.program(rec.program), t.program(rec.interpreter)
+	return &e
+}
+
+func (t *tracer) program(p program) *trace.Program {
+	if p.path == "" {
+		return nil
+	}
+	return &trace.Program{Path: t.text(p.path, false), Digest: sumDigest(p.digest)}
+}
+
+// env is the environment of the step's process.
+func (t *tracer) env(rec *stepRecord) trace.Texts {
+	env := make(trace.Texts, len(rec.env))
+	for _, kv := range rec.env { // the last one of a name counts
+		name, value, _ := strings.Cut(kv, "=")
+		env[t.message(name)] = t.text(value, rec.envOf[name].Sensitive())
+	}
+	return env
+}
+
+// found is a component without secrets, and with markers.
+func (t *tracer) found(c *trace.Component) *trace.Component {
+	if c == nil {
+		return nil
+	}
+	k := *c
+	for _, field := range []*string{&k.Location, &k.Version, &k.ResolvedRef, &k.Dir, &k.File} {
+		*field = t.message(t.paths.Mark(*field))
+	}
+	return &k
+}
+
+// reference is what a step refers to, as it was written.
+func (t *tracer) reference(s *pb.Step) *trace.Reference {
+	ref := s.GetReference()
+	if ref == nil {
+		return nil
+	}
+	text := s.GetStep()
+	if text == "" { // in its long form
+		text = t.jsonOf(ref)
+	}
+	return &trace.Reference{Text: t.text(text, false), Dynamic: ref.GetProtocol() == pb.Reference_dynamic}
+}
+
+func (t *tracer) jsonOf(ref *pb.Reference) string {
+	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(ref)
+	if err != nil {
+		return ""
+	}
+	var tree any
+	if json.Unmarshal(data, &tree) != nil {
+		return ""
+	}
+	data, _ = json.Marshal(tree) // the order of which does not change, as that of the first form may
+	return string(data)
+}
+
+// definition is def for a trace; nil if it cannot be encoded.
+func (t *tracer) definition(def *pb.Definition) json.RawMessage {
+	if def == nil {
+		return nil
+	}
+	data, err := trace.EncodeDefinition(def, func(text string) trace.Text {
+		if t.secret(text) {
+			t.masked = true
+			return t.secrets.Mask(text)
+		}
+		return trace.Text{Value: text}
+	})
+	if err != nil {
+		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, t.message(err.Error()))
+		return nil
+	}
+	return data
+}
+
+// hideReferences has the passwords in the references of def masked.
+func (t *tracer) hideReferences(def *pb.Definition) {
+	for _, s := range def.GetSteps() {
+		t.hideReferences(s.GetDefinition())
+		for _, text := range []string{s.GetStep(), s.GetReference().GetUrl(), s.GetReference().GetText()} {
+			if userinfo.MatchString(text) {
+				t.hidden[text] = true
+			}
+		}
+	}
+}
+
+// userinfo is what a reference with credentials begins with.
+var userinfo = regexp.MustCompile(`^([a-z+]+://)?[^/@\s]+@[^/@\s]+/`)
+
+// password is a URL with one, anywhere. Of http the name alone can be a token.
+var password = regexp.MustCompile(`(?i)https?://[^/@\s]+@|[a-z]://[^/@\s]*:[^/@\s]+@`)
+
+// secret reports whether text is or holds a secret.
+func (t *tracer) secret(text string) bool {
+	return t.hidden[text] || strings.Contains(text, "://") && password.MatchString(text) || t.r.cfg.Masker.Mask(text) != text
+}
+
+// text is a text for a trace.
+func (t *tracer) text(text string, sensitive bool) trace.Text {
+	marked := t.paths.Mark(text)
+	if text != "" && (sensitive || t.secret(text)) {
+		t.masked = true
+		return t.secrets.Mask(marked)
+	}
+	return trace.Text{Value: strings.ToValidUTF8(marked, "\uFFFD")}
+}
+
+func (t *tracer) texts(l layer) trace.Texts {
+	all := make(trace.Texts, len(l))
+	for name, v := range l {
+		all[t.message(name)] = t.text(v.Text(), v.Sensitive())
+	}
+	return all
+}
+
+func (t *tracer) values(values map[string]expr.Value) trace.Values {
+	all := make(trace.Values, len(values))
+	for name, v := range values {
+		all[t.message(name)] = t.value(v)
+	}
+	return all
+}
+
+// value is a value for a trace.
+func (t *tracer) value(v expr.Value) trace.Value {
+	marked := t.mark(v)
+	if v.Sensitive() || holds(v, t.secret) {
+		t.masked = true
+		return t.secrets.MaskValue(marked)
+	}
+	return trace.Value{Value: marked}
+}
+
+// mark returns v with markers for the paths in its texts.
+func (t *tracer) mark(v expr.Value) expr.Value {
+	if !strings.ContainsAny(v.Text(), "/@") {
+		return v
+	}
+	marked, err := expr.New(t.markAny(v.Any()))
+	if err != nil {
+		return v // it has become too large
+	}
+	return marked
+}
+
+func (t *tracer) markAny(v any) any {
+	switch v := v.(type) {
+	case string:
+		return t.paths.Mark(v)
+	case []any:
+		for i := range v {
+			v[i] = t.markAny(v[i])
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			v[key] = t.markAny(v[key])
+		}
+	}
+	return v
+}
+
+// message is a text for people.
+func (t *tracer) message(text string) string {
+	if text == "" {
+		return ""
+	}
+	return t.r.message(text)
+}
+
+func (t *tracer) messages(texts []string) []string {
+	all := make([]string, len(texts))
+	for i, text := range texts {
+		all[i] = t.message(text)
+	}
+	return all
+}
+
+// Runtime is this machine and this program, which has the given version, as a trace has them.
+func Runtime(version string) trace.Runtime {
+	return trace.Runtime{
+		OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Runner: trace.Runner{Version: version, Digest: sumDigest(ownDigest())},
+	}
+}
+
+// reasonOf is why a job did not succeed.
+func reasonOf(r Result) string {
+	switch {
+	case r.Status == Success:
+		return ""
+	case r.Status == Cancelled:
+		return "cancelled"
+	case r.Invalid:
+		return "invalid"
+	case r.TimedOut:
+		return "timeout"
+	case r.System:
+		return "system"
+	default:
+		return "script"
+	}
+}
+
+func sumDigest(sum string) trace.Digest {
+	if sum == "" {
+		return nil
+	}
+	return trace.Digest{trace.SHA256: sum}
+}
+
+func treeHex(tree string) string { return strings.TrimPrefix(tree, "sha256:") }
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// newUUID returns a random UUID (RFC 9562, version 4).
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}

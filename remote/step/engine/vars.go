@@ -1,0 +1,114 @@
+package engine
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Variable is a job variable: expressions know it, the environment of a step does not.
+type Variable struct {
+	// Key matches [A-Za-z_][A-Za-z0-9_]*.
+	Key   string
+	Value string
+	// File says that steps get the path of a file with the value.
+	File bool
+	// Masked says that the value is a secret.
+	Masked bool
+}
+
+// predefined are the variables a job is described by, where the context job has them.
+var predefined = []struct {
+	variable string
+	path     []string
+}{
+	{"CI_JOB_ID", []string{"id"}},
+	{"CI_JOB_NAME", []string{"name"}},
+	{"CI_PROJECT_ID", []string{"project", "id"}},
+	{"CI_PROJECT_NAME", []string{"project", "name"}},
+	{"CI_PROJECT_PATH", []string{"project", "full_path"}},
+	{"CI_PIPELINE_ID", []string{"pipeline", "id"}},
+}
+
+// variables makes the values of the job's variables, and the files of those that have one.
+func (r *Runner) variables() (map[string]expr.Value, error) {
+	values := make(map[string]expr.Value, len(r.cfg.Vars))
+	for _, v := range r.cfg.Vars {
+		if !lang.IsName(v.Key) {
+			return nil, fmt.Errorf("a job variable has the name %.64q; use letters, digits and _, not a digit first", v.Key)
+		}
+		if _, twice := values[v.Key]; twice {
+			return nil, fmt.Errorf("the job variable %s is given twice", v.Key)
+		}
+		if v.Masked && v.Value != "" {
+			_ = r.cfg.Masker.Add(v.Value) // see protect
+		}
+		text := v.Value
+		if v.File {
+			var err error
+			if text, err = r.writeVariable(v); err != nil {
+				return nil, err
+			}
+		}
+		value, err := expr.New(text)
+		if err != nil {
+			return nil, fmt.Errorf("the job variable %s: %w", v.Key, err)
+		}
+		if v.Masked && !v.File {
+			value = value.MarkSensitive()
+		}
+		values[v.Key] = value
+	}
+	return values, nil
+}
+
+// writeVariable writes the file of v, which only our user can read, and returns its path.
+func (r *Runner) writeVariable(v Variable) (string, error) {
+	dir := r.varsDir()
+	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+		return "", fmt.Errorf("create directory for variables: %w", err)
+	}
+	path := filepath.Join(dir, v.Key)
+	return path, writePrivate(path, v.Value, "variable "+v.Key)
+}
+
+func (r *Runner) varsDir() string { return filepath.Join(r.place.ScriptDir, "vars") }
+
+// jobContext is what expressions know as job: the variables and, under the names of the blueprint, what
+// describes the job.
+func jobContext(vars map[string]expr.Value) (expr.Value, error) {
+	context := make(map[string]any, len(vars)+len(predefined))
+	for name, v := range description(vars) {
+		context[name] = v
+	}
+	context["variables"] = vars
+	for key, v := range vars {
+		context[key] = v
+	}
+	return expr.New(context)
+}
+
+// description is what the predefined variables tell of the job.
+func description(vars map[string]expr.Value) map[string]any {
+	about := map[string]any{}
+	for _, p := range predefined {
+		v, found := vars[p.variable]
+		if !found {
+			continue
+		}
+		at := about
+		for _, key := range p.path[:len(p.path)-1] {
+			inner, ok := at[key].(map[string]any)
+			if !ok {
+				inner = map[string]any{}
+				at[key] = inner
+			}
+			at = inner
+		}
+		at[p.path[len(p.path)-1]] = v
+	}
+	return about
+}

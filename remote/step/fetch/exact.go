@@ -1,0 +1,150 @@
+package fetch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// ErrOffline says that something is not to be had without asking a server, and that the store asks none.
+var ErrOffline = errors.New("it is not in the cache, or only for those whom its server admits, and no server is asked (offline)")
+
+// offline is a network that is not there.
+type offline struct{}
+
+// RoundTrip implements [http.RoundTripper].
+func (offline) RoundTrip(*http.Request) (*http.Response, error) { return nil, ErrOffline }
+
+// ChangedError says that what was fetched is not what it was before.
+type ChangedError struct {
+	// Kind is that of the digest: the name of a field of Source.
+	Kind string
+	// Was and Is are the digests; Is is empty if there is none any more.
+	Was, Is string
+}
+
+func (e *ChangedError) Error() string {
+	return fmt.Sprintf("its digest is not the one it had: %s was %s and is %s; it was changed", e.Kind, printable(e.Was, 80), cmp.Or(e.Is, "none"))
+}
+
+// FetchExactly is Fetch for what was fetched before, for a reference such as ref, and was want then: it gets that
+// commit, that archive or that image, whatever ref leads to by now, and from the cache if it is there. The component's
+// Source is want. What is not the same to the last byte is a *ChangedError, and is not returned.
+func (s *Store) FetchExactly(ctx context.Context, ref *pb.Reference, want Source, with Credentials) (*Component, error) {
+	if !want.IsOf(ref) {
+		return nil, fmt.Errorf("it was fetched from %s, which is another place", printable(want.Location, 200))
+	}
+	pinned, err := want.pin(ref)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.Fetch(ctx, pinned, with)
+	if err != nil {
+		return nil, err
+	}
+	if c.Tree != want.Tree {
+		c.Release()
+		return nil, &ChangedError{"tree", want.Tree, c.Tree}
+	}
+	c.Location, c.Version, c.ResolvedRef = want.Location, want.Version, want.ResolvedRef
+	if same, ok := c.For(ref); ok { // it may name a step below the repository
+		c.Dir, c.File = same.Dir, same.File
+	}
+	return c, nil
+}
+
+// IsOf reports whether s can have been fetched for ref, which is of the protocol git, zip or oci and has no expressions.
+func (s Source) IsOf(ref *pb.Reference) bool {
+	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
+	case pb.Reference_git:
+		_, ok := (&Component{Source: s}).For(ref)
+		return ok
+	case pb.Reference_zip:
+		return s.Kind == kindZip && archiveLocation(ref.GetUrl()) == s.Location && (ref.GetDigest() == "" || ref.GetDigest() == s.Digest)
+	case pb.Reference_oci:
+		where, err := name.NewRepository(ref.GetRegistry()+"/"+ref.GetRepository(), name.StrictValidation)
+		return err == nil && s.Kind == kindOCI && where.String() == s.Location && (ref.GetDigest() == "" || ref.GetDigest() == s.Digest) &&
+			cmp.Or(ref.GetDigest(), ref.GetTag()) == s.Version
+	default:
+		return false
+	}
+}
+
+// archiveLocation is the location of the archive at an address.
+func archiveLocation(address string) string {
+	u, err := url.Parse(address)
+	switch {
+	case filepath.IsAbs(address):
+		return "file://" + address
+	case err != nil:
+		return ""
+	case u.Scheme == "file":
+		return "file://" + u.Path
+	}
+	u.User, u.Fragment, u.RawQuery = nil, "", ""
+	return u.String()
+}
+
+// pin returns ref so that it leads to s and to nothing else.
+func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
+	ref = proto.CloneOf(ref)
+	digest := s.Digest
+	switch s.Kind {
+	case kindGit:
+		commit, full := fullCommit(s.Commit)
+		if !full {
+			return nil, fmt.Errorf("what it was is not known: %q is not the full name of a commit", printable(s.Commit, 80))
+		}
+		at, err := url.Parse(s.Location)
+		if err != nil {
+			return nil, errors.New("the address of the repository is invalid")
+		}
+		if asked, err := url.Parse(ref.GetUrl()); err == nil {
+			at.User = asked.User
+		}
+		ref.Url, ref.Rev, ref.Open = at.String(), commit, false
+		digest = s.Tree
+	case kindOCI:
+		ref.Tag, ref.Digest = "", s.Digest
+	default:
+		ref.Digest = s.Digest
+	}
+	for _, d := range []string{digest, s.Tree} {
+		if digits, err := parseDigest(d); err != nil || digits == "" {
+			return nil, errors.New("what it was is not known: a digest is missing, or is not one of sha256")
+		}
+	}
+	return ref, nil
+}
+
+// Reference returns a reference to what s was fetched from, without a query and credentials that its address may have
+// had, and without the step's place in it.
+func (s Source) Reference() (*pb.Reference, error) {
+	text, ref := s.Location, &pb.Reference{}
+	switch s.Kind {
+	case kindGit:
+		ref.Protocol, ref.Url, ref.Rev = pb.Reference_git, s.Location, s.Version
+	case kindZip:
+		ref.Protocol, ref.Url, ref.Digest = pb.Reference_zip, s.Location, s.Digest
+	case kindOCI:
+		ref.Protocol, ref.Digest = pb.Reference_oci, s.Digest
+		if s.Version != s.Digest {
+			ref.Tag, ref.Digest = s.Version, ""
+		}
+		ref.Registry, ref.Repository, _ = strings.Cut(text, "/")
+	default:
+		return nil, fmt.Errorf("a component of the kind %q is not fetched", printable(s.Kind, 40))
+	}
+	return ref, lang.CheckReference(ref)
+}

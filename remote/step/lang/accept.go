@@ -1,0 +1,197 @@
+package lang
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/structpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+var kinds = map[pb.Spec_InputType]expr.Kind{
+	pb.Spec_string: expr.String,
+	pb.Spec_number: expr.Number,
+	pb.Spec_bool:   expr.Boolean,
+	pb.Spec_struct: expr.Object,
+	pb.Spec_list:   expr.Array,
+}
+
+// mistyped says what is wrong with a value of kind where want is declared: "a string, and must be a
+// number"; empty if nothing is.
+func mistyped(want pb.Spec_InputType, kind expr.Kind) string {
+	if want == pb.Spec_spec_type_unspecified {
+		if kind == expr.Array || kind == expr.Object || kind == expr.Null {
+			return fmt.Sprintf("%s, and must be a text; to take others give it a type", phrase(kind))
+		}
+		return ""
+	}
+	if kinds[want] == kind {
+		return ""
+	}
+	return fmt.Sprintf("%s, and must be %s", phrase(kind), phrase(kinds[want]))
+}
+
+// phrase is a kind in the words of the language.
+func phrase(kind expr.Kind) string {
+	switch kind {
+	case expr.Null:
+		return "null"
+	case expr.Array:
+		return "an array"
+	case expr.Object:
+		return "a struct"
+	default:
+		return "a " + kind.String()
+	}
+}
+
+// TypeName returns what the language calls a value's type.
+func TypeName(kind expr.Kind) string {
+	_, name, found := strings.Cut(phrase(kind), " ")
+	if !found {
+		return phrase(kind)
+	}
+	return name
+}
+
+// kindOf is the kind of a value that may hold expressions, which are strings then.
+func kindOf(v *structpb.Value) expr.Kind {
+	switch v.GetKind().(type) {
+	case *structpb.Value_BoolValue:
+		return expr.Boolean
+	case *structpb.Value_NumberValue:
+		return expr.Number
+	case *structpb.Value_StringValue:
+		return expr.String
+	case *structpb.Value_ListValue:
+		return expr.Array
+	case *structpb.Value_StructValue:
+		return expr.Object
+	default:
+		return expr.Null
+	}
+}
+
+// accept returns v as the value of the input in, or says why it cannot be, without the value.
+func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
+	if why := mistyped(in.GetType(), v.Kind()); why != "" {
+		return v, errors.New("the value is " + why)
+	}
+	if v.Sensitive() && !in.GetSensitive() {
+		return v, errors.New("the value is sensitive, and the input is not; declare it with sensitive: true")
+	}
+	if in.GetType() == pb.Spec_spec_type_unspecified && v.Kind() != expr.String {
+		text, err := expr.New(v.Text())
+		if err != nil {
+			return v, err
+		}
+		if v.Sensitive() {
+			text = text.MarkSensitive()
+		}
+		v = text
+	}
+	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), v.Text()) {
+		return v, fmt.Errorf("the value is not one of %s", strings.Join(in.GetOptions(), ", "))
+	}
+	if in.GetMatch() != "" {
+		match, err := regexp.Compile(in.GetMatch())
+		if err != nil {
+			return v, fmt.Errorf("match is not a regular expression: %w", err)
+		}
+		if !match.MatchString(v.Text()) {
+			return v, fmt.Errorf("the value does not match %s", in.GetMatch())
+		}
+	}
+	if in.GetSensitive() {
+		v = v.MarkSensitive()
+	}
+	return v, nil
+}
+
+// acceptOutput returns v as the value of the output out, or says why it cannot be, without the value.
+func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
+	if why := mistyped(out.GetType(), v.Kind()); why != "" {
+		return v, errors.New("the value is " + why)
+	}
+	if out.GetSensitive() {
+		v = v.MarkSensitive()
+	}
+	return v, nil
+}
+
+// CheckCall checks the inputs that a call gives to what spec describes, as far as they are known before
+// the call. It returns what is wrong, without values.
+func CheckCall(spec *pb.Spec, inputs map[string]*structpb.Value) error {
+	declared := spec.GetSpec().GetInputs()
+	for _, name := range sortedKeys(inputs) {
+		if hasExpression(name) {
+			return nil // it may be any of the inputs
+		}
+		in := declared[name]
+		if in == nil {
+			return unknownInput(name, declared)
+		}
+		v, known := known(inputs[name])
+		if !known {
+			continue
+		}
+		if _, err := accept(in, v); err != nil {
+			return fmt.Errorf("input %q: %w", name, err)
+		}
+	}
+	return missing(spec, func(name string) bool { return inputs[name] != nil })
+}
+
+// missing returns an error if spec requires an input that is not given.
+func missing(spec *pb.Spec, given func(name string) bool) error {
+	inputs := spec.GetSpec().GetInputs()
+	for _, name := range sortedKeys(inputs) {
+		if inputs[name].GetDefault() == nil && !given(name) {
+			return fmt.Errorf("the input %q is required, and not given", name)
+		}
+	}
+	return nil
+}
+
+func unknownInput(name string, declared map[string]*pb.Spec_Input) error {
+	names := sortedKeys(declared)
+	switch near := nearest(name, names); {
+	case near != "":
+		return fmt.Errorf("the step takes no input%s, did you mean %q?", quote(name), near)
+	case len(names) == 0:
+		return fmt.Errorf("the step takes no input%s; it takes none", quote(name))
+	default:
+		return fmt.Errorf("the step takes no input%s; it takes %s", quote(name), strings.Join(names, ", "))
+	}
+}
+
+// known returns the value of v if it has no expressions.
+func known(v *structpb.Value) (expr.Value, bool) {
+	if !isKnown(v) {
+		return expr.Value{}, false
+	}
+	value, err := expr.New(unescape(v))
+	return value, err == nil
+}
+
+func isKnown(v *structpb.Value) bool {
+	switch k := v.GetKind().(type) {
+	case *structpb.Value_StringValue:
+		_, literal := Literal(k.StringValue)
+		return literal
+	case *structpb.Value_ListValue:
+		return !slices.ContainsFunc(k.ListValue.GetValues(), func(item *structpb.Value) bool { return !isKnown(item) })
+	case *structpb.Value_StructValue:
+		for _, item := range k.StructValue.GetFields() {
+			if !isKnown(item) {
+				return false
+			}
+		}
+	}
+	return true
+}

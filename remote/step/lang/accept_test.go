@@ -1,0 +1,129 @@
+package lang
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+func value(t *testing.T, x any) expr.Value {
+	t.Helper()
+	v, err := expr.New(x)
+	require.NoError(t, err)
+	return v
+}
+
+func TestInputsTakeValuesOfTheirTypeOnly(t *testing.T) {
+	all := map[pb.Spec_InputType]any{
+		pb.Spec_string: "text", pb.Spec_number: 1.5, pb.Spec_bool: true,
+		pb.Spec_struct: map[string]any{"a": 1}, pb.Spec_list: []any{"a"},
+	}
+	for want := range all {
+		for have, x := range all {
+			_, err := accept(&pb.Spec_Input{Type: want}, value(t, x))
+			require.Equal(t, want == have, err == nil, "%v for %v: %v", have, want, err)
+		}
+		_, err := accept(&pb.Spec_Input{Type: want}, value(t, nil))
+		require.ErrorContains(t, err, "the value is null, and must be")
+	}
+	_, err := accept(&pb.Spec_Input{Type: pb.Spec_struct}, value(t, []any{"geheim"}))
+	require.EqualError(t, err, "the value is an array, and must be a struct")
+}
+
+// The blueprint's inputs have no types: what YAML takes for a number is the text of one.
+func TestUntypedInputsTakeScalarsAsText(t *testing.T) {
+	for want, x := range map[string]any{"3.1": 3.1, "true": true, "x": "x"} {
+		got, err := accept(&pb.Spec_Input{}, value(t, x))
+		require.NoError(t, err)
+		require.Equal(t, value(t, want), got)
+	}
+	for _, x := range []any{nil, []any{}, map[string]any{}} {
+		_, err := accept(&pb.Spec_Input{}, value(t, x))
+		require.ErrorContains(t, err, "and must be a text")
+	}
+	got, err := accept(&pb.Spec_Input{Sensitive: true}, value(t, 7).MarkSensitive())
+	require.NoError(t, err)
+	require.True(t, got.Sensitive())
+}
+
+func TestInputsRestrictTheirValues(t *testing.T) {
+	in := &pb.Spec_Input{Options: []string{"a", "b"}, Match: "^[ab]$"}
+	_, err := accept(in, value(t, "a"))
+	require.NoError(t, err)
+	_, err = accept(in, value(t, "geheim"))
+	require.EqualError(t, err, "the value is not one of a, b")
+	_, err = accept(&pb.Spec_Input{Match: "^v[0-9]$"}, value(t, "geheim"))
+	require.EqualError(t, err, "the value does not match ^v[0-9]$")
+}
+
+func TestSensitiveValuesEnterSensitiveInputsOnly(t *testing.T) {
+	secret := value(t, "geheim").MarkSensitive()
+	_, err := accept(&pb.Spec_Input{Type: pb.Spec_string}, secret)
+	require.EqualError(t, err, "the value is sensitive, and the input is not; declare it with sensitive: true")
+	got, err := accept(&pb.Spec_Input{Type: pb.Spec_string, Sensitive: true}, value(t, "plain"))
+	require.NoError(t, err)
+	require.True(t, got.Sensitive())
+	_, err = accept(&pb.Spec_Input{Type: pb.Spec_struct}, value(t, map[string]any{"a": secret}))
+	require.ErrorContains(t, err, "the value is sensitive")
+}
+
+func TestCallsAreCheckedAsFarAsTheyAreKnown(t *testing.T) {
+	def, err := ParseStep("step.yml", []byte(`
+spec:
+  inputs:
+    message: {type: string}
+    count: {type: number, default: 1}
+    list: {type: array, default: []}
+---
+exec: {command: [echo]}
+`))
+	require.NoError(t, err)
+	for want, inputs := range map[string]map[string]any{
+		``: {"message": "x", "count": 2},
+		`the input "message" is required, and not given`:              {"count": 2},
+		`the step takes no input "mesage", did you mean "message"?`:   {"mesage": "x"},
+		`the step takes no input "other"; it takes count, list, mess`: {"message": "x", "other": "x"},
+		`input "count": the value is a string, and must be a number`:  {"message": "x", "count": "1"},
+		`input "list": the value is a struct, and must be an array`:   {"message": "x", "list": map[string]any{}},
+	} {
+		given, err := structpb.NewStruct(inputs)
+		require.NoError(t, err)
+		err = CheckCall(def.GetSpec(), given.GetFields())
+		if want == "" {
+			require.NoError(t, err)
+			continue
+		}
+		require.ErrorContains(t, err, want)
+	}
+	for _, inputs := range []map[string]any{
+		{"message": "x", "count": "${{ vars.N }}"},
+		{"message": "x", "list": []any{"${{ vars.N }}"}},
+		{"${{ vars.NAME }}": "x"},
+	} {
+		given, err := structpb.NewStruct(inputs)
+		require.NoError(t, err)
+		require.NoError(t, CheckCall(def.GetSpec(), given.GetFields()), "%v", inputs)
+	}
+}
+
+func TestBuiltinStepsTakeAScript(t *testing.T) {
+	require.Nil(t, Builtin("other"))
+	for text, want := range map[string]string{
+		"- {step: builtin://script, inputs: {script: x}}":                "x",
+		"- {step: dist://script, inputs: {script: x, shell: sh}}":        "x",
+		"- {step: builtin://legacy/script, inputs: {script: [a, b, c]}}": "a\nb\nc",
+		"- {script: x, inputs: {shell: bash}}":                           "x",
+	} {
+		def, err := Parse("j", []byte(text))
+		require.NoError(t, err)
+		s := def.GetSteps()[0]
+		require.Equal(t, want, scriptOf(s))
+		require.NoError(t, CheckCall(Builtin(s.GetReference().GetPath()), s.GetInputs()))
+	}
+	_, err := Parse("j", []byte("- {step: builtin://script, inputs: {script: [a, 1]}}"))
+	require.ErrorContains(t, err, "the script's lines must all be texts")
+}

@@ -1,0 +1,106 @@
+package lang
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+// maxInput is the largest value of an input, in bytes.
+const maxInput = 4 << 20
+
+// Bind returns the inputs of a definition with spec that was called with given: its values, checked, and
+// the defaults of the others. The error says what is wrong, without values.
+func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, error) {
+	declared := spec.GetSpec().GetInputs()
+	inputs := make(map[string]expr.Value, len(declared))
+	for _, name := range sortedKeys(given) {
+		in := declared[name]
+		if in == nil {
+			return nil, unknownInput(name, declared)
+		}
+		v, err := accept(in, given[name])
+		if err != nil {
+			return nil, fmt.Errorf("input %q: %w", name, err)
+		}
+		if n := len(v.Text()); n > maxInput {
+			return nil, fmt.Errorf("input %q: the value has %d bytes, the limit is %d; pass large data in a file", name, n, maxInput)
+		}
+		inputs[name] = v
+	}
+	if err := missing(spec, func(name string) bool { _, ok := inputs[name]; return ok }); err != nil {
+		return nil, err
+	}
+	for _, name := range sortedKeys(declared) {
+		if _, ok := inputs[name]; ok {
+			continue
+		}
+		v, err := expr.New(declared[name].GetDefault())
+		if err == nil {
+			v, err = accept(declared[name], v)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("default of input %q: %w", name, err)
+		}
+		inputs[name] = v
+	}
+	return inputs, nil
+}
+
+// BindOutputs returns the outputs of a definition of the dialect with spec, which gave the values given:
+// those, checked, and the defaults of the others. The error says, on one line and without values, all that
+// is wrong; the outputs hold what is right in any case. Warnings say what is missing where that is allowed.
+func BindOutputs(spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value) (outputs map[string]expr.Value, warnings []string, err error) {
+	declared := spec.GetSpec().GetOutputs()
+	outputs = make(map[string]expr.Value, len(declared))
+	var wrong []string
+	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	for _, name := range sortedKeys(given) {
+		out := declared[name]
+		if out == nil {
+			complain("unexpected output %.64q: %s", name, declaredOutputs(sortedKeys(declared)))
+			continue
+		}
+		v, err := acceptOutput(out, given[name])
+		if err != nil {
+			complain("output %q: %v", name, err)
+			continue
+		}
+		outputs[name] = v
+	}
+	for _, name := range sortedKeys(declared) {
+		if _, there := given[name]; there {
+			continue
+		}
+		switch preset := declared[name].GetDefault(); {
+		case preset != nil:
+			v, err := expr.New(preset)
+			if err == nil {
+				v, err = acceptOutput(declared[name], v)
+			}
+			if err != nil {
+				complain("default of output %q: %v", name, err)
+				continue
+			}
+			outputs[name] = v
+		case dialect == pb.Definition_v0:
+			warnings = append(warnings, fmt.Sprintf("missing output %q: the step did not write it", name))
+		default:
+			complain("missing output %q: the step did not give it, and it has no default", name)
+		}
+	}
+	if wrong != nil {
+		err = errors.New(strings.Join(wrong, "; "))
+	}
+	return outputs, warnings, err
+}
+
+func declaredOutputs(names []string) string {
+	if len(names) == 0 {
+		return "the spec has no outputs"
+	}
+	return "the spec has " + strings.Join(names, ", ")
+}

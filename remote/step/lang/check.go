@@ -1,0 +1,82 @@
+package lang
+
+import (
+	"fmt"
+	"strings"
+)
+
+// maxName is the longest name of a step, in bytes.
+const maxName = 256
+
+// isName reports whether s is a name: [A-Za-z_][A-Za-z0-9_]*. Steps, inputs, outputs and variables have
+// names.
+func isName(s string) bool {
+	for i := range len(s) {
+		c := s[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
+		if !letter && (i == 0 || c < '0' || c > '9') {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// checkName checks the name of what.
+func checkName(w word, what string) error {
+	if len(w.text) > maxName || !isName(w.text) {
+		return w.at.errorf("the %s%s is not valid; use letters, digits and _, not a digit first, at most %d in all",
+			what, quote(w.text), maxName)
+	}
+	return nil
+}
+
+func badVariable(name string) string {
+	return fmt.Sprintf("the variable name%s is not valid; use letters, digits and _, not a digit first", quote(name))
+}
+
+const nulText = "holds a NUL byte, which no program can be given"
+
+// checkNUL refuses text that no program can be given.
+func checkNUL(w word) error {
+	if strings.IndexByte(w.text, 0) >= 0 {
+		return w.at.beyond().errorf("the text %s", nulText)
+	}
+	return nil
+}
+
+// CheckEnv checks variables that were not read as part of a job, under the name field. The rules are
+// those of env in a job, but the values are taken as they are: they hold no expressions. The error is
+// an [*Error].
+func CheckEnv(field string, env map[string]string) error {
+	total := 0
+	for name, value := range env {
+		if !isName(name) {
+			return place{path: field}.errorf("%s (env must be alphanumeric with underscores)", badVariable(name))
+		}
+		at := place{path: fmt.Sprintf("%s[%s]", field, strings.TrimSpace(quote(name)))}
+		if why := CheckVariable(name, value); why != nil {
+			return at.errorf("%v", why)
+		}
+		if total += len(name) + 1 + len(value); total > MaxEnv {
+			return place{path: field}.errorf("the variables have more than %d bytes in all; put some into files", MaxEnv)
+		}
+	}
+	return nil
+}
+
+// CheckVariable reports what is wrong with an environment variable, without its value.
+func CheckVariable(name, value string) error {
+	switch size := len(name) + 1 + len(value); {
+	case !isName(name):
+		return fmt.Errorf("%s", badVariable(name))
+	case strings.IndexByte(value, 0) >= 0:
+		return fmt.Errorf("the value %s", nulText)
+	case size > MaxArg:
+		return fmt.Errorf("the variable has %d bytes, at most %d can be passed; put it into a file", size, MaxArg)
+	}
+	return nil
+}
+
+// IsName reports whether s can be the name of a step, an input, an output or a variable:
+// [A-Za-z_][A-Za-z0-9_]*.
+func IsName(s string) bool { return len(s) <= maxName && isName(s) }

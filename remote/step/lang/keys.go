@@ -1,0 +1,36 @@
+package lang
+
+import "regexp"
+
+// The keys of the language. The reader, its errors and the schema all go by these lists.
+var (
+	jobKeys        = []string{"run", "exec", "env", "outputs", "delegate"}
+	definitionV0   = []string{"type", "exec", "steps", "env"}
+	stepKeys       = []string{"name", "step", "func", "script", "exec", "run", "action", "inputs", "env", "when", "if", "timeout"}
+	execKeys       = []string{"command", "work_dir", "timeout"}
+	gitKeys        = []string{"url", "rev", "dir", "file"}
+	gitRequired    = []string{"url", "rev"}
+	zipKeys        = []string{"url", "sha256", "dir", "file"}
+	zipRequired    = []string{"url"}
+	ociKeys        = []string{"registry", "repository", "tag", "dir", "file"}
+	ociRequired    = []string{"registry", "repository", "tag"}
+	specKeys       = []string{"inputs", "outputs", "requests"}
+	requestKeys    = []string{"env", "vars"}
+	inputKeys      = []string{"type", "default", "description", "sensitive"}
+	inputKeysV0    = []string{"type", "default", "description", "sensitive", "options", "match"}
+	outputKeys     = []string{"type", "default", "description", "sensitive"}
+	whens          = []string{OnSuccess, OnFailure, Always}
+	definitionType = []string{"exec", "steps"}
+)
+
+// ways are the keys of a step that say what to run.
+var ways = []string{"step", "func", "script", "exec", "run", "action"}
+
+// workDirs are all spellings of work_dir that were ever published.
+var workDirs = []string{"work_dir", "workdir", "working_dir"}
+
+// delegateWord is what outputs: says instead of a list.
+const delegateWord = "delegate"
+
+// timeoutPattern is what a timeout looks like. It is a pattern of a schema, too.
+var timeoutPattern = regexp.MustCompile(`^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`)

@@ -1,0 +1,129 @@
+package lang
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// place is where something of a job was read: a node of a text, or a field of a request.
+type place struct {
+	text *text
+	node *yaml.Node // nil in a request
+	path string     // in a request
+	// semantic says that what is wrong here is wrong beyond what a schema can tell.
+	semantic bool
+}
+
+// beyond is p for an error that no schema can find.
+func (p place) beyond() place {
+	p.semantic = true
+	return p
+}
+
+// text is a YAML text and the name errors give it.
+type text struct {
+	name string
+	data string
+}
+
+// errorf is an error about the text as a whole.
+func (t *text) errorf(format string, args ...any) *Error {
+	return &Error{Where: t.name, Message: fmt.Sprintf(format, args...), semantic: true}
+}
+
+func semantic(err *Error) *Error {
+	err.semantic = true
+	return err
+}
+
+func (t *text) errorAt(line, column int, format string, args ...any) *Error {
+	return &Error{
+		Where:   fmt.Sprintf("%s:%d:%d", t.name, line, column),
+		Line:    line,
+		Column:  column,
+		Message: fmt.Sprintf(format, args...),
+	}
+}
+
+// errorAtByte is errorAt for the byte at offset.
+func (t *text) errorAtByte(offset int, format string, args ...any) *Error {
+	before := t.data[:offset]
+	start := strings.LastIndexByte(before, '\n') + 1
+	return t.errorAt(1+strings.Count(before, "\n"), 1+utf8.RuneCountInString(before[start:]), format, args...)
+}
+
+// line returns line number n, which counts from 1, or "".
+func (t *text) line(n int) string {
+	rest := t.data
+	for ; n > 1; n-- {
+		_, after, found := strings.Cut(rest, "\n")
+		if !found {
+			return ""
+		}
+		rest = after
+	}
+	line, _, _ := strings.Cut(rest, "\n")
+	return line
+}
+
+func (p place) errorf(format string, args ...any) *Error {
+	if p.node == nil {
+		return &Error{Where: p.path, Message: fmt.Sprintf(format, args...), semantic: p.semantic}
+	}
+	err := p.text.errorAt(p.node.Line, p.node.Column, format, args...)
+	err.semantic = p.semantic
+	return err
+}
+
+// errorIn is errorf for what stands at offset of the value read here.
+func (p place) errorIn(value string, offset int, format string, args ...any) *Error {
+	err := p.errorf(format, args...)
+	if p.node == nil || p.node.Kind != yaml.ScalarNode {
+		return err
+	}
+	if line, column := p.find(value, offset); line > 0 {
+		err.Line, err.Column = line, column
+		err.Where = fmt.Sprintf("%s:%d:%d", p.text.name, line, column)
+	}
+	return err
+}
+
+// find returns the place in the text of what stands at offset of the value; 0 if that is not plain to
+// see.
+func (p place) find(value string, offset int) (line, column int) {
+	mark, _, _ := strings.Cut(value[offset:], "\n")
+	mark = mark[:min(len(mark), maxMark)]
+	line = p.node.Line
+	// from is the first byte of the line where the mark can stand. A block of text (script: |) begins on
+	// the line after, and is indented: what stands before the mark in the value stands further right.
+	from := 0
+	switch {
+	case p.node.Style&yaml.LiteralStyle != 0:
+		line += 1 + strings.Count(value[:offset], "\n")
+		from = offset - 1 - strings.LastIndexByte(value[:offset], '\n')
+	case p.node.Style&yaml.FoldedStyle != 0 || strings.Contains(value[:offset], "\n"):
+		return 0, 0
+	default:
+		source := p.text.line(line)
+		for range p.node.Column - 1 {
+			_, size := utf8.DecodeRuneInString(source[from:])
+			from += size
+		}
+		from += offset
+	}
+	source := p.text.line(line)
+	if from > len(source) {
+		return 0, 0
+	}
+	at := strings.Index(source[from:], mark)
+	if at < 0 || mark == "" {
+		return 0, 0
+	}
+	return line, 1 + utf8.RuneCountInString(source[:from+at])
+}
+
+// maxMark is how much of a value is looked for in its text to find its place.
+const maxMark = 16

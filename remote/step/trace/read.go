@@ -1,0 +1,130 @@
+package trace
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+
+	"github.com/gowebpki/jcs"
+
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+const (
+	// MaxSize is the largest trace that is written or read, in bytes.
+	MaxSize = 128 << 20
+	// maxDepth is how deep a trace is nested at most.
+	maxDepth = 1000
+)
+
+// ErrID tells that the identity of a trace is not what its id says: it was changed.
+var ErrID = errors.New("its identity was changed after it was written: it does not have the id that the trace says")
+
+// Read reads the trace in the file path, as Parse does. The file must be a regular one.
+func Read(path string) (*Trace, error) {
+	data, err := ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	t, err := Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+// ReadFile returns what is in the file path, which must be a regular one and no larger than a trace can be.
+func ReadFile(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
+	if err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is not a regular file", path)
+	case info.Size() > MaxSize:
+		err = fmt.Errorf("%s has %d bytes, the limit is %d", path, info.Size(), MaxSize)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	data, err := io.ReadAll(io.LimitReader(file, MaxSize+1))
+	if err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	return data, nil
+}
+
+// Parse reads a trace, and verifies its id. The trace says what whoever wrote it wanted it to say: its form was
+// checked, nothing else. An identity that is not the one the id is of is ErrID.
+func Parse(data []byte) (*Trace, error) {
+	if len(data) > MaxSize {
+		return nil, fmt.Errorf("read trace: it has %d bytes, the limit is %d", len(data), MaxSize)
+	}
+	if expr.JSONDepth(data) > maxDepth {
+		return nil, fmt.Errorf("read trace: it is nested deeper than %d", maxDepth)
+	}
+	canonical, err := jcs.Transform(data) // which refuses what is no JSON, and a key that is there twice
+	if err != nil {
+		return nil, fmt.Errorf("read trace: it is not valid JSON: %w", err)
+	}
+	if err := checkSchema(canonical); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	var raw struct {
+		Schema   string          `json:"schema"`
+		ID       string          `json:"id"`
+		Identity json.RawMessage `json:"identity"`
+		Volatile json.RawMessage `json:"volatile"`
+		Secrets  json.RawMessage `json:"secrets"`
+	}
+	if err := decode(canonical, &raw); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	if idOf(raw.Identity) != raw.ID {
+		return nil, fmt.Errorf("read trace: %w", ErrID)
+	}
+	t := &Trace{}
+	if err := decode(canonical, t); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	if err := t.check(raw.Identity); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	return t, nil
+}
+
+// checkSchema refuses what is no trace, or one of another version.
+func checkSchema(data []byte) error {
+	var about struct{ Schema *string }
+	if err := json.Unmarshal(data, &about); err != nil || about.Schema == nil {
+		return errors.New(`it is not a trace, which is a JSON object with a "schema"`)
+	}
+	if *about.Schema != Schema {
+		return fmt.Errorf("it has the schema %.64q, and this version reads %q only; read it with the version of stepmux that wrote it, or a newer one", *about.Schema, Schema)
+	}
+	return nil
+}
+
+// check finds what is wrong with a trace whose canonical identity is given: what was read must say the same as what
+// was there.
+func (t *Trace) check(identity []byte) error {
+	understood, err := t.Identity.Canonical()
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(understood, identity) {
+		return errors.New("its identity is not written as this version writes it")
+	}
+	if s := t.Secrets; s != nil && (s.Scheme != scheme || len(s.Salt) != saltLen) {
+		return fmt.Errorf("its secrets are not summed up with %s and a salt of %d bytes", scheme, saltLen)
+	}
+	return nil
+}

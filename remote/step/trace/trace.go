@@ -1,0 +1,168 @@
+package trace
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Schema is the version of the form that this package writes and reads.
+const Schema = "steptrace/v1"
+
+// Trace is what a job did.
+type Trace struct {
+	// Schema is [Schema].
+	Schema string `json:"schema"`
+	// ID is the SHA-256, in hexadecimal, of the canonical form of Identity.
+	ID       string   `json:"id"`
+	Identity Identity `json:"identity"`
+	Volatile Volatile `json:"volatile"`
+	// Secrets tells how masked values were summed up. It is there only if something is masked.
+	Secrets *Secrets `json:"secrets,omitempty"`
+}
+
+// Identity is what was run and what came of it. Nothing in it depends on when or where that was.
+type Identity struct {
+	Job     Job     `json:"job"`
+	Runtime Runtime `json:"runtime"`
+	// Steps are those of the job in their order, also those that never ran.
+	Steps []Step `json:"steps"`
+	// Status is success, failure or cancelled.
+	Status string `json:"status"`
+	// Reason is why the job did not succeed: script, invalid, timeout, cancelled or system; else empty.
+	Reason string `json:"reason,omitempty"`
+	// ExitCode is that of the step that failed the job; 0 if none did.
+	ExitCode int    `json:"exit_code"`
+	Outputs  Values `json:"outputs"`
+	// Exports are all that steps exported and that was passed on.
+	Exports Values `json:"exports"`
+}
+
+// The values of Identity.Status and Step.Status.
+const (
+	Success   = "success"
+	Failure   = "failure"
+	Cancelled = "cancelled"
+	Skipped   = "skipped" // of a step only: it never ran
+)
+
+// Job is what was asked for.
+type Job struct {
+	Source Source `json:"source"`
+	// Definition is the whole job as it was compiled, with its expressions as they were written. See
+	// [DecodeDefinition]. It is missing if the source could not be read.
+	Definition json.RawMessage `json:"definition,omitempty"`
+	// Inputs are the values that were given for inputs of the definition, without defaults.
+	Inputs Values `json:"inputs"`
+	// Vars are the job variables that expressions read.
+	Vars map[string]Variable `json:"vars_used"`
+	// Env is the environment that the job was given for all of its steps.
+	Env Texts `json:"run_env"`
+	// OSEnv is what steps got of the environment of the runner's process.
+	OSEnv Texts `json:"os_env"`
+	// MayFail names steps that may fail without failing the job.
+	MayFail []string `json:"may_fail,omitempty"`
+	// Dialect is the language the job was written in: v0 or v1.
+	Dialect string `json:"dialect,omitempty"`
+}
+
+// The values of Source.Kind.
+const (
+	FromFile     = "file"
+	FromEnv      = "env" // the environment variable STEPS
+	FromJSON     = "json"
+	FromGitLabCI = "gitlab-ci"
+	FromGRPC     = "grpc"
+)
+
+// Source is where the text of a job came from.
+type Source struct {
+	// Kind is file, env, json, gitlab-ci or grpc.
+	Kind string `json:"kind"`
+	// JobName is the job of a .gitlab-ci.yml.
+	JobName string `json:"job_name,omitempty"`
+	// Digest is that of the text. It is left out if the text holds a secret.
+	Digest Digest `json:"digest,omitempty"`
+}
+
+// Digest has digests in hexadecimal, by the names that in-toto has for their kinds: sha256 of a file, gitCommit,
+// gitTree; and sha256tree of a directory, as [github.com/stepmux/stepmux/remote/step/fetch.Source] describes it.
+type Digest map[string]string
+
+// The kinds of digests.
+const (
+	SHA256     = "sha256"
+	SHA256Tree = "sha256tree"
+	GitCommit  = "gitCommit"
+	GitTree    = "gitTree"
+)
+
+// Variable is a job variable.
+type Variable struct {
+	Value Text `json:"value"`
+	// File tells that steps got the path of a file with the value.
+	File bool `json:"file,omitempty"`
+	// Masked tells that the variable was given as a secret.
+	Masked bool `json:"masked,omitempty"`
+}
+
+// Runtime is what ran the job.
+type Runtime struct {
+	OS     string `json:"os"`
+	Arch   string `json:"arch"`
+	Runner Runner `json:"runner"`
+}
+
+// Runner is the program that ran the job.
+type Runner struct {
+	Version string `json:"version"`
+	Digest  Digest `json:"digest,omitempty"`
+}
+
+// Volatile is what differs from run to run.
+type Volatile struct {
+	// TraceID is a random UUID.
+	TraceID string    `json:"trace_id"`
+	Started time.Time `json:"started"`
+	Ended   time.Time `json:"ended"`
+	Host    string    `json:"host,omitempty"`
+	PID     int       `json:"pid,omitempty"`
+	// Message says why the job did not succeed.
+	Message string `json:"message,omitempty"`
+	// Paths are what the markers stood for: absolute paths, by "@work" and so on.
+	Paths map[string]string `json:"paths,omitempty"`
+	// Versions are those of interpreters, by the sha256 of their file, where they were to be had without running it.
+	Versions map[string]string `json:"versions,omitempty"`
+	// Steps are about the steps that ran, in the order they began.
+	Steps []StepRun `json:"steps"`
+	// Warnings are about the trace itself: what it lacks.
+	Warnings []string `json:"warnings,omitempty"`
+}
+
+// StepRun is about one run of a step.
+type StepRun struct {
+	// Path is the step's.
+	Path    string    `json:"path"`
+	Started time.Time `json:"started"`
+	Ended   time.Time `json:"ended"`
+	PID     int       `json:"pid,omitempty"`
+	// MaxRSS is the largest memory a process of the step had resident, in bytes.
+	MaxRSS   int64   `json:"max_rss_bytes,omitempty"`
+	UserMS   float64 `json:"user_ms,omitempty"`
+	SystemMS float64 `json:"sys_ms,omitempty"`
+	// Cache is hit or fetched, of a component that is not local.
+	Cache string `json:"cache,omitempty"`
+	// Message says why the step did not succeed, Warnings what was not as it should be.
+	Message  string   `json:"message,omitempty"`
+	Warnings []string `json:"warnings,omitempty"`
+	// Stdout and Stderr are about the output of a command; else nil.
+	Stdout *Range `json:"stdout,omitempty"`
+	Stderr *Range `json:"stderr,omitempty"`
+}
+
+// Range is a part of one of the job's streams, as it was written, with secrets masked.
+type Range struct {
+	// Offset is where it begins, Bytes how long it is, in bytes that were kept or not.
+	Offset int64  `json:"offset"`
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+}
