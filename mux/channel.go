@@ -10,19 +10,21 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// channel is one open SSH channel (RFC 4254, section 5). Its goroutine opened it, answers the peer's
+// sshChannel is one open SSH channel (RFC 4254, section 5). Its goroutine opened it, answers the peer's
 // requests, and ends with it.
-type channel struct {
+type sshChannel struct {
 	conn *Conn
 	ssh  ssh.Channel
 	gone chan struct{} // closed once the peer has closed the channel or the connection has ended
 	lost bool          // the connection ended before the peer had closed; read after gone is closed
 
-	bye       atomic.Bool   // the peer said how its process ended: what ends now ends well
-	closed    chan struct{} // closed by Close
-	closeOnce sync.Once
+	exitReceived atomic.Bool   // the peer said how its process ended: what ends now ends well
+	closed       chan struct{} // closed by Close
+	closeOnce    sync.Once
 
 	exempt bool // from Conn.channels, or no more counted; guarded by Conn.mu
 }
@@ -33,7 +35,7 @@ type openSpec struct {
 	kind  string // channel type
 	extra []byte // its payload
 	// request is told each request of the peer, on the channel's goroutine. May be nil.
-	request func(*channel, *ssh.Request)
+	request func(*sshChannel, *ssh.Request)
 	// opened is called when the peer has confirmed the channel. closed is called exactly once, whatever
 	// happens: when the channel is no more, or when it will never be (then wasOpen is false).
 	opened func()
@@ -42,18 +44,18 @@ type openSpec struct {
 
 // open opens a channel. ctx bounds the wait only: a channel that the peer confirms after that is
 // closed at once. The library has no context for this, hence the goroutine.
-func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
+func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
 	if err := c.begin(spec.op); err != nil {
 		spec.closed(false)
 		return nil, err
 	}
 	var (
-		confirmed = make(chan *channel)
+		confirmed = make(chan *sshChannel)
 		failed    = make(chan error, 1)
 		abandoned = make(chan struct{})
 	)
 	go func() {
-		var ch *channel
+		var ch *sshChannel
 		defer func() { c.finish(ch) }()
 		kind, start := channelKind(spec.kind), time.Now()
 		raw, reqs, err := c.openRaw(spec.kind, spec.extra)
@@ -64,7 +66,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 			return
 		}
 		spec.opened()
-		ch = &channel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
+		ch = &sshChannel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
 		select {
 		case confirmed <- ch:
 		case <-abandoned:
@@ -78,7 +80,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 				_ = req.Reply(false, nil) // an error means the channel is ending
 			}
 		}
-		if !ch.bye.Load() {
+		if !ch.exitReceived.Load() {
 			c.settle(c.done)
 		}
 		if isDone(c.over) {
@@ -171,11 +173,8 @@ func (c *Conn) settle(done <-chan struct{}) {
 
 // readError says what an error of the library's Read means here. It says io.EOF when the peer is done,
 // but also when the connection has died; see closeSettle.
-func (ch *channel) readError(err error) error {
-	if ch.isClosed() {
-		return fmt.Errorf("read: %w", io.ErrClosedPipe)
-	}
-	if ch.bye.Load() && errors.Is(err, io.EOF) && ch.conn.alive("read") == nil {
+func (ch *sshChannel) readError(err error) error {
+	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.alive("read") == nil {
 		return io.EOF
 	}
 	ch.conn.settle(ch.gone)
@@ -194,9 +193,9 @@ func (ch *channel) readError(err error) error {
 }
 
 // sendError says why something could not be sent.
-func (ch *channel) sendError(op string, err error) error {
-	if ch.isClosed() {
-		return fmt.Errorf("%s: %w", op, io.ErrClosedPipe)
+func (ch *sshChannel) sendError(op string, err error) error {
+	if errors.Is(err, channel.ErrStopped) {
+		return err
 	}
 	if lost := ch.conn.alive(op); lost != nil {
 		return lost
@@ -207,17 +206,8 @@ func (ch *channel) sendError(op string, err error) error {
 	return fmt.Errorf("%s: %w", op, err)
 }
 
-func (ch *channel) isClosed() bool {
-	select {
-	case <-ch.closed:
-		return true
-	default:
-		return false
-	}
-}
-
 // Close closes the channel and wakes what waits on it; it does not wait for the peer. Idempotent.
-func (ch *channel) Close() error {
+func (ch *sshChannel) Close() error {
 	ch.closeOnce.Do(func() {
 		close(ch.closed)
 		// The library's Close writes to the connection, which a frozen peer may have filled up. So that

@@ -9,6 +9,10 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/flight"
+	"github.com/stepmux/stepmux/mux/channel"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // closeSettle is how long a channel that ended at its peer's word waits to hear that in truth the
@@ -41,14 +45,15 @@ type Conn struct {
 	over chan struct{} // closed once the library has ended all channels; done follows within causePatience
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex             // guards the following
-	err      error                  // why the connection ended
-	channels int                    // open or being opened
-	draining bool                   // Shutdown was called: nothing new
-	relays   map[string]*relayStart // by command line
-	spares   map[*Spare]struct{}    // not taken and not closed
+	probe flight.Flight[time.Duration] // asks the peer for an answer; see keepalive
+
+	mu       sync.Mutex                              // guards the following
+	err      error                                   // why the connection ended
+	channels int                                     // open or being opened
+	draining bool                                    // Shutdown was called: nothing new
+	relays   map[string]*flight.Flight[*relay.Relay] // by command line
+	spares   map[*Spare]struct{}                     // not taken and not closed
 	empty    chan struct{}
-	question *question // under way; nil if none
 }
 
 func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, addr string, cfg *Config) *Conn {
@@ -63,6 +68,7 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 		done:     make(chan struct{}),
 		over:     make(chan struct{}),
 	}
+	c.probe.GoOn = true
 	c.sessions.scarce = c.giveUpSpares
 	c.wg.Go(func() { <-nc.done })
 	c.wg.Go(func() { ssh.DiscardRequests(reqs) })
@@ -78,6 +84,9 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 	nc.notify(c.fail)
 	return c
 }
+
+// local is the address of this end of the connection's streams: the server, from which they go on.
+func (c *Conn) local() channel.Addr { return channel.Addr{Net: "tcp", Text: c.addr} }
 
 // Done returns a channel that is closed when the connection has ended, for whatever reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -136,6 +145,8 @@ func (c *Conn) end(err error) {
 // nil.
 func (c *Conn) Close() error {
 	c.end(ErrClosed)
+	c.probe.Close()
+	c.closeRelays()
 	c.wg.Wait()
 	return nil
 }
@@ -232,7 +243,7 @@ func (c *Conn) uncountLocked(n int) {
 }
 
 // exempt stops counting a channel that is not there for its own sake: Shutdown does not wait for a relay.
-func (c *Conn) exempt(ch *channel) {
+func (c *Conn) exempt(ch *sshChannel) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !ch.exempt {
@@ -253,7 +264,7 @@ func (c *Conn) spawn(fn func()) bool {
 }
 
 // finish undoes begin. ch is nil if there is none.
-func (c *Conn) finish(ch *channel) {
+func (c *Conn) finish(ch *sshChannel) {
 	c.mu.Lock()
 	if ch == nil || !ch.exempt {
 		if ch != nil {

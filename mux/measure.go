@@ -27,7 +27,7 @@ func (c *Conn) CountSessions(ctx context.Context, most int) (opened int, refused
 		if err != nil {
 			return len(all), false, err
 		}
-		s.channel = ch
+		s.sshChannel = ch
 		all = append(all, s)
 	}
 	return len(all), false, nil

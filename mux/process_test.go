@@ -319,7 +319,10 @@ func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 		proxy := sshtest.Proxy(t, s.Addr)
 		conn := dial(t, s.Via(t, proxy.Addr()))
 		// The background process keeps stdout open after the exit.
-		p := start(t, conn, "(exec tail --pid=$PPID -f /dev/null) & echo $!; exit 0", nil)
+		p, exited, err := mux.StartWatched(sshtest.Within(t), conn,
+			mux.Command{Line: "(exec tail --pid=$PPID -f /dev/null) & echo $!; exit 0"})
+		require.NoError(t, err)
+		t.Cleanup(func() { p.Close() })
 		line := make([]byte, 1)
 		for line[0] != '\n' {
 			_, err := p.Read(line)
@@ -329,7 +332,7 @@ func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 			_, err := io.ReadAll(p)
 			return err
 		})
-		eventually(t, p.HasExited)
+		eventually(t, exited)
 		proxy.Cut()
 		requireLost(t, receive(t, rest))
 		requireLost(t, p.Wait(sshtest.Within(t)))

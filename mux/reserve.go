@@ -53,13 +53,18 @@ func (c *Conn) TryReserve(ctx context.Context, n int) (*Reservation, error) {
 
 // Start is [Conn.Start] in one of the reserved sessions, or in a new one when all are used up.
 func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) {
-	if err := cmd.check(); err != nil {
+	if err := cmd.Check(); err != nil {
 		return nil, err
 	}
-	if s := r.take(); s != nil {
-		return s.start(ctx, cmd)
+	s := r.take()
+	if s == nil {
+		return r.conn.Start(ctx, cmd)
 	}
-	return r.conn.Start(ctx, cmd)
+	p, err := s.start(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return p.process(cmd), nil
 }
 
 func (r *Reservation) take() *session {

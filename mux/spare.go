@@ -1,9 +1,6 @@
 package mux
 
-import (
-	"context"
-	"fmt"
-)
+import "context"
 
 // Spare is a process that was started ahead of its use, in a session that nobody else wanted. It is given
 // up when anybody has to wait for a session: then its stdin ends and its session closes. [Conn.Shutdown]
@@ -11,22 +8,18 @@ import (
 type Spare struct {
 	conn    *Conn
 	process *Process
-	channel *channel
+	channel *sshChannel
 }
 
 // StartSpare starts a process for a later [Spare.Take], and returns ErrSaturated if no session is free for
 // that or somebody waits for one. ctx bounds the start only. The caller calls Take or Close.
 func (c *Conn) StartSpare(ctx context.Context, cmd Command) (*Spare, error) {
-	p, err := c.TryStart(ctx, cmd)
+	p, err := c.tryStartSession(ctx, cmd)
 	if err != nil {
 		return nil, err
 	}
-	impl, ok := p.impl.(*sessionProcess)
-	if !ok {
-		panic(fmt.Sprintf("BUG: mux: Conn.TryStart gave a %T", p.impl))
-	}
-	c.exempt(impl.channel)
-	s := &Spare{conn: c, process: p, channel: impl.channel}
+	c.exempt(p.sshChannel)
+	s := &Spare{conn: c, process: p.process(cmd), channel: p.sshChannel}
 	c.mu.Lock()
 	if c.spares == nil {
 		c.spares = make(map[*Spare]struct{})
@@ -46,7 +39,7 @@ func (s *Spare) Take() *Process {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, there := c.spares[s]; !there || s.channel.bye.Load() || isDone(s.channel.gone) || c.countLocked("start") != nil {
+	if _, there := c.spares[s]; !there || s.channel.exitReceived.Load() || isDone(s.channel.gone) || c.countLocked("start") != nil {
 		return nil
 	}
 	delete(c.spares, s)

@@ -87,7 +87,7 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 	stream.Close()
 	n.await(t, "close tcp")
 
-	r := relay(t, conn)
+	r := relayOf(t, conn)
 	n.await(t, "open session ok")
 	p, err = r.Start(sshtest.Within(t), mux.Command{Line: "exec cat"})
 	require.NoError(t, err)

@@ -19,9 +19,12 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":      {},
-	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
-	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
+	"pool":        {},
+	"mux/channel": {},
+	// The relay's client end, over any byte stream.
+	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"mux":       {"mux/channel", "mux/relay", "internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
+	"connector": {"mux", "mux/relay", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "internal/spell"},
