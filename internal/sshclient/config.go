@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,31 +22,69 @@ import (
 // maxConfig bounds a configuration file.
 const maxConfig = 1 << 20
 
-// sshLimit bounds `ssh -G`, which may run commands of the configuration's.
+// sshLimit bounds `ssh -G`, which may run commands that the configuration names.
 var sshLimit = subprocess.Limit{Time: 15 * time.Second, Bytes: 1 << 20}
 
-// Config is what ssh_config files say. The zero value says nothing.
+// Config evaluates ssh_config files. The zero value has none. `ssh -G` evaluates all of them, or the library does;
+// never one file each, because the two may disagree. One goroutine uses it.
 type Config struct {
-	file  string // for ssh -F; empty for the default ones
-	ssh   string // path of ssh, if that has to be asked
-	files []*ssh_config.Config
+	file     string // for ssh -F; empty for the default ones
+	sources  []source
+	ssh      string              // path of ssh; empty if the library evaluates
+	defaults map[string][]string // values of ssh without any configuration, nil until asked
+	known    map[place]lookup    // by ssh
+	parsed   []*ssh_config.Config
 }
 
-// Load reads a configuration file, or, if file is empty, those that ssh reads; "none" is none. Where Match is
-// used, also in files that are included, `ssh -G` evaluates all of it.
+// source is one configuration file.
+type source struct {
+	name string
+	text []byte
+}
+
+// Load reads a configuration file, or the files that ssh reads if file is empty, or nothing if it is "none".
+//
+// `ssh -G` evaluates them. The library does where ssh is not installed, does not run, or looks for ~ in another
+// directory than $HOME; Match is then an error, or evaluated by ssh too if that runs.
 func Load(file string) (*Config, error) {
-	c := &Config{file: file}
+	c := &Config{file: file, known: map[place]lookup{}}
+	sameHome := true
+	if home, err := os.UserHomeDir(); err == nil {
+		// ssh looks up the home directory in the password database.
+		if me, err := user.Current(); err == nil && me.HomeDir != home {
+			sameHome = false
+			if file == "" {
+				c.file = filepath.Join(home, ".ssh", "config")
+			}
+		}
+	}
+	if err := c.read(file); err != nil {
+		return nil, err
+	}
+	ssh, err := exec.LookPath("ssh")
+	if err == nil && sameHome {
+		c.ssh = ssh
+		return c, nil
+	}
+	if c.hasMatch() {
+		if err != nil {
+			return nil, needsSSH(err)
+		}
+		c.ssh = ssh
+		return c, nil
+	}
+	return c, c.parse()
+}
+
+// read reads the files.
+func (c *Config) read(file string) error {
 	var names []string
 	switch file {
 	case "none":
-		return c, nil
+		return nil
 	case "":
 		if home, err := os.UserHomeDir(); err == nil {
-			own := filepath.Join(home, ".ssh", "config")
-			names = append(names, own)
-			if me, err := user.Current(); err == nil && me.HomeDir != home {
-				c.file = own // ssh would look where the password database says
-			}
+			names = append(names, filepath.Join(home, ".ssh", "config"))
 		}
 		names = append(names, "/etc/ssh/ssh_config")
 	default:
@@ -57,41 +96,11 @@ func Load(file string) (*Config, error) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read ssh_config: %w", err)
+			return fmt.Errorf("read ssh_config: %w", err)
 		}
-		if err := c.add(name, text); err != nil {
-			return nil, fmt.Errorf("read ssh_config %s: %w", name, err)
-		}
+		c.sources = append(c.sources, source{name, text})
 	}
-	return c, nil
-}
-
-func (c *Config) add(name string, text []byte) error {
-	text = absoluteIncludes(name, text)
-	if hasMatch(text, maxIncludes) {
-		ssh, err := exec.LookPath("ssh")
-		if err != nil {
-			return fmt.Errorf("it has Match, which only ssh evaluates: install openssh-client, or name another file: %w", err)
-		}
-		c.ssh = ssh
-		return nil
-	}
-	parsed, err := decode(text)
-	if err != nil {
-		return err
-	}
-	c.files = append(c.files, parsed)
 	return nil
-}
-
-// decode parses a file. The library panics on some that it cannot parse.
-func decode(text []byte) (c *ssh_config.Config, err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("it cannot be parsed: %v", r)
-		}
-	}()
-	return ssh_config.DecodeBytes(text)
 }
 
 func readConfig(name string) ([]byte, error) {
@@ -119,7 +128,12 @@ func readConfig(name string) ([]byte, error) {
 	return text, nil
 }
 
-// settings returns what is configured for a machine.
+func needsSSH(err error) error {
+	return fmt.Errorf("read ssh_config: it has Match, which only ssh evaluates: "+
+		"install openssh-client, or name another file: %w", err)
+}
+
+// settings returns the configuration for a machine.
 func (c *Config) settings(ctx context.Context, where place) (*settings, error) {
 	values, err := c.lookup(ctx, where)
 	if err != nil {
@@ -133,27 +147,50 @@ func (c *Config) settings(ctx context.Context, where place) (*settings, error) {
 }
 
 func (c *Config) lookup(ctx context.Context, where place) (lookup, error) {
-	switch {
-	case where.literal:
+	if where.literal || len(c.sources) == 0 {
 		return func(string) []string { return nil }, nil
-	case c.ssh != "":
-		return c.askSSH(ctx, where)
 	}
-	return func(keyword string) []string {
-		var all []string
-		for _, f := range c.files {
-			values, err := f.GetAll(where.host, keyword)
-			if err == nil { // the only errors are of nodes that a parsed file does not have
-				all = append(all, values...)
-			}
+	if c.ssh != "" && c.defaults == nil {
+		if err := c.tryDefaults(ctx); err != nil {
+			return nil, err
 		}
-		return all
-	}, nil
+	}
+	if c.ssh == "" {
+		return c.inParsed(where), nil
+	}
+	if values, ok := c.known[where]; ok {
+		return values, nil
+	}
+	values, err := c.askSSH(ctx, where)
+	if err == nil {
+		c.known[where] = values
+	}
+	return values, err
+}
+
+// tryDefaults finds out whether ssh runs here, and with which defaults. Where it does not, for example because the
+// password database has no entry for our user, the library takes over.
+func (c *Config) tryDefaults(ctx context.Context) error {
+	out, err := subprocess.Output(ctx, []string{c.ssh, "-G", "-T", "-F", "none", "--", "localhost"}, sshLimit)
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err == nil:
+		c.defaults = parseDump(out)
+		return nil
+	case c.hasMatch():
+		return needsSSH(err)
+	}
+	c.ssh = ""
+	return c.parse()
 }
 
 // askSSH lets ssh evaluate the configuration. It connects to nothing.
 func (c *Config) askSSH(ctx context.Context, where place) (lookup, error) {
-	argv := []string{c.ssh, "-G"}
+	if strings.HasPrefix(where.host, "-") || strings.HasPrefix(where.user, "-") || strings.HasPrefix(where.port, "-") {
+		return nil, errors.New("no machine has such a name")
+	}
+	argv := []string{c.ssh, "-G", "-T"}
 	if c.file != "" {
 		argv = append(argv, "-F", c.file)
 	}
@@ -164,25 +201,53 @@ func (c *Config) askSSH(ctx context.Context, where place) (lookup, error) {
 		argv = append(argv, "-p", where.port)
 	}
 	out, err := subprocess.Output(ctx, append(argv, "--", where.host), sshLimit)
-	if err != nil {
+	switch {
+	case err != nil && strings.Contains(err.Error(), "jumphost loop"):
+		return nil, loopError([]string{where.host, where.host})
+	case err != nil:
 		return nil, err
 	}
-	values := map[string][]string{}
-	for line := range bytes.Lines(out) {
-		keyword, value, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
-		if keyword == "identityfile" && defaultIdentity(value) {
-			continue // it tells of those that nobody named, too
+	values := parseDump(out)
+	for keyword, all := range values {
+		if slices.Equal(all, c.defaults[keyword]) {
+			delete(values, keyword) // nobody configured it
 		}
-		values[keyword] = append(values[keyword], value)
+	}
+	if host := values["hostname"]; len(host) == 1 && strings.EqualFold(host[0], where.host) {
+		delete(values, "hostname") // ssh writes it in lower case
+	}
+	if files := values["userknownhostsfile"]; len(files) == 1 {
+		values["userknownhostsfile"] = []string{requote(files[0])}
 	}
 	return func(keyword string) []string { return values[strings.ToLower(keyword)] }, nil
 }
 
-// defaultIdentity reports whether ssh tries a file with a key if none is named.
-func defaultIdentity(name string) bool {
-	switch name {
-	case "~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ecdsa_sk", "~/.ssh/id_ed25519", "~/.ssh/id_ed25519_sk", "~/.ssh/id_xmss", "~/.ssh/id_dsa":
-		return true
+// parseDump reads the output of ssh -G: a keyword in lower case and a value on each line.
+func parseDump(out []byte) map[string][]string {
+	values := map[string][]string{}
+	for line := range bytes.Lines(out) {
+		keyword, value, _ := strings.Cut(strings.TrimSpace(string(line)), " ")
+		values[keyword] = append(values[keyword], value)
 	}
-	return false
+	return values
+}
+
+// requote puts quotes around the names of files that have blanks in them. ssh -G prints names without quotes. Words
+// that do not begin a path belong to the name before them if there is such a file.
+func requote(files string) string {
+	var out []string
+	words := strings.Fields(files)
+	for len(words) > 0 {
+		n := 1
+		for n < len(words) && !filepath.IsAbs(words[n]) {
+			n++
+		}
+		if name := strings.Join(words[:n], " "); n > 1 && exists(name) {
+			out = append(out, `"`+name+`"`)
+		} else {
+			out = append(out, words[:n]...)
+		}
+		words = words[n:]
+	}
+	return strings.Join(out, " ")
 }

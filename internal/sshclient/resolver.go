@@ -153,10 +153,10 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, 
 		}
 		longer := append(slices.Clone(path), s)
 		if slices.ContainsFunc(path, func(p *settings) bool { return p.name == s.name && p.same(s) }) {
-			return nil, fmt.Errorf("jump hosts form a loop: %s (set ProxyJump none for a host that is reached directly)", names(longer))
+			return nil, loopError(names(longer))
 		}
 		if len(longer) > maxHops+1 {
-			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, names(longer))
+			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, strings.Join(names(longer), " -> "))
 		}
 		if i == 0 {
 			if last, err = r.chain(ctx, s.proxyJump, longer, Machine{}); err != nil {
@@ -180,12 +180,17 @@ func (s *settings) same(other *settings) bool {
 	return s.addr() == other.addr() && s.user == other.user
 }
 
-func names(path []*settings) string {
+func names(path []*settings) []string {
 	all := make([]string, len(path))
 	for i, s := range path {
 		all[i] = s.name
 	}
-	return strings.Join(all, " -> ")
+	return all
+}
+
+func loopError(names []string) error {
+	return fmt.Errorf("jump hosts form a loop: %s (set ProxyJump none for a host that is reached directly)",
+		strings.Join(names, " -> "))
 }
 
 // target returns a machine that has been looked up.
