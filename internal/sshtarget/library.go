@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"fmt"
@@ -22,7 +22,7 @@ var (
 )
 
 // parse reads the sources with the library.
-func (c *Config) parse() error {
+func (c *config) parse() error {
 	for _, s := range c.sources {
 		parsed, err := decode(absoluteIncludes(s.name, s.text))
 		if err != nil {
@@ -44,7 +44,7 @@ func decode(text []byte) (c *ssh_config.Config, err error) {
 }
 
 // inParsed looks up values for a machine with the library.
-func (c *Config) inParsed(where place) lookup {
+func (c *config) inParsed(where place) lookup {
 	return func(keyword string) []string {
 		var all []string
 		for _, f := range c.parsed {
@@ -86,7 +86,7 @@ func absoluteIncludes(file string, text []byte) []byte {
 }
 
 // hasMatch reports whether a source, or a file that it includes, has Match.
-func (c *Config) hasMatch() bool {
+func (c *config) hasMatch() bool {
 	return slices.ContainsFunc(c.sources, func(s source) bool {
 		return hasMatch(absoluteIncludes(s.name, s.text), maxIncludes)
 	})

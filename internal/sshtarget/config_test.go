@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 // where finds a machine's settings by the configuration of the home directory.
 func where(t testing.TB, text string) *settings {
 	t.Helper()
-	c, err := Load("")
+	c, err := load("")
 	require.NoError(t, err)
 	p, err := parsePlace(text)
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ var evaluators = map[string]func(t *testing.T, text string) (home string, find f
 }
 
 func finder(t *testing.T, text string, bySSH bool) func(string) (*settings, error) {
-	c, err := Load(put(t, filepath.Join(t.TempDir(), "config"), text))
+	c, err := load(put(t, filepath.Join(t.TempDir(), "config"), text))
 	if err != nil {
 		return func(string) (*settings, error) { return nil, err }
 	}
@@ -139,7 +139,7 @@ func TestMatchIsEvaluatedBySSH(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
 	file := filepath.Join(home(t, ""), "config")
 	put(t, file, "Host vm\n  HostName vm.example.com\nMatch host *.example.com exec \"exit 0\"\n  Port 2200\nMatch exec \"exit 1\"\n  User nobody\n")
-	c, err := Load(file)
+	c, err := load(file)
 	require.NoError(t, err)
 	s, err := c.settings(t.Context(), place{host: "vm"})
 	require.NoError(t, err)
@@ -147,7 +147,7 @@ func TestMatchIsEvaluatedBySSH(t *testing.T) {
 	require.Equal(t, me(t), s.user)
 
 	t.Setenv("PATH", t.TempDir())
-	_, err = Load(file)
+	_, err = load(file)
 	require.ErrorContains(t, err, "it has Match, which only ssh evaluates: install openssh-client")
 }
 
@@ -160,14 +160,14 @@ func TestIncludedFilesCountWithAndWithoutSSH(t *testing.T) {
 	// An included file that has Match needs ssh.
 	put(t, filepath.Join(h, ".ssh", "fleet"), "Host vm\n  Port 2200\nInclude more\n")
 	put(t, filepath.Join(h, ".ssh", "more"), "Match all\n  User ci\n")
-	_, err := Load("")
+	_, err := load("")
 	require.ErrorContains(t, err, "it has Match")
 }
 
 func TestFilesThatIncludeThemselvesAreAnError(t *testing.T) {
 	h := home(t, "")
 	put(t, filepath.Join(h, ".ssh", "config"), "Include "+h+"/.ssh/config\n")
-	_, err := Load("")
+	_, err := load("")
 	require.Error(t, err)
 }
 
@@ -182,7 +182,7 @@ func FuzzAnyConfigurationIsReadOrRefused(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c := &Config{sources: make([]source, 1), parsed: []*ssh_config.Config{parsed}}
+		c := &config{sources: make([]source, 1), parsed: []*ssh_config.Config{parsed}}
 		s, err := c.settings(t.Context(), place{host: "vm"})
 		if err == nil {
 			require.NotEmpty(t, s.addr())
@@ -192,13 +192,13 @@ func FuzzAnyConfigurationIsReadOrRefused(f *testing.F) {
 
 func TestConfigurationThatCannotBeReadIsAClearError(t *testing.T) {
 	h := home(t, "")
-	_, err := Load(filepath.Join(h, "none"))
+	_, err := load(filepath.Join(h, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = Load(h)
+	_, err = load(h)
 	require.ErrorContains(t, err, "is a directory")
-	_, err = Load(put(t, filepath.Join(h, "large"), strings.Repeat("# x\n", 1<<19)))
+	_, err = load(put(t, filepath.Join(h, "large"), strings.Repeat("# x\n", 1<<19)))
 	require.ErrorContains(t, err, "larger than")
-	c, err := Load("none")
+	c, err := load("none")
 	require.NoError(t, err)
 	s, err := c.settings(t.Context(), place{host: "vm"})
 	require.NoError(t, err)
@@ -232,14 +232,14 @@ func TestLibraryTakesOverFromASSHThatDoesNotRun(t *testing.T) {
 	require.NoError(t, os.Rename(filepath.Join(dir, "command"), filepath.Join(dir, "ssh")))
 	t.Setenv("PATH", dir)
 	file := put(t, filepath.Join(t.TempDir(), "config"), "Host vm\n  Port 2200\n")
-	c, err := Load(file)
+	c, err := load(file)
 	require.NoError(t, err)
 	s, err := c.settings(t.Context(), place{host: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, "vm:2200", s.addr())
 
 	put(t, file, "Match all\n  Port 2200\n")
-	c, err = Load(file)
+	c, err = load(file)
 	require.NoError(t, err)
 	_, err = c.settings(t.Context(), place{host: "vm"})
 	require.ErrorContains(t, err, "it has Match, which only ssh evaluates")
@@ -248,7 +248,7 @@ func TestLibraryTakesOverFromASSHThatDoesNotRun(t *testing.T) {
 // What parsePlace refuses does not reach ssh's command line by other ways either.
 func TestNamesThatAreOptionsAreNotGivenToSSH(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
-	c := &Config{ssh: script(t, "touch "+ran), sources: make([]source, 1), defaults: map[string][]string{}}
+	c := &config{ssh: script(t, "touch "+ran), sources: make([]source, 1), defaults: map[string][]string{}}
 	for _, p := range []place{{host: "-oProxyCommand=x"}, {host: "vm", user: "-l"}, {host: "vm", port: "-p"}} {
 		_, err := c.settings(t.Context(), p)
 		require.ErrorContains(t, err, "no machine has such a name")
@@ -259,7 +259,7 @@ func TestNamesThatAreOptionsAreNotGivenToSSH(t *testing.T) {
 // ssh -G may run commands that the configuration names.
 func TestSSHIsBoundedByItsContextAndItsOutput(t *testing.T) {
 	for want, text := range map[string]string{"because": "exec tail -f /dev/null", "prints too much": "cat /dev/zero"} {
-		c := &Config{ssh: script(t, text), sources: make([]source, 1), defaults: map[string][]string{}}
+		c := &config{ssh: script(t, text), sources: make([]source, 1), defaults: map[string][]string{}}
 		ctx, cancel := context.WithCancelCause(t.Context())
 		if want == "because" {
 			time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("because")) })

@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"bytes"
@@ -25,9 +25,9 @@ const maxConfig = 1 << 20
 // sshLimit bounds `ssh -G`, which may run commands that the configuration names.
 var sshLimit = subprocess.Limit{Time: 15 * time.Second, Bytes: 1 << 20}
 
-// Config evaluates ssh_config files. The zero value has none. `ssh -G` evaluates all of them, or the library does;
+// config evaluates ssh_config files. The zero value has none. `ssh -G` evaluates all of them, or the library does;
 // never one file each, because the two may disagree. One goroutine uses it.
-type Config struct {
+type config struct {
 	file     string // for ssh -F; empty for the default ones
 	sources  []source
 	ssh      string              // path of ssh; empty if the library evaluates
@@ -42,12 +42,12 @@ type source struct {
 	text []byte
 }
 
-// Load reads a configuration file, or the files that ssh reads if file is empty, or nothing if it is "none".
+// load reads a configuration file, or the files that ssh reads if file is empty, or nothing if it is "none".
 //
 // `ssh -G` evaluates them. The library does where ssh is not installed, does not run, or looks for ~ in another
 // directory than $HOME; Match is then an error, or evaluated by ssh too if that runs.
-func Load(file string) (*Config, error) {
-	c := &Config{file: file, known: map[place]lookup{}}
+func load(file string) (*config, error) {
+	c := &config{file: file, known: map[place]lookup{}}
 	sameHome := true
 	if home, err := os.UserHomeDir(); err == nil {
 		// ssh looks up the home directory in the password database.
@@ -77,7 +77,7 @@ func Load(file string) (*Config, error) {
 }
 
 // read reads the files.
-func (c *Config) read(file string) error {
+func (c *config) read(file string) error {
 	var names []string
 	switch file {
 	case "none":
@@ -134,7 +134,7 @@ func needsSSH(err error) error {
 }
 
 // settings returns the configuration for a machine.
-func (c *Config) settings(ctx context.Context, where place) (*settings, error) {
+func (c *config) settings(ctx context.Context, where place) (*settings, error) {
 	values, err := c.lookup(ctx, where)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", where.host, err)
@@ -146,7 +146,7 @@ func (c *Config) settings(ctx context.Context, where place) (*settings, error) {
 	return s, nil
 }
 
-func (c *Config) lookup(ctx context.Context, where place) (lookup, error) {
+func (c *config) lookup(ctx context.Context, where place) (lookup, error) {
 	if where.literal || len(c.sources) == 0 {
 		return func(string) []string { return nil }, nil
 	}
@@ -170,7 +170,7 @@ func (c *Config) lookup(ctx context.Context, where place) (lookup, error) {
 
 // tryDefaults finds out whether ssh runs here, and with which defaults. Where it does not, for example because the
 // password database has no entry for our user, the library takes over.
-func (c *Config) tryDefaults(ctx context.Context) error {
+func (c *config) tryDefaults(ctx context.Context) error {
 	out, err := subprocess.Output(ctx, []string{c.ssh, "-G", "-T", "-F", "none", "--", "localhost"}, sshLimit)
 	switch {
 	case ctx.Err() != nil:
@@ -186,7 +186,7 @@ func (c *Config) tryDefaults(ctx context.Context) error {
 }
 
 // askSSH lets ssh evaluate the configuration. It connects to nothing.
-func (c *Config) askSSH(ctx context.Context, where place) (lookup, error) {
+func (c *config) askSSH(ctx context.Context, where place) (lookup, error) {
 	if strings.HasPrefix(where.host, "-") || strings.HasPrefix(where.user, "-") || strings.HasPrefix(where.port, "-") {
 		return nil, errors.New("no machine has such a name")
 	}
