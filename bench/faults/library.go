@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // fleet is the product's end of a round, and the VMs it has.
@@ -103,8 +104,8 @@ func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phas
 			TempDir:  m.tmp,
 			SSH: mux.Config{
 				User:              r.who.user,
-				Auth:              []mux.Auth{mux.Key("of the rig", r.who.key)},
-				HostKeys:          mux.PinnedHostKeys(m.hostKey.PublicKey()),
+				Auth:              []login.Auth{login.Key("of the rig", r.who.key)},
+				HostKeys:          login.PinnedHostKeys(m.hostKey.PublicKey()),
 				KeepaliveInterval: keepaliveInterval,
 				KeepaliveTimeout:  keepaliveTimeout,
 			},

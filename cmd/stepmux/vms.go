@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshclient"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // embeddedStop bounds the wait for what runs on the embedded VM at the end.
@@ -209,8 +210,8 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		TempDir:  dir,
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []mux.Auth{mux.Key("of the embedded VM", vm.ClientSigner())},
-			HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
+			HostKeys: login.PinnedHostKeys(vm.HostKey()),
 		},
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // defaultTimeout bounds the examination of one instance.
@@ -186,7 +187,7 @@ func (e *examination) hostKeyFine(key hostKey) {
 		Check: checkHostKey, Status: OK,
 		Detail: fmt.Sprintf("%s %s, accepted by %s", key.Type(), ssh.FingerprintSHA256(key), key.by),
 	}
-	if key.by == mux.Insecure {
+	if key.by == login.InsecurePolicy {
 		f.Status = Warn
 		f.Change = "--host-key known-hosts or another policy, or host_keys: in the inventory"
 		f.Gain = "nobody on the network can pose as the VM"

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
@@ -27,8 +28,8 @@ func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
 		TempDir: sshtest.SocketDir(t),
 		SSH: mux.Config{
 			User:     s.User,
-			Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-			HostKeys: mux.PinnedHostKeys(s.HostKey),
+			Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+			HostKeys: login.PinnedHostKeys(s.HostKey),
 		},
 	}
 }
@@ -130,7 +131,7 @@ func TestAServerThatTakesNoKeysIsExplained(t *testing.T) {
 func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
 	t.Parallel()
 	in := instanceOf(t, sshtest.OpenSSH(t))
-	in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", sshtest.OpenSSH(t).Signer)}
+	in.SSH.Auth = []login.Auth{login.Key("of a stranger", sshtest.OpenSSH(t).Signer)}
 	r := examine(t, in)
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkLogin, Fail, "^login: ")
@@ -140,7 +141,7 @@ func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
 func TestAWrongHostKeyIsExplained(t *testing.T) {
 	t.Parallel()
 	in := instanceOf(t, sshtest.OpenSSH(t))
-	in.SSH.HostKeys = mux.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
+	in.SSH.HostKeys = login.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
 	r := examine(t, in)
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server's key is")
@@ -165,9 +166,9 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	bastion := sshtest.OpenSSH(t)
 	in := instanceOf(t, sshtest.OpenSSH(t))
 	in.Jump = &instance.JumpHost{ID: "bastion", Addr: bastion.Addr, SSH: mux.Config{
-		User: bastion.User, Auth: []mux.Auth{mux.Key("of the test", bastion.Signer)}, HostKeys: mux.InsecureHostKeys(),
+		User: bastion.User, Auth: []login.Auth{login.Key("of the test", bastion.Signer)}, HostKeys: login.InsecureHostKeys(),
 	}}
-	in.SSH.HostKeys = mux.InsecureHostKeys()
+	in.SSH.HostKeys = login.InsecureHostKeys()
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	require.Len(t, r.Findings, 11)

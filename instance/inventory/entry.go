@@ -15,7 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // entryKeys are the keys of an instance; defaults: has all but the first two.
@@ -60,7 +60,7 @@ type entry struct {
 
 // keyFile is a private key.
 type keyFile struct {
-	auth mux.Auth
+	auth login.Auth
 	sum  [sha256.Size]byte // of the file
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/inventory"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,24 +42,24 @@ func writeKey(t testing.TB, path string) string {
 // way is a Resolver that knows a key, a jump host and no names.
 type way struct{ jump *instance.JumpHost }
 
-func (w way) KeyFile(_ context.Context, file string) (mux.Auth, error) { return mux.KeyFile(file) }
+func (w way) KeyFile(_ context.Context, file string) (login.Auth, error) { return login.KeyFile(file) }
 
 func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
 	if m.Place == "unknown" {
 		return "", mux.Config{}, nil, errors.New("no way to log in")
 	}
-	login := mux.Config{User: cmp.Or(m.User, "me"), Auth: m.Auth, HostKeys: mux.InsecureHostKeys()}
+	cfg := mux.Config{User: cmp.Or(m.User, "me"), Auth: m.Auth, HostKeys: login.InsecureHostKeys()}
 	if len(m.Auth) == 0 {
-		login.Auth = []mux.Auth{mux.Password("x")}
+		cfg.Auth = []login.Auth{login.Password("x")}
 	}
 	if m.HostKeys != nil {
-		login.HostKeys = *m.HostKeys
+		cfg.HostKeys = *m.HostKeys
 	}
 	switch m.Jump {
 	case "none":
-		return addr(m.Place), login, nil, nil
+		return addr(m.Place), cfg, nil, nil
 	case "":
-		return addr(m.Place), login, w.jump, nil
+		return addr(m.Place), cfg, w.jump, nil
 	default:
 		user, host, named := strings.Cut(m.Jump, "@")
 		if !named {
@@ -66,10 +67,10 @@ func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config
 		}
 		jump := &instance.JumpHost{ID: "jump " + user + "@" + addr(host), Addr: addr(host),
 			SSH: mux.Config{User: user, Auth: m.JumpAuth}}
-		if jump.Addr == addr(m.Place) && user == login.User {
+		if jump.Addr == addr(m.Place) && user == cfg.User {
 			jump = nil // it is that host itself
 		}
-		return addr(m.Place), login, jump, nil
+		return addr(m.Place), cfg, jump, nil
 	}
 }
 

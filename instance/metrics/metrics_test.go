@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
@@ -56,8 +57,8 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		ID: "vm-1", Addr: s.Addr, Capacity: 3, Runner: runnertest.Command(t), TempDir: sshtest.SocketDir(t),
 		SSH: mux.Config{
 			User:     s.User,
-			Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-			HostKeys: mux.PinnedHostKeys(s.HostKey),
+			Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+			HostKeys: login.PinnedHostKeys(s.HostKey),
 			// The same as sshd's own limit, so that the refused session is not left to chance.
 			SessionLimit: 2,
 		},
@@ -117,8 +118,8 @@ func TestMetricsCountRefusals(t *testing.T) {
 	m := metrics.New()
 	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 		Trace:    m.ConnTrace(),
 	})
 	require.NoError(t, err)
@@ -146,8 +147,8 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 	m := metrics.New()
 	group, err := instance.NewGroup(instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of a stranger", other.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of a stranger", other.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}})
 	require.NoError(t, err)
 	p, err := instance.NewProvider(instance.Config{Group: group, PoolTrace: m.PoolTrace(), ConnTrace: m.ConnTrace()})

@@ -20,13 +20,14 @@ const module = "github.com/stepmux/stepmux"
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
 	"pool":      {},
-	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
+	"mux":       {"mux/login", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
 	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "mux", "internal/spell"},
+	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
 	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "mux", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "mux", "mux/login", "internal/termtext"},
 	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
@@ -57,7 +58,7 @@ var allowed = map[string][]string{
 	"internal/subprocess": {},
 	"internal/firstuse":   {},
 	// What OpenSSH's client configuration says, in terms of mux.
-	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
+	"internal/sshclient":  {"mux", "mux/login", "internal/percent", "internal/subprocess"},
 	"internal/spell":      {},
 	"internal/termtext":   {},
 	"internal/tail":       {},
@@ -72,11 +73,11 @@ var allowed = map[string][]string{
 	"internal/runnertest/gitlabrunner": {"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 	"internal/fetchtest":               {},
 	// It drives the manager's end as a user of the packages does, and the program as a process.
-	"bench/faults":          {"instance", "connector", "mux", "internal/faultconn"},
+	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
 	"examples/sources": {"internal/fetchtest"},
 	"bench":            {"**"},

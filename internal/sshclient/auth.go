@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/percent"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // What bounds the operator's commands. They ask other services, and no human.
@@ -64,24 +65,24 @@ func (r *Resolver) login(ctx context.Context, s *settings, cfg *mux.Config) erro
 
 // KeyFile reads a private key, with its passphrase if it has one and its certificate if there is one beside
 // it. Each file is read once. ctx bounds the command that is asked for the passphrase.
-func (r *Resolver) KeyFile(ctx context.Context, file string) (mux.Auth, error) {
+func (r *Resolver) KeyFile(ctx context.Context, file string) (login.Auth, error) {
 	if key, ok := r.keys[file]; ok {
 		return key, nil
 	}
-	key, err := mux.KeyFile(file)
+	key, err := login.KeyFile(file)
 	missing := (*ssh.PassphraseMissingError)(nil)
 	if errors.As(err, &missing) && len(r.cfg.PassphraseCommand) > 0 {
 		var secret []byte
 		if secret, err = r.passphrase(ctx, file); err == nil {
-			key, err = mux.LockedKeyFile(file, secret)
+			key, err = login.LockedKeyFile(file, secret)
 		}
 	}
 	if err != nil {
-		return mux.Auth{}, err
+		return login.Auth{}, err
 	}
 	if cert := file + "-cert.pub"; exists(cert) {
 		if key, err = key.WithCertificate(cert); err != nil {
-			return mux.Auth{}, err
+			return login.Auth{}, err
 		}
 	}
 	r.keys[file] = key
@@ -108,28 +109,28 @@ func (r *Resolver) passphrase(ctx context.Context, file string) ([]byte, error) 
 }
 
 // credentials returns a function that asks the operator's command for a key that expires.
-func (r *Resolver) credentials(s *settings) (func(context.Context) ([]mux.Auth, error), error) {
+func (r *Resolver) credentials(s *settings) (func(context.Context) ([]login.Auth, error), error) {
 	command := r.cfg.IdentityCommand
 	words, err := percent.ExpandAll(command[1:], map[byte]string{'h': s.host, 'p': s.port, 'r': s.user, 'n': s.name, 'k': or(s.hostKeyAlias, s.name)})
 	if err != nil {
 		return nil, fmt.Errorf("--identity-command: %w", err)
 	}
 	argv := append([]string{command[0]}, words...)
-	return func(ctx context.Context) ([]mux.Auth, error) {
+	return func(ctx context.Context) ([]login.Auth, error) {
 		out, err := subprocess.Output(ctx, argv, identityLimit)
 		if err != nil {
 			return nil, err
 		}
-		id, err := mux.ParseIdentity(argv[0], out)
-		return []mux.Auth{id}, err
+		id, err := login.ParseIdentity(argv[0], out)
+		return []login.Auth{id}, err
 	}, nil
 }
 
 // found returns what ssh tries if nothing is configured: the agent's keys and those in the usual files.
-func (r *Resolver) found(ctx context.Context, s *settings) ([]mux.Auth, error) {
-	var all []mux.Auth
+func (r *Resolver) found(ctx context.Context, s *settings) ([]login.Auth, error) {
+	var all []login.Auth
 	if s.agent != "" {
-		agent, err := mux.Agent(s.agent)
+		agent, err := login.Agent(s.agent)
 		if err != nil {
 			return nil, err
 		}
@@ -156,8 +157,8 @@ func usualFiles() []string {
 
 // configured returns the keys that ssh_config names, from their files or, where those are locked or only
 // public, from the agent; then, unless IdentitiesOnly is set, all others of the agent.
-func (r *Resolver) configured(ctx context.Context, s *settings) ([]mux.Auth, error) {
-	var all []mux.Auth
+func (r *Resolver) configured(ctx context.Context, s *settings) ([]login.Auth, error) {
+	var all []login.Auth
 	var byAgent []ssh.PublicKey
 	var problems error
 	files := s.identities
@@ -186,7 +187,7 @@ func (r *Resolver) configured(ctx context.Context, s *settings) ([]mux.Auth, err
 		if !s.identitiesOnly {
 			byAgent = nil // all
 		}
-		agent, err := mux.Agent(s.agent, byAgent...)
+		agent, err := login.Agent(s.agent, byAgent...)
 		if err != nil {
 			return nil, err
 		}
@@ -216,7 +217,7 @@ func publicKey(file string) (ssh.PublicKey, error) {
 }
 
 // withCertificates adds the certificates that CertificateFile names to the keys they are for.
-func withCertificates(ways []mux.Auth, files []string) ([]mux.Auth, error) {
+func withCertificates(ways []login.Auth, files []string) ([]login.Auth, error) {
 	ways = slices.Clone(ways)
 	for _, file := range files {
 		if !exists(file) {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // PolicyHelp describes what ParsePolicy reads, for --help.
@@ -29,7 +29,7 @@ A revoked key is refused wherever in the list known-hosts stands.`
 type Policy struct {
 	kind   string
 	id     string // of pinned
-	fixed  mux.HostKeys
+	fixed  login.HostKeys
 	secure bool
 }
 
@@ -49,11 +49,11 @@ func ParsePolicy(text string) (Policy, error) {
 	case kind == pinned && has:
 		p.id, p.fixed, err = parsePin(rest)
 	case kind == "command" && has:
-		p.fixed, err = mux.HostKeyCommand(strings.Fields(rest)...)
+		p.fixed, err = login.HostKeyCommand(strings.Fields(rest)...)
 	case kind == "first-use":
 		p.fixed, err = firstUse(rest)
 	case kind == "insecure" && !has:
-		p.fixed = mux.InsecureHostKeys()
+		p.fixed = login.InsecureHostKeys()
 	default:
 		err = errors.New("use known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure")
 	}
@@ -66,7 +66,7 @@ func ParsePolicy(text string) (Policy, error) {
 // Insecure reports whether the policy lets anybody pose as the machine.
 func (p Policy) Insecure() bool { return !p.secure }
 
-func parsePin(text string) (id string, keys mux.HostKeys, err error) {
+func parsePin(text string) (id string, keys login.HostKeys, err error) {
 	id, line, ok := strings.Cut(text, "=")
 	if !ok || id == "" {
 		return "", keys, errors.New("want pinned:ID=KEY")
@@ -75,33 +75,33 @@ func parsePin(text string) (id string, keys mux.HostKeys, err error) {
 	if err != nil {
 		return "", keys, fmt.Errorf("want a public key, as in the VM's /etc/ssh/ssh_host_ed25519_key.pub: %w", err)
 	}
-	return id, mux.PinnedHostKeys(key), nil
+	return id, login.PinnedHostKeys(key), nil
 }
 
-func firstUse(file string) (mux.HostKeys, error) {
+func firstUse(file string) (login.HostKeys, error) {
 	if file == "" {
 		state := os.Getenv("XDG_STATE_HOME")
 		if !filepath.IsAbs(state) { // as the XDG base directory specification has it
 			home, err := os.UserHomeDir()
 			if err != nil {
-				return mux.HostKeys{}, fmt.Errorf("find a place for the file: %w; use first-use:FILE", err)
+				return login.HostKeys{}, fmt.Errorf("find a place for the file: %w; use first-use:FILE", err)
 			}
 			state = filepath.Join(home, ".local", "state")
 		}
 		file = filepath.Join(state, "stepmux", "first-use")
 	}
-	return mux.FirstUse(file)
+	return login.FirstUse(file)
 }
 
 // hostKeys joins the policies as they are for one machine.
-func (r *Resolver) hostKeys(id string, s *settings) (mux.HostKeys, error) {
-	var all []mux.HostKeys
+func (r *Resolver) hostKeys(id string, s *settings) (login.HostKeys, error) {
+	var all []login.HostKeys
 	for _, p := range r.cfg.Policies {
 		switch {
 		case p.kind == knownHosts:
 			keys, err := r.knownHosts(s)
 			if err != nil {
-				return mux.HostKeys{}, err
+				return login.HostKeys{}, err
 			}
 			all = append(all, keys)
 		case p.kind != pinned || p.id == id:
@@ -109,29 +109,29 @@ func (r *Resolver) hostKeys(id string, s *settings) (mux.HostKeys, error) {
 		}
 	}
 	if len(all) == 0 {
-		return mux.HostKeys{}, fmt.Errorf("no key is pinned for %s: add pinned:%s=KEY, or another policy, with --host-key", id, id)
+		return login.HostKeys{}, fmt.Errorf("no key is pinned for %s: add pinned:%s=KEY, or another policy, with --host-key", id, id)
 	}
-	return mux.FirstOf(all...), nil
+	return login.FirstOf(all...), nil
 }
 
 // knownHosts reads the known_hosts files that count for a machine. Those that the operator named must be
 // there; of ssh's own one must be, unless there are other policies.
-func (r *Resolver) knownHosts(s *settings) (mux.HostKeys, error) {
+func (r *Resolver) knownHosts(s *settings) (login.HostKeys, error) {
 	const help = "; make the file with: ssh-keyscan -p PORT HOST, check the keys, and name it with --known-hosts"
 	files := r.cfg.KnownHosts
 	if len(files) == 0 {
 		files = existing(r.defaultKnownHosts(s))
 		if len(files) == 0 && len(r.cfg.Policies) == 1 {
-			return mux.HostKeys{}, fmt.Errorf("there is no known_hosts file of %v%s", r.defaultKnownHosts(s), help)
+			return login.HostKeys{}, fmt.Errorf("there is no known_hosts file of %v%s", r.defaultKnownHosts(s), help)
 		}
 	}
 	key := strings.Join(files, "\x00")
 	if keys, ok := r.hosts[key]; ok {
 		return keys, nil
 	}
-	keys, err := mux.KnownHosts(files...)
+	keys, err := login.KnownHosts(files...)
 	if err != nil {
-		return mux.HostKeys{}, fmt.Errorf("%w%s", err, help)
+		return login.HostKeys{}, fmt.Errorf("%w%s", err, help)
 	}
 	r.hosts[key] = keys
 	return keys, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // maxHops bounds the jump hosts on the way to a machine.
@@ -29,8 +30,8 @@ type ResolverConfig struct {
 type Resolver struct {
 	cfg    ResolverConfig
 	config *Config
-	keys   map[string]mux.Auth     // by file
-	hosts  map[string]mux.HostKeys // by files
+	keys   map[string]login.Auth     // by file
+	hosts  map[string]login.HostKeys // by files
 }
 
 // Target is a machine, and how it is reached.
@@ -47,14 +48,14 @@ type Machine struct {
 	Place string // ssh://[USER@]HOST[:PORT] or [USER@]NAME[:PORT]
 	User  string // unless Place names one; empty if not said
 	// Auth holds the ways to log in. If empty, those of the operator or ssh_config.
-	Auth []mux.Auth
+	Auth []login.Auth
 	// HostKeys judges its host key. If nil, the operator's policies do.
-	HostKeys *mux.HostKeys
+	HostKeys *login.HostKeys
 	// Jump is for this machine what ResolverConfig.Jump is for all.
 	Jump string
 	// JumpUser and JumpAuth are User and Auth of the hosts that Jump names.
 	JumpUser string
-	JumpAuth []mux.Auth
+	JumpAuth []login.Auth
 }
 
 // NewResolver checks cfg and reads the configuration. It runs none of the commands.
@@ -74,7 +75,7 @@ func NewResolver(cfg ResolverConfig) (*Resolver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Resolver{cfg: cfg, config: config, keys: map[string]mux.Auth{}, hosts: map[string]mux.HostKeys{}}, nil
+	return &Resolver{cfg: cfg, config: config, keys: map[string]login.Auth{}, hosts: map[string]login.HostKeys{}}, nil
 }
 
 // Target returns how a machine is reached. ctx bounds the commands that are asked.

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/subprocess"
-	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // way returns a target's name and those of the hosts on the way to it.
@@ -108,8 +108,8 @@ func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
 	r := resolver(t, ResolverConfig{Jump: "a", Policies: policies(t, "insecure")})
 	own, err := r.KeyFile(t.Context(), filepath.Join(h, "own"))
 	require.NoError(t, err)
-	pinned := mux.PinnedHostKeys(public)
-	m := Machine{Place: "vm", User: "me", Auth: []mux.Auth{own}, HostKeys: &pinned}
+	pinned := login.PinnedHostKeys(public)
+	m := Machine{Place: "vm", User: "me", Auth: []login.Auth{own}, HostKeys: &pinned}
 	target, err := r.Target(t.Context(), m)
 	require.NoError(t, err)
 	require.Equal(t, "vm <- ci@a:22", way(target))
@@ -118,7 +118,7 @@ func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
 	require.Equal(t, pinned, target.SSH.HostKeys)
 	require.NotEqual(t, waysOf(target), waysOf(target.Jump), "it is about the machine only")
 
-	m.Jump, m.JumpUser, m.JumpAuth = "b1", "jump", []mux.Auth{own}
+	m.Jump, m.JumpUser, m.JumpAuth = "b1", "jump", []login.Auth{own}
 	target, err = r.Target(t.Context(), m)
 	require.NoError(t, err)
 	require.Equal(t, "vm <- jump@b1:22", way(target))

@@ -1,4 +1,4 @@
-package mux
+package login
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ type HostKeys struct{ rules []hostKeyRule }
 
 // hostKeyRule says what a rule knows of a server, once for each connection.
 type hostKeyRule interface {
-	look(context.Context, server) (knowledge, error)
+	lookup(context.Context, server) (knowledge, error)
 	// forget drops what was learned of a machine that is gone.
 	forget(ctx context.Context, machine string) error
 }
@@ -58,6 +58,9 @@ type notKnown string
 func (e notKnown) Error() string { return string(e) }
 func (e notKnown) Unwrap() error { return errNotKnown }
 
+// IsZero reports whether h has no rules.
+func (h HostKeys) IsZero() bool { return len(h.rules) == 0 }
+
 // FirstOf is the chain of all rules of the policies, in order: the first answer counts. But a key that a
 // known_hosts file has as @revoked is refused wherever in the chain the file stands.
 func FirstOf(policies ...HostKeys) HostKeys {
@@ -78,21 +81,21 @@ func (h HostKeys) Forget(ctx context.Context, machine string) error {
 	return err
 }
 
-// look asks all rules what they know of a server.
-func (h HostKeys) look(ctx context.Context, s server) (*inquiry, error) {
-	q := &inquiry{server: s}
+// lookup asks all rules what they know of a server.
+func (h HostKeys) lookup(ctx context.Context, s server) (*verifier, error) {
+	v := &verifier{server: s}
 	for _, r := range h.rules {
-		k, err := r.look(ctx, s)
+		k, err := r.lookup(ctx, s)
 		if err != nil {
 			return nil, err
 		}
-		q.known = append(q.known, k)
+		v.known = append(v.known, k)
 	}
-	return q, nil
+	return v, nil
 }
 
-// inquiry is the check of one connection's host key.
-type inquiry struct {
+// verifier is the check of one connection's host key.
+type verifier struct {
 	server server
 	known  []knowledge
 
@@ -104,10 +107,10 @@ type inquiry struct {
 
 // algorithms returns what to ask the server for: first what goes with the keys that are known, so that it
 // shows one of them, then the others, so that a changed key is found to be one.
-func (q *inquiry) algorithms(sha1 bool) []string {
+func (v *verifier) algorithms(sha1 bool) []string {
 	var algos []string
 	supported := ssh.SupportedAlgorithms().HostKeys
-	for _, k := range q.known {
+	for _, k := range v.known {
 		if k.authority {
 			for _, a := range supported {
 				if isCertAlgorithm(a) {
@@ -132,14 +135,14 @@ func (q *inquiry) algorithms(sha1 bool) []string {
 }
 
 // check decides on a key. The SSH library calls it for each key exchange of the connection.
-func (q *inquiry) check(ctx context.Context, remote net.Addr, key ssh.PublicKey) error {
-	if q.key != nil {
-		if bytes.Equal(q.key.Marshal(), key.Marshal()) {
+func (v *verifier) check(ctx context.Context, remote net.Addr, key ssh.PublicKey) error {
+	if v.key != nil {
+		if bytes.Equal(v.key.Marshal(), key.Marshal()) {
 			return nil
 		}
 		return errors.New("the server shows another key than when the connection was made")
 	}
-	for _, k := range q.known {
+	for _, k := range v.known {
 		if k.veto == nil {
 			continue
 		}
@@ -148,10 +151,10 @@ func (q *inquiry) check(ctx context.Context, remote net.Addr, key ssh.PublicKey)
 		}
 	}
 	var reasons []string
-	for _, k := range q.known {
+	for _, k := range v.known {
 		err := k.check(ctx, remote, key)
 		if err == nil {
-			q.key, q.by = key, k
+			v.key, v.by = key, k
 			return nil
 		}
 		if !errors.Is(err, errNotKnown) {
@@ -163,11 +166,11 @@ func (q *inquiry) check(ctx context.Context, remote net.Addr, key ssh.PublicKey)
 }
 
 // learn lets the rule that accepted the key remember it, now that the login has succeeded.
-func (q *inquiry) learn(ctx context.Context) error {
-	if q.by.learn == nil {
+func (v *verifier) learn(ctx context.Context) error {
+	if v.by.learn == nil {
 		return nil
 	}
-	return q.by.learn(ctx, q.key)
+	return v.by.learn(ctx, v.key)
 }
 
 // keyAlgorithms returns the signature algorithms of a key type. RSA keys sign with SHA-2 (RFC 8332) unless

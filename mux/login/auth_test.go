@@ -1,4 +1,4 @@
-package mux_test
+package login_test
 
 import (
 	"context"
@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // trusting starts a real sshd that lets in whom authority has certified, and nobody else.
@@ -49,10 +50,10 @@ func TestLoginByCertificate(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			file, signer := keyFile(t, private)
 			cert := write(t, "id-cert.pub", userCert(t, s, authority, signer.PublicKey(), nil))
-			key, err := mux.KeyFile(file)
+			key, err := login.KeyFile(file)
 			require.NoError(t, err)
 			cfg := config(s)
-			cfg.Auth = []mux.Auth{key}
+			cfg.Auth = []login.Auth{key}
 			_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 			requireStage(t, err, "login", true)
 			cfg.Auth[0], err = key.WithCertificate(cert)
@@ -61,7 +62,7 @@ func TestLoginByCertificate(t *testing.T) {
 
 			ring := agent.NewKeyring()
 			require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-			byAgent, err := mux.Agent(serveAgent(t, ring))
+			byAgent, err := login.Agent(serveAgent(t, ring))
 			require.NoError(t, err)
 			cfg.Auth[0], err = byAgent.WithCertificate(cert)
 			require.NoError(t, err)
@@ -77,12 +78,12 @@ func TestCertificateIsReadForEachLogin(t *testing.T) {
 	_, private := newKey(t)
 	file, signer := keyFile(t, &private)
 	cert := write(t, "id-cert.pub", userCert(t, s, authority, signer.PublicKey(), expired))
-	key, err := mux.KeyFile(file)
+	key, err := login.KeyFile(file)
 	require.NoError(t, err)
 	key, err = key.WithCertificate(cert)
 	require.NoError(t, err)
 	cfg := config(s)
-	cfg.Auth = []mux.Auth{key}
+	cfg.Auth = []login.Auth{key}
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 	require.ErrorContains(t, err, "expired at ")
@@ -98,7 +99,7 @@ func TestCertificateIsReadForEachLogin(t *testing.T) {
 
 func TestCertificateThatIsNoneIsAnErrorAtOnce(t *testing.T) {
 	signer, _ := newKey(t)
-	key := mux.Key("k", signer)
+	key := login.Key("k", signer)
 	host := certify(t, signer, signer.PublicKey(), ssh.HostCert, nil)
 	for want, text := range map[string]string{
 		"plain ssh-ed25519 key": string(ssh.MarshalAuthorizedKey(signer.PublicKey())),
@@ -110,7 +111,7 @@ func TestCertificateThatIsNoneIsAnErrorAtOnce(t *testing.T) {
 	}
 	_, err := key.WithCertificate(t.TempDir())
 	require.ErrorContains(t, err, "directory")
-	_, err = mux.Password("x").WithCertificate("file")
+	_, err = login.Password("x").WithCertificate("file")
 	require.ErrorContains(t, err, "a password cannot have one")
 }
 
@@ -121,31 +122,31 @@ func TestCredentialsAreAskedForAtEachDial(t *testing.T) {
 	asked := 0
 	cfg := config(s)
 	cfg.Auth = nil
-	cfg.Credentials = func(context.Context) ([]mux.Auth, error) {
+	cfg.Credentials = func(context.Context) ([]login.Auth, error) {
 		asked++
 		_, private := newKey(t)
 		block, err := ssh.MarshalPrivateKey(&private, "")
 		require.NoError(t, err)
 		signer, err := ssh.NewSignerFromKey(private)
 		require.NoError(t, err)
-		id, err := mux.ParseIdentity("the issuer", []byte(string(pem.EncodeToMemory(block))+userCert(t, s, authority, signer.PublicKey(), nil)))
-		return []mux.Auth{id}, err
+		id, err := login.ParseIdentity("the issuer", []byte(string(pem.EncodeToMemory(block))+userCert(t, s, authority, signer.PublicKey(), nil)))
+		return []login.Auth{id}, err
 	}
 	dialWith(t, s, cfg)
 	dialWith(t, s, cfg)
 	require.Equal(t, 2, asked)
 
-	cfg.Credentials = func(context.Context) ([]mux.Auth, error) { return nil, errors.New("the issuer is down") }
+	cfg.Credentials = func(context.Context) ([]login.Auth, error) { return nil, errors.New("the issuer is down") }
 	_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "prepare", false)
 	require.ErrorContains(t, err, "get credentials: the issuer is down")
-	cfg.Credentials = func(context.Context) ([]mux.Auth, error) { return nil, nil }
+	cfg.Credentials = func(context.Context) ([]login.Auth, error) { return nil, nil }
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	require.ErrorContains(t, err, "there are none")
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("because")
-	cfg.Credentials = func(ctx context.Context) ([]mux.Auth, error) {
+	cfg.Credentials = func(ctx context.Context) ([]login.Auth, error) {
 		cancel(because)
 		<-ctx.Done()
 		return nil, ctx.Err()
@@ -168,7 +169,7 @@ func TestIdentityThatIsNoneIsAnError(t *testing.T) {
 		"expired":              key + string(ssh.MarshalAuthorizedKey(old)),
 		"no key found":         key + "ssh-ed25519-cert-v01@openssh.com nonsense",
 	} {
-		_, err := mux.ParseIdentity("the issuer", []byte(text))
+		_, err := login.ParseIdentity("the issuer", []byte(text))
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "identity of the issuer")
 	}
@@ -178,9 +179,9 @@ func TestKeyFileThatOthersMayReadIsRefused(t *testing.T) {
 	_, private := newKey(t)
 	file, _ := keyFile(t, &private)
 	require.NoError(t, os.Chmod(file, 0o644))
-	_, err := mux.KeyFile(file)
+	_, err := login.KeyFile(file)
 	require.ErrorContains(t, err, "others on this machine may read it (mode 0644): chmod 600")
-	_, err = mux.KeyFile(t.TempDir())
+	_, err = login.KeyFile(t.TempDir())
 	require.ErrorContains(t, err, "is a directory")
 }
 
@@ -194,18 +195,18 @@ func TestKeyFileWithAPassphrase(t *testing.T) {
 	require.NoError(t, err)
 	file := write(t, "locked", string(pem.EncodeToMemory(block)))
 
-	_, err = mux.KeyFile(file)
+	_, err = login.KeyFile(file)
 	missing := (*ssh.PassphraseMissingError)(nil)
 	require.ErrorAs(t, err, &missing)
 	require.ErrorContains(t, err, "load it into ssh-agent")
-	_, err = mux.LockedKeyFile(file, []byte("wrong"))
+	_, err = login.LockedKeyFile(file, []byte("wrong"))
 	require.ErrorContains(t, err, "the passphrase does not open it")
-	_, err = mux.LockedKeyFile(file, nil)
+	_, err = login.LockedKeyFile(file, nil)
 	require.ErrorContains(t, err, "empty")
-	key, err := mux.LockedKeyFile(file, []byte("secret"))
+	key, err := login.LockedKeyFile(file, []byte("secret"))
 	require.NoError(t, err)
 	cfg := config(s)
-	cfg.Auth = []mux.Auth{key}
+	cfg.Auth = []login.Auth{key}
 	dialWith(t, s, cfg)
 }
 
@@ -224,20 +225,20 @@ func TestOnlyTheNamedKeysOfAnAgentAreTried(t *testing.T) {
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
 	socket := serveAgent(t, ring)
 	cfg := config(s)
-	byAgent, err := mux.Agent(socket)
+	byAgent, err := login.Agent(socket)
 	require.NoError(t, err)
-	cfg.Auth = []mux.Auth{byAgent}
+	cfg.Auth = []login.Auth{byAgent}
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	require.Error(t, err)
-	byAgent, err = mux.Agent(socket, s.Signer.PublicKey())
+	byAgent, err = login.Agent(socket, s.Signer.PublicKey())
 	require.NoError(t, err)
-	cfg.Auth = []mux.Auth{byAgent}
+	cfg.Auth = []login.Auth{byAgent}
 	dialWith(t, s, cfg)
 
 	stranger, _ := newKey(t)
-	byAgent, err = mux.Agent(socket, stranger.PublicKey())
+	byAgent, err = login.Agent(socket, stranger.PublicKey())
 	require.NoError(t, err)
-	cfg.Auth = []mux.Auth{byAgent}
+	cfg.Auth = []login.Auth{byAgent}
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 	require.ErrorContains(t, err, "ssh-add -l")
@@ -247,23 +248,23 @@ func TestAgentThatIsGoneOrHangsIsAClearError(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	cfg := config(s)
 	gone := filepath.Join(sshtest.SocketDir(t), "gone")
-	byAgent, err := mux.Agent(gone)
+	byAgent, err := login.Agent(gone)
 	require.NoError(t, err)
-	cfg.Auth = []mux.Auth{byAgent}
+	cfg.Auth = []login.Auth{byAgent}
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 	require.ErrorContains(t, err, gone)
 	require.ErrorContains(t, err, "no key to log in with")
-	_, err = mux.Agent("")
+	_, err = login.Agent("")
 	require.ErrorContains(t, err, "SSH_AUTH_SOCK")
 
 	hangs := filepath.Join(sshtest.SocketDir(t), "hangs")
 	ln, err := net.Listen("unix", hangs) // nobody accepts
 	require.NoError(t, err)
 	defer ln.Close()
-	byAgent, err = mux.Agent(hangs)
+	byAgent, err = login.Agent(hangs)
 	require.NoError(t, err)
-	cfg.Auth = []mux.Auth{byAgent}
+	cfg.Auth = []login.Auth{byAgent}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("because")
 	done := inBackground(func() error {
@@ -276,7 +277,7 @@ func TestAgentThatIsGoneOrHangsIsAClearError(t *testing.T) {
 	cancel(because)
 	require.ErrorIs(t, receive(t, done), because)
 
-	mux.SetAgentTime(t, 50*time.Millisecond)
+	login.SetAgentTime(t, 50*time.Millisecond)
 	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 	require.ErrorContains(t, err, "no answer within 50ms")
@@ -289,11 +290,58 @@ func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
 	s := sshtest.OpenSSH(t, "AuthorizedKeysFile "+write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(signer.PublicKey()))))
 	ring := agent.NewKeyring()
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	byAgent, err := mux.Agent(serveAgent(t, ring))
+	byAgent, err := login.Agent(serveAgent(t, ring))
 	require.NoError(t, err)
 	cfg := config(s)
-	for _, way := range []mux.Auth{byAgent, mux.Key("rsa", signer)} {
-		cfg.Auth = []mux.Auth{way}
+	for _, way := range []login.Auth{byAgent, login.Key("rsa", signer)} {
+		cfg.Auth = []login.Auth{way}
 		dialWith(t, s, cfg)
 	}
+}
+
+func TestKeyFileSaysWhatIsWrongWithIt(t *testing.T) {
+	dir := t.TempDir()
+	_, private := newKey(t)
+	locked, err := ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte("secret"))
+	require.NoError(t, err)
+	for want, content := range map[string]string{
+		"it has a passphrase": string(pem.EncodeToMemory(locked)),
+		"not the .pub file":   "ssh-ed25519 AAAA me@here",
+		"not a private key":   string(make([]byte, 100<<10)),
+	} {
+		path := filepath.Join(dir, "key")
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
+		_, err := login.KeyFile(path)
+		require.ErrorContains(t, err, want)
+	}
+	_, err = login.KeyFile(filepath.Join(dir, "none"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	stranger, private := newKey(t)
+	authorized := s.Signer
+	ring := agent.NewKeyring()
+	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
+	socket := serveAgent(t, ring)
+
+	byAgent, err := login.Agent(socket)
+	require.NoError(t, err)
+	cfg := config(s)
+	cfg.Auth = []login.Auth{byAgent}
+	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
+	requireStage(t, err, "login", true)
+
+	other := sshtest.InProcess(t, embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{stranger.PublicKey()}})
+	cfg = config(other)
+	cfg.Auth = []login.Auth{login.Key("unknown", authorized), byAgent}
+	dialWith(t, other, cfg)
+
+	// An agent that is not there does not keep a key from being tried.
+	noAgent, err := login.Agent(filepath.Join(t.TempDir(), "none"))
+	require.NoError(t, err)
+	cfg = config(s)
+	cfg.Auth = append([]login.Auth{noAgent}, cfg.Auth...)
+	dialWith(t, s, cfg)
 }

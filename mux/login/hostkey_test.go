@@ -1,4 +1,4 @@
-package mux_test
+package login_test
 
 import (
 	"crypto/ecdsa"
@@ -22,6 +22,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // write writes a file that only its owner can read.
@@ -37,15 +38,15 @@ func hostLine(marker, hosts string, key ssh.PublicKey) string {
 	return strings.TrimSpace(marker+" "+hosts+" "+string(ssh.MarshalAuthorizedKey(key))) + "\n"
 }
 
-func known(t testing.TB, lines ...string) mux.HostKeys {
+func known(t testing.TB, lines ...string) login.HostKeys {
 	t.Helper()
-	keys, err := mux.KnownHosts(write(t, "known_hosts", strings.Join(lines, "")))
+	keys, err := login.KnownHosts(write(t, "known_hosts", strings.Join(lines, "")))
 	require.NoError(t, err)
 	return keys
 }
 
 // dialError dials s with these host keys and returns what comes of it.
-func dialError(t testing.TB, s *sshtest.Server, keys mux.HostKeys) error {
+func dialError(t testing.TB, s *sshtest.Server, keys login.HostKeys) error {
 	t.Helper()
 	cfg := config(s)
 	cfg.HostKeys = keys
@@ -60,27 +61,27 @@ func TestFirstAnswerOfTheChainCounts(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	name := knownhosts.Normalize(s.Addr)
 	right, stranger := s.HostKey, func() ssh.PublicKey { k, _ := newKey(t); return k.PublicKey() }()
-	accept, refuse := mux.PinnedHostKeys(right), mux.PinnedHostKeys(stranger)
+	accept, refuse := login.PinnedHostKeys(right), login.PinnedHostKeys(stranger)
 	lists, listsOther, empty := known(t, hostLine("", name, right)), known(t, hostLine("", name, stranger)), known(t)
 	revokes := known(t, hostLine("@revoked", "*", right))
-	insecure := mux.InsecureHostKeys()
+	insecure := login.InsecureHostKeys()
 	for name, c := range map[string]struct {
-		keys mux.HostKeys
+		keys login.HostKeys
 		want string // of the error, empty if it is accepted
 	}{
 		"pinned":                        {accept, ""},
 		"another one is pinned":         {refuse, "none of the 1 pinned"},
-		"none is pinned":                {mux.PinnedHostKeys(), "no key is pinned"},
-		"an answer ends the chain":      {mux.FirstOf(refuse, accept, insecure), "none of the 1 pinned"},
-		"yes too":                       {mux.FirstOf(accept, refuse, listsOther), ""},
-		"who has no answer passes it":   {mux.FirstOf(mux.PinnedHostKeys(), empty, lists, refuse), ""},
-		"to the last":                   {mux.FirstOf(empty, insecure), ""},
-		"of which none has one":         {mux.FirstOf(mux.PinnedHostKeys(), empty), "add the line"},
-		"a changed key is an answer":    {mux.FirstOf(listsOther, insecure), "HOST KEY CHANGED"},
-		"a revoked key is never right":  {mux.FirstOf(accept, lists, insecure, revokes), "revoked"},
-		"a chain of chains":             {mux.FirstOf(mux.FirstOf(empty), mux.FirstOf(lists)), ""},
+		"none is pinned":                {login.PinnedHostKeys(), "no key is pinned"},
+		"an answer ends the chain":      {login.FirstOf(refuse, accept, insecure), "none of the 1 pinned"},
+		"yes too":                       {login.FirstOf(accept, refuse, listsOther), ""},
+		"who has no answer passes it":   {login.FirstOf(login.PinnedHostKeys(), empty, lists, refuse), ""},
+		"to the last":                   {login.FirstOf(empty, insecure), ""},
+		"of which none has one":         {login.FirstOf(login.PinnedHostKeys(), empty), "add the line"},
+		"a changed key is an answer":    {login.FirstOf(listsOther, insecure), "HOST KEY CHANGED"},
+		"a revoked key is never right":  {login.FirstOf(accept, lists, insecure, revokes), "revoked"},
+		"a chain of chains":             {login.FirstOf(login.FirstOf(empty), login.FirstOf(lists)), ""},
 		"insecure takes any":            {insecure, ""},
-		"two may be pinned":             {mux.PinnedHostKeys(stranger, right), ""},
+		"two may be pinned":             {login.PinnedHostKeys(stranger, right), ""},
 		"two lines of which one fits":   {known(t, hostLine("", name, stranger), hostLine("", name, right)), ""},
 		"a pattern":                     {known(t, hostLine("", "*", right)), ""},
 		"a pattern for another machine": {known(t, hostLine("", "*", stranger)), "HOST KEY CHANGED"},
@@ -109,7 +110,7 @@ func TestHostKeyAliasIsLookedUpInsteadOfTheAddress(t *testing.T) {
 func TestKnownHostsAreReadForEachConnection(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	file := write(t, "known_hosts", "")
-	keys, err := mux.KnownHosts(file)
+	keys, err := login.KnownHosts(file)
 	require.NoError(t, err)
 	requireStage(t, dialError(t, s, keys), "host key", true)
 	require.NoError(t, os.WriteFile(file, []byte(hostLine("", knownhosts.Normalize(s.Addr), s.HostKey)), 0o600))
@@ -119,14 +120,14 @@ func TestKnownHostsAreReadForEachConnection(t *testing.T) {
 }
 
 func TestKnownHostsThatCannotBeReadAreAnErrorThatSaysWhere(t *testing.T) {
-	_, err := mux.KnownHosts(t.TempDir())
+	_, err := login.KnownHosts(t.TempDir())
 	require.ErrorContains(t, err, "is a directory")
 	good, _ := newKey(t)
-	_, err = mux.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"vm ssh-ed25519 nonsense\n"))
+	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"vm ssh-ed25519 nonsense\n"))
 	require.ErrorContains(t, err, "known_hosts:2: ")
-	_, err = mux.KnownHosts(filepath.Join(t.TempDir(), "none"))
+	_, err = login.KnownHosts(filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = mux.KnownHosts(os.DevNull)
+	_, err = login.KnownHosts(os.DevNull)
 	require.NoError(t, err)
 }
 
@@ -164,12 +165,12 @@ func TestServerIsAskedForTheTypeOfKeyThatIsKnown(t *testing.T) {
 	name := knownhosts.Normalize(s.Addr)
 	for kind, signer := range signers {
 		t.Run(kind, func(t *testing.T) {
-			require.NoError(t, dialError(t, s, mux.PinnedHostKeys(signer.PublicKey())))
+			require.NoError(t, dialError(t, s, login.PinnedHostKeys(signer.PublicKey())))
 			require.NoError(t, dialError(t, s, known(t, hostLine("", name, signer.PublicKey()))))
 			store := filepath.Join(t.TempDir(), "store")
 			line := hostLine("", "i-1", signer.PublicKey())
 			require.NoError(t, os.WriteFile(store, []byte(line), 0o600))
-			first, err := mux.FirstUse(store)
+			first, err := login.FirstUse(store)
 			require.NoError(t, err)
 			cfg := config(s)
 			cfg.HostKeys, cfg.MachineID = first, "i-1"
@@ -209,9 +210,9 @@ func TestCertificateOfAKnownAuthorityIsAccepted(t *testing.T) {
 	require.NoError(t, dialError(t, s, known(t, ca)))
 	require.NoError(t, dialError(t, s, known(t, hostLine("@cert-authority", knownhosts.Normalize(s.Addr), authority.PublicKey()))))
 	// Who knows no authority sees the key itself.
-	require.NoError(t, dialError(t, s, mux.PinnedHostKeys(host)))
-	require.NoError(t, dialError(t, s, mux.FirstOf(known(t, ca), mux.PinnedHostKeys(host))))
-	require.NoError(t, dialError(t, s, mux.FirstOf(mux.PinnedHostKeys(host), known(t, ca))))
+	require.NoError(t, dialError(t, s, login.PinnedHostKeys(host)))
+	require.NoError(t, dialError(t, s, login.FirstOf(known(t, ca), login.PinnedHostKeys(host))))
+	require.NoError(t, dialError(t, s, login.FirstOf(login.PinnedHostKeys(host), known(t, ca))))
 
 	stranger, _ := newKey(t)
 	for want, lines := range map[string][]string{
@@ -232,7 +233,7 @@ func TestCertificateThatIsNotValidIsRefused(t *testing.T) {
 	} {
 		authority, _ := newKey(t)
 		s, _ := certified(t, authority, change)
-		err := dialError(t, s, mux.FirstOf(known(t, hostLine("@cert-authority", "*", authority.PublicKey())), mux.InsecureHostKeys()))
+		err := dialError(t, s, login.FirstOf(known(t, hostLine("@cert-authority", "*", authority.PublicKey())), login.InsecureHostKeys()))
 		requireStage(t, err, "host key", true)
 		require.Regexp(t, want, err.Error())
 	}
@@ -259,12 +260,12 @@ func TestAuthorityIsNoHost(t *testing.T) {
 func TestConnectionOutlivesNewKeyExchanges(t *testing.T) {
 	s := sshtest.OpenSSH(t, "RekeyLimit 64K")
 	counter := filepath.Join(t.TempDir(), "asked")
-	command, err := mux.HostKeyCommand(script(t, fmt.Sprintf("echo x >>%s; cat %s", counter, s.KnownHosts)))
+	command, err := login.HostKeyCommand(script(t, fmt.Sprintf("echo x >>%s; cat %s", counter, s.KnownHosts)))
 	require.NoError(t, err)
 	cfg := config(s)
 	cfg.HostKeys = command
 	conn := dialWith(t, s, cfg)
-	p := start(t, conn, "head -c 1000000 /dev/zero; exit 7", nil)
+	p := start(t, conn, "head -c 1000000 /dev/zero; exit 7")
 	n := 0
 	buf := make([]byte, 32<<10)
 	for {
@@ -307,9 +308,9 @@ func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
 	key := &changingSigner{first: first, second: second}
 	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{key}, RekeyThreshold: 64 << 10})
 	cfg := config(s)
-	cfg.HostKeys = mux.PinnedHostKeys(first.PublicKey(), second.PublicKey())
+	cfg.HostKeys = login.PinnedHostKeys(first.PublicKey(), second.PublicKey())
 	conn := dialWith(t, s, cfg)
-	p := start(t, conn, "head -c 200000 /dev/zero", nil)
+	p := start(t, conn, "head -c 200000 /dev/zero")
 	_, err := io.Copy(io.Discard, p)
 	require.NoError(t, err, "with the same key")
 
@@ -337,8 +338,8 @@ func TestBrokenAlgorithmsAreOfNoUseUnlessAskedFor(t *testing.T) {
 			keys := write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(host.PublicKey())))
 			s := sshtest.OpenSSH(t, line, "HostKey "+file, "AuthorizedKeysFile "+keys)
 			cfg := config(s)
-			cfg.HostKeys = mux.PinnedHostKeys(host.PublicKey())
-			cfg.Auth = []mux.Auth{mux.Key("rsa", host)}
+			cfg.HostKeys = login.PinnedHostKeys(host.PublicKey())
+			cfg.Auth = []login.Auth{login.Key("rsa", host)}
 			_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 			require.Error(t, err)
 			cfg.AllowSHA1 = true

@@ -1,4 +1,4 @@
-package mux_test
+package login_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // script writes an executable shell script.
@@ -26,9 +27,9 @@ func script(t testing.TB, text string) string {
 	return path
 }
 
-func command(t testing.TB, text string, args ...string) mux.HostKeys {
+func command(t testing.TB, text string, args ...string) login.HostKeys {
 	t.Helper()
-	keys, err := mux.HostKeyCommand(append([]string{script(t, text)}, args...)...)
+	keys, err := login.HostKeyCommand(append([]string{script(t, text)}, args...)...)
 	require.NoError(t, err)
 	return keys
 }
@@ -75,7 +76,7 @@ func TestWhatAHostKeyCommandSays(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
-	require.NoError(t, dialError(t, s, mux.FirstOf(command(t, ":"), mux.PinnedHostKeys(s.HostKey))), "nothing leaves it to the next")
+	require.NoError(t, dialError(t, s, login.FirstOf(command(t, ":"), login.PinnedHostKeys(s.HostKey))), "nothing leaves it to the next")
 }
 
 func TestHostKeyCommandThatHangsIsBounded(t *testing.T) {
@@ -93,11 +94,11 @@ func TestHostKeyCommandThatHangsIsBounded(t *testing.T) {
 	cancel(because)
 	require.ErrorIs(t, receive(t, done), because)
 
-	mux.SetHostKeyCommandTime(t, 100*time.Millisecond)
+	login.SetHostKeyCommandTime(t, 100*time.Millisecond)
 	err := dialError(t, s, keys)
 	requireStage(t, err, "prepare", false)
 	require.ErrorContains(t, err, "it has not ended after 100ms")
-	mux.SetHostKeyCommandTime(t, time.Second)
+	login.SetHostKeyCommandTime(t, time.Second)
 	err = dialError(t, s, command(t, `[ "$1" = ORDER ] || exec tail -f /dev/null`, "%I"))
 	require.ErrorContains(t, err, "it has not ended after 1s")
 	failed := (*mux.DialError)(nil)
@@ -106,10 +107,10 @@ func TestHostKeyCommandThatHangsIsBounded(t *testing.T) {
 }
 
 func TestHostKeyCommandThatCannotWorkIsAnErrorAtOnce(t *testing.T) {
-	_, err := mux.HostKeyCommand()
+	_, err := login.HostKeyCommand()
 	require.ErrorContains(t, err, "empty")
-	_, err = mux.HostKeyCommand("/no/such/command")
+	_, err = login.HostKeyCommand("/no/such/command")
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = mux.HostKeyCommand("/bin/sh", "%z")
+	_, err = login.HostKeyCommand("/bin/sh", "%z")
 	require.ErrorContains(t, err, "there is no %z")
 }

@@ -1,4 +1,4 @@
-package mux_test
+package login_test
 
 import (
 	"encoding/pem"
@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // FuzzKnownHosts reads any file, and shows it a server whose key is not in it: that is never accepted, and no panic.
@@ -28,7 +29,7 @@ func FuzzKnownHosts(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		file := filepath.Join(t.TempDir(), "known_hosts")
 		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-		hosts, err := mux.KnownHosts(file)
+		hosts, err := login.KnownHosts(file)
 		if err != nil || strings.Contains(text, key[:20]) {
 			return
 		}
@@ -50,7 +51,7 @@ func FuzzIdentity(f *testing.F) {
 	f.Add([]byte("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"))
 	f.Add([]byte("ssh-ed25519 AAAA"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		auth, err := mux.ParseIdentity("key", text)
+		auth, err := login.ParseIdentity("key", text)
 		if err != nil {
 			require.Less(t, len(err.Error()), 512)
 			return

@@ -1,4 +1,4 @@
-package mux
+package login
 
 import (
 	"context"
@@ -40,12 +40,12 @@ func HostKeyCommand(argv ...string) (HostKeys, error) {
 	if _, err := c.expand(server{name: "host:22", addr: "host:22"}, "ORDER", nil); err != nil {
 		return HostKeys{}, fmt.Errorf("command for host keys: %w", err)
 	}
-	return HostKeys{[]hostKeyRule{fixedRule(c.look)}}, nil
+	return HostKeys{[]hostKeyRule{fixedRule(c.lookup)}}, nil
 }
 
 type hostKeyCommand []string
 
-func (c hostKeyCommand) look(ctx context.Context, s server) (knowledge, error) {
+func (c hostKeyCommand) lookup(ctx context.Context, s server) (knowledge, error) {
 	db, err := c.ask(ctx, s, "ORDER", nil)
 	if err != nil {
 		return knowledge{}, err
@@ -73,20 +73,23 @@ func (c hostKeyCommand) ask(ctx context.Context, s server, why string, key ssh.P
 	}
 	out, err := subprocess.Output(ctx, argv, hostKeyCommandLimit)
 	if err != nil {
-		return nil, &askError{fmt.Errorf("ask for the host key: %w", err)}
+		return nil, &LookupError{fmt.Errorf("ask for the host key: %w", err)}
 	}
 	db, err := parseKnownHosts(out, "what "+argv[0]+" prints")
 	if err != nil {
-		return nil, &askError{fmt.Errorf("ask for the host key: %s does not print known_hosts lines: %w", argv[0], err)}
+		return nil, &LookupError{fmt.Errorf("ask for the host key: %s does not print known_hosts lines: %w", argv[0], err)}
 	}
 	return db, nil
 }
 
-// askError says that the right key could not be learned. It says nothing of the key that was shown.
-type askError struct{ err error }
+// LookupError says that the right host key could not be looked up now. The key that the server showed was not
+// judged, so another try may succeed.
+type LookupError struct{ err error }
 
-func (e *askError) Error() string { return e.err.Error() }
-func (e *askError) Unwrap() error { return e.err }
+func (e *LookupError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
+func (e *LookupError) Unwrap() error { return e.err }
 
 // expand returns the command line for a server.
 func (c hostKeyCommand) expand(s server, why string, key ssh.PublicKey) ([]string, error) {

@@ -1,4 +1,4 @@
-package mux_test
+package login_test
 
 import (
 	"crypto/ed25519"
@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // place is an address that one machine after the other is given.
@@ -37,10 +38,10 @@ func (p *place) next(host ssh.Signer) {
 	p.addr = p.vm.Addr()
 }
 
-func (p *place) dial(keys mux.HostKeys, id string, client ssh.Signer) error {
+func (p *place) dial(keys login.HostKeys, id string, client ssh.Signer) error {
 	p.t.Helper()
 	conn, err := mux.Dial(sshtest.Within(p.t), p.addr, &mux.Config{
-		User: "ci", Auth: []mux.Auth{mux.Key("of the test", client)}, HostKeys: keys, MachineID: id,
+		User: "ci", Auth: []login.Auth{login.Key("of the test", client)}, HostKeys: keys, MachineID: id,
 	})
 	if err == nil {
 		require.NoError(p.t, conn.Close())
@@ -55,10 +56,10 @@ func newPlace(t testing.TB) *place {
 	return p
 }
 
-func firstUse(t testing.TB) (keys mux.HostKeys, file string) {
+func firstUse(t testing.TB) (keys login.HostKeys, file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "first-use")
-	keys, err := mux.FirstUse(file)
+	keys, err := login.FirstUse(file)
 	require.NoError(t, err)
 	return keys, file
 }
@@ -133,9 +134,9 @@ func TestOtherProcessThatWasFirstIsRight(t *testing.T) {
 	keys, file := firstUse(t)
 	p.next(signer(1))
 	cfg := &mux.Config{
-		User: "ci", Auth: []mux.Auth{mux.Key("of the test", p.client)}, MachineID: "i-1",
+		User: "ci", Auth: []login.Auth{login.Key("of the test", p.client)}, MachineID: "i-1",
 		// The command runs after the file was read, and answers nothing.
-		HostKeys: mux.FirstOf(keys, command(t, "printf %s '"+strings.TrimSpace(hostLine("", "i-1", signer(2).PublicKey()))+"' >"+file)),
+		HostKeys: login.FirstOf(keys, command(t, "printf %s '"+strings.TrimSpace(hostLine("", "i-1", signer(2).PublicKey()))+"' >"+file)),
 	}
 	_, err := mux.Dial(sshtest.Within(t), p.addr, cfg)
 	requireStage(t, err, "host key", true)
@@ -151,7 +152,7 @@ func TestFirstUseNeedsAnIdentityAndAFile(t *testing.T) {
 	require.ErrorContains(t, err, "no identity")
 	require.NoError(t, os.WriteFile(file, []byte("garbage\n"), 0o600))
 	require.ErrorContains(t, p.dial(keys, "i-1", p.client), "line 1")
-	_, err = mux.FirstUse(t.TempDir())
+	_, err = login.FirstUse(t.TempDir())
 	require.ErrorContains(t, err, "directory")
 }
 
@@ -163,7 +164,7 @@ func TestFirstUseRemembersTheKeyOfACertificate(t *testing.T) {
 	keys, file := firstUse(t)
 	cfg := config(s)
 	// An authority that is known for another machine only makes that certificates are asked for.
-	cfg.HostKeys = mux.FirstOf(keys, known(t, hostLine("@cert-authority", "*", other.PublicKey())))
+	cfg.HostKeys = login.FirstOf(keys, known(t, hostLine("@cert-authority", "*", other.PublicKey())))
 	cfg.MachineID = "i-1"
 	dialWith(t, s, cfg)
 	text, err := os.ReadFile(file)

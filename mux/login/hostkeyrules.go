@@ -1,4 +1,4 @@
-package mux
+package login
 
 import (
 	"bytes"
@@ -14,8 +14,8 @@ import (
 // fixedRule is a rule that learns nothing.
 type fixedRule func(context.Context, server) (knowledge, error)
 
-func (r fixedRule) look(ctx context.Context, s server) (knowledge, error) { return r(ctx, s) }
-func (r fixedRule) forget(context.Context, string) error                  { return nil }
+func (r fixedRule) lookup(ctx context.Context, s server) (knowledge, error) { return r(ctx, s) }
+func (r fixedRule) forget(context.Context, string) error                    { return nil }
 
 // PinnedHostKeys accepts exactly the given keys, whatever the address. Without keys it leaves the answer to
 // the next rule.
@@ -37,13 +37,13 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
 }
 
-// Insecure is what a Trace's HostKey is told of a key that only InsecureHostKeys accepted.
-const Insecure = "insecure: any key is accepted"
+// InsecurePolicy is the policy that a mux.Trace's HostKey hook gets for a key that only InsecureHostKeys accepted.
+const InsecurePolicy = "insecure: any key is accepted"
 
 // InsecureHostKeys accepts any key of any server: whoever is in between can read and change everything. It is
 // for machines that cannot be told from others anyway.
 func InsecureHostKeys() HostKeys {
-	known := knowledge{policy: Insecure, check: func(context.Context, net.Addr, ssh.PublicKey) error { return nil }}
+	known := knowledge{policy: InsecurePolicy, check: func(context.Context, net.Addr, ssh.PublicKey) error { return nil }}
 	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
 }
 
@@ -63,7 +63,7 @@ func FirstUse(file string) (HostKeys, error) {
 
 type firstUseRule struct{ store *firstuse.Store }
 
-func (r firstUseRule) look(_ context.Context, s server) (knowledge, error) {
+func (r firstUseRule) lookup(_ context.Context, s server) (knowledge, error) {
 	kept, err := r.store.Key(s.machine)
 	if err != nil {
 		return knowledge{}, err
