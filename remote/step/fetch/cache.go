@@ -80,7 +80,8 @@ func ours(dir string, info fs.FileInfo) error {
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	switch {
 	case owner != uint32(os.Geteuid()):
-		return fmt.Errorf("%s belongs to user %d, not to us (user %d); remove it, or use another cache directory", dir, owner, os.Geteuid())
+		return fmt.Errorf("%s belongs to user %d, not to us (user %d); remove it, or use another cache directory", dir, owner,
+			os.Geteuid())
 	case !info.IsDir():
 		return fmt.Errorf("%s is not a directory; remove it, or use another cache directory", dir)
 	}

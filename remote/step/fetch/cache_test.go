@@ -38,7 +38,10 @@ func TestCacheOfAnotherUserIsRefused(t *testing.T) {
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink(t.TempDir(), link))
 	ref := zipOf(t, "a", "x")
-	for path, want := range map[string]string{file: "is not a directory; remove it, or use another cache directory", link: "is not a directory"} {
+	for path, want := range map[string]string{
+		file: "is not a directory; remove it, or use another cache directory",
+		link: "is not a directory",
+	} {
 		s, err := New(Config{Dir: path})
 		require.NoError(t, err)
 		require.Contains(t, refused(t, s, ref), want)
@@ -53,7 +56,8 @@ func TestCacheOfAnotherUserIsRefused(t *testing.T) {
 		require.NoError(t, os.Chown(dir, 12345, -1))
 		s, err := New(Config{Dir: dir})
 		require.NoError(t, err)
-		require.Contains(t, refused(t, s, ref), "belongs to user 12345, not to us (user 0); remove it, or use another cache directory")
+		require.Contains(t, refused(t, s, ref),
+			"belongs to user 12345, not to us (user 0); remove it, or use another cache directory")
 		entries, err := os.ReadDir(dir)
 		require.NoError(t, err)
 		require.Len(t, entries, 2, "it is as it was")
@@ -373,10 +377,15 @@ func TestFullDiskIsToldAndLeavesNothing(t *testing.T) {
 }
 
 func TestErrorsOfTheDiskSayWhatToDo(t *testing.T) {
-	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT, errors.New("git fetch: write: No space left on device")} {
-		require.ErrorContains(t, hint(cause, "/c"), "(free space or inodes on the file system of /c, or use another cache directory)")
+	for _, cause := range []error{
+		syscall.ENOSPC, syscall.EDQUOT,
+		errors.New("git fetch: write: No space left on device"),
+	} {
+		require.ErrorContains(t, hint(cause, "/c"),
+			"(free space or inodes on the file system of /c, or use another cache directory)")
 	}
-	require.ErrorContains(t, hint(&os.PathError{Op: "open", Path: "/c/x", Err: syscall.EACCES}, "/c"), "must be able to write in /c")
+	require.ErrorContains(t, hint(&os.PathError{Op: "open", Path: "/c/x", Err: syscall.EACCES}, "/c"),
+		"must be able to write in /c")
 	require.NoError(t, hint(nil, "/c"))
 	require.Equal(t, context.Canceled, hint(context.Canceled, "/c"))
 }

@@ -121,7 +121,8 @@ func (c Credentials) forURL(u *url.URL) *Login {
 // at returns the login for a server.
 func (c Credentials) at(server string) *Login {
 	for _, l := range c.Logins {
-		if parsed, err := url.Parse(l.Server); l.Server == server || err == nil && parsed.Host != "" && origin(parsed) == server {
+		if parsed, err := url.Parse(l.Server); l.Server == server || err == nil && parsed.Host != "" &&
+			origin(parsed) == server {
 			return &l
 		}
 	}

@@ -25,7 +25,8 @@ type AccessError struct {
 func (e *AccessError) Error() string {
 	switch {
 	case e.Status == 404:
-		return "the server does not have it (HTTP status 404), or shows it to others only; check the address and the credentials"
+		return "the server does not have it (HTTP status 404), or shows it to others only; check the address and the " +
+			"credentials"
 	case e.Presented:
 		return fmt.Sprintf("the server refuses the credentials (HTTP status %d)", e.Status)
 	default:
@@ -38,10 +39,12 @@ func hint(err error, dir string) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), strings.Contains(err.Error(), "No space left on device"):
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT),
+		strings.Contains(err.Error(), "No space left on device"):
 		return fmt.Errorf("%w (free space or inodes on the file system of %s, or use another cache directory)", err, dir)
 	case errors.Is(err, unix.EROFS), errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w (user %d must be able to write in %s; else use another cache directory)", err, os.Geteuid(), dir)
+		return fmt.Errorf("%w (user %d must be able to write in %s; else use another cache directory)", err, os.Geteuid(),
+			dir)
 	}
 	return err
 }

@@ -18,7 +18,8 @@ import (
 )
 
 // ErrOffline says that something is not to be had without asking a server, and that the store asks none.
-var ErrOffline = errors.New("it is not in the cache, or only for those whom its server admits, and no server is asked (offline)")
+var ErrOffline = errors.New("it is not in the cache, or only for those whom its server admits, and no server is " +
+	"asked (offline)")
 
 // offline is a network that is not there.
 type offline struct{}
@@ -35,13 +36,16 @@ type ChangedError struct {
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("its digest is not the one it had: %s was %s and is %s; it was changed", e.Kind, printable(e.Was, 80), cmp.Or(e.Is, "none"))
+	return fmt.Sprintf("its digest is not the one it had: %s was %s and is %s; it was changed", e.Kind,
+		printable(e.Was, 80), cmp.Or(e.Is, "none"))
 }
 
 // FetchExactly is Fetch for what was fetched before, for a reference such as ref, and was want then: it gets that
 // commit, that archive or that image, whatever ref leads to by now, and from the cache if it is there. The component's
 // Source is want. What is not the same to the last byte is a *ChangedError, and is not returned.
-func (s *Store) FetchExactly(ctx context.Context, ref *pb.Reference, want Source, with Credentials) (*Component, error) {
+func (s *Store) FetchExactly(ctx context.Context, ref *pb.Reference, want Source, with Credentials) (*Component,
+	error,
+) {
 	if !want.IsOf(ref) {
 		return nil, fmt.Errorf("it was fetched from %s, which is another place", printable(want.Location, 200))
 	}
@@ -64,17 +68,20 @@ func (s *Store) FetchExactly(ctx context.Context, ref *pb.Reference, want Source
 	return c, nil
 }
 
-// IsOf reports whether s can have been fetched for ref, which is of the protocol git, zip or oci and has no expressions.
+// IsOf reports whether s can have been fetched for ref, which is of the protocol git, zip or oci and has no
+// expressions.
 func (s Source) IsOf(ref *pb.Reference) bool {
 	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
 	case pb.Reference_git:
 		_, ok := (&Component{Source: s}).For(ref)
 		return ok
 	case pb.Reference_zip:
-		return s.Kind == kindZip && archiveLocation(ref.GetUrl()) == s.Location && (ref.GetDigest() == "" || ref.GetDigest() == s.Digest)
+		return s.Kind == kindZip && archiveLocation(ref.GetUrl()) == s.Location &&
+			(ref.GetDigest() == "" || ref.GetDigest() == s.Digest)
 	case pb.Reference_oci:
 		where, err := name.NewRepository(ref.GetRegistry()+"/"+ref.GetRepository(), name.StrictValidation)
-		return err == nil && s.Kind == kindOCI && where.String() == s.Location && (ref.GetDigest() == "" || ref.GetDigest() == s.Digest) &&
+		return err == nil && s.Kind == kindOCI && where.String() == s.Location &&
+			(ref.GetDigest() == "" || ref.GetDigest() == s.Digest) &&
 			cmp.Or(ref.GetDigest(), ref.GetTag()) == s.Version
 	default:
 		return false

@@ -66,9 +66,10 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 			return nil, err
 		}
 	}
-	c, err := f.obtain(ctx, keyOf(kindGit, repo.location, commit), repo.login != nil, func(w *treeWriter, aside *scratch) (Source, error) {
-		return f.download(ctx, repo, commit, resolved, w, aside)
-	})
+	c, err := f.obtain(ctx, keyOf(kindGit, repo.location, commit), repo.login != nil,
+		func(w *treeWriter, aside *scratch) (Source, error) {
+			return f.download(ctx, repo, commit, resolved, w, aside)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +81,8 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 // hasOddPath reports whether what the path of u stands for, percent-decoded, is none of names: the step is found in the
 // repository by it.
 func hasOddPath(u *url.URL) bool {
-	return slices.Contains(strings.Split(u.Path, "/"), "..") || !utf8.ValidString(u.Path) || strings.ContainsFunc(u.Path, unicode.IsControl)
+	return slices.Contains(strings.Split(u.Path, "/"), "..") || !utf8.ValidString(u.Path) ||
+		strings.ContainsFunc(u.Path, unicode.IsControl)
 }
 
 // pinned returns the step if it is of a commit that is in the cache, and that anybody may have: nobody needs to be

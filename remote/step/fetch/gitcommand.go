@@ -53,7 +53,8 @@ func (g *gitProgram) environment() []string {
 		env = append(env, "GIT_SSL_CAINFO="+file) // its TLS may know another variable
 	}
 	if g.header != "" { // not as an argument, which all users of the machine can read
-		env = append(env, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=http.extraHeader", "GIT_CONFIG_VALUE_0=Authorization: "+g.header)
+		env = append(env, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=http.extraHeader",
+			"GIT_CONFIG_VALUE_0=Authorization: "+g.header)
 	}
 	return env
 }

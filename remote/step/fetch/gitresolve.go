@@ -28,8 +28,8 @@ func (f *fetcher) resolve(ctx context.Context, repo *repository, rev string) (co
 	return a.Is, a.Ref, err
 }
 
-// ask returns the answer to a question: one that was asked after this Fetch began, by whomever, or else that of question.
-// Of all processes that ask one does, and the others wait.
+// ask returns the answer to a question: one that was asked after this Fetch began, by whomever, or else that of
+// question. Of all processes that ask one does, and the others wait.
 func (f *fetcher) ask(ctx context.Context, key string, question func() (answer, error)) (a answer, err error) {
 	unlock, err := f.cache.lock(ctx, key, func() bool {
 		return f.cache.read(answerDir, key, &a) && a.within(f.began)
@@ -164,7 +164,10 @@ func (g *gitProgram) init(format string) error {
 
 // fetch gets what, which ends with the refs, from a repository.
 func (g *gitProgram) fetch(ctx context.Context, from string, what ...string) error {
-	args := []string{"fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance"}
+	args := []string{
+		"fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules",
+		"--no-auto-maintenance",
+	}
 	for len(what) > 0 && strings.HasPrefix(what[0], "--") {
 		args, what = append(args, what[0]), what[1:]
 	}

@@ -11,7 +11,9 @@ import (
 )
 
 // download fetches a commit, to which resolved leads if that is not empty, and writes its files.
-func (f *fetcher) download(ctx context.Context, repo *repository, commit, resolved string, w *treeWriter, aside *scratch) (Source, error) {
+func (f *fetcher) download(ctx context.Context, repo *repository, commit, resolved string, w *treeWriter,
+	aside *scratch,
+) (Source, error) {
 	source := Source{Kind: kindGit, Location: repo.location}
 	format := ""
 	if len(commit) == 64 {

@@ -77,7 +77,8 @@ func (c *cache) component(ctx context.Context, e entry) (*Component, error) {
 		return nil, err
 	}
 	if err = c.evict(e.Source.Tree); errors.Is(err, errTaken) {
-		err = fmt.Errorf("a step has changed files in %s, and others use them; try again when these have ended", c.path(compDir, e.Source.Tree))
+		err = fmt.Errorf("a step has changed files in %s, and others use them; try again when these have ended",
+			c.path(compDir, e.Source.Tree))
 	}
 	return nil, err
 }

@@ -98,7 +98,8 @@ func TestServerThatSendsTooMuchIsStopped(t *testing.T) {
 	commit := h.repository("c/large").Commit("main", fetchtest.Texts(map[string]string{"a": string(noise)}))
 	s := newStore(t)
 	s.limits.total = 100 << 10
-	require.Equal(t, "what the server sends: its size is beyond the limit, which leaves 102400 bytes", refused(t, s, h.URL+"/c/large@"+commit))
+	require.Equal(t, "what the server sends: its size is beyond the limit, which leaves 102400 bytes",
+		refused(t, s, h.URL+"/c/large@"+commit))
 	s.limits = limits{entries: 100, file: 100 << 10, total: 10 << 20, ratio: 200}
 	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size is beyond the limit`)
 	s.limits.file = 10 << 20
@@ -110,12 +111,16 @@ func TestMirrorTakesThePlaceOfARepository(t *testing.T) {
 	commit := h.echo("c/echo")
 	login := h.private()
 	s := newStore(t, func(c *Config) {
-		c.Mirrors = map[string]string{"https://example.com/": "http://127.0.0.1:1/", "https://example.com/c/": h.URL + "/c/", "https://local.example": h.root}
+		c.Mirrors = map[string]string{
+			"https://example.com/": "http://127.0.0.1:1/", "https://example.com/c/": h.URL + "/c/",
+			"https://local.example": h.root,
+		}
 	})
 	c := get(t, s, "example.com/c/echo@v1", login)
 	require.Equal(t, commit, c.Commit)
 	require.Equal(t, "https://example.com/c/echo", c.Location)
-	require.Contains(t, refused(t, s, "example.com/c/echo@v1", Login{"https://example.com", user, secret}), "wants credentials")
+	require.Contains(t, refused(t, s, "example.com/c/echo@v1", Login{"https://example.com", user, secret}),
+		"wants credentials")
 	require.Equal(t, commit, get(t, s, "local.example/c/echo@v1").Commit)
 	require.Contains(t, refused(t, s, "local.example/c/none@v1"), "HTTP status 404")
 }
@@ -129,8 +134,10 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 	for _, hook := range []string{"post-checkout", "reference-transaction", "post-index-change", "pre-auto-gc"} {
 		require.NoError(t, os.WriteFile(filepath.Join(hooks, hook), []byte("#!/bin/sh\ntouch "+pwned+"\n"), 0o755))
 	}
-	config := fmt.Sprintf("[core]\n\thooksPath = %s\n\tfsmonitor = touch %s\n\tsshCommand = touch %s\n[credential]\n\thelper = \"!touch %s\"\n"+
-		"[filter \"evil\"]\n\tsmudge = touch %s\n[url \"http://127.0.0.1:1/\"]\n\tinsteadOf = http://\n", hooks, pwned, pwned, pwned, pwned)
+	config := fmt.Sprintf("[core]\n\thooksPath = %s\n\tfsmonitor = touch %s\n\tsshCommand = touch "+
+		"%s\n[credential]\n\thelper = \"!touch %s\"\n"+
+		"[filter \"evil\"]\n\tsmudge = touch %s\n[url \"http://127.0.0.1:1/\"]\n\tinsteadOf = http://\n", hooks, pwned, pwned,
+		pwned, pwned)
 	home := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(home, ".gitconfig"), []byte(config), 0o644))
 	h := newGitHost(t)
@@ -139,7 +146,8 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 		".gitattributes": "* filter=evil\n", "hooks/post-checkout": "touch " + pwned, "config": config,
 	}))
 	r.Git("update-ref", "refs/tags/v1", commit)
-	r.Commit("evil", fetchtest.Texts(map[string]string{".gitmodules": "[submodule \"x\"]\n\tpath = x\n\turl = -u./evil\n"}))
+	r.Commit("evil",
+		fetchtest.Texts(map[string]string{".gitmodules": "[submodule \"x\"]\n\tpath = x\n\turl = -u./evil\n"}))
 	t.Setenv("HOME", home)
 	t.Setenv("GIT_CONFIG_GLOBAL", filepath.Join(home, ".gitconfig"))
 	t.Setenv("GIT_SSH_COMMAND", "touch "+pwned)

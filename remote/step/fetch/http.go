@@ -66,7 +66,9 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 
 // get asks for u, as login if that is not nil. The caller closes the body of the response, which ends when the server
 // sends nothing for limits.stall. A status that is none of ok is an *AccessError or another error.
-func (f *fetcher) get(ctx context.Context, u *url.URL, login *Login, header http.Header, ok ...int) (*http.Response, error) {
+func (f *fetcher) get(ctx context.Context, u *url.URL, login *Login, header http.Header, ok ...int) (*http.Response,
+	error,
+) {
 	plain := *u
 	plain.User, plain.Fragment = nil, ""
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -21,5 +21,8 @@ const (
 )
 
 func defaultLimits(maxBytes int64) limits {
-	return limits{entries: 200_000, file: min(512<<20, maxBytes), total: min(2<<30, maxBytes), ratio: 200, stall: stallTime}
+	return limits{
+		entries: 200_000, file: min(512<<20, maxBytes), total: min(2<<30, maxBytes), ratio: 200,
+		stall: stallTime,
+	}
 }

@@ -13,10 +13,12 @@ import (
 var ErrTooLarge = errors.New("the directory is too large")
 
 // DirTree returns the digest of the files in the directory dir, in hexadecimal, as [Source].Tree has it of a component,
-// but for what is called .git, which is left out. sum returns that of the regular file path, in hexadecimal. A directory of
-// more than entries files, links and directories, or of more than size bytes, is ErrTooLarge. What is neither of these
-// is an error.
-func DirTree(dir string, entries int, size int64, sum func(path string, info fs.FileInfo) (string, error)) (string, error) {
+// but for what is called .git, which is left out. sum returns that of the regular file path, in hexadecimal. A
+// directory of more than entries files, links and directories, or of more than size bytes, is ErrTooLarge. What is
+// neither of these is an error.
+func DirTree(dir string, entries int, size int64, sum func(path string, info fs.FileInfo) (string, error)) (string,
+	error,
+) {
 	var nodes []node
 	count, empty := 0, map[string]bool{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

@@ -25,7 +25,9 @@ func (f *fetcher) find(key string) (entry, bool) {
 // obtain returns the component of key: from the cache or, if it is not there, by fill, which writes it to w and has the
 // scratch directory for what else it needs. Of all processes that need it one fills, and the others wait. Whoever calls
 // may have it.
-func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
+func (f *fetcher) obtain(ctx context.Context, key string, private bool,
+	fill func(w *treeWriter, aside *scratch) (Source, error),
+) (*Component, error) {
 	if c, err := f.cached(ctx, key); c != nil || err != nil {
 		return c, err
 	}
@@ -63,7 +65,9 @@ func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 }
 
 // add fills a component and takes note of it as key.
-func (f *fetcher) add(ctx context.Context, key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
+func (f *fetcher) add(ctx context.Context, key string, private bool,
+	fill func(w *treeWriter, aside *scratch) (Source, error),
+) (*Component, error) {
 	aside, err := f.cache.scratch()
 	if err != nil {
 		return nil, err

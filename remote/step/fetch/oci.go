@@ -144,14 +144,16 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 			return nil, registryError(err)
 		}
 		if m.Config.Size < 0 || m.Config.Size > maxConfig {
-			return nil, fmt.Errorf("the configuration of the image has the size %d, the limit is %d bytes", m.Config.Size, maxConfig)
+			return nil, fmt.Errorf("the configuration of the image has the size %d, the limit is %d bytes", m.Config.Size,
+				maxConfig)
 		}
 		config, err := img.ConfigFile()
 		if err != nil {
 			return nil, registryError(err)
 		}
 		if config.OS != "" && config.OS != want.OS || config.Architecture != "" && config.Architecture != want.Architecture {
-			return nil, fmt.Errorf("the image is for the platform %s, and this machine is %s", printable(config.OS+"/"+config.Architecture, 100), want)
+			return nil, fmt.Errorf("the image is for the platform %s, and this machine is %s",
+				printable(config.OS+"/"+config.Architecture, 100), want)
 		}
 		return img, nil
 	}
@@ -177,5 +179,6 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 		}
 		others = append(others, m.Platform.String())
 	}
-	return nil, fmt.Errorf("the image is not there for the platform of this machine, %s; it is for %s", want, printable(strings.Join(others, ", "), 200))
+	return nil, fmt.Errorf("the image is not there for the platform of this machine, %s; it is for %s", want,
+		printable(strings.Join(others, ", "), 200))
 }

@@ -22,7 +22,9 @@ func (l savedLayer) Compressed() (io.ReadCloser, error) { return os.Open(l.path)
 
 // saveLayers downloads the layers of img to their ends, which is where what they have is compared with their digests:
 // who reads an archive stops before. cancel ends the downloads.
-func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Image, l limits, aside *scratch) ([]v1.Layer, error) {
+func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Image, l limits,
+	aside *scratch,
+) ([]v1.Layer, error) {
 	layers, err := img.Layers()
 	if err != nil {
 		return nil, registryError(err)
@@ -46,7 +48,9 @@ func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Imag
 }
 
 // save downloads a layer of at most limit bytes, of which some come within each stall.
-func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, limit int64, stall time.Duration) (int64, error) {
+func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, limit int64, stall time.Duration) (int64,
+	error,
+) {
 	body, err := l.Layer.Compressed()
 	if err != nil {
 		return 0, registryError(err)

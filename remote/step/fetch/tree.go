@@ -61,7 +61,10 @@ func newTreeWriter(dir string, l limits) (*treeWriter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &treeWriter{root: root, limits: l, dirs: map[string]bool{}, nodes: map[string]node{}, folded: map[string]string{}}, nil
+	return &treeWriter{
+		root: root, limits: l, dirs: map[string]bool{}, nodes: map[string]node{},
+		folded: map[string]string{},
+	}, nil
 }
 
 func (w *treeWriter) close() { w.root.Close() }
@@ -218,7 +221,10 @@ func (w *treeWriter) symlink(name, target string) error {
 	if err := w.root.Symlink(target, name); err != nil {
 		return w.wrong(name, bare(err))
 	}
-	w.nodes[name] = node{Path: name, Mode: modeSymlink, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(target))), Size: int64(len(target))}
+	w.nodes[name] = node{
+		Path: name, Mode: modeSymlink, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(target))),
+		Size: int64(len(target)),
+	}
 	return nil
 }
 

@@ -236,9 +236,12 @@ func (f *fetcher) save(r io.Reader, aside *scratch) (saved, error) {
 }
 
 // extracted returns what the archive got holds, which must have the digest want if that is not empty.
-func (f *fetcher) extracted(ctx context.Context, got saved, want string, source Source, where string, private bool) (*Component, error) {
+func (f *fetcher) extracted(ctx context.Context, got saved, want string, source Source, where string,
+	private bool,
+) (*Component, error) {
 	if want != "" && got.digest != want {
-		return nil, fmt.Errorf("it has the digest sha256:%s, and not the one that was asked for; it was changed, or the digest is wrong", got.digest)
+		return nil, fmt.Errorf("it has the digest sha256:%s, and not the one that was asked for; it was changed, or the "+
+			"digest is wrong", got.digest)
 	}
 	source.Digest = digestPrefix + got.digest
 	return f.obtain(ctx, keyOf(where, got.digest), private, func(w *treeWriter, _ *scratch) (Source, error) {
