@@ -35,8 +35,8 @@ func (f *operateFlags) hooks(cfg *instance.Config) *metrics.Metrics {
 }
 
 // operate lets operators see the run, until the function it returns is called.
-func (f *operateFlags) operate(p *instance.Provider, group *instance.Group, m *metrics.Metrics,
-	inventoryErr func() error, log *slog.Logger,
+func (f *operateFlags) operate(
+	p *instance.Provider, group *instance.Group, m *metrics.Metrics, inventoryErr func() error, log *slog.Logger,
 ) (func(), error) {
 	stop := func() {}
 	if m != nil {

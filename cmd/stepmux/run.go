@@ -177,8 +177,8 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 
 // batchBuilds returns all builds of the run. IDs start with one that is this run's alone: other runs
 // may use the same VMs.
-func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, traces string,
-	report *reporter,
+func (f *runFlags) batchBuilds(
+	jobs []connector.Job, vars []connector.Variable, traces string, report *reporter,
 ) []instance.BatchBuild {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails

@@ -121,8 +121,8 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 }
 
 // stopServing ends the jobs, while those who follow them still can, and then the server.
-func stopServing(ctx context.Context, server *grpc.Server, store *job.Store, conns *openConns,
-	grace time.Duration,
+func stopServing(
+	ctx context.Context, server *grpc.Server, store *job.Store, conns *openConns, grace time.Duration,
 ) error {
 	drained := make(chan struct{})
 	go func() {

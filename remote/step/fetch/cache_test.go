@@ -51,7 +51,7 @@ func TestCacheOfAnotherUserIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	theirs := *info.Sys().(*syscall.Stat_t)
 	theirs.Uid++
-	require.ErrorContains(t, ours(dir, foreignInfo{info, &theirs}), "belongs to user")
+	require.ErrorContains(t, checkOwner(dir, foreignInfo{info, &theirs}), "belongs to user")
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(dir, 12345, -1))
 		s, err := New(Config{Dir: dir})
@@ -231,11 +231,11 @@ func TestStepThatAddsFilesDisturbsNobodyWhoChecksThem(t *testing.T) {
 			return err
 		}
 		for i := range 5 {
-			aside := filepath.Join(dir, strconv.Itoa(i))
-			if err := os.WriteFile(aside, []byte("compiled"), 0o600); err != nil {
+			tmp := filepath.Join(dir, strconv.Itoa(i))
+			if err := os.WriteFile(tmp, []byte("compiled"), 0o600); err != nil {
 				return err
 			}
-			if err := os.Rename(aside, aside+".pyc"); err != nil {
+			if err := os.Rename(tmp, tmp+".pyc"); err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/termtext"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -98,10 +99,10 @@ func TestServerThatSendsTooMuchIsStopped(t *testing.T) {
 	commit := h.repository("c/large").Commit("main", fetchtest.Texts(map[string]string{"a": string(noise)}))
 	s := newStore(t)
 	s.limits.total = 100 << 10
-	require.Equal(t, "what the server sends: its size is beyond the limit, which leaves 102400 bytes",
+	require.Equal(t, "the data of the server: its size exceeds the limit; 102400 bytes are left",
 		refused(t, s, h.URL+"/c/large@"+commit))
 	s.limits = limits{entries: 100, file: 100 << 10, total: 10 << 20, ratio: 200}
-	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size is beyond the limit`)
+	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size exceeds the limit`)
 	s.limits.file = 10 << 20
 	get(t, s, h.URL+"/c/large@"+commit)
 }
@@ -161,8 +162,8 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 }
 
 func TestCredentialsAreInNoCommandAndNoPage(t *testing.T) {
-	aside := &scratch{path: t.TempDir()}
-	g := &gitProgram{aside: aside, dir: filepath.Join(aside.path, "git"), header: (&Login{"", user, secret}).header()}
+	tmp := &scratch{path: t.TempDir()}
+	g := &gitProgram{tmp: tmp, dir: filepath.Join(tmp.path, "git"), header: (&Login{"", user, secret}).header()}
 	require.NoError(t, g.init(""))
 	require.NotContains(t, strings.Join(g.options(), " "), "Authorization")
 	cmd := exec.CommandContext(t.Context(), "git", append(g.options(), "config", "--get", "http.extraHeader")...)
@@ -170,12 +171,12 @@ func TestCredentialsAreInNoCommandAndNoPage(t *testing.T) {
 	out, err := cmd.Output()
 	require.NoError(t, err)
 	require.Equal(t, "Authorization: "+g.header+"\n", string(out))
-	require.False(t, contains(t, aside.path, "Authorization"))
+	require.False(t, contains(t, tmp.path, "Authorization"))
 }
 
 func TestForeignTextIsShownOnOneLineWithoutControls(t *testing.T) {
-	require.Equal(t, "a b [31mc d", printable("a\n\tb\x1b[31mc\x00\x9b d\xff", 100))
-	require.Equal(t, "äb...", printable("äbcdef", 3))
-	err := &gitError{command: "fetch", said: "remote: \x1b]0;x\nfatal: bad\x07 thing\n", err: os.ErrInvalid}
+	require.Equal(t, "a b [31mc d", termtext.Short("a\n\tb\x1b[31mc\x00\x9b d\xff", 100))
+	require.Equal(t, "äb...", termtext.Short("äbcdef", 3))
+	err := &gitError{command: "fetch", stderr: "remote: \x1b]0;x\nfatal: bad\x07 thing\n", err: os.ErrInvalid}
 	require.Equal(t, "git fetch: bad thing", err.Error())
 }

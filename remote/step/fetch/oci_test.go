@@ -142,7 +142,7 @@ func TestImageForOtherMachinesIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, remote.WriteIndex(to, index))
 	require.Contains(t, refused(t, s, h.host+"/g/echo:index"),
-		"the platform of this machine, "+runtime.GOOS+"/"+runtime.GOARCH+"; it is for plan9/mips")
+		"the platform of this machine, "+runtime.GOOS+"/"+runtime.GOARCH+"; it has plan9/mips")
 
 	config, err := img.ConfigFile()
 	require.NoError(t, err)

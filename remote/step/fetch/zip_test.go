@@ -97,7 +97,7 @@ func TestArchiveWithAnotherDigestIsRefused(t *testing.T) {
 	s := newStore(t)
 	other := strings.Repeat("0", 64)
 	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256="+other),
-		"it has the digest sha256:"+fetchtest.SHA256(data)+", and not the one")
+		"its digest is sha256:"+fetchtest.SHA256(data)+", and not the one")
 	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256=0f"), "64 hexadecimal digits")
 	require.Empty(t, components(t, s))
 }
@@ -223,7 +223,7 @@ func TestEntriesThatMeanHarmAreRefused(t *testing.T) {
 		"long link":            {"l", strings.Repeat("a", 5000), 0o777 | fs.ModeSymlink, "leads nowhere"},
 		"device":               {"d", "", 0o644 | fs.ModeDevice, "device"},
 		"pipe":                 {"p", "", 0o644 | fs.ModeNamedPipe, "pipe"},
-		"large for its size":   {"z", strings.Repeat("\x00", 20<<20), 0o644, "times its own"},
+		"large for its size":   {"z", strings.Repeat("\x00", 20<<20), 0o644, "times that of the archive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s.zip")
