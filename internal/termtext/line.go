@@ -51,3 +51,8 @@ func Cut(s string, n int) string {
 	}
 	return s[:n] + "..."
 }
+
+// Short returns s as one line of at most n bytes: runs of blanks become one blank, and a longer text ends in "...".
+func Short(s string, n int) string {
+	return Cut(strings.Join(strings.Fields(Line(s)), " "), n)
+}
