@@ -23,14 +23,18 @@ var allowed = map[string][]string{
 	"mux/channel": {},
 	// The relay's client end, over any byte stream.
 	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
-	"mux":       {"mux/channel", "mux/relay", "internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
+	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
+	"mux": {
+		"mux/channel", "mux/relay", "mux/login",
+		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
+	},
 	"connector": {"mux", "mux/relay", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "mux", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "mux", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
+	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
+	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "mux", "mux/login", "internal/termtext"},
+	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
@@ -60,26 +64,26 @@ var allowed = map[string][]string{
 	"internal/subprocess": {},
 	"internal/firstuse":   {},
 	// What OpenSSH's client configuration says, in terms of mux.
-	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
-	"internal/spell":      {},
-	"internal/termtext":   {},
-	"internal/tail":       {},
-	"internal/rmtree":     {},
-	"internal/smallhttp":  {},
-	"internal/embeddedvm": {"internal/wire"},
-	"internal/faultconn":  {},
-	"internal/sshtest":    {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
-	"internal/rawssh":     {},
-	"internal/runnertest": {},
+	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
+	"internal/spell":       {},
+	"internal/termtext":    {},
+	"internal/tail":        {},
+	"internal/rmtree":      {},
+	"internal/boundedhttp": {},
+	"internal/embeddedvm":  {"internal/wire"},
+	"internal/faultconn":   {},
+	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
+	"internal/rawssh":      {},
+	"internal/runnertest":  {},
 	// A stand-in for another step runner, which is a program of its own.
 	"internal/runnertest/gitlabrunner": {"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 	"internal/fetchtest":               {},
 	// It drives the manager's end as a user of the packages does, and the program as a process.
-	"bench/faults":          {"instance", "connector", "mux", "internal/faultconn"},
+	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
 	"examples/sources": {"internal/fetchtest"},
 	"bench":            {"**"},
