@@ -10,14 +10,14 @@ import (
 
 const (
 	// chunkSize is how much a stream hands to the SSH library at once: the largest packet it and OpenSSH exchange.
-	// Larger pieces, which go from goroutine to goroutine less often, were measured to make no difference.
+	// Larger pieces would be passed between goroutines less often; measurements showed no difference.
 	chunkSize = 32 << 10
 	// writeLinger is how long, at least, the goroutine that writes waits for more.
 	writeLinger = 20 * time.Millisecond
-	// idleChunk is the size of the buffer that waits for the peer's first byte, small because idle
-	// streams are many.
+	// idleChunk is the size of the buffer that waits for the peer's first byte. It is small because many streams are
+	// idle.
 	idleChunk = 512
-	// bulkChunk is how much is read at once while more comes than a packet.
+	// bulkChunk is how much is read at once while more than a packet comes.
 	bulkChunk = 256 << 10
 )
 
@@ -27,7 +27,7 @@ var (
 	bulks  = sync.Pool{New: func() any { return new([bulkChunk]byte) }}
 )
 
-// readBuffer is what a channel is read into: small while little comes, large while much does.
+// readBuffer is the buffer of a channel's reader: small while little comes, large while much comes.
 type readBuffer struct {
 	small [idleChunk]byte
 	large *[chunkSize]byte // nil while little comes, or very much
@@ -46,7 +46,7 @@ func (b *readBuffer) next() []byte {
 	}
 }
 
-// used notes that n bytes of the buffer were filled, and that nobody needs them any more.
+// used says that n bytes of the buffer were filled, and that they have been read.
 func (b *readBuffer) used(n int) {
 	size := len(b.next())
 	switch {
@@ -147,9 +147,9 @@ func (s *channelStream) Read(p []byte, stop <-chan struct{}) (int, error) {
 	return n, nil
 }
 
-// readLoop reads the channel ahead by one piece, in small pieces while little comes. A larger buffer is given back only
-// once it is spent: Read may still copy from it when Close has woken the readLoop, and the next stream to get it belongs
-// to another build.
+// readLoop reads the channel ahead by one piece, in small pieces while little comes. It gives a larger buffer back only
+// once that is spent: Read may still copy from it when Close has woken readLoop, and the next stream to get it may
+// belong to another build.
 func (s *channelStream) readLoop() {
 	var in readBuffer
 	for {
@@ -269,7 +269,7 @@ func (s *channelStream) retire() bool {
 	return !s.writing
 }
 
-// writeLoop passes pieces to the SSH library until the stream is closed, or none came for a while.
+// writeLoop passes pieces to the SSH library until the stream is closed, or no piece came for a while.
 func (s *channelStream) writeLoop() {
 	ticker := time.NewTicker(writeLinger)
 	defer ticker.Stop()

@@ -160,7 +160,9 @@ var (
 // relayCommand is how a relay is started.
 func relayCommand(t testing.TB) mux.Command {
 	t.Helper()
-	return mux.Command{Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", relayTemp(t), "--grace", "200ms")}
+	return mux.Command{
+		Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", relayTemp(t), "--grace", "200ms"),
+	}
 }
 
 // relayOf returns the relay of c.

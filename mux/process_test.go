@@ -207,7 +207,8 @@ func pair(t testing.TB, conn *mux.Conn) error {
 		return err
 	}
 	defer second.Close()
-	return errors.Join(first.CloseWrite(), second.CloseWrite(), first.Wait(sshtest.Within(t)), second.Wait(sshtest.Within(t)))
+	return errors.Join(first.CloseWrite(), second.CloseWrite(),
+		first.Wait(sshtest.Within(t)), second.Wait(sshtest.Within(t)))
 }
 
 func TestReserveOfMoreThanTheServerEverAllowsSaysSo(t *testing.T) {

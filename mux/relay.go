@@ -17,8 +17,8 @@ import (
 // relayStartTimeout bounds the start of a relay, from the wait for a session to its hello. Tests change it.
 var relayStartTimeout = 30 * time.Second
 
-// Relay returns the connection's relay of that command, such as `stepmux steps relay`. It starts the relay if there is
-// none or if it has ended. The relay runs in one session, and ends with the connection. ctx bounds the wait; the start
+// Relay returns the connection's relay of that command, such as `stepmux steps relay`. It starts the relay unless one
+// runs. The relay runs in one session, and ends with the connection. ctx bounds the wait; the start
 // goes on for others. If the program on the VM did not come up, the error is a [*relay.Error] with its last words.
 func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 	if err := cmd.Check(); err != nil {

@@ -16,7 +16,7 @@ import (
 // maxSignal bounds the name of a signal.
 const maxSignal = 32
 
-// session is a session channel (RFC 4254, section 6) and what the server said of its process's end.
+// session is a session channel (RFC 4254, section 6), and the end of its process as the server told it.
 type session struct {
 	*sshChannel
 
@@ -32,8 +32,8 @@ type sessionProcess struct {
 	exited  chan struct{} // closed once the channel is gone and all of stderr has been delivered
 }
 
-// openSession opens one session channel, for which the caller has taken a slot; the slot is given
-// back when the channel is gone.
+// openSession opens a session channel, for which the caller has taken a slot. The slot is given back when the channel
+// has ended.
 func (c *Conn) openSession(ctx context.Context, op string) (*session, error) {
 	s := &session{}
 	ch, err := c.open(ctx, openSpec{
@@ -56,7 +56,7 @@ func (s *session) start(ctx context.Context, cmd Command) (*sessionProcess, erro
 		s.Close()
 		return nil, err
 	}
-	// sshd sets TCP_NODELAY at a connection's first exec; from now on it does not wait for our ACKs.
+	// sshd sets TCP_NODELAY at a connection's first exec. From now on it does not wait for our ACKs.
 	s.conn.nc.quickAck.Store(false)
 	p := &sessionProcess{channelStream: newChannelStream(s.sshChannel), session: s, exited: make(chan struct{})}
 	to := cmd.Stderr
@@ -134,7 +134,7 @@ func (p *sessionProcess) pumpStderr(to io.Writer) {
 	}
 }
 
-// request takes note of the process's end (RFC 4254, section 6.10).
+// request keeps the process's end (RFC 4254, section 6.10).
 func (s *session) request(ch *sshChannel, req *ssh.Request) {
 	var exit ExitError
 	switch req.Type {

@@ -12,15 +12,14 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// DialUnix connects to a unix socket on the VM (direct-streamlocal@openssh.com, OpenSSH's PROTOCOL,
-// section 2.4). Such channels are no sessions to the server. ctx bounds the wait for the server's
-// answer. The caller closes the Stream.
+// DialUnix connects to a unix socket on the VM (direct-streamlocal@openssh.com, OpenSSH's PROTOCOL, section 2.4). Such
+// channels do not count as sessions. ctx bounds the wait for the server's answer. The caller closes the Stream.
 //
-// OpenSSH gives the same answer for a socket that is missing and for forwarding that is switched
-// off; other servers' policy is ErrForbidden.
+// OpenSSH gives the same answer if a socket is missing and if forwarding is switched off. Other servers' refusal to
+// forward is ErrForbidden.
 func (c *Conn) DialUnix(ctx context.Context, path string) (*Stream, error) {
 	if strings.IndexByte(path, 0) >= 0 {
-		// OpenSSH drops the whole connection over it.
+		// OpenSSH would close the whole connection.
 		return nil, fmt.Errorf("dial unix %q: the path has a NUL byte", path)
 	}
 	return c.dialStream(ctx, channel.Addr{Net: "unix", Text: path}, "direct-streamlocal@openssh.com", ssh.Marshal(struct {
@@ -30,9 +29,8 @@ func (c *Conn) DialUnix(ctx context.Context, path string) (*Stream, error) {
 	}{Path: path}))
 }
 
-// Dial connects to a host as seen from the VM (direct-tcpip; RFC 4254, section 7.2), or, with
-// network "unix", to a socket as DialUnix does. ctx bounds the wait for the server's answer. The
-// caller closes the Stream.
+// Dial connects to a host as seen from the VM (direct-tcpip; RFC 4254, section 7.2). With network "unix" it is
+// DialUnix. ctx bounds the wait for the server's answer. The caller closes the Stream.
 func (c *Conn) Dial(ctx context.Context, network, addr string) (*Stream, error) {
 	switch network {
 	case "unix":

@@ -129,10 +129,10 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return total, nil
 }
 
-// Reserve waits, in the order of its callers, until n bytes fit into half of the Writer, and reports whether they do:
-// it returns false once stop is closed. If all who write much reserve it before, and give it back by Release when
-// Write has returned, no Write waits: all waiting is done here, where it can be stopped. n is at most a quarter of
-// the Writer's size. Once the Writer is closed or has failed, Reserve returns true at once, and Write tells why.
+// Reserve waits, in the order of its calls, until n bytes fit into half of the Writer. It returns false if stop is
+// closed first. A caller that reserves its bytes never waits in Write, which cannot be stopped: all waiting is done
+// here. It calls Release once Write has returned. n is at most a quarter of the Writer's size. Once the Writer is
+// closed or has failed, Reserve returns true at once, and Write returns the error.
 func (w *Writer) Reserve(n int, stop <-chan struct{}) bool {
 	w.mu.Lock()
 	if len(w.queue) == 0 && w.fitsLocked(n) {
@@ -172,7 +172,7 @@ func (w *Writer) fitsLocked(n int) bool {
 	return len(w.pending)+w.reserved+n <= w.size/2 || w.closed || w.err != nil
 }
 
-// grantLocked serves those who wait in Reserve, as far as there is room.
+// grantLocked lets calls of Reserve return, in their order, as far as there is room.
 func (w *Writer) grantLocked() {
 	for len(w.queue) > 0 && w.fitsLocked(w.queue[0].n) {
 		r := w.queue[0]

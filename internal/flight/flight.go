@@ -83,7 +83,7 @@ func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
 	}
 }
 
-// Start starts work, if none is under way and no result is kept, and does not wait for it.
+// Start starts work, unless it is under way or its result is kept, and does not wait.
 func (f *Flight[T]) Start(ctx context.Context, work Work[T]) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,7 +138,7 @@ func (f *Flight[T]) Kept() (result T, ok bool) {
 	return result, false
 }
 
-// Set keeps a result that was found by other means, in place of what is kept or under way.
+// Set keeps a result that was found by other means. It replaces the kept result and the work under way.
 func (f *Flight[T]) Set(result T, keep time.Duration) {
 	c := &call[T]{done: make(chan struct{}), result: result, forever: keep < 0, until: time.Now().Add(keep)}
 	close(c.done)
@@ -147,15 +147,15 @@ func (f *Flight[T]) Set(result T, keep time.Duration) {
 	f.now = c
 }
 
-// Forget drops what is kept. Callers of work that is under way still get its result, later ones start anew.
+// Forget drops the kept result. Callers of work that is under way still get its result, later ones start anew.
 func (f *Flight[T]) Forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.now = nil
 }
 
-// Close ends the work that is under way and waits for it. Callers that wait get what the work then returns; Do
-// returns ErrClosed from then on. Idempotent.
+// Close ends the work that is under way and waits for it. Callers that wait get the result that the work then returns;
+// Do returns ErrClosed from then on. Idempotent.
 func (f *Flight[T]) Close() {
 	f.mu.Lock()
 	f.closed = true

@@ -85,9 +85,10 @@ var allowed = map[string][]string{
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources": {"internal/fetchtest"},
-	"bench":            {"**"},
-	"bench/report":     {},
+	"examples/sources":      {"internal/fetchtest"},
+	"examples/library/pool": {"mux", "mux/login", "pool"},
+	"bench":                 {"**"},
+	"bench/report":          {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {

@@ -73,9 +73,9 @@ func NewStream(t Transport, local, remote Addr) *Stream {
 	}
 }
 
-// Read reads what the other end sent. It returns io.EOF only when the other end has said that it is done. A lost
-// connection is a *mux.ConnError, a relay that has ended a *relay.Error. After Close the error is both net.ErrClosed
-// and io.ErrClosedPipe, after the deadline os.ErrDeadlineExceeded.
+// Read reads the bytes that the other end sent. It returns io.EOF only when the other end has said that it is done. A
+// lost connection is a *mux.ConnError, a relay that has ended a *relay.Error. After Close the error is both
+// net.ErrClosed and io.ErrClosedPipe, after the deadline os.ErrDeadlineExceeded.
 func (s *Stream) Read(p []byte) (int, error) {
 	s.reading.Lock()
 	defer s.reading.Unlock()
@@ -167,10 +167,10 @@ func (e *closedError) Is(target error) bool {
 // LocalAddr returns the address of this end.
 func (s *Stream) LocalAddr() net.Addr { return s.local }
 
-// RemoteAddr returns the address of the other end: what was dialed, or network "exec" and the command.
+// RemoteAddr returns the address that was dialed, or network "exec" and the command.
 func (s *Stream) RemoteAddr() net.Addr { return s.remote }
 
-// SetDeadline sets the deadlines of Read and of Write. The zero time is none.
+// SetDeadline sets the deadlines of Read and of Write. The zero time means no deadline.
 func (s *Stream) SetDeadline(t time.Time) error {
 	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
 }

@@ -49,7 +49,7 @@ func (i *inbox) end(err error) {
 	i.wakeLocked()
 }
 
-// discard drops all output, also that which is still to come.
+// discard drops all output, also that to come.
 func (i *inbox) discard() {
 	i.mu.Lock()
 	defer i.mu.Unlock()

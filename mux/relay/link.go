@@ -15,8 +15,8 @@ import (
 const (
 	// linkRead is how much is read from the carrier at once.
 	linkRead = 128 << 10
-	// linkWrite is how much waits for the carrier. Half of it is for what streams send, which is reserved; the rest is
-	// for yamux's own frames and for frames of a few bytes.
+	// linkWrite is how much may wait for the carrier. Streams reserve their room in half of it; the rest is for yamux's
+	// own frames and for frames of a few bytes.
 	linkWrite = 384 << 10
 )
 

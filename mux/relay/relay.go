@@ -36,7 +36,7 @@ type Duplex interface {
 	CloseWrite() error
 }
 
-// Config says what a Relay knows of its carrier, and which hooks it calls. The zero value is good.
+// Config describes the carrier of a Relay, and has its hooks. The zero value is good.
 type Config struct {
 	// RTT is the round trip to the program. It sets how much of a stream may be under way. If zero, as over a LAN.
 	RTT time.Duration
