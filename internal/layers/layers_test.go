@@ -40,7 +40,7 @@ var allowed = map[string][]string{
 	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
 	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
 	"remote/step/engine":         {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
-	"remote/step/fetch":          {"remote/step/lang", "remote/api/**", "internal/rmtree"},
+	"remote/step/fetch":          {"internal/termtext", "remote/step/lang", "remote/api/**", "internal/rmtree"},
 	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},

@@ -52,7 +52,10 @@ func Cut(s string, n int) string {
 	return s[:n] + "..."
 }
 
-// Short returns s as one line of at most n bytes: runs of blanks become one blank, and a longer text ends in "...".
+// Short returns s as one line of at most n bytes and then "...". Each run of blanks and characters that are not
+// printable becomes one blank.
 func Short(s string, n int) string {
-	return Cut(strings.Join(strings.Fields(Line(s)), " "), n)
+	return Cut(strings.Join(strings.FieldsFunc(s, func(c rune) bool {
+		return c == ' ' || c == utf8.RuneError || !unicode.IsPrint(c)
+	}), " "), n)
 }
