@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -48,7 +49,7 @@ type Component struct {
 // Release tells that the component is no longer used: it may be removed from then on. It is idempotent.
 func (c *Component) Release() {
 	if c.held != nil {
-		release(c.held)
+		filelock.Release(c.held)
 	}
 }
 

@@ -46,17 +46,6 @@ func hint(err error, dir string) error {
 	return err
 }
 
-// bare strips the call and the path of an error, where our message names what it is about.
-func bare(err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return path.Err
-	}
-	if link, ok := errors.AsType[*os.LinkError](err); ok {
-		return link.Err
-	}
-	return err
-}
-
 // isOurs reports whether err is of a file of ours, not of what a server sent.
 func isOurs(err error) bool {
 	_, ok := errors.AsType[*fs.PathError](err)

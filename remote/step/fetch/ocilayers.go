@@ -10,6 +10,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // savedLayer is a layer in a file.
@@ -63,7 +65,7 @@ func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, li
 	case ctx.Err() != nil:
 		return n, context.Cause(ctx)
 	case err != nil && isOurs(err):
-		return n, bare(err)
+		return n, oserr.Bare(err)
 	case err != nil:
 		return n, registryError(err)
 	case n > limit:

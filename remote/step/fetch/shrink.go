@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 // keepAnswers is how long the cache keeps what servers said. It is only asked for again.
@@ -23,11 +25,11 @@ type stored struct {
 // shrink removes the components that were used longest ago, and are not in use, until the cache is as large as it may
 // be. Another process that does the same is enough. What cannot be removed stays: the next one tries again.
 func (c *cache) shrink() {
-	gc, err := claim(c.dir)
+	gc, err := filelock.Claim(c.dir)
 	if err != nil {
 		return
 	}
-	defer release(gc)
+	defer filelock.Release(gc)
 	all, total := c.list()
 	if total <= c.maxBytes {
 		return

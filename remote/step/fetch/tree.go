@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // The modes of what a tree has, as git writes them.
@@ -173,7 +175,7 @@ func (w *treeWriter) file(name string, executable bool, r io.Reader) error {
 	}
 	file, err := w.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return w.wrong(name, bare(err))
+		return w.wrong(name, oserr.Bare(err))
 	}
 	defer file.Close()
 	h := sha256.New()
@@ -181,15 +183,15 @@ func (w *treeWriter) file(name string, executable bool, r io.Reader) error {
 	n.Size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, limit+1))
 	switch {
 	case err != nil:
-		return w.wrong(name, bare(err))
+		return w.wrong(name, oserr.Bare(err))
 	case n.Size > limit:
 		return w.wrong(name, tooLarge(limit))
 	}
 	if err := file.Chmod(perm); err != nil {
-		return w.wrong(name, bare(err))
+		return w.wrong(name, oserr.Bare(err))
 	}
 	if err := file.Close(); err != nil {
-		return w.wrong(name, bare(err))
+		return w.wrong(name, oserr.Bare(err))
 	}
 	w.total += n.Size
 	n.SHA256 = fmt.Sprintf("%x", h.Sum(nil))
@@ -216,7 +218,7 @@ func (w *treeWriter) symlink(name, target string) error {
 		return w.wrong(name, errLeaves)
 	}
 	if err := w.root.Symlink(target, name); err != nil {
-		return w.wrong(name, bare(err))
+		return w.wrong(name, oserr.Bare(err))
 	}
 	w.nodes[name] = node{Path: name, Mode: modeSymlink, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(target))), Size: int64(len(target))}
 	return nil
@@ -246,14 +248,14 @@ func (w *treeWriter) finish() ([]node, error) {
 	}
 	for dir, filled := range w.dirs {
 		if err := w.root.Chmod(dir, 0o555); err != nil {
-			return nil, w.wrong(dir, bare(err))
+			return nil, w.wrong(dir, oserr.Bare(err))
 		}
 		if !filled {
 			nodes = append(nodes, node{Path: dir, Mode: modeDir, SHA256: emptyDigest})
 		}
 	}
 	if err := w.root.Chmod(".", 0o555); err != nil {
-		return nil, w.wrong(".", bare(err))
+		return nil, w.wrong(".", oserr.Bare(err))
 	}
 	return nodes, nil
 }

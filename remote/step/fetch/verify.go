@@ -13,8 +13,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -28,7 +27,7 @@ type stamp [sha256.Size]byte
 // verify compares a component with its digest; file is its meta.json, with the shared lock. If the system says that
 // nothing has changed since this process did so last, that is enough. What a step has added, as interpreters do that
 // keep what they compiled beside its source, is no part of that: it is removed if nobody else uses the component, and
-// else stays. The error is errTaken if the component was removed meanwhile.
+// else stays. The error is filelock.ErrTaken if the component was removed meanwhile.
 func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	dir := c.path(compDir, tree, treeName)
 	now, err := fingerprint(dir)
@@ -230,13 +229,13 @@ func findAdded(dir string, nodes []node) (a added, err error) {
 }
 
 // tidy removes what was added to the component of which file is the meta.json if nobody else uses it. It has the shared
-// lock before and after, and waits for that only while it has none. The error is errTaken if the component was removed.
+// lock before and after, and waits for that only while it has none. The error is filelock.ErrTaken if the component was removed.
 func tidy(ctx context.Context, file *os.File, a added) error {
-	err := flock(file, unix.LOCK_EX)
+	err := filelock.Try(file)
 	if err == nil {
 		err = a.remove()
 	}
-	if err != nil && !errors.Is(err, errTaken) {
+	if err != nil && !errors.Is(err, filelock.ErrTaken) {
 		return err
 	}
 	return share(ctx, file) // the attempt gave it up, too
