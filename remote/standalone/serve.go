@@ -88,7 +88,10 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, components.Close()) }()
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components, Version: cfg.Version})
+	store, err := job.New(job.Config{
+		Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components,
+		Version: cfg.Version,
+	})
 	if err != nil {
 		return err
 	}
