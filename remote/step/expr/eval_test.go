@@ -1,7 +1,6 @@
 package expr
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
@@ -231,15 +230,4 @@ func TestErrorsStayShort(t *testing.T) {
 	}
 	err := evalError(t, Scope{"o": chain}, "${{ o"+strings.Repeat(".aaaa", maxDepth)+" }}")
 	require.Equal(t, "the value is a number, which has no keys", err.Message)
-}
-
-func TestANearMissIsSoughtAmongAsManyNamesAsMakesSense(t *testing.T) {
-	var names []string
-	for i := range 2 * maxCandidates {
-		names = append(names, fmt.Sprintf("key%04d", i))
-	}
-	require.Equal(t, "key0123", nearest("kye0123", names))
-	require.NotEqual(t, "key1999", nearest("kye1999", names), "the search is bounded")
-	require.Empty(t, nearest(strings.Repeat("k", maxQuoted+1), []string{strings.Repeat("k", maxQuoted)}))
-	require.Empty(t, nearest("a", []string{"b", "ab"}), "a name so short is near to everything")
 }
