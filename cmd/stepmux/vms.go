@@ -13,8 +13,9 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshclient"
+	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // embeddedStop bounds the wait for what runs on the embedded VM at the end.
@@ -27,7 +28,7 @@ UserKnownHostsFile. ID= before it gives the machine an identity (an instance id)
 a new one. VMs behind a jump host share one connection to it. What the file of --inventory says goes before the flags,
 and those before ~/.ssh/config.
 
-` + sshclient.PolicyHelp
+` + sshtarget.PolicyHelp
 
 // vmFlags say which VMs there are and how to reach them.
 type vmFlags struct {
@@ -130,7 +131,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	resolver, err := sshclient.NewResolver(cfg)
+	resolver, err := sshtarget.NewResolver(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		} else if id == "" {
 			return nil, fmt.Errorf("--instance %q: the ID before the = is empty", text)
 		}
-		t, err := resolver.Target(ctx, sshclient.Machine{ID: id, Place: where})
+		t, err := resolver.Target(ctx, sshtarget.Machine{ID: id, Place: where})
 		if err != nil {
 			return nil, fmt.Errorf("--instance: %w", err)
 		}
@@ -162,8 +163,8 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 }
 
 // resolver says what finds out how machines are reached.
-func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
-	cfg := sshclient.ResolverConfig{
+func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
+	cfg := sshtarget.ResolverConfig{
 		SSHConfig:         f.sshConfig,
 		Identities:        f.identities,
 		PassphraseCommand: strings.Fields(f.passphrase),
@@ -172,7 +173,7 @@ func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
 		Jump:              f.jump,
 	}
 	for _, text := range f.hostKey {
-		policy, err := sshclient.ParsePolicy(text)
+		policy, err := sshtarget.ParsePolicy(text)
 		if err != nil {
 			return cfg, fmt.Errorf("--host-key %w", err)
 		}
@@ -186,7 +187,7 @@ func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
 }
 
 // jumpHost returns a target as a jump host.
-func jumpHost(t *sshclient.Target) *instance.JumpHost {
+func jumpHost(t *sshtarget.Target) *instance.JumpHost {
 	if t == nil {
 		return nil
 	}
@@ -225,8 +226,8 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		TempDir:  dir,
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []mux.Auth{mux.Key("of the embedded VM", vm.ClientSigner())},
-			HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
+			HostKeys: login.PinnedHostKeys(vm.HostKey()),
 		},
 	})
 	if err != nil {

@@ -1,29 +1,25 @@
-// Package spell guesses what somebody who misspelt a key meant.
+// Package spell guesses the word that somebody misspelled.
 package spell
 
 import "strings"
 
 const (
-	// maxWord is the longest word that is worth a guess, in bytes.
+	// maxWord is the longest word that is compared, in bytes.
 	maxWord = 64
-	// maxDistance is the largest distance of a guess.
-	maxDistance = 2
-	// maxCandidates bounds the search.
+	// maxCandidates bounds how many words are compared.
 	maxCandidates = 1000
 )
 
-// fold makes words equal that differ only by case, or by - and _.
-func fold(word string) string { return strings.ToLower(strings.ReplaceAll(word, "-", "_")) }
-
-// Nearest returns the word of words that key was most likely meant to be, or "".
+// Nearest returns the word of words that key was most likely meant to be, or "" if no word is near. Upper and lower
+// case are the same, and so are - and _.
 func Nearest(key string, words []string) string {
 	if len(key) > maxWord {
 		return ""
 	}
 	key = fold(key)
-	best, least, compared := "", maxDistance+1, 0
+	best, least, compared := "", 3, 0
 	for _, word := range words {
-		if max(len(word)-len(key), len(key)-len(word)) >= least {
+		if len(word) > maxWord || max(len(word)-len(key), len(key)-len(word)) >= least {
 			continue
 		}
 		if compared++; compared > maxCandidates {
@@ -36,8 +32,10 @@ func Nearest(key string, words []string) string {
 	return best
 }
 
-// distance is the least number of bytes to insert, delete, replace or swap with their neighbour to
-// make b of a (optimal string alignment).
+func fold(word string) string { return strings.ToLower(strings.ReplaceAll(word, "-", "_")) }
+
+// distance returns how many bytes to insert, delete, replace or swap with their neighbour to turn a into b (optimal
+// string alignment).
 func distance(a, b string) int {
 	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

@@ -10,8 +10,8 @@ import (
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
-func TestNearestGuessesOnlyWhatIsNear(t *testing.T) {
-	words := []string{"address", "capacity", "max_uses", "id", "key", "REGISTRY"}
+func TestNearestGuessesOnlyNearWords(t *testing.T) {
+	words := []string{"address", "capacity", "max_uses", "id", "key", "Build-App"}
 	for key, want := range map[string]string{
 		"addresss":  "address",
 		"Capacity":  "capacity",
@@ -21,19 +21,19 @@ func TestNearestGuessesOnlyWhatIsNear(t *testing.T) {
 		"ky":        "key",
 		"x":         "",
 		"addresses": "address",
-		"registri":  "REGISTRY",
+		"build_ap":  "Build-App",
 	} {
 		require.Equal(t, want, spell.Nearest(key, words), key)
 	}
 }
 
-func TestANearMissIsSoughtAmongAsManyNamesAsMakesSense(t *testing.T) {
-	var names []string
+func TestNearestComparesABoundedNumberOfWords(t *testing.T) {
+	var words []string
 	for i := range 2000 {
-		names = append(names, fmt.Sprintf("key%04d", i))
+		words = append(words, fmt.Sprintf("key%04d", i))
 	}
-	require.Equal(t, "key0123", spell.Nearest("kye0123", names))
-	require.NotEqual(t, "key1999", spell.Nearest("kye1999", names), "the search is bounded")
+	require.Equal(t, "key0123", spell.Nearest("kye0123", words))
+	require.NotEqual(t, "key1999", spell.Nearest("kye1999", words))
 	require.Empty(t, spell.Nearest(strings.Repeat("k", 65), []string{strings.Repeat("k", 64)}))
 	require.Empty(t, spell.Nearest("a", []string{"b", "ab"}), "a name so short is near to everything")
 }

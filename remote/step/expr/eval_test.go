@@ -99,7 +99,7 @@ func TestErrorsTellPlaceCauseAndRemedy(t *testing.T) {
 		"${{ env.HOEM }}":               "1:8: env.HOEM was not found; did you mean HOME?",
 		"${{ env.home }}":               "1:8: env.home was not found; did you mean HOME?",
 		"ä\nö ${{ env.UNDEFINED_KEY }}": "2:10: env.UNDEFINED_KEY was not found",
-		"${{ env.build-id }}":           `1:8: env.build was not found; a key with a hyphen is written ["build-id"]`,
+		"${{ env.build-id }}":           `1:8: env.build was not found; write a key with a hyphen as ["build-id"]`,
 		"${{ inptus.name }}":            "1:5: inptus was not found; did you mean inputs?",
 		"${{ other }}": "1:5: other was not found; there are env, i, inputs, key, steps, vars; a " +
 			"text is written in quotes",
