@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/smallhttp"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
 // Config is the configuration of a Server.
@@ -32,7 +32,7 @@ type Server struct {
 	path  string
 	dir   string // to be removed; empty if none is
 	since time.Time
-	http  *smallhttp.Server
+	http  *boundedhttp.Server
 	close sync.Once
 }
 
@@ -51,7 +51,7 @@ func Serve(cfg Config) (*Server, error) {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.status()) })
 	mux.HandleFunc("POST /v1/instances/{id}/drain", change(cfg.Group.Drain))
 	mux.HandleFunc("POST /v1/instances/{id}/undrain", change(cfg.Group.Undrain))
-	s.http = smallhttp.Serve(ownListener{listener}, mux)
+	s.http = boundedhttp.Serve(ownListener{listener}, mux)
 	return s, nil
 }
 

@@ -26,9 +26,9 @@ var allowed = map[string][]string{
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
+	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
 	"instance/doctor":    {"instance", "connector", "mux", "mux/login", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
+	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
@@ -58,12 +58,12 @@ var allowed = map[string][]string{
 	"internal/subprocess": {},
 	"internal/firstuse":   {},
 	// What OpenSSH's client configuration says, in terms of mux.
-	"internal/sshclient":  {"mux", "mux/login", "internal/percent", "internal/subprocess"},
+	"internal/sshtarget":  {"mux", "mux/login", "internal/percent", "internal/subprocess"},
 	"internal/spell":      {},
 	"internal/termtext":   {},
 	"internal/tail":       {},
 	"internal/rmtree":     {},
-	"internal/smallhttp":  {},
+	"internal/boundedhttp":  {},
 	"internal/embeddedvm": {"internal/wire"},
 	"internal/faultconn":  {},
 	"internal/sshtest":    {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
@@ -77,7 +77,7 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
 	"examples/sources": {"internal/fetchtest"},
 	"bench":            {"**"},

@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"errors"
@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// place is what an operator wrote to name a machine.
+// place is the parsed name of a machine.
 type place struct {
 	user, host, port string // all but host may be empty
-	literal          bool   // ssh://: ssh_config says nothing about it
+	literal          bool   // ssh://: ssh_config does not apply
 }
 
 const forms = "want ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME of ssh_config"
@@ -27,8 +27,9 @@ func parsePlace(text string) (place, error) {
 	switch {
 	case err != nil:
 		return place{}, err
-	// What a program would take for an option, or a shell for something else.
-	case strings.HasPrefix(p.host, "-") || strings.HasPrefix(p.user, "-") || strings.ContainsAny(p.host+p.user, " \t\r\n'\"`$\\;&<>|(){}"):
+	// A program could take it for an option, a shell for a command.
+	case strings.HasPrefix(p.host, "-") || strings.HasPrefix(p.user, "-") ||
+		strings.ContainsAny(p.host+p.user, " \t\r\n'\"`$\\;&<>|(){}"):
 		return place{}, fmt.Errorf("%q: no machine or user has such a name", text)
 	}
 	return p, nil
@@ -38,7 +39,7 @@ func parseURL(text string) (place, error) {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil && strings.Contains(text, "@"):
-		return place{}, errors.New("this is not a URL: " + forms) // it may have a password
+		return place{}, errors.New("this is not a URL: " + forms) // without the text, which may have a password
 	case err != nil:
 		return place{}, err
 	case u.Scheme != "ssh" || u.Hostname() == "":
@@ -47,7 +48,8 @@ func parseURL(text string) (place, error) {
 		return place{}, fmt.Errorf("%q: nothing may follow the port", u.Redacted())
 	}
 	if _, secret := u.User.Password(); secret {
-		return place{}, errors.New("no password in the URL, everybody on this machine could read it; use --identity or an agent")
+		return place{}, errors.New(
+			"no password in the URL, everybody on this machine could read it; use --identity or an agent")
 	}
 	return place{user: u.User.Username(), host: u.Hostname(), port: u.Port(), literal: true}, nil
 }

@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"strings"

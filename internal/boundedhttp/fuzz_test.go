@@ -1,4 +1,4 @@
-package smallhttp_test
+package boundedhttp_test
 
 import (
 	"io"
@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/smallhttp"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
 // FuzzRequests says anything to a server: no handler sees a large body, the connection ends, and so does the server.
@@ -20,7 +20,7 @@ func FuzzRequests(f *testing.F) {
 	f.Fuzz(func(t *testing.T, said []byte) {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		s := smallhttp.Serve(listener, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		s := boundedhttp.Serve(listener, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			n, _ := io.Copy(io.Discard, r.Body)
 			if n > 1<<10 {
 				t.Errorf("a handler was given %d bytes", n)

@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"context"
@@ -47,26 +47,42 @@ Host z
   ProxyJump x
 `
 
-func TestJumpHostsOfSSHConfig(t *testing.T) {
-	h := home(t, jumps)
-	key(t, filepath.Join(h, ".ssh", "id"), "")
-	for text, want := range map[string]string{
-		"vm":       "vm <- ci@b2:22 via ci@b1:22 <- ci@b1:22",
-		"list":     "list <- ci@other:22 via ci@b2:22 via ci@b1:22 <- ci@b2:22 via ci@b1:22 <- ci@b1:22",
-		"ssh://vm": "vm:22",
-		"b1":       "b1",
-	} {
-		if strings.HasPrefix(text, "ssh://") {
-			key(t, filepath.Join(h, ".ssh", "id_ed25519"), "")
-		}
-		target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: text})
-		require.NoError(t, err)
-		require.Equal(t, want, way(target))
+// onEvaluators runs test with each evaluator of a configuration file.
+func onEvaluators(t *testing.T, config string, test func(t *testing.T, file string)) {
+	for name, evaluate := range evaluators {
+		t.Run(name, func(t *testing.T) {
+			evaluate(t, "") // sets up HOME and PATH
+			id := filepath.Join(t.TempDir(), "id")
+			key(t, id, "")
+			test(t, put(t, filepath.Join(t.TempDir(), "config"), strings.Replace(config, "~/.ssh/id", id, 1)))
+		})
 	}
-	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{ID: "i-1", Place: "vm"})
+}
+
+func TestJumpHostsOfSSHConfig(t *testing.T) {
+	onEvaluators(t, jumps, func(t *testing.T, file string) {
+		for text, want := range map[string]string{
+			"vm":   "vm <- ci@b2:22 via ci@b1:22 <- ci@b1:22",
+			"list": "list <- ci@other:22 via ci@b2:22 via ci@b1:22 <- ci@b2:22 via ci@b1:22 <- ci@b1:22",
+			"b1":   "b1",
+		} {
+			target, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Machine{Place: text})
+			require.NoError(t, err)
+			require.Equal(t, want, way(target))
+		}
+		target, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Machine{ID: "i-1", Place: "vm"})
+		require.NoError(t, err)
+		require.Equal(t, "i-1 <- ci@b2:22 via ci@b1:22 <- ci@b1:22", way(target))
+		require.Equal(t, "i-1", target.SSH.MachineID)
+	})
+}
+
+func TestURLDoesNotUseSSHConfig(t *testing.T) {
+	h := home(t, jumps)
+	key(t, filepath.Join(h, ".ssh", "id_ed25519"), "")
+	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "ssh://vm"})
 	require.NoError(t, err)
-	require.Equal(t, "i-1 <- ci@b2:22 via ci@b1:22 <- ci@b1:22", way(target))
-	require.Equal(t, "i-1", target.SSH.MachineID)
+	require.Equal(t, "vm:22", way(target))
 }
 
 func TestJumpFlagGoesBeforeSSHConfig(t *testing.T) {
@@ -134,19 +150,21 @@ func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
 }
 
 func TestLoopsOfJumpHostsAreFound(t *testing.T) {
-	h := home(t, jumps+"Host *.deep\n  ProxyJump x%n\n")
-	key(t, filepath.Join(h, ".ssh", "id"), "")
-	for text, want := range map[string]string{
-		"self": "form a loop: self -> self (set ProxyJump none",
-		"x":    "form a loop: x -> y -> z -> x",
-	} {
-		_, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: text})
-		require.ErrorContains(t, err, want)
-	}
-	_, err := resolver(t, ResolverConfig{Jump: "a,b,c,d,e,f,g,h,i"}).Target(t.Context(), Machine{Place: "vm"})
-	require.ErrorContains(t, err, "more than 8")
-	_, err = resolver(t, ResolverConfig{Jump: "http://a"}).Target(t.Context(), Machine{Place: "vm"})
-	require.ErrorContains(t, err, "--jump: ")
+	onEvaluators(t, jumps+"Host *.deep\n  ProxyJump x%n\n", func(t *testing.T, file string) {
+		for text, want := range map[string]string{
+			"self": "form a loop: self -> self (set ProxyJump none",
+			"x":    "form a loop: x -> y -> z -> x",
+		} {
+			_, err := resolver(t, ResolverConfig{SSHConfig: file}).Target(t.Context(), Machine{Place: text})
+			require.ErrorContains(t, err, want)
+		}
+		r := resolver(t, ResolverConfig{SSHConfig: file, Jump: "a,b,c,d,e,f,g,h,i"})
+		_, err := r.Target(t.Context(), Machine{Place: "vm"})
+		require.ErrorContains(t, err, "more than 8")
+		r = resolver(t, ResolverConfig{SSHConfig: file, Jump: "http://a"})
+		_, err = r.Target(t.Context(), Machine{Place: "vm"})
+		require.ErrorContains(t, err, "--jump: ")
+	})
 }
 
 func TestIdentitiesThatSSHConfigNames(t *testing.T) {

@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"errors"
@@ -33,7 +33,7 @@ type Policy struct {
 	secure bool
 }
 
-// The kinds that are not the same for all machines.
+// Policies of these kinds differ from machine to machine.
 const (
 	knownHosts = "known-hosts"
 	pinned     = "pinned"
@@ -63,7 +63,7 @@ func ParsePolicy(text string) (Policy, error) {
 	return p, nil
 }
 
-// Insecure reports whether the policy lets anybody pose as the machine.
+// Insecure reports whether the policy accepts any key, so that anybody can pose as the machine.
 func (p Policy) Insecure() bool { return !p.secure }
 
 func parsePin(text string) (id string, keys login.HostKeys, err error) {
@@ -93,7 +93,7 @@ func firstUse(file string) (login.HostKeys, error) {
 	return login.FirstUse(file)
 }
 
-// hostKeys joins the policies as they are for one machine.
+// hostKeys joins the policies for one machine.
 func (r *Resolver) hostKeys(id string, s *settings) (login.HostKeys, error) {
 	var all []login.HostKeys
 	for _, p := range r.cfg.Policies {
@@ -109,13 +109,14 @@ func (r *Resolver) hostKeys(id string, s *settings) (login.HostKeys, error) {
 		}
 	}
 	if len(all) == 0 {
-		return login.HostKeys{}, fmt.Errorf("no key is pinned for %s: add pinned:%s=KEY, or another policy, with --host-key", id, id)
+		return login.HostKeys{}, fmt.Errorf(
+			"no key is pinned for %s: add pinned:%s=KEY, or another policy, with --host-key", id, id)
 	}
 	return login.FirstOf(all...), nil
 }
 
-// knownHosts reads the known_hosts files that count for a machine. Those that the operator named must be
-// there; of ssh's own one must be, unless there are other policies.
+// knownHosts reads the known_hosts files for a machine. All files that the operator named must exist; one of ssh's own
+// must, unless there are other policies.
 func (r *Resolver) knownHosts(s *settings) (login.HostKeys, error) {
 	const help = "; make the file with: ssh-keyscan -p PORT HOST, check the keys, and name it with --known-hosts"
 	files := r.cfg.KnownHosts
@@ -147,7 +148,7 @@ func (r *Resolver) defaultKnownHosts(s *settings) []string {
 	return append(files[:len(files):len(files)], "/etc/ssh/ssh_known_hosts")
 }
 
-// existing returns the files that are there, or may be.
+// existing leaves out the files that do not exist.
 func existing(files []string) []string {
 	var all []string
 	for _, f := range files {

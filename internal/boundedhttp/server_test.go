@@ -1,4 +1,4 @@
-package smallhttp_test
+package boundedhttp_test
 
 import (
 	"io"
@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/stepmux/stepmux/internal/smallhttp"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func TestCloseLeavesNothingWhateverClientsDo(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s := smallhttp.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s := boundedhttp.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
 		if err != nil {
 			w.WriteHeader(http.StatusRequestEntityTooLarge)

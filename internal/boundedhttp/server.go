@@ -1,5 +1,5 @@
-// Package smallhttp serves small requests over HTTP, bounded in size and time.
-package smallhttp
+// Package boundedhttp serves small requests over HTTP, bounded in size and time.
+package boundedhttp
 
 import (
 	"net"

@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"fmt"
@@ -13,29 +13,29 @@ import (
 	"github.com/stepmux/stepmux/internal/percent"
 )
 
-// settings are what is configured for one host, expanded.
+// settings are the configured values for one host, expanded.
 type settings struct {
-	name         string // as it was asked for
-	literal      bool   // ssh_config says nothing about it
+	name         string // in the place that was looked up
+	literal      bool   // ssh_config does not apply
 	host, port   string
 	user         string
 	hostKeyAlias string
 
-	identities     []string // files with keys; nil if none are named
+	identities     []string // files with keys; nil if not configured
 	certificates   []string
 	identitiesOnly bool
-	agent          string // socket, empty if there is none
+	agent          string // socket; empty for no agent
 
-	knownHosts []string // files; nil if none are named
-	proxyJump  []string // first is the first to connect to
+	knownHosts []string // files; nil if not configured
+	proxyJump  []string // in the order of connecting
 }
 
 func (s *settings) addr() string { return net.JoinHostPort(s.host, s.port) }
 
-// lookup returns the values that are configured for a keyword of ssh_config, in order.
+// lookup returns the configured values of a keyword of ssh_config, in order.
 type lookup func(keyword string) []string
 
-// newSettings reads the settings for a host. What where names wins.
+// newSettings reads the settings for a host. The user and the port in where override them.
 func newSettings(where place, values lookup) (*settings, error) {
 	first := func(keyword string) string {
 		if all := values(keyword); len(all) > 0 {
@@ -54,7 +54,7 @@ func newSettings(where place, values lookup) (*settings, error) {
 	s.user = or(s.user, first("User"), e.localUser)
 	s.port = or(s.port, first("Port"), "22")
 	if n, err := strconv.ParseUint(s.port, 10, 16); err != nil || n == 0 {
-		return nil, fmt.Errorf("port %q is not one", s.port)
+		return nil, fmt.Errorf("port %q is not a number from 1 to 65535", s.port)
 	}
 	s.hostKeyAlias = first("HostKeyAlias")
 	e.know(s)
@@ -83,7 +83,7 @@ func newSettings(where place, values lookup) (*settings, error) {
 	return s, nil
 }
 
-// expander expands what values of ssh_config have in them: tokens, ~ and variables.
+// expander expands tokens, ~ and variables in values of ssh_config.
 type expander struct {
 	values    map[byte]string
 	home      string
@@ -93,9 +93,9 @@ type expander struct {
 func newExpander(where place) (*expander, error) {
 	me, err := user.Current()
 	if err != nil {
-		return nil, fmt.Errorf("find out who runs this: %w", err)
+		return nil, fmt.Errorf("look up the current user: %w", err)
 	}
-	home, err := os.UserHomeDir() // what the environment says, as for ssh's own files in tests and containers
+	home, err := os.UserHomeDir() // from the environment, which containers set
 	if err != nil {
 		home = me.HomeDir
 	}
@@ -106,7 +106,7 @@ func newExpander(where place) (*expander, error) {
 	}}, nil
 }
 
-// know adds the tokens that are known only when the host is.
+// know adds the tokens that depend on the settings.
 func (e *expander) know(s *settings) {
 	e.values['h'], e.values['p'], e.values['r'] = s.host, s.port, s.user
 	e.values['k'] = or(s.hostKeyAlias, s.name)
@@ -149,7 +149,7 @@ func expandEnv(text string) (string, error) {
 	}
 }
 
-// files expands the names of files. "none" stands for no files, which is not the same as no names.
+// files expands the names of files. It returns nil for no names, and an empty list for the name "none".
 func (e *expander) files(names []string) ([]string, error) {
 	if len(names) == 0 {
 		return nil, nil
@@ -171,7 +171,7 @@ func (e *expander) files(names []string) ([]string, error) {
 	return all, nil
 }
 
-// agent returns the socket of the agent that IdentityAgent names: a file, a variable of the environment, or none.
+// agent returns the socket of the agent. IdentityAgent names a file or a variable of the environment, or is "none".
 func (e *expander) agent(value string) (string, error) {
 	switch {
 	case value == "" || value == "SSH_AUTH_SOCK":
@@ -184,7 +184,7 @@ func (e *expander) agent(value string) (string, error) {
 	return e.file(value)
 }
 
-// or returns the first that is not empty.
+// or returns the first text that is not empty.
 func or(all ...string) string {
 	for _, s := range all {
 		if s != "" {
@@ -194,7 +194,7 @@ func or(all ...string) string {
 	return ""
 }
 
-// splitList splits at commas and drops what is empty.
+// splitList splits at commas and drops empty parts.
 func splitList(text string) []string {
 	var all []string
 	for part := range strings.SplitSeq(text, ",") {
@@ -205,7 +205,7 @@ func splitList(text string) []string {
 	return all
 }
 
-// unquote takes the quotes off a value.
+// unquote removes the quotes around a value.
 func unquote(value string) string {
 	value = strings.TrimSpace(value)
 	if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {

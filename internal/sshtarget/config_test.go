@@ -1,10 +1,13 @@
-package sshclient
+package sshtarget
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kevinburke/ssh_config"
 	"github.com/stretchr/testify/require"
@@ -15,7 +18,7 @@ import (
 // where finds a machine's settings by the configuration of the home directory.
 func where(t testing.TB, text string) *settings {
 	t.Helper()
-	c, err := Load("")
+	c, err := load("")
 	require.NoError(t, err)
 	p, err := parsePlace(text)
 	require.NoError(t, err)
@@ -34,7 +37,7 @@ Host vm-*
     IdentityFile "%d/keys/%r at %h"
     IdentitiesOnly yes
     CertificateFile ~/.ssh/fleet-cert.pub
-    UserKnownHostsFile ~/.ssh/fleet_hosts "/etc/fleet hosts"
+    UserKnownHostsFile ~/.ssh/fleet_hosts "/etc/fleet hosts" /etc/more_hosts
     HostKeyAlias fleet
     IdentityAgent ~/agents/%r.sock
     ProxyJump jumper@bastion:22,second
@@ -42,48 +45,63 @@ Host plain
     IdentityAgent none
     ProxyJump none
     UserKnownHostsFile none
+Host usual
+    IdentityFile ~/.ssh/id_rsa
 `
 
-// Both ways of evaluation say the same: the library's, and ssh's own where there is Match.
+// evaluators are the two ways to evaluate a configuration. find returns the settings that a file configures.
+var evaluators = map[string]func(t *testing.T, text string) (home string, find func(string) (*settings, error)){
+	"library": func(t *testing.T, text string) (string, func(string) (*settings, error)) {
+		h := home(t, "")
+		t.Setenv("PATH", t.TempDir())
+		return h, finder(t, text, false)
+	},
+	"ssh": func(t *testing.T, text string) (string, func(string) (*settings, error)) {
+		sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
+		home(t, "")
+		h := passwdHome(t) // ssh takes ~ from the password database
+		t.Setenv("HOME", h)
+		return h, finder(t, text, true)
+	},
+}
+
+func finder(t *testing.T, text string, bySSH bool) func(string) (*settings, error) {
+	c, err := load(put(t, filepath.Join(t.TempDir(), "config"), text))
+	if err != nil {
+		return func(string) (*settings, error) { return nil, err }
+	}
+	require.Equal(t, bySSH, c.ssh != "")
+	return func(text string) (*settings, error) {
+		p, err := parsePlace(text)
+		require.NoError(t, err)
+		s, err := c.settings(t.Context(), p)
+		require.Equal(t, bySSH, c.ssh != "")
+		return s, err
+	}
+}
+
+// Both evaluators say the same.
 func TestSettingsOfSSHConfig(t *testing.T) {
-	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
-	for name, extra := range map[string]string{"by the library": "", "by ssh": "Match host nobody\n  User nobody\n"} {
+	for name, evaluate := range evaluators {
 		t.Run(name, func(t *testing.T) {
-			h := home(t, example+extra)
+			blank := put(t, filepath.Join(t.TempDir(), "fleet hosts"), "")
+			h, try := evaluate(t, strings.Replace(example, "/etc/fleet hosts", blank, 1))
 			t.Setenv("SSH_AUTH_SOCK", "/run/agent")
-			if extra != "" { // ssh asks the password database for ~, and the environment for nothing
-				h = passwdHome(t)
-				c, err := Load(filepath.Join(os.Getenv("HOME"), ".ssh", "config"))
-				require.NoError(t, err)
-				require.NotEmpty(t, c.ssh)
-			}
-			file := filepath.Join(os.Getenv("HOME"), ".ssh", "config")
-			t.Setenv("HOME", h)
-			c, err := Load(file)
-			require.NoError(t, err)
 			find := func(text string) *settings {
-				p, err := parsePlace(text)
-				require.NoError(t, err)
-				s, err := c.settings(t.Context(), p)
+				s, err := try(text)
 				require.NoError(t, err)
 				return s
 			}
-			s := find("vm-1")
-			want := &settings{
+			require.Equal(t, &settings{
 				name: "vm-1", host: "vm-1.example.com", port: "2222", user: "everybody", hostKeyAlias: "fleet",
 				identities:     []string{h + "/.ssh/fleet", h + "/keys/everybody at vm-1.example.com"},
 				certificates:   []string{h + "/.ssh/fleet-cert.pub"},
 				identitiesOnly: true,
 				agent:          h + "/agents/everybody.sock",
-				knownHosts:     []string{h + "/.ssh/fleet_hosts", "/etc/fleet hosts"},
+				knownHosts:     []string{h + "/.ssh/fleet_hosts", blank, "/etc/more_hosts"},
 				proxyJump:      []string{"jumper@bastion:22", "second"},
-			}
-			if extra != "" {
-				want.knownHosts = s.knownHosts // ssh -G takes the quotes off names with blanks
-				require.Equal(t, h+"/.ssh/fleet_hosts", s.knownHosts[0])
-			}
-			require.Equal(t, want, s)
-			s = find("you@vm-2:22")
+			}, find("vm-1"))
+			s := find("you@vm-2:22")
 			require.Equal(t, []string{"vm-2.example.com", "22", "you"}, []string{s.host, s.port, s.user})
 			s = find("plain")
 			require.Empty(t, s.agent)
@@ -91,8 +109,12 @@ func TestSettingsOfSSHConfig(t *testing.T) {
 			require.Empty(t, s.identities)
 			require.NotNil(t, s.knownHosts, "none is not the usual ones")
 			require.Empty(t, s.knownHosts)
-			s = find("elsewhere.example.com")
-			require.Equal(t, []string{"elsewhere.example.com:22", "everybody", "/run/agent"}, []string{s.addr(), s.user, s.agent})
+			s = find("usual")
+			require.Equal(t, []string{h + "/.ssh/id_rsa"}, s.identities, "a usual file may be named")
+			s = find("Elsewhere.example.com")
+			require.Equal(t, &settings{
+				name: "Elsewhere.example.com", host: "Elsewhere.example.com", port: "22", user: "everybody", agent: "/run/agent",
+			}, s, "ssh's defaults are not configured values")
 			s = find("ssh://vm-1")
 			require.Equal(t, []string{"vm-1:22", me(t)}, []string{s.addr(), s.user}, "a URL is what it says")
 		})
@@ -117,7 +139,7 @@ func TestMatchIsEvaluatedBySSH(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
 	file := filepath.Join(home(t, ""), "config")
 	put(t, file, "Host vm\n  HostName vm.example.com\nMatch host *.example.com exec \"exit 0\"\n  Port 2200\nMatch exec \"exit 1\"\n  User nobody\n")
-	c, err := Load(file)
+	c, err := load(file)
 	require.NoError(t, err)
 	s, err := c.settings(t.Context(), place{host: "vm"})
 	require.NoError(t, err)
@@ -125,7 +147,7 @@ func TestMatchIsEvaluatedBySSH(t *testing.T) {
 	require.Equal(t, me(t), s.user)
 
 	t.Setenv("PATH", t.TempDir())
-	_, err = Load(file)
+	_, err = load(file)
 	require.ErrorContains(t, err, "it has Match, which only ssh evaluates: install openssh-client")
 }
 
@@ -138,14 +160,14 @@ func TestIncludedFilesCountWithAndWithoutSSH(t *testing.T) {
 	// An included file that has Match needs ssh.
 	put(t, filepath.Join(h, ".ssh", "fleet"), "Host vm\n  Port 2200\nInclude more\n")
 	put(t, filepath.Join(h, ".ssh", "more"), "Match all\n  User ci\n")
-	_, err := Load("")
+	_, err := load("")
 	require.ErrorContains(t, err, "it has Match")
 }
 
 func TestFilesThatIncludeThemselvesAreAnError(t *testing.T) {
 	h := home(t, "")
 	put(t, filepath.Join(h, ".ssh", "config"), "Include "+h+"/.ssh/config\n")
-	_, err := Load("")
+	_, err := load("")
 	require.Error(t, err)
 }
 
@@ -160,7 +182,7 @@ func FuzzAnyConfigurationIsReadOrRefused(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c := &Config{files: []*ssh_config.Config{parsed}}
+		c := &config{sources: make([]source, 1), parsed: []*ssh_config.Config{parsed}}
 		s, err := c.settings(t.Context(), place{host: "vm"})
 		if err == nil {
 			require.NotEmpty(t, s.addr())
@@ -170,28 +192,81 @@ func FuzzAnyConfigurationIsReadOrRefused(f *testing.F) {
 
 func TestConfigurationThatCannotBeReadIsAClearError(t *testing.T) {
 	h := home(t, "")
-	_, err := Load(filepath.Join(h, "none"))
+	_, err := load(filepath.Join(h, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
-	_, err = Load(h)
+	_, err = load(h)
 	require.ErrorContains(t, err, "is a directory")
-	_, err = Load(put(t, filepath.Join(h, "large"), strings.Repeat("# x\n", 1<<19)))
+	_, err = load(put(t, filepath.Join(h, "large"), strings.Repeat("# x\n", 1<<19)))
 	require.ErrorContains(t, err, "larger than")
-	c, err := Load("none")
+	c, err := load("none")
 	require.NoError(t, err)
 	s, err := c.settings(t.Context(), place{host: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, "vm:22", s.addr())
-	for want, text := range map[string]string{
-		"ProxyCommand": "ProxyCommand nc %h %p\n",
-		"port":         "Port 99999\n",
-		"no %z":        "IdentityFile ~/%z\n",
-		"has no NO_":   "IdentityFile ${NO_SUCH_VARIABLE}/id\n",
-	} {
-		c, err := Load(put(t, filepath.Join(h, "config"), text))
-		require.NoError(t, err)
-		_, err = c.settings(t.Context(), place{host: "vm"})
+}
+
+func TestSettingsThatCannotBeUsedAreAClearError(t *testing.T) {
+	for name, evaluate := range evaluators {
+		t.Run(name, func(t *testing.T) {
+			for want, text := range map[string]string{
+				"ProxyCommand": "ProxyCommand nc %h %p\n",
+				"port":         "Port 99999\n",
+				"no %z":        "IdentityFile ~/%z\n",
+				"has no NO_":   "IdentityFile ${NO_SUCH_VARIABLE}/id\n",
+			} {
+				_, find := evaluate(t, text)
+				_, err := find("vm")
+				require.ErrorContains(t, err, want)
+				require.ErrorContains(t, err, "vm: ")
+			}
+		})
+	}
+}
+
+// Where ssh is installed and does not run, as for a user whom the password database does not have.
+func TestLibraryTakesOverFromASSHThatDoesNotRun(t *testing.T) {
+	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
+	home(t, "")
+	t.Setenv("HOME", passwdHome(t))
+	dir := filepath.Dir(script(t, "exit 255"))
+	require.NoError(t, os.Rename(filepath.Join(dir, "command"), filepath.Join(dir, "ssh")))
+	t.Setenv("PATH", dir)
+	file := put(t, filepath.Join(t.TempDir(), "config"), "Host vm\n  Port 2200\n")
+	c, err := load(file)
+	require.NoError(t, err)
+	s, err := c.settings(t.Context(), place{host: "vm"})
+	require.NoError(t, err)
+	require.Equal(t, "vm:2200", s.addr())
+
+	put(t, file, "Match all\n  Port 2200\n")
+	c, err = load(file)
+	require.NoError(t, err)
+	_, err = c.settings(t.Context(), place{host: "vm"})
+	require.ErrorContains(t, err, "it has Match, which only ssh evaluates")
+}
+
+// What parsePlace refuses does not reach ssh's command line by other ways either.
+func TestNamesThatAreOptionsAreNotGivenToSSH(t *testing.T) {
+	ran := filepath.Join(t.TempDir(), "ran")
+	c := &config{ssh: script(t, "touch "+ran), sources: make([]source, 1), defaults: map[string][]string{}}
+	for _, p := range []place{{host: "-oProxyCommand=x"}, {host: "vm", user: "-l"}, {host: "vm", port: "-p"}} {
+		_, err := c.settings(t.Context(), p)
+		require.ErrorContains(t, err, "no machine has such a name")
+	}
+	require.NoFileExists(t, ran)
+}
+
+// ssh -G may run commands that the configuration names.
+func TestSSHIsBoundedByItsContextAndItsOutput(t *testing.T) {
+	for want, text := range map[string]string{"because": "exec tail -f /dev/null", "prints too much": "cat /dev/zero"} {
+		c := &config{ssh: script(t, text), sources: make([]source, 1), defaults: map[string][]string{}}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		if want == "because" {
+			time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("because")) })
+		}
+		_, err := c.settings(ctx, place{host: "vm"})
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "vm: ")
+		cancel(nil)
 	}
 }
 

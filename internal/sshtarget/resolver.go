@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"context"
@@ -15,55 +15,61 @@ import (
 // maxHops bounds the jump hosts on the way to a machine.
 const maxHops = 8
 
-// ResolverConfig is what an operator adds to ssh_config. It goes before that.
+// ResolverConfig holds the operator's settings for all machines. They override ssh_config.
 type ResolverConfig struct {
-	SSHConfig         string   // file; empty for ssh's own, "none" for none
+	SSHConfig         string   // file; empty for ssh's own, "none" to read no file
 	Identities        []string // files with private keys
 	PassphraseCommand []string // prints the passphrase of the key file %f
 	IdentityCommand   []string // prints a private key, and its certificate if it has one, for each connection
 	KnownHosts        []string // files
 	Policies          []Policy // for host keys; required
-	Jump              string   // jump hosts to all machines, as ssh -J has them; empty for what ssh_config says, "none" for none
+	// Jump names the jump hosts to all machines, as ssh -J does. If empty, ssh_config's; "none" for a direct way.
+	Jump string
 }
 
 // Resolver finds out how machines are reached. One goroutine uses it.
 type Resolver struct {
-	cfg    ResolverConfig
-	config *Config
-	keys   map[string]login.Auth     // by file
-	hosts  map[string]login.HostKeys // by files
+	cfg       ResolverConfig
+	sshConfig *config
+	keys      map[string]login.Auth     // by file
+	hosts     map[string]login.HostKeys // by files
 }
 
-// Target is a machine, and how it is reached.
+// Target is a machine and the way to it.
 type Target struct {
-	Name string // its identity, or as ssh_config knows it, or host:port; of a jump host user@host:port and the way there
+	// Name is the machine's identity, its name in ssh_config, or host:port; that of a jump host is user@host:port and
+	// the way there.
+	Name string
 	Addr string // host:port
 	SSH  mux.Config
-	Jump *Target // nil if there is none
+	Jump *Target // nil if it is reached directly
 }
 
-// Machine is what is said of a machine by who names it. It goes before what the operator and ssh_config say.
+// Machine names a machine, with settings for it alone. They override the operator's and ssh_config.
 type Machine struct {
 	ID    string // its identity; if empty, the Target's Name
 	Place string // ssh://[USER@]HOST[:PORT] or [USER@]NAME[:PORT]
-	User  string // unless Place names one; empty if not said
+	User  string // used if Place names no user; may be empty
 	// Auth holds the ways to log in. If empty, those of the operator or ssh_config.
 	Auth []login.Auth
-	// HostKeys judges its host key. If nil, the operator's policies do.
+	// HostKeys verifies its host key. If nil, the operator's policies do.
 	HostKeys *login.HostKeys
-	// Jump is for this machine what ResolverConfig.Jump is for all.
+	// Jump overrides ResolverConfig.Jump.
 	Jump string
 	// JumpUser and JumpAuth are User and Auth of the hosts that Jump names.
 	JumpUser string
 	JumpAuth []login.Auth
 }
 
-// NewResolver checks cfg and reads the configuration. It runs none of the commands.
+// NewResolver checks cfg and reads the configuration. It runs no command.
 func NewResolver(cfg ResolverConfig) (*Resolver, error) {
 	if len(cfg.Policies) == 0 {
 		return nil, errors.New("no policy for host keys")
 	}
-	for flag, command := range map[string][]string{"--passphrase-command": cfg.PassphraseCommand, "--identity-command": cfg.IdentityCommand} {
+	for flag, command := range map[string][]string{
+		"--passphrase-command": cfg.PassphraseCommand,
+		"--identity-command":   cfg.IdentityCommand,
+	} {
 		if len(command) == 0 {
 			continue
 		}
@@ -71,14 +77,16 @@ func NewResolver(cfg ResolverConfig) (*Resolver, error) {
 			return nil, fmt.Errorf("%s: %w", flag, err)
 		}
 	}
-	config, err := Load(cfg.SSHConfig)
+	sshConfig, err := load(cfg.SSHConfig)
 	if err != nil {
 		return nil, err
 	}
-	return &Resolver{cfg: cfg, config: config, keys: map[string]login.Auth{}, hosts: map[string]login.HostKeys{}}, nil
+	return &Resolver{
+		cfg: cfg, sshConfig: sshConfig, keys: map[string]login.Auth{}, hosts: map[string]login.HostKeys{},
+	}, nil
 }
 
-// Target returns how a machine is reached. ctx bounds the commands that are asked.
+// Target finds out how a machine is reached. ctx bounds the commands it runs.
 func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
 	s, err := r.find(ctx, m.Place, m.User)
 	if err != nil {
@@ -106,8 +114,8 @@ func (r *Resolver) Target(ctx context.Context, m Machine) (*Target, error) {
 	return r.target(ctx, or(m.ID, s.id()), s, jump, m)
 }
 
-// jumpsTo returns the jump hosts that jump names on the way to a machine. One that is itself among them is
-// reached through those before it.
+// jumpsTo returns the jump hosts that jump names on the way to a machine. A machine that is one of them is reached
+// through the hosts before it.
 func (r *Resolver) jumpsTo(ctx context.Context, jump, user string, s *settings) ([]string, error) {
 	if jump == "none" {
 		return nil, nil
@@ -125,7 +133,7 @@ func (r *Resolver) jumpsTo(ctx context.Context, jump, user string, s *settings) 
 	return all, nil
 }
 
-// id is what a machine is called where nobody gave it an identity.
+// id is the name of a machine without an identity.
 func (s *settings) id() string {
 	if s.literal {
 		return s.addr()
@@ -139,11 +147,11 @@ func (r *Resolver) find(ctx context.Context, text, user string) (*settings, erro
 		return nil, err
 	}
 	where.user = or(where.user, user)
-	return r.config.settings(ctx, where)
+	return r.sshConfig.settings(ctx, where)
 }
 
-// chain returns the last of jump hosts, of which each is reached through the one before and the first as
-// ssh_config says. path is what they are on the way to, the machine m first.
+// chain returns the last of several jump hosts. Each is reached through the one before, and the first as ssh_config
+// says. path holds the machines that they lead to, m first.
 func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, m Machine) (*Target, error) {
 	var last *Target
 	for i, text := range jumps {
@@ -153,10 +161,10 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, 
 		}
 		longer := append(slices.Clone(path), s)
 		if slices.ContainsFunc(path, func(p *settings) bool { return p.name == s.name && p.same(s) }) {
-			return nil, fmt.Errorf("jump hosts form a loop: %s (set ProxyJump none for a host that is reached directly)", names(longer))
+			return nil, loopError(names(longer))
 		}
 		if len(longer) > maxHops+1 {
-			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, names(longer))
+			return nil, fmt.Errorf("more than %d jump hosts on the way: %s", maxHops, strings.Join(names(longer), " -> "))
 		}
 		if i == 0 {
 			if last, err = r.chain(ctx, s.proxyJump, longer, Machine{}); err != nil {
@@ -175,27 +183,35 @@ func (r *Resolver) chain(ctx context.Context, jumps []string, path []*settings, 
 	return last, nil
 }
 
-// same reports whether both are one login on one machine.
+// same reports whether both are the same login on the same machine.
 func (s *settings) same(other *settings) bool {
 	return s.addr() == other.addr() && s.user == other.user
 }
 
-func names(path []*settings) string {
+func names(path []*settings) []string {
 	all := make([]string, len(path))
 	for i, s := range path {
 		all[i] = s.name
 	}
-	return strings.Join(all, " -> ")
+	return all
 }
 
-// target returns a machine that has been looked up.
+func loopError(names []string) error {
+	return fmt.Errorf("jump hosts form a loop: %s (set ProxyJump none for a host that is reached directly)",
+		strings.Join(names, " -> "))
+}
+
+// target adds to settings how to log in and how to verify the host key.
 func (r *Resolver) target(ctx context.Context, id string, s *settings, jump *Target, m Machine) (*Target, error) {
-	t := &Target{Name: id, Addr: s.addr(), Jump: jump, SSH: mux.Config{User: s.user, HostKeyAlias: s.hostKeyAlias, MachineID: id}}
+	t := &Target{
+		Name: id, Addr: s.addr(), Jump: jump,
+		SSH: mux.Config{User: s.user, HostKeyAlias: s.hostKeyAlias, MachineID: id},
+	}
 	var err error
 	if len(m.Auth) > 0 {
 		t.SSH.Auth, err = withCertificates(m.Auth, s.certificates)
 	} else {
-		err = r.login(ctx, s, &t.SSH)
+		err = r.setAuth(ctx, s, &t.SSH)
 	}
 	if err != nil {
 		return nil, err

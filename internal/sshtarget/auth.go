@@ -1,4 +1,4 @@
-package sshclient
+package sshtarget
 
 import (
 	"bytes"
@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// What bounds the operator's commands. They ask other services, and no human.
+// Limits of the operator's commands, which ask other services and no human.
 var (
 	passphraseLimit = subprocess.Limit{Time: 20 * time.Second, Bytes: 4 << 10}
 	identityLimit   = subprocess.Limit{Time: 20 * time.Second, Bytes: 64 << 10}
@@ -28,8 +28,8 @@ var (
 // maxPublicKey bounds a .pub file.
 const maxPublicKey = 64 << 10
 
-// login sets the ways to log in to a machine.
-func (r *Resolver) login(ctx context.Context, s *settings, cfg *mux.Config) error {
+// setAuth sets the ways to log in to a machine.
+func (r *Resolver) setAuth(ctx context.Context, s *settings, cfg *mux.Config) error {
 	var err error
 	if len(r.cfg.IdentityCommand) > 0 {
 		if cfg.Credentials, err = r.credentials(s); err != nil {
@@ -45,11 +45,11 @@ func (r *Resolver) login(ctx context.Context, s *settings, cfg *mux.Config) erro
 			}
 			cfg.Auth = append(cfg.Auth, key)
 		}
-	case len(r.cfg.IdentityCommand) > 0: // that is all
+	case len(r.cfg.IdentityCommand) > 0: // no other way
 	case s.identities != nil || s.identitiesOnly:
-		cfg.Auth, err = r.configured(ctx, s)
+		cfg.Auth, err = r.configuredAuth(ctx, s)
 	default:
-		cfg.Auth, err = r.found(ctx, s)
+		cfg.Auth, err = r.defaultAuth(ctx, s)
 	}
 	if err != nil {
 		return err
@@ -63,8 +63,8 @@ func (r *Resolver) login(ctx context.Context, s *settings, cfg *mux.Config) erro
 	return nil
 }
 
-// KeyFile reads a private key, with its passphrase if it has one and its certificate if there is one beside
-// it. Each file is read once. ctx bounds the command that is asked for the passphrase.
+// KeyFile reads a private key, with its passphrase if it has one and the certificate beside it if there is one. Each file
+// is read once. ctx bounds the command that prints the passphrase.
 func (r *Resolver) KeyFile(ctx context.Context, file string) (login.Auth, error) {
 	if key, ok := r.keys[file]; ok {
 		return key, nil
@@ -94,7 +94,7 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// passphrase asks the operator's command for the passphrase of a key: the first line it prints.
+// passphrase returns the first line that the operator's command prints, the passphrase of a key.
 func (r *Resolver) passphrase(ctx context.Context, file string) ([]byte, error) {
 	words, err := percent.ExpandAll(r.cfg.PassphraseCommand[1:], map[byte]string{'f': file})
 	if err != nil {
@@ -108,10 +108,12 @@ func (r *Resolver) passphrase(ctx context.Context, file string) ([]byte, error) 
 	return bytes.TrimSuffix(line, []byte("\r")), nil
 }
 
-// credentials returns a function that asks the operator's command for a key that expires.
+// credentials returns a function that gets an expiring key from the operator's command.
 func (r *Resolver) credentials(s *settings) (func(context.Context) ([]login.Auth, error), error) {
 	command := r.cfg.IdentityCommand
-	words, err := percent.ExpandAll(command[1:], map[byte]string{'h': s.host, 'p': s.port, 'r': s.user, 'n': s.name, 'k': or(s.hostKeyAlias, s.name)})
+	words, err := percent.ExpandAll(command[1:], map[byte]string{
+		'h': s.host, 'p': s.port, 'r': s.user, 'n': s.name, 'k': or(s.hostKeyAlias, s.name),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("--identity-command: %w", err)
 	}
@@ -126,8 +128,8 @@ func (r *Resolver) credentials(s *settings) (func(context.Context) ([]login.Auth
 	}, nil
 }
 
-// found returns what ssh tries if nothing is configured: the agent's keys and those in the usual files.
-func (r *Resolver) found(ctx context.Context, s *settings) ([]login.Auth, error) {
+// defaultAuth returns the keys that ssh tries if none are configured: the agent's and those in the default files.
+func (r *Resolver) defaultAuth(ctx context.Context, s *settings) ([]login.Auth, error) {
 	var all []login.Auth
 	if s.agent != "" {
 		agent, err := login.Agent(s.agent)
@@ -136,8 +138,8 @@ func (r *Resolver) found(ctx context.Context, s *settings) ([]login.Auth, error)
 		}
 		all = append(all, agent)
 	}
-	for _, file := range usualFiles() {
-		// Those that are missing, or cannot be read, are not ours to complain about: nobody named them.
+	for _, file := range defaultKeyFiles() {
+		// A file that is missing or cannot be read is no error: nobody named it.
 		if key, err := r.KeyFile(ctx, file); err == nil {
 			all = append(all, key)
 		}
@@ -145,8 +147,8 @@ func (r *Resolver) found(ctx context.Context, s *settings) ([]login.Auth, error)
 	return all, nil
 }
 
-// usualFiles returns where ssh looks for keys if no files are named.
-func usualFiles() []string {
+// defaultKeyFiles returns the files in which ssh looks for keys if none are configured.
+func defaultKeyFiles() []string {
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return nil
@@ -155,15 +157,15 @@ func usualFiles() []string {
 	return []string{filepath.Join(dir, "id_ed25519"), filepath.Join(dir, "id_ecdsa"), filepath.Join(dir, "id_rsa")}
 }
 
-// configured returns the keys that ssh_config names, from their files or, where those are locked or only
-// public, from the agent; then, unless IdentitiesOnly is set, all others of the agent.
-func (r *Resolver) configured(ctx context.Context, s *settings) ([]login.Auth, error) {
+// configuredAuth returns the keys that ssh_config names. The agent has those whose files are locked or only public.
+// Unless IdentitiesOnly is set, all other keys of the agent follow.
+func (r *Resolver) configuredAuth(ctx context.Context, s *settings) ([]login.Auth, error) {
 	var all []login.Auth
 	var byAgent []ssh.PublicKey
 	var problems error
 	files := s.identities
 	if files == nil {
-		files = usualFiles()
+		files = defaultKeyFiles()
 	}
 	for _, file := range files {
 		key, err := r.KeyFile(ctx, file)
@@ -176,7 +178,7 @@ func (r *Resolver) configured(ctx context.Context, s *settings) ([]login.Auth, e
 		switch {
 		case s.agent != "" && pubErr == nil:
 			byAgent = append(byAgent, public)
-		case errors.Is(err, os.ErrNotExist): // as for ssh, unless nothing else is left
+		case errors.Is(err, os.ErrNotExist): // ssh ignores it, too; an error if no other key is left
 			problems = errors.Join(problems, err)
 		case errors.As(err, &missing) && s.agent != "" && !s.identitiesOnly: // the agent may have it
 		default:
@@ -194,7 +196,8 @@ func (r *Resolver) configured(ctx context.Context, s *settings) ([]login.Auth, e
 		all = append(all, agent)
 	}
 	if len(all) == 0 {
-		return nil, errors.Join(errors.New("no way to log in: no IdentityFile can be used; name a private key with --identity, or start an ssh-agent"), problems)
+		return nil, errors.Join(errors.New("no way to log in: no IdentityFile can be used; "+
+			"name a private key with --identity, or start an ssh-agent"), problems)
 	}
 	return all, nil
 }
@@ -216,12 +219,12 @@ func publicKey(file string) (ssh.PublicKey, error) {
 	return key, err
 }
 
-// withCertificates adds the certificates that CertificateFile names to the keys they are for.
+// withCertificates adds the certificates that CertificateFile names to their keys.
 func withCertificates(ways []login.Auth, files []string) ([]login.Auth, error) {
 	ways = slices.Clone(ways)
 	for _, file := range files {
 		if !exists(file) {
-			continue // as for ssh
+			continue // as ssh does
 		}
 		public, err := publicKey(file)
 		if err != nil {
@@ -238,7 +241,7 @@ func withCertificates(ways []login.Auth, files []string) ([]login.Auth, error) {
 	return ways, nil
 }
 
-// certifies reports whether a certificate is for a key, or may be: an agent's keys, nil, are not known yet.
+// certifies reports whether a certificate is for a key. An agent's keys are nil, not known yet, so it may be.
 func certifies(cert, key ssh.PublicKey) bool {
 	c, ok := cert.(*ssh.Certificate)
 	return !ok || key == nil || bytes.Equal(c.Key.Marshal(), key.Marshal())
