@@ -29,7 +29,10 @@ type entry struct {
 }
 
 func (e entry) line() string {
-	return fmt.Sprintf("%s %s %s %s%s\n", e.id, e.key.Type(), base64.StdEncoding.EncodeToString(e.key.Marshal()), usedMark, e.used.Format(dayForm))
+	return fmt.Sprintf(
+		"%s %s %s %s%s\n", e.id, e.key.Type(), base64.StdEncoding.EncodeToString(e.key.Marshal()), usedMark,
+		e.used.Format(dayForm),
+	)
 }
 
 // parse reads the whole file. A line that is not one of ours is an error: what it was meant to say is not
@@ -60,7 +63,9 @@ func parseLine(line []byte) (entry, error) {
 	case err != nil:
 		return entry{}, err
 	case marker != "" || len(hosts) != 1 || strings.ContainsAny(hosts[0], "*?!|"):
-		return entry{}, errors.New("it is not of the form ID TYPE KEY: this file is for identities, put patterns and markers into a known_hosts file")
+		return entry{}, errors.New(
+			"it is not of the form ID TYPE KEY: this file is for identities, put patterns and markers into a known_hosts file",
+		)
 	}
 	e := entry{id: hosts[0], key: key}
 	if day, ours := strings.CutPrefix(comment, usedMark); ours {
@@ -77,7 +82,8 @@ func escape(id string) (string, error) {
 	var out strings.Builder
 	for i := range len(id) {
 		c := id[i]
-		safe := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("._-:/+=", c) >= 0 ||
+		safe := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
+			strings.IndexByte("._-:/+=", c) >= 0 ||
 			i > 0 && c == '@' // a marker begins with it
 		if safe {
 			out.WriteByte(c)

@@ -33,7 +33,10 @@ func checkFile(f *os.File) error {
 	case ok && int(stat.Uid) != os.Getuid() && stat.Uid != 0:
 		return fmt.Errorf("it belongs to another user (%d), so what it says proves nothing", stat.Uid)
 	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("others may write to it (mode %04o), so what it says proves nothing: check it, then chmod 600", info.Mode().Perm())
+		return fmt.Errorf(
+			"others may write to it (mode %04o), so what it says proves nothing: check it, then chmod 600",
+			info.Mode().Perm(),
+		)
 	}
 	return nil
 }

@@ -227,7 +227,9 @@ func TestLineThatSomebodyWroteCounts(t *testing.T) {
 	require.NoError(t, os.WriteFile(s.path, append([]byte("# by hand\n\n"), line...), 0o600))
 	require.Equal(t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal())
 	keep(t, s, "i-2", newKey(t, 3))
-	require.Equal(t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal(), "also after the file was written anew")
+	require.Equal(
+		t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal(), "also after the file was written anew",
+	)
 }
 
 func TestWaitForAnotherWriterEndsWithTheContext(t *testing.T) {

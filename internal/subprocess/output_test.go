@@ -62,7 +62,10 @@ func TestCommandThatPrintsTooMuchIsKilled(t *testing.T) {
 // The command and what it started are gone when Output returns.
 func TestCommandThatHangsIsKilledWithItsChildren(t *testing.T) {
 	pid := filepath.Join(t.TempDir(), "pid")
-	_, err := Output(t.Context(), sh("tail -f /dev/null & echo $! >"+pid+".new; mv "+pid+".new "+pid+"; wait"), Limit{Time: 300 * time.Millisecond, Bytes: 5})
+	_, err := Output(
+		t.Context(), sh("tail -f /dev/null & echo $! >"+pid+".new; mv "+pid+".new "+pid+"; wait"),
+		Limit{Time: 300 * time.Millisecond, Bytes: 5},
+	)
 	require.ErrorContains(t, err, "it has not ended after 300ms")
 	text, err := os.ReadFile(pid)
 	if errors.Is(err, os.ErrNotExist) {

@@ -48,7 +48,10 @@ func ReadManagerHello(r io.Reader) (version int, err error) {
 	}
 	version, ok := parseHello(line, managerHello)
 	if !ok {
-		return 0, fmt.Errorf("read the manager's hello: %q is none: the relay is started by a manager, and speaks its protocol on standard input", line)
+		return 0, fmt.Errorf(
+			"read the manager's hello: %q is none: the relay is started by a manager, and speaks its protocol on standard input",
+			line,
+		)
 	}
 	return version, nil
 }

@@ -173,7 +173,9 @@ func appendMessage(b []byte, kind byte, add func(*cryptobyte.Builder)) ([]byte, 
 		return b, fmt.Errorf("relay request: %w", err)
 	}
 	if n := len(out) - start - messageHeader; n > maxRelayMessage {
-		return b, fmt.Errorf("relay request: it has %d bytes, at most %d can be sent: pass what is large on stdin", n, maxRelayMessage)
+		return b, fmt.Errorf(
+			"relay request: it has %d bytes, at most %d can be sent: pass what is large on stdin", n, maxRelayMessage,
+		)
 	}
 	return out, nil
 }

@@ -39,7 +39,9 @@ func NewSecret() Secret {
 // ParseSecret returns the secret that line holds, without its newline. The error does not quote it.
 func ParseSecret(line string) (Secret, error) {
 	if len(line) < minSecretLength || len(line) > maxSecretLength {
-		return Secret{}, fmt.Errorf("a secret has %d to %d characters, this has %d", minSecretLength, maxSecretLength, len(line))
+		return Secret{}, fmt.Errorf(
+			"a secret has %d to %d characters, this has %d", minSecretLength, maxSecretLength, len(line),
+		)
 	}
 	for _, c := range []byte(line) {
 		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {

@@ -74,7 +74,9 @@ func TestASecretIsNotPrintedByAccident(t *testing.T) {
 	holder := struct{ Secret Secret }{s}
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("start", "secret", s)
-	text := fmt.Sprintf("%v %+v %#v %s %q", s, s, s, s, s) + fmt.Sprintf("%v %+v %#v", holder, holder, &holder) + log.String()
+	text := fmt.Sprintf("%v %+v %#v %s %q", s, s, s, s, s) + fmt.Sprintf(
+		"%v %+v %#v", holder, holder, &holder,
+	) + log.String()
 	require.NotContains(t, text, s.text)
 	require.True(t, Secret{}.IsZero())
 	require.False(t, s.IsZero())

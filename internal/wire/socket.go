@@ -41,8 +41,10 @@ func CheckSocketPath(p string) error {
 	case !path.IsAbs(p):
 		return fmt.Errorf("socket path %q is not absolute", clip(p))
 	case len(p) > MaxSocketPath:
-		return fmt.Errorf("socket path %q is %d bytes, a unix socket allows %d: use a shorter build ID or temporary directory",
-			clip(p), len(p), MaxSocketPath)
+		return fmt.Errorf(
+			"socket path %q is %d bytes, a unix socket allows %d: use a shorter build ID or temporary directory",
+			clip(p), len(p), MaxSocketPath,
+		)
 	case path.Clean(p) != p:
 		return fmt.Errorf("socket path %q is not clean, want %q", p, path.Clean(p))
 	}
