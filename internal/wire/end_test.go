@@ -65,7 +65,7 @@ func TestStreamWithoutAnEndPassesWhole(t *testing.T) {
 	}
 }
 
-func TestEndThatMakesNoSenseIsAFailure(t *testing.T) {
+func TestMalformedEndIsAFailure(t *testing.T) {
 	for _, line := range []string{
 		"exit 256\n", "exit -1\n", "exit\n", "fail\n", "fail " + strings.Repeat("x", 2*maxEndLine),
 	} {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestVersionTextTellsWhatAProgramIs(t *testing.T) {
+func TestVersionTextDescribesAProgram(t *testing.T) {
 	ours := Program{Name: ProgramName, Version: "v1.2.3-rc1+dirty", Platform: "linux/amd64", Protocol: 1}
 	for name, test := range map[string]struct {
 		text string
@@ -46,15 +46,15 @@ func TestVersionTextTellsWhatAProgramIs(t *testing.T) {
 	}
 }
 
-func TestVersionTextThatIsNoneIsRefused(t *testing.T) {
+func TestMalformedVersionTextIsRefused(t *testing.T) {
 	const noVersion, noPlatform = `no line of it begins with "Version:"`, `no line of it begins with "OS/Arch:"`
 	for _, test := range [][2]string{
 		{"", noVersion},
 		{"Usage: program [flags]\n", noVersion},
-		{"Version:\nOS/Arch: linux/amd64\n", `its version "" is none`},
-		{"Version: <html>\nOS/Arch: linux/amd64\n", `its version "<html>" is none`},
-		{"Version: \x1b[31m1\nOS/Arch: linux/amd64\n", "is none"},
-		{"Version: " + strings.Repeat("1", 65) + "\nOS/Arch: linux/a\n", "is none"},
+		{"Version:\nOS/Arch: linux/amd64\n", `its version "" is not a valid version`},
+		{"Version: <html>\nOS/Arch: linux/amd64\n", `its version "<html>" is not a valid version`},
+		{"Version: \x1b[31m1\nOS/Arch: linux/amd64\n", "is not a valid version"},
+		{"Version: " + strings.Repeat("1", 65) + "\nOS/Arch: linux/a\n", "is not a valid version"},
 		{"Version: 1\n", noPlatform},
 		{"Version: 1\nOS/Arch: amd64\n", "is not os/arch"},
 		{"Version: 1\nOS/Arch: linux/\n", "is not os/arch"},
@@ -67,7 +67,7 @@ func TestVersionTextThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-func TestARelaySaysWhatItIsInAWayOlderManagersTakeForAGreeting(t *testing.T) {
+func TestProgramHelloIsAGreetingToOlderManagers(t *testing.T) {
 	line := ProgramHello("v1.2.3", "linux/amd64")
 	version, noise, err := FindRelayHello(bufio.NewReader(strings.NewReader("Welcome\n$ " + line + RelayHello(1))))
 	require.NoError(t, err)

@@ -92,7 +92,7 @@ func TestQuoteLeavesAnOrdinaryCommandReadable(t *testing.T) {
 	require.Equal(t, "stepmux steps serve --socket /tmp/gitlab-runner-steps/42/step-runner.sock", line)
 }
 
-func TestQuoteRefusesWhatNoProcessCanReceive(t *testing.T) {
+func TestQuoteRefusesNULBytesAndNoArguments(t *testing.T) {
 	_, err := Quote()
 	require.ErrorContains(t, err, "no arguments")
 	_, err = Quote("a", "b\x00"+strings.Repeat("c", 1<<20))

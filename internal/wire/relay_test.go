@@ -41,7 +41,7 @@ func TestHellosAreFoundWhereTheyMayBe(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRelayIsNotTakenForOne(t *testing.T) {
+func TestOutputOfOtherProgramsIsNoRelayHello(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":            "",
 		"text":               "hello\n",
@@ -120,7 +120,7 @@ func TestRelayRequestsArriveAsTheyWereSent(t *testing.T) {
 	require.NotEmpty(t, long.Text, "cut, not lost")
 }
 
-func TestRelayRequestsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestMalformedRelayRequestsAreRefused(t *testing.T) {
 	start := func(s RelayStart) []byte {
 		b, err := AppendRelayStart(nil, s)
 		require.NoError(t, err)
@@ -155,7 +155,7 @@ func TestRelayRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 		require.Equal(t, n == 0, errors.Is(err, io.EOF), "cut at %d: %v", n, err)
 	}
 	_, err := AppendRelayStart(nil, RelayStart{Argv: []string{strings.Repeat("x", 1<<20)}})
-	require.ErrorContains(t, err, "pass what is large on stdin")
+	require.ErrorContains(t, err, "pass large data on stdin")
 	_, err = AppendRelayStart(nil, RelayStart{Argv: []string{strings.Repeat("x", 1<<25)}})
 	require.Error(t, err)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestSecretsAreAllDifferentAndSurviveTheWay(t *testing.T) {
+func TestSecretsDifferAndSurviveTheWire(t *testing.T) {
 	seen := map[Secret]bool{}
 	for range 1000 {
 		s := NewSecret()
@@ -51,7 +51,7 @@ func TestOnlyTheSecretItselfIsAdmitted(t *testing.T) {
 	require.False(t, Secret{}.Verifier().Admits(nil))
 }
 
-func TestWhatIsNoSecretIsRefusedAndNotQuoted(t *testing.T) {
+func TestMalformedSecretIsRefusedAndNotQuoted(t *testing.T) {
 	for _, line := range []string{
 		"",
 		"short",

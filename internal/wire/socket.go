@@ -18,7 +18,7 @@ const (
 )
 
 // SocketPath returns <tmp>/gitlab-runner-steps/<build id>/step-runner.sock. The VM is a unix machine
-// whatever the manager is, hence slashes. It fails when tmp is not absolute or the path is too long
+// whatever the manager is, hence slashes. It fails if tmp is not absolute or the path is too long
 // for a socket.
 func SocketPath(tmp string, id BuildID) (string, error) {
 	if !path.IsAbs(tmp) {
@@ -56,8 +56,8 @@ func CheckSocketPath(p string) error {
 	return nil
 }
 
-// SameBuildSocket reports whether got, the path serve says it listens on, is want or want moved from
-// SocketBase to the per-user base SocketBase-<uid>. Only those: got comes from the VM.
+// SameBuildSocket reports whether got, the path that serve reports, is want or want moved from SocketBase to the
+// per-user base SocketBase-<uid>. It accepts no other path, because got comes from the VM.
 func SameBuildSocket(want, got string) bool {
 	if want == got {
 		return true
