@@ -1,4 +1,4 @@
-// Package layers holds the architecture as a test: which package may import which.
+// Package layers tests the architecture: which package may import which.
 package layers
 
 import (
@@ -39,7 +39,7 @@ var allowed = map[string][]string{
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
-	// What a trace says, for others: in their forms, or once more.
+	// Users of a finished trace: other formats, and replay.
 	"remote/standalone/provenance": {"remote/step/trace"},
 	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
 	"remote/step/expr":             {},
@@ -50,14 +50,13 @@ var allowed = map[string][]string{
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
 
-	"internal/wire":       {},
-	"internal/alive":      {},
-	"internal/flight":     {},
-	"internal/coalesce":   {},
-	"internal/percent":    {},
-	"internal/subprocess": {},
-	"internal/firstuse":   {},
-	// What OpenSSH's client configuration says, in terms of mux.
+	"internal/wire":        {},
+	"internal/alive":       {},
+	"internal/flight":      {},
+	"internal/coalesce":    {},
+	"internal/percent":     {},
+	"internal/subprocess":  {},
+	"internal/firstuse":    {},
 	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
 	"internal/spell":       {},
 	"internal/termtext":    {},
@@ -69,16 +68,16 @@ var allowed = map[string][]string{
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":      {},
 	"internal/runnertest":  {},
-	// A stand-in for another step runner, which is a program of its own.
+	// A program that stands for another step runner.
 	"internal/runnertest/gitlabrunner": {"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 	"internal/fetchtest":               {},
-	// It drives the manager's end as a user of the packages does, and the program as a process.
+	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
-	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
+	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
 	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
-	// What an example needs to be run: servers that tests have.
+	// The example uses servers that are made for tests.
 	"examples/sources": {"internal/fetchtest"},
 	"bench":            {"**"},
 	"bench/report":     {},

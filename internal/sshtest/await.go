@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Bound is a generous limit on what must happen at all; no test measures time by it.
+// Bound is a generous limit for events that must happen. No test measures time by it.
 const Bound = time.Minute
 
 // Within returns a context that bounds a test's waits.
