@@ -50,17 +50,27 @@ type vmFlags struct {
 var defaultHostKey = []string{"known-hosts"}
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
-	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; may repeat (run: without any, a VM embedded in this program)")
-	fl.StringVar(&f.inventory, "inventory", "", "file that lists the VMs, in YAML; run reads it again when it changes and on SIGHUP")
+	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
+		"may repeat (run: without any, a VM embedded in this program)")
+	fl.StringVar(&f.inventory, "inventory", "",
+		"file that lists the VMs, in YAML; run reads it again when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
-	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
-	fl.StringVar(&f.passphrase, "passphrase-command", "", "command that prints the passphrase of the key file %f; words are split at blanks")
-	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate if it has one, for each connection to %r@%h:%p; words are split at blanks")
-	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil, "file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
-	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
-	fl.StringVar(&f.jump, "jump", "", "hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
-	fl.StringVar(&f.sshConfig, "ssh-config", "", "file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
-	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
+	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
+		"what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
+	fl.StringVar(&f.passphrase, "passphrase-command", "",
+		"command that prints the passphrase of the key file %f; words are split at blanks")
+	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate "+
+		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
+	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil,
+		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
+	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, "+
+		"command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
+	fl.StringVar(&f.jump, "jump", "",
+		"hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
+	fl.StringVar(&f.sshConfig, "ssh-config", "",
+		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
+	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or "+
+		"step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
 }
 
 // group returns the VMs the flags name, and a function that ends what was started for them. ctx bounds the
@@ -74,7 +84,8 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	}
 	if len(f.instances) == 0 {
 		if flag := f.useless(); flag != "" {
-			return nil, nil, usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
+			return nil, nil,
+				usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
 		}
 		return f.embedded(ctx)
 	}
@@ -138,11 +149,15 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 			return nil, fmt.Errorf("--instance: %w", err)
 		}
 		if other, there := first[t.Name]; there {
-			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance other=%s",
+			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance "+
+				"other=%s",
 				other, text, t.Name, where)
 		}
 		first[t.Name] = text
-		all[i] = instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity, Runner: runner}
+		all[i] = instance.Instance{
+			ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity,
+			Runner: runner,
+		}
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -163,7 +178,8 @@ func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
 			return cfg, fmt.Errorf("--host-key %w", err)
 		}
 		if policy.Insecure() {
-			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and read and change all that is sent")
+			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
+				"read and change all that is sent")
 		}
 		cfg.Policies = append(cfg.Policies, policy)
 	}

@@ -13,16 +13,16 @@ import (
 	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
-// Config says what a Server serves.
+// Config is the configuration of a Server.
 type Config struct {
 	// Path is where the socket is made. If empty, a name of the process's own in Dir.
 	Path string
-	// Provider is what Status tells of, and Group what is drained. Required.
+	// Status describes Provider, and drain acts on Group. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
 	// Version is that of the program.
 	Version string
-	// InventoryErr returns what is wrong with the inventory's newest state. May be nil.
+	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
 	InventoryErr func() error
 }
 

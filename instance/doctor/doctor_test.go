@@ -106,7 +106,8 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	in := instanceOf(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no", "MaxSessions 2"))
 	in.Capacity = 4
 	in.Runner = []string{filepath.Join(t.TempDir(), "runner.sh")}
-	require.NoError(t, os.WriteFile(in.Runner[0], []byte("#!/bin/sh\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	require.NoError(t, os.WriteFile(in.Runner[0],
+		[]byte("#!/bin/sh\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	f := requireFinding(t, r, checkRelay, Warn, "^does not run: ")
@@ -206,7 +207,8 @@ func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	require.Len(t, r.Findings, 11)
-	f := requireFinding(t, r, checkBinary, Warn, "^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
+	f := requireFinding(t, r, checkBinary, Warn,
+		"^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
 	require.Contains(t, f.Change, "scp -P")
 	requireFinding(t, r, checkRelay, Warn, "^does not run: ")
 }
@@ -313,7 +315,9 @@ func TestJudgeClock(t *testing.T) {
 }
 
 func TestReportsForPeopleHaveNothingATerminalObeys(t *testing.T) {
-	r := Report{Instance: "a", Findings: []Finding{{Check: checkServer, Status: Fail, Detail: "x\x1b[31m\n\u009by", Change: "c\r", Gain: "\x00"}}}
+	r := Report{Instance: "a", Findings: []Finding{
+		{Check: checkServer, Status: Fail, Detail: "x\x1b[31m\n\u009by", Change: "c\r", Gain: "\x00"},
+	}}
 	r.finish(time.Second)
 	var text bytes.Buffer
 	require.NoError(t, r.WriteText(&text))

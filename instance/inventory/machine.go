@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// Machine is what an inventory says of the way to an instance.
+// Machine is an inventory's description of the way to an instance.
 type Machine struct {
 	ID    string // its identity
 	Place string // host or host:port; host may be a name that the Resolver knows
@@ -21,7 +21,7 @@ type Machine struct {
 	Auth []login.Auth
 	// HostKeys judges its host key. Nil if not said.
 	HostKeys *login.HostKeys
-	// Jump is the host to go through, [user@]host[:port], or "none". Empty if not said.
+	// Jump is the host to go through, [user@]host[:port], or the word none. Empty if not said.
 	Jump string
 	// JumpUser and JumpAuth are User and Auth of the host that Jump names.
 	JumpUser string
@@ -32,8 +32,7 @@ type Machine struct {
 type Resolver interface {
 	// KeyFile reads a private key.
 	KeyFile(ctx context.Context, file string) (login.Auth, error)
-	// Resolve returns the address of a machine, how to log in there, and the host to go through, nil if there
-	// is none.
+	// Resolve returns the address of a machine, how to log in there, and the jump host, nil for a direct connection.
 	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.JumpHost, err error)
 }
 

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
 
-// scrape returns what a server says at a path.
+// scrape returns the answer of a server at a path.
 func scrape(t testing.TB, s *metrics.Server, path string) string {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -59,12 +59,13 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 			User:     s.User,
 			Auth:     []login.Auth{login.Key("of the test", s.Signer)},
 			HostKeys: login.PinnedHostKeys(s.HostKey),
-			// As sshd's own, so that which one is refused is not left to chance.
+			// The same as sshd's own limit, so that the refused session is not left to chance.
 			SessionLimit: 2,
 		},
 	})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, PoolTrace: m.PoolTrace(), ConnTrace: m.ConnTrace()})
+	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, PoolTrace: m.PoolTrace(),
+		ConnTrace: m.ConnTrace()})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)
@@ -172,7 +173,8 @@ func TestEndedCountsBuildsByReason(t *testing.T) {
 }
 
 func TestServeIsForThisMachineUnlessToldOtherwise(t *testing.T) {
-	for addr, want := range map[string]string{":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2", "[::1]:0": "::1"} {
+	for addr, want := range map[string]string{":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2",
+		"[::1]:0": "::1"} {
 		s, err := metrics.Serve(addr, metrics.New())
 		if err != nil && addr == "[::1]:0" {
 			continue // a machine without IPv6

@@ -51,3 +51,11 @@ func Cut(s string, n int) string {
 	}
 	return s[:n] + "..."
 }
+
+// Short returns s as one line of at most n bytes and then "...". Each run of blanks and characters that are not
+// printable becomes one blank.
+func Short(s string, n int) string {
+	return Cut(strings.Join(strings.FieldsFunc(s, func(c rune) bool {
+		return c == ' ' || c == utf8.RuneError || !unicode.IsPrint(c)
+	}), " "), n)
+}

@@ -23,3 +23,8 @@ func TestCutKeepsWholeCharacters(t *testing.T) {
 	require.Equal(t, "aü...", termtext.Cut("aüb", 3))
 	require.Equal(t, "...", termtext.Cut("ü", 1))
 }
+
+func TestShortIsOneBoundedLine(t *testing.T) {
+	require.Equal(t, "a [31m b c d", termtext.Short("a\x1b[31m\n\n b\tc \xff\u009bd ", 20))
+	require.Equal(t, "ü...", termtext.Short("üü", 3))
+}

@@ -61,11 +61,12 @@ func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Trace = &Trace{}
 	j := tr.steps("- {name: a, script: 'echo ${{ vars.T }}'}\n- {name: b, script: 'echo b; echo err >&2'}\n")
-	j.vars = []engine.Variable{{Key: "T", Value: "tokentoken", Masked: true}}
+	j.Vars = []engine.Variable{{Key: "T", Value: "tokentoken", Masked: true}}
 	report := tr.finish(j)
 	require.Equal(t, "[MASKED]\nb\n", tr.stdout.String())
 	runs := report.Trace.Volatile.Steps
-	require.Equal(t, []int64{0, 9, 9, 2}, []int64{runs[0].Stdout.Offset, runs[0].Stdout.Bytes, runs[1].Stdout.Offset, runs[1].Stdout.Bytes})
+	require.Equal(t, []int64{0, 9, 9, 2},
+		[]int64{runs[0].Stdout.Offset, runs[0].Stdout.Bytes, runs[1].Stdout.Offset, runs[1].Stdout.Bytes})
 	require.Equal(t, int64(4), runs[1].Stderr.Bytes)
 }
 
@@ -129,7 +130,7 @@ func TestTraceTakesThePlaceOfATraceOnly(t *testing.T) {
 	require.Empty(t, made.Identity.Job.Definition)
 	for _, text := range []string{"", "{}", `{"id":"x","identity":{`} {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		require.ErrorContains(t, CheckTraceFile(path), "is no trace")
+		require.ErrorContains(t, CheckTraceFile(path), "is not a trace")
 	}
 	require.ErrorContains(t, CheckTraceFile(dir), "it is a directory")
 }

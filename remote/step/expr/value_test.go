@@ -13,7 +13,8 @@ import (
 
 // everyKind holds a value of each kind.
 var everyKind = map[string]any{
-	"null": nil, "bool": true, "number": -1.5, "string": "ä\n", "array": []any{1.0, []any{}}, "object": map[string]any{"k": false, "": map[string]any{}},
+	"null": nil, "bool": true, "number": -1.5, "string": "ä\n", "array": []any{1.0, []any{}},
+	"object": map[string]any{"k": false, "": map[string]any{}},
 }
 
 func TestAValueIsTheSameAfterEveryWayThroughItsForms(t *testing.T) {
@@ -24,7 +25,8 @@ func TestAValueIsTheSameAfterEveryWayThroughItsForms(t *testing.T) {
 
 	data, err := json.Marshal(v)
 	require.NoError(t, err)
-	require.Equal(t, `{"array":[1,[]],"bool":true,"null":null,"number":-1.5,"object":{"":{},"k":false},"string":"ä\n"}`, string(data))
+	require.Equal(t, `{"array":[1,[]],"bool":true,"null":null,"number":-1.5,"object":{"":{},"k":false},"string":"ä\n"}`,
+		string(data))
 	var back Value
 	require.NoError(t, json.Unmarshal(data, &back))
 	require.Equal(t, v, back)
@@ -51,11 +53,11 @@ func TestNewTakesTheTypesOfGoThatFit(t *testing.T) {
 
 func TestNewRefusesWhatIsNoValue(t *testing.T) {
 	for want, x := range map[string]any{
-		"a struct {} is no value of an expression": struct{}{},
-		"a []int is no value of an expression":     []any{[]int{1}},
-		"a number is not finite":                   map[string]any{"a": math.NaN()},
-		"a key is not valid UTF-8":                 map[string]any{"\xff": 1},
-		"a value has no kind":                      &structpb.Value{},
+		"an expression cannot have a value of the type struct {}": struct{}{},
+		"an expression cannot have a value of the type []int":     []any{[]int{1}},
+		"a number is not finite":                                  map[string]any{"a": math.NaN()},
+		"a key is not valid UTF-8":                                map[string]any{"\xff": 1},
+		"a value has no kind":                                     &structpb.Value{},
 	} {
 		_, err := New(x)
 		require.EqualError(t, err, want)

@@ -30,25 +30,40 @@ func TestReferencesAreRead(t *testing.T) {
 		"dist://script":    {Protocol: pb.Reference_builtin, Path: "script"},
 		"gitlab.com/gitlab-org/components/steps/legacy/script@v1.0": {Protocol: pb.Reference_builtin, Path: "legacy/script"},
 
-		"example.com/a/b@v1":                    git("https://example.com/a/b", "v1", "steps", ""),
-		"example.com/a/b@feature/x":             git("https://example.com/a/b", "feature/x", "steps", ""),
-		"http://example.com/a@v1":               git("http://example.com/a", "v1", "steps", ""),
-		"example.com/a/-/sub/x.yml@v1":          git("https://example.com/a", "v1", "steps/sub", "x.yml"),
-		"u:p@example.com/a@v1":                  git("https://u:p@example.com/a", "v1", "steps", ""),
-		"registry.example.com:5000/a/b:1":       {Protocol: pb.Reference_oci, Registry: "registry.example.com:5000", Repository: "a/b", Tag: "1"},
-		"registry.example.com/a:1 dir/func.yml": {Protocol: pb.Reference_oci, Registry: "registry.example.com", Repository: "a", Tag: "1", Path: "dir", File: "func.yml"},
+		"example.com/a/b@v1":           git("https://example.com/a/b", "v1", "steps", ""),
+		"example.com/a/b@feature/x":    git("https://example.com/a/b", "feature/x", "steps", ""),
+		"http://example.com/a@v1":      git("http://example.com/a", "v1", "steps", ""),
+		"example.com/a/-/sub/x.yml@v1": git("https://example.com/a", "v1", "steps/sub", "x.yml"),
+		"u:p@example.com/a@v1":         git("https://u:p@example.com/a", "v1", "steps", ""),
+		"registry.example.com:5000/a/b:1": {
+			Protocol: pb.Reference_oci, Registry: "registry.example.com:5000",
+			Repository: "a/b", Tag: "1",
+		},
+		"registry.example.com/a:1 dir/func.yml": {
+			Protocol: pb.Reference_oci, Registry: "registry.example.com",
+			Repository: "a", Tag: "1", Path: "dir", File: "func.yml",
+		},
 		"zip+https://example.com/s.zip#sha256=0f&dir=a&file=b.yml": {
 			Protocol: pb.Reference_zip, Url: "https://example.com/s.zip", Digest: "sha256:0f", Path: "a", File: "b.yml",
 		},
-		"zip+file:///tmp/s.zip":        {Protocol: pb.Reference_zip, Url: "file:///tmp/s.zip"},
-		"zip+./tools/s.zip#dir=a":      {Protocol: pb.Reference_zip, Url: "./tools/s.zip", Path: "a"},
-		"zip+../s.zip":                 {Protocol: pb.Reference_zip, Url: "../s.zip"},
-		"zip+/tmp/s.zip":               {Protocol: pb.Reference_zip, Url: "/tmp/s.zip"},
-		"zip+https://a.b/s.zip?x=y@#":  {Protocol: pb.Reference_zip, Url: "https://a.b/s.zip?x=y@"},
-		"r.b/a/b@sha256:0f":            {Protocol: pb.Reference_oci, Registry: "r.b", Repository: "a/b", Digest: "sha256:0f"},
-		"r.b:5000/a:1@sha256:0f d/e":   {Protocol: pb.Reference_oci, Registry: "r.b:5000", Repository: "a", Tag: "1", Digest: "sha256:0f", Path: "d/e"},
-		"example.com/a/b/c@v1":         {Protocol: pb.Reference_git, Url: "https://example.com/a/b/c", Rev: "v1", Path: "steps", Open: true},
-		"http://u:p@a.b/c/d/e@v1":      {Protocol: pb.Reference_git, Url: "http://u:p@a.b/c/d/e", Rev: "v1", Path: "steps", Open: true},
+		"zip+file:///tmp/s.zip":       {Protocol: pb.Reference_zip, Url: "file:///tmp/s.zip"},
+		"zip+./tools/s.zip#dir=a":     {Protocol: pb.Reference_zip, Url: "./tools/s.zip", Path: "a"},
+		"zip+../s.zip":                {Protocol: pb.Reference_zip, Url: "../s.zip"},
+		"zip+/tmp/s.zip":              {Protocol: pb.Reference_zip, Url: "/tmp/s.zip"},
+		"zip+https://a.b/s.zip?x=y@#": {Protocol: pb.Reference_zip, Url: "https://a.b/s.zip?x=y@"},
+		"r.b/a/b@sha256:0f":           {Protocol: pb.Reference_oci, Registry: "r.b", Repository: "a/b", Digest: "sha256:0f"},
+		"r.b:5000/a:1@sha256:0f d/e": {
+			Protocol: pb.Reference_oci, Registry: "r.b:5000", Repository: "a", Tag: "1",
+			Digest: "sha256:0f", Path: "d/e",
+		},
+		"example.com/a/b/c@v1": {
+			Protocol: pb.Reference_git, Url: "https://example.com/a/b/c", Rev: "v1",
+			Path: "steps", Open: true,
+		},
+		"http://u:p@a.b/c/d/e@v1": {
+			Protocol: pb.Reference_git, Url: "http://u:p@a.b/c/d/e", Rev: "v1", Path: "steps",
+			Open: true,
+		},
 		"example.com/a/b/c.git@v1":     git("https://example.com/a/b/c.git", "v1", "steps", ""),
 		"example.com/a/b/c/-/d/x@v1":   git("https://example.com/a/b/c", "v1", "steps/d/x", ""),
 		"example.com/a/b/c/-/x.yml@v1": git("https://example.com/a/b/c", "v1", "steps", "x.yml"),
@@ -71,21 +86,21 @@ func TestReferencesThatMeanHarmAreRefused(t *testing.T) {
 		"a.b/c@--upload-pack=touch x":       "the revision of the reference is invalid",
 		"a.b/c@a..b":                        "the revision of the reference is invalid",
 		"a.b/c@a@{1}":                       "the revision of the reference is invalid",
-		"a.b/c/-/../../etc@v1":              "leaves the repository",
+		"a.b/c/-/../../etc@v1":              ".. leads out of the repository",
 		"ext::sh -c touch% x@v1":            "the protocol of the reference is not supported",
 		"ssh://a.b/c@v1":                    "the protocol of the reference is not supported",
 		"file:///etc@v1":                    "the protocol of the reference is not supported",
 		"zip+ftp://a.b/c.zip":               "the protocol of the archive is not supported",
 		"zip+https://a.b/c.zip#sha256=xyz":  "is not in hexadecimal",
-		"zip+https://a.b/c.zip#dir=../a":    "leaves the repository",
-		"zip+https://a.b/c.zip#dir=/a":      "leaves the repository",
-		"zip+https://a.b/c.zip#file=a/b":    "leaves the repository",
+		"zip+https://a.b/c.zip#dir=../a":    ".. leads out of the repository",
+		"zip+https://a.b/c.zip#dir=/a":      ".. leads out of the repository",
+		"zip+https://a.b/c.zip#file=a/b":    ".. leads out of the repository",
 		"zip+https://a.b/c.zip#mode=1":      "after # there can be",
-		"registry.example.com/a:1 ../x.yml": "leaves the repository",
+		"registry.example.com/a:1 ../x.yml": ".. leads out of the repository",
 		"registry.example.com/a:":           "an image is written as",
 		"registry.example.com/a@sha256:xyz": "is not in hexadecimal",
 		"registry.example.com/a@sha256:":    "is not in hexadecimal",
-		"a.b/c/../../d@v1":                  "leaves the repository",
+		"a.b/c/../../d@v1":                  ".. leads out of the repository",
 		"zip+steps.zip":                     "the protocol of the archive is not supported",
 		"zip+":                              "the protocol of the archive is not supported",
 	} {
@@ -99,15 +114,15 @@ func TestLongReferencesAreChecked(t *testing.T) {
 		"{git: {url: 'ext::sh -c x', rev: v1}}":                           "the protocol of the reference is not supported",
 		"{git: {url: a.b/c, rev: '--upload-pack=x'}}":                     "the revision of the reference is invalid",
 		"{git: {url: '-x', rev: v1}}":                                     "begins with -",
-		"{git: {url: a.b/c, rev: v1, dir: ../x}}":                         "leaves the repository",
-		"{git: {url: a.b/c, rev: v1, file: ../x.yml}}":                    "leaves the repository",
+		"{git: {url: a.b/c, rev: v1, dir: ../x}}":                         ".. leads out of the repository",
+		"{git: {url: a.b/c, rev: v1, file: ../x.yml}}":                    ".. leads out of the repository",
 		"{oci: {registry: r.example.com, repository: a, tag: 'a b'}}":     "an image is written as",
 		"{git: {url: 'ssh://a.b/c', rev: v1}}":                            "the repository of the reference is invalid",
 		"{git: {url: a.b/c, rev: '${{ jobs.x }}'}}":                       "jobs was not found",
 		"{git: {url: a.b/c, rev: ''}}":                                    "rev is empty",
 		"{git: {url: a.b/c, rev: v1}, oci: {registry: r}}":                "oci has no repository",
 		"{git: {url: a.b/c, rev: v1, dir: \"a\\u0001\"}}":                 "a control character",
-		"{oci: {registry: r.example.com, repository: a, tag: t, dir: /}}": "leaves the repository",
+		"{oci: {registry: r.example.com, repository: a, tag: t, dir: /}}": ".. leads out of the repository",
 	} {
 		_, err := Parse("j", []byte("- step: "+text+"\n"))
 		require.ErrorContains(t, err, want, text)
@@ -121,7 +136,7 @@ func TestLongReferencesOfArchivesAreChecked(t *testing.T) {
 		"{zip: {url: ./x.zip, sha256: xyz}}":           "is not in hexadecimal",
 		"{zip: {url: x.zip}}":                          "the protocol of the archive is not supported",
 		"{zip: {url: 'https://a.b/x.zip', rev: v1}}":   "unknown key",
-		"{zip: {url: 'https://a.b/x.zip', dir: ../x}}": "leaves the repository",
+		"{zip: {url: 'https://a.b/x.zip', dir: ../x}}": ".. leads out of the repository",
 	} {
 		_, err := Parse("j", []byte("- step: "+text+"\n"))
 		require.ErrorContains(t, err, want, text)
@@ -160,7 +175,8 @@ func TestDynamicReferencesAreResolvedAndCheckedLikeAnyOther(t *testing.T) {
 	texts["${{ vars.REF }}/s.zip"] = "./x/s.zip"
 	got, err = Resolve(def.GetSteps()[0].GetReference(), eval)
 	require.NoError(t, err)
-	require.Equal(t, (&pb.Reference{Protocol: pb.Reference_zip, Url: "./x/s.zip", Digest: "sha256:0f", Path: "d"}).String(), got.String())
+	require.Equal(t,
+		(&pb.Reference{Protocol: pb.Reference_zip, Url: "./x/s.zip", Digest: "sha256:0f", Path: "d"}).String(), got.String())
 
 	broken := errors.New("broken")
 	_, err = Resolve(short, func(string) (string, error) { return "", broken })
@@ -188,7 +204,10 @@ func TestDescribeHasNoCredentials(t *testing.T) {
 }
 
 func FuzzParseReference(f *testing.F) {
-	for _, seed := range []string{"./a.yml", "a.b/c/-/d@v1", "r.b/a:1 x.yml", "zip+https://a/b#sha256=0", "u:p@a/b@c", "a/b", "::", "/"} {
+	for _, seed := range []string{
+		"./a.yml", "a.b/c/-/d@v1", "r.b/a:1 x.yml", "zip+https://a/b#sha256=0", "u:p@a/b@c",
+		"a/b", "::", "/",
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -231,7 +250,8 @@ func TestReferenceTableOfTheCases(t *testing.T) {
 			}
 			require.NoError(t, err)
 			got := map[string]string{
-				"protocol": ref.GetProtocol().String(), "path": ref.GetPath(), "file": ref.GetFile(), "url": ref.GetUrl(), "rev": ref.GetRev(),
+				"protocol": ref.GetProtocol().String(), "path": ref.GetPath(), "file": ref.GetFile(), "url": ref.GetUrl(),
+				"rev":      ref.GetRev(),
 				"registry": ref.GetRegistry(), "repository": ref.GetRepository(), "tag": ref.GetTag(), "digest": ref.GetDigest(),
 			}
 			for key, want := range row.Want {

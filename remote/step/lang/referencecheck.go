@@ -10,10 +10,10 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// digestPrefix is before the hexadecimal digits of a digest.
+// digestPrefix comes before the hexadecimal digits of a digest.
 const digestPrefix = "sha256:"
 
-var errDots = errors.New("the reference is invalid: with .. it leaves the repository")
+var errDots = errors.New("the reference is invalid: .. leads out of the repository")
 
 func hasDots(dir string) bool {
 	for part := range strings.SplitSeq(dir, "/") {
@@ -28,9 +28,12 @@ func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f })
 }
 
-// CheckReference reports what is wrong with a reference to something that is fetched.
+// CheckReference checks a reference to a step that is fetched.
 func CheckReference(ref *pb.Reference) error {
-	for _, part := range []string{ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(), ref.GetRepository(), ref.GetTag()} {
+	for _, part := range []string{
+		ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(),
+		ref.GetRepository(), ref.GetTag(),
+	} {
 		if hasControl(part) || strings.HasPrefix(part, "-") && part != ref.GetRev() {
 			return errors.New("the reference is invalid: a part of it begins with -, or holds a control character")
 		}
@@ -38,7 +41,8 @@ func CheckReference(ref *pb.Reference) error {
 	if hasDots(ref.GetPath()) || strings.HasPrefix(ref.GetPath(), "/") || strings.ContainsAny(ref.GetFile(), `/\`) {
 		return errDots
 	}
-	if d, ok := strings.CutPrefix(ref.GetDigest(), digestPrefix); ref.GetDigest() != "" && (!ok || d == "" || strings.Trim(d, "0123456789abcdef") != "") {
+	if d, ok := strings.CutPrefix(ref.GetDigest(), digestPrefix); ref.GetDigest() != "" &&
+		(!ok || d == "" || strings.Trim(d, "0123456789abcdef") != "") {
 		return errors.New("the reference is invalid: the digest is not in hexadecimal")
 	}
 	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
@@ -46,10 +50,12 @@ func CheckReference(ref *pb.Reference) error {
 		return checkGit(ref)
 	case pb.Reference_zip:
 		if !isLocal(ref.GetUrl()) && !isURL(ref.GetUrl(), "https", "http", "file") {
-			return errors.New("the protocol of the archive is not supported; use zip+https or, for one of this machine, zip+./steps.zip")
+			return errors.New("the protocol of the archive is not supported; use zip+https or, for one of this machine, " +
+				"zip+./steps.zip")
 		}
 	case pb.Reference_oci:
-		if ref.GetRegistry() == "" || ref.GetRepository() == "" || ref.GetTag() == "" && ref.GetDigest() == "" || strings.ContainsAny(ref.GetTag(), "/ @") {
+		if ref.GetRegistry() == "" || ref.GetRepository() == "" || ref.GetTag() == "" && ref.GetDigest() == "" ||
+			strings.ContainsAny(ref.GetTag(), "/ @") {
 			return errors.New("the reference is invalid; an image is written as registry/repository:tag")
 		}
 	}
@@ -82,7 +88,7 @@ func isURL(text string, schemes ...string) bool {
 	return false
 }
 
-// CheckRevision refuses what is no name of a commit, or what git would take for something else.
+// CheckRevision refuses a revision that is not a name, or that git would read as an option or an operator.
 func CheckRevision(rev string) error {
 	if rev == "" || strings.HasPrefix(rev, "-") || strings.Contains(rev, "..") || strings.Contains(rev, "@{") ||
 		strings.ContainsAny(rev, " ~^:?*[\\") || hasControl(rev) {
@@ -118,7 +124,7 @@ func Describe(ref *pb.Reference) string {
 	}
 }
 
-// WithoutUserinfo returns a URL without the credentials it may hold, and without a query, which may hold some too.
+// WithoutUserinfo returns a URL without credentials and without its query, which may hold credentials too.
 func WithoutUserinfo(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
