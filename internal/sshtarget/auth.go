@@ -128,7 +128,7 @@ func (r *Resolver) credentials(s *settings) (func(context.Context) ([]login.Auth
 	}, nil
 }
 
-// defaultAuth returns the keys that ssh tries if none are configured: the agent's and those in the default files.
+// defaultAuth returns the keys that ssh tries without configuration: the agent's and those in the default files.
 func (r *Resolver) defaultAuth(ctx context.Context, s *settings) ([]login.Auth, error) {
 	var all []login.Auth
 	if s.agent != "" {
@@ -147,7 +147,7 @@ func (r *Resolver) defaultAuth(ctx context.Context, s *settings) ([]login.Auth, 
 	return all, nil
 }
 
-// defaultKeyFiles returns the files in which ssh looks for keys if none are configured.
+// defaultKeyFiles returns the files in which ssh looks for keys without configuration.
 func defaultKeyFiles() []string {
 	home, err := os.UserHomeDir()
 	if err != nil {

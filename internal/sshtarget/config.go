@@ -25,7 +25,7 @@ const maxConfig = 1 << 20
 // sshLimit bounds `ssh -G`, which may run commands that the configuration names.
 var sshLimit = subprocess.Limit{Time: 15 * time.Second, Bytes: 1 << 20}
 
-// config evaluates ssh_config files. The zero value has none. `ssh -G` evaluates all of them, or the library does;
+// config evaluates ssh_config files. The zero value is empty. `ssh -G` evaluates all of them, or the library does;
 // never one file each, because the two may disagree. One goroutine uses it.
 type config struct {
 	file     string // for ssh -F; empty for the default ones

@@ -124,7 +124,7 @@ func resolver(t testing.TB, cfg ResolverConfig) *Resolver {
 	return r
 }
 
-// names returns what the ways to log in are called.
+// waysOf returns the names of the ways to log in.
 func waysOf(t *Target) []string {
 	var all []string
 	for _, a := range t.SSH.Auth {

@@ -37,7 +37,7 @@ func (l *Log) Write(p []byte) (int, error) {
 // Close does nothing.
 func (l *Log) Close() error { return nil }
 
-// String returns what was written so far.
+// String returns the log so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
