@@ -23,7 +23,7 @@ var allowed = map[string][]string{
 	"mux/channel": {},
 	// The relay's client end, over any byte stream.
 	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
-	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
+	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
 		"mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
@@ -90,7 +90,7 @@ var allowed = map[string][]string{
 	"internal/percent":     {},
 	"internal/subprocess":  {},
 	"internal/firstuse":    {},
-	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
+	"internal/sshtarget":   {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/spell":       {},
 	"internal/termtext":    {},
 	"internal/tail":        {},
@@ -99,6 +99,7 @@ var allowed = map[string][]string{
 	"internal/oserr":       {},
 	"internal/remotetest":  {"internal/wire"},
 	"internal/boundedhttp": {},
+	"internal/boundedfile": {},
 	"internal/embeddedvm":  {"internal/wire"},
 	"internal/faultconn":   {},
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},

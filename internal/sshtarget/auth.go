@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/percent"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/mux"
@@ -204,14 +205,7 @@ func (r *Resolver) configuredAuth(ctx context.Context, s *settings) ([]login.Aut
 
 // publicKey reads a public key or a certificate.
 func publicKey(file string) (ssh.PublicKey, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxPublicKey {
-		return nil, fmt.Errorf("%s is not a public key", file)
-	}
-	text, err := os.ReadFile(file)
+	text, err := boundedfile.Read(file, maxPublicKey)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/kevinburke/ssh_config"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/subprocess"
 )
 
@@ -91,7 +91,7 @@ func (c *config) read(file string) error {
 		names = []string{file}
 	}
 	for _, name := range names {
-		text, err := readConfig(name)
+		text, err := boundedfile.Read(name, maxConfig)
 		if errors.Is(err, os.ErrNotExist) && file == "" {
 			continue
 		}
@@ -101,31 +101,6 @@ func (c *config) read(file string) error {
 		c.sources = append(c.sources, source{name, text})
 	}
 	return nil
-}
-
-func readConfig(name string) ([]byte, error) {
-	info, err := os.Stat(name)
-	switch {
-	case err != nil:
-		return nil, err
-	case info.IsDir():
-		return nil, fmt.Errorf("%s is a directory: name a file", name)
-	case !info.Mode().IsRegular() && name != os.DevNull:
-		return nil, fmt.Errorf("%s is not a regular file", name)
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > maxConfig {
-		return nil, fmt.Errorf("%s is larger than %d bytes", name, maxConfig)
-	}
-	return text, nil
 }
 
 func needsSSH(err error) error {
