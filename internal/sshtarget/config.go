@@ -45,7 +45,7 @@ type source struct {
 // load reads a configuration file, or the files that ssh reads if file is empty, or nothing if it is "none".
 //
 // `ssh -G` evaluates them. The library does where ssh is not installed, does not run, or looks for ~ in another
-// directory than $HOME; Match is then an error, or evaluated by ssh too if that runs.
+// directory than $HOME. Files with Match always need ssh.
 func load(file string) (*config, error) {
 	c := &config{file: file, known: map[place]lookup{}}
 	sameHome := true
