@@ -170,11 +170,23 @@ func TestProxyGoesOnSendingAfterTheServersHalfClose(t *testing.T) {
 
 func TestProxyEndsWithTheServerThoughStdinIsOpen(t *testing.T) {
 	for name, die := range map[string]func(*proxied){
-		"which closes":                       func(p *proxied) { p.server.Close() },
-		"which closes after a half-close":    func(p *proxied) { p.server.CloseWrite(); p.server.Close() },
-		"which closes with bytes unread":     func(p *proxied) { io.WriteString(p.stdin, "unread"); waitReadable(p.server); p.server.Close() },
-		"which half-closes, then hangs up":   func(p *proxied) { p.server.CloseWrite(); io.ReadAll(p.stdout); p.server.Close() },
-		"which takes no more, then hangs up": func(p *proxied) { p.server.CloseRead(); io.WriteString(p.stdin, "lost"); p.server.Close() },
+		"which closes":                    func(p *proxied) { p.server.Close() },
+		"which closes after a half-close": func(p *proxied) { p.server.CloseWrite(); p.server.Close() },
+		"which closes with bytes unread": func(p *proxied) {
+			io.WriteString(p.stdin, "unread")
+			waitReadable(p.server)
+			p.server.Close()
+		},
+		"which half-closes, then hangs up": func(p *proxied) {
+			p.server.CloseWrite()
+			io.ReadAll(p.stdout)
+			p.server.Close()
+		},
+		"which takes no more, then hangs up": func(p *proxied) {
+			p.server.CloseRead()
+			io.WriteString(p.stdin, "lost")
+			p.server.Close()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := startProxy(t)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzShimsWords reads what a shim says: no pid that stands for others, and one form only of what it says.
+// FuzzShimsWords decodes a shim's messages: no pid that stands for several processes, and one encoding of each message.
 func FuzzShimsWords(f *testing.F) {
 	f.Add(encodeNumbers(4711))
 	f.Add(encodeNumbers(1))

@@ -44,8 +44,8 @@ func (c *Child) Ended() bool {
 }
 
 // reaper reaps the children of this process, which is a child subreaper: every process that descends from a child is a
-// child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a child
-// has ended.
+// child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a
+// child has ended.
 type reaper struct {
 	before map[int]bool  // children that were there first: killAll spares them
 	reaped chan struct{} // has room for one; filled when collect has reaped

@@ -26,8 +26,8 @@ var shimArgs = []string{"stepmux", "__shim"}
 // isReady says that Main was called.
 var isReady atomic.Bool
 
-// Main says that this program may be executed again as a shim. Start panics without it. It must be the first line of main,
-// and of every TestMain whose tests start processes. A shim never reaches main.
+// Main says that this program may be executed again as a shim. Start panics without it. It must be the first line of
+// main, and of every TestMain whose tests start processes. A shim never reaches main.
 func Main() { isReady.Store(true) }
 
 // A shim does not wait for main. One is started with every command, and in a program with gRPC and a command line the

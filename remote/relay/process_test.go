@@ -31,16 +31,28 @@ func TestRelayStartsWhatItIsAskedFor(t *testing.T) {
 		request wire.RelayStart
 		want    result
 	}{
-		"by name":               {wire.RelayStart{Argv: []string{"echo", "", "a b", "*"}}, result{out: " a b *\n"}},
-		"by path":               {wire.RelayStart{Argv: []string{program}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
-		"relative to its dir":   {wire.RelayStart{Argv: []string{"./tool"}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
-		"in a PATH it brings":   {wire.RelayStart{Argv: []string{"tool"}, Env: []string{"PATH=/bin:/usr/bin:" + dir}}, result{out: "tool in " + home + "\n"}},
-		"in a relative PATH":    {wire.RelayStart{Argv: []string{"tool"}, Dir: dir, Env: []string{"PATH=/bin:/usr/bin:."}}, result{out: "tool in " + dir + "\n"}},
-		"a line":                {wire.RelayStart{Line: "echo $0; exit 4"}, result{out: "sh\n", exit: wire.RelayExit{Status: 4}}},
-		"at home":               {wire.RelayStart{Argv: []string{"pwd"}}, result{out: home + "\n"}},
-		"relative to home":      {wire.RelayStart{Argv: []string{"pwd"}, Dir: "sub"}, result{out: home + "/sub\n"}},
-		"with an environment":   {wire.RelayStart{Argv: sh("echo $A $INHERITED"), Env: []string{"A=b", "INHERITED=2"}}, result{out: "b 2\n"}},
-		"with stderr":           {wire.RelayStart{Argv: sh("echo a; echo b >&2; exit 255")}, result{"a\n", "b\n", wire.RelayExit{Status: 255}}},
+		"by name":             {wire.RelayStart{Argv: []string{"echo", "", "a b", "*"}}, result{out: " a b *\n"}},
+		"by path":             {wire.RelayStart{Argv: []string{program}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
+		"relative to its dir": {wire.RelayStart{Argv: []string{"./tool"}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
+		"in a PATH it brings": {
+			wire.RelayStart{Argv: []string{"tool"}, Env: []string{"PATH=/bin:/usr/bin:" + dir}},
+			result{out: "tool in " + home + "\n"},
+		},
+		"in a relative PATH": {
+			wire.RelayStart{Argv: []string{"tool"}, Dir: dir, Env: []string{"PATH=/bin:/usr/bin:."}},
+			result{out: "tool in " + dir + "\n"},
+		},
+		"a line": {
+			wire.RelayStart{Line: "echo $0; exit 4"}, result{out: "sh\n", exit: wire.RelayExit{Status: 4}},
+		},
+		"at home":          {wire.RelayStart{Argv: []string{"pwd"}}, result{out: home + "\n"}},
+		"relative to home": {wire.RelayStart{Argv: []string{"pwd"}, Dir: "sub"}, result{out: home + "/sub\n"}},
+		"with an environment": {
+			wire.RelayStart{Argv: sh("echo $A $INHERITED"), Env: []string{"A=b", "INHERITED=2"}}, result{out: "b 2\n"},
+		},
+		"with stderr": {
+			wire.RelayStart{Argv: sh("echo a; echo b >&2; exit 255")}, result{"a\n", "b\n", wire.RelayExit{Status: 255}},
+		},
 		"killed":                {wire.RelayStart{Argv: sh("kill -KILL $$")}, result{exit: wire.RelayExit{Signal: "KILL"}}},
 		"killed by a real-time": {wire.RelayStart{Argv: sh("kill -40 $$")}, result{exit: wire.RelayExit{Signal: "40"}}},
 	} {
@@ -67,8 +79,12 @@ func TestRelayProcessesAreOnTheirOwn(t *testing.T) {
 		done`).finish(t)
 	lines := strings.Fields(got.out)
 	pid := lines[0]
-	require.Equal(t, []string{pid, pid, pid, "0", "1", "2", "SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000"}, lines,
-		"session, group, descriptors, signals")
+	require.Equal(
+		t,
+		[]string{pid, pid, pid, "0", "1", "2", "SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000"},
+		lines,
+		"session, group, descriptors, signals",
+	)
 }
 
 func TestRelayRefusesWhatCannotBeStarted(t *testing.T) {
@@ -82,15 +98,28 @@ func TestRelayRefusesWhatCannotBeStarted(t *testing.T) {
 		code    wire.RelayCode
 		want    string
 	}{
-		"a missing program":     {wire.RelayStart{Argv: []string{"no-such-program"}}, wire.RelayNotFound, `"no-such-program": no directory of the PATH`},
+		"a missing program": {
+			wire.RelayStart{Argv: []string{"no-such-program"}}, wire.RelayNotFound,
+			`"no-such-program": no directory of the PATH`,
+		},
 		"a missing path":        {wire.RelayStart{Argv: []string{"/no/such"}}, wire.RelayNotFound, "no such file"},
 		"a missing interpreter": {wire.RelayStart{Argv: []string{dir + "/orphan"}}, wire.RelayNotFound, "interpreter"},
-		"a missing directory":   {wire.RelayStart{Argv: []string{"true"}, Dir: "/no/such"}, wire.RelayNotFound, `working directory "/no/such": no such file`},
-		"a file as directory":   {wire.RelayStart{Argv: []string{"true"}, Dir: dir + "/data"}, wire.RelayNotFound, "not a directory"},
-		"no program":            {wire.RelayStart{Argv: []string{dir + "/data"}}, wire.RelayFailed, "permission denied"},
-		"nothing executable":    {wire.RelayStart{Argv: []string{"data"}, Env: []string{"PATH=" + dir}}, wire.RelayFailed, "permission denied"},
-		"a script without #!":   {wire.RelayStart{Argv: []string{dir + "/text"}}, wire.RelayFailed, "no interpreter"},
-		"too long an argument":  {wire.RelayStart{Argv: []string{"true", remotetest.Repeat(200 << 10)}}, wire.RelayFailed, "pass what is large on stdin"},
+		"a missing directory": {
+			wire.RelayStart{Argv: []string{"true"}, Dir: "/no/such"}, wire.RelayNotFound,
+			`working directory "/no/such": no such file`,
+		},
+		"a file as directory": {
+			wire.RelayStart{Argv: []string{"true"}, Dir: dir + "/data"}, wire.RelayNotFound, "not a directory",
+		},
+		"no program": {wire.RelayStart{Argv: []string{dir + "/data"}}, wire.RelayFailed, "permission denied"},
+		"nothing executable": {
+			wire.RelayStart{Argv: []string{"data"}, Env: []string{"PATH=" + dir}}, wire.RelayFailed, "permission denied",
+		},
+		"a script without #!": {wire.RelayStart{Argv: []string{dir + "/text"}}, wire.RelayFailed, "no interpreter"},
+		"too long an argument": {
+			wire.RelayStart{Argv: []string{"true", remotetest.Repeat(200 << 10)}}, wire.RelayFailed,
+			"pass what is large on stdin",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.startReq(t, test.request).refused(t, test.code, test.want)
@@ -184,7 +213,11 @@ func TestRelayStdinThatNobodyReadsHoldsUpNoSignal(t *testing.T) {
 	got := c.finish(t)
 	require.Equal(t, "got it\n", got.out)
 	require.Equal(t, wire.RelayExit{Status: 5}, got.exit)
-	remotetest.Eventually(t, func() bool { return strings.Contains(r.stderr.String(), `ignored a signal "NONE"`) }, "a notice")
+	remotetest.Eventually(
+		t,
+		func() bool { return strings.Contains(r.stderr.String(), `ignored a signal "NONE"`) },
+		"a notice",
+	)
 }
 
 func TestRelayStdoutThatNobodyReadsHoldsUpNothingElse(t *testing.T) {
@@ -264,7 +297,11 @@ func TestRelayProcessEndsWithItsStream(t *testing.T) {
 			r := startRelay(t)
 			// SIGTERM is for the whole group, and whoever wants to can say goodbye.
 			gone := filepath.Join(r.tmp, "gone")
-			c := r.sh(t, `trap 'echo bye >"$1"; exit' TERM; sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done`, gone)
+			c := r.sh(
+				t,
+				`trap 'echo bye >"$1"; exit' TERM; sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done`,
+				gone,
+			)
 			pid := c.pid(t)
 			end(t, c)
 			if _, err := io.Copy(io.Discard, c); err != nil {
@@ -296,7 +333,11 @@ func TestRelayStillTellsTheEndToAManagerThatHasClosed(t *testing.T) {
 func TestRelayGivesTheWholeGroupItsGrace(t *testing.T) {
 	r := startRelay(t)
 	path := filepath.Join(r.tmp, "done")
-	c := r.sh(t, `sh -c 'trap "sleep 0.3; echo done >\"$1\"; exit" TERM; echo ready; while :; do sleep 0.01; done' sh "$1" >&2 & wait`, path)
+	c := r.sh(
+		t,
+		`sh -c 'trap "sleep 0.3; echo done >\"$1\"; exit" TERM; echo ready; while :; do sleep 0.01; done' sh "$1" >&2 & wait`,
+		path,
+	)
 	kind, _ := c.next(t)
 	require.Equal(t, wire.FrameStderr, kind)
 	require.NoError(t, c.Close())
@@ -364,7 +405,10 @@ func TestRelayStartsAThousandProcessesAtOnce(t *testing.T) {
 	calls := make([]*call, n)
 	var all sync.WaitGroup
 	for i := range calls {
-		calls[i] = r.startReq(t, wire.RelayStart{Argv: []string{"sh", "-c", "read -r x; echo $x; exit $0", fmt.Sprint(i % 100)}})
+		calls[i] = r.startReq(
+			t,
+			wire.RelayStart{Argv: []string{"sh", "-c", "read -r x; echo $x; exit $0", fmt.Sprint(i % 100)}},
+		)
 	}
 	for i, c := range calls {
 		c.granted(t)

@@ -114,7 +114,10 @@ func TestRelayThatIsKilledTakesItsProcessesAlong(t *testing.T) {
 	path := remotetest.SocketIn(t, r.tmp, "42")
 	c := r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Hour})
 	r.startReq(t, wire.RelayStart{
-		Argv: []string{os.Args[0], path}, Env: []string{remotetest.RoleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
+		Argv: []string{
+			os.Args[0],
+			path,
+		}, Env: []string{remotetest.RoleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
 	}).granted(t)
 	c.granted(t)
 	require.NoError(t, r.cmd.Process.Kill())
@@ -149,8 +152,10 @@ func TestRelayShakesHandsFirst(t *testing.T) {
 	for name, test := range map[string]struct {
 		hello, out, want string
 	}{
-		"garbage":         {"GET / HTTP/1.1\r\n", "", `"G" is none: the relay is started by a manager`},
-		"another version": {wire.ManagerHello(2), wire.RelayHello(1), "the manager speaks version 2 of the protocol, this program version 1"},
+		"garbage": {"GET / HTTP/1.1\r\n", "", `"G" is none: the relay is started by a manager`},
+		"another version": {
+			wire.ManagerHello(2), wire.RelayHello(1), "the manager speaks version 2 of the protocol, this program version 1",
+		},
 		"a relay's hello": {wire.RelayHello(1), "", "started by a manager"},
 		"nothing":         {"", "", "stdin ended before a manager said hello"},
 		"half of it":      {"stepmux-man", "", "stdin ended before a manager said hello"},
@@ -256,7 +261,9 @@ func (w *countingWriter) Write(p []byte) (int, error) {
 }
 
 func TestRelayEndsWithItsContext(t *testing.T) {
-	for name, hello := range map[string]string{"before the hello": "", "after the hello": wire.ManagerHello(wire.RelayVersion)} {
+	for name, hello := range map[string]string{
+		"before the hello": "", "after the hello": wire.ManagerHello(wire.RelayVersion),
+	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			in, out, ended := relayHere(t, ctx, defaultLimits, startNothing)

@@ -90,8 +90,11 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	var made *trace.Trace
 	err = store.Create(job.Spec{
 		Trace: j.trace(cfg.Trace, &made),
-		ID:    jobID, Definition: j.definition, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: grace,
-		Inputs: j.inputs, Vars: j.vars, Env: j.env, RunnerEnv: j.runnerEnv, Secrets: j.secrets, MayFail: j.mayFail,
+		ID:    jobID, WorkDir: cfg.WorkDir, Secrets: j.secrets,
+		Config: engine.Config{
+			Definition: j.definition, Timeout: cfg.Timeout, Grace: grace,
+			Inputs: j.inputs, Vars: j.vars, Env: j.env, RunnerEnv: j.runnerEnv, MayFail: j.mayFail,
+		},
 	})
 	if err != nil {
 		return nil, err

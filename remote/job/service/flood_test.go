@@ -23,7 +23,7 @@ type h2 struct {
 	over     chan struct{}              // closed once the server has ended the connection
 }
 
-// dialH2 connects to h, and reads what it says from then on.
+// dialH2 connects to h, and reads everything that h sends.
 func dialH2(t *testing.T, h *harness) *h2 {
 	t.Helper()
 	conn, err := net.Dial("unix", h.socket)
@@ -31,7 +31,12 @@ func dialH2(t *testing.T, h *harness) *h2 {
 	t.Cleanup(func() { conn.Close() })
 	_, err = io.WriteString(conn, http2.ClientPreface)
 	require.NoError(t, err)
-	c := &h2{Framer: http2.NewFramer(conn, conn), Conn: conn, settings: map[http2.SettingID]uint32{}, over: make(chan struct{})}
+	c := &h2{
+		Framer:   http2.NewFramer(conn, conn),
+		Conn:     conn,
+		settings: map[http2.SettingID]uint32{},
+		over:     make(chan struct{}),
+	}
 	require.NoError(t, c.WriteSettings())
 	frame, err := c.ReadFrame()
 	require.NoError(t, err)

@@ -51,8 +51,8 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 	return followed(stream.Context(), req.GetId(), f, group.Wait())
 }
 
-// followed ends a call that followed the output of the job id, with err or to its end. Whoever has all the
-// output can rely on the state being final.
+// followed ends a call that followed the output of the job id until err or its end. It returns nil only when the job's
+// state is final.
 func followed(ctx context.Context, id string, f *job.Follower, err error) error {
 	if err == nil {
 		_, _, err = f.Wait(ctx)
@@ -64,13 +64,15 @@ func followed(ctx context.Context, id string, f *job.Follower, err error) error 
 }
 
 // follow sends stream from offset to its end, each piece with its offset.
-func follow(ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error) error {
+func follow(
+	ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error,
+) error {
 	piece := pieces.Get().(*[maxPiece]byte)
 	defer pieces.Put(piece)
 	for {
 		n, err := f.ReadAt(ctx, stream, piece[:], offset)
 		if n > 0 {
-			// Send has encoded the message when it returns: the piece is free again.
+			// Send encodes the message before it returns, so the piece can be used again.
 			if err := send(piece[:n], offset); err != nil {
 				return err
 			}

@@ -19,8 +19,8 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	spec := job.Spec{
 		ID:      req.GetId(),
 		WorkDir: cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir()),
-		Env:     req.GetEnv(),
 		Merged:  true,
+		Config:  engine.Config{Env: req.GetEnv()},
 	}
 	if err := checkID(spec.ID); err != nil {
 		return spec, err
@@ -37,7 +37,8 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	}
 	for i, v := range req.GetJob().GetVariables() {
 		if !validKey(v.GetKey()) {
-			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all", i, maxKey)
+			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all",
+				i, maxKey)
 		}
 		spec.Vars = setVariable(spec.Vars, engine.Variable{
 			Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked(),
@@ -50,8 +51,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	return spec, err
 }
 
-// setVariable appends v, or puts it in the place of one of the same key: a manager may send several, of
-// which the last one counts.
+// setVariable appends v, or replaces a variable of the same key: a manager may send several, and the last one counts.
 func setVariable(vars []engine.Variable, v engine.Variable) []engine.Variable {
 	i := slices.IndexFunc(vars, func(other engine.Variable) bool { return other.Key == v.Key })
 	if i < 0 {

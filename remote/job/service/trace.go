@@ -32,7 +32,9 @@ func (r *runner) Trace(req *pb.TraceRequest, stream grpc.ServerStreamingServer[p
 	return nil
 }
 
-func sendTrace(ctx context.Context, f *job.Follower, offset int64, stream grpc.ServerStreamingServer[pb.TraceResponse]) error {
+func sendTrace(
+	ctx context.Context, f *job.Follower, offset int64, stream grpc.ServerStreamingServer[pb.TraceResponse],
+) error {
 	if _, _, err := f.Wait(ctx); err != nil {
 		return err
 	}
@@ -52,7 +54,7 @@ func sendTrace(ctx context.Context, f *job.Follower, offset int64, stream grpc.S
 	for {
 		n, err := file.Read(piece[:])
 		if n > 0 {
-			// Send has encoded the message when it returns: the piece is free again.
+			// Send encodes the message before it returns, so the piece can be used again.
 			if err := stream.Send(&pb.TraceResponse{Data: piece[:n]}); err != nil {
 				return err
 			}
