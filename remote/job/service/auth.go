@@ -6,7 +6,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
@@ -41,9 +40,4 @@ func demand(v wire.Verifier, refused error) grpc.ServerOption {
 		}
 		return ctx, nil
 	})
-}
-
-// WithToken returns ctx for a call of a server that requires token.
-func WithToken(ctx context.Context, token string) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, wire.AuthorizationKey, wire.Bearer+token)
 }

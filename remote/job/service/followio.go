@@ -67,10 +67,18 @@ func followed(ctx context.Context, id string, f *job.Follower, err error) error 
 func follow(
 	ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error,
 ) error {
+	read := func(p []byte, at int64) (int, error) { return f.ReadAt(ctx, stream, p, at) }
+	return sendPieces(read, offset, send)
+}
+
+// sendPieces sends the bytes of read from offset to io.EOF, each piece with its offset.
+func sendPieces(
+	read func(p []byte, at int64) (int, error), offset int64, send func(piece []byte, offset int64) error,
+) error {
 	piece := pieces.Get().(*[maxPiece]byte)
 	defer pieces.Put(piece)
 	for {
-		n, err := f.ReadAt(ctx, stream, piece[:], offset)
+		n, err := read(piece[:], offset)
 		if n > 0 {
 			// Send encodes the message before it returns, so the piece can be used again.
 			if err := send(piece[:n], offset); err != nil {

@@ -36,7 +36,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 		return spec, err
 	}
 	for i, v := range req.GetJob().GetVariables() {
-		if !validKey(v.GetKey()) {
+		if key := v.GetKey(); !lang.IsName(key) || len(key) > maxKey {
 			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all",
 				i, maxKey)
 		}
@@ -59,16 +59,4 @@ func setVariable(vars []engine.Variable, v engine.Variable) []engine.Variable {
 	}
 	vars[i] = v
 	return vars
-}
-
-// validKey reports whether key is [A-Za-z_][A-Za-z0-9_]* and not too long.
-func validKey(key string) bool {
-	for i := range len(key) {
-		c := key[i]
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
-		if !letter && (i == 0 || c < '0' || c > '9') {
-			return false
-		}
-	}
-	return key != "" && len(key) <= maxKey
 }

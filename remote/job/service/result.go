@@ -84,20 +84,16 @@ func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 
 // jobResult returns the tree of results of a job that has ended.
 func jobResult(stat job.Stat, r engine.Result) *pb.StepResult {
-	tree := &pb.StepResult{
-		Step:         &pb.Step{},
-		Status:       stepStatus[r.Status],
-		ExitCode:     int32(r.ExitCode),
-		Message:      valid(r.Message),
-		StartTime:    timestamp(stat.Started),
-		FinishedTime: timestamp(stat.Finished),
-		Outputs:      outputsOf(r.Outputs),
-		Exports:      outputsOf(r.Exports),
-	}
-	for _, s := range r.Steps {
-		tree.ChildrenStepResults = append(tree.ChildrenStepResults, stepResult(s))
-	}
-	return tree
+	return stepResult(engine.StepResult{
+		Status:   r.Status,
+		ExitCode: r.ExitCode,
+		Message:  r.Message,
+		Started:  stat.Started,
+		Finished: stat.Finished,
+		Outputs:  r.Outputs,
+		Exports:  r.Exports,
+		Steps:    r.Steps,
+	})
 }
 
 func jobOf(s job.Stat) *pb.Job {

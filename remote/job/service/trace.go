@@ -46,24 +46,14 @@ func sendTrace(
 		return status.Error(codes.DataLoss, err.Error())
 	}
 	defer file.Close()
-	if _, err := file.Seek(offset, io.SeekStart); err != nil {
-		return err
-	}
-	piece := pieces.Get().(*[maxPiece]byte)
-	defer pieces.Put(piece)
-	for {
-		n, err := file.Read(piece[:])
-		if n > 0 {
-			// Send encodes the message before it returns, so the piece can be used again.
-			if err := stream.Send(&pb.TraceResponse{Data: piece[:n]}); err != nil {
-				return err
-			}
+	read := func(p []byte, at int64) (int, error) {
+		n, err := file.ReadAt(p, at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			err = status.Error(codes.DataLoss, err.Error())
 		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return status.Error(codes.DataLoss, err.Error())
-		}
+		return n, err
 	}
+	return sendPieces(read, offset, func(piece []byte, _ int64) error {
+		return stream.Send(&pb.TraceResponse{Data: piece})
+	})
 }
