@@ -19,10 +19,16 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":      {},
-	"mux":       {"mux/login", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"pool":        {},
+	"mux/channel": {},
+	// The relay's client end, over any byte stream.
+	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
 	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
-	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
+	"mux": {
+		"mux/channel", "mux/relay", "mux/login",
+		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
+	},
+	"connector": {"mux", "mux/relay", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
@@ -46,14 +52,14 @@ var allowed = map[string][]string{
 	"remote/step/fetch": {
 		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
-	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
+	"remote/standalone":          {"internal/termtext", "remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
 	// What a trace says, for others: in their forms, or once more.
 	"remote/standalone/provenance": {"remote/step/trace"},
 	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
-	"remote/step/expr":             {},
+	"remote/step/expr":             {"internal/spell"},
 	"remote/proc":                  {"internal/rmtree", "internal/filelock", "internal/oserr"},
 	"remote/job/joblog":            {"internal/oserr"},
 	"remote/step/mask":             {},
@@ -93,9 +99,10 @@ var allowed = map[string][]string{
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources": {"internal/fetchtest"},
-	"bench":            {"**"},
-	"bench/report":     {},
+	"examples/sources":      {"internal/fetchtest"},
+	"examples/library/pool": {"mux", "mux/login", "pool"},
+	"bench":                 {"**"},
+	"bench/report":          {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {

@@ -22,7 +22,7 @@ type mechanism struct {
 var mechanisms = []mechanism{
 	{
 		promise: "No false success: an exit status that a lost connection cut off from its output is a loss",
-		file:    "mux/channel.go",
+		file:    "mux/sshchannel.go",
 		code:    "ch.lost = c.alive(spec.op) != nil",
 		without: "ch.lost = false",
 		test:    "mux.TestLossAfterTheExitStatusIsStillALoss",

@@ -10,50 +10,52 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// channel is one open SSH channel (RFC 4254, section 5). Its goroutine opened it, answers the peer's
-// requests, and ends with it.
-type channel struct {
+// sshChannel is one open SSH channel (RFC 4254, section 5). A goroutine opens it, answers the peer's requests, and ends
+// with it.
+type sshChannel struct {
 	conn *Conn
 	ssh  ssh.Channel
 	gone chan struct{} // closed once the peer has closed the channel or the connection has ended
 	lost bool          // the connection ended before the peer had closed; read after gone is closed
 
-	bye       atomic.Bool   // the peer said how its process ended: what ends now ends well
-	closed    chan struct{} // closed by Close
-	closeOnce sync.Once
+	exitReceived atomic.Bool   // the peer has told how its process ended, so the end of the channel is no loss
+	closed       chan struct{} // closed by Close
+	closeOnce    sync.Once
 
-	exempt bool // from Conn.channels, or no more counted; guarded by Conn.mu
+	exempt bool // not, or no longer, counted in Conn.channels; guarded by Conn.mu
 }
 
-// openSpec says what to open and whom to tell.
+// openSpec describes a channel to open, and has its hooks.
 type openSpec struct {
 	op    string // for errors
 	kind  string // channel type
 	extra []byte // its payload
-	// request is told each request of the peer, on the channel's goroutine. May be nil.
-	request func(*channel, *ssh.Request)
-	// opened is called when the peer has confirmed the channel. closed is called exactly once, whatever
-	// happens: when the channel is no more, or when it will never be (then wasOpen is false).
+	// request is called with each request of the peer, on the channel's goroutine. May be nil.
+	request func(*sshChannel, *ssh.Request)
+	// opened is called when the peer has confirmed the channel. closed is called exactly once: when the channel has
+	// ended, or when it could not be opened (then wasOpen is false).
 	opened func()
 	closed func(wasOpen bool)
 }
 
-// open opens a channel. ctx bounds the wait only: a channel that the peer confirms after that is
-// closed at once. The library has no context for this, hence the goroutine.
-func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
+// open opens a channel. ctx bounds the wait only: a channel that the peer confirms later is closed at once. The library
+// takes no context, so a goroutine waits.
+func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
 	if err := c.begin(spec.op); err != nil {
 		spec.closed(false)
 		return nil, err
 	}
 	var (
-		confirmed = make(chan *channel)
+		confirmed = make(chan *sshChannel)
 		failed    = make(chan error, 1)
 		abandoned = make(chan struct{})
 	)
 	go func() {
-		var ch *channel
+		var ch *sshChannel
 		defer func() { c.finish(ch) }()
 		kind, start := channelKind(spec.kind), time.Now()
 		raw, reqs, err := c.openRaw(spec.kind, spec.extra)
@@ -64,7 +66,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 			return
 		}
 		spec.opened()
-		ch = &channel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
+		ch = &sshChannel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
 		select {
 		case confirmed <- ch:
 		case <-abandoned:
@@ -78,13 +80,13 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 				_ = req.Reply(false, nil) // an error means the channel is ending
 			}
 		}
-		if !ch.bye.Load() {
+		if !ch.exitReceived.Load() {
 			c.settle(c.done)
 		}
 		if isDone(c.over) {
 			<-c.done // soon
 		}
-		// Also after an exit status: output may follow it, and would be missing.
+		// Also after an exit status: the output that may follow it would be missing.
 		ch.lost = c.alive(spec.op) != nil
 		spec.closed(true)
 		c.trace.channelClose(kind)
@@ -101,9 +103,9 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*channel, error) {
 	}
 }
 
-// openRaw is the library's OpenChannel, which may wait for ever when the connection ends while it is called: it
-// can add its channel to the library's list after all on that list were told of the end. Nothing wakes it then;
-// its goroutine is the one thing that a Conn may leave behind.
+// openRaw is the library's OpenChannel, with an end. OpenChannel may wait for ever if the connection ends meanwhile: it
+// can add its channel to the library's list after the library has ended all channels on that list. Nothing wakes it
+// then, and a Conn may leave its goroutine behind.
 func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
 	type opened struct {
 		ch   ssh.Channel
@@ -121,7 +123,7 @@ func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Requ
 		select {
 		case o := <-answer:
 			return o.ch, o.reqs, o.err
-		case <-over: // whoever is to be woken has been
+		case <-over: // the library has woken all calls that it will ever wake
 			over = nil
 			timer := time.NewTimer(closeSettle)
 			defer timer.Stop()
@@ -132,8 +134,8 @@ func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Requ
 	}
 }
 
-// openError says why a channel was not opened. A refusal keeps the library's *ssh.OpenChannelError
-// in its chain; without one the connection must be gone.
+// openError returns the error for op that an error of OpenChannel stands for. A refusal keeps the library's
+// *ssh.OpenChannelError in its chain; any other error means that the connection has ended.
 func (c *Conn) openError(op string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
 	err = shorten(err)
@@ -169,13 +171,10 @@ func (c *Conn) settle(done <-chan struct{}) {
 	}
 }
 
-// readError says what an error of the library's Read means here. It says io.EOF when the peer is done,
-// but also when the connection has died; see closeSettle.
-func (ch *channel) readError(err error) error {
-	if ch.isClosed() {
-		return fmt.Errorf("read: %w", io.ErrClosedPipe)
-	}
-	if ch.bye.Load() && errors.Is(err, io.EOF) && ch.conn.alive("read") == nil {
+// readError returns the error that an error of the library's Read stands for. The library returns io.EOF when the peer
+// is done, but also when the connection has died; see closeSettle.
+func (ch *sshChannel) readError(err error) error {
+	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.alive("read") == nil {
 		return io.EOF
 	}
 	ch.conn.settle(ch.gone)
@@ -185,7 +184,7 @@ func (ch *channel) readError(err error) error {
 			break
 		}
 		return ch.conn.ended("read")
-	default: // the peer is done writing and goes on reading, or this cannot go on
+	default: // the peer is done writing and goes on reading, or the error is another
 	}
 	if errors.Is(err, io.EOF) {
 		return io.EOF
@@ -193,10 +192,10 @@ func (ch *channel) readError(err error) error {
 	return fmt.Errorf("read: %w", err)
 }
 
-// sendError says why something could not be sent.
-func (ch *channel) sendError(op string, err error) error {
-	if ch.isClosed() {
-		return fmt.Errorf("%s: %w", op, io.ErrClosedPipe)
+// sendError returns the error for op that an error of sending stands for.
+func (ch *sshChannel) sendError(op string, err error) error {
+	if errors.Is(err, channel.ErrStopped) {
+		return err
 	}
 	if lost := ch.conn.alive(op); lost != nil {
 		return lost
@@ -207,21 +206,12 @@ func (ch *channel) sendError(op string, err error) error {
 	return fmt.Errorf("%s: %w", op, err)
 }
 
-func (ch *channel) isClosed() bool {
-	select {
-	case <-ch.closed:
-		return true
-	default:
-		return false
-	}
-}
-
-// Close closes the channel and wakes what waits on it; it does not wait for the peer. Idempotent.
-func (ch *channel) Close() error {
+// Close closes the channel and wakes calls that wait on it. It does not wait for the peer. Idempotent.
+func (ch *sshChannel) Close() error {
 	ch.closeOnce.Do(func() {
 		close(ch.closed)
-		// The library's Close writes to the connection, which a frozen peer may have filled up. So that
-		// closes go out in the order they are made, it is waited for where it is quick.
+		// The library's Close writes to the connection, which a frozen peer may have filled up, so a goroutine does
+		// it. A quick Close is waited for, so that closes go out in the order of their calls.
 		sent := make(chan struct{})
 		if ch.conn.spawn(func() {
 			defer close(sent)

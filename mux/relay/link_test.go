@@ -1,4 +1,4 @@
-package mux
+package relay
 
 import (
 	"io"
@@ -8,8 +8,8 @@ import (
 )
 
 // A read that Close woke may be followed by another.
-func TestRelayLinkIsReadAgainAfterItsClose(t *testing.T) {
-	l := &relayLink{filled: make(chan piece, 1), empty: make(chan []byte, 2), closed: make(chan struct{})}
+func TestLinkIsReadAgainAfterItsClose(t *testing.T) {
+	l := &link{filled: make(chan piece, 1), empty: make(chan []byte, 2), closed: make(chan struct{})}
 	l.filled <- piece{data: []byte("abc")}
 	got := make([]byte, 3)
 	_, err := io.ReadFull(l, got)
