@@ -120,7 +120,7 @@ func (v *vitals) waitGone(t *testing.T) string {
 	return string(text)
 }
 
-func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
+func TestServeEndsItsJobsInEveryWayItCanEnd(t *testing.T) {
 	for how, end := range map[string]func(*served) error{
 		"SIGTERM":      func(s *served) error { return s.cmd.Process.Signal(unix.SIGTERM) },
 		"SIGHUP":       func(s *served) error { return s.cmd.Process.Signal(unix.SIGHUP) },
@@ -209,7 +209,7 @@ func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
 }
 
 // Elsewhere serve waited for its followers at the end, for as long as they pleased.
-func TestServeEndsThoughItsFollowersDoNotRead(t *testing.T) {
+func TestServeEndsWhileItsFollowersDoNotRead(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	socket := remotetest.SocketIn(t, tmp, "42")
 	s := startServe(t, socket)

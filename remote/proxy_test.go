@@ -168,7 +168,7 @@ func TestProxyGoesOnSendingAfterTheServersHalfClose(t *testing.T) {
 	p.requireClean(t)
 }
 
-func TestProxyEndsWithTheServerThoughStdinIsOpen(t *testing.T) {
+func TestProxyEndsWithTheServerWhileStdinIsOpen(t *testing.T) {
 	for name, die := range map[string]func(*proxied){
 		"which closes":                    func(p *proxied) { p.server.Close() },
 		"which closes after a half-close": func(p *proxied) { p.server.CloseWrite(); p.server.Close() },
@@ -293,7 +293,7 @@ func TestProxyCostsNothingWhileStdoutIsStalled(t *testing.T) {
 	p.requireClean(t)
 }
 
-func TestProxyEndsBySignalThoughStdoutIsStalled(t *testing.T) {
+func TestProxyEndsBySignalWhileStdoutIsStalled(t *testing.T) {
 	p := startProxy(t)
 	flood(t, p.server)
 	require.NoError(t, p.cmd.Process.Signal(unix.SIGTERM))
@@ -303,7 +303,7 @@ func TestProxyEndsBySignalThoughStdoutIsStalled(t *testing.T) {
 	require.True(t, err == nil || errors.Is(err, unix.ECONNRESET), "%v", err)
 }
 
-func TestProxyEndsWhenNobodyReadsStdoutAnyMore(t *testing.T) {
+func TestProxyEndsWhenStdoutHasNoReader(t *testing.T) {
 	p := startProxy(t)
 	require.NoError(t, p.stdout.Close())
 	for { // until it notices

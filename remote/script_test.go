@@ -109,7 +109,7 @@ func TestScriptEndsWithItsStdinAndItsContext(t *testing.T) {
 	require.Equal(t, wire.End{Code: 137}, end)
 }
 
-func TestScriptOfNobodyKnowsWhoIsRefused(t *testing.T) {
+func TestScriptWithoutAKeyIsRefused(t *testing.T) {
 	for _, stdin := range []string{"", "echo hi\n", scriptKey, scriptKey + "0\n", strings.Repeat("x", 100)} {
 		in, feed, err := os.Pipe()
 		require.NoError(t, err)

@@ -110,7 +110,7 @@ func TestEveryCallNeedsTheSecret(t *testing.T) {
 	require.Equal(t, wire.ReadyLine(socket), s.stderr.String(), "there is nothing to be noted")
 }
 
-func TestWhoAllowsCallsWithoutTheSecretGetsThemAndANote(t *testing.T) {
+func TestAllowUnauthenticatedTakesCallsWithoutTheSecretAndNotesIt(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s, secret := startGuarded(t, socket, func(s *served) {
 		in, out, errOut := s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr
@@ -135,7 +135,7 @@ func TestALargeMessageWithoutTheSecretIsRefusedUnread(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 }
 
-func TestTheSecretFollowsTheSocketsPathHoweverTheLinesCome(t *testing.T) {
+func TestTheSecretFollowsTheSocketsPathInPiecesOfAnySize(t *testing.T) {
 	for name, cut := range map[string]int{"at once": 1 << 10, "in pieces": 1, "by line": 0} {
 		t.Run(name, func(t *testing.T) {
 			socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
@@ -172,7 +172,7 @@ func chunksOf(b []byte, n int) (pieces [][]byte) {
 	return pieces
 }
 
-func TestServeWithoutTheSecretItWantsMakesNothing(t *testing.T) {
+func TestServeMakesNoFileBeforeItHasItsSecret(t *testing.T) {
 	for name, test := range map[string]struct{ sent, want string }{
 		"nothing":          {"", "it ended before the secret came"},
 		"half a line":      {wire.NewSecret().Authorization()[7:30], "unexpected EOF"},

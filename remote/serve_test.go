@@ -155,7 +155,7 @@ func waitPidfd(t *testing.T, f *os.File) {
 	}))
 }
 
-func TestServeLivesAndCleansUpThoughStderrIsGone(t *testing.T) {
+func TestServeLivesAndCleansUpAfterStderrIsClosed(t *testing.T) {
 	// A process that writes to a closed stderr is killed by SIGPIPE, here with its first word.
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	reader, writer, err := os.Pipe()
@@ -217,7 +217,7 @@ func TestServeRefusesABuildThatIsBeingServed(t *testing.T) {
 	first.requireExit(t, 0, socket)
 }
 
-func TestServeSaysWhatIsWrongBeforeItIsReady(t *testing.T) {
+func TestServeNamesItsErrorBeforeItIsReady(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	for path, want := range map[string]string{
 		"/tmp/x.sock": "want <tmp>/gitlab-runner-steps/<build id>/step-runner.sock",

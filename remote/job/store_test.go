@@ -308,7 +308,7 @@ func TestFailureToMakeTheJobsDirectoryFailsTheJob(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
-func TestPanicInOneJobIsNoOthersAffair(t *testing.T) {
+func TestPanicInOneJobHarmsNoOther(t *testing.T) {
 	s := newStore(t, Config{})
 	normal := s.run
 	s.run = func(ctx context.Context, r *engine.Runner, p engine.Place) engine.Result {
@@ -383,7 +383,7 @@ func TestShutdownKillsAfterTheGraceOrWithItsContext(t *testing.T) {
 	}
 }
 
-func TestNewStoreRemovesWhatAnOldOneLeft(t *testing.T) {
+func TestNewStoreRemovesTheJobsOfAnOldOne(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "jobs", "x", "closed"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "jobs", "x", "closed", "file"), nil, 0o600))

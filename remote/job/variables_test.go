@@ -44,7 +44,7 @@ func TestFileVariableWithTheNameOfALogHarmsNoLog(t *testing.T) {
 }
 
 // A job is kept for half an hour, but its secrets are not.
-func TestEndedJobGivesUpItsVariablesAndWhatMasksItsOutput(t *testing.T) {
+func TestEndedJobGivesUpItsVariablesAndSecrets(t *testing.T) {
 	s := newStore(t, Config{Grace: patience})
 	spec := script(t, "1", "echo $0 the-secret")
 	spec.Vars = []engine.Variable{{Key: "TOKEN", Value: "the-secret", Masked: true}}

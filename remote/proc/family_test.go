@@ -141,7 +141,7 @@ func TestShimThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {
 }
 
 // A process that had left the command's process group was left behind, for as long as it pleased.
-func TestShimThatIsKilledTakesWhatLeftItsProcessGroupAlong(t *testing.T) {
+func TestKilledShimTakesProcessesOfOtherGroupsAlong(t *testing.T) {
 	out, tag := newLines(t), newTag()
 	c := shell(
 		`(sleep 1000 &)

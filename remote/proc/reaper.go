@@ -49,6 +49,7 @@ func (c *Child) Ended() bool {
 type reaper struct {
 	before map[int]bool  // children that were there first: killAll spares them
 	reaped chan struct{} // has room for one; filled when collect has reaped
+	exited func(*Child)  // is told, with mu held, that a child was reaped; may be nil
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
 	mu        sync.Mutex
@@ -113,6 +114,9 @@ func (r *reaper) collectLocked() (none bool) {
 			r.lingering[pid] = c
 			c.status, c.usage = status, usage
 			close(c.exited)
+			if r.exited != nil {
+				r.exited(c)
+			}
 		}
 	}
 }

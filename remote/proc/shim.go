@@ -6,7 +6,6 @@ import (
 	"os/signal"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -71,9 +70,8 @@ func runShim() int {
 	}
 	letGo()
 	_ = control.send(frameStarted, encodeNumbers(uint64(f.leader.pid)))
-	go f.reap(func(status syscall.WaitStatus, usage *syscall.Rusage) {
-		_ = control.send(frameExited, encodeExited(status, usage))
-	})
+	f.exited = func(c *Child) { _ = control.send(frameExited, encodeExited(c.status, &c.usage)) }
+	go f.reap()
 	withstandSignals()
 	closed := obey(control, f)
 	if left := f.end(killTimeout); left > 0 {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestStartErrorsTellWhatIsWrongWithTheCommand(t *testing.T) {
+func TestStartErrorsNameTheMistakeInTheCommand(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), mode))
@@ -56,7 +56,7 @@ func TestStartErrorsTellWhatIsWrongWithTheCommand(t *testing.T) {
 	}
 }
 
-func TestStartErrorsTellWhatIsWrongWithTheDirectory(t *testing.T) {
+func TestStartErrorsNameTheMistakeInTheDirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))

@@ -140,7 +140,7 @@ func TestRelayClosesTheSocketWithTheStream(t *testing.T) {
 	}
 }
 
-func TestRelayConnectsToNothingElse(t *testing.T) {
+func TestRelayConnectsToSocketsOfBuildsOnly(t *testing.T) {
 	r := startRelay(t)
 	ln, path := listenIn(t, r.tmp, "real")
 	go func() {
@@ -215,7 +215,7 @@ func TestRelayConnectMakesNoBase(t *testing.T) {
 	require.Empty(t, remotetest.Names(t, r.tmp))
 }
 
-func TestRelayConnectsToNobodyElse(t *testing.T) {
+func TestRelayRefusesASocketOfAnotherUser(t *testing.T) {
 	remotetest.NeedRoot(t)
 	r := startSweptRelay(t)
 	path := remotetest.SocketIn(t, r.tmp, "b")
@@ -320,7 +320,7 @@ func TestRelayConnectGoesWhereTheProcessSays(t *testing.T) {
 	}
 }
 
-func TestRelayConnectSaysWhyNobodyListens(t *testing.T) {
+func TestRelayConnectSaysWhyTheSocketIsNotReady(t *testing.T) {
 	r := startRelay(t)
 	for name, start := range map[string]func(t *testing.T, path string){
 		"it has ended": func(t *testing.T, path string) {

@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-func TestRelayStartsWhatItIsAskedFor(t *testing.T) {
+func TestRelayStartsCommandsAndLines(t *testing.T) {
 	home, dir := remotetest.ShortTemp(t), remotetest.ShortTemp(t)
 	t.Setenv("HOME", home)
 	t.Setenv("SHELL", "/bin/sh")
@@ -87,7 +87,7 @@ func TestRelayProcessesAreOnTheirOwn(t *testing.T) {
 	)
 }
 
-func TestRelayRefusesWhatCannotBeStarted(t *testing.T) {
+func TestRelayRefusesACommandThatCannotStart(t *testing.T) {
 	dir := remotetest.ShortTemp(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "data"), []byte("data"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "orphan"), []byte("#!/no/such/interpreter\n"), 0o700))
@@ -200,7 +200,7 @@ func TestRelayDropsStdinThatIsNotWanted(t *testing.T) {
 	require.Equal(t, "KILL", c.finish(t).exit.Signal)
 }
 
-func TestRelayStdinThatNobodyReadsHoldsUpNoSignal(t *testing.T) {
+func TestRelayStdinThatIsNotReadHoldsUpNoSignal(t *testing.T) {
 	r := startRelay(t)
 	c := r.sh(t, "trap 'echo got it; exit 5' USR1; echo ready; while :; do sleep 0.01; done")
 	require.Equal(t, "ready", c.line(t))
@@ -220,7 +220,7 @@ func TestRelayStdinThatNobodyReadsHoldsUpNoSignal(t *testing.T) {
 	)
 }
 
-func TestRelayStdoutThatNobodyReadsHoldsUpNothingElse(t *testing.T) {
+func TestRelayStdoutThatIsNotReadHoldsUpNoOtherStream(t *testing.T) {
 	r := startRelay(t)
 	flood := r.sh(t, `yes & while read -r line; do echo "$line" >&2; done; kill $!`)
 	stdout := 0
@@ -251,7 +251,7 @@ func TestRelayStdoutThatNobodyReadsHoldsUpNothingElse(t *testing.T) {
 	require.Equal(t, wire.RelayExit{}, flood.finish(t).exit)
 }
 
-func TestRelayGoesOnThoughAStreamIsNeverRead(t *testing.T) {
+func TestRelayGoesOnWhileAStreamIsNeverRead(t *testing.T) {
 	r := startRelay(t)
 	for range 20 {
 		r.sh(t, "yes & yes >&2")
@@ -346,7 +346,7 @@ func TestRelayGivesTheWholeGroupItsGrace(t *testing.T) {
 	require.FileExists(t, path, "the leader has ended at once, the other has not")
 }
 
-func TestRelayKillsWhatTakesNoHint(t *testing.T) {
+func TestRelayKillsAProcessThatIgnoresSIGTERM(t *testing.T) {
 	for name, grace := range map[string]time.Duration{"after the grace": 20 * time.Millisecond, "at once": -1} {
 		t.Run(name, func(t *testing.T) {
 			r := launchRelay(t, grace)
@@ -361,7 +361,7 @@ func TestRelayKillsWhatTakesNoHint(t *testing.T) {
 	}
 }
 
-func TestRelayDoesNotWaitForWhatAProcessLeavesBehind(t *testing.T) {
+func TestRelayDoesNotWaitForProcessesLeftBehind(t *testing.T) {
 	r := startRelay(t)
 	for name, script := range map[string]string{
 		"holding the output":      `sleep 1000 & echo $!; exit 8`,

@@ -90,7 +90,7 @@ func atois(texts []string) (all []int) {
 	return all
 }
 
-func TestRelayThatIsToldToEndTellsNoEndOfWhatStillRan(t *testing.T) {
+func TestRelayThatEndsReportsNoExitOfARunningProcess(t *testing.T) {
 	// Symptom: a script that ended because of that was a script that failed, or one that succeeded.
 	r := startRelay(t)
 	c := r.sh(t, `trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.01; done`)
@@ -129,7 +129,7 @@ func TestRelayThatIsKilledTakesItsProcessesAlong(t *testing.T) {
 	}, "serve removes its directory")
 }
 
-func TestRelaySweepsWhatAKilledServeLeft(t *testing.T) {
+func TestRelaySweepsTheDirectoryOfAKilledServe(t *testing.T) {
 	r := launchRelay(t, time.Minute)
 	base := filepath.Join(r.tmp, wire.SocketBase)
 	require.NoError(t, os.MkdirAll(filepath.Join(base, "dead", "work"), 0o700))
@@ -139,7 +139,7 @@ func TestRelaySweepsWhatAKilledServeLeft(t *testing.T) {
 	require.FileExists(t, path)
 }
 
-func TestRelayNotesWhatItCannotSweep(t *testing.T) {
+func TestRelayNotesADirectoryItCannotSweep(t *testing.T) {
 	r := launchRelay(t, time.Minute)
 	require.NoError(t, os.Symlink("/", filepath.Join(r.tmp, wire.SocketBase)))
 	r.manager = manage(t, r.stdin, r.stdout(t))
@@ -174,7 +174,7 @@ func TestRelayShakesHandsFirst(t *testing.T) {
 	}
 }
 
-func TestRelayTellsWhatProgramItIsBeforeItsHello(t *testing.T) {
+func TestRelayNamesItsProgramBeforeItsHello(t *testing.T) {
 	stdin, in, err := os.Pipe()
 	require.NoError(t, err)
 	out, stdout, err := os.Pipe()

@@ -236,7 +236,7 @@ func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
 	require.NoError(t, l.Remove())
 }
 
-func TestFileThatIsShorterThanWhatWasWrittenIsNoEnd(t *testing.T) {
+func TestTruncatedFileIsNotTheEndOfTheLog(t *testing.T) {
 	l := create(t, 0)
 	write(t, l, "abcdef")
 	require.NoError(t, os.Truncate(l.path, 3))

@@ -88,7 +88,7 @@ func TestStreamsOfAConnectionAreLimited(t *testing.T) {
 	require.EqualValues(t, 64<<10, c.settings[http2.SettingMaxHeaderListSize])
 }
 
-func TestCallsThatAreResetAtOnceGatherNothing(t *testing.T) {
+func TestCallsThatAreResetAtOnceTakeNoMemory(t *testing.T) {
 	// Each costs the client nothing, and there is no limit on how many it makes (CVE-2023-44487).
 	h := newHarness(t)
 	_, err := h.List(t.Context(), &pb.ListRequest{})
@@ -131,7 +131,7 @@ func TestHeadersWithoutEndEndTheConnection(t *testing.T) {
 	requireServes(t, h, before)
 }
 
-func TestSettingsAndPingsWithoutEndGatherNothing(t *testing.T) {
+func TestSettingsAndPingsWithoutEndTakeNoMemory(t *testing.T) {
 	h := newHarness(t)
 	_, err := h.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)

@@ -132,7 +132,7 @@ func TestFollowIOContinuesFromAnyOffset(t *testing.T) {
 	}
 }
 
-func TestFollowIORefusesOffsetsThatAreNone(t *testing.T) {
+func TestFollowIORefusesInvalidOffsets(t *testing.T) {
 	h := newHarness(t)
 	h.run(script("1", "echo hi"))
 	require.Equal(t, succeeded, h.end("1").GetStatus())

@@ -21,7 +21,7 @@ const givingJob = `
         cat ${{ vars.FILE }}; echo ${{ vars.PLAIN }}
 `
 
-func TestFollowTellsOfNestedStepsAndWhatTheyGave(t *testing.T) {
+func TestFollowTellsOfNestedStepsAndTheirOutputs(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", givingJob)
 	req.Variables = []*pb.Variable{{Key: "FILE", Value: "content\n", File: true}, {Key: "PLAIN", Value: "plain"}}

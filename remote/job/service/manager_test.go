@@ -224,7 +224,7 @@ func TestManagerGetsTheExitCodeAtTheEndOfTheMessageAndAllLogsBeforeTheFinalState
 	}
 }
 
-func TestManagersLogBeginsWithOurBytesAndOursHasNoneOfThem(t *testing.T) {
+func TestOnlyTheManagersLogBeginsWithOurBytes(t *testing.T) {
 	h := newHarness(t)
 	const stamped = "2026-01-02T03:04:05.000006Z 00O looks masked already\n"
 	printf := strings.ReplaceAll(stamped, "\n", `\n`)
@@ -265,7 +265,7 @@ func TestFollowLogsContinuesFromAnyOffset(t *testing.T) {
 	}
 }
 
-func TestFollowLogsSendsWhatIsWrittenWhenItIsAndIsWokenByItsContext(t *testing.T) {
+func TestFollowLogsSendsBytesAtOnceAndIsWokenByItsContext(t *testing.T) {
 	h := newHarness(t)
 	h.runManaged(managed("1", "- {name: a, script: printf prompt; sleep 4741}\n"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -358,7 +358,7 @@ func TestManagersVariables(t *testing.T) {
 	require.Contains(t, log, "Variable PIN is not masked")
 }
 
-func TestManagersRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
+func TestManagersRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 	h := newHarness(t)
 	const secret = "geheim"
 	change := func(f func(*runnerproto.RunRequest)) *runnerproto.RunRequest {

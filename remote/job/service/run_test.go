@@ -65,7 +65,7 @@ func TestRunTakesAJobInEachForm(t *testing.T) {
 	}
 }
 
-func TestRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
+func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 	h := newHarness(t)
 	const secret = "geheim"
 	change := func(f func(*pb.RunRequest)) *pb.RunRequest {
