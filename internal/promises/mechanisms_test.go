@@ -95,7 +95,7 @@ var mechanisms = []mechanism{
 		file:    "remote/pipe/leash.go",
 		code:    "cancel(ErrLeash)",
 		without: "_ = cancel",
-		test:    "remote.TestServeEndsItsJobsHoweverItEnds",
+		test:    "remote.TestServeEndsItsJobsInEveryWayItCanEnd",
 	},
 	{
 		promise: "Nothing is left of a build whose step runner was killed",
