@@ -87,7 +87,7 @@ func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*invento
 	return file, group, err
 }
 
-// reach is how an inventory asks what --instance is resolved by.
+// reach lets an inventory use the resolver of --instance.
 type reach struct{ *sshtarget.Resolver }
 
 // Resolve implements inventory.Resolver.

@@ -21,7 +21,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job/service"
 )
 
-// served is a service under test, and how to end it.
+// served is a service under test, and the function that ends it.
 type served struct {
 	pb.StepRunnerClient
 	addr   string
@@ -139,7 +139,7 @@ func TestServiceEndsThoughAConnectionSaysNothing(t *testing.T) {
 	c, err := net.Dial("tcp", s.addr)
 	require.NoError(t, err)
 	defer c.Close()
-	_, err = s.List(service.WithToken(t.Context(), s.token), &pb.ListRequest{}) // the connection before is accepted
+	_, err = s.List(service.WithToken(t.Context(), s.token), &pb.ListRequest{}) // so the connection before was accepted
 	require.NoError(t, err)
 	s.cancel()
 	require.NoError(t, <-s.done)

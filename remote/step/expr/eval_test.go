@@ -95,7 +95,7 @@ func TestExpressionsHaveTheirValue(t *testing.T) {
 
 func TestErrorsTellPlaceCauseAndRemedy(t *testing.T) {
 	for text, want := range map[string]string{
-		// Names that are not there.
+		// Missing names.
 		"${{ env.HOEM }}":               "1:8: env.HOEM was not found; did you mean HOME?",
 		"${{ env.home }}":               "1:8: env.home was not found; did you mean HOME?",
 		"ä\nö ${{ env.UNDEFINED_KEY }}": "2:10: env.UNDEFINED_KEY was not found",

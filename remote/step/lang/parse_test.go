@@ -18,7 +18,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// job is a definition of today's dialect with steps.
+// job returns a definition of today's dialect with steps.
 func job(list ...*pb.Step) *pb.Definition {
 	for _, s := range list {
 		s.When = cmp.Or(s.GetWhen(), OnSuccess)
@@ -31,7 +31,7 @@ func job(list ...*pb.Step) *pb.Definition {
 	}
 }
 
-// script is a step that runs text.
+// script returns a step that runs text.
 func script(name, text string) *pb.Step {
 	return &pb.Step{
 		Name:      name,
@@ -41,7 +41,7 @@ func script(name, text string) *pb.Step {
 	}
 }
 
-// command is a step that runs a command.
+// command returns a step that runs a command.
 func command(name, dir string, argv ...string) *pb.Step {
 	return &pb.Step{Name: name, Definition: &pb.Definition{
 		Type:    pb.DefinitionType_exec,

@@ -55,7 +55,7 @@ func (r *reader) value(n *yaml.Node) (*yaml.Node, error) {
 	return target, nil
 }
 
-// word reads a text, which errors call what.
+// word reads a text, which is called what in errors.
 func (r *reader) word(n *yaml.Node, what string) (word, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -143,7 +143,7 @@ func (r *reader) optional(n *yaml.Node, what string) ([]item, error) {
 	return r.mapping(n, what)
 }
 
-// unknown returns the error for a key of what that is not in known.
+// unknown returns the error for a key that is not in known.
 func unknown(key word, what string, known []string) *Error {
 	return key.at.errorf("unknown key%s%s", Quote(key.text),
 		Suggest(key.text, known, fmt.Sprintf("; %s has %s", what, strings.Join(known, ", "))))
