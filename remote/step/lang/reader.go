@@ -143,7 +143,7 @@ func (r *reader) optional(n *yaml.Node, what string) ([]item, error) {
 	return r.mapping(n, what)
 }
 
-// each calls read for each key of items, a mapping that is called what in errors. It refuses keys that are not in known.
+// each calls read for each key of items, a mapping that errors call what. It refuses keys that are not in known.
 func each(items []item, what string, known []string, read func(item) error) error {
 	for _, it := range items {
 		if !slices.Contains(known, it.key.text) {
