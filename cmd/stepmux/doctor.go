@@ -53,7 +53,7 @@ func (f *doctorFlags) run(cmd *cobra.Command) error {
 		return usageError(err)
 	}
 	if len(f.instances) == 0 && f.inventory == "" {
-		return usageError(errors.New("which VM? name it with --instance or --inventory"))
+		return usageError(errors.New("the VM is missing; name it with --instance or --inventory"))
 	}
 	ctx, stop := untilSignal(cmd.Context())
 	defer stop()

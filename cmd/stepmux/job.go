@@ -284,8 +284,6 @@ func reportCode(ctx context.Context, report *standalone.Report) int {
 		return exitTimeout
 	case standalone.Script:
 		return scriptCode(report.ExitCode)
-	case standalone.Cancelled, standalone.System:
-		return exitSystem
 	default:
 		return exitSystem
 	}

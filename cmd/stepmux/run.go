@@ -258,8 +258,6 @@ func exitCode(err *instance.BuildError) (code, weight int) {
 		return exitTimeout, 2
 	case instance.ConfigurationError:
 		return exitUsage, 3
-	case instance.RunnerSystemFailure, instance.JobCanceled:
-		return exitSystem, 4
 	default:
 		return exitSystem, 4
 	}

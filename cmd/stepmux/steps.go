@@ -18,7 +18,7 @@ func newStepsCommand() *cobra.Command {
 		Short: "The VM's end: the commands that a manager starts there",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError(errors.New("steps what? use serve, proxy, relay or script"))
+			return usageError(errors.New("steps needs a command: serve, proxy, relay or script"))
 		},
 	}
 	steps.AddCommand(newServeCommand(), newProxyCommand(), newRelayCommand(), newScriptCommand())

@@ -19,7 +19,7 @@ func newTraceCommand() *cobra.Command {
 that was changed later is refused.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError(errors.New("trace what? use show, diff or export"))
+			return usageError(errors.New("trace needs a command: show, diff or export"))
 		},
 	}
 	cmd.AddCommand(newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand())

@@ -63,7 +63,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
 	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil,
 		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
-	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, "+
+	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "policy for host keys: known-hosts, pinned:ID=KEY, "+
 		"command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
 	fl.StringVar(&f.jump, "jump", "",
 		"jump hosts for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
@@ -83,9 +83,9 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
-		if flag := f.useless(); flag != "" {
+		if flag := f.unusedFlag(); flag != "" {
 			return nil, nil,
-				usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
+				usageError(fmt.Errorf("--%s needs a VM, named by --instance or --inventory", flag))
 		}
 		return f.embedded(ctx)
 	}
@@ -100,23 +100,23 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	return group, func() {}, nil
 }
 
-// useless returns a given flag that has no effect on the embedded VM, or "".
-func (f *vmFlags) useless() string {
-	switch {
-	case len(f.identities) > 0:
-		return "identity"
-	case f.passphrase != "":
-		return "passphrase-command"
-	case f.identityCommand != "":
-		return "identity-command"
-	case len(f.knownHosts) > 0:
-		return "known-hosts"
-	case !slices.Equal(f.hostKey, defaultHostKey):
-		return "host-key"
-	case f.jump != "":
-		return "jump"
-	case f.sshConfig != "":
-		return "ssh-config"
+// unusedFlag returns a given flag that has no effect on the embedded VM, or "".
+func (f *vmFlags) unusedFlag() string {
+	for _, flag := range []struct {
+		name  string
+		given bool
+	}{
+		{"identity", len(f.identities) > 0},
+		{"passphrase-command", f.passphrase != ""},
+		{"identity-command", f.identityCommand != ""},
+		{"known-hosts", len(f.knownHosts) > 0},
+		{"host-key", !slices.Equal(f.hostKey, defaultHostKey)},
+		{"jump", f.jump != ""},
+		{"ssh-config", f.sshConfig != ""},
+	} {
+		if flag.given {
+			return flag.name
+		}
 	}
 	return ""
 }

@@ -26,8 +26,8 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 	case 0:
 		return nil, r.text.errorf("the text is empty; write the spec of the step, a line ---, and exec or run")
 	case 1:
-		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and what it runs; write --- on a " +
-			"line between them")
+		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and its command or steps; " +
+			"write --- on a line between them")
 	case 2:
 		return r.stepFile(docs)
 	default:
@@ -36,7 +36,7 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 }
 
 func (r *reader) third(n *yaml.Node) error {
-	return r.at(n).beyond().errorf("there are at most two documents, the spec and what it runs; this is a third")
+	return r.at(n).beyond().errorf("there are at most two documents, a spec and a definition; this is a third")
 }
 
 // stepFile reads a spec and a definition.

@@ -294,7 +294,7 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		},
 		"three documents": {
 			"{}\n---\nrun: [{script: x}]\n---\na: b\n",
-			`j:5:1: there are at most two documents, the spec and what it runs; this is a third`,
+			`j:5:1: there are at most two documents, a spec and a definition; this is a third`,
 		},
 		"merge key": {
 			"- &a {script: x}\n- {<<: *a, name: b}\n",
