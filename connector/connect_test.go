@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -26,12 +28,13 @@ type lease struct {
 	released atomic.Int32
 }
 
-func (l *lease) Conn() *mux.Conn { return l.conn }
-func (l *lease) Release()        { l.released.Add(1) }
+func (l *lease) Conn() connector.Conn { return l.conn }
+func (l *lease) Release()             { l.released.Add(1) }
 
 // build is what a Connector under test works with.
 type build struct {
 	*connector.Connector
+	vm    *connector.VM
 	lease *lease
 	log   *sshtest.Log
 	tmp   string
@@ -49,14 +52,7 @@ func runner(t testing.TB, body string) string {
 
 func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*connector.Config)) *build {
 	t.Helper()
-	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
-		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	b := &build{lease: &lease{conn: conn}, log: &sshtest.Log{}, tmp: sshtest.SocketDir(t)}
+	b := &build{lease: &lease{conn: connect(t, s)}, log: &sshtest.Log{}, tmp: sshtest.SocketDir(t)}
 	cfg := connector.Config{
 		Lease:   b.lease,
 		VM:      new(connector.VM),
@@ -69,10 +65,33 @@ func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*
 	if change != nil {
 		change(&cfg)
 	}
+	b.vm = cfg.VM
+	var err error
 	b.Connector, err = connector.New(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = b.Close(context.Background()) })
 	return b
+}
+
+// program returns the VM's step runner.
+func (b *build) program() program.Program { return b.vm.Program() }
+
+func connect(t testing.TB, s *sshtest.Server) *mux.Conn {
+	t.Helper()
+	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
+		User:     s.User,
+		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
+		HostKeys: mux.PinnedHostKeys(s.HostKey),
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// onServers runs test on a VM in miniature and on a real sshd.
+func onServers(t *testing.T, test func(*testing.T, *sshtest.Server)) {
+	t.Run("in-process", func(t *testing.T) { test(t, embedded(t)) })
+	t.Run("OpenSSH", func(t *testing.T) { test(t, sshtest.OpenSSH(t)) })
 }
 
 func embedded(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }
@@ -256,9 +275,11 @@ func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorContains(t, b.Close(sshtest.Within(t)), "it is not gone")
 		require.EqualValues(t, 1, b.lease.released.Load())
-		for _, p := range pidsIn(t, pid) {
-			require.NoError(t, syscall.Kill(p, syscall.SIGKILL))
-		}
+		text, err := os.ReadFile(pid)
+		require.NoError(t, err)
+		p, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		require.NoError(t, err)
+		require.NoError(t, syscall.Kill(p, syscall.SIGKILL))
 	})
 }
 

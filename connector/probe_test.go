@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -73,7 +74,7 @@ func TestTheVersionIsFoundBehindALoginShellsGreeting(t *testing.T) {
 	})
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	require.Equal(t, "17.11.0", b.Program().Version)
+	require.Equal(t, "17.11.0", b.program().Version)
 }
 
 func TestAProgramIsAskedOncePerConnection(t *testing.T) {
@@ -118,7 +119,7 @@ func TestAnErrorIsSharedByThoseWhoWaitForItAndTheNextOneAsksAgain(t *testing.T) 
 	require.NoError(t, os.WriteFile(mended, nil, 0o600))
 	_, err := newBuild(t, s, "last", "", share).Connect(sshtest.Within(t))
 	require.ErrorContains(t, err, "exit status 1", "it is a stepmux now, with a serve that fails")
-	require.Equal(t, connector.Stepmux, vm.Program().Kind)
+	require.Equal(t, program.Stepmux, vm.Program().Kind)
 }
 
 func TestAnotherVersionIsToldOnce(t *testing.T) {
@@ -131,8 +132,8 @@ func TestAnotherVersionIsToldOnce(t *testing.T) {
 				c.VM, c.Logger, c.Route, c.Version = vm, logger, route, "v9.9.9"
 			})
 			require.NoError(t, b.runs(t))
-			require.Equal(t, "devel", b.Program().Version)
-			require.Equal(t, binary(t).Platform(), b.Program().Platform)
+			require.Equal(t, "devel", b.program().Version)
+			require.Equal(t, binary(t).Platform(), b.program().Platform)
 		}
 		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
 		require.Contains(t, log.String(), "there=devel here=v9.9.9")
@@ -153,7 +154,7 @@ func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
 	require.NoError(t, os.Symlink(runnertest.GitLabRunner(t)[0], filepath.Join(bin, "gitlab-runner")))
 	b := v.build(t, "b2", none)
 	require.NoError(t, b.runs(t))
-	require.Equal(t, connector.Program{Kind: connector.StepRunner, Version: "17.11.0", Platform: binary(t).Platform(), Command: []string{"gitlab-runner"}}, b.Program())
+	require.Equal(t, program.Program{Kind: program.StepRunner, Version: "17.11.0", Platform: binary(t).Platform(), Command: []string{"gitlab-runner"}}, b.program())
 
 	err = v.build(t, "b3", func(c *connector.Config) { c.Runner, c.Bootstrap = []string{"stepmux"}, nil }).runs(t)
 	require.ErrorContains(t, err, `is "stepmux" installed on the VM`, "not if stepmux was asked for")
@@ -164,7 +165,7 @@ func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
 	require.NoError(t, os.Symlink(runnertest.Command(t)[0], filepath.Join(bin, "stepmux")))
 	b = v.build(t, "b5", none)
 	require.NoError(t, b.runs(t))
-	require.Equal(t, []string{"stepmux"}, b.Program().Command)
+	require.Equal(t, []string{"stepmux"}, b.program().Command)
 }
 
 func TestAServeThatIsGoneSaysNothingAboutForwarding(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -114,7 +114,7 @@ func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	if err != nil {
 		return finish(err)
 	}
-	code, err := connector.RunCommand(ctx, starter, connector.Command{
+	code, err := script.RunCommand(ctx, starter, script.Command{
 		Line:   opts.Command,
 		Grace:  c.owner.provider.cfg.Grace,
 		Stderr: opts.Stderr,
@@ -144,7 +144,7 @@ func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writ
 	if err != nil {
 		return nil, finish(err)
 	}
-	running, err := connector.StartCommand(ctx, starter, connector.Command{
+	running, err := script.StartCommand(ctx, starter, script.Command{
 		Line:   command,
 		Grace:  c.owner.provider.cfg.Grace,
 		Stderr: stderr,

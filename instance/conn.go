@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/script"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 // however the command did: Wait tells.
 type CommandConn struct {
 	*streamConn
-	running *connector.Running
+	running *script.Running
 }
 
 var _ net.Conn = (*CommandConn)(nil)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -64,7 +65,7 @@ type VMStat struct {
 	ConnState   ConnState         // of the newest
 	Conn        mux.Stat          // of the newest connection; zero before the first
 	Route       connector.Choice  // what builds take there; empty while unknown
-	Program     connector.Program // the step runner that was found there; zero while unknown
+	Program     program.Program // the step runner that was found there; zero while unknown
 }
 
 // JumpStat is a snapshot of a jump host and its connection.

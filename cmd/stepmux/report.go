@@ -14,6 +14,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
 
@@ -229,7 +230,7 @@ type jsonSummary struct {
 }
 
 type jsonProgram struct {
-	Kind     connector.Kind `json:"kind"`
+	Kind     program.Kind `json:"kind"`
 	Version  string         `json:"version,omitempty"`
 	Platform string         `json:"platform,omitempty"`
 	Command  []string       `json:"command"`

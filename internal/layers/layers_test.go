@@ -19,14 +19,20 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":      {},
-	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
-	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
-	"instance":  {"connector", "mux", "pool", "internal/wire"},
+	"pool": {},
+	"mux":  {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
+	"connector": {
+		"connector/program", "connector/buildlog", "mux", "internal/wire", "internal/tail", "internal/flight", "remote/api/**",
+	},
+	"connector/program":  {"mux", "internal/wire", "internal/tail"},
+	"connector/script":   {"connector/buildlog", "mux", "internal/wire", "internal/tail"},
+	"connector/buildlog": {},
+
+	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "internal/spell"},
 	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "mux", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "internal/termtext"},
 	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
@@ -76,11 +82,13 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {"instance/**", "connector", "connector/program", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
 	"examples/sources": {"internal/fetchtest"},
-	"bench":            {"**"},
-	"bench/report":     {},
+	// As a user of the packages writes it.
+	"examples/library/runner": {"instance", "connector", "mux"},
+	"bench":                   {"**"},
+	"bench/report":            {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {
