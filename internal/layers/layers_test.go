@@ -19,27 +19,28 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool": {},
-	"mux":  {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
+	"pool":      {},
+	"mux":       {"mux/login", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
 	"connector": {
 		"connector/program", "connector/buildlog", "mux", "internal/wire", "internal/tail", "internal/flight", "remote/api/**",
 	},
 	"connector/program":  {"mux", "internal/wire", "internal/tail"},
 	"connector/script":   {"connector/buildlog", "mux", "internal/wire", "internal/tail"},
-	"connector/buildlog": {},
+	"connector/buildlog": {"internal/termtext"},
 
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "mux", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
+	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
+	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext"},
+	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
 	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
 	"remote/step/engine":         {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
-	"remote/step/fetch":          {"remote/step/lang", "remote/api/**", "internal/rmtree"},
+	"remote/step/fetch":          {"internal/termtext", "remote/step/lang", "remote/api/**", "internal/rmtree"},
 	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
@@ -63,30 +64,29 @@ var allowed = map[string][]string{
 	"internal/subprocess": {},
 	"internal/firstuse":   {},
 	// What OpenSSH's client configuration says, in terms of mux.
-	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
-	"internal/spell":      {},
-	"internal/termtext":   {},
-	"internal/tail":       {},
-	"internal/rmtree":     {},
-	"internal/smallhttp":  {},
-	"internal/embeddedvm": {"internal/wire"},
-	"internal/faultconn":  {},
-	"internal/sshtest":    {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
-	"internal/rawssh":     {},
-	"internal/runnertest": {},
+	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
+	"internal/spell":       {},
+	"internal/termtext":    {},
+	"internal/tail":        {},
+	"internal/rmtree":      {},
+	"internal/boundedhttp": {},
+	"internal/embeddedvm":  {"internal/wire"},
+	"internal/faultconn":   {},
+	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
+	"internal/rawssh":      {},
+	"internal/runnertest":  {},
 	// A stand-in for another step runner, which is a program of its own.
 	"internal/runnertest/gitlabrunner": {"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 	"internal/fetchtest":               {},
 	// It drives the manager's end as a user of the packages does, and the program as a process.
-	"bench/faults":          {"instance", "connector", "mux", "internal/faultconn"},
+	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "connector/program", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources": {"internal/fetchtest"},
-	// As a user of the packages writes it.
-	"examples/library/runner": {"instance", "connector", "mux"},
+	"examples/sources":        {"internal/fetchtest"},
+	"examples/library/runner": {"instance", "connector", "mux", "mux/login"},
 	"bench":                   {"**"},
 	"bench/report":            {},
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func main() {
@@ -47,11 +48,11 @@ func run(ctx context.Context, vm, identity, knownHosts, command, file string, lo
 	if err != nil {
 		return err
 	}
-	key, err := mux.KeyFile(identity)
+	key, err := login.KeyFile(identity)
 	if err != nil {
 		return err
 	}
-	hostKeys, err := mux.KnownHosts(knownHosts)
+	hostKeys, err := login.KnownHosts(knownHosts)
 	if err != nil {
 		return err
 	}
@@ -61,7 +62,7 @@ func run(ctx context.Context, vm, identity, knownHosts, command, file string, lo
 		Addr:     addr,
 		Capacity: 8,
 		Runner:   []string{command},
-		SSH:      mux.Config{User: user, Auth: []mux.Auth{key}, HostKeys: hostKeys},
+		SSH:      mux.Config{User: user, Auth: []login.Auth{key}, HostKeys: hostKeys},
 	})
 	if err != nil {
 		return err
