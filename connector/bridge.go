@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 
 // bridge is one open way to the build's socket.
 type bridge struct {
-	io.ReadWriteCloser
+	net.Conn
 	build *build
 	once  sync.Once
 }
@@ -27,7 +28,7 @@ type bridge struct {
 func (b *bridge) Close() error {
 	var err error
 	b.once.Do(func() {
-		err = b.ReadWriteCloser.Close()
+		err = b.Conn.Close()
 		cfg := &b.build.c.cfg
 		cfg.Trace.BridgeClose(cfg.BuildID)
 		b.build.mu.Lock()
@@ -38,7 +39,7 @@ func (b *bridge) Close() error {
 }
 
 // dial opens a bridge by the build's route, or returns the early one.
-func (b *build) dial() (io.ReadWriteCloser, error) {
+func (b *build) dial() (net.Conn, error) {
 	life := b.c.life
 	if life.Err() != nil {
 		return nil, context.Cause(life)
@@ -55,12 +56,12 @@ func (b *build) dial() (io.ReadWriteCloser, error) {
 		}
 		return nil, bridgeError(err)
 	}
-	return b.adopt(raw)
+	return orNil(b.adopt(raw))
 }
 
 // adopt makes raw a bridge of the build, or closes it.
-func (b *build) adopt(raw io.ReadWriteCloser) (*bridge, error) {
-	br := &bridge{ReadWriteCloser: raw, build: b}
+func (b *build) adopt(raw net.Conn) (*bridge, error) {
+	br := &bridge{Conn: raw, build: b}
 	b.mu.Lock()
 	if isDone(b.c.closing) {
 		b.mu.Unlock()
@@ -76,7 +77,7 @@ func (b *build) adopt(raw io.ReadWriteCloser) (*bridge, error) {
 }
 
 // keepEarly keeps a bridge for the first call of dial.
-func (b *build) keepEarly(raw io.ReadWriteCloser) error {
+func (b *build) keepEarly(raw net.Conn) error {
 	br, err := b.adopt(raw)
 	if err != nil {
 		return err
@@ -85,7 +86,7 @@ func (b *build) keepEarly(raw io.ReadWriteCloser) error {
 	return nil
 }
 
-func (b *build) dialRoute() (io.ReadWriteCloser, error) {
+func (b *build) dialRoute() (net.Conn, error) {
 	route := b.routes().Bridge
 	if route != Streamlocal {
 		return b.dialBy(route)
@@ -111,7 +112,7 @@ func (b *build) dialRoute() (io.ReadWriteCloser, error) {
 }
 
 // dialBy opens a bridge by relay or session.
-func (b *build) dialBy(route Route) (io.ReadWriteCloser, error) {
+func (b *build) dialBy(route Route) (net.Conn, error) {
 	if route == Relay {
 		return orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
 	}
@@ -119,7 +120,7 @@ func (b *build) dialBy(route Route) (io.ReadWriteCloser, error) {
 }
 
 // orNil returns a nil interface with an error.
-func orNil[T io.ReadWriteCloser](stream T, err error) (io.ReadWriteCloser, error) {
+func orNil[T net.Conn](stream T, err error) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func orNil[T io.ReadWriteCloser](stream T, err error) (io.ReadWriteCloser, error
 
 // withoutStreamlocal bridges by the next route when streamlocal, which worked before, failed with err
 // though serve still lives. Later builds do not try it.
-func (b *build) withoutStreamlocal(err error) (io.ReadWriteCloser, error) {
+func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
 	route, stream, fallbackErr := b.dialInstead()
 	if fallbackErr != nil {
 		return nil, errors.Join(err, fallbackErr)
@@ -141,7 +142,7 @@ func (b *build) withoutStreamlocal(err error) (io.ReadWriteCloser, error) {
 }
 
 // dialInstead bridges by the route that comes after streamlocal, and checks that serve is at its other end.
-func (b *build) dialInstead() (Route, io.ReadWriteCloser, error) {
+func (b *build) dialInstead() (Route, net.Conn, error) {
 	if b.relay != nil {
 		stream, err := b.dialBy(Relay)
 		return Relay, stream, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // starter starts processes on a VM: a Conn, a relay or a reservation.
@@ -23,7 +24,7 @@ type build struct {
 	c        *Connector
 	conn     Conn
 	program  *program.Program
-	relay    *mux.Relay       // nil if the build is started by session
+	relay    *relay.Relay     // nil if the build is started by session
 	sessions *mux.Reservation // nil if the build needs no session, or prestarted processes have them
 	starter  starter
 	serve    *serve           // nil before it has started
@@ -212,8 +213,8 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 
 // startError turns a relay's refusal of a missing program into the error that a login shell's exit code gives.
 func (b *build) startError(err error) error {
-	refused := (*mux.RefusedError)(nil)
-	if errors.As(err, &refused) && refused.Reason == mux.RefusedNotFound {
+	refused := (*relay.RefusedError)(nil)
+	if errors.As(err, &refused) && refused.Reason == relay.RefusedNotFound {
 		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
 	}
 	return err

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 const (
@@ -37,7 +38,7 @@ type Conn interface {
 	// DialUnix connects to a unix socket on the VM.
 	DialUnix(ctx context.Context, path string) (*mux.Stream, error)
 	// Relay returns the relay that cmd starts, started if it does not run.
-	Relay(ctx context.Context, cmd mux.Command) (*mux.Relay, error)
+	Relay(ctx context.Context, cmd mux.Command) (*relay.Relay, error)
 }
 
 // Lease is a build's share of its VM's connection.

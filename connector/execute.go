@@ -188,13 +188,7 @@ func (b *build) newClient() (*grpc.ClientConn, error) {
 	client, err := grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
 		b.c.withCredentials(),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			rwc, err := b.dial()
-			if err != nil {
-				return nil, err
-			}
-			return bridgeConn{rwc}, nil
-		}),
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b.dial() }),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
@@ -479,17 +473,3 @@ func broken(err error) bool {
 		return false
 	}
 }
-
-// bridgeConn makes a bridge the net.Conn that gRPC needs. Bridges have no deadlines; gRPC ends its waits by closing.
-type bridgeConn struct{ io.ReadWriteCloser }
-
-func (bridgeConn) LocalAddr() net.Addr              { return bridgeAddr{} }
-func (bridgeConn) RemoteAddr() net.Addr             { return bridgeAddr{} }
-func (bridgeConn) SetDeadline(time.Time) error      { return nil }
-func (bridgeConn) SetReadDeadline(time.Time) error  { return nil }
-func (bridgeConn) SetWriteDeadline(time.Time) error { return nil }
-
-type bridgeAddr struct{}
-
-func (bridgeAddr) Network() string { return "bridge" }
-func (bridgeAddr) String() string  { return "step-runner" }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // Route is a way to start a process on the VM, or to reach a build's socket there.
@@ -47,8 +47,8 @@ const forced = "forced"
 
 // plan is the way in which a build's serve is started and its socket reached.
 type plan struct {
-	Choice            // Bridge is empty if this build is to probe streamlocal
-	relay  *mux.Relay // starts serve; nil if Start is Session
+	Choice              // Bridge is empty if this build is to probe streamlocal
+	relay  *relay.Relay // starts serve; nil if Start is Session
 	// report ends the probe of streamlocal with its result and how long that holds; only the first call counts.
 	// It is nil if this build does not probe.
 	report func(capability, time.Duration)
@@ -91,7 +91,7 @@ func (v *VM) plan(ctx context.Context, cfg *Config, conn Conn, runner []string) 
 
 // startRelay returns the relay that starts processes, started if it does not run, and the reason for it or, without a
 // relay, the reason for sessions.
-func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []string) (*mux.Relay, string, error) {
+func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []string) (*relay.Relay, string, error) {
 	if cfg.Route == Session || cfg.Route == Streamlocal {
 		return nil, forced, nil
 	}
@@ -122,7 +122,7 @@ func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []st
 // StartRelay returns the relay that starts processes on the VM best, for package script; it is nil, without an error,
 // where sessions do. The relay is started if it does not run, and belongs to the connection. Of cfg it uses Lease,
 // which stays the caller's, VM, Runner, TempDir, Route and Logger. ctx bounds the wait for the relay.
-func StartRelay(ctx context.Context, cfg Config) (*mux.Relay, error) {
+func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 	if cfg.Lease == nil || cfg.VM == nil {
 		return nil, errors.New("connector: Config.Lease or Config.VM is nil")
 	}

@@ -3,6 +3,8 @@ package mux
 import (
 	"errors"
 	"syscall"
+
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // signalNumbers holds Linux's numbers of the signals that SSH names (RFC 4254, section 6.10).
@@ -36,8 +38,8 @@ func ExitCode(err error) int {
 // unknown.
 func IsLost(err error) bool {
 	var (
-		conn  *ConnError
-		relay *RelayError
+		conn *ConnError
+		gone *relay.Error
 	)
-	return errors.As(err, &conn) || errors.As(err, &relay)
+	return errors.As(err, &conn) || errors.As(err, &gone)
 }

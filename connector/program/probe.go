@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // maxAnswer bounds the output of a program that is asked for its version, its platform or its path.
@@ -66,13 +67,13 @@ func (f *finder) find(ctx context.Context) (*Program, error) {
 func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 	var refused error
 	if f.Relay != NoRelay {
-		relay, err := f.StartRelay(ctx, runner)
+		started, err := f.StartRelay(ctx, runner)
 		if err == nil {
 			f.noRelay = ""
-			told := relay.Program()
+			told := started.Program()
 			return &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner}, nil
 		}
-		failed := (*mux.RelayError)(nil)
+		failed := (*relay.Error)(nil)
 		switch {
 		case errors.As(err, &failed) && failed.Version != 0:
 			return f.otherProtocol(runner, failed, err)
@@ -99,7 +100,7 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 }
 
 // otherProtocol handles a stepmux whose relay has another version of the protocol.
-func (f *finder) otherProtocol(runner []string, failed *mux.RelayError, hinted error) (*Program, error) {
+func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted error) (*Program, error) {
 	p := &Program{Kind: Stepmux, Command: runner}
 	switch {
 	case failed.Version < wire.RelayVersion && len(f.Bootstrap) > 0:

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // Kind says how a step runner is driven.
@@ -53,7 +54,7 @@ func (p Program) String() string {
 // Conn is the connection to the VM. A *mux.Conn is one.
 type Conn interface {
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
-	Relay(ctx context.Context, cmd mux.Command) (*mux.Relay, error)
+	Relay(ctx context.Context, cmd mux.Command) (*relay.Relay, error)
 }
 
 // RelayUse says whether a relay is wanted.
@@ -86,7 +87,7 @@ type Config struct {
 }
 
 // StartRelay returns the relay of a runner command, which it starts if it does not run.
-func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*mux.Relay, error) {
+func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Relay, error) {
 	relay, err := cfg.Conn.Relay(ctx, mux.Command{
 		Argv: relayArgv(runner, cfg.TempDir), Stderr: relayLog{cfg.Logger},
 	})
@@ -95,13 +96,13 @@ func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*mux.Relay,
 
 // HasNoRelay reports whether an error of StartRelay says that there is no relay, on a connection that works.
 func HasNoRelay(err error) bool {
-	refused := (*mux.RelayError)(nil)
+	refused := (*relay.Error)(nil)
 	return errors.As(err, &refused) || errors.Is(err, mux.ErrForbidden)
 }
 
 // relayHint adds advice to the error of a relay that did not start.
 func relayHint(runner []string, err error) error {
-	failed := (*mux.RelayError)(nil)
+	failed := (*relay.Error)(nil)
 	if !errors.As(err, &failed) {
 		return err
 	}

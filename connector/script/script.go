@@ -6,11 +6,12 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 const defaultGrace = 10 * time.Second
 
-// Starter starts processes on a VM: a *mux.Conn, in sessions of its own, or a *mux.Relay.
+// Starter starts processes on a VM: a *mux.Conn, in sessions of its own, or a *relay.Relay.
 type Starter interface {
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
 }
@@ -35,7 +36,7 @@ type Script struct {
 // longer than the grace, and returns ctx.Err(). The same happens on the VM when the connection is lost or this program
 // is killed. Processes that the shell leaves behind are killed at its end; a session finds those that left the shell's
 // process group only by their environment. Any other error is a [*MachineError] when the VM could not run the script,
-// a *buildlog.Error, a *mux.ConnError or a *mux.RelayError.
+// a *buildlog.Error, a *mux.ConnError or a *relay.Error.
 func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if len(s.Shell) == 0 {
 		s.Shell = []string{"bash"}
@@ -74,6 +75,6 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 
 // isRelay reports whether the processes of starter are started by a relay, which is a stepmux.
 func isRelay(starter Starter) bool {
-	_, ok := starter.(*mux.Relay)
+	_, ok := starter.(*relay.Relay)
 	return ok
 }

@@ -19,28 +19,45 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":      {},
-	"mux":       {"mux/login", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"pool":        {},
+	"mux/channel": {},
+	// The relay's client end, over any byte stream.
+	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
 	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
-	"connector": {
-		"connector/program", "connector/buildlog", "mux", "internal/wire", "internal/tail", "internal/flight", "remote/api/**",
+	"mux": {
+		"mux/channel", "mux/relay", "mux/login",
+		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
 	},
-	"connector/program":  {"mux", "internal/wire", "internal/tail"},
-	"connector/script":   {"connector/buildlog", "mux", "internal/wire", "internal/tail"},
+	"connector": {
+		"connector/program", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail", "internal/flight", "remote/api/**",
+	},
+	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/script":   {"connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 
-	"instance": {"connector/**", "mux", "pool", "internal/wire"},
+	"instance":  {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
 	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
 	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext"},
 	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
 
-	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
-	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
-	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
-	"remote/step/engine":         {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
-	"remote/step/fetch":          {"internal/termtext", "remote/step/lang", "remote/api/**", "internal/rmtree"},
+	"remote": {
+		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
+	},
+	"remote/relay": {
+		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
+		"internal/oserr",
+	},
+	"remote/socketdir":   {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
+	"remote/pipe":        {"internal/wire"},
+	"remote/job/service": {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
+	"remote/job":         {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
+	"remote/step/engine": {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
+	"remote/step/fetch": {
+		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
+	},
 	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
@@ -49,8 +66,8 @@ var allowed = map[string][]string{
 	"remote/standalone/provenance": {"remote/step/trace"},
 	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
 	"remote/step/expr":             {},
-	"remote/proc":                  {},
-	"remote/job/joblog":            {},
+	"remote/proc":                  {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/job/joblog":            {"internal/oserr"},
 	"remote/step/mask":             {},
 
 	"remote/api/runnerproto": {},
@@ -68,7 +85,10 @@ var allowed = map[string][]string{
 	"internal/spell":       {},
 	"internal/termtext":    {},
 	"internal/tail":        {},
-	"internal/rmtree":      {},
+	"internal/rmtree":      {"internal/oserr"},
+	"internal/filelock":    {},
+	"internal/oserr":       {},
+	"internal/remotetest":  {"internal/wire"},
 	"internal/boundedhttp": {},
 	"internal/embeddedvm":  {"internal/wire"},
 	"internal/faultconn":   {},
@@ -85,10 +105,11 @@ var allowed = map[string][]string{
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources":        {"internal/fetchtest"},
+	"examples/sources":      {"internal/fetchtest"},
 	"examples/library/runner": {"instance", "connector", "mux", "mux/login"},
-	"bench":                   {"**"},
-	"bench/report":            {},
+	"examples/library/pool": {"mux", "mux/login", "pool"},
+	"bench":                 {"**"},
+	"bench/report":          {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {
