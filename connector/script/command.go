@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
@@ -21,16 +22,21 @@ type Command struct {
 	Stderr io.Writer
 }
 
-// Running is a command that StartCommand has started. Read and Write may be called at the same time, each from one
-// goroutine; the rest from any.
+// Running is a command that StartCommand has started: a stream to its standard input and from its standard output,
+// with the deadlines of a net.Conn. It is safe for concurrent use.
 type Running struct {
 	process  *process
 	released chan struct{} // closed when stderr shall not wait for its log any more
-	stopping sync.Mutex
+
+	reading, writing sync.Mutex // held by Read and by Write
+
+	closeOnce sync.Once
+	mu        sync.Mutex    // held to set a deadline, and to close closed
+	closed    chan struct{} // closed when Close begins
 }
 
-// StartCommand starts a command. ctx bounds the start only. The caller calls Stop. Writing to the Running
-// writes to the command's standard input, which ends with Stop; reading reads its standard output.
+// StartCommand starts a command. ctx bounds the start only. The caller calls Close. Writing to the Running
+// writes to the command's standard input, which ends with Close; reading reads its standard output.
 //
 // By a relay it needs no other program. By a session the VM needs a POSIX sh, setsid and grep, among others as
 // common; Wait returns a [*MachineError] if one is missing.
@@ -47,7 +53,7 @@ func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, er
 	if err != nil {
 		return nil, err
 	}
-	return &Running{process: p, released: released}, nil
+	return &Running{process: p, released: released, closed: make(chan struct{})}, nil
 }
 
 func startCommand(
@@ -69,11 +75,54 @@ func startCommand(
 	return start(ctx, starter, s)
 }
 
-// Read reads the command's standard output, to its end.
-func (r *Running) Read(p []byte) (int, error) { return r.process.Read(p) }
+// Read reads the command's standard output, to its end. After Close the error is net.ErrClosed.
+func (r *Running) Read(p []byte) (int, error) { return r.do(&r.reading, r.process.Read, p) }
 
-// Write writes to the command's standard input.
-func (r *Running) Write(p []byte) (int, error) { return r.process.Write(p) }
+// Write writes to the command's standard input. After Close the error is net.ErrClosed.
+func (r *Running) Write(p []byte) (int, error) { return r.do(&r.writing, r.process.Write, p) }
+
+func (r *Running) do(one *sync.Mutex, transfer func([]byte) (int, error), p []byte) (n int, err error) {
+	one.Lock()
+	defer one.Unlock()
+	if !r.isClosed() {
+		n, err = transfer(p)
+	}
+	if r.isClosed() {
+		return n, net.ErrClosed
+	}
+	return n, err
+}
+
+func (r *Running) isClosed() bool {
+	select {
+	case <-r.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// SetDeadline sets the deadlines of Read and of Write.
+func (r *Running) SetDeadline(t time.Time) error { return r.set(r.process.remote.SetDeadline, t) }
+
+// SetReadDeadline sets the deadline of Read.
+func (r *Running) SetReadDeadline(t time.Time) error {
+	return r.set(r.process.remote.SetReadDeadline, t)
+}
+
+// SetWriteDeadline sets the deadline of Write.
+func (r *Running) SetWriteDeadline(t time.Time) error {
+	return r.set(r.process.remote.SetWriteDeadline, t)
+}
+
+func (r *Running) set(deadline func(time.Time) error, t time.Time) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isClosed() {
+		return net.ErrClosed
+	}
+	return deadline(t)
+}
 
 // Wait waits until the command has ended and returns its exit code, as Run does, or until ctx ends:
 // then the error is ctx's cause. Unread output delays the end.
@@ -85,24 +134,32 @@ func (r *Running) Wait(ctx context.Context) (code int, err error) {
 	return code, lossOf("run command", err)
 }
 
-// Stop ends the command, if it runs: SIGTERM to its process group, the grace, SIGKILL. It waits until the
-// command is seen gone, not much longer than the grace, and wakes Read and Write. Output must be read, or
-// have been given up, meanwhile. Idempotent: later calls wait for the first.
-func (r *Running) Stop() {
-	r.stopping.Lock()
-	defer r.stopping.Unlock()
-	defer func() {
-		select {
-		case <-r.released:
-		default:
-			close(r.released)
+// Close ends the command, if it runs: SIGTERM to its process group, the grace, SIGKILL. It wakes Read and Write and
+// discards the rest of the output. It waits until the command is seen gone, not much longer than the grace.
+// Idempotent: later calls wait for the first. It returns nil.
+func (r *Running) Close() error {
+	r.closeOnce.Do(func() {
+		remote := r.process.remote
+		r.mu.Lock()
+		close(r.closed)
+		_ = remote.SetDeadline(time.Unix(1, 0)) // fails only if the channel is closed, like the next
+		r.mu.Unlock()
+		for _, call := range []*sync.Mutex{&r.reading, &r.writing} {
+			call.Lock() // soon: its deadline has passed
+			call.Unlock()
 		}
-	}()
-	if _, told := r.process.stderr.end(); told {
-		r.process.close()
-		return
-	}
-	r.process.stop(nil)
+		_ = remote.SetDeadline(time.Time{})
+		var reading sync.WaitGroup
+		reading.Go(func() { _ = drain(r.process, nil) }) // unread output would block the process
+		if _, told := r.process.stderr.end(); told {
+			r.process.close()
+		} else {
+			r.process.stop(nil)
+		}
+		close(r.released)
+		reading.Wait()
+	})
+	return nil
 }
 
 // RunCommand runs a command with stdin, which may be nil, as its standard input and its standard output

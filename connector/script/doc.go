@@ -4,5 +4,5 @@
 // whose stdin and stdout are the caller's. A [Starter] is a connection to the VM or its relay: by a relay the VM's
 // stepmux runs them, by an SSH session a wrapper for a POSIX sh does. Either way they end, with all they started, when
 // the caller's ctx ends, when the connection is lost and when this program is killed. Run and RunCommand have stopped
-// everything when they return; Running.Stop ends a Running. Output goes through package buildlog.
+// everything when they return; Running.Close ends a Running. Output goes through package buildlog.
 package script

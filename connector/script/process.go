@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -105,7 +106,7 @@ func (p *process) Read(b []byte) (int, error) {
 			return n, err
 		}
 		pass := p.stdout.Scan(b[:n])
-		if err != nil {
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			pass = append(pass[:len(pass):len(pass)], p.stdout.Rest()...)
 		}
 		n = copy(b, pass)
