@@ -220,7 +220,8 @@ func unusable(t testing.TB) map[string]struct {
 	if binary(t).Platform() == other {
 		machine, other = "\x3e", "linux/amd64"
 	}
-	elf := "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" + strings.Repeat("\x00\xff", 400)
+	elf := "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" +
+		strings.Repeat("\x00\xff", 400)
 	return map[string]struct {
 		text string
 		mode os.FileMode
@@ -263,13 +264,16 @@ func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
 func TestAStepmuxWithoutARelayIsReplacedIfAllowed(t *testing.T) {
 	v := newBareVM(t)
 	path := filepath.Join(t.TempDir(), "stepmux")
-	old := "#!/bin/sh\ncase $1 in --version) printf 'Version: 0.1\\nName: stepmux\\nProtocol: 0\\nOS/Arch: " + binary(t).Platform() +
-		"\\n';; *) [ \"$2\" != relay ] || { echo no such command >&2; exit 1; }; exec " + runnertest.Command(t)[0] + ` "$@";; esac` + "\n"
+	platform := binary(t).Platform()
+	old := "#!/bin/sh\ncase $1 in --version) printf 'Version: 0.1\\nName: stepmux\\nProtocol: 0\\nOS/Arch: " + platform +
+		"\\n';; *) [ \"$2\" != relay ] || { echo no such command >&2; exit 1; }; exec " +
+		runnertest.Command(t)[0] + ` "$@";; esac` + "\n"
 	require.NoError(t, os.WriteFile(path, []byte(old), 0o700))
 	for _, route := range []connector.Route{connector.Auto, connector.Session} {
 		b := v.build(t, "b1", func(c *connector.Config) { c.Runner, c.Route, c.Bootstrap = []string{path}, route, nil })
 		require.NoError(t, b.runs(t), "it is good for sessions")
-		require.Equal(t, program.Program{Kind: program.Stepmux, Version: "0.1", Platform: binary(t).Platform(), Command: []string{path}}, b.program())
+		want := program.Program{Kind: program.Stepmux, Version: "0.1", Platform: platform, Command: []string{path}}
+		require.Equal(t, want, b.program())
 		b = v.build(t, "b2", func(c *connector.Config) {
 			c.Runner, c.Route, c.Bootstrap = []string{path}, route, []*program.Binary{foreignBinary(t)}
 		})
@@ -285,7 +289,9 @@ func TestAStepmuxWithoutARelayIsReplacedIfAllowed(t *testing.T) {
 func TestAStepmuxOfANewerProtocolIsDrivenBySessions(t *testing.T) {
 	v := newBareVM(t)
 	path := filepath.Join(t.TempDir(), "stepmux")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n[ \"$2\" != relay ] || { read x; echo stepmux-relay/7; exit 3; }\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	newer := "#!/bin/sh\n[ \"$2\" != relay ] || { read x; echo stepmux-relay/7; exit 3; }\nexec " +
+		runnertest.Command(t)[0] + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(path, []byte(newer), 0o700))
 	b := v.build(t, "b1", func(c *connector.Config) { c.Runner = []string{path} })
 	require.NoError(t, b.runs(t))
 	require.Equal(t, []string{path}, b.program().Command)
@@ -405,7 +411,8 @@ func onlyPrograms(t testing.TB, names ...string) string {
 }
 
 func TestTheProgramVerifiesItselfWhereNothingElseCan(t *testing.T) {
-	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "mktemp", "head", "wc", "sync", "mv", "touch", "find", "cut", "sed", "cat")
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "mktemp", "head", "wc",
+		"sync", "mv", "touch", "find", "cut", "sed", "cat")
 	v := newBareVM(t, "PATH="+bin)
 	require.NoError(t, v.build(t, "b1", nil).runs(t))
 	require.NoError(t, v.build(t, "b2", nil).runs(t), "and finds it again")
@@ -440,7 +447,8 @@ func TestOldProgramsAreSweptUnlessTheyRun(t *testing.T) {
 	require.NoError(t, err)
 	text, err := os.ReadFile(sleep)
 	require.NoError(t, err)
-	for name, when := range map[string]time.Time{"unused": old, "running": old, "recent": time.Now().Add(-24 * time.Hour)} {
+	recent := time.Now().Add(-24 * time.Hour)
+	for name, when := range map[string]time.Time{"unused": old, "running": old, "recent": recent} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "stepmux"), text, 0o700))
 		require.NoError(t, os.Chtimes(filepath.Join(dir, name), when, when))
@@ -560,7 +568,8 @@ func TestAnotherBuildGoesOnWhenTheFirstGivesUp(t *testing.T) {
 
 func TestALoginShellThatTalksDoesNotDisturbAnUpload(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
-	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho 'Welcome, dear user'\nprintf '$ '\nexec /bin/sh \"$@\"\n"), 0o700))
+	talks := "#!/bin/sh\necho 'Welcome, dear user'\nprintf '$ '\nexec /bin/sh \"$@\"\n"
+	require.NoError(t, os.WriteFile(shell, []byte(talks), 0o700))
 	v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
 	v.Server = sshtest.InProcess(t, embeddedvm.Config{Shell: shell, Env: []string{"XDG_CACHE_HOME=" + v.cache}})
 	for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
@@ -574,9 +583,10 @@ func TestOnlyAStepmuxIsLoaded(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text")
 	require.NoError(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700))
 	for path, want := range map[string]string{
-		"/no/such/file":               "no such file",
-		text:                          "is no stepmux program",
-		runnertest.GitLabRunner(t)[0]: "is no stepmux program, but github.com/stepmux/stepmux/internal/runnertest/gitlabrunner",
+		"/no/such/file": "no such file",
+		text:            "is no stepmux program",
+		runnertest.GitLabRunner(t)[0]: "is no stepmux program, " +
+			"but github.com/stepmux/stepmux/internal/runnertest/gitlabrunner",
 	} {
 		_, err := program.LoadBinary(path)
 		require.ErrorContains(t, err, want)

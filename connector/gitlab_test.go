@@ -95,18 +95,38 @@ func TestGitLabRunnerIsDrivenByItsOwnServeAndProxy(t *testing.T) {
 			require.False(t, found.Uploaded)
 			require.Equal(t, connector.Session, b.Choice().Start)
 			var out sshtest.Log
+			success := connector.Result{Status: connector.Succeeded}
 			for i, test := range []struct {
 				job  connector.Job
 				want connector.Result
 				out  string
 			}{
-				{connector.Job{Script: "echo \"hällo\t$WHO\" '\"\\'; pwd; echo problem >&2", Env: map[string]string{"WHO": "wörld 🙂"}}, connector.Result{Status: connector.Succeeded}, "hällo\twörld 🙂 \"\\\n"},
+				{
+					connector.Job{
+						Script: "echo \"hällo\t$WHO\" '\"\\'; pwd; echo problem >&2",
+						Env:    map[string]string{"WHO": "wörld 🙂"},
+					}, success, "hällo\twörld 🙂 \"\\\n",
+				},
 				{connector.Job{Script: "exit 42"}, connector.Result{Status: connector.Failed, ExitCode: 42}, ""},
 				{connector.Job{Script: "kill -KILL $$"}, connector.Result{Status: connector.Failed, ExitCode: 137}, ""},
-				{connector.Job{Steps: []byte("# steps\nrun:\n- name: one\n  script: echo of a step\n")}, connector.Result{Status: connector.Succeeded}, "of a step\n"},
-				{connector.Job{Steps: []byte("run:\n- name: one\n  script: echo of ${{ job.WHO }}\n"), Vars: []connector.Variable{{Key: "WHO", Value: "a variable"}}}, connector.Result{Status: connector.Succeeded}, "of a variable\n"},
-				{connector.Job{Steps: []byte("---\nrun:\n- name: one\n  script: echo after a mark\n")}, connector.Result{Status: connector.Succeeded}, "after a mark\n"},
-				{connector.Job{Steps: []byte("spec: {}\n---\nrun:\n- name: one\n  script: echo after a spec\n")}, connector.Result{Status: connector.Succeeded}, "after a spec\n"},
+				{
+					connector.Job{Steps: []byte("# steps\nrun:\n- name: one\n  script: echo of a step\n")},
+					success, "of a step\n",
+				},
+				{
+					connector.Job{
+						Steps: []byte("run:\n- name: one\n  script: echo of ${{ job.WHO }}\n"),
+						Vars:  []connector.Variable{{Key: "WHO", Value: "a variable"}},
+					}, success, "of a variable\n",
+				},
+				{
+					connector.Job{Steps: []byte("---\nrun:\n- name: one\n  script: echo after a mark\n")},
+					success, "after a mark\n",
+				},
+				{
+					connector.Job{Steps: []byte("spec: {}\n---\nrun:\n- name: one\n  script: echo after a spec\n")},
+					success, "after a spec\n",
+				},
 			} {
 				test.job.ID = fmt.Sprintf("job-%d", i)
 				got, err := b.Execute(sshtest.Within(t), test.job, &out)
@@ -139,7 +159,8 @@ func TestJobOfAGitLabRunnerIsCancelledAndTimedOut(t *testing.T) {
 		out.Await(t, "started\n")
 		cancel()
 		require.Equal(t, context.Canceled, <-ended)
-		result, err := b.Execute(sshtest.Within(t), connector.Job{ID: "2", Script: "sleep 600", Timeout: 50 * time.Millisecond}, &out)
+		slow := connector.Job{ID: "2", Script: "sleep 600", Timeout: 50 * time.Millisecond}
+		result, err := b.Execute(sshtest.Within(t), slow, &out)
 		require.NoError(t, err)
 		require.Equal(t, connector.Failed, result.Status)
 		require.True(t, result.TimedOut)
@@ -153,7 +174,8 @@ func TestAJobThatAGitLabRunnerRefusesIsNotValidAndItsVariablesAreNotTold(t *test
 	b := gitlabBuild(t, embedded(t), "b1", nil)
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	_, err = b.Execute(sshtest.Within(t), connector.Job{Steps: []byte("run:\n- s3cr3t: 1\n"), Env: map[string]string{"TOKEN": "s3cr3t"}}, &sshtest.Log{})
+	job := connector.Job{Steps: []byte("run:\n- s3cr3t: 1\n"), Env: map[string]string{"TOKEN": "s3cr3t"}}
+	_, err = b.Execute(sshtest.Within(t), job, &sshtest.Log{})
 	refused := (*connector.RequestError)(nil)
 	require.ErrorAs(t, err, &refused)
 	require.Contains(t, err.Error(), "[TOKEN]")
@@ -171,7 +193,8 @@ func TestLogOfAGitLabRunnerGoesOnOverAnotherBridge(t *testing.T) {
 	var out sshtest.Log
 	ended := make(chan error, 1)
 	go func() {
-		_, err := b.Execute(sshtest.Within(t), connector.Job{Script: "echo one; until [ -e " + gate + " ]; do sleep 0.01; done; echo two"}, &out)
+		job := connector.Job{Script: "echo one; until [ -e " + gate + " ]; do sleep 0.01; done; echo two"}
+		_, err := b.Execute(sshtest.Within(t), job, &out)
 		ended <- err
 	}()
 	out.Await(t, "one\n")
@@ -215,7 +238,8 @@ func TestNothingIsLeftOfAGitLabRunner(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				proxy := sshtest.Proxy(t, s.Addr)
-				b := gitlabBuild(t, s.Via(t, proxy.Addr()), "b1", func(c *connector.Config) { c.StopTimeout = 15 * time.Second }, test.words...)
+				slowly := func(c *connector.Config) { c.StopTimeout = 15 * time.Second }
+				b := gitlabBuild(t, s.Via(t, proxy.Addr()), "b1", slowly, test.words...)
 				_, err := b.Connect(sshtest.Within(t))
 				require.NoError(t, err)
 				var out sshtest.Log
@@ -254,7 +278,10 @@ func TestNoStepmuxSweepsTheDirectoryOfAGitLabRunnerThatStarts(t *testing.T) {
 		other := newBuild(t, s, "b2", runnertest.Command(t)[0], func(c *connector.Config) { c.TempDir = slow.tmp })
 		_, err := other.Connect(sshtest.Within(t))
 		require.NoError(t, err)
-		require.Eventually(t, func() bool { _, err := os.Stat(dead); return err != nil }, sshtest.Bound, time.Millisecond, "it has swept")
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(dead)
+			return err != nil
+		}, sshtest.Bound, time.Millisecond, "it has swept")
 		require.NoError(t, other.Close(sshtest.Within(t)))
 		require.NoError(t, os.WriteFile(gate, nil, 0o600))
 		require.NoError(t, <-ended)
@@ -317,7 +344,8 @@ func TestServeOfAnotherMakeThatIsNeverReadyLeavesNothing(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		for serve, want := range map[string]string{
 			"exec sleep 600": "was not ready within 300ms",
-			`printf 'step-runner is listening on socket %s' "$socket" >&2; exec sleep 600`: "was not ready within 300ms", // no newline
+			// no newline
+			`printf 'step-runner is listening on socket %s' "$socket" >&2; exec sleep 600`: "was not ready within 300ms",
 			"echo 'step-runner is listening on socket /tmp/x' >&2; exec sleep 600":         `listens on "/tmp/x" instead of`,
 			"echo cannot >&2; exit 7": "exit status 7; it said: cannot",
 			"no-such-program":         "exit status 127",

@@ -30,7 +30,9 @@ func (s *endedServer) Run(context.Context, *runnerproto.RunRequest) (*runnerprot
 	return &runnerproto.RunResponse{}, nil
 }
 
-func (s *endedServer) FollowLogs(req *runnerproto.FollowLogsRequest, stream grpc.ServerStreamingServer[runnerproto.FollowLogsResponse]) error {
+func (s *endedServer) FollowLogs(
+	req *runnerproto.FollowLogsRequest, stream grpc.ServerStreamingServer[runnerproto.FollowLogsResponse],
+) error {
 	for rest := s.log[req.GetOffset():]; len(rest) > 0; {
 		n := min(len(rest), 64<<10)
 		if err := stream.Send(&runnerproto.FollowLogsResponse{Data: rest[:n]}); err != nil {
@@ -42,7 +44,8 @@ func (s *endedServer) FollowLogs(req *runnerproto.FollowLogsRequest, stream grpc
 }
 
 func (s *endedServer) Status(_ context.Context, req *runnerproto.StatusRequest) (*runnerproto.StatusResponse, error) {
-	return &runnerproto.StatusResponse{Jobs: []*runnerproto.Status{{Id: req.GetId(), Status: s.state, Message: "exit status 7"}}}, nil
+	job := &runnerproto.Status{Id: req.GetId(), Status: s.state, Message: "exit status 7"}
+	return &runnerproto.StatusResponse{Jobs: []*runnerproto.Status{job}}, nil
 }
 
 func (s *endedServer) Cancel(context.Context, *runnerproto.CancelRequest) (*runnerproto.CancelResponse, error) {
@@ -65,7 +68,7 @@ func (l *slowLog) Write(p []byte) (int, error) {
 	return l.Buffer.Write(p)
 }
 
-// Symptom: a job that a GitLab runner's step runner had ended well was said to have timed out, when its log took longer.
+// Symptom: a job that succeeded was reported as timed out when its log took longer than the job's timeout.
 func TestASlowLogIsNoTimeoutOfAJobThatAManagersStepRunnerEndedWell(t *testing.T) {
 	for state, want := range map[runnerproto.Status_State]Result{
 		runnerproto.Status_success: {Status: Succeeded},
@@ -73,7 +76,9 @@ func TestASlowLogIsNoTimeoutOfAJobThatAManagersStepRunnerEndedWell(t *testing.T)
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			slow := &slowLog{let: make(chan struct{})}
-			server := &endedServer{state: state, log: bytes.Repeat([]byte("log\n"), 1<<20), cancel: sync.OnceFunc(func() { close(slow.let) })}
+			server := &endedServer{
+				state: state, log: bytes.Repeat([]byte("log\n"), 1<<20), cancel: sync.OnceFunc(func() { close(slow.let) }),
+			}
 			listener := bufconn.Listen(1 << 16)
 			s := grpc.NewServer()
 			runnerproto.RegisterStepRunnerServer(s, server)
@@ -83,7 +88,8 @@ func TestASlowLogIsNoTimeoutOfAJobThatAManagersStepRunnerEndedWell(t *testing.T)
 				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
 			require.NoError(t, err)
 			log := buildlog.New(slow, 24*time.Hour)
-			e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: Job{ID: "1", Script: "a", Timeout: time.Hour}, log: log}
+			job := Job{ID: "1", Script: "a", Timeout: time.Hour}
+			e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
 			calls, end := context.WithCancelCause(t.Context())
 
 			got, err := e.run(t.Context(), calls, end)

@@ -76,19 +76,31 @@ func TestNobodysLinesPoseAsAnothers(t *testing.T) {
 		job  []string // pieces; one that begins with "!" is the step runner's
 		want string
 	}{
-		"the mark":                  {[]string{"step runner: all is well\n"}, "step runner:| all is well\n"},
-		"in pieces":                 {[]string{"step ", "runner", ":", " ", "fake\n"}, "step runner:| fake\n"},
-		"after a carriage return":   {[]string{"x\rstep runner: fake\n"}, "x\rstep runner:| fake\n"},
-		"after CR LF":               {[]string{"x\r\nstep runner: fake\n"}, "x\r\nstep runner:| fake\n"},
-		"twice":                     {[]string{"step runner: step runner: x\nstep runner: y"}, "step runner:| step runner: x\nstep runner:| y"},
-		"elsewhere on a line":       {[]string{"my step runner: is mine\n"}, "my step runner: is mine\n"},
-		"nearly":                    {[]string{"step runner:x\nstep runnet: y\nstep runner\n"}, "step runner:x\nstep runnet: y\nstep runner\n"},
-		"a remark ends a line":      {[]string{"no end", "!notice\n", "more\n"}, "no end\nstep runner: notice\nmore\n"},
-		"after a remark":            {[]string{"step", "!notice\n", "step runner: fake\n"}, "step\nstep runner: notice\nstep runner:| fake\n"},
-		"a remark in the mark":      {[]string{"step runner:", "!notice\n", " fake\n"}, "step runner:\nstep runner: notice\n fake\n"},
-		"a remark after CR":         {[]string{"50 %\r", "!notice\n"}, "50 %\r\nstep runner: notice\n"},
-		"lines of a remark":         {[]string{"!one\ntwo\n\nthree\n"}, "step runner: one\nstep runner: two\nstep runner: three\n"},
-		"control characters":        {[]string{"!a\rb\x1b[31mc\x00d\u202ee\tf\u2028g\xff\r\n"}, "step runner: a?b?[31mc?d?e f?g?\n"},
+		"the mark":                {[]string{"step runner: all is well\n"}, "step runner:| all is well\n"},
+		"in pieces":               {[]string{"step ", "runner", ":", " ", "fake\n"}, "step runner:| fake\n"},
+		"after a carriage return": {[]string{"x\rstep runner: fake\n"}, "x\rstep runner:| fake\n"},
+		"after CR LF":             {[]string{"x\r\nstep runner: fake\n"}, "x\r\nstep runner:| fake\n"},
+		"twice": {
+			[]string{"step runner: step runner: x\nstep runner: y"}, "step runner:| step runner: x\nstep runner:| y",
+		},
+		"elsewhere on a line": {[]string{"my step runner: is mine\n"}, "my step runner: is mine\n"},
+		"nearly": {
+			[]string{"step runner:x\nstep runnet: y\nstep runner\n"}, "step runner:x\nstep runnet: y\nstep runner\n",
+		},
+		"a remark ends a line": {[]string{"no end", "!notice\n", "more\n"}, "no end\nstep runner: notice\nmore\n"},
+		"after a remark": {
+			[]string{"step", "!notice\n", "step runner: fake\n"}, "step\nstep runner: notice\nstep runner:| fake\n",
+		},
+		"a remark in the mark": {
+			[]string{"step runner:", "!notice\n", " fake\n"}, "step runner:\nstep runner: notice\n fake\n",
+		},
+		"a remark after CR": {[]string{"50 %\r", "!notice\n"}, "50 %\r\nstep runner: notice\n"},
+		"lines of a remark": {
+			[]string{"!one\ntwo\n\nthree\n"}, "step runner: one\nstep runner: two\nstep runner: three\n",
+		},
+		"control characters": {
+			[]string{"!a\rb\x1b[31mc\x00d\u202ee\tf\u2028g\xff\r\n"}, "step runner: a?b?[31mc?d?e f?g?\n",
+		},
 		"bytes of the job stay":     {[]string{"\x1b[31m\x00\xff\t\n"}, "\x1b[31m\x00\xff\t\n"},
 		"its own mark is not twice": {[]string{"!step-runner: refused\n"}, "step runner: refused\n"},
 	} {
@@ -122,7 +134,8 @@ func TestRemarksAreWholeLinesHoweverTheyCome(t *testing.T) {
 	says.Flush()
 	l.Close(t.Context())
 	long := "step runner: " + strings.Repeat("x", maxRemark) + "\n"
-	require.Equal(t, "step runner: first\nstep runner: second\n"+long+long+long+"step runner: "+strings.Repeat("x", 10)+"\n", out.String())
+	want := "step runner: first\nstep runner: second\n" + long + long + long + "step runner: " + strings.Repeat("x", 10)
+	require.Equal(t, want+"\n", out.String())
 }
 
 func FuzzOnlyTheStepRunnersLinesHaveItsMark(f *testing.F) {

@@ -58,7 +58,8 @@ var starters = []struct {
 // relay starts a relay, of this very program.
 func relay(t testing.TB, conn *mux.Conn) script.Starter {
 	t.Helper()
-	r, err := conn.Relay(sshtest.Within(t), mux.Command{Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", sshtest.SocketDir(t))})
+	argv := append(runnertest.Command(t), "steps", "relay", "--temp-dir", sshtest.SocketDir(t))
+	r, err := conn.Relay(sshtest.Within(t), mux.Command{Argv: argv})
 	require.NoError(t, err)
 	return r
 }
@@ -87,7 +88,10 @@ func TestScriptRunsByItsShell(t *testing.T) {
 			{[]string{"env", "HOME=/nonexistent", "bash", "-l"}, "kill -TERM $$", 143, ""}, // no start-up files of this machine
 			{[]string{"sh", "-e"}, "false\necho not reached", 1, ""},
 			{[]string{odd, "-e"}, "echo odd; false", 1, "odd\n"},
-			{[]string{"sh", "-c", `printf "%s|" "$@"; cat`, "name", "a b", "it's", `"`, "$HOME", ""}, "text", 0, "a b|it's|\"|$HOME||text"},
+			{
+				[]string{"sh", "-c", `printf "%s|" "$@"; cat`, "name", "a b", "it's", `"`, "$HOME", ""},
+				"text", 0, "a b|it's|\"|$HOME||text",
+			},
 			{nil, "cat", 0, ""}, // its stdin is the script, which is at its end
 			{nil, "# " + strings.Repeat("x", 12<<20) + "\necho big", 0, "big\n"},
 			{nil, `printf 'a\0\377\r\n'`, 0, "a\x00\xff\r\n"},
@@ -189,8 +193,10 @@ func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 	}
 	faults := map[string]fault{
 		"no such tmp": {vm: embeddedvm.Config{Env: []string{"TMPDIR=/no/such/dir"}}, stage: "tmp", says: "/no/such/dir"},
-		"full tmp":    {vm: embeddedvm.Config{Shell: small}, text: strings.Repeat("#", 1<<20), stage: "tmp", says: "make room"},
-		"no login":    {vm: embeddedvm.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
+		"full tmp": {
+			vm: embeddedvm.Config{Shell: small}, text: strings.Repeat("#", 1<<20), stage: "tmp", says: "make room",
+		},
+		"no login": {vm: embeddedvm.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
 	}
 	for _, tool := range tools[2:9] {
 		without := filepath.Join(t.TempDir(), "without")
@@ -280,7 +286,7 @@ echo started; wait; wait`),
 					})
 					failed <- err
 				}()
-				require.Eventually(t, func() bool { return strings.Contains(out.String(), "started") }, sshtest.Bound, time.Millisecond)
+				out.Await(t, "started")
 				pids := pidsIn(t, file)
 				end(cancel, proxy)
 				err := <-failed
@@ -325,7 +331,8 @@ func TestScriptsBackgroundProcessesEndWithIt(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "pids")
 		var out sshtest.Log
 		code, err := script.Run(sshtest.Within(t), starter, script.Script{
-			Text:   []byte("sleep 600 & echo $! >" + file + "; setsid sh -c 'echo $$ >>" + file + "; sleep 600; true' & until [ $(wc -l <" + file + ") = 2 ]; do sleep 0.01; done; echo end"),
+			Text: []byte("sleep 600 & echo $! >" + file + "; setsid sh -c 'echo $$ >>" + file + "; sleep 600; true' &\n" +
+				"until [ $(wc -l <" + file + ") = 2 ]; do sleep 0.01; done; echo end"),
 			Stdout: &out,
 		})
 		require.NoError(t, err)
@@ -341,7 +348,8 @@ func TestDaemonThatIsNotFoundDoesNotHoldTheScriptUp(t *testing.T) {
 		var out sshtest.Log
 		code, err := script.Run(sshtest.Within(t), connect(t, s), script.Script{
 			// It is in another session and has nothing of the script's environment, but the output.
-			Text:   []byte("env -i setsid sh -c 'echo $$ >" + file + "; while echo daemon; do sleep 0.05; done' & until [ -s " + file + " ]; do sleep 0.01; done; echo end; exit 4"),
+			Text: []byte("env -i setsid sh -c 'echo $$ >" + file + "; while echo daemon; do sleep 0.05; done' &\n" +
+				"until [ -s " + file + " ]; do sleep 0.01; done; echo end; exit 4"),
 			Stdout: &out,
 		})
 		require.NoError(t, err)
@@ -514,7 +522,8 @@ func TestScriptWhoseOutputIsCutOffIsLostThoughItsEndIsKnown(t *testing.T) {
 	var stdout sshtest.Log
 	code, err := script.Run(sshtest.Within(t), instead{
 		conn: connect(t, s.Via(t, proxy.Addr())),
-		line: "read -r key; echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) + "' >&2; exec sleep 600",
+		line: "read -r key; echo some; echo '" + strings.Replace(strings.TrimSpace(ended), `"$key"`, `'"$key"'`, 1) +
+			"' >&2; exec sleep 600",
 		tap: func(p []byte) {
 			if strings.Contains(string(p), "exit 0") {
 				stdout.Await(t, "some")

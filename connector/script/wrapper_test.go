@@ -119,7 +119,8 @@ func TestWrappersEndWithTheirStdin(t *testing.T) {
 func TestWrapperThatIsKilledLeavesNoCommand(t *testing.T) {
 	shells(t, func(t *testing.T, sh []string) {
 		file := filepath.Join(t.TempDir(), "pid")
-		cmd := exec.CommandContext(t.Context(), sh[0], append(sh[1:], lineArgv("read x; echo $$ >"+file+"; kill -KILL $PPID; exec sleep 600", false, time.Second, "z1")[1:]...)...)
+		argv := lineArgv("read x; echo $$ >"+file+"; kill -KILL $PPID; exec sleep 600", false, time.Second, "z1")
+		cmd := exec.CommandContext(t.Context(), sh[0], append(sh[1:], argv[1:]...)...)
 		in, err := cmd.StdinPipe()
 		require.NoError(t, err)
 		require.NoError(t, cmd.Start())

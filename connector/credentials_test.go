@@ -34,7 +34,8 @@ func TestServeGetsItsSecretOnStdinAndNowhereElse(t *testing.T) {
 			require.NoError(t, err)
 			seen, err := os.ReadFile(filepath.Join(filepath.Dir(command), "seen"))
 			require.NoError(t, err)
-			require.Contains(t, string(seen), "args: steps serve --socket "+b.tmp+"/gitlab-runner-steps/b1/step-runner.sock --secret-stdin\n")
+			socket := b.tmp + "/gitlab-runner-steps/b1/step-runner.sock"
+			require.Contains(t, string(seen), "args: steps serve --socket "+socket+" --secret-stdin\n")
 			require.Contains(t, string(seen), "PATH=")
 			require.NotContains(t, string(seen), strings.TrimSpace(string(line)))
 			md, err := b.Credentials().GetRequestMetadata(t.Context())
@@ -56,6 +57,7 @@ func TestAnOlderServeIsNamedAsSuch(t *testing.T) {
 		ended := (*connector.ServeError)(nil)
 		require.ErrorAs(t, err, &ended)
 		require.Equal(t, 2, ended.ExitCode)
-		require.ErrorContains(t, err, "it does not know --secret-stdin: is it older than this program, or another step runner?")
+		require.ErrorContains(t, err,
+			"it does not know --secret-stdin: is it older than this program, or another step runner?")
 	}
 }
