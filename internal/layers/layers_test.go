@@ -58,14 +58,14 @@ var allowed = map[string][]string{
 	"remote/step/fetch": {
 		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
-	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
+	"remote/standalone":          {"internal/termtext", "remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
 	// What a trace says, for others: in their forms, or once more.
 	"remote/standalone/provenance": {"remote/step/trace"},
 	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
-	"remote/step/expr":             {},
+	"remote/step/expr":             {"internal/spell"},
 	"remote/proc":                  {"internal/rmtree", "internal/filelock", "internal/oserr"},
 	"remote/job/joblog":            {"internal/oserr"},
 	"remote/step/mask":             {},
