@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"strings"
 	"sync"
-	"unicode"
+
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 // maxRemark bounds a line of the step runner. A longer line becomes several.
@@ -60,14 +61,6 @@ func (r *Remarks) put(line []byte) {
 // printable returns foreign text as one line of printable characters, without the step runner's own prefix: the log
 // marks the line.
 func printable(line []byte) string {
-	text := strings.Map(func(c rune) rune {
-		if c == '\t' {
-			return ' '
-		}
-		if !unicode.IsPrint(c) {
-			return '?'
-		}
-		return c
-	}, strings.ToValidUTF8(strings.TrimRight(string(line), "\r"), "?"))
+	text := termtext.Line(strings.TrimRight(string(line), "\r"))
 	return strings.TrimSpace(strings.TrimPrefix(text, "step-runner: "))
 }
