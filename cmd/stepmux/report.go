@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
 
@@ -217,7 +218,7 @@ type jsonSummary struct {
 }
 
 type jsonProgram struct {
-	Kind     connector.Kind `json:"kind"`
+	Kind     program.Kind `json:"kind"`
 	Version  string         `json:"version,omitempty"`
 	Platform string         `json:"platform,omitempty"`
 	Command  []string       `json:"command"`
