@@ -20,6 +20,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -181,14 +182,14 @@ func TestManyBuildsShareOneConnection(t *testing.T) {
 				}
 				const builds, capacity = 40, 20 // more at once than the sessions of a connection
 				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
-				batch := instance.Batch{}
+				all := batch.Batch{}
 				logs := make([]*sshtest.Log, builds)
 				for i := range logs {
 					logs[i] = &sshtest.Log{}
 					id := fmt.Sprintf("b%d", i)
-					batch.Builds = append(batch.Builds, instance.BatchBuild{ID: id, Job: script("echo I am " + id), Log: logs[i]})
+					all.Builds = append(all.Builds, batch.Build{ID: id, Job: script("echo I am " + id), Log: logs[i]})
 				}
-				for i, r := range p.RunBatch(sshtest.Within(t), sshtest.Within(t), batch) {
+				for i, r := range batch.Run(sshtest.Within(t), sshtest.Within(t), p, all) {
 					require.Nil(t, r.Err, "%v", r.Err)
 					require.NoError(t, r.Cleanup)
 					require.Equal(t, fmt.Sprintf("I am b%d\n", i), logs[i].String())
@@ -331,9 +332,9 @@ func TestTimeoutIsATimeout(t *testing.T) {
 		job.Timeout = 300 * time.Millisecond
 		requireReason(t, build(sshtest.Within(t), p, "b1", job, &sshtest.Log{}), instance.JobExecutionTimeout, 0)
 
-		reports := p.RunBatch(sshtest.Within(t), sshtest.Within(t), instance.Batch{
+		reports := batch.Run(sshtest.Within(t), sshtest.Within(t), p, batch.Batch{
 			Timeout: 300 * time.Millisecond,
-			Builds:  []instance.BatchBuild{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
+			Builds:  []batch.Build{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
 		})
 		requireReason(t, reports[0].Err, instance.JobExecutionTimeout, 0)
 		v.requireClean(t)

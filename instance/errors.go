@@ -13,10 +13,10 @@ import (
 // ErrCleanedUp is the cause of the errors of an Executor whose Cleanup was called.
 var ErrCleanedUp = errors.New("the build was cleaned up")
 
-// UnknownError says that a group has no such instance.
-type UnknownError struct{ ID string }
+// ErrUnknown is wrapped by errors about an instance that the group does not have.
+var ErrUnknown = errors.New("there is no instance")
 
-func (e *UnknownError) Error() string { return fmt.Sprintf("there is no instance %q", e.ID) }
+func unknown(id string) error { return fmt.Errorf("%w %q", ErrUnknown, id) }
 
 // FailureReason says whose fault a failed build is, in GitLab's words.
 type FailureReason string
@@ -105,7 +105,7 @@ func outcome(r connector.Result) error {
 // "reconfigured", "not needed", who found it dead ("keepalive", "read", "write"), or "other".
 func CloseReason(cause error) string {
 	died := (*mux.ConnError)(nil)
-	var out outError
+	var out outOfServiceError
 	switch {
 	case errors.Is(cause, pool.ErrIdle):
 		return "idle"

@@ -110,30 +110,30 @@ func (e *Executor) take(ctx context.Context) error {
 // tryElsewhere reports whether the build, of which nothing has started, may be tried on another instance
 // after err. Its own is then put aside, and its slot given back.
 func (e *Executor) tryElsewhere(err error) bool {
-	refused := (*pool.DialError)(nil)
-	if !errors.As(err, &refused) || e.Instance() == "" {
-		return false
-	}
 	e.mu.Lock()
 	s := e.slot
 	e.mu.Unlock()
+	failed, changed := (*dialError)(nil), errors.Is(err, errChanged)
+	if s == nil || !changed && !errors.As(err, &failed) {
+		return false
+	}
 	group := e.provider.cfg.Group
-	group.putAside(s, err)
 	s.giveBack()
-	if errors.Is(err, errChanged) {
-		return e.keep(func() { e.slot = nil }) // here or elsewhere: it is to be reached in another way now
+	if changed {
+		return e.keep(func() { e.slot = nil }) // the way to the instance is another now: it may be tried again
 	}
 	e.tries++
 	e.tried = append(e.tried, s.member.ID)
-	way := (*wayError)(nil)
-	for on := err; errors.As(on, &way); on = way.err {
-		e.tried = append(e.tried, way.via)
+	via := (*viaError)(nil)
+	for on := err; errors.As(on, &via); on = via.err {
+		e.tried = append(e.tried, via.via)
 	}
 	e.refused = err
 	if e.tries >= maxTries || !group.hasOther(e.tried) {
 		return false
 	}
-	e.provider.cfg.Logger.Warn("build goes to another instance", "build", e.build.ID, "instance", s.member.ID, "error", refused.Err)
+	e.provider.cfg.Logger.Warn("build goes to another instance",
+		"build", e.build.ID, "instance", s.member.ID, "error", failed.err)
 	return e.keep(func() { e.slot = nil })
 }
 
@@ -246,7 +246,6 @@ func (e *Executor) again(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], 
 		lease, err = e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	}
 	if err != nil {
-		e.provider.cfg.Group.putAside(s, err)
 		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
 	}
 	return lease, nil

@@ -30,12 +30,12 @@ func login(s *sshtest.Server) mux.Config {
 	}
 }
 
-func machine(id string, s *sshtest.Server, jump *instance.JumpHost) instance.Instance {
+func machine(id string, s *sshtest.Server, jump *instance.Instance) instance.Instance {
 	return instance.Instance{ID: id, Addr: s.Addr, SSH: login(s), Jump: jump}
 }
 
-func jumpHost(id string, s *sshtest.Server, jump *instance.JumpHost) *instance.JumpHost {
-	return &instance.JumpHost{ID: id, Addr: s.Addr, SSH: login(s), Jump: jump}
+func jumpHost(id string, s *sshtest.Server, jump *instance.Instance) *instance.Instance {
+	return &instance.Instance{ID: id, Addr: s.Addr, SSH: login(s), Jump: jump}
 }
 
 func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *instance.Provider {
@@ -132,7 +132,7 @@ func TestBuildOnAMachineBehindABastion(t *testing.T) {
 func TestMachineBehindAMachineSharesItsConnection(t *testing.T) {
 	bastion, near, far := sshtest.OpenSSH(t), sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	p := newProvider(t, instance.Config{},
-		machine("far", far, &instance.JumpHost{ID: "near"}),
+		machine("far", far, &instance.Instance{ID: "near"}),
 		machine("farther", far, jumpHost("near", near, jumpHost("bastion", bastion, nil))),
 		machine("near", near, jumpHost("bastion", bastion, nil)))
 	end, errs := prepareAll(t, p, 3)
@@ -197,7 +197,7 @@ func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
 	requireNone(t, errs)
 	aside := 0
 	for _, in := range p.Stat().Instances {
-		if in.State == instance.Aside {
+		if in.State == instance.Quarantined {
 			aside++
 		}
 	}
@@ -243,7 +243,7 @@ func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	loop := jumpHost("a", s, nil)
 	loop.Jump = jumpHost("b", s, loop)
-	var long *instance.JumpHost
+	var long *instance.Instance
 	for i := range 9 {
 		long = jumpHost(fmt.Sprintf("hop-%d", i), s, long)
 	}
@@ -252,12 +252,12 @@ func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
 	for want, all := range map[string][]instance.Instance{
 		"loop of them": {machine("vm", s, loop)},
 		"form a loop: vm-[12] -> vm-[12] -> vm-[12]": {
-			machine("vm-1", s, &instance.JumpHost{ID: "vm-2"}), machine("vm-2", s, &instance.JumpHost{ID: "vm-1"}),
+			machine("vm-1", s, &instance.Instance{ID: "vm-2"}), machine("vm-2", s, &instance.Instance{ID: "vm-1"}),
 		},
-		"form a loop: vm -> vm":        {machine("vm", s, &instance.JumpHost{ID: "vm"})},
+		"form a loop: vm -> vm":        {machine("vm", s, &instance.Instance{ID: "vm"})},
 		"more than 8":                  {machine("vm", s, long)},
 		"a jump host has no ID":        {machine("vm", s, jumpHost("", s, nil))},
-		"no address and is no":         {machine("vm", s, &instance.JumpHost{ID: "bastion"})},
+		"no address and is no":         {machine("vm", s, &instance.Instance{ID: "bastion"})},
 		"give each an ID of its own":   {machine("vm-1", s, jumpHost("bastion", s, nil)), machine("vm-2", s, other)},
 		"or reached in two ways: give": {machine("vm-1", s, jumpHost("b", s, nil)), machine("vm-2", s, jumpHost("b", s, jumpHost("a", s, nil)))},
 	} {

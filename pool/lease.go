@@ -2,9 +2,9 @@ package pool
 
 import "sync/atomic"
 
-// Lease is a share of a connection. Release or Retire ends it; until then the pool does not close the
-// connection (but in Pool.Close), though it may die by itself, which its users see as they see it
-// without a pool. A Lease is safe for concurrent use.
+// Lease is a share of a connection. Release or Retire ends it; until then only Pool.Close closes the
+// connection. A connection that dies by itself shows that to its users as it does without a pool. A
+// Lease is safe for concurrent use.
 type Lease[C Conn] struct {
 	p     *Pool[C]
 	m     *member[C]

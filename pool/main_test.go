@@ -25,8 +25,7 @@ var (
 // errLogin is a refused login.
 type errLogin struct{}
 
-func (errLogin) Error() string   { return "login refused" }
-func (errLogin) Permanent() bool { return true }
+func (errLogin) Error() string { return "login refused" }
 
 // conn is a connection to nowhere.
 type conn struct {

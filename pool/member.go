@@ -58,7 +58,7 @@ func (p *Pool[C]) keep(m *member[C]) {
 	p.cfg.Trace.retire(m.e.key, m.cause)
 	select {
 	case <-m.drained:
-	case <-m.done: // dead: its users need no more of it
+	case <-m.done: // it is dead, whatever leases it has
 	case <-p.now:
 	}
 	err := m.conn.Close()
@@ -75,7 +75,7 @@ func (p *Pool[C]) keep(m *member[C]) {
 	p.exitLocked()
 }
 
-// watch returns when m is out of service, which it sees to when m dies, is idle or expires.
+// watch retires m when it dies, is idle or expires, and returns once m is out of service.
 func (p *Pool[C]) watch(m *member[C]) {
 	timer := time.NewTimer(p.review(m))
 	defer timer.Stop()

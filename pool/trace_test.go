@@ -16,10 +16,10 @@ import (
 func TestStatShowsWhereEachKeyStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := &vms{takes: time.Second, fail: failFirst(1, errLogin{})}
-		p := newPool(t, v, pool.Config[*conn]{RetryMax: time.Hour})
+		p := newPool(t, v, pool.Config[*conn]{})
 		require.Equal(t, pool.Stat{Keys: []pool.KeyStat{}}, p.Stat())
 		start := time.Now()
-		_, err := p.Acquire(t.Context(), "paused")
+		_, err := p.Acquire(t.Context(), "failed")
 		require.Error(t, err)
 		acquire(t, p, "aged")
 		acquire(t, p, "aged")
@@ -31,18 +31,21 @@ func TestStatShowsWhereEachKeyStands(t *testing.T) {
 
 		require.Equal(t, pool.Stat{
 			Keys: []pool.KeyStat{
-				{Key: "aged", Dials: 2, Opened: 2, Conns: []pool.ConnStat{
+				{Key: "aged", Conns: []pool.ConnStat{
 					{Since: start.Add(2 * time.Second), Leases: 2, Draining: true, Cause: errCut},
 					{Since: start.Add(3 * time.Second), Leases: 1},
 				}},
-				{Key: "dialed", Dialing: true, Waiting: 2, Dials: 1},
-				{Key: "paused", Dials: 1, Failures: 1, LastErr: errLogin{}, RetryAt: start.Add(time.Second + time.Hour)},
+				{Key: "dialed", Dialing: true, Waiting: 2},
 			},
-			Leases:   3,
-			Waiting:  2,
-			Dials:    4,
-			Failures: 1,
+			Leases:  3,
+			Waiting: 2,
+			Dials:   4,
 		}, p.Stat())
+		require.Equal(t, pool.Up, keyStat(p, "aged").State())
+		require.Equal(t, pool.Dialing, keyStat(p, "dialed").State())
+		require.Equal(t, pool.None, keyStat(p, "failed").State())
+		p.Retire("aged", errCut)
+		require.Equal(t, pool.Leaving, keyStat(p, "aged").State())
 	})
 }
 
@@ -66,10 +69,6 @@ func (r *record) add(format string, args ...any) {
 
 func (r *record) trace() *pool.Trace {
 	return &pool.Trace{
-		DialStart: func(key pool.Key, attempt int) { r.add("dial %s %d", key, attempt) },
-		DialDone: func(key pool.Key, attempt int, took time.Duration, err error) {
-			r.add("dialed %s %d in %v: %v", key, attempt, took, err)
-		},
 		Acquire: func(key pool.Key, waited time.Duration, err error) { r.add("acquire %s in %v: %v", key, waited, err) },
 		Release: func(key pool.Key) { r.add("release %s", key) },
 		Retire:  func(key pool.Key, cause error) { r.add("retire %s: %v", key, cause) },
@@ -81,11 +80,10 @@ func TestTraceIsToldWhatHappensInItsOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &record{}
 		v := &vms{takes: time.Second, fail: failFirst(1, errLogin{})}
-		p := newPool(t, v, pool.Config[*conn]{Trace: r.trace(), RetryMax: time.Minute, IdleTimeout: time.Hour})
+		p := newPool(t, v, pool.Config[*conn]{Trace: r.trace(), IdleTimeout: time.Hour})
 		r.stat = p.Stat
 		_, err := p.Acquire(t.Context(), "vm-1")
 		require.Error(t, err)
-		pass(time.Minute)
 		l := acquire(t, p, "vm-1")
 		acquire(t, p, "vm-1").Release()
 		l.Retire(errCut)
@@ -98,25 +96,17 @@ func TestTraceIsToldWhatHappensInItsOrder(t *testing.T) {
 		last.Release()
 
 		require.Equal(t, []string{
-			"dial vm-1 1",
-			"dialed vm-1 1 in 1s: login refused",
-			"acquire vm-1 in 1s: connect vm-1: login refused",
-			"dial vm-1 1",
-			"dialed vm-1 1 in 1s: <nil>",
+			"acquire vm-1 in 1s: login refused",
 			"acquire vm-1 in 1s: <nil>",
 			"acquire vm-1 in 0s: <nil>",
 			"release vm-1",
 			"release vm-1",
 			"retire vm-1: cable cut",
 			"close vm-1: <nil>",
-			"dial vm-2 1",
-			"dialed vm-2 1 in 1s: <nil>",
 			"acquire vm-2 in 1s: <nil>",
 			"release vm-2",
 			"retire vm-2: connection was idle",
 			"close vm-2: <nil>",
-			"dial vm-2 1",
-			"dialed vm-2 1 in 1s: <nil>",
 			"acquire vm-2 in 1s: <nil>",
 			"retire vm-2: pool is closed",
 			"close vm-2: <nil>",
@@ -135,7 +125,6 @@ func TestDialAndCloseAreCalledWithNoLockHeld(t *testing.T) {
 				c, err := v.Dial(ctx, key)
 				return &nosy{conn: c, look: func() { p.Stat() }}, err
 			},
-			Permanent: func(error) bool { p.Stat(); return true },
 		})
 		for range 2 {
 			l, err := p.Acquire(t.Context(), "vm-1")

@@ -42,7 +42,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 	f.inventoryErr = file.Err
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = group.Follow(ctx, file) }) // it ends with ctx only: a File reports its mistakes itself
+	wg.Go(func() { _ = group.Follow(ctx, file.Watch) }) // it ends with ctx only: a File reports its mistakes itself
 	wg.Go(func() {
 		for {
 			select {
@@ -92,7 +92,7 @@ func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*invento
 type reach struct{ *sshclient.Resolver }
 
 // Resolve implements inventory.Resolver.
-func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
+func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.Instance, error) {
 	t, err := r.Target(ctx, sshclient.Machine(m))
 	if err != nil {
 		return "", mux.Config{}, nil, err

@@ -28,7 +28,7 @@ func (f *operateFlags) hooks(cfg *instance.Config) *metrics.Metrics {
 		return nil
 	}
 	m := metrics.New()
-	cfg.PoolTrace, cfg.ConnTrace = m.PoolTrace(), m.ConnTrace()
+	cfg.PoolTrace, cfg.ConnTrace, cfg.DialDone = m.PoolTrace(), m.ConnTrace(), m.Dialed
 	return m
 }
 

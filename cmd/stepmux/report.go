@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 )
 
 // maxLine is how long a log line may be before it is shown in parts.
@@ -71,7 +72,7 @@ func (r *reporter) started(build, _ string) {
 }
 
 // ended shows a build's end, and its result as JSON.
-func (r *reporter) ended(report instance.Report) {
+func (r *reporter) ended(report batch.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.running, report.Build)
@@ -199,7 +200,7 @@ type jsonRoute struct {
 	BridgeReason string          `json:"bridge_reason"`
 }
 
-func jsonBuildOf(r instance.Report) jsonBuild {
+func jsonBuildOf(r batch.Report) jsonBuild {
 	b := jsonBuild{
 		Build:       r.Build,
 		Instance:    r.Instance,
@@ -237,7 +238,7 @@ type jsonProgram struct {
 }
 
 // summary shows how the run went as a whole.
-func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
+func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clearLocked()
@@ -279,7 +280,7 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 }
 
 // routesOn says how many builds on an instance took which routes, and why, in the order of the first.
-func routesOn(id string, reports []instance.Report) []string {
+func routesOn(id string, reports []batch.Report) []string {
 	type way struct {
 		verb   string
 		route  connector.Route
@@ -310,7 +311,7 @@ func routesOn(id string, reports []instance.Report) []string {
 }
 
 // firstOutputs returns the builds' times to first output, sorted.
-func firstOutputs(reports []instance.Report) []time.Duration {
+func firstOutputs(reports []batch.Report) []time.Duration {
 	var all []time.Duration
 	for _, r := range reports {
 		if r.FirstOutput > 0 {

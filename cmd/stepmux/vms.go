@@ -170,11 +170,11 @@ func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
 }
 
 // jumpHost returns a target as a jump host.
-func jumpHost(t *sshclient.Target) *instance.JumpHost {
+func jumpHost(t *sshclient.Target) *instance.Instance {
 	if t == nil {
 		return nil
 	}
-	return &instance.JumpHost{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
+	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
 }
 
 // embedded starts a VM in this process. It has no isolation and runs this very program.

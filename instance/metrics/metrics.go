@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -83,11 +84,13 @@ func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}
 // PoolTrace returns hooks for instance.Config.PoolTrace.
 func (m *Metrics) PoolTrace() *pool.Trace {
 	return &pool.Trace{
-		DialDone: func(_ pool.Key, _ int, took time.Duration, err error) {
-			m.dials.WithLabelValues(dialResult(err)).Observe(took.Seconds())
-		},
 		Retire: func(_ pool.Key, cause error) { m.closed.WithLabelValues(instance.CloseReason(cause)).Inc() },
 	}
+}
+
+// Dialed measures an attempt to connect, for instance.Config.DialDone.
+func (m *Metrics) Dialed(_ string, _ int, took time.Duration, err error) {
+	m.dials.WithLabelValues(dialResult(err)).Observe(took.Seconds())
 }
 
 // ConnTrace returns hooks for instance.Config.ConnTrace.
@@ -105,7 +108,7 @@ func (m *Metrics) ConnTrace() *mux.Trace {
 }
 
 // Ended counts a build.
-func (m *Metrics) Ended(r instance.Report) {
+func (m *Metrics) Ended(r batch.Report) {
 	reason := instance.FailureReason(success)
 	if r.Err != nil {
 		reason = r.Err.Reason

@@ -25,9 +25,10 @@ var allowed = map[string][]string{
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
+	"instance/batch":     {"instance", "connector"},
+	"instance/control":   {"instance", "mux", "pool", "internal/smallhttp", "internal/termtext"},
 	"instance/doctor":    {"instance", "connector", "mux", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
+	"instance/metrics":   {"instance", "instance/batch", "mux", "pool", "internal/smallhttp"},
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
