@@ -11,6 +11,7 @@ import (
 	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // vm is the machine under test: a real sshd, and a directory for temporary files.
@@ -39,8 +40,8 @@ func (v *vm) at(b *testing.B, rtt time.Duration) *vm {
 func (v *vm) muxConfig() *mux.Config {
 	return &mux.Config{
 		User:     v.User,
-		Auth:     []mux.Auth{mux.Key("of the benchmark", v.Signer)},
-		HostKeys: mux.PinnedHostKeys(v.HostKey),
+		Auth:     []login.Auth{login.Key("of the benchmark", v.Signer)},
+		HostKeys: login.PinnedHostKeys(v.HostKey),
 	}
 }
 

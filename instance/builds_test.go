@@ -25,6 +25,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // The whole way: a provider, a real sshd, a real step runner, real processes.
@@ -514,7 +515,7 @@ func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
 	stranger := sshtest.InProcess(t, embeddedvm.Config{})
 	p := v.provider(t, 2, func(_ *instance.Config, in *instance.Instance) {
-		in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", stranger.Signer)}
+		in.SSH.Auth = []login.Auth{login.Key("of a stranger", stranger.Signer)}
 	})
 	for i := range 6 {
 		err := build(sshtest.Within(t), p, fmt.Sprintf("b%d", i), script("true"), &sshtest.Log{})

@@ -3,6 +3,8 @@ package mux
 import (
 	"errors"
 	"fmt"
+
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 var (
@@ -155,8 +157,8 @@ func (e *DialError) Permanent() bool {
 	case "login":
 		return true
 	case "host key":
-		_, unasked := errors.AsType[*askError](e.Err)
-		return !unasked
+		_, unknown := errors.AsType[*login.LookupError](e.Err)
+		return !unknown
 	case "connect":
 		inner, ok := errors.AsType[*DialError](e.Err)
 		return ok && inner.Permanent() || errors.Is(e.Err, ErrForbidden)

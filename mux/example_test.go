@@ -7,6 +7,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // Processes over one connection, any number at once. The server here is a VM in miniature.
@@ -20,8 +21,8 @@ func Example() {
 	ctx := context.Background()
 	conn, err := mux.Dial(ctx, vm.Addr(), &mux.Config{
 		User:     "ci",
-		Auth:     []mux.Auth{mux.Key("example", vm.ClientSigner())},
-		HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+		Auth:     []login.Auth{login.Key("example", vm.ClientSigner())},
+		HostKeys: login.PinnedHostKeys(vm.HostKey()),
 	})
 	if err != nil {
 		panic(err)

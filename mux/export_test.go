@@ -6,23 +6,9 @@ import "time"
 // its output.
 func (p *Process) HasExited() bool { return p.impl.(*sessionProcess).bye.Load() }
 
-// SetHostKeyCommandTime changes what bounds a command for host keys, until the test ends.
-func SetHostKeyCommandTime(t interface{ Cleanup(func()) }, d time.Duration) {
-	old := hostKeyCommandLimit
-	hostKeyCommandLimit.Time = d
-	t.Cleanup(func() { hostKeyCommandLimit = old })
-}
-
 // SetRelayStartTime changes what bounds the start of a relay, until the test ends.
 func SetRelayStartTime(t interface{ Cleanup(func()) }, d time.Duration) {
 	old := relayStartTimeout
 	relayStartTimeout = d
 	t.Cleanup(func() { relayStartTimeout = old })
-}
-
-// SetAgentTime changes what bounds an exchange with an agent, until the test ends.
-func SetAgentTime(t interface{ Cleanup(func()) }, d time.Duration) {
-	old := agentTimeout
-	agentTimeout = d
-	t.Cleanup(func() { agentTimeout = old })
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // authFailure returns the refusal of a way to log in.
@@ -139,7 +140,7 @@ func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 			t.Parallel()
 			server := rawssh.Serve(t, tc.script)
 			cfg := rawConfig(t, server)
-			cfg.Auth = append(cfg.Auth, mux.Password("correct horse"))
+			cfg.Auth = append(cfg.Auth, login.Password("correct horse"))
 			ctx := sshtest.Within(t)
 			if tc.endless {
 				var cancel context.CancelFunc

@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // hostileMemory bounds what a hostile server makes a connection hold.
@@ -36,7 +37,7 @@ func hostileCount(t testing.TB, usual int) int {
 func rawConfig(t testing.TB, s *rawssh.Server) *mux.Config {
 	t.Helper()
 	key, _ := newKey(t)
-	return &mux.Config{User: "any", Auth: []mux.Auth{mux.Key("of the test", key)}, HostKeys: mux.PinnedHostKeys(s.HostKey)}
+	return &mux.Config{User: "any", Auth: []login.Auth{login.Key("of the test", key)}, HostKeys: login.PinnedHostKeys(s.HostKey)}
 }
 
 func dialRaw(t testing.TB, s *rawssh.Server) *mux.Conn {

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // through makes cfg's connections by way of jump.
@@ -85,7 +86,7 @@ func TestRefusalOnTheWayIsPermanent(t *testing.T) {
 	cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
 		stranger, _ := newKey(t)
 		wrong := config(bastion)
-		wrong.Auth = []mux.Auth{mux.Key("stranger", stranger)}
+		wrong.Auth = []login.Auth{login.Key("stranger", stranger)}
 		_, err := mux.Dial(ctx, bastion.Addr, wrong)
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // notes is what a Trace was told.
@@ -108,9 +109,9 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 func TestTraceIsToldWhyADialFailed(t *testing.T) {
 	s, other := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	for want, change := range map[string]func(*mux.Config){
-		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) { c.HostKeys = mux.PinnedHostKeys(other.HostKey) },
+		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) { c.HostKeys = login.PinnedHostKeys(other.HostKey) },
 		"prepare ok, connect ok, ssh-ed25519 pinned ok, handshake ok, login failed": func(c *mux.Config) {
-			c.Auth = []mux.Auth{mux.Key("of a stranger", other.Signer)}
+			c.Auth = []login.Auth{login.Key("of a stranger", other.Signer)}
 		},
 	} {
 		n := &notes{}

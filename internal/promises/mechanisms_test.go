@@ -78,17 +78,17 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No unverified host key",
-		file:    "mux/hostkey.go",
+		file:    "mux/login/hostkey.go",
 		code:    `return errors.New(strings.Join(reasons, "; "))`,
 		without: "return nil",
 		test:    "mux.TestDialRefusesAnUnexpectedHostKey",
 	},
 	{
 		promise: "No host key changes while a connection lives",
-		file:    "mux/hostkey.go",
-		code:    "if bytes.Equal(q.key.Marshal(), key.Marshal()) {",
-		without: "if true || bytes.Equal(q.key.Marshal(), key.Marshal()) {",
-		test:    "mux.TestServerThatShowsAnotherKeyLaterIsLeft",
+		file:    "mux/login/hostkey.go",
+		code:    "if bytes.Equal(v.key.Marshal(), key.Marshal()) {",
+		without: "if true || bytes.Equal(v.key.Marshal(), key.Marshal()) {",
+		test:    "mux/login.TestServerThatShowsAnotherKeyLaterIsLeft",
 	},
 	{
 		promise: "Nothing is left of a build whose manager is gone",

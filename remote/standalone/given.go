@@ -27,5 +27,8 @@ type Given struct {
 
 // NewJob returns the job g.
 func NewJob(g Given) *Job {
-	return &Job{Notices: g.Notices, definition: g.Definition, inputs: g.Inputs, vars: g.Vars, env: g.Env, mayFail: g.MayFail, source: g.Source, runnerEnv: g.RunnerEnv, secrets: g.Secrets}
+	return &Job{
+		Notices: g.Notices, definition: g.Definition, inputs: g.Inputs, vars: g.Vars, env: g.Env,
+		mayFail: g.MayFail, source: g.Source, runnerEnv: g.RunnerEnv, secrets: g.Secrets,
+	}
 }

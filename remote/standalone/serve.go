@@ -91,7 +91,10 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, components.Close()) }()
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components, Version: cfg.Version})
+	store, err := job.New(job.Config{
+		Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components,
+		Version: cfg.Version,
+	})
 	if err != nil {
 		return err
 	}
@@ -118,7 +121,9 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 }
 
 // stopServing ends the jobs, while those who follow them still can, and then the server.
-func stopServing(ctx context.Context, server *grpc.Server, store *job.Store, conns *openConns, grace time.Duration) error {
+func stopServing(
+	ctx context.Context, server *grpc.Server, store *job.Store, conns *openConns, grace time.Duration,
+) error {
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)

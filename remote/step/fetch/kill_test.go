@@ -21,7 +21,8 @@ import (
 )
 
 var (
-	kills    = flag.Int("kills", 0, "how often TestCacheIsRightAfterKills kills what fetches; 0 for 40 times, or as often as it can in 15 s")
+	kills = flag.Int("kills", 0,
+		"how often TestCacheIsRightAfterKills kills what fetches; 0 for 40 times, or as often as it can in 15 s")
 	killSeed = flag.Uint64("killseed", 1, "where the random numbers of TestCacheIsRightAfterKills begin")
 )
 
@@ -55,7 +56,8 @@ func fetchCommand(t *testing.T, dir string, refs ...string) *exec.Cmd {
 }
 
 // A process is killed at random points while it fetches from a repository and an archive. What it leaves is no harm to
-// the next one, which gets what there is to get, and removes what the other left. The flag -kills=200 makes it more often.
+// the next one, which gets what there is to get, and removes what the other left. The flag -kills=200 makes it more
+// often.
 func TestCacheIsRightAfterKills(t *testing.T) {
 	h := newGitHost(t)
 	texts := map[string]string{"steps/step.yml": stepText}

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// poll calls try until it reports done, fails, or ctx ends, with a pause that grows from 1 to 20 ms. flock has no wait
-// that a context could end.
+// poll calls try until it reports done, fails, or ctx ends. The pause grows from 1 to 20 ms. It exists because a
+// context cannot end a waiting flock.
 func poll(ctx context.Context, try func() (done bool, err error)) error {
 	pause := time.Millisecond
 	for {
