@@ -49,7 +49,8 @@ func TestBuildOfSteps(t *testing.T) {
 		var mu sync.Mutex
 		var events []string
 		job := connector.Job{
-			Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n  - name: two\n    exec: {command: [echo, no, $shell]}\n"),
+			Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n" +
+				"  - name: two\n    exec: {command: [echo, no, $shell]}\n"),
 			OnStep: func(e connector.StepEvent) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -66,9 +67,11 @@ func TestFailuresOfScriptsAreTheScripts(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		requireReason(t, build(sshtest.Within(t), p, "b1", script("exit 42"), &sshtest.Log{}), instance.ScriptFailure, 42)
-		requireReason(t, build(sshtest.Within(t), p, "b2", script("no-such-command"), &sshtest.Log{}), instance.ScriptFailure, 127)
-		requireReason(t, build(sshtest.Within(t), p, "b3", script("kill -KILL $$"), &sshtest.Log{}), instance.ScriptFailure, 137)
-		requireReason(t, build(sshtest.Within(t), p, "b4", connector.Job{Steps: []byte("run: [{nonsense: 1}]")}, &sshtest.Log{}), instance.ConfigurationError, 0)
+		run := func(id string, job connector.Job) error { return build(sshtest.Within(t), p, id, job, &sshtest.Log{}) }
+		requireReason(t, run("b2", script("no-such-command")), instance.ScriptFailure, 127)
+		requireReason(t, run("b3", script("kill -KILL $$")), instance.ScriptFailure, 137)
+		wrong := connector.Job{Steps: []byte("run: [{nonsense: 1}]")}
+		requireReason(t, run("b4", wrong), instance.ConfigurationError, 0)
 		v.requireClean(t)
 	})
 }
@@ -77,7 +80,7 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		const secret = "s3cr3t-of-the-job"
-		// The step looks at all processes there are: at what they were started with.
+		// The step looks at the command lines and environments of all processes.
 		job := script(`echo "mine: $CI_SECRET"; for p in /proc/[0-9]*; do
 			[ "$p" = "/proc/$$" ] && continue
 			tr '\0' ' ' <$p/cmdline; echo; tr '\0' '\n' <$p/environ; echo; done 2>/dev/null | grep -v '^CI_SECRET=' >all
@@ -107,7 +110,7 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 		require.Equal(t, "--secret-stdin", args[4])
 		require.Contains(t, []string{
 			v.socket("b2"),
-			"-", // one that the relay has started ahead
+			"-", // one that the relay has prestarted
 		}, args[3])
 		require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	})
@@ -122,7 +125,9 @@ func servePID(t testing.TB, v *vm, build string) int {
 	raw, err := nc.(*net.UnixConn).SyscallConn()
 	require.NoError(t, err)
 	var peer *unix.Ucred
-	require.NoError(t, raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}))
 	require.NoError(t, err)
 	return int(peer.Pid)
 }
@@ -215,14 +220,16 @@ func TestAutoFindsOutOnceWhatWorksOnTheVM(t *testing.T) {
 		runner        func(testing.TB) []string
 		start, bridge connector.Route
 	}{
-		"stock":                     {nil, runnertest.Command, connector.Relay, connector.Streamlocal},
-		"no forwarding of sockets":  {[]string{noForwarding}, runnertest.Command, connector.Relay, connector.Relay},
-		"no forwarding":             {[]string{noneAtAll}, runnertest.Command, connector.Relay, connector.Relay},
-		"no relay":                  {nil, withoutRelay, connector.Session, connector.Streamlocal},
-		"neither":                   {[]string{noForwarding}, withoutRelay, connector.Session, connector.Session},
-		"neither, one pair at once": {[]string{noForwarding, "MaxSessions 2"}, withoutRelay, connector.Session, connector.Session},
-		"one session":               {[]string{"MaxSessions 1"}, runnertest.Command, connector.Relay, connector.Streamlocal},
-		"one session, no relay":     {[]string{"MaxSessions 1"}, withoutRelay, connector.Session, connector.Streamlocal},
+		"stock":                    {nil, runnertest.Command, connector.Relay, connector.Streamlocal},
+		"no forwarding of sockets": {[]string{noForwarding}, runnertest.Command, connector.Relay, connector.Relay},
+		"no forwarding":            {[]string{noneAtAll}, runnertest.Command, connector.Relay, connector.Relay},
+		"no relay":                 {nil, withoutRelay, connector.Session, connector.Streamlocal},
+		"neither":                  {[]string{noForwarding}, withoutRelay, connector.Session, connector.Session},
+		"neither, one pair at once": {
+			[]string{noForwarding, "MaxSessions 2"}, withoutRelay, connector.Session, connector.Session,
+		},
+		"one session":           {[]string{"MaxSessions 1"}, runnertest.Command, connector.Relay, connector.Streamlocal},
+		"one session, no relay": {[]string{"MaxSessions 1"}, withoutRelay, connector.Session, connector.Streamlocal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -259,7 +266,9 @@ func TestAForcedRouteThatDoesNotWorkSaysWhatToDo(t *testing.T) {
 		{connector.Relay, []string{"/no/such/stepmux"}, `is "/no/such/stepmux" installed on the VM`},
 		{connector.Streamlocal, v.runner, "AllowStreamLocalForwarding"},
 	} {
-		p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) { c.Route, in.Runner = test.route, test.runner })
+		p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) {
+			c.Route, in.Runner = test.route, test.runner
+		})
 		err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
 		require.ErrorContains(t, err, test.want)
@@ -273,7 +282,8 @@ func TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn(t *testing.T) {
 		out := &sshtest.Log{}
 		ended := make(chan error, 1)
 		go func() {
-			ended <- build(sshtest.Within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+			ended <- build(sshtest.Within(t), p, "b1", script(
+				"echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
 		}()
 		out.Await(t, "started")
 		require.NoError(t, syscall.Kill(relayPID(t, v), syscall.SIGKILL))
@@ -299,7 +309,8 @@ func relayPID(t testing.TB, v *vm) int {
 	require.NoError(t, err)
 	for _, p := range procs {
 		line, _ := os.ReadFile(p)
-		if strings.HasSuffix(string(line), "\x00steps\x00relay\x00--temp-dir\x00"+v.tmp+"\x00") && !strings.HasPrefix(string(line), "sh\x00") {
+		if strings.HasSuffix(string(line), "\x00steps\x00relay\x00--temp-dir\x00"+v.tmp+"\x00") &&
+			!strings.HasPrefix(string(line), "sh\x00") {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
 			require.NoError(t, err)
 			return pid
@@ -388,7 +399,8 @@ func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
 				out := &sshtest.Log{}
 				ended := make(chan error, 1)
 				go func() {
-					ended <- build(sshtest.Within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+					ended <- build(sshtest.Within(t), p, "b1", script(
+						"echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
 				}()
 				out.Await(t, "started")
 				proxy.Cut()
@@ -434,7 +446,8 @@ func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	gate := filepath.Join(t.TempDir(), "gate")
 	ended := make(chan error, 1)
 	go func() {
-		ended <- build(sshtest.Within(t), p, "b1", script("echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
+		ended <- build(sshtest.Within(t), p, "b1", script(
+			"echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
 	}()
 	out.Await(t, "one")
 	killed := false
@@ -528,7 +541,8 @@ func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
 func TestLoginShellThatTalksIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	shell := filepath.Join(dir, "shell")
-	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"), 0o700))
+	text := "#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"
+	require.NoError(t, os.WriteFile(shell, []byte(text), 0o700))
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{Shell: shell}))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Session })
 	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})

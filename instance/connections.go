@@ -20,7 +20,7 @@ type connections[C pool.Conn] struct {
 	pool  *pool.Pool[C]
 
 	// connect makes one attempt to connect to a host, through its jump host if via is not nil. The connection
-	// releases via when it is closed; if there is none, connect does.
+	// releases via when it is closed; connect releases it if it returns an error.
 	connect func(ctx context.Context, h *host, via *pool.Lease[C]) (C, error)
 	// timeout bounds a dial from its first attempt to its last, pauses included.
 	timeout time.Duration
@@ -102,8 +102,8 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 }
 
 // awaitTurn waits until h may be connected to: for the end of its backoff, then for its jump host, then for a slot of
-// the pacer, which it holds afterwards. The slot comes last, so that a dial that waits for another holds none. It
-// returns a lease on the jump host's connection, nil if there is no jump host.
+// the pacer, which it holds afterwards. The slot comes last, so that a dial that waits for another holds no
+// slot. It returns a lease on the jump host's connection, nil without a jump host.
 func (c *connections[C]) awaitTurn(
 	ctx context.Context, h *host, retryAt time.Time, n int,
 ) (via *pool.Lease[C], err error) {
@@ -154,7 +154,7 @@ func (c *connections[C]) attempt(ctx context.Context, h *host, via *pool.Lease[C
 	return conn, err
 }
 
-// leaseVia returns a lease on the connection of h's jump host, nil if it has none.
+// leaseVia returns a lease on the connection of h's jump host, nil without a jump host.
 func (c *connections[C]) leaseVia(ctx context.Context, h *host) (*pool.Lease[C], error) {
 	if h.via == "" {
 		return nil, nil

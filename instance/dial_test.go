@@ -222,7 +222,10 @@ func TestDialIsTriedAgainAfterARefusedConnection(t *testing.T) {
 
 func TestAllWaitersGetTheErrorOfTheLastAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &dials{takes: time.Second, fail: func(_ string, n int) error { return fmt.Errorf("attempt %d: %w", n, errClosed) }}
+		d := &dials{
+			takes: time.Second,
+			fail:  func(_ string, n int) error { return fmt.Errorf("attempt %d: %w", n, errClosed) },
+		}
 		r := newRig(t, d, time.Minute, vm("a", 1))
 		first, second := r.later(t.Context(), "a"), r.later(t.Context(), "a")
 		a, b := (<-first).err, (<-second).err
@@ -617,7 +620,7 @@ func TestSlotGivenToADialThatIsBeingGivenUpIsNotLost(t *testing.T) {
 	}
 }
 
-// More dials behind one jump host than there are slots: those that wait for the jump host hold none.
+// There are more dials behind one jump host than slots: a dial that waits for the jump host holds no slot.
 func TestDialsThatWaitForTheirJumpHostHoldNoSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := vms("vm", 2*maxDials)

@@ -98,18 +98,19 @@ func TestABuildThatNoInstanceCanTakeSaysWhy(t *testing.T) {
 	reports := runAll(t, p, 1, "true")
 	require.Equal(t, instance.RunnerSystemFailure, reports[0].Err.Reason)
 	require.ErrorContains(t, reports[0].Err, "connection refused")
-	aside := 0
+	quarantined := 0
 	for _, in := range p.Stat().Instances {
 		if in.State != instance.Ready {
-			aside++
+			quarantined++
 		}
 	}
-	require.Equal(t, 3, aside, "the number of tries is bounded")
+	require.Equal(t, 3, quarantined, "the number of tries is bounded")
 }
 
 func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
-	first, second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := providerOf(t, instance.Config{Route: connector.Session}, 1, first, second)
 	marks := t.TempDir()
 	log := &sshtest.Log{}
@@ -129,7 +130,8 @@ func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
 	require.Len(t, ran, 1)
 
 	// The one that is gone was noticed.
-	require.Eventually(t, func() bool { return statOf(p, "vm-1").State == instance.Suspect }, sshtest.Bound, time.Millisecond)
+	suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
+	require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
 	requireSuccess(t, runAll(t, p, 6, "true"))
 }
 

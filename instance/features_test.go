@@ -7,7 +7,7 @@ import (
 )
 
 func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
-	// The whole table: where, what the job is and which flags are on; what is offered and what is used.
+	// The whole table: the system, the kind of job and the flags; whether native steps are offered and used.
 	for _, test := range []struct {
 		os             string
 		run            bool

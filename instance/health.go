@@ -32,7 +32,7 @@ type health struct {
 // quarantined reports whether the instance gets no builds.
 func (h *health) quarantined(now time.Time) bool { return h.suspect != nil && now.Before(h.retryAt) }
 
-// refused returns the permanent error that every dial fails with, nil if there is none.
+// refused returns the permanent error that every dial fails with, or nil.
 func (h *health) refused(now time.Time) *dialError {
 	failed := (*dialError)(nil)
 	if h.quarantined(now) && errors.As(h.suspect, &failed) && failed.permanent {

@@ -28,7 +28,7 @@ func (f *fleet) jumps() []string {
 	return all
 }
 
-// takeClosed returns what was closed, in order.
+// takeClosed returns the connections that were closed, in order.
 func (f *fleet) takeClosed() []string {
 	all := slices.Sorted(slices.Values(f.closed))
 	f.closed = nil
@@ -76,7 +76,8 @@ func TestAnUpdateWithALoopChangesNothing(t *testing.T) {
 	f := newFleet(t, vm("a", 1), behind("b", &Instance{ID: "a"}))
 	loop := []Instance{behind("a", &Instance{ID: "b"}), behind("b", &Instance{ID: "a"}), vm("c", 1)}
 	require.ErrorContains(t, f.Update(loop), "form a loop: ")
-	require.ErrorContains(t, f.Update([]Instance{behind("b", &Instance{ID: "a"})}), "jump host a has no address and is no instance")
+	err := f.Update([]Instance{behind("b", &Instance{ID: "a"})})
+	require.ErrorContains(t, err, "jump host a has no address and is no instance")
 	require.Len(t, f.Instances(), 2)
 	require.Nil(t, f.hosts["c"])
 	require.Len(t, f.hosts["a"].path, 1)

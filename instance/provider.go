@@ -17,7 +17,7 @@ import (
 // defaultStopTimeout is enough for the grace of a job and of a step runner, and for the removal of their files.
 const defaultStopTimeout = 20 * time.Second
 
-// Config says what a Provider works with.
+// Config is the configuration of a Provider.
 type Config struct {
 	// Group holds the instances. Required.
 	Group *Group
@@ -161,8 +161,7 @@ type Build struct {
 	Shell []string
 }
 
-// Executor returns the executor of b. It does no I/O. The caller calls Cleanup at the end, whatever
-// happened.
+// Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.
 func (p *Provider) Executor(b Build) *Executor {
 	if b.Log == nil {
 		b.Log = io.Discard
@@ -187,8 +186,8 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace))
 }
 
-// Add adds an instance to the Group's set; see Group.Update for what is an error. From the first Add or Remove
-// on builds wait also while no instance takes any: another may be added.
+// Add adds an instance to the Group's set; its errors are those of Group.Update. After the first Add or Remove,
+// builds wait even while no instance takes any: another may be added.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
 // Remove takes an instance out of the Group's set because the machine is gone, or will be: no new builds, its

@@ -76,7 +76,7 @@ func (g *Group) unlock() {
 	}
 }
 
-// serveLocked gives waiters slots, in order, or the reason why there will be none.
+// serveLocked gives waiters slots, in order, or the reason why they will not get one.
 func (g *Group) serveLocked(now time.Time) {
 	var next *list.Element
 	for e := g.waiters.Front(); e != nil && g.pickLocked(nil, now) != nil; e = next {

@@ -25,7 +25,7 @@ type dial[C Conn] struct {
 	working bool // Config.Dial was called and is not in Standby: the dial goes on without waiters
 }
 
-// joinLocked adds a waiter to the entry's dial, and begins the dial if there is none.
+// joinLocked adds a waiter to the entry's dial, and begins the dial if necessary.
 func (p *Pool[C]) joinLocked(ctx context.Context, e *entry[C]) *dial[C] {
 	if e.dial == nil {
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))

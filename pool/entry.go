@@ -11,7 +11,7 @@ type entry[C Conn] struct {
 	dialers int          // goroutines of dials; those of dials that were given up included
 }
 
-// entryLocked returns the entry of a key, a new one if there is none.
+// entryLocked returns the entry of a key, and makes it if necessary.
 func (p *Pool[C]) entryLocked(key Key) *entry[C] {
 	e := p.entries[key]
 	if e == nil {

@@ -11,7 +11,7 @@ var (
 	// ErrExpired is the cause for which a connection is retired that has reached Config.MaxAge.
 	ErrExpired = errors.New("connection reached its maximum age")
 
-	// errRetired is the cause if Retire was given none.
+	// errRetired is the cause if the argument of Retire is nil.
 	errRetired = errors.New("retired")
 	// errAbandoned ends a dial that has no waiters left.
 	errAbandoned = errors.New("nobody waits for the dial")

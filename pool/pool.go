@@ -36,8 +36,8 @@ func New[C Conn](cfg Config[C]) *Pool[C] {
 }
 
 // Acquire returns a lease on the key's connection, which the caller ends with Release or Retire. If
-// none is in service, Acquire waits for the dial under way or begins one. A connection that is known
-// to have ended is never returned.
+// no connection is in service, Acquire waits for the dial under way or begins one. It never returns a
+// connection that is known to have ended.
 //
 // ctx governs this caller's wait and nothing after it. When it ends, Acquire returns an error that
 // wraps its cause; the dial goes on for the others. A dial that has no callers left is given up while
@@ -90,7 +90,7 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 }
 
 // Retire takes the key's connection out of service, because the machine is gone or has changed: no
-// new leases; closed with its last one, at once if it has none. A dial under way is ended, and its
+// new leases; closed with its last one, at once if it is not leased. A dial under way is ended, and its
 // callers get an error that wraps err. err may be nil. Retire does not wait, and does nothing for a
 // key without connection or dial. The next Acquire dials anew.
 func (p *Pool[C]) Retire(key Key, err error) {
@@ -113,7 +113,7 @@ func (p *Pool[C]) Retire(key Key, err error) {
 
 // Shutdown refuses new leases, ends the wait of callers in Acquire, both with ErrClosed, and closes
 // each connection with its last lease. It returns nil when all are closed and the pool's goroutines
-// have ended. If ctx ends first it does what Close does and returns an error that wraps ctx's cause.
+// have ended. If ctx ends first it acts as Close and returns an error that wraps ctx's cause.
 // It may be called more than once, and together with Close.
 func (p *Pool[C]) Shutdown(ctx context.Context) error {
 	p.drain()

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// stress is a fleet on which everything happens at once, and what must hold all the while.
+// stress is a fleet on which everything happens at once, and checks invariants meanwhile.
 type stress struct {
 	t    *testing.T
 	pool *pool.Pool[*conn]
@@ -116,7 +116,7 @@ func (s *stress) use(ctx context.Context) {
 	}
 }
 
-// check looks at what Stat shows.
+// check checks a Stat.
 func (s *stress) check() {
 	stat := s.pool.Stat()
 	if stat.Leases < 0 || stat.Waiting < 0 {

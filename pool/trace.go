@@ -15,7 +15,7 @@ type Trace struct {
 	// Retire is called when a connection has left service: cause is ErrIdle, ErrExpired, ErrClosed,
 	// the argument of Retire, or the error with which the connection died.
 	Retire func(key Key, cause error)
-	// Close is called when a connection has been closed; err is what its Close returned.
+	// Close is called when a connection has been closed; err is the result of its Close.
 	Close func(key Key, err error)
 }
 

@@ -49,7 +49,7 @@ func TestStatShowsWhereEachKeyStands(t *testing.T) {
 	})
 }
 
-// record is a Trace that writes down what it is told. Each hook asks the pool for its Stat, which
+// record is a Trace that records its events. Each hook asks the pool for its Stat, which
 // would block for ever if the pool called it with its lock held.
 type record struct {
 	stat func() pool.Stat

@@ -30,7 +30,7 @@ type Build struct {
 type Batch struct {
 	Builds []Build
 	// Timeout bounds each build, counted from the moment it has its slot. (Making the instance's
-	// connection has a bound of its own.) If zero, none.
+	// connection has a bound of its own.) If zero, unbounded.
 	Timeout time.Duration
 	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both
 	// are called from the builds' goroutines, at the same time. They may be nil.
@@ -55,8 +55,8 @@ type Report struct {
 }
 
 // Run runs all builds of b on p's instances and returns when the last has ended and is cleaned up. When ctx ends the
-// running builds are cancelled with their grace, and waiting builds never start; when abort ends too, the builds are cut
-// short.
+// running builds are cancelled with their grace, and waiting builds never start; when abort ends too, the builds are
+// cut short.
 func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	if b.Logger == nil {
 		b.Logger = slog.New(slog.DiscardHandler)
