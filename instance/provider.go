@@ -50,14 +50,14 @@ type Config struct {
 	Logger *slog.Logger
 	// Trace holds hooks for the builds' step runners. It may be nil.
 	Trace *connector.Trace
-	// PoolTrace holds hooks for leases and connections, ConnTrace those for connections whose instance or jump
-	// host has no Trace of its own. Both may be nil.
-	PoolTrace *pool.Trace
+	// ConnTrace holds hooks for connections whose instance or jump host has no Trace of its own. It may be nil.
 	ConnTrace *mux.Trace
 	// DialStart is called before each attempt to connect to an instance or jump host, DialDone with its
-	// outcome; attempt counts from 1. Both may be nil. They are called from many goroutines at once.
+	// outcome; attempt counts from 1. Retired is called when a connection has left service; see CloseReason.
+	// They may be nil, and are called from many goroutines at once.
 	DialStart func(id string, attempt int)
 	DialDone  func(id string, attempt int, took time.Duration, err error)
+	Retired   func(id string, cause error)
 }
 
 // Provider makes executors for builds and owns the connections they share, one per instance and one per jump host.
@@ -97,26 +97,10 @@ func NewProvider(cfg Config) (*Provider, error) {
 	p.conns = conns.open(pool.Config[*mux.Conn]{
 		IdleTimeout: cfg.IdleTimeout,
 		MaxAge:      cfg.MaxAge,
-		Trace:       p.poolTrace(),
+		Retired:     p.logRetired,
 	})
 	cfg.Group.provide(p.retire)
 	return p, nil
-}
-
-// poolTrace returns the configured hooks, with one that logs.
-func (p *Provider) poolTrace() *pool.Trace {
-	trace := pool.Trace{}
-	if p.cfg.PoolTrace != nil {
-		trace = *p.cfg.PoolTrace
-	}
-	configured := trace.Retire
-	trace.Retire = func(key pool.Key, cause error) {
-		p.logRetire(key, cause)
-		if configured != nil {
-			configured(key, cause)
-		}
-	}
-	return &trace
 }
 
 // logDial logs the outcome of an attempt to connect.
@@ -141,11 +125,14 @@ func (p *Provider) retire(id string, cause error) {
 	p.conns.pool.Retire(pool.Key(id), cause)
 }
 
-// logRetire logs why a connection leaves service, and tells the group of one that died.
-func (p *Provider) logRetire(key pool.Key, cause error) {
+// logRetired logs why a connection has left service, and tells the group of one that died.
+func (p *Provider) logRetired(key pool.Key, cause error) {
 	p.cfg.Logger.Info("connection leaves service", "instance", key, "reason", cause)
 	if died := (*mux.ConnError)(nil); errors.As(cause, &died) {
 		p.cfg.Group.lost(string(key), cause)
+	}
+	if p.cfg.Retired != nil {
+		p.cfg.Retired(string(key), cause)
 	}
 }
 

@@ -36,8 +36,11 @@ type Config[C Conn] struct {
 	// with the last one. Up to a tenth is taken off at random for each connection, so that a fleet
 	// dialed at once is not dialed at once again. If zero, for ever.
 	MaxAge time.Duration
-	// Trace holds hooks for the pool's events. It may be nil. New copies it.
-	Trace *Trace
+	// Retired, if not nil, is called once for each connection that has left service. cause is ErrIdle,
+	// ErrExpired, ErrClosed, the argument of Retire, or the error with which the connection died. Retired
+	// is called with no lock held, from many goroutines at once. It returns soon, and may call the pool,
+	// but for Acquire, Close and Shutdown, which could wait for the very goroutine that calls it.
+	Retired func(key Key, cause error)
 }
 
 // checked returns the configuration with its defaults filled in. It panics on misuse.
@@ -51,10 +54,8 @@ func (c Config[C]) checked() Config[C] {
 	if c.IdleTimeout == 0 {
 		c.IdleTimeout = defaultIdleTimeout
 	}
-	trace := Trace{}
-	if c.Trace != nil {
-		trace = *c.Trace
+	if c.Retired == nil {
+		c.Retired = func(Key, error) {}
 	}
-	c.Trace = &trace
 	return c
 }

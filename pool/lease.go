@@ -20,9 +20,8 @@ func (l *Lease[C]) Release() {
 		return
 	}
 	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
 	l.p.releaseLocked(l.m)
-	l.p.mu.Unlock()
-	l.p.cfg.Trace.release(l.m.e.key)
 }
 
 // Retire ends the lease and takes its connection out of service because of err, which may be nil: no
@@ -36,8 +35,7 @@ func (l *Lease[C]) Retire(err error) {
 		err = errRetired
 	}
 	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
 	l.p.retireLocked(l.m, err)
 	l.p.releaseLocked(l.m)
-	l.p.mu.Unlock()
-	l.p.cfg.Trace.release(l.m.e.key)
 }

@@ -55,14 +55,13 @@ func (m *member[C]) ended() bool {
 // keep is the goroutine of a connection, from its dial until it is closed and has no leases.
 func (p *Pool[C]) keep(m *member[C]) {
 	p.watch(m)
-	p.cfg.Trace.retire(m.e.key, m.cause)
+	p.cfg.Retired(m.e.key, m.cause)
 	select {
 	case <-m.drained:
 	case <-m.done: // it is dead, whatever leases it has
 	case <-p.now:
 	}
-	err := m.conn.Close()
-	p.cfg.Trace.close(m.e.key, err)
+	_ = m.conn.Close() // the cause is known
 	select {
 	case <-m.drained:
 	case <-p.now:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 )
 
 // Pool keeps one connection for each key in use. It is safe for concurrent use.
@@ -47,18 +46,12 @@ func New[C Conn](cfg Config[C]) *Pool[C] {
 // that wraps ErrClosed if the pool is closed, before or meanwhile.
 func (p *Pool[C]) Acquire(ctx context.Context, key Key) (*Lease[C], error) {
 	if ctx.Err() != nil {
-		err := fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
-		p.cfg.Trace.acquire(key, 0, err)
-		return nil, err
+		return nil, fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
 	}
 	m, d, err := p.leaseOrJoin(ctx, key)
-	var waited time.Duration
 	if d != nil {
-		start := time.Now()
 		m, err = p.await(ctx, d)
-		waited = time.Since(start)
 	}
-	p.cfg.Trace.acquire(key, waited, err)
 	if err != nil {
 		return nil, err
 	}

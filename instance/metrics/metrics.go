@@ -12,7 +12,6 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/mux"
-	"github.com/stepmux/stepmux/pool"
 )
 
 // Metrics counts and measures. It is safe for concurrent use.
@@ -83,11 +82,9 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 // Watch adds the state of p's instances to each scrape. It is called once.
 func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }
 
-// PoolTrace returns hooks for instance.Config.PoolTrace.
-func (m *Metrics) PoolTrace() *pool.Trace {
-	return &pool.Trace{
-		Retire: func(_ pool.Key, cause error) { m.closed.WithLabelValues(instance.CloseReason(cause)).Inc() },
-	}
+// Retired counts a connection that left service, for instance.Config.Retired.
+func (m *Metrics) Retired(_ string, cause error) {
+	m.closed.WithLabelValues(instance.CloseReason(cause)).Inc()
 }
 
 // Dialed measures an attempt to connect, for instance.Config.DialDone.

@@ -65,7 +65,7 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		},
 	})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, PoolTrace: m.PoolTrace(),
+	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, Retired: m.Retired,
 		ConnTrace: m.ConnTrace()})
 	require.NoError(t, err)
 	defer p.Close()
@@ -152,7 +152,7 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, PoolTrace: m.PoolTrace(), ConnTrace: m.ConnTrace(), DialDone: m.Dialed})
+	p, err := instance.NewProvider(instance.Config{Group: group, Retired: m.Retired, ConnTrace: m.ConnTrace(), DialDone: m.Dialed})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)
