@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // vm is the machine under test: a real sshd, and a directory for temporary files.
@@ -59,7 +60,7 @@ func (v *vm) dial(b *testing.B) *mux.Conn {
 }
 
 // relay returns the relay of conn.
-func (v *vm) relay(b *testing.B, conn *mux.Conn) *mux.Relay {
+func (v *vm) relay(b *testing.B, conn *mux.Conn) *relay.Relay {
 	b.Helper()
 	r, err := conn.Relay(b.Context(), mux.Command{Argv: []string{stepmux(b), "steps", "relay", "--temp-dir", v.tmp}})
 	require.NoError(b, err)

@@ -26,6 +26,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // The whole way: a provider, a real sshd, a real step runner, real processes.
@@ -289,7 +290,7 @@ func TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn(t *testing.T) {
 		require.NoError(t, syscall.Kill(relayPID(t, v), syscall.SIGKILL))
 		err := <-ended
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
-		if lost := (*mux.RelayError)(nil); !errors.As(err, &lost) {
+		if lost := (*relay.Error)(nil); !errors.As(err, &lost) {
 			// Its bridge is not of the relay: the step runner, which ends with the relay, may have the last word.
 			require.Equal(t, connector.Auto, route)
 			require.ErrorContains(t, err, "the step runner is shutting down")

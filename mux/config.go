@@ -15,7 +15,7 @@ const (
 	defaultKeepaliveTimeout  = 15 * time.Second
 )
 
-// Config says how to connect. Dial and NewConn copy and check it.
+// Config describes how to connect. Dial and NewConn copy and check it.
 type Config struct {
 	// User is the account on the VM. Required.
 	User string
@@ -51,7 +51,7 @@ type Config struct {
 	// it is learned from the server's first refusal.
 	SessionLimit int
 
-	// Trace is told what happens. If nil, nobody is.
+	// Trace has hooks that are called as things happen. May be nil.
 	Trace *Trace
 }
 

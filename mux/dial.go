@@ -12,7 +12,7 @@ import (
 
 // Dial connects to addr (host:port), checks the server's host key and logs in. ctx bounds all of
 // it and means nothing after Dial has returned. The caller closes the Conn. The error is a
-// [*DialError], which wraps ctx's cause when ctx ended the dial, or says what is wrong with cfg.
+// [*DialError], which wraps ctx's cause if ctx ended the dial, or names the mistake in cfg.
 func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

@@ -1,10 +1,19 @@
 package mux
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
-// HasExited reports whether the server has told how the process ended, which it does before the rest of
-// its output.
-func (p *Process) HasExited() bool { return p.impl.(*sessionProcess).bye.Load() }
+// StartWatched is c.Start. exited reports whether the server has told how the process ended, which it does before the
+// rest of its output.
+func StartWatched(ctx context.Context, c *Conn, cmd Command) (p *Process, exited func() bool, err error) {
+	started, err := c.startSession(ctx, cmd)
+	if err != nil {
+		return nil, nil, err
+	}
+	return started.process(cmd), started.exitReceived.Load, nil
+}
 
 // SetRelayStartTime changes what bounds the start of a relay, until the test ends.
 func SetRelayStartTime(t interface{ Cleanup(func()) }, d time.Duration) {

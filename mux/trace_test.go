@@ -88,7 +88,7 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 	stream.Close()
 	n.await(t, "close tcp")
 
-	r := relay(t, conn)
+	r := relayOf(t, conn)
 	n.await(t, "open session ok")
 	p, err = r.Start(sshtest.Within(t), mux.Command{Line: "exec cat"})
 	require.NoError(t, err)
@@ -109,7 +109,9 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 func TestTraceIsToldWhyADialFailed(t *testing.T) {
 	s, other := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	for want, change := range map[string]func(*mux.Config){
-		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) { c.HostKeys = login.PinnedHostKeys(other.HostKey) },
+		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) {
+			c.HostKeys = login.PinnedHostKeys(other.HostKey)
+		},
 		"prepare ok, connect ok, ssh-ed25519 pinned ok, handshake ok, login failed": func(c *mux.Config) {
 			c.Auth = []login.Auth{login.Key("of a stranger", other.Signer)}
 		},

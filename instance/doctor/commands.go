@@ -143,7 +143,8 @@ func install(in instance.Instance) string {
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
 	}
-	return fmt.Sprintf("scp -P %s stepmux %s@%s:%s", port, in.SSH.User, host, name)
+	return fmt.Sprintf("let run --bootstrap upload it, or, as a user with write access there, scp -P %s stepmux %s@%s:%s",
+		port, in.SSH.User, host, name)
 }
 
 // binary looks for the step runner.

@@ -65,8 +65,10 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		},
 	})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, Retired: m.Retired,
-		ConnTrace: m.ConnTrace()})
+	p, err := instance.NewProvider(instance.Config{
+		Group: group, Route: connector.Streamlocal,
+		ConnTrace: m.ConnTrace(), DialDone: m.Dialed, Retired: m.Retired,
+	})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)
@@ -152,7 +154,9 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, Retired: m.Retired, ConnTrace: m.ConnTrace(), DialDone: m.Dialed})
+	p, err := instance.NewProvider(instance.Config{
+		Group: group, ConnTrace: m.ConnTrace(), DialDone: m.Dialed, Retired: m.Retired,
+	})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)

@@ -19,10 +19,16 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":      {},
-	"mux":       {"mux/login", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"pool":        {},
+	"mux/channel": {},
+	// The relay's client end, over any byte stream.
+	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
 	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
-	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
+	"mux": {
+		"mux/channel", "mux/relay", "mux/login",
+		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
+	},
+	"connector": {"mux", "mux/relay", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
@@ -31,21 +37,32 @@ var allowed = map[string][]string{
 	"instance/doctor":    {"instance", "connector", "mux", "mux/login", "internal/termtext"},
 	"instance/metrics":   {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
-	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
-	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
-	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
-	"remote/step/engine":         {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
-	"remote/step/fetch":          {"internal/termtext", "remote/step/lang", "remote/api/**", "internal/rmtree"},
-	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
+	"remote": {
+		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
+	},
+	"remote/relay": {
+		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
+		"internal/oserr",
+	},
+	"remote/socketdir":   {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
+	"remote/pipe":        {"internal/wire"},
+	"remote/job/service": {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
+	"remote/job":         {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
+	"remote/step/engine": {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
+	"remote/step/fetch": {
+		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
+	},
+	"remote/standalone":          {"internal/termtext", "remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
 	// What a trace says, for others: in their forms, or once more.
 	"remote/standalone/provenance": {"remote/step/trace"},
 	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
-	"remote/step/expr":             {},
-	"remote/proc":                  {},
-	"remote/job/joblog":            {},
+	"remote/step/expr":             {"internal/spell"},
+	"remote/proc":                  {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/job/joblog":            {"internal/oserr"},
 	"remote/step/mask":             {},
 
 	"remote/api/runnerproto": {},
@@ -63,7 +80,10 @@ var allowed = map[string][]string{
 	"internal/spell":       {},
 	"internal/termtext":    {},
 	"internal/tail":        {},
-	"internal/rmtree":      {},
+	"internal/rmtree":      {"internal/oserr"},
+	"internal/filelock":    {},
+	"internal/oserr":       {},
+	"internal/remotetest":  {"internal/wire"},
 	"internal/boundedhttp": {},
 	"internal/embeddedvm":  {"internal/wire"},
 	"internal/faultconn":   {},
@@ -80,9 +100,10 @@ var allowed = map[string][]string{
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources": {"internal/fetchtest"},
-	"bench":            {"**"},
-	"bench/report":     {},
+	"examples/sources":      {"internal/fetchtest"},
+	"examples/library/pool": {"mux", "mux/login", "pool"},
+	"bench":                 {"**"},
+	"bench/report":          {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {

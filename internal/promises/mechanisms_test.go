@@ -22,7 +22,7 @@ type mechanism struct {
 var mechanisms = []mechanism{
 	{
 		promise: "No false success: an exit status that a lost connection cut off from its output is a loss",
-		file:    "mux/channel.go",
+		file:    "mux/sshchannel.go",
 		code:    "ch.lost = c.alive(spec.op) != nil",
 		without: "ch.lost = false",
 		test:    "mux.TestLossAfterTheExitStatusIsStillALoss",
@@ -92,8 +92,8 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "Nothing is left of a build whose manager is gone",
-		file:    "remote/leash.go",
-		code:    "cancel(errLeash)",
+		file:    "remote/pipe/leash.go",
+		code:    "cancel(ErrLeash)",
 		without: "_ = cancel",
 		test:    "remote.TestServeEndsItsJobsHoweverItEnds",
 	},
@@ -134,7 +134,7 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No other user reaches a step runner",
-		file:    "remote/peer.go",
+		file:    "remote/socketdir/peer.go",
 		code:    "int64(cred.Uid) != int64(us) && cred.Uid != 0",
 		without: "false && int64(cred.Uid) != int64(us) && cred.Uid != 0",
 		test:    "remote.TestProxyRefusesASocketOfAnotherUser",

@@ -159,7 +159,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 		fetcher[strings.TrimSuffix(url, ".git")] = dir
 	}
 	r := engine.New(engine.Config{
-		Definition: j.definition, Vars: j.vars, Env: j.env, MayFail: j.mayFail,
+		Definition: j.Definition, Vars: j.Vars, Env: j.Env, MayFail: j.MayFail,
 		Fetcher: fetcher,
 	})
 	result := r.Run(t.Context(),

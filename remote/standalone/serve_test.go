@@ -163,7 +163,7 @@ func TestServiceThatCannotListenSaysWhy(t *testing.T) {
 func TestTokensThatAreTooShortOrCannotBeSentAreRefused(t *testing.T) {
 	require.NoError(t, CheckToken(NewToken()))
 	require.NotEqual(t, NewToken(), NewToken())
-	require.EqualError(t, CheckToken("secret"), "the token has 6 bytes, and must have at least 16")
-	require.EqualError(t, CheckToken("0123456789abcdef\n"), "the token must be of visible ASCII characters")
+	require.EqualError(t, CheckToken("secret"), "the token has 6 bytes; it must have at least 16")
+	require.EqualError(t, CheckToken("0123456789abcdef\n"), "the token must consist of visible ASCII characters")
 	require.Error(t, Serve(t.Context(), ServeConfig{}))
 }

@@ -171,7 +171,8 @@ func TestNameOfAStepGoesOnWhereItsRepositoryEnds(t *testing.T) {
 	c = get(t, s, h.URL+"/group/components/sast@v1")
 	require.Equal(t, c.Root+"/steps/sast", c.Dir)
 	require.Empty(t, c.File)
-	require.Contains(t, refused(t, s, h.URL+"/no/such/thing@v1"), "neither the address nor a beginning of it is a repository")
+	require.Contains(t, refused(t, s, h.URL+"/no/such/thing@v1"), "neither the address nor a beginning of "+
+		"it is a repository")
 }
 
 func TestComponentHasOtherStepsOfItsVersion(t *testing.T) {

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -51,7 +53,7 @@ func openCache(dir string, maxBytes int64) (*cache, error) {
 		return nil, err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("create %s: %w", dir, bare(err))
+		return nil, fmt.Errorf("create %s: %w", dir, oserr.Bare(err))
 	}
 	info, err := os.Lstat(dir)
 	if err != nil {
@@ -62,13 +64,13 @@ func openCache(dir string, maxBytes int64) (*cache, error) {
 	}
 	if info.Mode().Perm() != 0o700 {
 		if err := os.Chmod(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("make %s private: %w", dir, bare(err))
+			return nil, fmt.Errorf("make %s private: %w", dir, oserr.Bare(err))
 		}
 	}
 	c := &cache{dir: filepath.Join(dir, layout), maxBytes: maxBytes, verified: map[string]stamp{}}
 	for _, name := range []string{compDir, indexDir, answerDir, lockDir, scratchBase} {
 		if err := os.MkdirAll(c.path(name), 0o700); err != nil {
-			return nil, fmt.Errorf("create %s: %w", c.path(name), bare(err))
+			return nil, fmt.Errorf("create %s: %w", c.path(name), oserr.Bare(err))
 		}
 	}
 	c.sweep()
@@ -106,11 +108,11 @@ func (c *cache) scratch() (*scratch, error) {
 		if err := os.Mkdir(path, 0o700); err != nil {
 			return nil, fmt.Errorf("create scratch directory: %w", err)
 		}
-		dir, err := claim(path)
+		dir, err := filelock.Claim(path)
 		switch {
 		case err == nil:
 			return &scratch{path, dir}, nil
-		case !errors.Is(err, errTaken): // a sweep took it before it was locked
+		case !errors.Is(err, filelock.ErrTaken): // a sweep took it before it was locked
 			return nil, fmt.Errorf("lock scratch directory: %w", err)
 		}
 	}
@@ -118,53 +120,7 @@ func (c *cache) scratch() (*scratch, error) {
 
 func (s *scratch) remove() {
 	_ = rmtree.Remove(s.path) // the next sweep tries again
-	release(s.lock)
-}
-
-// errTaken says that another process has locked or removed the file to be locked.
-var errTaken = errors.New("in use")
-
-// claim opens and locks the file or directory at path. The error is errTaken if another process has locked it.
-func claim(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errTaken
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := flock(file, unix.LOCK_EX); err != nil {
-		file.Close()
-		return nil, err
-	}
-	if !stillAt(file, path) {
-		file.Close()
-		return nil, errTaken
-	}
-	return file, nil
-}
-
-// flock locks file without waiting. The lock belongs to this open file and to the processes that inherit it. It ends
-// with the last of them, however that ends. The error is errTaken if another process has the lock.
-func flock(file *os.File, how int) error {
-	err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errTaken
-	}
-	if err != nil {
-		return fmt.Errorf("lock %s (it must be on a file system with flock): %w", file.Name(), err)
-	}
-	return nil
-}
-
-// stillAt reports whether path still leads to file.
-func stillAt(file *os.File, path string) bool {
-	opened, err := file.Stat()
-	if err != nil {
-		return false
-	}
-	now, err := os.Lstat(path)
-	return err == nil && os.SameFile(opened, now)
+	filelock.Release(s.lock)
 }
 
 // sweep removes the scratch directories that no process has locked.
@@ -172,9 +128,9 @@ func (c *cache) sweep() {
 	entries, _ := os.ReadDir(c.path(scratchBase)) // an unreadable directory is not swept
 	for _, e := range entries {
 		path := c.path(scratchBase, e.Name())
-		if dir, err := claim(path); err == nil {
+		if dir, err := filelock.Claim(path); err == nil {
 			_ = rmtree.Remove(path) // the next sweep tries again
-			release(dir)
+			filelock.Release(dir)
 		}
 	}
 }
@@ -183,7 +139,7 @@ func (c *cache) sweep() {
 func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock func(), err error) {
 	path := c.path(lockDir, key)
 	var file *os.File
-	err = poll(ctx, func() (bool, error) {
+	err = filelock.Poll(ctx, func() (bool, error) {
 		if ready() {
 			return true, nil
 		}
@@ -193,14 +149,14 @@ func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock
 				return false, err
 			}
 		}
-		err := flock(file, unix.LOCK_EX)
-		if errors.Is(err, errTaken) {
+		err := filelock.Try(file)
+		if errors.Is(err, filelock.ErrTaken) {
 			return false, nil
 		}
-		if err == nil && stillAt(file, path) {
+		if err == nil && filelock.StillAt(file, path) {
 			unlock = func() {
 				_ = os.Remove(path) // before the release: waiters see that it is gone, and make another
-				release(file)
+				filelock.Release(file)
 			}
 			return true, nil
 		}

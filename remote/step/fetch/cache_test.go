@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -265,11 +266,11 @@ func TestFetchWaitsWhileAComponentIsTidied(t *testing.T) {
 	ref := zipOf(t, "a", "x")
 	c := get(t, s, ref)
 	c.Release()
-	meta, err := claim(filepath.Join(filepath.Dir(c.Root), metaName))
+	meta, err := filelock.Claim(filepath.Join(filepath.Dir(c.Root), metaName))
 	require.NoError(t, err)
 	_, err = s.Fetch(shortContext(t, 30*time.Millisecond), reference(t, ref), Credentials{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	time.AfterFunc(30*time.Millisecond, func() { release(meta) })
+	time.AfterFunc(30*time.Millisecond, func() { filelock.Release(meta) })
 	require.True(t, get(t, s, ref).Cached)
 }
 

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -48,7 +49,7 @@ type Component struct {
 // Release ends the use of the component. From then on the cache may remove it. It is idempotent.
 func (c *Component) Release() {
 	if c.held != nil {
-		release(c.held)
+		filelock.Release(c.held)
 	}
 }
 

@@ -49,17 +49,6 @@ func hint(err error, dir string) error {
 	return err
 }
 
-// bare strips the call and the path from an error whose message names the file already.
-func bare(err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return path.Err
-	}
-	if link, ok := errors.AsType[*os.LinkError](err); ok {
-		return link.Err
-	}
-	return err
-}
-
 // isFileError reports whether err comes from a local file, not from a server.
 func isFileError(err error) bool {
 	_, ok := errors.AsType[*fs.PathError](err)

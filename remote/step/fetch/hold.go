@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const (
@@ -37,22 +39,22 @@ func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 	if err = share(ctx, file); err == nil {
 		return file, nil
 	}
-	release(file)
-	if errors.Is(err, errTaken) { // it was removed
+	filelock.Release(file)
+	if errors.Is(err, filelock.ErrTaken) { // it was removed
 		err = nil
 	}
 	return nil, err
 }
 
 // share takes the shared lock of file, a meta.json. A process with the exclusive lock is about to remove the component,
-// or files that steps have added to it. The error is errTaken if the component was removed.
+// or files that steps have added to it. The error is filelock.ErrTaken if the component was removed.
 func share(ctx context.Context, file *os.File) error {
-	return poll(ctx, func() (bool, error) {
-		err := flock(file, unix.LOCK_SH)
+	return filelock.Poll(ctx, func() (bool, error) {
+		err := filelock.TryShared(file)
 		switch {
-		case !stillAt(file, file.Name()):
-			return false, errTaken
-		case errors.Is(err, errTaken):
+		case !filelock.StillAt(file, file.Name()):
+			return false, filelock.ErrTaken
+		case errors.Is(err, filelock.ErrTaken):
 			return false, nil
 		}
 		return true, err
@@ -69,14 +71,14 @@ func (c *cache) component(ctx context.Context, e entry) (*Component, error) {
 	if err == nil {
 		return c.use(e.Source, file), nil
 	}
-	release(file)
+	filelock.Release(file)
 	switch {
-	case errors.Is(err, errTaken): // it was removed
+	case errors.Is(err, filelock.ErrTaken): // it was removed
 		return nil, nil
 	case !errors.Is(err, errDamaged):
 		return nil, err
 	}
-	if err = c.evict(e.Source.Tree); errors.Is(err, errTaken) {
+	if err = c.evict(e.Source.Tree); errors.Is(err, filelock.ErrTaken) {
 		err = fmt.Errorf("a step has changed files in %s, and others use them; try again when these have ended",
 			c.path(compDir, e.Source.Tree))
 	}
@@ -97,14 +99,7 @@ func (c *cache) use(s Source, file *os.File) *Component {
 	return &Component{Source: s, Root: root, Dir: root, held: file}
 }
 
-// release gives up the lock of file at once. Closing the file alone would not, while a child that is being forked still
-// has a copy of the descriptor.
-func release(file *os.File) {
-	_ = unix.Flock(int(file.Fd()), unix.LOCK_UN)
-	file.Close()
-}
-
-// evict removes the component tree. The error is errTaken if the component is in use.
+// evict removes the component tree. The error is filelock.ErrTaken if the component is in use.
 func (c *cache) evict(tree string) error {
 	tmp, err := c.scratch()
 	if err != nil {
@@ -112,9 +107,9 @@ func (c *cache) evict(tree string) error {
 	}
 	defer tmp.remove()
 	dir := c.path(compDir, tree)
-	file, err := claim(filepath.Join(dir, metaName))
+	file, err := filelock.Claim(filepath.Join(dir, metaName))
 	if err == nil {
-		defer release(file)
+		defer filelock.Release(file)
 	} else if _, there := os.Lstat(filepath.Join(dir, metaName)); !errors.Is(there, fs.ErrNotExist) {
 		return err
 	} // else another process removes it, or its meta.json is lost

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const digestPrefix = "sha256:"
@@ -90,7 +92,7 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFu
 	}
 	source.Tree = tree
 	if err := f.cache.write(indexDir, key, entry{source, private}); err != nil {
-		release(held)
+		filelock.Release(held)
 		return nil, err
 	}
 	return f.cache.use(source, held), nil

@@ -10,6 +10,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // savedLayer is a layer that was downloaded to a file.
@@ -67,7 +69,7 @@ func (l savedLayer) save(
 	case ctx.Err() != nil:
 		return n, context.Cause(ctx)
 	case err != nil && isFileError(err):
-		return n, bare(err)
+		return n, oserr.Bare(err)
 	case err != nil:
 		return n, registryError(err)
 	case n > limit:

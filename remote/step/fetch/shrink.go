@@ -8,6 +8,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 // keepAnswers is how long the cache keeps the answers of servers. An answer that is gone is asked for again.
@@ -23,11 +25,11 @@ type stored struct {
 // shrink removes unused components, the least recently used first, until the cache is within its limit. It does nothing
 // while another process does the same. A component that cannot be removed stays for the next attempt.
 func (c *cache) shrink() {
-	gc, err := claim(c.dir)
+	gc, err := filelock.Claim(c.dir)
 	if err != nil {
 		return
 	}
-	defer release(gc)
+	defer filelock.Release(gc)
 	all, total := c.list()
 	if total <= c.maxBytes {
 		return

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
@@ -236,7 +237,7 @@ func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
 
 // entryError adds to err the name of the entry it is about.
 func entryError(name string, err error) error {
-	return fmt.Errorf("write %q: %w", termtext.Short(name, 200), bare(err))
+	return fmt.Errorf("write %q: %w", termtext.Short(name, 200), oserr.Bare(err))
 }
 
 // finish makes the tree read-only and returns its nodes.

@@ -14,8 +14,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -29,7 +28,7 @@ type stamp [sha256.Size]byte
 // verify compares a component with its digest. file is its meta.json, with the shared lock. An unchanged stamp since
 // this process last compared the files is enough. Files that steps have added, such as the compiled files that
 // interpreters keep beside the source, do not count: they are removed, unless another process uses the component. The
-// error is errTaken if the component was removed meanwhile.
+// error is filelock.ErrTaken if the component was removed meanwhile.
 func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	dir := c.path(compDir, tree, treeName)
 	now, err := fingerprint(dir)
@@ -221,14 +220,14 @@ func findAdded(dir string, nodes []node) (a added, err error) {
 }
 
 // removeAdded removes the additions to a component, unless another process uses it. file is the component's meta.json,
-// whose shared lock it has before and after; it waits for the lock only while it has none. The error is errTaken if the
-// component was removed.
+// whose shared lock it has before and after; it waits for the lock only while it has none. The error is
+// filelock.ErrTaken if the component was removed.
 func removeAdded(ctx context.Context, file *os.File, a added) error {
-	err := flock(file, unix.LOCK_EX)
+	err := filelock.Try(file)
 	if err == nil {
 		err = a.remove()
 	}
-	if err != nil && !errors.Is(err, errTaken) {
+	if err != nil && !errors.Is(err, filelock.ErrTaken) {
 		return err
 	}
 	return share(ctx, file) // the attempt gave up the shared lock

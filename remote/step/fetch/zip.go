@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -227,7 +228,7 @@ func (f *fetcher) save(r io.Reader, tmp *scratch) (saved, error) {
 	s.size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, f.limits.total+1))
 	switch {
 	case err != nil:
-		return s, bare(err)
+		return s, oserr.Bare(err)
 	case s.size > f.limits.total:
 		return s, tooLarge(f.limits.total)
 	}

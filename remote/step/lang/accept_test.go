@@ -125,5 +125,5 @@ func TestBuiltinStepsTakeAScript(t *testing.T) {
 		require.NoError(t, CheckCall(Builtin(s.GetReference().GetPath()), s.GetInputs()))
 	}
 	_, err := Parse("j", []byte("- {step: builtin://script, inputs: {script: [a, 1]}}"))
-	require.ErrorContains(t, err, "the script's lines must all be texts")
+	require.ErrorContains(t, err, "every line of the script must be a text")
 }

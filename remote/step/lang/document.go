@@ -54,7 +54,7 @@ func (r *reader) stepFile(docs []*yaml.Node) (*draftDefinition, error) {
 	return d, nil
 }
 
-// isV0 reports whether the definition n is written in the dialect of the blueprint.
+// isV0 reports whether the definition n has the dialect of the blueprint.
 func (r *reader) isV0(n *yaml.Node) bool {
 	v := n
 	if v.Kind == yaml.AliasNode && v.Alias != nil {
@@ -71,7 +71,7 @@ func (r *reader) isV0(n *yaml.Node) bool {
 	return false
 }
 
-// empty reports whether n says nothing: null or {}.
+// empty reports whether n is null or {}.
 func (r *reader) empty(n *yaml.Node) (bool, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *reader) empty(n *yaml.Node) (bool, error) {
 	return v.Kind == yaml.ScalarNode && v.ShortTag() == "!!null" || v.Kind == yaml.MappingNode && len(v.Content) == 0, nil
 }
 
-// loneDocument reads a job without a spec: the list of its steps, or a mapping with it.
+// loneDocument reads a job without a spec: a list of steps, or a mapping with the list.
 func (r *reader) loneDocument(n *yaml.Node) (*draftDefinition, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -186,7 +186,7 @@ func (r *reader) definition(n *yaml.Node, v0 bool) (*draftDefinition, error) {
 	return d, d.checkType(kind)
 }
 
-// checkType checks that a definition of the blueprint's dialect holds what its type says, and only that.
+// checkType checks that a definition of the blueprint's dialect has the part that its type names, and not the other.
 func (d *draftDefinition) checkType(kind word) error {
 	switch {
 	case !slices.Contains(definitionType, kind.text):
@@ -213,7 +213,7 @@ func (r *reader) run(n *yaml.Node) (*draftRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.steps += len(nodes); r.steps > MaxSteps { // before any of them costs something
+	if r.steps += len(nodes); r.steps > MaxSteps { // before the first of them costs memory
 		return nil, r.at(n).beyond().errorf("%d steps are too many, at most %d are allowed", r.steps, MaxSteps)
 	}
 	run := &draftRun{at: r.at(n), steps: make([]draft, len(nodes))}
@@ -279,7 +279,7 @@ func (r *reader) entryKey(d *draft, it item) (err error) {
 	return err
 }
 
-// condition reads what if says: an expression, or one of the words true and false.
+// condition reads the value of if: an expression, true or false.
 func (r *reader) condition(n *yaml.Node) (word, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -325,7 +325,7 @@ func (r *reader) reference(n *yaml.Node, key string) (*draftReference, error) {
 	return ref, nil
 }
 
-// fields reads a mapping of texts with the keys known, of which some are required.
+// fields reads a mapping of texts. It may have the keys known and must have the keys required.
 func (r *reader) fields(n *yaml.Node, what string, known, required []string) ([]field, error) {
 	items, err := r.mapping(n, what)
 	if err != nil {
@@ -368,7 +368,7 @@ func (r *reader) exec(n *yaml.Node) (*draftExec, error) {
 			e.timeout, err = r.word(it.value, "timeout")
 		case slices.Contains(workDirs, key):
 			if e.workDir.given {
-				return nil, it.key.at.errorf("the directory stands here for the second time, as %s; write work_dir once", key)
+				return nil, it.key.at.errorf("the directory is given twice, the second time as %s; write work_dir once", key)
 			}
 			e.workDir, err = r.word(it.value, key)
 		default:
@@ -404,7 +404,7 @@ func (r *reader) env(n *yaml.Node) ([]pair, error) {
 	}
 	pairs := make([]pair, 0, len(items))
 	for _, it := range items {
-		value, err := r.word(it.value, "the value of"+quote(it.key.text))
+		value, err := r.word(it.value, "the value of"+Quote(it.key.text))
 		if err != nil {
 			return nil, err
 		}
@@ -421,7 +421,7 @@ func (r *reader) namedValues(n *yaml.Node, what string) ([]namedValue, error) {
 	}
 	values := make([]namedValue, 0, len(items))
 	for _, it := range items {
-		value, err := r.anyValue(it.value, "the value of"+quote(it.key.text))
+		value, err := r.anyValue(it.value, "the value of"+Quote(it.key.text))
 		if err != nil {
 			return nil, err
 		}

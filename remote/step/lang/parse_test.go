@@ -171,10 +171,10 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 			"- script: |\n  curl -H \"token=geheim\": 1\n",
 			`j:2:3: unknown key; a step has name, step, func, script, exec, run, action, inputs, env, when, if, timeout`,
 		},
-		"duplicate key": {"- name: a\n  name: b\n", `j:2:3: the key "name" stands here for the second time`},
+		"duplicate key": {"- name: a\n  name: b\n", `j:2:3: the key "name" is given twice`},
 		"duplicate variable": {
 			"- {script: x, env: {A: b, A: c}}\n",
-			`j:1:27: the key "A" stands here for the second time`,
+			`j:1:27: the key "A" is given twice`,
 		},
 		"duplicate name": {
 			"- {name: a, script: x}\n- {name: a, script: y}\n",
@@ -239,7 +239,7 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 			"- script: x\n  inputs: {a: 1}\n",
 			`j:2:12: script takes no inputs but shell; pass values in env`,
 		},
-		"empty script": {"- script: ' '\n", `j:1:11: script is empty; write what the shell shall run`},
+		"empty script": {"- script: ' '\n", `j:1:11: script is empty; write the commands for the shell`},
 		"empty command": {
 			"- exec: {command: []}\n",
 			`j:1:19: command is empty; write the program and its arguments, such as [make, test]`,

@@ -6,7 +6,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// specDocument reads the first of two documents. It may say nothing.
+// specDocument reads the first of two documents, which may be empty.
 func (r *reader) specDocument(n *yaml.Node, v0 bool) (*draftSpec, error) {
 	items, err := r.optional(n, "the first of two documents, the spec,")
 	if err != nil {
@@ -16,7 +16,7 @@ func (r *reader) specDocument(n *yaml.Node, v0 bool) (*draftSpec, error) {
 	for _, it := range items {
 		if it.key.text != "spec" {
 			return nil, it.key.at.errorf("unknown key%s; the first of two documents holds spec, the second run or exec",
-				quote(it.key.text))
+				Quote(it.key.text))
 		}
 		if err := r.spec(it.value, spec, v0); err != nil {
 			return nil, err
@@ -91,7 +91,7 @@ func (r *reader) param(it item, p *draftParam, known []string, v0 bool) error {
 	if v0 {
 		read = r.optional
 	}
-	keys, err := read(it.value, "the value of"+quote(it.key.text))
+	keys, err := read(it.value, "the value of"+Quote(it.key.text))
 	if err != nil {
 		return err
 	}
@@ -129,9 +129,9 @@ func (r *reader) paramKey(p *draftParam, k item) (err error) {
 	return err
 }
 
-// label names the parameter in errors.
+// label returns the name of the parameter for errors.
 func (p *draftParam) label() string {
-	if name := quote(p.name.text); name != "" {
+	if name := Quote(p.name.text); name != "" {
 		return name[1:]
 	}
 	return "it"
