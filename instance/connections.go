@@ -113,6 +113,7 @@ func (c *connections[C]) awaitTurn(
 		if err == nil {
 			start := time.Now()
 			if via, err = c.leaseVia(ctx, h); err != nil && ctx.Err() == nil {
+				c.start(h.id, n)
 				c.done(h.id, n, time.Since(start), err)
 			}
 		}

@@ -326,7 +326,7 @@ func (g *Group) hasOther(tried []string) bool {
 	defer g.mu.Unlock()
 	now := time.Now()
 	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return !m.leadsOver(tried) && m.takes() && m.host.health.refused(now) == nil
+		return !m.goesThrough(tried) && m.takes() && m.host.health.refused(now) == nil
 	})
 }
 

@@ -69,10 +69,8 @@ func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool)
 	for id, old := range g.hosts {
 		h := hosts[id]
 		if h == nil {
-			h = &host{
-				id: id, addr: old.addr, ssh: old.ssh, revision: old.revision, via: old.via,
-				instance: old.instance, health: &health{},
-			}
+			same := *old
+			h = &same
 			hosts[id] = h
 			kept = append(kept, h)
 		}
@@ -84,10 +82,11 @@ func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool)
 		}
 	}
 	for id, old := range g.hosts {
-		if h := hosts[id]; h.way != old.way {
+		h := hosts[id]
+		h.health = old.health
+		if h.way != old.way {
 			changed[id] = true
-		} else {
-			h.health = old.health
+			h.health = &health{}
 		}
 	}
 	g.hosts, g.stale = hosts, true

@@ -61,10 +61,9 @@ func ShareJumpHosts(instances []Instance) []Instance {
 		s.byID[instances[i].ID] = &instances[i]
 	}
 	for i := range instances {
-		in := &instances[i]
-		way := s.way(in.Addr, in.SSH.User, in.Jump, 0)
+		way := s.way(&instances[i], 0)
 		if _, twice := s.byWay[way]; !twice {
-			s.byWay[way] = in.ID
+			s.byWay[way] = instances[i].ID
 		}
 	}
 	all := slices.Clone(instances)
@@ -81,19 +80,18 @@ type sharing struct {
 }
 
 // way returns a text that is the same for the same login by the same way. The Group refuses a way that is too long.
-func (s *sharing) way(addr, user string, jump *Instance, hops int) string {
-	text := user + "@" + addr
-	switch {
-	case jump == nil || hops > maxHops:
+func (s *sharing) way(in *Instance, hops int) string {
+	text, jump := in.SSH.User+"@"+in.Addr, in.Jump
+	if jump == nil || hops > maxHops {
 		return text
-	case jump.Addr != "":
-		return text + " " + s.way(jump.Addr, jump.SSH.User, jump.Jump, hops+1)
-	case s.byID[jump.ID] != nil:
-		in := s.byID[jump.ID]
-		return text + " " + s.way(in.Addr, in.SSH.User, in.Jump, hops+1)
-	default:
+	}
+	if named := s.byID[jump.ID]; jump.Addr == "" && named != nil {
+		jump = named
+	}
+	if jump.Addr == "" {
 		return text + " " + jump.ID
 	}
+	return text + " " + s.way(jump, hops+1)
 }
 
 // shared returns the jump host j with the instances on the way named by their IDs.
@@ -101,7 +99,7 @@ func (s *sharing) shared(j *Instance, hops int) *Instance {
 	if j == nil || j.Addr == "" || hops > maxHops {
 		return j
 	}
-	if id, ok := s.byWay[s.way(j.Addr, j.SSH.User, j.Jump, 0)]; ok {
+	if id, ok := s.byWay[s.way(j, 0)]; ok {
 		return &Instance{ID: id}
 	}
 	other := *j

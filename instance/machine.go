@@ -53,8 +53,8 @@ func (m *machine) takes() bool { return !m.removed && !m.drained && !m.usedUp() 
 // usedUp reports whether the instance has reached its MaxUses.
 func (m *machine) usedUp() bool { return m.member.MaxUses > 0 && m.uses >= m.member.MaxUses }
 
-// leadsOver reports whether the machine is one of the hosts, or is reached through one.
-func (m *machine) leadsOver(hosts []string) bool {
+// goesThrough reports whether the machine is one of the hosts, or is reached through one.
+func (m *machine) goesThrough(hosts []string) bool {
 	return slices.ContainsFunc(m.host.path, func(id string) bool { return slices.Contains(hosts, id) })
 }
 

@@ -121,7 +121,7 @@ func (g *Group) pickLocked(tried []string, now time.Time) *machine {
 	most := 0
 	for _, m := range g.machines {
 		free := m.free(now)
-		if free == 0 || m.leadsOver(tried) {
+		if free == 0 || m.goesThrough(tried) {
 			continue
 		}
 		better := free > most
@@ -153,7 +153,7 @@ func (g *Group) noneLocked(tried []string, now time.Time) error {
 	var refused, full error
 	for _, m := range g.machines {
 		switch {
-		case m.removed, m.leadsOver(tried):
+		case m.removed, m.goesThrough(tried):
 		case m.usedUp():
 			full = fmt.Errorf("no instance takes builds any more: %s has had its %d uses", m.member.ID, m.uses)
 		case m.drained, m.host.health.refused(now) == nil:
