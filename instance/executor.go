@@ -348,19 +348,18 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 		err = c.Close(ctx) // before its life ends, which all later errors would otherwise name as their cause
 	}
 	e.end(ErrCleanedUp)
-	if len(clients) > 0 {
+	await := func(name string, gone <-chan struct{}) {
 		select {
-		case <-closeClients(clients):
+		case <-gone:
 		case <-ctx.Done():
-			err = errors.Join(err, fmt.Errorf("stop commands: they are not gone after their time: %w", context.Cause(ctx)))
+			err = errors.Join(err, fmt.Errorf("stop %s: still running after the time allowed: %w", name, context.Cause(ctx)))
 		}
 	}
+	if len(clients) > 0 {
+		await("commands", closeClients(clients))
+	}
 	if running != nil {
-		select {
-		case <-running:
-		case <-ctx.Done():
-			err = errors.Join(err, fmt.Errorf("stop script: it is not gone after its time: %w", context.Cause(ctx)))
-		}
+		await("script", running)
 	}
 	if lease != nil {
 		lease.Release()

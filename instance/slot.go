@@ -90,15 +90,15 @@ func (g *Group) serveLocked(now time.Time) {
 	if g.waiters.Len() == 0 {
 		return
 	}
-	none := g.noneLocked(nil, now)
-	if none == nil && g.picky == 0 {
+	refusal := g.refusalLocked(nil, now)
+	if refusal == nil && g.picky == 0 {
 		return
 	}
 	for e := g.waiters.Front(); e != nil; e = next {
 		next = e.Next()
-		w, err := e.Value.(*waiter), none
+		w, err := e.Value.(*waiter), refusal
 		if err == nil && len(w.tried) > 0 {
-			err = g.noneLocked(w.tried, now)
+			err = g.refusalLocked(w.tried, now)
 		}
 		if err != nil {
 			g.leaveLocked(e)
@@ -147,9 +147,9 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	return s
 }
 
-// noneLocked returns nil if a machine that is not reached over tried hosts may take a build sooner or later, and else
+// refusalLocked returns nil if a machine that is not reached over tried hosts may take a build sooner or later, and else
 // why not.
-func (g *Group) noneLocked(tried []string, now time.Time) error {
+func (g *Group) refusalLocked(tried []string, now time.Time) error {
 	var refused, full error
 	for _, m := range g.machines {
 		switch {
