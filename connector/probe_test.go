@@ -30,7 +30,7 @@ func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 			"echo nonsense":                             `printed "nonsense": no line of it begins with "Version:"`,
 			"true":                                      `printed "": no line`,
 			"head -c 40 /dev/zero":                      `no line of it begins with "Version:"`,
-			"echo 'Version: <none>'":                    `its version "<none>" is none`,
+			"echo 'Version: <none>'":                    `its version "<none>" is not a valid version`,
 			"echo Version: 1":                           `no line of it begins with "OS/Arch:"`,
 			"echo Version: 1; echo OS/Arch: amd64":      "is not os/arch",
 			"head -c 70000 /dev/zero":                   "it printed more than 65536 bytes",

@@ -72,7 +72,9 @@ func layerOf(t TB, files Files) v1.Layer {
 		}
 	}
 	require.NoError(t, w.Close())
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	l, err := tarball.LayerFromOpener(
+		func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil },
+	)
 	require.NoError(t, err)
 	return l
 }

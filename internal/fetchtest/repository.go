@@ -45,7 +45,9 @@ func NewRepository(t TB, dir string, args ...string) *Repository {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o755))
 	r := &Repository{Dir: dir, t: t}
-	r.run("", append([]string{"init", "--quiet", "--bare", "--template=", "--initial-branch=main"}, append(args, "--", dir)...)...)
+	r.run(
+		"",
+		append([]string{"init", "--quiet", "--bare", "--template=", "--initial-branch=main"}, append(args, "--", dir)...)...)
 	r.Git("config", "uploadpack.allowFilter", "true")
 	return r
 }

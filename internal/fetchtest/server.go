@@ -37,7 +37,9 @@ func ServeGit(t TB, root string) *GitServer {
 	git, err := exec.LookPath("git")
 	require.NoError(t, err)
 	s := &GitServer{}
-	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, git, root) }))
+	s.Server = httptest.NewServer(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, git, root) }),
+	)
 	s.Host = strings.TrimPrefix(s.URL, "http://")
 	t.Cleanup(s.Close)
 	return s
@@ -52,7 +54,13 @@ func (s *GitServer) serve(w http.ResponseWriter, r *http.Request, git, root stri
 		http.Error(w, "who are you?", http.StatusUnauthorized)
 		return
 	}
-	env := []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "PATH=" + os.Getenv("PATH"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null"}
+	env := []string{
+		"GIT_PROJECT_ROOT=" + root,
+		"GIT_HTTP_EXPORT_ALL=1",
+		"PATH=" + os.Getenv("PATH"),
+		"GIT_CONFIG_NOSYSTEM=1",
+		"GIT_CONFIG_GLOBAL=/dev/null",
+	}
 	if !s.Old {
 		env = append(env, "GIT_PROTOCOL="+r.Header.Get("Git-Protocol"))
 	}
@@ -62,7 +70,10 @@ func (s *GitServer) serve(w http.ResponseWriter, r *http.Request, git, root stri
 		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
 		s.count(body, r.Header.Get("Content-Encoding") == "gzip")
 	}
-	(&cgi.Handler{Path: git, Args: []string{"http-backend"}, Env: env, Stderr: io.Discard, Logger: log.New(io.Discard, "", 0)}).ServeHTTP(w, r)
+	(&cgi.Handler{
+		Path: git, Args: []string{"http-backend"}, Env: env,
+		Stderr: io.Discard, Logger: log.New(io.Discard, "", 0),
+	}).ServeHTTP(w, r)
 }
 
 func (s *GitServer) count(body []byte, zipped bool) {

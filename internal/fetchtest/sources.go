@@ -29,7 +29,11 @@ func ServeSources(t TB, dir string, from fs.FS) *Sources {
 	t.Helper()
 	root := filepath.Join(dir, "git")
 	git := ServeGit(t, root)
-	s := &Sources{Git: git.URL + "/steps/echo", Repository: NewRepository(t, filepath.Join(root, "steps/echo")), registry: ServeRegistry(t)}
+	s := &Sources{
+		Git:        git.URL + "/steps/echo",
+		Repository: NewRepository(t, filepath.Join(root, "steps/echo")),
+		registry:   ServeRegistry(t),
+	}
 	archives := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		s.mu.Lock()
 		defer s.mu.Unlock()

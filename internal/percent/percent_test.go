@@ -14,7 +14,7 @@ func TestTokensAreExpandedOnce(t *testing.T) {
 		"plain":    "plain",
 		"%h":       "host",
 		"a%hb%%%h": "ahostb%host",
-		"%p":       "%h", // a value is not looked at again
+		"%p":       "%h", // values are not expanded
 	} {
 		got, err := Expand(in, values)
 		require.NoError(t, err)

@@ -1,4 +1,5 @@
-// Package promises holds docs/faults.md, docs/acceptance.md and docs/reliability.md to their word: the tests they name exist.
+// Package promises holds docs/faults.md, docs/acceptance.md and docs/reliability.md to their word: the tests they
+// name exist.
 package promises
 
 import (

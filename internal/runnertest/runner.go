@@ -72,7 +72,9 @@ func build(name, pkg string) (string, error) {
 		return "", err
 	}
 	program := filepath.Join(in, name)
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", program, "github.com/stepmux/stepmux/"+pkg)
+	cmd := exec.Command(
+		"go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", program, "github.com/stepmux/stepmux/"+pkg,
+	)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)

@@ -63,8 +63,8 @@ func (r *Resolver) setAuth(ctx context.Context, s *settings, cfg *mux.Config) er
 	return nil
 }
 
-// KeyFile reads a private key, with its passphrase if it has one and the certificate beside it if there is one. Each file
-// is read once. ctx bounds the command that prints the passphrase.
+// KeyFile reads a private key, with its passphrase if it has one and the certificate beside it if there is one. Each
+// file is read once. ctx bounds the command that prints the passphrase.
 func (r *Resolver) KeyFile(ctx context.Context, file string) (login.Auth, error) {
 	if key, ok := r.keys[file]; ok {
 		return key, nil

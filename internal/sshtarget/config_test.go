@@ -138,7 +138,8 @@ func passwdHome(t testing.TB) string {
 func TestMatchIsEvaluatedBySSH(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
 	file := filepath.Join(home(t, ""), "config")
-	put(t, file, "Host vm\n  HostName vm.example.com\nMatch host *.example.com exec \"exit 0\"\n  Port 2200\nMatch exec \"exit 1\"\n  User nobody\n")
+	put(t, file, "Host vm\n  HostName vm.example.com\n"+
+		"Match host *.example.com exec \"exit 0\"\n  Port 2200\nMatch exec \"exit 1\"\n  User nobody\n")
 	c, err := load(file)
 	require.NoError(t, err)
 	s, err := c.settings(t.Context(), place{host: "vm"})

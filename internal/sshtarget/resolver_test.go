@@ -218,7 +218,9 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{"key " + filepath.Join(dir, "id_ed25519")}, waysOf(target))
-	target, err = resolver(t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}}).Target(t.Context(), Machine{Place: "vm"})
+	target, err = resolver(
+		t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}},
+	).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{file}, waysOf(target), "what the operator names is all")
 }
@@ -254,7 +256,10 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	limit := passphraseLimit
 	passphraseLimit = subprocess.Limit{Time: 100 * time.Millisecond, Bytes: limit.Bytes}
 	defer func() { passphraseLimit = limit }()
-	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}})
+	r = resolver(
+		t,
+		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
+	)
 	_, err = r.Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "it has not ended after 100ms")
 	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{"/bin/sh", "%z"}})
@@ -320,7 +325,9 @@ func TestPolicies(t *testing.T) {
 		{[]string{"known-hosts", "first-use"}, ""},
 		{[]string{"first-use:" + filepath.Join(h, "my", "file")}, ""},
 	} {
-		target, err := resolver(t, ResolverConfig{Policies: policies(t, c.policies...)}).Target(t.Context(), Machine{ID: "vm-1", Place: where})
+		target, err := resolver(
+			t, ResolverConfig{Policies: policies(t, c.policies...)},
+		).Target(t.Context(), Machine{ID: "vm-1", Place: where})
 		if err == nil {
 			err = loginError(t, target)
 		}
@@ -336,13 +343,23 @@ func TestPolicies(t *testing.T) {
 		require.Contains(t, string(text), "vm-1 "+line(vm.HostKey))
 	}
 	put(t, filepath.Join(h, ".ssh", "known_hosts"), "garbage\n")
-	_, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")}).Target(t.Context(), Machine{Place: where})
+	_, err = resolver(
+		t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")},
+	).Target(t.Context(), Machine{Place: where})
 	require.ErrorContains(t, err, "known_hosts:1: ")
-	target, err := resolver(t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}}).Target(t.Context(), Machine{Place: where})
+	target, err := resolver(
+		t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}},
+	).Target(t.Context(), Machine{Place: where})
 	require.NoError(t, err)
 	requireLogin(t, target)
-	put(t, filepath.Join(h, ".ssh", "config"), "UserKnownHostsFile "+vm.KnownHosts+" ~/missing\nHost vm\n HostName 127.0.0.1\n User "+vm.User+"\n Port "+vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]+"\n")
-	target, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts")}).Target(t.Context(), Machine{Place: "vm"})
+	put(
+		t, filepath.Join(h, ".ssh", "config"),
+		"UserKnownHostsFile "+vm.KnownHosts+" ~/missing\n"+
+			"Host vm\n HostName 127.0.0.1\n User "+vm.User+"\n Port "+vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]+"\n",
+	)
+	target, err = resolver(
+		t, ResolverConfig{Policies: policies(t, "known-hosts")},
+	).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	requireLogin(t, target)
 }
@@ -372,7 +389,10 @@ func TestPoliciesThatCannotBeAreRefused(t *testing.T) {
 }
 
 func TestCertificatesThatSSHConfigNames(t *testing.T) {
-	h := home(t, "IdentityFile ~/.ssh/a\nIdentityFile ~/.ssh/b\nCertificateFile ~/.ssh/mine.crt\nCertificateFile ~/missing\n")
+	h := home(
+		t,
+		"IdentityFile ~/.ssh/a\nIdentityFile ~/.ssh/b\nCertificateFile ~/.ssh/mine.crt\nCertificateFile ~/missing\n",
+	)
 	key(t, filepath.Join(h, ".ssh", "a"), "")
 	b, _ := key(t, filepath.Join(h, ".ssh", "b"), "")
 	authority, _ := key(t, filepath.Join(h, "ca"), "")
@@ -382,7 +402,12 @@ func TestCertificatesThatSSHConfigNames(t *testing.T) {
 	vm := sshtest.OpenSSH(t, "TrustedUserCAKeys "+ca, "AuthorizedKeysFile none")
 	signer, err := ssh.NewSignerFromSigner(b)
 	require.NoError(t, err)
-	cert := &ssh.Certificate{Key: signer.PublicKey(), CertType: ssh.UserCert, ValidPrincipals: []string{vm.User}, ValidBefore: ssh.CertTimeInfinity}
+	cert := &ssh.Certificate{
+		Key:             signer.PublicKey(),
+		CertType:        ssh.UserCert,
+		ValidPrincipals: []string{vm.User},
+		ValidBefore:     ssh.CertTimeInfinity,
+	}
 	require.NoError(t, cert.SignCert(randomReader{}, caSigner))
 	port := vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]
 	for _, file := range []string{"mine.crt", "b-cert.pub"} {
@@ -412,7 +437,10 @@ func TestCommandsEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("because")
 	cancel(because)
-	r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}})
+	r := resolver(
+		t,
+		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
+	)
 	_, err := r.Target(ctx, Machine{Place: "vm"})
 	require.ErrorIs(t, err, because)
 }

@@ -16,7 +16,10 @@ func writeConfig(t *testing.T, lines string) string {
 	RequirePart(t, "openssh-server", sshdPath)
 	hostKey, _ := newKey(t, "host")
 	path := filepath.Join(t.TempDir(), "sshd_config")
-	require.NoError(t, os.WriteFile(path, []byte("HostKey "+hostKey+"\nListenAddress 127.0.0.1\nPidFile none\n"+lines+"\n"), 0o600))
+	require.NoError(
+		t,
+		os.WriteFile(path, []byte("HostKey "+hostKey+"\nListenAddress 127.0.0.1\nPidFile none\n"+lines+"\n"), 0o600),
+	)
 	return path
 }
 

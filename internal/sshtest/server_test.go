@@ -107,7 +107,8 @@ func TestStopEndsConnectionsAndTheirCommands(t *testing.T) {
 		require.NoError(t, err)
 		defer stdin.Close()
 		// A grandchild that ignores the end of its stdin and polite signals.
-		require.NoError(t, session.Start("sh -c 'trap \"\" HUP TERM; echo $$ > "+pidFile+".new; mv "+pidFile+".new "+pidFile+"; while :; do sleep 1; done'; true"))
+		require.NoError(t, session.Start("sh -c 'trap \"\" HUP TERM; echo $$ > "+pidFile+".new; "+
+			"mv "+pidFile+".new "+pidFile+"; while :; do sleep 1; done'; true"))
 		require.Eventually(t, func() bool { return alive(pidFile) }, patience, 5*time.Millisecond)
 
 		s.Stop()

@@ -65,8 +65,10 @@ func TestStreamWithoutAnEndPassesWhole(t *testing.T) {
 	}
 }
 
-func TestEndThatMakesNoSenseIsAFailure(t *testing.T) {
-	for _, line := range []string{"exit 256\n", "exit -1\n", "exit\n", "fail\n", "fail " + strings.Repeat("x", 2*maxEndLine)} {
+func TestMalformedEndIsAFailure(t *testing.T) {
+	for _, line := range []string{
+		"exit 256\n", "exit -1\n", "exit\n", "fail\n", "fail " + strings.Repeat("x", 2*maxEndLine),
+	} {
 		s := NewEndScanner(testKey)
 		require.Empty(t, scanAll(s, endMark+testKey+" "+line, 100))
 		end, ok := s.End()

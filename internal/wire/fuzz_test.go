@@ -23,7 +23,7 @@ func FuzzRelayResponse(f *testing.F) {
 	})
 }
 
-func FuzzSecretIsOfFewCharactersAndIsTold(f *testing.F) {
+func FuzzParsedSecretComesBack(f *testing.F) {
 	f.Add(NewSecret().text)
 	f.Add("short")
 	f.Fuzz(func(t *testing.T, line string) {

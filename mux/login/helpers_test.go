@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
 
-// config returns how to log in to s.
+// config returns a Config that logs in to s.
 func config(s *sshtest.Server) *mux.Config {
 	return &mux.Config{
 		User:     s.User,
@@ -38,7 +38,7 @@ func dialWith(t testing.TB, s *sshtest.Server, cfg *mux.Config) *mux.Conn {
 	return conn
 }
 
-// newKey returns a key no server knows.
+// newKey returns a new key, which no server accepts.
 func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
 	t.Helper()
 	_, private, err := ed25519.GenerateKey(rand.Reader)
@@ -48,7 +48,7 @@ func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
 	return signer, private
 }
 
-// requireStage checks that err is a DialError of a stage and whether it says that it is permanent.
+// requireStage checks the stage of a DialError and whether it is permanent.
 func requireStage(t testing.TB, err error, stage string, permanent bool) {
 	t.Helper()
 	dial := (*mux.DialError)(nil)
@@ -99,7 +99,7 @@ func inBackground(fn func() error) <-chan error {
 	return done
 }
 
-// receive returns a value from ch and fails the test when none comes.
+// receive returns a value from ch. The test fails if no value comes in time.
 func receive[T any](t testing.TB, ch <-chan T) T {
 	t.Helper()
 	timer := time.NewTimer(sshtest.Bound)

@@ -7,9 +7,9 @@ import (
 	"os"
 )
 
-var errTooLarge = errors.New("is larger than such a file may be")
+var errTooLarge = errors.New("is too large")
 
-// readBounded reads a file that somebody named, if it is one and no larger than limit.
+// readBounded reads a regular file of at most limit bytes.
 func readBounded(name string, limit int64) ([]byte, error) {
 	info, err := os.Stat(name)
 	switch {
@@ -31,7 +31,7 @@ func readBounded(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s %w, %d bytes", name, errTooLarge, limit)
+		return nil, fmt.Errorf("%s %w: more than %d bytes", name, errTooLarge, limit)
 	}
 	return data, nil
 }

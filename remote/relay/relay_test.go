@@ -149,7 +149,7 @@ func TestRelayShakesHandsFirst(t *testing.T) {
 	for name, test := range map[string]struct {
 		hello, out, want string
 	}{
-		"garbage":         {"GET / HTTP/1.1\r\n", "", `"G" is none: the relay is started by a manager`},
+		"garbage":         {"GET / HTTP/1.1\r\n", "", `"G" is no hello: the relay is started by a manager`},
 		"another version": {wire.ManagerHello(2), wire.RelayHello(1), "the manager speaks version 2 of the protocol, this program version 1"},
 		"a relay's hello": {wire.RelayHello(1), "", "started by a manager"},
 		"nothing":         {"", "", "stdin ended before a manager said hello"},

@@ -51,8 +51,13 @@ func run(args []string) error {
 	}
 	switch {
 	case slices.Equal(args, []string{"--version"}):
-		_, err := fmt.Printf("Version:      17.11.0\nGit revision: 0f67ff19\nGit branch:   17-11-stable\nGO version:   %s\n"+ //nolint:forbidigo // a program
-			"Built:        2025-04-17T11:07:36Z\nOS/Arch:      %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		_, err := fmt.Printf( //nolint:forbidigo // a program
+			"Version:      17.11.0\nGit revision: 0f67ff19\nGit branch:   17-11-stable\nGO version:   %s\n"+
+				"Built:        2025-04-17T11:07:36Z\nOS/Arch:      %s/%s\n",
+			runtime.Version(),
+			runtime.GOOS,
+			runtime.GOARCH,
+		)
 		return err
 	case len(args) == 4 && slices.Equal(args[:3], []string{"steps", "serve", "--socket"}):
 		return serve(args[3], deaf, old)
@@ -128,7 +133,9 @@ func (f *front) Cancel(ctx context.Context, req *runnerproto.CancelRequest) (*ru
 }
 
 // FollowLogs passes the stream on.
-func (f *front) FollowLogs(req *runnerproto.FollowLogsRequest, to grpc.ServerStreamingServer[runnerproto.FollowLogsResponse]) error {
+func (f *front) FollowLogs(
+	req *runnerproto.FollowLogsRequest, to grpc.ServerStreamingServer[runnerproto.FollowLogsResponse],
+) error {
 	from, err := f.inner.FollowLogs(to.Context(), req)
 	if err != nil {
 		return err
