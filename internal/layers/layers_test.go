@@ -73,7 +73,7 @@ var allowed = map[string][]string{
 	"internal/coalesce":   {},
 	"internal/percent":    {},
 	"internal/subprocess": {},
-	"internal/firstuse":   {},
+	"internal/firstuse":   {"internal/filelock"},
 	// What OpenSSH's client configuration says, in terms of mux.
 	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
 	"internal/spell":       {},
