@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -24,7 +26,7 @@ type Config struct {
 	Route connector.Route
 	// Bootstrap are programs that may be put on an instance whose step runner is missing or does not do; see
 	// connector.Config. If empty, none is.
-	Bootstrap []*connector.Binary
+	Bootstrap []*program.Binary
 	// Version is that of this program: a warning tells if an instance's is another. If empty, none does.
 	Version string
 	// DialTimeout bounds one connection's set-up: TCP, handshake and login. If zero, 30s.
@@ -142,7 +144,7 @@ type Build struct {
 	// ID names the build, uniquely among those that run: 1 to 64 characters of A-Z a-z 0-9 . _ -.
 	// Required.
 	ID string
-	// Log is the build's log, written to as a [connector.Log] does it: one write at a time, the step runner's own
+	// Log is the build's log, written to as a [buildlog.Log] does it: one write at a time, the step runner's own
 	// lines marked. If it fails or blocks that ends the build, and nothing else. If nil it is discarded.
 	Log io.Writer
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
@@ -155,7 +157,7 @@ func (p *Provider) Executor(b Build) *Executor {
 	if b.Log == nil {
 		b.Log = io.Discard
 	}
-	e := &Executor{provider: p, build: b, log: connector.NewLog(b.Log, p.cfg.LogTimeout)}
+	e := &Executor{provider: p, build: b, log: buildlog.New(b.Log, p.cfg.LogTimeout)}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	return e
 }

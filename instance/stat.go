@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -60,11 +61,11 @@ type VMStat struct {
 	Uses, MaxUses  int         // slots handed out in all, and how many may be, 0 for any number
 	Builds         []BuildStat // those that have the slots, oldest first
 
-	Connections int               // made since the Provider was; one is in use at a time
-	ConnState   ConnState         // of the newest
-	Conn        mux.Stat          // of the newest connection; zero before the first
-	Route       connector.Choice  // what builds take there; empty while unknown
-	Program     connector.Program // the step runner that was found there; zero while unknown
+	Connections int              // made since the Provider was; one is in use at a time
+	ConnState   ConnState        // of the newest
+	Conn        mux.Stat         // of the newest connection; zero before the first
+	Route       connector.Choice // what builds take there; empty while unknown
+	Program     program.Program  // the step runner that was found there; zero while unknown
 }
 
 // JumpStat is a snapshot of a jump host and its connection.
