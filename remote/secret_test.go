@@ -180,8 +180,8 @@ func TestServeMakesNoFileBeforeItHasItsSecret(t *testing.T) {
 		"too short":        {"private-but-short\n", "a secret has 43 to 128 characters, this has 17"},
 		"without end":      {strings.Repeat("private", 100), "has more than 128 characters"},
 		"too long":         {strings.Repeat("private", 20) + "\n", "has more than 128 characters"},
-		"other characters": {strings.Repeat("private ", 6) + "\n", "no characters but those of base64url"},
-		"binary":           {strings.Repeat("private\x00", 6) + "\n", "no characters but those of base64url"},
+		"other characters": {strings.Repeat("private ", 6) + "\n", "a secret consists of base64url characters"},
+		"binary":           {strings.Repeat("private\x00", 6) + "\n", "a secret consists of base64url characters"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tmp := remotetest.ShortTemp(t)

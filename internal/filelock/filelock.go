@@ -82,6 +82,17 @@ func StillAt(f *os.File, path string) bool {
 	return err == nil && os.SameFile(opened, now)
 }
 
+// Wait takes the exclusive lock of f, for which it waits. If ctx ends first the error is its cause.
+func Wait(ctx context.Context, f *os.File) error {
+	return Poll(ctx, func() (bool, error) {
+		err := Try(f)
+		if errors.Is(err, ErrTaken) {
+			return false, nil
+		}
+		return true, err
+	})
+}
+
 // Poll calls try until it reports done, returns an error, or ctx ends; then the error is ctx's cause. The pause between
 // two calls grows from 1 to 20 ms. It exists because a context cannot end the wait of flock(2).
 func Poll(ctx context.Context, try func() (done bool, err error)) error {

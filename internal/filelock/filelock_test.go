@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -46,6 +47,22 @@ func TestClaimTakesNoFileThatIsGoneOrALink(t *testing.T) {
 	require.True(t, StillAt(claimed, dir))
 	require.False(t, StillAt(claimed, filepath.Dir(dir)))
 	require.False(t, StillAt(claimed, filepath.Join(dir, "missing")))
+}
+
+func TestWaitGetsTheLockOnceItIsFree(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	first, err := Claim(path)
+	require.NoError(t, err)
+	other, err := os.Open(path)
+	require.NoError(t, err)
+	defer other.Close()
+	because := errors.New("because")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(because)
+	require.ErrorIs(t, Wait(ctx, other), because)
+	time.AfterFunc(5*time.Millisecond, func() { Release(first) })
+	require.NoError(t, Wait(t.Context(), other))
 }
 
 func TestPollEndsWithItsContext(t *testing.T) {

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"os"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const (
@@ -45,25 +46,12 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() {
-				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // at once, even while a child between fork and exec holds a copy
-				f.Close()
-			}, nil
+	if err := filelock.Wait(ctx, f); err != nil {
+		f.Close()
+		if ctx.Err() != nil {
+			err = fmt.Errorf("%s is held by another process: %w", f.Name(), err)
 		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, fmt.Errorf("%s: %w (it must be on a file system with flock)", f.Name(), err)
-		}
-		timer := time.NewTimer(pause) // flock cannot wait with a context
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			f.Close()
-			return nil, fmt.Errorf("%s is held by another process: %w", f.Name(), context.Cause(ctx))
-		}
+		return nil, err
 	}
+	return func() { filelock.Release(f) }, nil
 }

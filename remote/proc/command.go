@@ -77,18 +77,18 @@ func (c *Command) check() error {
 	return nil
 }
 
-// environ returns Env with the last entry of each key only, in the order of the first.
-func (c *Command) environ() []string {
-	env := make([]string, 0, len(c.Env))
-	index := make(map[string]int, len(c.Env))
-	for _, entry := range c.Env {
+// LastOfEachKey returns env with the last entry of each key only, in the order of the first entries.
+func LastOfEachKey(env []string) []string {
+	last := make([]string, 0, len(env))
+	index := make(map[string]int, len(env))
+	for _, entry := range env {
 		key, _, _ := strings.Cut(entry, "=")
 		if i, ok := index[key]; ok {
-			env[i] = entry
+			last[i] = entry
 			continue
 		}
-		index[key] = len(env)
-		env = append(env, entry)
+		index[key] = len(last)
+		last = append(last, entry)
 	}
-	return env
+	return last
 }

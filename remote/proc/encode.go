@@ -20,11 +20,10 @@ type order struct {
 // encodeCommand returns the payload of a frameCommand: the two directories, the arguments and the
 // environment, each list after its length, each string after its length.
 func encodeCommand(c *Command) []byte {
-	env := c.environ()
 	b := appendString(nil, c.Dir)
 	b = appendString(b, c.OrphanDir)
 	b = appendStrings(b, c.Argv)
-	return appendStrings(b, env)
+	return appendStrings(b, LastOfEachKey(c.Env))
 }
 
 func appendString(b []byte, s string) []byte {

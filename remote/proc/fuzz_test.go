@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzShimsMessages decodes a shim's messages: no pid that stands for several processes, and one encoding of each message.
+// FuzzShimsMessages decodes a shim's messages: no pid that stands for several processes, and one encoding of each
+// message.
 func FuzzShimsMessages(f *testing.F) {
 	f.Add(encodeNumbers(4711))
 	f.Add(encodeNumbers(1))

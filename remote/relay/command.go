@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +25,7 @@ type Command struct {
 
 // NewCommand returns the command of the request. The error is a refusal.
 func NewCommand(request *wire.RelayStart) (*Command, error) {
-	c := &Command{argv: request.Argv, dir: homeDir(), env: mergeEnv(os.Environ(), request.Env)}
+	c := &Command{argv: request.Argv, dir: homeDir(), env: proc.LastOfEachKey(slices.Concat(os.Environ(), request.Env))}
 	switch {
 	case filepath.IsAbs(request.Dir):
 		c.dir = request.Dir
@@ -81,24 +81,6 @@ func (c *Command) refusal(err error) *refusal {
 
 // errNotInPath says that a program is in no directory of the PATH.
 var errNotInPath = errors.New("not in PATH")
-
-// mergeEnv returns env with the entries of more in place of those with the same key.
-func mergeEnv(env, more []string) []string {
-	at := make(map[string]int, len(env)+len(more))
-	merged := make([]string, 0, len(env)+len(more))
-	for _, entries := range [][]string{env, more} {
-		for _, entry := range entries {
-			key, _, _ := strings.Cut(entry, "=")
-			if i, ok := at[key]; ok {
-				merged[i] = entry
-				continue
-			}
-			at[key] = len(merged)
-			merged = append(merged, entry)
-		}
-	}
-	return merged
-}
 
 // homeDir returns the user's home, or the root if there is none.
 func homeDir() string {

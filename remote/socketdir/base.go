@@ -129,7 +129,7 @@ func (b *base) lock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, baseLockTimeout,
 		fmt.Errorf("another process has held it for %v", baseLockTimeout))
 	defer cancel()
-	if err := filelock.Poll(ctx, func() (bool, error) { return done(filelock.Try(b.dir)) }); err != nil {
+	if err := filelock.Wait(ctx, b.dir); err != nil {
 		return fmt.Errorf("lock socket base %s: %w", b.path, err)
 	}
 	return nil
@@ -249,11 +249,3 @@ const scratchPrefix = "~"
 func scratchName() string { return scratchPrefix + rand.Text() }
 
 func isScratch(name string) bool { return strings.HasPrefix(name, scratchPrefix) }
-
-// done is a try of [filelock.Poll]: a lock that is taken is tried again.
-func done(err error) (bool, error) {
-	if errors.Is(err, filelock.ErrTaken) {
-		return false, nil
-	}
-	return true, err
-}

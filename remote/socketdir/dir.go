@@ -61,7 +61,10 @@ func (d *Dir) create(ctx context.Context) (dir *os.File, err error) {
 			_ = d.base.sweep(ctx) // the next attempt tells whether it helped
 			dir, err = d.base.create(ctx, d.id)
 		}
-		return done(err)
+		if errors.Is(err, filelock.ErrTaken) {
+			return false, nil
+		}
+		return true, err
 	})
 	if errors.Is(err, filelock.ErrTaken) {
 		return nil, errors.New("the build is already being served on this machine")
