@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -27,14 +27,14 @@ func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
 }
 
 // bootstraps returns the programs that may be copied to VMs.
-func (f *bootstrapFlags) bootstraps() ([]*connector.Binary, error) {
-	var all []*connector.Binary
+func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
+	var all []*program.Binary
 	for _, text := range f.binaries {
 		platform, file, ok := strings.Cut(text, "=")
 		if !ok || !wire.ValidPlatform(platform) || file == "" {
 			return nil, fmt.Errorf("--bootstrap-binary %q: want OS/ARCH=FILE, as in linux/arm64=stepmux-arm64", text)
 		}
-		b, err := connector.LoadBinary(file)
+		b, err := program.LoadBinary(file)
 		if err != nil {
 			return nil, fmt.Errorf("--bootstrap-binary: %w", err)
 		}
@@ -44,7 +44,7 @@ func (f *bootstrapFlags) bootstraps() ([]*connector.Binary, error) {
 		all = append(all, b)
 	}
 	if f.bootstrap {
-		own, err := connector.LoadBinary(ownFile)
+		own, err := program.LoadBinary(ownFile)
 		if err != nil {
 			return nil, fmt.Errorf("--bootstrap: %w", err)
 		}

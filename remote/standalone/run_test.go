@@ -128,7 +128,7 @@ func TestEndOfTheSecondContextKillsTheJob(t *testing.T) {
 	require.NotContains(t, tr.stdout.String(), "cleaning")
 }
 
-func TestNothingOfAJobOutlivesIt(t *testing.T) {
+func TestNoProcessOfAJobOutlivesIt(t *testing.T) {
 	tr := newTrial(t)
 	tr.finish(tr.steps(`- {script: "setsid sleep 600 >/dev/null 2>&1 & echo $!"}`))
 	pid, err := strconv.Atoi(strings.TrimSpace(tr.stdout.String()))

@@ -21,7 +21,7 @@ func (tr *trial) traced() string {
 	return file
 }
 
-func TestTraceIsWrittenHoweverAJobEnds(t *testing.T) {
+func TestTraceIsWrittenAtEveryEndOfAJob(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"- {name: a, script: echo out}":                                   {trace.Success, ""},
 		"- {name: a, script: 'echo out; exit 3'}":                         {trace.Failure, "script"},
