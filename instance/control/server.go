@@ -72,7 +72,7 @@ func (s *Server) Close() {
 func change(verb func(id string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := verb(r.PathValue("id"))
-		if unknown := (*instance.UnknownError)(nil); errors.As(err, &unknown) {
+		if errors.Is(err, instance.ErrUnknown) {
 			answer(w, http.StatusNotFound, problem{err.Error()})
 			return
 		}
