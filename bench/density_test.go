@@ -71,7 +71,8 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 		return s.close, nil
 	}}
 	freshConns := 0
-	fresh := occupant{name: "fresh-dial", parent: "sshd", most: 8, why: "each takes a third of a second",
+	fresh := occupant{
+		name: "fresh-dial", parent: "sshd", most: 8, why: "each takes a third of a second",
 		start: func() (func() error, error) {
 			freshConns++
 			s, err := v.startFreshBuild(b)
@@ -79,7 +80,8 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 				return nil, err
 			}
 			return s.close, nil
-		}}
+		},
+	}
 	missing(b, "control-master, raw", twoSessions)
 	missing(b, "ssh", "it is a connection for each build, as fresh-dial")
 	var all []candidate

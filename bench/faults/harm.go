@@ -113,8 +113,10 @@ func (r *rig) unplug(f injection) {
 // collapse leaves little of the network's bandwidth for a while.
 func (r *rig) collapse(f injection) {
 	m := r.vmOf(f)
-	qdisc := []string{"-n", m.netns, "qdisc", "replace", "dev", "f" + m.id[2:], "root",
-		"tbf", "burst", "8kb", "latency", "50ms", "rate", fmt.Sprintf("%dkbit", 256+int(f.Size*4096))}
+	qdisc := []string{
+		"-n", m.netns, "qdisc", "replace", "dev", "f" + m.id[2:], "root",
+		"tbf", "burst", "8kb", "latency", "50ms", "rate", fmt.Sprintf("%dkbit", 256+int(f.Size*4096)),
+	}
 	if err := command(context.Background(), "tc", qdisc...); err != nil {
 		r.find(Finding{What: Broken, Text: err.Error()})
 		return

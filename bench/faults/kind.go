@@ -50,8 +50,10 @@ var kinds = map[Kind]*kindSpec{
 	"cut":   {does: "the connection ends, as if the peer had closed it", proxy: true, inject: (*rig).endConn, weight: 8},
 	"reset": {does: "the connection is reset", proxy: true, inject: (*rig).resetConn, weight: 8},
 	"stall": {does: "nothing arrives for a while that is shorter than the bound", proxy: true, inject: (*rig).stall},
-	"frozen": {does: "nothing arrives any more, for longer than the bound", proxy: true, late: true,
-		inject: (*rig).freeze},
+	"frozen": {
+		does: "nothing arrives any more, for longer than the bound", proxy: true, late: true,
+		inject: (*rig).freeze,
+	},
 	"delay": {does: "the VM is suddenly far away", proxy: true, inject: (*rig).delay},
 	"slow":  {does: "the link becomes slow", proxy: true, inject: (*rig).narrow},
 	"half-open": {
@@ -76,8 +78,10 @@ var kinds = map[Kind]*kindSpec{
 
 	"stop-serve": {does: "kill -STOP of a step runner, and -CONT a moment later", inject: pauseOne("serve")},
 	"stop-relay": {does: "kill -STOP of the relay, and -CONT a moment later", routes: viaRelay, inject: pauseOne("relay")},
-	"stop-proxy": {does: "kill -STOP of a build's proxy, and -CONT a moment later", routes: viaProxy,
-		inject: pauseOne("proxy")},
+	"stop-proxy": {
+		does: "kill -STOP of a build's proxy, and -CONT a moment later", routes: viaProxy,
+		inject: pauseOne("proxy"),
+	},
 	"stop-shim": {does: "kill -STOP of a shim, and -CONT a moment later", inject: pauseOne("shim")},
 	"hang-serve": {
 		does: "kill -STOP of a step runner for good; its build is cancelled", slow: true, late: true,
@@ -89,8 +93,10 @@ var kinds = map[Kind]*kindSpec{
 	},
 
 	"kill-manager": {does: "kill -9 of the manager", manager: program, inject: (*rig).killManager, weight: 12},
-	"stop-manager": {does: "kill -STOP of the manager, and -CONT a moment later", manager: program,
-		inject: (*rig).pauseManager},
+	"stop-manager": {
+		does: "kill -STOP of the manager, and -CONT a moment later", manager: program,
+		inject: (*rig).pauseManager,
+	},
 	"end-manager": {does: "SIGINT of the manager", manager: program, inject: (*rig).interruptManager},
 	"fds-manager": {does: "the manager can open no more files", manager: program, inject: (*rig).starveManager},
 
@@ -99,12 +105,16 @@ var kinds = map[Kind]*kindSpec{
 	"fds-sshd":  {does: "sshd's process for the connection can open no more files", inject: (*rig).starveSession},
 
 	"tmp-full": {does: "the VM's temporary directory is full", private: true, tmpfs: true, inject: (*rig).fillTmp},
-	"tmp-readonly": {does: "the VM's temporary directory is read-only for a while", private: true, tmpfs: true,
-		inject: (*rig).lockTmp},
+	"tmp-readonly": {
+		does: "the VM's temporary directory is read-only for a while", private: true, tmpfs: true,
+		inject: (*rig).lockTmp,
+	},
 
 	"cancel":      {does: "a build is cancelled", inject: (*rig).cancelOne},
 	"cancel-many": {does: "200 builds are cancelled at once", inject: (*rig).cancelAll, weight: 1},
-	"clock": {does: "the clock jumps, by up to three days, and back a moment later", global: true,
-		inject: (*rig).jump},
+	"clock": {
+		does: "the clock jumps, by up to three days, and back a moment later", global: true,
+		inject: (*rig).jump,
+	},
 	"flood": {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
 }

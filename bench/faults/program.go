@@ -113,8 +113,10 @@ type saidBuild struct {
 func (r *rig) startManager(ctx context.Context, inventory string, files []string) (
 	p *managerProcess, said func() map[int]saidBuild, err error,
 ) {
-	args := append([]string{"run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route,
-		"--output", "json"}, files...)
+	args := append([]string{
+		"run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route,
+		"--output", "json",
+	}, files...)
 	cmd := exec.CommandContext(ctx, r.opts.Program, args...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -189,8 +191,10 @@ func (r *rig) judgeManager(p *managerProcess, said map[int]saidBuild) {
 		if !told {
 			refused := exit.ExitCode() > 0 && len(said) == 0 && !readLedger(b.ledger).Started // as a whole
 			if !status.Signaled() && !refused {
-				r.find(Finding{What: NoEnd, Build: b.ID,
-					Text: fmt.Sprintf("the program ended with code %d and without a word of it", exit.ExitCode())})
+				r.find(Finding{
+					What: NoEnd, Build: b.ID,
+					Text: fmt.Sprintf("the program ended with code %d and without a word of it", exit.ExitCode()),
+				})
 			}
 			if log := b.sink.state(); log.Bad != "" && !status.Signaled() {
 				r.find(Finding{What: WrongLog, Build: b.ID, Text: log.Bad})

@@ -17,8 +17,10 @@ func TestAJournalGoesOnWhereItStopped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "journal")
 	j, err := OpenJournal[Result](path)
 	require.NoError(t, err)
-	one := Result{Round: 3, Kind: "cut", Route: "auto", Faults: 2, EndMS: []float64{1.5},
-		Findings: []Finding{{What: Orphan}}}
+	one := Result{
+		Round: 3, Kind: "cut", Route: "auto", Faults: 2, EndMS: []float64{1.5},
+		Findings: []Finding{{What: Orphan}},
+	}
 	require.NoError(t, j.Add(one))
 	require.NoError(t, j.Close())
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
@@ -40,8 +42,10 @@ func TestAJournalGoesOnWhereItStopped(t *testing.T) {
 func TestResultsAreAddedUp(t *testing.T) {
 	all := tallyBy([]Result{
 		{Kind: "cut", Route: "auto", Faults: 1, Builds: 3, Lost: 2, EndMS: []float64{3, 1}, CleanMS: 9},
-		{Kind: "cut", Route: "relay", Faults: 2, Builds: 4, Lost: 1, EndMS: []float64{2}, CleanMS: 4,
-			Findings: []Finding{{What: Orphan}, {What: Orphan}}},
+		{
+			Kind: "cut", Route: "relay", Faults: 2, Builds: 4, Lost: 1, EndMS: []float64{2}, CleanMS: 4,
+			Findings: []Finding{{What: Orphan}, {What: Orphan}},
+		},
 		{Kind: "stall", Route: "auto", Faults: 1, Builds: 1},
 	}, func(r Result) (Kind, string) { return r.Kind, "" })
 	require.Len(t, all, 2)
@@ -144,8 +148,11 @@ func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
 			{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
 		}),
 		Soak: (&SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []soakSample{
-			{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20},
-			{Seconds: 1800, Heap: 2 << 20}, {Seconds: 2400, Heap: 2 << 20},
+			{Seconds: 0, Heap: 9 << 20},
+			{Seconds: 600, Heap: 2 << 20},
+			{Seconds: 1200, Heap: 2 << 20},
+			{Seconds: 1800, Heap: 2 << 20},
+			{Seconds: 2400, Heap: 2 << 20},
 		}}).summary(),
 		Fuzz: sumFuzzed([]Fuzzed{
 			{Target: "mux.FuzzB", Seconds: 600, CPU: 60, Inputs: 1000, Corpus: 7},

@@ -22,8 +22,10 @@ const (
 )
 
 // AllFindings are all of these but Broken.
-var AllFindings = []string{FalseSuccess, WrongBlame, NeedlessLoss, NoEnd, WrongLog, Orphan, Leftover, Leak,
-	Connections, Unusable, Twice}
+var AllFindings = []string{
+	FalseSuccess, WrongBlame, NeedlessLoss, NoEnd, WrongLog, Orphan, Leftover, Leak,
+	Connections, Unusable, Twice,
+}
 
 // Finding is something that is wrong.
 type Finding struct {

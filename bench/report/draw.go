@@ -80,87 +80,111 @@ type drawing struct {
 // drawings are all of them. The first is the README's.
 var drawings = []drawing{
 	{
-		picture{"build-start.svg", "The start of a build",
+		picture{
+			"build-start.svg", "The start of a build",
 			"From the request to the step runner's first answer, on a VM that is known: " +
 				"the share of builds that took at most so long. Left is better.",
-			"SpawnLatency/first-answer/vm=warm/CapacityPerInstance=1$"},
+			"SpawnLatency/first-answer/vm=warm/CapacityPerInstance=1$",
+		},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, warm) },
 	},
 	{
-		picture{"first-build.svg", "The first build on a VM",
-			"The same on a VM that nobody is connected to yet. Left is better.", "SpawnLatency/first-answer/vm=cold"},
+		picture{
+			"first-build.svg", "The first build on a VM",
+			"The same on a VM that nobody is connected to yet. Left is better.", "SpawnLatency/first-answer/vm=cold",
+		},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, cold) },
 	},
 	{
-		picture{"start.svg", "The start of a process",
+		picture{
+			"start.svg", "The start of a process",
 			"To its first byte: the share of starts that took at most so long. Left is better.",
-			"SpawnLatency/first-byte/CapacityPerInstance=1$"},
+			"SpawnLatency/first-byte/CapacityPerInstance=1$",
+		},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, firstByte) },
 	},
 	{
-		picture{"throughput-down.svg", "Throughput of many bridges, from the VM",
-			"All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/down"},
+		picture{
+			"throughput-down.svg", "Throughput of many bridges, from the VM",
+			"All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/down",
+		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "ProxyThroughput/down/CapacityPerInstance=", "-MB/s", "builds at once", "MB/s", setLogarithmic)
 		},
 	},
 	{
-		picture{"throughput-up.svg", "Throughput of many bridges, to the VM",
-			"All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/up"},
+		picture{
+			"throughput-up.svg", "Throughput of many bridges, to the VM",
+			"All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/up",
+		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "ProxyThroughput/up/CapacityPerInstance=", "-MB/s", "builds at once", "MB/s", setLogarithmic)
 		},
 	},
 	{
-		picture{"follow.svg", "Following a big log",
+		picture{
+			"follow.svg", "Following a big log",
 			"A GiB of a job's output by gRPC, over the step runner's socket itself and through SSH. Higher is better.",
-			"ProxyThroughput/FollowIO"},
+			"ProxyThroughput/FollowIO",
+		},
 		func(r *results, _ []sample) *figurePlot { return bars(r, followIO, "-MB/s", "MB/s") },
 	},
 	{
-		picture{"neighbour.svg", "A ping beside a download",
+		picture{
+			"neighbour.svg", "A ping beside a download",
 			"A small round trip, p50 to p99: alone, beside a download on the same connection, and beside one on another " +
 				"connection, which shows the machine's own share. Lower is better.",
-			"Neighbour/flood/CapacityPerInstance=2"},
+			"Neighbour/flood/CapacityPerInstance=2",
+		},
 		func(r *results, _ []sample) *figurePlot { return pings(r) },
 	},
 	{
-		picture{"neighbours.svg", "A ping beside many downloads",
+		picture{
+			"neighbours.svg", "A ping beside many downloads",
 			"The median of a small round trip, by how many builds there are on the connection, of which all others " +
-				"download all they can. Lower is better.", "Neighbour/flood"},
+				"download all they can. Lower is better.", "Neighbour/flood",
+		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p50-µs", "builds at once", "milliseconds",
 				setLogarithmic)
 		},
 	},
 	{
-		picture{"memory.svg", "The manager's memory for each build",
+		picture{
+			"memory.svg", "The manager's memory for each build",
 			"Heap for each build that is there, by their number. Flat is linear; lower is better.",
-			"Density/CapacityPerInstance"},
+			"Density/CapacityPerInstance",
+		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Density/CapacityPerInstance=", "-heap-KiB/build", "builds at once", "KiB for each", setFromZero)
 		},
 	},
 	{
-		picture{"vm-memory.svg", "The VM's memory for each build",
+		picture{
+			"vm-memory.svg", "The VM's memory for each build",
 			"Proportional set size that the builds add, for each build, by their number. Lower is better.",
-			"Density/CapacityPerInstance"},
+			"Density/CapacityPerInstance",
+		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Density/CapacityPerInstance=", "-vm-KiB/build", "builds at once", "KiB for each", setFromZero)
 		},
 	},
 	{
-		picture{"time.svg", "Time for each build",
+		picture{
+			"time.svg", "Time for each build",
 			"Builds that start one after the other and stay, by their number. Flat is linear; lower is better.",
-			"Density/CapacityPerInstance"},
+			"Density/CapacityPerInstance",
+		},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Density/CapacityPerInstance=", "-time-ms/build", "builds at once", "milliseconds for each",
 				setFromZero)
 		},
 	},
 	{
-		picture{"distance.svg", "The start of a build over a distance",
-			"To the step runner's first answer, by the round trip time. Lower is better.", "Distance/first-answer"},
+		picture{
+			"distance.svg", "The start of a build over a distance",
+			"To the step runner's first answer, by the round trip time. Lower is better.", "Distance/first-answer",
+		},
 		func(r *results, _ []sample) *figurePlot { return distances(r, "Distance/first-answer/rtt=") },
 	},
 }
@@ -208,8 +232,13 @@ func distribution(r *results, samples []sample, bench string) *figurePlot {
 }
 
 // shareTicks are the ticks of an axis from 0 to 1.
-var shareTicks = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.25}, {Value: 0.5, Label: "0.5"}, {Value: 0.75},
-	{Value: 1, Label: "1"}}
+var shareTicks = plot.ConstantTicks{
+	{Value: 0, Label: "0"},
+	{Value: 0.25},
+	{Value: 0.5, Label: "0.5"},
+	{Value: 0.75},
+	{Value: 1, Label: "1"},
+}
 
 // series draws a metric of each candidate over the number at the end of the benchmarks' names. upwards sets the axis of
 // it.

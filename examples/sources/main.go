@@ -1,5 +1,5 @@
-// Command sources serves the steps of the example job.yml, one step of each source: it runs a git server, a server of zip
-// archives and a registry on this machine until Ctrl-C, and prints the commands that run the job.
+// Command sources serves the steps of the example job.yml, one step of each source: it runs a git server, a server of
+// zip archives and a registry on this machine until Ctrl-C, and prints the commands that run the job.
 package main
 
 import (

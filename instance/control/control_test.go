@@ -40,8 +40,10 @@ func newManager(t testing.TB) *manager {
 		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}
 	group, err := instance.NewGroup(
-		instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: ssh, Capacity: 2, MaxUses: 9,
-			Labels: map[string]string{"zone": "a"}},
+		instance.Instance{
+			ID: "vm-1", Addr: s.Addr, SSH: ssh, Capacity: 2, MaxUses: 9,
+			Labels: map[string]string{"zone": "a"},
+		},
 		instance.Instance{ID: "[::1]:22/x", Addr: "[::1]:22", SSH: ssh},
 	)
 	require.NoError(t, err)

@@ -103,8 +103,10 @@ func (e *examination) shell(ctx context.Context) bool {
 	}
 	slices.Sort(all)
 	median := max(all[len(all)/2]-e.rtt, 0)
-	f := Finding{Check: checkShell, Status: OK,
-		Detail: fmt.Sprintf("starts a command in %v (median of %d)", round(median), shellRuns)}
+	f := Finding{
+		Check: checkShell, Status: OK,
+		Detail: fmt.Sprintf("starts a command in %v (median of %d)", round(median), shellRuns),
+	}
 	if median > slowShell {
 		f.Status = Warn
 		f.Change = "let the shell's start-up files do less when no terminal is there: first in .bashrc, [ -t 1 ] || return"
@@ -296,8 +298,10 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 		give += time.Second
 	}
 	skew := time.Unix(seconds, nanos).Sub(here)
-	f := Finding{Check: checkClock, Status: OK,
-		Detail: fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give)))}
+	f := Finding{
+		Check: checkClock, Status: OK,
+		Detail: fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give))),
+	}
 	if skew.Abs() > maxSkew+give {
 		f.Status = Warn
 		f.Detail = fmt.Sprintf("%v off", time.Duration(math.Round(skew.Seconds()))*time.Second)
@@ -311,8 +315,10 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 func (e *examination) sessions(ctx context.Context) {
 	conn, err := e.provider.Dial(ctx, e.in.ID, nil)
 	if err != nil {
-		e.report.add(Finding{Check: checkSessions, Status: Warn,
-			Detail: "a second connection could not be made: " + err.Error()})
+		e.report.add(Finding{
+			Check: checkSessions, Status: Warn,
+			Detail: "a second connection could not be made: " + err.Error(),
+		})
 		return
 	}
 	defer conn.Close()

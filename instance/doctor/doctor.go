@@ -152,8 +152,10 @@ func (e *examination) refused(err error, key hostKey) {
 			f.Change = fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, jump.Hint)
 		}
 	}
-	rest := []string{checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
-		checkStreamlocal, checkSessions}
+	rest := []string{
+		checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
+		checkStreamlocal, checkSessions,
+	}
 	switch {
 	case refused != nil && refused.Stage == "host key":
 		f.Check = checkHostKey
@@ -245,8 +247,10 @@ func (e *examination) routes(ctx context.Context) {
 		e.notStarted(err)
 		return
 	case closed != nil:
-		e.report.add(Finding{Check: checkRelay, Status: Fail,
-			Detail: fmt.Sprintf("a step runner was started, and did not end: %v", closed)})
+		e.report.add(Finding{
+			Check: checkRelay, Status: Fail,
+			Detail: fmt.Sprintf("a step runner was started, and did not end: %v", closed),
+		})
 		return
 	}
 	e.works = true

@@ -42,8 +42,11 @@ type flaw struct {
 var flaws = []flaw{
 	{version{}, version{6, 7, 1}, "it cannot forward to unix sockets", 0},
 	{version{8, 5, 1}, version{9, 8, 1}, "CVE-2024-6387: on Linux with glibc, code can be run as root without a login", 3},
-	{version{}, version{9, 6, 1},
-		"CVE-2023-48795: somebody on the way can remove messages at the beginning of a connection", 2},
+	{
+		version{},
+		version{9, 6, 1},
+		"CVE-2023-48795: somebody on the way can remove messages at the beginning of a connection", 2,
+	},
 	{version{9, 5, 1}, version{9, 9, 2}, "CVE-2025-26466: memory and processor time can be used up without a login", 0},
 }
 

@@ -65,8 +65,10 @@ func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config
 		if !named {
 			user, host = cmp.Or(m.JumpUser, "me"), m.Jump
 		}
-		jump := &instance.Instance{ID: "jump " + user + "@" + addr(host), Addr: addr(host),
-			SSH: mux.Config{User: user, Auth: m.JumpAuth}}
+		jump := &instance.Instance{
+			ID: "jump " + user + "@" + addr(host), Addr: addr(host),
+			SSH: mux.Config{User: user, Auth: m.JumpAuth},
+		}
 		if jump.Addr == addr(m.Place) && user == cfg.User {
 			jump = nil // it is that host itself
 		}
@@ -203,59 +205,91 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 		"empty":    {"", "fleet.yml: the inventory is empty"},
 		"not YAML": {"instances: [", "fleet.yml:2:1: not valid YAML: "},
 		"a list":   {"- a", "fleet.yml:1:1: an inventory must be a mapping"},
-		"two documents": {"instances: [{id: a, address: x}]\n---\na: b",
-			"fleet.yml:3:1: an inventory is one YAML document"},
+		"two documents": {
+			"instances: [{id: a, address: x}]\n---\na: b",
+			"fleet.yml:3:1: an inventory is one YAML document",
+		},
 		"no instances": {"defaults: {}", "fleet.yml:1:1: the key instances: is missing"},
-		"empty list": {"instances: []",
-			"fleet.yml:1:12: the inventory lists no instances; to let them take no builds use stepmux drain"},
+		"empty list": {
+			"instances: []",
+			"fleet.yml:1:12: the inventory lists no instances; to let them take no builds use stepmux drain",
+		},
 		"misspelt": {"instance: []", `fleet.yml:1:1: unknown key "instance", did you mean "instances"?`},
-		"misspelt inside": {"instances:\n  - id: a\n    addresss: x",
-			`fleet.yml:3:5: unknown key "addresss", did you mean "address"?`},
-		"dashes": {"instances:\n  - {id: a, max-uses: 1}",
-			`fleet.yml:2:13: unknown key "max-uses", did you mean "max_uses"?`},
-		"not near": {"instances:\n  - {colour: a}",
-			`fleet.yml:2:6: unknown key "colour"; an instance has id, address, user, key,`},
+		"misspelt inside": {
+			"instances:\n  - id: a\n    addresss: x",
+			`fleet.yml:3:5: unknown key "addresss", did you mean "address"?`,
+		},
+		"dashes": {
+			"instances:\n  - {id: a, max-uses: 1}",
+			`fleet.yml:2:13: unknown key "max-uses", did you mean "max_uses"?`,
+		},
+		"not near": {
+			"instances:\n  - {colour: a}",
+			`fleet.yml:2:6: unknown key "colour"; an instance has id, address, user, key,`,
+		},
 		"id in defaults": {"defaults: {id: a}\ninstances: []", `fleet.yml:1:12: unknown key "id"`},
-		"key twice": {"instances:\n  - id: a\n    id: b",
-			`fleet.yml:3:5: the key "id" stands here for the second time`},
-		"id twice": {"instances:\n  - {id: a, address: x}\n  - {id: a, address: y}",
-			`fleet.yml:3:5: the id "a" is that of the instance in line 2 already`},
+		"key twice": {
+			"instances:\n  - id: a\n    id: b",
+			`fleet.yml:3:5: the key "id" stands here for the second time`,
+		},
+		"id twice": {
+			"instances:\n  - {id: a, address: x}\n  - {id: a, address: y}",
+			`fleet.yml:3:5: the id "a" is that of the instance in line 2 already`,
+		},
 		"no id":      {"instances: [{address: x}]", "fleet.yml:1:13: the instance has no id:"},
 		"bad id":     {"instances: [{id: a b}]", `fleet.yml:1:18: the id "a b" cannot be used`},
 		"bad first":  {"instances: [{id: .a}]", `fleet.yml:1:18: the id ".a" cannot be used`},
 		"long id":    {"instances: [{id: " + strings.Repeat("x", 129) + "}]", "fleet.yml:1:18: the id \"xxx"},
 		"no address": {"instances: [{id: a}]", "fleet.yml:1:13: the instance a has no address:"},
-		"a URL": {"instances: [{id: a, address: 'ssh://ci@x'}]",
-			"fleet.yml:1:30: the address \"ssh://ci@x\" is not host or host:port"},
+		"a URL": {
+			"instances: [{id: a, address: 'ssh://ci@x'}]",
+			"fleet.yml:1:30: the address \"ssh://ci@x\" is not host or host:port",
+		},
 		"bad port": {"instances: [{id: a, address: 'x:99999'}]", "fleet.yml:1:30: the address"},
 		"port 0":   {"instances: [{id: a, address: 'x:0'}]", "fleet.yml:1:30: the address"},
 		"no host":  {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
 		"capacity 0": {"instances: [{id: a, address: x, capacity: 0}]", "fleet.yml:1:43: capacity 0: an instance " +
 			"takes at least one build at once; for none use stepmux drain, or remove it"},
 		"capacity -1": {"instances: [{id: a, address: x, capacity: -1}]", "fleet.yml:1:43: capacity -1: "},
-		"capacity many": {"instances: [{id: a, address: x, capacity: many}]",
-			`fleet.yml:1:43: capacity must be a whole number, not "many"`},
+		"capacity many": {
+			"instances: [{id: a, address: x, capacity: many}]",
+			`fleet.yml:1:43: capacity must be a whole number, not "many"`,
+		},
 		"capacity in list": {"instances: [{id: a, address: x, capacity: [1]}]", "fleet.yml:1:43: capacity must be a number"},
 		"default capacity": {"defaults: {capacity: 0}\ninstances: []", "fleet.yml:1:22: capacity 0"},
-		"max_uses 0": {"instances: [{id: a, address: x, max_uses: 0}]",
-			"fleet.yml:1:43: max_uses 0: an instance takes at least one build; for any number leave it out"},
-		"key missing": {"instances:\n  - id: a\n    address: x\n    key: nowhere",
-			"fleet.yml:4:10: key: read private key: "},
-		"key itself": {"instances:\n  - id: a\n    key: -----BEGIN PRIVATE KEY-----",
-			"fleet.yml:3:10: key names a file"},
+		"max_uses 0": {
+			"instances: [{id: a, address: x, max_uses: 0}]",
+			"fleet.yml:1:43: max_uses 0: an instance takes at least one build; for any number leave it out",
+		},
+		"key missing": {
+			"instances:\n  - id: a\n    address: x\n    key: nowhere",
+			"fleet.yml:4:10: key: read private key: ",
+		},
+		"key itself": {
+			"instances:\n  - id: a\n    key: -----BEGIN PRIVATE KEY-----",
+			"fleet.yml:3:10: key names a file",
+		},
 		"key null": {"instances:\n  - id: a\n    key:", "fleet.yml:3:9: key must be a text"},
-		"host key": {"instances: [{id: a, address: x, host_keys: [SHA256:abc]}]",
-			"fleet.yml:1:45: this is no host key; write it as"},
+		"host key": {
+			"instances: [{id: a, address: x, host_keys: [SHA256:abc]}]",
+			"fleet.yml:1:45: this is no host key; write it as",
+		},
 		"no host keys": {"instances: [{id: a, address: x, host_keys: []}]", "fleet.yml:1:44: host_keys is empty"},
-		"one host key": {"instances: [{id: a, address: x, host_keys: ssh-ed25519}]",
-			"fleet.yml:1:44: host_keys must be a list"},
-		"relative temp_dir": {"instances: [{id: a, address: x, temp_dir: tmp}]",
-			`fleet.yml:1:43: temp_dir "tmp" is not absolute`},
+		"one host key": {
+			"instances: [{id: a, address: x, host_keys: ssh-ed25519}]",
+			"fleet.yml:1:44: host_keys must be a list",
+		},
+		"relative temp_dir": {
+			"instances: [{id: a, address: x, temp_dir: tmp}]",
+			`fleet.yml:1:43: temp_dir "tmp" is not absolute`,
+		},
 		"empty runner":      {"instances: [{id: a, address: x, runner: ' '}]", "fleet.yml:1:41: runner is empty"},
 		"empty runner list": {"instances: [{id: a, address: x, runner: []}]", "fleet.yml:1:41: runner is empty"},
 		"bad via":           {"instances: [{id: a, address: x, via: 'ssh://b'}]", `fleet.yml:1:38: via "ssh://b" is neither`},
-		"via itself": {"instances: [{id: a, address: x, via: a}]",
-			"fleet.yml:1:13: the way to a never arrives: a via a"},
+		"via itself": {
+			"instances: [{id: a, address: x, via: a}]",
+			"fleet.yml:1:13: the way to a never arrives: a via a",
+		},
 		"via in a loop": {
 			"instances:\n  - {id: a, address: x, via: b}\n  - {id: b, address: x, via: c}\n  - {id: c, address: x, via: b}",
 			"fleet.yml:2:5: the way to a never arrives: a via b via c via b",
@@ -265,8 +299,10 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"fleet.yml:2:3: instance: more than 8 jump hosts on the way: a9 -> a8",
 		},
 		"labels list": {"instances: [{id: a, labels: [x]}]", "fleet.yml:1:29: labels must be a mapping"},
-		"alias": {"defaults: &d {user: a}\ninstances: [*d]",
-			"fleet.yml:1:11: anchors and aliases are not supported here"},
+		"alias": {
+			"defaults: &d {user: a}\ninstances: [*d]",
+			"fleet.yml:1:11: anchors and aliases are not supported here",
+		},
 		"tag": {"instances: [{id: !!int 3}]", "fleet.yml:1:18: tags are not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,8 +52,10 @@ func New() *Metrics {
 	m.registry.MustRegister(m.dials, m.phases, m.channels, m.refusals, m.keepalive, m.closed, m.builds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// What may happen is there from the beginning, so that its first time shows as an increase.
-	for _, reason := range []string{"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read",
-		"write", "other"} {
+	for _, reason := range []string{
+		"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read",
+		"write", "other",
+	} {
 		m.closed.WithLabelValues(reason)
 	}
 	for _, result := range []instance.FailureReason{
@@ -71,8 +73,10 @@ const (
 )
 
 func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help,
-		Buckets: buckets}, labels)
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Namespace: namespace, Name: name, Help: help,
+		Buckets: buckets,
+	}, labels)
 }
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {

@@ -178,8 +178,10 @@ func TestEndedCountsBuildsByReason(t *testing.T) {
 }
 
 func TestServeIsForThisMachineUnlessToldOtherwise(t *testing.T) {
-	for addr, want := range map[string]string{":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2",
-		"[::1]:0": "::1"} {
+	for addr, want := range map[string]string{
+		":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2",
+		"[::1]:0": "::1",
+	} {
 		s, err := metrics.Serve(addr, metrics.New())
 		if err != nil && addr == "[::1]:0" {
 			continue // a machine without IPv6

@@ -95,8 +95,10 @@ func run(ctx context.Context, args []string) error {
 	defer journal.Close()
 	ctx, cancel := context.WithTimeout(ctx, *limit)
 	defer cancel()
-	c := faults.Campaign{Seed: *seed, Filter: filter, Faults: *n, Jobs: *jobs, Options: opts, Journal: journal,
-		Out: os.Stdout}
+	c := faults.Campaign{
+		Seed: *seed, Filter: filter, Faults: *n, Jobs: *jobs, Options: opts, Journal: journal,
+		Out: os.Stdout,
+	}
 	results, err := c.Run(ctx)
 	fmt.Fprint(os.Stdout, faults.Table(results))
 	if err != nil {
