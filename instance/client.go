@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -114,7 +114,7 @@ func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	if err != nil {
 		return finish(err)
 	}
-	code, err := connector.RunCommand(ctx, starter, connector.Command{
+	code, err := script.RunCommand(ctx, starter, script.Command{
 		Line:   opts.Command,
 		Grace:  c.owner.provider.cfg.Grace,
 		Stderr: opts.Stderr,
@@ -143,7 +143,7 @@ func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writ
 	if err != nil {
 		return nil, finish(err)
 	}
-	running, err := connector.StartCommand(ctx, starter, connector.Command{
+	running, err := script.StartCommand(ctx, starter, script.Command{
 		Line:   command,
 		Grace:  c.owner.provider.cfg.Grace,
 		Stderr: stderr,
@@ -151,8 +151,8 @@ func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writ
 	if err != nil {
 		return nil, finish(err)
 	}
-	conn := &CommandConn{newStreamConn(running, running.Stop, c.local(), clientAddr{"exec", command}), running}
-	if err := finish(c.adopt(conn.streamConn)); err != nil {
+	conn := &CommandConn{running, clientConn{c, clientAddr{"exec", command}}}
+	if err := finish(c.adopt(conn)); err != nil {
 		return nil, err
 	}
 	return conn, nil
@@ -171,9 +171,8 @@ func (c *Client) Dial(network, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, finish(dialHint(network, err))
 	}
-	shut := func() { _ = stream.Close() } // always nil
-	conn := &halfConn{newStreamConn(stream, shut, c.local(), clientAddr{network, addr}), stream}
-	if err := finish(c.adopt(conn.streamConn)); err != nil {
+	conn := &dialedConn{stream, clientConn{c, clientAddr{network, addr}}}
+	if err := finish(c.adopt(conn)); err != nil {
 		return nil, err
 	}
 	return conn, nil
@@ -197,20 +196,17 @@ func dialHint(network string, err error) error {
 }
 
 // adopt registers conn for Close, or closes it if the Client is closed.
-func (c *Client) adopt(conn *streamConn) error {
+func (c *Client) adopt(conn io.Closer) error {
 	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
+	closed := c.closed
+	if !closed {
+		c.conns[conn] = struct{}{}
+	}
+	c.mu.Unlock()
+	if closed {
 		_ = conn.Close() // always nil
 		return errClientClosed
 	}
-	c.conns[conn] = struct{}{}
-	c.mu.Unlock()
-	conn.onClose(func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.conns, conn)
-	})
 	return nil
 }
 
@@ -251,12 +247,3 @@ func closeClients(clients []*Client) <-chan struct{} {
 	}()
 	return closed
 }
-
-// local is the address of our end of connections to the instance.
-func (c *Client) local() net.Addr { return clientAddr{"ssh", c.slot.member.ID} }
-
-// clientAddr is a net.Addr.
-type clientAddr struct{ network, text string }
-
-func (a clientAddr) Network() string { return a.network }
-func (a clientAddr) String() string  { return a.text }

@@ -11,6 +11,8 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -21,7 +23,7 @@ import (
 type Executor struct {
 	provider *Provider
 	build    Build
-	log      *connector.Log
+	log      *buildlog.Log
 
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
@@ -203,7 +205,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		return nil, err
 	}
 	c, err := connector.New(connector.Config{
-		Lease:        lease,
+		Lease:        sharedConn{lease},
 		VM:           s.member.vm,
 		BuildID:      e.build.ID,
 		Runner:       s.member.Runner,
@@ -282,7 +284,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) error {
 // Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
 // needed there. It returns nil for exit code 0. When ctx ends, the shell and its descendants are stopped,
 // with their grace.
-func (e *Executor) Run(ctx context.Context, script []byte) error {
+func (e *Executor) Run(ctx context.Context, text []byte) error {
 	ctx, finish := e.bind(ctx)
 	ended := make(chan struct{})
 	defer close(ended)
@@ -298,9 +300,9 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 	if err != nil {
 		return finish(err)
 	}
-	code, err := connector.RunScript(ctx, starter, connector.Script{
+	code, err := script.Run(ctx, starter, script.Script{
 		Shell:  e.build.Shell,
-		Text:   script,
+		Text:   text,
 		Grace:  e.provider.cfg.Grace,
 		Stdout: e.log,
 		Stderr: e.log,
@@ -308,19 +310,29 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 	return finish(exitError(code, err))
 }
 
-// starter returns a Starter of processes on the build's instance.
-func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (connector.Starter, error) {
+// sharedConn is a lease as package connector takes it.
+type sharedConn struct{ *pool.Lease[*mux.Conn] }
+
+// Conn implements connector.Lease.
+func (s sharedConn) Conn() connector.Conn { return s.Lease.Conn() }
+
+// starter returns the VM's relay or else the connection, either of which starts processes on the build's instance.
+func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (script.Starter, error) {
 	if err := s.member.linux(); err != nil {
 		return nil, err
 	}
-	return connector.NewStarter(ctx, connector.StarterConfig{
-		Conn:    lease.Conn(),
+	relay, err := connector.StartRelay(ctx, connector.Config{
+		Lease:   sharedConn{lease},
 		VM:      s.member.vm,
 		Runner:  s.member.Runner,
 		TempDir: s.member.TempDir,
 		Route:   e.provider.cfg.Route,
 		Logger:  e.provider.cfg.Logger.With("instance", s.member.ID),
 	})
+	if relay == nil {
+		return lease.Conn(), err
+	}
+	return relay, nil
 }
 
 // exitError turns an exit code that is not 0 into an error.

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -62,7 +63,7 @@ func TestALogThatBlocksEndsItsBuild(t *testing.T) {
 		e := prepared(t, p, "b1", newStuckLog(t))
 		err := e.Execute(sshtest.Within(t), flood())
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
-		failed := (*connector.LogError)(nil)
+		failed := (*buildlog.Error)(nil)
 		require.ErrorAs(t, err, &failed)
 		require.ErrorContains(t, err, "write build log: it took nothing for 3s")
 		require.NoError(t, e.Cleanup(sshtest.Within(t)), "while the write goes on")

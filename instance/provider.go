@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -25,7 +27,7 @@ type Config struct {
 	Route connector.Route
 	// Bootstrap are programs that may be copied to an instance whose step runner is missing or not usable; see
 	// connector.Config. If empty, nothing is copied.
-	Bootstrap []*connector.Binary
+	Bootstrap []*program.Binary
 	// Version is the version of this program. A warning is logged for an instance with another version. If
 	// empty, versions are not compared.
 	Version string
@@ -141,7 +143,7 @@ type Build struct {
 	// ID names the build, uniquely among running builds: 1 to 64 characters of A-Z a-z 0-9 . _ -.
 	// Required.
 	ID string
-	// Log is the build's log, written to by a [connector.Log]: one write at a time, the step runner's own lines
+	// Log is the build's log, written to by a [buildlog.Log]: one write at a time, the step runner's own lines
 	// marked. A Log that fails or blocks ends its build and no other. If nil, the log is discarded.
 	Log io.Writer
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
@@ -153,7 +155,7 @@ func (p *Provider) Executor(b Build) *Executor {
 	if b.Log == nil {
 		b.Log = io.Discard
 	}
-	e := &Executor{provider: p, build: b, log: connector.NewLog(b.Log, p.cfg.LogTimeout)}
+	e := &Executor{provider: p, build: b, log: buildlog.New(b.Log, p.cfg.LogTimeout)}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	return e
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -58,8 +59,8 @@ type VMStat struct {
 		Since time.Time // when it got the slot
 	}
 
-	Route   connector.Choice  // of the builds there; empty while unknown
-	Program connector.Program // the step runner that was found there; zero while unknown
+	Route   connector.Choice // of the builds there; empty while unknown
+	Program program.Program  // the step runner that was found there; zero while unknown
 }
 
 // Stat returns a snapshot.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -172,7 +173,7 @@ func (e *examination) binary(ctx context.Context) {
 }
 
 // instead notes that builds do without the program that is missing: another was found.
-func (e *examination) instead(p connector.Program) {
+func (e *examination) instead(p program.Program) {
 	for i := range e.report.Findings {
 		f := &e.report.Findings[i]
 		if f.Check != checkBinary || f.Status != Fail {

@@ -300,11 +300,11 @@ func (e *examination) streamlocalFinding(choice connector.Choice) {
 	e.report.add(f)
 }
 
-// unshared is the lease on a connection that nobody else uses.
+// unshared is the only lease on a connection.
 type unshared struct{ conn *mux.Conn }
 
-func (u unshared) Conn() *mux.Conn { return u.conn }
-func (u unshared) Release()        {}
+func (u unshared) Conn() connector.Conn { return u.conn }
+func (u unshared) Release()             {}
 
 // round makes a time short enough to read.
 func round(d time.Duration) time.Duration {
