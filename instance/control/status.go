@@ -17,7 +17,7 @@ type Status struct {
 	Waiting   int       `json:"waiting"`                   // builds without a slot
 	Inventory string    `json:"inventory_error,omitempty"` // what is wrong with the inventory's newest state
 	Instances []VM      `json:"instances"`
-	// JumpHosts are those that are no instances.
+	// JumpHosts are the jump hosts that are not instances.
 	JumpHosts []JumpHost `json:"jump_hosts"`
 }
 

@@ -25,7 +25,7 @@ type Config struct {
 	Fallback Fallback
 	// Interval is how often Watch looks whether the file has changed. If zero, 1s.
 	Interval time.Duration
-	// Logger is told of reloads, and of those that fail. If nil, nobody is.
+	// Logger gets a line for each reload, and for each that fails. May be nil.
 	Logger *slog.Logger
 }
 

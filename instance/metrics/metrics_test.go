@@ -103,7 +103,7 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 	} {
 		require.True(t, strings.Contains(text, want+"\n"), "no %s in\n%s", want, text)
 	}
-	// One for each build, one that finds the step runner, and some for serves that are started ahead.
+	// One for each build, one that finds the step runner, and some for serves that are prestarted.
 	require.Regexp(t, `stepmux_channel_open_seconds_count\{result="ok",route="session"\} ([4-9]|\d\d)\n`, text)
 	require.NotContains(t, text, "b-true", "no build has a label of its own")
 
