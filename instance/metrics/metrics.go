@@ -52,8 +52,9 @@ func New() *Metrics {
 	m.registry.MustRegister(m.dials, m.phases, m.channels, m.refusals, m.keepalive, m.closed, m.builds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// What may happen is there from the beginning, so that its first time shows as an increase.
-	for _, reason := range []string{"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read",
-		"write", "other"} {
+	for _, reason := range []string{
+		"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read", "write", "other",
+	} {
 		m.closed.WithLabelValues(reason)
 	}
 	for _, result := range []instance.FailureReason{
