@@ -126,8 +126,9 @@ func (r *reader) syntaxError(err error) error {
 	if bad.Mark.Line <= 0 {
 		return r.errorf(nil, "not valid YAML: %s", message)
 	}
-	return &Error{File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1),
-		Message: "not valid YAML: " + message}
+	return &Error{
+		File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1), Message: "not valid YAML: " + message,
+	}
 }
 
 // plain checks that n is of a kind, without anchors, aliases and tags. like describes the kind.
