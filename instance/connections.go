@@ -77,7 +77,7 @@ func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err er
 		if n == 1 {
 			timed, cancel := context.WithTimeout(ctx, c.timeout)
 			defer cancel()
-			ctx = timed
+			ctx = timed //nolint:fatcontext // once
 		}
 		if err == nil {
 			conn, err = c.attempt(ctx, h, via, n)

@@ -432,8 +432,8 @@ func TestConnectionThatIsDeadOnArrivalIsAFailedAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &dials{}
 		r := newRig(t, d, time.Minute, vm("a", 1))
-		connect := r.connections.connect
-		r.connections.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
+		connect := r.connect
+		r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
 			c, err := connect(ctx, h, via)
 			if d.count() == 1 {
 				c.end(errCut)
@@ -590,8 +590,8 @@ func TestSlotGivenToADialThatIsBeingGivenUpIsNotLost(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d := &dials{takes: time.Second}
 			r := newRig(t, d, time.Minute, vms("vm", 2*maxDials+1)...)
-			connect := r.connections.connect
-			r.connections.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
+			connect := r.connect
+			r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
 				if ctx.Err() != nil {
 					t.Error("an attempt that is not wanted")
 				}
@@ -700,8 +700,8 @@ func TestOneHostIsDialedOnceAtATimeWhateverItsCallersDo(t *testing.T) {
 		d := &dials{takes: 3 * time.Second, deaf: true}
 		r := newRig(t, d, time.Minute, vm("a", 1))
 		var busy atomic.Int32
-		connect := r.connections.connect
-		r.connections.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
+		connect := r.connect
+		r.connect = func(ctx context.Context, h *host, via *pool.Lease[*fakeConn]) (*fakeConn, error) {
 			if busy.Add(1) > 1 {
 				t.Error("two attempts at once")
 			}

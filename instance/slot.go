@@ -147,8 +147,8 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	return s
 }
 
-// refusalLocked returns nil if a machine that is not reached over tried hosts may take a build sooner or later, and else
-// why not.
+// refusalLocked returns nil if a machine that is not reached over tried hosts may take a build sooner or later, and
+// else why not.
 func (g *Group) refusalLocked(tried []string, now time.Time) error {
 	var refused, full error
 	for _, m := range g.machines {

@@ -127,8 +127,7 @@ func (r *reader) syntaxError(err error) error {
 		return r.errorf(nil, "not valid YAML: %s", message)
 	}
 	return &Error{
-		File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1),
-		Message: "not valid YAML: " + message,
+		File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1), Message: "not valid YAML: " + message,
 	}
 }
 

@@ -74,15 +74,11 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		conns[j.ConnState]++
 	}
 	for _, s := range []instance.State{
-		instance.Ready, instance.Suspect, instance.Quarantined, instance.Draining,
-		instance.UsedUp, instance.Removed,
+		instance.Ready, instance.Suspect, instance.Quarantined, instance.Draining, instance.UsedUp, instance.Removed,
 	} {
 		gauge(instances, states[s], string(s))
 	}
-	for _, s := range []pool.State{
-		pool.None, pool.Dialing, pool.Up,
-		pool.Leaving,
-	} {
+	for _, s := range []pool.State{pool.None, pool.Dialing, pool.Up, pool.Leaving} {
 		gauge(connections, conns[s], string(s))
 	}
 	gauge(capacity, slots)

@@ -53,8 +53,7 @@ func New() *Metrics {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// What may happen is there from the beginning, so that its first time shows as an increase.
 	for _, reason := range []string{
-		"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read",
-		"write", "other",
+		"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read", "write", "other",
 	} {
 		m.closed.WithLabelValues(reason)
 	}
