@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone/replay"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // Exit codes of replay.
@@ -151,7 +152,7 @@ func (f *replayFlags) run(cmd *cobra.Command, file string) error {
 }
 
 // plan returns what the flags say about how to repeat.
-func (f *replayFlags) plan() (cfg replay.Config, ignore trace.Ignore, err error) {
+func (f *replayFlags) plan() (cfg replay.Config, ignore inspect.Ignore, err error) {
 	cfg = replay.Config{AllowChanged: f.allowChanged, Version: version()}
 	if cfg.WorkDir, err = f.dir(); err != nil {
 		return cfg, ignore, err

@@ -31,20 +31,25 @@ var allowed = map[string][]string{
 
 	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
 	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
-	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
-	"remote/step/engine":         {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
+	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
+	"remote/step/engine":         {"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
 	"remote/step/fetch":          {"remote/step/lang", "remote/api/**", "internal/rmtree"},
-	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
+	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
-	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
+	"remote/step/trace":          {"remote/step/mask", "remote/step/expr", "remote/api/**"},
+	"remote/step/trace/recording": {
+		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/expr", "remote/step/mask", "remote/proc",
+		"remote/api/**",
+	},
+	"remote/step/trace/inspect": {"remote/step/trace", "remote/step/mask"},
 	// What a trace says, for others: in their forms, or once more.
-	"remote/standalone/provenance": {"remote/step/trace"},
-	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
+	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask"},
+	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask", "remote/step/lang", "remote/step/expr", "remote/api/**"},
 	"remote/step/expr":             {},
 	"remote/proc":                  {},
 	"remote/job/joblog":            {},
-	"remote/step/mask":             {},
+	"remote/step/mask":             {"remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
@@ -76,7 +81,7 @@ var allowed = map[string][]string{
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace/**", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
 	"examples/sources": {"internal/fetchtest"},
 	"bench":            {"**"},

@@ -1,61 +1,50 @@
 package job
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"sync"
 
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/mask"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // output is the way of what a job writes into its logs. Only the job's goroutine calls its methods.
 type output struct {
 	secrets mask.Set
-	streams [2]*mask.Writer
-	merged  *merged // nil if the job has no such log
-	// taps sum up what goes into the logs, for a trace; nil if none is wanted.
-	taps [2]*trace.Tap
+	streams [2]io.Writer // behind the engine's masking
+	merged  *merged      // nil if the job has no such log
+	// recorder sums up the streams for a trace; nil if none is wanted.
+	recorder *recording.Recorder
 }
 
-// connect sets the way into logs, of which the merged one may be missing. notices are lines for the latter. traced
-// tells that a trace is wanted.
-func (o *output) connect(logs [3]*joblog.Log, notices []string, traced bool) {
+// connect sets the way into logs, of which the merged one may be missing. notices are lines for the latter.
+func (o *output) connect(logs [3]*joblog.Log, notices []string) {
 	if logs[Merged] != nil {
 		o.merged = &merged{to: o.secrets.NewWriter(logs[Merged]), notices: notices}
 	}
 	for stream := range o.streams {
 		var to io.Writer = logs[stream]
-		if traced {
-			o.taps[stream] = trace.NewTap(to)
-			to = o.taps[stream]
+		if o.recorder != nil {
+			to = o.recorder.Tap(stream, to)
 		}
 		if o.merged != nil {
 			to = io.MultiWriter(to, o.merged)
 		}
-		o.streams[stream] = o.secrets.NewWriter(to)
+		o.streams[stream] = to
 	}
 }
 
 // close lets what is held back into the logs.
 func (o *output) close() error {
-	var errs []error
-	for _, w := range o.streams {
-		if w != nil {
-			errs = append(errs, w.Close())
-		}
+	if o.recorder != nil {
+		o.recorder.Close()
 	}
-	if o.merged != nil {
-		errs = append(errs, o.merged.to.Close())
+	if o.merged == nil {
+		return nil
 	}
-	for _, tap := range o.taps {
-		if tap != nil {
-			tap.Close()
-		}
-	}
-	return errors.Join(errs...)
+	return o.merged.to.Close()
 }
 
 // merged takes what both streams of a job write, and puts a line before each step. What comes of the

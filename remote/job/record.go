@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // event is a change of a step, and how much there was of stdout and stderr then.
@@ -42,7 +42,7 @@ type record struct {
 	output *output       // of the job's goroutine, which gives it up at the end
 	done   chan struct{} // closed once the state is final
 
-	traceFile *trace.File // of the job's goroutine; nil if no trace is wanted
+	traceFile *recording.File // of the job's goroutine; nil if no trace is wanted
 
 	// Guarded by the store's mu.
 	state     State // final once result is set

@@ -109,13 +109,13 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 		RunnerEnv:  spec.RunnerEnv,
 		Vars:       spec.Vars,
 		Fetcher:    s.cfg.Fetcher,
-		Masker:     masker{&j.output.secrets},
+		Secrets:    &j.output.secrets,
 		OrphanDir:  s.cfg.OrphanDir,
 		Timeout:    min(cmp.Or(spec.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime),
 		Grace:      cmp.Or(spec.Grace, s.cfg.Grace),
 		Observe:    j.observe,
-		Record:     s.record(spec, j),
 	}
+	s.record(spec.Trace, j, &cfg)
 	if starter := s.cfg.Starter; starter != nil {
 		cfg.Start = starter.Start
 		starter.Prepare() // while the job's files are made

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // TraceRoom is how much room is set aside for a trace before its job begins, in bytes.
@@ -16,10 +18,10 @@ const TraceRoom = 64 << 10
 
 // TraceSpec asks for a trace of a job, which is written when the job has ended, however it did.
 type TraceSpec struct {
-	// Source, Text and Secrets are those of [engine.Recording].
-	Source  trace.Source
-	Text    []byte
-	Secrets *trace.Secrets
+	// Source, Text and Salt are those of [recording.Config].
+	Source trace.Source
+	Text   []byte
+	Salt   *mask.Salt
 	// File is where it is written, with room set aside from the beginning: a job that finds none does not run. If empty,
 	// among the files of the job, which go when that is forgotten.
 	File string
@@ -27,13 +29,16 @@ type TraceSpec struct {
 	Done func(*trace.Trace)
 }
 
-// record is what the engine has to record for the trace of j, if one is wanted.
-func (s *Store) record(spec Spec, j *record) *engine.Recording {
-	t := spec.Trace
+// record lets a Recorder watch the job that cfg is for, if a trace is wanted.
+func (s *Store) record(t *TraceSpec, j *record, cfg *engine.Config) {
 	if t == nil {
-		return nil
+		return
 	}
-	return &engine.Recording{Source: t.Source, Text: t.Text, Secrets: t.Secrets, Version: s.cfg.Version, Room: j.reserveTrace}
+	j.output.recorder = recording.New(*cfg, recording.Config{
+		Source: t.Source, Text: t.Text, Salt: t.Salt, Version: s.cfg.Version,
+		Room: func(size int64) error { return j.traceFile.Reserve(size) },
+	})
+	cfg.Events = j.output.recorder
 }
 
 // openTrace sets aside the file of the trace, if one is wanted.
@@ -46,15 +51,13 @@ func (j *record) openTrace(t *TraceSpec) error {
 		path = filepath.Join(j.dir, "trace.json")
 	}
 	var err error
-	j.traceFile, err = trace.Create(path, TraceRoom)
+	j.traceFile, err = recording.Create(path, TraceRoom)
 	return err
 }
 
-func (j *record) reserveTrace(size int64) error { return j.traceFile.Reserve(size) }
-
 // writeTrace writes the trace of j, which ended as result says, if one is wanted. It returns where it is and how many
 // bytes of the job's files it has. A panic is an error too: it must not end the other jobs.
-func (j *record) writeTrace(t *TraceSpec, runner *engine.Runner, result engine.Result) (path string, size int64, err error) {
+func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, size int64, err error) {
 	if t == nil || j.traceFile == nil {
 		return "", 0, nil
 	}
@@ -64,7 +67,7 @@ func (j *record) writeTrace(t *TraceSpec, runner *engine.Runner, result engine.R
 			err = errors.New("write trace: internal error of the step runner")
 		}
 	}()
-	made := runner.Trace(result, j.started, time.Now())
+	made := j.output.recorder.Trace(result, j.started, time.Now())
 	data, err := made.Encode()
 	if err != nil {
 		return "", 0, err

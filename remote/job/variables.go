@@ -3,8 +3,6 @@ package job
 import (
 	"errors"
 	"fmt"
-	"io"
-	"regexp"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -31,32 +29,4 @@ func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notice
 		}
 	}
 	return notices, nil
-}
-
-// masker is what the engine knows of a job's output: it adds secrets that come up on the way. The streams
-// are masked behind it.
-type masker struct{ secrets *mask.Set }
-
-func (m masker) Add(secret string) error {
-	if err := m.secrets.Add(secret); !errors.Is(err, mask.ErrShort) {
-		return err
-	}
-	return nil
-}
-
-func (m masker) Mask(text string) string { return hideMessage(m.secrets, text) }
-
-func (masker) NewWriter(w io.Writer) io.WriteCloser { return unclosed{w} }
-
-type unclosed struct{ io.Writer }
-
-func (unclosed) Close() error { return nil }
-
-var exitStatus = regexp.MustCompile(`exit status \d{1,3}$`)
-
-// hideMessage masks a message. The exit status at its end, which callers read, stays whatever the secrets
-// are.
-func hideMessage(secrets *mask.Set, message string) string {
-	status := exitStatus.FindString(message)
-	return secrets.Mask(message[:len(message)-len(status)]) + status
 }

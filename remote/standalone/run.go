@@ -11,6 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -46,8 +47,8 @@ type Trace struct {
 	// File is where it is written, also if the job does not succeed: as a whole or not at all, in the place of what
 	// may be there. If empty, nowhere.
 	File string
-	// Secrets is how masked values are summed up. If nil, with a new salt.
-	Secrets *trace.Secrets
+	// Salt is for the HMACs of masked values. If nil, a new one.
+	Salt *mask.Salt
 }
 
 // jobID names the one job of a store.
@@ -133,7 +134,7 @@ func (j *Job) trace(t *Trace, made **trace.Trace) *job.TraceSpec {
 		return nil
 	}
 	return &job.TraceSpec{
-		Source: j.source, Text: j.text, Secrets: t.Secrets, File: t.File,
+		Source: j.source, Text: j.text, Salt: t.Salt, File: t.File,
 		Done: func(t *trace.Trace) { *made = t },
 	}
 }

@@ -11,6 +11,7 @@ import (
 	link "github.com/in-toto/attestation/go/predicates/link/v0"
 	intoto "github.com/in-toto/attestation/go/v1"
 
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -57,7 +58,7 @@ func linkOf(s *trace.Step, name string) ([]byte, error) {
 	}
 	byproducts := map[string]any{"exit_code": s.Exec.ExitCode, "return-value": s.Exec.ExitCode}
 	subjects := []Subject{{"outputs", outputs}}
-	if s.Logs != nil {
+	if s.Logs.Stdout.SHA256 != "" {
 		byproducts["stdout"], byproducts["stderr"] = trace.SHA256+":"+s.Logs.Stdout.SHA256, trace.SHA256+":"+s.Logs.Stderr.SHA256
 	}
 	p := &link.Link{Name: name, Materials: named(distinct(materials(s)))}
@@ -90,7 +91,7 @@ func named(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 }
 
 // digestOf is the digest of values as the trace has them, in the canonical form of JSON.
-func digestOf(values trace.Values) (string, error) {
+func digestOf(values mask.Values) (string, error) {
 	data, err := json.Marshal(values)
 	if err == nil {
 		data, err = jcs.Transform(data)

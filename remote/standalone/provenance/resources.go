@@ -11,12 +11,13 @@ import (
 	intoto "github.com/in-toto/attestation/go/v1"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 const maskedText = "[MASKED]"
 
-func textOf(t trace.Text) string {
+func textOf(t mask.Text) string {
 	if t.Masked {
 		return maskedText
 	}
@@ -175,9 +176,6 @@ func isDigest(kind, text string) bool {
 func logs(id *trace.Identity) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	walk(id.Steps, nil, func(s *trace.Step, names []string) {
-		if s.Logs == nil {
-			return
-		}
 		for _, stream := range []struct {
 			name string
 			log  trace.Log

@@ -105,8 +105,8 @@ func externalParameters(id *trace.Identity) map[string]any {
 	for i := range id.Steps {
 		s := &id.Steps[i]
 		about := map[string]any{"name": s.Name}
-		if s.Reference != nil {
-			about["reference"] = textOf(s.Reference.Text)
+		if text := textOf(s.Reference.Text); text != "" {
+			about["reference"] = text
 		}
 		steps[i] = about
 	}

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -32,27 +33,28 @@ var (
 // sample is a trace of a job that has one of everything, and a secret everywhere.
 func sample(t testing.TB) *trace.Trace {
 	t.Helper()
-	s := trace.NewSecrets()
+	s := mask.NewSalt()
 	plain, err := expr.New(map[string]any{"a": []any{1, "b"}})
 	require.NoError(t, err)
 	hidden, err := expr.New(secret)
 	require.NoError(t, err)
 	exec := func(code int) *trace.Exec {
 		return &trace.Exec{
-			Argv:    []trace.Text{{Value: "bash"}, s.Mask("echo " + secret)},
-			WorkDir: trace.Text{Value: "@work/sub"}, ExitCode: code,
-			Program:     &trace.Program{Path: trace.Text{Value: "/usr/bin/b c"}, Digest: trace.Digest{trace.SHA256: sum}},
-			Interpreter: &trace.Program{Path: trace.Text{Value: "@cache/" + sum + "/run"}, Digest: trace.Digest{trace.SHA256: sum}},
+			Argv:    []mask.Text{{Value: "bash"}, s.Text("echo " + secret)},
+			WorkDir: mask.Text{Value: "@work/sub"}, ExitCode: code,
+			Program:     &trace.Program{Path: mask.Text{Value: "/usr/bin/b c"}, Digest: trace.Digest{trace.SHA256: sum}},
+			Interpreter: &trace.Program{Path: mask.Text{Value: "@cache/" + sum + "/run"}, Digest: trace.Digest{trace.SHA256: sum}},
 		}
 	}
 	step := func(name string, c *trace.Component) trace.Step {
-		return trace.Step{
+		step := trace.Step{
 			Name: name, Kind: trace.KindExec, Status: trace.Success, Component: c, Exec: exec(0),
-			Reference: &trace.Reference{Text: trace.Text{Value: "./" + name}},
-			Env:       trace.Texts{"TOKEN": s.Mask(secret), "PATH": {Value: "/usr/bin"}},
-			Outputs:   trace.Values{"said": {Value: plain}, "secret": s.MaskValue(hidden)},
-			Logs:      &trace.Logs{Stdout: trace.Log{SHA256: sum}, Stderr: trace.Log{SHA256: other}},
+			Env:     mask.Texts{"TOKEN": s.Text(secret), "PATH": {Value: "/usr/bin"}},
+			Outputs: mask.Values{"said": {Value: plain}, "secret": s.Value(hidden)},
 		}
+		step.Reference.Text.Value = "./" + name
+		step.Logs.Stdout.SHA256, step.Logs.Stderr.SHA256 = sum, other
+		return step
 	}
 	digest := func(kinds ...string) trace.Digest {
 		d := trace.Digest{trace.SHA256Tree: other}
@@ -78,18 +80,20 @@ func sample(t testing.TB) *trace.Trace {
 		{Name: "never", Status: trace.Skipped},
 	}
 	steps[5].Exec.ExitCode = 3
+	runtime := trace.Runtime{OS: "linux", Arch: "amd64"}
+	runtime.Runner.Version, runtime.Runner.Digest = "1.2", trace.Digest{trace.SHA256: sum}
 	return &trace.Trace{
 		Identity: trace.Identity{
 			Job: trace.Job{
 				Source: trace.Source{Kind: "gitlab-ci", JobName: "build", Digest: trace.Digest{trace.SHA256: sum}},
 				Vars: map[string]trace.Variable{
-					"PLAIN": {Value: trace.Text{Value: "p"}}, "TOKEN": {Value: s.Mask(secret), Masked: true}, "HOLDS": {Value: s.Mask("x" + secret)},
+					"PLAIN": {Value: mask.Text{Value: "p"}}, "TOKEN": {Value: s.Text(secret), Masked: true}, "HOLDS": {Value: s.Text("x" + secret)},
 				},
-				Env:    trace.Texts{"A": {Value: "b"}},
-				OSEnv:  trace.Texts{"PATH": {Value: "/usr/bin"}},
-				Inputs: trace.Values{"plain": {Value: plain}, "hidden": s.MaskValue(hidden)},
+				Env:    mask.Texts{"A": {Value: "b"}},
+				OSEnv:  mask.Texts{"PATH": {Value: "/usr/bin"}},
+				Inputs: mask.Values{"plain": {Value: plain}, "hidden": s.Value(hidden)},
 			},
-			Runtime: trace.Runtime{OS: "linux", Arch: "amd64", Runner: trace.Runner{Version: "1.2", Digest: trace.Digest{trace.SHA256: sum}}},
+			Runtime: runtime,
 			Steps:   steps, Status: trace.Failure,
 		},
 		Volatile: trace.Volatile{TraceID: "0f0f", Started: time.Unix(1700000000, 5).UTC(), Ended: time.Unix(1700000002, 0).UTC()},

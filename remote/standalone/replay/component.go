@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // visit calls fn for each step of a trace that was found somewhere, with the names that lead to it and the step that it
@@ -35,7 +36,7 @@ func visit(list []trace.Step, def *pb.Definition, names string, fn func(s *trace
 }
 
 // sourceOf is what was fetched for a component, as the store knows it.
-func sourceOf(c *trace.Component, paths *trace.Paths) fetch.Source {
+func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 	prefixed := func(kind string) string {
 		if digest := c.Digest[kind]; digest != "" {
 			return "sha256:" + digest
@@ -68,7 +69,7 @@ type recorded struct {
 }
 
 // obtain gets all components that were fetched, and holds them until release.
-func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Definition, paths *trace.Paths) (reasons []string) {
+func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Definition, paths *recording.Paths) (reasons []string) {
 	seen := map[fetch.Source]bool{}
 	visit(id.Steps, def, "", func(s *trace.Step, step *pb.Step, name string) {
 		if s.Component == nil || ctx.Err() != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // patience bounds the waits of tests for what must happen; none of them takes it.
@@ -142,7 +143,7 @@ func (tr *trial) replay(t *trace.Trace, change ...func(*Config)) *Result {
 	tr.t.Helper()
 	p, err := tr.prepare(t, change...)
 	require.NoError(tr.t, err)
-	result, err := p.Run(tr.t.Context(), tr.t.Context(), t, 1, trace.Ignore{}, tr.config(), nil)
+	result, err := p.Run(tr.t.Context(), tr.t.Context(), t, 1, inspect.Ignore{}, tr.config(), nil)
 	require.NoError(tr.t, err)
 	return result
 }

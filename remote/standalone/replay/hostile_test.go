@@ -14,6 +14,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -46,16 +47,16 @@ func TestTracesThatNoJobLeavesAreRefused(t *testing.T) {
 			*tr = *change(t, tr, func(def map[string]any) { step(def)["name"] = "../../x" })
 		},
 		"a variable that is a path": func(tr *trace.Trace) {
-			tr.Identity.Job.Env = trace.Texts{"A/B": {Value: "x"}}
+			tr.Identity.Job.Env = mask.Texts{"A/B": {Value: "x"}}
 		},
 		"a variable with NUL": func(tr *trace.Trace) {
-			tr.Identity.Job.OSEnv = trace.Texts{"HOME": {Value: "a\x00b"}}
+			tr.Identity.Job.OSEnv = mask.Texts{"HOME": {Value: "a\x00b"}}
 		},
 		"an input that is none": func(tr *trace.Trace) {
-			tr.Identity.Job.Inputs = trace.Values{"no": {}}
+			tr.Identity.Job.Inputs = mask.Values{"no": {}}
 		},
 		"a secret without a salt": func(tr *trace.Trace) {
-			tr.Identity.Job.Vars = map[string]trace.Variable{"A": {Value: trace.Text{Masked: true, HMAC: strings.Repeat("0", 64)}}}
+			tr.Identity.Job.Vars = map[string]trace.Variable{"A": {Value: mask.Text{Masked: true, HMAC: strings.Repeat("0", 64)}}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -104,9 +105,9 @@ func TestEditedCommandIsNotRun(t *testing.T) {
 	tr.file("echo/step.yml", echo)
 	first := tr.record(twoSteps)
 	evil := filepath.Join(tr.work, "evil")
-	first.Identity.Steps[0].Exec.Argv = []trace.Text{{Value: "touch"}, {Value: evil}}
+	first.Identity.Steps[0].Exec.Argv = []mask.Text{{Value: "touch"}, {Value: evil}}
 	first.Identity.Steps[0].Definition = json.RawMessage(`{"type":"exec","exec":{"command":["touch","` + evil + `"]}}`)
-	first.Identity.Steps[0].Inputs["message"] = trace.Value{Value: first.Identity.Steps[0].Outputs["said"].Value}
+	first.Identity.Steps[0].Inputs["message"] = mask.Value{Value: first.Identity.Steps[0].Outputs["said"].Value}
 	result := tr.replay(parsed(t, first))
 	require.NoFileExists(t, evil)
 	require.Contains(t, places(result), "/steps/0/exec/argv/0")

@@ -11,7 +11,9 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // Config says how a trace is to be repeated.
@@ -37,8 +39,8 @@ type Plan struct {
 	Job *standalone.Job
 	// Fetcher gives the job the components of the trace and no others.
 	Fetcher engine.Fetcher
-	// Secrets is how its trace is to sum up what is masked, so that it can be compared.
-	Secrets    *trace.Secrets
+	// Salt is for the HMACs of its trace: with the salt of the old one both can be compared.
+	Salt       *mask.Salt
 	components *recorded
 	workDir    string
 }
@@ -47,7 +49,7 @@ type Plan struct {
 // fetched is there. The error is a *RefusedError if something is not to be had as it was, a *MissingError if values
 // are missing, ErrTrace if t itself is wrong. The caller closes the plan.
 func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
-	paths := &trace.Paths{}
+	paths := &recording.Paths{}
 	paths.Add(cfg.WorkDir, trace.WorkDir)
 	s := &secrets{sums: t.Secrets, paths: paths, given: cfg.Secrets, used: map[string]bool{}, restored: map[string]string{}}
 	given, err := restore(&t.Identity.Job, s)
@@ -58,7 +60,7 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 		return nil, err
 	}
 	given.Source = t.Identity.Job.Source
-	plan := &Plan{workDir: cfg.WorkDir, Secrets: t.Secrets, components: &recorded{store: cfg.Store, next: map[string]int{}}}
+	plan := &Plan{workDir: cfg.WorkDir, Salt: t.Secrets, components: &recorded{store: cfg.Store, next: map[string]int{}}}
 	plan.Fetcher = plan.components
 	for _, name := range s.wrong {
 		given.Notices = append(given.Notices, fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)))
@@ -87,7 +89,7 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 
 // compare says what of the machine, of the programs and of the project's steps is not what it was: in notices, if the
 // job runs all the same, else in refused.
-func (c *Config) compare(id *trace.Identity, paths *trace.Paths) (notices []string, refused *RefusedError) {
+func (c *Config) compare(id *trace.Identity, paths *recording.Paths) (notices []string, refused *RefusedError) {
 	refused = &RefusedError{}
 	found := func(changed []string, allowed bool, hint string) {
 		switch {
@@ -98,7 +100,7 @@ func (c *Config) compare(id *trace.Identity, paths *trace.Paths) (notices []stri
 		}
 	}
 	if mode := cmp.Or(c.Runtime, ExactRuntime); mode != IgnoreRuntime {
-		found(changedRuntime(id, engine.Runtime(c.Version), paths), mode == WarnRuntime,
+		found(changedRuntime(id, recording.Runtime(c.Version), paths), mode == WarnRuntime,
 			"use the machine and the programs of the trace, or --runtime warn")
 	}
 	found(changedLocals(id, paths), c.AllowChanged, "put back the steps of the project as they were, or use --allow-changed-components")

@@ -11,6 +11,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 const (
@@ -20,7 +21,7 @@ const (
 )
 
 // changedLocals says which steps of the project are not what they were.
-func changedLocals(id *trace.Identity, paths *trace.Paths) (reasons []string) {
+func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string) {
 	seen := map[string]bool{}
 	visit(id.Steps, nil, "", func(s *trace.Step, _ *pb.Step, name string) {
 		c := s.Component

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 const twoSteps = `
@@ -62,7 +63,7 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 	p, err := tr.prepare(first)
 	require.NoError(t, err)
 	for range *repeats {
-		result, err := p.Run(t.Context(), t.Context(), first, 1, trace.Ignore{}, tr.config(), func(r *standalone.Report) {
+		result, err := p.Run(t.Context(), t.Context(), first, 1, inspect.Ignore{}, tr.config(), func(r *standalone.Report) {
 			require.Equal(t, first.ID, parsed(t, r.Trace).ID)
 		})
 		require.NoError(t, err)
@@ -89,7 +90,7 @@ func TestWhatIsDifferentIsNamed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "t2.json")
 	cfg := tr.config()
 	cfg.Trace.File = file
-	result, err := p.Run(t.Context(), t.Context(), first, 3, trace.Ignore{}, cfg, nil)
+	result, err := p.Run(t.Context(), t.Context(), first, 3, inspect.Ignore{}, cfg, nil)
 	require.NoError(t, err)
 	require.False(t, result.Same)
 	require.Equal(t, 3, result.Runs)
@@ -186,7 +187,7 @@ func TestFetchedStepThatWasTamperedWithIsRefused(t *testing.T) {
 	edited.Identity.Steps[1].Component = nil
 	p, err := tr.prepare(edited)
 	require.NoError(t, err)
-	_, err = p.Run(t.Context(), t.Context(), edited, 1, trace.Ignore{}, tr.config(), nil)
+	_, err = p.Run(t.Context(), t.Context(), edited, 1, inspect.Ignore{}, tr.config(), nil)
 	refused := (*RefusedError)(nil)
 	require.ErrorAs(t, err, &refused)
 	require.True(t, refused.Late)
@@ -228,7 +229,7 @@ func TestOtherProgramsAreRefused(t *testing.T) {
 		p, err := tr.prepare(edited, func(c *Config) { c.Runtime = mode })
 		require.NoError(t, err)
 		require.Equal(t, mode == WarnRuntime, strings.Contains(strings.Join(p.Job.Notices, "\n"), "bash"))
-		result, err := p.Run(t.Context(), t.Context(), edited, 1, trace.Ignore{Runtime: true}, tr.config(), nil)
+		result, err := p.Run(t.Context(), t.Context(), edited, 1, inspect.Ignore{Runtime: true}, tr.config(), nil)
 		require.NoError(t, err)
 		tr.requireSame(result)
 	}

@@ -17,7 +17,9 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // restore returns the job that a trace tells of.
@@ -71,7 +73,7 @@ func check(g *standalone.Given) error {
 }
 
 // input returns the value that was given for an input.
-func input(v trace.Value, name string, s *secrets) (expr.Value, error) {
+func input(v mask.Value, name string, s *secrets) (expr.Value, error) {
 	if !v.Masked {
 		return expandAll(v.Value, s.paths)
 	}
@@ -88,7 +90,7 @@ func input(v trace.Value, name string, s *secrets) (expr.Value, error) {
 }
 
 // expandAll returns v with paths in the place of markers.
-func expandAll(v expr.Value, paths *trace.Paths) (expr.Value, error) {
+func expandAll(v expr.Value, paths *recording.Paths) (expr.Value, error) {
 	switch v.Kind() { //nolint:exhaustive // in the others there is no text
 	case expr.String:
 		return expr.New(paths.Expand(v.Text()))

@@ -7,6 +7,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // Runtime says what becomes of a replay on another machine than the one the trace was made on, or with other programs.
@@ -34,7 +35,7 @@ func ParseRuntime(text string) (Runtime, error) {
 
 // changedRuntime says what of the machine and of the programs is not what it was. Programs that are part of the job's
 // directory or of a component are not looked at: the job may make the former, and the latter are checked.
-func changedRuntime(id *trace.Identity, own trace.Runtime, paths *trace.Paths) (reasons []string) {
+func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Paths) (reasons []string) {
 	was := id.Runtime
 	if was.OS != own.OS || was.Arch != own.Arch {
 		reasons = append(reasons, fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
@@ -62,7 +63,7 @@ func changedRuntime(id *trace.Identity, own trace.Runtime, paths *trace.Paths) (
 }
 
 // changedProgram says why p is not what it was; empty if it is.
-func changedProgram(p *trace.Program, paths *trace.Paths) string {
+func changedProgram(p *trace.Program, paths *recording.Paths) string {
 	was := p.Digest[trace.SHA256]
 	path := paths.Expand(p.Path.Value)
 	if was == "" || strings.HasPrefix(p.Path.Value, "@") || !filepath.IsAbs(path) {

@@ -9,13 +9,14 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/lang"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // secrets are the values that were given for what is masked in a trace.
 type secrets struct {
-	sums  *trace.Secrets // nil if nothing is masked
-	paths *trace.Paths
+	sums  *mask.Salt // nil if nothing is masked
+	paths *recording.Paths
 	given map[string]string
 
 	used     map[string]bool
@@ -83,7 +84,7 @@ func (s *secrets) fitting(value, sum string) (string, bool) {
 }
 
 // text returns what t was.
-func (s *secrets) text(t trace.Text, name, pointer string) string {
+func (s *secrets) text(t mask.Text, name, pointer string) string {
 	if t.Masked {
 		return s.value(name, pointer, t.HMAC)
 	}

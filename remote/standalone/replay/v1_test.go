@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // testdata/v1 has traces that the last version of stepmux to write steptrace/v1 left, and the project they are of.
@@ -40,7 +41,7 @@ func TestTracesOfTheFirstVersionAreReplayed(t *testing.T) {
 				}
 			})
 			require.NoError(t, err)
-			result, err := p.Run(t.Context(), t.Context(), old, 1, trace.Ignore{Runtime: true}, tr.config(), nil)
+			result, err := p.Run(t.Context(), t.Context(), old, 1, inspect.Ignore{Runtime: true}, tr.config(), nil)
 			require.NoError(t, err)
 			tr.requireSame(result)
 			require.Contains(t, tr.log.String(), said)

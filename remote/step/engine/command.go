@@ -35,7 +35,8 @@ const (
 // runCommand runs a step that is a command, or a script.
 func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outcome {
 	r.announce(res, Command)
-	cmd, err := r.command(g)
+	env := r.environment(g)
+	cmd, argv, err := r.command(g, env)
 	defer r.clean(g)
 	if err != nil {
 		return concluded(proc.Exit{}, err)
@@ -47,11 +48,13 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	if err := r.describe(g, res, &cmd); err != nil {
 		return failed(err)
 	}
-	if r.rec != nil {
-		r.rec.command(res, &cmd, g.argv, r.environment(g))
-	}
+	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
 	exit, expired, err := r.runProcess(ctx, g, res, cmd)
-	r.rec.exited(res, exit, expired != nil, err)
+	ended := exit
+	if err != nil && ended.Code == 0 {
+		ended.Code = startExitCode(err)
+	}
+	r.tell(func(e Events) { e.CommandEnded(res, ended, expired != nil) })
 	stopped := r.release()
 	given := r.collect(g, res)
 	switch {
@@ -111,7 +114,7 @@ func timedOut(why error, exit proc.Exit) outcome {
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
 	exports, expErr := g.files.exports(g.v0())
-	if err := r.protect(outputs); err != nil {
+	if err := r.hideValues(outputs); err != nil {
 		return err
 	}
 	r.taint(outputs)
@@ -144,28 +147,25 @@ func (r *Runner) clean(g *frame) {
 
 func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "script") }
 
-// command returns what runs the definition of g.
-func (r *Runner) command(g *frame) (proc.Command, error) {
-	cmd := proc.Command{
+// command returns what runs the definition of g in the environment env, and the values that its arguments begin with.
+func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Value, err error) {
+	cmd = proc.Command{
 		Dir:       r.place.WorkDir,
-		Env:       environ(r.environment(g)),
+		Env:       environ(env),
 		Stdout:    r.place.Stdout,
 		Stderr:    r.place.Stderr,
 		OrphanDir: r.cfg.OrphanDir,
 	}
 	if g.builtin != "" {
-		return cmd, r.script(g, &cmd)
+		return cmd, nil, r.script(g, &cmd)
 	}
 	e := g.def.GetExec()
 	for i, arg := range e.GetCommand() {
 		v, err := r.text(g, arg, fmt.Sprintf("command, argument %d", i))
 		if err != nil {
-			return cmd, err
+			return cmd, nil, err
 		}
-		cmd.Argv = append(cmd.Argv, v.Text())
-		if r.rec != nil {
-			g.argv = append(g.argv, v)
-		}
+		cmd.Argv, argv = append(cmd.Argv, v.Text()), append(argv, v)
 	}
 	base := r.place.WorkDir
 	if g.v0() {
@@ -173,12 +173,12 @@ func (r *Runner) command(g *frame) (proc.Command, error) {
 	}
 	dir, err := r.text(g, e.GetWorkDir(), "work_dir")
 	if err != nil {
-		return cmd, err
+		return cmd, nil, err
 	}
 	if cmd.Dir = dir.Text(); !filepath.IsAbs(cmd.Dir) {
 		cmd.Dir = filepath.Join(base, cmd.Dir)
 	}
-	return cmd, nil
+	return cmd, argv, nil
 }
 
 // script makes cmd run a script. Its text is in a file, so that it has no limit of length, which the
@@ -209,7 +209,7 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 	if !g.v0() {
 		return nil
 	}
-	r.rec.describes("")
+	r.tell(func(e Events) { e.VariablesRead(describing(nil)) })
 	allowed := map[string]expr.Value{}
 	for key, v := range r.varValues {
 		if g.mayKnowVar(key) {
@@ -231,7 +231,7 @@ func (r *Runner) runProcess(ctx context.Context, g *frame, res *StepResult, cmd 
 	if err != nil {
 		return proc.Exit{}, nil, err
 	}
-	r.rec.started(res, p)
+	r.tell(func(e Events) { e.CommandStarted(res, p.PID()) })
 	r.kept = append(r.kept, p)
 	r.attach(p)
 	l := g.limits.next()

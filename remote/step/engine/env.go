@@ -22,7 +22,7 @@ var fromOS = map[string]bool{
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // layer is one of the layers an environment is made of.
-type layer map[string]expr.Value
+type layer = map[string]expr.Value
 
 // osLayer is what steps may see of runner, which is the runner's own environment in the form of
 // [os.Environ].

@@ -16,15 +16,15 @@ import (
 )
 
 // fetch gets a step that is elsewhere, within the limits of f. Stop ends it.
-func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
+func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	name := lang.Describe(ref)
 	if r.cfg.Fetcher == nil {
-		return loaded{}, fmt.Errorf("fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
+		return Found{}, fmt.Errorf("fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
 			name, ref.GetProtocol())
 	}
 	ref, err := r.fetchable(f, ref)
 	if err != nil {
-		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
+		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -43,13 +43,13 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded
 		}
 	}
 	if err != nil {
-		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
+		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
 	}
 	if rel, err := filepath.Rel(c.Root, filepath.Join(c.Dir, c.File)); err == nil && rel != "." {
 		name += " in " + rel
 	}
 	found, err := r.find(c.Dir, c.File, c.Root, name)
-	found.source, found.cached = &c.Source, c.Cached
+	found.Source, found.Cached = &c.Source, c.Cached
 	return found, err
 }
 
@@ -64,7 +64,7 @@ func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Compo
 	c, err := r.cfg.Fetcher.Fetch(ctx, ref, r.credentials)
 	if err == nil {
 		r.components = append(r.components, c)
-		r.rec.fetched(c)
+		r.tell(func(e Events) { e.ComponentFetched(c) })
 	}
 	return c, err
 }
@@ -75,7 +75,7 @@ func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	path := ref.GetUrl()
 	if u, _ := url.Parse(path); u != nil {
 		if password, ok := u.User.Password(); ok && password != "" {
-			if err := r.cfg.Masker.Add(password); err != nil {
+			if err := r.hide(password); err != nil {
 				return nil, fmt.Errorf("mask its password: %w", err)
 			}
 		}

@@ -124,8 +124,7 @@ func TestPasswordInAReferenceIsMasked(t *testing.T) {
 	s, _ := serveSteps(t, map[string]map[string]string{"c/private": {"steps/step.yml": says("g3heim-w0rt")}})
 	s.User, s.Password = "ci", "g3heim-w0rt"
 	s.Before = func(http.ResponseWriter, *http.Request) bool { return false }
-	tr := newTrial(t, "- {name: a, step: '"+strings.Replace(s.URL, "//", "//ci:g3heim-w0rt@", 1)+"/c/private@v1'}\n", withStore(t),
-		func(c *Config) { c.Masker = &fakeMasker{} })
+	tr := newTrial(t, "- {name: a, step: '"+strings.Replace(s.URL, "//", "//ci:g3heim-w0rt@", 1)+"/c/private@v1'}\n", withStore(t))
 	tr.succeed()
 	require.Equal(t, "[MASKED]\n", tr.stdout.String())
 }

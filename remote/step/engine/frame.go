@@ -31,9 +31,7 @@ type frame struct {
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
 	files    *files // of what runs a command
-	// argv are the arguments of a command, for a trace.
-	argv   []expr.Value
-	limits *limit
+	limits   *limit
 
 	ran    map[string]*StepResult // the steps that are over
 	failed *StepResult            // the first that failed
@@ -96,7 +94,7 @@ func (r *Runner) eval(f *frame, template, what string) (expr.Value, error) {
 	if err != nil {
 		return expr.Value{}, inside(what, err)
 	}
-	r.rec.reads(t.References())
+	r.tellReads(t.References())
 	scope, err := r.scope(f, t.References())
 	if err != nil {
 		return expr.Value{}, fmt.Errorf("%s: %w", what, err)
@@ -114,7 +112,7 @@ func (r *Runner) condition(f *frame, text string) (bool, error) {
 	if err != nil {
 		return false, inside("if", err)
 	}
-	r.rec.reads(e.References())
+	r.tellReads(e.References())
 	scope, err := r.scope(f, e.References())
 	if err != nil {
 		return false, fmt.Errorf("if: %w", err)
@@ -208,7 +206,7 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 		if total += len(name.Text()) + 1 + len(value.Text()); total > lang.MaxEnv {
 			return nil, fmt.Errorf("env: the variables have more than %d bytes in all; put some into files", lang.MaxEnv)
 		}
-		if err := r.protectOne(value); err != nil {
+		if err := r.hideValue(value); err != nil {
 			return nil, fmt.Errorf("%s: mask it: %w", what, err)
 		}
 		set[name.Text()] = value
@@ -239,7 +237,7 @@ func (r *Runner) scope(f *frame, refs []expr.Reference) (expr.Scope, error) {
 func (r *Runner) name(f *frame, name string, refs []expr.Reference) (v expr.Value, known bool, err error) {
 	switch name {
 	case "env":
-		v, err = expr.New(map[string]expr.Value(r.environment(f)))
+		v, err = expr.New(r.environment(f))
 	case "inputs":
 		v, err = expr.New(f.inputs)
 	case "steps":

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
 const cancelled = "the job was cancelled"
@@ -173,4 +175,14 @@ func TestTimeoutFailsTheJob(t *testing.T) {
 	require.Equal(t, "timeout: the job ran for longer than 300ms", res.Message)
 	require.Equal(t, []string{"a failure", "b skipped", "c success"}, statuses(res.Steps))
 	require.Equal(t, "always\n", tr.stdout.String()[len(tr.stdout.String())-len("always\n"):])
+}
+
+func TestEventsCostNothingUnlessTheyAreAskedFor(t *testing.T) {
+	r, res := &Runner{}, &StepResult{}
+	refs := []expr.Reference{{Path: []string{"vars", "A"}}}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		r.tellReads(refs)
+		r.tell(func(e Events) { e.ConditionEvaluated(res, true) })
+		r.tell(func(e Events) { e.StepEnded(res) })
+	}))
 }

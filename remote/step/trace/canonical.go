@@ -7,6 +7,8 @@ import (
 	"fmt"
 
 	"github.com/gowebpki/jcs"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // Canonical returns the identity in its canonical form: JSON as RFC 8785 has it.
@@ -40,7 +42,7 @@ func (t *Trace) Encode() ([]byte, error) {
 		ID       string          `json:"id"`
 		Identity json.RawMessage `json:"identity"`
 		Volatile *Volatile       `json:"volatile"`
-		Secrets  *Secrets        `json:"secrets,omitempty"`
+		Secrets  *mask.Salt      `json:"secrets,omitempty"`
 	}{t.Schema, t.ID, canonical, &t.Volatile, t.Secrets})
 	if err != nil {
 		return nil, fmt.Errorf("encode trace: %w", err)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // value returns x as a value.
@@ -24,7 +25,7 @@ func value(t testing.TB, x any) expr.Value {
 // canonicalOf is what the canonical form of an identity with the output x has for it.
 func canonicalOf(t testing.TB, x expr.Value) string {
 	t.Helper()
-	data, err := (&Identity{Outputs: Values{"x": {Value: x}}}).Canonical()
+	data, err := (&Identity{Outputs: mask.Values{"x": {Value: x}}}).Canonical()
 	require.NoError(t, err)
 	_, rest, found := strings.Cut(string(data), `"outputs":{"x":`)
 	require.True(t, found)

@@ -123,8 +123,18 @@ func (t *Trace) check(identity []byte) error {
 	if !bytes.Equal(understood, identity) {
 		return errors.New("its identity is not written as this version writes it")
 	}
-	if s := t.Secrets; s != nil && (s.Scheme != scheme || len(s.Salt) != saltLen) {
-		return fmt.Errorf("its secrets are not summed up with %s and a salt of %d bytes", scheme, saltLen)
+	if t.Secrets != nil {
+		return t.Secrets.Check()
+	}
+	return nil
+}
+
+// decode reads JSON, and refuses members that into does not have.
+func decode(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("read: %w", err)
 	}
 	return nil
 }

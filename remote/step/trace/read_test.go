@@ -11,27 +11,28 @@ import (
 	"github.com/gowebpki/jcs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // sample is a trace that has something of everything.
 func sample(t testing.TB) *Trace {
 	t.Helper()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	secrets := &Secrets{Scheme: scheme, Salt: make([]byte, saltLen)}
+	secrets := &mask.Salt{Scheme: "hmac-sha256", Salt: make([]byte, 32)}
 	wanted := true
-	bash := &Program{Path: Text{Value: "/bin/bash"}, Digest: Digest{SHA256: strings.Repeat("a", 64)}}
+	bash := &Program{Path: mask.Text{Value: "/bin/bash"}, Digest: Digest{SHA256: strings.Repeat("a", 64)}}
 	empty := strings.Repeat("e", 64)
-	return &Trace{
+	tr := &Trace{
 		Identity: Identity{
 			Job: Job{
 				Source: Source{Kind: FromGitLabCI, JobName: "build", Digest: Digest{SHA256: empty}}, Definition: json.RawMessage(`{"type":"steps"}`),
-				Inputs: Values{"n": {Value: value(t, 1.5)}}, Env: Texts{"A": {Value: "b"}}, OSEnv: Texts{"HOME": {Value: "@work/home"}},
-				Vars: map[string]Variable{"TOKEN": {Value: secrets.Mask("hidden"), Masked: true, File: true}}, MayFail: []string{"x"}, Dialect: "v1",
+				Inputs: mask.Values{"n": {Value: value(t, 1.5)}}, Env: mask.Texts{"A": {Value: "b"}}, OSEnv: mask.Texts{"HOME": {Value: "@work/home"}},
+				Vars: map[string]Variable{"TOKEN": {Value: secrets.Text("hidden"), Masked: true, File: true}}, MayFail: []string{"x"}, Dialect: "v1",
 			},
-			Runtime: Runtime{OS: "linux", Arch: "amd64", Runner: Runner{Version: "v1", Digest: Digest{SHA256: empty}}},
+			Runtime: Runtime{OS: "linux", Arch: "amd64"},
 			Steps: []Step{{
-				Path: "0", Name: "outer", Kind: KindSteps, Status: Success, When: "always", Condition: &Condition{Expr: Text{Value: "true"}, Value: &wanted},
-				Reference: &Reference{Text: Text{Value: "host/a/b@${{ vars.REV }}"}, Dynamic: true}, Truncated: true,
+				Path: "0", Name: "outer", Kind: KindSteps, Status: Success, When: "always", Truncated: true,
 				Component: &Component{
 					Kind: Git, Location: "https://host/a/b", Version: "v1", ResolvedRef: "refs/tags/v1", Dir: "steps", File: "step.yml",
 					Digest: Digest{SHA256Tree: empty, GitCommit: strings.Repeat("1", 40), GitTree: strings.Repeat("2", 40)},
@@ -39,14 +40,13 @@ func sample(t testing.TB) *Trace {
 				Definition: json.RawMessage(`{"type":"exec"}`),
 				Steps: []Step{{
 					Path: "0.0", Name: "inner", Kind: KindExec, Status: Failure, ExitCode: 137, Component: &Component{Kind: Inline},
-					Inputs:  Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
-					EnvSet:  Texts{"S": secrets.Mask("hidden")},
-					Outputs: Values{"s": secrets.MaskValue(value(t, "hidden")), "o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})}},
+					Inputs:  mask.Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
+					EnvSet:  mask.Texts{"S": secrets.Text("hidden")},
+					Outputs: mask.Values{"s": secrets.Value(value(t, "hidden")), "o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})}},
 					Exec: &Exec{
-						Argv: []Text{{Value: "bash"}, secrets.Mask("hidden")}, WorkDir: Text{Value: WorkDir}, Program: bash, Interpreter: bash,
+						Argv: []mask.Text{{Value: "bash"}, secrets.Text("hidden")}, WorkDir: mask.Text{Value: WorkDir}, Program: bash, Interpreter: bash,
 						NotStarted: true, ExitCode: 137, Signal: "SIGKILL", Timeout: true,
 					},
-					Logs: &Logs{Stdout: Log{Bytes: 1, SHA256: empty, Truncated: true}, Stderr: Log{SHA256: empty}},
 				}},
 			}},
 			Status: Failure, Reason: "script", ExitCode: 137,
@@ -61,6 +61,13 @@ func sample(t testing.TB) *Trace {
 		},
 		Secrets: secrets,
 	}
+	tr.Identity.Runtime.Runner.Version, tr.Identity.Runtime.Runner.Digest = "v1", Digest{SHA256: empty}
+	outer := &tr.Identity.Steps[0]
+	outer.Condition.Expr, outer.Condition.Value = mask.Text{Value: "true"}, &wanted
+	outer.Reference.Text, outer.Reference.Dynamic = mask.Text{Value: "host/a/b@${{ vars.REV }}"}, true
+	outer.Steps[0].Logs.Stdout = Log{Bytes: 1, SHA256: empty, Truncated: true}
+	outer.Steps[0].Logs.Stderr = Log{SHA256: empty}
+	return tr
 }
 
 func encoded(t testing.TB, x *Trace) []byte {

@@ -1,6 +1,10 @@
 package trace
 
-import "encoding/json"
+import (
+	"encoding/json"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
+)
 
 // Step is what a step was, and what came of it.
 type Step struct {
@@ -14,27 +18,40 @@ type Step struct {
 	Status   string `json:"status"`
 	ExitCode int    `json:"exit_code"`
 	// When is on_success, on_failure or always.
-	When      string     `json:"when,omitempty"`
-	Condition *Condition `json:"condition,omitempty"`
-	// Reference is where the step was said to be; nil if its definition stands in its place.
-	Reference *Reference `json:"reference,omitempty"`
+	When string `json:"when,omitempty"`
+	// Condition is the if of the step; zero if it has none.
+	Condition struct {
+		Expr mask.Text `json:"expr"`
+		// Value is nil if the expression could not be evaluated.
+		Value *bool `json:"value,omitempty"`
+	} `json:"condition,omitzero"`
+	// Reference is the reference to the step; zero if its definition stands in its place.
+	Reference struct {
+		// Text is the reference as it was written, unexpanded; of a long form, its JSON.
+		Text mask.Text `json:"text"`
+		// Dynamic tells that it has expressions.
+		Dynamic bool `json:"dynamic,omitempty"`
+	} `json:"reference,omitzero"`
 	// Component is what was found; nil if nothing was, or was looked for.
 	Component *Component `json:"component,omitempty"`
 	// Definition is what the step was defined by where it was found, with its expressions as they were written. See
 	// [DecodeDefinition]. It is missing if that stands in the definition around it, or is built in.
 	Definition json.RawMessage `json:"definition,omitempty"`
 	// Inputs are the final ones, with defaults.
-	Inputs Values `json:"inputs"`
+	Inputs mask.Values `json:"inputs"`
 	// EnvSet is what the step's reference and its definition set; Env what its process got, all of it.
-	EnvSet Texts `json:"env_set"`
-	Env    Texts `json:"env"`
+	EnvSet mask.Texts `json:"env_set"`
+	Env    mask.Texts `json:"env"`
 	// Exec is what was run; nil if no command was.
 	Exec *Exec `json:"exec,omitempty"`
 	// Outputs and Exports are what the step gave, also if it failed then.
-	Outputs Values `json:"outputs"`
-	Exports Values `json:"exports"`
-	// Logs are there if a command was run.
-	Logs *Logs `json:"logs,omitempty"`
+	Outputs mask.Values `json:"outputs"`
+	Exports mask.Values `json:"exports"`
+	// Logs are the output of a command, with secrets masked; zero if none ran.
+	Logs struct {
+		Stdout Log `json:"stdout"`
+		Stderr Log `json:"stderr"`
+	} `json:"logs,omitzero"`
 	// Truncated tells that the trace became too large, and that what is large of this step was left out.
 	Truncated bool   `json:"truncated,omitempty"`
 	Steps     []Step `json:"steps,omitempty"`
@@ -46,21 +63,6 @@ const (
 	KindScript = "script"
 	KindSteps  = "steps"
 )
-
-// Condition is an if.
-type Condition struct {
-	Expr Text `json:"expr"`
-	// Value is what it gave; nil if it could not be evaluated.
-	Value *bool `json:"value,omitempty"`
-}
-
-// Reference says where a step comes from.
-type Reference struct {
-	// Text is the reference as it was written, unexpanded; of one that was written in its long form, its JSON.
-	Text Text `json:"text"`
-	// Dynamic tells that it had expressions.
-	Dynamic bool `json:"dynamic,omitempty"`
-}
 
 // Component is where a step was found.
 type Component struct {
@@ -94,8 +96,8 @@ const (
 
 // Exec is a command that was run.
 type Exec struct {
-	Argv    []Text `json:"argv"`
-	WorkDir Text   `json:"work_dir"`
+	Argv    []mask.Text `json:"argv"`
+	WorkDir mask.Text   `json:"work_dir"`
 	// Program is the file that argv[0] named, Interpreter what runs it, or the shell of a script.
 	Program     *Program `json:"program,omitempty"`
 	Interpreter *Program `json:"interpreter,omitempty"`
@@ -110,14 +112,8 @@ type Exec struct {
 
 // Program is a file that can be executed.
 type Program struct {
-	Path   Text   `json:"path"`
-	Digest Digest `json:"digest,omitempty"`
-}
-
-// Logs are what a command wrote, with secrets masked.
-type Logs struct {
-	Stdout Log `json:"stdout"`
-	Stderr Log `json:"stderr"`
+	Path   mask.Text `json:"path"`
+	Digest Digest    `json:"digest,omitempty"`
 }
 
 // Log is a part of a stream, as it is with markers for paths: so output that names a temporary directory is the same

@@ -3,10 +3,24 @@ package trace
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // Schema is the version of the form that this package writes and reads.
 const Schema = "steptrace/v1"
+
+// The markers that replace paths in an identity.
+const (
+	// WorkDir is the directory the job runs in.
+	WorkDir = "@work"
+	// CacheDir is where fetched components are: @cache/<sha256tree> is the root of one.
+	CacheDir = "@cache"
+	// TempDir has files of the job's own, as the text of a script.
+	TempDir = "@tmp"
+	// StepDir has what a step gives and takes in files: @step/output is its output file.
+	StepDir = "@step"
+)
 
 // Trace is what a job did.
 type Trace struct {
@@ -17,7 +31,7 @@ type Trace struct {
 	Identity Identity `json:"identity"`
 	Volatile Volatile `json:"volatile"`
 	// Secrets tells how masked values were summed up. It is there only if something is masked.
-	Secrets *Secrets `json:"secrets,omitempty"`
+	Secrets *mask.Salt `json:"secrets,omitempty"`
 }
 
 // Identity is what was run and what came of it. Nothing in it depends on when or where that was.
@@ -31,10 +45,10 @@ type Identity struct {
 	// Reason is why the job did not succeed: script, invalid, timeout, cancelled or system; else empty.
 	Reason string `json:"reason,omitempty"`
 	// ExitCode is that of the step that failed the job; 0 if none did.
-	ExitCode int    `json:"exit_code"`
-	Outputs  Values `json:"outputs"`
+	ExitCode int         `json:"exit_code"`
+	Outputs  mask.Values `json:"outputs"`
 	// Exports are all that steps exported and that was passed on.
-	Exports Values `json:"exports"`
+	Exports mask.Values `json:"exports"`
 }
 
 // The values of Identity.Status and Step.Status.
@@ -52,13 +66,13 @@ type Job struct {
 	// [DecodeDefinition]. It is missing if the source could not be read.
 	Definition json.RawMessage `json:"definition,omitempty"`
 	// Inputs are the values that were given for inputs of the definition, without defaults.
-	Inputs Values `json:"inputs"`
+	Inputs mask.Values `json:"inputs"`
 	// Vars are the job variables that expressions read.
 	Vars map[string]Variable `json:"vars_used"`
 	// Env is the environment that the job was given for all of its steps.
-	Env Texts `json:"run_env"`
+	Env mask.Texts `json:"run_env"`
 	// OSEnv is what steps got of the environment of the runner's process.
-	OSEnv Texts `json:"os_env"`
+	OSEnv mask.Texts `json:"os_env"`
 	// MayFail names steps that may fail without failing the job.
 	MayFail []string `json:"may_fail,omitempty"`
 	// Dialect is the language the job was written in: v0 or v1.
@@ -98,7 +112,7 @@ const (
 
 // Variable is a job variable.
 type Variable struct {
-	Value Text `json:"value"`
+	Value mask.Text `json:"value"`
 	// File tells that steps got the path of a file with the value.
 	File bool `json:"file,omitempty"`
 	// Masked tells that the variable was given as a secret.
@@ -107,15 +121,13 @@ type Variable struct {
 
 // Runtime is what ran the job.
 type Runtime struct {
-	OS     string `json:"os"`
-	Arch   string `json:"arch"`
-	Runner Runner `json:"runner"`
-}
-
-// Runner is the program that ran the job.
-type Runner struct {
-	Version string `json:"version"`
-	Digest  Digest `json:"digest,omitempty"`
+	OS   string `json:"os"`
+	Arch string `json:"arch"`
+	// Runner is the program that ran the job.
+	Runner struct {
+		Version string `json:"version"`
+		Digest  Digest `json:"digest,omitempty"`
+	} `json:"runner"`
 }
 
 // Volatile is what differs from run to run.

@@ -1,9 +1,11 @@
-package trace
+package recording
 
 import (
 	"io"
 	"slices"
 	"sync"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 const (
@@ -117,7 +119,7 @@ func (t *Tap) Close() {
 
 // Part returns what part number n is in the identity of a trace, and what it is as it was written. It waits for
 // Close. A part that was begun after that is empty.
-func (t *Tap) Part(n int) (Log, *Range) {
+func (t *Tap) Part(n int) (trace.Log, *trace.Range) {
 	<-t.done
 	if n < 0 || n >= len(t.parts) {
 		return newPart(t.length, Paths{}).log()

@@ -1,24 +1,14 @@
-package trace
+package recording
 
 import (
 	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// The markers of paths.
-const (
-	// WorkDir is the directory the job runs in.
-	WorkDir = "@work"
-	// CacheDir is where fetched components are: @cache/<sha256tree> is the root of one.
-	CacheDir = "@cache"
-	// TempDir has files of the job's own, as the text of a script.
-	TempDir = "@tmp"
-	// StepDir has what a step gives and takes in files: @step/output is its output file.
-	StepDir = "@step"
-)
-
-var markers = []string{WorkDir, CacheDir, TempDir, StepDir}
+var markers = []string{trace.WorkDir, trace.CacheDir, trace.TempDir, trace.StepDir}
 
 // Paths turns paths into markers, and back. The zero value knows none. It is not safe for concurrent use.
 type Paths struct {

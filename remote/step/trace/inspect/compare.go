@@ -1,4 +1,4 @@
-package trace
+package inspect
 
 import (
 	"bytes"
@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // maxDifferences is how many differences are told; the others are counted.
@@ -64,11 +66,11 @@ type Ignore struct {
 }
 
 // Compare compares the identities of two traces.
-func Compare(a, b *Trace, ignore Ignore) (*Comparison, error) {
+func Compare(a, b *trace.Trace, ignore Ignore) (*Comparison, error) {
 	c := &comparer{ignore: ignore, result: &Comparison{Differences: []Difference{}}}
 	c.sameSalt = a.Secrets != nil && b.Secrets != nil && bytes.Equal(a.Secrets.Salt, b.Secrets.Salt)
 	var trees [2]any
-	for i, t := range []*Trace{a, b} {
+	for i, t := range []*trace.Trace{a, b} {
 		canonical, err := t.Identity.Canonical()
 		if err != nil {
 			return nil, err

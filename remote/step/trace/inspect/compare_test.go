@@ -1,4 +1,4 @@
-package trace
+package inspect
 
 import (
 	"bytes"
@@ -12,61 +12,66 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // shownValue is x as a value that is no secret.
-func shownValue(t testing.TB, x any) Value {
+func shownValue(t testing.TB, x any) mask.Value {
 	t.Helper()
 	v, err := expr.New(x)
 	require.NoError(t, err)
-	return Value{Value: v}
+	return mask.Value{Value: v}
 }
 
 // twoSteps is a trace of a job with two steps, the second of which has one of its own.
-func twoSteps(t testing.TB) *Trace {
+func twoSteps(t testing.TB) *trace.Trace {
 	t.Helper()
 	hex := strings.Repeat("0a", 32)
-	exec := func() *Exec {
-		return &Exec{
-			Argv: []Text{{Value: "bash"}, {Value: "-c"}, {Value: "echo"}}, WorkDir: Text{Value: WorkDir},
-			Program: &Program{Path: Text{Value: "/bin/bash"}, Digest: Digest{SHA256: hex}},
+	exec := func() *trace.Exec {
+		return &trace.Exec{
+			Argv: []mask.Text{{Value: "bash"}, {Value: "-c"}, {Value: "echo"}}, WorkDir: mask.Text{Value: trace.WorkDir},
+			Program: &trace.Program{Path: mask.Text{Value: "/bin/bash"}, Digest: trace.Digest{trace.SHA256: hex}},
 		}
 	}
-	return &Trace{
-		Identity: Identity{
-			Job: Job{
-				Source:     Source{Kind: "file", Digest: Digest{SHA256: hex}},
+	tr := &trace.Trace{
+		Identity: trace.Identity{
+			Job: trace.Job{
+				Source:     trace.Source{Kind: "file", Digest: trace.Digest{trace.SHA256: hex}},
 				Definition: json.RawMessage(`{"steps":[{"name":"one"},{"name":"outer"}]}`),
-				Vars:       map[string]Variable{"PLAIN": {Value: Text{Value: "p"}}},
+				Vars:       map[string]trace.Variable{"PLAIN": {Value: mask.Text{Value: "p"}}},
 			},
-			Runtime: Runtime{OS: "linux", Arch: "amd64", Runner: Runner{Version: "1", Digest: Digest{SHA256: hex}}},
-			Status:  Success,
-			Steps: []Step{
+			Runtime: trace.Runtime{OS: "linux", Arch: "amd64"},
+			Status:  trace.Success,
+			Steps: []trace.Step{
 				{
-					Path: "0", Name: "one", Kind: KindExec, Status: Success,
-					Component: &Component{Kind: Local, Location: "@work/echo", File: "step.yml", Digest: Digest{SHA256: hex, SHA256Tree: hex}},
-					Exec:      exec(), Outputs: Values{"said": shownValue(t, "a"), "a/b ~": shownValue(t, 1)},
-					Logs: &Logs{Stdout: Log{Bytes: 1, SHA256: hex}, Stderr: Log{SHA256: hex}},
+					Path: "0", Name: "one", Kind: trace.KindExec, Status: trace.Success,
+					Component: &trace.Component{Kind: trace.Local, Location: "@work/echo", File: "step.yml", Digest: trace.Digest{trace.SHA256: hex, trace.SHA256Tree: hex}},
+					Exec:      exec(), Outputs: mask.Values{"said": shownValue(t, "a"), "a/b ~": shownValue(t, 1)},
 				},
 				{
-					Path: "1", Name: "outer", Kind: KindSteps, Status: Success,
-					Component: &Component{
-						Kind: Git, Location: "https://h/g/p", Version: "main", ResolvedRef: "refs/heads/main", Dir: "steps", File: "step.yml",
-						Digest: Digest{GitCommit: strings.Repeat("0a", 20), SHA256Tree: hex},
+					Path: "1", Name: "outer", Kind: trace.KindSteps, Status: trace.Success,
+					Component: &trace.Component{
+						Kind: trace.Git, Location: "https://h/g/p", Version: "main", ResolvedRef: "refs/heads/main", Dir: "steps", File: "step.yml",
+						Digest: trace.Digest{trace.GitCommit: strings.Repeat("0a", 20), trace.SHA256Tree: hex},
 					},
-					Steps: []Step{{Path: "1.0", Name: "inner", Kind: KindExec, Status: Success, Exec: exec()}},
+					Steps: []trace.Step{{Path: "1.0", Name: "inner", Kind: trace.KindExec, Status: trace.Success, Exec: exec()}},
 				},
 			},
 		},
-		Volatile: Volatile{
+		Volatile: trace.Volatile{
 			TraceID: "0f0f", Started: time.Unix(1700000000, 0).UTC(), Ended: time.Unix(1700000002, 0).UTC(),
-			Steps: []StepRun{{Path: "0", Started: time.Unix(1700000000, 0).UTC(), Ended: time.Unix(1700000001, 0).UTC(), Message: "it said"}},
+			Steps: []trace.StepRun{{Path: "0", Started: time.Unix(1700000000, 0).UTC(), Ended: time.Unix(1700000001, 0).UTC(), Message: "it said"}},
 		},
 	}
+	tr.Identity.Runtime.Runner.Version, tr.Identity.Runtime.Runner.Digest = "1", trace.Digest{trace.SHA256: hex}
+	logs := &tr.Identity.Steps[0].Logs
+	logs.Stdout, logs.Stderr = trace.Log{Bytes: 1, SHA256: hex}, trace.Log{SHA256: hex}
+	return tr
 }
 
 // differences returns what is told of how b differs from a.
-func differences(t testing.TB, a, b *Trace, ignore Ignore) []string {
+func differences(t testing.TB, a, b *trace.Trace, ignore Ignore) []string {
 	t.Helper()
 	c, err := Compare(a, b, ignore)
 	require.NoError(t, err)
@@ -79,49 +84,51 @@ func differences(t testing.TB, a, b *Trace, ignore Ignore) []string {
 
 func TestEqualTracesAreTheSame(t *testing.T) {
 	a, b := twoSteps(t), twoSteps(t)
-	b.Volatile = Volatile{TraceID: "other", PID: 7}
+	b.Volatile = trace.Volatile{TraceID: "other", PID: 7}
 	require.Empty(t, differences(t, a, b, Ignore{}))
 }
 
 func TestDifferencesNameTheStepAndTheValue(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(b *Trace)
+		change func(b *trace.Trace)
 		want   string
 	}{
 		"an output": {
-			func(b *Trace) { b.Identity.Steps[0].Outputs["said"] = shownValue(t, "b") },
+			func(b *trace.Trace) { b.Identity.Steps[0].Outputs["said"] = shownValue(t, "b") },
 			`/steps/0/outputs/said | step one: outputs.said: "a" -> "b"`,
 		},
 		"an output with an odd name": {
-			func(b *Trace) { b.Identity.Steps[0].Outputs["a/b ~"] = shownValue(t, 2) },
+			func(b *trace.Trace) { b.Identity.Steps[0].Outputs["a/b ~"] = shownValue(t, 2) },
 			`/steps/0/outputs/a~1b ~0 | step one: outputs["a/b ~"]: 1 -> 2`,
 		},
 		"an output of another kind": {
-			func(b *Trace) { b.Identity.Steps[0].Outputs["said"] = shownValue(t, []string{"x\x1b[2J"}) },
+			func(b *trace.Trace) { b.Identity.Steps[0].Outputs["said"] = shownValue(t, []string{"x\x1b[2J"}) },
 			`/steps/0/outputs/said | step one: outputs.said: "a" -> ["x\u001b[2J"]`,
 		},
 		"an output that is new": {
-			func(b *Trace) { b.Identity.Steps[0].Outputs["more"] = shownValue(t, true) },
+			func(b *trace.Trace) { b.Identity.Steps[0].Outputs["more"] = shownValue(t, true) },
 			`/steps/0/outputs/more | step one: outputs.more: new: true`,
 		},
 		"an output that is gone": {
-			func(b *Trace) { delete(b.Identity.Steps[0].Outputs, "said") },
+			func(b *trace.Trace) { delete(b.Identity.Steps[0].Outputs, "said") },
 			`/steps/0/outputs/said | step one: outputs.said: gone: "a"`,
 		},
 		"an argument": {
-			func(b *Trace) { b.Identity.Steps[1].Steps[0].Exec.Argv[2].Value = "cat\n" },
+			func(b *trace.Trace) { b.Identity.Steps[1].Steps[0].Exec.Argv[2].Value = "cat\n" },
 			`/steps/1/steps/0/exec/argv/2 | step outer.inner: exec.argv[2]: "echo" -> "cat\n"`,
 		},
 		"a commit": {
-			func(b *Trace) { b.Identity.Steps[1].Component.Digest[GitCommit] = "ff" },
+			func(b *trace.Trace) { b.Identity.Steps[1].Component.Digest[trace.GitCommit] = "ff" },
 			`/steps/1/component/digest/gitCommit | step outer: component.digest.gitCommit: "` + strings.Repeat("0a", 20) + `" -> "ff"`,
 		},
 		"the job's definition": {
-			func(b *Trace) { b.Identity.Job.Definition = json.RawMessage(`{"steps":[{"name":"one"},{"name":"x"}]}`) },
+			func(b *trace.Trace) {
+				b.Identity.Job.Definition = json.RawMessage(`{"steps":[{"name":"one"},{"name":"x"}]}`)
+			},
 			`/job/definition/steps/1/name | job: job.definition.steps[1].name: "outer" -> "x"`,
 		},
 		"the status": {
-			func(b *Trace) { b.Identity.Status = Failure },
+			func(b *trace.Trace) { b.Identity.Status = trace.Failure },
 			`/status | job: status: "success" -> "failure"`,
 		},
 	} {
@@ -144,38 +151,38 @@ func TestStepsThatAreNotInBothAreToldOnce(t *testing.T) {
 
 func TestLogsAndRuntimeCanBeLeftOut(t *testing.T) {
 	b := twoSteps(t)
-	b.Identity.Steps[0].Logs.Stdout = Log{Bytes: 2, SHA256: "ff"}
+	b.Identity.Steps[0].Logs.Stdout = trace.Log{Bytes: 2, SHA256: "ff"}
 	require.Len(t, differences(t, twoSteps(t), b, Ignore{}), 2)
 	require.Empty(t, differences(t, twoSteps(t), b, Ignore{Logs: true}))
-	b.Identity.Steps[1].Steps[0].Exec.Program.Digest[SHA256] = "ff"
+	b.Identity.Steps[1].Steps[0].Exec.Program.Digest[trace.SHA256] = "ff"
 	b.Identity.Runtime.Arch = "arm64"
 	require.Len(t, differences(t, twoSteps(t), b, Ignore{Logs: true}), 2)
 	require.Empty(t, differences(t, twoSteps(t), b, Ignore{Logs: true, Runtime: true}))
-	b.Identity.Steps[1].Component.Digest[SHA256Tree] = "ff"
-	b.Identity.Steps[1].Outputs = Values{"logs": shownValue(t, 1)}
+	b.Identity.Steps[1].Component.Digest[trace.SHA256Tree] = "ff"
+	b.Identity.Steps[1].Outputs = mask.Values{"logs": shownValue(t, 1)}
 	require.Len(t, differences(t, twoSteps(t), b, Ignore{Logs: true, Runtime: true}), 2, "what has such a name only counts")
 }
 
 func TestMaskedValuesAreComparedByTheirSumsOnly(t *testing.T) {
-	with := func(s *Secrets, text string) *Trace {
+	with := func(s *mask.Salt, text string) *trace.Trace {
 		tr := twoSteps(t)
 		tr.Secrets = s
-		tr.Identity.Job.Vars["TOKEN"] = Variable{Value: s.Mask(text), Masked: true}
+		tr.Identity.Job.Vars["TOKEN"] = trace.Variable{Value: s.Text(text), Masked: true}
 		return tr
 	}
-	s := NewSecrets()
+	s := mask.NewSalt()
 	require.Empty(t, differences(t, with(s, "hunter2"), with(s, "hunter2"), Ignore{}))
 	require.Equal(t, []string{`/job/vars_used/TOKEN/value | job: job.vars_used.TOKEN.value: [MASKED] -> [MASKED] (another value)`},
 		differences(t, with(s, "hunter2"), with(s, "hunter3"), Ignore{}))
 
-	c, err := Compare(with(s, "hunter2"), with(NewSecrets(), "hunter2"), Ignore{})
+	c, err := Compare(with(s, "hunter2"), with(mask.NewSalt(), "hunter2"), Ignore{})
 	require.NoError(t, err)
 	require.True(t, c.Same())
 	require.Equal(t, 1, c.Unknown)
 
 	plain := with(s, "hunter2")
-	plain.Identity.Job.Vars["TOKEN"] = Variable{Value: Text{Value: "hunter2"}, Masked: true}
-	for _, traces := range [][2]*Trace{{with(s, "hunter2"), plain}, {plain, with(s, "hunter2")}} {
+	plain.Identity.Job.Vars["TOKEN"] = trace.Variable{Value: mask.Text{Value: "hunter2"}, Masked: true}
+	for _, traces := range [][2]*trace.Trace{{with(s, "hunter2"), plain}, {plain, with(s, "hunter2")}} {
 		lines := differences(t, traces[0], traces[1], Ignore{})
 		require.Len(t, lines, 1)
 		require.NotContains(t, lines[0], "hunter2", "the other trace says that it is a secret")
@@ -202,9 +209,9 @@ func TestDifferencesAreBounded(t *testing.T) {
 	}
 }
 
-func set(values Values, name string, v Value) Values {
+func set(values mask.Values, name string, v mask.Value) mask.Values {
 	if values == nil {
-		values = Values{}
+		values = mask.Values{}
 	}
 	values[name] = v
 	return values
@@ -212,11 +219,11 @@ func set(values Values, name string, v Value) Values {
 
 func TestTraceIsShown(t *testing.T) {
 	tr := twoSteps(t)
-	tr.Secrets = NewSecrets()
-	tr.Identity.Job.Vars["TOKEN"] = Variable{Value: tr.Secrets.Mask("hunter2"), Masked: true}
+	tr.Secrets = mask.NewSalt()
+	tr.Identity.Job.Vars["TOKEN"] = trace.Variable{Value: tr.Secrets.Text("hunter2"), Masked: true}
 	tr.Identity.Steps[0].Outputs["said"] = shownValue(t, "a\x1b[2J\nb")
 	var b bytes.Buffer
-	require.NoError(t, tr.Show(&b))
+	require.NoError(t, Show(&b, tr))
 	text := b.String()
 	for _, line := range []string{
 		"job success in 2s\n", "source   file sha256:0a", "vars     PLAIN=p", "vars     TOKEN=[MASKED]", "step one success in 1s", "message  it said",
@@ -226,7 +233,7 @@ func TestTraceIsShown(t *testing.T) {
 		require.Contains(t, text, line)
 	}
 	require.False(t, slices.ContainsFunc([]byte(text), func(c byte) bool { return c < ' ' && c != '\n' || c == 0x7f }), "%q", text)
-	require.Error(t, tr.Show(full{}))
+	require.Error(t, Show(full{}, tr))
 }
 
 // full is a disk without room.

@@ -1,4 +1,4 @@
-package trace
+package recording
 
 import (
 	"slices"
@@ -6,15 +6,17 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 func somePaths() Paths {
 	var p Paths
-	p.Add("/tmp/job/1", TempDir)
-	p.Add("/tmp/job/1/step-7", StepDir)
-	p.Add("/home/me/project", WorkDir)
-	p.Add("/real/project", WorkDir)
-	p.Add("/cache/comp/ab", CacheDir+"/ab")
+	p.Add("/tmp/job/1", trace.TempDir)
+	p.Add("/tmp/job/1/step-7", trace.StepDir)
+	p.Add("/home/me/project", trace.WorkDir)
+	p.Add("/real/project", trace.WorkDir)
+	p.Add("/cache/comp/ab", trace.CacheDir+"/ab")
 	p.Add("/", "@root")
 	p.Add("relative", "@relative")
 	return p

@@ -1,4 +1,4 @@
-package trace
+package recording
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 func sumOf(text string) string {
@@ -36,8 +38,8 @@ func TestTapSumsUpTheParts(t *testing.T) {
 	write(" after")
 	for n, want := range []string{"one two", "", "three"} {
 		log, at := tap.Part(n)
-		require.Equal(t, Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log)
-		require.Equal(t, &Range{Offset: int64([]int{6, 13, 13}[n]), Bytes: int64(len(want)), SHA256: sumOf(want)}, at)
+		require.Equal(t, trace.Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log)
+		require.Equal(t, &trace.Range{Offset: int64([]int{6, 13, 13}[n]), Bytes: int64(len(want)), SHA256: sumOf(want)}, at)
 	}
 	log, _ := tap.Part(tap.Begin(&Paths{}))
 	require.Zero(t, log.Bytes)
@@ -59,8 +61,8 @@ func TestPathsInOutputStandAsMarkers(t *testing.T) {
 				rest = rest[n:]
 			}
 			log, at := part.log()
-			require.Equal(t, Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log, "%q in pieces of %d, as %q", text, size, want)
-			require.Equal(t, &Range{Bytes: int64(len(text)), SHA256: sumOf(text)}, at)
+			require.Equal(t, trace.Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log, "%q in pieces of %d, as %q", text, size, want)
+			require.Equal(t, &trace.Range{Bytes: int64(len(text)), SHA256: sumOf(text)}, at)
 		}
 	}
 }
@@ -90,7 +92,7 @@ func FuzzOutputIsMarkedWhateverItsPieces(f *testing.F) {
 		}
 		log, at := part.log()
 		want := p.markOnly(text)
-		require.Equal(t, Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log)
+		require.Equal(t, trace.Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log)
 		require.Equal(t, sumOf(text), at.SHA256)
 	})
 }
@@ -117,7 +119,7 @@ func TestPartsThatAreNotKeptAreTruncated(t *testing.T) {
 	tap.Close()
 	for n, want := range []bool{false, true, true} {
 		log, _ := tap.Part(n)
-		require.Equal(t, Log{Bytes: 4, SHA256: sumOf("1234"), Truncated: want}, log)
+		require.Equal(t, trace.Log{Bytes: 4, SHA256: sumOf("1234"), Truncated: want}, log)
 	}
 }
 

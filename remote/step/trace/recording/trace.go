@@ -1,14 +1,12 @@
-package engine
+package recording
 
 import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"os"
-	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,64 +15,31 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// tap puts taps behind the masking of what is written at place, if a trace is wanted and place has none. The function
-// that is returned closes them.
-func (r *Runner) tap(place *Place) (closeTaps func()) {
-	if r.rec == nil || place.Taps[0] != nil {
-		return func() {}
-	}
-	for i, w := range []*io.Writer{&place.Stdout, &place.Stderr} {
-		if *w == nil {
-			*w = io.Discard
-		}
-		place.Taps[i] = trace.NewTap(*w)
-		*w = place.Taps[i]
-	}
-	taps := place.Taps
-	return func() {
-		for _, tap := range taps {
-			tap.Close()
-		}
-	}
-}
-
-// Trace returns the trace of the job that ended as result says, or nil if Config.Record asks for none. It is for when
-// Run has returned, or will not be called, and the Taps are closed. All that is known as a secret by then is masked.
-// started and ended are when that was.
-func (r *Runner) Trace(result Result, started, ended time.Time) *trace.Trace {
-	if r.rec == nil {
-		return nil
-	}
-	t := newTracer(r)
+// Trace returns the trace of the job that ended with result. Call it after Run has returned, or when Run will never be
+// called. It masks everything that is known as a secret by then. The job ran from started to ended.
+func (c *Recorder) Trace(result engine.Result, started, ended time.Time) *trace.Trace {
+	c.Close()
+	c.own.Wait()
+	t := &tracer{Recorder: c, redactor: mask.NewRedactor(c.job.Secrets, c.cfg.Salt), paths: c.paths("")}
 	return t.trace(result, started, ended)
 }
 
-// tracer makes a trace of what was recorded.
+// tracer makes a trace of a recording.
 type tracer struct {
-	*recorder
-	r       *Runner
-	secrets *trace.Secrets
-	paths   trace.Paths // of the step that is at hand
-	masked  bool        // something was
-	hidden  map[string]bool
-	t       *trace.Trace
-	spent   int64 // on steps
+	*Recorder
+	redactor *mask.Redactor
+	paths    Paths // of the current step
+	t        *trace.Trace
+	spent    int64 // on steps
 }
 
-func newTracer(r *Runner) *tracer {
-	t := &tracer{recorder: r.rec, r: r, secrets: r.rec.Secrets, hidden: map[string]bool{}}
-	if t.secrets == nil {
-		t.secrets = trace.NewSecrets()
-	}
-	t.paths = t.recorder.paths("")
-	return t
-}
-
-func (t *tracer) trace(res Result, started, ended time.Time) *trace.Trace {
+func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace {
 	host, _ := os.Hostname()
 	t.t = &trace.Trace{Volatile: trace.Volatile{
 		TraceID: newUUID(), Started: started.UTC(), Ended: ended.UTC(), Host: host, PID: os.Getpid(),
@@ -83,14 +48,14 @@ func (t *tracer) trace(res Result, started, ended time.Time) *trace.Trace {
 	for _, c := range t.roots {
 		t.t.Volatile.Paths[trace.CacheDir+"/"+treeHex(c.Tree)] = c.Root
 	}
-	def := t.r.cfg.Definition
+	def := t.job.Definition
 	t.hideReferences(def)
-	for _, rec := range t.recorder.steps {
+	for _, rec := range t.Recorder.steps {
 		t.hideReferences(rec.body)
 	}
 	id := &t.t.Identity
-	id.Job = t.job()
-	id.Runtime = Runtime(t.Version)
+	id.Job = t.jobOf()
+	id.Runtime = Runtime(t.cfg.Version)
 	id.Status, id.Reason, id.ExitCode = res.Status.String(), reasonOf(res), res.ExitCode
 	id.Outputs, id.Exports = t.values(res.Outputs), t.values(res.Exports)
 	var cut bool
@@ -103,32 +68,33 @@ func (t *tracer) trace(res Result, started, ended time.Time) *trace.Trace {
 		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, text)
 	}
 	t.t.Volatile.Versions = t.sums.versions
-	if t.masked {
-		t.t.Secrets = t.secrets
-	}
+	t.t.Secrets = t.redactor.Salt()
 	return t.t
 }
 
-// job is what was asked for.
-func (t *tracer) job() trace.Job {
-	cfg := &t.r.cfg
+// jobOf returns the job as it was asked for.
+func (t *tracer) jobOf() trace.Job {
 	j := trace.Job{
-		Source: t.Source, MayFail: slices.Clone(cfg.MayFail), Dialect: cfg.Definition.GetDialect().String(),
-		Inputs: t.values(cfg.Inputs), Env: t.texts(layerOf(cfg.Env)), OSEnv: t.texts(t.r.osEnv), Vars: map[string]trace.Variable{},
-		Definition: t.definition(cfg.Definition),
+		Source: t.cfg.Source, MayFail: slices.Clone(t.job.MayFail), Dialect: t.job.Definition.GetDialect().String(),
+		Inputs: t.values(t.job.Inputs), Env: mask.Texts{}, OSEnv: t.texts(t.osEnv), Vars: map[string]trace.Variable{},
+		Definition: t.definition(t.job.Definition),
 	}
-	if len(t.Text) > 0 && t.r.cfg.Masker.Mask(string(t.Text)) != string(t.Text) {
+	for name, value := range t.job.Env {
+		j.Env[t.message(name)] = t.text(value, false)
+	}
+	if t.job.Secrets.Holds(string(t.cfg.Text)) {
 		j.Source.Digest = nil
 	}
-	for _, v := range t.names(cfg.Vars) {
-		variable := trace.Variable{Value: t.text(v.Value, v.Masked), File: v.File, Masked: v.Masked}
-		j.Vars[v.Key] = variable
+	for _, v := range t.job.Vars {
+		if t.read[v.Key] {
+			j.Vars[v.Key] = trace.Variable{Value: t.text(v.Value, v.Masked), File: v.File, Masked: v.Masked}
+		}
 	}
 	return j
 }
 
 // steps are the steps of def, of which results tells what became. It reports whether some are cut.
-func (t *tracer) steps(def *pb.Definition, results []StepResult, path string) (list []trace.Step, cut bool) {
+func (t *tracer) steps(def *pb.Definition, results []engine.StepResult, path string) (list []trace.Step, cut bool) {
 	list = make([]trace.Step, 0, len(results))
 	for i, s := range def.GetSteps() {
 		if i >= len(results) {
@@ -148,18 +114,19 @@ func (t *tracer) steps(def *pb.Definition, results []StepResult, path string) (l
 }
 
 // step is one step.
-func (t *tracer) step(s *pb.Step, res *StepResult, path string) (trace.Step, bool) {
-	rec := t.recorder.steps[res]
+func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.Step, bool) {
+	rec := t.Recorder.steps[res]
 	if rec == nil {
 		rec = &stepRecord{}
 	}
-	t.paths = t.recorder.paths(rec.filesDir)
+	t.paths = t.Recorder.paths(rec.filesDir)
 	step := trace.Step{
 		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), ExitCode: res.ExitCode, When: s.GetWhen(),
-		Reference: t.reference(s), Component: t.found(rec.component), Truncated: rec.cut,
+		Component: t.found(rec.component), Truncated: rec.cut,
 	}
+	t.reference(s, &step)
 	if s.GetCondition() != "" {
-		step.Condition = &trace.Condition{Expr: t.text(s.GetCondition(), false), Value: rec.condition}
+		step.Condition.Expr, step.Condition.Value = t.text(s.GetCondition(), false), rec.condition
 	}
 	if rec.def != nil {
 		step.Definition = t.definition(rec.def)
@@ -176,9 +143,8 @@ func (t *tracer) step(s *pb.Step, res *StepResult, path string) (trace.Step, boo
 		Message: t.message(res.Message), Warnings: t.messages(res.Warnings),
 	}
 	if rec.output {
-		step.Logs = &trace.Logs{}
-		step.Logs.Stdout, run.Stdout = t.place.Taps[0].Part(rec.parts[0])
-		step.Logs.Stderr, run.Stderr = t.place.Taps[1].Part(rec.parts[1])
+		step.Logs.Stdout, run.Stdout = t.taps[0].Part(rec.parts[0])
+		step.Logs.Stderr, run.Stderr = t.taps[1].Part(rec.parts[1])
 	}
 	if !res.Started.IsZero() {
 		t.t.Volatile.Steps = append(t.t.Volatile.Steps, run)
@@ -200,7 +166,7 @@ func (t *tracer) exec(rec *stepRecord) *trace.Exec {
 		return nil
 	}
 	e := *rec.exec
-	e.Argv = make([]trace.Text, len(rec.argv))
+	e.Argv = make([]mask.Text, len(rec.argv))
 	for i, arg := range rec.argv {
 		e.Argv[i] = t.text(arg.Text(), arg.Sensitive())
 	}
@@ -217,8 +183,8 @@ func (t *tracer) program(p program) *trace.Program {
 }
 
 // env is the environment of the step's process.
-func (t *tracer) env(rec *stepRecord) trace.Texts {
-	env := make(trace.Texts, len(rec.env))
+func (t *tracer) env(rec *stepRecord) mask.Texts {
+	env := make(mask.Texts, len(rec.env))
 	for _, kv := range rec.env { // the last one of a name counts
 		name, value, _ := strings.Cut(kv, "=")
 		env[t.message(name)] = t.text(value, rec.envOf[name].Sensitive())
@@ -238,17 +204,17 @@ func (t *tracer) found(c *trace.Component) *trace.Component {
 	return &k
 }
 
-// reference is what a step refers to, as it was written.
-func (t *tracer) reference(s *pb.Step) *trace.Reference {
+// reference sets the reference of step, as it was written.
+func (t *tracer) reference(s *pb.Step, step *trace.Step) {
 	ref := s.GetReference()
 	if ref == nil {
-		return nil
+		return
 	}
 	text := s.GetStep()
 	if text == "" { // in its long form
 		text = t.jsonOf(ref)
 	}
-	return &trace.Reference{Text: t.text(text, false), Dynamic: ref.GetProtocol() == pb.Reference_dynamic}
+	step.Reference.Text, step.Reference.Dynamic = t.text(text, false), ref.GetProtocol() == pb.Reference_dynamic
 }
 
 func (t *tracer) jsonOf(ref *pb.Reference) string {
@@ -269,13 +235,7 @@ func (t *tracer) definition(def *pb.Definition) json.RawMessage {
 	if def == nil {
 		return nil
 	}
-	data, err := trace.EncodeDefinition(def, func(text string) trace.Text {
-		if t.secret(text) {
-			t.masked = true
-			return t.secrets.Mask(text)
-		}
-		return trace.Text{Value: text}
-	})
+	data, err := trace.EncodeDefinition(def, func(text string) mask.Text { return t.redactor.Text(text, text, false) })
 	if err != nil {
 		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, t.message(err.Error()))
 		return nil
@@ -283,49 +243,31 @@ func (t *tracer) definition(def *pb.Definition) json.RawMessage {
 	return data
 }
 
-// hideReferences has the passwords in the references of def masked.
+// hideReferences masks the references in def that hold credentials.
 func (t *tracer) hideReferences(def *pb.Definition) {
 	for _, s := range def.GetSteps() {
 		t.hideReferences(s.GetDefinition())
 		for _, text := range []string{s.GetStep(), s.GetReference().GetUrl(), s.GetReference().GetText()} {
-			if userinfo.MatchString(text) {
-				t.hidden[text] = true
-			}
+			t.redactor.HideReference(text)
 		}
 	}
 }
 
-// userinfo is what a reference with credentials begins with.
-var userinfo = regexp.MustCompile(`^([a-z+]+://)?[^/@\s]+@[^/@\s]+/`)
-
-// password is a URL with one, anywhere. Of http the name alone can be a token.
-var password = regexp.MustCompile(`(?i)https?://[^/@\s]+@|[a-z]://[^/@\s]*:[^/@\s]+@`)
-
-// secret reports whether text is or holds a secret.
-func (t *tracer) secret(text string) bool {
-	return t.hidden[text] || strings.Contains(text, "://") && password.MatchString(text) || t.r.cfg.Masker.Mask(text) != text
-}
-
 // text is a text for a trace.
-func (t *tracer) text(text string, sensitive bool) trace.Text {
-	marked := t.paths.Mark(text)
-	if text != "" && (sensitive || t.secret(text)) {
-		t.masked = true
-		return t.secrets.Mask(marked)
-	}
-	return trace.Text{Value: strings.ToValidUTF8(marked, "\uFFFD")}
+func (t *tracer) text(text string, sensitive bool) mask.Text {
+	return t.redactor.Text(text, t.paths.Mark(text), sensitive)
 }
 
-func (t *tracer) texts(l layer) trace.Texts {
-	all := make(trace.Texts, len(l))
+func (t *tracer) texts(l map[string]expr.Value) mask.Texts {
+	all := make(mask.Texts, len(l))
 	for name, v := range l {
 		all[t.message(name)] = t.text(v.Text(), v.Sensitive())
 	}
 	return all
 }
 
-func (t *tracer) values(values map[string]expr.Value) trace.Values {
-	all := make(trace.Values, len(values))
+func (t *tracer) values(values map[string]expr.Value) mask.Values {
+	all := make(mask.Values, len(values))
 	for name, v := range values {
 		all[t.message(name)] = t.value(v)
 	}
@@ -333,14 +275,7 @@ func (t *tracer) values(values map[string]expr.Value) trace.Values {
 }
 
 // value is a value for a trace.
-func (t *tracer) value(v expr.Value) trace.Value {
-	marked := t.mark(v)
-	if v.Sensitive() || holds(v, t.secret) {
-		t.masked = true
-		return t.secrets.MaskValue(marked)
-	}
-	return trace.Value{Value: marked}
-}
+func (t *tracer) value(v expr.Value) mask.Value { return t.redactor.Value(v, t.mark(v)) }
 
 // mark returns v with markers for the paths in its texts.
 func (t *tracer) mark(v expr.Value) expr.Value {
@@ -371,12 +306,7 @@ func (t *tracer) markAny(v any) any {
 }
 
 // message is a text for people.
-func (t *tracer) message(text string) string {
-	if text == "" {
-		return ""
-	}
-	return t.r.message(text)
-}
+func (t *tracer) message(text string) string { return t.job.Secrets.Message(text) }
 
 func (t *tracer) messages(texts []string) []string {
 	all := make([]string, len(texts))
@@ -388,18 +318,17 @@ func (t *tracer) messages(texts []string) []string {
 
 // Runtime is this machine and this program, which has the given version, as a trace has them.
 func Runtime(version string) trace.Runtime {
-	return trace.Runtime{
-		OS: runtime.GOOS, Arch: runtime.GOARCH,
-		Runner: trace.Runner{Version: version, Digest: sumDigest(ownDigest())},
-	}
+	r := trace.Runtime{OS: runtime.GOOS, Arch: runtime.GOARCH}
+	r.Runner.Version, r.Runner.Digest = version, sumDigest(ownDigest())
+	return r
 }
 
 // reasonOf is why a job did not succeed.
-func reasonOf(r Result) string {
+func reasonOf(r engine.Result) string {
 	switch {
-	case r.Status == Success:
+	case r.Status == engine.Success:
 		return ""
-	case r.Status == Cancelled:
+	case r.Status == engine.Cancelled:
 		return "cancelled"
 	case r.Invalid:
 		return "invalid"

@@ -1,4 +1,4 @@
-package engine
+package recording
 
 import (
 	"encoding/json"
@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
-	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // testCase is a conformance case: a job, what it runs in, and what must come of it.
@@ -38,7 +38,7 @@ type testCase struct {
 	Env           map[string]string
 	RunEnv        map[string]string `json:"run_env"`
 	Vars          json.RawMessage
-	Variables     []Variable
+	Variables     []engine.Variable
 	Job           map[string]any
 	GitRemotes    map[string]caseRemote `json:"git_remotes"`
 	GitHTTP       map[string]caseRemote `json:"git_http"`
@@ -223,36 +223,35 @@ func (c *testCase) fill(text, root string) string {
 
 // config is what the case runs with. In the engine's cases env is what the runner is started with, and
 // known as variables too; in the neighbour's it comes with the request.
-func (c *testCase) config(t *testing.T, def *pb.Definition, root string) Config {
+func (c *testCase) config(t *testing.T, def *pb.Definition, root string) engine.Config {
 	t.Helper()
-	cfg := Config{Definition: def, RunnerEnv: []string{"PATH=" + os.Getenv("PATH")}, Env: c.RunEnv, Vars: c.Variables}
+	cfg := engine.Config{
+		Definition: def, RunnerEnv: []string{"PATH=" + os.Getenv("PATH")}, Env: c.RunEnv, Vars: c.Variables, Secrets: &mask.Set{},
+	}
 	if c.neighbour {
 		cfg.Env = c.Env
 		return cfg
 	}
 	for name, value := range c.Env {
 		cfg.RunnerEnv = append(cfg.RunnerEnv, name+"="+c.fill(value, root))
-		cfg.Vars = append(cfg.Vars, Variable{Key: name, Value: value})
+		cfg.Vars = append(cfg.Vars, engine.Variable{Key: name, Value: value})
 	}
 	var vars map[string]string
-	var list []Variable
+	var list []engine.Variable
 	if json.Unmarshal(c.Vars, &vars) == nil {
 		for name, value := range vars {
-			list = append(list, Variable{Key: name, Value: value})
+			list = append(list, engine.Variable{Key: name, Value: value})
 		}
 	} else if c.Vars != nil {
 		require.NoError(t, json.Unmarshal(c.Vars, &list))
 	}
 	cfg.Vars = append(cfg.Vars, list...)
 	if id, ok := c.Job["id"]; ok {
-		cfg.Vars = append(cfg.Vars, Variable{Key: "CI_JOB_ID", Value: fmt.Sprint(id)})
+		cfg.Vars = append(cfg.Vars, engine.Variable{Key: "CI_JOB_ID", Value: fmt.Sprint(id)})
 	}
 	if project, ok := c.Job["project"].(map[string]any); ok {
-		cfg.Vars = append(cfg.Vars, Variable{Key: "CI_PROJECT_ID", Value: fmt.Sprint(project["id"])},
-			Variable{Key: "CI_PROJECT_PATH", Value: fmt.Sprint(project["full_path"])})
-	}
-	if c.Kind == "mask" {
-		cfg.Masker = realMasker{&mask.Set{}}
+		cfg.Vars = append(cfg.Vars, engine.Variable{Key: "CI_PROJECT_ID", Value: fmt.Sprint(project["id"])},
+			engine.Variable{Key: "CI_PROJECT_PATH", Value: fmt.Sprint(project["full_path"])})
 	}
 	if seconds, ok := c.Limits["timeout_seconds"]; ok {
 		cfg.Timeout = time.Duration(seconds * float64(time.Second))
@@ -305,18 +304,18 @@ func (c *testCase) runOnce(t *testing.T, root string, w *caseWorld, i int) (wron
 	if w.store != nil {
 		cfg.Fetcher = w.store
 	}
-	cfg.Observe = func(r StepResult) {
-		if r.Status == Running && r.Kind == Command {
+	cfg.Observe = func(r engine.StepResult) {
+		if r.Status == engine.Running && r.Kind == engine.Command {
 			fmt.Fprintf(log, "Running step %q\n", r.Name)
 		}
 	}
-	cfg.Record = &Recording{Source: trace.Source{Kind: trace.FromFile}, Version: "v1"}
+	rec := New(cfg, traced())
+	cfg.Events = rec
 	started := time.Now()
-	runner := New(cfg)
-	res := runner.Run(t.Context(), Place{
-		WorkDir: root, ScriptDir: t.TempDir(), Stdout: both{log, stdout}, Stderr: both{log, stderr},
+	res := engine.New(cfg).Run(t.Context(), engine.Place{
+		WorkDir: root, ScriptDir: t.TempDir(), Stdout: rec.Tap(0, both{log, stdout}), Stderr: rec.Tap(1, both{log, stderr}),
 	})
-	made := runner.Trace(res, started, time.Now())
+	made := rec.Trace(res, started, time.Now())
 	got := &caseResult{
 		status: res.Status.String(), message: res.Message, log: log.String(), result: res,
 		stdout: stdout.String(), stderr: stderr.String(), seconds: time.Since(started).Seconds(),
@@ -348,7 +347,7 @@ type caseResult struct {
 	log             string
 	stdout, stderr  string
 	seconds         float64
-	result          Result
+	result          engine.Result
 }
 
 func (c *testCase) check(got *caseResult) (wrong []string) {
@@ -421,9 +420,9 @@ func (e *expectation) checkLog(log string) (wrong []string) {
 	return wrong
 }
 
-func (e *expectation) checkResult(res Result) (wrong []string) {
+func (e *expectation) checkResult(res engine.Result) (wrong []string) {
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	byName := map[string]StepResult{}
+	byName := map[string]engine.StepResult{}
 	for _, s := range res.Steps {
 		byName[s.Name] = s
 	}
@@ -467,7 +466,7 @@ func (e *expectation) checkResult(res Result) (wrong []string) {
 }
 
 // tell is all that results say of steps.
-func tell(results []StepResult) (text string) {
+func tell(results []engine.StepResult) (text string) {
 	for _, r := range results {
 		text += fmt.Sprintln(r.Message, r.Outputs, r.Exports) + tell(r.Steps)
 	}

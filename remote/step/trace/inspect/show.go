@@ -1,4 +1,4 @@
-package trace
+package inspect
 
 import (
 	"bufio"
@@ -10,12 +10,15 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // Show writes t for people: a line for the job and for each step, and below it what it got, ran and gave. Nothing in
 // it means something to a terminal, whatever the trace holds.
-func (t *Trace) Show(w io.Writer) error {
-	s := &shower{w: bufio.NewWriter(w), runs: make(map[string]*StepRun, len(t.Volatile.Steps))}
+func Show(w io.Writer, t *trace.Trace) error {
+	s := &shower{w: bufio.NewWriter(w), runs: make(map[string]*trace.StepRun, len(t.Volatile.Steps))}
 	for i := range t.Volatile.Steps {
 		s.runs[t.Volatile.Steps[i].Path] = &t.Volatile.Steps[i]
 	}
@@ -29,17 +32,17 @@ func (t *Trace) Show(w io.Writer) error {
 // shower writes a trace. The writer keeps the first error.
 type shower struct {
 	w    *bufio.Writer
-	runs map[string]*StepRun
+	runs map[string]*trace.StepRun
 }
 
-func (s *shower) job(t *Trace) {
+func (s *shower) job(t *trace.Trace) {
 	id, v := &t.Identity, &t.Volatile
 	s.line(0, "job %s", ended(id.Status, id.ExitCode, v.Started, v.Ended))
 	s.text(1, "message", v.Message)
 	s.line(1, "id       %s", one(t.ID))
 	s.line(1, "source   %s", one(strings.Join(strings.Fields(id.Job.Source.Kind+" "+id.Job.Source.JobName+" "+digests(id.Job.Source.Digest)), " ")))
 	s.line(1, "runner   stepmux %s on %s/%s %s", one(id.Runtime.Runner.Version), one(id.Runtime.OS), one(id.Runtime.Arch), one(digests(id.Runtime.Runner.Digest)))
-	vars := Texts{}
+	vars := mask.Texts{}
 	for name, variable := range id.Job.Vars {
 		vars[name] = variable.Value
 	}
@@ -53,10 +56,10 @@ func (s *shower) job(t *Trace) {
 	}
 }
 
-func (s *shower) step(step *Step, depth int) {
+func (s *shower) step(step *trace.Step, depth int) {
 	run := s.runs[step.Path]
 	if run == nil {
-		run = &StepRun{}
+		run = &trace.StepRun{}
 	}
 	s.line(depth, "step %s %s", one(step.Name), ended(step.Status, step.ExitCode, run.Started, run.Ended))
 	depth++
@@ -80,7 +83,7 @@ func (s *shower) step(step *Step, depth int) {
 	}
 	s.values("outputs", depth, step.Outputs)
 	s.values("exports", depth, step.Exports)
-	if l := step.Logs; l != nil {
+	if l := step.Logs; l.Stdout.SHA256 != "" {
 		s.line(depth, "logs     stdout %d bytes, stderr %d bytes", l.Stdout.Bytes, l.Stderr.Bytes)
 	}
 	for i := range step.Steps {
@@ -101,12 +104,12 @@ func ended(status string, code int, from, to time.Time) string {
 }
 
 // component says where a step was found.
-func component(c *Component) string {
+func component(c *trace.Component) string {
 	text := strings.TrimSpace(c.Kind + " " + c.Location)
 	if c.Version != "" {
 		text += "@" + c.Version
 	}
-	if commit := c.Digest[GitCommit]; commit != "" && commit != c.Version {
+	if commit := c.Digest[trace.GitCommit]; commit != "" && commit != c.Version {
 		text += " (" + commit + ")"
 	}
 	if at := strings.TrimPrefix(c.Dir+"/"+c.File, "./"); strings.Trim(at, "/") != "" {
@@ -116,9 +119,11 @@ func component(c *Component) string {
 }
 
 // digests returns d as one text: the one that says most.
-func digests(d Digest) string {
+func digests(d trace.Digest) string {
 	kinds := slices.SortedFunc(maps.Keys(d), func(a, b string) int {
-		rank := func(kind string) int { return slices.Index([]string{GitTree, GitCommit, SHA256, SHA256Tree}, kind) }
+		rank := func(kind string) int {
+			return slices.Index([]string{trace.GitTree, trace.GitCommit, trace.SHA256, trace.SHA256Tree}, kind)
+		}
 		return cmp.Or(cmp.Compare(rank(b), rank(a)), cmp.Compare(a, b))
 	})
 	if len(kinds) == 0 {
@@ -133,13 +138,13 @@ func (s *shower) text(depth int, what, text string) {
 	}
 }
 
-func (s *shower) texts(what string, depth int, texts Texts) {
+func (s *shower) texts(what string, depth int, texts mask.Texts) {
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		s.line(depth, "%-8s %s=%s", what, one(name), textOf(texts[name]))
 	}
 }
 
-func (s *shower) values(what string, depth int, values Values) {
+func (s *shower) values(what string, depth int, values mask.Values) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		text := "[MASKED]"
 		if v := values[name]; !v.Masked {
@@ -158,7 +163,7 @@ func (s *shower) line(depth int, format string, args ...any) {
 	_, _ = fmt.Fprintf(s.w, "%s%s\n", strings.Repeat("  ", depth), strings.TrimRight(text, " ")) // Flush tells
 }
 
-func textOf(t Text) string {
+func textOf(t mask.Text) string {
 	if t.Masked {
 		return "[MASKED]"
 	}

@@ -1,9 +1,8 @@
-package engine
+package recording
 
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"reflect"
 	"strconv"
 	"strings"
@@ -11,14 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
-
-// realMasker is the masker of jobs.
-type realMasker struct{ *mask.Set }
-
-func (m realMasker) NewWriter(w io.Writer) io.WriteCloser { return m.Set.NewWriter(w) }
 
 // checkTrace compares what the case says of the trace of a run. Every trace can be read.
 func (c *testCase) checkTrace(t *testing.T, made *trace.Trace) (wrong []string) {

@@ -1,29 +1,28 @@
-package trace
+package mask
 
 import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// Text is a text, or what is left of one that is or holds a secret.
+// Text is a text, or the HMAC of a masked one.
 type Text struct {
 	// Value is the text, with markers for paths. It is empty if Masked is set.
 	Value  string
 	Masked bool
-	// HMAC is the sum of a masked text, in hexadecimal. See [Secrets.Sum].
+	// HMAC is the sum of a masked text, in hexadecimal. See [Salt.Sum].
 	HMAC string
 }
 
-// Value is a value of an expression, or what is left of one that is or holds a secret.
+// Value is a value of an expression, or the HMAC of a masked one.
 type Value struct {
 	// Value is the value; its texts have markers for paths. It is null if Masked is set.
 	Value  expr.Value
 	Masked bool
-	// HMAC is the sum of a masked value, in hexadecimal: of a string that of the text, else that of its JSON.
+	// HMAC is the sum of a masked value, in hexadecimal: of a string itself, of any other value its JSON.
 	HMAC string
 	// Type is that of a masked value: null, boolean, number, string, array or object.
 	Type string
@@ -35,8 +34,8 @@ type Texts map[string]Text
 // Values are values by name. Nil is an empty object in JSON.
 type Values map[string]Value
 
-// masked is the form of a masked value in JSON. A value that is no secret and an object with a member "masked" is
-// written as {"masked": false, "value": ...}, so that it cannot be taken for one.
+// masked is the JSON form of a masked value. An object that is not secret and has a member "masked" is written as
+// {"masked": false, "value": ...}, so that it cannot be mistaken for a masked value.
 type masked struct {
 	Masked *bool           `json:"masked"`
 	HMAC   string          `json:"hmac,omitempty"`
@@ -71,7 +70,7 @@ func (t *Text) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	var m masked
-	if err := decode(data, &m); err != nil {
+	if err := m.decode(data); err != nil {
 		return err
 	}
 	if m.Masked == nil || !*m.Masked || m.Type != "" || m.Value != nil {
@@ -86,12 +85,9 @@ func (v Value) MarshalJSON() ([]byte, error) {
 	if v.Masked {
 		return json.Marshal(masked{Masked: &yes, HMAC: v.HMAC, Type: v.Type})
 	}
-	if _, alike := v.Value.Get("masked"); !alike {
-		return v.Value.MarshalJSON()
-	}
 	data, err := v.Value.MarshalJSON()
-	if err != nil {
-		return nil, err
+	if _, alike := v.Value.Get("masked"); !alike || err != nil {
+		return data, err
 	}
 	return json.Marshal(masked{Masked: &no, Value: data})
 }
@@ -106,7 +102,7 @@ func (v *Value) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	var m masked
-	if err := decode(data, &m); err != nil {
+	if err := m.decode(data); err != nil {
 		return err
 	}
 	switch {
@@ -133,12 +129,9 @@ func marshalMap[T any](m map[string]T) ([]byte, error) {
 	return json.Marshal(m)
 }
 
-// decode reads JSON that has nothing but what into knows.
-func decode(data []byte, into any) error {
+// decode reads m, and refuses unknown members.
+func (m *masked) decode(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return fmt.Errorf("read: %w", err)
-	}
-	return nil
+	return d.Decode(m)
 }

@@ -1,4 +1,4 @@
-package trace
+package recording
 
 import (
 	"bytes"
@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"hash"
 	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 // part sums up a part of a stream: as it is, and as it is with markers for paths.
@@ -134,12 +136,12 @@ func (p *part) end() {
 }
 
 // log returns what the part is in the identity, and what it is as it was.
-func (p *part) log() (Log, *Range) {
+func (p *part) log() (trace.Log, *trace.Range) {
 	p.end()
 	sum := hex.EncodeToString(p.asMarked.Sum(nil))
 	asIs := sum
 	if p.asIs != nil {
 		asIs = hex.EncodeToString(p.asIs.Sum(nil))
 	}
-	return Log{Bytes: p.marked, SHA256: sum, Truncated: p.truncated}, &Range{Offset: p.offset, Bytes: p.bytes, SHA256: asIs}
+	return trace.Log{Bytes: p.marked, SHA256: sum, Truncated: p.truncated}, &trace.Range{Offset: p.offset, Bytes: p.bytes, SHA256: asIs}
 }
