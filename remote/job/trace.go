@@ -18,9 +18,10 @@ const TraceRoom = 64 << 10
 
 // TraceSpec asks for a trace of a job, which is written when the job has ended, however it did.
 type TraceSpec struct {
-	// Source, Text and Salt are those of [recording.Config].
+	// Source, Text, Steps and Salt are those of [recording.Config].
 	Source trace.Source
 	Text   []byte
+	Steps  string
 	Salt   *mask.Salt
 	// File is where it is written, with room set aside from the beginning: a job that finds none does not run. If empty,
 	// among the files of the job, which go when that is forgotten.
@@ -35,7 +36,7 @@ func (s *Store) record(t *TraceSpec, j *record, cfg *engine.Config) {
 		return
 	}
 	j.output.recorder = recording.New(*cfg, recording.Config{
-		Source: t.Source, Text: t.Text, Salt: t.Salt, Version: s.cfg.Version,
+		Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version,
 		Room: func(size int64) error { return j.traceFile.Reserve(size) },
 	})
 	cfg.Events = j.output.recorder

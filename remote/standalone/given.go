@@ -14,6 +14,8 @@ type Given struct {
 	// Source is where the text was from.
 	Source     trace.Source
 	Definition *pb.Definition
+	// Steps is a text that compiles to Definition.
+	Steps string
 	// Inputs, Vars, Env and MayFail are those of [engine.Config].
 	Inputs  map[string]expr.Value
 	Vars    []engine.Variable
@@ -27,5 +29,8 @@ type Given struct {
 
 // NewJob returns the job g.
 func NewJob(g Given) *Job {
-	return &Job{Notices: g.Notices, definition: g.Definition, inputs: g.Inputs, vars: g.Vars, env: g.Env, mayFail: g.MayFail, source: g.Source, runnerEnv: g.RunnerEnv, secrets: g.Secrets}
+	return &Job{
+		Notices: g.Notices, definition: g.Definition, steps: g.Steps, inputs: g.Inputs, vars: g.Vars, env: g.Env,
+		mayFail: g.MayFail, source: g.Source, runnerEnv: g.RunnerEnv, secrets: g.Secrets,
+	}
 }

@@ -134,7 +134,7 @@ func (j *Job) trace(t *Trace, made **trace.Trace) *job.TraceSpec {
 		return nil
 	}
 	return &job.TraceSpec{
-		Source: j.source, Text: j.text, Salt: t.Salt, File: t.File,
+		Source: j.source, Text: j.text, Steps: j.steps, Salt: t.Salt, File: t.File,
 		Done: func(t *trace.Trace) { *made = t },
 	}
 }

@@ -78,6 +78,7 @@ type Job struct {
 	// Where it came from, for a trace.
 	source trace.Source
 	text   []byte
+	steps  string // compiles to definition; may be empty
 }
 
 // Read reads what src says. An error is one of the text, or of what was added to it.
@@ -139,7 +140,7 @@ func readSteps(src Source) (*Job, error) {
 	if _, err := lang.Bind(def.GetSpec(), inputs); err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	return &Job{definition: def, inputs: inputs, vars: src.Vars}, nil
+	return &Job{definition: def, inputs: inputs, vars: src.Vars, steps: string(src.Text)}, nil
 }
 
 // readGitLabCI reads a job of a .gitlab-ci.yml.

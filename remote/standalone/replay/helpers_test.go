@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
@@ -119,6 +120,14 @@ func parsed(t testing.TB, tr *trace.Trace) *trace.Trace {
 	read, err := trace.Parse(data)
 	require.NoError(t, err)
 	return read
+}
+
+// firstVersion is t as it is in the first version of the format.
+func firstVersion(t testing.TB, tr *trace.Trace) *trace.Trace {
+	t.Helper()
+	old := parsed(t, tr)
+	old.Schema, old.Identity.Job.Text = trace.SchemaV1, mask.Text{}
+	return parsed(t, old)
 }
 
 // prepare plans a replay in the trial's project.

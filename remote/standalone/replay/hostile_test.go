@@ -46,6 +46,9 @@ func TestTracesThatNoJobLeavesAreRefused(t *testing.T) {
 		"a name that is a path": func(tr *trace.Trace) {
 			*tr = *change(t, tr, func(def map[string]any) { step(def)["name"] = "../../x" })
 		},
+		"a text that is none":     func(tr *trace.Trace) { tr.Identity.Job.Text.Value = "[" },
+		"a text of another job":   func(tr *trace.Trace) { tr.Identity.Job.Text.Value = "- script: evil" },
+		"a text of a broken step": func(tr *trace.Trace) { tr.Identity.Job.Text.Value = "- {name: ../x, script: evil}" },
 		"a variable that is a path": func(tr *trace.Trace) {
 			tr.Identity.Job.Env = mask.Texts{"A/B": {Value: "x"}}
 		},
@@ -60,12 +63,13 @@ func TestTracesThatNoJobLeavesAreRefused(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			edited := parsed(t, first)
-			edit(edited)
-			_, err := tr.prepare(edited)
-			require.Error(t, err)
-			refused := (*RefusedError)(nil)
-			require.False(t, errors.As(err, &refused), "%v", err)
+			for _, edited := range []*trace.Trace{parsed(t, first), firstVersion(t, first)} {
+				edit(edited)
+				_, err := tr.prepare(edited)
+				require.Error(t, err)
+				refused := (*RefusedError)(nil)
+				require.False(t, errors.As(err, &refused), "%v", err)
+			}
 		})
 	}
 }

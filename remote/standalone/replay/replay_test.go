@@ -280,15 +280,38 @@ func TestSecretsAreAskedForByName(t *testing.T) {
 func TestSecretInTheTextOfAJobIsGivenByItsPlace(t *testing.T) {
 	tr := newTrial(t)
 	tr.vars = []engine.Variable{{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true}}
-	first := tr.record("- {name: p, script: 'echo glpat-abcdef123456'}\n- {name: q, script: 'echo ${{ vars.TOKEN }}'}\n")
-	_, err := tr.prepare(first, func(c *Config) { c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456"} })
-	missing := (*MissingError)(nil)
-	require.ErrorAs(t, err, &missing)
-	require.Len(t, missing.Names, 1)
-	require.True(t, strings.HasPrefix(missing.Names[0], "/job/definition/steps/0/"), missing.Names[0])
-	result := tr.replay(first, func(c *Config) {
-		c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456", missing.Names[0]: "echo glpat-abcdef123456"}
-	})
-	tr.requireSame(result)
-	require.NotContains(t, tr.log.String(), "glpat")
+	const text = "- {name: p, script: 'echo glpat-abcdef123456'}\n- {name: q, script: 'echo ${{ vars.TOKEN }}'}\n"
+	second := tr.record(text)
+	for _, c := range []struct {
+		trace        *trace.Trace
+		place, value string
+	}{
+		{second, "/job/text", text},
+		{firstVersion(t, second), "/job/definition/steps/0/", "echo glpat-abcdef123456"},
+	} {
+		_, err := tr.prepare(c.trace, func(c *Config) { c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456"} })
+		missing := (*MissingError)(nil)
+		require.ErrorAs(t, err, &missing)
+		require.Len(t, missing.Names, 1)
+		require.True(t, strings.HasPrefix(missing.Names[0], c.place), missing.Names[0])
+		give := func(text string) func(*Config) {
+			return func(c *Config) {
+				c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456", missing.Names[0]: text}
+			}
+		}
+		tr.requireSame(tr.replay(c.trace, give(c.value)))
+		require.NotContains(t, tr.log.String(), "glpat")
+	}
+}
+
+func TestWhatRunsIsTheTextOfTheTrace(t *testing.T) {
+	tr := newTrial(t)
+	const text = "# A comment.\n- {name: a, script: 'echo a'}\n"
+	first := tr.record(text)
+	require.Equal(t, text, first.Identity.Job.Text.Value)
+	tr.requireSame(tr.replay(first))
+	first.Identity.Job.Text.Value = strings.Replace(text, "echo a", "echo b", 1)
+	_, err := tr.prepare(parsed(t, first))
+	require.ErrorIs(t, err, ErrTrace)
+	require.ErrorContains(t, err, "not the one that the text of the job compiles to")
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone"
@@ -25,8 +26,8 @@ import (
 // restore returns the job that a trace tells of.
 func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	given := standalone.Given{MayFail: job.MayFail, Env: map[string]string{}, Inputs: map[string]expr.Value{}}
-	var err error
-	if given.Definition, err = definition(job.Definition, s); err != nil {
+	compile, err := kept(job, s)
+	if err != nil {
 		return given, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(job.Vars)) {
@@ -49,14 +50,14 @@ func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	if given.Secrets, given.Notices, err = s.end(); err != nil {
 		return given, err
 	}
+	if given.Definition, given.Steps, err = compile(); err != nil {
+		return given, fmt.Errorf("the definition of the job: %w", err)
+	}
 	return given, check(&given)
 }
 
 // check refuses what no text and no command line could have said.
 func check(g *standalone.Given) error {
-	if err := lang.Recompile(g.Definition); err != nil {
-		return fmt.Errorf("the definition of the job: %w", err)
-	}
 	if err := lang.CheckEnv("run_env", g.Env); err != nil {
 		return err
 	}
@@ -116,6 +117,37 @@ func expandAll(v expr.Value, paths *recording.Paths) (expr.Value, error) {
 	default:
 		return v, nil
 	}
+}
+
+// kept takes note of the secrets in the steps of a job. compile returns the definition and its text, once they are
+// known: the definition of the text or, in a trace of the first version, the text of the definition. A definition that
+// no text compiles to is refused.
+func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, error), err error) {
+	if job.Text == (mask.Text{}) {
+		def, err := definition(job.Definition, s)
+		return func() (*pb.Definition, string, error) {
+			text, err := lang.Format(def)
+			return def, text, err
+		}, err
+	}
+	text := job.Text.Value
+	if job.Text.Masked {
+		text = s.value("", "/job/text", job.Text.HMAC)
+	}
+	return func() (*pb.Definition, string, error) {
+		def, err := lang.ParseKept("text", text)
+		if err != nil {
+			return nil, "", err
+		}
+		recorded, err := trace.DecodeDefinition(job.Definition)
+		if errors.Is(err, trace.ErrMasked) {
+			return def, text, nil
+		}
+		if err == nil && !proto.Equal(def, recorded) {
+			err = errors.New("it is not the one that the text of the job compiles to; was it changed?")
+		}
+		return def, text, err
+	}, nil
 }
 
 // definition returns the definition that was kept as data.

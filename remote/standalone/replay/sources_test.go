@@ -3,6 +3,7 @@ package replay
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -102,19 +103,25 @@ func TestPasswordInAReferenceIsGivenByItsPlace(t *testing.T) {
 	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}))
 	tr := newTrial(t)
 	ref := "http://me:" + password + "@" + server.Host + "/c/echo@main"
-	first := tr.record("- {name: a, step: '" + ref + "'}\n")
-	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
-	_, err := tr.prepare(first)
-	missing := (*MissingError)(nil)
-	require.ErrorAs(t, err, &missing)
-	secrets := map[string]string{}
-	for _, name := range missing.Names {
-		secrets[name] = ref
-		if name == "/job/definition/steps/0/reference/url" {
-			secrets[name] = "http://me:" + password + "@" + server.Host + "/c/echo"
+	text := "- {name: a, step: '" + ref + "'}\n"
+	second := tr.record(text)
+	require.Equal(t, trace.Success, second.Identity.Status, "%s", second.Volatile.Message)
+	for _, recorded := range []*trace.Trace{second, firstVersion(t, second)} {
+		_, err := tr.prepare(recorded)
+		missing := (*MissingError)(nil)
+		require.ErrorAs(t, err, &missing)
+		secrets := map[string]string{}
+		for _, name := range missing.Names {
+			switch name {
+			case "/job/text":
+				secrets[name] = text
+			case "/job/definition/steps/0/reference/url":
+				secrets[name] = strings.TrimSuffix(ref, "@main")
+			default:
+				secrets[name] = ref
+			}
 		}
+		tr.requireSame(tr.replay(recorded, func(c *Config) { c.Secrets = secrets }))
+		require.Contains(t, tr.log.String(), "private")
 	}
-	result := tr.replay(first, func(c *Config) { c.Secrets = secrets })
-	tr.requireSame(result)
-	require.Contains(t, tr.log.String(), "private")
 }

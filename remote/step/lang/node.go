@@ -19,7 +19,7 @@ type Source struct {
 // Load loads the YAML text data, which errors call name. What it checks is what [Parse] checks before it
 // looks at what the text says. The error is an [*Error].
 func Load(name string, data []byte) (*Source, error) {
-	t, docs, err := load(name, data)
+	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}

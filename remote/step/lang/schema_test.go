@@ -277,7 +277,7 @@ func (v validator) accepts(text []byte, job bool) bool {
 
 // documents are the documents of data as JSON; false if they are none.
 func documents(data []byte) ([]any, bool) {
-	_, nodes, err := load("j", data)
+	_, nodes, err := load("j", data, MaxText)
 	if err != nil {
 		return nil, false
 	}

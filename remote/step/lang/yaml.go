@@ -38,7 +38,7 @@ const (
 //	    if: env.SKIP_TESTS != "yes"
 //	    timeout: 10m
 func Parse(name string, data []byte) (*pb.Definition, error) {
-	t, docs, err := load(name, data)
+	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}
@@ -52,11 +52,14 @@ func Parse(name string, data []byte) (*pb.Definition, error) {
 
 // ParseCalled is Parse for a job that is given inputs: its spec may require some.
 func ParseCalled(name string, data []byte) (*pb.Definition, error) {
-	t, docs, err := load(name, data)
+	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{text: t}
+	return parseCalled(&reader{text: t}, docs)
+}
+
+func parseCalled(r *reader, docs []*yaml.Node) (*pb.Definition, error) {
 	d, err := r.job(docs)
 	if err != nil {
 		return nil, err
@@ -71,7 +74,7 @@ func ParseCalled(name string, data []byte) (*pb.Definition, error) {
 // ParseStep reads the file of a step from YAML: a document with its spec, and one with what it runs. It
 // is like Parse in everything else.
 func ParseStep(name string, data []byte) (*pb.Definition, error) {
-	t, docs, err := load(name, data)
+	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}
@@ -83,9 +86,9 @@ func ParseStep(name string, data []byte) (*pb.Definition, error) {
 	return compile(d)
 }
 
-func load(name string, data []byte) (*text, []*yaml.Node, error) {
+func load(name string, data []byte, longest int) (*text, []*yaml.Node, error) {
 	t := &text{name: name, data: string(data)}
-	if err := t.check(); err != nil {
+	if err := t.check(longest); err != nil {
 		return nil, nil, err
 	}
 	docs, err := t.load()
@@ -93,8 +96,8 @@ func load(name string, data []byte) (*text, []*yaml.Node, error) {
 }
 
 // check refuses texts that are no YAML of ours, whatever they say.
-func (t *text) check() error {
-	if len(t.data) > MaxText {
+func (t *text) check(longest int) error {
+	if len(t.data) > longest {
 		return t.errorf("the text has more than 1 MiB; move scripts into files")
 	}
 	for i := 0; i < len(t.data); {

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -30,13 +31,13 @@ func idOf(canonical []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Encode sets t's schema and id, and returns t as JSON: in the canonical form of RFC 8785, with a newline after it.
+// Encode sets t's id, and its schema if it has none, and returns t as JSON: in the canonical form of RFC 8785, with a newline after it.
 func (t *Trace) Encode() ([]byte, error) {
 	canonical, err := t.Identity.Canonical()
 	if err != nil {
 		return nil, err
 	}
-	t.Schema, t.ID = Schema, idOf(canonical)
+	t.Schema, t.ID = cmp.Or(t.Schema, Schema), idOf(canonical)
 	data, err := json.Marshal(struct {
 		Schema   string          `json:"schema"`
 		ID       string          `json:"id"`

@@ -12,6 +12,7 @@ import (
 	"github.com/gowebpki/jcs"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 const (
@@ -107,8 +108,9 @@ func checkSchema(data []byte) error {
 	if err := json.Unmarshal(data, &about); err != nil || about.Schema == nil {
 		return errors.New(`it is not a trace, which is a JSON object with a "schema"`)
 	}
-	if *about.Schema != Schema {
-		return fmt.Errorf("it has the schema %.64q, and this version reads %q only; read it with the version of stepmux that wrote it, or a newer one", *about.Schema, Schema)
+	if *about.Schema != Schema && *about.Schema != SchemaV1 {
+		return fmt.Errorf("it has the schema %.64q, and this version reads %q and %q only; "+
+			"read it with the version of stepmux that wrote it, or a newer one", *about.Schema, SchemaV1, Schema)
 	}
 	return nil
 }
@@ -116,6 +118,9 @@ func checkSchema(data []byte) error {
 // check finds what is wrong with a trace whose canonical identity is given: what was read must say the same as what
 // was there.
 func (t *Trace) check(identity []byte) error {
+	if t.Schema == SchemaV1 && t.Identity.Job.Text != (mask.Text{}) {
+		return fmt.Errorf("its job has a text, which %s does not know", SchemaV1)
+	}
 	understood, err := t.Identity.Canonical()
 	if err != nil {
 		return err

@@ -27,6 +27,7 @@ func sample(t testing.TB) *Trace {
 		Identity: Identity{
 			Job: Job{
 				Source: Source{Kind: FromGitLabCI, JobName: "build", Digest: Digest{SHA256: empty}}, Definition: json.RawMessage(`{"type":"steps"}`),
+				Text:   mask.Text{Value: "run: []"},
 				Inputs: mask.Values{"n": {Value: value(t, 1.5)}}, Env: mask.Texts{"A": {Value: "b"}}, OSEnv: mask.Texts{"HOME": {Value: "@work/home"}},
 				Vars: map[string]Variable{"TOKEN": {Value: secrets.Text("hidden"), Masked: true, File: true}}, MayFail: []string{"x"}, Dialect: "v1",
 			},
@@ -138,7 +139,8 @@ func TestWhatIsNoTraceIsRefused(t *testing.T) {
 		"it is not valid JSON":                     []byte("{"),
 		"it is not a trace":                        []byte("[1, 2]"),
 		"it is not a trace, which":                 []byte(`{"status": "success"}`),
-		`has the schema "steptrace/v2"`:            edited(t, `"schema":"steptrace/v1"`, `"schema":"steptrace/v2"`, false),
+		`has the schema "steptrace/v3"`:            edited(t, `"schema":"steptrace/v2"`, `"schema":"steptrace/v3"`, false),
+		"which steptrace/v1 does not know":         edited(t, `"schema":"steptrace/v2"`, `"schema":"steptrace/v1"`, false),
 		"it is nested deeper than 1000":            []byte(`{"schema":"steptrace/v1","x":` + deep + `}`),
 		`unknown field "more"`:                     edited(t, `"pid":1,`, `"pid":1,"more":1,`, false),
 		`Duplicate key`:                            edited(t, `"pid":1,`, `"pid":1,"pid":1,`, false),

@@ -7,8 +7,11 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// Schema is the version of the form that this package writes and reads.
-const Schema = "steptrace/v1"
+// The versions of the format. The second has [Job.Text] beside everything that the first has.
+const (
+	Schema   = "steptrace/v2" // of new traces
+	SchemaV1 = "steptrace/v1" // is still read
+)
 
 // The markers that replace paths in an identity.
 const (
@@ -24,7 +27,7 @@ const (
 
 // Trace is what a job did.
 type Trace struct {
-	// Schema is [Schema].
+	// Schema is [Schema] or [SchemaV1].
 	Schema string `json:"schema"`
 	// ID is the SHA-256, in hexadecimal, of the canonical form of Identity.
 	ID       string   `json:"id"`
@@ -62,6 +65,9 @@ const (
 // Job is what was asked for.
 type Job struct {
 	Source Source `json:"source"`
+	// Text is the text of the job's steps, which compiles to Definition; zero if there is none. If a secret is anywhere
+	// in it, or in Definition, all of it is masked.
+	Text mask.Text `json:"text,omitzero"`
 	// Definition is the whole job as it was compiled, with its expressions as they were written. See
 	// [DecodeDefinition]. It is missing if the source could not be read.
 	Definition json.RawMessage `json:"definition,omitempty"`

@@ -80,6 +80,11 @@ func Compare(a, b *trace.Trace, ignore Ignore) (*Comparison, error) {
 		if err := d.Decode(&trees[i]); err != nil {
 			return nil, fmt.Errorf("read identity: %w", err)
 		}
+		if a.Schema != b.Schema { // only one version has it
+			identity, _ := trees[i].(map[string]any)
+			job, _ := identity["job"].(map[string]any)
+			delete(job, "text")
+		}
 	}
 	c.compare(&position{}, trees[0], trees[1])
 	return c.result, nil

@@ -28,6 +28,8 @@ type Config struct {
 	// holds a secret.
 	Source trace.Source
 	Text   []byte
+	// Steps is a text that compiles to the job's definition. If empty, that of [lang.Format].
+	Steps string
 	// Version is that of this program.
 	Version string
 	// Salt is for the HMACs of masked values. If nil, a new one.
@@ -173,7 +175,7 @@ func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
 	c.place, c.realWork, c.realTemp = place, realPath(place.WorkDir), realPath(place.ScriptDir)
 	c.osEnv = osEnv
 	c.own.Go(func() { ownDigest() }) // takes as long as a short step
-	c.spend(int64(2*proto.Size(c.job.Definition)) + int64(len(c.job.Definition.GetSteps()))*stepCost)
+	c.spend(int64(4*proto.Size(c.job.Definition)) + textSize(c.cfg.Steps) + int64(len(c.job.Definition.GetSteps()))*stepCost)
 	for name, value := range c.job.Env {
 		c.spend(textSize(name) + textSize(value))
 	}

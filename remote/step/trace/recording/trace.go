@@ -17,6 +17,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -77,8 +78,10 @@ func (t *tracer) jobOf() trace.Job {
 	j := trace.Job{
 		Source: t.cfg.Source, MayFail: slices.Clone(t.job.MayFail), Dialect: t.job.Definition.GetDialect().String(),
 		Inputs: t.values(t.job.Inputs), Env: mask.Texts{}, OSEnv: t.texts(t.osEnv), Vars: map[string]trace.Variable{},
-		Definition: t.definition(t.job.Definition),
 	}
+	var secret bool
+	j.Definition, secret = t.definition(t.job.Definition)
+	j.Text = t.jobText(secret)
 	for name, value := range t.job.Env {
 		j.Env[t.message(name)] = t.text(value, false)
 	}
@@ -129,7 +132,7 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.St
 		step.Condition.Expr, step.Condition.Value = t.text(s.GetCondition(), false), rec.condition
 	}
 	if rec.def != nil {
-		step.Definition = t.definition(rec.def)
+		step.Definition, _ = t.definition(rec.def)
 	}
 	step.Inputs, step.EnvSet = t.values(rec.inputs), t.texts(rec.envSet)
 	step.Env = t.env(rec)
@@ -230,17 +233,39 @@ func (t *tracer) jsonOf(ref *pb.Reference) string {
 	return string(data)
 }
 
-// definition is def for a trace; nil if it cannot be encoded.
-func (t *tracer) definition(def *pb.Definition) json.RawMessage {
+// definition is def for a trace; nil if it cannot be encoded. secret tells that a text of it was masked.
+func (t *tracer) definition(def *pb.Definition) (data json.RawMessage, secret bool) {
 	if def == nil {
-		return nil
+		return nil, false
 	}
-	data, err := trace.EncodeDefinition(def, func(text string) mask.Text { return t.redactor.Text(text, text, false) })
+	data, err := trace.EncodeDefinition(def, func(text string) mask.Text {
+		m := t.redactor.Text(text, text, false)
+		secret = secret || m.Masked
+		return m
+	})
 	if err != nil {
-		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, t.message(err.Error()))
-		return nil
+		t.warn(err)
+		return nil, secret
 	}
-	return data
+	return data, secret
+}
+
+// jobText is the text of the job's steps. secret masks all of it: the definition has a secret, which the text may
+// write in another way.
+func (t *tracer) jobText(secret bool) mask.Text {
+	text := t.cfg.Steps
+	if text == "" {
+		var err error
+		if text, err = lang.Format(t.job.Definition); err != nil {
+			t.warn(err)
+			return mask.Text{}
+		}
+	}
+	return t.redactor.Text(text, text, secret)
+}
+
+func (t *tracer) warn(err error) {
+	t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, t.message(err.Error()))
 }
 
 // hideReferences masks the references in def that hold credentials.

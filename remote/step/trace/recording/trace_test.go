@@ -35,7 +35,7 @@ func (tr *trial) trace(res engine.Result) (*trace.Trace, string) {
 func validate(t testing.TB, data []byte) {
 	t.Helper()
 	c := jsonschema.NewCompiler()
-	s, err := c.Compile("../../../../docs/steptrace-v1.json")
+	s, err := c.Compile("../../../../docs/steptrace-v2.json")
 	require.NoError(t, err)
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
 	require.NoError(t, err)

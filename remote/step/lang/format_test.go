@@ -51,7 +51,13 @@ run:
 outputs: {said: "${{ steps.short.status }}", count: 3}
 `
 
-func TestWhatATextCompiledToCompilesAgain(t *testing.T) {
+// roundTrip formats def, which verifies that the text compiles to def.
+func roundTrip(def *pb.Definition) error {
+	_, err := Format(def)
+	return err
+}
+
+func TestDefinitionsHaveATextThatCompilesToThem(t *testing.T) {
 	texts := []string{
 		allForms,
 		"- script: echo\n",
@@ -78,18 +84,18 @@ func TestWhatATextCompiledToCompilesAgain(t *testing.T) {
 		}
 		compiled++
 		before := proto.CloneOf(def)
-		require.NoError(t, Recompile(def), "%s", text)
+		require.NoError(t, roundTrip(def), "%s", text)
 		require.True(t, proto.Equal(before, def))
 		data, err := protojson.Marshal(def)
 		require.NoError(t, err)
 		back := &pb.Definition{}
 		require.NoError(t, protojson.Unmarshal(data, back))
-		require.NoError(t, Recompile(back), "%s", text)
+		require.NoError(t, roundTrip(back), "%s", text)
 	}
 	require.Greater(t, compiled, len(examples))
 	def, err := Script("script", "echo ${{ not an expression")
 	require.NoError(t, err)
-	require.NoError(t, Recompile(def))
+	require.NoError(t, roundTrip(def))
 }
 
 func TestADefinitionThatNoTextBecomesIsRefused(t *testing.T) {
@@ -134,14 +140,14 @@ func TestADefinitionThatNoTextBecomesIsRefused(t *testing.T) {
 			def, err := ParseCalled("steps", []byte(allForms))
 			require.NoError(t, err)
 			change(def)
-			require.Error(t, Recompile(def))
+			require.Error(t, roundTrip(def))
 		})
 	}
-	require.Error(t, Recompile(nil))
-	require.Error(t, Recompile(&pb.Definition{Type: pb.DefinitionType_steps, Steps: []*pb.Step{nil}}))
+	require.Error(t, roundTrip(nil))
+	require.Error(t, roundTrip(&pb.Definition{Type: pb.DefinitionType_steps, Steps: []*pb.Step{nil}}))
 }
 
-func FuzzWhatATextCompiledToCompilesAgain(f *testing.F) {
+func FuzzDefinitionsHaveATextThatCompilesToThem(f *testing.F) {
 	f.Add([]byte(allForms))
 	f.Add([]byte("spec: {outputs: {o: {type: string}}}\n---\nexec: {command: [a, '${{ output_file }}']}\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
@@ -149,6 +155,6 @@ func FuzzWhatATextCompiledToCompilesAgain(f *testing.F) {
 		if err != nil {
 			return
 		}
-		require.NoError(t, Recompile(def))
+		require.NoError(t, roundTrip(def))
 	})
 }
