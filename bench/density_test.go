@@ -18,14 +18,18 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// BenchmarkDensity measures what each of many builds costs while they are on one VM: the time of its start beside those
-// that are there, the manager's memory and goroutines, and the VM's memory. Then how these grow with their number.
+// BenchmarkDensity measures the cost of each of many builds while they are on one VM: the time of its start beside those
+// that are there, the manager's memory and goroutines, and the VM's memory. The builds have no jobs yet; those of
+// running= have. growth is how the costs grow with the number of builds.
 func BenchmarkDensity(b *testing.B) {
 	grown := make(map[string]growth)
 	for _, n := range capacities() {
 		b.Run(capacityName(n), func(b *testing.B) { benchmarkDensity(b, n, grown) })
 	}
 	b.Run("growth", func(b *testing.B) { reportGrowth(b, grown) })
+	for _, n := range sizes([]int{128}, 8) {
+		b.Run(fmt.Sprintf("running=%d", n), func(b *testing.B) { benchmarkRunning(b, n) })
+	}
 	for _, n := range sizes([]int{1000}, 100) {
 		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) { benchmarkProcesses(b, n) })
 	}
@@ -43,7 +47,7 @@ type occupant struct {
 	empty  float64   // memory taken before the first, in KiB
 }
 
-// benchmarkDensity puts n builds on a VM, one after the other, and adds what they cost together to grown.
+// benchmarkDensity puts n builds on a VM, one after the other, and adds their total costs to grown.
 func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 	v := newVM(b)
 	conn, known := v.dial(b), new(connector.VM)
@@ -67,14 +71,15 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 		return s.close, nil
 	}}
 	freshConns := 0
-	fresh := occupant{name: "fresh-dial", parent: "sshd", most: 8, why: "each takes a third of a second", start: func() (func() error, error) {
-		freshConns++
-		s, err := v.startFreshBuild(b)
-		if err != nil {
-			return nil, err
-		}
-		return s.close, nil
-	}}
+	fresh := occupant{name: "fresh-dial", parent: "sshd", most: 8, why: "each takes a third of a second",
+		start: func() (func() error, error) {
+			freshConns++
+			s, err := v.startFreshBuild(b)
+			if err != nil {
+				return nil, err
+			}
+			return s.close, nil
+		}}
 	missing(b, "control-master, raw", twoSessions)
 	missing(b, "ssh", "it is a connection for each build, as fresh-dial")
 	var all []candidate
@@ -103,10 +108,10 @@ func benchmarkDensity(b *testing.B, n int, grown map[string]growth) {
 	b.ReportMetric(float64(v.TotalConns()-freshConns), "auto-conns")
 }
 
-// costs are what builds are measured at.
+// costs are the measured quantities of a build.
 var costs = []struct {
 	name, unit string
-	grows      bool // it is told how it grows with the number of builds
+	grows      bool // its growth with the number of builds is reported
 }{
 	{"time", "-ms/build", true},
 	{"nth", "-ms", false}, // of the last few
@@ -126,7 +131,7 @@ func (o occupant) candidate(b *testing.B, n int) candidate {
 	return candidate{name: o.name, run: func(r *results) error { return o.occupy(r, n) }}
 }
 
-// occupy puts n on the VM, measures what they cost while they are there, and ends them.
+// occupy puts n on the VM, measures their cost while they are there, and ends them.
 func (o occupant) occupy(r *results, n int) error {
 	before := readUsage()
 	var err error
@@ -153,7 +158,7 @@ func (o occupant) occupy(r *results, n int) error {
 	return err
 }
 
-// measure adds what builds cost that took so long to start, in milliseconds.
+// measure adds the costs of running builds. took holds the times of their starts, in milliseconds.
 func (o occupant) measure(r *results, before usage, took []float64) error {
 	const last = 8 // few enough to count as the n-th
 	n := float64(len(took))
@@ -218,7 +223,7 @@ func reportGrowth(b *testing.B, grown map[string]growth) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// benchmarkProcesses measures what so many processes cost the manager that are on one connection by its relay.
+// benchmarkProcesses measures the manager's cost of n processes on one connection, started by its relay.
 func benchmarkProcesses(b *testing.B, n int) {
 	v := newVM(b)
 	conn := v.dial(b)
@@ -282,7 +287,7 @@ func withOpeners(n int, do func() error) error {
 	return group.Wait()
 }
 
-// ping1 sees that a process that sends back what it gets does so.
+// ping1 checks that an echoing process echoes one byte.
 func ping1(p io.ReadWriter) error {
 	message := []byte("x")
 	if _, err := p.Write(message); err != nil {

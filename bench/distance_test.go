@@ -8,10 +8,11 @@ import (
 
 // distances are round trip times.
 func distances() []time.Duration {
-	return sizes([]time.Duration{0, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond}, 20*time.Millisecond)
+	return sizes([]time.Duration{0, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond},
+		20*time.Millisecond)
 }
 
-// BenchmarkDistance measures over a distance what it takes to start a process, to open a bridge and to start a build,
+// BenchmarkDistance measures over a distance the start of a process, the opening of a bridge and the start of a build,
 // counted in round trips, and one bridge's throughput, where it is a matter of windows.
 func BenchmarkDistance(b *testing.B) {
 	for _, kind := range []struct {

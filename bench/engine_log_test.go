@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// benchmarkLines measures the output of a job on its way to who follows it, lines that are written one by one.
+// benchmarkLines measures the output of a job on its way to a follower, in lines that are written one by one.
 func benchmarkLines(b *testing.B, n int) {
 	script := fmt.Sprintf("for ((i = 100000; i < %d; i++)); do echo line $i; done", 100_000+n)
 	size := int64(n * len("line 100000\n"))
@@ -23,7 +23,7 @@ func benchmarkLines(b *testing.B, n int) {
 }
 
 // benchmarkLog measures the output of a job that writes all it can, a GiB of it in logs of the size they may have,
-// on its way to who follows it, beside a pipe to this process. With -short it is less.
+// on its way to a follower, beside a pipe to this process. With -short it is less.
 func benchmarkLog(b *testing.B) {
 	const parts = 4
 	size := sizes([]int64{logLimit}, 1<<20)[0]
@@ -69,8 +69,8 @@ func throughput(name string, n int64, transfer func() error) candidate {
 }
 
 // benchmarkFlood measures a trivial job beside one that floods its log with more than that takes, in relation to
-// one that is alone; and the same script as a child of this process, which tells what is left of the processors
-// for anybody. Beside the flood the job should take twice as long at most.
+// one that is alone; and the same script as a child of this process, which shows how much of the processors is left.
+// Beside the flood the job should take twice as long at most.
 func benchmarkFlood(b *testing.B) {
 	s := newServe(b)
 	floods := []flood{

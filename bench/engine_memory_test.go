@@ -35,7 +35,7 @@ func benchmarkServeMemory(b *testing.B) {
 }
 
 // benchmarkCrowd measures so many jobs that run on one step runner at the same time: from the first request until all
-// of them run, until all of them have ended after they were let go, and what it takes of memory while they are there.
+// of them run, until all have ended after they were let go, and the memory they take meanwhile.
 func benchmarkCrowd(b *testing.B, jobs int) {
 	s := newServe(b)
 	r := inTurns(b, usual, []candidate{{name: "crowd", run: func(r *results) error {

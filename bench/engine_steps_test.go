@@ -38,13 +38,14 @@ func benchmarkSteps(b *testing.B, n int) {
 	r.ratios("fork", "job")
 }
 
-// benchmarkCompile measures the compilation of a job of n steps, each of which reads what the one before
-// gave. It should take less than 50 ms.
+// benchmarkCompile measures the compilation of a job of n steps, each of which reads an output of the step before. It
+// should take less than 50 ms.
 func benchmarkCompile(b *testing.B, n int) {
 	var text strings.Builder
 	text.WriteString("run:\n")
 	for i := range n {
-		fmt.Fprintf(&text, "- name: step%d\n  step: ./lib/step\n  env: {NUMBER: \"%d\"}\n  inputs:\n    message: \"hello ${{ vars.NAME }}\"\n", i, i)
+		fmt.Fprintf(&text, "- name: step%d\n  step: ./lib/step\n  env: {NUMBER: \"%d\"}\n"+
+			"  inputs:\n    message: \"hello ${{ vars.NAME }}\"\n", i, i)
 		if i > 0 {
 			fmt.Fprintf(&text, "    before: ${{ steps.step%d.outputs.value }}\n", i-1)
 		}

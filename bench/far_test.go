@@ -21,10 +21,10 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// A far is what bridges lead to: a socket on the VM that does what it is asked, served by a process of its own, so
-// that what it costs is not taken for the manager's. It lies where those of builds do.
+// A far is the destination of bridges: a socket on the VM that serves the requests below. A process of its own serves
+// it, so that its cost is not counted as the manager's. It lies where the sockets of builds lie.
 //
-// A request is one byte, what to do, and eight for how much.
+// A request is one byte for the action and eight for the amount.
 type far struct{ path string }
 
 const (
@@ -72,7 +72,7 @@ func newFar(b *testing.B, v *vm) *far {
 	return &far{path}
 }
 
-// sent returns how many bytes were sent to all who asked for some.
+// sent returns how many bytes were sent to all clients.
 func (f *far) sent() (int64, error) {
 	conn, err := net.Dial("unix", f.path)
 	if err != nil {
@@ -156,7 +156,7 @@ func (f *farServer) close() {
 	f.wg.Wait()
 }
 
-// serve does what it is asked until the connection ends.
+// serve handles requests until the connection ends.
 func (f *farServer) serve(conn net.Conn) {
 	buf := make([]byte, 64<<10)
 	for {

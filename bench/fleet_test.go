@@ -15,7 +15,7 @@ import (
 )
 
 // benchmarkFleet measures the logins to a fleet of n VMs, each an sshd of its own, asked for at once: by a pool, which
-// paces them, and by the SSH library as fast as it can; and what a lease of a VM costs when all are connected.
+// paces them, and by the SSH library as fast as it can; and the cost of a lease when all are connected.
 func benchmarkFleet(b *testing.B, n int, rtt time.Duration) {
 	fleet := newFleet(b, n, rtt)
 	r := inTurns(b, twice, []candidate{

@@ -16,7 +16,7 @@ const logLimit = 256 << 20
 
 // benchmarkFollowIO measures the following of a big log by gRPC: over the socket itself, through the SSH library's
 // own channel, and through each bridge. A log has its limit, so one is followed four times over to make a GiB; with
-// -short it is a small one. The client's heap should not grow with what it has read.
+// -short it is a small one. The client's heap should not grow with the bytes it has read.
 func benchmarkFollowIO(b *testing.B) {
 	const parts = 4
 	size := sizes([]int64{logLimit}, 1<<20)[0]
@@ -49,8 +49,8 @@ func benchmarkFollowIO(b *testing.B) {
 	}
 }
 
-// follow measures a transfer of n bytes, made by so many calls of part: what rate measures, and the most that this
-// process's heap holds meanwhile beyond what it held before, in all and at the first and the last part.
+// follow measures a transfer of n bytes in so many calls of part: the same as rate, and the growth of this process's heap
+// meanwhile, at most and at the first and the last part.
 func (r *results) follow(name string, n int64, parts int, part func() error) error {
 	before := readUsage().live
 	heap := watchHeap()

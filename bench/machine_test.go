@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// describe prints what the figures depend on, as lines of their own that benchstat understands.
+// describe prints the circumstances that the figures depend on, as lines of their own that benchstat understands.
 func describe(w io.Writer) {
 	load, _ := os.ReadFile("/proc/loadavg") // what cannot be read is left out
 	one, _, _ := strings.Cut(string(load), " ")
@@ -28,7 +28,7 @@ func describe(w io.Writer) {
 	}
 }
 
-// versions returns those of what is compared and what does the work.
+// versions returns the versions of the compared programs and of the libraries.
 func versions() []string {
 	all := []string{runtime.Version()}
 	if out, err := exec.Command("ssh", "-V").CombinedOutput(); err == nil {
@@ -41,7 +41,7 @@ func versions() []string {
 	return all
 }
 
-// disturbance is what the machine's other work took of its processors since a moment.
+// disturbance is the share of the processors that other work took since a moment.
 type disturbance struct {
 	begin      time.Time
 	busy, ours time.Duration

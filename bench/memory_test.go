@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// pss returns the memory of a process in KiB, with its share of what it has in common with others
-// (/proc/PID/smaps_rollup, proc_pid_smaps(5)). A process that has gone has none.
+// pss returns the memory of a process in KiB, with its share of the pages that it has in common with others
+// (/proc/PID/smaps_rollup, proc_pid_smaps(5)). For a process that has gone it returns 0.
 func pss(pid int) (float64, error) {
 	name := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
 	data, err := os.ReadFile(name)
@@ -69,7 +69,7 @@ func rss(pid int) (float64, error) {
 	return float64(pages*os.Getpagesize()) / mega, err
 }
 
-// usage is what this process uses.
+// usage is this process's use of memory and goroutines.
 type usage struct {
 	heap, stack float64 // bytes of the system's memory
 	live        float64 // bytes of the heap that are used by something

@@ -13,8 +13,8 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// BenchmarkNeighbour measures what the builds of a connection do to each other: a ping beside floods, a ping and a
-// download beside idle builds, and beside those whose reader has stopped.
+// BenchmarkNeighbour measures how the builds of a connection slow each other down: a ping beside floods, a ping and a
+// download beside idle builds, and beside builds whose reader has stopped.
 func BenchmarkNeighbour(b *testing.B) {
 	b.Run("flood", func(b *testing.B) {
 		for _, n := range sizes([]int{2, 8, 32, 128}, 2) {
@@ -30,7 +30,7 @@ func BenchmarkNeighbour(b *testing.B) {
 }
 
 // benchmarkFlooded measures a small round trip beside downloads of n-1 builds that take all they can get: on the same
-// connection and, what the machine itself makes of it, on one beside. "alone" is without any.
+// connection, and on another one, which shows the machine's own share. "alone" is without downloads.
 func benchmarkFlooded(b *testing.B, n int) {
 	v := newVM(b)
 	f := newFar(b, v)
@@ -59,8 +59,8 @@ func benchmarkFlooded(b *testing.B, n int) {
 	}
 }
 
-// benchmarkIdle measures what a bridge gets beside the idle ones of n other builds, in relation to what it gets alone
-// on a connection. What the larger number does to streamlocal is why builds beyond 64 take the relay.
+// benchmarkIdle measures a bridge beside the idle bridges of n other builds, in relation to a bridge alone on a
+// connection. The larger number slows streamlocal down: that is why builds beyond 64 take the relay.
 func benchmarkIdle(b *testing.B, n int) {
 	const amount = 8 << 20
 	v := newVM(b)
@@ -86,9 +86,9 @@ func benchmarkIdle(b *testing.B, n int) {
 	}
 }
 
-// benchmarkStalled measures what streams whose reader has stopped cost: the VM's end in processor time, which
-// should be nothing, and another stream of the connection in throughput, in relation to one of a connection
-// without them. (benchmarkIdle tells what open streams cost by being open.)
+// benchmarkStalled measures the cost of streams whose reader has stopped: processor time of the VM's end, which should
+// be nothing, and throughput of another stream of the connection, in relation to one of a connection without them.
+// (benchmarkIdle measures the cost of open streams.)
 func benchmarkStalled(b *testing.B) {
 	const many = 200
 	for _, by := range []struct {

@@ -65,7 +65,7 @@ func (c *openSSHClient) line(control, argv []string) []string {
 	return append(append(line, c.target), argv...)
 }
 
-// another returns what wraps the command line that becomes the master of a connection of its own, and those that
+// another returns functions that wrap the command line of a new connection's master, and the command lines that
 // share that connection.
 func (c *openSSHClient) another(b *testing.B) (master, shared func(argv []string) []string) {
 	control := filepath.Join(sshtest.SocketDir(b), "master")

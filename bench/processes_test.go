@@ -17,7 +17,7 @@ const tick = 10 * time.Millisecond
 // processes are those of this machine, by parent.
 type processes map[int][]process
 
-// process is what is known of a process.
+// process describes a process of this machine.
 type process struct {
 	name        string
 	pid, parent int

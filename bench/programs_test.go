@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// programs are what the benchmarks run. TestMain removes them.
+// programs are the programs that the benchmarks run. TestMain removes them.
 var programs builds
 
 // builds builds programs, each once.

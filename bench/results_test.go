@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// results are what the candidates were measured at, by name.
+// results are the measurements of the candidates, by name.
 type results struct {
 	b      *testing.B
 	values map[string][]float64
@@ -32,7 +32,7 @@ func newResults(b *testing.B) *results {
 	}
 }
 
-// endTurn remembers the medians of what was added since the last turn.
+// endTurn remembers the medians of the values added since the last turn.
 func (r *results) endTurn(turn int) {
 	for name, values := range r.values {
 		if from := r.seen[name]; from < len(values) {
@@ -45,7 +45,7 @@ func (r *results) endTurn(turn int) {
 	}
 }
 
-// complete takes over from the cold turn what was not measured in another.
+// complete takes the values from the cold turn that were not measured in another turn.
 func (r *results) complete(cold *results) {
 	for name, values := range cold.values {
 		if len(r.values[name]) == 0 {
@@ -59,10 +59,10 @@ func (r *results) complete(cold *results) {
 	}
 }
 
-// samplesVar names the file to which samples are added, for who wants to see how they are distributed.
+// samplesVar names the file to which samples are added, for pictures of their distribution.
 const samplesVar = "STEPMUX_BENCH_SAMPLES"
 
-// keepSamples adds what was measured to the file, as JSON: a line for each candidate, and one for each metric that has
+// keepSamples adds the samples to the file, as JSON: a line for each candidate, and one for each metric that has
 // its turns.
 func (r *results) keepSamples() {
 	name := os.Getenv(samplesVar)
@@ -92,7 +92,7 @@ func (r *results) add(name string, values ...float64) {
 	r.values[name] = append(r.values[name], values...)
 }
 
-// quantile returns that of what is known by that name, which must be something.
+// quantile returns a quantile of the values of a name, of which there must be some.
 func (r *results) quantile(name string, q float64) float64 { return quantile(r.values[name], q) }
 
 // quantile returns the smallest of values, of which there must be one, that a share of q does not exceed.
@@ -113,7 +113,7 @@ func (r *results) report(figure float64, turns []float64, unit string) {
 	}
 }
 
-// median reports the median of what is known by a name, if it was measured, as metric.
+// median reports the median of the values of a name as metric, if the name was measured.
 func (r *results) median(name, metric string) {
 	if len(r.values[name]) > 0 {
 		r.report(r.quantile(name, 0.5), inOrder(r.turns[name]), metric)
@@ -138,7 +138,7 @@ func (r *results) latencies(unit string, names ...string) {
 	}
 }
 
-// inOrder returns what is known of turns, in their order.
+// inOrder returns the values of all turns, in their order.
 func inOrder(turns map[int]float64) []float64 {
 	var all []float64
 	for _, turn := range slices.Sorted(maps.Keys(turns)) {

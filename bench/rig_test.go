@@ -11,6 +11,8 @@ import (
 	"github.com/stepmux/stepmux/internal/faultconn"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // vm is the machine under test: a real sshd, and a directory for temporary files.
@@ -39,8 +41,8 @@ func (v *vm) at(b *testing.B, rtt time.Duration) *vm {
 func (v *vm) muxConfig() *mux.Config {
 	return &mux.Config{
 		User:     v.User,
-		Auth:     []mux.Auth{mux.Key("of the benchmark", v.Signer)},
-		HostKeys: mux.PinnedHostKeys(v.HostKey),
+		Auth:     []login.Auth{login.Key("of the benchmark", v.Signer)},
+		HostKeys: login.PinnedHostKeys(v.HostKey),
 	}
 }
 
@@ -58,7 +60,7 @@ func (v *vm) dial(b *testing.B) *mux.Conn {
 }
 
 // relay returns the relay of conn.
-func (v *vm) relay(b *testing.B, conn *mux.Conn) *mux.Relay {
+func (v *vm) relay(b *testing.B, conn *mux.Conn) *relay.Relay {
 	b.Helper()
 	r, err := conn.Relay(b.Context(), mux.Command{Argv: []string{stepmux(b), "steps", "relay", "--temp-dir", v.tmp}})
 	require.NoError(b, err)

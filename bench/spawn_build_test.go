@@ -23,7 +23,7 @@ import (
 )
 
 // benchmarkWarm measures the start of a build on a VM that is known, to its step runner's first answer, so many at
-// once: by each route over the connection there is, the way of those who dial for each build, and on the VM itself.
+// once: by each route over a shared connection, with a dial for each build, and on the VM itself.
 func benchmarkWarm(b *testing.B, n int) {
 	v := newVM(b)
 	all := at(b, n, append(v.warm(b), v.localBuild(b)))
@@ -111,7 +111,9 @@ func (v *vm) cold(b *testing.B) []spawner {
 			master, shared := client.another(b)
 			return buildByCommands(b, v, master, shared)
 		}},
-		spawner{name: "ssh", every: 3, spawn: func() (float64, error) { return buildByCommands(b, v, client.alone, client.alone) }},
+		spawner{name: "ssh", every: 3, spawn: func() (float64, error) {
+			return buildByCommands(b, v, client.alone, client.alone)
+		}},
 	)
 }
 
@@ -121,7 +123,7 @@ func (v *vm) localBuild(b *testing.B) spawner {
 	return spawner{name: "local", spawn: func() (float64, error) { return buildByCommands(b, v, nil, nil) }}
 }
 
-// freshBuild is a build of those who share nothing.
+// freshBuild is a build with a connection of its own, which shares nothing.
 func (v *vm) freshBuild(b *testing.B, every int) spawner {
 	b.Helper()
 	return spawner{
@@ -142,9 +144,11 @@ type build struct {
 	client    *grpc.ClientConn
 }
 
-// startBuild starts a build. known is what is known of the VM.
-func (v *vm) startBuild(b *testing.B, conn *mux.Conn, known *connector.VM, route connector.Route) (*build, error) {
-	c, err := connector.New(connector.Config{
+// newConnector returns the connector of a new build. known keeps the VM's capabilities.
+func (v *vm) newConnector(
+	b *testing.B, conn *mux.Conn, known *connector.VM, route connector.Route,
+) (*connector.Connector, error) {
+	return connector.New(connector.Config{
 		Lease:   lease{conn},
 		VM:      known,
 		BuildID: rand.Text(),
@@ -152,6 +156,11 @@ func (v *vm) startBuild(b *testing.B, conn *mux.Conn, known *connector.VM, route
 		TempDir: v.tmp,
 		Route:   route,
 	})
+}
+
+// startBuild starts a build without a job.
+func (v *vm) startBuild(b *testing.B, conn *mux.Conn, known *connector.VM, route connector.Route) (*build, error) {
+	c, err := v.newConnector(b, conn, known, route)
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +194,9 @@ func (v *vm) buildBy(b *testing.B, route connector.Route, most int) spawner {
 }
 
 // timeBuild measures the start of a build, from begin on.
-func (v *vm) timeBuild(b *testing.B, begin time.Time, conn *mux.Conn, known *connector.VM, route connector.Route) (float64, error) {
+func (v *vm) timeBuild(
+	b *testing.B, begin time.Time, conn *mux.Conn, known *connector.VM, route connector.Route,
+) (float64, error) {
 	started, err := v.startBuild(b, conn, known, route)
 	if err != nil {
 		return 0, err
@@ -205,7 +216,7 @@ func (v *vm) firstBuild(b *testing.B, route connector.Route) (float64, error) {
 	return v.timeBuild(b, begin, conn, new(connector.VM), route)
 }
 
-// buildFresh measures the start of a build as those do it who share nothing: a connection for the build,
+// buildFresh measures the start of a build that shares nothing: a connection for the build,
 // a session that serves, and when it says that it listens, another as the bridge.
 func (v *vm) buildFresh(b *testing.B) (float64, error) {
 	begin := time.Now()
@@ -249,7 +260,9 @@ func (v *vm) startBuildOn(b *testing.B, client *ssh.Client) (*rawBuild, error) {
 	if err != nil {
 		return nil, err
 	}
-	rpc, err := firstCall(b.Context(), func() (io.ReadWriteCloser, error) { return freshProxy(client, stepmux(b), socket) })
+	rpc, err := firstCall(b.Context(), func() (io.ReadWriteCloser, error) {
+		return freshProxy(client, stepmux(b), socket)
+	})
 	if err != nil {
 		return nil, errors.Join(err, serve.close())
 	}
@@ -419,7 +432,9 @@ func (s *commandStream) Close() error {
 }
 
 // firstCall makes the first call of a step runner.
-func firstCall(ctx context.Context, dial func() (io.ReadWriteCloser, error), more ...grpc.DialOption) (*grpc.ClientConn, error) {
+func firstCall(
+	ctx context.Context, dial func() (io.ReadWriteCloser, error), more ...grpc.DialOption,
+) (*grpc.ClientConn, error) {
 	client, err := grpc.NewClient("passthrough:///step-runner", append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithReadBufferSize(16 << 10), // as the connector's own

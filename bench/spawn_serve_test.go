@@ -14,7 +14,7 @@ import (
 )
 
 // benchmarkServeStart measures exec of `stepmux steps serve` to its ready marker, beside the start of a
-// Go program that does nothing. The ratio is what to look at: serve-x/empty.
+// Go program that does nothing. Look at the ratio: serve-x/empty.
 func benchmarkServeStart(b *testing.B) {
 	dir, empty, stepmux := sshtest.SocketDir(b), empty(b), stepmux(b)
 	r := inTurns(b, usual, []candidate{

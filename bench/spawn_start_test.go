@@ -24,9 +24,8 @@ const (
 	loginsAtOnce = 32
 )
 
-// benchmarkFirstByte measures the start of a program, to its first byte, so many at once: by fork and exec on this
-// machine, which nothing can beat; in a session of a shared connection and by its relay; and by those who do it
-// otherwise.
+// benchmarkFirstByte measures the start of n programs at once, to their first byte: by fork and exec on this machine,
+// which nothing can beat; in a session of a shared connection and by its relay; and by the peers.
 func benchmarkFirstByte(b *testing.B, n int) {
 	fork := spawner{name: "fork", spawn: func() (float64, error) { return startCommand(b.Context(), echo) }}
 	all := at(b, n, append([]spawner{fork}, starts(b, newVM(b))...))

@@ -29,7 +29,7 @@ type spawner struct {
 	every int // as a candidate's, where one is started at a time
 	most  int // how many it can start at once; if zero, any number
 	why   string
-	// refuses says that starts beyond what the VM allows may fail, which is counted. Ours must not.
+	// refuses allows starts beyond the VM's limits to fail; the failures are counted. Those of stepmux must not fail.
 	refuses bool
 	// spawn starts it, waits for the first sign of life, and for its end. It returns how long the first took, in
 	// microseconds.
@@ -83,7 +83,7 @@ func (s spawner) run(r *results, n int) error {
 	return nil
 }
 
-// spawned reports what candidates that start n at once were measured at, in relation to each of others.
+// spawned reports the measurements of candidates that start n at once, in relation to each of others.
 func (r *results) spawned(n int, all []candidate, others ...string) {
 	list := names(all)
 	r.latencies("µs", list...)

@@ -2,14 +2,14 @@ package bench
 
 import "time"
 
-// spending is what transfers have cost in processor time. One transfer is too short for the clock of /proc; all
+// spending is the processor time of transfers. One transfer is too short for the clock of /proc; all
 // together are not.
 type spending struct {
 	gigabytes  float64
 	vm, client time.Duration
 }
 
-// rate measures a transfer of n bytes in MB/s, and what it cost both ends.
+// rate measures a transfer of n bytes in MB/s, and its cost for both ends.
 func (r *results) rate(name string, n int64, transfer func() error) error {
 	vm, err := vmCPU()
 	if err != nil {

@@ -17,8 +17,8 @@ type direction struct {
 
 var directions = []direction{{"down", down}, {"up", up}, {"both", both}}
 
-// BenchmarkProxyThroughput measures what all bridges of a connection carry together, between a channel of the SSH
-// library and the socket itself, and what each gigabyte costs both ends: by how many builds there are, each with one.
+// BenchmarkProxyThroughput measures the throughput of all bridges of a connection, between a channel of the SSH
+// library and the socket itself, and the cost of each gigabyte for both ends, by the number of builds with a bridge each.
 func BenchmarkProxyThroughput(b *testing.B) {
 	for _, d := range directions {
 		b.Run(d.name, func(b *testing.B) {
@@ -48,7 +48,7 @@ func transfer(name string, every int, d direction, amount int64, streams ...io.R
 }
 
 // benchmarkBridges measures n bridges, on a connection with stock limits for each way. See benchmarkBridgesAlone for
-// what more sessions can do.
+// the effect of more sessions.
 func benchmarkBridges(b *testing.B, d direction, n int) {
 	const amount = 32 << 20
 	v := newVM(b)
@@ -81,9 +81,9 @@ func benchmarkBridges(b *testing.B, d direction, n int) {
 	r.costs(names(all)...)
 }
 
-// benchmarkBridgesAlone measures the throughput of 64 bridges together, in relation to what one by the same way
-// gets on a connection of its own. The server allows more sessions than a stock one. Each of the 64 carries 2 MiB, so
-// that waking 64 programs and hearing from each that it has all is not what is measured.
+// benchmarkBridgesAlone measures the throughput of 64 bridges together, in relation to that of one bridge by the same
+// way on a connection of its own. The server allows more sessions than a stock one. Each of the 64 carries 2 MiB, so
+// that the wake-up of 64 programs and their acknowledgements do not count.
 func benchmarkBridgesAlone(b *testing.B, d direction) {
 	const many, amountAlone = 64, 8 << 20
 	v := newVM(b, "MaxSessions "+strconv.Itoa(4*many))

@@ -13,7 +13,7 @@ import (
 type candidate struct {
 	name  string
 	every int // takes part in every so many turns, for slow ones; if zero, in each
-	// run measures once and adds what it found to the results.
+	// run measures once and adds its figures to the results.
 	run func(r *results) error
 }
 
@@ -33,20 +33,20 @@ type effort struct{ times, least int }
 var (
 	// usual is enough for medians.
 	usual = effort{times: 2, least: 4}
-	// tails is enough for the 99th percentile of what takes milliseconds.
+	// tails is enough for the 99th percentile of times in milliseconds.
 	tails = effort{times: 6, least: 4}
 	// many is for a distribution that is shown.
 	many = effort{times: 6, least: 24}
 	// costly is for turns that take seconds.
 	costly = effort{times: 1, least: 3}
-	// steady is for what takes a tenth of a second and differs from turn to turn, steadier for what is to be told to a few
-	// percent.
+	// steady is for times of a tenth of a second that vary from turn to turn, steadier for figures that must be good to a
+	// few percent.
 	steady, steadier = effort{times: 4, least: 9}, effort{times: 4, least: 25}
 	// twice is for turns that take long or measure much, and once for those of hundreds of builds.
 	twice, once = effort{times: 1, least: 2}, effort{times: 1, least: 1}
 )
 
-// with returns what to spend on n builds.
+// with returns the effort for n builds.
 func (e effort) with(n int) effort {
 	const crowd, hundreds = 32, 512
 	switch {
@@ -64,7 +64,7 @@ func (e effort) enough(turns int, took time.Duration) bool {
 	return !ok || turns >= e.least && took >= time.Duration(e.times)*limit
 }
 
-// benchtime returns what -benchtime says, false if that is a number of turns.
+// benchtime returns the duration of -benchtime, or false if it is a number of turns.
 func benchtime() (time.Duration, bool) {
 	text := flag.Lookup("test.benchtime").Value.String()
 	if strings.HasSuffix(text, "x") {
@@ -74,7 +74,7 @@ func benchtime() (time.Duration, bool) {
 	return d, err == nil
 }
 
-// inTurns measures the candidates one after the other, again and again, so that what disturbs the machine
+// inTurns measures the candidates one after the other, again and again, so that a disturbance of the machine
 // disturbs all alike. The first turn finds cold caches and is forgotten if there are others.
 func inTurns(b *testing.B, e effort, all []candidate) *results {
 	b.Helper()

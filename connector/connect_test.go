@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // lease is a share of a connection that counts its releases.
@@ -51,8 +52,8 @@ func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*
 	t.Helper()
 	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 const (
@@ -97,7 +98,7 @@ type Connector struct {
 	connected  chan struct{} // not nil once Connect was called; closed when it returns
 	serve      *serve
 	starter    Starter          // of serve
-	relay      *mux.Relay       // nil if the build has nothing to do with one
+	relay      *relay.Relay     // nil if the build has nothing to do with one
 	sessions   *mux.Reservation // nil if it needs none
 	proxyAhead *headStart       // to be the first bridge by session
 	coming     chan struct{}    // closed once proxyAhead is there, or will not be; nil if none was started beside serve

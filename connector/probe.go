@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // maxAnswer bounds what a program that is asked something may say.
@@ -85,13 +86,13 @@ func (f *finder) find(ctx context.Context) (*Program, error) {
 func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 	var refused error
 	if f.cfg.Route == Auto || f.cfg.Route == Relay {
-		relay, err := startRelay(ctx, f.conn, f.cfg, runner)
+		r, err := startRelay(ctx, f.conn, f.cfg, runner)
 		if err == nil {
 			f.cfg.VM.forgetRelay()
-			told := relay.Program()
+			told := r.Program()
 			return &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner}, nil
 		}
-		failed := (*mux.RelayError)(nil)
+		failed := (*relay.Error)(nil)
 		switch {
 		case errors.As(err, &failed) && failed.Version != 0:
 			return f.otherProtocol(runner, failed, relayHint(runner, err))
@@ -117,7 +118,7 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 }
 
 // otherProtocol judges a stepmux whose relay speaks another version of the protocol.
-func (f *finder) otherProtocol(runner []string, failed *mux.RelayError, hinted error) (*Program, error) {
+func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted error) (*Program, error) {
 	p := &Program{Kind: Stepmux, Command: runner}
 	bad := &unusableError{err: hinted, what: fmt.Sprintf("speaks version %d of the relay's protocol", failed.Version), program: p}
 	switch {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // Script is a shell script to be run on a VM without a step runner.
@@ -31,7 +32,7 @@ type Script struct {
 // not much longer than the grace, and returns ctx.Err(). The same happens on the VM when the connection is
 // lost or this program is killed. What the shell has left behind at its end is killed; a session finds what
 // left the shell's process group only by its environment. The error is else a [*MachineError] when the VM
-// could not run the script, a [*LogError], a [*mux.ConnError] or a [*mux.RelayError].
+// could not run the script, a [*LogError], a [*mux.ConnError] or a [*relay.Error].
 func RunScript(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if len(s.Shell) == 0 {
 		s.Shell = []string{"bash"}
@@ -70,14 +71,14 @@ func RunScript(ctx context.Context, starter Starter, s Script) (code int, err er
 
 // isRelay reports whether what starter starts is started by a relay, which is a program of ours.
 func isRelay(starter Starter) bool {
-	_, ok := starter.(*mux.Relay)
+	_, ok := starter.(*relay.Relay)
 	return ok
 }
 
 // runError adds to a lost connection what was lost with it. The others speak for themselves.
 func runError(what string, err error) error {
 	lost := (*mux.ConnError)(nil)
-	relay := (*mux.RelayError)(nil)
+	relay := (*relay.Error)(nil)
 	if errors.As(err, &lost) || errors.As(err, &relay) {
 		return fmt.Errorf("%s: %w", what, err)
 	}

@@ -24,14 +24,15 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func connect(t testing.TB, s *sshtest.Server) *mux.Conn {
 	t.Helper()
 	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // signalNumbers holds the numbers of the signals SSH names (RFC 4254, section 6.10), as Linux has
@@ -126,7 +127,7 @@ const orBootstrap = ", or let it be put there (stepmux run --bootstrap)"
 func isLost(err error) bool {
 	var (
 		conn  *mux.ConnError
-		relay *mux.RelayError
+		relay *relay.Error
 	)
 	return errors.As(err, &conn) || errors.As(err, &relay)
 }

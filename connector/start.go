@@ -11,9 +11,10 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// Starter starts processes on a VM: a *mux.Conn, a *mux.Relay or a *mux.Reservation.
+// Starter starts processes on a VM: a *mux.Conn, a *relay.Relay or a *mux.Reservation.
 type Starter interface {
 	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
 }
@@ -46,7 +47,7 @@ func NewStarter(ctx context.Context, cfg StarterConfig) (Starter, error) {
 }
 
 // startRoute returns the relay by which processes are started, nil if that is by session, and the reason.
-func startRoute(ctx context.Context, conn *mux.Conn, cfg *Config) (*mux.Relay, string, error) {
+func startRoute(ctx context.Context, conn *mux.Conn, cfg *Config) (*relay.Relay, string, error) {
 	if cfg.Route == Session || cfg.Route == Streamlocal {
 		return nil, forced, nil
 	}
@@ -80,19 +81,19 @@ func startRoute(ctx context.Context, conn *mux.Conn, cfg *Config) (*mux.Relay, s
 }
 
 // startRelay returns the relay of the runner, started if it does not run.
-func startRelay(ctx context.Context, conn *mux.Conn, cfg *Config, runner []string) (*mux.Relay, error) {
+func startRelay(ctx context.Context, conn *mux.Conn, cfg *Config, runner []string) (*relay.Relay, error) {
 	return conn.Relay(ctx, mux.Command{Argv: relayArgv(runner, cfg.TempDir), Stderr: relayLog{cfg.Logger}})
 }
 
 // noRelay reports whether err says that there is no relay, on a connection that is well.
 func noRelay(err error) bool {
-	refused := (*mux.RelayError)(nil)
+	refused := (*relay.Error)(nil)
 	return errors.As(err, &refused) || errors.Is(err, mux.ErrForbidden)
 }
 
 // relayHint adds to the error of a relay that did not start what to do about it.
 func relayHint(runner []string, err error) error {
-	failed := (*mux.RelayError)(nil)
+	failed := (*relay.Error)(nil)
 	if !errors.As(err, &failed) {
 		return err
 	}
@@ -144,7 +145,7 @@ func (c *Connector) start() error {
 
 // startByRelay starts serve by the relay. If the bridge goes by it too, it is opened in the same flight:
 // the relay waits for serve itself.
-func (c *Connector) startByRelay(relay *mux.Relay, reason string) error {
+func (c *Connector) startByRelay(relay *relay.Relay, reason string) error {
 	c.mu.Lock()
 	c.relay, c.starter = relay, relay
 	c.choice.Start, c.choice.StartReason = Relay, reason
@@ -329,8 +330,8 @@ func (c *Connector) serveCommand(stderr io.Writer) mux.Command {
 
 // startError makes a relay's word that there is no such program the same as a login shell's.
 func (c *Connector) startError(err error) error {
-	refused := (*mux.RefusedError)(nil)
-	if errors.As(err, &refused) && refused.Reason == mux.RefusedNotFound {
+	refused := (*relay.RefusedError)(nil)
+	if errors.As(err, &refused) && refused.Reason == relay.RefusedNotFound {
 		return &ServeError{ExitCode: 127, Err: err, Hint: missingHint(c.cfg.Runner)}
 	}
 	return err

@@ -24,6 +24,8 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // The whole way: a provider, a real sshd, a real step runner, real processes.
@@ -277,7 +279,7 @@ func TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn(t *testing.T) {
 		require.NoError(t, syscall.Kill(relayPID(t, v), syscall.SIGKILL))
 		err := <-ended
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
-		if lost := (*mux.RelayError)(nil); !errors.As(err, &lost) {
+		if lost := (*relay.Error)(nil); !errors.As(err, &lost) {
 			// Its bridge is not of the relay: the step runner, which ends with the relay, may have the last word.
 			require.Equal(t, connector.Auto, route)
 			require.ErrorContains(t, err, "the step runner is shutting down")
@@ -513,7 +515,7 @@ func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
 	stranger := sshtest.InProcess(t, embeddedvm.Config{})
 	p := v.provider(t, 2, func(_ *instance.Config, in *instance.Instance) {
-		in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", stranger.Signer)}
+		in.SSH.Auth = []login.Auth{login.Key("of a stranger", stranger.Signer)}
 	})
 	for i := range 6 {
 		err := build(sshtest.Within(t), p, fmt.Sprintf("b%d", i), script("true"), &sshtest.Log{})

@@ -13,10 +13,11 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // One build on one VM, from its slot to its end. The VM here is a miniature in this process; a real one
-// has its own Addr, and mux.KeyFile and mux.KnownHosts say how to log in.
+// has its own Addr, and login.KeyFile and login.KnownHosts say how to log in.
 func Example() {
 	program, err := runnertest.Program() // `stepmux`, as installed on the VM
 	if err != nil {
@@ -35,8 +36,8 @@ func Example() {
 		Runner:   []string{program},
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []mux.Auth{mux.Key("example", vm.ClientSigner())},
-			HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("example", vm.ClientSigner())},
+			HostKeys: login.PinnedHostKeys(vm.HostKey()),
 		},
 	})
 	if err != nil {
@@ -105,8 +106,8 @@ func ExampleClient() {
 		Addr: vm.Addr(),
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []mux.Auth{mux.Key("example", vm.ClientSigner())},
-			HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("example", vm.ClientSigner())},
+			HostKeys: login.PinnedHostKeys(vm.HostKey()),
 		},
 	})
 	if err != nil {

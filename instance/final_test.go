@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // restless is a job that has children in its process group, out of it, and in sessions of their own, and
@@ -155,7 +156,7 @@ var finalStates = []struct {
 		routes: []connector.Route{connector.Auto, connector.Relay},
 		reason: instance.RunnerSystemFailure,
 		check: func(t *testing.T, err error) {
-			lost := (*mux.RelayError)(nil)
+			lost := (*relay.Error)(nil)
 			require.ErrorAs(t, err, &lost)
 		},
 	},

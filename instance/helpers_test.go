@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // servers are those the whole way is tested on.
@@ -88,8 +89,8 @@ func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
 		TempDir:  v.tmp,
 		SSH: mux.Config{
 			User:     v.User,
-			Auth:     []mux.Auth{mux.Key("of the test", v.Signer)},
-			HostKeys: mux.PinnedHostKeys(v.HostKey),
+			Auth:     []login.Auth{login.Key("of the test", v.Signer)},
+			HostKeys: login.PinnedHostKeys(v.HostKey),
 		},
 	}
 }

@@ -20,22 +20,23 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
-func login(s *sshtest.Server) mux.Config {
+func sshConfig(s *sshtest.Server) mux.Config {
 	return mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}
 }
 
 func machine(id string, s *sshtest.Server, jump *instance.JumpHost) instance.Instance {
-	return instance.Instance{ID: id, Addr: s.Addr, SSH: login(s), Jump: jump}
+	return instance.Instance{ID: id, Addr: s.Addr, SSH: sshConfig(s), Jump: jump}
 }
 
 func jumpHost(id string, s *sshtest.Server, jump *instance.JumpHost) *instance.JumpHost {
-	return &instance.JumpHost{ID: id, Addr: s.Addr, SSH: login(s), Jump: jump}
+	return &instance.JumpHost{ID: id, Addr: s.Addr, SSH: sshConfig(s), Jump: jump}
 }
 
 func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *instance.Provider {
@@ -162,7 +163,7 @@ func TestRefusedLoginAtTheBastionIsTriedOnce(t *testing.T) {
 	jump := jumpHost("bastion", bastion, nil)
 	stranger, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	require.NoError(t, err)
-	jump.SSH.Auth = []mux.Auth{mux.Key("stranger", stranger)}
+	jump.SSH.Auth = []login.Auth{login.Key("stranger", stranger)}
 	const n = 10
 	var all []instance.Instance
 	for i := range n {
@@ -185,7 +186,7 @@ func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
 	jump := jumpHost("bastion", bastion, nil)
 	stranger, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	require.NoError(t, err)
-	jump.SSH.Auth = []mux.Auth{mux.Key("stranger", stranger)}
+	jump.SSH.Auth = []login.Auth{login.Key("stranger", stranger)}
 	all := []instance.Instance{machine("direct", vm, nil)}
 	for i := range 5 {
 		in := machine(fmt.Sprintf("vm-%d", i), vm, jump)
@@ -270,7 +271,7 @@ func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
 // Machines come and go at one address; each is trusted by its identity, and forgotten when it is gone.
 func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 	store := filepath.Join(t.TempDir(), "first-use")
-	keys, err := mux.FirstUse(store)
+	keys, err := login.FirstUse(store)
 	require.NoError(t, err)
 	client, err := ssh.NewSignerFromSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize)))
 	require.NoError(t, err)
@@ -283,7 +284,7 @@ func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 		return vm
 	}
 	at := func(id string) instance.Instance {
-		return instance.Instance{ID: id, Addr: addr, SSH: mux.Config{User: "ci", Auth: []mux.Auth{mux.Key("k", client)}, HostKeys: keys}}
+		return instance.Instance{ID: id, Addr: addr, SSH: mux.Config{User: "ci", Auth: []login.Auth{login.Key("k", client)}, HostKeys: keys}}
 	}
 	vm := start()
 	p := newProvider(t, instance.Config{}, at("i-0"))

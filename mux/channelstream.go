@@ -4,18 +4,20 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/stepmux/stepmux/mux/channel"
 )
 
 const (
 	// chunkSize is how much a stream hands to the SSH library at once: the largest packet it and OpenSSH exchange.
-	// Larger pieces, which go from goroutine to goroutine less often, were measured to make no difference.
+	// Larger pieces would be passed between goroutines less often; measurements showed no difference.
 	chunkSize = 32 << 10
 	// writeLinger is how long, at least, the goroutine that writes waits for more.
 	writeLinger = 20 * time.Millisecond
-	// idleChunk is the size of the buffer that waits for the peer's first byte, small because idle
-	// streams are many.
+	// idleChunk is the size of the buffer that waits for the peer's first byte. It is small because many streams are
+	// idle.
 	idleChunk = 512
-	// bulkChunk is how much is read at once while more comes than a packet.
+	// bulkChunk is how much is read at once while more than a packet comes.
 	bulkChunk = 256 << 10
 )
 
@@ -25,7 +27,7 @@ var (
 	bulks  = sync.Pool{New: func() any { return new([bulkChunk]byte) }}
 )
 
-// readBuffer is what a channel is read into: small while little comes, large while much does.
+// readBuffer is the buffer of a channel's reader: small while little comes, large while much comes.
 type readBuffer struct {
 	small [idleChunk]byte
 	large *[chunkSize]byte // nil while little comes, or very much
@@ -44,7 +46,7 @@ func (b *readBuffer) next() []byte {
 	}
 }
 
-// used notes that n bytes of the buffer were filled, and that nobody needs them any more.
+// used says that n bytes of the buffer were filled, and that they have been read.
 func (b *readBuffer) used(n int) {
 	size := len(b.next())
 	switch {
@@ -71,82 +73,53 @@ func (b *readBuffer) free() {
 	}
 }
 
-const (
-	// rushRate is from how many bytes a second on, and rushReads after how many reads in a row at such a rate, a
-	// stream counts as a rush.
-	rushRate, rushReads = 128 << 20, 8
-	// rushPause is how long the reader of a rush lets more come before it reads on.
-	rushPause = 60 * time.Microsecond
-)
-
-// rush counts reads of a stream that come at a high rate, one after the other. For each of them the SSH library may open
-// the window, by a packet and a system call: few large ones cost a tenth less of the processors' time than many small
-// ones, at both ends.
-type rush int
-
-// pause waits for more if a read of n bytes, which took so long, is one of a rush.
-func (r *rush) pause(n int, took time.Duration) {
-	switch {
-	case n < chunkSize || took > time.Duration(n)*time.Second/rushRate:
-		*r = 0
-	case *r < rushReads:
-		*r++
-	default:
-		time.Sleep(rushPause) //nolint:forbidigo // no event is waited for
-	}
-}
-
-// channelStream is a Stream over an SSH channel.
+// channelStream is the [channel.Transport] of an SSH channel.
 //
-// The SSH library's own Read and Write can only be woken by the peer, so each direction has a
-// goroutine, started by its first use, that Close need not wait for and the Conn's Close does. The one that
-// writes ends when nothing was written for a while.
+// The SSH library's own Read and Write can only be woken by the peer, so each direction has a goroutine, started by its
+// first use. Close does not wait for them, and the Conn's Close does. The goroutine that writes ends once nothing was
+// written for a while.
 type channelStream struct {
-	*channel
+	*sshChannel
 
 	readOnce sync.Once
 	filled   chan piece    // from the reader goroutine
-	spent    chan struct{} // to it: the piece is used up
+	spent    chan struct{} // to the reader goroutine: the piece is used up
 	current  piece         // owned by Read
 
 	out     chan outPiece // to the writer goroutine
-	written chan error    // from it, one for each outPiece
+	written chan error    // from the writer goroutine, one for each outPiece
+	owed    bool          // an answer that Write did not wait for; owned by Write
 
 	writeMu sync.Mutex // guards the following
 	writing bool       // there is a writer goroutine
-	sending int        // how many have a piece for it
-
-	closeWrite sync.Once
+	sending int        // callers of send
 }
 
-// piece is what one read of the channel gave.
+// piece is the result of one read of the channel.
 type piece struct {
 	data []byte
 	err  error
 }
 
-// outPiece is what the writer goroutine shall send: n bytes of buf, which it gives back, or, without a
-// buf, the end of the stream. One goroutine does both because the library allows no other.
+// outPiece tells the writer goroutine to send n bytes of buf, which it gives back, or, without a buf, the end of the
+// stream. One goroutine does both because the library allows no other.
 type outPiece struct {
 	buf *[chunkSize]byte
 	n   int
 }
 
-func newChannelStream(ch *channel) *channelStream {
+func newChannelStream(ch *sshChannel) *channelStream {
 	return &channelStream{
-		channel: ch,
-		filled:  make(chan piece),
-		spent:   make(chan struct{}, 1),
-		out:     make(chan outPiece),
-		written: make(chan error),
+		sshChannel: ch,
+		filled:     make(chan piece),
+		spent:      make(chan struct{}, 1),
+		out:        make(chan outPiece),
+		written:    make(chan error, 1),
 	}
 }
 
-// Read reads what the other end sent. See [Stream] for its errors.
-func (s *channelStream) Read(p []byte) (int, error) {
-	if s.isClosed() {
-		return 0, s.readError(io.EOF)
-	}
+// Read implements [channel.Transport].
+func (s *channelStream) Read(p []byte, stop <-chan struct{}) (int, error) {
 	s.readOnce.Do(func() {
 		if !s.conn.spawn(s.readLoop) {
 			close(s.filled)
@@ -162,8 +135,8 @@ func (s *channelStream) Read(p []byte) (int, error) {
 				next.err = s.conn.ended("read")
 			}
 			s.current = next
-		case <-s.closed:
-			return 0, s.readError(io.EOF)
+		case <-stop:
+			return 0, channel.ErrStopped
 		}
 	}
 	n := copy(p, s.current.data)
@@ -174,14 +147,12 @@ func (s *channelStream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// readLoop reads the channel ahead by one piece, in small pieces while little comes. A larger buffer is given back only
-// when it is spent: Read may still copy from it when Close has woken the readLoop, and the next to have it is another
-// build's stream.
+// readLoop reads the channel ahead by one piece, in small pieces while little comes. It gives a larger buffer back only
+// once that is spent: Read may still copy from it when Close has woken readLoop, and the next stream to get it may
+// belong to another build.
 func (s *channelStream) readLoop() {
 	var in readBuffer
-	var fast rush
 	for {
-		begin := time.Now()
 		buf := in.next()
 		n, err := s.ssh.Read(buf)
 		if err != nil {
@@ -201,58 +172,77 @@ func (s *channelStream) readLoop() {
 			return
 		}
 		in.used(n)
-		fast.pause(n, time.Since(begin))
 	}
 }
 
-// Write sends p. It returns when the SSH library has taken all of it, which waits for the window the
-// other end grants.
-func (s *channelStream) Write(p []byte) (int, error) {
+// Write implements [channel.Transport]. It returns when the SSH library has taken all of p, which waits for the window
+// that the other end grants.
+func (s *channelStream) Write(p []byte, stop <-chan struct{}) (int, error) {
 	total := 0
 	for len(p) > 0 {
 		piece := outPiece{buf: chunks.Get().(*[chunkSize]byte)}
 		piece.n = copy(piece.buf[:], p)
-		if err := s.send(piece); err != nil {
+		taken, err := s.send(piece, stop)
+		if taken {
+			total += piece.n
+		}
+		if err != nil {
 			return total, s.sendError("write", err)
 		}
-		total += piece.n
 		p = p[piece.n:]
 	}
 	return total, nil
 }
 
-// CloseWrite tells the other end that no more comes, after what Write has sent; reading goes on.
-// Idempotent.
-func (s *channelStream) CloseWrite() error {
-	var err error
-	s.closeWrite.Do(func() {
-		if err = s.send(outPiece{}); err != nil {
-			err = s.sendError("close write", err)
-		}
-	})
-	return err
+// CloseWrite implements [channel.Transport].
+func (s *channelStream) CloseWrite(stop <-chan struct{}) error {
+	if _, err := s.send(outPiece{}, stop); err != nil {
+		return s.sendError("close write", err)
+	}
+	return nil
 }
 
-// send passes a piece to the writer goroutine and waits for its word.
-func (s *channelStream) send(piece outPiece) error {
+// send passes a piece to the writer goroutine and waits for its answer. taken says whether the piece is on its way: the
+// writer has the buffer then, also if stop has ended the wait.
+func (s *channelStream) send(piece outPiece, stop <-chan struct{}) (taken bool, err error) {
+	if s.owed {
+		if err := s.answer(stop); err != nil {
+			return false, s.unsent(piece, err)
+		}
+	}
 	s.wantWriter()
 	defer s.doneSending()
 	select {
 	case s.out <- piece:
-	case <-s.closed:
-		return s.unsent(piece)
+	case <-stop:
+		return false, s.unsent(piece, channel.ErrStopped)
 	case <-s.gone:
-		return s.unsent(piece)
+		return false, s.unsent(piece, io.EOF)
 	case <-s.conn.done:
-		return s.unsent(piece)
+		return false, s.unsent(piece, io.EOF)
 	}
-	// From here the buffer is the writer's: it may still read it when Close has woken us.
+	s.owed = true
+	err = s.answer(stop)
+	return err == nil || s.owed, err
+}
+
+// answer waits for the writer goroutine's answer to a piece.
+func (s *channelStream) answer(stop <-chan struct{}) error {
 	select {
 	case err := <-s.written:
+		s.owed = false
 		return err
-	case <-s.closed:
-		return io.EOF
+	case <-stop:
+		return channel.ErrStopped
 	}
+}
+
+// unsent gives back the buffer of a piece that was not sent because of err.
+func (s *channelStream) unsent(piece outPiece, err error) error {
+	if piece.buf != nil {
+		chunks.Put(piece.buf)
+	}
+	return err
 }
 
 // wantWriter sees to it that there is a writer goroutine, until doneSending.
@@ -261,7 +251,7 @@ func (s *channelStream) wantWriter() {
 	defer s.writeMu.Unlock()
 	s.sending++
 	if !s.writing {
-		s.writing = s.conn.spawn(s.writeLoop) // if not spawned, the connection is done
+		s.writing = s.conn.spawn(s.writeLoop) // if not spawned, the connection has ended
 	}
 }
 
@@ -271,7 +261,7 @@ func (s *channelStream) doneSending() {
 	s.sending--
 }
 
-// retire reports whether the writer goroutine may end: nobody has a piece for it.
+// retire reports whether the writer goroutine may end: no caller has a piece for it.
 func (s *channelStream) retire() bool {
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
@@ -279,14 +269,7 @@ func (s *channelStream) retire() bool {
 	return !s.writing
 }
 
-func (s *channelStream) unsent(piece outPiece) error {
-	if piece.buf != nil {
-		chunks.Put(piece.buf)
-	}
-	return io.EOF
-}
-
-// writeLoop hands pieces to the SSH library until the stream is closed, or none came for a while.
+// writeLoop passes pieces to the SSH library until the stream is closed, or no piece came for a while.
 func (s *channelStream) writeLoop() {
 	ticker := time.NewTicker(writeLinger)
 	defer ticker.Stop()
@@ -295,11 +278,7 @@ func (s *channelStream) writeLoop() {
 		select {
 		case piece := <-s.out:
 			idle = false
-			select {
-			case s.written <- s.transmit(piece):
-			case <-s.closed:
-				return
-			}
+			s.written <- s.transmit(piece) // has room: one piece is on its way at a time
 		case <-ticker.C:
 			if idle && s.retire() {
 				return

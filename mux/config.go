@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"time"
+
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 const (
@@ -13,23 +15,23 @@ const (
 	defaultKeepaliveTimeout  = 15 * time.Second
 )
 
-// Config says how to connect. Dial and NewConn copy and check it.
+// Config describes how to connect. Dial and NewConn copy and check it.
 type Config struct {
 	// User is the account on the VM. Required.
 	User string
 	// Auth holds the ways to log in: all keys are tried, in order, then the first password. Required,
-	// unless there are Credentials. KeyFile, Key, Agent and Password make them.
-	Auth []Auth
+	// unless there are Credentials. Package login makes them: KeyFile, Key, Agent, Password.
+	Auth []login.Auth
 	// Credentials returns ways to log in that are tried before those of Auth. It is called for each
 	// connection, before it is made, so that they may expire. ctx is the dial's. May be nil.
-	Credentials func(ctx context.Context) ([]Auth, error)
+	Credentials func(ctx context.Context) ([]login.Auth, error)
 	// AllowSHA1 also offers key exchanges and RSA signatures with SHA-1, which is broken, for servers that
 	// have nothing better.
 	AllowSHA1 bool
 
 	// HostKeys decides which server may answer. Required: there is no insecure default.
-	// PinnedHostKeys, KnownHosts, HostKeyCommand and FirstUse make one, FirstOf joins them.
-	HostKeys HostKeys
+	// Package login makes it: PinnedHostKeys, KnownHosts, HostKeyCommand, FirstUse; FirstOf joins several.
+	HostKeys login.HostKeys
 	// HostKeyAlias is the name that HostKeys looks the server up by, instead of its address. May be empty.
 	HostKeyAlias string
 	// MachineID is the identity of the machine, that no other ever has, for FirstUse.
@@ -49,7 +51,7 @@ type Config struct {
 	// it is learned from the server's first refusal.
 	SessionLimit int
 
-	// Trace is told what happens. If nil, nobody is.
+	// Trace has hooks that are called as things happen. May be nil.
 	Trace *Trace
 }
 
@@ -63,7 +65,7 @@ func (c *Config) withDefaults() (*Config, error) {
 		return nil, errors.New("mux: Config.User is empty")
 	case len(d.Auth) == 0 && d.Credentials == nil:
 		return nil, errors.New("mux: Config.Auth is empty: name a private key, a password or an agent")
-	case len(d.HostKeys.rules) == 0:
+	case d.HostKeys.IsZero():
 		return nil, errors.New("mux: Config.HostKeys is not set: pin the server's key or name a known_hosts file")
 	case d.SessionLimit < 0:
 		return nil, fmt.Errorf("mux: Config.SessionLimit is %d", d.SessionLimit)
@@ -82,13 +84,4 @@ func (c *Config) withDefaults() (*Config, error) {
 	}
 	d.Trace = &trace
 	return &d, nil
-}
-
-// server returns who is dialed at addr.
-func (c *Config) server(addr string) server {
-	name := addr
-	if c.HostKeyAlias != "" {
-		name = net.JoinHostPort(c.HostKeyAlias, "22") // which known_hosts does not write
-	}
-	return server{machine: c.MachineID, name: name, addr: addr, user: c.User}
 }

@@ -9,24 +9,28 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/flight"
+	"github.com/stepmux/stepmux/mux/channel"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// closeSettle is how long a channel that ended at its peer's word waits to hear that in truth the
-// connection ended. What ends the TCP connection is known before the channels end. But where the
-// library ends for a reason of protocol (a disconnect message, a broken packet) it closes the channels a
-// moment before the connection, and only waiting tells. So io.EOF alone is no proof of success.
+// closeSettle is how long the end of a channel waits for the news that the whole connection has ended. An error of the
+// TCP connection is known before its channels end. But if the library ends for a reason of the protocol (a disconnect
+// message, a broken packet), it closes the channels a moment before the connection. So io.EOF alone is no proof of
+// success.
 const closeSettle = 5 * time.Millisecond
 
-// causePatience is how long the library has to say why it ended.
-const causePatience = 100 * time.Millisecond
+// causeTimeout is how long to wait for the library's reason after it has ended.
+const causeTimeout = 100 * time.Millisecond
 
 // Conn is one SSH connection. It is safe for concurrent use.
 //
-// It owns these goroutines, all gone when Close returns: one keepalive and one that asks the peer, one that
-// writes and one that waits for its end, two that answer what the server asks, one for each channel from its
-// opening to its end and one more while it is opened, and up to two for each stream. (That which delivers a
-// process's stderr belongs to its Wait: it ends with the channel, but not before the caller's Writer returns.)
-// A server that breaks the protocol can make the library leave some behind: see libraryEnded and openRaw.
+// It owns these goroutines: the keepalive and its probe, one that writes and one that waits for its end, two that
+// answer the server's requests, one for each channel (two while it is opened), up to two for each stream, and those of
+// its relays. All are gone when Close returns. (The goroutine that delivers a process's stderr belongs to the process's
+// Wait: it ends with the channel, but not before the caller's Writer returns.) A server that breaks the protocol can
+// make the SSH library leave some behind: see libraryEnded and openRaw.
 type Conn struct {
 	addr, user string
 	since      time.Time
@@ -38,20 +42,23 @@ type Conn struct {
 	streams    atomic.Int64 // channels open that are not sessions
 
 	done chan struct{} // closed once err is set
-	over chan struct{} // closed once the library has ended all channels; done follows within causePatience
+	over chan struct{} // closed once the library has ended all channels; done follows within causeTimeout
 	wg   sync.WaitGroup
 
-	mu       sync.Mutex             // guards the following
-	err      error                  // why the connection ended
-	channels int                    // open or being opened
-	draining bool                   // Shutdown was called: nothing new
-	relays   map[string]*relayStart // by command line
-	spares   map[*Spare]struct{}    // not taken and not closed
+	probe flight.Flight[time.Duration] // asks the peer for an answer; see keepalive
+
+	mu       sync.Mutex                              // guards the following
+	err      error                                   // why the connection ended
+	channels int                                     // open or being opened
+	draining bool                                    // Shutdown was called: no new channels
+	relays   map[string]*flight.Flight[*relay.Relay] // by command line
+	spares   map[*Spare]struct{}                     // not taken and not closed
 	empty    chan struct{}
-	question *question // under way; nil if none
 }
 
-func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, addr string, cfg *Config) *Conn {
+func newConn(
+	nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan *ssh.Request, addr string, cfg *Config,
+) *Conn {
 	c := &Conn{
 		addr:     addr,
 		user:     cfg.User,
@@ -63,13 +70,14 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 		done:     make(chan struct{}),
 		over:     make(chan struct{}),
 	}
+	c.probe.GoOn = true
 	c.sessions.scarce = c.giveUpSpares
 	c.wg.Go(func() { <-nc.done })
 	c.wg.Go(func() { ssh.DiscardRequests(reqs) })
 	c.wg.Go(func() {
 		for ch := range chans {
-			// A client that asked for no forwarding has nothing to accept. An error means that the
-			// connection is ending, which others report.
+			// We asked for no forwarding, so there is nothing to accept. An error means that the connection is
+			// ending, which others report.
 			_ = ch.Reject(ssh.Prohibited, "this client accepts no channels")
 		}
 		c.libraryEnded(cc.Wait)
@@ -78,6 +86,9 @@ func newConn(nc *netConn, cc ssh.Conn, chans <-chan ssh.NewChannel, reqs <-chan 
 	nc.notify(c.fail)
 	return c
 }
+
+// local is the address of this end of the connection's streams: the server, from which they go on.
+func (c *Conn) local() channel.Addr { return channel.Addr{Net: "tcp", Text: c.addr} }
 
 // Done returns a channel that is closed when the connection has ended, for whatever reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
@@ -89,14 +100,14 @@ func (c *Conn) Err() error {
 	return c.err
 }
 
-// libraryEnded ends the connection once the library has: it has closed all channels. Why, it tells as soon as
-// it has stopped reading, which it cannot where the server broke the protocol and went on sending: its own
-// queue is full and has no reader. Its three goroutines, with that queue, and one of ours are then left behind.
+// libraryEnded ends the connection after the library has closed all channels. The library gives its reason once it has
+// stopped reading. If the server broke the protocol and goes on sending, it never stops: its own queue is full and has
+// no reader. Its three goroutines, with that queue, and one of ours are then left behind.
 func (c *Conn) libraryEnded(wait func() error) {
 	close(c.over)
 	cause := make(chan error, 1)
 	go func() { cause <- wait() }()
-	timer := time.NewTimer(causePatience)
+	timer := time.NewTimer(causeTimeout)
 	defer timer.Stop()
 	select {
 	case err := <-cause:
@@ -109,12 +120,12 @@ func (c *Conn) libraryEnded(wait func() error) {
 // fail ends the connection because err was met by op. The first call decides.
 func (c *Conn) fail(op string, err error) {
 	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF // nothing may take a loss for an end
+		err = io.ErrUnexpectedEOF // a loss must not look like an end
 	}
 	c.end(&ConnError{Op: op, Addr: c.addr, Err: shorten(err)})
 }
 
-// end closes the connection under everything that waits on it.
+// end ends the connection, and with it all calls that wait on it.
 func (c *Conn) end(err error) {
 	c.mu.Lock()
 	first := c.err == nil
@@ -130,18 +141,19 @@ func (c *Conn) end(err error) {
 	}
 }
 
-// Close ends the connection now and waits for its goroutines. Calls that wait on it return
-// ErrClosed. Processes started over it see their stdin end; stopping them is their own affair
-// (RFC 4254 has no way to end a remote process with its channel). Close is idempotent and returns
-// nil.
+// Close ends the connection now and waits for its goroutines. Calls that wait on it return ErrClosed. Processes that it
+// started see their stdin end, and stop by themselves if they watch it: RFC 4254 has no way to end a remote process
+// with its channel. Close is idempotent and returns nil.
 func (c *Conn) Close() error {
 	c.end(ErrClosed)
+	c.probe.Close()
+	c.closeRelays()
 	c.wg.Wait()
 	return nil
 }
 
-// Shutdown refuses new channels with ErrClosed, waits until those that are open have ended, then
-// closes the connection. When ctx ends first it closes at once and returns ctx's cause.
+// Shutdown refuses new channels with ErrClosed, waits until the open ones have ended, and closes the connection. If ctx
+// ends first, it closes at once and returns ctx's cause.
 func (c *Conn) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
 	c.draining = true
@@ -187,8 +199,8 @@ func (c *Conn) alive(op string) error {
 	}
 }
 
-// begin counts a channel that is about to be opened, and its goroutine. It returns an error when the
-// connection takes no new channels.
+// begin counts a channel that is about to be opened, and its goroutine. It returns an error if the connection takes no
+// new channels.
 func (c *Conn) begin(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -231,8 +243,8 @@ func (c *Conn) uncountLocked(n int) {
 	}
 }
 
-// exempt stops counting a channel that is not there for its own sake: Shutdown does not wait for a relay.
-func (c *Conn) exempt(ch *channel) {
+// exempt stops counting a channel, so that Shutdown does not wait for it: a relay's session, or a spare process.
+func (c *Conn) exempt(ch *sshChannel) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !ch.exempt {
@@ -241,7 +253,7 @@ func (c *Conn) exempt(ch *channel) {
 	}
 }
 
-// spawn runs fn in a goroutine that Close waits for. It returns false when the connection has ended.
+// spawn runs fn in a goroutine that Close waits for. It returns false if the connection has ended.
 func (c *Conn) spawn(fn func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,8 +264,8 @@ func (c *Conn) spawn(fn func()) bool {
 	return true
 }
 
-// finish undoes begin. ch is nil if there is none.
-func (c *Conn) finish(ch *channel) {
+// finish undoes begin. ch is nil if the channel could not be opened.
+func (c *Conn) finish(ch *sshChannel) {
 	c.mu.Lock()
 	if ch == nil || !ch.exempt {
 		if ch != nil {
@@ -278,11 +290,11 @@ type Stat struct {
 
 // SessionStat is a snapshot of a connection's session budget.
 type SessionStat struct {
-	Taken   int    // slots handed out: the open ones, and those that are being opened
-	Open    int    // sessions the server has confirmed and not closed
+	Taken   int    // sessions that are open, or being opened
+	Open    int    // sessions that the server has confirmed and not closed
 	Peak    int    // the most that were open at once
 	Waiting int    // callers that wait for a session
-	Limit   int    // what the server allows, 0 while unknown
+	Limit   int    // the number the server allows, 0 while unknown
 	Learned bool   // the limit was learned from a refusal, not configured
 	Refused uint64 // sessions the server has refused so far
 }
@@ -301,7 +313,7 @@ func (c *Conn) Stat() Stat {
 	}
 }
 
-// LimitSource says where the limit is from: "configured", "learned" from a refusal, or "unknown".
+// LimitSource returns the origin of the limit: "configured", "learned" from a refusal, or "unknown".
 func (s SessionStat) LimitSource() string {
 	switch {
 	case s.Limit == 0:

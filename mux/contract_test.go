@@ -5,11 +5,16 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"net"
+	"os"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/net/nettest"
 
+	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -89,7 +94,7 @@ func TestStreamEndsOnlyByItsPeersWord(t *testing.T) {
 func TestCloseWakesRead(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
 		s := r.open(silent)
-		read := inBackground(func() error {
+		read := inBlockedCall(t, func() error {
 			_, err := s.Read(make([]byte, 1))
 			return err
 		})
@@ -101,19 +106,7 @@ func TestCloseWakesRead(t *testing.T) {
 func TestCloseWakesWriteThoughThePeerNeverReads(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
 		s := r.open(silent)
-		started := make(chan struct{}, 1)
-		wrote := inBackground(func() error {
-			for buf := make([]byte, 1<<20); ; {
-				select {
-				case started <- struct{}{}:
-				default:
-				}
-				if _, err := s.Write(buf); err != nil {
-					return err
-				}
-			}
-		})
-		receive(t, started)
+		wrote := fill(t, s)
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, receive(t, wrote), io.ErrClosedPipe)
 		require.NoError(t, s.Close(), "again")
@@ -121,7 +114,123 @@ func TestCloseWakesWriteThoughThePeerNeverReads(t *testing.T) {
 		require.ErrorIs(t, err, io.ErrClosedPipe)
 		_, err = s.Write([]byte("x"))
 		require.ErrorIs(t, err, io.ErrClosedPipe)
+		require.ErrorIs(t, err, net.ErrClosed)
+		require.ErrorIs(t, s.SetDeadline(time.Time{}), net.ErrClosed)
 	})
+}
+
+// Symptom: a Write to a socket by a relay could not be woken while the link was frozen.
+func TestFrozenLinkHoldsUpNoCallThatIsClosedOrTimedOut(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s, sibling := r.open(echo), r.open(echo)
+		_, err := s.Write([]byte("x"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(s, make([]byte, 1))
+		require.NoError(t, err)
+		r.proxy.Stall()
+
+		wrote := fill(t, s) // its window, or all that the link takes
+		filled := fill(t, sibling)
+		require.NoError(t, s.SetWriteDeadline(time.Now()))
+		require.ErrorIs(t, receive(t, wrote), os.ErrDeadlineExceeded)
+		require.NoError(t, s.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+		_, err = s.Read(make([]byte, 1))
+		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+
+		require.NoError(t, s.SetDeadline(time.Time{}))
+		read := inBlockedCall(t, func() error {
+			_, err := s.Read(make([]byte, 1))
+			return err
+		})
+		wrote = fill(t, s)
+		for _, c := range []duplex{s, sibling} {
+			closed := inBackground(c.Close)
+			require.NoError(t, receive(t, closed))
+		}
+		for _, woken := range []<-chan error{read, wrote, filled} {
+			require.ErrorIs(t, receive(t, woken), io.ErrClosedPipe)
+		}
+	})
+}
+
+func TestDeadlinesEndCallsAndNotTheStream(t *testing.T) {
+	onStreams(t, func(t *testing.T, r *rig) {
+		s := r.open(echo)
+		require.NoError(t, s.SetReadDeadline(time.Now().Add(10*time.Millisecond)))
+		_, err := s.Read(make([]byte, 1))
+		require.Equal(t, os.ErrDeadlineExceeded, err)
+		_, err = s.Read(make([]byte, 1))
+		require.Equal(t, os.ErrDeadlineExceeded, err, "until it is moved")
+		require.NoError(t, s.SetReadDeadline(time.Time{}))
+
+		require.NoError(t, s.SetWriteDeadline(time.Now().Add(-time.Second)))
+		_, err = s.Write([]byte("x"))
+		require.Equal(t, os.ErrDeadlineExceeded, err)
+		require.Equal(t, os.ErrDeadlineExceeded, s.CloseWrite())
+		require.NoError(t, s.SetWriteDeadline(time.Time{}))
+
+		// The echo stops reading when nobody reads it. A Write that its deadline ended has sent the bytes it counts.
+		sent := make([]byte, 16<<20)
+		_, _ = rand.Read(sent)
+		total := 0
+		for range 20 {
+			require.NoError(t, s.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
+			n, err := s.Write(sent[total:])
+			total += n
+			if err != nil {
+				require.Equal(t, os.ErrDeadlineExceeded, err)
+			}
+		}
+		require.Less(t, total, len(sent))
+		require.NoError(t, s.SetWriteDeadline(time.Time{}))
+		wrote := inBackground(func() error {
+			_, err := s.Write(sent[total:])
+			return errors.Join(err, s.CloseWrite())
+		})
+		got := make([]byte, 0, len(sent))
+		for buf := make([]byte, 100_000); ; { // with deadlines that pass in the midst of frames
+			require.NoError(t, s.SetReadDeadline(time.Now().Add(time.Millisecond)))
+			n, err := s.Read(buf)
+			got = append(got, buf[:n]...)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				require.Equal(t, os.ErrDeadlineExceeded, err)
+			}
+		}
+		require.NoError(t, receive(t, wrote))
+		require.True(t, bytes.Equal(sent, got), "sent %d bytes, got %d", len(sent), len(got))
+	})
+}
+
+func TestStreamIsANetConn(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	for name, dialer := range map[string]func(*mux.Conn) starter{
+		"streamlocal":  func(c *mux.Conn) starter { return c },
+		"relay socket": func(c *mux.Conn) starter { return relayOf(t, c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := dialer(dial(t, s))
+			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
+				path := buildSocket(t)
+				ln, err := net.Listen("unix", path)
+				if err != nil {
+					return nil, nil, nil, err
+				}
+				defer ln.Close()
+				stream, err := d.DialUnix(sshtest.Within(t), path)
+				if err != nil {
+					return nil, nil, nil, err
+				}
+				peer, err := ln.Accept()
+				if err != nil {
+					return nil, nil, nil, err
+				}
+				return stream, peer, func() { stream.Close(); peer.Close() }, nil
+			})
+		})
+	}
 }
 
 func TestSlowReaderDoesNotStallItsSibling(t *testing.T) {

@@ -12,13 +12,13 @@ import (
 
 // Dial connects to addr (host:port), checks the server's host key and logs in. ctx bounds all of
 // it and means nothing after Dial has returned. The caller closes the Conn. The error is a
-// [*DialError], which wraps ctx's cause when ctx ended the dial, or says what is wrong with cfg.
+// [*DialError], which wraps ctx's cause if ctx ended the dial, or names the mistake in cfg.
 func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	login, err := prepare(ctx, addr, cfg)
+	shake, err := prepare(ctx, addr, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 		}
 		return nil, &DialError{Stage: "connect", Addr: addr, User: cfg.User, Err: err, Hint: connectHint(err)}
 	}
-	return login.run(ctx, nc)
+	return shake.run(ctx, nc)
 }
 
 func (c *Config) dialNet(ctx context.Context, addr string) (net.Conn, error) {
@@ -49,12 +49,12 @@ func NewConn(ctx context.Context, nc net.Conn, addr string, cfg *Config) (*Conn,
 		nc.Close()
 		return nil, err
 	}
-	login, err := prepare(ctx, addr, cfg)
+	shake, err := prepare(ctx, addr, cfg)
 	if err != nil {
 		nc.Close()
 		return nil, err
 	}
-	return login.run(ctx, nc)
+	return shake.run(ctx, nc)
 }
 
 // dialCause reports that ctx ended the dial at stage.

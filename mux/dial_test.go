@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"encoding/pem"
 	"errors"
 	"net"
 	"os"
@@ -15,11 +14,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
-	"golang.org/x/crypto/ssh/agent"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // newKey returns a key no server knows.
@@ -44,11 +43,11 @@ func requireStage(t testing.TB, err error, stage string, permanent bool) {
 
 func TestDialByKeyFileAndKnownHosts(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		key, err := mux.KeyFile(s.IdentityFile)
+		key, err := login.KeyFile(s.IdentityFile)
 		require.NoError(t, err)
-		hosts, err := mux.KnownHosts(s.KnownHosts)
+		hosts, err := login.KnownHosts(s.KnownHosts)
 		require.NoError(t, err)
-		conn := dialWith(t, s, &mux.Config{User: s.User, Auth: []mux.Auth{key}, HostKeys: hosts})
+		conn := dialWith(t, s, &mux.Config{User: s.User, Auth: []login.Auth{key}, HostKeys: hosts})
 		require.NoError(t, start(t, conn, "exit 0", nil).Wait(sshtest.Within(t)))
 		require.Contains(t, conn.Stat().ServerVersion, "SSH-2.0-")
 	})
@@ -57,79 +56,25 @@ func TestDialByKeyFileAndKnownHosts(t *testing.T) {
 func TestDialByPassword(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{Password: "correct horse"})
 	cfg := config(s)
-	cfg.Auth = []mux.Auth{mux.Password("correct horse")}
+	cfg.Auth = []login.Auth{login.Password("correct horse")}
 	dialWith(t, s, cfg)
-	cfg.Auth = []mux.Auth{mux.Password("battery staple")}
+	cfg.Auth = []login.Auth{login.Password("battery staple")}
 	_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 	requireStage(t, err, "login", true)
 	require.NotContains(t, err.Error(), "battery", "secrets stay out of errors")
-}
-
-func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
-	s := sshtest.InProcess(t, embeddedvm.Config{})
-	stranger, private := newKey(t)
-	authorized := s.Signer
-	ring := agent.NewKeyring()
-	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	socket := serveAgent(t, ring)
-
-	byAgent, err := mux.Agent(socket)
-	require.NoError(t, err)
-	cfg := config(s)
-	cfg.Auth = []mux.Auth{byAgent}
-	_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
-	requireStage(t, err, "login", true)
-
-	other := sshtest.InProcess(t, embeddedvm.Config{AuthorizedKeys: []ssh.PublicKey{stranger.PublicKey()}})
-	cfg = config(other)
-	cfg.Auth = []mux.Auth{mux.Key("unknown", authorized), byAgent}
-	dialWith(t, other, cfg)
-
-	// An agent that is not there does not keep a key from being tried.
-	noAgent, err := mux.Agent(filepath.Join(t.TempDir(), "none"))
-	require.NoError(t, err)
-	cfg = config(s)
-	cfg.Auth = append([]mux.Auth{noAgent}, cfg.Auth...)
-	dialWith(t, s, cfg)
-}
-
-// serveAgent serves an ssh-agent on a unix socket.
-func serveAgent(t testing.TB, ring agent.Agent) string {
-	t.Helper()
-	path := filepath.Join(sshtest.SocketDir(t), "agent.sock")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			nc, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer nc.Close()
-				_ = agent.ServeAgent(ring, nc)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		wg.Wait()
-	})
-	return path
 }
 
 func TestDialRefusesAnUnexpectedHostKey(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		stranger, _ := newKey(t)
 		cfg := config(s)
-		cfg.HostKeys = mux.PinnedHostKeys(stranger.PublicKey())
+		cfg.HostKeys = login.PinnedHostKeys(stranger.PublicKey())
 		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		requireStage(t, err, "host key", true)
 
 		empty := filepath.Join(t.TempDir(), "known_hosts")
 		require.NoError(t, os.WriteFile(empty, nil, 0o600))
-		cfg.HostKeys, err = mux.KnownHosts(empty)
+		cfg.HostKeys, err = login.KnownHosts(empty)
 		require.NoError(t, err)
 		_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		requireStage(t, err, "host key", true)
@@ -142,7 +87,7 @@ func TestDialRefusedLoginNamesHostUserAndKey(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		stranger, _ := newKey(t)
 		cfg := config(s)
-		cfg.Auth = []mux.Auth{mux.Key("/keys/mine", stranger)}
+		cfg.Auth = []login.Auth{login.Key("/keys/mine", stranger)}
 		_, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
 		requireStage(t, err, "login", true)
 		for _, want := range []string{s.Addr, s.User, "/keys/mine"} {
@@ -248,7 +193,7 @@ func TestDialChecksItsConfig(t *testing.T) {
 	for want, change := range map[string]func(*mux.Config){
 		"User is empty":        func(c *mux.Config) { c.User = "" },
 		"Auth is empty":        func(c *mux.Config) { c.Auth = nil },
-		"HostKeys is not set":  func(c *mux.Config) { c.HostKeys = mux.HostKeys{} },
+		"HostKeys is not set":  func(c *mux.Config) { c.HostKeys = login.HostKeys{} },
 		"SessionLimit":         func(c *mux.Config) { c.SessionLimit = -1 },
 		"a dead peer must be ": func(c *mux.Config) { c.KeepaliveTimeout = -1 },
 	} {
@@ -259,25 +204,6 @@ func TestDialChecksItsConfig(t *testing.T) {
 	}
 	_, err := mux.Dial(sshtest.Within(t), s.Addr, nil)
 	require.Error(t, err)
-}
-
-func TestKeyFileSaysWhatIsWrongWithIt(t *testing.T) {
-	dir := t.TempDir()
-	_, private := newKey(t)
-	locked, err := ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte("secret"))
-	require.NoError(t, err)
-	for want, content := range map[string]string{
-		"it has a passphrase": string(pem.EncodeToMemory(locked)),
-		"not the .pub file":   "ssh-ed25519 AAAA me@here",
-		"not a private key":   string(make([]byte, 100<<10)),
-	} {
-		path := filepath.Join(dir, "key")
-		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
-		_, err := mux.KeyFile(path)
-		require.ErrorContains(t, err, want)
-	}
-	_, err = mux.KeyFile(filepath.Join(dir, "none"))
-	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
 func TestKeepaliveClosesADeadPeerWithinItsBound(t *testing.T) {

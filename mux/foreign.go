@@ -2,7 +2,7 @@ package mux
 
 import "strings"
 
-// maxForeign bounds what of a peer's words comes into an error message.
+// maxForeign bounds the text of a peer in an error message.
 const maxForeign = 1 << 10
 
 // foreignError is an error with words of the peer in it, of which only so many are told as help to read it.

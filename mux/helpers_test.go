@@ -1,14 +1,17 @@
 package mux_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -20,14 +23,16 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // config returns how to log in to s.
 func config(s *sshtest.Server) *mux.Config {
 	return &mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}
 }
 
@@ -63,7 +68,7 @@ func onServers(t *testing.T, test func(*testing.T, *sshtest.Server)) {
 
 // duplex is what a process and a socket have in common.
 type duplex interface {
-	io.ReadWriteCloser
+	net.Conn
 	CloseWrite() error
 }
 
@@ -123,7 +128,7 @@ type starter interface {
 func openSession(t testing.TB, c *mux.Conn, peer string) duplex { return openProcess(t, c, peer) }
 
 func openRelayProcess(t testing.TB, c *mux.Conn, peer string) duplex {
-	return openProcess(t, relay(t, c), peer)
+	return openProcess(t, relayOf(t, c), peer)
 }
 
 func openProcess(t testing.TB, s starter, peer string) duplex {
@@ -155,11 +160,13 @@ var (
 // relayCommand is how a relay is started.
 func relayCommand(t testing.TB) mux.Command {
 	t.Helper()
-	return mux.Command{Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", relayTemp(t), "--grace", "200ms")}
+	return mux.Command{
+		Argv: append(runnertest.Command(t), "steps", "relay", "--temp-dir", relayTemp(t), "--grace", "200ms"),
+	}
 }
 
-// relay returns the relay of c.
-func relay(t testing.TB, c *mux.Conn) *mux.Relay {
+// relayOf returns the relay of c.
+func relayOf(t testing.TB, c *mux.Conn) *relay.Relay {
 	t.Helper()
 	r, err := c.Relay(sshtest.Within(t), relayCommand(t))
 	require.NoError(t, err)
@@ -168,7 +175,7 @@ func relay(t testing.TB, c *mux.Conn) *mux.Relay {
 
 func openRelaySocket(t testing.TB, c *mux.Conn, peer string) duplex {
 	t.Helper()
-	s, err := relay(t, c).DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), peer))
+	s, err := relayOf(t, c).DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), peer))
 	require.NoError(t, err)
 	t.Cleanup(func() { s.Close() })
 	return s
@@ -264,6 +271,52 @@ func inBackground(fn func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- fn() }()
 	return done
+}
+
+// inBlockedCall is inBackground that returns once fn waits for something.
+func inBlockedCall(t testing.TB, fn func() error) <-chan error {
+	t.Helper()
+	id := make(chan []byte, 1)
+	done := inBackground(func() error {
+		stack := make([]byte, 64)
+		runtime.Stack(stack, false) // "goroutine 7 [running]:"
+		id <- stack[:bytes.IndexByte(stack, '[')]
+		return fn()
+	})
+	prefix := receive(t, id)
+	eventually(t, func() bool { return isBlocked(prefix) })
+	return done
+}
+
+// isBlocked reports whether the goroutine whose stack begins with prefix waits for a channel.
+func isBlocked(prefix []byte) bool {
+	stacks := make([]byte, 4<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	_, state, found := bytes.Cut(stacks, append([]byte("\n"), prefix...))
+	return found && (bytes.HasPrefix(state, []byte("[select")) || bytes.HasPrefix(state, []byte("[chan ")))
+}
+
+// fill writes to s until nothing more fits, and returns the error of the Write that waits then.
+func fill(t testing.TB, s duplex) <-chan error {
+	t.Helper()
+	var written atomic.Int64
+	wrote := inBackground(func() error {
+		for buf := make([]byte, 16<<10); ; {
+			n, err := s.Write(buf)
+			if err != nil {
+				return err
+			}
+			written.Add(int64(n))
+		}
+	})
+	last := int64(-1)
+	require.Eventually(t, func() bool {
+		now := written.Load()
+		still := now == last
+		last = now
+		return still
+	}, sshtest.Bound, 100*time.Millisecond)
+	return wrote
 }
 
 // receive returns what comes from ch, and fails the test when nothing does.

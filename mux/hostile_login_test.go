@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // authFailure returns the refusal of a way to log in.
@@ -91,8 +92,14 @@ func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 			for c.WriteRaw(bytes.Repeat([]byte("x"), 100)) == nil {
 			}
 		}, want: "overflow reading version"},
-		"a version of long ago":  {script: func(c *rawssh.Conn) { _ = c.Versions("SSH-1.5-old"); _ = c.Exchange() }, want: "handshake"},
-		"a version that is none": {script: func(c *rawssh.Conn) { _ = c.WriteRaw([]byte("HELO\r\n")) }, want: "closed the connection at once"},
+		"a version of long ago": {
+			script: func(c *rawssh.Conn) { _ = c.Versions("SSH-1.5-old"); _ = c.Exchange() },
+			want:   "handshake",
+		},
+		"a malformed version": {
+			script: func(c *rawssh.Conn) { _ = c.WriteRaw([]byte("HELO\r\n")) },
+			want:   "closed the connection at once",
+		},
 		"a packet of 4 GiB": {script: func(c *rawssh.Conn) {
 			_ = c.Versions("SSH-2.0-x")
 			_ = c.WriteRaw(bytes.Repeat([]byte{0xff}, 1<<10))
@@ -114,13 +121,25 @@ func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 		"partial success without end": {script: func(c *rawssh.Conn) {
 			answerAll(c, authFailure(true, "publickey", "password", "keyboard-interactive"))
 		}, want: "too many authentication attempts"},
-		"no way to log in": {script: func(c *rawssh.Conn) { answerAll(c, authFailure(false, "gssapi-with-mic", "hostbased")) }, want: "unable to authenticate"},
+		"no way to log in": {
+			script: func(c *rawssh.Conn) { answerAll(c, authFailure(false, "gssapi-with-mic", "hostbased")) },
+			want:   "unable to authenticate",
+		},
 		"methods without end": {script: func(c *rawssh.Conn) {
 			answerAll(c, authFailure(false, strings.Split(strings.Repeat("x,", 50_000), ",")...))
 		}, want: "unable to authenticate"},
-		"a million questions":     {script: func(c *rawssh.Conn) { interactive(c, ask(1<<20, bytes.Repeat(prompt, 10_000))) }, want: "prompt format error"},
-		"two questions":           {script: func(c *rawssh.Conn) { interactive(c, ask(2, append(prompt[:len(prompt):len(prompt)], prompt...))) }, want: "asks 2 questions"},
-		"the same again":          {script: func(c *rawssh.Conn) { interactive(c, ask(1, prompt)) }, want: "asks again after the password"},
+		"a million questions": {
+			script: func(c *rawssh.Conn) { interactive(c, ask(1<<20, bytes.Repeat(prompt, 10_000))) },
+			want:   "prompt format error",
+		},
+		"two questions": {
+			script: func(c *rawssh.Conn) { interactive(c, ask(2, bytes.Repeat(prompt, 2))) },
+			want:   "asks 2 questions",
+		},
+		"the same again": {
+			script: func(c *rawssh.Conn) { interactive(c, ask(1, prompt)) },
+			want:   "asks again after the password",
+		},
 		"nothing asked, for ever": {script: func(c *rawssh.Conn) { interactive(c, ask(0, nil)) }, want: "more than 16 times"},
 		"a goodbye with many words": {script: func(c *rawssh.Conn) {
 			if untilLogin(c) {
@@ -139,7 +158,7 @@ func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 			t.Parallel()
 			server := rawssh.Serve(t, tc.script)
 			cfg := rawConfig(t, server)
-			cfg.Auth = append(cfg.Auth, mux.Password("correct horse"))
+			cfg.Auth = append(cfg.Auth, login.Password("correct horse"))
 			ctx := sshtest.Within(t)
 			if tc.endless {
 				var cancel context.CancelFunc

@@ -29,12 +29,15 @@ type liar struct {
 
 // text returns foreign text, sometimes very long.
 func (l *liar) text() string {
-	return strings.Repeat([]string{"x", "\x1b[2J", "\xff\x00", "a word ", "\n"}[l.IntN(5)], []int{0, 1, 300, 30_000}[l.IntN(4)])
+	text := []string{"x", "\x1b[2J", "\xff\x00", "a word ", "\n"}[l.IntN(5)]
+	return strings.Repeat(text, []int{0, 1, 300, 30_000}[l.IntN(4)])
 }
 
 // number returns a number that may matter.
 func (l *liar) number() uint32 {
-	return []uint32{0, 1, 8, 9, 255, 256, 1 << 15, 1<<15 + 1, 1 << 21, 1<<31 - 1, 1 << 31, 1<<32 - 1, l.Uint32()}[l.IntN(13)]
+	return []uint32{
+		0, 1, 8, 9, 255, 256, 1 << 15, 1<<15 + 1, 1 << 21, 1<<31 - 1, 1 << 31, 1<<32 - 1, l.Uint32(),
+	}[l.IntN(13)]
 }
 
 // channel returns the number of a channel, mostly of one that is there.
@@ -82,7 +85,9 @@ func (l *liar) message() []byte {
 		m = append([]byte{[]byte{rawssh.Ignore, rawssh.Debug, rawssh.Ping, rawssh.Unimplemented}[l.IntN(4)]}, l.text()...)
 	case 19:
 		if l.IntN(20) == 0 {
-			return [][]byte{rawssh.Bye(l.number(), l.text()), {rawssh.KexInit}, {rawssh.NewKeys}, {byte(l.Uint32())}, {}}[l.IntN(5)]
+			return [][]byte{
+				rawssh.Bye(l.number(), l.text()), {rawssh.KexInit}, {rawssh.NewKeys}, {byte(l.Uint32())}, {},
+			}[l.IntN(5)]
 		}
 		m = rawssh.Data(id, []byte("stepmux-relay/1\n"))
 	}

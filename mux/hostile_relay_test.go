@@ -18,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // sessionEnd is the server's end of a session channel as a stream. It keeps to the window.
@@ -178,7 +179,7 @@ func TestARelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 				require.NoError(t, r.Err())
 			} else {
 				receive(t, r.Done())
-				failed := (*mux.RelayError)(nil)
+				failed := (*relay.Error)(nil)
 				require.ErrorAs(t, r.Err(), &failed)
 				require.ErrorContains(t, r.Err(), tc.want)
 			}

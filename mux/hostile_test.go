@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // hostileMemory bounds what a hostile server makes a connection hold.
@@ -36,7 +37,11 @@ func hostileCount(t testing.TB, usual int) int {
 func rawConfig(t testing.TB, s *rawssh.Server) *mux.Config {
 	t.Helper()
 	key, _ := newKey(t)
-	return &mux.Config{User: "any", Auth: []mux.Auth{mux.Key("of the test", key)}, HostKeys: mux.PinnedHostKeys(s.HostKey)}
+	return &mux.Config{
+		User:     "any",
+		Auth:     []login.Auth{login.Key("of the test", key)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
+	}
 }
 
 func dialRaw(t testing.TB, s *rawssh.Server) *mux.Conn {
@@ -88,7 +93,8 @@ var floods = map[string]func(i int, id uint32) []byte{
 		return rawssh.Global("hostkeys-00@openssh.com", true, make([]byte, i%100))
 	},
 	"channels that are opened": func(i int, _ uint32) []byte {
-		return rawssh.Open([]string{"session", "x11", "forwarded-tcpip", "auth-agent@openssh.com", ""}[i%5], uint32(i), 1<<31, uint32(i%2)<<15, []byte("x"))
+		kind := []string{"session", "x11", "forwarded-tcpip", "auth-agent@openssh.com", ""}[i%5]
+		return rawssh.Open(kind, uint32(i), 1<<31, uint32(i%2)<<15, []byte("x"))
 	},
 	"what is to be ignored": func(i int, _ uint32) []byte {
 		return append([]byte{[]byte{rawssh.Ignore, rawssh.Debug}[i%2]}, make([]byte, 100)...)
@@ -98,10 +104,14 @@ var floods = map[string]func(i int, id uint32) []byte{
 			Data string `sshtype:"192"`
 		}{"data"})
 	},
-	"data of a kind that is unknown": func(i int, id uint32) []byte { return rawssh.Extended(id, uint32(2+i), make([]byte, 100)) },
-	"data without a byte":            func(i int, id uint32) []byte { return rawssh.Extended(id, uint32(i%2), nil) },
-	"windows that do not grow":       func(_ int, id uint32) []byte { return rawssh.OnChannel(rawssh.WindowAdjust, id, 0, 0, 0, 0) },
-	"ends of the stream":             func(_ int, id uint32) []byte { return rawssh.OnChannel(rawssh.ChannelEOF, id) },
+	"data of an unknown kind": func(i int, id uint32) []byte {
+		return rawssh.Extended(id, uint32(2+i), make([]byte, 100))
+	},
+	"data without a byte": func(i int, id uint32) []byte { return rawssh.Extended(id, uint32(i%2), nil) },
+	"windows that do not grow": func(_ int, id uint32) []byte {
+		return rawssh.OnChannel(rawssh.WindowAdjust, id, 0, 0, 0, 0)
+	},
+	"ends of the stream": func(_ int, id uint32) []byte { return rawssh.OnChannel(rawssh.ChannelEOF, id) },
 	"requests on channels that are not there": func(i int, _ uint32) []byte {
 		return rawssh.Request(1<<20+uint32(i), "exit-status", true, nil)
 	},

@@ -18,7 +18,7 @@ func onStarters(t *testing.T, test func(*testing.T, starter)) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		t.Run("session", func(t *testing.T) { test(t, conn) })
-		t.Run("relay", func(t *testing.T) { test(t, relay(t, conn)) })
+		t.Run("relay", func(t *testing.T) { test(t, relayOf(t, conn)) })
 	})
 }
 

@@ -5,10 +5,9 @@ import (
 	"errors"
 )
 
-// CountSessions opens sessions until the server refuses one, or most are open, and closes them again. It
-// returns how many it opened and whether there was a refusal. Sessions that are in use count for the
-// server, and are not in the result; a server that does not refuse most would allow more. Nothing is learned
-// of it for the connection's budget.
+// CountSessions opens sessions until the server refuses one, or most are open, and closes them again. It returns how
+// many it opened and whether there was a refusal; without one the server may allow more. The server also counts
+// sessions that are in use, the result does not. The connection's own budget stays as it is.
 func (c *Conn) CountSessions(ctx context.Context, most int) (opened int, refused bool, err error) {
 	var all []*session
 	defer func() { closeSessions(all) }()
@@ -27,7 +26,7 @@ func (c *Conn) CountSessions(ctx context.Context, most int) (opened int, refused
 		if err != nil {
 			return len(all), false, err
 		}
-		s.channel = ch
+		s.sshChannel = ch
 		all = append(all, s)
 	}
 	return len(all), false, nil

@@ -14,22 +14,21 @@ import (
 const (
 	// netBuffer is how much is read from, or handed to, the kernel at once.
 	netBuffer = 128 << 10
-	// netDirect is what fits into the SSH library's own buffer, and so reaches us as one write.
+	// netDirect is the size of the SSH library's own buffer: a shorter message reaches us as one write.
 	netDirect = 4 << 10
 )
 
-// netConn is the connection under SSH. It sees every error before the SSH library does, so that
-// what the library then calls io.EOF can be told for what it is, and it knows when the peer was
-// last heard. It reads and writes in larger pieces than the library: writing has a goroutine, so that
-// the library encrypts while the kernel copies.
+// netConn is the connection under SSH. It sees each error before the SSH library does, which may return io.EOF for it,
+// and it knows when the peer was last heard. It reads and writes in larger pieces than the library. Writing has a
+// goroutine, so that the library encrypts while the kernel copies.
 type netConn struct {
 	net.Conn
-	in    atomic.Pointer[bufio.Reader] // nil once closed: the library may hold on to a netConn for ever
+	in    atomic.Pointer[bufio.Reader] // nil once closed: the library may keep a netConn for ever
 	out   *coalesce.Writer
 	wrote chan struct{} // closed once nothing more is written
 	done  chan struct{} // closed once the goroutine that writes has ended
 
-	start    time.Time    // by the monotonic clock, like all that is derived from it
+	start    time.Time    // with the monotonic clock, on which lastRead is based
 	lastRead atomic.Int64 // nanoseconds from start to the last byte from the peer
 	quickAck atomic.Bool  // ask for immediate ACKs after each read
 
@@ -86,17 +85,17 @@ func (c *netConn) receive(p []byte) (int, error) {
 	return n, err
 }
 
-// Write implements net.Conn. What it has taken is on its way; an error shows in a later Write, and is
-// reported at once.
+// Write implements net.Conn. The bytes that it has taken are on their way. An error is reported at once, and returned
+// by a later Write.
 func (c *netConn) Write(p []byte) (int, error) {
 	n, err := c.out.Write(p)
-	if err != nil && !errors.Is(err, coalesce.ErrClosed) { // whoever closed it knows why
+	if err != nil && !errors.Is(err, coalesce.ErrClosed) { // the caller of Close has reported why
 		c.report("write", err)
 	}
 	return n, err
 }
 
-// Close implements net.Conn. What is on its way is sent if that takes no more than a moment. Idempotent.
+// Close implements net.Conn. Bytes that are on their way are sent if that takes no more than a moment. Idempotent.
 func (c *netConn) Close() error {
 	c.closeOnce.Do(func() {
 		_ = c.out.Close() // always nil
@@ -107,13 +106,13 @@ func (c *netConn) Close() error {
 		case <-timer.C:
 		}
 		c.closeErr = c.Conn.Close()
-		<-c.wrote // soon: what it writes to is closed
+		<-c.wrote // soon: the connection is closed
 		c.in.Store(nil)
 	})
 	return c.closeErr
 }
 
-// report remembers the first error and tells onError of it, once.
+// report keeps the first error and calls onError with it, once.
 func (c *netConn) report(op string, err error) {
 	c.mu.Lock()
 	first := c.err == nil
@@ -127,7 +126,7 @@ func (c *netConn) report(op string, err error) {
 	}
 }
 
-// notify sets who is told of the first error; one that came earlier is told at once.
+// notify sets onError. If there was an error before, it calls fn at once.
 func (c *netConn) notify(fn func(op string, err error)) {
 	c.mu.Lock()
 	c.onError = fn

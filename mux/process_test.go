@@ -207,7 +207,8 @@ func pair(t testing.TB, conn *mux.Conn) error {
 		return err
 	}
 	defer second.Close()
-	return errors.Join(first.CloseWrite(), second.CloseWrite(), first.Wait(sshtest.Within(t)), second.Wait(sshtest.Within(t)))
+	return errors.Join(first.CloseWrite(), second.CloseWrite(),
+		first.Wait(sshtest.Within(t)), second.Wait(sshtest.Within(t)))
 }
 
 func TestReserveOfMoreThanTheServerEverAllowsSaysSo(t *testing.T) {
@@ -319,7 +320,10 @@ func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 		proxy := sshtest.Proxy(t, s.Addr)
 		conn := dial(t, s.Via(t, proxy.Addr()))
 		// The background process keeps stdout open after the exit.
-		p := start(t, conn, "(exec tail --pid=$PPID -f /dev/null) & echo $!; exit 0", nil)
+		p, exited, err := mux.StartWatched(sshtest.Within(t), conn,
+			mux.Command{Line: "(exec tail --pid=$PPID -f /dev/null) & echo $!; exit 0"})
+		require.NoError(t, err)
+		t.Cleanup(func() { p.Close() })
 		line := make([]byte, 1)
 		for line[0] != '\n' {
 			_, err := p.Read(line)
@@ -329,7 +333,7 @@ func TestLossAfterTheExitStatusIsStillALoss(t *testing.T) {
 			_, err := io.ReadAll(p)
 			return err
 		})
-		eventually(t, p.HasExited)
+		eventually(t, exited)
 		proxy.Cut()
 		requireLost(t, receive(t, rest))
 		requireLost(t, p.Wait(sshtest.Within(t)))

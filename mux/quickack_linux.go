@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setQuickAck asks the kernel to acknowledge at once instead of delaying by some 40 ms. sshd sets
-// TCP_NODELAY only at the first exec, so until then its small packets wait for our ACKs: a fresh
-// login takes half the time with this. The option is not sticky (tcp(7)); hence the call per read.
+// setQuickAck asks the kernel to acknowledge at once instead of delaying by some 40 ms. sshd sets TCP_NODELAY only at
+// the first exec, so until then its small packets wait for our ACKs: a login takes half the time with this. The option
+// is not sticky (tcp(7)), so it is set after each read.
 func setQuickAck(nc net.Conn) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
@@ -19,7 +19,7 @@ func setQuickAck(nc net.Conn) {
 	if err != nil {
 		return
 	}
-	// An error only means slower: the socket is no TCP socket, or gone.
+	// An error only makes it slower: the socket is not TCP, or closed.
 	_ = rc.Control(func(fd uintptr) {
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1)
 	})

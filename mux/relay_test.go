@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // startBy starts a process by way of s.
@@ -35,8 +36,8 @@ func startBy(t testing.TB, s starter, line string, stderr io.Writer) *mux.Proces
 func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
-		r := relay(t, conn)
-		require.Same(t, r, relay(t, conn), "one for all")
+		r := relayOf(t, conn)
+		require.Same(t, r, relayOf(t, conn), "one for all")
 		var wg sync.WaitGroup
 		for i := range 100 {
 			wg.Go(func() {
@@ -66,7 +67,7 @@ func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
 
 func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 	// Neither is read while the other floods, and yet all of it comes.
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
 	p := startBy(t, r, "head -c 3000000 /dev/zero >&2; echo out; head -c 3000000 /dev/zero; exit 7", &stderr)
 	out, err := io.ReadAll(p)
@@ -79,7 +80,7 @@ func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
 }
 
 func TestRelayProcessThatNobodyReadsStillTellsItsEnd(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	stuck := make(chan struct{})
 	p := startBy(t, r, "echo one >&2; echo two", writerFunc(func([]byte) { <-stuck }))
 	out, err := io.ReadAll(p)
@@ -99,7 +100,7 @@ func (f writerFunc) Write(p []byte) (int, error) {
 func TestRelayProcessHasTheDirectoryAndEnvironmentItIsGiven(t *testing.T) {
 	conn := dial(t, sshtest.OpenSSH(t))
 	dir := t.TempDir()
-	for name, s := range map[string]starter{"session": conn, "relay": relay(t, conn)} {
+	for name, s := range map[string]starter{"session": conn, "relay": relayOf(t, conn)} {
 		for form, cmd := range map[string]mux.Command{
 			"argv": {Argv: []string{"sh", "-c", `pwd; echo "$A b"`}},
 			"line": {Line: `pwd; echo "$A b"`},
@@ -117,27 +118,27 @@ func TestRelayProcessHasTheDirectoryAndEnvironmentItIsGiven(t *testing.T) {
 }
 
 func TestRelayRefusesWhatIsNotThere(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
-	refused := (*mux.RefusedError)(nil)
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	refused := (*relay.RefusedError)(nil)
 	_, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"/no/such/program"}})
 	require.ErrorAs(t, err, &refused)
-	require.Equal(t, mux.RefusedNotFound, refused.Reason)
+	require.Equal(t, relay.RefusedNotFound, refused.Reason)
 	_, err = r.Start(sshtest.Within(t), mux.Command{Argv: []string{"true"}, Dir: "/no/such/dir"})
 	require.ErrorAs(t, err, &refused)
-	require.Equal(t, mux.RefusedNotFound, refused.Reason)
+	require.Equal(t, relay.RefusedNotFound, refused.Reason)
 	_, err = r.DialUnix(sshtest.Within(t), "/var/run/docker.sock")
 	require.ErrorAs(t, err, &refused)
-	require.Equal(t, mux.RefusedForbidden, refused.Reason)
+	require.Equal(t, relay.RefusedForbidden, refused.Reason)
 	_, err = r.DialUnix(sshtest.Within(t), filepath.Join(relayTemp(t), "gitlab-runner-steps", "gone", "step-runner.sock"))
 	require.ErrorAs(t, err, &refused)
-	require.Equal(t, mux.RefusedNotFound, refused.Reason)
+	require.Equal(t, relay.RefusedNotFound, refused.Reason)
 	require.NoError(t, r.Err())
 	require.Zero(t, r.Streams())
 }
 
 func TestRelayProcessEndsWithItsClose(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
-		r := relay(t, dial(t, s))
+		r := relayOf(t, dial(t, s))
 		p := startBy(t, r, "echo $$; trap '' TERM; while :; do sleep 1000; done", nil)
 		pid := readPID(t, p)
 		require.NoError(t, p.Close())
@@ -148,7 +149,7 @@ func TestRelayProcessEndsWithItsClose(t *testing.T) {
 }
 
 func TestRelaySignals(t *testing.T) {
-	r := relay(t, dial(t, sshtest.OpenSSH(t)))
+	r := relayOf(t, dial(t, sshtest.OpenSSH(t)))
 	p := startBy(t, r, "echo ready; exec sleep 1000", nil)
 	_, err := io.ReadFull(p, make([]byte, 6))
 	require.NoError(t, err)
@@ -159,7 +160,7 @@ func TestRelaySignals(t *testing.T) {
 }
 
 func TestDialReadyTravelsWithTheStart(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	path := buildSocket(t)
 	dialed := inBackground(func() error {
 		s, err := r.DialReady(sshtest.Within(t), path)
@@ -179,19 +180,19 @@ func TestDialReadyTravelsWithTheStart(t *testing.T) {
 }
 
 func TestDialReadySaysThatTheProcessHasEnded(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	path := buildSocket(t)
 	p, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"sh", "-c", "sleep 0.1; exit 3"}, Ready: path})
 	require.NoError(t, err)
 	defer p.Close()
-	refused := (*mux.RefusedError)(nil)
+	refused := (*relay.RefusedError)(nil)
 	_, err = r.DialReady(sshtest.Within(t), path)
 	require.ErrorAs(t, err, &refused)
-	require.Equal(t, mux.RefusedNotReady, refused.Reason)
+	require.Equal(t, relay.RefusedNotReady, refused.Reason)
 }
 
 func TestRelayRequestsEndWithTheirContext(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	ctx, cancel := context.WithCancel(t.Context())
 	dialed := inBackground(func() error {
 		_, err := r.DialReady(ctx, buildSocket(t))
@@ -209,7 +210,7 @@ func TestRelayRequestsEndWithTheirContext(t *testing.T) {
 func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
-		r := relay(t, conn)
+		r := relayOf(t, conn)
 		p := startBy(t, r, "echo $PPID; echo $$; exec sleep 1000", nil)
 		relayPID, child := readPID(t, p), readPID(t, p)
 		stream, err := r.DialUnix(sshtest.Within(t), listenAt(t, buildSocket(t), echo))
@@ -231,14 +232,14 @@ func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
 		eventually(t, func() bool { return !isRunning(child) })
 		require.NoError(t, conn.Err(), "the connection has nothing to do with it")
 
-		again := relay(t, conn)
+		again := relayOf(t, conn)
 		require.NotSame(t, r, again)
 		require.NoError(t, startBy(t, again, "true", nil).Wait(sshtest.Within(t)))
 	})
 }
 
 func TestARelayThatIsToldToEndHasLostWhatRanByIt(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	p := startBy(t, r, "trap 'exit 0' TERM; echo $PPID; while :; do sleep 0.01; done", nil)
 	require.NoError(t, syscall.Kill(readPID(t, p), syscall.SIGTERM))
 	requireRelayLost(t, p.Wait(sshtest.Within(t)))
@@ -267,7 +268,7 @@ func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
 				err = r.Err()
 				test.want = "makes no sense"
 			}
-			failed := (*mux.RelayError)(nil)
+			failed := (*relay.Error)(nil)
 			require.ErrorAs(t, err, &failed)
 			require.Equal(t, test.exit, failed.ExitCode)
 			require.ErrorContains(t, err, test.want)
@@ -301,7 +302,7 @@ func TestARelaysGreetingShellIsNoTrouble(t *testing.T) {
 
 func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	p := startBy(t, relay(t, conn), "exec cat", nil)
+	p := startBy(t, relayOf(t, conn), "exec cat", nil)
 	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
 	eventually(t, func() bool {
 		_, err := conn.Start(sshtest.Within(t), mux.Command{Line: "true"})
@@ -316,11 +317,11 @@ func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 }
 
 func TestARelayedProcessHasNobodyForItsStderrUntilItSaysSomething(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
 	p := startBy(t, r, "while read -r line; do echo $line >&2; echo; done", &stderr)
 	for _, line := range []string{"one\n", "two\n"} {
-		eventually(t, func() bool { return !running("mux.(*relayProcess).pumpStderr") })
+		eventually(t, func() bool { return !running("relay.(*process).pumpStderr") })
 		_, err := p.Write([]byte(line))
 		require.NoError(t, err)
 		_, err = io.ReadFull(p, make([]byte, 1))
@@ -332,7 +333,7 @@ func TestARelayedProcessHasNobodyForItsStderrUntilItSaysSomething(t *testing.T) 
 }
 
 func TestManyRelayedStreamsCostLittle(t *testing.T) {
-	r := relay(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	before := runtime.NumGoroutine()
 	const n = 200
 	for range n {
@@ -366,7 +367,7 @@ func isRunning(pid int) bool {
 
 func requireRelayLost(t testing.TB, err error) {
 	t.Helper()
-	lost := (*mux.RelayError)(nil)
+	lost := (*relay.Error)(nil)
 	require.ErrorAs(t, err, &lost)
 	require.NotErrorIs(t, err, io.EOF, "a loss must not look like an end")
 }

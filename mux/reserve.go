@@ -11,12 +11,12 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// hopeless is how long a server may refuse a session while none of ours is open before that counts
-// as its policy: sessions closed a moment ago are not free at once.
-const hopeless = 5 * time.Second
+// refusalTimeout is how long a server may refuse a session although we have no session open, before that counts as its
+// policy. Sessions that were closed a moment ago are not free at once.
+const refusalTimeout = 5 * time.Second
 
-// Reservation holds sessions on the server that are open and wait for their commands. Who needs
-// several for one job reserves them together: had each a part, none could go on. It is safe for
+// Reservation holds sessions on the server that are open and wait for their commands. Reserve takes all n sessions or
+// fails. If callers could hold some while they wait for the rest, two builds would deadlock. It is safe for
 // concurrent use.
 type Reservation struct {
 	conn *Conn
@@ -25,9 +25,9 @@ type Reservation struct {
 	idle []*session
 }
 
-// Reserve opens n sessions, all or none. When the server has none to spare it waits, bounded by ctx,
-// behind those who came first; that is not an error. It fails with ErrForbidden when the server
-// allows fewer than n even if nothing else is open. The caller calls Release.
+// Reserve opens n sessions together. If the server allows no more at the moment it waits, in the order of calls and
+// bounded by ctx. It fails with ErrForbidden if the server allows fewer than n even if nothing else is open. The caller
+// calls Release.
 func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
 	if n < 1 {
 		panic(fmt.Sprintf("mux: Reserve of %d sessions", n))
@@ -51,15 +51,20 @@ func (c *Conn) TryReserve(ctx context.Context, n int) (*Reservation, error) {
 	return &Reservation{conn: c, idle: sessions}, nil
 }
 
-// Start is [Conn.Start] in one of the reserved sessions, or in a new one when all are used up.
+// Start is [Conn.Start] in one of the reserved sessions, or in a new one if all are used up.
 func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) {
-	if err := cmd.check(); err != nil {
+	if err := cmd.Check(); err != nil {
 		return nil, err
 	}
-	if s := r.take(); s != nil {
-		return s.start(ctx, cmd)
+	s := r.take()
+	if s == nil {
+		return r.conn.Start(ctx, cmd)
 	}
-	return r.conn.Start(ctx, cmd)
+	p, err := s.start(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return p.process(cmd), nil
 }
 
 func (r *Reservation) take() *session {
@@ -73,7 +78,7 @@ func (r *Reservation) take() *session {
 	return s
 }
 
-// Release closes the sessions that were not used; those that were are their processes'. Idempotent.
+// Release closes the sessions that were not used. The others belong to their processes. Idempotent.
 func (r *Reservation) Release() {
 	r.mu.Lock()
 	idle := r.idle
@@ -88,7 +93,7 @@ func closeSessions(all []*session) {
 	}
 }
 
-// openSessions opens n sessions, all or none, however often the server refuses.
+// openSessions opens n sessions together, and tries again if the server refuses.
 func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, error) {
 	var refusedAlone time.Time // since when the server has refused although nothing of ours was open
 	for try := 0; ; try++ {
@@ -107,7 +112,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 			return nil, err
 		}
 		c.trace.refused()
-		c.giveUpSpares() // where the server allows less than was said, nobody else does it
+		c.giveUpSpares() // if the server allows fewer than SessionLimit, no waiter has asked for it
 		others := c.sessions.refuse() - len(opened)
 		closeSessions(opened)
 		switch {
@@ -115,9 +120,9 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 			refusedAlone = time.Time{}
 		case refusedAlone.IsZero():
 			refusedAlone = time.Now()
-		case time.Since(refusedAlone) > hopeless:
-			return nil, fmt.Errorf("%s: %w: the server allows %d sessions on a connection, %d are needed (MaxSessions in sshd_config): %w",
-				op, ErrForbidden, len(opened), n, err)
+		case time.Since(refusedAlone) > refusalTimeout:
+			return nil, fmt.Errorf("%s: %w: the server allows %d sessions on a connection, %d are needed "+
+				"(MaxSessions in sshd_config): %w", op, ErrForbidden, len(opened), n, err)
 		}
 		if err := c.pause(ctx, op, backoff(try)); err != nil {
 			return nil, err
@@ -125,7 +130,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 	}
 }
 
-// tryOpenSessions opens n sessions, all or none, or returns ErrSaturated if they are not there at once.
+// tryOpenSessions opens n sessions together, or returns ErrSaturated if the server has not so many free.
 func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*session, error) {
 	if lost := c.alive(op); lost != nil {
 		return nil, lost
@@ -146,8 +151,8 @@ func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*sessio
 	return nil, err
 }
 
-// tryOpen opens n sessions for which slots are taken. On an error it returns those it opened, and
-// the slots of the others are free again.
+// tryOpen opens n sessions for which slots are taken. On an error it returns the sessions that it opened, and the slots
+// of the others are free again.
 func (c *Conn) tryOpen(ctx context.Context, op string, n int) ([]*session, error) {
 	opened := make([]*session, 0, n)
 	for len(opened) < n {
@@ -177,8 +182,8 @@ func (c *Conn) pause(ctx context.Context, op string, d time.Duration) error {
 	}
 }
 
-// isRefusal reports whether err is the server's refusal of one session more. OpenSSH says "connect
-// failed" for that (and for much else, so it matters what was asked).
+// isRefusal reports whether err is the server's refusal of one session more. OpenSSH says "connect failed" for that,
+// and for much else, so err must be that of a session.
 func isRefusal(err error) bool {
 	refusal := (*ssh.OpenChannelError)(nil)
 	return errors.As(err, &refusal) && !errors.Is(err, ErrForbidden)

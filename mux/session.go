@@ -2,20 +2,23 @@ package mux
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"sync"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/mux/channel"
 )
 
 // maxSignal bounds the name of a signal.
 const maxSignal = 32
 
-// session is a session channel (RFC 4254, section 6) and what the server said of its process's end.
+// session is a session channel (RFC 4254, section 6), and the end of its process as the server told it.
 type session struct {
-	*channel
+	*sshChannel
 
 	mu     sync.Mutex // guards the following
 	exited bool
@@ -29,8 +32,8 @@ type sessionProcess struct {
 	exited  chan struct{} // closed once the channel is gone and all of stderr has been delivered
 }
 
-// openSession opens one session channel, for which the caller has taken a slot; the slot is given
-// back when the channel is gone.
+// openSession opens a session channel, for which the caller has taken a slot. The slot is given back when the channel
+// has ended.
 func (c *Conn) openSession(ctx context.Context, op string) (*session, error) {
 	s := &session{}
 	ch, err := c.open(ctx, openSpec{
@@ -43,19 +46,19 @@ func (c *Conn) openSession(ctx context.Context, op string) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.channel = ch
+	s.sshChannel = ch
 	return s, nil
 }
 
 // start runs cmd in s, and closes s if it cannot.
-func (s *session) start(ctx context.Context, cmd Command) (*Process, error) {
+func (s *session) start(ctx context.Context, cmd Command) (*sessionProcess, error) {
 	if err := s.exec(ctx, cmd); err != nil {
 		s.Close()
 		return nil, err
 	}
-	// sshd sets TCP_NODELAY at a connection's first exec; from now on it does not wait for our ACKs.
+	// sshd sets TCP_NODELAY at a connection's first exec. From now on it does not wait for our ACKs.
 	s.conn.nc.quickAck.Store(false)
-	p := &sessionProcess{channelStream: newChannelStream(s.channel), session: s, exited: make(chan struct{})}
+	p := &sessionProcess{channelStream: newChannelStream(s.sshChannel), session: s, exited: make(chan struct{})}
 	to := cmd.Stderr
 	if to == nil {
 		to = io.Discard
@@ -65,18 +68,18 @@ func (s *session) start(ctx context.Context, cmd Command) (*Process, error) {
 		p.Close()
 		return nil, err
 	}
-	return newProcess(p), nil
+	return p, nil
 }
 
-// giveInput writes the beginning of stdin, bounded by ctx. A process that has ended before it took it is
-// none that did not start.
+// process returns p, started by cmd, as a Process.
+func (p *sessionProcess) process(cmd Command) *Process {
+	return channel.NewProcess(p, p.conn.local(), cmd)
+}
+
+// giveInput writes the beginning of stdin, bounded by ctx. A process may exit before it reads that. It still counts as
+// started, and its end is told by the Process.
 func (p *sessionProcess) giveInput(ctx context.Context, input []byte) error {
-	if len(input) == 0 {
-		return nil
-	}
-	stop := context.AfterFunc(ctx, func() { p.Close() })
-	_, _ = p.Write(input) // that it has ended, and how, the Process tells
-	if !stop() {
+	if _, err := p.Write(input, ctx.Done()); errors.Is(err, channel.ErrStopped) {
 		return fmt.Errorf("start: %w", context.Cause(ctx))
 	}
 	return nil
@@ -84,7 +87,7 @@ func (p *sessionProcess) giveInput(ctx context.Context, input []byte) error {
 
 // exec asks for a command to be run (RFC 4254, section 6.5).
 func (s *session) exec(ctx context.Context, cmd Command) error {
-	line, err := cmd.shellLine()
+	line, err := shellLine(cmd)
 	if err != nil {
 		return err
 	}
@@ -131,8 +134,8 @@ func (p *sessionProcess) pumpStderr(to io.Writer) {
 	}
 }
 
-// request takes note of the process's end (RFC 4254, section 6.10).
-func (s *session) request(ch *channel, req *ssh.Request) {
+// request keeps the process's end (RFC 4254, section 6.10).
+func (s *session) request(ch *sshChannel, req *ssh.Request) {
 	var exit ExitError
 	switch req.Type {
 	case "exit-status":
@@ -160,13 +163,15 @@ func (s *session) request(ch *channel, req *ssh.Request) {
 	defer s.mu.Unlock()
 	if !s.exited {
 		s.exited, s.exit = true, exit
-		ch.bye.Store(true)
+		ch.exitReceived.Store(true)
 	}
 }
 
-func (p *sessionProcess) exitedC() <-chan struct{} { return p.exited }
+// Exited implements [channel.ProcessTransport].
+func (p *sessionProcess) Exited() <-chan struct{} { return p.exited }
 
-func (p *sessionProcess) err() error {
+// Err implements [channel.ProcessTransport].
+func (p *sessionProcess) Err() error {
 	p.session.mu.Lock()
 	exited, exit := p.session.exited, p.session.exit
 	p.session.mu.Unlock()
@@ -182,8 +187,8 @@ func (p *sessionProcess) err() error {
 	}
 }
 
-// signal asks the server to send a signal.
-func (p *sessionProcess) signal(name string) error {
+// Signal asks the server to send a signal.
+func (p *sessionProcess) Signal(name string) error {
 	if _, err := p.ssh.SendRequest("signal", false, ssh.Marshal(struct{ Signal string }{name})); err != nil {
 		return p.sendError("signal", err)
 	}

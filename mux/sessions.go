@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// sessions is a connection's session budget: a first-come first-served semaphore over the sessions
-// the server allows. How many that are may be unknown until the server refuses one.
+// sessions is a connection's session budget: a first-come first-served semaphore over the sessions that the server
+// allows. Their number may be unknown until the server refuses one.
 type sessions struct {
-	scarce func() // called without the lock when somebody begins to wait; may be nil
+	scarce func() // called without the lock when a caller begins to wait; may be nil
 
 	mu      sync.Mutex // guards the following
-	limit   int        // what the server allows; 0 while unknown
+	limit   int        // the number the server allows; 0 while unknown
 	learned bool
 	taken   int       // slots handed out
 	open    int       // sessions the server has confirmed and not closed; <= taken
@@ -21,10 +21,10 @@ type sessions struct {
 	waiters list.List // of *slotWaiter, oldest first
 	refused uint64
 
-	good, patience int // sessions opened since the last refusal; how many it takes to try a larger limit
+	good, raiseAfter int // sessions opened since the last refusal; how many it takes to try a larger limit
 }
 
-const minPatience, maxPatience = 32, 4096
+const minRaiseAfter, maxRaiseAfter = 32, 4096
 
 type slotWaiter struct {
 	n     int
@@ -33,9 +33,9 @@ type slotWaiter struct {
 
 func newSessions(limit int) *sessions { return &sessions{limit: limit} }
 
-// budget returns how many slots are handed out at once. A server frees a session only some time
-// after its close, so a budget of the whole limit meets refusals all the time: two less, and it
-// meets next to none. Small limits are used whole; refused opens are tried again.
+// budgetLocked returns how many slots are handed out at once. A server frees a session only some time after its close,
+// so a budget of the whole limit meets refusals all the time; with two less it hardly ever does. Small limits are used
+// whole; refused opens are tried again.
 func (s *sessions) budgetLocked() int {
 	if s.limit >= 5 {
 		return s.limit - 2
@@ -43,13 +43,13 @@ func (s *sessions) budgetLocked() int {
 	return s.limit
 }
 
-// fitsLocked reports whether n slots are free. With nothing taken any number is: if it is more than the
-// server allows, its refusal shall say so.
+// fitsLocked reports whether n slots are free. If no slot is taken, any number is: if the server allows fewer, its
+// refusal tells.
 func (s *sessions) fitsLocked(n int) bool {
 	return s.limit == 0 || s.taken == 0 || s.taken+n <= s.budgetLocked()
 }
 
-// tryAcquire takes n slots if they are free and nobody waits for any.
+// tryAcquire takes n slots if they are free and no caller waits.
 func (s *sessions) tryAcquire(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,14 +60,14 @@ func (s *sessions) tryAcquire(n int) bool {
 	return true
 }
 
-// wanted reports whether somebody waits for slots.
+// wanted reports whether a caller waits for slots.
 func (s *sessions) wanted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiters.Len() > 0
 }
 
-// acquire takes n slots, all or none, and waits for them behind those who came first.
+// acquire takes n slots together, and waits for them in the order of calls.
 func (s *sessions) acquire(ctx context.Context, done <-chan struct{}, n int) error {
 	s.mu.Lock()
 	if s.waiters.Len() == 0 && s.fitsLocked(n) {
@@ -129,9 +129,9 @@ func (s *sessions) grantLocked() {
 
 // opened counts a session the server has confirmed.
 //
-// A learned limit may be too small: answers on their way had not been counted, or sessions that we
-// had closed were not free yet. So it follows what is seen open, and when opens have gone well for
-// long while others waited it is tried one larger; each refusal doubles the patience.
+// A learned limit may be too small: answers on their way were not counted, or sessions that we had closed were not free
+// yet. So it grows to the number that is seen open. After many opens without a refusal, while others wait, a limit one
+// larger is tried. Each refusal doubles the number of opens that it takes.
 func (s *sessions) opened() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,7 +144,7 @@ func (s *sessions) opened() {
 	switch {
 	case s.open > s.limit:
 		s.limit = s.open
-	case s.good >= s.patience && s.waiters.Len() > 0:
+	case s.good >= s.raiseAfter && s.waiters.Len() > 0:
 		s.limit++
 		s.good = 0
 	default:
@@ -163,8 +163,8 @@ func (s *sessions) closed(wasOpen bool) {
 	s.release(1)
 }
 
-// refuse learns from a refusal and reports how many sessions are open: the first time those are all
-// there are; later a limit that was tried larger goes back.
+// refuse learns from a refusal and returns how many sessions are open. After the first refusal that number is the
+// limit; later, a limit that was tried larger goes back.
 func (s *sessions) refuse() (open int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,10 +172,10 @@ func (s *sessions) refuse() (open int) {
 	s.good = 0
 	switch {
 	case s.limit == 0:
-		s.learned, s.patience = true, minPatience
+		s.learned, s.raiseAfter = true, minRaiseAfter
 		s.limit = max(s.open, 1)
 	case s.learned:
-		s.patience = min(2*s.patience, maxPatience)
+		s.raiseAfter = min(2*s.raiseAfter, maxRaiseAfter)
 		s.limit = max(s.open, s.limit-1, 1)
 	}
 	return s.open

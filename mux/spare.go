@@ -1,52 +1,46 @@
 package mux
 
-import (
-	"context"
-	"fmt"
-)
+import "context"
 
-// Spare is a process that was started ahead of its use, in a session that nobody else wanted. It is given
-// up when anybody has to wait for a session: then its stdin ends and its session closes. [Conn.Shutdown]
-// does not wait for it. It is safe for concurrent use.
+// Spare is a prestarted process, in a session that no caller waited for. As soon as a caller waits for a session the
+// spare is given up: its stdin ends and its session closes. [Conn.Shutdown] does not wait for it. It is safe for
+// concurrent use.
 type Spare struct {
 	conn    *Conn
 	process *Process
-	channel *channel
+	channel *sshChannel
 }
 
-// StartSpare starts a process for a later [Spare.Take], and returns ErrSaturated if no session is free for
-// that or somebody waits for one. ctx bounds the start only. The caller calls Take or Close.
+// StartSpare starts a process for a later [Spare.Take]. It returns ErrSaturated if no session is free, or a caller
+// waits for one. ctx bounds the start only. The caller calls Take or Close.
 func (c *Conn) StartSpare(ctx context.Context, cmd Command) (*Spare, error) {
-	p, err := c.TryStart(ctx, cmd)
+	p, err := c.tryStartSession(ctx, cmd)
 	if err != nil {
 		return nil, err
 	}
-	impl, ok := p.impl.(*sessionProcess)
-	if !ok {
-		panic(fmt.Sprintf("BUG: mux: Conn.TryStart gave a %T", p.impl))
-	}
-	c.exempt(impl.channel)
-	s := &Spare{conn: c, process: p, channel: impl.channel}
+	c.exempt(p.sshChannel)
+	s := &Spare{conn: c, process: p.process(cmd), channel: p.sshChannel}
 	c.mu.Lock()
 	if c.spares == nil {
 		c.spares = make(map[*Spare]struct{})
 	}
 	c.spares[s] = struct{}{}
 	c.mu.Unlock()
-	if c.sessions.wanted() { // by one who came while it was not yet known
+	if c.sessions.wanted() { // since before the spare was known
 		s.Close()
 		return nil, ErrSaturated
 	}
 	return s, nil
 }
 
-// Take returns the process, which from now on is the caller's as if Start had started it, or nil if it has
-// ended, was given up, or was taken already.
+// Take returns the process, or nil if it has ended, was given up, or was taken already. From now on it belongs to the
+// caller, as if Start had started it.
 func (s *Spare) Take() *Process {
 	c := s.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, there := c.spares[s]; !there || s.channel.bye.Load() || isDone(s.channel.gone) || c.countLocked("start") != nil {
+	_, there := c.spares[s]
+	if !there || s.channel.exitReceived.Load() || isDone(s.channel.gone) || c.countLocked("start") != nil {
 		return nil
 	}
 	delete(c.spares, s)
@@ -65,7 +59,7 @@ func (s *Spare) Close() {
 	}
 }
 
-// giveUpSpares closes the processes that nobody has taken: somebody waits for their sessions.
+// giveUpSpares closes the processes that were not taken, because a caller waits for a session.
 func (c *Conn) giveUpSpares() {
 	c.mu.Lock()
 	spares := c.spares

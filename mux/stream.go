@@ -3,61 +3,34 @@ package mux
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// Stream is a duplex byte stream to something on the VM. Read, Write and CloseWrite may be called
-// at the same time from different goroutines, each from one.
-type Stream struct{ impl duplex }
-
-// duplex is a Stream by one of the routes.
-type duplex interface {
-	io.ReadWriteCloser
-	CloseWrite() error
-}
-
-// Read reads what the other end sent. It returns io.EOF only when the other end has said that it is
-// done; a lost connection is a [*ConnError], a relay that has ended a [*RelayError], and after Close it is
-// io.ErrClosedPipe.
-func (s *Stream) Read(p []byte) (int, error) { return s.impl.Read(p) }
-
-// Write sends p. It returns when all of it is on its way, which waits for the window the other end
-// grants. Its errors are those of Read, but for io.EOF: an other end that takes no more is io.ErrClosedPipe.
-func (s *Stream) Write(p []byte) (int, error) { return s.impl.Write(p) }
-
-// CloseWrite tells the other end that no more comes, after what Write has sent; reading goes on.
-// Idempotent.
-func (s *Stream) CloseWrite() error { return s.impl.CloseWrite() }
-
-// Close closes the stream and wakes what waits on it; it does not wait for the peer. Idempotent.
-func (s *Stream) Close() error { return s.impl.Close() }
-
-// DialUnix connects to a unix socket on the VM (direct-streamlocal@openssh.com, OpenSSH's PROTOCOL,
-// section 2.4). Such channels are no sessions to the server. ctx bounds the wait for the server's
-// answer. The caller closes the Stream.
+// DialUnix connects to a unix socket on the VM (direct-streamlocal@openssh.com, OpenSSH's PROTOCOL, section 2.4). Such
+// channels do not count as sessions. ctx bounds the wait for the server's answer. The caller closes the Stream.
 //
-// OpenSSH gives the same answer for a socket that is missing and for forwarding that is switched
-// off; other servers' policy is ErrForbidden.
+// OpenSSH gives the same answer if a socket is missing and if forwarding is switched off. Other servers' refusal to
+// forward is ErrForbidden.
 func (c *Conn) DialUnix(ctx context.Context, path string) (*Stream, error) {
 	if strings.IndexByte(path, 0) >= 0 {
-		// OpenSSH drops the whole connection over it.
+		// OpenSSH would close the whole connection.
 		return nil, fmt.Errorf("dial unix %q: the path has a NUL byte", path)
 	}
-	return c.dialStream(ctx, "dial unix "+path, "direct-streamlocal@openssh.com", ssh.Marshal(struct {
+	return c.dialStream(ctx, channel.Addr{Net: "unix", Text: path}, "direct-streamlocal@openssh.com", ssh.Marshal(struct {
 		Path     string
 		Reserved string
 		Port     uint32
 	}{Path: path}))
 }
 
-// Dial connects to a host as seen from the VM (direct-tcpip; RFC 4254, section 7.2), or, with
-// network "unix", to a socket as DialUnix does. ctx bounds the wait for the server's answer. The
-// caller closes the Stream.
+// Dial connects to a host as seen from the VM (direct-tcpip; RFC 4254, section 7.2). With network "unix" it is
+// DialUnix. ctx bounds the wait for the server's answer. The caller closes the Stream.
 func (c *Conn) Dial(ctx context.Context, network, addr string) (*Stream, error) {
 	switch network {
 	case "unix":
@@ -75,7 +48,7 @@ func (c *Conn) Dial(ctx context.Context, network, addr string) (*Stream, error) 
 	if err != nil {
 		return nil, fmt.Errorf("%s: port: %w", op, err)
 	}
-	return c.dialStream(ctx, op, "direct-tcpip", ssh.Marshal(struct {
+	return c.dialStream(ctx, channel.Addr{Net: network, Text: addr}, "direct-tcpip", ssh.Marshal(struct {
 		Host       string
 		Port       uint32
 		OriginHost string
@@ -83,9 +56,19 @@ func (c *Conn) Dial(ctx context.Context, network, addr string) (*Stream, error) 
 	}{host, uint32(port), "127.0.0.1", 0}))
 }
 
-func (c *Conn) dialStream(ctx context.Context, op, kind string, extra []byte) (*Stream, error) {
+// DialNet is Dial with "tcp" that returns a net.Conn, such as for the Config.DialNet of a machine that only this one
+// reaches.
+func (c *Conn) DialNet(ctx context.Context, addr string) (net.Conn, error) {
+	s, err := c.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err // not a nil *Stream
+	}
+	return s, nil
+}
+
+func (c *Conn) dialStream(ctx context.Context, to channel.Addr, kind string, extra []byte) (*Stream, error) {
 	ch, err := c.open(ctx, openSpec{
-		op:     op,
+		op:     "dial " + to.Net + " " + to.Text,
 		kind:   kind,
 		extra:  extra,
 		opened: func() { c.streams.Add(1) },
@@ -98,5 +81,5 @@ func (c *Conn) dialStream(ctx context.Context, op, kind string, extra []byte) (*
 	if err != nil {
 		return nil, err
 	}
-	return &Stream{newChannelStream(ch)}, nil
+	return channel.NewStream(newChannelStream(ch), c.local(), to), nil
 }

@@ -17,8 +17,8 @@ const (
 	RelayChannel       ChannelKind = "relay"       // a process or a unix socket by the relay
 )
 
-// Trace is a set of hooks, each of which may be nil. They are called synchronously and with no lock held,
-// from many goroutines at once: they return soon, and do not call the connection.
+// Trace is a set of hooks, each of which may be nil. They are called with no lock held, from many goroutines at once.
+// The caller waits for them, so they must return soon, and they must not call the connection.
 type Trace struct {
 	// DialPhase is called at the end of each phase of a dial: "prepare" asks for host keys and credentials,
 	// "connect" is TCP's part and that of jump hosts, "handshake" the key exchange up to the host key and its
@@ -30,13 +30,13 @@ type Trace struct {
 	// ChannelOpen is called when the server, or the relay, has answered a request for a channel. A
 	// session's err may be a refusal that is tried again.
 	ChannelOpen func(kind ChannelKind, took time.Duration, err error)
-	// ChannelClose is called when a channel that was open is no more.
+	// ChannelClose is called when a channel that was open has ended.
 	ChannelClose func(kind ChannelKind)
 	// Refused is called when the server refuses one session more than it allows.
 	Refused func()
-	// Keepalive is called when the peer has given the sign of life it was asked for.
+	// Keepalive is called when the peer has answered a probe.
 	Keepalive func(rtt time.Duration)
-	// Close is called when the connection has ended; cause is what Conn.Err returns.
+	// Close is called when the connection has ended. cause is that of Conn.Err.
 	Close func(cause error)
 }
 

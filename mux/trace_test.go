@@ -14,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // notes is what a Trace was told.
@@ -87,7 +88,7 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 	stream.Close()
 	n.await(t, "close tcp")
 
-	r := relay(t, conn)
+	r := relayOf(t, conn)
 	n.await(t, "open session ok")
 	p, err = r.Start(sshtest.Within(t), mux.Command{Line: "exec cat"})
 	require.NoError(t, err)
@@ -108,9 +109,11 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 func TestTraceIsToldWhyADialFailed(t *testing.T) {
 	s, other := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	for want, change := range map[string]func(*mux.Config){
-		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) { c.HostKeys = mux.PinnedHostKeys(other.HostKey) },
+		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) {
+			c.HostKeys = login.PinnedHostKeys(other.HostKey)
+		},
 		"prepare ok, connect ok, ssh-ed25519 pinned ok, handshake ok, login failed": func(c *mux.Config) {
-			c.Auth = []mux.Auth{mux.Key("of a stranger", other.Signer)}
+			c.Auth = []login.Auth{login.Key("of a stranger", other.Signer)}
 		},
 	} {
 		n := &notes{}

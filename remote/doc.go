@@ -1,20 +1,17 @@
-// Package remote is the VM's end: what runs as `stepmux steps serve`, `stepmux steps proxy` and `stepmux steps
-// relay`.
+// Package remote is the VM's end: the commands `stepmux steps serve`, `proxy` and `relay`, and the runner of scripts. It
+// runs on Linux.
 //
-// [Serve] owns everything of one build on its VM: a private directory with the socket and the state of
-// its jobs, the processes of those jobs, and the promise that none of it outlives the build. Its stdin
-// is a leash: an SSH server does not end the process of a channel that closed, it only closes the
-// process's stdin, so that is what Serve watches. The directory is locked while Serve lives; what no
-// living process has locked is swept by the next Serve, and a serve killed with SIGKILL leaves nothing
-// for long.
+//   - [Serve] is the step runner of one build. It owns the build's private directory, the socket in it, the jobs and
+//     their processes, and leaves nothing of them behind. Its stdin is a leash: when an SSH channel closes, the SSH
+//     server does not end the channel's process, it only closes the process's stdin.
+//   - [Proxy] carries bytes between its stdio and a build's socket, for a manager that reaches the VM by exec only.
+//   - [Relay] does the work of many sessions in one: it starts the serves of any number of builds and connects to
+//     their sockets. Its stdin is a leash too, and its processes end with it.
+//   - [Script] runs one script for a manager, without a step runner.
 //
-// [Proxy] carries bytes between its stdio and that socket, for a manager that reaches the VM by exec
-// only.
+// A serve that is killed with SIGKILL leaves a directory that it has locked no longer; the next serve or relay on that
+// VM removes it. The socket's path decides where files go, and nothing in the environment does.
 //
-// [Relay] does the work of many sessions in one: for a manager that speaks its protocol it starts the serves of
-// any number of builds and connects to their sockets. Its stdin is a leash too, and what it has started does
-// not outlive it.
-//
-// Where files go is told by the socket's path, and by nothing in the environment. The package knows no SSH
-// and no manager; internal/wire holds what both ends agree on. It runs on Linux.
+// Below the doors: socketdir has the directories and sockets, relay the relay, pipe the stdio, proc the processes, job
+// the jobs and their gRPC services. The package knows no SSH and no manager; internal/wire has the contract of both ends.
 package remote

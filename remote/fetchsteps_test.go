@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/remotetest"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -16,11 +17,11 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 	h := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c", "echo"))
 	commit := r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, fetched]}\n"}))
-	tmp := shortTemp(t)
+	tmp := remotetest.ShortTemp(t)
 	for _, id := range []string{"1", "2"} {
-		socket := socketIn(t, tmp, id)
+		socket := remotetest.SocketIn(t, tmp, id)
 		s := launchServe(t, socket, func(s *served) {
-			s.cmd.Env = append(os.Environ(), roleVar+"=serve", "XDG_CACHE_HOME="+home)
+			s.cmd.Env = append(os.Environ(), remotetest.RoleVar+"=serve", "XDG_CACHE_HOME="+home)
 		})
 		s.waitReady(t)
 		client := clientOf(t, socket)
@@ -31,5 +32,5 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 		require.Equal(t, pb.Job_suceeded, finalState(t, client, "j").GetStatus()) //nolint:misspell // so it is on the wire
 	}
 	require.Equal(t, 1, h.Fetches())
-	require.Len(t, names(t, filepath.Join(home, "stepmux-steps", "v1", "comp")), 1)
+	require.Len(t, remotetest.Names(t, filepath.Join(home, "stepmux-steps", "v1", "comp")), 1)
 }

@@ -17,8 +17,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
 // newClient returns a client whose connections dial makes.
@@ -35,7 +37,7 @@ func newClient(t *testing.T, dial func(ctx context.Context) (net.Conn, error)) p
 // clientOf returns a client of the serve that listens on socket.
 func clientOf(t *testing.T, socket string) pb.StepRunnerClient {
 	t.Helper()
-	return newClient(t, func(ctx context.Context) (net.Conn, error) { return dial(ctx, socket) })
+	return newClient(t, func(ctx context.Context) (net.Conn, error) { return socketdir.Connect(ctx, socket) })
 }
 
 func runScript(t *testing.T, client pb.StepRunnerClient, id, script string) {
@@ -125,8 +127,8 @@ func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
 		"end of stdin": func(s *served) error { return s.stdin.Close() },
 	} {
 		t.Run(how, func(t *testing.T) {
-			tmp := shortTemp(t)
-			socket := socketIn(t, tmp, "42")
+			tmp := remotetest.ShortTemp(t)
+			socket := remotetest.SocketIn(t, tmp, "42")
 			s := startServe(t, socket)
 			v := newVitals(t)
 			runScript(t, clientOf(t, socket), "job", v.script(t, "trap 'echo asked >&9; exit 3' TERM\necho trap >&9\nwhile :; do sleep 0.01; done"))
@@ -137,13 +139,13 @@ func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
 			require.Equal(t, "asked\n", v.waitGone(t))
 			s.requireExit(t, 0, socket)
 			require.Equal(t, greeting(socket), s.stderr.String())
-			require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
+			require.Empty(t, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 		})
 	}
 }
 
 func TestServeKillsJobsThatIgnoreSIGTERM(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := launchServe(t, socket, func(s *served) { s.cmd.Args = append(s.cmd.Args, "50ms") }) // the grace
 	s.waitReady(t)
 	v := newVitals(t)
@@ -155,9 +157,9 @@ func TestServeKillsJobsThatIgnoreSIGTERM(t *testing.T) {
 }
 
 func TestJobsOfAKilledServeTakeItsDirectoryWithThem(t *testing.T) {
-	tmp := shortTemp(t)
-	killed := startServe(t, socketIn(t, tmp, "killed"))
-	client := clientOf(t, socketIn(t, tmp, "killed"))
+	tmp := remotetest.ShortTemp(t)
+	killed := startServe(t, remotetest.SocketIn(t, tmp, "killed"))
+	client := clientOf(t, remotetest.SocketIn(t, tmp, "killed"))
 	var all []*vitals
 	for _, id := range []string{"a", "b", "c"} {
 		v := newVitals(t)
@@ -172,11 +174,11 @@ func TestJobsOfAKilledServeTakeItsDirectoryWithThem(t *testing.T) {
 	}
 	// Nobody has to come and sweep.
 	base := filepath.Join(tmp, wire.SocketBase)
-	require.Eventually(t, func() bool { return len(names(t, base)) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(remotetest.Names(t, base)) == 0 }, time.Minute, time.Millisecond)
 }
 
 func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := startServe(t, socket)
 	client := clientOf(t, socket)
 	v := newVitals(t)
@@ -203,8 +205,8 @@ func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
 
 // Elsewhere serve waited for its followers at the end, for as long as they pleased.
 func TestServeEndsThoughItsFollowersDoNotRead(t *testing.T) {
-	tmp := shortTemp(t)
-	socket := socketIn(t, tmp, "42")
+	tmp := remotetest.ShortTemp(t)
+	socket := remotetest.SocketIn(t, tmp, "42")
 	s := startServe(t, socket)
 	client := clientOf(t, socket)
 	v := newVitals(t)
@@ -217,11 +219,11 @@ func TestServeEndsThoughItsFollowersDoNotRead(t *testing.T) {
 	require.NoError(t, s.cmd.Process.Signal(unix.SIGTERM))
 	require.Empty(t, v.waitGone(t))
 	s.requireExit(t, 0, socket)
-	require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
+	require.Empty(t, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 }
 
 func TestServesEnvironmentReachesNoJob(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := launchServe(t, socket, func(s *served) {
 		s.cmd.Env = append(s.cmd.Env, "CI_JOB_TOKEN=of-the-manager", "LD_LIBRARY_PATH=/of-the-manager", "BASH_ENV=/of-the-manager")
 	})
@@ -231,14 +233,14 @@ func TestServesEnvironmentReachesNoJob(t *testing.T) {
 	stdout, stderr := readOutput(t, client, "job")
 	require.Contains(t, stdout, "PATH=")
 	require.NotContains(t, stdout+stderr, "of-the-manager")
-	require.NotContains(t, stdout, roleVar)
+	require.NotContains(t, stdout, remotetest.RoleVar)
 	require.NoError(t, s.stdin.Close())
 	s.requireExit(t, 0, socket)
 }
 
 func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
-	tmp := shortTemp(t)
-	socket := socketIn(t, tmp, "42")
+	tmp := remotetest.ShortTemp(t)
+	socket := remotetest.SocketIn(t, tmp, "42")
 	s := launchServe(t, socket, func(s *served) { s.cmd.Env = append(s.cmd.Env, "TMPDIR="+tmp) })
 	s.waitReady(t)
 	client := clientOf(t, socket)
@@ -246,8 +248,8 @@ func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 	stdout, _ := readOutput(t, client, "job")
 	require.True(t, strings.HasPrefix(stdout, filepath.Dir(socket)+"/"), stdout)
 	require.Equal(t, pb.Job_suceeded, finalState(t, client, "job").GetStatus()) //nolint:misspell // the published name
-	require.Equal(t, []string{wire.SocketBase}, names(t, tmp))
-	require.Equal(t, []string{"42"}, names(t, filepath.Join(tmp, wire.SocketBase)))
+	require.Equal(t, []string{wire.SocketBase}, remotetest.Names(t, tmp))
+	require.Equal(t, []string{"42"}, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 	require.NoError(t, s.stdin.Close())
 	s.requireExit(t, 0, socket)
 }
@@ -270,11 +272,11 @@ func (c stdioConn) SetReadDeadline(time.Time) error  { return nil }
 func (c stdioConn) SetWriteDeadline(time.Time) error { return nil }
 
 func TestJobRunsThroughTheProxyAndTheProxyEndsWithItsClient(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := startServe(t, socket)
 	proxies := make(chan *exec.Cmd, 1)
 	client := newClient(t, func(context.Context) (net.Conn, error) {
-		cmd := role(context.Background(), "proxy", socket)
+		cmd := remotetest.Role(context.Background(), "proxy", socket)
 		stdin, err := cmd.StdinPipe()
 		if err != nil {
 			return nil, err
@@ -302,10 +304,10 @@ func TestJobRunsThroughTheProxyAndTheProxyEndsWithItsClient(t *testing.T) {
 }
 
 func TestServeGoesOnWhenTheDiskIsFull(t *testing.T) {
-	tmp := tinyFS(t)
-	socket := socketIn(t, tmp, "42")
+	tmp := remotetest.TinyFS(t)
+	socket := remotetest.SocketIn(t, tmp, "42")
 	s := startServe(t, socket)
-	fillDisk(t, tmp)
+	remotetest.FillDisk(t, tmp)
 	client := clientOf(t, socket)
 	// Whether the request or the job fails, it says why, and the server lives.
 	_, err := client.Run(t.Context(), &pb.RunRequest{Id: "job", Type: pb.RunRequest_script, CiScript: "echo hello"})

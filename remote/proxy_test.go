@@ -19,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/remotetest"
 )
 
 // proxied is a running `steps proxy` and the server's end of its connection.
@@ -26,7 +28,7 @@ type proxied struct {
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	stdout io.ReadCloser
-	stderr *output
+	stderr *remotetest.Output
 	server *net.UnixConn
 	ln     net.Listener
 }
@@ -34,8 +36,8 @@ type proxied struct {
 // startProxy runs a proxy as a process of its own, connected.
 func startProxy(t *testing.T) *proxied {
 	t.Helper()
-	path := filepath.Join(shortTemp(t), "s")
-	p := &proxied{stderr: newOutput(), cmd: role(t.Context(), "proxy", path)}
+	path := filepath.Join(remotetest.ShortTemp(t), "s")
+	p := &proxied{stderr: remotetest.NewOutput(), cmd: remotetest.Role(t.Context(), "proxy", path)}
 	var err error
 	p.ln, err = net.Listen("unix", path)
 	require.NoError(t, err)
@@ -69,7 +71,7 @@ func TestProxyDeliversTheReplyAfterTheEndOfStdin(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "request", string(request))
 
-	reply := []byte(repeat(8 << 20))
+	reply := []byte(remotetest.Repeat(8 << 20))
 	sent := make(chan error, 1)
 	go func() {
 		_, err := p.server.Write(reply)
@@ -83,20 +85,20 @@ func TestProxyDeliversTheReplyAfterTheEndOfStdin(t *testing.T) {
 }
 
 func TestProxyTakesItsSocketFromStdin(t *testing.T) {
-	path := filepath.Join(shortTemp(t), "s")
+	path := filepath.Join(remotetest.ShortTemp(t), "s")
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer ln.Close()
-	cmd := role(t.Context(), "proxy", SocketOnStdin)
+	cmd := remotetest.Role(t.Context(), "proxy", SocketOnStdin)
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
-	stderr := newOutput()
+	stderr := remotetest.NewOutput()
 	cmd.Stderr = stderr
 	require.NoError(t, cmd.Start())
 
-	body := repeat(1 << 20)
+	body := remotetest.Repeat(1 << 20)
 	sent := make(chan error, 1)
 	go func() { // the first bytes of what is carried come with the path, and some have newlines
 		_, err := io.WriteString(stdin, path+"\nfirst\n"+body)
@@ -122,14 +124,14 @@ func TestProxyThatIsToldNoSocketEnds(t *testing.T) {
 	for name, c := range map[string]struct{ stdin, says string }{
 		"nothing":      {"", ""},
 		"half a line":  {"/tmp/so", "unexpected EOF"},
-		"a long line":  {strings.Repeat("x", 4096), "no socket's path"},
+		"a long line":  {strings.Repeat("x", 4096), "it is no path of a socket"},
 		"no such path": {"/nonexistent/s\n", "there is no such socket"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cmd := role(t.Context(), "proxy", SocketOnStdin)
+			cmd := remotetest.Role(t.Context(), "proxy", SocketOnStdin)
 			cmd.Stdin = strings.NewReader(c.stdin)
-			stderr := newOutput()
+			stderr := remotetest.NewOutput()
 			cmd.Stderr = stderr
 			err := cmd.Run()
 			if c.says == "" {
@@ -153,7 +155,7 @@ func TestProxyGoesOnSendingAfterTheServersHalfClose(t *testing.T) {
 	require.Equal(t, "hello", string(got))
 
 	// Stdout has ended; the other direction has not.
-	body := repeat(1 << 20)
+	body := remotetest.Repeat(1 << 20)
 	sent := make(chan error, 1)
 	go func() {
 		_, err := io.WriteString(p.stdin, body)
@@ -251,7 +253,7 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 // flood writes to w until it has stalled: until a whole second went by in which it took nothing.
 func flood(t *testing.T, w net.Conn) {
 	t.Helper()
-	chunk := []byte(repeat(64 << 10))
+	chunk := []byte(remotetest.Repeat(64 << 10))
 	for {
 		require.NoError(t, w.SetWriteDeadline(time.Now().Add(time.Second)))
 		n, err := w.Write(chunk)
@@ -303,7 +305,7 @@ func TestProxyEndsWhenNobodyReadsStdoutAnyMore(t *testing.T) {
 }
 
 func TestProxySaysWhyItCannotConnect(t *testing.T) {
-	dir := shortTemp(t)
+	dir := remotetest.ShortTemp(t)
 	in := func(name string) string { return filepath.Join(dir, name) }
 	require.NoError(t, os.WriteFile(in("file"), nil, 0o600))
 	ln, err := net.Listen("unix", in("dead"))
@@ -321,7 +323,7 @@ func TestProxySaysWhyItCannotConnect(t *testing.T) {
 		"":                             "is not absolute",
 		"/" + strings.Repeat("x", 107): "a unix socket allows 107",
 	} {
-		cmd := role(t.Context(), "proxy", path)
+		cmd := remotetest.Role(t.Context(), "proxy", path)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		err := cmd.Run()
@@ -335,11 +337,11 @@ func TestProxySaysWhyItCannotConnect(t *testing.T) {
 }
 
 func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
-	needRoot(t)
-	dir := shortTemp(t)
+	remotetest.NeedRoot(t)
+	dir := remotetest.ShortTemp(t)
 	path := filepath.Join(dir, "s")
 	require.NoError(t, os.Chmod(dir, 0o777))
-	cmd := asNobody(t, "listen", path)
+	cmd := remotetest.AsNobody(t, remotetest.Role(t.Context(), "listen", path))
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -359,12 +361,12 @@ func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
 func TestProxyEndsWithItsContextAndRestoresItsFiles(t *testing.T) {
 	for _, kind := range []string{"pipe", "socket"} {
 		t.Run(kind, func(t *testing.T) {
-			path := filepath.Join(shortTemp(t), "s")
+			path := filepath.Join(remotetest.ShortTemp(t), "s")
 			ln, err := net.Listen("unix", path)
 			require.NoError(t, err)
 			defer ln.Close()
-			in, _ := blockingPair(t, kind)
-			reader, out := blockingPair(t, kind)
+			in, _ := remotetest.BlockingPair(t, kind)
+			reader, out := remotetest.BlockingPair(t, kind)
 			ctx, cancel := context.WithCancelCause(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- Proxy(ctx, Stdio{In: in, Out: out}, ProxyConfig{Socket: path}) }()
@@ -380,19 +382,19 @@ func TestProxyEndsWithItsContextAndRestoresItsFiles(t *testing.T) {
 			require.ErrorIs(t, <-done, because)
 			_, err = conn.Read(make([]byte, 1))
 			require.ErrorIs(t, err, io.EOF)
-			require.False(t, nonblocking(t, in))
-			require.False(t, nonblocking(t, out))
+			require.False(t, remotetest.Nonblocking(t, in))
+			require.False(t, remotetest.Nonblocking(t, out))
 		})
 	}
 }
 
 func TestProxyEndsASharedSocketOnlyInItsDirection(t *testing.T) {
 	// sshd may give a command one socket as its stdin and stdout.
-	path := filepath.Join(shortTemp(t), "s")
+	path := filepath.Join(remotetest.ShortTemp(t), "s")
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer ln.Close()
-	near, far := blockingPair(t, "socket")
+	near, far := remotetest.BlockingPair(t, "socket")
 	fd, err := unix.FcntlInt(near.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	require.NoError(t, err)
 	out := os.NewFile(uintptr(fd), "out")
@@ -413,12 +415,12 @@ func TestProxyEndsASharedSocketOnlyInItsDirection(t *testing.T) {
 }
 
 func TestProxyDoesNotPassOffABrokenStdinAsItsEnd(t *testing.T) {
-	path := filepath.Join(shortTemp(t), "s")
+	path := filepath.Join(remotetest.ShortTemp(t), "s")
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer ln.Close()
-	near, far := blockingPair(t, "socket")
-	_, out := blockingPair(t, "pipe")
+	near, far := remotetest.BlockingPair(t, "socket")
+	_, out := remotetest.BlockingPair(t, "pipe")
 	_, err = near.WriteString("unread") // closing far now breaks the connection
 	require.NoError(t, err)
 	done := make(chan error, 1)
@@ -433,27 +435,9 @@ func TestProxyDoesNotPassOffABrokenStdinAsItsEnd(t *testing.T) {
 }
 
 func TestProxyNeedsStdinAndStdout(t *testing.T) {
-	path := filepath.Join(shortTemp(t), "s")
+	path := filepath.Join(remotetest.ShortTemp(t), "s")
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer ln.Close()
 	require.ErrorContains(t, Proxy(t.Context(), Stdio{}, ProxyConfig{Socket: path}), "stdin or stdout is missing")
-}
-
-func BenchmarkProxyCopy(b *testing.B) {
-	chunk := []byte(repeat(64 << 10))
-	near, far, err := os.Pipe()
-	require.NoError(b, err)
-	done := make(chan error, 1)
-	go func() { done <- copyBytes(io.Discard, near) }()
-	b.SetBytes(int64(len(chunk)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := far.Write(chunk); err != nil {
-			b.Fatal(err)
-		}
-	}
-	require.NoError(b, far.Close())
-	require.NoError(b, <-done)
-	near.Close()
 }

@@ -13,34 +13,37 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/relay"
 )
 
 // ScriptConfig says how Script runs a script.
 type ScriptConfig struct {
 	// Shell is the command that gets the script on its standard input. Required.
 	Shell []string
-	// Size is the length of the script.
+	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
 	// SIGKILL at once.
 	Grace time.Duration
 }
 
-// scriptExit is the exit status of a program that could not run its script.
+// scriptExit is the exit status of a program that did not run its script.
 const scriptExit = 1
 
-// Script runs a script for a manager, in a session and process group of its own, with stdout and stderr as
-// they are. stdin has a line with a key, then the script, which is not begun before it is there whole, and
-// is a leash from then on. Script returns the exit status for the program: that of the shell, 128 plus the
-// signal's number if a signal ended it. The manager does not go by that, but by the line with the key that
-// stdout and stderr end with (wire.End).
+// Script runs a script for a manager, in a session and process group of its own, with the given stdout and stderr. stdin
+// has a line with a key and then the script. Script starts the shell when the whole script has arrived; from then on
+// stdin is a leash. It returns the exit status for the program: the shell's, or 128 plus the signal's number if a signal
+// ended the shell. The manager does not rely on that status, but on the line with the key at the end of stdout and of
+// stderr (wire.End).
 //
-// When stdin or ctx ends the shell's process group gets SIGTERM, and after the grace all is killed. All that
-// descends from the shell, in its group or not, is gone when Script returns. As for Relay it must be the only
-// one in its program to start processes.
+// When stdin or ctx ends the shell's process group gets SIGTERM, and after the grace everything is killed. When Script
+// returns, every process that descends from the shell is gone, in its group or not. As for Relay no other part of the
+// program may start processes.
 func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfig) (status int, err error) {
-	defer withstandSIGPIPE()()
-	in, restore, err := wakeable(stdin)
+	defer pipe.WithstandSIGPIPE()()
+	in, restore, err := pipe.Wakeable(stdin)
 	if err != nil {
 		return scriptExit, fmt.Errorf("script: %w", err)
 	}
@@ -57,12 +60,12 @@ func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfi
 	_, _ = stdout.Write(line) // the manager may have gone
 	_, _ = stderr.Write(line)
 	if end.Stage != "" {
-		return scriptExit, nil // the manager was told
+		return scriptExit, nil // the line with the key has the reason
 	}
 	return end.Code, nil
 }
 
-// readEndKey reads the line that script begins with.
+// readEndKey reads the first line of stdin.
 func readEndKey(in io.Reader) (string, error) {
 	line := make([]byte, 0, wire.EndKeySize+1)
 	for one := make([]byte, 1); ; {
@@ -73,7 +76,8 @@ func readEndKey(in io.Reader) (string, error) {
 			return wire.ParseEndKey(string(line))
 		}
 		if line = append(line, one[0]); len(line) > wire.EndKeySize {
-			return "", errors.New("read the key from standard input: it is started by a manager, there is nothing to be done with it by hand")
+			return "", errors.New("read the key from standard input: the first line has no key: " +
+				"only a manager can start this command")
 		}
 	}
 }
@@ -85,31 +89,31 @@ func receiveAndRun(ctx context.Context, in, stdout, stderr *os.File, cfg ScriptC
 		return *failed
 	}
 	defer text.Close()
-	children, err := adopt(syscall.ForkExec)
+	children, err := proc.Adopt(syscall.ForkExec)
 	if err != nil {
 		return wire.End{Stage: "machine", Text: err.Error()}
 	}
-	defer children.release()
+	defer children.Release()
 	shell, err := startShell(children, cfg.Shell, text, stdout, stderr)
 	if err != nil {
 		return wire.End{Stage: "shell", Text: err.Error()}
 	}
-	leashed, stop := watchLeash(ctx, in)
+	leashed, stop := pipe.Watch(ctx, in)
 	defer stop()
 	select {
-	case <-shell.exited:
+	case <-shell.Exited():
 	case <-leashed.Done():
 		stopShell(children, shell, cfg.Grace)
 	}
-	children.signal(shell, unix.SIGKILL) // at once, so that it cannot outrun us by forking
-	left := children.killAll(killTimeout)
-	if !isClosed(shell.exited) {
+	left := children.KillAll()
+	if !shell.Ended() {
 		return wire.End{Stage: "machine", Text: fmt.Sprintf("%d processes could not be killed", left)}
 	}
-	return shellEnd(shell.status, text, cfg)
+	<-shell.Exited()
+	return shellEnd(shell.Status(), text, cfg)
 }
 
-// receiveScript takes the script to a file that is nowhere but in memory.
+// receiveScript copies the script to a file in memory.
 func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 	fd, err := unix.MemfdCreate("script", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -131,24 +135,21 @@ func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 	return nil, &wire.End{Stage: stage, Text: fmt.Sprintf("%d of %d bytes arrived: %v", n, size, err)}
 }
 
-// onlyWriter hides ReadFrom: what a file does there for a pipe spins while the pipe is empty.
+// onlyWriter hides ReadFrom: the splice(2) that a file does there spins while the pipe is empty.
 type onlyWriter struct{ io.Writer }
 
 // startShell starts the shell on its script.
-func startShell(children *children, argv []string, text, stdout, stderr *os.File) (*child, error) {
-	c, err := newRelayCommand(&wire.RelayStart{Argv: argv})
+func startShell(children *proc.Children, argv []string, text, stdout, stderr *os.File) (*proc.Child, error) {
+	c, err := relay.NewCommand(&wire.RelayStart{Argv: argv})
 	if err != nil {
 		return nil, err
 	}
-	var started *child
+	var started *proc.Child
 	err = withFds(func(fds [3]int) error {
-		started, err = children.start(c.program, c.argv, c.attr(fds))
+		started, err = c.Start(children, fds)
 		return err
 	}, text, stdout, stderr)
-	if err != nil {
-		return nil, c.refusal(err)
-	}
-	return started, nil
+	return started, err
 }
 
 // withFds calls fn with the descriptors of three files, and leaves their modes as they are.
@@ -173,38 +174,22 @@ func withFds(fn func([3]int) error, files ...*os.File) error {
 	return use(0)
 }
 
-// watchLeash returns a context that ends with ctx and with in. stop waits until in is not read any more.
-func watchLeash(ctx context.Context, in *os.File) (leashed context.Context, stop func()) {
-	leashed, cancel := context.WithCancelCause(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		drain(in)
-		cancel(errLeash)
-	}()
-	return leashed, func() {
-		cancel(nil)
-		in.Close()
-		<-done
-	}
-}
-
-// stopShell asks the shell's group to end, and gives it its grace.
-func stopShell(children *children, shell *child, grace time.Duration) {
+// stopShell sends SIGTERM to the shell's group, and waits for its end for at most the grace.
+func stopShell(children *proc.Children, shell *proc.Child, grace time.Duration) {
 	if grace <= 0 {
 		return
 	}
-	children.signal(shell, unix.SIGTERM)
+	children.Signal(shell, unix.SIGTERM)
 	timer := time.NewTimer(grace)
 	defer timer.Stop()
 	select {
-	case <-shell.alone:
+	case <-shell.Alone():
 	case <-timer.C:
 	}
 }
 
-// shellEnd tells what the shell's end means. One that ends with what a shell says of a program it cannot
-// start, and that has read nothing of its script, never was the script's shell.
+// shellEnd returns the end of the script by the end of its shell. If the shell ends with 126 or 127 before it has read
+// any of the script, the shell itself could not be started.
 func shellEnd(status syscall.WaitStatus, text *os.File, cfg ScriptConfig) wire.End {
 	if status.Signaled() {
 		return wire.End{Code: 128 + int(status.Signal())}
@@ -212,7 +197,8 @@ func shellEnd(status syscall.WaitStatus, text *os.File, cfg ScriptConfig) wire.E
 	code := status.ExitStatus()
 	if code == 126 || code == 127 {
 		if at, err := text.Seek(0, io.SeekCurrent); err == nil && at == 0 && cfg.Size > 0 {
-			return wire.End{Stage: "shell", Text: fmt.Sprintf("%q ended with exit status %d and read nothing of the script", strings.Join(cfg.Shell, " "), code)}
+			return wire.End{Stage: "shell", Text: fmt.Sprintf("%q ended with exit status %d and read nothing of the script",
+				strings.Join(cfg.Shell, " "), code)}
 		}
 	}
 	return wire.End{Code: code}

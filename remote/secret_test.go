@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -31,7 +32,7 @@ import (
 func startGuarded(t *testing.T, socket string, change func(*served)) (*served, wire.Secret) {
 	t.Helper()
 	s := launchServe(t, socket, func(s *served) {
-		s.cmd = role(context.Background(), "guarded", socket)
+		s.cmd = remotetest.Role(context.Background(), "guarded", socket)
 		near, far, err := os.Pipe()
 		require.NoError(t, err)
 		s.stdin.Close()
@@ -91,7 +92,7 @@ func callAll(ctx context.Context, t *testing.T, client *grpc.ClientConn) map[str
 }
 
 func TestEveryCallNeedsTheSecret(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s, secret := startGuarded(t, socket, nil)
 	client := connTo(t, socket)
 	for _, wrong := range [][]string{nil, {""}, {"Bearer "}, {wire.NewSecret().Authorization()}, {secret.Authorization(), secret.Authorization()}} {
@@ -108,10 +109,10 @@ func TestEveryCallNeedsTheSecret(t *testing.T) {
 }
 
 func TestWhoAllowsCallsWithoutTheSecretGetsThemAndANote(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s, secret := startGuarded(t, socket, func(s *served) {
 		in, out, errOut := s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr
-		s.cmd = role(context.Background(), "unguarded", socket)
+		s.cmd = remotetest.Role(context.Background(), "unguarded", socket)
 		s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = in, out, errOut
 	})
 	for _, authorization := range [][]string{nil, {"Bearer wrong"}, {secret.Authorization()}} {
@@ -125,7 +126,7 @@ func TestWhoAllowsCallsWithoutTheSecretGetsThemAndANote(t *testing.T) {
 }
 
 func TestALargeMessageWithoutTheSecretIsRefusedUnread(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	startGuarded(t, socket, nil)
 	big := &pb.RunRequest{Id: "1", CiScript: strings.Repeat("x", 60<<20)}
 	_, err := pb.NewStepRunnerClient(connTo(t, socket)).Run(with(t), big, grpc.MaxCallSendMsgSize(64<<20))
@@ -135,10 +136,10 @@ func TestALargeMessageWithoutTheSecretIsRefusedUnread(t *testing.T) {
 func TestTheSecretFollowsTheSocketsPathHoweverTheLinesCome(t *testing.T) {
 	for name, cut := range map[string]int{"at once": 1 << 10, "in pieces": 1, "by line": 0} {
 		t.Run(name, func(t *testing.T) {
-			socket := socketIn(t, shortTemp(t), "42")
+			socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 			s := launchServe(t, socket, func(s *served) {
 				in, out, errOut := s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr
-				s.cmd = role(context.Background(), "guarded", SocketOnStdin)
+				s.cmd = remotetest.Role(context.Background(), "guarded", SocketOnStdin)
 				s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr = in, out, errOut
 			})
 			secret := wire.NewSecret()
@@ -181,8 +182,8 @@ func TestServeWithoutTheSecretItWantsMakesNothing(t *testing.T) {
 		"binary":           {strings.Repeat("private\x00", 6) + "\n", "no characters but those of base64url"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tmp := shortTemp(t)
-			cmd := role(t.Context(), "guarded", socketIn(t, tmp, "42"))
+			tmp := remotetest.ShortTemp(t)
+			cmd := remotetest.Role(t.Context(), "guarded", remotetest.SocketIn(t, tmp, "42"))
 			cmd.Stdin = strings.NewReader(test.sent)
 			out, err := cmd.CombinedOutput()
 			require.Error(t, err)
@@ -191,38 +192,16 @@ func TestServeWithoutTheSecretItWantsMakesNothing(t *testing.T) {
 			require.Contains(t, string(out), test.want)
 			require.NotContains(t, string(out), "is listening")
 			require.NotContains(t, string(out), "private", "what was sent may be a secret")
-			require.Empty(t, names(t, tmp))
+			require.Empty(t, remotetest.Names(t, tmp))
 		})
 	}
 	t.Run("no stdin", func(t *testing.T) {
-		tmp := shortTemp(t)
-		out, err := role(t.Context(), "guarded", socketIn(t, tmp, "42")).CombinedOutput() // /dev/null
+		tmp := remotetest.ShortTemp(t)
+		out, err := remotetest.Role(t.Context(), "guarded", remotetest.SocketIn(t, tmp, "42")).CombinedOutput() // /dev/null
 		require.Error(t, err)
 		require.Contains(t, string(out), "it ended before the secret came")
-		require.Empty(t, names(t, tmp))
+		require.Empty(t, remotetest.Names(t, tmp))
 	})
-}
-
-func TestTheWaitForTheSecretEnds(t *testing.T) {
-	in, out, err := os.Pipe()
-	require.NoError(t, err)
-	defer in.Close()
-	defer out.Close()
-	_, err = out.WriteString("the beginning of it")
-	require.NoError(t, err)
-	lines, err := openStdinLines(t.Context(), in)
-	require.NoError(t, err)
-	_, err = lines.secret(t.Context(), time.Millisecond)
-	require.ErrorContains(t, err, "no secret came within 1ms")
-	lines.close()
-
-	ctx, cancel := context.WithCancel(t.Context())
-	lines, err = openStdinLines(ctx, in)
-	require.NoError(t, err)
-	defer lines.close()
-	time.AfterFunc(time.Millisecond, cancel)
-	_, err = lines.secret(ctx, time.Hour)
-	require.ErrorIs(t, err, context.Canceled)
 }
 
 // spyRole tries what a process may want to know of process pid, and says what it got.
@@ -252,9 +231,9 @@ func spyRole(pid string) error {
 }
 
 func TestAProcessOfTheSameUserCannotLookIntoTheVMsEnd(t *testing.T) {
-	needRoot(t)
+	remotetest.NeedRoot(t)
 	spyOn := func(pid int) string {
-		out, err := asNobody(t, "spy", strconv.Itoa(pid)).CombinedOutput()
+		out, err := remotetest.AsNobody(t, remotetest.Role(t.Context(), "spy", strconv.Itoa(pid))).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		return string(out)
 	}
@@ -272,31 +251,31 @@ func TestAProcessOfTheSameUserCannotLookIntoTheVMsEnd(t *testing.T) {
 		return in, out
 	}
 
-	dir := shortTemp(t)
+	dir := remotetest.ShortTemp(t)
 	require.NoError(t, os.Chmod(dir, 0o777))
-	open := asNobody(t, "listen", filepath.Join(dir, "s"))
+	open := remotetest.AsNobody(t, remotetest.Role(t.Context(), "listen", filepath.Join(dir, "s")))
 	_, says := pipes(open)
 	_, err := io.ReadFull(says, make([]byte, len("up")))
 	require.NoError(t, err)
 	require.Contains(t, spyOn(open.Process.Pid), "environ\nmem\n", "the spy is one")
 
-	tmp := shortTemp(t)
+	tmp := remotetest.ShortTemp(t)
 	require.NoError(t, os.Chmod(tmp, 0o777|os.ModeSticky))
-	socket := socketIn(t, tmp, "42")
+	socket := remotetest.SocketIn(t, tmp, "42")
 	s, secret := startGuarded(t, socket, func(s *served) {
-		theirs := asNobody(t, "guarded", socket)
+		theirs := remotetest.AsNobody(t, remotetest.Role(t.Context(), "guarded", socket))
 		theirs.Stdin, theirs.Stdout, theirs.Stderr = s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr
 		s.cmd = theirs
 	})
 	require.Empty(t, spyOn(s.cmd.Process.Pid))
 
-	bridge := asNobody(t, "proxy", socket)
+	bridge := remotetest.AsNobody(t, remotetest.Role(t.Context(), "proxy", socket))
 	_, says = pipes(bridge)
 	_, err = says.Read(make([]byte, 1)) // the server's settings: the bridge stands
 	require.NoError(t, err)
 	require.Empty(t, spyOn(bridge.Process.Pid))
 
-	relay := asNobody(t, "concealed relay", tmp, "1s")
+	relay := remotetest.AsNobody(t, remotetest.Role(t.Context(), "relay", tmp, "1s"))
 	in, says := pipes(relay)
 	_, err = in.Write([]byte("stepmux-manager/1\n"))
 	require.NoError(t, err)

@@ -17,7 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
 // served is a running `steps serve`.
@@ -25,7 +27,7 @@ type served struct {
 	cmd    *exec.Cmd
 	stdin  *os.File // the leash, nil if it has none
 	stdout bytes.Buffer
-	stderr *output
+	stderr *remotetest.Output
 	exited chan struct{} // closed once cmd.ProcessState is set
 }
 
@@ -40,7 +42,7 @@ func startServe(t *testing.T, socket string) *served {
 // launchServe does not wait. change may change the command before it starts.
 func launchServe(t *testing.T, socket string, change func(*served)) *served {
 	t.Helper()
-	s := &served{stderr: newOutput(), exited: make(chan struct{}), cmd: role(context.Background(), "serve", socket)}
+	s := &served{stderr: remotetest.NewOutput(), exited: make(chan struct{}), cmd: remotetest.Role(context.Background(), "serve", socket)}
 	near, far, err := os.Pipe()
 	require.NoError(t, err)
 	s.stdin = far
@@ -65,10 +67,10 @@ func launchServe(t *testing.T, socket string, change func(*served)) *served {
 func (s *served) waitReady(t *testing.T) {
 	t.Helper()
 	select {
-	case <-s.stderr.ready:
+	case <-s.stderr.Ready:
 	case <-s.exited:
 		select { // its last words may have been the marker
-		case <-s.stderr.ready:
+		case <-s.stderr.Ready:
 		default:
 			t.Fatalf("serve ended before it was ready: %v: %s", s.cmd.ProcessState, s.stderr)
 		}
@@ -80,31 +82,31 @@ func (s *served) requireExit(t *testing.T, code int, socket string) {
 	t.Helper()
 	<-s.exited
 	require.Equal(t, code, s.cmd.ProcessState.ExitCode(), "%v: %s", s.cmd.ProcessState, s.stderr)
-	requireGone(t, filepath.Dir(socket))
+	remotetest.RequireGone(t, filepath.Dir(socket))
 	require.Empty(t, s.stdout.String())
 }
 
 func TestServePrintsTheMarkerFirstAndListens(t *testing.T) {
-	tmp := shortTemp(t)
-	socket := socketIn(t, tmp, "42")
+	tmp := remotetest.ShortTemp(t)
+	socket := remotetest.SocketIn(t, tmp, "42")
 	s := startServe(t, socket)
 	require.True(t, strings.HasPrefix(s.stderr.String(), wire.ReadyLine(socket)))
 	fi, err := os.Stat(socket)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeSocket|0o600, fi.Mode())
-	conn, err := dial(t.Context(), socket)
+	conn, err := socketdir.Connect(t.Context(), socket)
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	require.NoError(t, s.stdin.Close())
 	s.requireExit(t, 0, socket)
 	require.Equal(t, greeting(socket), s.stderr.String())
-	require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
+	require.Empty(t, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 }
 
 func TestServeEndsBySignal(t *testing.T) {
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
-			socket := socketIn(t, shortTemp(t), "42")
+			socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 			s := startServe(t, socket)
 			require.NoError(t, s.cmd.Process.Signal(sig))
 			s.requireExit(t, 0, socket)
@@ -114,14 +116,14 @@ func TestServeEndsBySignal(t *testing.T) {
 
 func TestServeOutlivesTheParentOfADaemon(t *testing.T) {
 	// As GitLab Runner's manager starts it: in the background of a shell that goes away.
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	out, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	require.NoError(t, err)
 	defer out.Close()
 	line, err := wire.Quote(os.Args[0], socket)
 	require.NoError(t, err)
 	sh := exec.CommandContext(t.Context(), "sh", "-c", line+" </dev/null >/dev/null & echo $!")
-	sh.Env = append(os.Environ(), roleVar+"=serve")
+	sh.Env = append(os.Environ(), remotetest.RoleVar+"=serve")
 	sh.Stderr = out
 	pid, err := sh.Output()
 	require.NoError(t, err)
@@ -135,7 +137,7 @@ func TestServeOutlivesTheParentOfADaemon(t *testing.T) {
 	waitServing(t, socket)
 	require.NoError(t, unix.PidfdSendSignal(daemon, unix.SIGTERM, nil, 0))
 	waitPidfd(t, f)
-	requireGone(t, filepath.Dir(socket))
+	remotetest.RequireGone(t, filepath.Dir(socket))
 }
 
 // waitPidfd waits until the process has ended.
@@ -151,7 +153,7 @@ func waitPidfd(t *testing.T, f *os.File) {
 
 func TestServeLivesAndCleansUpThoughStderrIsGone(t *testing.T) {
 	// A process that writes to a closed stderr is killed by SIGPIPE, here with its first word.
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	reader, writer, err := os.Pipe()
 	require.NoError(t, err)
 	require.NoError(t, reader.Close())
@@ -166,7 +168,7 @@ func TestServeLivesAndCleansUpThoughStderrIsGone(t *testing.T) {
 func waitServing(t *testing.T, socket string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		conn, err := dial(t.Context(), socket)
+		conn, err := socketdir.Connect(t.Context(), socket)
 		if err == nil {
 			conn.Close()
 		}
@@ -175,23 +177,23 @@ func waitServing(t *testing.T, socket string) {
 }
 
 func TestServeSweepsAfterAKilledOne(t *testing.T) {
-	tmp := shortTemp(t)
-	killed := startServe(t, socketIn(t, tmp, "killed"))
-	same := startServe(t, socketIn(t, tmp, "same"))
+	tmp := remotetest.ShortTemp(t)
+	killed := startServe(t, remotetest.SocketIn(t, tmp, "killed"))
+	same := startServe(t, remotetest.SocketIn(t, tmp, "same"))
 	for _, s := range []*served{killed, same} {
 		require.NoError(t, s.cmd.Process.Kill())
 		<-s.exited
 	}
-	next := startServe(t, socketIn(t, tmp, "same")) // takes the place of a dead one
+	next := startServe(t, remotetest.SocketIn(t, tmp, "same")) // takes the place of a dead one
 	base := filepath.Join(tmp, wire.SocketBase)
-	require.Eventually(t, func() bool { return fmt.Sprint(names(t, base)) == "[same]" }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return fmt.Sprint(remotetest.Names(t, base)) == "[same]" }, time.Minute, time.Millisecond)
 	require.NoError(t, next.stdin.Close())
-	next.requireExit(t, 0, socketIn(t, tmp, "same"))
-	require.Empty(t, names(t, base))
+	next.requireExit(t, 0, remotetest.SocketIn(t, tmp, "same"))
+	require.Empty(t, remotetest.Names(t, base))
 }
 
 func TestServeRefusesABuildThatIsBeingServed(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	first := startServe(t, socket)
 	second := launchServe(t, socket, nil)
 	<-second.exited
@@ -199,7 +201,7 @@ func TestServeRefusesABuildThatIsBeingServed(t *testing.T) {
 	require.Contains(t, second.stderr.String(), "build 42")
 	require.Contains(t, second.stderr.String(), "already being served")
 	require.NotContains(t, second.stderr.String(), "listening")
-	conn, err := dial(t.Context(), socket) // the first is unharmed
+	conn, err := socketdir.Connect(t.Context(), socket) // the first is unharmed
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	require.NoError(t, first.stdin.Close())
@@ -207,7 +209,7 @@ func TestServeRefusesABuildThatIsBeingServed(t *testing.T) {
 }
 
 func TestServeSaysWhatIsWrongBeforeItIsReady(t *testing.T) {
-	tmp := shortTemp(t)
+	tmp := remotetest.ShortTemp(t)
 	for path, want := range map[string]string{
 		"/tmp/x.sock": "want <tmp>/gitlab-runner-steps/<build id>/step-runner.sock",
 		filepath.Join(tmp, wire.SocketBase, strings.Repeat("x", 300), "s"): "a unix socket allows 107",
@@ -221,34 +223,35 @@ func TestServeSaysWhatIsWrongBeforeItIsReady(t *testing.T) {
 		require.Contains(t, s.stderr.String(), "serve: ")
 		require.Contains(t, s.stderr.String(), want)
 		require.NotContains(t, s.stderr.String(), "listening")
-		require.Empty(t, names(t, tmp))
+		require.Empty(t, remotetest.Names(t, tmp))
 	}
 }
 
 func TestServeSaysThatTheDiskIsFull(t *testing.T) {
-	tmp := tinyFS(t)
-	held := mustOpen(t, tmp, "held")
-	fillDisk(t, held.path())
-	s := launchServe(t, socketIn(t, tmp, "42"), nil)
+	tmp := remotetest.TinyFS(t)
+	held, err := socketdir.Open(t.Context(), remotetest.SocketIn(t, tmp, "held"))
+	require.NoError(t, err)
+	remotetest.FillDisk(t, held.Path())
+	s := launchServe(t, remotetest.SocketIn(t, tmp, "42"), nil)
 	<-s.exited
 	require.Equal(t, 1, s.cmd.ProcessState.ExitCode())
-	require.Contains(t, s.stderr.String(), "no space left on device (free space or inodes on the file system of "+held.base.path)
-	require.Equal(t, []string{"held"}, names(t, held.base.path))
-	require.NoError(t, held.remove(t.Context()))
+	require.Contains(t, s.stderr.String(), "no space left on device (free space or inodes on the file system of "+filepath.Dir(held.Path()))
+	require.Equal(t, []string{"held"}, remotetest.Names(t, filepath.Dir(held.Path())))
+	require.NoError(t, held.Remove(t.Context()))
 }
 
 func TestFiftyServesStartAtOnce(t *testing.T) {
-	tmp := shortTemp(t)
+	tmp := remotetest.ShortTemp(t)
 	var all []*served
 	for i := range 50 {
-		all = append(all, launchServe(t, socketIn(t, tmp, fmt.Sprintf("build-%d", i)), nil))
+		all = append(all, launchServe(t, remotetest.SocketIn(t, tmp, fmt.Sprintf("build-%d", i)), nil))
 	}
 	for _, s := range all {
 		s.waitReady(t)
 		require.True(t, strings.HasPrefix(s.stderr.String(), wire.ReadyLine(s.cmd.Args[1])))
 	}
 	for _, s := range all {
-		conn, err := dial(t.Context(), s.stderr.socket())
+		conn, err := socketdir.Connect(t.Context(), s.stderr.Socket())
 		require.NoError(t, err)
 		require.NoError(t, conn.Close())
 	}
@@ -258,13 +261,13 @@ func TestFiftyServesStartAtOnce(t *testing.T) {
 	for _, s := range all {
 		s.requireExit(t, 0, s.cmd.Args[1])
 	}
-	require.Empty(t, names(t, filepath.Join(tmp, wire.SocketBase)))
+	require.Empty(t, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 }
 
 func TestServeIsNotHeldUpByConnectionsThatSayNothing(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := startServe(t, socket)
-	conn, err := dial(t.Context(), socket)
+	conn, err := socketdir.Connect(t.Context(), socket)
 	require.NoError(t, err)
 	defer conn.Close()
 	_, err = io.ReadFull(conn, make([]byte, 9)) // its settings: now it waits for ours
@@ -282,7 +285,7 @@ func TestServePassesItsGraceToTheJobs(t *testing.T) {
 		"default": {0, defaultGrace}, "given": {time.Minute, time.Minute}, "none": {-1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			socket := socketIn(t, shortTemp(t), "42")
+			socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 			ctx, cancel := context.WithCancel(t.Context())
 			because := errors.New("a job would not die")
 			runner := bareRunner(func(ctx context.Context, grace time.Duration) error {
@@ -295,64 +298,64 @@ func TestServePassesItsGraceToTheJobs(t *testing.T) {
 				require.Equal(t, filepath.Dir(socket), dir)
 				return runner, nil
 			}
-			out := newOutput()
+			out := remotetest.NewOutput()
 			done := make(chan error, 1)
 			go func() { done <- serve(ctx, Stdio{Err: out}, ServeConfig{Socket: socket, Grace: tc.set}, open) }()
-			<-out.ready
+			<-out.Ready
 			cancel()
 			err := <-done
 			require.ErrorIs(t, err, because)
 			require.ErrorContains(t, err, "serve: stop jobs")
-			requireGone(t, filepath.Dir(socket))
+			remotetest.RequireGone(t, filepath.Dir(socket))
 		})
 	}
 }
 
 func TestServeCleansUpWhenItCannotListen(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	stopped := false
 	open := func(dir string, _ ...grpc.ServerOption) (*jobRunner, error) {
 		require.NoError(t, os.WriteFile(socket, nil, 0o600))
 		return bareRunner(func(context.Context, time.Duration) error { stopped = true; return nil }), nil
 	}
-	out := newOutput()
+	out := remotetest.NewOutput()
 	err := serve(t.Context(), Stdio{Err: out}, ServeConfig{Socket: socket}, open)
 	require.ErrorIs(t, err, unix.EADDRINUSE)
 	require.ErrorContains(t, err, "listen on "+socket)
 	require.True(t, stopped)
 	require.Empty(t, out.String())
-	requireGone(t, filepath.Dir(socket))
+	remotetest.RequireGone(t, filepath.Dir(socket))
 }
 
 func TestServeEndsWithAnErrorWhenTheServerFails(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	runner := bareRunner(func(context.Context, time.Duration) error { return nil })
 	runner.server.Stop() // Serve on it fails
-	out := newOutput()
+	out := remotetest.NewOutput()
 	err := serve(t.Context(), Stdio{Err: out}, ServeConfig{Socket: socket}, func(string, ...grpc.ServerOption) (*jobRunner, error) { return runner, nil })
 	require.ErrorContains(t, err, "serve: accept on "+socket)
-	requireGone(t, filepath.Dir(socket))
+	remotetest.RequireGone(t, filepath.Dir(socket))
 }
 
 func TestServeReportsAJobStoreThatDoesNotOpen(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	err := serve(t.Context(), Stdio{Err: io.Discard}, ServeConfig{Socket: socket},
 		func(string, ...grpc.ServerOption) (*jobRunner, error) {
 			return nil, fmt.Errorf("make store: %w", unix.ENOSPC)
 		})
 	require.ErrorContains(t, err, "serve: make store: no space left on device (free space or inodes")
-	requireGone(t, filepath.Dir(socket))
+	remotetest.RequireGone(t, filepath.Dir(socket))
 }
 
 func TestServeMovesToTheUsersBaseAndSaysSo(t *testing.T) {
-	needRoot(t)
-	tmp := shortTemp(t)
+	remotetest.NeedRoot(t)
+	tmp := remotetest.ShortTemp(t)
 	require.NoError(t, os.Mkdir(filepath.Join(tmp, wire.SocketBase), 0o700))
-	require.NoError(t, os.Lchown(filepath.Join(tmp, wire.SocketBase), nobody, nobody))
-	s := startServe(t, socketIn(t, tmp, "42"))
+	require.NoError(t, os.Lchown(filepath.Join(tmp, wire.SocketBase), remotetest.Nobody, remotetest.Nobody))
+	s := startServe(t, remotetest.SocketIn(t, tmp, "42"))
 	moved := filepath.Join(tmp, wire.SocketBase+"-0", "42", wire.SocketName)
 	require.True(t, strings.HasPrefix(s.stderr.String(), wire.ReadyLine(moved)))
-	conn, err := dial(t.Context(), moved)
+	conn, err := socketdir.Connect(t.Context(), moved)
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
 	require.NoError(t, s.stdin.Close())
@@ -360,31 +363,31 @@ func TestServeMovesToTheUsersBaseAndSaysSo(t *testing.T) {
 }
 
 func TestServeOfTwoUsersShareATemporaryDirectory(t *testing.T) {
-	needRoot(t)
-	tmp := shortTemp(t)
+	remotetest.NeedRoot(t)
+	tmp := remotetest.ShortTemp(t)
 	require.NoError(t, os.Chmod(tmp, 0o777|os.ModeSticky))
-	first := startServe(t, socketIn(t, tmp, "42"))
-	theirs := asNobody(t, "serve", socketIn(t, tmp, "42"))
+	first := startServe(t, remotetest.SocketIn(t, tmp, "42"))
+	theirs := remotetest.AsNobody(t, remotetest.Role(t.Context(), "serve", remotetest.SocketIn(t, tmp, "42")))
 	second := launchServe(t, "", func(s *served) {
 		theirs.Stdin, theirs.Stdout, theirs.Stderr = s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr
 		s.cmd = theirs
 	})
 	second.waitReady(t)
-	moved := filepath.Join(tmp, fmt.Sprintf("%s-%d", wire.SocketBase, nobody), "42", wire.SocketName)
+	moved := filepath.Join(tmp, fmt.Sprintf("%s-%d", wire.SocketBase, remotetest.Nobody), "42", wire.SocketName)
 	require.True(t, strings.HasPrefix(second.stderr.String(), wire.ReadyLine(moved)))
-	_, err := dial(t.Context(), moved)
+	_, err := socketdir.Connect(t.Context(), moved)
 	require.ErrorContains(t, err, "of user 65534", "root must not talk to another user's serve by accident")
 	for _, s := range []*served{first, second} {
 		require.NoError(t, s.stdin.Close())
 	}
-	first.requireExit(t, 0, socketIn(t, tmp, "42"))
+	first.requireExit(t, 0, remotetest.SocketIn(t, tmp, "42"))
 	second.requireExit(t, 0, moved)
 }
 
 func TestProxyEndsWithAKilledServe(t *testing.T) {
-	socket := socketIn(t, shortTemp(t), "42")
+	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := startServe(t, socket)
-	cmd := role(t.Context(), "proxy", socket)
+	cmd := remotetest.Role(t.Context(), "proxy", socket)
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := cmd.StdoutPipe()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// roundBound is how long a round may take. One that takes longer says nothing.
+// roundBound is how long a round may take. A longer round does not count.
 const roundBound = 10 * time.Minute
 
 // Campaign is a run of many rounds.
@@ -20,11 +20,11 @@ type Campaign struct {
 	Jobs    int // rounds at once
 	Options Options
 	Journal *Journal[Result]
-	Out     io.Writer // is told what happens
+	Out     io.Writer // gets progress and findings
 }
 
-// Run runs rounds until there were enough faults or ctx ends, which is an end like any. Those that the journal has are
-// not run again. It returns all results. The error says that rounds said nothing, which were not counted.
+// Run runs rounds until there were enough faults or ctx ends; the end of ctx is not an error. Rounds in the journal are
+// not run again. It returns all results. The error names rounds that failed by themselves; they do not count.
 func (c *Campaign) Run(ctx context.Context) ([]Result, error) {
 	s := &campaign{Campaign: c, done: map[int]Result{}}
 	for _, r := range c.Journal.All() {
@@ -104,8 +104,8 @@ func (c *campaign) count(r Result, err error) {
 	}
 }
 
-// RunOne runs a round and tells out what is wrong, how to repeat it, and then all that happened in it. The error is
-// ctx's if it ended, else says why the round says nothing.
+// RunOne runs a round. If the round finds a fault of the product, out gets the finding, the command that repeats the
+// round, and the round's log. The error is that of ctx if it ended, else the reason why the round does not count.
 func RunOne(ctx context.Context, plan Plan, opts Options, out io.Writer) (Result, error) {
 	bounded, cancel := context.WithTimeout(ctx, roundBound)
 	defer cancel()
@@ -126,13 +126,14 @@ func RunOne(ctx context.Context, plan Plan, opts Options, out io.Writer) (Result
 		text = err.Error() + "\n"
 	}
 	for _, f := range r.Findings {
-		text += fmt.Sprintf("round %d (%s, %s): %s: build %s: %s\n", plan.Round, plan.Kind, plan.Route, f.What, f.Build, f.Text)
+		text += fmt.Sprintf("round %d (%s, %s): %s: build %s: %s\n", plan.Round, plan.Kind, plan.Route, f.What, f.Build,
+			f.Text)
 	}
 	fmt.Fprintf(out, "%srepeat it with: make faults SEED=%d ROUND=%d\n%s\n", text, plan.Seed, plan.Round, tail(talk))
 	return r, err
 }
 
-// maxTalk bounds what is shown of a round.
+// maxTalk bounds how much of a round's log is shown, in bytes.
 const maxTalk = 256 << 10
 
 func tail(text string) string {

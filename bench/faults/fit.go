@@ -2,21 +2,21 @@ package faults
 
 import "math"
 
-// Fit is how what was sampled grows, by least squares.
-type Fit struct {
+// fit is the growth of a sampled quantity, by least squares.
+type fit struct {
 	Samples int     `json:"samples"`
 	Mean    float64 `json:"mean"`
 	Slope   float64 `json:"slope_per_hour"`
 	Error   float64 `json:"slope_error"` // the slope's standard error
-	// Flat tells that the slope cannot be told from none: it is within three of its errors, or is down, or what it
-	// makes in the time that was sampled is less than a hundredth of the mean.
+	// Flat reports that the quantity does not grow: its slope is negative or within three standard errors of zero, or
+	// it adds less than a hundredth of the mean in the sampled time.
 	Flat bool `json:"flat"`
 }
 
-// fitBeside fits y over x, which is in hours, beside what follows from k: y = mean + slope x + part k, by least squares.
-// If all k are the same that is a line. Fewer samples than are needed, or all at one time, tell nothing: not Flat.
-func fitBeside(x, k, y []float64) Fit {
-	f := Fit{Samples: len(x)}
+// fitBeside fits y = mean + slope x + part k by least squares, x in hours. If all k are equal, this is a line. With too
+// few samples, or all samples at one time, the fit is not Flat.
+func fitBeside(x, k, y []float64) fit {
+	f := fit{Samples: len(x)}
 	if len(x) < 4 {
 		return f
 	}
@@ -39,7 +39,7 @@ func fitBeside(x, k, y []float64) Fit {
 	return f
 }
 
-// without returns what is left of y when its mean, and a line over k, are taken out.
+// without returns y less its mean and its regression on k.
 func without(k, y []float64) []float64 {
 	mk, my := mean(k), mean(y)
 	dk, dy := make([]float64, len(k)), make([]float64, len(y))

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Fuzzing runs the fuzz targets of the packages in a folder, several at once. It is what `go test -fuzz` does with one
+// Fuzzing runs the fuzz targets of the packages in a folder, several at once. `go test -fuzz` does the same with one
 // target of one package, and goes on where it was stopped.
 type Fuzzing struct {
 	Dir     string         // the module's
@@ -39,13 +39,13 @@ type Fuzzed struct {
 	CPU     float64 `json:"cpu_seconds"`
 	Inputs  int     `json:"inputs"`
 	Corpus  int     `json:"corpus"` // inputs that reach code which no other reaches
-	// Failures is 0 or 1, or more in a sum; Failure is what the fuzzer then said.
+	// Failures is 0 or 1, or more in a sum. Failure is the fuzzer's message.
 	Failures int    `json:"failures"`
 	Failure  string `json:"failure,omitempty"`
 }
 
-// SumFuzzed adds up what was done for each target, in the order of their names.
-func SumFuzzed(runs []Fuzzed) []Fuzzed {
+// sumFuzzed adds up the runs of each target, in the order of their names.
+func sumFuzzed(runs []Fuzzed) []Fuzzed {
 	sums := map[string]Fuzzed{}
 	for _, r := range runs {
 		s := sums[r.Target]
@@ -66,8 +66,8 @@ type target struct {
 
 func (t target) String() string { return t.folder + "." + t.name }
 
-// Run fuzzes all targets and returns what this run did. The error names the targets that failed, or says what kept it
-// from fuzzing; that ctx ended is none.
+// Run fuzzes all targets and returns the results of this run. The error names the targets that failed, or the reason why
+// nothing could be fuzzed. The end of ctx is not an error.
 func (f *Fuzzing) Run(ctx context.Context) ([]Fuzzed, error) {
 	limit, err := time.ParseDuration(f.Each)
 	if inputs, byNumber := strings.CutSuffix(f.Each, "x"); byNumber {
@@ -247,7 +247,7 @@ func (f *Fuzzing) done(t target) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
-// commit names what is fuzzed, "" outside a repository.
+// commit returns the commit of the fuzzed tree, or "" outside a repository.
 func (f *Fuzzing) commit(ctx context.Context) string {
 	cmd := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty", "--exclude", "*")
 	cmd.Dir = f.Dir

@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fuzzer is a stand-in for a test program, which takes minutes to build with the fuzzer's instruments: `make fuzz` in CI
+// fuzzer is a stand-in for a test program, which takes minutes to build with the fuzzer's instruments: `make fuzz` in
+// CI
 // runs the real ones. It tells its arguments, then runs the rest of the script.
 func fuzzer(t *testing.T, script string) target {
 	t.Helper()
@@ -39,17 +40,20 @@ func TestWhatAFuzzerDidIsRead(t *testing.T) {
 	require.Positive(t, r.Seconds)
 	text, err := os.ReadFile(filepath.Join(f.Dir, "arguments"))
 	require.NoError(t, err)
-	require.Equal(t, "-test.run=^$\n-test.fuzz=^FuzzIt$\n-test.fuzztime=500x\n-test.fuzzminimizetime=10s\n-test.parallel=1\n-test.fuzzcachedir=/corpus\n", string(text))
+	require.Equal(t, "-test.run=^$\n-test.fuzz=^FuzzIt$\n-test.fuzztime=500x\n-test.fuzzminimizetime=10s\n"+
+		"-test.parallel=1\n-test.fuzzcachedir=/corpus\n", string(text))
 }
 
 func TestAFuzzersFailureIsToldUnlessItIsTheEndOfItsTime(t *testing.T) {
 	f := fuzzing(t, "1m")
-	r, err := f.one(t.Context(), fuzzer(t, "echo '    panic: index out of range'; echo '    Failing input written to testdata/x'; exit 1"), time.Minute)
+	broken := fuzzer(t, "echo '    panic: index out of range'; echo '    Failing input written to testdata/x'; exit 1")
+	r, err := f.one(t.Context(), broken, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, 1, r.Failures)
 	require.Contains(t, r.Failure, "index out of range")
 
-	r, err = f.one(t.Context(), fuzzer(t, "echo '--- FAIL: FuzzIt (60.1s)'; echo '    context deadline exceeded'; exit 1"), time.Minute)
+	r, err = f.one(t.Context(),
+		fuzzer(t, "echo '--- FAIL: FuzzIt (60.1s)'; echo '    context deadline exceeded'; exit 1"), time.Minute)
 	require.NoError(t, err)
 	require.Zero(t, r.Failures)
 
@@ -82,7 +86,8 @@ func TestAFuzzerThatIsStoppedEndsAndHasNotFailed(t *testing.T) {
 	f := fuzzing(t, "30m")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	it := fuzzer(t, "trap 'exit 1' INT; echo 'fuzz: elapsed: 3s, execs: 7 (2/sec), new interesting: 0 (total: 2)'; echo >up; while :; do sleep 0.01; done")
+	it := fuzzer(t, "trap 'exit 1' INT; echo 'fuzz: elapsed: 3s, execs: 7 (2/sec), new interesting: 0 (total: 2)'; "+
+		"echo >up; while :; do sleep 0.01; done")
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	waiting.Go(func() {
@@ -100,7 +105,8 @@ func TestAFuzzerThatIsStoppedEndsAndHasNotFailed(t *testing.T) {
 func TestFuzzTargetsAreFoundByTheirDeclarations(t *testing.T) {
 	f := &Fuzzing{Targets: regexp.MustCompile("^Fuzz(One|Two)$")}
 	dir := t.TempDir()
-	text := "package p\n\nfunc FuzzTwo(f *testing.F) {\n}\n\nfunc FuzzOne(f *testing.F) {\n}\n\nfunc FuzzThree(f *testing.F) {\n}\n// func FuzzOne(f *testing.F) {\n"
+	text := "package p\n\nfunc FuzzTwo(f *testing.F) {\n}\n\nfunc FuzzOne(f *testing.F) {\n}\n\n" +
+		"func FuzzThree(f *testing.F) {\n}\n// func FuzzOne(f *testing.F) {\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(text), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.go"), []byte(text), 0o600))
 	names, err := f.declared(dir)

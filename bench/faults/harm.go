@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 )
 
-// between returns what size chooses from a range.
+// between returns the point of a range that size, 0 to 1, chooses.
 func between(least, most time.Duration, size float64) time.Duration {
 	return least + time.Duration(size*float64(most-least))
 }
@@ -47,12 +47,12 @@ func (r *rig) endConn(f injection) {
 	r.counted(met)
 }
 
-// patience is how long a fault waits for what it is to harm.
-const patience = 300 * time.Millisecond
+// victimDeadline is how long a fault waits for its victim.
+const victimDeadline = 300 * time.Millisecond
 
 // awaitConn reports whether there is a connection to the VM, or is one soon.
 func (r *rig) awaitConn(m *machine) bool {
-	return await(patience, func() bool { return m.proxy.Conns() > 0 || isClosed(r.over) }) && m.proxy.Conns() > 0
+	return await(victimDeadline, func() bool { return m.proxy.Conns() > 0 || isClosed(r.over) }) && m.proxy.Conns() > 0
 }
 
 func (r *rig) resetConn(f injection) {
@@ -113,19 +113,21 @@ func (r *rig) unplug(f injection) {
 // collapse leaves little of the network's bandwidth for a while.
 func (r *rig) collapse(f injection) {
 	m := r.vmOf(f)
-	qdisc := []string{"-n", m.netns, "qdisc", "replace", "dev", "f" + m.id[2:], "root", "tbf", "burst", "8kb", "latency", "50ms", "rate", fmt.Sprintf("%dkbit", 256+int(f.Size*4096))}
+	qdisc := []string{"-n", m.netns, "qdisc", "replace", "dev", "f" + m.id[2:], "root",
+		"tbf", "burst", "8kb", "latency", "50ms", "rate", fmt.Sprintf("%dkbit", 256+int(f.Size*4096))}
 	if err := command(context.Background(), "tc", qdisc...); err != nil {
 		r.find(Finding{What: Broken, Text: err.Error()})
 		return
 	}
 	r.later(time.Second, func() {
-		_ = command(context.Background(), "tc", "-n", m.netns, "qdisc", "del", "dev", "f"+m.id[2:], "root") // another fault may have
+		// It fails where another fault has deleted it before.
+		_ = command(context.Background(), "tc", "-n", m.netns, "qdisc", "del", "dev", "f"+m.id[2:], "root")
 	})
 	r.done()
 }
 
-// jump sets this machine's clock forward or back, and a moment later what it was. A rig that is killed meanwhile leaves
-// it as it is.
+// jump sets this machine's clock forward or back, and resets it a moment later. If the rig is killed in between, the
+// clock stays wrong.
 func (r *rig) jump(f injection) {
 	by := between(-72*time.Hour, 72*time.Hour, f.Size).Truncate(time.Microsecond)
 	if err := stepClock(by); err != nil {
@@ -187,7 +189,7 @@ func (r *rig) counted(met bool) {
 func (r *rig) victim(f injection, part string) (m *machine, p process, build string, ok bool) {
 	m = r.vmOf(f)
 	own := r.builds[f.Build].ID
-	await(patience, func() bool {
+	await(victimDeadline, func() bool {
 		var found []process
 		all := m.owned(processes())
 		for _, p := range all {
@@ -227,7 +229,7 @@ func killOne(part string) func(*rig, injection) {
 	}
 }
 
-// harmPart is harm of who depends on a process of the VM's end.
+// harmPart notes that the builds which depend on a process of the VM's end may be lost.
 func (r *rig) harmPart(m *machine, part, id string) {
 	if part == "relay" {
 		id = ""
@@ -282,7 +284,7 @@ func (r *rig) cancelBuild(id string) {
 	}
 }
 
-// fewFiles is what a shell needs to start and to run a script: programs that are starved give their limit on to those.
+// fewFiles is enough for a shell to start and to run a script, which inherits the limit of a starved program.
 const fewFiles = 16
 
 // starve lets a process open no more files than it has now.
@@ -353,7 +355,7 @@ func (r *rig) lockTmp(f injection) {
 	m := r.vmOf(f)
 	r.harm(m)
 	remount := func(flags uintptr) bool { return unix.Mount("", m.tmp, "", unix.MS_REMOUNT|flags, "") == nil }
-	if !await(patience, func() bool { return remount(unix.MS_RDONLY) }) {
+	if !await(victimDeadline, func() bool { return remount(unix.MS_RDONLY) }) {
 		r.missed()
 		return
 	}
@@ -377,7 +379,7 @@ func (r *rig) cancelAll(injection) {
 	r.done()
 }
 
-// flood has a VM write as fast as it can what nobody reads: a command's output, and a build's log for a while.
+// flood has a VM write as fast as it can while nobody reads: a command's output, and for a while a build's log.
 func (r *rig) flood(f injection) {
 	m := r.vmOf(f)
 	r.later(between(100*time.Millisecond, 2*time.Second, f.Size), r.builds[f.Build].sink.block())

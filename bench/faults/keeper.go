@@ -24,23 +24,23 @@ const (
 	roundArg  = "__faults_round"
 )
 
-// assignment is what a round is told.
+// assignment is the input of a round's processes.
 type assignment struct {
 	Plan Plan
 	Soak *Soak // instead of Plan, if it is not nil
 	Opts Options
-	Dir  string // where its files are; who started it removes it
+	Dir  string // for its files; the process that starts the round removes it
 }
 
-// reply is what it answers.
+// reply is their output.
 type reply struct {
 	Result Result
 	Soaked SoakResult
 	Error  string
 }
 
-// Main turns this program into a part of a round if it was started as one, and does not return then. It is the first
-// thing that a program, or TestMain, does which calls StartRound.
+// Main runs a part of a round if this program was started as one, and does not return then. A program that calls
+// StartRound calls Main first, and so does its TestMain.
 func Main() {
 	if len(os.Args) != 2 {
 		return
@@ -53,8 +53,8 @@ func Main() {
 	}
 }
 
-// StartRound runs a round in processes of its own and waits for it. Talk is what it wrote to standard error. The
-// error says why the round says nothing. When ctx ends the round's processes are killed.
+// StartRound runs a round in processes of its own and waits for it. talk is their standard error. An error means that
+// the round does not count. When ctx ends, the round's processes are killed.
 func StartRound(ctx context.Context, plan Plan, opts Options) (res Result, talk string, err error) {
 	var errs strings.Builder
 	r, err := start(ctx, assignment{Plan: plan, Opts: opts}, &errs)
@@ -64,7 +64,7 @@ func StartRound(ctx context.Context, plan Plan, opts Options) (res Result, talk 
 	return r.Result, errs.String(), err
 }
 
-// start runs an assignment in processes of its own, which write what they do to talk.
+// start runs an assignment in processes of its own, which write their log to talk.
 func start(ctx context.Context, a assignment, talk io.Writer) (r reply, err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 // Kind is a kind of fault.
 type Kind string
 
-// manager says what drives the builds of a round.
+// manager is the program that drives the builds of a round.
 type manager int
 
 const (
@@ -24,8 +24,8 @@ type kindSpec struct {
 	proxy   bool     // the manager reaches the VM by a proxy, which does the harm
 	private bool     // needs namespaces of the round's own
 	tmpfs   bool     // the VM's directory for temporary files is a small file system of its own
-	slow    bool     // a build may be held up for as long as a frozen peer that nothing but silence tells of
-	// inherited: scripts meet the fault too, and what they fail of it is their own failure.
+	slow    bool     // a build may be held up until the silence of a frozen peer is noticed
+	// inherited: scripts meet the fault too; a script that fails by it is a script failure.
 	inherited bool
 	global    bool // it happens to this whole machine: drawn only if it is asked for, and alone
 	late      bool // the VM may learn late that its manager is gone: by sshd's own signs of life
@@ -46,13 +46,14 @@ var (
 
 // kinds are all kinds of faults.
 var kinds = map[Kind]*kindSpec{
-	"none":   {does: "nothing", inject: func(*rig, injection) {}, weight: 2},
-	"cut":    {does: "the connection ends, as if the peer had closed it", proxy: true, inject: (*rig).endConn, weight: 8},
-	"reset":  {does: "the connection is reset", proxy: true, inject: (*rig).resetConn, weight: 8},
-	"stall":  {does: "nothing arrives for a while that is shorter than the bound", proxy: true, inject: (*rig).stall},
-	"frozen": {does: "nothing arrives any more, for longer than the bound", proxy: true, late: true, inject: (*rig).freeze},
-	"delay":  {does: "the VM is suddenly far away", proxy: true, inject: (*rig).delay},
-	"slow":   {does: "the link becomes slow", proxy: true, inject: (*rig).narrow},
+	"none":  {does: "nothing", inject: func(*rig, injection) {}, weight: 2},
+	"cut":   {does: "the connection ends, as if the peer had closed it", proxy: true, inject: (*rig).endConn, weight: 8},
+	"reset": {does: "the connection is reset", proxy: true, inject: (*rig).resetConn, weight: 8},
+	"stall": {does: "nothing arrives for a while that is shorter than the bound", proxy: true, inject: (*rig).stall},
+	"frozen": {does: "nothing arrives any more, for longer than the bound", proxy: true, late: true,
+		inject: (*rig).freeze},
+	"delay": {does: "the VM is suddenly far away", proxy: true, inject: (*rig).delay},
+	"slow":  {does: "the link becomes slow", proxy: true, inject: (*rig).narrow},
 	"half-open": {
 		does: "packets are dropped, without a word to either end", private: true, late: true,
 		inject: (*rig).unplug,
@@ -75,8 +76,9 @@ var kinds = map[Kind]*kindSpec{
 
 	"stop-serve": {does: "kill -STOP of a step runner, and -CONT a moment later", inject: pauseOne("serve")},
 	"stop-relay": {does: "kill -STOP of the relay, and -CONT a moment later", routes: viaRelay, inject: pauseOne("relay")},
-	"stop-proxy": {does: "kill -STOP of a build's proxy, and -CONT a moment later", routes: viaProxy, inject: pauseOne("proxy")},
-	"stop-shim":  {does: "kill -STOP of a shim, and -CONT a moment later", inject: pauseOne("shim")},
+	"stop-proxy": {does: "kill -STOP of a build's proxy, and -CONT a moment later", routes: viaProxy,
+		inject: pauseOne("proxy")},
+	"stop-shim": {does: "kill -STOP of a shim, and -CONT a moment later", inject: pauseOne("shim")},
 	"hang-serve": {
 		does: "kill -STOP of a step runner for good; its build is cancelled", slow: true, late: true,
 		inject: hangOne("serve"), weight: 1,
@@ -87,19 +89,22 @@ var kinds = map[Kind]*kindSpec{
 	},
 
 	"kill-manager": {does: "kill -9 of the manager", manager: program, inject: (*rig).killManager, weight: 12},
-	"stop-manager": {does: "kill -STOP of the manager, and -CONT a moment later", manager: program, inject: (*rig).pauseManager},
-	"end-manager":  {does: "SIGINT of the manager", manager: program, inject: (*rig).interruptManager},
-	"fds-manager":  {does: "the manager can open no more files", manager: program, inject: (*rig).starveManager},
+	"stop-manager": {does: "kill -STOP of the manager, and -CONT a moment later", manager: program,
+		inject: (*rig).pauseManager},
+	"end-manager": {does: "SIGINT of the manager", manager: program, inject: (*rig).interruptManager},
+	"fds-manager": {does: "the manager can open no more files", manager: program, inject: (*rig).starveManager},
 
 	"fds-serve": {does: "a step runner can open no more files", inherited: true, slow: true, inject: starveOne("serve")},
 	"fds-relay": {does: "the relay can open no more files", inherited: true, routes: viaRelay, inject: starveOne("relay")},
 	"fds-sshd":  {does: "sshd's process for the connection can open no more files", inject: (*rig).starveSession},
 
-	"tmp-full":     {does: "the VM's temporary directory is full", private: true, tmpfs: true, inject: (*rig).fillTmp},
-	"tmp-readonly": {does: "the VM's temporary directory is read-only for a while", private: true, tmpfs: true, inject: (*rig).lockTmp},
+	"tmp-full": {does: "the VM's temporary directory is full", private: true, tmpfs: true, inject: (*rig).fillTmp},
+	"tmp-readonly": {does: "the VM's temporary directory is read-only for a while", private: true, tmpfs: true,
+		inject: (*rig).lockTmp},
 
 	"cancel":      {does: "a build is cancelled", inject: (*rig).cancelOne},
 	"cancel-many": {does: "200 builds are cancelled at once", inject: (*rig).cancelAll, weight: 1},
-	"clock":       {does: "the clock jumps, by up to three days, and back a moment later", global: true, inject: (*rig).jump},
-	"flood":       {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
+	"clock": {does: "the clock jumps, by up to three days, and back a moment later", global: true,
+		inject: (*rig).jump},
+	"flood": {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Truth is what a script really did, by its own ledger.
-type Truth struct {
+// observation is the truth about a script, from its own ledger.
+type observation struct {
 	Started bool
 	Wrote   int  // lines
 	Ending  bool // it got to its end
@@ -16,18 +16,17 @@ type Truth struct {
 	Broken  bool // its output went nowhere
 }
 
-// readLedger reads a script's ledger. One that is not there is that of a script that never ran; an unfinished line
-// says nothing.
-func readLedger(path string) Truth {
+// readLedger reads a script's ledger. A missing file means that the script never ran. An unfinished line is ignored.
+func readLedger(path string) observation {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return Truth{}
+		return observation{}
 	}
 	return parseLedger(string(text))
 }
 
-func parseLedger(text string) Truth {
-	var t Truth
+func parseLedger(text string) observation {
+	var t observation
 	for line := range strings.Lines(text) {
 		what, ended := strings.CutSuffix(line, "\n")
 		if !ended {

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // fleet is the product's end of a round, and the VMs it has.
@@ -103,8 +104,8 @@ func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phas
 			TempDir:  m.tmp,
 			SSH: mux.Config{
 				User:              r.who.user,
-				Auth:              []mux.Auth{mux.Key("of the rig", r.who.key)},
-				HostKeys:          mux.PinnedHostKeys(m.hostKey.PublicKey()),
+				Auth:              []login.Auth{login.Key("of the rig", r.who.key)},
+				HostKeys:          login.PinnedHostKeys(m.hostKey.PublicKey()),
 				KeepaliveInterval: keepaliveInterval,
 				KeepaliveTimeout:  keepaliveTimeout,
 			},
@@ -196,7 +197,7 @@ func (r *rig) execute(ctx context.Context, e *instance.Executor, b *build) error
 	return e.Execute(ctx, job)
 }
 
-// cleanUp ends what the build has on its VM, which has a bound.
+// cleanUp ends all that the build has on its VM, within a bound.
 func (r *rig) cleanUp(ctx context.Context, e *instance.Executor, b *build) {
 	begin := time.Now()
 	err := e.Cleanup(context.WithoutCancel(ctx))
@@ -238,12 +239,12 @@ func (r *rig) findNoEnd(bound time.Duration) {
 	_ = pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 }
 
-// probe runs a build on each VM, as after the fault any VM takes builds again. (It also has the next step runner on
-// it sweep what killed ones have left.)
+// probe runs a build on each VM: after the fault every VM must take builds again. (The build's step runner also sweeps
+// the directories of step runners that were killed.)
 func (r *rig) probe(ctx context.Context, provider *fleet) {
 	ctx, cancel := context.WithTimeout(ctx, buildBound)
 	defer cancel()
-	// The last fault may have been just now, and harm what was kept ready for the next build.
+	// The last fault may have been just now, and harm the step runner that was prestarted for the next build.
 	const tries = 3
 	var err error
 	for try := range tries {
@@ -288,13 +289,14 @@ func (r *rig) probeOnce(ctx context.Context, provider *fleet, try int) (failed e
 
 // requireBack waits until the process has no more goroutines and files than at the begin.
 func (r *rig) requireBack(goroutines int, files map[string]int) {
-	const patience = 10 * time.Second
-	if !await(patience, func() bool { return runtime.NumGoroutine() <= goroutines }) {
+	const bound = 10 * time.Second
+	if !await(bound, func() bool { return runtime.NumGoroutine() <= goroutines }) {
 		var stacks strings.Builder
 		_ = pprof.Lookup("goroutine").WriteTo(&stacks, 1)
-		r.find(Finding{What: Leak, Text: fmt.Sprintf("%d goroutines, %d before: %s", runtime.NumGoroutine(), goroutines, stacks.String())})
+		r.find(Finding{What: Leak, Text: fmt.Sprintf("%d goroutines, %d before: %s", runtime.NumGoroutine(), goroutines,
+			stacks.String())})
 	}
-	if !await(patience, func() bool { return noMore(openFiles(), files) }) {
+	if !await(bound, func() bool { return noMore(openFiles(), files) }) {
 		r.find(Finding{What: Leak, Text: fmt.Sprintf("open files %v, before %v", openFiles(), files)})
 	}
 }

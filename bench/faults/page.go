@@ -8,49 +8,58 @@ import (
 	"time"
 )
 
-// Report is all that was measured. What is nil was not.
+// Report holds the results of faults, a soak and fuzzing. A part that was not run is nil.
 type Report struct {
-	Faults *Faults  `json:"faults,omitempty"`
-	Soak   *Soaked  `json:"soak,omitempty"`
-	Fuzz   []Fuzzed `json:"fuzz,omitempty"`
+	Faults *faultSummary `json:"faults,omitempty"`
+	Soak   *soakSummary  `json:"soak,omitempty"`
+	Fuzz   []Fuzzed      `json:"fuzz,omitempty"`
 }
 
-// Faults adds up the results of rounds.
-type Faults struct {
-	Total  Count   `json:"total"`
-	Kinds  []Count `json:"kinds"`
-	Routes []Count `json:"routes"`
-	Each   []Count `json:"each"` // kind on each route
+// NewReport summarizes rounds, a soak, which may be nil, and runs of the fuzzer.
+func NewReport(rounds []Result, soak *SoakResult, fuzzed []Fuzzed) Report {
+	r := Report{Faults: summarizeFaults(rounds), Fuzz: sumFuzzed(fuzzed)}
+	if soak != nil {
+		r.Soak = soak.summary()
+	}
+	return r
 }
 
-// Soaked is the summary of a soak.
-type Soaked struct {
+// faultSummary adds up the results of rounds.
+type faultSummary struct {
+	Total  tally   `json:"total"`
+	Kinds  []tally `json:"kinds"`
+	Routes []tally `json:"routes"`
+	Each   []tally `json:"each"` // kind on each route
+}
+
+// soakSummary is the summary of a soak.
+type soakSummary struct {
 	Seconds float64        `json:"seconds"`
 	WarmUp  float64        `json:"warm_up_seconds"`
 	Builds  int            `json:"builds"`
 	Lost    int            `json:"lost"`
 	Faults  int            `json:"faults"`
 	Wrong   int            `json:"wrong"`
-	Fits    map[string]Fit `json:"fits"`
+	Fits    map[string]fit `json:"fits"`
 }
 
-// CountFaults adds up results, nil if there are none.
-func CountFaults(results []Result) *Faults {
+// summarizeFaults adds up results. Without results it returns nil.
+func summarizeFaults(results []Result) *faultSummary {
 	if len(results) == 0 {
 		return nil
 	}
-	return &Faults{
-		Total:  CountBy(results, func(Result) (Kind, string) { return "", "" })[0],
-		Kinds:  CountBy(results, func(r Result) (Kind, string) { return r.Kind, "" }),
-		Routes: CountBy(results, func(r Result) (Kind, string) { return "", r.Route }),
-		Each:   CountBy(results, func(r Result) (Kind, string) { return r.Kind, r.Route }),
+	return &faultSummary{
+		Total:  tallyBy(results, func(Result) (Kind, string) { return "", "" })[0],
+		Kinds:  tallyBy(results, func(r Result) (Kind, string) { return r.Kind, "" }),
+		Routes: tallyBy(results, func(r Result) (Kind, string) { return "", r.Route }),
+		Each:   tallyBy(results, func(r Result) (Kind, string) { return r.Kind, r.Route }),
 	}
 }
 
-// Sum returns the summary.
-func (r *SoakResult) Sum() *Soaked {
+// summary fits the samples and adds up the rest.
+func (r *SoakResult) summary() *soakSummary {
 	r.fit()
-	return &Soaked{r.Seconds, r.WarmUp, r.Builds, r.Lost, r.Faults, len(r.Findings), r.Fits}
+	return &soakSummary{r.Seconds, r.WarmUp, r.Builds, r.Lost, r.Faults, len(r.Findings), r.Fits}
 }
 
 // Write puts the report's tables into a page, in place of those that are there. A part that was not measured keeps what
@@ -88,18 +97,22 @@ func pagePart(part, text string) string {
 	return begin + "\n" + text + "\n" + end
 }
 
-func (r *Faults) markdown() string {
+func (r *faultSummary) markdown() string {
 	var s strings.Builder
 	t := r.Total
-	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds, of which %d were lost. What was found wrong:\n\n", t.Faults, t.Rounds, t.Builds, t.Lost)
+	fmt.Fprintf(&s, "%d faults in %d rounds, over %d builds, of which %d were lost. What was found wrong:\n\n", t.Faults,
+		t.Rounds, t.Builds, t.Lost)
 	s.WriteString("| what | times |\n|---|---|\n")
 	for _, what := range AllFindings {
 		fmt.Fprintf(&s, "| %s | %d |\n", what, t.Wrong[what])
 	}
-	s.WriteString("\nBy kind of fault. A lost build's end is counted from the round's first fault that could cost it; clean is from the last build's end:\n\n")
-	s.WriteString("| fault | faults | builds | lost | a lost build's end, p50 / max | VMs clean, max | wrong |\n|---|---|---|---|---|---|---|\n")
+	s.WriteString("\nBy kind of fault. A lost build's end is counted from the round's first fault that could cost it; " +
+		"clean is from the last build's end:\n\n")
+	s.WriteString("| fault | faults | builds | lost | a lost build's end, p50 / max | VMs clean, max | wrong |\n" +
+		"|---|---|---|---|---|---|---|\n")
 	for _, c := range r.Kinds {
-		fmt.Fprintf(&s, "| `%s`: %s | %d | %d | %d | %s | %s | %d |\n", c.Kind, kinds[c.Kind].does, c.Faults, c.Builds, c.Lost, ends(c), shown(c.CleanMax), c.wrong())
+		fmt.Fprintf(&s, "| `%s`: %s | %d | %d | %d | %s | %s | %d |\n", c.Kind, kinds[c.Kind].does, c.Faults, c.Builds,
+			c.Lost, ends(c), shown(c.CleanMax), c.wrong())
 	}
 	s.WriteString("\nBy route:\n\n| route | rounds | faults | builds | lost | wrong |\n|---|---|---|---|---|---|\n")
 	for _, c := range r.Routes {
@@ -108,9 +121,11 @@ func (r *Faults) markdown() string {
 	return s.String()
 }
 
-func (r *Soaked) markdown() string {
+func (r *soakSummary) markdown() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, %d things wrong. Each line is fitted to samples taken while no build ran, beside what each open connection has of it:\n\n",
+	fmt.Fprintf(&s, "One manager for %v, after %v to warm up, %d builds on %d VMs, %d faults, %d builds lost, "+
+		"%d things wrong. Each line is fitted to samples taken while no build ran. The share of each open connection "+
+		"is fitted beside it:\n\n",
 		minutes(r.Seconds-r.WarmUp), minutes(r.WarmUp), r.Builds, soakVMs, r.Faults, r.Lost, r.Wrong)
 	s.WriteString("| | mean | grows in an hour by | |\n|---|---|---|---|\n")
 	for _, row := range []struct {
@@ -132,7 +147,8 @@ func (r *Soaked) markdown() string {
 		if f.Flat {
 			word = "flat"
 		}
-		fmt.Fprintf(&s, "| %s | %.1f | %.2f ± %.2f | %s |\n", row.title, f.Mean/row.unit, hundredths(f.Slope/row.unit), f.Error/row.unit, word)
+		fmt.Fprintf(&s, "| %s | %.1f | %.2f ± %.2f | %s |\n", row.title, f.Mean/row.unit, hundredths(f.Slope/row.unit),
+			f.Error/row.unit, word)
 	}
 	return s.String()
 }
@@ -144,7 +160,7 @@ func minutes(seconds float64) time.Duration {
 	return (time.Duration(seconds) * time.Second).Round(time.Minute)
 }
 
-// fuzzMarkdown is the table of what was fuzzed.
+// fuzzMarkdown is the table of fuzz targets.
 func fuzzMarkdown(all []Fuzzed) string {
 	var s strings.Builder
 	var seconds, cpu float64
@@ -153,11 +169,13 @@ func fuzzMarkdown(all []Fuzzed) string {
 		seconds, cpu, inputs = seconds+r.Seconds, cpu+r.CPU, inputs+r.Inputs
 		failed += r.Failures
 	}
-	fmt.Fprintf(&s, "%d targets, %.1f hours of the clock and %.1f hours of a processor in all, %s inputs, %d failures:\n\n",
+	fmt.Fprintf(&s,
+		"%d targets, %.1f hours of the clock and %.1f hours of a processor in all, %s inputs, %d failures:\n\n",
 		len(all), seconds/3600, cpu/3600, grouped(inputs), failed)
 	s.WriteString("| target | minutes | of a processor | inputs | of them kept | failures |\n|---|---|---|---|---|---|\n")
 	for _, r := range all {
-		fmt.Fprintf(&s, "| `%s` | %.0f | %.1f | %s | %d | %d |\n", r.Target, r.Seconds/60, r.CPU/60, grouped(r.Inputs), r.Corpus, r.Failures)
+		fmt.Fprintf(&s, "| `%s` | %.0f | %.1f | %s | %d | %d |\n", r.Target, r.Seconds/60, r.CPU/60, grouped(r.Inputs),
+			r.Corpus, r.Failures)
 	}
 	return s.String()
 }
@@ -171,14 +189,14 @@ func grouped(n int) string {
 	return text
 }
 
-func (c Count) wrong() (n int) {
+func (c tally) wrong() (n int) {
 	for _, k := range c.Wrong {
 		n += k
 	}
 	return n
 }
 
-func ends(c Count) string {
+func ends(c tally) string {
 	if len(c.ends) == 0 {
 		return "-"
 	}

@@ -16,12 +16,12 @@ type Plan struct {
 	Kind   Kind
 	Route  string
 	VMs    int
-	Builds []BuildPlan
+	Builds []buildPlan
 	Faults []injection
 }
 
-// BuildPlan is one build.
-type BuildPlan struct {
+// buildPlan is one build.
+type buildPlan struct {
 	ID       string
 	After    time.Duration // after the round's begin, it does
 	Form     string        // how it is run: script, steps or shell
@@ -66,7 +66,7 @@ type Filter struct {
 	Shared bool
 }
 
-// Check returns what is wrong with the filter.
+// Check returns an error if the filter names unknown kinds or routes, or fits no round.
 func (f Filter) Check() error {
 	for _, k := range f.Kinds {
 		if kinds[k] == nil {
@@ -99,7 +99,7 @@ func (f Filter) global() Kind {
 	return ""
 }
 
-// choices are what rounds are drawn from.
+// choices are the pairs of kind and route that rounds are drawn from.
 func (f Filter) choices() []choice {
 	if k := f.global(); k != "" {
 		return choicesOf([]Kind{k})
@@ -232,8 +232,8 @@ func drawFault(r *rand.Rand, builds int, kind Kind) injection {
 	return f
 }
 
-func drawBuild(r *rand.Rand, i int, kind Kind) BuildPlan {
-	b := BuildPlan{
+func drawBuild(r *rand.Rand, i int, kind Kind) buildPlan {
+	b := buildPlan{
 		ID:       "b" + string(rune('a'+i/26)) + string(rune('a'+i%26)),
 		After:    time.Duration(r.IntN(600)) * time.Millisecond,
 		Form:     []string{"script", "script", "steps", "shell"}[r.IntN(4)],

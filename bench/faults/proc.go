@@ -86,7 +86,7 @@ func below(all []process, pid int) []process {
 	return found
 }
 
-// openFiles returns what this process has open, with how often.
+// openFiles counts the open files of this process by name.
 func openFiles() map[string]int {
 	open := map[string]int{}
 	entries, _ := os.ReadDir("/proc/self/fd")

@@ -88,7 +88,8 @@ func (r *rig) writeInventory() (string, error) {
 	var s strings.Builder
 	fmt.Fprintf(&s, "instances:\n")
 	for _, m := range r.vms {
-		fmt.Fprintf(&s, "  - id: %s\n    address: %s\n    user: %s\n    key: %s\n    capacity: %d\n    runner: %s\n    temp_dir: %s\n    host_keys: [%q]\n",
+		fmt.Fprintf(&s, "  - id: %s\n    address: %s\n    user: %s\n    key: %s\n    capacity: %d\n    runner: %s\n"+
+			"    temp_dir: %s\n    host_keys: [%q]\n",
 			m.id, m.dialed(), r.who.user, r.who.file, len(r.builds), r.opts.Program, m.tmp,
 			strings.TrimSpace(string(ssh.MarshalAuthorizedKey(m.hostKey.PublicKey()))))
 	}
@@ -107,10 +108,13 @@ type saidBuild struct {
 	Instance string `json:"instance"`
 }
 
-// startManager starts stepmux run. said waits for the last of its output and returns what it said of each build, by
+// startManager starts stepmux run. said waits for the last of its output and returns its account of each build, by
 // its number.
-func (r *rig) startManager(ctx context.Context, inventory string, files []string) (p *managerProcess, said func() map[int]saidBuild, err error) {
-	args := append([]string{"run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route, "--output", "json"}, files...)
+func (r *rig) startManager(ctx context.Context, inventory string, files []string) (
+	p *managerProcess, said func() map[int]saidBuild, err error,
+) {
+	args := append([]string{"run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route,
+		"--output", "json"}, files...)
 	cmd := exec.CommandContext(ctx, r.opts.Program, args...)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
@@ -136,7 +140,7 @@ func (r *rig) startManager(ctx context.Context, inventory string, files []string
 	return p, func() map[int]saidBuild { <-p.exited; return all }, nil
 }
 
-// readEnds reads what the program says of builds as they end.
+// readEnds reads the program's output about builds as they end.
 func (r *rig) readEnds(from io.Reader, to map[int]saidBuild) {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
@@ -185,7 +189,8 @@ func (r *rig) judgeManager(p *managerProcess, said map[int]saidBuild) {
 		if !told {
 			refused := exit.ExitCode() > 0 && len(said) == 0 && !readLedger(b.ledger).Started // as a whole
 			if !status.Signaled() && !refused {
-				r.find(Finding{What: NoEnd, Build: b.ID, Text: fmt.Sprintf("the program ended with code %d and without a word of it", exit.ExitCode())})
+				r.find(Finding{What: NoEnd, Build: b.ID,
+					Text: fmt.Sprintf("the program ended with code %d and without a word of it", exit.ExitCode())})
 			}
 			if log := b.sink.state(); log.Bad != "" && !status.Signaled() {
 				r.find(Finding{What: WrongLog, Build: b.ID, Text: log.Bad})
@@ -219,7 +224,8 @@ func (r *rig) probeByProgram(ctx context.Context, inventory string) {
 	job := filepath.Join(r.dir, "probe.yml")
 	err := os.WriteFile(job, []byte("run:\n  - name: probe\n    script: exit 0\n"), 0o600)
 	if err == nil {
-		err = command(ctx, r.opts.Program, "run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route, "--builds", strconv.Itoa(len(r.vms)), job)
+		err = command(ctx, r.opts.Program, "run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route,
+			"--builds", strconv.Itoa(len(r.vms)), job)
 	}
 	if err != nil {
 		r.find(Finding{What: Unusable, Text: err.Error()})
@@ -242,7 +248,8 @@ func (r *rig) pauseManager(f injection) {
 		return
 	}
 	_ = r.manage.cmd.Process.Signal(syscall.SIGSTOP) // it may end just now
-	r.later(between(20*time.Millisecond, harmlessPause, f.Size), func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
+	r.later(between(20*time.Millisecond, harmlessPause, f.Size),
+		func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
 	r.done()
 }
 
@@ -251,7 +258,7 @@ func (r *rig) starveManager(injection) {
 		r.harm(m)
 	}
 	pid := r.manage.cmd.Process.Pid
-	await(patience, func() bool { // a program in Go raises its limit as it starts
+	await(victimDeadline, func() bool { // a program in Go raises its limit as it starts
 		open, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 		return err != nil || len(open) > startedFiles
 	})

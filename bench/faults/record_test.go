@@ -17,7 +17,8 @@ func TestAJournalGoesOnWhereItStopped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "journal")
 	j, err := OpenJournal[Result](path)
 	require.NoError(t, err)
-	one := Result{Round: 3, Kind: "cut", Route: "auto", Faults: 2, EndMS: []float64{1.5}, Findings: []Finding{{What: Orphan}}}
+	one := Result{Round: 3, Kind: "cut", Route: "auto", Faults: 2, EndMS: []float64{1.5},
+		Findings: []Finding{{What: Orphan}}}
 	require.NoError(t, j.Add(one))
 	require.NoError(t, j.Close())
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
@@ -37,9 +38,10 @@ func TestAJournalGoesOnWhereItStopped(t *testing.T) {
 }
 
 func TestResultsAreAddedUp(t *testing.T) {
-	all := CountBy([]Result{
+	all := tallyBy([]Result{
 		{Kind: "cut", Route: "auto", Faults: 1, Builds: 3, Lost: 2, EndMS: []float64{3, 1}, CleanMS: 9},
-		{Kind: "cut", Route: "relay", Faults: 2, Builds: 4, Lost: 1, EndMS: []float64{2}, CleanMS: 4, Findings: []Finding{{What: Orphan}, {What: Orphan}}},
+		{Kind: "cut", Route: "relay", Faults: 2, Builds: 4, Lost: 1, EndMS: []float64{2}, CleanMS: 4,
+			Findings: []Finding{{What: Orphan}, {What: Orphan}}},
 		{Kind: "stall", Route: "auto", Faults: 1, Builds: 1},
 	}, func(r Result) (Kind, string) { return r.Kind, "" })
 	require.Len(t, all, 2)
@@ -66,7 +68,8 @@ func TestOpenConnectionsOfAProcessAreCounted(t *testing.T) {
 	far, err := l.Accept()
 	require.NoError(t, err)
 	require.NoError(t, far.Close())
-	require.Eventually(t, func() bool { return connectionsTo(addr, os.Getpid()) == 2 }, 10*time.Second, time.Millisecond, "one has ended")
+	require.Eventually(t, func() bool { return connectionsTo(addr, os.Getpid()) == 2 }, 10*time.Second, time.Millisecond,
+		"one has ended")
 }
 
 func TestProcessesBelowOneAreFound(t *testing.T) {
@@ -85,7 +88,7 @@ func TestProcessesBelowOneAreFound(t *testing.T) {
 			}
 		}
 		return false
-	}, patience*100, patience/100)
+	}, victimDeadline*100, victimDeadline/100)
 	require.NoError(t, in.Close())
 	require.NoError(t, cmd.Wait())
 	require.Empty(t, below(processes(), cmd.Process.Pid))
@@ -136,20 +139,22 @@ func TestAFitTellsGrowthFromNoise(t *testing.T) {
 
 func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
 	r := Report{
-		Faults: CountFaults([]Result{
+		Faults: summarizeFaults([]Result{
 			{Kind: "cut", Route: "auto", Faults: 2, Builds: 3, Lost: 1, EndMS: []float64{1500}},
 			{Kind: "stall", Route: "relay", Faults: 1, Builds: 1, Findings: []Finding{{What: NeedlessLoss}}},
 		}),
-		Soak: (&SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []Sample{
-			{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20}, {Seconds: 1800, Heap: 2 << 20}, {Seconds: 2400, Heap: 2 << 20},
-		}}).Sum(),
-		Fuzz: SumFuzzed([]Fuzzed{
+		Soak: (&SoakResult{Seconds: 4200, WarmUp: 600, Builds: 9, Samples: []soakSample{
+			{Seconds: 0, Heap: 9 << 20}, {Seconds: 600, Heap: 2 << 20}, {Seconds: 1200, Heap: 2 << 20},
+			{Seconds: 1800, Heap: 2 << 20}, {Seconds: 2400, Heap: 2 << 20},
+		}}).summary(),
+		Fuzz: sumFuzzed([]Fuzzed{
 			{Target: "mux.FuzzB", Seconds: 600, CPU: 60, Inputs: 1000, Corpus: 7},
 			{Target: "mux.FuzzA", Seconds: 1800, CPU: 90, Inputs: 20, Corpus: 3},
 			{Target: "mux.FuzzB", Seconds: 1200, CPU: 30, Inputs: 500, Corpus: 9, Failures: 1, Failure: "panic"},
 		}),
 	}
-	page := "before\n" + pagePart("faults", "old") + "middle\n" + pagePart("soak", "old") + pagePart("fuzz", "old") + "after\n"
+	page := "before\n" + pagePart("faults", "old") + "middle\n" + pagePart("soak", "old") + pagePart("fuzz", "old") +
+		"after\n"
 	once, err := r.Write(page)
 	require.NoError(t, err)
 	require.NotContains(t, once, "old")
@@ -157,7 +162,8 @@ func TestAReportReplacesTheTablesOfAPage(t *testing.T) {
 		"before\n<!-- faults", "-->\nafter\n", "3 faults in 2 rounds, over 4 builds, of which 1 were lost",
 		"| `cut`: the connection ends, as if the peer had closed it | 2 | 3 | 1 | 1.5 s / 1.5 s | 0 ms | 0 |",
 		"| needless loss | 1 |", "| false success | 0 |", "| relay | 1 | 1 | 1 | 0 | 1 |",
-		"One manager for 1h0m0s, after 10m0s to warm up, 9 builds on 10 VMs", "| live heap, MiB | 2.0 | 0.00 ± 0.00 | flat |",
+		"One manager for 1h0m0s, after 10m0s to warm up, 9 builds on 10 VMs",
+		"| live heap, MiB | 2.0 | 0.00 ± 0.00 | flat |",
 		"2 targets", "| `mux.FuzzA` | 30 | 1.5 | 20 | 3 | 0 |\n| `mux.FuzzB` | 30 | 1.5 | 1,500 | 9 | 1 |",
 	} {
 		require.Contains(t, once, text)

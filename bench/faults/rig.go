@@ -33,7 +33,7 @@ const (
 type Options struct {
 	Program string // the stepmux program
 	Private bool   // rounds have namespaces of their own
-	// Clean is how long the VMs may take until they are clean. If zero, what the kind of fault asks for.
+	// Clean is how long the VMs may take until they are clean. If zero, it depends on the kind of fault.
 	Clean time.Duration
 }
 
@@ -79,7 +79,7 @@ type rig struct {
 
 // build is one build of a round.
 type build struct {
-	BuildPlan
+	buildPlan
 	ledger string
 	sink   *sink
 
@@ -150,7 +150,7 @@ func (r *rig) setUp(ctx context.Context) error {
 func (r *rig) setBuilds() {
 	for _, p := range r.plan.Builds {
 		b := &build{
-			BuildPlan: p, ledger: filepath.Join(r.dir, "ledger-"+p.ID), sink: newSink(p.ID),
+			buildPlan: p, ledger: filepath.Join(r.dir, "ledger-"+p.ID), sink: newSink(p.ID),
 			reached: map[phase]chan struct{}{},
 		}
 		for _, at := range phases {
@@ -318,7 +318,7 @@ func (r *rig) find(all ...Finding) {
 	}
 }
 
-// vmOf returns the VM a build is on, any if it has none yet.
+// vmOf returns the VM of a build, or any VM if the build is not on one yet.
 func (r *rig) vmOf(f injection) *machine {
 	b := r.builds[f.Build]
 	b.mu.Lock()
@@ -348,7 +348,8 @@ func (r *rig) end(b *build, said verdict) {
 	}
 	r.mu.Unlock()
 	r.log.Debug("end", "build", b.ID, "vm", vm, "verdict", said, "truth", readLedger(b.ledger), "log", b.sink.state())
-	r.find(judge(&b.BuildPlan, said, readLedger(b.ledger), b.sink.state(), circumstances{lossy: lossy, canceled: wasCanceled, inherited: r.spec.inherited})...)
+	r.find(judge(&b.buildPlan, said, readLedger(b.ledger), b.sink.state(),
+		circumstances{lossy: lossy, canceled: wasCanceled, inherited: r.spec.inherited})...)
 }
 
 // lossLocked reports whether a build may be lost, and since when.

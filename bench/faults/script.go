@@ -19,8 +19,8 @@ func line(id string, i int) string {
 	return s + strings.Repeat(".", lineWidth-1-len(s)) + "\n"
 }
 
-// Text returns the build's script. It notes in the file ledger what it does.
-func (b *BuildPlan) Text(ledger string) string {
+// Text returns the build's script. The script notes its progress in the file ledger.
+func (b *buildPlan) Text(ledger string) string {
 	var s strings.Builder
 	for i := range b.Bursts {
 		s.WriteString(b.part(i, ledger))
@@ -29,7 +29,7 @@ func (b *BuildPlan) Text(ledger string) string {
 }
 
 // parts returns the script in pieces, for the steps of a job.
-func (b *BuildPlan) parts(ledger string) []string {
+func (b *buildPlan) parts(ledger string) []string {
 	var all []string
 	for i := range b.Bursts {
 		all = append(all, b.part(i, ledger))
@@ -38,13 +38,14 @@ func (b *BuildPlan) parts(ledger string) []string {
 }
 
 // part returns the script's piece that writes the i-th burst. Each is a script by itself.
-func (b *BuildPlan) part(i int, ledger string) string {
+func (b *buildPlan) part(i int, ledger string) string {
 	var s strings.Builder
 	say := func(what string) { fmt.Fprintf(&s, "echo %s >>%s\n", what, ledger) }
 	if i == 0 {
 		say("started")
 		if b.Children {
-			s.WriteString("sleep 600 &\n(sleep 600 &)\nsetsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' 2>/dev/null &\n")
+			s.WriteString("sleep 600 &\n(sleep 600 &)\nsetsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' " +
+				"2>/dev/null &\n")
 		}
 	}
 	if b.Deaf {
@@ -70,11 +71,12 @@ func (b *BuildPlan) part(i int, ledger string) string {
 }
 
 // Steps returns the script as a job of several steps, in YAML.
-func (b *BuildPlan) Steps(ledger string) []byte {
+func (b *buildPlan) Steps(ledger string) []byte {
 	var s strings.Builder
 	s.WriteString("run:\n")
 	for i, part := range b.parts(ledger) {
-		fmt.Fprintf(&s, "  - name: part_%d\n    script: |\n      %s\n", i, strings.ReplaceAll(strings.TrimSuffix(part, "\n"), "\n", "\n      "))
+		fmt.Fprintf(&s, "  - name: part_%d\n    script: |\n      %s\n", i,
+			strings.ReplaceAll(strings.TrimSuffix(part, "\n"), "\n", "\n      "))
 	}
 	return []byte(s.String())
 }

@@ -47,7 +47,8 @@ func TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean(t *testing.T) {
 			for p := range plans {
 				r, talk, err := StartRound(t.Context(), p, opts)
 				if err != nil || len(r.Findings) > 0 {
-					t.Errorf("%s by %s: %v %v\nrepeat it with: make faults SEED=%d ROUND=%d\n%s", p.Kind, p.Route, err, r.Findings, p.Seed, p.Round, tail(talk))
+					t.Errorf("%s by %s: %v %v\nrepeat it with: make faults SEED=%d ROUND=%d\n%s", p.Kind, p.Route, err, r.Findings,
+						p.Seed, p.Round, tail(talk))
 				}
 				mu.Lock()
 				all = append(all, r)
@@ -68,7 +69,8 @@ func TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean(t *testing.T) {
 func TestARoundFindsWhatIsLeftBehind(t *testing.T) {
 	opts, _ := testOptions(t)
 	runner := filepath.Join(t.TempDir(), "stepmux")
-	text := "#!/bin/sh\nsetsid sleep 600 </dev/null >/dev/null 2>&1 &\n: >>$TMPDIR/left\nexec " + opts.Program + ` "$@"` + "\n"
+	text := "#!/bin/sh\nsetsid sleep 600 </dev/null >/dev/null 2>&1 &\n: >>$TMPDIR/left\nexec " + opts.Program +
+		` "$@"` + "\n"
 	require.NoError(t, os.WriteFile(runner, []byte(text), 0o700))
 	opts.Program, opts.Clean = runner, time.Second
 	plan := DrawShort(shortSeed, Filter{Kinds: []Kind{"none"}}, 4)[0]

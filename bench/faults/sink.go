@@ -10,7 +10,7 @@ import (
 // remarkMark begins the lines of a log that are the step runner's own.
 const remarkMark = "step runner: "
 
-// sink takes a build's log and compares it with what the build writes, as it comes. It keeps a line at most.
+// sink takes a build's log and compares it with the expected bytes as they come. It keeps at most one line.
 type sink struct {
 	id string
 
@@ -81,20 +81,21 @@ func (s *sink) takeLocked() {
 // maxRemarks bounds the remarks that are kept.
 const maxRemarks = 8
 
-// logState is what a sink has seen.
+// logState is the state of a build's log.
 type logState struct {
 	Lines   int    // whole lines, from the first, each as it should be
 	Bad     string // what else there is
 	Remarks []string
 }
 
-// state returns what was seen so far. What is unfinished must be the begin of the next line.
+// state returns the state of the log so far. An unfinished line must be the start of the next expected one.
 func (s *sink) state() logState {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := logState{s.lines, s.bad, append([]string(nil), s.remarks...)}
 	last := string(s.cut) + string(s.part)
-	if st.Bad == "" && !strings.HasPrefix(line(s.id, s.lines+1), last) && !strings.HasPrefix(string(s.part), remarkMark[:min(len(s.part), len(remarkMark))]) {
+	if st.Bad == "" && !strings.HasPrefix(line(s.id, s.lines+1), last) &&
+		!strings.HasPrefix(string(s.part), remarkMark[:min(len(s.part), len(remarkMark))]) {
 		st.Bad = fmt.Sprintf("the log ends in %.80q", last)
 	}
 	return st

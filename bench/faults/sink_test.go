@@ -75,9 +75,9 @@ func TestSinkThatIsBlockedTakesNothing(t *testing.T) {
 	require.Equal(t, 1, s.state().Lines)
 }
 
-// The scripts do what they are taken to do, and say so.
+// The scripts do the planned things, and their ledgers say so.
 func TestScriptsWriteWhatTheSinkExpectsAndKeepTheirLedger(t *testing.T) {
-	for _, b := range []BuildPlan{
+	for _, b := range []buildPlan{
 		{ID: "baa", Lines: 1, Bursts: 1},
 		{ID: "baa", Lines: 7, Bursts: 3, Code: 42},
 		{ID: "baa", Lines: 2, Bursts: 4, Stderr: true, Deaf: true, Code: 255},
@@ -94,7 +94,7 @@ func TestScriptsWriteWhatTheSinkExpectsAndKeepTheirLedger(t *testing.T) {
 		_ = cmd.Run() // its code follows
 		require.Equal(t, b.Code, cmd.ProcessState.ExitCode())
 		require.Equal(t, logState{Lines: b.Lines}, s.state())
-		require.Equal(t, Truth{Started: true, Wrote: b.Lines, Ending: true, Code: b.Code}, readLedger(ledger))
+		require.Equal(t, observation{Started: true, Wrote: b.Lines, Ending: true, Code: b.Code}, readLedger(ledger))
 
 		var job struct{ Run []struct{ Script string } }
 		require.NoError(t, yaml.Unmarshal(b.Steps(ledger), &job))

@@ -28,8 +28,8 @@ type Soak struct {
 	Duration time.Duration // after that
 }
 
-// Sample is the manager's process at a moment when no build runs.
-type Sample struct {
+// soakSample is the manager's process at a moment when no build runs.
+type soakSample struct {
 	Seconds    float64 `json:"s"`
 	Heap       float64 `json:"heap_bytes"` // live, after a collection
 	RSS        float64 `json:"rss_bytes"`  // its own, not what is of files
@@ -49,12 +49,12 @@ type SoakResult struct {
 	Builds   int            `json:"builds"`
 	Lost     int            `json:"lost"`
 	Faults   int            `json:"faults"`
-	Samples  []Sample       `json:"samples"`
-	Fits     map[string]Fit `json:"fits"` // by what was sampled
+	Samples  []soakSample   `json:"samples"`
+	Fits     map[string]fit `json:"fits"` // by what was sampled
 	Findings []Finding      `json:"findings"`
 }
 
-// StartSoak runs a soak in processes of its own and waits for it. talk is told what happens.
+// StartSoak runs a soak in processes of its own and waits for it. They write progress to talk.
 func StartSoak(ctx context.Context, s Soak, opts Options, talk io.Writer) (SoakResult, error) {
 	r, err := start(ctx, assignment{Soak: &s, Opts: opts}, talk)
 	return r.Soaked, err
@@ -80,7 +80,8 @@ type soak struct {
 // runSoak runs a soak in this process.
 func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResult, error) {
 	runtime.MemProfileRate = 0 // what the rig itself would gather, as it can show stacks (runtime/pprof)
-	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: "cut", Route: "auto", VMs: soakVMs}, dir, opts, slog.New(slog.DiscardHandler))}
+	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: "cut", Route: "auto", VMs: soakVMs}, dir, opts,
+		slog.New(slog.DiscardHandler))}
 	if err := s.setUp(ctx); err != nil {
 		return SoakResult{}, fmt.Errorf("set up: %w", err)
 	}
@@ -153,12 +154,14 @@ func (s *soak) add(c *rig) {
 	sample := s.sample()
 	s.result.Samples = append(s.result.Samples, sample)
 	if s.result.Cycles%10 == 0 {
-		fmt.Fprintf(os.Stderr, "%.0f s: %d builds, %d faults, heap %.1f MiB, RSS %.1f MiB, %.0f goroutines, %.0f files, %.0f processes\n",
-			sample.Seconds, s.result.Builds, s.result.Faults, sample.Heap/(1<<20), sample.RSS/(1<<20), sample.Goroutines, sample.Files, sample.Processes)
+		fmt.Fprintf(os.Stderr,
+			"%.0f s: %d builds, %d faults, heap %.1f MiB, RSS %.1f MiB, %.0f goroutines, %.0f files, %.0f processes\n",
+			sample.Seconds, s.result.Builds, s.result.Faults, sample.Heap/(1<<20), sample.RSS/(1<<20),
+			sample.Goroutines, sample.Files, sample.Processes)
 	}
 }
 
-func (s *soak) sample() Sample {
+func (s *soak) sample() soakSample {
 	debug.FreeOSMemory() // collects first
 	var mem runtime.MemStats
 	runtime.ReadMemStats(&mem)
@@ -166,7 +169,7 @@ func (s *soak) sample() Sample {
 	for _, n := range openFiles() {
 		files += n
 	}
-	return Sample{
+	return soakSample{
 		Seconds:    time.Since(s.begin).Seconds(),
 		Heap:       float64(mem.HeapAlloc),
 		RSS:        float64(status("RssAnon")) * 1024,
@@ -187,7 +190,7 @@ func (s *soak) connections() (n int) {
 	return n
 }
 
-// status returns a number of /proc/self/status (proc(5)), 0 if it has none of that name.
+// status returns a number of /proc/self/status (proc(5)), or 0 if there is no such field.
 func status(name string) int {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -202,19 +205,19 @@ func status(name string) int {
 	return 0
 }
 
-// series are what is sampled, by name.
-var series = map[string]func(Sample) float64{
-	"heap":       func(s Sample) float64 { return s.Heap },
-	"rss":        func(s Sample) float64 { return s.RSS },
-	"threads":    func(s Sample) float64 { return s.Threads },
-	"goroutines": func(s Sample) float64 { return s.Goroutines },
-	"files":      func(s Sample) float64 { return s.Files },
-	"processes":  func(s Sample) float64 { return s.Processes },
+// series are the sampled quantities, by name.
+var series = map[string]func(soakSample) float64{
+	"heap":       func(s soakSample) float64 { return s.Heap },
+	"rss":        func(s soakSample) float64 { return s.RSS },
+	"threads":    func(s soakSample) float64 { return s.Threads },
+	"goroutines": func(s soakSample) float64 { return s.Goroutines },
+	"files":      func(s soakSample) float64 { return s.Files },
+	"processes":  func(s soakSample) float64 { return s.Processes },
 }
 
-// fit fits all series, but for the time to warm up, beside what they have for each connection.
+// fit fits all series after the warm-up, and the share of each open connection beside it.
 func (r *SoakResult) fit() {
-	r.Fits = map[string]Fit{}
+	r.Fits = map[string]fit{}
 	for name := range maps.Keys(series) {
 		var x, k, y []float64
 		for _, s := range r.Samples {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Count adds up rounds.
-type Count struct {
+// tally adds up rounds.
+type tally struct {
 	Kind   Kind           `json:"kind,omitempty"`
 	Route  string         `json:"route,omitempty"`
 	Rounds int            `json:"rounds"`
@@ -26,7 +26,7 @@ type Count struct {
 	ends []float64
 }
 
-func (c *Count) add(r Result) {
+func (c *tally) add(r Result) {
 	c.Rounds++
 	c.Faults += r.Faults
 	c.Missed += r.Missed
@@ -42,30 +42,32 @@ func (c *Count) add(r Result) {
 	}
 }
 
-func (c *Count) finish() {
+func (c *tally) finish() {
 	slices.Sort(c.ends)
 	if n := len(c.ends); n > 0 {
 		c.EndP50, c.EndMax = c.ends[n/2], c.ends[n-1]
 	}
 }
 
-// CountBy adds up results by what key says of them, in the order of the keys.
-func CountBy(results []Result, key func(Result) (Kind, string)) []Count {
-	counts := map[[2]string]*Count{}
+// tallyBy adds up results by key, in the order of the keys.
+func tallyBy(results []Result, key func(Result) (Kind, string)) []tally {
+	counts := map[[2]string]*tally{}
 	for _, r := range results {
 		kind, route := key(r)
 		k := [2]string{string(kind), route}
 		if counts[k] == nil {
-			counts[k] = &Count{Kind: kind, Route: route}
+			counts[k] = &tally{Kind: kind, Route: route}
 		}
 		counts[k].add(r)
 	}
-	var all []Count
+	var all []tally
 	for _, c := range counts {
 		c.finish()
 		all = append(all, *c)
 	}
-	slices.SortFunc(all, func(a, b Count) int { return strings.Compare(string(a.Kind)+" "+a.Route, string(b.Kind)+" "+b.Route) })
+	slices.SortFunc(all, func(a, b tally) int {
+		return strings.Compare(string(a.Kind)+" "+a.Route, string(b.Kind)+" "+b.Route)
+	})
 	return all
 }
 
@@ -83,10 +85,12 @@ func NeedPrivate() []Kind {
 // SoakTable shows a soak for a terminal.
 func SoakTable(r SoakResult) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%.0f s, %d builds in %d cycles, %d faults, %d builds lost, %d things wrong\n", r.Seconds, r.Builds, r.Cycles, r.Faults, r.Lost, len(r.Findings))
+	fmt.Fprintf(&s, "%.0f s, %d builds in %d cycles, %d faults, %d builds lost, %d things wrong\n", r.Seconds, r.Builds,
+		r.Cycles, r.Faults, r.Lost, len(r.Findings))
 	for _, name := range slices.Sorted(maps.Keys(r.Fits)) {
 		f := r.Fits[name]
-		fmt.Fprintf(&s, "%-10s mean %14.1f  grows by %12.1f +- %.1f an hour  flat: %v\n", name, f.Mean, f.Slope, f.Error, f.Flat)
+		fmt.Fprintf(&s, "%-10s mean %14.1f  grows by %12.1f +- %.1f an hour  flat: %v\n", name, f.Mean, f.Slope, f.Error,
+			f.Flat)
 	}
 	return s.String()
 }
@@ -94,8 +98,9 @@ func SoakTable(r SoakResult) string {
 // Table shows results for a terminal.
 func Table(results []Result) string {
 	var s strings.Builder
-	for _, c := range CountBy(results, func(r Result) (Kind, string) { return r.Kind, "" }) {
-		fmt.Fprintf(&s, "%-13s rounds %4d faults %5d missed %4d builds %5d lost %5d end p50 %6.0f max %6.0f ms clean max %6.0f ms %v\n",
+	for _, c := range tallyBy(results, func(r Result) (Kind, string) { return r.Kind, "" }) {
+		fmt.Fprintf(&s,
+			"%-13s rounds %4d faults %5d missed %4d builds %5d lost %5d end p50 %6.0f max %6.0f ms clean max %6.0f ms %v\n",
 			c.Kind, c.Rounds, c.Faults, c.Missed, c.Builds, c.Lost, c.EndP50, c.EndMax, c.CleanMax, c.Wrong)
 	}
 	return s.String()

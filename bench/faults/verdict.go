@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// What is found to be wrong.
+// Kinds of findings.
 const (
 	FalseSuccess = "false success"     // a build is said to have succeeded that did not
-	WrongBlame   = "wrong blame"       // a build failed, and not of what is said
-	NeedlessLoss = "needless loss"     // a build is lost of what should do no harm
+	WrongBlame   = "wrong blame"       // a build failed for another reason than reported
+	NeedlessLoss = "needless loss"     // a build is lost though the fault should do no harm
 	NoEnd        = "no end"            // a build did not end within its bound
-	WrongLog     = "wrong log"         // bytes of a log are missing, or not what was written
+	WrongLog     = "wrong log"         // bytes of a log are missing or wrong
 	Orphan       = "orphan"            // a process is left
 	Leftover     = "leftover"          // a file is left
 	Leak         = "leak"              // the manager is left with goroutines or files
@@ -21,8 +21,9 @@ const (
 	Broken       = "the rig is broken" // the round says nothing about the product
 )
 
-// AllFindings are those, but for Broken.
-var AllFindings = []string{FalseSuccess, WrongBlame, NeedlessLoss, NoEnd, WrongLog, Orphan, Leftover, Leak, Connections, Unusable, Twice}
+// AllFindings are all of these but Broken.
+var AllFindings = []string{FalseSuccess, WrongBlame, NeedlessLoss, NoEnd, WrongLog, Orphan, Leftover, Leak,
+	Connections, Unusable, Twice}
 
 // Finding is something that is wrong.
 type Finding struct {
@@ -46,7 +47,7 @@ const (
 	wrongYAML = "configuration_error"
 )
 
-// circumstances are what a build met.
+// circumstances excuse the end of a build.
 type circumstances struct {
 	lossy     bool // it may be lost
 	canceled  bool // somebody cancelled it
@@ -56,8 +57,8 @@ type circumstances struct {
 // notComplete is in the message of a build of whose output a part could not be kept.
 const notComplete = " is not complete: "
 
-// judge compares what is said of a build with what it really did.
-func judge(b *BuildPlan, said verdict, truth Truth, log logState, met circumstances) []Finding {
+// judge compares the product's account of a build with the truth.
+func judge(b *buildPlan, said verdict, truth observation, log logState, met circumstances) []Finding {
 	var found []Finding
 	add := func(what, format string, args ...any) {
 		found = append(found, Finding{what, b.ID, fmt.Sprintf(format, args...)})

@@ -73,7 +73,7 @@ func (m *machine) restart(sessions bool) error {
 	return m.startSSHD()
 }
 
-// account is who logs in everywhere.
+// account is the user and key of every login.
 type account struct {
 	user string
 	key  ssh.Signer
@@ -81,7 +81,9 @@ type account struct {
 }
 
 // startMachine starts a VM.
-func startMachine(ctx context.Context, dir string, i int, private bool, spec *kindSpec, who *account) (*machine, error) {
+func startMachine(ctx context.Context, dir string, i int, private bool, spec *kindSpec, who *account) (
+	*machine, error,
+) {
 	m := &machine{id: "vm" + strconv.Itoa(i), dir: filepath.Join(dir, "v"+strconv.Itoa(i))}
 	m.tmp, m.home = filepath.Join(m.dir, "t"), filepath.Join(m.dir, "home")
 	for _, d := range []string{m.dir, m.tmp, m.home} {
@@ -268,8 +270,8 @@ func (m *machine) sessions() []process {
 	return found
 }
 
-// buildOf returns the build a process of the VM works for, empty if it is not to be told: serves and shims have the
-// build's directory open, and a serve that looks for what others left has theirs too for a moment.
+// buildOf returns the build that a process of the VM works for, or "" if that is not certain: serves and shims have the
+// build's directory open, and a serve that sweeps has other builds' directories open for a moment.
 func (m *machine) buildOf(p process) string {
 	base := filepath.Join(m.tmp, "gitlab-runner-steps") + "/"
 	for _, arg := range p.args {
@@ -293,7 +295,7 @@ func (m *machine) buildOf(p process) string {
 	return found
 }
 
-// left returns what lies in the VM's directories that no build should have left.
+// left returns the files in the VM's directories that no build should have left.
 func (m *machine) left() []string {
 	var found []string
 	for _, dir := range []string{m.tmp, m.home} {
@@ -349,10 +351,10 @@ func signalAll(all []process, sig syscall.Signal) {
 }
 
 // await polls until done, at most for so long, and reports whether it came to be.
-func await(patience time.Duration, done func() bool) bool {
+func await(bound time.Duration, done func() bool) bool {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(patience); ; <-tick.C {
+	for end := time.Now().Add(bound); ; <-tick.C {
 		if done() {
 			return true
 		}

@@ -44,7 +44,7 @@ const (
 	fontWidth = 1.25
 )
 
-// ink is what the plots are drawn with; the file replaces it by what can be read on the reader's background.
+// ink is the colour of the plots' lines and text. The file has currentColor instead, to suit the reader's background.
 var ink = color.NRGBA{0x01, 0x02, 0x03, 0xff}
 
 // colors tell candidates apart, on white and on black alike.
@@ -80,71 +80,92 @@ type drawing struct {
 // drawings are all of them. The first is the README's.
 var drawings = []drawing{
 	{
-		picture{"build-start.svg", "The start of a build", "From the request to the step runner's first answer, on a VM that is known: " +
-			"the share of builds that took at most so long. Left is better.", "SpawnLatency/first-answer/vm=warm/CapacityPerInstance=1$"},
+		picture{"build-start.svg", "The start of a build",
+			"From the request to the step runner's first answer, on a VM that is known: " +
+				"the share of builds that took at most so long. Left is better.",
+			"SpawnLatency/first-answer/vm=warm/CapacityPerInstance=1$"},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, warm) },
 	},
 	{
-		picture{"first-build.svg", "The first build on a VM", "The same on a VM that nobody is connected to yet. Left is better.", "SpawnLatency/first-answer/vm=cold"},
+		picture{"first-build.svg", "The first build on a VM",
+			"The same on a VM that nobody is connected to yet. Left is better.", "SpawnLatency/first-answer/vm=cold"},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, cold) },
 	},
 	{
-		picture{"start.svg", "The start of a process", "To its first byte: the share of starts that took at most so long. Left is better.", "SpawnLatency/first-byte/CapacityPerInstance=1$"},
+		picture{"start.svg", "The start of a process",
+			"To its first byte: the share of starts that took at most so long. Left is better.",
+			"SpawnLatency/first-byte/CapacityPerInstance=1$"},
 		func(r *results, samples []sample) *figurePlot { return distribution(r, samples, firstByte) },
 	},
 	{
-		picture{"throughput-down.svg", "Throughput of many bridges, from the VM", "All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/down"},
+		picture{"throughput-down.svg", "Throughput of many bridges, from the VM",
+			"All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/down"},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "ProxyThroughput/down/CapacityPerInstance=", "-MB/s", "builds at once", "MB/s", setLogarithmic)
 		},
 	},
 	{
-		picture{"throughput-up.svg", "Throughput of many bridges, to the VM", "All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/up"},
+		picture{"throughput-up.svg", "Throughput of many bridges, to the VM",
+			"All bridges together, by how many builds have one. Higher is better.", "ProxyThroughput/up"},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "ProxyThroughput/up/CapacityPerInstance=", "-MB/s", "builds at once", "MB/s", setLogarithmic)
 		},
 	},
 	{
-		picture{"follow.svg", "Following a big log", "A GiB of a job's output by gRPC, over the step runner's socket itself and through SSH. Higher is better.", "ProxyThroughput/FollowIO"},
+		picture{"follow.svg", "Following a big log",
+			"A GiB of a job's output by gRPC, over the step runner's socket itself and through SSH. Higher is better.",
+			"ProxyThroughput/FollowIO"},
 		func(r *results, _ []sample) *figurePlot { return bars(r, followIO, "-MB/s", "MB/s") },
 	},
 	{
-		picture{"neighbour.svg", "A ping beside a download", "A small round trip, p50 to p99: alone, beside a download on the same connection, and beside one on another " +
-			"connection, which is what the machine itself makes of it. Lower is better.", "Neighbour/flood/CapacityPerInstance=2"},
+		picture{"neighbour.svg", "A ping beside a download",
+			"A small round trip, p50 to p99: alone, beside a download on the same connection, and beside one on another " +
+				"connection, which shows the machine's own share. Lower is better.",
+			"Neighbour/flood/CapacityPerInstance=2"},
 		func(r *results, _ []sample) *figurePlot { return pings(r) },
 	},
 	{
-		picture{"neighbours.svg", "A ping beside many downloads", "The median of a small round trip, by how many builds there are on the connection, of which all others " +
-			"download all they can. Lower is better.", "Neighbour/flood"},
+		picture{"neighbours.svg", "A ping beside many downloads",
+			"The median of a small round trip, by how many builds there are on the connection, of which all others " +
+				"download all they can. Lower is better.", "Neighbour/flood"},
 		func(r *results, _ []sample) *figurePlot {
-			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p50-µs", "builds at once", "milliseconds", setLogarithmic)
+			return series(r, "Neighbour/flood/CapacityPerInstance=", "-same-p50-µs", "builds at once", "milliseconds",
+				setLogarithmic)
 		},
 	},
 	{
-		picture{"memory.svg", "The manager's memory for each build", "Heap for each build that is there, by their number. Flat is linear; lower is better.", "Density/CapacityPerInstance"},
+		picture{"memory.svg", "The manager's memory for each build",
+			"Heap for each build that is there, by their number. Flat is linear; lower is better.",
+			"Density/CapacityPerInstance"},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Density/CapacityPerInstance=", "-heap-KiB/build", "builds at once", "KiB for each", setFromZero)
 		},
 	},
 	{
-		picture{"vm-memory.svg", "The VM's memory for each build", "All that is there more than before, in proportional set size, by the number of builds. Lower is better.", "Density/CapacityPerInstance"},
+		picture{"vm-memory.svg", "The VM's memory for each build",
+			"Proportional set size that the builds add, for each build, by their number. Lower is better.",
+			"Density/CapacityPerInstance"},
 		func(r *results, _ []sample) *figurePlot {
 			return series(r, "Density/CapacityPerInstance=", "-vm-KiB/build", "builds at once", "KiB for each", setFromZero)
 		},
 	},
 	{
-		picture{"time.svg", "Time for each build", "Builds that start one after the other and stay, by their number. Flat is linear; lower is better.", "Density/CapacityPerInstance"},
+		picture{"time.svg", "Time for each build",
+			"Builds that start one after the other and stay, by their number. Flat is linear; lower is better.",
+			"Density/CapacityPerInstance"},
 		func(r *results, _ []sample) *figurePlot {
-			return series(r, "Density/CapacityPerInstance=", "-time-ms/build", "builds at once", "milliseconds for each", setFromZero)
+			return series(r, "Density/CapacityPerInstance=", "-time-ms/build", "builds at once", "milliseconds for each",
+				setFromZero)
 		},
 	},
 	{
-		picture{"distance.svg", "The start of a build over a distance", "To the step runner's first answer, by the round trip time. Lower is better.", "Distance/first-answer"},
+		picture{"distance.svg", "The start of a build over a distance",
+			"To the step runner's first answer, by the round trip time. Lower is better.", "Distance/first-answer"},
 		func(r *results, _ []sample) *figurePlot { return distances(r, "Distance/first-answer/rtt=") },
 	},
 }
 
-// draw draws what the run has figures for.
+// draw draws all pictures that the run has figures for.
 func draw(r *results, samples []sample, dir string) ([]picture, error) {
 	var drawn []picture
 	for _, d := range drawings {
@@ -187,9 +208,10 @@ func distribution(r *results, samples []sample, bench string) *figurePlot {
 }
 
 // shareTicks are those of an axis from nothing to all.
-var shareTicks = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.25}, {Value: 0.5, Label: "0.5"}, {Value: 0.75}, {Value: 1, Label: "1"}}
+var shareTicks = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.25}, {Value: 0.5, Label: "0.5"}, {Value: 0.75},
+	{Value: 1, Label: "1"}}
 
-// series draws a metric of each candidate over the number that the benchmarks' names end with. upwards sets the axis for
+// series draws a metric of each candidate over the number at the end of the benchmarks' names. upwards sets the axis of
 // it.
 func series(r *results, prefix, unit, x, y string, upwards func(axis *plot.Axis)) *figurePlot {
 	p := newPlot(x, y)
@@ -217,7 +239,7 @@ func distances(r *results, prefix string) *figurePlot {
 	return p
 }
 
-// lines draws a metric of each candidate, times scale, over what at tells of a benchmark by its name.
+// lines draws a metric of each candidate, times scale, over the value of at for the benchmark's name.
 func (p *figurePlot) lines(r *results, unit string, scale float64, at func(bench string) (float64, bool)) {
 	found := make(map[string]plotter.XYs)
 	for _, name := range r.names {
@@ -262,7 +284,8 @@ func pings(r *results) *figurePlot {
 	p := newPlot("", "milliseconds")
 	setLogarithmic(&p.Y)
 	var places []string
-	for _, way := range []string{"unix", "raw", "streamlocal", "relay", "session", "io.Copy", "control-master"} { // from the socket itself outwards
+	// from the socket itself outwards
+	for _, way := range []string{"unix", "raw", "streamlocal", "relay", "session", "io.Copy", "control-master"} {
 		for i, where := range []string{"alone", "same", "separate"} { // as the benchmark has them
 			low, ok := r.value(flooded, way+"-"+where+"-p50-µs")
 			high, known := r.value(flooded, way+"-"+where+"-p99-µs")
@@ -281,7 +304,7 @@ func pings(r *results) *figurePlot {
 	return p
 }
 
-// bar draws a bar at a place and returns it, nil if there is none to draw.
+// bar draws a bar at a place and returns it, or nil if its value is missing.
 func (p *figurePlot) bar(name string, at, low, high float64, width vg.Length) *plotter.Line {
 	points := plotter.XYs{{X: at, Y: low}, {X: at, Y: high}}
 	if !p.has(points[0]) || !p.has(points[1]) {
@@ -342,7 +365,7 @@ func (p *figurePlot) line(name string, points plotter.XYs) {
 	p.found = true
 }
 
-// isFloor tells who does without SSH or without anything of ours.
+// isFloor reports whether a candidate works without SSH or without stepmux.
 func isFloor(name string) bool {
 	return slices.Contains([]string{"fork", "local", "raw", "unix"}, name)
 }
@@ -356,7 +379,7 @@ func isLogarithmic(axis plot.Axis) bool {
 	return ok
 }
 
-// has tells whether a point has a place: on a logarithmic axis what is not positive has none.
+// has reports whether a point has a place: a logarithmic axis has only positive values.
 func (p *figurePlot) has(point plotter.XY) bool {
 	return (point.X > 0 || !isLogarithmic(p.X)) && (point.Y > 0 || !isLogarithmic(p.Y))
 }

@@ -11,11 +11,11 @@ import (
 // mostLines is how many lines there are of a benchmark: enough for benchstat to tell a difference from noise.
 const mostLines = 10
 
-// machineKeys are what is told of the machine and the run, in this order.
+// machineKeys are the facts about the machine and the run, in this order.
 var machineKeys = []string{"commit", "cpu", "processors", "kernel", "versions", "load", "others", "goos", "goarch"}
 
-// lines writes a run for benchstat: each benchmark several times, with what its turns were, for one median in one run
-// tells nothing about noise. What has no turns is on the first line alone. The head says where and of what the run was.
+// lines writes a run for benchstat: several lines for each benchmark, made of its turns, since a single median tells
+// nothing about noise. A metric without turns is on the first line alone. The head holds the machineKeys.
 func lines(w io.Writer, r *results, samples []sample) error {
 	turns := make(map[string]map[string][]float64)
 	for _, s := range samples {

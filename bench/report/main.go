@@ -1,5 +1,5 @@
-// Command report reads what the benchmarks printed and says what it means: it checks the figures against the
-// goals the project has set itself, writes them as a page with tables and pictures, and as lines for benchstat.
+// Command report reads the output of the benchmarks. It checks the figures against the project's goals, writes them as
+// a page with tables and pictures, and as lines for benchstat.
 //
 //	bin/report check FILE
 //	bin/report lines --samples FILE FILE

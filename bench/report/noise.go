@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// noiseSuffix ends the name of a metric that tells the noise of another: how far its median may be off, in relation to it.
+// noiseSuffix ends the name of a metric that tells the noise of another: how far its median may be off, in relation
+// to it.
 const noiseSuffix = "-noise"
 
 const (
@@ -17,7 +18,8 @@ const (
 	muchOther, muchLoad = 0.1, 0.5
 )
 
-// noisy says why figures are not to be trusted: other work of the machine during the run, and ratios that varied too much.
+// noisy says why figures are not to be trusted: other work of the machine during the run, and ratios that varied too
+// much.
 func (r *results) noisy() []string {
 	var all []string
 	share, err := strconv.ParseFloat(strings.TrimSuffix(r.machine["others"], " % of the processors"), 64)

@@ -33,10 +33,10 @@ func write(r *results, samples []sample, page, readme string) error {
 	if readme == "" {
 		return nil
 	}
-	return replacePart(readme, headline(r, drawn, filepath.Join(filepath.Dir(page), "benchmarks")))
+	return replacePart(readme, readmePart(r, drawn, filepath.Join(filepath.Dir(page), "benchmarks")))
 }
 
-// replacePart replaces what is between the marks in a file.
+// replacePart replaces the text between the marks in a file.
 func replacePart(name, text string) error {
 	old, err := os.ReadFile(name)
 	if err != nil {
@@ -49,104 +49,224 @@ func replacePart(name, text string) error {
 	return os.WriteFile(name, slices.Concat(old[:begin+len(beginMark)], []byte("\n"+text), old[end:]), 0o644)
 }
 
-// headlines are the rows of the README's table.
-var headlines = []struct{ says, bench string }{
-	{"Process, to its first byte", firstByte},
-	{"Build on a known VM: step runner, bridge, first answer", warm},
-	{"First build on a VM: the same with the login", cold},
+// headline is a row of the table that a reader sees first: one figure of stepmux and of its peers.
+type headline struct {
+	says   string
+	bench  string
+	unit   string   // the metrics' suffix
+	ours   []string // candidates of stepmux: the first that was measured counts
+	master string   // the candidate for OpenSSH's ControlMaster; may be empty
+	dial   string   // the candidate for a dial per build; may be empty
+	show   func(float64) string
 }
 
-// headline returns the README's table and picture.
-func headline(r *results, drawn []picture, dir string) string {
-	var b strings.Builder
-	fmt.Fprintln(&b, "\n| p50 | stepmux | ControlMaster | a dial per build | stepmux is faster than a dial by |")
-	fmt.Fprintln(&b, "|---|---|---|---|---|")
-	for _, h := range headlines {
-		ours, ok := r.value(h.bench, "auto-p50-µs")
-		if !ok {
-			ours, ok = r.value(h.bench, "relay-p50-µs")
-		}
-		fresh, known := r.value(h.bench, "fresh-dial-p50-µs")
-		if !ok || !known {
-			continue
-		}
-		master := "-"
-		if v, ok := r.value(h.bench, "control-master-p50-µs"); ok {
-			master = millis(v)
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %.2g |\n", h.says, millis(ours), master, millis(fresh), fresh/ours)
-	}
-	if len(drawn) > 0 {
-		fmt.Fprintf(&b, "\n![%s](%s)\n", drawn[0].says, filepath.ToSlash(filepath.Join(dir, drawn[0].file)))
-	}
-	fmt.Fprintf(&b, "\n%s. All figures, goals and how they are measured: [docs/benchmarks.md](docs/benchmarks.md).\n\n", r.where())
-	return b.String()
+// headlines are the five figures on top of the page and in the README. A row without figures is left out.
+var headlines = []headline{
+	{"Process on a known VM, to its first byte", firstByte, "-p50-µs", []string{"auto", "relay"}, openSSH, dial, millis},
+	{"Build on a known VM, to its step runner's first answer", warm, "-p50-µs", []string{"auto"}, openSSH, dial, millis},
+	{"First build on a VM, with the login", cold, "-p50-µs", []string{"auto"}, openSSH, dial, millis},
+	{"Download by one bridge", oneDown, "-MB/s", []string{"streamlocal"}, openSSH, "raw", rate},
+	{"Goroutines of the manager for a running build", running, "-goroutines/build", []string{"auto"}, "", "", figure},
 }
+
+// Names of the peers in the benchmarks.
+const (
+	openSSH = "control-master"
+	dial    = "fresh-dial"
+)
 
 func millis(micros float64) string { return fmt.Sprintf("%.1f ms", micros/1000) }
 
-// where says on what machine the run was.
+func rate(megabytes float64) string { return figure(megabytes) + " MB/s" }
+
+// headlineTable returns the headlines as a table.
+func headlineTable(r *results) string {
+	var b strings.Builder
+	fmt.Fprintln(&b, "\n| median | stepmux | OpenSSH ControlMaster | a dial per build |\n|---|---|---|---|")
+	for _, h := range headlines {
+		ours, ok := h.value(r, h.ours...)
+		if !ok {
+			continue
+		}
+		master, fresh := "-", "-"
+		if v, ok := h.value(r, h.master); ok {
+			master = h.show(v)
+		}
+		if v, ok := h.value(r, h.dial); ok {
+			fresh = h.show(v)
+			if v > ours && h.dial == dial {
+				fresh += fmt.Sprintf(" (%.2g times as long)", v/ours)
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", h.says, h.show(ours), master, fresh)
+	}
+	return b.String()
+}
+
+// value returns the figure of the first candidate that was measured.
+func (h headline) value(r *results, candidates ...string) (float64, bool) {
+	for _, name := range candidates {
+		if v, ok := r.value(h.bench, name+h.unit); ok {
+			return v, true
+		}
+	}
+	return 0, false
+}
+
+// readmePart returns the README's table and picture. dir holds the pictures.
+func readmePart(r *results, drawn []picture, dir string) string {
+	var b strings.Builder
+	b.WriteString(headlineTable(r))
+	if len(drawn) > 0 {
+		fmt.Fprintf(&b, "\n![%s](%s)\n", drawn[0].says, filepath.ToSlash(filepath.Join(dir, drawn[0].file)))
+	}
+	fmt.Fprintf(&b, "\n%s. All figures, goals and how they are measured: [docs/benchmarks.md](docs/benchmarks.md).\n\n",
+		r.where())
+	return b.String()
+}
+
+// where names the machine of the run.
 func (r *results) where() string {
 	return fmt.Sprintf("Measured on %s/%s, %s, everything in one run on one machine: trust the ratios",
 		r.machine["goos"], r.machine["goarch"], r.machine["cpu"])
 }
 
-// text returns the whole page.
+// text returns the whole page: the first picture and the headlines, the other pictures, the goals, the method, all
+// figures, and in the end the notes about the run.
 func text(r *results, drawn []picture) []byte {
 	var b bytes.Buffer
 	fmt.Fprintln(&b, "# Benchmarks")
 	fmt.Fprintln(&b, "\n"+beginMark)
-	fmt.Fprintf(&b, "\nGenerated on %s by `make bench bench-report`. %s.\n", time.Now().Format(time.DateOnly), r.where())
-	for _, key := range machineKeys {
-		if v := r.machine[key]; v != "" {
-			fmt.Fprintf(&b, "\n%s: %s\n", key, v)
-		}
+	if len(drawn) > 0 {
+		fmt.Fprintf(&b, "\n![%s](benchmarks/%s)\n\n%s\n", drawn[0].title, drawn[0].file, drawn[0].says)
 	}
-	for _, what := range r.missing {
-		fmt.Fprintf(&b, "\nNot measured: %s\n", what)
-	}
-	for _, what := range r.noisy() {
-		fmt.Fprintf(&b, "\nNoisy: %s\n", what)
-	}
-	fmt.Fprint(&b, method)
-	fmt.Fprintln(&b, "\n## Goals\n\n| goal | bound | measured | |\n|---|---|---|---|")
-	for _, g := range goals {
-		v := g.judge(r)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", v.says, v.bound(), v.value(), v.word())
-	}
+	b.WriteString(headlineTable(r))
+	fmt.Fprintf(&b, "\n%s. More about the machine, the peers that were not measured and the noise: "+
+		"[the notes on the run](#notes-on-the-run).\n", r.where())
 	for _, p := range drawn {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n![%s](benchmarks/%s)\n\n    make bench BENCH='%s'\n", p.title, p.says, p.title, p.file, p.bench)
+		if p == drawn[0] {
+			continue
+		}
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n![%s](benchmarks/%s)\n\n    make bench BENCH='%s'\n", p.title, p.says, p.title,
+			p.file, p.bench)
 	}
+	goalTable(&b, r)
+	fmt.Fprint(&b, method)
 	fmt.Fprintln(&b, "\n## All figures")
 	for _, name := range r.names {
 		figures(&b, r, name)
 	}
+	notes(&b, r)
 	fmt.Fprintln(&b, "\n"+endMark)
 	return b.Bytes()
 }
 
+// goalTable writes the goals, and how many of them are met.
+func goalTable(b *bytes.Buffer, r *results) {
+	var rows strings.Builder
+	counts := make(map[string]int)
+	for _, g := range goals {
+		v := g.judge(r)
+		counts[v.word()]++
+		fmt.Fprintf(&rows, "| %s | %s | %s | %s |\n", v.says, v.bound(), v.value(), v.word())
+	}
+	fmt.Fprintf(b, "\n## Goals\n\nOf %d goals", len(goals))
+	for i, word := range []string{"met", "met within noise", "missed", "not measured"} {
+		separator := ", "
+		if i == 0 {
+			separator = " "
+		}
+		fmt.Fprintf(b, "%s%d are %s", separator, counts[word], word)
+	}
+	fmt.Fprintf(b, ".\n\n| goal | bound | measured | |\n|---|---|---|---|\n%s", rows.String())
+}
+
+// notes writes the facts about the machine, the figures that are missing and the noise.
+func notes(b *bytes.Buffer, r *results) {
+	fmt.Fprintf(b, "\n## Notes on the run\n\nGenerated on %s by `make bench bench-report`.\n\n",
+		time.Now().Format(time.DateOnly))
+	for _, key := range machineKeys {
+		if v := r.machine[key]; v != "" {
+			fmt.Fprintf(b, "- %s: %s\n", key, v)
+		}
+	}
+	if missing := r.missingByReason(); len(missing) > 0 {
+		fmt.Fprintf(b, "\nNot measured:\n\n%s", bullets(missing))
+	}
+	if noisy := r.noisy(); len(noisy) > 0 {
+		fmt.Fprintf(b, "\nNoisy:\n\n%s", bullets(noisy))
+	}
+}
+
+func bullets(all []string) string { return "- " + strings.Join(all, "\n- ") + "\n" }
+
+// notWith matches the number of builds in a reason, which the benchmark's name tells too.
+var notWith = regexp.MustCompile(`not with \d+ (?:at once|builds): `)
+
+// missingByReason returns a line for each reason why peers were not measured, with the benchmarks it applies to.
+func (r *results) missingByReason() []string {
+	var reasons []string
+	benches := make(map[string][]string)
+	for _, line := range r.missing {
+		bench, reason, ok := strings.Cut(line, ": ")
+		if !ok {
+			bench, reason = "", line
+		}
+		reason = notWith.ReplaceAllString(reason, "")
+		if !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
+		}
+		benches[reason] = append(benches[reason], bench)
+	}
+	var all []string
+	for _, reason := range reasons {
+		all = append(all, reason+" ("+shortened(benches[reason])+")")
+	}
+	return all
+}
+
+// shortened joins names of benchmarks: of names that differ only in their number, the later ones are the number alone.
+func shortened(names []string) string {
+	var b strings.Builder
+	var last string
+	for i, name := range names {
+		before := name[:strings.LastIndex(name, "=")+1]
+		switch {
+		case i > 0 && before != "" && before == last:
+			b.WriteString(", " + name[len(before):])
+		case i > 0:
+			b.WriteString("; " + name)
+		default:
+			b.WriteString(name)
+		}
+		last = before
+	}
+	return b.String()
+}
+
 const method = `
-## Method
+## How it is measured
 
-Each benchmark measures its candidates in turns (A B C, B C A, ...), so that what disturbs the machine disturbs all of
-them alike; the first turn is not counted. Figures are medians, ratios are ratios of medians within the same run. What
-stands behind ± is how far such a median may be off: half of its 95 % interval, from the quartiles of the turns. A goal
-counts as met within noise when it is missed by no more than that, or a tenth, and never by more than a quarter.
+Each benchmark measures its candidates in turns (A B C, B C A, ...), so that a disturbance of the machine disturbs all
+of them alike. The first turn does not count. Figures are medians; ratios are ratios of medians within the same run. The
+number behind ± is how far such a median may be off: half of its 95 % interval, from the quartiles of the turns. A goal
+counts as met within noise if it is missed by at most that much, or by a tenth, and never by more than a quarter.
 
-"fresh-dial" is what a runner does that dials for every build, "control-master" and "ssh" are OpenSSH's own client, "raw" is
-a channel of the SSH library without anything of ours, "io.Copy" is the obvious proxy, "fork", "unix" and "local" are the
-same work without SSH: the floor. "auto" is what stepmux takes by itself; "relay", "streamlocal" and "session" are its routes.
+"fresh-dial" is a runner that dials for every build. "control-master" and "ssh" are OpenSSH's own client. "raw" is a
+channel of the SSH library without stepmux. "io.Copy" is the obvious proxy. "fork", "unix" and "local" are the same work
+without SSH: the floor. "auto" is the default of stepmux; "relay", "streamlocal" and "session" are its routes.
 
-The sshd is OpenSSH on the loopback interface, with stock limits where nothing else is said. Each candidate has a
-connection of its own. "client" is the manager's end, "vm" the VM's: sshd and all that it starts, without what the bridges
-lead to. Memory of processes is PSS, with their share of what they have in common. Distances are made by a proxy that
-delays all bytes.
+The sshd is OpenSSH on the loopback interface, with stock limits unless a benchmark says otherwise. Each candidate has a
+connection of its own. "client" is the manager's end. "vm" is the VM's end: sshd and all that it starts, without the
+server that the bridges lead to. Memory of processes is PSS, which includes their share of common pages. A proxy that
+delays all bytes makes distances.
 
 ` + "    make bench bench-check bench-report" + `
 `
 
-// metricName takes a metric apart: candidate, and what was measured.
-var metricName = regexp.MustCompile(`^(.+?)-((?:(?:time|nth|heap|heap-last|stack|serve|vm|alone|same|separate|ping|rate)-)?` +
+// metricName splits a metric into the candidate and the measured quantity.
+var metricName = regexp.MustCompile(`^(.+?)-(` +
+	`(?:(?:time|nth|heap|heap-last|stack|serve|vm|alone|same|separate|ping|rate)-)?` +
 	`(?:p50-µs|p99-µs|p50-ms|p99-ms|ms|ms/build|ns/lease|(?:vm|client)-s/GB|vm-s/s|trips|` +
 	`x/.+|MB|MB/s|MiB|PSS-MiB|KiB/build|goroutines/build|jobs/s|builds/s|refused/1|exponent|sessions|conns))$`)
 
@@ -182,7 +302,8 @@ func figures(b *bytes.Buffer, r *results, name string) {
 	}
 	slices.Sort(rows)
 	slices.Sort(columns)
-	fmt.Fprintf(b, "\n### %s\n\n| | %s |\n|---|%s\n", name, strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	fmt.Fprintf(b, "\n### %s\n\n| | %s |\n|---|%s\n", name, strings.Join(columns, " | "),
+		strings.Repeat("---|", len(columns)))
 	for _, row := range rows {
 		fmt.Fprintf(b, "| %s |", row)
 		for _, column := range columns {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/perf/benchfmt"
 )
 
-// results are the figures of a run, by benchmark and by metric, and what is known of the machine.
+// results are the figures of a run, by benchmark and by metric, and the facts about the machine.
 type results struct {
 	names   []string // of the benchmarks, in the order they ran
 	values  map[string]map[string][]float64
@@ -93,7 +93,7 @@ func (r *results) value(bench, metric string) (float64, bool) {
 // units returns the metrics of a benchmark, sorted.
 func (r *results) units(bench string) []string { return slices.Sorted(maps.Keys(r.values[bench])) }
 
-// sample is what one candidate of a benchmark was measured at, or what a metric was in each turn.
+// sample holds the measurements of one candidate of a benchmark, or the values of a metric, one for each turn.
 type sample struct {
 	Bench  string    `json:"bench"`
 	Name   string    `json:"name"`   // of the candidate
@@ -101,7 +101,7 @@ type sample struct {
 	Values []float64 `json:"values"`
 }
 
-// readSamples reads what the benchmarks left in the file that STEPMUX_BENCH_SAMPLES named. No name is no samples.
+// readSamples reads the file that the benchmarks wrote to STEPMUX_BENCH_SAMPLES. An empty name means no samples.
 func readSamples(name string) ([]sample, error) {
 	if name == "" {
 		return nil, nil

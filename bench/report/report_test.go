@@ -16,11 +16,12 @@ processors: 2
 commit: 0123abc
 goos: linux
 cpu: AMD EPYC
-BenchmarkSpawnLatency/first-byte/CapacityPerInstance=1-2  1  1.6 relay-x/fork  0.12 relay-x/fork-noise  1000 fork-p50-µs
+BenchmarkSpawnLatency/first-byte/CapacityPerInstance=1-2  1  1.6 relay-x/fork  0.12 relay-x/fork-noise` +
+	"  1000 fork-p50-µs  2000 relay-p50-µs  6000 fresh-dial-p50-µs" + `
 --- BENCH: BenchmarkSpawnLatency/first-byte/CapacityPerInstance=1-2
     spawn_start_test.go:1: missing: SpawnLatency/first-byte/CapacityPerInstance=1: ssh: not there
     spawn_start_test.go:1: missing: SpawnLatency/first-byte/CapacityPerInstance=1: ssh: not there
-BenchmarkProxyThroughput/down/CapacityPerInstance=1-2  1  400 relay-MB/s  800 raw-MB/s  0.5 relay-x/raw  0.3 relay-x/raw-noise
+BenchmarkProxyThroughput/down/CapacityPerInstance=1-2  1  400 relay-MB/s  800 raw-MB/s  0.5 relay-x/raw` + "  0.3 relay-x/raw-noise" + `
 BenchmarkProxyThroughput/down/CapacityPerInstance=8-2  1  300 relay-MB/s  700 raw-MB/s
 BenchmarkDensity/serve-idle  1  8 serve-PSS-MiB
 PASS
@@ -89,8 +90,22 @@ func TestARunIsNoisyByItsLoadItsNeighboursAndItsRatios(t *testing.T) {
 		"the whole run: the load was 1.5 before it, on 2 processors",
 		"ProxyThroughput/down/CapacityPerInstance=1: relay-x/raw may be off by 30 %",
 	}, read(t, run1).noisy())
-	quiet := strings.NewReplacer("load: 1.5", "load: 0.3", "others: 37", "others: 3", "0.3 relay-x/raw-noise", "0.1 relay-x/raw-noise")
+	quiet := strings.NewReplacer("load: 1.5", "load: 0.3", "others: 37", "others: 3", "0.3 relay-x/raw-noise",
+		"0.1 relay-x/raw-noise")
 	require.Empty(t, read(t, quiet.Replace(run1)).noisy())
+}
+
+func TestReasonsAreToldOnceForAllTheirBenchmarks(t *testing.T) {
+	r := &results{missing: []string{
+		"Neighbour/flood/CapacityPerInstance=2: ssh: it carries bytes as raw does",
+		"Spawn/vm=warm/CapacityPerInstance=128: raw: not with 128 at once: ten sessions",
+		"Spawn/vm=warm/CapacityPerInstance=512: raw: not with 512 at once: ten sessions",
+		"Density/CapacityPerInstance=512: raw: not with 512 at once: ten sessions",
+	}}
+	require.Equal(t, []string{
+		"ssh: it carries bytes as raw does (Neighbour/flood/CapacityPerInstance=2)",
+		"raw: ten sessions (Spawn/vm=warm/CapacityPerInstance=128, 512; Density/CapacityPerInstance=512)",
+	}, r.missingByReason())
 }
 
 func TestLinesForBenchstatHaveEachTurnAndTheMachine(t *testing.T) {
@@ -124,7 +139,12 @@ func TestThePageHasTablesAndPicturesInTheReadersColours(t *testing.T) {
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "| relay | 400 | 0.5 ±30% |")
-	require.Contains(t, string(text), "Not measured: SpawnLatency/first-byte/CapacityPerInstance=1: ssh: not there")
+	first, rest, _ := strings.Cut(string(text), "\n## ")
+	require.Contains(t, first, "benchmarks/start.svg", "the page opens with a picture")
+	require.Contains(t, first, "| Process on a known VM, to its first byte | 2.0 ms | - | 6.0 ms (3 times as long) |")
+	require.NotContains(t, first, "First build on a VM", "was not measured")
+	require.Contains(t, rest, "\nNot measured:\n\n- ssh: not there (SpawnLatency/first-byte/CapacityPerInstance=1)\n")
+	require.Less(t, strings.Index(rest, "## All figures"), strings.Index(rest, "Not measured:\n"), "notes come last")
 	for _, file := range []string{"start.svg", "throughput-down.svg"} {
 		require.Contains(t, string(text), "benchmarks/"+file)
 		svg, err := os.ReadFile(filepath.Join(filepath.Dir(page), "benchmarks", file))

@@ -20,8 +20,10 @@ type bootstrapFlags struct {
 }
 
 func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
-	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
-	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil, "OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
+	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be "+
+		"executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
+	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil,
+		"OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
 }
 
 // bootstraps returns the programs that may be put on VMs.

@@ -68,7 +68,8 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 	return f.runJob(cmd, func() (standalone.Source, error) {
 		text, ok := os.LookupEnv(standalone.StepsVariable)
 		if !ok || strings.TrimSpace(text) == "" {
-			return standalone.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as in STEPS="$(cat steps.yml)" stepmux ci`)
+			return standalone.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as ` +
+				`in STEPS="$(cat steps.yml)" stepmux ci`)
 		}
 		if dir := os.Getenv("CI_PROJECT_DIR"); f.workDir == "" && dir != "" {
 			f.workDir = dir
@@ -77,7 +78,8 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		if err != nil {
 			return standalone.Source{}, err
 		}
-		return standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps, Vars: vars}, nil
+		return standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps, Vars: vars},
+			nil
 	})
 }
 
@@ -99,12 +101,15 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	}
 	stderr := cmd.ErrOrStderr()
 	return vmCommand(cmd.Context(), func(ctx context.Context, _ remote.Stdio) error {
-		return standalone.Serve(ctx, standalone.ServeConfig{Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: version(), Grace: grace, Ready: func(addr net.Addr) {
-			if made {
-				fmt.Fprintf(stderr, "token: %s\n", token)
-			}
-			fmt.Fprintf(stderr, "stepmux is listening on %s\n", addr)
-		}})
+		return standalone.Serve(ctx, standalone.ServeConfig{
+			Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir,
+			Version: version(), Grace: grace, Ready: func(addr net.Addr) {
+				if made {
+					fmt.Fprintf(stderr, "token: %s\n", token)
+				}
+				fmt.Fprintf(stderr, "stepmux is listening on %s\n", addr)
+			},
+		})
 	})
 }
 

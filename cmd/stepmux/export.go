@@ -22,11 +22,13 @@ type provenanceFlags struct {
 	subjects []string
 }
 
-const builderUsage = "the `URI` of who runs the job, and is to be trusted for what provenance says (default " + provenance.DefaultBuilder + ")"
+const builderUsage = "the `URI` of who runs the job, and is to be trusted for what provenance says (default " +
+	provenance.DefaultBuilder + ")"
 
 func (f *provenanceFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
-	fl.StringArrayVar(&f.subjects, "subject", nil, "the provenance is about the files that match this `GLOB`, such as dist/*.tar.gz (default the trace); repeatable")
+	fl.StringArrayVar(&f.subjects, "subject", nil,
+		"the provenance is about the files that match this `GLOB`, such as dist/*.tar.gz (default the trace); repeatable")
 }
 
 // checkProvenance checks the flags of a command that writes provenance to file, if that is not empty.
@@ -93,7 +95,8 @@ of a trace becomes what.`,
 	fl := cmd.Flags()
 	f.register(fl)
 	fl.StringVar(&f.format, "format", "slsa-v1", "slsa-v1 or in-toto-links")
-	fl.StringVar(&f.out, "out", "", "of slsa-v1 the file to write, of in-toto-links the directory, made if missing (default standard output, current directory)")
+	fl.StringVar(&f.out, "out", "", "of slsa-v1 the file to write, of in-toto-links the directory, made if missing "+
+		"(default standard output, current directory)")
 	fl.StringVar(&f.dir, "work-dir", ".", "where the files of --subject are")
 	return cmd
 }
@@ -127,7 +130,8 @@ func (f *exportFlags) run(cmd *cobra.Command, file string) error {
 		return nil
 	case "in-toto-links":
 		if f.builder != "" || len(f.subjects) > 0 {
-			return usageError(errors.New("--builder-id and --subject are for slsa-v1; a link is about the outputs of its command"))
+			return usageError(errors.New("--builder-id and --subject are for slsa-v1; a link is about the outputs of its " +
+				"command"))
 		}
 		return f.links(t)
 	default:

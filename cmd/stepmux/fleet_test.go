@@ -44,7 +44,8 @@ func startFleetRun(t *testing.T, inventory, knownHosts string) *fleetRun {
 	r.write(t, inventory)
 	job := filepath.Join(dir, "job.yml")
 	require.NoError(t, os.WriteFile(job, []byte("run: [{script: 'until [ -e "+r.gate+" ]; do sleep 0.02; done'}]"), 0o600))
-	r.cmd = exec.Command(r.program, "run", "--inventory", r.inventory, "--known-hosts", knownHosts, "--runner-command", r.program,
+	r.cmd = exec.Command(r.program, "run", "--inventory", r.inventory, "--known-hosts", knownHosts, "--runner-command",
+		r.program,
 		"--control", r.socket, "--metrics", ":0", "-v", "--builds", "6", job)
 	r.cmd.Stderr = r.stderr
 	require.NoError(t, r.cmd.Start())
@@ -111,7 +112,8 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	r := startFleetRun(t, "instances:\n"+entry["vm-1"]+entry["vm-2"], knownHosts)
 
 	r.awaitStatus(t, "two builds run, four wait", func(s control.Status) bool {
-		return s.Waiting == 4 && len(s.Instances) == 2 && len(s.Instances[0].Builds) == 1 && len(s.Instances[1].Builds) == 1 &&
+		return s.Waiting == 4 && len(s.Instances) == 2 && len(s.Instances[0].Builds) == 1 &&
+			len(s.Instances[1].Builds) == 1 &&
 			s.Instances[0].Conn.State == "up" && s.Instances[1].Conn.State == "up"
 	})
 	out, code := r.stepmux("ps", "--builds")
@@ -147,13 +149,15 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	r.write(t, "instances:\n  - {id: vm-2, adddress: x}\n")
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGHUP))
 	r.awaitStatus(t, "the mistake is told", func(s control.Status) bool {
-		return strings.Contains(s.Inventory, `fleet.yml:2:16: unknown key "adddress", did you mean "address"?`) && len(s.Instances) == 2
+		return strings.Contains(s.Inventory, `fleet.yml:2:16: unknown key "adddress", did you mean "address"?`) &&
+			len(s.Instances) == 2
 	})
 	r.stderr.Await(t, "the one before stays in force")
 
 	// What is taken out ends its builds. Nobody says that the file has changed.
 	r.write(t, "instances:\n"+entry["vm-2"])
-	r.awaitStatus(t, "it is removed", func(s control.Status) bool { return stateOf(s, "vm-1") == "removed" && s.Inventory == "" })
+	r.awaitStatus(t, "it is removed",
+		func(s control.Status) bool { return stateOf(s, "vm-1") == "removed" && s.Inventory == "" })
 	require.NoError(t, os.WriteFile(r.gate, nil, 0o600))
 	require.NoError(t, <-r.ended, r.stderr)
 	require.Contains(t, r.stderr.String(), "6 builds, 0 failed")

@@ -12,7 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/inventory"
-	"github.com/stepmux/stepmux/internal/sshclient"
+	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -76,7 +76,7 @@ func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*invento
 			Capacity: f.capacity,
 			Runner:   runner,
 			Resolver: func() (inventory.Resolver, error) {
-				r, err := sshclient.NewResolver(cfg)
+				r, err := sshtarget.NewResolver(cfg)
 				return reach{r}, err
 			},
 		},
@@ -89,11 +89,11 @@ func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*invento
 }
 
 // reach is how an inventory asks what --instance is resolved by.
-type reach struct{ *sshclient.Resolver }
+type reach struct{ *sshtarget.Resolver }
 
 // Resolve implements inventory.Resolver.
 func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
-	t, err := r.Target(ctx, sshclient.Machine(m))
+	t, err := r.Target(ctx, sshtarget.Machine(m))
 	if err != nil {
 		return "", mux.Config{}, nil, err
 	}

@@ -47,13 +47,18 @@ type jobFlags struct {
 
 func (f *jobFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.workDir, "work-dir", "", "run the job in this directory")
-	fl.StringArrayVar(&f.masked, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
+	fl.StringArrayVar(&f.masked, "mask", nil,
+		"the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
-	fl.DurationVar(&f.grace, "grace", defaultJobGrace, "time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
-	fl.StringVar(&f.cacheDir, "cache-dir", "", "where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
+	fl.DurationVar(&f.grace, "grace", defaultJobGrace,
+		"time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
+	fl.StringVar(&f.cacheDir, "cache-dir", "",
+		"where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
-	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of the job to this file: what each step was, got and gave; secrets are masked")
-	fl.StringVar(&f.provenance, "provenance", "", "write SLSA provenance of the job to this file, as a statement of in-toto")
+	fl.StringVar(&f.outputFile, "output-file", "",
+		"write the trace of the job to this file: what each step was, got and gave; secrets are masked")
+	fl.StringVar(&f.provenance, "provenance", "",
+		"write SLSA provenance of the job to this file, as a statement of in-toto")
 	f.provenanceFlags.register(fl)
 	fl.StringVar(&f.report, "report", "", "write the results to this file, as --output json has them")
 }
@@ -142,7 +147,11 @@ func (f *jobFlags) config() (cfg standalone.Config, err error) {
 		return cfg, err
 	}
 	taken := map[string]string{f.input: "what to run"}
-	for _, flag := range []struct{ name, file string }{{"--output-file", f.outputFile}, {"--report", f.report}, {"--provenance", f.provenance}} {
+	for _, flag := range []struct{ name, file string }{
+		{"--output-file", f.outputFile},
+		{"--report", f.report},
+		{"--provenance", f.provenance},
+	} {
 		if flag.file == "" {
 			continue
 		}

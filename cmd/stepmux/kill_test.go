@@ -59,7 +59,8 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
       wait
 `), 0o600))
 			cmd := exec.Command(program, "run", "--instance", "ssh://"+s.User+"@"+s.Addr, "--identity", s.IdentityFile,
-				"--known-hosts", s.KnownHosts, "--runner-command", program, "--route", string(test.route), "--capacity", "3", "--builds", "3", job)
+				"--known-hosts", s.KnownHosts, "--runner-command", program, "--route", string(test.route), "--capacity", "3",
+				"--builds", "3", job)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			stdout, err := cmd.StdoutPipe()

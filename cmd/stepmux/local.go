@@ -47,10 +47,13 @@ With --output json standard output has the results as one object, and the steps'
 	}
 	fl := cmd.Flags()
 	f.register(fl)
-	fl.StringVar(&f.format, "format", "", "steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
+	fl.StringVar(&f.format, "format", "",
+		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
 	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
-	fl.StringArrayVar(&f.inputs, "input", nil, "`name=value` for an input that the spec of the steps has; JSON if its type is not string; repeatable")
-	fl.StringArrayVar(&f.vars, "var", nil, "`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
+	fl.StringArrayVar(&f.inputs, "input", nil,
+		"`name=value` for an input that the spec of the steps has; JSON if its type is not string; repeatable")
+	fl.StringArrayVar(&f.vars, "var", nil,
+		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringVar(&f.json, "json", "", "run these steps, in JSON; - reads them from standard input")
 	cmd.MarkFlagsMutuallyExclusive("json", "format")
 	cmd.MarkFlagsMutuallyExclusive("json", "job-name")

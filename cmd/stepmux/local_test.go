@@ -79,7 +79,8 @@ func TestSignalEndsALocalJobWithItsGrace(t *testing.T) {
 		t.Run(signal.String(), func(t *testing.T) {
 			t.Parallel()
 			results := filepath.Join(t.TempDir(), "trace.json")
-			j := startLocal(t, "trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo $!; while :; do sleep 0.01; done",
+			j := startLocal(t,
+				"trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo $!; while :; do sleep 0.01; done",
 				"--grace", "1m", "--output-file", results)
 			require.NoError(t, j.cmd.Process.Signal(signal))
 			code, rest := j.wait(t)
@@ -186,7 +187,8 @@ func TestConformanceOfTheCommandLine(t *testing.T) {
 func TestHelpOfLocalCommandsNamesTheExitCodes(t *testing.T) {
 	page, err := os.ReadFile("../../docs/commands.md")
 	require.NoError(t, err)
-	for _, code := range []int{exitUsage, exitSystem, exitTimeout, exitSignal + int(syscall.SIGINT), exitSignal + int(syscall.SIGTERM)} {
+	for _, code := range []int{exitUsage, exitSystem, exitTimeout, exitSignal + int(syscall.SIGINT), exitSignal +
+		int(syscall.SIGTERM)} {
 		named := regexp.MustCompile(fmt.Sprintf(`(?m)\b%d\b`, code))
 		require.Regexp(t, named, jobExitHelp)
 		require.Regexp(t, named, string(page))

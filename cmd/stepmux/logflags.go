@@ -16,7 +16,8 @@ type logFlags struct {
 }
 
 func (f *logFlags) register(fl *pflag.FlagSet) {
-	fl.BoolVarP(&f.verbose, "verbose", "v", false, "say on standard error what happens to connections, as --log-level info does")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false,
+		"say on standard error what happens to connections, as --log-level info does")
 	fl.StringVar(&f.level, "log-level", "warn", "log to standard error what is at least that: debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "text", "of the log: text or json")
 }

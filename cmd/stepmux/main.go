@@ -90,7 +90,8 @@ Start with:  stepmux run examples/hello.yml
 	}
 	root.SetVersionTemplate(versionText())
 	root.AddCommand(newRunCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
-		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newStepsCommand(), newVersionCommand())
+		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newStepsCommand(),
+		newVersionCommand())
 	return root
 }
 

@@ -18,8 +18,10 @@ type operateFlags struct {
 }
 
 func (f *operateFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.control, "control", "", "socket on which ps, drain and undrain find this run (default one of its own in $XDG_RUNTIME_DIR or a directory for temporary files)")
-	fl.StringVar(&f.metrics, "metrics", "", "serve Prometheus metrics, and /healthz, on [HOST]:PORT; without HOST for this machine only (default not)")
+	fl.StringVar(&f.control, "control", "", "socket on which ps, drain and undrain find this run (default one of its "+
+		"own in $XDG_RUNTIME_DIR or a directory for temporary files)")
+	fl.StringVar(&f.metrics, "metrics", "",
+		"serve Prometheus metrics, and /healthz, on [HOST]:PORT; without HOST for this machine only (default not)")
 }
 
 // hooks returns what counts for the metrics, nil if nobody wants them, and adds it to cfg.
@@ -33,7 +35,9 @@ func (f *operateFlags) hooks(cfg *instance.Config) *metrics.Metrics {
 }
 
 // operate lets operators see the run, until the function it returns is called.
-func (f *operateFlags) operate(p *instance.Provider, group *instance.Group, m *metrics.Metrics, inventoryErr func() error, log *slog.Logger) (func(), error) {
+func (f *operateFlags) operate(
+	p *instance.Provider, group *instance.Group, m *metrics.Metrics, inventoryErr func() error, log *slog.Logger,
+) (func(), error) {
 	stop := func() {}
 	if m != nil {
 		m.Watch(p)
@@ -44,7 +48,10 @@ func (f *operateFlags) operate(p *instance.Provider, group *instance.Group, m *m
 		log.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
 		stop = server.Close
 	}
-	server, err := control.Serve(control.Config{Path: f.control, Provider: p, Group: group, Version: version(), InventoryErr: inventoryErr})
+	server, err := control.Serve(control.Config{
+		Path: f.control, Provider: p, Group: group, Version: version(),
+		InventoryErr: inventoryErr,
+	})
 	switch {
 	case err == nil:
 		log.Info("control socket", "path", server.Path())

@@ -59,7 +59,8 @@ func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 	for name, vm := range vms {
 		host, port, err := net.SplitHostPort(vm.Addr)
 		require.NoError(t, err)
-		config += fmt.Sprintf("Host %s\n  HostName %s\n  Port %s\n  User %s\n  IdentityFile ~/.ssh/fleet\n  UserKnownHostsFile ~/.ssh/fleet_hosts\n", name, host, port, vm.User)
+		config += fmt.Sprintf("Host %s\n  HostName %s\n  Port %s\n  User %s\n  IdentityFile ~/.ssh/fleet\n  "+
+			"UserKnownHostsFile ~/.ssh/fleet_hosts\n", name, host, port, vm.User)
 		hosts += fmt.Sprintf("[%s]:%s %s", host, port, ssh.MarshalAuthorizedKey(vm.HostKey))
 	}
 	page := "../../docs/operators.md"
@@ -89,7 +90,8 @@ func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 	// A machine of the page is somewhere else here.
 	host, port, err := net.SplitHostPort(vms["vm-1"].Addr)
 	require.NoError(t, err)
-	here := strings.NewReplacer("ssh-keyscan -p 22 vm-1", "ssh-keyscan -p "+port+" "+host, "ssh://ci@vm-1:22", "ssh://"+vms["vm-1"].User+"@"+vms["vm-1"].Addr)
+	here := strings.NewReplacer("ssh-keyscan -p 22 vm-1", "ssh-keyscan -p "+port+" "+host, "ssh://ci@vm-1:22",
+		"ssh://"+vms["vm-1"].User+"@"+vms["vm-1"].Addr)
 	commands := blocks(t, page, "sh")
 	require.Greater(t, len(commands), 8)
 	for _, lines := range commands {

@@ -76,14 +76,20 @@ Exit codes:
 	fl := cmd.Flags()
 	fl.StringVar(&f.workDir, "work-dir", "", "run the job in this directory, where the steps of the project are")
 	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
-	fl.DurationVar(&f.grace, "grace", defaultJobGrace, "time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
-	fl.StringVar(&f.cacheDir, "cache-dir", "", "where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
+	fl.DurationVar(&f.grace, "grace", defaultJobGrace,
+		"time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
+	fl.StringVar(&f.cacheDir, "cache-dir", "",
+		"where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
 	fl.StringVar(&f.output, "output", "text", "text or json")
-	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of the new run to this file; with --check that of the first that was different, or of the last")
-	fl.StringArrayVar(&f.secrets, "secret", nil, "`NAME=env:VARIABLE` or NAME=file:PATH, the value of what is masked in the trace; repeatable")
+	fl.StringVar(&f.outputFile, "output-file", "",
+		"write the trace of the new run to this file; with --check that of the first that was different, or of the last")
+	fl.StringArrayVar(&f.secrets, "secret", nil,
+		"`NAME=env:VARIABLE` or NAME=file:PATH, the value of what is masked in the trace; repeatable")
 	fl.BoolVar(&f.offline, "offline", false, "ask no server for steps: they are in the cache, or the replay is refused")
-	fl.StringVar(&f.runtime, "runtime", string(replay.ExactRuntime), "another machine, stepmux or program is refused (exact), named and not compared (warn), or not compared (ignore)")
-	fl.BoolVar(&f.allowChanged, "allow-changed-components", false, "run also if steps of the project were changed; the differences tell")
+	fl.StringVar(&f.runtime, "runtime", string(replay.ExactRuntime),
+		"another machine, stepmux or program is refused (exact), named and not compared (warn), or not compared (ignore)")
+	fl.BoolVar(&f.allowChanged, "allow-changed-components", false,
+		"run also if steps of the project were changed; the differences tell")
 	fl.StringArrayVar(&f.ignore, "ignore", nil, "do not compare these: logs; repeatable")
 	fl.IntVar(&f.check, "check", 1, "run so many times, and tell how often each difference was there")
 	return cmd
@@ -190,7 +196,8 @@ func readSecrets(given []string) (map[string]string, error) {
 		kind, where, found := strings.Cut(from, ":")
 		switch {
 		case name == "" || !found || where == "":
-			return nil, errors.New("--secret: write NAME=env:VARIABLE or NAME=file:PATH; the value itself is for nobody to see here")
+			return nil, errors.New("--secret: write NAME=env:VARIABLE or NAME=file:PATH; the value itself is for nobody to " +
+				"see here")
 		case kind == "env":
 			value, set := os.LookupEnv(where)
 			if !set {

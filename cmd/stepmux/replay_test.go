@@ -22,7 +22,8 @@ func slowReplay(t *testing.T, args ...string) *localJob {
 	t.Helper()
 	program := runnertest.Command(t)[0]
 	dir, temp := t.TempDir(), sshtest.SocketDir(t)
-	job := "- script: \"test -e again || exit 0; trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo $!; while :; do sleep 0.01; done\"\n- {script: 'echo cleaning', when: always}\n"
+	job := "- script: \"test -e again || exit 0; trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo " +
+		"$!; while :; do sleep 0.01; done\"\n- {script: 'echo cleaning', when: always}\n"
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "job.yml"), []byte(job), 0o600))
 	command := func(args ...string) *exec.Cmd {
 		cmd := exec.Command(program, args...)

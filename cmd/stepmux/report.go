@@ -242,7 +242,13 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 	defer r.mu.Unlock()
 	r.clearLocked()
 	if r.json {
-		sum := jsonSummary{len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]int{}, map[string]jsonProgram{}}
+		sum := jsonSummary{
+			len(reports), r.failed,
+			map[string]int{},
+			map[string]int{},
+			map[string]int{},
+			map[string]jsonProgram{},
+		}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
 			if in.Program.Kind != "" {

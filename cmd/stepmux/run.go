@@ -73,13 +73,18 @@ logs go to standard error.
 	f.operateFlags.register(fl)
 	f.bootstrapFlags.register(fl)
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
-	fl.StringVar(&f.route, "route", string(connector.Auto), "how to start and reach a build's step runner: auto, relay, streamlocal or session")
-	fl.DurationVar(&f.timeout, "timeout", 0, "end a build that takes longer, from the moment it has its slot (default none)")
-	fl.StringArrayVar(&f.vars, "var", nil, "`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
-	fl.StringArrayVar(&f.masked, "mask", nil, "the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
+	fl.StringVar(&f.route, "route", string(connector.Auto),
+		"how to start and reach a build's step runner: auto, relay, streamlocal or session")
+	fl.DurationVar(&f.timeout, "timeout", 0,
+		"end a build that takes longer, from the moment it has its slot (default none)")
+	fl.StringArrayVar(&f.vars, "var", nil,
+		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
+	fl.StringArrayVar(&f.masked, "mask", nil,
+		"the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	f.provenance.register(fl)
-	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of each build to this file, in whose name {build} stands for the build, or into this directory, which is made if its name ends in /")
+	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of each build to this file, in whose name {build} "+
+		"stands for the build, or into this directory, which is made if its name ends in /")
 	return cmd
 }
 
@@ -172,7 +177,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 
 // batchBuilds returns all builds of the run. IDs start with one that is this run's alone: other runs
 // may use the same VMs.
-func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, traces string, report *reporter) []instance.BatchBuild {
+func (f *runFlags) batchBuilds(
+	jobs []connector.Job, vars []connector.Variable, traces string, report *reporter,
+) []instance.BatchBuild {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []instance.BatchBuild

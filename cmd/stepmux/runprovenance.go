@@ -20,7 +20,8 @@ type runProvenance struct {
 }
 
 func (p *runProvenance) register(fl *pflag.FlagSet) {
-	fl.StringVar(&p.file, "provenance", "", "write SLSA provenance of each build to this file, in whose name {build} stands for the build, or into this directory")
+	fl.StringVar(&p.file, "provenance", "", "write SLSA provenance of each build to this file, in whose name {build} "+
+		"stands for the build, or into this directory")
 	fl.StringVar(&p.builder, "builder-id", "", builderUsage)
 }
 

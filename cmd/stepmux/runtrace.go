@@ -35,7 +35,8 @@ func buildPattern(text, what string, builds int) (string, error) {
 		text = filepath.Join(text, buildMark+"."+what+".json")
 	}
 	if builds > 1 && !strings.Contains(text, buildMark) {
-		return "", fmt.Errorf("%s: there are %d builds, and each has a %s; name a directory (ending in /, it is made), or put %s into the name", text, builds, what, buildMark)
+		return "", fmt.Errorf("%s: there are %d builds, and each has a %s; name a directory (ending in /, it is made), or "+
+			"put %s into the name", text, builds, what, buildMark)
 	}
 	if strings.Contains(filepath.Dir(text), buildMark) {
 		return text, errors.New(buildMark + " is for the name of the file, and not for that of its directory")

@@ -37,7 +37,10 @@ func newExample(t *testing.T) *example {
 	s := fetchtest.ServeSources(t, t.TempDir(), os.DirFS(files))
 	return &example{
 		t: t, sources: s, program: runnertest.Command(t)[0], dir: t.TempDir(),
-		vars: []string{project + "/job.yml", "--var", "PROJECT=" + project, "--var", "GIT=" + s.Git, "--var", "ZIP=" + s.Zip, "--var", "IMAGE=" + s.Image},
+		vars: []string{
+			project + "/job.yml", "--var", "PROJECT=" + project, "--var", "GIT=" + s.Git, "--var", "ZIP=" + s.Zip,
+			"--var", "IMAGE=" + s.Image,
+		},
 	}
 }
 
@@ -76,7 +79,8 @@ const inTheEnd = "in the end image(zip(git(local(you))))\n"
 
 func TestExampleOfAllSourcesIsRunAndReplayed(t *testing.T) {
 	e := newExample(t)
-	out := e.well(append([]string{"local", "--output-file", "trace.json", "--provenance", "provenance.json"}, e.vars...)...)
+	out := e.well(append([]string{"local", "--output-file", "trace.json", "--provenance", "provenance.json"},
+		e.vars...)...)
 	require.Contains(t, out, inTheEnd)
 	first := e.trace("trace.json")
 	kinds := []string{}
@@ -113,7 +117,10 @@ func TestExampleOfAllSourcesIsRunAndReplayed(t *testing.T) {
 	require.Contains(t, found, "pkg:oci/echo@sha256%3A"+first.Identity.Steps[3].Component.Digest[trace.SHA256])
 
 	// The branch goes on, the tag and the archive are replaced: the replay does not care.
-	other := fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, other]}\n", "step.yml": "spec: {}\n---\nexec: {command: [echo, other]}\n"})
+	other := fetchtest.Texts(map[string]string{
+		"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, other]}\n",
+		"step.yml":       "spec: {}\n---\nexec: {command: [echo, other]}\n",
+	})
 	e.sources.Repository.Commit("main", other)
 	e.sources.Replace(t, other, other)
 	out = e.well("replay", "trace.json", "--output-file", "again.json")

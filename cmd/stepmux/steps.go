@@ -54,10 +54,14 @@ same user can use the socket; serve says so.`,
 		},
 	}
 	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input says it")
-	cmd.Flags().BoolVar(&cfg.SecretOnStdin, "secret-stdin", false, "read the secret that calls must carry from standard input, the first line, or the second after --socket -")
-	cmd.Flags().BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false, "take calls without the secret too; serve says so")
-	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second, "time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
-	cmd.Flags().StringVar(&cfg.CacheDir, "cache-dir", "", "where steps that were fetched are kept, for all builds of this user (default stepmux-steps in the user's cache directory)")
+	cmd.Flags().BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
+		"read the secret that calls must carry from standard input, the first line, or the second after --socket -")
+	cmd.Flags().BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false,
+		"take calls without the secret too; serve says so")
+	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second,
+		"time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
+	cmd.Flags().StringVar(&cfg.CacheDir, "cache-dir", "", "where steps that were fetched are kept, for all builds of "+
+		"this user (default stepmux-steps in the user's cache directory)")
 	return cmd
 }
 
@@ -101,8 +105,11 @@ sign of life for 45 s. Every process it started ends with it: SIGTERM, then SIGK
 			})
 		},
 	}
-	cmd.Flags().StringVar(&cfg.TempDir, "temp-dir", "/tmp", "where the builds' sockets are: it connects to DIR/gitlab-runner-steps/<build id>/<socket> and nothing else")
-	cmd.Flags().DurationVar(&cfg.Grace, "grace", 15*time.Second, "time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; 0 for SIGKILL at once")
+	cmd.Flags().StringVar(&cfg.TempDir, "temp-dir", "/tmp",
+		"where the builds' sockets are: it connects to DIR/gitlab-runner-steps/<build id>/<socket> and nothing else")
+	cmd.Flags().DurationVar(&cfg.Grace, "grace", 15*time.Second,
+		"time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; "+
+			"0 for SIGKILL at once")
 	return cmd
 }
 
@@ -149,7 +156,8 @@ func relayProcessors(n int) int {
 }
 
 func socketFlag(cmd *cobra.Command, to *string, more string) {
-	cmd.Flags().StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock (required)"+more)
+	cmd.Flags().StringVar(to, "socket", "",
+		"path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock (required)"+more)
 	_ = cmd.MarkFlagRequired("socket") // fails only for a flag that is not there
 }
 

@@ -94,7 +94,8 @@ Exit codes:
 	}
 	fl := cmd.Flags()
 	fl.StringArrayVar(&ignore, "ignore", nil, "do not compare these: logs; repeatable")
-	fl.BoolVar(&noRuntime, "ignore-runtime", false, "do not compare the machines, the versions of stepmux and the digests of programs")
+	fl.BoolVar(&noRuntime, "ignore-runtime", false,
+		"do not compare the machines, the versions of stepmux and the digests of programs")
 	fl.StringVar(&output, "output", "text", "text or json")
 	return cmd
 }

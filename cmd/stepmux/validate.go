@@ -35,7 +35,8 @@ Exit codes:
 		RunE: func(cmd *cobra.Command, files []string) error { return f.run(cmd, files) },
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.format, "format", "", "steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
+	fl.StringVar(&f.format, "format", "",
+		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
 	fl.StringVar(&f.workDir, "work-dir", ".", "where a .gitlab-ci.yml finds the files it includes")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	fl.BoolVar(&f.schema, "schema", false, "print the JSON Schema of steps")

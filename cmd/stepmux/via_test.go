@@ -52,7 +52,8 @@ instances:
 		return n
 	}
 	exe := func(args ...string) (string, error) {
-		cmd := exec.Command(stepmux, append(args, "--inventory", "fleet.yml", "--known-hosts", "known_hosts", "--ssh-config", "none")...)
+		cmd := exec.Command(stepmux,
+			append(args, "--inventory", "fleet.yml", "--known-hosts", "known_hosts", "--ssh-config", "none")...)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "SSH_AUTH_SOCK=", "TMPDIR="+dir)
 		out, err := cmd.CombinedOutput()
@@ -87,7 +88,8 @@ func TestAnInventoryThatLoopsIsAMistake(t *testing.T) {
 	text := "instances:\n  - {id: a, address: x, via: b}\n  - {id: b, address: y, via: a}\n"
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "job.yml"), []byte("run: [{script: 'true'}]"), 0o600))
-	out, err := exec.Command(stepmux, "run", "--inventory", file, "--host-key", "insecure", filepath.Join(dir, "job.yml")).CombinedOutput()
+	out, err := exec.Command(stepmux, "run", "--inventory", file, "--host-key", "insecure",
+		filepath.Join(dir, "job.yml")).CombinedOutput()
 	require.Equal(t, exitUsage, exitOf(err))
 	require.Contains(t, string(out), "fleet.yml:2:5: the way to a never arrives: a via b via a")
 }

@@ -13,8 +13,9 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
-	"github.com/stepmux/stepmux/internal/sshclient"
+	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // embeddedStop bounds the wait for what runs on the embedded VM at the end.
@@ -27,7 +28,7 @@ UserKnownHostsFile. ID= before it gives the machine an identity (an instance id)
 a new one. VMs behind a jump host share one connection to it. What the file of --inventory says goes before the flags,
 and those before ~/.ssh/config.
 
-` + sshclient.PolicyHelp
+` + sshtarget.PolicyHelp
 
 // vmFlags say which VMs there are and how to reach them.
 type vmFlags struct {
@@ -49,17 +50,27 @@ type vmFlags struct {
 var defaultHostKey = []string{"known-hosts"}
 
 func (f *vmFlags) register(fl *pflag.FlagSet) {
-	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; may repeat (run: without any, a VM embedded in this program)")
-	fl.StringVar(&f.inventory, "inventory", "", "file that lists the VMs, in YAML; run reads it again when it changes and on SIGHUP")
+	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
+		"may repeat (run: without any, a VM embedded in this program)")
+	fl.StringVar(&f.inventory, "inventory", "",
+		"file that lists the VMs, in YAML; run reads it again when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
-	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
-	fl.StringVar(&f.passphrase, "passphrase-command", "", "command that prints the passphrase of the key file %f; words are split at blanks")
-	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate if it has one, for each connection to %r@%h:%p; words are split at blanks")
-	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil, "file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
-	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
-	fl.StringVar(&f.jump, "jump", "", "hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
-	fl.StringVar(&f.sshConfig, "ssh-config", "", "file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
-	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
+	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
+		"what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
+	fl.StringVar(&f.passphrase, "passphrase-command", "",
+		"command that prints the passphrase of the key file %f; words are split at blanks")
+	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate "+
+		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
+	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil,
+		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
+	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, "+
+		"command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
+	fl.StringVar(&f.jump, "jump", "",
+		"hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
+	fl.StringVar(&f.sshConfig, "ssh-config", "",
+		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
+	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or "+
+		"step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
 }
 
 // group returns the VMs the flags name, and a function that ends what was started for them. ctx bounds the
@@ -73,7 +84,8 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	}
 	if len(f.instances) == 0 {
 		if flag := f.useless(); flag != "" {
-			return nil, nil, usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
+			return nil, nil,
+				usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
 		}
 		return f.embedded(ctx)
 	}
@@ -119,7 +131,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	if err != nil {
 		return nil, err
 	}
-	resolver, err := sshclient.NewResolver(cfg)
+	resolver, err := sshtarget.NewResolver(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -132,23 +144,27 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		} else if id == "" {
 			return nil, fmt.Errorf("--instance %q: the ID before the = is empty", text)
 		}
-		t, err := resolver.Target(ctx, sshclient.Machine{ID: id, Place: where})
+		t, err := resolver.Target(ctx, sshtarget.Machine{ID: id, Place: where})
 		if err != nil {
 			return nil, fmt.Errorf("--instance: %w", err)
 		}
 		if other, there := first[t.Name]; there {
-			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance other=%s",
+			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance "+
+				"other=%s",
 				other, text, t.Name, where)
 		}
 		first[t.Name] = text
-		all[i] = instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity, Runner: runner}
+		all[i] = instance.Instance{
+			ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity,
+			Runner: runner,
+		}
 	}
 	return instance.ShareJumpHosts(all), nil
 }
 
 // resolver says what finds out how machines are reached.
-func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
-	cfg := sshclient.ResolverConfig{
+func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
+	cfg := sshtarget.ResolverConfig{
 		SSHConfig:         f.sshConfig,
 		Identities:        f.identities,
 		PassphraseCommand: strings.Fields(f.passphrase),
@@ -157,12 +173,13 @@ func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
 		Jump:              f.jump,
 	}
 	for _, text := range f.hostKey {
-		policy, err := sshclient.ParsePolicy(text)
+		policy, err := sshtarget.ParsePolicy(text)
 		if err != nil {
 			return cfg, fmt.Errorf("--host-key %w", err)
 		}
 		if policy.Insecure() {
-			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and read and change all that is sent")
+			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
+				"read and change all that is sent")
 		}
 		cfg.Policies = append(cfg.Policies, policy)
 	}
@@ -170,7 +187,7 @@ func (f *vmFlags) resolver() (sshclient.ResolverConfig, error) {
 }
 
 // jumpHost returns a target as a jump host.
-func jumpHost(t *sshclient.Target) *instance.JumpHost {
+func jumpHost(t *sshtarget.Target) *instance.JumpHost {
 	if t == nil {
 		return nil
 	}
@@ -209,8 +226,8 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		TempDir:  dir,
 		SSH: mux.Config{
 			User:     "ci",
-			Auth:     []mux.Auth{mux.Key("of the embedded VM", vm.ClientSigner())},
-			HostKeys: mux.PinnedHostKeys(vm.HostKey()),
+			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
+			HostKeys: login.PinnedHostKeys(vm.HostKey()),
 		},
 	})
 	if err != nil {

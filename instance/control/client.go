@@ -55,7 +55,8 @@ func only(dir string) (string, error) {
 	case 1:
 		return alive[0], nil
 	default:
-		return "", fmt.Errorf("%d runs are under way; name the socket of one with --control: %s", len(alive), strings.Join(alive, " "))
+		return "", fmt.Errorf("%d runs are under way; name the socket of one with --control: %s", len(alive),
+			strings.Join(alive, " "))
 	}
 }
 

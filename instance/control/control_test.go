@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
@@ -35,11 +36,12 @@ func newManager(t testing.TB) *manager {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	ssh := mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}
 	group, err := instance.NewGroup(
-		instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: ssh, Capacity: 2, MaxUses: 9, Labels: map[string]string{"zone": "a"}},
+		instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: ssh, Capacity: 2, MaxUses: 9,
+			Labels: map[string]string{"zone": "a"}},
 		instance.Instance{ID: "[::1]:22/x", Addr: "[::1]:22", SSH: ssh},
 	)
 	require.NoError(t, err)

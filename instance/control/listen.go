@@ -28,7 +28,7 @@ const (
 	socketSuffix = ".sock"
 )
 
-// Dir returns the directory in which managers of this user have their sockets if none is named.
+// Dir returns the default directory for the control sockets of this user's managers.
 func Dir() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "stepmux")
@@ -36,8 +36,8 @@ func Dir() string {
 	return filepath.Join(os.TempDir(), "stepmux-run-"+strconv.Itoa(os.Getuid()))
 }
 
-// listen makes the socket at path, or if that is empty one of this process's own in Dir. It returns the
-// directory to be removed with it, empty if none is.
+// listen makes the socket at path, or in Dir if path is empty. If it makes a directory for the socket, it returns that
+// directory, which is to be removed with the socket.
 func listen(path string) (listener *net.UnixListener, dir string, err error) {
 	if path != "" {
 		listener, err = listenIn(filepath.Dir(path), filepath.Base(path), false)
@@ -67,7 +67,8 @@ func makeDir(dir string) error {
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("directory for control socket: %s is not a directory of this user's with mode 0700; remove it, or name a socket elsewhere", dir)
+		return fmt.Errorf("directory for control socket: %s is not a directory of this user's with mode 0700; remove it, "+
+			"or name a socket elsewhere", dir)
 	}
 	return nil
 }
@@ -186,7 +187,7 @@ func (l ownListener) Accept() (net.Conn, error) {
 	}
 }
 
-// mayControl asks the kernel who is at the other end (SO_PEERCRED, unix(7)).
+// mayControl asks the kernel for the user at the other end (SO_PEERCRED, unix(7)).
 func mayControl(conn *net.UnixConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -10,19 +10,19 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/smallhttp"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
-// Config says what a Server serves.
+// Config is the configuration of a Server.
 type Config struct {
 	// Path is where the socket is made. If empty, a name of the process's own in Dir.
 	Path string
-	// Provider is what Status tells of, and Group what is drained. Required.
+	// Status describes Provider, and drain acts on Group. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
 	// Version is that of the program.
 	Version string
-	// InventoryErr returns what is wrong with the inventory's newest state. May be nil.
+	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
 	InventoryErr func() error
 }
 
@@ -32,7 +32,7 @@ type Server struct {
 	path  string
 	dir   string // to be removed; empty if none is
 	since time.Time
-	http  *smallhttp.Server
+	http  *boundedhttp.Server
 	close sync.Once
 }
 
@@ -51,7 +51,7 @@ func Serve(cfg Config) (*Server, error) {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.status()) })
 	mux.HandleFunc("POST /v1/instances/{id}/drain", change(cfg.Group.Drain))
 	mux.HandleFunc("POST /v1/instances/{id}/undrain", change(cfg.Group.Undrain))
-	s.http = smallhttp.Serve(ownListener{listener}, mux)
+	s.http = boundedhttp.Serve(ownListener{listener}, mux)
 	return s, nil
 }
 

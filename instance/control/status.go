@@ -8,7 +8,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// Status is what a manager tells of itself. Times are in RFC 3339, durations in seconds.
+// Status is the state of a manager. Times are in RFC 3339, durations in seconds.
 type Status struct {
 	Version   string    `json:"version"`
 	PID       int       `json:"pid"`

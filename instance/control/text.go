@@ -20,8 +20,9 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	fmt.Fprintln(t, "INSTANCE\tSTATE\tCONNECTION\tROUTE\tSESSIONS\tBUILDS\tOLDEST\tUSES\tLABELS")
 	for i := range s.Instances {
 		vm := &s.Instances[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\n", vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route),
-			sessionsText(vm.Conn.Sessions), len(vm.Builds), vm.Capacity, oldestText(vm.Builds, now), usesText(vm), labelsText(vm.Labels))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\n", vm.ID, vm.State,
+			connText(vm.Conn, now), routeText(vm.Route), sessionsText(vm.Conn.Sessions),
+			len(vm.Builds), vm.Capacity, oldestText(vm.Builds, now), usesText(vm), labelsText(vm.Labels))
 	}
 	if err := t.Flush(); err != nil {
 		return err

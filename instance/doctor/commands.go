@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// maxOutput bounds what is read of a command, in bytes.
+	// maxOutput bounds how much of a command's output is read, in bytes.
 	maxOutput = 64 << 10
 	// shellRuns is how often the login shell's start is measured.
 	shellRuns = 5
@@ -27,13 +27,13 @@ const (
 	slowShell = 100 * time.Millisecond
 	// maxSkew is how far the clocks may be apart.
 	maxSkew = 5 * time.Second
-	// lowSpace and noSpace are what should and must be free for temporary files, in KiB.
+	// lowSpace should and noSpace must be free for temporary files, in KiB.
 	lowSpace, noSpace = 1 << 20, 16 << 10
 	// mostSessions bounds the sessions that are opened to see how many the server allows.
 	mostSessions = 20
 )
 
-// output is what a command said, and how it ended.
+// output is the output of a command, and how it ended.
 type output struct {
 	stdout, stderr string
 	took           time.Duration
@@ -62,7 +62,7 @@ func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
 	return output{stdout.String(), strings.TrimSpace(stderr.String()), took, err}, nil
 }
 
-// bounded keeps the first of what is written to it.
+// bounded keeps the first bytes written to it.
 type bounded struct{ bytes.Buffer }
 
 func (b *bounded) Write(p []byte) (int, error) {
@@ -102,7 +102,8 @@ func (e *examination) shell(ctx context.Context) bool {
 	}
 	slices.Sort(all)
 	median := max(all[len(all)/2]-e.rtt, 0)
-	f := Finding{Check: checkShell, Status: OK, Detail: fmt.Sprintf("starts a command in %v (median of %d)", round(median), shellRuns)}
+	f := Finding{Check: checkShell, Status: OK,
+		Detail: fmt.Sprintf("starts a command in %v (median of %d)", round(median), shellRuns)}
 	if median > slowShell {
 		f.Status = Warn
 		f.Change = "let the shell's start-up files do less when no terminal is there: first in .bashrc, [ -t 1 ] || return"
@@ -158,7 +159,8 @@ func (e *examination) binary(ctx context.Context) {
 	case errors.As(out.err, &exit) && (exit.Status == 126 || exit.Status == 127):
 		f.Status = Fail
 		f.Detail = fmt.Sprintf("%s cannot be executed: %s", name, first(out.stderr))
-		f.Change = fmt.Sprintf("%s, or name its path with --runner-command; it must be on the PATH of a login that is not interactive", install(e.in))
+		f.Change = fmt.Sprintf("%s, or name its path with --runner-command; it must be on the PATH of a login that is "+
+			"not interactive", install(e.in))
 	case out.err != nil:
 		f.Status = Warn
 		f.Detail = fmt.Sprintf("%s does not tell its version: %v: %s", name, out.err, first(out.stderr))
@@ -205,7 +207,7 @@ func (e *examination) judgeVersion(f Finding, name, text string) Finding {
 	return f
 }
 
-// factsScript tells what there is about time and temporary files, one fact a line. $1 is the directory.
+// factsScript prints facts about time and temporary files, one a line. $1 is the directory.
 const factsScript = `echo "time $(date +%s.%N)"
 [ -d "$1" ] || { echo missing; exit 0; }
 df -Pk "$1" 2>/dev/null | awk 'NR > 1 { print "space", $4 }' | tail -n 1
@@ -292,7 +294,8 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 		give += time.Second
 	}
 	skew := time.Unix(seconds, nanos).Sub(here)
-	f := Finding{Check: checkClock, Status: OK, Detail: fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give)))}
+	f := Finding{Check: checkClock, Status: OK,
+		Detail: fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give)))}
 	if skew.Abs() > maxSkew+give {
 		f.Status = Warn
 		f.Detail = fmt.Sprintf("%v off", time.Duration(math.Round(skew.Seconds()))*time.Second)
@@ -302,11 +305,12 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 	return f
 }
 
-// sessions counts the sessions the server allows at once, over a connection that has none yet.
+// sessions counts the sessions that the server allows at once, over a fresh connection.
 func (e *examination) sessions(ctx context.Context) {
 	conn, err := e.provider.Dial(ctx, e.in.ID, nil)
 	if err != nil {
-		e.report.add(Finding{Check: checkSessions, Status: Warn, Detail: "a second connection could not be made: " + err.Error()})
+		e.report.add(Finding{Check: checkSessions, Status: Warn,
+			Detail: "a second connection could not be made: " + err.Error()})
 		return
 	}
 	defer conn.Close()

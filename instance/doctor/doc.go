@@ -1,5 +1,6 @@
-// Package doctor examines instances: can builds run there, and what would make them run better.
+// Package doctor examines instances: can builds run there, and which changes would make them run better?
 //
-// [Examine] logs in, measures, starts a step runner as a build would, and returns a [Report] of findings:
-// what was found, what to change, and what that gains. It leaves nothing on the VM.
+// [Examine] logs in, measures, starts a step runner as a build would, and returns a [Report] of findings. A finding
+// holds the observation, the change to make, and its benefit. Examine closes its connections and leaves nothing on the
+// VM. The command is `stepmux doctor`; see docs/fleet.md.
 package doctor

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // defaultTimeout bounds the examination of one instance.
@@ -46,9 +47,8 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Examine examines an instance of p's Group. It makes two connections to it, one after the other and the way p makes
-// them, and runs commands there that leave nothing. It returns when it is through, or with what it has when ctx ends or
-// the time is up.
+// Examine examines an instance of p's Group. It makes two connections, one after the other and as p makes them, and runs
+// commands that leave nothing on the VM. When ctx ends or the time is up, it returns the findings so far.
 func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
@@ -84,7 +84,8 @@ func (e *examination) examine(ctx context.Context) {
 	e.server()
 	e.keepalive(ctx)
 	if !e.shell(ctx) {
-		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal, checkSessions)
+		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
+			checkSessions)
 		return
 	}
 	e.binary(ctx)
@@ -125,7 +126,8 @@ func (e *examination) login(ctx context.Context) bool {
 		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"]))
 	if took["login"] > slowLogin {
 		f.Status = Warn
-		f.Change = "see what the server waits for: UseDNS no and GSSAPIAuthentication no in sshd_config; PAM modules that ask a network"
+		f.Change = "see what the server waits for: UseDNS no and GSSAPIAuthentication no in sshd_config; PAM modules " +
+			"that ask a network"
 		f.Gain = "the first build on the VM starts that much sooner"
 	}
 	e.report.add(f)
@@ -150,12 +152,14 @@ func (e *examination) refused(err error, key hostKey) {
 			f.Change = fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, jump.Hint)
 		}
 	}
-	rest := []string{checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal, checkSessions}
+	rest := []string{checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
+		checkStreamlocal, checkSessions}
 	switch {
 	case refused != nil && refused.Stage == "host key":
 		f.Check = checkHostKey
 		if f.Change == "" {
-			f.Change = "compare the key with what the VM's console shows (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
+			f.Change = "compare the key with what the VM's console shows " +
+				"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
 		}
 		e.report.skip("the host key was not accepted", checkLogin)
 		e.report.add(f)
@@ -173,7 +177,7 @@ func (e *examination) refused(err error, key hostKey) {
 	e.report.skip("not logged in", rest...)
 }
 
-// hostKeyFine says which host key was accepted, and by whom.
+// hostKeyFine names the accepted host key, and the policy that accepted it.
 func (e *examination) hostKeyFine(key hostKey) {
 	if key.PublicKey == nil {
 		e.report.skip("the server showed none", checkHostKey)
@@ -183,7 +187,7 @@ func (e *examination) hostKeyFine(key hostKey) {
 		Check: checkHostKey, Status: OK,
 		Detail: fmt.Sprintf("%s %s, accepted by %s", key.Type(), ssh.FingerprintSHA256(key), key.by),
 	}
-	if key.by == mux.Insecure {
+	if key.by == login.InsecurePolicy {
 		f.Status = Warn
 		f.Change = "--host-key known-hosts or another policy, or host_keys: in the inventory"
 		f.Gain = "nobody on the network can pose as the VM"
@@ -241,7 +245,8 @@ func (e *examination) routes(ctx context.Context) {
 		e.notStarted(err)
 		return
 	case closed != nil:
-		e.report.add(Finding{Check: checkRelay, Status: Fail, Detail: fmt.Sprintf("a step runner was started, and did not end: %v", closed)})
+		e.report.add(Finding{Check: checkRelay, Status: Fail,
+			Detail: fmt.Sprintf("a step runner was started, and did not end: %v", closed)})
 		return
 	}
 	e.works = true

@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
@@ -27,8 +28,8 @@ func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
 		TempDir: sshtest.SocketDir(t),
 		SSH: mux.Config{
 			User:     s.User,
-			Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-			HostKeys: mux.PinnedHostKeys(s.HostKey),
+			Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+			HostKeys: login.PinnedHostKeys(s.HostKey),
 		},
 	}
 }
@@ -105,7 +106,8 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	in := instanceOf(t, sshtest.OpenSSH(t, "AllowStreamLocalForwarding no", "MaxSessions 2"))
 	in.Capacity = 4
 	in.Runner = []string{filepath.Join(t.TempDir(), "runner.sh")}
-	require.NoError(t, os.WriteFile(in.Runner[0], []byte("#!/bin/sh\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	require.NoError(t, os.WriteFile(in.Runner[0],
+		[]byte("#!/bin/sh\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	f := requireFinding(t, r, checkRelay, Warn, "^does not run: ")
@@ -129,7 +131,7 @@ func TestAServerThatTakesNoKeysIsExplained(t *testing.T) {
 func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
 	t.Parallel()
 	in := instanceOf(t, sshtest.OpenSSH(t))
-	in.SSH.Auth = []mux.Auth{mux.Key("of a stranger", sshtest.OpenSSH(t).Signer)}
+	in.SSH.Auth = []login.Auth{login.Key("of a stranger", sshtest.OpenSSH(t).Signer)}
 	r := examine(t, in)
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkLogin, Fail, "^login: ")
@@ -139,7 +141,7 @@ func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
 func TestAWrongHostKeyIsExplained(t *testing.T) {
 	t.Parallel()
 	in := instanceOf(t, sshtest.OpenSSH(t))
-	in.SSH.HostKeys = mux.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
+	in.SSH.HostKeys = login.PinnedHostKeys(sshtest.OpenSSH(t).HostKey)
 	r := examine(t, in)
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server's key is")
@@ -164,9 +166,9 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	bastion := sshtest.OpenSSH(t)
 	in := instanceOf(t, sshtest.OpenSSH(t))
 	in.Jump = &instance.JumpHost{ID: "bastion", Addr: bastion.Addr, SSH: mux.Config{
-		User: bastion.User, Auth: []mux.Auth{mux.Key("of the test", bastion.Signer)}, HostKeys: mux.InsecureHostKeys(),
+		User: bastion.User, Auth: []login.Auth{login.Key("of the test", bastion.Signer)}, HostKeys: login.InsecureHostKeys(),
 	}}
-	in.SSH.HostKeys = mux.InsecureHostKeys()
+	in.SSH.HostKeys = login.InsecureHostKeys()
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	require.Len(t, r.Findings, 11)
@@ -205,7 +207,8 @@ func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	require.Len(t, r.Findings, 11)
-	f := requireFinding(t, r, checkBinary, Warn, "^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
+	f := requireFinding(t, r, checkBinary, Warn,
+		"^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
 	require.Contains(t, f.Change, "scp -P")
 	requireFinding(t, r, checkRelay, Warn, "^does not run: ")
 }
@@ -312,7 +315,9 @@ func TestJudgeClock(t *testing.T) {
 }
 
 func TestReportsForPeopleHaveNothingATerminalObeys(t *testing.T) {
-	r := Report{Instance: "a", Findings: []Finding{{Check: checkServer, Status: Fail, Detail: "x\x1b[31m\n\u009by", Change: "c\r", Gain: "\x00"}}}
+	r := Report{Instance: "a", Findings: []Finding{
+		{Check: checkServer, Status: Fail, Detail: "x\x1b[31m\n\u009by", Change: "c\r", Gain: "\x00"},
+	}}
 	r.finish(time.Second)
 	var text bytes.Buffer
 	require.NoError(t, r.WriteText(&text))

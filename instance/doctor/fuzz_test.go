@@ -7,9 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzJudgeServer reads what a server says that it is: a warning always says what to do, and no garbage is one.
+// FuzzJudgeServer reads version strings of servers: a warning always advises a change, and garbage gives no warning.
 func FuzzJudgeServer(f *testing.F) {
-	for _, v := range []string{"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u7", "SSH-2.0-OpenSSH_8.5p1", "SSH-2.0-OpenSSH_999.999.999p999", "SSH-2.0-Go", ""} {
+	for _, v := range []string{"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u7", "SSH-2.0-OpenSSH_8.5p1",
+		"SSH-2.0-OpenSSH_999.999.999p999", "SSH-2.0-Go", ""} {
 		f.Add(v)
 	}
 	f.Fuzz(func(t *testing.T, identification string) {

@@ -20,13 +20,13 @@ const (
 	Skip Status = "skip" // could not be found out, for a reason that another finding tells
 )
 
-// Finding is what one check found.
+// Finding is the result of one check.
 type Finding struct {
 	Check  string `json:"check"`
 	Status Status `json:"status"`
-	// Detail says what was found. It may hold foreign text.
+	// Detail is the observation. It may hold foreign text.
 	Detail string `json:"detail"`
-	// Change says what to change, and Gain what that is good for; empty if nothing is to be done.
+	// Change advises a change, and Gain names its benefit. Both are empty if nothing is to be done.
 	Change string `json:"change,omitempty"`
 	Gain   string `json:"gain,omitempty"`
 }

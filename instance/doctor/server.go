@@ -23,7 +23,7 @@ func (v version) less(w version) bool {
 
 func (v version) String() string { return fmt.Sprintf("%d.%dp%d", v.major, v.minor, v.patch) }
 
-// openSSH is what a portable OpenSSH says of itself, with what its distribution adds. It is compiled when it is
+// openSSH matches the version string of a portable OpenSSH, with its distribution's suffix. It is compiled when it is
 // needed: this program is started for each step on a VM.
 var openSSH = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^SSH-2\.0-OpenSSH_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?p(\d{1,3})(?: (\S+))?`)
@@ -42,7 +42,8 @@ type flaw struct {
 var flaws = []flaw{
 	{version{}, version{6, 7, 1}, "it cannot forward to unix sockets", 0},
 	{version{8, 5, 1}, version{9, 8, 1}, "CVE-2024-6387: on Linux with glibc, code can be run as root without a login", 3},
-	{version{}, version{9, 6, 1}, "CVE-2023-48795: somebody on the way can remove messages at the beginning of a connection", 2},
+	{version{}, version{9, 6, 1},
+		"CVE-2023-48795: somebody on the way can remove messages at the beginning of a connection", 2},
 	{version{9, 5, 1}, version{9, 9, 2}, "CVE-2025-26466: memory and processor time can be used up without a login", 0},
 }
 

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 // entryKeys are the keys of an instance; defaults: has all but the first two.
@@ -27,7 +27,7 @@ var entryKeys = []string{
 // maxID is how long an ID may be, in bytes.
 const maxID = 128
 
-// validID says what an ID may be: it stands in tables, on command lines and in addresses of requests. (No
+// validID matches valid IDs: an ID stands in tables, on command lines and in addresses of requests. (No
 // regexp: this program is started for each step on a VM, and would compile it there.)
 func validID(id string) bool {
 	for i, c := range []byte(id) {
@@ -60,11 +60,11 @@ type entry struct {
 
 // keyFile is a private key.
 type keyFile struct {
-	auth mux.Auth
+	auth login.Auth
 	sum  [sha256.Size]byte // of the file
 }
 
-// entry reads the keys of an instance, or of the defaults; what is not given is as in from.
+// entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
 func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) (entry, error) {
 	items, err := r.mapping(n, what, known)
 	if err != nil {
@@ -94,7 +94,8 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) (err error) {
 	case "key":
 		e.key, err = r.keyFile(n)
 	case "capacity":
-		e.capacity, err = r.count(n, "capacity", "an instance takes at least one build at once; for none use stepmux drain, or remove it")
+		e.capacity, err = r.count(n, "capacity",
+			"an instance takes at least one build at once; for none use stepmux drain, or remove it")
 	case "max_uses":
 		e.maxUses, err = r.count(n, "max_uses", "an instance takes at least one build; for any number leave it out")
 	case "labels":
@@ -117,7 +118,8 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) (err error) {
 func (r *reader) id(n *yaml.Node) (string, error) {
 	id, err := r.text(n, "id")
 	if err == nil && !validID(id) {
-		err = r.errorf(n, "the id %q cannot be used: it has 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit", id)
+		err = r.errorf(n,
+			"the id %q cannot be used: it has 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit", id)
 	}
 	return id, err
 }
@@ -211,14 +213,15 @@ func (r *reader) readHostKeys(n *yaml.Node) ([]ssh.PublicKey, error) {
 		}
 		key, _, options, _, err := ssh.ParseAuthorizedKey([]byte(text))
 		if err != nil || len(options) > 0 {
-			return nil, r.errorf(item, `this is no host key; write it as "ssh-ed25519 AAAA...", as in the VM's /etc/ssh/ssh_host_ed25519_key.pub`)
+			return nil, r.errorf(item,
+				`this is no host key; write it as "ssh-ed25519 AAAA...", as in the VM's /etc/ssh/ssh_host_ed25519_key.pub`)
 		}
 		keys[i] = key
 	}
 	return keys, nil
 }
 
-// via reads a jump host; an empty text is none, also where the defaults have one.
+// via reads a jump host. An empty text means a direct connection, even if the defaults name a jump host.
 func (r *reader) via(n *yaml.Node) (string, error) {
 	if err := r.plain(n, yaml.ScalarNode, "via", `a text; for none write ""`); err != nil {
 		return "", err
@@ -301,7 +304,7 @@ func (r *reader) instances(n *yaml.Node, defaults entry) ([]instance.Instance, e
 	return all, nil
 }
 
-// named checks that an entry has what it must, and another id than those before it.
+// named checks that an entry has its required keys, and a unique id.
 func (r *reader) named(e entry, before map[string]entry) error {
 	switch {
 	case e.id == "":
@@ -328,5 +331,5 @@ func (r *reader) checkVia(id string, entries map[string]entry) error {
 	return nil
 }
 
-// errFallback is what Open says of a Fallback that lacks something.
+// errFallback is the error of Open for an incomplete Fallback.
 var errFallback = errors.New("inventory: Fallback.Resolver is nil")

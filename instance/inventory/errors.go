@@ -6,13 +6,12 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// Error says what is wrong with an inventory, where, and where possible what to write instead.
+// Error is a mistake in an inventory, with its place and, where possible, the remedy.
 type Error struct {
-	// File is what the text was called. Line and Column count from 1; both are 0 if it is the text as a
-	// whole.
+	// File is the name given to Parse. Line and Column count from 1; both are 0 for a mistake of the whole text.
 	File         string
 	Line, Column int
-	// Message says what is wrong.
+	// Message describes the mistake.
 	Message string
 }
 

@@ -21,7 +21,7 @@ const defaultInterval = time.Second
 type Config struct {
 	// Path is the file. Required.
 	Path string
-	// Fallback is what holds where it says nothing.
+	// Fallback applies where the inventory says nothing.
 	Fallback Fallback
 	// Interval is how often Watch looks whether the file has changed. If zero, 1s.
 	Interval time.Duration
@@ -51,7 +51,7 @@ func (v version) same(w version) bool {
 	return v.size == w.size && v.mtime.Equal(w.mtime) && os.SameFile(v.file, w.file)
 }
 
-// Open reads an inventory. ctx bounds what the Resolver asks.
+// Open reads an inventory. ctx bounds the calls of the Resolver.
 func Open(ctx context.Context, cfg Config) (*File, error) {
 	if cfg.Fallback.Resolver == nil {
 		return nil, errFallback
@@ -78,7 +78,7 @@ func (f *File) Instances() []instance.Instance {
 	return f.all
 }
 
-// Err returns what is wrong with the file as it was read last, nil if nothing is.
+// Err returns the error of the last reading of the file, or nil.
 func (f *File) Err() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -81,7 +81,8 @@ func (w *watched) write(t *testing.T, text string) {
 
 // pass lets n looks pass.
 func pass(n int) {
-	time.Sleep(time.Duration(n)*time.Second + time.Millisecond) //nolint:forbidigo // in a synctest bubble time does not pass otherwise
+	//nolint:forbidigo // in a synctest bubble time does not pass otherwise
+	time.Sleep(time.Duration(n)*time.Second + time.Millisecond)
 	synctest.Wait()
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/inventory"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -41,34 +42,35 @@ func writeKey(t testing.TB, path string) string {
 // way is a Resolver that knows a key, a jump host and no names.
 type way struct{ jump *instance.JumpHost }
 
-func (w way) KeyFile(_ context.Context, file string) (mux.Auth, error) { return mux.KeyFile(file) }
+func (w way) KeyFile(_ context.Context, file string) (login.Auth, error) { return login.KeyFile(file) }
 
 func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
 	if m.Place == "unknown" {
 		return "", mux.Config{}, nil, errors.New("no way to log in")
 	}
-	login := mux.Config{User: cmp.Or(m.User, "me"), Auth: m.Auth, HostKeys: mux.InsecureHostKeys()}
+	cfg := mux.Config{User: cmp.Or(m.User, "me"), Auth: m.Auth, HostKeys: login.InsecureHostKeys()}
 	if len(m.Auth) == 0 {
-		login.Auth = []mux.Auth{mux.Password("x")}
+		cfg.Auth = []login.Auth{login.Password("x")}
 	}
 	if m.HostKeys != nil {
-		login.HostKeys = *m.HostKeys
+		cfg.HostKeys = *m.HostKeys
 	}
 	switch m.Jump {
 	case "none":
-		return addr(m.Place), login, nil, nil
+		return addr(m.Place), cfg, nil, nil
 	case "":
-		return addr(m.Place), login, w.jump, nil
+		return addr(m.Place), cfg, w.jump, nil
 	default:
 		user, host, named := strings.Cut(m.Jump, "@")
 		if !named {
 			user, host = cmp.Or(m.JumpUser, "me"), m.Jump
 		}
-		jump := &instance.JumpHost{ID: "jump " + user + "@" + addr(host), Addr: addr(host), SSH: mux.Config{User: user, Auth: m.JumpAuth}}
-		if jump.Addr == addr(m.Place) && user == login.User {
+		jump := &instance.JumpHost{ID: "jump " + user + "@" + addr(host), Addr: addr(host),
+			SSH: mux.Config{User: user, Auth: m.JumpAuth}}
+		if jump.Addr == addr(m.Place) && user == cfg.User {
 			jump = nil // it is that host itself
 		}
-		return addr(m.Place), login, jump, nil
+		return addr(m.Place), cfg, jump, nil
 	}
 }
 
@@ -198,45 +200,62 @@ func TestParseSaysWhatTheResolverDoes(t *testing.T) {
 
 func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
-		"empty":             {"", "fleet.yml: the inventory is empty"},
-		"not YAML":          {"instances: [", "fleet.yml:2:1: not valid YAML: "},
-		"a list":            {"- a", "fleet.yml:1:1: an inventory must be a mapping"},
-		"two documents":     {"instances: [{id: a, address: x}]\n---\na: b", "fleet.yml:3:1: an inventory is one YAML document"},
-		"no instances":      {"defaults: {}", "fleet.yml:1:1: the key instances: is missing"},
-		"empty list":        {"instances: []", "fleet.yml:1:12: the inventory lists no instances; to let them take no builds use stepmux drain"},
-		"misspelt":          {"instance: []", `fleet.yml:1:1: unknown key "instance", did you mean "instances"?`},
-		"misspelt inside":   {"instances:\n  - id: a\n    addresss: x", `fleet.yml:3:5: unknown key "addresss", did you mean "address"?`},
-		"dashes":            {"instances:\n  - {id: a, max-uses: 1}", `fleet.yml:2:13: unknown key "max-uses", did you mean "max_uses"?`},
-		"not near":          {"instances:\n  - {colour: a}", `fleet.yml:2:6: unknown key "colour"; an instance has id, address, user, key,`},
-		"id in defaults":    {"defaults: {id: a}\ninstances: []", `fleet.yml:1:12: unknown key "id"`},
-		"key twice":         {"instances:\n  - id: a\n    id: b", `fleet.yml:3:5: the key "id" stands here for the second time`},
-		"id twice":          {"instances:\n  - {id: a, address: x}\n  - {id: a, address: y}", `fleet.yml:3:5: the id "a" is that of the instance in line 2 already`},
-		"no id":             {"instances: [{address: x}]", "fleet.yml:1:13: the instance has no id:"},
-		"bad id":            {"instances: [{id: a b}]", `fleet.yml:1:18: the id "a b" cannot be used`},
-		"bad first":         {"instances: [{id: .a}]", `fleet.yml:1:18: the id ".a" cannot be used`},
-		"long id":           {"instances: [{id: " + strings.Repeat("x", 129) + "}]", "fleet.yml:1:18: the id \"xxx"},
-		"no address":        {"instances: [{id: a}]", "fleet.yml:1:13: the instance a has no address:"},
-		"a URL":             {"instances: [{id: a, address: 'ssh://ci@x'}]", "fleet.yml:1:30: the address \"ssh://ci@x\" is not host or host:port"},
-		"bad port":          {"instances: [{id: a, address: 'x:99999'}]", "fleet.yml:1:30: the address"},
-		"port 0":            {"instances: [{id: a, address: 'x:0'}]", "fleet.yml:1:30: the address"},
-		"no host":           {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
-		"capacity 0":        {"instances: [{id: a, address: x, capacity: 0}]", "fleet.yml:1:43: capacity 0: an instance takes at least one build at once; for none use stepmux drain, or remove it"},
-		"capacity -1":       {"instances: [{id: a, address: x, capacity: -1}]", "fleet.yml:1:43: capacity -1: "},
-		"capacity many":     {"instances: [{id: a, address: x, capacity: many}]", `fleet.yml:1:43: capacity must be a whole number, not "many"`},
-		"capacity in list":  {"instances: [{id: a, address: x, capacity: [1]}]", "fleet.yml:1:43: capacity must be a number"},
-		"default capacity":  {"defaults: {capacity: 0}\ninstances: []", "fleet.yml:1:22: capacity 0"},
-		"max_uses 0":        {"instances: [{id: a, address: x, max_uses: 0}]", "fleet.yml:1:43: max_uses 0: an instance takes at least one build; for any number leave it out"},
-		"key missing":       {"instances:\n  - id: a\n    address: x\n    key: nowhere", "fleet.yml:4:10: key: read private key: "},
-		"key itself":        {"instances:\n  - id: a\n    key: -----BEGIN PRIVATE KEY-----", "fleet.yml:3:10: key names a file"},
-		"key null":          {"instances:\n  - id: a\n    key:", "fleet.yml:3:9: key must be a text"},
-		"host key":          {"instances: [{id: a, address: x, host_keys: [SHA256:abc]}]", "fleet.yml:1:45: this is no host key; write it as"},
-		"no host keys":      {"instances: [{id: a, address: x, host_keys: []}]", "fleet.yml:1:44: host_keys is empty"},
-		"one host key":      {"instances: [{id: a, address: x, host_keys: ssh-ed25519}]", "fleet.yml:1:44: host_keys must be a list"},
-		"relative temp_dir": {"instances: [{id: a, address: x, temp_dir: tmp}]", `fleet.yml:1:43: temp_dir "tmp" is not absolute`},
+		"empty":    {"", "fleet.yml: the inventory is empty"},
+		"not YAML": {"instances: [", "fleet.yml:2:1: not valid YAML: "},
+		"a list":   {"- a", "fleet.yml:1:1: an inventory must be a mapping"},
+		"two documents": {"instances: [{id: a, address: x}]\n---\na: b",
+			"fleet.yml:3:1: an inventory is one YAML document"},
+		"no instances": {"defaults: {}", "fleet.yml:1:1: the key instances: is missing"},
+		"empty list": {"instances: []",
+			"fleet.yml:1:12: the inventory lists no instances; to let them take no builds use stepmux drain"},
+		"misspelt": {"instance: []", `fleet.yml:1:1: unknown key "instance", did you mean "instances"?`},
+		"misspelt inside": {"instances:\n  - id: a\n    addresss: x",
+			`fleet.yml:3:5: unknown key "addresss", did you mean "address"?`},
+		"dashes": {"instances:\n  - {id: a, max-uses: 1}",
+			`fleet.yml:2:13: unknown key "max-uses", did you mean "max_uses"?`},
+		"not near": {"instances:\n  - {colour: a}",
+			`fleet.yml:2:6: unknown key "colour"; an instance has id, address, user, key,`},
+		"id in defaults": {"defaults: {id: a}\ninstances: []", `fleet.yml:1:12: unknown key "id"`},
+		"key twice": {"instances:\n  - id: a\n    id: b",
+			`fleet.yml:3:5: the key "id" stands here for the second time`},
+		"id twice": {"instances:\n  - {id: a, address: x}\n  - {id: a, address: y}",
+			`fleet.yml:3:5: the id "a" is that of the instance in line 2 already`},
+		"no id":      {"instances: [{address: x}]", "fleet.yml:1:13: the instance has no id:"},
+		"bad id":     {"instances: [{id: a b}]", `fleet.yml:1:18: the id "a b" cannot be used`},
+		"bad first":  {"instances: [{id: .a}]", `fleet.yml:1:18: the id ".a" cannot be used`},
+		"long id":    {"instances: [{id: " + strings.Repeat("x", 129) + "}]", "fleet.yml:1:18: the id \"xxx"},
+		"no address": {"instances: [{id: a}]", "fleet.yml:1:13: the instance a has no address:"},
+		"a URL": {"instances: [{id: a, address: 'ssh://ci@x'}]",
+			"fleet.yml:1:30: the address \"ssh://ci@x\" is not host or host:port"},
+		"bad port": {"instances: [{id: a, address: 'x:99999'}]", "fleet.yml:1:30: the address"},
+		"port 0":   {"instances: [{id: a, address: 'x:0'}]", "fleet.yml:1:30: the address"},
+		"no host":  {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
+		"capacity 0": {"instances: [{id: a, address: x, capacity: 0}]", "fleet.yml:1:43: capacity 0: an instance " +
+			"takes at least one build at once; for none use stepmux drain, or remove it"},
+		"capacity -1": {"instances: [{id: a, address: x, capacity: -1}]", "fleet.yml:1:43: capacity -1: "},
+		"capacity many": {"instances: [{id: a, address: x, capacity: many}]",
+			`fleet.yml:1:43: capacity must be a whole number, not "many"`},
+		"capacity in list": {"instances: [{id: a, address: x, capacity: [1]}]", "fleet.yml:1:43: capacity must be a number"},
+		"default capacity": {"defaults: {capacity: 0}\ninstances: []", "fleet.yml:1:22: capacity 0"},
+		"max_uses 0": {"instances: [{id: a, address: x, max_uses: 0}]",
+			"fleet.yml:1:43: max_uses 0: an instance takes at least one build; for any number leave it out"},
+		"key missing": {"instances:\n  - id: a\n    address: x\n    key: nowhere",
+			"fleet.yml:4:10: key: read private key: "},
+		"key itself": {"instances:\n  - id: a\n    key: -----BEGIN PRIVATE KEY-----",
+			"fleet.yml:3:10: key names a file"},
+		"key null": {"instances:\n  - id: a\n    key:", "fleet.yml:3:9: key must be a text"},
+		"host key": {"instances: [{id: a, address: x, host_keys: [SHA256:abc]}]",
+			"fleet.yml:1:45: this is no host key; write it as"},
+		"no host keys": {"instances: [{id: a, address: x, host_keys: []}]", "fleet.yml:1:44: host_keys is empty"},
+		"one host key": {"instances: [{id: a, address: x, host_keys: ssh-ed25519}]",
+			"fleet.yml:1:44: host_keys must be a list"},
+		"relative temp_dir": {"instances: [{id: a, address: x, temp_dir: tmp}]",
+			`fleet.yml:1:43: temp_dir "tmp" is not absolute`},
 		"empty runner":      {"instances: [{id: a, address: x, runner: ' '}]", "fleet.yml:1:41: runner is empty"},
 		"empty runner list": {"instances: [{id: a, address: x, runner: []}]", "fleet.yml:1:41: runner is empty"},
 		"bad via":           {"instances: [{id: a, address: x, via: 'ssh://b'}]", `fleet.yml:1:38: via "ssh://b" is neither`},
-		"via itself":        {"instances: [{id: a, address: x, via: a}]", "fleet.yml:1:13: the way to a never arrives: a via a"},
+		"via itself": {"instances: [{id: a, address: x, via: a}]",
+			"fleet.yml:1:13: the way to a never arrives: a via a"},
 		"via in a loop": {
 			"instances:\n  - {id: a, address: x, via: b}\n  - {id: b, address: x, via: c}\n  - {id: c, address: x, via: b}",
 			"fleet.yml:2:5: the way to a never arrives: a via b via c via b",
@@ -246,8 +265,9 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"fleet.yml:2:3: instance: more than 8 jump hosts on the way: a9 -> a8",
 		},
 		"labels list": {"instances: [{id: a, labels: [x]}]", "fleet.yml:1:29: labels must be a mapping"},
-		"alias":       {"defaults: &d {user: a}\ninstances: [*d]", "fleet.yml:1:11: anchors and aliases are not supported here"},
-		"tag":         {"instances: [{id: !!int 3}]", "fleet.yml:1:18: tags are not supported"},
+		"alias": {"defaults: &d {user: a}\ninstances: [*d]",
+			"fleet.yml:1:11: anchors and aliases are not supported here"},
+		"tag": {"instances: [{id: !!int 3}]", "fleet.yml:1:18: tags are not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parse(t, test.text)
@@ -279,7 +299,8 @@ func TestRevisionChangesWithTheKeysAndNothingElse(t *testing.T) {
 	dir := t.TempDir()
 	writeKey(t, filepath.Join(dir, "id"))
 	revision := func(more string) string {
-		all, err := inventory.Parse(t.Context(), "f", dir, []byte("instances: [{id: a, address: x, key: id"+more+"}]"), fallback(t))
+		all, err := inventory.Parse(t.Context(), "f", dir, []byte("instances: [{id: a, address: x, key: id"+more+"}]"),
+			fallback(t))
 		require.NoError(t, err)
 		return all[0].Revision
 	}

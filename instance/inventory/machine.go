@@ -9,31 +9,31 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
-// Machine is what an inventory says of the way to an instance.
+// Machine is an inventory's description of the way to an instance.
 type Machine struct {
 	ID    string // its identity
 	Place string // host or host:port; host may be a name that the Resolver knows
 	User  string // empty if not said
 	// Auth holds the ways to log in. Empty if not said.
-	Auth []mux.Auth
+	Auth []login.Auth
 	// HostKeys judges its host key. Nil if not said.
-	HostKeys *mux.HostKeys
-	// Jump is the host to go through, [user@]host[:port], or "none". Empty if not said.
+	HostKeys *login.HostKeys
+	// Jump is the host to go through, [user@]host[:port], or the word none. Empty if not said.
 	Jump string
 	// JumpUser and JumpAuth are User and Auth of the host that Jump names.
 	JumpUser string
-	JumpAuth []mux.Auth
+	JumpAuth []login.Auth
 }
 
 // Resolver knows the way to machines where the inventory does not say it. One goroutine uses it.
 type Resolver interface {
 	// KeyFile reads a private key.
-	KeyFile(ctx context.Context, file string) (mux.Auth, error)
-	// Resolve returns the address of a machine, how to log in there, and the host to go through, nil if there
-	// is none.
-	Resolve(ctx context.Context, m Machine) (addr string, login mux.Config, jump *instance.JumpHost, err error)
+	KeyFile(ctx context.Context, file string) (login.Auth, error)
+	// Resolve returns the address of a machine, how to log in there, and the jump host, nil for a direct connection.
+	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.JumpHost, err error)
 }
 
 // resolver returns the fallback's, which is asked for once for each text.
@@ -56,10 +56,10 @@ func (r *reader) instance(e entry, ids map[string]entry) (instance.Instance, err
 	}
 	m := Machine{ID: e.id, Place: e.addr, User: e.user}
 	if e.key != nil {
-		m.Auth = []mux.Auth{e.key.auth}
+		m.Auth = []login.Auth{e.key.auth}
 	}
 	if len(e.hostKeys) > 0 {
-		pinned := mux.PinnedHostKeys(e.hostKeys...)
+		pinned := login.PinnedHostKeys(e.hostKeys...)
 		m.HostKeys = &pinned
 	}
 	_, byID := ids[e.via]
@@ -70,10 +70,10 @@ func (r *reader) instance(e entry, ids map[string]entry) (instance.Instance, err
 	default:
 		m.Jump, m.JumpUser = e.via, r.defaults.user
 		if r.defaults.key != nil {
-			m.JumpAuth = []mux.Auth{r.defaults.key.auth}
+			m.JumpAuth = []login.Auth{r.defaults.key.auth}
 		}
 	}
-	addr, login, jump, err := resolver.Resolve(r.ctx, m)
+	addr, cfg, jump, err := resolver.Resolve(r.ctx, m)
 	if err != nil {
 		return instance.Instance{}, r.errorf(e.at, "the instance %s: %v", e.id, err)
 	}
@@ -86,7 +86,7 @@ func (r *reader) instance(e entry, ids map[string]entry) (instance.Instance, err
 	return instance.Instance{
 		ID:       e.id,
 		Addr:     addr,
-		SSH:      login,
+		SSH:      cfg,
 		Jump:     jump,
 		Capacity: e.builds(r.fallback),
 		MaxUses:  e.maxUses,

@@ -25,16 +25,16 @@ const (
 	maxDepth = 16
 )
 
-// Fallback is what holds for an instance where the file says nothing.
+// Fallback applies to an instance where the file says nothing.
 type Fallback struct {
 	Capacity int      // if zero, 1
 	Runner   []string // as in instance.Instance
-	// Resolver is called once for each text, so that what it knows may change. Required.
+	// Resolver is called once for each text, so that its answers may change over time. Required.
 	Resolver func() (Resolver, error)
 }
 
-// Parse reads an inventory. name is what errors call it; files it names are relative to dir. ctx bounds what the
-// Resolver asks. The error is an [*Error] with the first mistake found.
+// Parse reads an inventory. name stands for the text in errors; paths in it are relative to dir. ctx bounds the calls of
+// the Resolver. The error is an [*Error] with the first mistake found.
 //
 //	defaults:            # for all instances; each may have its own
 //	  user: ci
@@ -84,7 +84,8 @@ func (r *reader) load(text []byte) (*yaml.Node, error) {
 	if len(text) > maxText {
 		return nil, r.errorf(nil, "the inventory has more than %d MiB", maxText>>20)
 	}
-	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
+	loader, err := yaml.NewLoader(bytes.NewReader(text),
+		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
 		return nil, r.errorf(nil, "%v", err)
 	}
@@ -125,10 +126,11 @@ func (r *reader) syntaxError(err error) error {
 	if bad.Mark.Line <= 0 {
 		return r.errorf(nil, "not valid YAML: %s", message)
 	}
-	return &Error{File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1), Message: "not valid YAML: " + message}
+	return &Error{File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1),
+		Message: "not valid YAML: " + message}
 }
 
-// plain checks that n is of a kind, and nothing but what is written there. like describes the kind.
+// plain checks that n is of a kind, without anchors, aliases and tags. like describes the kind.
 func (r *reader) plain(n *yaml.Node, kind yaml.Kind, what, like string) error {
 	switch {
 	case n.Kind == yaml.AliasNode, n.Anchor != "":
@@ -141,7 +143,7 @@ func (r *reader) plain(n *yaml.Node, kind yaml.Kind, what, like string) error {
 	return nil
 }
 
-// mapping reads a mapping that has some of the known keys, or if there are none any.
+// mapping reads a mapping with some of the known keys, or with any keys if known is empty.
 func (r *reader) mapping(n *yaml.Node, what string, known []string) (map[string]*yaml.Node, error) {
 	if err := r.plain(n, yaml.MappingNode, what, "a mapping (key: value)"); err != nil {
 		return nil, err
@@ -185,7 +187,7 @@ func (r *reader) text(n *yaml.Node, what string) (string, error) {
 	return n.Value, nil
 }
 
-// count reads a number of at least 1; less tells what to do instead.
+// count reads a number of at least 1. less is the advice for a smaller number.
 func (r *reader) count(n *yaml.Node, what, less string) (int, error) {
 	if err := r.plain(n, yaml.ScalarNode, what, "a number"); err != nil {
 		return 0, err

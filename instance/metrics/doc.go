@@ -1,5 +1,6 @@
-// Package metrics tells Prometheus how a manager fares.
+// Package metrics exports a manager's metrics to Prometheus.
 //
-// A [Metrics] is fed by the hooks of mux and pool and by the reports of builds, and asks the Provider when it
-// is read; a [Server] serves it over HTTP. Base units throughout; no build has a label of its own.
+// A [Metrics] counts the events of mux and pool, which it gets by their Trace hooks, and the ends of builds. At each
+// scrape it asks the Provider for the state of its instances. A [Server] serves it over HTTP until its Close. All values
+// are in base units; no build has a label of its own. docs/fleet.md lists the metrics.
 package metrics

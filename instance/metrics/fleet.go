@@ -6,7 +6,7 @@ import (
 	"github.com/stepmux/stepmux/instance"
 )
 
-// fleet tells what a Provider's instances are like when it is asked.
+// fleet collects the state of a Provider's instances at each scrape.
 type fleet struct{ provider *instance.Provider }
 
 var (
@@ -17,10 +17,14 @@ var (
 	waiting     = desc("builds_waiting", "Builds that wait for a slot.")
 
 	sessionsOpen     = desc("sessions_open", "Sessions that are open on an instance's connection.", "instance")
-	sessionsReserved = desc("sessions_reserved", "Sessions that are open or about to be on an instance's connection.", "instance")
-	sessionsWaiting  = desc("sessions_waiting", "Callers that wait for a session on an instance's connection.", "instance")
-	sessionsLimit    = desc("sessions_limit", "Sessions that an instance's server allows on a connection, and how that is known.", "instance", "source")
-	channelsOpen     = desc("channels_open", "Channels of an instance's connection that are no sessions (route native), and streams of its relay (route relay).", "instance", "route")
+	sessionsReserved = desc("sessions_reserved", "Sessions that are open or about to be on an instance's connection.",
+		"instance")
+	sessionsWaiting = desc("sessions_waiting", "Callers that wait for a session on an instance's connection.", "instance")
+	sessionsLimit   = desc("sessions_limit",
+		"Sessions that an instance's server allows on a connection, and how that is known.", "instance", "source")
+	channelsOpen = desc("channels_open",
+		"Channels of an instance's connection that are no sessions (route native), and streams of its relay (route relay).",
+		"instance", "route")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -68,10 +72,12 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 	for _, j := range stat.JumpHosts {
 		conns[j.ConnState]++
 	}
-	for _, s := range []instance.State{instance.Ready, instance.Suspect, instance.Aside, instance.Draining, instance.UsedUp, instance.Removed} {
+	for _, s := range []instance.State{instance.Ready, instance.Suspect, instance.Aside, instance.Draining,
+		instance.UsedUp, instance.Removed} {
 		gauge(instances, states[s], string(s))
 	}
-	for _, s := range []instance.ConnState{instance.ConnNone, instance.ConnDialing, instance.ConnUp, instance.ConnLeaving} {
+	for _, s := range []instance.ConnState{instance.ConnNone, instance.ConnDialing, instance.ConnUp,
+		instance.ConnLeaving} {
 		gauge(connections, conns[s], string(s))
 	}
 	gauge(capacity, slots)

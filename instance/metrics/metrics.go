@@ -52,7 +52,8 @@ func New() *Metrics {
 	m.registry.MustRegister(m.dials, m.phases, m.channels, m.refusals, m.keepalive, m.closed, m.builds,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// What may happen is there from the beginning, so that its first time shows as an increase.
-	for _, reason := range []string{"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read", "write", "other"} {
+	for _, reason := range []string{"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read",
+		"write", "other"} {
 		m.closed.WithLabelValues(reason)
 	}
 	for _, result := range []instance.FailureReason{
@@ -70,14 +71,15 @@ const (
 )
 
 func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}, labels)
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help,
+		Buckets: buckets}, labels)
 }
 
 func counter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
 }
 
-// Watch adds what p tells of its instances whenever the metrics are read. It is called once.
+// Watch adds the state of p's instances to each scrape. It is called once.
 func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }
 
 // PoolTrace returns hooks for instance.Config.PoolTrace.
@@ -115,7 +117,8 @@ func (m *Metrics) Ended(r instance.Report) {
 
 // Handler serves the metrics in Prometheus's text form.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.InstrumentMetricHandler(m.registry, promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
+	return promhttp.InstrumentMetricHandler(m.registry,
+		promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 }
 
 func result(err error) string {

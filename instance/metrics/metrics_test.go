@@ -19,11 +19,12 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
 )
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
 
-// scrape returns what a server says at a path.
+// scrape returns the answer of a server at a path.
 func scrape(t testing.TB, s *metrics.Server, path string) string {
 	t.Helper()
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -56,14 +57,15 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		ID: "vm-1", Addr: s.Addr, Capacity: 3, Runner: runnertest.Command(t), TempDir: sshtest.SocketDir(t),
 		SSH: mux.Config{
 			User:     s.User,
-			Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-			HostKeys: mux.PinnedHostKeys(s.HostKey),
-			// As sshd's own, so that which one is refused is not left to chance.
+			Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+			HostKeys: login.PinnedHostKeys(s.HostKey),
+			// The same as sshd's own limit, so that the refused session is not left to chance.
 			SessionLimit: 2,
 		},
 	})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, PoolTrace: m.PoolTrace(), ConnTrace: m.ConnTrace()})
+	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, PoolTrace: m.PoolTrace(),
+		ConnTrace: m.ConnTrace()})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)
@@ -116,8 +118,8 @@ func TestMetricsCountRefusals(t *testing.T) {
 	m := metrics.New()
 	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of the test", s.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 		Trace:    m.ConnTrace(),
 	})
 	require.NoError(t, err)
@@ -145,8 +147,8 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 	m := metrics.New()
 	group, err := instance.NewGroup(instance.Instance{ID: "vm-1", Addr: s.Addr, SSH: mux.Config{
 		User:     s.User,
-		Auth:     []mux.Auth{mux.Key("of a stranger", other.Signer)},
-		HostKeys: mux.PinnedHostKeys(s.HostKey),
+		Auth:     []login.Auth{login.Key("of a stranger", other.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}})
 	require.NoError(t, err)
 	p, err := instance.NewProvider(instance.Config{Group: group, PoolTrace: m.PoolTrace(), ConnTrace: m.ConnTrace()})
@@ -171,7 +173,8 @@ func TestEndedCountsBuildsByReason(t *testing.T) {
 }
 
 func TestServeIsForThisMachineUnlessToldOtherwise(t *testing.T) {
-	for addr, want := range map[string]string{":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2", "[::1]:0": "::1"} {
+	for addr, want := range map[string]string{":0": "127.0.0.1", "0": "127.0.0.1", "127.0.0.2:0": "127.0.0.2",
+		"[::1]:0": "::1"} {
 		s, err := metrics.Serve(addr, metrics.New())
 		if err != nil && addr == "[::1]:0" {
 			continue // a machine without IPv6

@@ -7,13 +7,13 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/stepmux/stepmux/internal/smallhttp"
+	"github.com/stepmux/stepmux/internal/boundedhttp"
 )
 
 // Server serves Metrics at /metrics, and "ok" at /healthz for as long as the process lives.
 type Server struct {
 	addr string
-	http *smallhttp.Server
+	http *boundedhttp.Server
 }
 
 // Serve listens on addr, [HOST]:PORT, until Close. Without HOST only this machine can connect.
@@ -37,7 +37,7 @@ func Serve(addr string, m *Metrics) (*Server, error) {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "ok\n") // who does not read it did not want to know
 	})
-	return &Server{addr: listener.Addr().String(), http: smallhttp.Serve(listener, mux)}, nil
+	return &Server{addr: listener.Addr().String(), http: boundedhttp.Serve(listener, mux)}, nil
 }
 
 // Addr returns where it listens, host:port.

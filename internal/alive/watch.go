@@ -1,4 +1,4 @@
-// Package alive finds out that a peer is dead by its silence.
+// Package alive finds a dead peer by its silence.
 package alive
 
 import (
@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Watch returns an error when the peer has been silent for interval and then, asked for a sign of life,
-// gives none for timeout; nil when done is closed first. heard returns when anything was last heard of the peer:
-// any byte is a sign of life, so a slow answer behind a bulk transfer is none of death's. ask must not
-// block; it is called again only after a sign of life and another silence.
+// Watch returns an error once the peer has been silent for interval and then, after ask, stays silent for timeout. It
+// returns nil if done is closed first. heard returns when the last byte came from the peer. A reply queued behind a
+// bulk transfer is late, not lost: any byte received counts as a sign of life. ask must not block; it is called again
+// only after a sign of life and another silence.
 func Watch(done <-chan struct{}, interval, timeout time.Duration, heard func() time.Time, ask func()) error {
 	timer := time.NewTimer(interval)
 	defer timer.Stop()
-	var asked time.Time // zero: the peer need not prove anything
+	var asked time.Time // zero if the peer was not asked
 	for {
 		select {
 		case <-done:
@@ -35,7 +35,7 @@ func Watch(done <-chan struct{}, interval, timeout time.Duration, heard func() t
 				continue
 			}
 			return fmt.Errorf("no sign of life for %v", quiet.Round(time.Millisecond))
-		default: // it lives
+		default: // the peer lives
 			asked = time.Time{}
 			timer.Reset(max(interval-quiet, 0))
 		}

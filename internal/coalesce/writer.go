@@ -1,5 +1,7 @@
-// Package coalesce gathers small writes into large ones, without a timer: what is written while a write
-// is under way goes out together with the next.
+// Package coalesce gathers small writes into large ones, without a timer: bytes that are written while a write is
+// under way go out together with the next.
+//
+// The owner of a [Writer] runs Run in a goroutine, and ends it with Close.
 package coalesce
 
 import (
@@ -8,43 +10,51 @@ import (
 	"sync"
 )
 
-// Writer gathers writes for another Writer. Write and Close may be called at the same time.
+// Writer gathers writes for another Writer. Its methods may be called at the same time.
 type Writer struct {
 	to   io.Writer
 	size int
 	hold func(p []byte) bool
-	few  int // writes of fewer bytes go out at once when nothing else does
+	few  int // a write of fewer bytes goes out at once if no other is under way
 
-	mu      sync.Mutex // guards the following
-	changed sync.Cond
-	pending []byte // at most size bytes
-	spare   []byte // the buffer that is not pending
-	held    bool   // what is pending waits for the next Write
-	busy    bool   // a write of the underlying Writer is under way
-	closed  bool
-	err     error // of to
+	mu       sync.Mutex // guards the following
+	changed  sync.Cond
+	pending  []byte // at most size bytes
+	spare    []byte // the buffer that is not pending
+	held     bool   // pending waits for the next Write
+	busy     bool   // a write of the underlying Writer is under way
+	reserved int    // bytes reserved and not yet released
+	queue    []*reservation
+	closed   bool
+	err      error // of to
+}
+
+// reservation is a call of Reserve that waits.
+type reservation struct {
+	n     int
+	ready chan struct{} // closed once the bytes are reserved, or will never be
 }
 
 // ErrClosed is returned by Write after Close.
 var ErrClosed = errors.New("coalesce: write after Close")
 
-// New returns a Writer that hands to at most size bytes at a time. hold, which may be nil, is asked about
-// each Write whether it is worth nothing without the next, such as a header without its body.
+// New returns a Writer that holds at most size bytes and hands them over in one piece. hold, which may be nil, is
+// asked about each Write: if it returns true, the bytes wait for the next Write, such as a header for its body.
 func New(to io.Writer, size int, hold func(p []byte) bool) *Writer {
 	w := &Writer{to: to, size: size, hold: hold}
 	w.changed.L = &w.mu
 	return w
 }
 
-// Directly makes writes of fewer than n bytes go out at once, by the caller of Write, when nothing else is
-// under way: a small message is not handed from goroutine to goroutine. Such a Write is not woken by Close.
-// It must be called before the first Write.
+// Directly makes writes of fewer than n bytes go out at once, on the goroutine that calls Write, if no other is under
+// way: a small message is not passed between goroutines. Close does not wake such a Write. Call Directly before the
+// first Write.
 func (w *Writer) Directly(n int) *Writer {
 	w.few = n
 	return w
 }
 
-// Run writes what Write gathers. It returns nil once Close was called and everything is written, or the
+// Run writes the bytes that Write gathers. It returns nil once Close was called and everything is written, or the
 // first error of the underlying Writer. Its owner runs it in a goroutine, once.
 func (w *Writer) Run() error {
 	w.mu.Lock()
@@ -59,6 +69,7 @@ func (w *Writer) Run() error {
 		}
 		out := w.pending
 		w.pending, w.spare = w.spare[:0], nil
+		w.grantLocked()
 		w.writeLocked(out)
 		w.spare = out
 	}
@@ -74,12 +85,13 @@ func (w *Writer) writeLocked(p []byte) {
 	w.busy = false
 	if err != nil && w.err == nil {
 		w.err = err
+		w.grantLocked()
 	}
 	w.changed.Broadcast()
 }
 
-// Write takes p. It waits while too much is pending, so the speed of the underlying Writer is that of
-// who writes. The error is that of an earlier write, or says that the Writer is closed.
+// Write takes p. It waits while the Writer is full, so its caller is as fast as the underlying Writer. Its error is
+// that of an earlier write, or ErrClosed.
 func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -117,12 +129,67 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return total, nil
 }
 
-// Close ends Run once what is pending is written, and wakes a Write that waits. It does not wait, and is
-// idempotent.
+// Reserve waits, in the order of its calls, until n bytes fit into half of the Writer. It returns false if stop is
+// closed first. A caller that reserves its bytes never waits in Write, which cannot be stopped: all waiting is done
+// here. It calls Release once Write has returned. n is at most a quarter of the Writer's size. Once the Writer is
+// closed or has failed, Reserve returns true at once, and Write returns the error.
+func (w *Writer) Reserve(n int, stop <-chan struct{}) bool {
+	w.mu.Lock()
+	if len(w.queue) == 0 && w.fitsLocked(n) {
+		w.reserved += n
+		w.mu.Unlock()
+		return true
+	}
+	r := &reservation{n: n, ready: make(chan struct{})}
+	w.queue = append(w.queue, r)
+	w.mu.Unlock()
+	select {
+	case <-r.ready:
+		return true
+	case <-stop:
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, other := range w.queue {
+		if other == r {
+			w.queue = append(w.queue[:i], w.queue[i+1:]...)
+			w.grantLocked()
+			return false
+		}
+	}
+	return true // granted at the same moment
+}
+
+// Release gives reserved bytes back.
+func (w *Writer) Release(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reserved -= n
+	w.grantLocked()
+}
+
+func (w *Writer) fitsLocked(n int) bool {
+	return len(w.pending)+w.reserved+n <= w.size/2 || w.closed || w.err != nil
+}
+
+// grantLocked lets calls of Reserve return, in their order, as far as there is room.
+func (w *Writer) grantLocked() {
+	for len(w.queue) > 0 && w.fitsLocked(w.queue[0].n) {
+		r := w.queue[0]
+		w.queue[0] = nil
+		w.queue = w.queue[1:]
+		w.reserved += r.n
+		close(r.ready)
+	}
+}
+
+// Close ends Run once everything that is pending is written, and wakes a Write and a Reserve that wait. It does not
+// wait, and is idempotent.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.closed = true
 	w.changed.Broadcast()
+	w.grantLocked()
 	return nil
 }

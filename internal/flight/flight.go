@@ -25,6 +25,9 @@ type Work[T any] func(ctx context.Context) (result T, keep time.Duration, err er
 type Flight[T any] struct {
 	// GoOn lets work finish after its last caller has left. If false, its ctx then ends.
 	GoOn bool
+	// Holds reports whether a kept result without an error still holds. If nil, only its time counts. It is called
+	// with the Flight's lock held.
+	Holds func(result T) bool
 
 	mu     sync.Mutex // guards the following
 	now    *call[T]   // under way or kept; nil if neither
@@ -43,11 +46,12 @@ type call[T any] struct {
 	waiters int // guarded by Flight.mu
 }
 
-// fresh reports whether c is under way, or has a result that still holds.
-func (c *call[T]) fresh() bool {
+// freshLocked reports whether the call is under way, or has a result that still holds.
+func (f *Flight[T]) freshLocked(c *call[T]) bool {
 	select {
 	case <-c.done:
-		return c.forever || time.Now().Before(c.until)
+		holds := c.err != nil || f.Holds == nil || f.Holds(c.result)
+		return holds && (c.forever || time.Now().Before(c.until))
 	default:
 		return true
 	}
@@ -64,7 +68,7 @@ func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
 		return zero, ErrClosed
 	}
 	c := f.now
-	if c == nil || !c.fresh() {
+	if c == nil || !f.freshLocked(c) {
 		c = f.startLocked(ctx, work)
 	}
 	c.waiters++
@@ -76,6 +80,15 @@ func (f *Flight[T]) Do(ctx context.Context, work Work[T]) (T, error) {
 	case <-ctx.Done():
 		var zero T
 		return zero, context.Cause(ctx)
+	}
+}
+
+// Start starts work, unless it is under way or its result is kept, and does not wait.
+func (f *Flight[T]) Start(ctx context.Context, work Work[T]) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.closed && (f.now == nil || !f.freshLocked(f.now)) {
+		f.startLocked(ctx, work)
 	}
 }
 
@@ -115,7 +128,7 @@ func (f *Flight[T]) leave(c *call[T]) {
 func (f *Flight[T]) Kept() (result T, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if c := f.now; c != nil && c.fresh() {
+	if c := f.now; c != nil && f.freshLocked(c) {
 		select {
 		case <-c.done:
 			return c.result, c.err == nil
@@ -125,7 +138,7 @@ func (f *Flight[T]) Kept() (result T, ok bool) {
 	return result, false
 }
 
-// Set keeps a result that was found by other means, in place of what is kept or under way.
+// Set keeps a result that was found by other means. It replaces the kept result and the work under way.
 func (f *Flight[T]) Set(result T, keep time.Duration) {
 	c := &call[T]{done: make(chan struct{}), result: result, forever: keep < 0, until: time.Now().Add(keep)}
 	close(c.done)
@@ -134,15 +147,15 @@ func (f *Flight[T]) Set(result T, keep time.Duration) {
 	f.now = c
 }
 
-// Forget drops what is kept. Callers of work that is under way still get its result, later ones start anew.
+// Forget drops the kept result. Callers of work that is under way still get its result, later ones start anew.
 func (f *Flight[T]) Forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.now = nil
 }
 
-// Close ends the work that is under way and waits for it. Callers that wait get what the work then returns; Do
-// returns ErrClosed from then on. Idempotent.
+// Close ends the work that is under way and waits for it. Callers that wait get the result that the work then returns;
+// Do returns ErrClosed from then on. Idempotent.
 func (f *Flight[T]) Close() {
 	f.mu.Lock()
 	f.closed = true

@@ -18,7 +18,7 @@ func TestCallersShareOneWork(t *testing.T) {
 		runs := 0
 		work := func(context.Context) (int, time.Duration, error) {
 			runs++
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //nolint:forbidigo // fake time
 			return 7, 0, nil
 		}
 		var wg sync.WaitGroup
@@ -48,19 +48,19 @@ func TestResultIsKeptUntilItExpires(t *testing.T) {
 			return got
 		}
 		require.Equal(t, 1, ask())
-		time.Sleep(59 * time.Second)
+		time.Sleep(59 * time.Second) //nolint:forbidigo // fake time
 		require.Equal(t, 1, ask())
 		got, ok := f.Kept()
 		require.True(t, ok)
 		require.Equal(t, 1, got)
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) //nolint:forbidigo // fake time
 		_, ok = f.Kept()
 		require.False(t, ok)
 		require.Equal(t, 2, ask())
 		f.Forget()
 		require.Equal(t, 3, ask())
 		f.Set(9, -1)
-		time.Sleep(time.Hour)
+		time.Sleep(time.Hour) //nolint:forbidigo // fake time
 		require.Equal(t, 9, ask())
 	})
 }
@@ -70,7 +70,7 @@ func TestWorkSurvivesTheCallerThatStartedIt(t *testing.T) {
 		var f Flight[int]
 		defer f.Close()
 		work := func(ctx context.Context) (int, time.Duration, error) {
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //nolint:forbidigo // fake time
 			return 1, 0, ctx.Err()
 		}
 		first, cancel := context.WithCancelCause(t.Context())
@@ -110,7 +110,7 @@ func TestWorkEndsWithItsLastCallerUnlessItGoesOn(t *testing.T) {
 			defer cancel()
 			_, err := f.Do(ctx, work)
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			time.Sleep(2 * time.Second)
+			time.Sleep(2 * time.Second) //nolint:forbidigo // fake time
 			_, kept := f.Kept()
 			require.Equal(t, goOn, kept)
 			f.Close()

@@ -19,37 +19,68 @@ const module = "github.com/stepmux/stepmux"
 // allowed says, for each package of the module, which others its non-test files may import. A
 // pattern that ends in "/**" stands for the package and everything below it.
 var allowed = map[string][]string{
-	"pool":      {},
-	"mux":       {"internal/wire", "internal/alive", "internal/coalesce", "internal/firstuse", "internal/percent", "internal/subprocess", "internal/tail"},
-	"connector": {"mux", "pool", "internal/wire", "internal/tail", "remote/api/**"},
+	"pool":        {},
+	"mux/channel": {},
+	// The relay's client end, over any byte stream.
+	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
+	"mux": {
+		"mux/channel", "mux/relay", "mux/login",
+		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
+	},
+	"connector": {"mux", "mux/relay", "pool", "internal/wire", "internal/tail", "remote/api/**"},
 	"instance":  {"connector", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "mux", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/smallhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "mux", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/smallhttp"},
+	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
+	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "mux", "mux/login", "internal/termtext"},
+	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
 
-	"remote":                     {"remote/job/service", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/alive", "internal/coalesce"},
-	"remote/job/service":         {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
-	"remote/job":                 {"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
-	"remote/step/engine":         {"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
-	"remote/step/fetch":          {"remote/step/lang", "remote/api/**", "internal/rmtree"},
-	"remote/standalone":          {"remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
+	"remote": {
+		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
+	},
+	"remote/relay": {
+		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
+		"internal/oserr",
+	},
+	"remote/socketdir":   {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
+	"remote/pipe":        {"internal/wire"},
+	"remote/job/service": {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
+	"remote/job": {
+		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr", "remote/step/mask",
+		"remote/step/lang", "remote/job/joblog", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree",
+	},
+	"remote/step/engine": {
+		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
+		"internal/wire",
+	},
+	"remote/step/fetch": {
+		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
+	},
+	"remote/standalone": {
+		"remote/standalone/gitlabci", "remote/job", "remote/job/service", "remote/step/engine", "remote/step/trace",
+		"remote/step/trace/recording", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/step/mask",
+		"remote/api/**",
+	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/step/trace":          {"remote/step/mask", "remote/step/expr", "remote/api/**"},
 	"remote/step/trace/recording": {
-		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/expr", "remote/step/mask", "remote/proc",
-		"remote/api/**",
+		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
+		"remote/step/mask", "remote/proc", "remote/api/**",
 	},
 	"remote/step/trace/inspect": {"remote/step/trace", "remote/step/mask"},
 	// What a trace says, for others: in their forms, or once more.
 	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask"},
-	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask", "remote/step/lang", "remote/step/expr", "remote/api/**"},
-	"remote/step/expr":             {},
-	"remote/proc":                  {},
-	"remote/job/joblog":            {},
-	"remote/step/mask":             {"remote/step/expr"},
+	"remote/standalone/replay": {
+		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
+		"remote/step/lang", "remote/step/expr", "remote/api/**",
+	},
+	"remote/step/expr":  {},
+	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/job/joblog": {"internal/oserr"},
+	"remote/step/mask":  {"remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
@@ -62,30 +93,38 @@ var allowed = map[string][]string{
 	"internal/subprocess": {},
 	"internal/firstuse":   {},
 	// What OpenSSH's client configuration says, in terms of mux.
-	"internal/sshclient":  {"mux", "internal/percent", "internal/subprocess"},
-	"internal/spell":      {},
-	"internal/termtext":   {},
-	"internal/tail":       {},
-	"internal/rmtree":     {},
-	"internal/smallhttp":  {},
-	"internal/embeddedvm": {"internal/wire"},
-	"internal/faultconn":  {},
-	"internal/sshtest":    {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
-	"internal/rawssh":     {},
-	"internal/runnertest": {},
+	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
+	"internal/spell":       {},
+	"internal/termtext":    {},
+	"internal/tail":        {},
+	"internal/rmtree":      {"internal/oserr"},
+	"internal/filelock":    {},
+	"internal/oserr":       {},
+	"internal/remotetest":  {"internal/wire"},
+	"internal/boundedhttp": {},
+	"internal/embeddedvm":  {"internal/wire"},
+	"internal/faultconn":   {},
+	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
+	"internal/rawssh":      {},
+	"internal/runnertest":  {},
 	// A stand-in for another step runner, which is a program of its own.
 	"internal/runnertest/gitlabrunner": {"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
 	"internal/fetchtest":               {},
 	// It drives the manager's end as a user of the packages does, and the program as a process.
-	"bench/faults":          {"instance", "connector", "mux", "internal/faultconn"},
+	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "mux", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace/**", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshclient", "internal/embeddedvm"},
+	"cmd/stepmux": {
+		"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay",
+		"remote/standalone/provenance", "remote/step/fetch", "remote/step/trace/**", "remote/proc", "internal/wire",
+		"internal/sshtarget", "internal/embeddedvm",
+	},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources": {"internal/fetchtest"},
-	"bench":            {"**"},
-	"bench/report":     {},
+	"examples/sources":      {"internal/fetchtest"},
+	"examples/library/pool": {"mux", "mux/login", "pool"},
+	"bench":                 {"**"},
+	"bench/report":          {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {

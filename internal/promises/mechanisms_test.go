@@ -22,7 +22,7 @@ type mechanism struct {
 var mechanisms = []mechanism{
 	{
 		promise: "No false success: an exit status that a lost connection cut off from its output is a loss",
-		file:    "mux/channel.go",
+		file:    "mux/sshchannel.go",
 		code:    "ch.lost = c.alive(spec.op) != nil",
 		without: "ch.lost = false",
 		test:    "mux.TestLossAfterTheExitStatusIsStillALoss",
@@ -78,22 +78,22 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No unverified host key",
-		file:    "mux/hostkey.go",
+		file:    "mux/login/hostkey.go",
 		code:    `return errors.New(strings.Join(reasons, "; "))`,
 		without: "return nil",
 		test:    "mux.TestDialRefusesAnUnexpectedHostKey",
 	},
 	{
 		promise: "No host key changes while a connection lives",
-		file:    "mux/hostkey.go",
-		code:    "if bytes.Equal(q.key.Marshal(), key.Marshal()) {",
-		without: "if true || bytes.Equal(q.key.Marshal(), key.Marshal()) {",
-		test:    "mux.TestServerThatShowsAnotherKeyLaterIsLeft",
+		file:    "mux/login/hostkey.go",
+		code:    "if bytes.Equal(v.key.Marshal(), key.Marshal()) {",
+		without: "if true || bytes.Equal(v.key.Marshal(), key.Marshal()) {",
+		test:    "mux/login.TestServerThatShowsAnotherKeyLaterIsLeft",
 	},
 	{
 		promise: "Nothing is left of a build whose manager is gone",
-		file:    "remote/leash.go",
-		code:    "cancel(errLeash)",
+		file:    "remote/pipe/leash.go",
+		code:    "cancel(ErrLeash)",
 		without: "_ = cancel",
 		test:    "remote.TestServeEndsItsJobsHoweverItEnds",
 	},
@@ -134,7 +134,7 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No other user reaches a step runner",
-		file:    "remote/peer.go",
+		file:    "remote/socketdir/peer.go",
 		code:    "int64(cred.Uid) != int64(us) && cred.Uid != 0",
 		without: "false && int64(cred.Uid) != int64(us) && cred.Uid != 0",
 		test:    "remote.TestProxyRefusesASocketOfAnotherUser",

@@ -1,26 +1,112 @@
-// Package rmtree removes directories whatever their modes.
+// Package rmtree removes directories with everything in them, whatever modes a job has given them.
 package rmtree
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// Remove removes path and all below it, if it is there. It does not follow symbolic links, and opens directories that
-// were closed to us or made read-only, as caches of modules are.
+// batch is how many names of a directory are read at once.
+const batch = 1024
+
+// Remove removes path and everything below it. A path that does not exist is no error. See [RemoveIn].
 func Remove(path string) error {
-	err := os.RemoveAll(path)
-	if err == nil || !errors.Is(err, fs.ErrPermission) {
+	parent, err := os.OpenRoot(filepath.Dir(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	// A directory is visited before it is read: what is opened here can be walked.
-	_ = filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
-		if d != nil && d.IsDir() && err == nil {
-			_ = os.Chmod(name, 0o700) // if it fails so does RemoveAll, with the better error
-		}
+	defer parent.Close()
+	return RemoveIn(context.Background(), parent, filepath.Base(path))
+}
+
+// RemoveIn removes name, an entry of parent, and everything below it. It follows no symbolic link and stays within
+// parent. Unlike RemoveAll it opens directories that were made unreadable or unwritable, as module caches are. It
+// removes as much as it can and returns the first error. When ctx ends it stops and returns ctx's cause.
+func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	fi, err := parent.Lstat(name)
+	if err == nil && !fi.IsDir() {
+		err = parent.Remove(name)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	})
-	return os.RemoveAll(path)
+	case err != nil:
+		return fmt.Errorf("remove %s: %w", name, oserr.Bare(err))
+	case !fi.IsDir():
+		return nil
+	}
+	if fi.Mode().Perm()&0o700 != 0o700 {
+		_ = parent.Chmod(name, 0o700) // if it fails, so does the next line
+	}
+	// A process may still write there, so an emptied directory may not be empty: try again.
+	for range 3 {
+		if err = empty(ctx, parent, name); err != nil {
+			return err
+		}
+		if err = parent.Remove(name); !errors.Is(err, unix.ENOTEMPTY) {
+			break
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove directory %s: %w", name, oserr.Bare(err))
+	}
+	return nil
+}
+
+// empty removes the entries of the directory name of parent.
+func empty(ctx context.Context, parent *os.Root, name string) error {
+	root, err := parent.OpenRoot(name)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", name, oserr.Bare(err))
+	}
+	defer root.Close()
+	for failed := 0; ; {
+		most := batch + failed // entries that cannot be removed are listed again
+		names, err := list(root, most)
+		if err != nil {
+			return fmt.Errorf("list %s: %w", name, oserr.Bare(err))
+		}
+		failed = 0
+		var first error
+		for _, child := range names {
+			if err := RemoveIn(ctx, root, child); err != nil {
+				failed++
+				if first == nil {
+					first = fmt.Errorf("%s: %w", name, err)
+				}
+			}
+		}
+		if ctx.Err() != nil || len(names) < most || failed == len(names) {
+			return first
+		}
+	}
+}
+
+// list returns at most so many names in root. It keeps no file open: the caller descends into what it lists.
+func list(root *os.Root, most int) ([]string, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(most)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return names, err
 }

@@ -1,36 +1,47 @@
-// Package spell guesses what somebody who misspelt a key meant.
+// Package spell guesses the word that somebody misspelled.
 package spell
 
 import "strings"
 
-// maxWord is the longest word that is worth a guess, in bytes.
-const maxWord = 64
+const (
+	// maxWord is the longest word that is compared, in bytes.
+	maxWord = 64
+	// maxCandidates bounds how many words are compared.
+	maxCandidates = 1000
+)
 
-// Nearest returns the word of words that key was most likely meant to be, or "". Words are of lower case,
-// with underscores.
+// Nearest returns the word of words that key was most likely meant to be, or "" if no word is near. Upper and lower
+// case are the same, and so are - and _.
 func Nearest(key string, words []string) string {
 	if len(key) > maxWord {
 		return ""
 	}
-	key = strings.ToLower(strings.ReplaceAll(key, "-", "_"))
-	best, bestDistance := "", 3
+	key = fold(key)
+	best, least, compared := "", 3, 0
 	for _, word := range words {
-		if d := distance(key, word); d < bestDistance && d < len(word)-1 {
-			best, bestDistance = word, d
+		if len(word) > maxWord || max(len(word)-len(key), len(key)-len(word)) >= least {
+			continue
+		}
+		if compared++; compared > maxCandidates {
+			break
+		}
+		if d := distance(key, fold(word)); d < least && d < len(word)-1 {
+			best, least = word, d
 		}
 	}
 	return best
 }
 
-// distance is the least number of bytes to insert, delete, replace or swap with their neighbour to
-// make b of a (optimal string alignment).
+func fold(word string) string { return strings.ToLower(strings.ReplaceAll(word, "-", "_")) }
+
+// distance returns how many bytes to insert, delete, replace or swap with their neighbour to turn a into b (optimal
+// string alignment).
 func distance(a, b string) int {
-	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
 		last[j] = j
 	}
 	for i := range len(a) {
-		row := make([]int, len(b)+1)
 		row[0] = i + 1
 		for j := range len(b) {
 			cost := 1
@@ -42,7 +53,7 @@ func distance(a, b string) int {
 				row[j+1] = min(row[j+1], before[j-1]+1)
 			}
 		}
-		before, last = last, row
+		before, last, row = last, row, before
 	}
 	return last[len(b)]
 }

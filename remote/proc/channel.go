@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Messages between the server and the shim: one byte that says which, four bytes (little endian) with
-// the length of what follows.
+// Messages between the server and the shim: one byte with the kind, four bytes (little endian) with the length of the
+// payload, the payload.
 const (
 	// To the shim. The first two are frameFiles and frameCommand; the end of the channel without a
 	// frameClose is the end of the server.
 	frameFiles   = 'O' // carries the descriptors of stdout and stderr
 	frameCommand = 'C' // see encodeCommand
 	frameTerm    = 'T' // SIGTERM to the command's process group
-	frameKill    = 'K' // SIGKILL to all that descends from the command
+	frameKill    = 'K' // SIGKILL to everything that descends from the command
 	frameClose   = 'Q' // the same, and end
 
 	// From the shim: either started, exited, left, or failed alone. It ends by closing the channel.
@@ -32,11 +32,11 @@ const (
 	maxReply    = 64
 )
 
-// channel is one end of the socket between a server and a shim. One goroutine may receive while others
-// send; small messages find room in the socket's buffer, so sending them does not block.
+// channel is one end of the socket between a server and a shim. One goroutine may receive while others send. Sending a
+// small message does not block, as the socket's buffer has room for it.
 type channel struct{ file *os.File }
 
-// channelPair returns the server's end and the shim's. Neither is inherited unless it is asked for.
+// channelPair returns the server's end and the shim's. Processes do not inherit either by default.
 func channelPair() (*channel, *os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -96,8 +96,8 @@ func (c *channel) receiveFiles() (fds []int, err error) {
 	return fds, nil
 }
 
-// sendContext is send for a message that may block. If ctx ends first a part of it may have been sent,
-// and the channel is of no more use than to be closed.
+// sendContext is send for a message that may block. If ctx ends first a part of it may have been sent: then the channel
+// can only be closed.
 func (c *channel) sendContext(ctx context.Context, kind byte, payload []byte) error {
 	woken := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -129,7 +129,7 @@ func (c *channel) receive(limit uint32) (kind byte, payload []byte, err error) {
 	return header[0], payload, nil
 }
 
-// closeWrite ends the channel towards the shim, which can still be heard.
+// closeWrite ends the channel towards the shim, which can still send.
 func (c *channel) closeWrite() {
 	raw, err := c.file.SyscallConn()
 	if err != nil {

@@ -1,67 +1,115 @@
 package proc
 
 import (
-	"bytes"
-	"errors"
-	"io/fs"
+	"fmt"
 	"os"
-	"strconv"
+	"os/signal"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
-// children returns the pids of the children of this process, the ended ones too.
-func children() []int {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return nil
-	}
-	var list []int
-	for _, task := range tasks {
-		data, err := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
-		switch {
-		case err == nil:
-			for _, field := range bytes.Fields(data) {
-				list = append(list, atoi(string(field)))
-			}
-		case errors.Is(err, fs.ErrNotExist):
-			if _, err := os.Stat("/proc/self/task/" + task.Name()); err == nil {
-				return scanChildren() // a kernel without CONFIG_PROC_CHILDREN
-			}
-		}
-	}
-	return list
+// ForkExec is the type of syscall.ForkExec.
+type ForkExec func(program string, argv []string, attr *syscall.ProcAttr) (pid int, err error)
+
+// Children are processes that this program starts without a shim, and every process that descends from them. While
+// they are adopted the program is a child subreaper, so that orphans among them become its children, and it reaps all
+// its children: no other part of the program may start processes. It is safe for concurrent use.
+//
+// One goroutine belongs to it, which reaps until Release.
+type Children struct {
+	*reaper
+	fork ForkExec
+
+	wasSubreaper int
+	sigchld      chan os.Signal
+	unignored    chan os.Signal // nobody receives from it
+	released     chan struct{}
+	done         chan struct{} // closed once the goroutine has ended
 }
 
-// scanChildren is children by looking at every process there is.
-func scanChildren() []int {
-	processes, err := os.ReadDir("/proc")
+// Adopt makes this process the parent of all orphans that will descend from it. fork starts its processes;
+// [syscall.ForkExec] does, outside tests. The caller must call Release, after KillAll.
+func Adopt(fork ForkExec) (*Children, error) {
+	c := &Children{
+		reaper:    newReaper(),
+		fork:      fork,
+		sigchld:   make(chan os.Signal, 1),
+		unignored: make(chan os.Signal, 1),
+		released:  make(chan struct{}),
+		done:      make(chan struct{}),
+	}
+	if err := closeOnExec(); err != nil {
+		return nil, fmt.Errorf("keep open files from processes: %w", err)
+	}
+	is, err := prctlGet(unix.PR_GET_CHILD_SUBREAPER)
+	if err == nil {
+		c.wasSubreaper = is
+		err = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	}
 	if err != nil {
-		return nil
+		return nil, fmt.Errorf("become a child subreaper: %w", err)
 	}
-	self := strconv.Itoa(os.Getpid())
-	var list []int
-	for _, process := range processes {
-		pid := atoi(process.Name())
-		if pid == 0 {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + process.Name() + "/stat")
-		if err != nil {
-			continue // it has just ended
-		}
-		// pid (any name) state parent ...: see proc_pid_stat(5).
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) > 1 && string(fields[1]) == self {
-			list = append(list, pid)
-		}
+	for _, pid := range ListChildren() {
+		c.before[pid] = true
 	}
-	return list
+	catchIgnored(c.unignored)
+	signal.Notify(c.sigchld, unix.SIGCHLD)
+	go c.reap()
+	return c, nil
 }
 
-// atoi returns the number s is, 0 if it is none.
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil || n < 0 {
-		return 0
+// Release undoes Adopt. It waits for the goroutine, and kills nothing.
+func (c *Children) Release() {
+	signal.Stop(c.sigchld)
+	signal.Stop(c.unignored)
+	close(c.released)
+	<-c.done
+	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, uintptr(c.wasSubreaper), 0, 0, 0)
+}
+
+// Start starts a process, which attr should make the leader of a session.
+func (c *Children) Start(program string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
+	return c.start(func() (int, error) { return c.fork(program, argv, attr) })
+}
+
+// KillAll kills every process that descends from this one, except for children that it had before Adopt. It returns how
+// many are left after 5 s: some cannot be killed.
+func (c *Children) KillAll() (left int) {
+	timer := time.NewTimer(killTimeout)
+	defer timer.Stop()
+	return c.killAll(timer.C)
+}
+
+// reap reaps children until Release.
+func (c *Children) reap() {
+	defer close(c.done)
+	for {
+		select {
+		case <-c.sigchld:
+			c.collect()
+		case <-c.released:
+			return
+		}
 	}
-	return n
+}
+
+// catchIgnored makes processes start with no signal ignored, whatever this one was started with: it catches the two
+// signals that Go leaves ignored, which nohup and background jobs of shells ignore. An exec resets a caught signal to
+// its default.
+func catchIgnored(c chan os.Signal) {
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
+		if signal.Ignored(sig) {
+			signal.Notify(c, sig)
+		}
+	}
+}
+
+// prctlGet returns an attribute of this process that prctl(2) stores at its argument.
+func prctlGet(attribute int) (int, error) {
+	var value int32
+	err := unix.Prctl(attribute, uintptr(unsafe.Pointer(&value)), 0, 0, 0)
+	return int(value), err
 }

@@ -9,32 +9,32 @@ import (
 	"strings"
 )
 
-// Command is what to run. Start does not keep or change its slices.
+// Command is a command to run. Start does not keep or change its slices.
 type Command struct {
-	// Argv is the program and its arguments. A name without a slash is looked up in the PATH of Env,
-	// never in that of this process. Relative paths, also in PATH, are relative to Dir.
+	// Argv is the program and its arguments. A name without a slash is looked up in the PATH of Env, never in this
+	// process's PATH. Relative paths, also in PATH, are relative to Dir.
 	Argv []string
 	// Dir is the working directory: an absolute path that must exist.
 	Dir string
-	// Env is the whole environment, as KEY=VALUE: nothing is inherited. Of two entries with the same
-	// key the last one counts.
+	// Env is the whole environment, as KEY=VALUE: nothing is inherited. Of several entries with one key the last one
+	// counts.
 	Env []string
-	// Stdout and Stderr get the output, each from one goroutine, until Close has returned; if they are
-	// the same Writer, it must stand two calls at once. Nil discards the output. A Writer that fails
-	// gets nothing more, and never stops the command; a Writer that blocks holds it up, and Close too.
+	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. One Writer for both must be
+	// safe for concurrent use. Nil discards the output. A Writer that fails gets no more bytes and does not stop the
+	// command; a Writer that blocks holds up the command and Close.
 	Stdout, Stderr io.Writer
-	// OrphanDir is a directory that must not outlive the server. If the server dies without a Close,
-	// the shim removes the directory with all in it, unless by then another process has it locked with
-	// flock(2) or has put another one in its place. It is renamed first, to a name that begins with "~"
-	// beside it. It must exist and belong to our user. Empty: none.
+	// OrphanDir is a directory that must not outlive the server. It must exist and belong to our user. If the server
+	// dies without a Close, the shim removes the directory with everything in it, unless another process has locked it
+	// with flock(2) or has put another one in its place. The shim first renames it to a name that begins with "~". May
+	// be empty.
 	OrphanDir string
 }
 
-// maxCommand bounds a command on its way to the shim, in bytes. The kernel takes less: 6 MiB of
-// arguments and environment at most, however large the stack may be.
+// maxCommand bounds the message with a command, in bytes. The kernel takes less: 6 MiB of arguments and environment at
+// most, for a stack of any size.
 const maxCommand = 8 << 20
 
-// check returns what is wrong with c as far as that can be told without running it.
+// check returns an error for a command that cannot run, as far as it can tell without running it.
 func (c *Command) check() error {
 	switch {
 	case len(c.Argv) == 0 || c.Argv[0] == "":
@@ -66,7 +66,8 @@ func (c *Command) check() error {
 		case strings.ContainsRune(entry, 0):
 			return fmt.Errorf("start %q: environment variable %q has a NUL byte", c.Argv[0], key)
 		case len(entry) > longest:
-			return tooLarge(c.Argv[0], "environment variable %q has %d bytes, the limit for one is %d", key, len(entry), longest)
+			return tooLarge(c.Argv[0], "environment variable %q has %d bytes, the limit for one is %d",
+				key, len(entry), longest)
 		}
 		size += len(entry) + 1
 	}

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// errMessage is the error of a message that is not what its sender writes.
+// errMessage is the error of a malformed message.
 var errMessage = errors.New("malformed message")
 
-// order is what a frameCommand asks of the shim.
+// order is the payload of a frameCommand.
 type order struct {
 	dir, orphanDir string
 	argv, env      []string
@@ -49,7 +49,7 @@ func decodeCommand(b []byte) (*order, error) {
 	return o, nil
 }
 
-// decoder takes values off the front of b; bad says that one was not there.
+// decoder takes values off the front of b. bad says that a value was missing.
 type decoder struct {
 	b   []byte
 	bad bool
@@ -65,7 +65,7 @@ func (d *decoder) uint() uint64 {
 	return v
 }
 
-// length takes a number of things that take up at least a byte each.
+// length takes the length of a list whose elements take at least a byte each.
 func (d *decoder) length() int {
 	n := d.uint()
 	if n > uint64(len(d.b)) {
@@ -117,7 +117,7 @@ func decodeStarted(b []byte) (pid int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if v[0] <= 1 || v[0] > math.MaxInt32 { // signals to "-1" are for everybody
+	if v[0] <= 1 || v[0] > math.MaxInt32 { // a signal to "-1" goes to every process
 		return 0, errMessage
 	}
 	return int(v[0]), nil

@@ -7,30 +7,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execute starts the command of o as the leader of a session of its own, and returns its pid. This process
-// enters the working directory for it.
-func execute(o *order) (int, *failure) {
+// execute starts the command of o as the leader of a session of its own, and returns its family. This process enters the
+// working directory for it.
+func execute(o *order) (*family, *failure) {
 	if err := unix.Chdir(o.dir); err != nil {
-		return 0, fail(stageDir, err)
+		return nil, fail(stageDir, err)
 	}
 	program, err := Find(o.argv[0], "", o.env)
 	if err != nil {
-		return 0, fail(stagePath, err)
+		return nil, fail(stagePath, err)
 	}
-	pid, err := syscall.ForkExec(program, o.argv, &syscall.ProcAttr{
+	attr := &syscall.ProcAttr{
 		Env:   o.env,
 		Files: []uintptr{0, 1, 2},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-	})
-	if err != nil {
-		return 0, fail(stageExec, err)
 	}
-	return pid, nil
+	f, err := newFamily(func() (int, error) { return syscall.ForkExec(program, o.argv, attr) })
+	if err != nil {
+		return nil, fail(stageExec, err)
+	}
+	return f, nil
 }
 
-// Find finds the program name as a command with the environment env does that runs in dir, or in the current
-// directory if that is empty: as execvp(3), in the PATH of env. The error is ENOENT, or EACCES if all there is
-// cannot be executed.
+// Find finds the program name as execvp(3) does, in the PATH of env, for a command that runs in dir, or in the current
+// directory if dir is empty. The error is ENOENT if no directory of the PATH has it, or EACCES if no file of that name
+// can be executed.
 func Find(name, dir string, env []string) (string, error) {
 	in := func(file string) string {
 		if dir == "" || strings.HasPrefix(file, "/") {

@@ -8,18 +8,17 @@ import (
 
 // Exit is how a command ended.
 type Exit struct {
-	// Code is its exit code; if a signal killed it 128 plus the signal's number, as a shell says it.
+	// Code is its exit code or, if a signal killed it, 128 plus the signal's number, as in a shell.
 	Code int
-	// Signal is the signal that killed it, 0 if none did.
+	// Signal is the signal that killed it, else 0.
 	Signal syscall.Signal
-	// UserTime and SystemTime are the processor time of the command and of the processes it has waited
-	// for.
+	// UserTime and SystemTime are the processor time of the command and of the processes that it has waited for.
 	UserTime, SystemTime time.Duration
-	// MaxRSS is the largest memory one of those had resident, in bytes.
+	// MaxRSS is the largest resident memory of one of those processes, in bytes.
 	MaxRSS int64
 }
 
-// String says it as a shell does: "exit status 1", "signal: killed".
+// String returns a shell's words: "exit status 1", "signal: killed".
 func (e Exit) String() string {
 	if e.Signal != 0 {
 		return "signal: " + e.Signal.String()

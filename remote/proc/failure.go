@@ -6,18 +6,18 @@ import (
 	"syscall"
 )
 
-// stage is what the shim was about when it failed to start a command.
+// stage is the step at which the shim failed to start a command.
 type stage uint64
 
 const (
-	stageShim   stage = iota // itself
+	stageShim   stage = iota // setting itself up
 	stageOrphan              // the orphan directory
 	stageDir                 // the working directory
 	stagePath                // finding the program
 	stageExec                // executing it
 )
 
-// failure is why the shim could not start a command.
+// failure is the reason for which the shim could not start a command.
 type failure struct {
 	at    stage
 	errno syscall.Errno
@@ -57,7 +57,7 @@ func (f *failure) error(c *Command) error {
 	return fmt.Errorf("start %q: set up its shim: %w", name, f.errno)
 }
 
-// reason tells what is wrong with the command, or nil if it is the machine's fault.
+// reason returns the Reason and Detail of a StartError, or nil if the machine is at fault.
 func (f *failure) reason() (detail string, reason error) {
 	switch f.errno {
 	case syscall.ENOENT, syscall.ENOTDIR, syscall.ENAMETOOLONG, syscall.ELOOP:

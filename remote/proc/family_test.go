@@ -170,7 +170,7 @@ func TestShimThatHangsIsGivenUp(t *testing.T) {
 			c := shell(`exec sleep 1000`)
 			c.Env = append(c.Env, tag)
 			p := start(t, c)
-			p.stopping.patience = 20 * time.Millisecond
+			p.stopping.timeout = 20 * time.Millisecond
 			require.NoError(t, p.shim.Signal(unix.SIGSTOP))
 			end(p)
 			_, err := p.Wait(t.Context())
@@ -202,11 +202,11 @@ func TestShimSurvivesSignalsToAllProcessesOfTheUser(t *testing.T) {
 func TestChildrenAreFoundWithAndWithoutTheKernelsList(t *testing.T) {
 	sleep := exec.Command("sleep", "1000")
 	require.NoError(t, sleep.Start())
-	require.Contains(t, children(), sleep.Process.Pid)
+	require.Contains(t, ListChildren(), sleep.Process.Pid)
 	require.Contains(t, scanChildren(), sleep.Process.Pid)
 	require.NoError(t, sleep.Process.Kill())
 	require.Error(t, sleep.Wait())
-	require.NotContains(t, children(), sleep.Process.Pid)
+	require.NotContains(t, ListChildren(), sleep.Process.Pid)
 	require.NotContains(t, scanChildren(), sleep.Process.Pid)
 	require.NotContains(t, scanChildren(), os.Getppid())
 }

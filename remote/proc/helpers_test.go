@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// patience is how long a test waits for what must happen.
-	patience = 30 * time.Second
+	// testTimeout bounds the wait for an event that must come.
+	testTimeout = 30 * time.Second
 
 	testPath = "PATH=/usr/local/bin:/usr/bin:/bin"
 )
@@ -55,7 +55,7 @@ func run(t *testing.T, c Command) (Exit, string) {
 
 func wait(t *testing.T, p *Process) Exit {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	exit, err := p.Wait(ctx)
 	require.NoError(t, err)
@@ -76,7 +76,7 @@ func newLines(t *testing.T) *lines {
 		r.Close()
 		w.Close()
 	})
-	require.NoError(t, r.SetReadDeadline(time.Now().Add(patience)))
+	require.NoError(t, r.SetReadDeadline(time.Now().Add(testTimeout)))
 	return &lines{w, bufio.NewScanner(r)}
 }
 
@@ -116,7 +116,7 @@ func tagged(t *testing.T, tag string) []int {
 // eventually waits until is returns true, which nothing announces.
 func eventually(t *testing.T, is func() bool, what string) {
 	t.Helper()
-	require.Eventually(t, is, patience, 5*time.Millisecond, what)
+	require.Eventually(t, is, testTimeout, 5*time.Millisecond, what)
 }
 
 // ended reports whether process pid has ended, reaped or not.

@@ -6,10 +6,12 @@ import (
 	"io"
 	"os"
 	"syscall"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// startSlots bounds how many commands are being started at a time. Starting is nothing but processor
-// time: more at once would make all of them late instead of some.
+// startSlots bounds how many commands start at a time. A start only takes processor time: with more at once, all of
+// them would be late instead of some.
 var startSlots = make(slots, 8)
 
 // slots is a semaphore that a context can leave.
@@ -45,13 +47,13 @@ func launch() (*Process, error) {
 	p := newProcess(control)
 	err = startShim(p, &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{}, // none: nil would be ours
+		Env:   []string{}, // empty: nil would be this process's
 		Files: []*os.File{null, null, null, theirs},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
 		control.close()
-		return nil, fmt.Errorf("start its shim: %w", bare(err))
+		return nil, fmt.Errorf("start its shim: %w", oserr.Bare(err))
 	}
 	go p.listen()
 	return p, nil
@@ -79,7 +81,7 @@ func (p *Process) connect(c *Command) error {
 		ends[i] = end
 	}
 	if err := p.control.sendFiles(ends); err != nil {
-		p.abandon() // it has gone already; whoever waits for the start is told
+		p.abandon() // it has gone already; begin sees that
 	}
 	return nil
 }

@@ -7,24 +7,26 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// errShim is the error of a shim that ended before it was told to, or is stuck.
+// errShim is the error of a shim that ended too early, or is stuck.
 var errShim = errors.New("the shim that held it ended before it")
 
-// listen handles what the shim says until it ends. It is the only one that sets the fields which
-// started, exited and gone announce.
+// listen handles the shim's messages until the shim ends. Only this goroutine sets the fields that started, exited and
+// gone announce.
 func (p *Process) listen() {
 	defer close(p.gone)
 	left, err := p.hear()
 	if !errors.Is(err, io.EOF) {
-		p.abandon() // it does not speak our language
+		p.abandon() // it broke the protocol
 	}
 	p.control.close()
 	state, waitErr := p.shim.Wait()
 	forgetShim(p)
 	if waitErr != nil || !state.Success() {
-		left += uint64(killStrays(killTimeout)) // what it could not kill any more
+		left += uint64(killStrays(killTimeout)) // the processes that the shim held
 	}
 	if p.exitedAt.IsZero() {
 		// The kernel has killed the command with its shim, but not the rest of its process group.
@@ -41,14 +43,14 @@ func (p *Process) listen() {
 	case left > 0:
 		p.shimErr = fmt.Errorf("%d processes could not be killed", left)
 	case waitErr != nil:
-		p.shimErr = fmt.Errorf("wait for its shim: %w", bare(waitErr))
+		p.shimErr = fmt.Errorf("wait for its shim: %w", oserr.Bare(waitErr))
 	case !state.Success():
 		p.shimErr = fmt.Errorf("%w: %v", errShim, state)
 	}
 }
 
-// hear handles messages of the shim until there are no more: then the error is io.EOF. It returns how
-// many processes the shim had to leave alive.
+// hear handles messages of the shim until the channel ends: then the error is io.EOF. It returns how many processes the
+// shim could not kill.
 func (p *Process) hear() (left uint64, err error) {
 	for {
 		kind, payload, err := p.control.receive(maxReply)
@@ -87,13 +89,13 @@ func (p *Process) setExited() {
 	close(p.exited)
 }
 
-// tell sends the shim a message without content. A shim that is gone has nothing to be told.
+// tell sends the shim a message without content. A shim that is gone needs no message.
 func (p *Process) tell(kind byte) { _ = p.control.send(kind, nil) }
 
-// abandon kills the shim, which is the end of the command too.
-func (p *Process) abandon() { _ = p.shim.Kill() } // ended already is fine, and otherwise it is ours
+// abandon kills the shim, which ends the command too.
+func (p *Process) abandon() { _ = p.shim.Kill() } // fails only if it has ended
 
-// abandonUnlessExited is for a shim that does not report the end of a command it was told to kill.
+// abandonUnlessExited kills a shim that does not report the end of a command that it was told to kill.
 func (p *Process) abandonUnlessExited() {
 	select {
 	case <-p.exited:

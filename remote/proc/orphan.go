@@ -1,8 +1,7 @@
 package proc
 
 import (
-	"errors"
-	"io/fs"
+	"context"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -10,14 +9,17 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// orphanTimeout is how long the shim tries to remove an orphan directory: its lock may be given up a
-// moment after the channel, and other shims may still be killing what fills it.
+// orphanTimeout is how long the shim tries to remove an orphan directory. The dead server's lock may end a moment after
+// its channel, and other shims may still be killing the processes that write there.
 const orphanTimeout = 2 * time.Second
 
-// orphanDir is the directory a dead server leaves, nil if there is none. Being open it stays the one it
-// was, whatever comes to its path.
+// orphanDir is the directory that a dead server leaves, nil if the command has no orphan directory. It is open, so it stays the same one
+// whatever comes to its path.
 type orphanDir struct {
 	path string
 	dir  *os.File
@@ -42,15 +44,16 @@ func openOrphan(path string) (*orphanDir, *failure) {
 	return &orphanDir{path, os.NewFile(uintptr(fd), path)}, nil
 }
 
-// remove removes the directory, if nobody has it locked and it is still at its path. The shims of one
-// server all try; the first to lock it does it. What it cannot remove is left, under a name that says it
-// is being removed.
+// remove removes the directory, if no process has it locked and it is still at its path. All shims of one server try;
+// the first to lock it removes it. If some of it resists, the rest of it stays under a name that says it is being
+// removed.
 func (o *orphanDir) remove() {
 	if o == nil {
 		return
 	}
-	end := time.Now().Add(orphanTimeout)
-	if !retry(end, func() bool { return unix.Flock(int(o.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil }) {
+	ctx, cancel := context.WithTimeout(context.Background(), orphanTimeout)
+	defer cancel()
+	if filelock.Poll(ctx, func() (bool, error) { return filelock.Try(o.dir) == nil, nil }) != nil {
 		return
 	}
 	parent, err := os.OpenRoot(path.Dir(o.path))
@@ -67,33 +70,7 @@ func (o *orphanDir) remove() {
 	if parent.Rename(name, scratch) != nil {
 		return
 	}
-	retry(end, func() bool { return removeAll(parent, scratch) == nil })
-}
-
-// removeAll is Root.RemoveAll that also removes directories which were made unwritable.
-func removeAll(parent *os.Root, name string) error {
-	err := parent.RemoveAll(name)
-	if !errors.Is(err, fs.ErrPermission) {
-		return err
-	}
-	_ = fs.WalkDir(parent.FS(), name, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			_ = parent.Chmod(path, 0o700) // before it is read
-		}
-		return nil
-	})
-	return parent.RemoveAll(name)
-}
-
-// retry calls do until it returns true or the time end has passed, and returns its last result.
-func retry(end time.Time, do func() bool) bool {
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		if do() {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-		<-time.NewTimer(pause).C
-	}
+	// An attempt goes on for as long as it takes; only the number of attempts is bounded.
+	remove := func() (bool, error) { return rmtree.RemoveIn(context.Background(), parent, scratch) == nil, nil }
+	_ = filelock.Poll(ctx, remove)
 }

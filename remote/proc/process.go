@@ -10,20 +10,20 @@ import (
 )
 
 const (
-	// DrainTimeout is how long Wait goes on reading the output after the command's exit, when processes
-	// it left behind hold it open.
+	// DrainTimeout is how long Wait reads the output after the command's exit, if processes that it left behind hold
+	// it open.
 	DrainTimeout = 2 * time.Second
 
-	// shimPatience is how long the shim has for what it was told before it is killed itself. It is
-	// longer than the shim's own killTimeout.
-	shimPatience = 10 * time.Second
+	// shimTimeout is how long the shim has to do as it was told before it is killed itself. It is longer than the
+	// shim's own killTimeout.
+	shimTimeout = 10 * time.Second
 )
 
-// Process is a command that was started, and all it leaves behind. It must be closed. All methods may
-// be called at the same time.
+// Process is a command that was started, with every process that descends from it. The caller must close it. It is safe
+// for concurrent use.
 //
-// Three goroutines belong to it, for which Close waits: one that listens to the shim and one for each
-// stream of output.
+// Three goroutines belong to it, and Close waits for them: one that listens to the shim and one for each stream of
+// output.
 type Process struct {
 	shim    *os.Process
 	control *channel
@@ -41,18 +41,17 @@ type Process struct {
 	exit     Exit
 	exitErr  error // why there is no exit
 	exitedAt time.Time
-	shimErr  error // what the shim had to say at its end
+	shimErr  error // why the shim could not end cleanly
 	closeErr error // the result of Close, set in closing
 
 	stopping stopper
 }
 
-// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life
-// of the command. A few commands are started at a time; more wait for their turn, as long as ctx lets
-// them.
+// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command. A
+// few commands are started at a time; more wait for their turn until ctx ends.
 //
-// A *[StartError] says that the fault is the command's: there is no such program, it cannot be executed,
-// or its arguments are too large. Other errors name what was wrong with c, or the machine.
+// A *[StartError] says that the command is at fault: there is no such program, it cannot be executed, or its arguments
+// are too large. Other errors name a mistake in c, or a failure of the machine.
 func Start(ctx context.Context, c Command) (*Process, error) { return startBy(ctx, &c, launch) }
 
 // startBy is Start with the shim that get returns.
@@ -72,7 +71,7 @@ func startBy(ctx context.Context, c *Command, get func() (*Process, error)) (*Pr
 		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
 	}
 	if err := p.begin(ctx, c); err != nil {
-		_ = p.Close() // the error of a command that does not run is err
+		_ = p.Close() // err is the one that matters
 		return nil, err
 	}
 	return p, nil
@@ -109,10 +108,10 @@ func newProcess(control *channel) *Process {
 		gone:    make(chan struct{}),
 	}
 	p.stopping = stopper{
-		term:     func() { p.tell(frameTerm) },
-		kill:     func() { p.tell(frameKill) },
-		abandon:  p.abandonUnlessExited,
-		patience: shimPatience,
+		term:    func() { p.tell(frameTerm) },
+		kill:    func() { p.tell(frameKill) },
+		abandon: p.abandonUnlessExited,
+		timeout: shimTimeout,
 	}
 	return p
 }
@@ -120,13 +119,12 @@ func newProcess(control *channel) *Process {
 // PID returns the process id of the command, which is that of its process group and session too.
 func (p *Process) PID() int { return p.leader }
 
-// Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout
-// if processes it left behind still hold the output: those live on until Close, and what they write is
-// still passed on. If ctx ends first its cause is returned; the command is not touched. Any number of
-// calls may wait, and all get the same.
+// Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout if processes
+// that it left behind hold the output open. Those live on until Close, and their output is still passed on. If ctx ends
+// first Wait returns its cause and does not touch the command. Any number of calls may wait, and all get the same result.
 //
-// An error other than ctx's says that the exit is unknown, as the shim was killed, or else, with a valid
-// Exit, that a Writer failed and the output is incomplete.
+// An error other than ctx's says that the exit is unknown because the shim was killed or, with a valid Exit, that a
+// Writer failed and the output is incomplete.
 func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	select {
 	case <-p.exited:
@@ -146,8 +144,8 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	return p.exit, errors.Join(failed...)
 }
 
-// drain waits until the pumps of a command that has exited have ended, or for what is left of
-// DrainTimeout. The error is ctx's cause.
+// drain waits until the pumps of a command that has exited have ended, or for the rest of DrainTimeout. The error is
+// ctx's cause.
 func (p *Process) drain(ctx context.Context) error {
 	timer := time.NewTimer(DrainTimeout - time.Since(p.exitedAt))
 	defer timer.Stop()
@@ -163,22 +161,22 @@ func (p *Process) drain(ctx context.Context) error {
 	return nil
 }
 
-// Stop asks the command to end: SIGTERM to its process group now, and after grace, if anything is left
-// of it, SIGKILL to everything that descends from it, in whatever group. It does not wait. It may be
-// called at any time and again: only the first call sends SIGTERM, and a call with a shorter grace brings
-// the SIGKILL forward. With a grace of 0 or less there is only the SIGKILL.
+// Stop asks the command to end: it sends SIGTERM to the command's process group now and, after grace, SIGKILL to every
+// process that descends from it, in any group. It does not wait. It may be called at any time, and again: only the first
+// call sends SIGTERM, and a call with a shorter grace brings the SIGKILL forward. With a grace of 0 or less it sends
+// SIGKILL at once.
 func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 
-// Close kills everything that is left of the command, in its process group or not, and waits until it is
-// gone, the shim has ended, and all output was passed on. What cannot be killed, since it runs as another
-// user or hangs in the kernel, is given up after some seconds; that is the error. It is idempotent: every
-// call waits for the same end and returns the same. A Wait under way gets the exit by SIGKILL.
+// Close kills every process that descends from the command, in its process group or not. It waits until they are gone,
+// the shim has ended, and all output was passed on. After some seconds it gives up processes that cannot be killed,
+// because they run as another user or hang in the kernel; that is the error. It is idempotent: every call waits for the
+// same end and returns the same error. A blocked Wait returns the exit by SIGKILL.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()
 		p.tell(frameClose)
 		p.control.closeWrite()
-		timer := time.NewTimer(p.stopping.patience)
+		timer := time.NewTimer(p.stopping.timeout)
 		defer timer.Stop()
 		select {
 		case <-p.gone:

@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 const (
 	pumpBuffer = 32 << 10
 
-	// A pump that has as much to do as a processor can would have it for itself: the runtime looks for what
-	// others wait for only when it has nothing else to do, or 10 ms have passed. So it pauses that often.
+	// A pump that is always busy would keep its processor to itself: the runtime only polls the network when a
+	// processor is idle, or after 10 ms. So the pump pauses for pumpPause after every pumpTurn bytes.
 	pumpTurn  = 1 << 20
 	pumpPause = 100 * time.Microsecond
 )
@@ -39,7 +41,7 @@ func newPump(name string, to io.Writer) (*pump, *os.File, error) {
 	var fds [2]int
 	err := unix.Pipe2(fds[:], unix.O_CLOEXEC)
 	if err == nil {
-		// Our end alone. One that does not block would be news to the command.
+		// Our end alone: the command expects a blocking one.
 		err = unix.SetNonblock(fds[0], true)
 	}
 	if err != nil {
@@ -49,8 +51,8 @@ func newPump(name string, to io.Writer) (*pump, *os.File, error) {
 	return p, os.NewFile(uintptr(fds[1]), name), nil
 }
 
-// run reads until nobody can write any more, or finish says it is enough. It reads and writes, and
-// nothing else: io.Copy may splice(2), which spins while a pipe's reader stalls.
+// run reads until every writer has closed the pipe, or until the deadline that finish sets. It only reads and writes:
+// io.Copy may splice(2), which spins while a pipe's reader stalls.
 func (p *pump) run() {
 	defer close(p.done)
 	defer p.out.Close()
@@ -70,7 +72,7 @@ func (p *pump) run() {
 		if n > 0 {
 			if err := deliver(to, buf[:n]); err != nil {
 				p.fail(fmt.Errorf("write %s: %w", p.name, err))
-				to = io.Discard // the command must not be held up
+				to = io.Discard // and do not hold up the command
 			}
 		}
 		switch {
@@ -78,13 +80,13 @@ func (p *pump) run() {
 		case errors.Is(err, io.EOF), errors.Is(err, os.ErrDeadlineExceeded):
 			return
 		default:
-			p.fail(fmt.Errorf("read %s: %w", p.name, bare(err)))
+			p.fail(fmt.Errorf("read %s: %w", p.name, oserr.Bare(err)))
 			return
 		}
 	}
 }
 
-// deliver writes b. A panic is an error like others: in this goroutine it would end all that the server does.
+// deliver writes b. It returns a panic as an error: in this goroutine a panic would end the server.
 func deliver(to io.Writer, b []byte) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -112,8 +114,8 @@ func (p *pump) failure() error {
 	return p.err
 }
 
-// finish waits until the pump has ended. All who could write should be gone, so there is an end to what
-// can be read; if there is not, because a process got away, DrainTimeout is.
+// finish waits until the pump has ended. Every writer should be gone, so the pipe ends. If a process has got away,
+// DrainTimeout bounds the wait.
 func (p *pump) finish() {
 	_ = p.out.SetReadDeadline(time.Now().Add(DrainTimeout))
 	<-p.done

@@ -16,40 +16,39 @@ const (
 	// controlFD is where the shim finds its end of the channel.
 	controlFD = 3
 
-	// killTimeout is how long the shim tries to kill what is left before it gives up.
+	// killTimeout bounds the wait for processes that were killed: some cannot be.
 	killTimeout = 5 * time.Second
 )
 
-// shimArgs are the arguments that make this program a shim. They are what ps shows.
+// shimArgs are the arguments that make this program a shim. ps shows them.
 var shimArgs = []string{"stepmux", "__shim"}
 
 // isReady says that Main was called.
 var isReady atomic.Bool
 
-// Main says that this program may be executed again as a shim, and Start panics without it. It must be
-// the first line of main, and of every TestMain whose tests start processes. In a shim it is never
-// reached: there this package has taken over before.
+// Main says that this program may be executed again as a shim. Start panics without it. It must be the first line of main,
+// and of every TestMain whose tests start processes. A shim never reaches main.
 func Main() { isReady.Store(true) }
 
-// A shim does not wait for main. It is started with every command, and in a program with gRPC and a
-// command line the packages that are initialised after this one are a third of what that costs.
+// A shim does not wait for main. One is started with every command, and in a program with gRPC and a command line the
+// packages that are initialised after this one take a third of the time of its start.
 func init() {
 	if slices.Equal(os.Args, shimArgs) {
 		unix.Exit(runShim()) // os.Exit of a program with the race detector would sleep for a second
 	}
 }
 
-// runShim is the life of a shim: one command, and then all that is left of it.
+// runShim is the life of a shim: it runs one command and kills everything that descends from it.
 func runShim() int {
-	// The command dies with the thread that started it. This goroutine keeps its thread to the end without
-	// being told to, as it never leaves init: the runtime holds all of that on the first thread.
+	// The command dies with the thread that started it. This goroutine keeps its thread to the end because it never
+	// leaves init: the runtime runs init on the first thread.
 	if _, err := unix.GetsockoptInt(controlFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil {
 		_, _ = os.Stderr.WriteString("stepmux: __shim is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
 	control := &channel{os.NewFile(controlFD, "control")}
 	setUpErr := setUp()
-	// Here a shim waits that was started ahead. The server may change its mind, or die.
+	// A prestarted shim waits here. The server may close the channel without a command, or die.
 	output, err := control.receiveFiles()
 	if err != nil {
 		return 0
@@ -65,14 +64,13 @@ func runShim() int {
 	if setUpErr == nil {
 		setUpErr = takeOutput(output)
 	}
-	orphan, leader, failed := prepare(o, setUpErr)
+	orphan, f, failed := prepare(o, setUpErr)
 	if failed != nil {
 		_ = control.send(frameFailed, failed.encode())
 		return 0
 	}
 	letGo()
-	_ = control.send(frameStarted, encodeNumbers(uint64(leader)))
-	f := newFamily(leader)
+	_ = control.send(frameStarted, encodeNumbers(uint64(f.leader.pid)))
 	go f.reap(func(status syscall.WaitStatus, usage *syscall.Rusage) {
 		_ = control.send(frameExited, encodeExited(status, usage))
 	})
@@ -88,16 +86,16 @@ func runShim() int {
 }
 
 // prepare opens the orphan directory of o and starts its command.
-func prepare(o *order, setUpErr error) (*orphanDir, int, *failure) {
+func prepare(o *order, setUpErr error) (*orphanDir, *family, *failure) {
 	if setUpErr != nil {
-		return nil, 0, fail(stageShim, setUpErr)
+		return nil, nil, fail(stageShim, setUpErr)
 	}
 	orphan, failed := openOrphan(o.orphanDir)
 	if failed != nil {
-		return nil, 0, failed
+		return nil, nil, failed
 	}
-	leader, failed := execute(o)
-	return orphan, leader, failed
+	f, failed := execute(o)
+	return orphan, f, failed
 }
 
 // setUp makes this process a shim.
@@ -108,37 +106,25 @@ func setUp() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	// Jobs run as our user. None may attach a debugger to make us let go of what we hold.
+	// Jobs run as our user. No job may attach a debugger to free its processes from the shim.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return err
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return err
 	}
-	inheritNoIgnored()
+	catchIgnored(make(chan os.Signal, 1))
 	return nil
 }
 
-// inheritNoIgnored makes the command start with no signal ignored, whatever the server was started with.
-// Those are the two which Go leaves ignored, and nohup and background jobs of shells ignore them. A signal
-// that is caught is not in the command.
-func inheritNoIgnored() {
-	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT} {
-		if signal.Ignored(sig) {
-			signal.Notify(make(chan os.Signal, 1), sig)
-		}
-	}
-}
-
-// withstandSignals makes this process survive what is sent to all processes of a user: what it holds
-// would get away. A signal that is ignored is in the command too, so the command is started before; if the
-// shim ends in that moment, so does the command. (Catching them instead takes the runtime ten times as long.)
+// withstandSignals makes this process survive signals that are sent to all processes of a user: otherwise its processes
+// would get away. A command would inherit an ignored signal, so it is started before; if a signal ends the shim between
+// the two, the command ends with it. (Catching the signals takes the runtime ten times as long as ignoring them.)
 func withstandSignals() {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 }
 
-// closeOnExec keeps everything but stdio from the command: the control channel, and whatever the server
-// was started with.
+// closeOnExec keeps all files but stdio from the processes that this one starts, also those it was started with.
 func closeOnExec() error {
 	err := unix.CloseRange(controlFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 	if err != nil { // before Linux 5.11
@@ -147,7 +133,7 @@ func closeOnExec() error {
 	return err
 }
 
-// closeOnExecEach is closeOnExec by looking for what is open.
+// closeOnExecEach is closeOnExec that goes through the list of open files.
 func closeOnExecEach() error {
 	dir, err := os.Open("/proc/self/fd")
 	if err != nil {
@@ -174,20 +160,20 @@ func takeOutput(fds []int) error {
 	return nil
 }
 
-// letGo gives up what the shim had only to pass it on: the output, which must end with the command, and
-// the working directory.
+// letGo closes the output, which must end with the command, and leaves the working directory: the shim had both only to
+// pass them on.
 func letGo() {
 	_ = unix.Dup3(0, 1, 0)
 	_ = unix.Dup3(0, 2, 0)
 	_ = unix.Chdir("/")
 }
 
-// obey does what the server says, and returns once it said close, or is gone without.
+// obey does as the server's messages say. It returns true after a close, and false if the server is gone without one.
 func obey(control *channel, f *family) (closed bool) {
 	for {
 		kind, _, err := control.receive(0)
 		switch {
-		case err != nil: // io.EOF, or what it sent is nonsense
+		case err != nil: // io.EOF, or a malformed message
 			return false
 		case kind == frameTerm:
 			f.term()

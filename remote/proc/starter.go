@@ -5,19 +5,18 @@ import (
 	"sync"
 )
 
-// Starter starts commands as [Start] does, and keeps one shim ready: most of what it takes to start a
-// command is to start its shim. The zero value is ready to use. Whoever has one calls Close at the end. It
-// is safe for concurrent use.
+// Starter starts commands as [Start] does, and keeps one shim prestarted: most of the time of a command's start goes into
+// its shim. The zero value is ready to use. Its owner calls Close at the end. It is safe for concurrent use.
 type Starter struct {
 	mu     sync.Mutex    // guards the following
-	ready  *Process      // has a shim and no command; nil if there is none
-	making chan struct{} // closed when what is being made ready is; nil if nothing is
+	ready  *Process      // has a shim and no command; may be nil
+	making chan struct{} // closed once the next ready shim is made; nil if no shim is being made
 	closed bool
 
 	makers sync.WaitGroup
 }
 
-// Start is [Start], by the shim that is ready if there is one. Then it gets another ready.
+// Start is [Start], with the prestarted shim if there is one. Then it prestarts another.
 func (s *Starter) Start(ctx context.Context, c Command) (*Process, error) {
 	p, err := startBy(ctx, &c, s.shim)
 	if err == nil {
@@ -26,7 +25,7 @@ func (s *Starter) Start(ctx context.Context, c Command) (*Process, error) {
 	return p, err
 }
 
-// shim returns the one that is ready, or about to be, or a new one.
+// shim returns the prestarted shim, after a wait if it is being made, or else a new one.
 func (s *Starter) shim() (*Process, error) {
 	p, making := s.take()
 	if making != nil {
@@ -37,15 +36,15 @@ func (s *Starter) shim() (*Process, error) {
 		return launch()
 	}
 	select {
-	case <-p.gone: // whatever killed it, others can be started
-		_ = p.Close() // nothing of it is left
+	case <-p.gone: // it was killed
+		_ = p.Close()
 		return launch()
 	default:
 		return p, nil
 	}
 }
 
-// take takes the shim that is ready. If there is none, it may return what to wait for.
+// take takes the prestarted shim. If one is being made, it returns a channel to wait for it.
 func (s *Starter) take() (p *Process, making <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,8 +52,8 @@ func (s *Starter) take() (p *Process, making <-chan struct{}) {
 	return p, s.making
 }
 
-// Prepare lets a shim be ready soon, if none is. It does not wait for it, and it leaves the machine alone
-// while as many commands are being started as may.
+// Prepare prestarts a shim, unless there is one. It does not wait, and does nothing while the most commands that may start
+// at a time are starting.
 func (s *Starter) Prepare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,7 +69,7 @@ func (s *Starter) Prepare() {
 	s.makers.Go(s.make)
 }
 
-// make gets a shim ready. Should that fail, the next Start says why.
+// make prestarts a shim. If that fails, the next Start returns the error.
 func (s *Starter) make() {
 	p, _ := launch()
 	startSlots.release()
@@ -82,12 +81,12 @@ func (s *Starter) make() {
 	}
 	s.mu.Unlock()
 	if p != nil {
-		_ = p.Close() // it has no command that could resist
+		_ = p.Close() // without a command it always ends
 	}
 }
 
-// Close gives up the shim that is ready, and waits until it has gone. Commands that were started are not
-// touched, and Start can still be called: it is as Start without a Starter then. It is idempotent.
+// Close ends the prestarted shim, and waits until it is gone. It does not touch commands that were started. A later Start
+// starts its own shim. It is idempotent.
 func (s *Starter) Close() {
 	s.mu.Lock()
 	s.closed = true

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// stopper is the course of a Stop: term now, kill after the grace, and if that had no effect either,
-// abandon after patience. Its funcs do not block, and are called in this order, each at most once.
+// stopper is the course of a Stop: term now, kill after the grace, and abandon after the timeout if the process has not
+// ended by then. Its funcs do not block, and are called in this order, each at most once.
 type stopper struct {
 	term, kill, abandon func()
-	patience            time.Duration
+	timeout             time.Duration
 
 	mu    sync.Mutex  // guards the following, and is held while the funcs run
-	phase phase       // what has been done
+	phase phase       // how far the course has come
 	timer *time.Timer // runs next; nil before the first stop
-	due   time.Time   // when it does; one that runs earlier was armed again meanwhile
+	due   time.Time   // when it runs next; a next that runs earlier has been re-armed
 }
 
 type phase int
@@ -26,7 +26,7 @@ const (
 	over
 )
 
-// stop begins the course, or shortens it.
+// stop begins the course, or brings the kill forward.
 func (s *stopper) stop(grace time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +68,7 @@ func (s *stopper) next() {
 func (s *stopper) killLocked() {
 	s.phase = killed
 	s.kill()
-	s.armLocked(s.patience)
+	s.armLocked(s.timeout)
 }
 
 func (s *stopper) armLocked(d time.Duration) {
@@ -79,7 +79,7 @@ func (s *stopper) armLocked(d time.Duration) {
 	s.timer = time.AfterFunc(d, s.next)
 }
 
-// end ends the course, wherever it is. None of the funcs runs after it.
+// end ends the course at any phase. No func runs after it.
 func (s *stopper) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,18 +21,18 @@ func TestStopperTakesItsCourse(t *testing.T) {
 		at, grace time.Duration // a negative grace of -1h stands for end
 	}
 	const end = -time.Hour
-	const patience = 10 * time.Second
+	const timeout = 10 * time.Second
 	tests := map[string]struct {
 		calls []call
 		want  []event
 	}{
-		"term, grace, kill, patience, abandon": {
+		"term, grace, kill, timeout, abandon": {
 			[]call{{0, 5 * time.Second}},
 			[]event{{"term", 0}, {"kill", 5 * time.Second}, {"abandon", 15 * time.Second}},
 		},
 		"at once": {
 			[]call{{0, 0}},
-			[]event{{"kill", 0}, {"abandon", patience}},
+			[]event{{"kill", 0}, {"abandon", timeout}},
 		},
 		"a shorter grace brings the kill forward": {
 			[]call{{0, time.Minute}, {time.Second, 2 * time.Second}},
@@ -42,7 +42,7 @@ func TestStopperTakesItsCourse(t *testing.T) {
 			[]call{{0, 5 * time.Second}, {time.Second, time.Minute}, {6 * time.Second, time.Minute}},
 			[]event{{"term", 0}, {"kill", 5 * time.Second}, {"abandon", 15 * time.Second}},
 		},
-		"impatience does not restart patience": {
+		"a second kill does not restart the timeout": {
 			[]call{{0, time.Second}, {2 * time.Second, 0}, {3 * time.Second, 0}},
 			[]event{{"term", 0}, {"kill", time.Second}, {"abandon", 11 * time.Second}},
 		},
@@ -76,7 +76,7 @@ func TestStopperTakesItsCourse(t *testing.T) {
 						got = append(got, event{name, time.Since(begin)})
 					}
 				}
-				s := stopper{term: note("term"), kill: note("kill"), abandon: note("abandon"), patience: patience}
+				s := stopper{term: note("term"), kill: note("kill"), abandon: note("abandon"), timeout: timeout}
 				for _, c := range test.calls {
 					time.Sleep(c.at - time.Since(begin)) //nolint:forbidigo // the bubble's time
 					if c.grace == end {
@@ -97,7 +97,7 @@ func TestStopperTakesItsCourse(t *testing.T) {
 func TestStopperIgnoresATimerThatWasArmedAgainWhileItFired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kills := 0
-		s := stopper{term: func() {}, kill: func() { kills++ }, abandon: func() { t.Error("abandoned") }, patience: time.Hour}
+		s := stopper{term: func() {}, kill: func() { kills++ }, abandon: func() { t.Error("abandoned") }, timeout: time.Hour}
 		defer s.end()
 		s.stop(time.Minute)
 		s.next()

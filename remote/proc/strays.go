@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A shim that is killed lets go of what its command has left behind. This program is a child subreaper too, so such
-// processes then are its children: strays. They are told from its other children by their session, which is not ours,
-// and by not being shims.
+// If a shim is killed, the processes it held become orphans. This program is a child subreaper too, so they become its
+// children: strays. A stray differs from the program's other children by its session, which is not the program's, and by
+// not being a shim.
 
-// shims are the shims of this program that run.
+// shims are the running shims of this program.
 var shims = struct {
 	mu   sync.Mutex // held while one is started, and guards the following
 	pids map[int]*Process
 }{pids: map[int]*Process{}}
 
-// adoptStrays makes this program the parent of what killed shims let go of. Where it cannot, they get away.
+// adoptStrays makes this program the parent of strays. Where the kernel refuses, strays get away.
 var adoptStrays = sync.OnceFunc(func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) })
 
 // startShim starts the shim of p.
@@ -33,7 +33,7 @@ func startShim(p *Process, attr *os.ProcAttr) (err error) {
 	return nil
 }
 
-// forgetShim notes that the shim of p has ended, and was waited for: its number may be another's already.
+// forgetShim notes that the shim of p was reaped: its pid may already be that of another process.
 func forgetShim(p *Process) {
 	shims.mu.Lock()
 	defer shims.mu.Unlock()
@@ -42,8 +42,8 @@ func forgetShim(p *Process) {
 	}
 }
 
-// killStrays kills strays until there are none, and returns how many there still are after the timeout. Killing one
-// may orphan others, which then are strays.
+// killStrays kills strays until no stray is left, or until the timeout; then it returns how many are left. Killing one may
+// orphan others, which become strays.
 func killStrays(timeout time.Duration) (left int) {
 	end := time.Now().Add(timeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -55,8 +55,7 @@ func killStrays(timeout time.Duration) (left int) {
 	}
 }
 
-// killStraysOnce kills and reaps the strays there are, and returns how many. Those that they have let go of meanwhile
-// are not among them.
+// killStraysOnce kills and reaps the present strays, and returns how many. It does not count processes that they orphan.
 func killStraysOnce() (n int) {
 	shims.mu.Lock()
 	defer shims.mu.Unlock()
@@ -64,13 +63,13 @@ func killStraysOnce() (n int) {
 	if err != nil {
 		return 0
 	}
-	for _, pid := range children() {
+	for _, pid := range ListChildren() {
 		session, err := unix.Getsid(pid)
 		if err != nil || session == ours || shims.pids[pid] != nil {
 			continue
 		}
-		_ = unix.Kill(pid, unix.SIGKILL)               // it may have ended: only we can reap it, so it is still this one
-		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // or the next time
+		_ = unix.Kill(pid, unix.SIGKILL)               // only we can reap it, so the pid is still this process's
+		_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // if it has not ended yet, the next call reaps it
 		n++
 	}
 	return n

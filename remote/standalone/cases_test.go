@@ -158,9 +158,16 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 		}
 		fetcher[strings.TrimSuffix(url, ".git")] = dir
 	}
-	r := engine.New(engine.Config{Definition: j.definition, Vars: j.vars, Env: j.env, MayFail: j.mayFail, Fetcher: fetcher})
-	result := r.Run(t.Context(), engine.Place{WorkDir: tr.cfg.WorkDir, ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr})
-	return &Report{Status: result.Status.String(), ExitCode: result.ExitCode, Message: result.Message, Steps: stepReports(result.Steps)}
+	r := engine.New(engine.Config{
+		Definition: j.definition, Vars: j.vars, Env: j.env, MayFail: j.mayFail,
+		Fetcher: fetcher,
+	})
+	result := r.Run(t.Context(),
+		engine.Place{WorkDir: tr.cfg.WorkDir, ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr})
+	return &Report{
+		Status: result.Status.String(), ExitCode: result.ExitCode, Message: result.Message,
+		Steps: stepReports(result.Steps),
+	}
 }
 
 // projects are directories by the URLs of projects. The step of a reference is the file that its path names below

@@ -56,7 +56,8 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 	for _, text := range given {
 		name, value, ok := strings.Cut(text, "=")
 		if !lang.IsName(name) {
-			return nil, fmt.Errorf("the variable name%s is not valid; write NAME=VALUE, or NAME for its value in the environment", lang.Quote(name))
+			return nil, fmt.Errorf("the variable name%s is not valid; write NAME=VALUE, or NAME for its value in the "+
+				"environment", lang.Quote(name))
 		}
 		if !ok {
 			if value, ok = lookup(name); !ok {

@@ -81,7 +81,9 @@ func TestMaskedVariablesAreInNoOutputAndNoReport(t *testing.T) {
     echo '{"name":"E","value":"x ${{ vars.TOKEN }}"}' >>${{ export_file }}
 - name: b
   step: ./${{ vars.TOKEN }}
-`), Vars: []engine.Variable{{Key: "TOKEN", Value: "hunter2-hunter2", Masked: true}, {Key: "PIN", Value: "123", Masked: true}}})
+`), Vars: []engine.Variable{
+		{Key: "TOKEN", Value: "hunter2-hunter2", Masked: true}, {Key: "PIN", Value: "123", Masked: true},
+	}})
 	require.Equal(t, []string{"the variable PIN is not masked: the value has less than 4 bytes"}, j.Notices)
 	report := tr.finish(j)
 	require.Equal(t, "failure", report.Status)

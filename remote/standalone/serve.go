@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"strconv"
-	"sync"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -25,8 +24,6 @@ const (
 	maxConns = 256
 	// handshakeTimeout is the time a connection has to become one of HTTP/2.
 	handshakeTimeout = 10 * time.Second
-	// followersTimeout bounds the wait, after the last job, for callers to take the final states.
-	followersTimeout = time.Second
 	// defaultGrace is that of a service's jobs when it ends.
 	defaultGrace = 5 * time.Second
 	// minToken is the shortest token, in bytes.
@@ -91,7 +88,10 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, components.Close()) }()
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components, Version: cfg.Version})
+	store, err := job.New(job.Config{
+		Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components,
+		Version: cfg.Version,
+	})
 	if err != nil {
 		return err
 	}
@@ -102,7 +102,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w; another port may be free, and 0 picks one", err)
 	}
-	conns := &openConns{Listener: netutil.LimitListener(ln, maxConns), conns: map[net.Conn]struct{}{}}
+	conns := service.Track(netutil.LimitListener(ln, maxConns))
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(conns) }()
 	if cfg.Ready != nil {
@@ -110,76 +110,11 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	}
 	select {
 	case <-ctx.Done():
-		stopErr := stopServing(context.WithoutCancel(ctx), server, store, conns, cfg.Grace)
+		stopErr := service.Stop(server, conns, func() error {
+			return store.Shutdown(context.WithoutCancel(ctx), max(cmp.Or(cfg.Grace, defaultGrace), 0))
+		})
 		return errors.Join(stopErr, <-served)
 	case err := <-served:
 		return fmt.Errorf("accept on %s: %w", ln.Addr(), err)
 	}
-}
-
-// stopServing ends the jobs, while those who follow them still can, and then the server.
-func stopServing(ctx context.Context, server *grpc.Server, store *job.Store, conns *openConns, grace time.Duration) error {
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		server.GracefulStop() // no new calls from here on; returns when those at work have ended
-	}()
-	err := store.Shutdown(ctx, max(cmp.Or(grace, defaultGrace), 0))
-	timer := time.NewTimer(followersTimeout)
-	defer timer.Stop()
-	select {
-	case <-drained:
-	case <-timer.C:
-		conns.closeAll() // those on which nothing was said yet keep the server waiting
-		server.Stop()
-		<-drained
-	}
-	return err
-}
-
-// openConns is a listener that knows the connections that are open.
-type openConns struct {
-	net.Listener
-
-	mu    sync.Mutex // guards the following
-	conns map[net.Conn]struct{}
-}
-
-// Accept implements [net.Listener].
-func (o *openConns) Accept() (net.Conn, error) {
-	c, err := o.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	conn := &openConn{c, o}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.conns[conn] = struct{}{}
-	return conn, nil
-}
-
-func (o *openConns) closeAll() {
-	o.mu.Lock()
-	all := make([]net.Conn, 0, len(o.conns))
-	for c := range o.conns {
-		all = append(all, c)
-	}
-	o.mu.Unlock()
-	for _, c := range all {
-		_ = c.Close()
-	}
-}
-
-type openConn struct {
-	net.Conn
-
-	of *openConns
-}
-
-// Close implements [net.Conn].
-func (c *openConn) Close() error {
-	c.of.mu.Lock()
-	delete(c.of.conns, c)
-	c.of.mu.Unlock()
-	return c.Conn.Close()
 }

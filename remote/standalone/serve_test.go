@@ -36,7 +36,10 @@ func serveLocal(t *testing.T, change func(*ServeConfig)) *served {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &served{token: NewToken(), cancel: cancel, done: make(chan error, 1), temp: t.TempDir()}
 	addr := make(chan net.Addr, 1)
-	cfg := ServeConfig{Token: s.token, WorkBase: t.TempDir(), TempDir: s.temp, Grace: patience, Ready: func(a net.Addr) { addr <- a }}
+	cfg := ServeConfig{
+		Token: s.token, WorkBase: t.TempDir(), TempDir: s.temp, Grace: patience,
+		Ready: func(a net.Addr) { addr <- a },
+	}
 	if change != nil {
 		change(&cfg)
 	}
@@ -106,7 +109,10 @@ func TestServiceRefusesEveryCallWithoutTheToken(t *testing.T) {
 func TestServiceEndsItsJobsWithIt(t *testing.T) {
 	s := serveLocal(t, nil)
 	ctx := service.WithToken(t.Context(), s.token)
-	_, err := s.Run(ctx, &pb.RunRequest{Id: "a", Type: pb.RunRequest_script, CiScript: "trap 'echo ending; exit' TERM; echo $$; while :; do sleep 0.01; done"})
+	_, err := s.Run(ctx, &pb.RunRequest{
+		Id: "a", Type: pb.RunRequest_script,
+		CiScript: "trap 'echo ending; exit' TERM; echo $$; while :; do sleep 0.01; done",
+	})
 	require.NoError(t, err)
 	stream, err := s.FollowIO(ctx, &pb.FollowIORequest{Id: "a"})
 	require.NoError(t, err)

@@ -42,7 +42,10 @@ run:
 
 func TestInputsAreValuesAndNeverText(t *testing.T) {
 	tr := newTrial(t)
-	inputs := map[string]string{"who": "a\"\n  - script: echo ${{ injected }}", "times": "2", "tags": `["x"]`, "loud": "true"}
+	inputs := map[string]string{
+		"who": "a\"\n  - script: echo ${{ injected }}", "times": "2", "tags": `["x"]`,
+		"loud": "true",
+	}
 	tr.finish(tr.read(Source{Name: "s.yml", Text: []byte(withInputs), Format: Steps, Inputs: inputs}))
 	require.Equal(t, "a\"\n  - script: echo ${{ injected }} 3 [\"x\"] true\n", tr.stdout.String())
 }
@@ -52,18 +55,30 @@ func TestInputsThatDoNotFitAreRefused(t *testing.T) {
 		inputs map[string]string
 		err    string
 	}{
-		"missing":      {nil, `s.yml: the input "who" is required, and not given`},
-		"misspelt":     {map[string]string{"whoo": "x"}, `s.yml: the step takes no input "whoo", did you mean "who"?`},
-		"other type":   {map[string]string{"who": "x", "times": `"2"`}, `s.yml: input "times": the value is a string, and must be a number`},
-		"not JSON":     {map[string]string{"who": "x", "times": "two"}, `input "times": the value must be JSON, as 3, true or ["a"], since its type is number`},
-		"not a string": {map[string]string{"who": "x", "loud": "yes"}, `input "loud": the value must be JSON, as 3, true or ["a"], since its type is boolean`},
+		"missing":  {nil, `s.yml: the input "who" is required, and not given`},
+		"misspelt": {map[string]string{"whoo": "x"}, `s.yml: the step takes no input "whoo", did you mean "who"?`},
+		"other type": {
+			map[string]string{"who": "x", "times": `"2"`},
+			`s.yml: input "times": the value is a string, and must be a number`,
+		},
+		"not JSON": {
+			map[string]string{"who": "x", "times": "two"},
+			`input "times": the value must be JSON, as 3, true or ["a"], since its type is number`,
+		},
+		"not a string": {
+			map[string]string{"who": "x", "loud": "yes"},
+			`input "loud": the value must be JSON, as 3, true or ["a"], since its type is boolean`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Read(Source{Name: "s.yml", Text: []byte(withInputs), Format: Steps, Inputs: test.inputs})
 			require.EqualError(t, err, test.err)
 		})
 	}
-	_, err := Read(Source{Name: "ci.yml", Text: []byte("j: {script: [a]}"), Format: GitLabCI, Inputs: map[string]string{"a": "b"}})
+	_, err := Read(Source{
+		Name: "ci.yml", Text: []byte("j: {script: [a]}"), Format: GitLabCI,
+		Inputs: map[string]string{"a": "b"},
+	})
 	require.EqualError(t, err, "inputs are for steps; a job of a .gitlab-ci.yml takes variables")
 }
 
@@ -76,7 +91,8 @@ func TestJSONIsReadAsItStands(t *testing.T) {
 
 func TestWhatIsNoJSONIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		`run: [{script: a}]`:          "--json: not valid JSON, at byte 1: invalid character 'r' looking for beginning of value",
+		`run: [{script: a}]`: "--json: not valid JSON, at byte 1: invalid character 'r' looking for beginning " +
+			"of value",
 		`[{"script":"a"}] - b`:        "--json: not valid JSON, at byte 18: invalid character '-' after top-level value",
 		``:                            "--json: not valid JSON, at byte 0: unexpected end of JSON input",
 		`[{"scrpt":"a"}]`:             `--json:1:3: unknown key "scrpt", did you mean "script"?`,
@@ -107,13 +123,18 @@ func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {
 	tr.file("ci/jobs.yml", "j: {script: [echo included]}\n")
 	tr.finish(tr.read(Source{Name: "ci.yml", Format: GitLabCI, Text: []byte("include: /ci/jobs.yml\n")}))
 	require.Equal(t, "included\n", tr.stdout.String())
-	_, err := Read(Source{Name: "ci.yml", Format: GitLabCI, WorkDir: tr.cfg.WorkDir, Text: []byte("include: ../../etc/passwd\nj: {script: [a]}\n")})
-	require.EqualError(t, err, fmt.Sprintf(`ci.yml:1:10: include: read "../../etc/passwd": the work directory %s has no such file`, tr.cfg.WorkDir))
+	_, err := Read(Source{
+		Name: "ci.yml", Format: GitLabCI, WorkDir: tr.cfg.WorkDir,
+		Text: []byte("include: ../../etc/passwd\nj: {script: [a]}\n"),
+	})
+	require.EqualError(t, err,
+		fmt.Sprintf(`ci.yml:1:10: include: read "../../etc/passwd": the work directory %s has no such file`, tr.cfg.WorkDir))
 }
 
 func TestVariablesAreThoseOfTheEnvironment(t *testing.T) {
 	vars, err := EnvironmentVars([]string{
-		"CI_COMMIT_SHA=abc", "STEPS=- a", "STEPMUX_TOKEN=t", "CI_JOB_TOKEN=secret", "MY=x=y", "BASH_FUNC_f%%=() {", "MY=twice", "nothing",
+		"CI_COMMIT_SHA=abc", "STEPS=- a", "STEPMUX_TOKEN=t", "CI_JOB_TOKEN=secret", "MY=x=y", "BASH_FUNC_f%%=() {",
+		"MY=twice", "nothing",
 	}, []string{"MY"})
 	require.NoError(t, err)
 	require.Equal(t, []engine.Variable{
@@ -129,7 +150,8 @@ func TestVariablesOfTheCommandLine(t *testing.T) {
 	lookup := func(name string) (string, bool) { return "from outside", name == "HOME" }
 	vars, err := Vars([]string{"A=1", "HOME", "A=2=3", "E="}, []string{"HOME"}, lookup)
 	require.NoError(t, err)
-	require.Equal(t, []engine.Variable{{Key: "HOME", Value: "from outside", Masked: true}, {Key: "A", Value: "2=3"}, {Key: "E"}}, vars)
+	require.Equal(t,
+		[]engine.Variable{{Key: "HOME", Value: "from outside", Masked: true}, {Key: "A", Value: "2=3"}, {Key: "E"}}, vars)
 	for text, want := range map[string]string{
 		"1A=x":  `the variable name "1A" is not valid; write NAME=VALUE, or NAME for its value in the environment`,
 		"OTHER": "the variable OTHER is not in the environment; write OTHER=VALUE",

@@ -65,7 +65,8 @@ func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
 	report := tr.finish(j)
 	require.Equal(t, "[MASKED]\nb\n", tr.stdout.String())
 	runs := report.Trace.Volatile.Steps
-	require.Equal(t, []int64{0, 9, 9, 2}, []int64{runs[0].Stdout.Offset, runs[0].Stdout.Bytes, runs[1].Stdout.Offset, runs[1].Stdout.Bytes})
+	require.Equal(t, []int64{0, 9, 9, 2},
+		[]int64{runs[0].Stdout.Offset, runs[0].Stdout.Bytes, runs[1].Stdout.Offset, runs[1].Stdout.Bytes})
 	require.Equal(t, int64(4), runs[1].Stderr.Bytes)
 }
 

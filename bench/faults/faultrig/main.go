@@ -20,7 +20,8 @@ import (
 	"github.com/stepmux/stepmux/bench/faults"
 )
 
-const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...] [-time D] [-jobs N] [-program FILE] [-dir DIR] [-shared]
+const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...]
+                     [-time D] [-jobs N] [-program FILE] [-dir DIR] [-shared]
        faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-dir DIR]
        faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE] [-keep DIR]
        faults report [-dir DIR] [-page FILE]
@@ -59,7 +60,8 @@ func run(ctx context.Context, args []string) error {
 	seed := fl.Uint64("seed", 1, "what all is drawn from")
 	n := fl.Int("n", 200, "how many faults")
 	round := fl.Int("round", -1, "run this round only, and show what happens in it")
-	kinds := fl.String("kinds", "", "kinds of faults, separated by commas (default all but clock, which is the whole machine's)")
+	kinds := fl.String("kinds", "",
+		"kinds of faults, separated by commas (default all but clock, which is the whole machine's)")
 	routes := fl.String("routes", "", "routes, separated by commas (default all)")
 	limit := fl.Duration("time", time.Hour, "how long at most; what is left is done by the next run")
 	jobs := fl.Int("jobs", 2, "rounds at once")
@@ -93,7 +95,8 @@ func run(ctx context.Context, args []string) error {
 	defer journal.Close()
 	ctx, cancel := context.WithTimeout(ctx, *limit)
 	defer cancel()
-	c := faults.Campaign{Seed: *seed, Filter: filter, Faults: *n, Jobs: *jobs, Options: opts, Journal: journal, Out: os.Stdout}
+	c := faults.Campaign{Seed: *seed, Filter: filter, Faults: *n, Jobs: *jobs, Options: opts, Journal: journal,
+		Out: os.Stdout}
 	results, err := c.Run(ctx)
 	fmt.Fprint(os.Stdout, faults.Table(results))
 	if err != nil {
@@ -162,7 +165,7 @@ func fuzz(ctx context.Context, args []string) error {
 	return err
 }
 
-// report writes what was kept, as JSON and into a page.
+// report writes the kept results, as JSON and into a page.
 func report(args []string) error {
 	fl := flag.NewFlagSet("report", flag.ExitOnError)
 	dir := fl.String("dir", "bin/faults", "where results are kept")
@@ -186,7 +189,7 @@ func report(args []string) error {
 	return os.WriteFile(*page, []byte(written), 0o644)
 }
 
-// readReport reads what was kept in a directory.
+// readReport reads the kept results of a directory.
 func readReport(dir string) (r faults.Report, err error) {
 	journals, err := filepath.Glob(filepath.Join(dir, "seed-*.jsonl"))
 	if err != nil {
@@ -200,26 +203,22 @@ func readReport(dir string) (r faults.Report, err error) {
 		}
 		rounds = append(rounds, results...)
 	}
-	r.Faults = faults.CountFaults(rounds)
 	soak, err := readSoak(filepath.Join(dir, "soak.json"))
 	if err != nil {
 		return r, err
-	}
-	if soak != nil {
-		r.Soak = soak.Sum()
 	}
 	runs, err := faults.ReadJournal[faults.Fuzzed](filepath.Join(dir, "fuzz.jsonl"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return r, err
 	}
-	r.Fuzz = faults.SumFuzzed(runs)
+	r = faults.NewReport(rounds, soak, runs)
 	if r.Faults == nil && r.Soak == nil && len(r.Fuzz) == 0 {
 		return r, fmt.Errorf("there are no results in %s: run make faults, make soak or make fuzz-long first", dir)
 	}
 	return r, nil
 }
 
-// readSoak returns the result of the last soak, nil if there was none.
+// readSoak returns the result of the last soak, or nil if no soak has run.
 func readSoak(path string) (*faults.SoakResult, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -235,7 +234,7 @@ func readSoak(path string) (*faults.SoakResult, error) {
 	return &r, nil
 }
 
-// options returns where rounds run, and what that leaves out, of which it tells.
+// options returns how rounds run here, and a filter that leaves out the rounds this machine cannot run. It prints them.
 func options(ctx context.Context, program string, shared bool) (faults.Options, faults.Filter, error) {
 	path, err := filepath.Abs(program)
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"sync"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // Log is the output of one stream. All methods may be called at the same time, from any goroutine.
@@ -84,15 +86,7 @@ func (l *Log) Remove() error {
 	}
 	l.file.Close() // nothing is left to be flushed to a file that goes away
 	if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove log %s: %w", l.path, bare(err))
+		return fmt.Errorf("remove log %s: %w", l.path, oserr.Bare(err))
 	}
 	return nil
-}
-
-// bare strips the call and the path an *fs.PathError adds: our messages name the path.
-func bare(err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return path.Err
-	}
-	return err
 }

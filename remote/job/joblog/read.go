@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // ErrOffset is wrapped by the error of a read at an offset the log does not have: a negative one, or one
@@ -31,7 +33,7 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		// The file is shorter than what we wrote: not the end, which a reader would take it for.
 		err = io.ErrUnexpectedEOF
 	}
-	return 0, fmt.Errorf("read log %s: %w", l.path, bare(err))
+	return 0, fmt.Errorf("read log %s: %w", l.path, oserr.Bare(err))
 }
 
 // await waits until the log is longer than off, and returns its length. The errors are those of ReadAt.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // Write appends p. It waits for the file system and for other calls of Write, never for a reader. It
@@ -73,7 +75,7 @@ func (l *Log) finish(written, marked, dropped int, err error) {
 	l.dropped += int64(dropped)
 	if err != nil {
 		// For good: if later bytes found room again, they would stand at wrong offsets.
-		l.err = fmt.Errorf("write log %s: %w", l.path, bare(err))
+		l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err))
 	}
 	if written+marked > 0 {
 		l.wakeLocked()

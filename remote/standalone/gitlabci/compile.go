@@ -28,7 +28,8 @@ const (
 )
 
 // jobStatus is what an after_script knows as CI_JOB_STATUS.
-const jobStatus = `${{ steps.script.status == "success" && "success" || steps.script.status == "cancelled" && "canceled" || "failed" }}`
+const jobStatus = `${{ steps.script.status == "success" && "success" || steps.script.status == "cancelled" && ` +
+	`"canceled" || "failed" }}`
 
 // compile makes the definition of the job.
 func (d *draft) compile(job *Job) error {
@@ -161,7 +162,8 @@ func (d *draft) addAfterScript(list *yaml.Node, parts map[string]*yaml.Node, job
 	}
 	d.set(step, "when", lang.Always)
 	t := d.file.tree
-	step.Content = append(step.Content, t.text(n, "env"), t.made(n, yaml.MappingNode, t.text(n, "CI_JOB_STATUS"), t.text(n, jobStatus)))
+	step.Content = append(step.Content, t.text(n, "env"),
+		t.made(n, yaml.MappingNode, t.text(n, "CI_JOB_STATUS"), t.text(n, jobStatus)))
 	list.Content = append(list.Content, step)
 	job.MayFail = append(job.MayFail, afterScriptStep)
 	return nil

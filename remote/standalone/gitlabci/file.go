@@ -37,7 +37,8 @@ func Read(name string, data []byte, open func(path string) ([]byte, error)) (*Fi
 		return nil, err
 	}
 	if len(f.jobs()) == 0 {
-		return nil, src.Errorf(nil, "there is no job in it; a job is a name at the start of a line, and below it script: or run:")
+		return nil, src.Errorf(nil,
+			"there is no job in it; a job is a name at the start of a line, and below it script: or run:")
 	}
 	return f, nil
 }
@@ -84,7 +85,8 @@ func (f *File) topOf(src *lang.Source) (*yaml.Node, error) {
 		return nil, err
 	}
 	if top.Kind != yaml.MappingNode {
-		return nil, src.Errorf(docs[0], "the file must be a mapping of jobs, not %s; for a list of steps use the format steps", describe(top))
+		return nil, src.Errorf(docs[0],
+			"the file must be a mapping of jobs, not %s; for a list of steps use the format steps", describe(top))
 	}
 	return top, nil
 }

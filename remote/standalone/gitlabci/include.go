@@ -92,7 +92,8 @@ func (in *includer) entry(n *yaml.Node) (*yaml.Node, error) {
 }
 
 func (in *includer) refuse(n *yaml.Node, kind string) error {
-	return in.file.tree.errorf(n, "include: %s takes files from %s, which this program does not fetch; save the file in the project and use local", kind, kinds[kind])
+	return in.file.tree.errorf(n, "include: %s takes files from %s, which this program does not fetch; save the file "+
+		"in the project and use local", kind, kinds[kind])
 }
 
 // read reads the file name, which the node at names.

@@ -89,7 +89,8 @@ func (f *File) find(name string) (*draft, error) {
 	case key == nil || slices.Contains(globals, name):
 		return nil, f.noJob(name)
 	case strings.HasPrefix(name, "."):
-		return nil, f.tree.errorf(key, "the job%s is hidden: it begins with a dot, and is there for others to extend", lang.Quote(name))
+		return nil, f.tree.errorf(key, "the job%s is hidden: it begins with a dot, and is there for others to extend",
+			lang.Quote(name))
 	}
 	n, err := f.extended(name, key, nil)
 	if err != nil {
@@ -99,7 +100,8 @@ func (f *File) find(name string) (*draft, error) {
 		return nil, err
 	}
 	if n.Kind != yaml.MappingNode {
-		return nil, f.tree.errorf(key, "the job%s must be a mapping with script: or run:, not %s", lang.Quote(name), describe(n))
+		return nil, f.tree.errorf(key, "the job%s must be a mapping with script: or run:, not %s", lang.Quote(name),
+			describe(n))
 	}
 	return &draft{file: f, name: name, at: key, node: n}, nil
 }

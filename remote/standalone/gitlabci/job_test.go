@@ -42,7 +42,8 @@ run_job:
 script_job: {script: [e], setup: []}
 .steps: {run: [{name: spliced, script: f}]}
 `
-	require.Equal(t, []string{"clone on_success", "spliced on_success", "step_3 on_success", "upload always", "tell on_failure"},
+	require.Equal(t,
+		[]string{"clone on_success", "spliced on_success", "step_3 on_success", "upload always", "tell on_failure"},
 		names(job(t, text, "run_job").Definition.GetSteps()))
 	require.False(t, job(t, text, "run_job").Script)
 	require.Equal(t, []string{"script on_success", "upload always", "tell on_failure"},
@@ -76,7 +77,10 @@ j: {extends: [.b, .c], variables: {J: j}, after_script: null}
 	j := job(t, text, "j")
 	require.Equal(t, "b", script(j))
 	require.Empty(t, j.MayFail)
-	require.Equal(t, map[string]string{"A": "a", "B": "b", "C": "c", "J": "j", "X": "c", "CI_JOB_NAME": "j", "CI_JOB_STAGE": "test"}, values(j))
+	require.Equal(t, map[string]string{
+		"A": "a", "B": "b", "C": "c", "J": "j", "X": "c", "CI_JOB_NAME": "j",
+		"CI_JOB_STAGE": "test",
+	}, values(j))
 }
 
 func TestReferencesLookIntoExtendedJobs(t *testing.T) {
@@ -131,7 +135,8 @@ own: {before_script: [], script: [s]}
 	require.Contains(t, values(job(t, text, "some")), "H")
 	require.NotContains(t, values(job(t, text, "some")), "G")
 	require.Equal(t, "s", script(job(t, text, "own")))
-	require.Equal(t, "old\ns", script(job(t, "before_script: [old]\nj: {script: [s]}\n", "j")), "the way it was before there was default")
+	require.Equal(t, "old\ns", script(job(t, "before_script: [old]\nj: {script: [s]}\n", "j")),
+		"the way it was before there was default")
 }
 
 func TestVariablesAreExpanded(t *testing.T) {
@@ -156,8 +161,10 @@ j:
 	require.NoError(t, err)
 	v := values(j)
 	for name, want := range map[string]string{
-		"GREETING": "hello all of you", "TWICE": "hello all of you, hello all of you", "STAGE": "build", "N": "3", "YES": "true", "NOTHING": "",
-		"LITERAL": "$NAME $UNKNOWN ${UNKNOWN} ${NAME $ $1", "RAW": "$NAME", "SELF": "$SELF:more", "A": "$A", "PROJECT": "/project", "GIVEN": "$NAME",
+		"GREETING": "hello all of you", "TWICE": "hello all of you, hello all of you", "STAGE": "build", "N": "3",
+		"YES": "true", "NOTHING": "",
+		"LITERAL": "$NAME $UNKNOWN ${UNKNOWN} ${NAME $ $1", "RAW": "$NAME", "SELF": "$SELF:more", "A": "$A",
+		"PROJECT": "/project", "GIVEN": "$NAME",
 	} {
 		require.Equal(t, want, v[name], name)
 	}
@@ -175,13 +182,15 @@ j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags
 	}, j.Notices)
 	require.Equal(t, "echo $[[ inputs.a ]]", script(j))
 	require.Empty(t, job(t, "j: {script: [a], stage: x}", "j").Notices)
-	require.Equal(t, []string{"not done here, but by a server or runner: spec of the file: inputs are the server's to fill in"},
+	require.Equal(t,
+		[]string{"not done here, but by a server or runner: spec of the file: inputs are the server's to fill in"},
 		job(t, "spec: {inputs: {a: }}\n---\nj: {script: [a]}\n", "j").Notices)
 }
 
 func TestIncludedFilesLieBelowTheFile(t *testing.T) {
 	files := project{
-		"ci/base.yml": "include: [{local: /ci/vars.yml}]\n.base: {script: [base], variables: {B: base}}\nj: {variables: {J: included}}\n",
+		"ci/base.yml": "include: [{local: /ci/vars.yml}]\n.base: {script: [base], variables: {B: base}}\nj: {variables: " +
+			"{J: included}}\n",
 		"ci/vars.yml": "variables: {V: vars, W: vars}\n",
 	}
 	j := job(t, "include: ci/base.yml\nvariables: {W: own}\nj: {extends: .base}\n", "j", files)
@@ -192,15 +201,19 @@ func TestIncludedFilesLieBelowTheFile(t *testing.T) {
 
 func TestErrorsNameTheFileTheyAreIn(t *testing.T) {
 	files := project{"a.yml": "\n.a: {run: [{name: x, scrpt: b}]}\n.b: &b {script: {}}\n.c: *b\n"}
-	require.Equal(t, `a.yml:2:22: unknown key "scrpt", did you mean "script"?`, wrong("include: a.yml\nj: {extends: .a}\n", files))
-	require.Equal(t, `a.yml:2:22: unknown key "scrpt", did you mean "script"?`, wrong("include: a.yml\nj: {run: [!reference [.a, run]]}\n", files))
-	require.Equal(t, "a.yml:3:17: a line of script must be a text, not a mapping", wrong("include: a.yml\nj: {extends: .c}\n", files))
+	require.Equal(t, `a.yml:2:22: unknown key "scrpt", did you mean "script"?`,
+		wrong("include: a.yml\nj: {extends: .a}\n", files))
+	require.Equal(t, `a.yml:2:22: unknown key "scrpt", did you mean "script"?`,
+		wrong("include: a.yml\nj: {run: [!reference [.a, run]]}\n", files))
+	require.Equal(t, "a.yml:3:17: a line of script must be a text, not a mapping",
+		wrong("include: a.yml\nj: {extends: .c}\n", files))
 	require.Equal(t, "a.yml:2:1: not valid YAML: did not find expected ',' or ']' while parsing a flow sequence",
 		wrong("include: a.yml\nj: {script: [a]}\n", project{"a.yml": "[a, b"}))
 }
 
 func TestNamesOfJobs(t *testing.T) {
-	file, err := Read("ci.yml", []byte("stages: [x]\n.hidden: {script: [a]}\nbuild app: {script: [a]}\ntest: {script: [a]}\n"), nil)
+	file, err := Read("ci.yml",
+		[]byte("stages: [x]\n.hidden: {script: [a]}\nbuild app: {script: [a]}\ntest: {script: [a]}\n"), nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"build app", "test"}, file.Jobs())
 	for name, want := range map[string]string{

@@ -35,7 +35,8 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) (*yaml.Node, e
 	n := find(f.top, name)
 	switch {
 	case slices.Contains(chain, name):
-		return nil, t.errorf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name), strings.Join(append(chain, name), " > "))
+		return nil, t.errorf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
+			strings.Join(append(chain, name), " > "))
 	case n == nil:
 		near := ""
 		if guess := lang.Nearest(name, f.jobs()); guess != "" {

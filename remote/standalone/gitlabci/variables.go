@@ -59,12 +59,14 @@ func (f *File) variable(key, value *yaml.Node) (variable, error) {
 	t := f.tree
 	v := variable{at: value, name: key.Value, expand: true}
 	if !lang.IsName(v.name) {
-		return v, t.errorf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first", lang.Quote(v.name))
+		return v, t.errorf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first",
+			lang.Quote(v.name))
 	}
 	if value.Kind == yaml.MappingNode {
 		for _, k := range keys(value) {
 			if !slices.Contains(variableKeys, k) {
-				return v, t.errorf(findKey(value, k), "unknown key%s of a variable; it has %s", lang.Quote(k), strings.Join(variableKeys, ", "))
+				return v, t.errorf(findKey(value, k), "unknown key%s of a variable; it has %s", lang.Quote(k),
+					strings.Join(variableKeys, ", "))
 			}
 		}
 		if e := find(value, "expand"); e != nil {
@@ -153,7 +155,8 @@ func (e *expander) expand(v variable) (string, error) {
 			out.WriteString("$" + after[:size])
 		}
 		if out.Len() > maxValue {
-			return "", e.tree.errorf(v.at, "the value of%s has more than %d bytes when the variables in it are replaced", lang.Quote(v.name), maxValue)
+			return "", e.tree.errorf(v.at, "the value of%s has more than %d bytes when the variables in it are replaced",
+				lang.Quote(v.name), maxValue)
 		}
 		rest = after[size:]
 	}

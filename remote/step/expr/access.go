@@ -75,13 +75,15 @@ func (n *access) item(r *run, v Value, i int, index Value) (Value, error) {
 	at := n.links[i].at
 	switch {
 	case v.kind == Object:
-		return Value{}, r.errorAt(at, "%s is an object, and the index a number", n.path(i)).withHint("convert the index with str()")
+		return Value{},
+			r.errorAt(at, "%s is an object, and the index a number", n.path(i)).withHint("convert the index with str()")
 	case v.kind != Array:
 		return Value{}, r.errorAt(at, "%s is %s, which has no items", n.path(i), v.kind.phrase())
 	case index.num != math.Trunc(index.num):
 		return Value{}, r.errorAt(at, "the index is not an integer")
 	case index.num < 0 || index.num >= float64(v.Len()):
-		return Value{}, r.errorAt(at, "the item of %s was not found", n.path(i)).withHint("the index is outside of the array; the first item is [0]")
+		return Value{}, r.errorAt(at, "the item of %s was not found",
+			n.path(i)).withHint("the index is outside of the array; the first item is [0]")
 	}
 	return v.Index(int(index.num)), nil
 }

@@ -97,28 +97,35 @@ func TestExpressionsHaveTheirValue(t *testing.T) {
 func TestErrorsTellPlaceCauseAndRemedy(t *testing.T) {
 	for text, want := range map[string]string{
 		// Names that are not there.
-		"${{ env.HOEM }}":                   "1:8: env.HOEM was not found; did you mean HOME?",
-		"${{ env.home }}":                   "1:8: env.home was not found; did you mean HOME?",
-		"ä\nö ${{ env.UNDEFINED_KEY }}":     "2:10: env.UNDEFINED_KEY was not found",
-		"${{ env.build-id }}":               `1:8: env.build was not found; a key with a hyphen is written ["build-id"]`,
-		"${{ inptus.name }}":                "1:5: inptus was not found; did you mean inputs?",
-		"${{ other }}":                      "1:5: other was not found; there are env, i, inputs, key, steps, vars; a text is written in quotes",
+		"${{ env.HOEM }}":               "1:8: env.HOEM was not found; did you mean HOME?",
+		"${{ env.home }}":               "1:8: env.home was not found; did you mean HOME?",
+		"ä\nö ${{ env.UNDEFINED_KEY }}": "2:10: env.UNDEFINED_KEY was not found",
+		"${{ env.build-id }}":           `1:8: env.build was not found; a key with a hyphen is written ["build-id"]`,
+		"${{ inptus.name }}":            "1:5: inptus was not found; did you mean inputs?",
+		"${{ other }}": "1:5: other was not found; there are env, i, inputs, key, steps, vars; a " +
+			"text is written in quotes",
 		"${{ steps.build.outputs['two'] }}": "1:24: steps.build.outputs.two was not found",
 		`${{ env["b c"] }}`:                 `1:8: env["b c"] was not found`,
-		"${{ inputs.list[i].x }}":           "1:19: inputs.list[...] is an array, which has no keys; an item is read by its number: [0]",
-		"${{ env['A' + 'B'] }}":             "1:8: the key of env was not found",
-		"${{ inputs.list[2] }}":             "1:16: the item of inputs.list was not found; the index is outside of the array; the first item is [0]",
-		"${{ inputs.list[-1] }}":            "1:16: the item of inputs.list was not found; the index is outside of the array; the first item is [0]",
-		"${{ inputs.list[0.5] }}":           "1:16: the index is not an integer",
-		"${{ inputs.list[true] }}":          "1:16: the index is a boolean, and must be a number or a string",
-		"${{ inputs.name.x }}":              "1:16: inputs.name is a string, which has no keys",
-		"${{ inputs.name[0] }}":             "1:16: inputs.name is a string, which has no items",
-		"${{ inputs.none.x }}":              "1:16: inputs.none is null, which has no keys",
-		"${{ inputs[0] }}":                  "1:11: inputs is an object, and the index a number; convert the index with str()",
-		"${{ [1][7] }}":                     "1:8: the item of the value was not found; the index is outside of the array; the first item is [0]",
+		"${{ inputs.list[i].x }}": "1:19: inputs.list[...] is an array, which has no keys; an item is read by " +
+			"its number: [0]",
+		"${{ env['A' + 'B'] }}": "1:8: the key of env was not found",
+		"${{ inputs.list[2] }}": "1:16: the item of inputs.list was not found; the index is outside of the " +
+			"array; the first item is [0]",
+		"${{ inputs.list[-1] }}": "1:16: the item of inputs.list was not found; the index is outside of the " +
+			"array; the first item is [0]",
+		"${{ inputs.list[0.5] }}":  "1:16: the index is not an integer",
+		"${{ inputs.list[true] }}": "1:16: the index is a boolean, and must be a number or a string",
+		"${{ inputs.name.x }}":     "1:16: inputs.name is a string, which has no keys",
+		"${{ inputs.name[0] }}":    "1:16: inputs.name is a string, which has no items",
+		"${{ inputs.none.x }}":     "1:16: inputs.none is null, which has no keys",
+		"${{ inputs[0] }}": "1:11: inputs is an object, and the index a number; convert the index with " +
+			"str()",
+		"${{ [1][7] }}": "1:8: the item of the value was not found; the index is outside of the " +
+			"array; the first item is [0]",
 
 		// Operands that do not fit.
-		`${{ "hello" + 42 }}`:            "1:13: + takes two numbers or two strings, not a string and a number; convert with num() or str()",
+		`${{ "hello" + 42 }}`: "1:13: + takes two numbers or two strings, not a string and a number; convert " +
+			"with num() or str()",
 		"${{ null + 1 }}":                "1:10: + takes two numbers or two strings, not null and a number",
 		"${{ [] * {} }}":                 "1:8: * takes two numbers, not an array and an object",
 		"${{ -'5' }}":                    "1:5: - takes a number, not a string",
@@ -138,16 +145,17 @@ func TestErrorsTellPlaceCauseAndRemedy(t *testing.T) {
 		"${{ num(true) }}":               "1:5: num takes a string, not a boolean",
 
 		// Syntax.
-		"a ${{ job.X":           `1:3: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
-		`"${{ job.X"`:           `1:2: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
-		"${{ 1 + ":              `1:1: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
-		"${{ }}":                `1:5: expected a value, found "}"`,
-		"${{ 1 + }}":            `1:9: expected a value, found "}"`,
-		`${{ "open }}`:          `1:5: the string is not closed; write " at its end`,
-		`${{ 'open }}`:          "1:5: the string is not closed; write ' at its end",
-		`${{ "a\qb" }}`:         `1:7: there is no such escape; for a backslash write \\, or use single quotes`,
-		`${{ "\u12" }}`:         `1:6: there is no such escape; for a backslash write \\, or use single quotes`,
-		`${{ "\ud83d" }}`:       `1:6: this is half a character; a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`,
+		"a ${{ job.X":   `1:3: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
+		`"${{ job.X"`:   `1:2: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
+		"${{ 1 + ":      `1:1: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
+		"${{ }}":        `1:5: expected a value, found "}"`,
+		"${{ 1 + }}":    `1:9: expected a value, found "}"`,
+		`${{ "open }}`:  `1:5: the string is not closed; write " at its end`,
+		`${{ 'open }}`:  "1:5: the string is not closed; write ' at its end",
+		`${{ "a\qb" }}`: `1:7: there is no such escape; for a backslash write \\, or use single quotes`,
+		`${{ "\u12" }}`: `1:6: there is no such escape; for a backslash write \\, or use single quotes`,
+		`${{ "\ud83d" }}`: `1:6: this is half a character; a character beyond \uFFFF is a pair of escapes, such as ` +
+			`\uD83D\uDE00`,
 		`${{ "a${{ 1 + }}" }}`:  `1:15: expected a value, found "}"`,
 		`${{ "a${{ 1" }}`:       `1:12: expected }}, found "\""`,
 		"${{ a = b }}":          `1:7: expected }}, found "="; equality is ==`,
@@ -163,20 +171,21 @@ func TestErrorsTellPlaceCauseAndRemedy(t *testing.T) {
 		"${{ {1: 2} }}":         `1:6: expected a key, found "1"; a key is a name, a string, or an expression in parentheses`,
 		"${{ {null: 2} }}":      `1:6: null is not a string, and a key must be one; write "null"`,
 		"${{ {a: 1, 'a': 2} }}": `1:12: the key "a" is given twice`,
-		"${{ a.0 }}":            `1:7: expected a name after the dot, found "0"; any other key is written ["key"], an index [0]`,
-		"${{ .a }}":             `1:5: expected a value, found "."`,
-		"${{ 12abc }}":          "1:5: this is not a number; numbers are written 42, 3.14 or 1.5e3",
-		"${{ 1e }}":             "1:5: this is not a number; numbers are written 42, 3.14 or 1.5e3",
-		"${{ 1e999 }}":          "1:5: the number is too large",
-		"${{ \xff }}":           "1:5: expected a value, found the byte 0xFF",
-		"${{ for }}":            `1:5: for is a reserved word, not a name; for the text itself write "for"`,
-		"${{ str }}":            "1:5: str is a function; call it: str(value)",
-		"${{ str() }}":          "1:5: str takes one value, not none",
-		"${{ str(1, 2) }}":      "1:5: str takes one value, not several",
-		"${{ Str(1) }}":         "1:5: there is no function Str; did you mean str?",
-		"${{ format(1) }}":      "1:5: there is no function format; the functions are bool, num, str",
-		"${{ string(1) }}":      "1:5: there is no function string; the functions are bool, num, str",
-		"${{ env.f(1) }}":       "1:10: this cannot be called; the functions are bool, num, str",
+		"${{ a.0 }}": `1:7: expected a name after the dot, found "0"; any other key is written ["key"], an ` +
+			`index [0]`,
+		"${{ .a }}":        `1:5: expected a value, found "."`,
+		"${{ 12abc }}":     "1:5: this is not a number; numbers are written 42, 3.14 or 1.5e3",
+		"${{ 1e }}":        "1:5: this is not a number; numbers are written 42, 3.14 or 1.5e3",
+		"${{ 1e999 }}":     "1:5: the number is too large",
+		"${{ \xff }}":      "1:5: expected a value, found the byte 0xFF",
+		"${{ for }}":       `1:5: for is a reserved word, not a name; for the text itself write "for"`,
+		"${{ str }}":       "1:5: str is a function; call it: str(value)",
+		"${{ str() }}":     "1:5: str takes one value, not none",
+		"${{ str(1, 2) }}": "1:5: str takes one value, not several",
+		"${{ Str(1) }}":    "1:5: there is no function Str; did you mean str?",
+		"${{ format(1) }}": "1:5: there is no function format; the functions are bool, num, str",
+		"${{ string(1) }}": "1:5: there is no function string; the functions are bool, num, str",
+		"${{ env.f(1) }}":  "1:10: this cannot be called; the functions are bool, num, str",
 	} {
 		require.EqualError(t, evalError(t, scope(t), text), want, "%q", text)
 	}
@@ -196,7 +205,8 @@ func TestAnErrorInAPartIsTheErrorOfTheWhole(t *testing.T) {
 	for _, text := range []string{
 		"${{ none }}", "a ${{ none }}", `${{ "a${{ none }}" }}`, "${{ [1, none] }}", "${{ {a: none} }}", "${{ {(none): 1} }}",
 		"${{ str(none) }}", "${{ none.a }}", "${{ env[none] }}", "${{ -none }}", "${{ !none }}", "${{ none + 1 }}",
-		"${{ 1 + none }}", "${{ none && 1 }}", "${{ 1 && none }}", "${{ 0 || none }}", "${{ 1 < none }}", "${{ 'a' }}${{ none }}",
+		"${{ 1 + none }}", "${{ none && 1 }}", "${{ 1 && none }}", "${{ 0 || none }}", "${{ 1 < none }}",
+		"${{ 'a' }}${{ none }}",
 	} {
 		err := evalError(t, Scope{"env": value(t, map[string]any{})}, text)
 		require.Equal(t, "none was not found", err.Message, "%s", text)
@@ -208,8 +218,10 @@ func TestErrorsStayShort(t *testing.T) {
 	long := strings.Repeat("n", 10000)
 	s := Scope{"o": value(t, map[string]any{"a" + long: 1}), long + "m": value(t, 1)}
 	for _, text := range []string{
-		"${{ " + long + " }}", "${{ " + long + "(1) }}", "${{ o." + long + " }}", "${{ o['" + long + "'] }}", "${{ 1 " + long + " }}",
-		"${{ o" + strings.Repeat(".a", 10000) + " }}", "${{ {o: " + strings.Repeat("{a: ", 90) + "1" + strings.Repeat("}", 90) + "}" + strings.Repeat(".b", 10000) + " }}",
+		"${{ " + long + " }}", "${{ " + long + "(1) }}", "${{ o." + long + " }}", "${{ o['" + long + "'] }}", "${{ 1 " +
+			long + " }}",
+		"${{ o" + strings.Repeat(".a", 10000) + " }}", "${{ {o: " + strings.Repeat("{a: ", 90) + "1" +
+			strings.Repeat("}", 90) + "}" + strings.Repeat(".b", 10000) + " }}",
 	} {
 		require.Less(t, len(evalError(t, s, text).Error()), 300, "%.20s", text)
 	}

@@ -15,7 +15,8 @@ var seeds = []string{
 	"", "$", `\${{ a }} \\${{ 1 }}`, "a ${{ env.HOME }} b", "${{ 1 + 2 * -3 % 4 / 5 - 6 }}", "${{", "${{ }}", "}}",
 	`${{ "a\n\u0041\ud83d\ude00${{ 'b' }}" }}`, `${{ 'a\'b' }}`, "${{ [1, {a: 2, 'b': 3, (key): 4,},][i].name }}",
 	"${{ secret == 'a' && 'yes' || num('5') < 6 }}", "${{ str(secret) }}${{ !secret }}", "${{ {(secret): [secret]} }}",
-	"${{ inputs.list[1] >= [1, 2] }}", "${{ inputs[secret] || {}[secret] }}", "${{ a and b = c ? d }}", "${{ 1e999 }}", "${{ (((1))) }}\n",
+	"${{ inputs.list[1] >= [1, 2] }}", "${{ inputs[secret] || {}[secret] }}", "${{ a and b = c ? d }}", "${{ 1e999 }}",
+	"${{ (((1))) }}\n",
 	"${{ secret + 'a' == 'aa' && [1][0] }}", "${{ [secret < 'b', 1][1] }}", "${{ bool(secret) && inputs || env }}",
 }
 
@@ -92,7 +93,10 @@ func FuzzParse(f *testing.F) {
 
 // A value that is written as JSON is an expression for it, once ${{ is escaped.
 func FuzzRenderedValuesAreExpressions(f *testing.F) {
-	for _, seed := range []string{`null`, `[1,-1e21,2e-7,true]`, `{"a b":"\"\\\n\u0000 ${{ x }} \\${{","":[{}]}`, `"\ud83d\ude00\u2028<&>"`, `-0`, `0.1`} {
+	for _, seed := range []string{
+		`null`, `[1,-1e21,2e-7,true]`, `{"a b":"\"\\\n\u0000 ${{ x }} \\${{","":[{}]}`,
+		`"\ud83d\ude00\u2028<&>"`, `-0`, `0.1`,
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

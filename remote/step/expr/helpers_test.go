@@ -23,12 +23,16 @@ func secret(t testing.TB, x any) Value {
 func scope(t testing.TB) Scope {
 	t.Helper()
 	return Scope{
-		"env":    value(t, map[string]any{"HOME": "/home/ci", "EMPTY": "", "TRICK": "${{ env.HOME }}", "build-id": "b1"}),
-		"inputs": value(t, map[string]any{"name": "x", "count": 3, "on": true, "none": nil, "list": []any{"a", []any{1, 2}}, "default": "d"}),
-		"steps":  value(t, map[string]any{"build": map[string]any{"outputs": map[string]any{"two words": 2}}}),
-		"vars":   value(t, map[string]any{"TOKEN": secret(t, "s3cret"), "PORT": "80", "ALL": map[string]any{"K": secret(t, "s3cret"), "L": "l"}}),
-		"i":      value(t, 1),
-		"key":    value(t, "name"),
+		"env": value(t, map[string]any{"HOME": "/home/ci", "EMPTY": "", "TRICK": "${{ env.HOME }}", "build-id": "b1"}),
+		"inputs": value(t,
+			map[string]any{"name": "x", "count": 3, "on": true, "none": nil, "list": []any{"a", []any{1, 2}}, "default": "d"}),
+		"steps": value(t, map[string]any{"build": map[string]any{"outputs": map[string]any{"two words": 2}}}),
+		"vars": value(t, map[string]any{
+			"TOKEN": secret(t, "s3cret"), "PORT": "80",
+			"ALL": map[string]any{"K": secret(t, "s3cret"), "L": "l"},
+		}),
+		"i":   value(t, 1),
+		"key": value(t, "name"),
 	}
 }
 

@@ -69,7 +69,10 @@ func TestAValueHasAtMost16MiB(t *testing.T) {
 }
 
 func TestAnEvaluationDoesAtMost256MiBOfWork(t *testing.T) {
-	s := Scope{"big": value(t, strings.Repeat("a", 1<<20)), "small": value(t, strings.Repeat("a", 1<<10)), "big2": value(t, strings.Repeat("a", 1<<20))}
+	s := Scope{
+		"big": value(t, strings.Repeat("a", 1<<20)), "small": value(t, strings.Repeat("a", 1<<10)),
+		"big2": value(t, strings.Repeat("a", 1<<20)),
+	}
 	for _, text := range []string{
 		"${{ big == big2" + strings.Repeat(" && big == big2", 1000) + " }}",
 		"${{ small" + strings.Repeat("+small", 9000) + " }}",

@@ -84,7 +84,8 @@ func (p *parser) escape() (string, error) {
 		}
 		low, _ := p.unicodeEscape()
 		if c = utf16.DecodeRune(c, low); c == utf8.RuneError {
-			return "", p.errorAt(start, "this is half a character").withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`)
+			return "", p.errorAt(start,
+				"this is half a character").withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`)
 		}
 		return string(c), nil
 	}

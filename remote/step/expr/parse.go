@@ -183,7 +183,8 @@ func (p *parser) link() (l link, ok bool, err error) {
 			l.index = index
 		}
 	case '(':
-		return l, false, p.errorAt(p.pos, "this cannot be called").withHint("the functions are %s", strings.Join(functions, ", "))
+		return l, false,
+			p.errorAt(p.pos, "this cannot be called").withHint("the functions are %s", strings.Join(functions, ", "))
 	default:
 		return l, false, nil
 	}

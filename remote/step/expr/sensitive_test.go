@@ -50,7 +50,8 @@ func TestWhatIsComputedFromASensitiveValueIsSensitive(t *testing.T) {
 		"${{ [vars.TOKEN] == [1] || vars.PORT }}": true,
 	} {
 		s := scope(t)
-		s["secrets"] = secret(t, map[string]any{"pin": "1234", "n": 1, "none": nil, "key": "name", "list": []any{map[string]any{"x": 1}}})
+		s["secrets"] = secret(t,
+			map[string]any{"pin": "1234", "n": 1, "none": nil, "key": "name", "list": []any{map[string]any{"x": 1}}})
 		require.Equal(t, want, eval(t, s, text).Sensitive(), "%s", text)
 	}
 }
@@ -69,7 +70,10 @@ func TestErrorsNeverQuoteValues(t *testing.T) {
 }
 
 func TestASensitiveValueIsNotPrinted(t *testing.T) {
-	for _, v := range []Value{secret(t, "s3cret"), secret(t, []string{"s3cret"}), value(t, map[string]Value{"a": secret(t, "s3cret")})} {
+	for _, v := range []Value{
+		secret(t, "s3cret"), secret(t, []string{"s3cret"}),
+		value(t, map[string]Value{"a": secret(t, "s3cret")}),
+	} {
 		require.Equal(t, "[MASKED] [MASKED] [MASKED]", fmt.Sprintf("%v %+v %s", v, v, v))
 		require.Contains(t, v.Text(), "s3cret")
 	}

@@ -144,5 +144,6 @@ func TestParseReadsTheInsideOfTheBrackets(t *testing.T) {
 	e, err = Parse("'ä' + 1")
 	require.NoError(t, err)
 	_, err = e.Eval(nil)
-	require.EqualError(t, err, "1:5: + takes two numbers or two strings, not a string and a number; convert with num() or str()")
+	require.EqualError(t, err,
+		"1:5: + takes two numbers or two strings, not a string and a number; convert with num() or str()")
 }

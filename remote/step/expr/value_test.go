@@ -13,7 +13,8 @@ import (
 
 // everyKind holds a value of each kind.
 var everyKind = map[string]any{
-	"null": nil, "bool": true, "number": -1.5, "string": "ä\n", "array": []any{1.0, []any{}}, "object": map[string]any{"k": false, "": map[string]any{}},
+	"null": nil, "bool": true, "number": -1.5, "string": "ä\n", "array": []any{1.0, []any{}},
+	"object": map[string]any{"k": false, "": map[string]any{}},
 }
 
 func TestAValueIsTheSameAfterEveryWayThroughItsForms(t *testing.T) {
@@ -24,7 +25,8 @@ func TestAValueIsTheSameAfterEveryWayThroughItsForms(t *testing.T) {
 
 	data, err := json.Marshal(v)
 	require.NoError(t, err)
-	require.Equal(t, `{"array":[1,[]],"bool":true,"null":null,"number":-1.5,"object":{"":{},"k":false},"string":"ä\n"}`, string(data))
+	require.Equal(t, `{"array":[1,[]],"bool":true,"null":null,"number":-1.5,"object":{"":{},"k":false},"string":"ä\n"}`,
+		string(data))
 	var back Value
 	require.NoError(t, json.Unmarshal(data, &back))
 	require.Equal(t, v, back)

@@ -31,7 +31,8 @@ func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
 	login := h.private()
 	s := newStore(t)
 	ref, pinned := h.URL+"/c/private@v1", h.URL+"/c/private@"+commit
-	require.Equal(t, "the server wants credentials (HTTP status 401), or does not have it; check the address", refused(t, s, ref))
+	require.Equal(t, "the server wants credentials (HTTP status 401), or does not have it; check the address",
+		refused(t, s, ref))
 	for range 2 {
 		require.Equal(t, commit, get(t, s, ref, login).Commit)
 		get(t, s, pinned, login)
@@ -41,7 +42,8 @@ func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
 
 	for _, ref := range []string{ref, pinned} { // though it is in the cache
 		require.Contains(t, refused(t, s, ref), "the server wants credentials")
-		require.Equal(t, "the server refuses the credentials (HTTP status 401)", refused(t, s, ref, Login{h.URL, user, "another"}))
+		require.Equal(t, "the server refuses the credentials (HTTP status 401)",
+			refused(t, s, ref, Login{h.URL, user, "another"}))
 		require.Contains(t, refused(t, s, ref, Login{"http://other.example", user, secret}), "the server wants credentials")
 	}
 	h.Password = "changed"
@@ -120,7 +122,8 @@ func TestRedirectIsFollowedWithinTheServer(t *testing.T) {
 func TestRedirectToLessSafeIsNotFollowed(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/echo")
-	safe := httptest.NewTLSServer(http.RedirectHandler(h.URL+"/c/echo/info/refs?service=git-upload-pack", http.StatusFound))
+	safe := httptest.NewTLSServer(http.RedirectHandler(h.URL+"/c/echo/info/refs?service=git-upload-pack",
+		http.StatusFound))
 	t.Cleanup(safe.Close)
 	s := newStore(t)
 	s.client.Transport = safe.Client().Transport
@@ -129,7 +132,10 @@ func TestRedirectToLessSafeIsNotFollowed(t *testing.T) {
 
 func TestMetadataOfACloudIsNoPlaceOfSteps(t *testing.T) {
 	s := newStore(t)
-	for _, ref := range []string{"zip+http://169.254.169.254/latest/meta-data", "http://169.254.169.254/a@v1", "zip+http://[::ffff:a9fe:a9fe]/x"} {
+	for _, ref := range []string{
+		"zip+http://169.254.169.254/latest/meta-data", "http://169.254.169.254/a@v1",
+		"zip+http://[::ffff:a9fe:a9fe]/x",
+	} {
 		require.Contains(t, refused(t, s, ref), "cloud's metadata")
 	}
 }
@@ -165,7 +171,7 @@ func TestNameOfAStepGoesOnWhereItsRepositoryEnds(t *testing.T) {
 	c = get(t, s, h.URL+"/group/components/sast@v1")
 	require.Equal(t, c.Root+"/steps/sast", c.Dir)
 	require.Empty(t, c.File)
-	require.Contains(t, refused(t, s, h.URL+"/no/such/thing@v1"), "neither it nor what it begins with is a repository")
+	require.Contains(t, refused(t, s, h.URL+"/no/such/thing@v1"), "neither the address nor a beginning of it is a repository")
 }
 
 func TestComponentHasOtherStepsOfItsVersion(t *testing.T) {
@@ -189,7 +195,9 @@ func TestComponentHasOtherStepsOfItsVersion(t *testing.T) {
 func TestCredentialsAreThoseOfTheVariables(t *testing.T) {
 	vars := map[string]string{
 		"CI_JOB_TOKEN": "t", "CI_SERVER_URL": "https://Git.example.com:443/sub", "CI_REGISTRY": "registry.example.com",
-		"DOCKER_AUTH_CONFIG": `{"auths": {"https://r.example.com/v1/": {"auth": "dTpwOnc="}, "b.example.com": {"username": "x", "password": "y"}, "bad": {"auth": "%"}}}`,
+		"DOCKER_AUTH_CONFIG": `{"auths": {"https://r.example.com/v1/": {"auth": "dTpwOnc="}, "b.example.com": ` +
+			`{"username": "x", "password": ` +
+			`"y"}, "bad": {"auth": "%"}}}`,
 	}
 	creds := func() Credentials { return FromVariables(func(name string) string { return vars[name] }) }
 	require.Equal(t, []Login{
@@ -198,7 +206,10 @@ func TestCredentialsAreThoseOfTheVariables(t *testing.T) {
 		{"https://git.example.com", "gitlab-ci-token", "t"},
 		{"registry.example.com", "gitlab-ci-token", "t"},
 	}, creds().Logins)
-	vars = map[string]string{"CI_JOB_TOKEN": "t", "CI_SERVER_HOST": "h", "CI_SERVER_PROTOCOL": "http", "CI_SERVER_PORT": "80", "DOCKER_AUTH_CONFIG": "none"}
+	vars = map[string]string{
+		"CI_JOB_TOKEN": "t", "CI_SERVER_HOST": "h", "CI_SERVER_PROTOCOL": "http",
+		"CI_SERVER_PORT": "80", "DOCKER_AUTH_CONFIG": "none",
+	}
 	require.Equal(t, []Login{{"http://h", "gitlab-ci-token", "t"}}, creds().Logins)
 	vars = map[string]string{"CI_JOB_TOKEN": "t"}
 	require.Empty(t, creds().Logins, "there is nowhere to present it")

@@ -14,30 +14,32 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// The directories of a cache, below one that is named by the version of this layout.
+// The directories of a cache, below one named after the version of this layout.
 const (
 	layout      = "v1"
-	compDir     = "comp"    // components, by the digests of their trees
-	indexDir    = "index"   // which component something is, by what it was asked for
-	answerDir   = "answers" // what servers said of names that can change
+	compDir     = "comp"    // components by the digests of their trees
+	indexDir    = "index"   // entries: the component of a commit, an archive or an image
+	answerDir   = "answers" // answers of servers about names that can change
 	lockDir     = "locks"
 	scratchBase = "tmp"
 )
 
-// cache is a directory that all processes of our user share.
+// cache is a directory that all processes of this user share.
 type cache struct {
 	dir      string
 	maxBytes int64
 
 	mu       sync.Mutex       // guards the following
-	verified map[string]stamp // of trees that were compared with their digest
+	verified map[string]stamp // of trees whose digest was compared
 }
 
-// DefaultDir returns where the cache is if nobody says: stepmux-steps in the user's cache directory ($XDG_CACHE_HOME or
-// ~/.cache) or, where there is none, stepmux-cache-<uid> in the temporary directory.
+// DefaultDir returns the default directory of the cache: stepmux-steps in the user's cache directory ($XDG_CACHE_HOME
+// or ~/.cache) or, if the user has no such directory, stepmux-cache-<uid> in the temporary directory.
 func DefaultDir() string {
 	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) {
 		return filepath.Join(dir, "stepmux-steps")
@@ -45,42 +47,43 @@ func DefaultDir() string {
 	return filepath.Join(os.TempDir(), "stepmux-cache-"+strconv.Itoa(os.Geteuid()))
 }
 
-// openCache opens the cache in dir, made if missing, and removes what processes left there that are gone.
+// openCache opens the cache in dir, makes it if missing, and removes scratch directories of processes that are gone.
 func openCache(dir string, maxBytes int64) (*cache, error) {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("create %s: %w", dir, bare(err))
+		return nil, fmt.Errorf("create %s: %w", dir, oserr.Bare(err))
 	}
 	info, err := os.Lstat(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := ours(dir, info); err != nil {
+	if err := checkOwner(dir, info); err != nil {
 		return nil, err
 	}
 	if info.Mode().Perm() != 0o700 {
 		if err := os.Chmod(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("make %s private: %w", dir, bare(err))
+			return nil, fmt.Errorf("make %s private: %w", dir, oserr.Bare(err))
 		}
 	}
 	c := &cache{dir: filepath.Join(dir, layout), maxBytes: maxBytes, verified: map[string]stamp{}}
 	for _, name := range []string{compDir, indexDir, answerDir, lockDir, scratchBase} {
 		if err := os.MkdirAll(c.path(name), 0o700); err != nil {
-			return nil, fmt.Errorf("create %s: %w", c.path(name), bare(err))
+			return nil, fmt.Errorf("create %s: %w", c.path(name), oserr.Bare(err))
 		}
 	}
 	c.sweep()
 	return c, nil
 }
 
-// ours refuses a directory that another user could change.
-func ours(dir string, info fs.FileInfo) error {
+// checkOwner refuses a directory that another user could change.
+func checkOwner(dir string, info fs.FileInfo) error {
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	switch {
 	case owner != uint32(os.Geteuid()):
-		return fmt.Errorf("%s belongs to user %d, not to us (user %d); remove it, or use another cache directory", dir, owner, os.Geteuid())
+		return fmt.Errorf("%s belongs to user %d, not to us (user %d); remove it, or use another cache directory", dir, owner,
+			os.Geteuid())
 	case !info.IsDir():
 		return fmt.Errorf("%s is not a directory; remove it, or use another cache directory", dir)
 	}
@@ -91,99 +94,52 @@ func (c *cache) path(parts ...string) string {
 	return filepath.Join(append([]string{c.dir}, parts...)...)
 }
 
-// scratch is a directory of ours alone, in the file system of the cache. A process that it is given to keeps it from
-// being swept, too.
+// scratch is a locked directory for temporary files, in the file system of the cache. A child process that inherits the
+// lock keeps the directory from being swept, too.
 type scratch struct {
 	path string
 	lock *os.File
 }
 
-// scratch makes a scratch directory. The caller removes it.
+// scratch makes a scratch directory, which the caller removes.
 func (c *cache) scratch() (*scratch, error) {
 	for {
 		path := c.path(scratchBase, rand.Text())
 		if err := os.Mkdir(path, 0o700); err != nil {
 			return nil, fmt.Errorf("create scratch directory: %w", err)
 		}
-		dir, err := claim(path)
+		dir, err := filelock.Claim(path)
 		switch {
 		case err == nil:
 			return &scratch{path, dir}, nil
-		case !errors.Is(err, errTaken): // by a sweep, before it was locked
+		case !errors.Is(err, filelock.ErrTaken): // a sweep took it before it was locked
 			return nil, fmt.Errorf("lock scratch directory: %w", err)
 		}
 	}
 }
 
 func (s *scratch) remove() {
-	_ = rmtree.Remove(s.path) // what resists is swept
-	release(s.lock)
+	_ = rmtree.Remove(s.path) // the next sweep tries again
+	filelock.Release(s.lock)
 }
 
-// errTaken says that somebody else has locked, or removed, what was to be locked.
-var errTaken = errors.New("in use")
-
-// claim opens and locks the file or directory at path if nobody else has.
-func claim(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errTaken
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := flock(file, unix.LOCK_EX); err != nil {
-		file.Close()
-		return nil, err
-	}
-	if !stillAt(file, path) {
-		file.Close()
-		return nil, errTaken
-	}
-	return file, nil
-}
-
-// flock locks file without waiting. The lock is that of this opening of the file, and of what inherits it: it ends with
-// the last of them, however that ends. The error is errTaken if somebody else has it.
-func flock(file *os.File, how int) error {
-	err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return errTaken
-	}
-	if err != nil {
-		return fmt.Errorf("lock %s (it must be on a file system with flock): %w", file.Name(), err)
-	}
-	return nil
-}
-
-// stillAt reports whether path leads to file.
-func stillAt(file *os.File, path string) bool {
-	opened, err := file.Stat()
-	if err != nil {
-		return false
-	}
-	now, err := os.Lstat(path)
-	return err == nil && os.SameFile(opened, now)
-}
-
-// sweep removes the scratch directories that nobody has locked.
+// sweep removes the scratch directories that no process has locked.
 func (c *cache) sweep() {
-	entries, _ := os.ReadDir(c.path(scratchBase)) // of what cannot be read nothing is swept
+	entries, _ := os.ReadDir(c.path(scratchBase)) // an unreadable directory is not swept
 	for _, e := range entries {
 		path := c.path(scratchBase, e.Name())
-		if dir, err := claim(path); err == nil {
-			_ = rmtree.Remove(path) // again next time
-			release(dir)
+		if dir, err := filelock.Claim(path); err == nil {
+			_ = rmtree.Remove(path) // the next sweep tries again
+			filelock.Release(dir)
 		}
 	}
 }
 
-// lock takes the lock of key, for which it waits. Once ready reports true it returns without the lock: unlock is nil
-// then.
+// lock waits for the lock of key. If ready reports true before that, it returns without the lock, and unlock is nil.
 func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock func(), err error) {
 	path := c.path(lockDir, key)
 	var file *os.File
-	err = poll(ctx, func() (bool, error) {
+	err = filelock.Poll(ctx, func() (bool, error) {
 		if ready() {
 			return true, nil
 		}
@@ -193,14 +149,14 @@ func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock
 				return false, err
 			}
 		}
-		err := flock(file, unix.LOCK_EX)
-		if errors.Is(err, errTaken) {
+		err := filelock.Try(file)
+		if errors.Is(err, filelock.ErrTaken) {
 			return false, nil
 		}
-		if err == nil && stillAt(file, path) {
+		if err == nil && filelock.StillAt(file, path) {
 			unlock = func() {
-				_ = os.Remove(path) // while we have it: who waits for it sees that, and makes another
-				release(file)
+				_ = os.Remove(path) // before the release: waiters see that it is gone, and make another
+				filelock.Release(file)
 			}
 			return true, nil
 		}
@@ -212,7 +168,7 @@ func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock
 		file.Close()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("wait for another process that fetches it: %w", err)
+		return nil, fmt.Errorf("wait for another process that is fetching it: %w", err)
 	}
 	return unlock, nil
 }

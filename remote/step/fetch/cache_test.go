@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
@@ -38,7 +39,10 @@ func TestCacheOfAnotherUserIsRefused(t *testing.T) {
 	link := filepath.Join(dir, "link")
 	require.NoError(t, os.Symlink(t.TempDir(), link))
 	ref := zipOf(t, "a", "x")
-	for path, want := range map[string]string{file: "is not a directory; remove it, or use another cache directory", link: "is not a directory"} {
+	for path, want := range map[string]string{
+		file: "is not a directory; remove it, or use another cache directory",
+		link: "is not a directory",
+	} {
 		s, err := New(Config{Dir: path})
 		require.NoError(t, err)
 		require.Contains(t, refused(t, s, ref), want)
@@ -48,12 +52,13 @@ func TestCacheOfAnotherUserIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	theirs := *info.Sys().(*syscall.Stat_t)
 	theirs.Uid++
-	require.ErrorContains(t, ours(dir, foreignInfo{info, &theirs}), "belongs to user")
+	require.ErrorContains(t, checkOwner(dir, foreignInfo{info, &theirs}), "belongs to user")
 	if os.Geteuid() == 0 {
 		require.NoError(t, os.Chown(dir, 12345, -1))
 		s, err := New(Config{Dir: dir})
 		require.NoError(t, err)
-		require.Contains(t, refused(t, s, ref), "belongs to user 12345, not to us (user 0); remove it, or use another cache directory")
+		require.Contains(t, refused(t, s, ref),
+			"belongs to user 12345, not to us (user 0); remove it, or use another cache directory")
 		entries, err := os.ReadDir(dir)
 		require.NoError(t, err)
 		require.Len(t, entries, 2, "it is as it was")
@@ -227,11 +232,11 @@ func TestStepThatAddsFilesDisturbsNobodyWhoChecksThem(t *testing.T) {
 			return err
 		}
 		for i := range 5 {
-			aside := filepath.Join(dir, strconv.Itoa(i))
-			if err := os.WriteFile(aside, []byte("compiled"), 0o600); err != nil {
+			tmp := filepath.Join(dir, strconv.Itoa(i))
+			if err := os.WriteFile(tmp, []byte("compiled"), 0o600); err != nil {
 				return err
 			}
-			if err := os.Rename(aside, aside+".pyc"); err != nil {
+			if err := os.Rename(tmp, tmp+".pyc"); err != nil {
 				return err
 			}
 		}
@@ -261,11 +266,11 @@ func TestFetchWaitsWhileAComponentIsTidied(t *testing.T) {
 	ref := zipOf(t, "a", "x")
 	c := get(t, s, ref)
 	c.Release()
-	meta, err := claim(filepath.Join(filepath.Dir(c.Root), metaName))
+	meta, err := filelock.Claim(filepath.Join(filepath.Dir(c.Root), metaName))
 	require.NoError(t, err)
 	_, err = s.Fetch(shortContext(t, 30*time.Millisecond), reference(t, ref), Credentials{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	time.AfterFunc(30*time.Millisecond, func() { release(meta) })
+	time.AfterFunc(30*time.Millisecond, func() { filelock.Release(meta) })
 	require.True(t, get(t, s, ref).Cached)
 }
 
@@ -373,10 +378,15 @@ func TestFullDiskIsToldAndLeavesNothing(t *testing.T) {
 }
 
 func TestErrorsOfTheDiskSayWhatToDo(t *testing.T) {
-	for _, cause := range []error{syscall.ENOSPC, syscall.EDQUOT, errors.New("git fetch: write: No space left on device")} {
-		require.ErrorContains(t, hint(cause, "/c"), "(free space or inodes on the file system of /c, or use another cache directory)")
+	for _, cause := range []error{
+		syscall.ENOSPC, syscall.EDQUOT,
+		errors.New("git fetch: write: No space left on device"),
+	} {
+		require.ErrorContains(t, hint(cause, "/c"),
+			"(free space or inodes on the file system of /c, or use another cache directory)")
 	}
-	require.ErrorContains(t, hint(&os.PathError{Op: "open", Path: "/c/x", Err: syscall.EACCES}, "/c"), "must be able to write in /c")
+	require.ErrorContains(t, hint(&os.PathError{Op: "open", Path: "/c/x", Err: syscall.EACCES}, "/c"),
+		"must be able to write in /c")
 	require.NoError(t, hint(nil, "/c"))
 	require.Equal(t, context.Canceled, hint(context.Canceled, "/c"))
 }

@@ -5,50 +5,51 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/filelock"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Source says what a component is and where it came from. What does not apply is empty.
+// Source says what a component is and where it came from. Fields that do not apply are empty.
 type Source struct {
 	// Kind is git, zip or oci.
 	Kind string `json:"kind"`
 	// Location is where it came from, without credentials: a URL, or registry/repository.
 	Location string `json:"location"`
-	// Version is what was asked for: a branch, a tag, a commit or a digest.
+	// Version is the branch, tag, commit or digest that was asked for.
 	Version string `json:"-"`
-	// ResolvedRef is the ref of the repository that Version named, such as refs/tags/v1.
+	// ResolvedRef is the ref of the repository that Version stood for, such as refs/tags/v1.
 	ResolvedRef string `json:"-"`
 	// Commit and GitTree are the names of the commit and of its tree.
 	Commit  string `json:"commit,omitempty"`
 	GitTree string `json:"git_tree,omitempty"`
 	// Digest is that of the archive or of the image's manifest, as sha256:<hex>.
 	Digest string `json:"digest,omitempty"`
-	// Tree is the digest of the files, as sha256:<hex>: of a line "<mode> <path>\x00<sha256>\n" for each file, symbolic
-	// link (of its target) and empty directory (of nothing), sorted by path. Equal files have equal ones wherever they
-	// came from.
+	// Tree is the digest of the files, as sha256:<hex>. It is taken of a line "<mode> <path>\x00<sha256>\n" for each
+	// file, symbolic link (sha256 of its target) and empty directory (sha256 of no bytes), sorted by path. Equal files
+	// have equal digests wherever they came from.
 	Tree string `json:"tree"`
 }
 
-// Component is a step that was fetched, with all that was fetched with it. Its files must not be changed.
+// Component is a fetched step, with everything that was fetched with it. Its files must not be changed.
 type Component struct {
 	Source
-	// Root is the directory that holds all that was fetched. No symbolic link in it leaves it.
+	// Root is the directory of all fetched files. No symbolic link in it leads out of it.
 	Root string
-	// Dir is the directory of the step, Root or below. It may not be there.
+	// Dir is the directory of the step, Root or below. It may not exist.
 	Dir string
-	// File is the file that defines the step, in Dir. If empty, the usual ones.
+	// File is the file in Dir that defines the step. If empty, one of the usual names.
 	File string
-	// Cached tells that it was in the cache already.
+	// Cached tells that the component was in the cache already.
 	Cached bool
 
-	held *os.File // keeps it from being removed
+	held *os.File // locked, so that the component is not removed
 }
 
-// Release tells that the component is no longer used: it may be removed from then on. It is idempotent.
+// Release ends the use of the component. From then on the cache may remove it. It is idempotent.
 func (c *Component) Release() {
 	if c.held != nil {
-		release(c.held)
+		filelock.Release(c.held)
 	}
 }
 
@@ -59,7 +60,7 @@ func (c *Component) file() *os.File {
 	return c.held
 }
 
-// place sets where the step is that is called name, below dir.
+// place sets Dir and File to those of the step called name below dir.
 func (c *Component) place(dir, file, name string) {
 	c.Dir, c.File = filepath.Join(c.Root, filepath.FromSlash(dir)), file
 	if name == "" {
@@ -73,8 +74,8 @@ func (c *Component) place(dir, file, name string) {
 	}
 }
 
-// For returns the step that ref says if it is of the same repository and the same version as c. A job that refers
-// twice to a branch gets the same commit both times. It is there until c is released.
+// For returns the step that ref names if it has the repository and the version of c. So a job that refers to a branch
+// twice gets the same commit both times. The result is valid until c is released.
 func (c *Component) For(ref *pb.Reference) (*Component, bool) {
 	if ref.GetProtocol() != pb.Reference_git || c.Kind != kindGit || ref.GetRev() != c.Version {
 		return nil, false

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"maps"
@@ -9,25 +10,25 @@ import (
 	"strings"
 )
 
-// Credentials are what a job may present to servers. The zero value is none.
+// Credentials are the logins that a job may present to servers. The zero value has no logins.
 type Credentials struct {
-	// Logins are tried where they belong; of several the first.
+	// Logins belong to one server each. Of several for one server the first counts.
 	Logins []Login
 }
 
 // Login is a user and a password for one server.
 type Login struct {
-	// Server is the beginning of a URL, scheme and host, such as https://example.com:8443: the login is presented there
-	// and nowhere else. For a registry it is its name alone, such as registry.example.com.
+	// Server is the scheme and host of a URL, such as https://example.com:8443, or the name of a registry, such as
+	// registry.example.com. The login is presented there and nowhere else.
 	Server string
 	// User and Password are presented as they are.
 	User, Password string
 }
 
-// FromVariables returns the credentials that the variables of a job hold: CI_JOB_TOKEN for the server of CI_SERVER_URL
-// (or of CI_SERVER_PROTOCOL, CI_SERVER_HOST and CI_SERVER_PORT), CI_REGISTRY_USER and CI_REGISTRY_PASSWORD, or else
-// the token, for the registry CI_REGISTRY, and those of registries in DOCKER_AUTH_CONFIG, which come first. variable
-// returns the value of a variable, empty if there is none.
+// FromVariables returns the credentials that the variables of a job hold. In this order: the registries of
+// DOCKER_AUTH_CONFIG; CI_JOB_TOKEN for the server of CI_SERVER_URL (or of CI_SERVER_PROTOCOL, CI_SERVER_HOST and
+// CI_SERVER_PORT); CI_REGISTRY_USER and CI_REGISTRY_PASSWORD, or else the token, for the registry CI_REGISTRY. variable
+// returns the value of a variable, or "".
 func FromVariables(variable func(name string) string) Credentials {
 	var c Credentials
 	c.Logins = append(c.Logins, dockerLogins(variable("DOCKER_AUTH_CONFIG"))...)
@@ -53,12 +54,9 @@ func serverURL(variable func(string) string) string {
 	if u, err := url.Parse(variable("CI_SERVER_URL")); err == nil && u.Host != "" {
 		return origin(u)
 	}
-	host, scheme := variable("CI_SERVER_HOST"), variable("CI_SERVER_PROTOCOL")
+	host, scheme := variable("CI_SERVER_HOST"), cmp.Or(variable("CI_SERVER_PROTOCOL"), "https")
 	if host == "" {
 		return ""
-	}
-	if scheme == "" {
-		scheme = "https"
 	}
 	if port := variable("CI_SERVER_PORT"); port != "" && !strings.Contains(host, ":") {
 		host += ":" + port
@@ -66,7 +64,7 @@ func serverURL(variable func(string) string) string {
 	return origin(&url.URL{Scheme: scheme, Host: host})
 }
 
-// origin returns the scheme and host of u, without the port if it is the usual one.
+// origin returns the scheme and host of u, without the default port.
 func origin(u *url.URL) string {
 	scheme, host := strings.ToLower(u.Scheme), strings.ToLower(u.Host)
 	switch scheme {
@@ -78,7 +76,8 @@ func origin(u *url.URL) string {
 	return scheme + "://" + host
 }
 
-// dockerLogins reads what is not secret-store specific of a Docker configuration. One that cannot be read has none.
+// dockerLogins returns the logins in a Docker configuration, without those of credential helpers. It returns nil if the
+// configuration cannot be read.
 func dockerLogins(config string) []Login {
 	var parsed struct {
 		Auths map[string]struct{ Auth, Username, Password string }
@@ -100,7 +99,7 @@ func dockerLogins(config string) []Login {
 	return logins
 }
 
-// registryName returns the name of a registry that may be written as a URL.
+// registryName returns the name of a registry, which may be written as a URL.
 func registryName(server string) string {
 	if _, rest, found := strings.Cut(server, "://"); found {
 		server = rest
@@ -109,7 +108,7 @@ func registryName(server string) string {
 	return server
 }
 
-// forURL returns the login for u: that in u itself, or that of its server. It is nil if there is none.
+// forURL returns the login in u itself, or the login for its server, or nil.
 func (c Credentials) forURL(u *url.URL) *Login {
 	if u.User != nil {
 		password, _ := u.User.Password()
@@ -118,17 +117,18 @@ func (c Credentials) forURL(u *url.URL) *Login {
 	return c.at(origin(u))
 }
 
-// at returns the login for a server.
+// at returns the login for a server, or nil.
 func (c Credentials) at(server string) *Login {
 	for _, l := range c.Logins {
-		if parsed, err := url.Parse(l.Server); l.Server == server || err == nil && parsed.Host != "" && origin(parsed) == server {
+		if parsed, err := url.Parse(l.Server); l.Server == server || err == nil && parsed.Host != "" &&
+			origin(parsed) == server {
 			return &l
 		}
 	}
 	return nil
 }
 
-// header is the login as the value of an Authorization header.
+// header returns the value of an Authorization header.
 func (l *Login) header() string {
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(l.User+":"+l.Password))
 }

@@ -1,21 +1,23 @@
-// Package fetch gets steps that are not part of a project: from git repositories, zip archives and images of OCI
-// registries. What was fetched is a [Component], a directory that nobody changes, in a cache that all processes of a
-// user share.
+// Package fetch gets steps from outside of a project: from git repositories, zip archives and images of OCI registries.
 //
-// A [Store] keeps components by what they hold: the name of one is the digest of its files, so that it can be checked
-// whether it still is what was fetched. One is written beside its place and renamed into it, whole. Before it is
-// used its files are compared with the digest, or with what was known of them when they last were.
+// A [Store] fetches a step by its reference and returns a [Component], a read-only directory in a cache that all
+// processes of a user share. The caller releases each Component and closes the Store. The engine is the main caller;
+// start reading at store.go, obtain.go and verify.go.
 //
-// Processes that know nothing of each other share the cache by locks of files (flock), which end with whoever holds
-// them. What is being fetched is locked, so that it is fetched once however many jobs need it, and a slow server holds
-// up only those who need something of it. What is in use is locked too, and all else can be removed when the cache has
-// grown too large. A scratch directory that nobody has locked is of a process that is gone, and is removed.
+// A component is named by the digest of its files. It is written to a scratch directory and renamed to its place, so it
+// is there as a whole or not at all. Before each use its files are compared with the digest, or with a stamp of the
+// last comparison.
 //
-// A branch or a tag is what its server says it is after Fetch was called; a commit or a digest is itself for ever and
-// asks nobody, unless credentials were needed to fetch it. Then they are asked for each time: the server must still
-// accept those that are presented. No credential is ever written to a file, or part of a command.
+// Processes coordinate by file locks (flock), which end with their holders. A component that is being fetched is
+// locked, so it is fetched once however many jobs need it, and a slow server delays only the jobs that need something
+// from it. A component in use is locked too; the cache may remove all others when it has grown too large. A scratch
+// directory without a lock belongs to a process that is gone, and is removed.
 //
-// All that comes from a server is data: no program, hook, filter or configuration of a repository is run or read, no
-// submodule and no large file kept elsewhere is fetched, and an archive that would write outside of its
-// directory, or more than it may, is refused as a whole. The package runs the git program, and works on Linux.
+// A server is asked for a branch or a tag once after each Fetch began. A commit or a digest never changes, and its
+// server is not asked, unless the component is private: then the server must accept the caller's credentials each time.
+// No credential is ever written to a file or passed as an argument.
+//
+// Data from servers is never executed: no program, hook, filter or configuration of a repository has any effect, and
+// submodules and large files kept elsewhere (LFS) are not fetched. An archive that would write outside of its
+// directory, or exceed a limit, is refused as a whole. The package runs the git program, and works on Linux.
 package fetch

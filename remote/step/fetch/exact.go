@@ -13,37 +13,42 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// ErrOffline says that something is not to be had without asking a server, and that the store asks none.
-var ErrOffline = errors.New("it is not in the cache, or only for those whom its server admits, and no server is asked (offline)")
+// ErrOffline says that a component can be had only by asking a server, and the store is offline.
+var ErrOffline = errors.New("not in the cache; a private copy may exist, but offline its server cannot be asked " +
+	"whether you may use it")
 
-// offline is a network that is not there.
+// offline is a transport that refuses every request.
 type offline struct{}
 
 // RoundTrip implements [http.RoundTripper].
 func (offline) RoundTrip(*http.Request) (*http.Response, error) { return nil, ErrOffline }
 
-// ChangedError says that what was fetched is not what it was before.
+// ChangedError says that the files differ from those that were fetched before.
 type ChangedError struct {
 	// Kind is that of the digest: the name of a field of Source.
 	Kind string
-	// Was and Is are the digests; Is is empty if there is none any more.
+	// Was and Is are the digests before and now. Is is empty if the files are gone.
 	Was, Is string
 }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("its digest is not the one it had: %s was %s and is %s; it was changed", e.Kind, printable(e.Was, 80), cmp.Or(e.Is, "none"))
+	return fmt.Sprintf("its digest is not the one it had: %s was %s and is %s; it was changed", e.Kind,
+		termtext.Short(e.Was, 80), cmp.Or(e.Is, "none"))
 }
 
-// FetchExactly is Fetch for what was fetched before, for a reference such as ref, and was want then: it gets that
-// commit, that archive or that image, whatever ref leads to by now, and from the cache if it is there. The component's
-// Source is want. What is not the same to the last byte is a *ChangedError, and is not returned.
-func (s *Store) FetchExactly(ctx context.Context, ref *pb.Reference, want Source, with Credentials) (*Component, error) {
+// FetchExactly is Fetch for a component that was fetched before, for a reference such as ref, and was want then. It
+// gets that very commit, archive or image, from the cache if possible, wherever ref leads by now. The component's
+// Source is want. The error is a *ChangedError if a single byte differs.
+func (s *Store) FetchExactly(
+	ctx context.Context, ref *pb.Reference, want Source, with Credentials,
+) (*Component, error) {
 	if !want.IsOf(ref) {
-		return nil, fmt.Errorf("it was fetched from %s, which is another place", printable(want.Location, 200))
+		return nil, fmt.Errorf("it was fetched from %s, which is another place", termtext.Short(want.Location, 200))
 	}
 	pinned, err := want.pin(ref)
 	if err != nil {
@@ -64,17 +69,19 @@ func (s *Store) FetchExactly(ctx context.Context, ref *pb.Reference, want Source
 	return c, nil
 }
 
-// IsOf reports whether s can have been fetched for ref, which is of the protocol git, zip or oci and has no expressions.
+// IsOf reports whether s can have been fetched for ref, which has the protocol git, zip or oci and no expressions.
 func (s Source) IsOf(ref *pb.Reference) bool {
 	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
 	case pb.Reference_git:
 		_, ok := (&Component{Source: s}).For(ref)
 		return ok
 	case pb.Reference_zip:
-		return s.Kind == kindZip && archiveLocation(ref.GetUrl()) == s.Location && (ref.GetDigest() == "" || ref.GetDigest() == s.Digest)
+		return s.Kind == kindZip && archiveLocation(ref.GetUrl()) == s.Location &&
+			(ref.GetDigest() == "" || ref.GetDigest() == s.Digest)
 	case pb.Reference_oci:
 		where, err := name.NewRepository(ref.GetRegistry()+"/"+ref.GetRepository(), name.StrictValidation)
-		return err == nil && s.Kind == kindOCI && where.String() == s.Location && (ref.GetDigest() == "" || ref.GetDigest() == s.Digest) &&
+		return err == nil && s.Kind == kindOCI && where.String() == s.Location &&
+			(ref.GetDigest() == "" || ref.GetDigest() == s.Digest) &&
 			cmp.Or(ref.GetDigest(), ref.GetTag()) == s.Version
 	default:
 		return false
@@ -96,7 +103,7 @@ func archiveLocation(address string) string {
 	return u.String()
 }
 
-// pin returns ref so that it leads to s and to nothing else.
+// pin returns a copy of ref that leads to s and to nothing else.
 func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
 	ref = proto.CloneOf(ref)
 	digest := s.Digest
@@ -104,7 +111,8 @@ func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
 	case kindGit:
 		commit, full := fullCommit(s.Commit)
 		if !full {
-			return nil, fmt.Errorf("what it was is not known: %q is not the full name of a commit", printable(s.Commit, 80))
+			return nil, fmt.Errorf("the source is not known exactly: %q is not the full name of a commit",
+				termtext.Short(s.Commit, 80))
 		}
 		at, err := url.Parse(s.Location)
 		if err != nil {
@@ -122,14 +130,14 @@ func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
 	}
 	for _, d := range []string{digest, s.Tree} {
 		if digits, err := parseDigest(d); err != nil || digits == "" {
-			return nil, errors.New("what it was is not known: a digest is missing, or is not one of sha256")
+			return nil, errors.New("the source is not known exactly: a digest is missing, or is not one of sha256")
 		}
 	}
 	return ref, nil
 }
 
-// Reference returns a reference to what s was fetched from, without a query and credentials that its address may have
-// had, and without the step's place in it.
+// Reference returns a reference to the place that s was fetched from, without credentials, without a query, and without
+// the step's place in it.
 func (s Source) Reference() (*pb.Reference, error) {
 	text, ref := s.Location, &pb.Reference{}
 	switch s.Kind {
@@ -144,7 +152,7 @@ func (s Source) Reference() (*pb.Reference, error) {
 		}
 		ref.Registry, ref.Repository, _ = strings.Cut(text, "/")
 	default:
-		return nil, fmt.Errorf("a component of the kind %q is not fetched", printable(s.Kind, 40))
+		return nil, fmt.Errorf("a component of the kind %q is not fetched", termtext.Short(s.Kind, 40))
 	}
 	return ref, lang.CheckReference(ref)
 }

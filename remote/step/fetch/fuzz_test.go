@@ -63,8 +63,10 @@ func (s saying) RoundTrip(r *http.Request) (*http.Response, error) {
 // FuzzManifest reads what a registry says of an image: an image of that, or an error that is fit to be read.
 func FuzzManifest(f *testing.F) {
 	const digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-	f.Add([]byte(`{"schemaVersion":2,"config":{"digest":"`+digest+`","size":0},"layers":[{"digest":"`+digest+`","size":-1}]}`), []byte(`{"os":"plan9"}`), string(types.OCIManifestSchema1))
-	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"`+digest+`","platform":{"os":"\u001b[2J"},"mediaType":"application/vnd.oci.image.manifest.v1+json"}]}`), []byte(""), string(types.OCIImageIndex))
+	f.Add([]byte(`{"schemaVersion":2,"config":{"digest":"`+digest+`","size":0},`+
+		`"layers":[{"digest":"`+digest+`","size":-1}]}`), []byte(`{"os":"plan9"}`), string(types.OCIManifestSchema1))
+	f.Add([]byte(`{"schemaVersion":2,"manifests":[{"digest":"`+digest+`","platform":{"os":"\u001b[2J"},`+
+		`"mediaType":"application/vnd.oci.image.manifest.v1+json"}]}`), []byte(""), string(types.OCIImageIndex))
 	f.Add([]byte(`{"layers":[{"digest":"../../etc"}]}`), []byte("{}"), string(types.DockerManifestSchema1))
 	f.Fuzz(func(t *testing.T, manifest, blob []byte, kind string) {
 		ref, err := name.ParseReference("registry.test/a/b:c", name.StrictValidation)
@@ -98,15 +100,20 @@ func FuzzLayers(f *testing.F) {
 		_ = w.Close()
 		return b.Bytes()
 	}
-	f.Add(archive(tar.Header{Name: "a/b", Typeflag: tar.TypeReg}), archive(tar.Header{Name: "a/.wh.b", Typeflag: tar.TypeReg}))
-	f.Add(archive(tar.Header{Name: "../../evil", Typeflag: tar.TypeReg}), archive(tar.Header{Name: "/abs", Typeflag: tar.TypeReg}))
-	f.Add(archive(tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../.."}), archive(tar.Header{Name: "l/x", Typeflag: tar.TypeReg}))
-	f.Add(archive(tar.Header{Name: "d", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}), archive(tar.Header{Name: "a/.wh..wh..opq", Typeflag: tar.TypeReg}))
+	f.Add(archive(tar.Header{Name: "a/b", Typeflag: tar.TypeReg}),
+		archive(tar.Header{Name: "a/.wh.b", Typeflag: tar.TypeReg}))
+	f.Add(archive(tar.Header{Name: "../../evil", Typeflag: tar.TypeReg}),
+		archive(tar.Header{Name: "/abs", Typeflag: tar.TypeReg}))
+	f.Add(archive(tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../.."}),
+		archive(tar.Header{Name: "l/x", Typeflag: tar.TypeReg}))
+	f.Add(archive(tar.Header{Name: "d", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}),
+		archive(tar.Header{Name: "a/.wh..wh..opq", Typeflag: tar.TypeReg}))
 	f.Fuzz(func(t *testing.T, upper, lower []byte) {
 		dir := t.TempDir()
 		inner := filepath.Join(dir, "in")
 		require.NoError(t, os.Mkdir(inner, 0o700))
-		w, err := newTreeWriter(filepath.Join(inner, treeName), limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
+		w, err := newTreeWriter(filepath.Join(inner, treeName),
+			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
 		require.NoError(t, err)
 		defer w.close()
 		flat := &flattener{w: w, above: map[string]bool{}, opaque: map[string]bool{}}

@@ -17,36 +17,36 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// repository is a git repository that whoever asks may read.
+// repository is a git repository that the caller may read.
 type repository struct {
-	// location is the URL it was asked for by, without credentials.
+	// location is the URL of the request, without credentials.
 	location string
-	// url is where git finds it.
+	// url is the address that git uses.
 	url string
-	// login is what the server wants; nil if nothing.
+	// login is presented to the server; nil if it wants no login.
 	login *Login
 	local bool
-	// stall is how long the server may send nothing.
+	// stall is the longest time without a byte from the server.
 	stall time.Duration
 }
 
-// program returns git for a new repository in aside, which talks to r.
-func (r *repository) program(aside *scratch, format string) (*gitProgram, error) {
-	g := &gitProgram{aside: aside, dir: filepath.Join(aside.path, "git"), local: r.local, stall: r.stall}
+// program returns git for a new repository in tmp, which fetches from r.
+func (r *repository) program(tmp *scratch, format string) (*gitProgram, error) {
+	g := &gitProgram{tmp: tmp, dir: filepath.Join(tmp.path, "git"), local: r.local, stall: r.stall}
 	if r.login != nil {
 		g.header = r.login.header()
 	}
 	return g, g.init(format)
 }
 
-// git returns the step that ref says, of a repository.
+// git returns the step of a repository that ref names.
 func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error) {
 	u, err := url.Parse(ref.GetUrl())
 	if err != nil || !isHTTP(u) {
 		return nil, errors.New("the repository's address is invalid; write https://host/path")
 	}
 	if hasOddPath(u) {
-		return nil, errors.New("the repository's address is invalid: its path has .. in it, or what is no text")
+		return nil, errors.New("the repository's address is invalid: its path has .. or bytes that are not text")
 	}
 	login := f.with.forURL(u)
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
@@ -66,9 +66,10 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 			return nil, err
 		}
 	}
-	c, err := f.obtain(ctx, keyOf(kindGit, repo.location, commit), repo.login != nil, func(w *treeWriter, aside *scratch) (Source, error) {
-		return f.download(ctx, repo, commit, resolved, w, aside)
-	})
+	c, err := f.obtain(ctx, keyOf(kindGit, repo.location, commit), repo.login != nil,
+		func(w *treeWriter, tmp *scratch) (Source, error) {
+			return f.download(ctx, repo, commit, resolved, w, tmp)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -77,14 +78,14 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error
 	return c, nil
 }
 
-// hasOddPath reports whether what the path of u stands for, percent-decoded, is none of names: the step is found in the
-// repository by it.
+// hasOddPath reports whether the percent-decoded path of u cannot name a step in a repository.
 func hasOddPath(u *url.URL) bool {
-	return slices.Contains(strings.Split(u.Path, "/"), "..") || !utf8.ValidString(u.Path) || strings.ContainsFunc(u.Path, unicode.IsControl)
+	return slices.Contains(strings.Split(u.Path, "/"), "..") || !utf8.ValidString(u.Path) ||
+		strings.ContainsFunc(u.Path, unicode.IsControl)
 }
 
-// pinned returns the step if it is of a commit that is in the cache, and that anybody may have: nobody needs to be
-// asked.
+// pinned returns the step if its commit is in the cache and public, so that no server needs to be asked. Otherwise it
+// returns nil.
 func (f *fetcher) pinned(ctx context.Context, ref *pb.Reference, u *url.URL, commit string) (*Component, error) {
 	location, name := u.String(), ""
 	if ref.GetOpen() {
@@ -107,14 +108,14 @@ func (f *fetcher) pinned(ctx context.Context, ref *pb.Reference, u *url.URL, com
 	return c, nil
 }
 
-// boundary returns the repository that location, which goes on with the name of a step, was found to begin with.
+// boundary returns the repository that location, which ends with the name of a step, was found to begin with.
 func (f *fetcher) boundary(location string) (string, bool) {
 	var a answer
 	found := f.cache.read(answerDir, keyOf("boundary", location), &a)
 	return a.Is, found && strings.HasPrefix(location+"/", a.Is+"/")
 }
 
-// repository finds the repository that u is or, if open, begins with, and the name of the step after it.
+// repository finds the repository at u or, if open, at the beginning of u, where the name of a step follows.
 func (f *fetcher) repository(ctx context.Context, u *url.URL, open bool, login *Login) (*repository, string, error) {
 	location := u.String()
 	if !open {
@@ -138,21 +139,16 @@ func (f *fetcher) repository(ctx context.Context, u *url.URL, open bool, login *
 			first = err
 		}
 	}
-	return nil, "", fmt.Errorf("neither it nor what it begins with is a repository: %w", first)
+	return nil, "", fmt.Errorf("neither the address nor a beginning of it is a repository: %w", first)
 }
 
-// minSegments is how many segments the path of a repository has at least.
+// minSegments is the least number of segments in the path of a repository.
 const minSegments = 2
 
-// candidates returns the repositories that u can begin with: what was found before, u itself, and then the shortest
-// first.
+// candidates returns the repositories that u can begin with: the one found before, u itself, and then the others, the
+// shortest first.
 func (f *fetcher) candidates(u *url.URL) []*url.URL {
 	segments := strings.Split(strings.Trim(u.Path, "/"), "/")
-	at := func(n int) *url.URL {
-		c := *u
-		c.Path, c.RawPath = "/"+strings.Join(segments[:n], "/"), ""
-		return &c
-	}
 	var all []*url.URL
 	if known, found := f.boundary(u.String()); found {
 		if k, err := url.Parse(known); err == nil {
@@ -161,12 +157,14 @@ func (f *fetcher) candidates(u *url.URL) []*url.URL {
 	}
 	all = append(all, u)
 	for n := minSegments; n < len(segments); n++ {
-		all = append(all, at(n))
+		c := *u
+		c.Path, c.RawPath = "/"+strings.Join(segments[:n], "/"), ""
+		all = append(all, &c)
 	}
 	return all
 }
 
-// probe asks whether there is a repository at u, which login may be presented to.
+// probe asks whether there is a repository at u. It may present login there.
 func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*repository, error) {
 	repo := &repository{location: u.String(), stall: f.limits.stall}
 	target := f.mirrored(repo.location)
@@ -184,21 +182,23 @@ func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*reposit
 		}
 		u, login = t, f.with.forURL(t)
 	}
-	at, private, err := asking(login, func(login *Login) (*url.URL, error) { return f.advertised(ctx, u, login) })
+	at, private, err := anonymousFirst(login, func(login *Login) (*url.URL, error) {
+		return f.advertised(ctx, u, login)
+	})
 	if err != nil {
 		return nil, err
 	}
 	repo.url = at.String()
 	if private {
 		if origin(at) != login.Server {
-			return nil, errors.New("the server redirects to another one, which is not given the credentials")
+			return nil, errors.New("the server redirects to another server, which must not get the credentials")
 		}
 		repo.login = login
 	}
 	return repo, nil
 }
 
-// mirrored returns what takes the place of a URL.
+// mirrored returns the mirror of a URL, or the URL itself.
 func (f *fetcher) mirrored(location string) string {
 	best := ""
 	for from := range f.mirrors {
@@ -212,8 +212,8 @@ func (f *fetcher) mirrored(location string) string {
 	return f.mirrors[best] + strings.TrimPrefix(location, best)
 }
 
-// advertised asks the server at u for the beginning of git's protocol, and returns where it is after redirects: git
-// follows none.
+// advertised asks the server at u for the beginning of git's protocol, and returns the address after redirects, which
+// git itself does not follow.
 func (f *fetcher) advertised(ctx context.Context, u *url.URL, login *Login) (*url.URL, error) {
 	const service = "git-upload-pack"
 	info := u.JoinPath("info/refs")
@@ -223,20 +223,20 @@ func (f *fetcher) advertised(ctx context.Context, u *url.URL, login *Login) (*ur
 		return nil, err
 	}
 	defer resp.Body.Close()
-	finish(resp.Body)
+	drain(resp.Body)
 	if kind := resp.Header.Get("Content-Type"); kind != "application/x-"+service+"-advertisement" {
-		return nil, &AccessError{Status: http.StatusNotFound, Presented: login != nil} // a page for people
+		return nil, &AccessError{Status: http.StatusNotFound, Presented: login != nil} // a web page
 	}
 	at := *resp.Request.URL
 	path, found := strings.CutSuffix(at.Path, "/info/refs")
 	if !found {
-		return nil, errors.New("the server redirects to what is no repository")
+		return nil, errors.New("the server redirects to an address that is not a repository")
 	}
 	at.Path, at.RawPath, at.RawQuery, at.User = path, "", "", nil
 	return &at, nil
 }
 
-// fullCommit returns the name of a commit that rev is in full.
+// fullCommit returns rev in lower case, and whether it is the full name of a commit.
 func fullCommit(rev string) (string, bool) {
 	rev = strings.ToLower(rev)
 	return rev, (len(rev) == 40 || len(rev) == 64) && isHex(rev)

@@ -148,6 +148,6 @@ func TestStepOfARepositoryIsNotFoundOutsideOfIt(t *testing.T) {
 	h.echo("c/echo")
 	s := newStore(t)
 	for _, path := range []string{"%2e%2e/%2e%2e/x", "a%2f..%2f../x", ".%2e", "a%00", "a%0a", "a%ff"} {
-		require.Contains(t, refused(t, s, h.URL+"/c/echo/"+path+"@v1"), "its path has .. in it, or what is no text", path)
+		require.Contains(t, refused(t, s, h.URL+"/c/echo/"+path+"@v1"), "its path has .. or bytes that are not text", path)
 	}
 }

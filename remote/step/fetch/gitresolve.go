@@ -4,19 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// minAbbreviated is the least number of digits that name a commit.
+// minAbbreviated is the least number of digits of an abbreviated commit.
 const minAbbreviated = 7
 
-// resolve returns the commit that rev is in repo now, and the ref that it names. An answer that another job was given
-// after this Fetch began will do.
+// resolve returns the commit that rev stands for in repo now, and the ref that it names. It may use an answer that
+// another job received after this Fetch began.
 func (f *fetcher) resolve(ctx context.Context, repo *repository, rev string) (commit, ref string, err error) {
 	if err := lang.CheckRevision(rev); err != nil {
 		return "", "", err
@@ -28,8 +31,8 @@ func (f *fetcher) resolve(ctx context.Context, repo *repository, rev string) (co
 	return a.Is, a.Ref, err
 }
 
-// ask returns the answer to a question: one that was asked after this Fetch began, by whomever, or else that of question.
-// Of all processes that ask one does, and the others wait.
+// ask returns the answer of question, or an answer that another process received after this Fetch began. Of all
+// processes that want the answer one calls question, and the others wait.
 func (f *fetcher) ask(ctx context.Context, key string, question func() (answer, error)) (a answer, err error) {
 	unlock, err := f.cache.lock(ctx, key, func() bool {
 		return f.cache.read(answerDir, key, &a) && a.within(f.began)
@@ -46,15 +49,15 @@ func (f *fetcher) ask(ctx context.Context, key string, question func() (answer, 
 	return a, f.cache.write(answerDir, key, a)
 }
 
-// lookUp asks the server of repo what rev is: a tag, a branch, another ref or the beginning of a commit's name, in this
+// lookUp asks the server of repo for the commit of rev: a tag, a branch, another ref or an abbreviated commit, in this
 // order.
 func (f *fetcher) lookUp(ctx context.Context, repo *repository, rev string) (commit, ref string, err error) {
-	aside, err := f.cache.scratch()
+	tmp, err := f.cache.scratch()
 	if err != nil {
 		return "", "", err
 	}
-	defer aside.remove()
-	g, err := repo.program(aside, "")
+	defer tmp.remove()
+	g, err := repo.program(tmp, "")
 	if err != nil {
 		return "", "", err
 	}
@@ -77,13 +80,13 @@ func (f *fetcher) lookUp(ctx context.Context, repo *repository, rev string) (com
 		}
 	}
 	if len(rev) < minAbbreviated || !isHex(rev) {
-		return "", "", fmt.Errorf("the repository has no tag and no branch %q", printable(rev, 100))
+		return "", "", fmt.Errorf("the repository has no tag and no branch %q", termtext.Short(rev, 100))
 	}
 	commit, err = g.abbreviated(ctx, repo, rev)
 	return commit, "", err
 }
 
-// remoteRefs are refs of a repository, and what they are; those that end in ^{} what tags are of.
+// remoteRefs has the objects of refs. For a tag object, the name with ^{} after it has the commit.
 type remoteRefs map[string]string
 
 func (g *gitProgram) remoteRefs(ctx context.Context, args ...string) (remoteRefs, error) {
@@ -107,7 +110,7 @@ func (r remoteRefs) commit(name string) string {
 	return r[name]
 }
 
-// abbreviated finds the commit whose name begins with rev: among the tips of the branches and tags, or in all history.
+// abbreviated finds the commit whose name begins with rev among the tips of branches and tags, or in all history.
 func (g *gitProgram) abbreviated(ctx context.Context, repo *repository, rev string) (string, error) {
 	refs, err := g.remoteRefs(ctx, "ls-remote", "--", repo.url)
 	if err != nil {
@@ -120,16 +123,14 @@ func (g *gitProgram) abbreviated(ctx context.Context, repo *repository, rev stri
 		}
 	}
 	if len(found) == 1 {
-		for id := range found {
-			return id, nil
-		}
+		return slices.Collect(maps.Keys(found))[0], nil
 	}
 	if err := g.fetch(ctx, repo.url, "--filter=tree:0", allBranches, allTags); err != nil {
 		return "", err
 	}
 	id, err := g.output(ctx, "rev-parse", "--verify", "--quiet", "--end-of-options", rev+"^{commit}")
 	if err != nil {
-		if failed, ok := errors.AsType[*gitError](err); ok && failed.said == "" {
+		if failed, ok := errors.AsType[*gitError](err); ok && failed.stderr == "" {
 			err = fmt.Errorf("the repository has no tag, no branch and no commit %s", rev)
 		}
 		return "", err
@@ -137,13 +138,13 @@ func (g *gitProgram) abbreviated(ctx context.Context, repo *repository, rev stri
 	return strings.TrimSpace(id), nil
 }
 
-// Everything a repository has.
+// The refspecs of everything a repository has.
 const (
 	allBranches = "+refs/heads/*:refs/fetched/heads/*"
 	allTags     = "+refs/tags/*:refs/fetched/tags/*"
 )
 
-// init makes the repository, for objects of the format sha1, if that is empty, or sha256.
+// init makes the repository. format is the object format, sha256, or empty for sha1.
 func (g *gitProgram) init(format string) error {
 	config := "[core]\nbare = true\n"
 	if format != "" {
@@ -162,12 +163,14 @@ func (g *gitProgram) init(format string) error {
 	return nil
 }
 
-// fetch gets what, which ends with the refs, from a repository.
-func (g *gitProgram) fetch(ctx context.Context, from string, what ...string) error {
-	args := []string{"fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance"}
-	for len(what) > 0 && strings.HasPrefix(what[0], "--") {
-		args, what = append(args, what[0]), what[1:]
+// fetch fetches from a repository, with args: options first and then refs.
+func (g *gitProgram) fetch(ctx context.Context, from string, args ...string) error {
+	command := []string{
+		"fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-recurse-submodules", "--no-auto-maintenance",
 	}
-	_, err := g.output(ctx, append(append(args, "--", from), what...)...)
+	for len(args) > 0 && strings.HasPrefix(args[0], "--") {
+		command, args = append(command, args[0]), args[1:]
+	}
+	_, err := g.output(ctx, slices.Concat(command, []string{"--", from}, args)...)
 	return err
 }

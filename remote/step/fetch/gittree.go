@@ -8,16 +8,20 @@ import (
 	"io"
 	"strconv"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// download fetches a commit, to which resolved leads if that is not empty, and writes its files.
-func (f *fetcher) download(ctx context.Context, repo *repository, commit, resolved string, w *treeWriter, aside *scratch) (Source, error) {
+// download fetches a commit and writes its files. resolved, if not empty, is a ref that leads to the commit.
+func (f *fetcher) download(
+	ctx context.Context, repo *repository, commit, resolved string, w *treeWriter, tmp *scratch,
+) (Source, error) {
 	source := Source{Kind: kindGit, Location: repo.location}
 	format := ""
 	if len(commit) == 64 {
 		format = "sha256"
 	}
-	g, err := repo.program(aside, format)
+	g, err := repo.program(tmp, format)
 	if err != nil {
 		return source, err
 	}
@@ -31,7 +35,7 @@ func (f *fetcher) download(ctx context.Context, repo *repository, commit, resolv
 	return source, g.writeTree(ctx, source.GitTree, w)
 }
 
-// peel returns the commit that name, which is in the repository, leads to, and its tree.
+// peel returns the commit that name leads to in the repository, and its tree.
 func (g *gitProgram) peel(ctx context.Context, name string) (commit, tree string, err error) {
 	var fields []string
 	in := strings.NewReader(name + "^{commit}\n" + name + "^{tree}\n")
@@ -41,7 +45,7 @@ func (g *gitProgram) peel(ctx context.Context, name string) (commit, tree string
 		return err
 	}, "cat-file", "--batch-check=%(objectname) %(objecttype)")
 	if err == nil && (len(fields) != 4 || fields[1] != "commit" || fields[3] != "tree") {
-		err = fmt.Errorf("%s is no commit", name)
+		err = fmt.Errorf("%s is not a commit", name)
 	}
 	if err != nil {
 		return "", "", err
@@ -49,17 +53,17 @@ func (g *gitProgram) peel(ctx context.Context, name string) (commit, tree string
 	return fields[0], fields[2], nil
 }
 
-// fetchCommit fetches a commit, alone where the server gives that: by its name, by that of the ref, or else with
-// all there is.
+// fetchCommit fetches a commit: alone by its name, or alone by the name of the ref, or, if the server refuses both,
+// with all branches and tags.
 func (g *gitProgram) fetchCommit(ctx context.Context, repo *repository, commit, resolved string) error {
-	ways := [][]string{{"--depth=1", commit}}
+	attempts := [][]string{{"--depth=1", commit}}
 	if resolved != "" && resolved != "HEAD" {
-		ways = append(ways, []string{"--depth=1", "+" + resolved + ":refs/fetched/one"})
+		attempts = append(attempts, []string{"--depth=1", "+" + resolved + ":refs/fetched/one"})
 	}
-	ways = append(ways, []string{allBranches, allTags})
+	attempts = append(attempts, []string{allBranches, allTags})
 	var first error
-	for _, way := range ways {
-		err := g.fetch(ctx, repo.url, way...)
+	for _, attempt := range attempts {
+		err := g.fetch(ctx, repo.url, attempt...)
 		refused, is := errors.AsType[*gitError](err)
 		switch {
 		case err != nil && (!is || !refused.refusal()):
@@ -81,10 +85,10 @@ func (g *gitProgram) fetchCommit(ctx context.Context, repo *repository, commit, 
 	return fmt.Errorf("the repository has no commit %s: %w", commit, first)
 }
 
-// refusal reports whether the server does not give what was asked for by its name, which it may give otherwise.
+// refusal reports whether the server refuses to send a commit by its name. It may send it with a branch.
 func (e *gitError) refusal() bool {
 	for _, text := range []string{"not our ref", "unadvertised object", "couldn't find remote ref"} {
-		if strings.Contains(e.said, text) {
+		if strings.Contains(e.stderr, text) {
 			return true
 		}
 	}
@@ -97,8 +101,8 @@ type object struct {
 	size           int64
 }
 
-// writeTree writes the files of a tree as they are in the repository, without any of the ways by which git would make
-// something else of them.
+// writeTree writes the files of a tree byte for byte as they are in the repository: no filter, attribute or line ending
+// setting applies.
 func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) error {
 	listing, err := g.output(ctx, "ls-tree", "-r", "-z", "-l", "--full-tree", tree)
 	if err != nil {
@@ -125,10 +129,10 @@ func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) 
 	}, "cat-file", "--batch")
 }
 
-// modeGitlink is a submodule: an empty directory, to us.
+// modeGitlink is the mode of a submodule, which becomes an empty directory.
 const modeGitlink = "160000"
 
-// parseTree reads what ls-tree says: "<mode> <type> <id> <size>\t<path>\x00".
+// parseTree reads the output of ls-tree: "<mode> <type> <id> <size>\t<path>\x00" for each entry.
 func parseTree(listing string, l limits) ([]object, error) {
 	var objects []object
 	var total int64
@@ -139,7 +143,7 @@ func parseTree(listing string, l limits) ([]object, error) {
 			if listing == "" {
 				return nil, nil
 			}
-			return nil, errors.New("git lists something that is no entry of a tree")
+			return nil, errors.New("git lists something that is not an entry of a tree")
 		}
 		o := object{mode: fields[0], id: fields[2], path: path}
 		switch o.mode {
@@ -151,12 +155,13 @@ func parseTree(listing string, l limits) ([]object, error) {
 			o.size = size
 		case modeGitlink:
 		default:
-			return nil, fmt.Errorf("%q has the mode %s, which no file has", printable(path, 200), printable(o.mode, 10))
+			return nil, fmt.Errorf("%q has the mode %s, which is not that of a file", termtext.Short(path, 200),
+				termtext.Short(o.mode, 10))
 		}
 		total += o.size
 		switch {
 		case o.size > l.file || total > l.total:
-			return nil, fmt.Errorf("%q: %w", printable(path, 200), tooLarge(min(l.file, l.total)))
+			return nil, fmt.Errorf("%q: %w", termtext.Short(path, 200), tooLarge(min(l.file, l.total)))
 		case len(objects) >= l.entries:
 			return nil, fmt.Errorf("there are more than %d entries", l.entries)
 		}
@@ -165,17 +170,17 @@ func parseTree(listing string, l limits) ([]object, error) {
 	return objects, nil
 }
 
-// write writes an object that cat-file gives: "<id> blob <size>\n", the bytes and a newline.
+// write writes an object that cat-file prints as "<id> blob <size>\n", the bytes and a newline.
 func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	if o.mode == modeGitlink {
 		return w.dir(o.path)
 	}
 	header, err := r.ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("git gives no %s: %w", o.id, err)
+		return fmt.Errorf("git does not print %s: %w", o.id, err)
 	}
 	if header != fmt.Sprintf("%s blob %d\n", o.id, o.size) {
-		return fmt.Errorf("git gives %q for %s", printable(header, 100), o.id)
+		return fmt.Errorf("git prints %q for %s", termtext.Short(header, 100), o.id)
 	}
 	content := io.LimitReader(r, o.size)
 	if o.mode == modeSymlink {

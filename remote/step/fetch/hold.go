@@ -11,20 +11,22 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const (
 	treeName = "tree"      // the files of a component
-	metaName = "meta.json" // what they are; whoever uses the component has a shared lock of it
+	metaName = "meta.json" // its nodes; each user of the component has a shared lock of this file
 )
 
-// meta is what a component has, in its directory. The digest of its nodes is the component's name.
+// meta lists the nodes of a component, in its directory. Their digest is the component's name.
 type meta struct {
 	Nodes []node `json:"nodes"`
 }
 
-// hold returns the meta.json of the component tree with a lock that keeps it from being removed; nil if there is no
-// such component.
+// hold returns the meta.json of the component tree, locked so that the component is not removed. It is nil if there is
+// no such component.
 func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 	path := c.path(compDir, tree, metaName)
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
@@ -37,29 +39,29 @@ func (c *cache) hold(ctx context.Context, tree string) (*os.File, error) {
 	if err = share(ctx, file); err == nil {
 		return file, nil
 	}
-	release(file)
-	if errors.Is(err, errTaken) { // it was removed
+	filelock.Release(file)
+	if errors.Is(err, filelock.ErrTaken) { // it was removed
 		err = nil
 	}
 	return nil, err
 }
 
-// share takes the shared lock of file, a meta.json. Whoever has the other one removes the component, or what steps have
-// added to it, in a moment. The error is errTaken if the component was removed.
+// share takes the shared lock of file, a meta.json. A process with the exclusive lock is about to remove the component,
+// or files that steps have added to it. The error is filelock.ErrTaken if the component was removed.
 func share(ctx context.Context, file *os.File) error {
-	return poll(ctx, func() (bool, error) {
-		err := flock(file, unix.LOCK_SH)
+	return filelock.Poll(ctx, func() (bool, error) {
+		err := filelock.TryShared(file)
 		switch {
-		case !stillAt(file, file.Name()):
-			return false, errTaken
-		case errors.Is(err, errTaken):
+		case !filelock.StillAt(file, file.Name()):
+			return false, filelock.ErrTaken
+		case errors.Is(err, filelock.ErrTaken):
 			return false, nil
 		}
 		return true, err
 	})
 }
 
-// component returns the component that e says, if it is there and is what it was.
+// component returns the component of e, or nil if the cache does not have it or its files were changed.
 func (c *cache) component(ctx context.Context, e entry) (*Component, error) {
 	file, err := c.hold(ctx, e.Source.Tree)
 	if file == nil || err != nil {
@@ -69,55 +71,49 @@ func (c *cache) component(ctx context.Context, e entry) (*Component, error) {
 	if err == nil {
 		return c.use(e.Source, file), nil
 	}
-	release(file)
+	filelock.Release(file)
 	switch {
-	case errors.Is(err, errTaken): // it was removed
+	case errors.Is(err, filelock.ErrTaken): // it was removed
 		return nil, nil
 	case !errors.Is(err, errDamaged):
 		return nil, err
 	}
-	if err = c.evict(e.Source.Tree); errors.Is(err, errTaken) {
-		err = fmt.Errorf("a step has changed files in %s, and others use them; try again when these have ended", c.path(compDir, e.Source.Tree))
+	if err = c.evict(e.Source.Tree); errors.Is(err, filelock.ErrTaken) {
+		err = fmt.Errorf("a step has changed files in %s, and others use them; try again when these have ended",
+			c.path(compDir, e.Source.Tree))
 	}
 	return nil, err
 }
 
-// usedEvery is how exactly the cache knows when a component was last used.
+// usedEvery is the resolution at which the cache records the last use of a component.
 const usedEvery = time.Minute
 
-// use returns the component s, of which file is the meta.json, locked.
+// use returns the component s. file is its locked meta.json.
 func (c *cache) use(s Source, file *os.File) *Component {
 	now := time.Now()
 	if info, err := file.Stat(); err == nil && now.Sub(info.ModTime()) > usedEvery {
-		_ = os.Chtimes(file.Name(), now, now) // else it goes earlier than it had to
+		_ = os.Chtimes(file.Name(), now, now) // if it fails the component only looks older
 	}
 	root := c.path(compDir, s.Tree, treeName)
 	s.Tree = digestPrefix + s.Tree
 	return &Component{Source: s, Root: root, Dir: root, held: file}
 }
 
-// release gives up the lock of file, at once: closing it alone would not while a child that is being forked still has
-// a copy.
-func release(file *os.File) {
-	_ = unix.Flock(int(file.Fd()), unix.LOCK_UN)
-	file.Close()
-}
-
-// evict removes the component tree; the error is errTaken if it is in use.
+// evict removes the component tree. The error is filelock.ErrTaken if the component is in use.
 func (c *cache) evict(tree string) error {
-	aside, err := c.scratch()
+	tmp, err := c.scratch()
 	if err != nil {
 		return err
 	}
-	defer aside.remove()
+	defer tmp.remove()
 	dir := c.path(compDir, tree)
-	file, err := claim(filepath.Join(dir, metaName))
+	file, err := filelock.Claim(filepath.Join(dir, metaName))
 	if err == nil {
-		defer release(file)
+		defer filelock.Release(file)
 	} else if _, there := os.Lstat(filepath.Join(dir, metaName)); !errors.Is(there, fs.ErrNotExist) {
 		return err
-	} // else it is being removed, or has lost what no component is without
-	if err := os.Rename(dir, filepath.Join(aside.path, compDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	} // else another process removes it, or its meta.json is lost
+	if err := os.Rename(dir, filepath.Join(tmp.path, compDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	c.mu.Lock()
@@ -126,7 +122,7 @@ func (c *cache) evict(tree string) error {
 	return nil
 }
 
-// publish puts what is in dir, written by w, into its place and returns its meta.json, locked, and its name.
+// publish moves dir, written by w, to its place in the cache. It returns the locked meta.json and the component's name.
 func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.File, string, error) {
 	nodes, err := w.finish()
 	if err != nil {
@@ -145,7 +141,7 @@ func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.Fil
 		if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
 			return nil, "", err
 		}
-		// Equal files may have been there already, fetched from elsewhere, and may be damaged.
+		// Equal files fetched from elsewhere may be there already, and may be damaged.
 		there, err := c.component(ctx, entry{Source: Source{Tree: tree}})
 		if there != nil || err != nil {
 			return there.file(), tree, err
@@ -156,6 +152,6 @@ func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.Fil
 			}
 			continue
 		}
-		return nil, "", errors.New("it was removed as soon as it was there; is the cache too small?")
+		return nil, "", errors.New("another process removed it at once; is the cache too small?")
 	}
 }

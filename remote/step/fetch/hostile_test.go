@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/termtext"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -98,9 +99,10 @@ func TestServerThatSendsTooMuchIsStopped(t *testing.T) {
 	commit := h.repository("c/large").Commit("main", fetchtest.Texts(map[string]string{"a": string(noise)}))
 	s := newStore(t)
 	s.limits.total = 100 << 10
-	require.Equal(t, "what the server sends: its size is beyond the limit, which leaves 102400 bytes", refused(t, s, h.URL+"/c/large@"+commit))
+	require.Equal(t, "the data of the server: its size exceeds the limit; 102400 bytes are left",
+		refused(t, s, h.URL+"/c/large@"+commit))
 	s.limits = limits{entries: 100, file: 100 << 10, total: 10 << 20, ratio: 200}
-	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size is beyond the limit`)
+	require.Contains(t, refused(t, s, h.URL+"/c/large@"+commit), `"a": its size exceeds the limit`)
 	s.limits.file = 10 << 20
 	get(t, s, h.URL+"/c/large@"+commit)
 }
@@ -110,12 +112,16 @@ func TestMirrorTakesThePlaceOfARepository(t *testing.T) {
 	commit := h.echo("c/echo")
 	login := h.private()
 	s := newStore(t, func(c *Config) {
-		c.Mirrors = map[string]string{"https://example.com/": "http://127.0.0.1:1/", "https://example.com/c/": h.URL + "/c/", "https://local.example": h.root}
+		c.Mirrors = map[string]string{
+			"https://example.com/": "http://127.0.0.1:1/", "https://example.com/c/": h.URL + "/c/",
+			"https://local.example": h.root,
+		}
 	})
 	c := get(t, s, "example.com/c/echo@v1", login)
 	require.Equal(t, commit, c.Commit)
 	require.Equal(t, "https://example.com/c/echo", c.Location)
-	require.Contains(t, refused(t, s, "example.com/c/echo@v1", Login{"https://example.com", user, secret}), "wants credentials")
+	require.Contains(t, refused(t, s, "example.com/c/echo@v1", Login{"https://example.com", user, secret}),
+		"wants credentials")
 	require.Equal(t, commit, get(t, s, "local.example/c/echo@v1").Commit)
 	require.Contains(t, refused(t, s, "local.example/c/none@v1"), "HTTP status 404")
 }
@@ -129,8 +135,10 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 	for _, hook := range []string{"post-checkout", "reference-transaction", "post-index-change", "pre-auto-gc"} {
 		require.NoError(t, os.WriteFile(filepath.Join(hooks, hook), []byte("#!/bin/sh\ntouch "+pwned+"\n"), 0o755))
 	}
-	config := fmt.Sprintf("[core]\n\thooksPath = %s\n\tfsmonitor = touch %s\n\tsshCommand = touch %s\n[credential]\n\thelper = \"!touch %s\"\n"+
-		"[filter \"evil\"]\n\tsmudge = touch %s\n[url \"http://127.0.0.1:1/\"]\n\tinsteadOf = http://\n", hooks, pwned, pwned, pwned, pwned)
+	config := fmt.Sprintf("[core]\n\thooksPath = %s\n\tfsmonitor = touch %s\n\tsshCommand = touch "+
+		"%s\n[credential]\n\thelper = \"!touch %s\"\n"+
+		"[filter \"evil\"]\n\tsmudge = touch %s\n[url \"http://127.0.0.1:1/\"]\n\tinsteadOf = http://\n", hooks, pwned, pwned,
+		pwned, pwned)
 	home := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(home, ".gitconfig"), []byte(config), 0o644))
 	h := newGitHost(t)
@@ -139,7 +147,8 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 		".gitattributes": "* filter=evil\n", "hooks/post-checkout": "touch " + pwned, "config": config,
 	}))
 	r.Git("update-ref", "refs/tags/v1", commit)
-	r.Commit("evil", fetchtest.Texts(map[string]string{".gitmodules": "[submodule \"x\"]\n\tpath = x\n\turl = -u./evil\n"}))
+	r.Commit("evil",
+		fetchtest.Texts(map[string]string{".gitmodules": "[submodule \"x\"]\n\tpath = x\n\turl = -u./evil\n"}))
 	t.Setenv("HOME", home)
 	t.Setenv("GIT_CONFIG_GLOBAL", filepath.Join(home, ".gitconfig"))
 	t.Setenv("GIT_SSH_COMMAND", "touch "+pwned)
@@ -153,8 +162,8 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 }
 
 func TestCredentialsAreInNoCommandAndNoPage(t *testing.T) {
-	aside := &scratch{path: t.TempDir()}
-	g := &gitProgram{aside: aside, dir: filepath.Join(aside.path, "git"), header: (&Login{"", user, secret}).header()}
+	tmp := &scratch{path: t.TempDir()}
+	g := &gitProgram{tmp: tmp, dir: filepath.Join(tmp.path, "git"), header: (&Login{"", user, secret}).header()}
 	require.NoError(t, g.init(""))
 	require.NotContains(t, strings.Join(g.options(), " "), "Authorization")
 	cmd := exec.CommandContext(t.Context(), "git", append(g.options(), "config", "--get", "http.extraHeader")...)
@@ -162,12 +171,12 @@ func TestCredentialsAreInNoCommandAndNoPage(t *testing.T) {
 	out, err := cmd.Output()
 	require.NoError(t, err)
 	require.Equal(t, "Authorization: "+g.header+"\n", string(out))
-	require.False(t, contains(t, aside.path, "Authorization"))
+	require.False(t, contains(t, tmp.path, "Authorization"))
 }
 
 func TestForeignTextIsShownOnOneLineWithoutControls(t *testing.T) {
-	require.Equal(t, "a b [31mc d", printable("a\n\tb\x1b[31mc\x00\x9b d\xff", 100))
-	require.Equal(t, "äb...", printable("äbcdef", 3))
-	err := &gitError{command: "fetch", said: "remote: \x1b]0;x\nfatal: bad\x07 thing\n", err: os.ErrInvalid}
+	require.Equal(t, "a b [31mc d", termtext.Short("a\n\tb\x1b[31mc\x00\x9b d\xff", 100))
+	require.Equal(t, "äb...", termtext.Short("äbcdef", 3))
+	err := &gitError{command: "fetch", stderr: "remote: \x1b]0;x\nfatal: bad\x07 thing\n", err: os.ErrInvalid}
 	require.Equal(t, "git fetch: bad thing", err.Error())
 }

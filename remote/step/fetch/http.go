@@ -9,27 +9,30 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 const (
 	maxRedirects = 10
-	// stallTime is how long a server may send nothing.
+	// stallTime is the longest time without a byte from the server.
 	stallTime = time.Minute
 )
 
-// metadata are the addresses at which clouds tell a machine its secrets. No step is there.
+// metadata are the addresses at which clouds tell a machine its secrets. Steps are never fetched from there.
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 
-// newClient returns a client that presents credentials only where they belong.
+// newClient returns a client that follows only safe redirects and never calls a metadata service.
 func newClient() *http.Client {
 	dialer := &net.Dialer{Timeout: 30 * time.Second, Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
 		for _, m := range metadata {
 			if err == nil && at.Addr().Unmap() == m {
-				return errors.New("the address is that of the cloud's metadata, where no steps are")
+				return errors.New("the address belongs to the cloud's metadata service; steps are not fetched from there")
 			}
 		}
 		return nil
@@ -47,7 +50,7 @@ func newClient() *http.Client {
 	}
 }
 
-// checkRedirect follows no redirect to what is less safe, and takes no credentials elsewhere.
+// checkRedirect refuses redirects to a less safe protocol, and removes credentials from redirects to another server.
 func checkRedirect(req *http.Request, via []*http.Request) error {
 	last := via[len(via)-1].URL
 	switch {
@@ -64,9 +67,11 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// get asks for u, as login if that is not nil. The caller closes the body of the response, which ends when the server
-// sends nothing for limits.stall. A status that is none of ok is an *AccessError or another error.
-func (f *fetcher) get(ctx context.Context, u *url.URL, login *Login, header http.Header, ok ...int) (*http.Response, error) {
+// get requests u, and presents login if that is not nil. The caller closes the body of the response. The body fails
+// when the server sends nothing for limits.stall. A status that is not in ok is an *AccessError or another error.
+func (f *fetcher) get(
+	ctx context.Context, u *url.URL, login *Login, header http.Header, ok ...int,
+) (*http.Response, error) {
 	plain := *u
 	plain.User, plain.Fragment = nil, ""
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -86,21 +91,19 @@ func (f *fetcher) get(ctx context.Context, u *url.URL, login *Login, header http
 		cancel(nil)
 		return nil, withoutURL(err)
 	}
-	resp.Body = newWatched(resp.Body, f.limits.stall, cancel)
-	for _, status := range ok {
-		if resp.StatusCode == status {
-			return resp, nil
-		}
+	resp.Body = newStallGuard(resp.Body, f.limits.stall, cancel)
+	if slices.Contains(ok, resp.StatusCode) {
+		return resp, nil
 	}
 	resp.Body.Close()
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
 		return nil, &AccessError{Status: resp.StatusCode, Presented: login != nil}
 	}
-	return nil, fmt.Errorf("the server answers %s", printable(resp.Status, 100))
+	return nil, fmt.Errorf("the server answers %s", termtext.Short(resp.Status, 100))
 }
 
-// withoutURL strips the address of an error of the client: it may hold what is to be kept.
+// withoutURL strips the address from an error of the client, as it may hold credentials.
 func withoutURL(err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		return u.Err
@@ -108,9 +111,9 @@ func withoutURL(err error) error {
 	return err
 }
 
-// asking calls ask without credentials and, if the server wants some and there are, with login. It reports whether they
-// were needed.
-func asking[T any](login *Login, ask func(*Login) (T, error)) (result T, private bool, err error) {
+// anonymousFirst calls ask without credentials and, if the server refuses that and login is not nil, with login.
+// private tells that credentials were needed.
+func anonymousFirst[T any](login *Login, ask func(*Login) (T, error)) (result T, private bool, err error) {
 	result, err = ask(nil)
 	if _, refused := errors.AsType[*AccessError](err); !refused || login == nil {
 		return result, false, err
@@ -119,21 +122,21 @@ func asking[T any](login *Login, ask func(*Login) (T, error)) (result T, private
 	return result, true, err
 }
 
-// watched is a body that is given up when nothing comes for some time.
-type watched struct {
+// stallGuard is a body whose request is cancelled when no byte arrives for some time.
+type stallGuard struct {
 	io.ReadCloser
 	most   time.Duration
 	timer  *time.Timer
 	cancel context.CancelCauseFunc
 }
 
-func newWatched(body io.ReadCloser, most time.Duration, cancel context.CancelCauseFunc) *watched {
-	w := &watched{ReadCloser: body, most: most, cancel: cancel}
+func newStallGuard(body io.ReadCloser, most time.Duration, cancel context.CancelCauseFunc) *stallGuard {
+	w := &stallGuard{ReadCloser: body, most: most, cancel: cancel}
 	w.timer = time.AfterFunc(most, func() { cancel(fmt.Errorf("the server has sent nothing for %v", most)) })
 	return w
 }
 
-func (w *watched) Read(p []byte) (int, error) {
+func (w *stallGuard) Read(p []byte) (int, error) {
 	n, err := w.ReadCloser.Read(p)
 	if err == nil {
 		w.timer.Reset(w.most)
@@ -141,20 +144,20 @@ func (w *watched) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the request, too.
-func (w *watched) Close() error {
+// Close closes the body and cancels the request.
+func (w *stallGuard) Close() error {
 	err := w.stop()
 	w.cancel(nil)
 	return err
 }
 
-func (w *watched) stop() error {
+func (w *stallGuard) stop() error {
 	w.timer.Stop()
 	return w.ReadCloser.Close()
 }
 
-// finish reads what little is left of a body, so that its connection can be used again.
-func finish(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 4<<10) }
+// drain reads the short rest of a body, so that its connection can be used again.
+func drain(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 4<<10) }
 
 func isHTTP(u *url.URL) bool {
 	return strings.EqualFold(u.Scheme, "http") || strings.EqualFold(u.Scheme, "https")

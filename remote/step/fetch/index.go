@@ -10,53 +10,53 @@ import (
 	"time"
 )
 
-// keyOf names what consists of parts, for files of the cache: it does not tell them, which may be private.
+// keyOf returns a file name of the cache for parts. It is a digest, as the parts may be private.
 func keyOf(parts ...string) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join(parts, "\x00"))))
 }
 
-// entry says which component something that never changes is: a commit of a repository, an archive, a manifest.
+// entry is the component of something that never changes: a commit, an archive of a known digest, a manifest.
 type entry struct {
 	Source Source `json:"source"`
-	// Private tells that it was not to be had without credentials.
+	// Private tells that the server wanted credentials for it.
 	Private bool `json:"private,omitempty"`
 }
 
-// answer is what a server said of a name that can change.
+// answer is a server's answer about a name that can change.
 type answer struct {
-	// Asked is when it was asked for, in nanoseconds since 1970.
+	// Asked is the time of the question, in nanoseconds since 1970.
 	Asked int64 `json:"asked"`
 	// Is is a commit, a digest, or the URL of a repository.
 	Is string `json:"is"`
-	// Ref is the ref of the repository that the name is (git), or the tag of a resource (zip).
+	// Ref is the full name of the ref (git), or the ETag of the archive (zip).
 	Ref string `json:"ref,omitempty"`
-	// Private tells that it was not to be had without credentials.
+	// Private tells that the server wanted credentials for it.
 	Private bool `json:"private,omitempty"`
 }
 
-// within reports whether the answer was asked for after t. One from the future is of a clock that was wrong.
+// within reports whether the answer is younger than t. An answer from the future has a wrong clock's time.
 func (a answer) within(t time.Time) bool {
 	return a.Asked >= t.UnixNano() && a.Asked <= time.Now().UnixNano()
 }
 
-// read reads a file of the cache into v. What is not there or damaged is as if it had never been.
+// read reads a file of the cache into v. It reports false for a missing or damaged file.
 func (c *cache) read(dir, key string, v any) bool {
 	data, err := os.ReadFile(c.path(dir, key))
 	return err == nil && json.Unmarshal(data, v) == nil
 }
 
-// write writes v to a file of the cache, whole or not at all.
+// write writes v to a file of the cache, atomically.
 func (c *cache) write(dir, key string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	aside, err := c.scratch()
+	tmp, err := c.scratch()
 	if err != nil {
 		return err
 	}
-	defer aside.remove()
-	path := filepath.Join(aside.path, key)
+	defer tmp.remove()
+	path := filepath.Join(tmp.path, key)
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		return fmt.Errorf("write to cache: %w", err)
 	}

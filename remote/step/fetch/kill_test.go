@@ -16,12 +16,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 var (
-	kills    = flag.Int("kills", 0, "how often TestCacheIsRightAfterKills kills what fetches; 0 for 40 times, or as often as it can in 15 s")
+	kills = flag.Int("kills", 0,
+		"how often TestCacheIsRightAfterKills kills what fetches; 0 for 40 times, or as often as it can in 15 s")
 	killSeed = flag.Uint64("killseed", 1, "where the random numbers of TestCacheIsRightAfterKills begin")
 )
 
@@ -55,7 +57,8 @@ func fetchCommand(t *testing.T, dir string, refs ...string) *exec.Cmd {
 }
 
 // A process is killed at random points while it fetches from a repository and an archive. What it leaves is no harm to
-// the next one, which gets what there is to get, and removes what the other left. The flag -kills=200 makes it more often.
+// the next one, which gets what there is to get, and removes what the other left. The flag -kills=200 makes it more
+// often.
 func TestCacheIsRightAfterKills(t *testing.T) {
 	h := newGitHost(t)
 	texts := map[string]string{"steps/step.yml": stepText}
@@ -112,7 +115,7 @@ func checkAfterKills(t *testing.T, dir string, refs []string, texts map[string]s
 	nodes, err := cache.nodes(entries[0].Name())
 	require.NoError(t, err)
 	require.NoError(t, compare(cache.path(compDir, entries[0].Name(), treeName), nodes))
-	require.NoError(t, poll(shortContext(t, patience), func() (bool, error) {
+	require.NoError(t, filelock.Poll(shortContext(t, patience), func() (bool, error) {
 		cache.sweep()
 		left, err := os.ReadDir(filepath.Join(dir, layout, scratchBase))
 		return len(left) == 0, err

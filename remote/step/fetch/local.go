@@ -9,14 +9,16 @@ import (
 	"path/filepath"
 )
 
-// ErrTooLarge tells that a directory has more than its digest may be taken of.
+// ErrTooLarge says that a directory exceeds the limits of DirTree.
 var ErrTooLarge = errors.New("the directory is too large")
 
-// DirTree returns the digest of the files in the directory dir, in hexadecimal, as [Source].Tree has it of a component,
-// but for what is called .git, which is left out. sum returns that of the regular file path, in hexadecimal. A directory of
-// more than entries files, links and directories, or of more than size bytes, is ErrTooLarge. What is neither of these
-// is an error.
-func DirTree(dir string, entries int, size int64, sum func(path string, info fs.FileInfo) (string, error)) (string, error) {
+// DirTree returns the digest of the files in the directory dir, in hexadecimal, by the rules of [Source].Tree. It
+// leaves out entries called .git. sum returns the SHA-256 of the regular file path, in hexadecimal. The error is
+// ErrTooLarge for more than entries files, links and directories, or more than size bytes. Other kinds of files are an
+// error.
+func DirTree(
+	dir string, entries int, size int64, sum func(path string, info fs.FileInfo) (string, error),
+) (string, error) {
 	var nodes []node
 	count, empty := 0, map[string]bool{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -63,7 +65,7 @@ func DirTree(dir string, entries int, size int64, sum func(path string, info fs.
 	return treeDigest(nodes), nil
 }
 
-// nodeOf is a file or a symbolic link.
+// nodeOf returns the node of a file or a symbolic link.
 func nodeOf(path string, d fs.DirEntry, sum func(string, fs.FileInfo) (string, error)) (node, error) {
 	info, err := d.Info()
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const digestPrefix = "sha256:"
@@ -16,16 +18,18 @@ const (
 	kindOCI = "oci"
 )
 
-// find returns the entry of key, if there is one of which the component may be there.
+// find returns the entry of key. Its component may have been removed.
 func (f *fetcher) find(key string) (entry, bool) {
 	var e entry
 	return e, f.cache.read(indexDir, key, &e) && e.Source.Tree != ""
 }
 
-// obtain returns the component of key: from the cache or, if it is not there, by fill, which writes it to w and has the
-// scratch directory for what else it needs. Of all processes that need it one fills, and the others wait. Whoever calls
-// may have it.
-func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
+// fillFunc writes the files of a component to w. It may use the scratch directory tmp.
+type fillFunc func(w *treeWriter, tmp *scratch) (Source, error)
+
+// obtain returns the component of key, from the cache or by fill. Of all processes that need the component one fills
+// it, and the others wait. The caller has checked that it may have the component.
+func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fillFunc) (*Component, error) {
 	if c, err := f.cached(ctx, key); c != nil || err != nil {
 		return c, err
 	}
@@ -49,7 +53,7 @@ func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fun
 	return c, err
 }
 
-// cached returns the component of key if it is in the cache.
+// cached returns the component of key, or nil if the cache does not have it.
 func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 	e, found := f.find(key)
 	if !found {
@@ -62,14 +66,14 @@ func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 	return c, err
 }
 
-// add fills a component and takes note of it as key.
-func (f *fetcher) add(ctx context.Context, key string, private bool, fill func(w *treeWriter, aside *scratch) (Source, error)) (*Component, error) {
-	aside, err := f.cache.scratch()
+// add fills a component and records it as key.
+func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFunc) (*Component, error) {
+	tmp, err := f.cache.scratch()
 	if err != nil {
 		return nil, err
 	}
-	defer aside.remove()
-	dir := filepath.Join(aside.path, compDir)
+	defer tmp.remove()
+	dir := filepath.Join(tmp.path, compDir)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -78,7 +82,7 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill func(w
 		return nil, err
 	}
 	defer w.close()
-	source, err := fill(w, aside)
+	source, err := fill(w, tmp)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +92,7 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill func(w
 	}
 	source.Tree = tree
 	if err := f.cache.write(indexDir, key, entry{source, private}); err != nil {
-		release(held)
+		filelock.Release(held)
 		return nil, err
 	}
 	return f.cache.use(source, held), nil

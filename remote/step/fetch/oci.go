@@ -14,16 +14,17 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// image is an image of a registry that is asked for.
+// image is a requested image of a registry.
 type image struct {
 	name  name.Reference
 	login *Login
 }
 
-// oci returns the step that ref says, of an image.
+// oci returns the step of an image that ref names.
 func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error) {
 	if _, err := parseDigest(ref.GetDigest()); err != nil {
 		return nil, err
@@ -47,13 +48,13 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 			return nil, err
 		}
 	}
-	c, err := f.obtain(ctx, img.key(digest), private, func(w *treeWriter, aside *scratch) (Source, error) {
+	c, err := f.obtain(ctx, img.key(digest), private, func(w *treeWriter, tmp *scratch) (Source, error) {
 		at := *img
 		at.name = where.Digest(digest)
 		if !private {
 			at.login = nil
 		}
-		return Source{Kind: kindOCI, Location: where.String(), Digest: digest}, f.pull(ctx, &at, w, aside)
+		return Source{Kind: kindOCI, Location: where.String(), Digest: digest}, f.pull(ctx, &at, w, tmp)
 	})
 	if err != nil {
 		return nil, err
@@ -66,12 +67,12 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 	return c, nil
 }
 
-// key is that of the component in the cache: what is for another kind of machine is another one.
+// key names the component in the cache. Each platform has a component of its own.
 func (i *image) key(digest string) string {
 	return keyOf(kindOCI, i.name.Context().String(), digest, runtime.GOOS, runtime.GOARCH)
 }
 
-// options are those of a request as login.
+// options returns the options of a request that presents login, if that is not nil.
 func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
 	auth := authn.Anonymous
 	if login != nil {
@@ -83,9 +84,10 @@ func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
 	}
 }
 
-// manifestDigest asks the registry for the digest of an image's manifest, and whether that took credentials.
+// manifestDigest asks the registry for the digest of an image's manifest. It also reports whether the registry wanted
+// credentials for that.
 func (f *fetcher) manifestDigest(ctx context.Context, img *image) (string, bool, error) {
-	return asking(img.login, func(login *Login) (string, error) {
+	return anonymousFirst(img.login, func(login *Login) (string, error) {
 		d, err := remote.Head(img.name, f.options(ctx, login)...)
 		if err != nil {
 			return "", refusalOf(err, login != nil)
@@ -94,11 +96,11 @@ func (f *fetcher) manifestDigest(ctx context.Context, img *image) (string, bool,
 	})
 }
 
-// refusalOf makes an *AccessError of an error of a registry that is one.
+// refusalOf returns an *AccessError if the registry refused the request, and an error fit to be shown otherwise.
 func refusalOf(err error, presented bool) error {
 	failed, ok := errors.AsType[*transport.Error](err)
 	if !ok {
-		return errors.New(printable(withoutURL(err).Error(), 300))
+		return errors.New(termtext.Short(withoutURL(err).Error(), 300))
 	}
 	switch failed.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
@@ -107,8 +109,8 @@ func refusalOf(err error, presented bool) error {
 	return fmt.Errorf("the registry answers %d %s", failed.StatusCode, http.StatusText(failed.StatusCode))
 }
 
-// pull writes the files of the image img that is for this machine.
-func (f *fetcher) pull(ctx context.Context, img *image, w *treeWriter, aside *scratch) error {
+// pull writes the files of img for this platform to w.
+func (f *fetcher) pull(ctx context.Context, img *image, w *treeWriter, tmp *scratch) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	options := f.options(ctx, img.login)
@@ -120,7 +122,7 @@ func (f *fetcher) pull(ctx context.Context, img *image, w *treeWriter, aside *sc
 	if err != nil {
 		return err
 	}
-	layers, err := saveLayers(ctx, cancel, picked, w.limits, aside)
+	layers, err := saveLayers(ctx, cancel, picked, w.limits, tmp)
 	if err != nil {
 		return err
 	}
@@ -128,10 +130,10 @@ func (f *fetcher) pull(ctx context.Context, img *image, w *treeWriter, aside *sc
 }
 
 func registryError(err error) error {
-	return fmt.Errorf("read the image: %s", printable(withoutURL(err).Error(), 300))
+	return fmt.Errorf("read the image: %s", termtext.Short(withoutURL(err).Error(), 300))
 }
 
-// pick returns the image for this machine of what a name stands for.
+// pick returns the image for this platform: the image that d describes, or one of its index.
 func pick(d *remote.Descriptor) (v1.Image, error) {
 	want := v1.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH}
 	if !d.MediaType.IsIndex() {
@@ -144,14 +146,16 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 			return nil, registryError(err)
 		}
 		if m.Config.Size < 0 || m.Config.Size > maxConfig {
-			return nil, fmt.Errorf("the configuration of the image has the size %d, the limit is %d bytes", m.Config.Size, maxConfig)
+			return nil, fmt.Errorf("the configuration of the image has the size %d, the limit is %d bytes", m.Config.Size,
+				maxConfig)
 		}
 		config, err := img.ConfigFile()
 		if err != nil {
 			return nil, registryError(err)
 		}
 		if config.OS != "" && config.OS != want.OS || config.Architecture != "" && config.Architecture != want.Architecture {
-			return nil, fmt.Errorf("the image is for the platform %s, and this machine is %s", printable(config.OS+"/"+config.Architecture, 100), want)
+			return nil, fmt.Errorf("the image is for the platform %s, and this machine is %s",
+				termtext.Short(config.OS+"/"+config.Architecture, 100), want)
 		}
 		return img, nil
 	}
@@ -177,5 +181,6 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 		}
 		others = append(others, m.Platform.String())
 	}
-	return nil, fmt.Errorf("the image is not there for the platform of this machine, %s; it is for %s", want, printable(strings.Join(others, ", "), 200))
+	return nil, fmt.Errorf("the image has no version for the platform of this machine, %s; it has %s", want,
+		termtext.Short(strings.Join(others, ", "), 200))
 }

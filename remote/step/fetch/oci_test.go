@@ -79,7 +79,10 @@ func layer(t testing.TB, entries ...tar.Header) v1.Layer {
 		require.NoError(t, err)
 	}
 	require.NoError(t, w.Close())
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(b.Bytes())),
+			nil
+	})
 	require.NoError(t, err)
 	return l
 }
@@ -99,8 +102,10 @@ func (h *ociHost) push(t testing.TB, ref string, layers ...v1.Layer) string {
 func TestImageIsFetchedByTagAndByDigest(t *testing.T) {
 	h := newOCIHost(t)
 	first := h.push(t, "g/echo:1",
-		layer(t, tar.Header{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755}, tar.Header{Name: "d/gone", Uname: "x"}, tar.Header{Name: "./func.yml", Uname: "old"}),
-		layer(t, tar.Header{Name: "func.yml", Uname: "one"}, tar.Header{Name: "d/.wh.gone"}, tar.Header{Name: "d/run", Uname: "#!", Mode: 0o4755},
+		layer(t, tar.Header{Name: "d/", Typeflag: tar.TypeDir, Mode: 0o755}, tar.Header{Name: "d/gone", Uname: "x"},
+			tar.Header{Name: "./func.yml", Uname: "old"}),
+		layer(t, tar.Header{Name: "func.yml", Uname: "one"}, tar.Header{Name: "d/.wh.gone"},
+			tar.Header{Name: "d/run", Uname: "#!", Mode: 0o4755},
 			tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "d/run"}))
 	s := newStore(t)
 	c := get(t, s, h.host+"/g/echo:1")
@@ -131,11 +136,13 @@ func TestImageForOtherMachinesIsRefused(t *testing.T) {
 	other := &v1.Platform{OS: "plan9", Architecture: "mips"}
 	img, err := mutate.AppendLayers(empty.Image, layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
 	require.NoError(t, err)
-	index := mutate.AppendManifests(empty.Index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: other}})
+	index := mutate.AppendManifests(empty.Index,
+		mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: other}})
 	to, err := name.ParseReference(h.host + "/g/echo:index")
 	require.NoError(t, err)
 	require.NoError(t, remote.WriteIndex(to, index))
-	require.Contains(t, refused(t, s, h.host+"/g/echo:index"), "the platform of this machine, "+runtime.GOOS+"/"+runtime.GOARCH+"; it is for plan9/mips")
+	require.Contains(t, refused(t, s, h.host+"/g/echo:index"),
+		"the platform of this machine, "+runtime.GOOS+"/"+runtime.GOARCH+"; it has plan9/mips")
 
 	config, err := img.ConfigFile()
 	require.NoError(t, err)
@@ -152,10 +159,14 @@ func TestUpperLayersHideLowerOnes(t *testing.T) {
 	h := newOCIHost(t)
 	dir := func(name string) tar.Header { return tar.Header{Name: name + "/", Typeflag: tar.TypeDir, Mode: 0o755} }
 	h.push(t, "g/echo:1",
-		layer(t, dir("a"), tar.Header{Name: "a/low", Uname: "1"}, dir("b"), tar.Header{Name: "b/low", Uname: "1"}, tar.Header{Name: "c", Uname: "1"},
-			dir("d"), tar.Header{Name: "d/low", Uname: "1"}, dir("e"), tar.Header{Name: "e/low", Uname: "1"}, tar.Header{Name: "f", Uname: "1"}),
-		layer(t, dir("a"), tar.Header{Name: "a/.wh..wh..opq"}, tar.Header{Name: "a/own", Uname: "2"}, tar.Header{Name: ".wh.b"}, dir("c"),
-			tar.Header{Name: "c/x", Uname: "2"}, tar.Header{Name: "d", Uname: "2"}, dir("e"), tar.Header{Name: "e/own", Uname: "2"}),
+		layer(t, dir("a"), tar.Header{Name: "a/low", Uname: "1"}, dir("b"), tar.Header{Name: "b/low", Uname: "1"},
+			tar.Header{Name: "c", Uname: "1"},
+			dir("d"), tar.Header{Name: "d/low", Uname: "1"}, dir("e"), tar.Header{Name: "e/low", Uname: "1"},
+			tar.Header{Name: "f", Uname: "1"}),
+		layer(t, dir("a"), tar.Header{Name: "a/.wh..wh..opq"}, tar.Header{Name: "a/own", Uname: "2"},
+			tar.Header{Name: ".wh.b"}, dir("c"),
+			tar.Header{Name: "c/x", Uname: "2"}, tar.Header{Name: "d", Uname: "2"}, dir("e"),
+			tar.Header{Name: "e/own", Uname: "2"}),
 		layer(t, tar.Header{Name: ".wh.f"}),
 		layer(t, tar.Header{Name: "f", Uname: "4"}))
 	c := get(t, newStore(t), h.host+"/g/echo:1")
@@ -246,11 +257,13 @@ func TestWhatAnImageMayHoldInMemoryIsBounded(t *testing.T) {
 	ref, err := name.ParseReference("registry.test/a/b:c")
 	require.NoError(t, err)
 	for _, size := range []int64{-1, maxConfig + 1} {
-		manifest := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"digest":"sha256:%s","size":%d},"layers":[]}`, emptyDigest, size)
+		manifest := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"digest":"sha256:%s","size":%d},"layers":[]}`, emptyDigest,
+			size)
 		from := &fetcher{client: &http.Client{Transport: saying{manifest, nil, string(types.OCIManifestSchema1)}}}
 		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
 		require.NoError(t, err)
 		_, err = pick(d)
-		require.ErrorContains(t, err, fmt.Sprintf("the configuration of the image has the size %d, the limit is 4194304 bytes", size))
+		require.ErrorContains(t, err,
+			fmt.Sprintf("the configuration of the image has the size %d, the limit is 4194304 bytes", size))
 	}
 }

@@ -12,23 +12,26 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// What a layer says of those below it: a file of this name hides what has the rest of it, or all in its directory
-// (OCI image specification, "Whiteouts").
+// A whiteout file in a layer hides the file of the layers below that has the rest of its name. An opaque whiteout hides
+// everything the layers below have in its directory (OCI image specification, "Whiteouts").
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
 )
 
 // flattener writes the files of an image's layers, from the uppermost to the lowest.
+//
+// Not mutate.Extract: that cleans names before a caller can refuse them, drops duplicates and links that leave the tree
+// without an error, does not count hidden entries, and hides a directory that stands beside a whiteout of its name.
 type flattener struct {
 	w       *treeWriter
-	entries int // of all layers, seen or not
-	// above are the paths that the layers above have, or hide, and whether something below them can be seen.
+	entries int // of all layers, also hidden ones
+	// above has the paths that the layers above hold or hide. The value tells whether entries below a path still show.
 	above  map[string]bool
-	opaque map[string]bool // directories of which the layers below show nothing
+	opaque map[string]bool // directories that hide the entries of the layers below
 }
 
-// writeLayers writes what the layers of an image, of which the last is the uppermost, show.
+// writeLayers writes the visible files of an image's layers. The last layer is the uppermost.
 func writeLayers(ctx context.Context, layers []v1.Layer, w *treeWriter) error {
 	f := &flattener{w: w, above: map[string]bool{}, opaque: map[string]bool{}}
 	for i := len(layers) - 1; i >= 0; i-- {
@@ -45,7 +48,7 @@ func writeLayers(ctx context.Context, layers []v1.Layer, w *treeWriter) error {
 	return nil
 }
 
-// layer writes what a layer has that those above do not hide.
+// layer writes the entries of a layer that the layers above do not hide.
 func (f *flattener) layer(archive *tar.Reader) error {
 	own, gone, ownOpaque := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for {
@@ -53,7 +56,7 @@ func (f *flattener) layer(archive *tar.Reader) error {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // of which the writer tells which
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // the writer refuses these, and says why
 			return registryError(err)
 		}
 		if f.entries++; f.entries > f.w.limits.entries {
@@ -64,7 +67,7 @@ func (f *flattener) layer(archive *tar.Reader) error {
 			continue
 		}
 		if err := checkPath(name); err != nil {
-			return f.w.wrong(name, err)
+			return entryError(name, err)
 		}
 		dir, base := path.Split(name)
 		hidden, isWhiteout := strings.CutPrefix(base, whiteout)
@@ -88,7 +91,7 @@ func (f *flattener) layer(archive *tar.Reader) error {
 			f.above[name] = open
 		}
 	}
-	for name := range gone { // also if the layer has a directory of that name, before or after
+	for name := range gone { // also if this layer has a directory of that name
 		f.above[name] = false
 	}
 	for dir := range ownOpaque {
@@ -122,6 +125,6 @@ func (f *flattener) write(name string, h *tar.Header, content io.Reader) error {
 	case tar.TypeSymlink:
 		return f.w.symlink(name, h.Linkname)
 	default:
-		return f.w.wrong(name, errSpecial)
+		return entryError(name, errSpecial)
 	}
 }

@@ -10,9 +10,11 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/partial"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// savedLayer is a layer in a file.
+// savedLayer is a layer that was downloaded to a file.
 type savedLayer struct {
 	v1.Layer
 	path string
@@ -20,9 +22,11 @@ type savedLayer struct {
 
 func (l savedLayer) Compressed() (io.ReadCloser, error) { return os.Open(l.path) }
 
-// saveLayers downloads the layers of img to their ends, which is where what they have is compared with their digests:
-// who reads an archive stops before. cancel ends the downloads.
-func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Image, l limits, aside *scratch) ([]v1.Layer, error) {
+// saveLayers downloads the layers of img. It reads each to its end, because only there the library compares the digest;
+// a reader of the archive would stop before. cancel ends the downloads.
+func saveLayers(
+	ctx context.Context, cancel context.CancelCauseFunc, img v1.Image, l limits, tmp *scratch,
+) ([]v1.Layer, error) {
 	layers, err := img.Layers()
 	if err != nil {
 		return nil, registryError(err)
@@ -32,38 +36,40 @@ func saveLayers(ctx context.Context, cancel context.CancelCauseFunc, img v1.Imag
 	}
 	left := l.total
 	for i, layer := range layers {
-		at := savedLayer{layer, filepath.Join(aside.path, fmt.Sprintf("layer-%d", i))}
+		at := savedLayer{layer, filepath.Join(tmp.path, fmt.Sprintf("layer-%d", i))}
 		n, err := at.save(ctx, cancel, left, l.stall)
 		if err != nil {
 			return nil, err
 		}
 		left -= n
-		if layers[i], err = partial.CompressedToLayer(at); err != nil { // which finds out how it is compressed
+		if layers[i], err = partial.CompressedToLayer(at); err != nil { // detects the compression
 			return nil, registryError(err)
 		}
 	}
 	return layers, nil
 }
 
-// save downloads a layer of at most limit bytes, of which some come within each stall.
-func (l savedLayer) save(ctx context.Context, cancel context.CancelCauseFunc, limit int64, stall time.Duration) (int64, error) {
+// save downloads a layer of at most limit bytes. It fails if no byte arrives for stall.
+func (l savedLayer) save(
+	ctx context.Context, cancel context.CancelCauseFunc, limit int64, stall time.Duration,
+) (int64, error) {
 	body, err := l.Layer.Compressed()
 	if err != nil {
 		return 0, registryError(err)
 	}
-	watched := newWatched(body, stall, cancel)
-	defer func() { _ = watched.stop() }()
+	guard := newStallGuard(body, stall, cancel)
+	defer func() { _ = guard.stop() }()
 	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return 0, err
 	}
 	defer file.Close()
-	n, err := io.Copy(file, io.LimitReader(contextReader{ctx, watched}, limit+1))
+	n, err := io.Copy(file, io.LimitReader(contextReader{ctx, guard}, limit+1))
 	switch {
 	case ctx.Err() != nil:
 		return n, context.Cause(ctx)
-	case err != nil && isOurs(err):
-		return n, bare(err)
+	case err != nil && isFileError(err):
+		return n, oserr.Bare(err)
 	case err != nil:
 		return n, registryError(err)
 	case n > limit:

@@ -163,7 +163,7 @@ func TestGitEndsWithTheContext(t *testing.T) {
 func TestFetchHasATimeLimit(t *testing.T) {
 	slow, _, _ := slowHost(t)
 	s := newStore(t, func(c *Config) { c.Timeout = 50 * time.Millisecond })
-	require.Equal(t, "timeout: it took longer than 50ms", refused(t, s, slow.URL+"/c/echo@v1"))
+	require.Equal(t, "timeout: the fetch took longer than 50ms", refused(t, s, slow.URL+"/c/echo@v1"))
 }
 
 func TestServerThatFailsIsAskedAgain(t *testing.T) {

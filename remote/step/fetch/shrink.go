@@ -8,9 +8,11 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
-// keepAnswers is how long the cache keeps what servers said. It is only asked for again.
+// keepAnswers is how long the cache keeps the answers of servers. An answer that is gone is asked for again.
 const keepAnswers = 24 * time.Hour
 
 // stored is a component in the cache.
@@ -20,14 +22,14 @@ type stored struct {
 	bytes int64
 }
 
-// shrink removes the components that were used longest ago, and are not in use, until the cache is as large as it may
-// be. Another process that does the same is enough. What cannot be removed stays: the next one tries again.
+// shrink removes unused components, the least recently used first, until the cache is within its limit. It does nothing
+// while another process does the same. A component that cannot be removed stays for the next attempt.
 func (c *cache) shrink() {
-	gc, err := claim(c.dir)
+	gc, err := filelock.Claim(c.dir)
 	if err != nil {
 		return
 	}
-	defer release(gc)
+	defer filelock.Release(gc)
 	all, total := c.list()
 	if total <= c.maxBytes {
 		return
@@ -44,7 +46,7 @@ func (c *cache) shrink() {
 	c.forget()
 }
 
-// list returns all components and the bytes they have.
+// list returns all components and the sum of their sizes.
 func (c *cache) list() (all []stored, total int64) {
 	entries, _ := os.ReadDir(c.path(compDir))
 	for _, e := range entries {
@@ -59,7 +61,7 @@ func (c *cache) list() (all []stored, total int64) {
 	return all, total
 }
 
-// bytesOf returns how many bytes a component has by its meta.json.
+// bytesOf returns the size of a component by its meta.json.
 func bytesOf(path string) (total int64) {
 	var m meta
 	if data, err := os.ReadFile(path); err != nil || json.Unmarshal(data, &m) != nil {
@@ -71,7 +73,7 @@ func bytesOf(path string) (total int64) {
 	return total
 }
 
-// forget removes entries of components that are gone, and old answers.
+// forget removes old answers, and the entries of components that were removed.
 func (c *cache) forget() {
 	entries, _ := os.ReadDir(c.path(indexDir))
 	for _, e := range entries {

@@ -18,25 +18,24 @@ const (
 	defaultTimeout  = 10 * time.Minute
 )
 
-// Config says where a Store keeps components, and its limits.
+// Config says where a Store keeps components, and how much.
 type Config struct {
-	// Dir is the cache's directory, made if missing. It must be ours: of another user it is refused. If empty, that of
-	// DefaultDir.
+	// Dir is the cache's directory, made if missing. A directory of another user is refused. If empty, [DefaultDir].
 	Dir string
-	// MaxBytes is how large the cache may grow, in bytes of files, before components that are not in use are removed,
-	// those first that were used longest ago. It is no bound for what is in use. If zero, 10 GiB.
+	// MaxBytes is the size of the cache, in bytes of files, beyond which unused components are removed, the least
+	// recently used first. Components in use do not count against it. If zero, 10 GiB.
 	MaxBytes int64
 	// Timeout bounds one Fetch. If zero, 10 min.
 	Timeout time.Duration
-	// Mirrors are the beginnings of URLs of git repositories, and what takes their place: the beginning of another URL,
-	// or of a path of this machine. The longest that fits counts. Components keep the URL they were asked for by.
+	// Mirrors replaces the beginnings of URLs of git repositories by the beginning of another URL, or of a path of this
+	// machine. The longest match counts. Components keep the URL they were asked for by.
 	Mirrors map[string]string
-	// Offline keeps the store from asking servers: what is not in the cache is not to be had, see ErrOffline.
+	// Offline keeps the store from asking servers. A component that is not in the cache is then an ErrOffline.
 	Offline bool
 }
 
-// Store fetches components, and keeps them in a cache. It is safe for concurrent use, and has no goroutines beyond
-// the calls to it.
+// Store fetches components and keeps them in a cache. It is safe for concurrent use, and has no goroutines of its own.
+// The owner ends it with Close.
 type Store struct {
 	cfg    Config
 	limits limits
@@ -47,8 +46,8 @@ type Store struct {
 	closed bool
 }
 
-// New returns a Store. It looks at nothing before the first Fetch: a machine whose jobs fetch nothing needs no cache.
-// The caller closes it.
+// New returns a Store, which the caller closes. It does not touch the cache before the first Fetch: a machine whose
+// jobs fetch nothing needs no cache.
 func New(cfg Config) (*Store, error) {
 	if cfg.MaxBytes < 0 || cfg.Timeout < 0 {
 		return nil, errors.New("open component store: MaxBytes and Timeout must not be negative")
@@ -70,7 +69,7 @@ func New(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// open returns the cache, which is made if missing. An error is not for ever: the next call tries again.
+// open returns the cache, and opens it at the first call. After an error the next call tries again.
 func (s *Store) open() (*cache, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,14 +87,15 @@ func (s *Store) open() (*cache, error) {
 	return c, nil
 }
 
-// Fetch returns the step that ref says, once it is there. ref is of the protocol git, zip or oci, and a path in it is
-// absolute. with are the credentials that may be presented; those in ref come first.
+// Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends. ref has the protocol
+// git, zip or oci; paths in it are absolute. Fetch may present the credentials in ref and, after those, the credentials
+// with.
 //
-// The caller must Release the component. When ctx ends Fetch does, at once. The error is an *AccessError if the
-// server does not give it to whoever asks with those credentials; it never repeats credentials.
+// The caller must Release the component. The error is an *AccessError if the server refuses the request with these
+// credentials. Errors never repeat credentials.
 func (s *Store) Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout,
-		fmt.Errorf("timeout: it took longer than %v", s.cfg.Timeout))
+		fmt.Errorf("timeout: the fetch took longer than %v", s.cfg.Timeout))
 	defer cancel()
 	c, err := s.fetch(ctx, ref, with)
 	if err != nil && ctx.Err() != nil {
@@ -122,7 +122,7 @@ func (s *Store) fetch(ctx context.Context, ref *pb.Reference, with Credentials) 
 	}
 }
 
-// fetcher is one Fetch.
+// fetcher is one call of Fetch.
 type fetcher struct {
 	cache   *cache
 	client  *http.Client
@@ -132,8 +132,8 @@ type fetcher struct {
 	began   time.Time
 }
 
-// Close gives up the store's connections, and keeps it from fetching. It does not wait for calls of Fetch, which the
-// caller ends by their contexts; components stay what they are until they are released. It is idempotent.
+// Close closes idle connections; later calls of Fetch return ErrClosed. It does not wait for calls that are under way:
+// their contexts end those. Components stay valid until they are released. It is idempotent.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

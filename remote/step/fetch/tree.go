@@ -13,9 +13,12 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// The modes of what a tree has, as git writes them.
+// The modes of entries, as git writes them.
 const (
 	modeFile       = "100644"
 	modeExecutable = "100755"
@@ -23,15 +26,15 @@ const (
 	modeDir        = "040000"
 )
 
-// node is a file, a symbolic link or an empty directory of a tree.
+// node is an entry of a tree: a file, a symbolic link or an empty directory.
 type node struct {
 	Path   string `json:"path"`
 	Mode   string `json:"mode"`
-	SHA256 string `json:"sha256"` // of what is in the file, or of the link's target
+	SHA256 string `json:"sha256"` // of the file's content, or of the link's target
 	Size   int64  `json:"size"`
 }
 
-// treeDigest returns the digest of nodes, which it sorts.
+// treeDigest sorts nodes and returns their digest.
 func treeDigest(nodes []node) string {
 	slices.SortFunc(nodes, func(a, b node) int { return cmp.Compare(a.Path, b.Path) })
 	h := sha256.New()
@@ -41,18 +44,18 @@ func treeDigest(nodes []node) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// treeWriter writes the files of a component, and refuses what does not belong into one. An error ends it: what was
-// written is removed by the caller.
+// treeWriter writes the files of a component below one directory, and refuses entries that do not belong there. After
+// an error it is of no more use; the caller removes the directory.
 type treeWriter struct {
 	root   *os.Root
 	limits limits
-	dirs   map[string]bool   // made so far, and whether there is something in it
+	dirs   map[string]bool   // made so far; false if empty
 	nodes  map[string]node   // files and links by path
-	folded map[string]string // paths, by what they are without regard to case
+	folded map[string]string // paths by their lower-case form
 	total  int64
 }
 
-// newTreeWriter writes to dir, which it makes.
+// newTreeWriter makes dir and returns a writer to it.
 func newTreeWriter(dir string, l limits) (*treeWriter, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
@@ -61,12 +64,15 @@ func newTreeWriter(dir string, l limits) (*treeWriter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &treeWriter{root: root, limits: l, dirs: map[string]bool{}, nodes: map[string]node{}, folded: map[string]string{}}, nil
+	return &treeWriter{
+		root: root, limits: l, dirs: map[string]bool{}, nodes: map[string]node{},
+		folded: map[string]string{},
+	}, nil
 }
 
 func (w *treeWriter) close() { w.root.Close() }
 
-// checkPath refuses a path that is no plain path below the tree.
+// checkPath refuses a path that is not a plain path below the tree.
 func checkPath(name string) error {
 	switch {
 	case name == "" || len(name) > maxPath || strings.IndexByte(name, 0) >= 0:
@@ -89,7 +95,7 @@ func checkPath(name string) error {
 	return nil
 }
 
-// add takes note of something called name, and makes the directories it is in.
+// add checks the name of a new entry, and makes its parent directories.
 func (w *treeWriter) add(name string) error {
 	if err := checkPath(name); err != nil {
 		return err
@@ -98,7 +104,7 @@ func (w *treeWriter) add(name string) error {
 		return fmt.Errorf("there are more than %d entries", w.limits.entries)
 	}
 	if _, twice := w.nodes[name]; twice {
-		return errors.New("it is there twice (duplicate)")
+		return errDuplicate
 	}
 	if err := w.fold(name); err != nil {
 		return err
@@ -106,29 +112,27 @@ func (w *treeWriter) add(name string) error {
 	return w.makeDirs(path.Dir(name))
 }
 
-// fold refuses a name that differs from another one only by case.
+// fold refuses a name that differs from another only by case.
 func (w *treeWriter) fold(name string) error {
 	key := strings.ToLower(strings.ToUpper(name))
 	if other, found := w.folded[key]; found && other != name {
-		return fmt.Errorf("its name differs from %q only by case", printable(other, 100))
+		return fmt.Errorf("its name differs from %q only by case", termtext.Short(other, 100))
 	}
 	w.folded[key] = name
 	return nil
 }
 
-// makeDirs makes the directory dir and those it is in, to which something is added.
+// makeDirs makes the directory dir, to which an entry is added, and its parents.
 func (w *treeWriter) makeDirs(dir string) error {
 	if dir == "." {
 		return nil
 	}
-	if filled, made := w.dirs[dir]; made {
-		if !filled {
-			w.dirs[dir] = true
-		}
+	if _, made := w.dirs[dir]; made {
+		w.dirs[dir] = true
 		return nil
 	}
 	if _, file := w.nodes[dir]; file {
-		return fmt.Errorf("%q is a file, and a directory too (duplicate)", printable(dir, 100))
+		return fmt.Errorf("%q is a file, and a directory too (duplicate)", termtext.Short(dir, 100))
 	}
 	if err := w.fold(dir); err != nil {
 		return err
@@ -148,115 +152,120 @@ func (w *treeWriter) dir(name string) error {
 	if _, made := w.dirs[name]; made {
 		return nil
 	}
-	if err := w.add(name); err != nil {
-		return w.wrong(name, err)
+	err := w.add(name)
+	if err == nil {
+		err = w.makeDirs(name)
 	}
-	if err := w.makeDirs(name); err != nil {
-		return w.wrong(name, err)
+	if err != nil {
+		return entryError(name, err)
 	}
 	w.dirs[name] = false
 	return nil
 }
 
-// file adds a file with what r has.
-func (w *treeWriter) file(name string, executable bool, r io.Reader) error {
-	if _, dir := w.dirs[name]; dir {
-		return w.wrong(name, errors.New("it is there twice (duplicate)"))
+// entry adds the file or symbolic link n, after write has made it and filled in its size and digest.
+func (w *treeWriter) entry(n node, write func(*node) error) error {
+	err := errDuplicate
+	if _, isDir := w.dirs[n.Path]; !isDir {
+		err = w.add(n.Path)
 	}
-	if err := w.add(name); err != nil {
-		return w.wrong(name, err)
+	if err == nil {
+		err = write(&n)
 	}
-	n := node{Path: name, Mode: modeFile}
-	perm := fs.FileMode(0o444)
-	if executable {
-		n.Mode, perm = modeExecutable, 0o555
-	}
-	file, err := w.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return w.wrong(name, bare(err))
+		return entryError(n.Path, err)
 	}
-	defer file.Close()
-	h := sha256.New()
-	limit := min(w.limits.file, w.limits.total-w.total)
-	n.Size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, limit+1))
-	switch {
-	case err != nil:
-		return w.wrong(name, bare(err))
-	case n.Size > limit:
-		return w.wrong(name, tooLarge(limit))
-	}
-	if err := file.Chmod(perm); err != nil {
-		return w.wrong(name, bare(err))
-	}
-	if err := file.Close(); err != nil {
-		return w.wrong(name, bare(err))
-	}
-	w.total += n.Size
-	n.SHA256 = fmt.Sprintf("%x", h.Sum(nil))
-	w.nodes[name] = n
+	w.nodes[n.Path] = n
 	return nil
 }
 
+// file adds a file with the content of r.
+func (w *treeWriter) file(name string, executable bool, r io.Reader) error {
+	mode, perm := modeFile, fs.FileMode(0o444)
+	if executable {
+		mode, perm = modeExecutable, 0o555
+	}
+	return w.entry(node{Path: name, Mode: mode}, func(n *node) error {
+		file, err := w.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		h := sha256.New()
+		limit := min(w.limits.file, w.limits.total-w.total)
+		n.Size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, limit+1))
+		switch {
+		case err != nil:
+			return err
+		case n.Size > limit:
+			return tooLarge(limit)
+		}
+		if err := file.Chmod(perm); err != nil {
+			return err
+		}
+		w.total += n.Size
+		n.SHA256 = fmt.Sprintf("%x", h.Sum(nil))
+		return file.Close()
+	})
+}
+
 func tooLarge(limit int64) error {
-	return fmt.Errorf("its size is beyond the limit, which leaves %d bytes", limit)
+	return fmt.Errorf("its size exceeds the limit; %d bytes are left", limit)
 }
 
 // symlink adds a symbolic link.
 func (w *treeWriter) symlink(name, target string) error {
-	if _, dir := w.dirs[name]; dir {
-		return w.wrong(name, errors.New("it is there twice (duplicate)"))
-	}
-	if err := w.add(name); err != nil {
-		return w.wrong(name, err)
-	}
-	if target == "" || len(target) > maxTarget || strings.IndexByte(target, 0) >= 0 {
-		return w.wrong(name, errors.New("the symlink leads nowhere"))
-	}
-	if path.IsAbs(target) || outside(path.Join(path.Dir(name), target)) {
-		return w.wrong(name, errLeaves)
-	}
-	if err := w.root.Symlink(target, name); err != nil {
-		return w.wrong(name, bare(err))
-	}
-	w.nodes[name] = node{Path: name, Mode: modeSymlink, SHA256: fmt.Sprintf("%x", sha256.Sum256([]byte(target))), Size: int64(len(target))}
-	return nil
+	return w.entry(node{Path: name, Mode: modeSymlink}, func(n *node) error {
+		if target == "" || len(target) > maxTarget || strings.IndexByte(target, 0) >= 0 {
+			return errors.New("the symlink leads nowhere")
+		}
+		if path.IsAbs(target) || outside(path.Join(path.Dir(name), target)) {
+			return errLeaves
+		}
+		n.SHA256, n.Size = fmt.Sprintf("%x", sha256.Sum256([]byte(target))), int64(len(target))
+		return w.root.Symlink(target, name)
+	})
 }
 
-var errLeaves = errors.New("the symlink leads outside of what is fetched")
+var (
+	errDuplicate = errors.New("it is there twice (duplicate)")
+	errLeaves    = errors.New("the symlink leads outside of the tree that is fetched")
+)
 
 // outside reports whether a clean relative path begins with "..".
 func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
 
-func (w *treeWriter) wrong(name string, err error) error {
-	return fmt.Errorf("write %q: %w", printable(name, 200), err)
+// entryError adds to err the name of the entry it is about.
+func entryError(name string, err error) error {
+	return fmt.Errorf("write %q: %w", termtext.Short(name, 200), oserr.Bare(err))
 }
 
-// finish makes all read-only and returns what there is.
+// finish makes the tree read-only and returns its nodes.
 func (w *treeWriter) finish() ([]node, error) {
 	nodes := make([]node, 0, len(w.nodes))
 	for name, n := range w.nodes {
 		if n.Mode == modeSymlink {
-			// By way of other links it may lead elsewhere than it says.
+			// Other links on the way may still lead it out of the tree.
 			_, err := w.root.Stat(name)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) {
-				return nil, w.wrong(name, errLeaves)
+				return nil, entryError(name, errLeaves)
 			}
 		}
 		nodes = append(nodes, n)
 	}
 	for dir, filled := range w.dirs {
 		if err := w.root.Chmod(dir, 0o555); err != nil {
-			return nil, w.wrong(dir, bare(err))
+			return nil, entryError(dir, err)
 		}
 		if !filled {
 			nodes = append(nodes, node{Path: dir, Mode: modeDir, SHA256: emptyDigest})
 		}
 	}
 	if err := w.root.Chmod(".", 0o555); err != nil {
-		return nil, w.wrong(".", bare(err))
+		return nil, entryError(".", err)
 	}
 	return nodes, nil
 }
 
-// emptyDigest is the digest of nothing.
+// emptyDigest is the digest of no bytes.
 var emptyDigest = fmt.Sprintf("%x", sha256.Sum256(nil))

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -13,22 +14,21 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// errDamaged says that the files of a component are not what they were.
+// errDamaged says that files of a component were changed.
 var errDamaged = errors.New("the component was changed")
 
-// stamp is what the system says of all files of a component: their numbers, sizes and times of change, which nobody can
-// set back.
+// stamp is a digest of the inode numbers, sizes, modes and change times of a component's files. No process can set back
+// a change time.
 type stamp [sha256.Size]byte
 
-// verify compares a component with its digest; file is its meta.json, with the shared lock. If the system says that
-// nothing has changed since this process did so last, that is enough. What a step has added, as interpreters do that
-// keep what they compiled beside its source, is no part of that: it is removed if nobody else uses the component, and
-// else stays. The error is errTaken if the component was removed meanwhile.
+// verify compares a component with its digest. file is its meta.json, with the shared lock. An unchanged stamp since
+// this process last compared the files is enough. Files that steps have added, such as the compiled files that
+// interpreters keep beside the source, do not count: they are removed, unless another process uses the component. The
+// error is filelock.ErrTaken if the component was removed meanwhile.
 func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	dir := c.path(compDir, tree, treeName)
 	now, err := fingerprint(dir)
@@ -49,8 +49,8 @@ func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	if err != nil {
 		return err
 	}
-	if !added.none() {
-		if err := tidy(ctx, file, added); err != nil {
+	if !added.empty() {
+		if err := removeAdded(ctx, file, added); err != nil {
 			return err
 		}
 		if now, err = fingerprint(dir); err != nil {
@@ -63,7 +63,7 @@ func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	if err := compare(dir, nodes); err != nil {
 		return err
 	}
-	if added.none() { // else the next one looks again whether it can be removed
+	if added.empty() { // else the next call tries to remove them
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.verified[tree] = now
@@ -71,18 +71,18 @@ func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
 	return nil
 }
 
-// fingerprint returns the print of the files in dir. What is not there any more is left out: of a listed file compare
-// tells that, and all else may go at any time.
+// fingerprint returns the stamp of the files in dir. It skips files that vanish meanwhile: compare notices a missing
+// file of the component, and any other file may go at any time.
 func fingerprint(dir string) (stamp, error) {
 	h := sha256.New()
 	var fields [6]int64
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return unlessGone(err)
+			return ignoreNotExist(err)
 		}
 		info, err := d.Info()
 		if err != nil {
-			return unlessGone(err)
+			return ignoreNotExist(err)
 		}
 		st := info.Sys().(*syscall.Stat_t)
 		fields = [6]int64{int64(st.Ino), st.Size, int64(st.Mode), st.Ctim.Sec, st.Ctim.Nsec, int64(len(path))}
@@ -96,32 +96,22 @@ func fingerprint(dir string) (stamp, error) {
 	return stamp(h.Sum(nil)), nil
 }
 
-// isGone reports whether err says that something is not there.
-func isGone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
-}
-
-// gone makes errDamaged of an error that says that something is not there.
-func gone(err error) error {
-	if isGone(err) {
-		return errDamaged
-	}
-	return err
-}
-
-// unlessGone is err unless that says that something is not there.
-func unlessGone(err error) error {
-	if isGone(err) {
+// ignoreNotExist returns nil if err means that a file does not exist, and err otherwise.
+func ignoreNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return nil
 	}
 	return err
 }
 
-// nodes returns what the component tree has by its meta.json.
+// damagedIfMissing returns errDamaged if err, which is not nil, means that a file does not exist, and err otherwise.
+func damagedIfMissing(err error) error { return cmp.Or(ignoreNotExist(err), errDamaged) }
+
+// nodes returns the nodes of the component tree by its meta.json.
 func (c *cache) nodes(tree string) ([]node, error) {
 	data, err := os.ReadFile(c.path(compDir, tree, metaName))
 	if err != nil {
-		return nil, gone(err)
+		return nil, damagedIfMissing(err)
 	}
 	var m meta
 	if json.Unmarshal(data, &m) != nil || treeDigest(m.Nodes) != tree {
@@ -130,11 +120,11 @@ func (c *cache) nodes(tree string) ([]node, error) {
 	return m.Nodes, nil
 }
 
-// compare reads the files in dir that are nodes, and compares them with these.
+// compare compares the files in dir with nodes.
 func compare(dir string, nodes []node) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return gone(err)
+		return damagedIfMissing(err)
 	}
 	defer root.Close()
 	for _, n := range nodes {
@@ -145,11 +135,11 @@ func compare(dir string, nodes []node) error {
 	return nil
 }
 
-// check compares what is in root with n.
+// check compares the entry in root with n.
 func (n node) check(root *os.Root) error {
 	info, err := root.Lstat(n.Path)
 	if err != nil {
-		return gone(err)
+		return damagedIfMissing(err)
 	}
 	var digest [sha256.Size]byte
 	mode := ""
@@ -159,7 +149,7 @@ func (n node) check(root *os.Root) error {
 	case info.Mode().Type() == fs.ModeSymlink:
 		target, err := root.Readlink(n.Path)
 		if err != nil {
-			return gone(err)
+			return damagedIfMissing(err)
 		}
 		mode, digest = modeSymlink, sha256.Sum256([]byte(target))
 	case info.Mode() == 0o444, info.Mode() == 0o555:
@@ -171,7 +161,7 @@ func (n node) check(root *os.Root) error {
 		}
 		file, err := root.Open(n.Path)
 		if err != nil {
-			return gone(err)
+			return damagedIfMissing(err)
 		}
 		defer file.Close()
 		h := sha256.New()
@@ -186,15 +176,15 @@ func (n node) check(root *os.Root) error {
 	return nil
 }
 
-// added is what steps have done to a component that is no change of its files.
+// added has the additions of steps to a component. The files of the component are unchanged.
 type added struct {
-	paths []string // that are not of the component
-	open  []string // directories of the component that are not closed
+	paths []string // files and directories that do not belong to the component
+	open  []string // directories of the component that are no longer read-only
 }
 
-func (a added) none() bool { return len(a.paths)+len(a.open) == 0 }
+func (a added) empty() bool { return len(a.paths)+len(a.open) == 0 }
 
-// findAdded returns what steps have added to the nodes in dir.
+// findAdded returns the additions of steps to the nodes in dir.
 func findAdded(dir string, nodes []node) (a added, err error) {
 	known := map[string]bool{".": true}
 	for _, n := range nodes {
@@ -204,7 +194,7 @@ func findAdded(dir string, nodes []node) (a added, err error) {
 	}
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
-			return unlessGone(err)
+			return ignoreNotExist(err)
 		}
 		rel, err := filepath.Rel(dir, path)
 		switch {
@@ -218,7 +208,7 @@ func findAdded(dir string, nodes []node) (a added, err error) {
 		case d.IsDir():
 			info, err := d.Info()
 			if err != nil {
-				return unlessGone(err)
+				return ignoreNotExist(err)
 			}
 			if info.Mode().Perm() != 0o555 {
 				a.open = append(a.open, path)
@@ -229,32 +219,33 @@ func findAdded(dir string, nodes []node) (a added, err error) {
 	return a, err
 }
 
-// tidy removes what was added to the component of which file is the meta.json if nobody else uses it. It has the shared
-// lock before and after, and waits for that only while it has none. The error is errTaken if the component was removed.
-func tidy(ctx context.Context, file *os.File, a added) error {
-	err := flock(file, unix.LOCK_EX)
+// removeAdded removes the additions to a component, unless another process uses it. file is the component's meta.json,
+// whose shared lock it has before and after; it waits for the lock only while it has none. The error is
+// filelock.ErrTaken if the component was removed.
+func removeAdded(ctx context.Context, file *os.File, a added) error {
+	err := filelock.Try(file)
 	if err == nil {
 		err = a.remove()
 	}
-	if err != nil && !errors.Is(err, errTaken) {
+	if err != nil && !errors.Is(err, filelock.ErrTaken) {
 		return err
 	}
-	return share(ctx, file) // the attempt gave it up, too
+	return share(ctx, file) // the attempt gave up the shared lock
 }
 
-// remove removes what was added, and closes the directories. What a process that outlived its step does meanwhile is
-// left to the next one.
+// remove removes the additions, and makes the directories read-only again. If a process that outlived its step adds
+// more meanwhile, the next call removes that.
 func (a added) remove() error {
 	for _, path := range a.paths {
 		parent := filepath.Dir(path)
 		for _, err := range []error{os.Chmod(parent, 0o700), rmtree.Remove(path), os.Chmod(parent, 0o555)} {
-			if unlessGone(err) != nil && !errors.Is(err, syscall.ENOTEMPTY) {
-				return fmt.Errorf("remove what a step has added to its directory: %w", err)
+			if ignoreNotExist(err) != nil && !errors.Is(err, syscall.ENOTEMPTY) {
+				return fmt.Errorf("remove files that a step has added to its directory: %w", err)
 			}
 		}
 	}
 	for _, path := range a.open {
-		if err := os.Chmod(path, 0o555); unlessGone(err) != nil {
+		if err := os.Chmod(path, 0o555); ignoreNotExist(err) != nil {
 			return err
 		}
 	}

@@ -14,19 +14,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// archive is a zip archive that is asked for.
+// archive is a requested zip archive.
 type archive struct {
 	url      *url.URL
-	location string // without what may be secret
-	key      string // of it, and of all that may be secret in its address but a login
+	location string // its address without credentials and query
+	key      string // its address without a login; the query may be secret
 	login    *Login
-	digest   string // that it must have, in hexadecimal; empty for any
+	digest   string // the digest it must have, in hexadecimal; empty for any
 }
 
-// zip returns the step that ref says, of a zip archive.
+// zip returns the step of a zip archive that ref names.
 func (f *fetcher) zip(ctx context.Context, ref *pb.Reference) (*Component, error) {
 	digest, err := parseDigest(ref.GetDigest())
 	if err != nil {
@@ -65,14 +66,14 @@ func parseDigest(digest string) (string, error) {
 	}
 	digits, found := strings.CutPrefix(digest, digestPrefix)
 	if !found || len(digits) != 2*sha256.Size || !isHex(digits) {
-		return "", fmt.Errorf("the digest is not one of sha256, which has %d hexadecimal digits", 2*sha256.Size)
+		return "", fmt.Errorf("the digest is not valid: write sha256: and %d hexadecimal digits", 2*sha256.Size)
 	}
 	return digits, nil
 }
 
-// localArchive returns what an archive of this machine holds.
+// localArchive returns the content of an archive on this machine.
 func (f *fetcher) localArchive(ctx context.Context, path, want string) (*Component, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO must not hold us
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return nil, err
 	}
@@ -84,12 +85,12 @@ func (f *fetcher) localArchive(ctx context.Context, path, want string) (*Compone
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", path)
 	}
-	aside, err := f.cache.scratch()
+	tmp, err := f.cache.scratch()
 	if err != nil {
 		return nil, err
 	}
-	defer aside.remove()
-	got, err := f.save(contextReader{ctx, file}, aside)
+	defer tmp.remove()
+	got, err := f.save(contextReader{ctx, file}, tmp)
 	if err != nil {
 		return nil, err
 	}
@@ -98,51 +99,51 @@ func (f *fetcher) localArchive(ctx context.Context, path, want string) (*Compone
 	if err != nil {
 		return nil, err
 	}
-	c.Location = source.Location // an equal archive may have been elsewhere when it came into the cache
+	c.Location = source.Location // the cache may have it from an equal archive elsewhere
 	return c, nil
 }
 
-// remoteArchive returns what the archive a holds.
+// remoteArchive returns the content of the archive a.
 func (f *fetcher) remoteArchive(ctx context.Context, a *archive) (*Component, error) {
 	if a.digest == "" {
 		return f.latestArchive(ctx, a)
 	}
 	key := keyOf(keyOf(kindZip, a.key), a.digest)
-	if c, err := f.admitted(ctx, a, key); c != nil || err != nil {
+	if c, err := f.cachedArchive(ctx, a, key); c != nil || err != nil {
 		return c, err
 	}
-	// What is downloaded is locked by another name than what it holds.
+	// The download has a lock of its own: obtain takes that of the content.
 	unlock, err := f.cache.lock(ctx, keyOf("download", a.key, a.digest), func() bool { return false })
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	if c, err := f.admitted(ctx, a, key); c != nil || err != nil {
+	if c, err := f.cachedArchive(ctx, a, key); c != nil || err != nil {
 		return c, err
 	}
 	c, _, err := f.downloadArchive(ctx, a, "")
 	return c, err
 }
 
-// admitted returns what the archive a holds if it is in the cache, as key, and whoever asks may have it.
-func (f *fetcher) admitted(ctx context.Context, a *archive, key string) (*Component, error) {
+// cachedArchive returns the content of the archive a if the cache has it, as key, and the caller may have it.
+func (f *fetcher) cachedArchive(ctx context.Context, a *archive, key string) (*Component, error) {
 	e, found := f.find(key)
 	if !found {
 		return nil, nil
 	}
 	if e.Private {
-		if err := f.admit(ctx, a); err != nil {
+		if err := f.checkAccess(ctx, a); err != nil {
 			return nil, err
 		}
 	}
 	return f.cached(ctx, key)
 }
 
-// latestArchive returns what the archive a, of which no digest is known, holds now.
+// latestArchive returns the present content of the archive a, whose digest is not known.
 func (f *fetcher) latestArchive(ctx context.Context, a *archive) (*Component, error) {
 	var c *Component
 	key := keyOf("archive", a.key)
-	said, err := f.ask(ctx, key, func() (answer, error) {
+	latest, err := f.ask(ctx, key, func() (answer, error) {
 		var last, now answer
 		tag := ""
 		if f.cache.read(answerDir, key, &last) {
@@ -152,7 +153,7 @@ func (f *fetcher) latestArchive(ctx context.Context, a *archive) (*Component, er
 		}
 		var err error
 		c, now, err = f.downloadArchive(ctx, a, tag)
-		if err == nil && now.Is == "" { // it is what it was
+		if err == nil && now.Is == "" { // not modified
 			now = last
 		}
 		return now, err
@@ -161,16 +162,16 @@ func (f *fetcher) latestArchive(ctx context.Context, a *archive) (*Component, er
 		return c, err
 	}
 	pinned := *a
-	pinned.digest = said.Is
+	pinned.digest = latest.Is
 	return f.remoteArchive(ctx, &pinned)
 }
 
-// admit asks whether whoever asks may have the archive a.
-func (f *fetcher) admit(ctx context.Context, a *archive) error {
-	_, _, err := asking(a.login, func(login *Login) (struct{}, error) {
+// checkAccess asks the server whether the caller may have the archive a.
+func (f *fetcher) checkAccess(ctx context.Context, a *archive) error {
+	_, _, err := anonymousFirst(a.login, func(login *Login) (struct{}, error) {
 		resp, err := f.get(ctx, a.url, login, http.Header{"Range": {"bytes=0-0"}}, http.StatusOK, http.StatusPartialContent)
 		if err == nil {
-			finish(resp.Body)
+			drain(resp.Body)
 			resp.Body.Close()
 		}
 		return struct{}{}, err
@@ -178,14 +179,14 @@ func (f *fetcher) admit(ctx context.Context, a *archive) error {
 	return err
 }
 
-// downloadArchive downloads a and returns what it holds, and what its server says of it. If tag is not empty, and still
-// that of the archive, both are empty.
+// downloadArchive downloads a and returns its content, and the server's answer about it. Both are empty if tag is not
+// empty and still the archive's.
 func (f *fetcher) downloadArchive(ctx context.Context, a *archive, tag string) (*Component, answer, error) {
 	header := http.Header{}
 	if tag != "" {
 		header.Set("If-None-Match", tag)
 	}
-	resp, private, err := asking(a.login, func(login *Login) (*http.Response, error) {
+	resp, private, err := anonymousFirst(a.login, func(login *Login) (*http.Response, error) {
 		return f.get(ctx, a.url, login, header, http.StatusOK, http.StatusNotModified)
 	})
 	if err != nil {
@@ -195,12 +196,12 @@ func (f *fetcher) downloadArchive(ctx context.Context, a *archive, tag string) (
 	if resp.StatusCode == http.StatusNotModified {
 		return nil, answer{}, nil
 	}
-	aside, err := f.cache.scratch()
+	tmp, err := f.cache.scratch()
 	if err != nil {
 		return nil, answer{}, err
 	}
-	defer aside.remove()
-	got, err := f.save(resp.Body, aside)
+	defer tmp.remove()
+	got, err := f.save(resp.Body, tmp)
 	if err != nil {
 		return nil, answer{}, fmt.Errorf("download: %w", err)
 	}
@@ -208,16 +209,16 @@ func (f *fetcher) downloadArchive(ctx context.Context, a *archive, tag string) (
 	return c, answer{Is: got.digest, Ref: resp.Header.Get("ETag"), Private: private}, err
 }
 
-// saved is an archive in a file of ours.
+// saved is an archive in the scratch directory.
 type saved struct {
 	path   string
 	size   int64
 	digest string
 }
 
-// save writes what r has to a file.
-func (f *fetcher) save(r io.Reader, aside *scratch) (saved, error) {
-	s := saved{path: filepath.Join(aside.path, "archive")}
+// save writes the bytes of r to a file.
+func (f *fetcher) save(r io.Reader, tmp *scratch) (saved, error) {
+	s := saved{path: filepath.Join(tmp.path, "archive")}
 	file, err := os.OpenFile(s.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return s, err
@@ -227,7 +228,7 @@ func (f *fetcher) save(r io.Reader, aside *scratch) (saved, error) {
 	s.size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, f.limits.total+1))
 	switch {
 	case err != nil:
-		return s, bare(err)
+		return s, oserr.Bare(err)
 	case s.size > f.limits.total:
 		return s, tooLarge(f.limits.total)
 	}
@@ -235,10 +236,13 @@ func (f *fetcher) save(r io.Reader, aside *scratch) (saved, error) {
 	return s, file.Close()
 }
 
-// extracted returns what the archive got holds, which must have the digest want if that is not empty.
-func (f *fetcher) extracted(ctx context.Context, got saved, want string, source Source, where string, private bool) (*Component, error) {
+// extracted returns the content of the archive got. If want is not empty it is the digest that the archive must have.
+func (f *fetcher) extracted(
+	ctx context.Context, got saved, want string, source Source, where string, private bool,
+) (*Component, error) {
 	if want != "" && got.digest != want {
-		return nil, fmt.Errorf("it has the digest sha256:%s, and not the one that was asked for; it was changed, or the digest is wrong", got.digest)
+		return nil, fmt.Errorf("its digest is sha256:%s, and not the one that was asked for; the archive was changed, or "+
+			"the digest is wrong", got.digest)
 	}
 	source.Digest = digestPrefix + got.digest
 	return f.obtain(ctx, keyOf(where, got.digest), private, func(w *treeWriter, _ *scratch) (Source, error) {

@@ -67,7 +67,8 @@ func (h *zipHost) set(data []byte) {
 
 func TestArchiveIsAskedForAgainUnlessItsDigestIsKnown(t *testing.T) {
 	for _, noTag := range []bool{false, true} {
-		one, two := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "one"})), fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "two"}))
+		one, two := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "one"})),
+			fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": "two"}))
 		h := newZipHost(t, one)
 		h.noTag = noTag
 		s := newStore(t)
@@ -95,7 +96,8 @@ func TestArchiveWithAnotherDigestIsRefused(t *testing.T) {
 	h := newZipHost(t, data)
 	s := newStore(t)
 	other := strings.Repeat("0", 64)
-	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256="+other), "it has the digest sha256:"+fetchtest.SHA256(data)+", and not the one")
+	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256="+other),
+		"its digest is sha256:"+fetchtest.SHA256(data)+", and not the one")
 	require.Contains(t, refused(t, s, "zip+"+h.URL+"/s.zip#sha256=0f"), "64 hexadecimal digits")
 	require.Empty(t, components(t, s))
 }
@@ -159,7 +161,10 @@ func TestWhatIsNoArchiveIsRefused(t *testing.T) {
 	whole := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"a": strings.Repeat("x", 1000)}))
 	spoilt := bytes.Clone(whole)
 	spoilt[40] ^= 0xff
-	for name, data := range map[string][]byte{"empty": nil, "a page": []byte("<html>"), "cut": whole[:len(whole)/2], "spoilt": spoilt} {
+	for name, data := range map[string][]byte{
+		"empty": nil, "a page": []byte("<html>"), "cut": whole[:len(whole)/2],
+		"spoilt": spoilt,
+	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s.zip")
 			require.NoError(t, os.WriteFile(path, data, 0o644))
@@ -218,7 +223,7 @@ func TestEntriesThatMeanHarmAreRefused(t *testing.T) {
 		"long link":            {"l", strings.Repeat("a", 5000), 0o777 | fs.ModeSymlink, "leads nowhere"},
 		"device":               {"d", "", 0o644 | fs.ModeDevice, "device"},
 		"pipe":                 {"p", "", 0o644 | fs.ModeNamedPipe, "pipe"},
-		"large for its size":   {"z", strings.Repeat("\x00", 20<<20), 0o644, "times its own"},
+		"large for its size":   {"z", strings.Repeat("\x00", 20<<20), 0o644, "times that of the archive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s.zip")
@@ -277,7 +282,10 @@ func TestLinksThatLeadOutsideTogetherAreRefused(t *testing.T) {
 	link := func(to string) fetchtest.File { return fetchtest.File{Symlink: to} }
 	for name, files := range map[string]fetchtest.Files{
 		"by a link upward": {"a/b/c/s": link("../../.."), "t": link("a/b/c/s/../..")},
-		"by two":           {"x/y/z": {Content: "x"}, "d": link("x/y"), "e/f/g": link("../../d/../../.."), "e/f/h": link("../../d/../..")},
+		"by two": {
+			"x/y/z": {Content: "x"}, "d": link("x/y"), "e/f/g": link("../../d/../../.."),
+			"e/f/h": link("../../d/../.."),
+		},
 	} {
 		s := newStore(t)
 		require.Contains(t, refused(t, s, zipFile(t, files)), "the symlink leads outside", name)
@@ -298,7 +306,8 @@ func FuzzExtractZip(f *testing.F) {
 		require.NoError(t, os.WriteFile(path, data, 0o600))
 		inner := filepath.Join(dir, "in")
 		require.NoError(t, os.Mkdir(inner, 0o700))
-		w, err := newTreeWriter(filepath.Join(inner, treeName), limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
+		w, err := newTreeWriter(filepath.Join(inner, treeName),
+			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
 		require.NoError(t, err)
 		defer w.close()
 		var nodes []node

@@ -13,10 +13,12 @@ func manySteps(n int) []byte {
 	var b strings.Builder
 	b.WriteString("run:\n")
 	for i := range n {
-		fmt.Fprintf(&b, "  - name: step%d\n    step: ./lib/step\n    env: {LEVEL: debug, NUMBER: \"%d\"}\n    timeout: 10m\n    inputs:\n", i, i)
+		fmt.Fprintf(&b, "  - name: step%d\n    step: ./lib/step\n    env: {LEVEL: debug, NUMBER: \"%d\"}\n    timeout: "+
+			"10m\n    inputs:\n", i, i)
 		fmt.Fprintf(&b, "      message: \"hello ${{ vars.NAME }}, number %d\"\n      list: [a, b, {c: 1.5}]\n", i)
 		if i > 0 {
-			fmt.Fprintf(&b, "      before: ${{ steps.step%d.outputs.value }}\n    if: steps.step%d.status == \"success\"\n", i-1, i-1)
+			fmt.Fprintf(&b, "      before: ${{ steps.step%d.outputs.value }}\n    if: steps.step%d.status == \"success\"\n", i-1,
+				i-1)
 		}
 	}
 	return []byte(b.String())

@@ -27,7 +27,8 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 			return nil, fmt.Errorf("input %q: %w", name, err)
 		}
 		if n := len(v.Text()); n > maxInput {
-			return nil, fmt.Errorf("input %q: the value has %d bytes, the limit is %d; pass large data in a file", name, n, maxInput)
+			return nil, fmt.Errorf("input %q: the value has %d bytes, the limit is %d; pass large data in a file", name, n,
+				maxInput)
 		}
 		inputs[name] = v
 	}
@@ -53,7 +54,9 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 // BindOutputs returns the outputs of a definition of the dialect with spec, which gave the values given:
 // those, checked, and the defaults of the others. The error says, on one line and without values, all that
 // is wrong; the outputs hold what is right in any case. Warnings say what is missing where that is allowed.
-func BindOutputs(spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value) (outputs map[string]expr.Value, warnings []string, err error) {
+func BindOutputs(
+	spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value,
+) (outputs map[string]expr.Value, warnings []string, err error) {
 	declared := spec.GetSpec().GetOutputs()
 	outputs = make(map[string]expr.Value, len(declared))
 	var wrong []string

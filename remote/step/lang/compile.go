@@ -53,7 +53,8 @@ func compileJob(d *draftDefinition) (*pb.Definition, error) {
 	if d.spec != nil {
 		for _, in := range d.spec.inputs {
 			if in.preset == nil {
-				return nil, in.name.at.beyond().errorf("the input%s is required, and a job is given none; give it a default", quote(in.name.text))
+				return nil, in.name.at.beyond().errorf("the input%s is required, and a job is given none; give it a default",
+					quote(in.name.text))
 			}
 		}
 	}
@@ -188,7 +189,8 @@ func (c *compiler) run(run *draftRun, s *scope, named bool) ([]*pb.Step, error) 
 		}
 		name := list[i].GetName()
 		if first := s.names[name]; first > 0 {
-			c.later(d.nameAt().beyond().errorf("the name %q is taken by step %d; the names of a list's steps must differ", name, first))
+			c.later(d.nameAt().beyond().errorf("the name %q is taken by step %d; the names of a list's steps must differ", name,
+				first))
 			continue
 		}
 		s.names[name] = i + 1
@@ -341,7 +343,8 @@ func (c *compiler) exec(d *draftExec, s *scope, i int) (*pb.Exec, error) {
 			return nil, err
 		}
 		if len(w.text) > MaxArg {
-			c.later(w.at.beyond().errorf("the argument has %d bytes, at most %d can be passed; put it into a file", len(w.text), MaxArg))
+			c.later(w.at.beyond().errorf("the argument has %d bytes, at most %d can be passed; put it into a file", len(w.text),
+				MaxArg))
 		}
 		e.Command[j] = w.text
 	}
@@ -378,7 +381,8 @@ func checkSizes(pairs []pair) error {
 	for _, p := range pairs {
 		size := len(p.key.text) + 1 + len(p.value.text)
 		if size > MaxArg {
-			return p.value.at.beyond().errorf("the variable has %d bytes, at most %d can be passed; put it into a file", size, MaxArg)
+			return p.value.at.beyond().errorf("the variable has %d bytes, at most %d can be passed; put it into a file", size,
+				MaxArg)
 		}
 		if total += size; total > MaxEnv {
 			return p.value.at.beyond().errorf("the variables have more than %d bytes in all; put some into files", MaxEnv)

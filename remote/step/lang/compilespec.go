@@ -121,9 +121,11 @@ func (p *draftParam) check(what string) (pb.Spec_InputType, error) {
 	kind, known := types[p.kind.text]
 	if !known {
 		if near := nearest(p.kind.text, strings.Split(typeList, ", ")); near != "" {
-			return 0, p.kind.at.errorf("the %s %s has an unknown type%s, did you mean %q?", what, p.label(), quote(p.kind.text), near)
+			return 0, p.kind.at.errorf("the %s %s has an unknown type%s, did you mean %q?", what, p.label(), quote(p.kind.text),
+				near)
 		}
-		return 0, p.kind.at.errorf("the %s %s has an unknown type%s; it is one of %s", what, p.label(), quote(p.kind.text), typeList)
+		return 0, p.kind.at.errorf("the %s %s has an unknown type%s; it is one of %s", what, p.label(), quote(p.kind.text),
+			typeList)
 	}
 	return kind, nil
 }
@@ -135,7 +137,8 @@ func (p *draftParam) literalDefault(what string, kind pb.Spec_InputType) (*struc
 	}
 	for _, w := range p.preset.texts {
 		if _, literal := Literal(w.text); !literal {
-			return nil, w.at.beyond().errorf("the default of the %s %s has an expression; a spec cannot have any: for the text itself write %s",
+			return nil, w.at.beyond().errorf("the default of the %s %s has an expression; a spec cannot have any: for the "+
+				"text itself write %s",
 				what, p.label(), exprEscaped)
 		}
 	}
@@ -176,7 +179,8 @@ func (p *draftParam) checkInput(in *pb.Spec_Input, preset *structpb.Value) error
 		return nil
 	}
 	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), preset.GetStringValue()) {
-		return p.preset.at.beyond().errorf("the default of the input %s is%s, and not one of its options", p.label(), quote(preset.GetStringValue()))
+		return p.preset.at.beyond().errorf("the default of the input %s is%s, and not one of its options", p.label(),
+			quote(preset.GetStringValue()))
 	}
 	v, err := expr.New(preset)
 	if err == nil {

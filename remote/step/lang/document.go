@@ -26,7 +26,8 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 	case 0:
 		return nil, r.text.errorf("the text is empty; write the spec of the step, a line ---, and exec or run")
 	case 1:
-		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and what it runs; write --- on a line between them")
+		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and what it runs; write --- on a " +
+			"line between them")
 	case 2:
 		return r.stepFile(docs)
 	default:
@@ -130,7 +131,8 @@ func (r *reader) jobKey(d *draftDefinition, it item) (err error) {
 	case key == "spec":
 		return it.key.at.errorf("spec stands in a document of its own; write --- on a line between it and the rest")
 	case key == "type" || key == "steps":
-		return it.key.at.errorf("%s belongs to the definition of a step, after its spec and a line ---; write the steps as run", key)
+		return it.key.at.errorf("%s belongs to the definition of a step, after its spec and a line ---; write the steps "+
+			"as run", key)
 	case slices.Contains(workDirs, key):
 		return it.key.at.errorf("%s belongs to exec; the steps of run each have their own", key)
 	case slices.Contains(stepKeys, key):

@@ -4,9 +4,12 @@ import "regexp"
 
 // The keys of the language. The reader, its errors and the schema all go by these lists.
 var (
-	jobKeys        = []string{"run", "exec", "env", "outputs", "delegate"}
-	definitionV0   = []string{"type", "exec", "steps", "env"}
-	stepKeys       = []string{"name", "step", "func", "script", "exec", "run", "action", "inputs", "env", "when", "if", "timeout"}
+	jobKeys      = []string{"run", "exec", "env", "outputs", "delegate"}
+	definitionV0 = []string{"type", "exec", "steps", "env"}
+	stepKeys     = []string{
+		"name", "step", "func", "script", "exec", "run", "action", "inputs", "env", "when", "if",
+		"timeout",
+	}
 	execKeys       = []string{"command", "work_dir", "timeout"}
 	gitKeys        = []string{"url", "rev", "dir", "file"}
 	gitRequired    = []string{"url", "rev"}

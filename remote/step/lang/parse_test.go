@@ -91,7 +91,8 @@ run:
 	inputs, err := structpb.NewStruct(map[string]any{"n": 1.5, "list": []any{"a", map[string]any{"b": nil}}, "yes": true})
 	require.NoError(t, err)
 	want := job(
-		with(script("build", "make all\necho done\n"), func(s *pb.Step) { s.Env = map[string]string{"CC": "clang", "EMPTY": ""} }),
+		with(script("build", "make all\necho done\n"),
+			func(s *pb.Step) { s.Env = map[string]string{"CC": "clang", "EMPTY": ""} }),
 		with(command("step_2", "src", "make", "test"), func(s *pb.Step) {
 			s.When, s.Definition.Exec.Timeout = OnFailure, durationpb.New(90*time.Second)
 		}),
@@ -136,7 +137,10 @@ func TestParseAcceptsTheFormsAJobIsWrittenIn(t *testing.T) {
 		"null for an empty mapping":  {"env:\nrun:\n- {name: a, env: , inputs: , script: echo hi}\n", oneScript},
 		"anchors":                    {"- name: a\n  env: &e {}\n  script: echo hi\n", oneScript},
 		"Windows line ends":          {"run:\r\n- name: a\r\n  script: echo hi\r\n", oneScript},
-		"aliases":                    {"- {name: a, script: x, env: &e {K: &v w}}\n- {name: b, script: *v, env: *e}\n", aliases},
+		"aliases": {
+			"- {name: a, script: x, env: &e {K: &v w}}\n- {name: b, script: *v, env: *e}\n",
+			aliases,
+		},
 		"words that are true in old YAML": {
 			"- {script: 'yes', env: {A: yes, B: off}}\n", values,
 		},
@@ -151,67 +155,185 @@ func TestParseAcceptsTheFormsAJobIsWrittenIn(t *testing.T) {
 
 func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 	for name, tc := range map[string]struct{ text, want string }{
-		"misspelt key":         {"- name: a\n  scrpt: x\n", `j:2:3: unknown key "scrpt", did you mean "script"?`},
-		"swapped letters":      {"- {evn: a}\n", `j:1:4: unknown key "evn", did you mean "env"?`},
-		"dashes":               {"- exec: {command: [a], work-dir: b}\n", `j:1:24: unknown key "work-dir", did you mean "work_dir"?`},
-		"unknown key":          {"- script: x\n  image: y\n", `j:2:3: unknown key "image"; a step has name, step, func, script, exec, run, action, inputs, env, when, if, timeout`},
-		"unknown key of a job": {"run: []\nstages: 1\n", `j:2:1: unknown key "stages"; a job has run, exec, env, outputs, delegate`},
+		"misspelt key":    {"- name: a\n  scrpt: x\n", `j:2:3: unknown key "scrpt", did you mean "script"?`},
+		"swapped letters": {"- {evn: a}\n", `j:1:4: unknown key "evn", did you mean "env"?`},
+		"dashes": {
+			"- exec: {command: [a], work-dir: b}\n",
+			`j:1:24: unknown key "work-dir", did you mean "work_dir"?`,
+		},
+		"unknown key": {"- script: x\n  image: y\n", `j:2:3: unknown key "image"; a step has name, step, func, ` +
+			`script, exec, run, action, inputs, env, when, if, timeout`},
+		"unknown key of a job": {
+			"run: []\nstages: 1\n",
+			`j:2:1: unknown key "stages"; a job has run, exec, env, outputs, delegate`,
+		},
 		"key that may hold a secret": {
 			"- script: |\n  curl -H \"token=geheim\": 1\n",
 			`j:2:3: unknown key; a step has name, step, func, script, exec, run, action, inputs, env, when, if, timeout`,
 		},
-		"duplicate key":          {"- name: a\n  name: b\n", `j:2:3: the key "name" stands here for the second time`},
-		"duplicate variable":     {"- {script: x, env: {A: b, A: c}}\n", `j:1:27: the key "A" stands here for the second time`},
-		"duplicate name":         {"- {name: a, script: x}\n- {name: a, script: y}\n", `j:2:10: the name "a" is taken by step 1; the names of a list's steps must differ`},
-		"given name is made up":  {"- {name: step_2, script: x}\n- script: y\n", `j:2:3: the name "step_2" is taken by step 1; the names of a list's steps must differ`},
-		"name with blank":        {"- {name: not allowed, script: x}\n", `j:1:10: the name "not allowed" is not valid; use letters, digits and _, not a digit first, at most 256 in all`},
-		"name with digit":        {"- {name: 1a, script: x}\n", `j:1:10: the name "1a" is not valid; use letters, digits and _, not a digit first, at most 256 in all`},
-		"empty name":             {"- {name: '', script: x}\n", `j:1:10: the name is not valid; use letters, digits and _, not a digit first, at most 256 in all`},
-		"variable name":          {"- script: x\n  env:\n    invalid name: foo\n", `j:3:5: the variable name "invalid name" is not valid; use letters, digits and _, not a digit first`},
-		"number":                 {"- script: 12\n", `j:1:11: script must be a text, not a number; put it in quotes`},
-		"number in command":      {"- exec: {command: [sleep, 1]}\n", `j:1:27: an argument of command must be a text, not a number; put it in quotes`},
-		"boolean":                {"- {script: x, env: {A: true}}\n", `j:1:24: the value of "A" must be a text, not true or false; put it in quotes`},
-		"date":                   {"- {script: x, env: {A: 2024-01-01}}\n", `j:1:24: the value of "A" must be a text, not a date; put it in quotes`},
-		"null":                   {"- script: x\n  env: {A: }\n", `j:2:12: the value of "A" must be a text, not nothing; for an empty text write ""`},
-		"list for a text":        {"- script: [a]\n", `j:1:11: script must be a text, not a list`},
-		"text for a list":        {"- exec: {command: make}\n", `j:1:19: command must be a list, not a text`},
-		"text for a mapping":     {"- echo hi\n", `j:1:3: a step must be a mapping (key: value), not a text`},
-		"run is a mapping":       {"run: {script: x}\n", `j:1:6: run must be a list, not a mapping`},
-		"text alone":             {"hello\n", `j:1:1: a job must be a mapping (key: value), not a text`},
-		"key is a list":          {"- {[a]: b}\n", `j:1:4: a key must be a text, not a list`},
-		"both":                   {"- name: a\n  script: x\n  exec: {command: [a]}\n", `j:3:3: the step has both script and exec; a step has one of them`},
-		"step and script":        {"- name: a\n  step: ./e\n  script: x\n", `j:3:3: the step has both step and script; a step has one of them`},
-		"nothing to run":         {"- name: a\n", `j:1:3: the step has nothing to run; give it a script, a step, an exec or a run`},
-		"inputs of a script":     {"- script: x\n  inputs: {a: 1}\n", `j:2:12: script takes no inputs but shell; pass values in env`},
-		"empty script":           {"- script: ' '\n", `j:1:11: script is empty; write what the shell shall run`},
-		"empty command":          {"- exec: {command: []}\n", `j:1:19: command is empty; write the program and its arguments, such as [make, test]`},
-		"no command":             {"- exec: {}\n", `j:1:9: command is empty; write the program and its arguments, such as [make, test]`},
-		"empty program":          {"- exec: {command: ['', a]}\n", `j:1:20: the program is empty; write its name or path`},
-		"when":                   {"- {script: x, when: never}\n", `j:1:21: when is one of on_success, on_failure, always`},
-		"old dialect, no steps":  {"spec:\n---\ntype: steps\nsteps: []\n", `j:4:8: there are no steps; write at least one, such as - script: echo hello`},
-		"old dialect, no spec":   {"type: exec\nexec: {command: [a]}\n", `j:1:1: type belongs to the definition of a step, after its spec and a line ---; write the steps as run`},
-		"step outside a list":    {"name: a\nscript: x\n", `j:1:1: name belongs to a step, and steps stand in a list: write - before it`},
-		"run and exec":           {"run: []\nexec: {command: [a]}\n", `j:2:7: there are both run and exec; write one of them`},
-		"empty":                  {"", `j: the text is empty; write a list of steps, such as - script: echo hello`},
-		"comment only":           {"# nothing\n", `j: the text is empty; write a list of steps, such as - script: echo hello`},
-		"empty document":         {"---\n", `j:2:1: there are no steps; write run: and below it a list of them, such as - script: echo hello`},
-		"empty list":             {"run: []\n", `j:1:6: there are no steps; write at least one, such as - script: echo hello`},
-		"no run":                 {"env: {A: b}\n", `j:1:1: there are no steps; write run: and below it a list of them`},
-		"spec in one document":   {"spec:\nrun: []\n", `j:1:1: spec stands in a document of its own; write --- on a line between it and the rest`},
-		"documents out of order": {"run: [{script: x}]\n---\nspec:\n", `j:1:1: unknown key "run"; the first of two documents holds spec, the second run or exec`},
-		"unknown type":           {"spec: {inputs: {a: {type: strng}}}\n---\nrun: []\n", `j:1:27: the input "a" has an unknown type "strng", did you mean "string"?`},
-		"three documents":        {"{}\n---\nrun: [{script: x}]\n---\na: b\n", `j:5:1: there are at most two documents, the spec and what it runs; this is a third`},
-		"merge key":              {"- &a {script: x}\n- {<<: *a, name: b}\n", `j:2:4: merge keys (<<) are not supported; write the keys out`},
-		"tag":                    {"- script: !!binary aGk=\n", `j:1:11: tags are not supported; remove the one that begins with !`},
-		"own tag":                {"- script: !reference [a, b]\n", `j:1:11: tags are not supported; remove the one that begins with !`},
-		"syntax":                 {"- name: [\n", `j:2:1: not valid YAML: did not find expected node content while parsing a flow node`},
-		"unknown anchor":         {"- script: *geheim\n", `j:1:11: not valid YAML: the alias has no anchor before it`},
-		"tab":                    {"-\n\tscript: x\n", `j:2:1: not valid YAML: found character that cannot start any token while scanning for the next token`},
-		"NUL":                    {"- script: a\x00b\n", `j:1:12: the text holds the control character U+0000; in a double-quoted text it can be written as an escape`},
-		"escaped NUL":            {"- script: \"a\\0b\"\n", `j:1:11: the text holds a NUL byte, which no program can be given`},
-		"NUL in env":             {"- {script: x, env: {A: \"\\0\"}}\n", `j:1:24: the text holds a NUL byte, which no program can be given`},
-		"not UTF-8":              {"- script: äö\xff\n", `j:1:13: the text is not valid UTF-8`},
-		"unknown name":           {"- name: a\n  script: echo ${{ jobs.X }}\n", `j:2:20: step "a": script: jobs was not found; did you mean job?`},
+		"duplicate key": {"- name: a\n  name: b\n", `j:2:3: the key "name" stands here for the second time`},
+		"duplicate variable": {
+			"- {script: x, env: {A: b, A: c}}\n",
+			`j:1:27: the key "A" stands here for the second time`,
+		},
+		"duplicate name": {
+			"- {name: a, script: x}\n- {name: a, script: y}\n",
+			`j:2:10: the name "a" is taken by step 1; the names of a list's steps must differ`,
+		},
+		"given name is made up": {
+			"- {name: step_2, script: x}\n- script: y\n",
+			`j:2:3: the name "step_2" is taken by step 1; the names of a list's steps must differ`,
+		},
+		"name with blank": {
+			"- {name: not allowed, script: x}\n",
+			`j:1:10: the name "not allowed" is not valid; use letters, digits and _, not a digit first, at most 256 in all`,
+		},
+		"name with digit": {
+			"- {name: 1a, script: x}\n",
+			`j:1:10: the name "1a" is not valid; use letters, digits and _, not a digit first, at most 256 in all`,
+		},
+		"empty name": {
+			"- {name: '', script: x}\n",
+			`j:1:10: the name is not valid; use letters, digits and _, not a digit first, at most 256 in all`,
+		},
+		"variable name": {
+			"- script: x\n  env:\n    invalid name: foo\n",
+			`j:3:5: the variable name "invalid name" is not valid; use letters, digits and _, not a digit first`,
+		},
+		"number": {"- script: 12\n", `j:1:11: script must be a text, not a number; put it in quotes`},
+		"number in command": {
+			"- exec: {command: [sleep, 1]}\n",
+			`j:1:27: an argument of command must be a text, not a number; put it in quotes`,
+		},
+		"boolean": {
+			"- {script: x, env: {A: true}}\n",
+			`j:1:24: the value of "A" must be a text, not true or false; put it in quotes`,
+		},
+		"date": {
+			"- {script: x, env: {A: 2024-01-01}}\n",
+			`j:1:24: the value of "A" must be a text, not a date; put it in quotes`,
+		},
+		"null": {
+			"- script: x\n  env: {A: }\n",
+			`j:2:12: the value of "A" must be a text, not nothing; for an empty text write ""`,
+		},
+		"list for a text":    {"- script: [a]\n", `j:1:11: script must be a text, not a list`},
+		"text for a list":    {"- exec: {command: make}\n", `j:1:19: command must be a list, not a text`},
+		"text for a mapping": {"- echo hi\n", `j:1:3: a step must be a mapping (key: value), not a text`},
+		"run is a mapping":   {"run: {script: x}\n", `j:1:6: run must be a list, not a mapping`},
+		"text alone":         {"hello\n", `j:1:1: a job must be a mapping (key: value), not a text`},
+		"key is a list":      {"- {[a]: b}\n", `j:1:4: a key must be a text, not a list`},
+		"both": {
+			"- name: a\n  script: x\n  exec: {command: [a]}\n",
+			`j:3:3: the step has both script and exec; a step has one of them`,
+		},
+		"step and script": {
+			"- name: a\n  step: ./e\n  script: x\n",
+			`j:3:3: the step has both step and script; a step has one of them`,
+		},
+		"nothing to run": {
+			"- name: a\n",
+			`j:1:3: the step has nothing to run; give it a script, a step, an exec or a run`,
+		},
+		"inputs of a script": {
+			"- script: x\n  inputs: {a: 1}\n",
+			`j:2:12: script takes no inputs but shell; pass values in env`,
+		},
+		"empty script": {"- script: ' '\n", `j:1:11: script is empty; write what the shell shall run`},
+		"empty command": {
+			"- exec: {command: []}\n",
+			`j:1:19: command is empty; write the program and its arguments, such as [make, test]`,
+		},
+		"no command": {
+			"- exec: {}\n",
+			`j:1:9: command is empty; write the program and its arguments, such as [make, test]`,
+		},
+		"empty program": {"- exec: {command: ['', a]}\n", `j:1:20: the program is empty; write its name or path`},
+		"when":          {"- {script: x, when: never}\n", `j:1:21: when is one of on_success, on_failure, always`},
+		"old dialect, no steps": {
+			"spec:\n---\ntype: steps\nsteps: []\n",
+			`j:4:8: there are no steps; write at least one, such as - script: echo hello`,
+		},
+		"old dialect, no spec": {
+			"type: exec\nexec: {command: [a]}\n",
+			`j:1:1: type belongs to the definition of a step, after its spec and a line ---; write the steps as run`,
+		},
+		"step outside a list": {
+			"name: a\nscript: x\n",
+			`j:1:1: name belongs to a step, and steps stand in a list: write - before it`,
+		},
+		"run and exec": {
+			"run: []\nexec: {command: [a]}\n",
+			`j:2:7: there are both run and exec; write one of them`,
+		},
+		"empty": {"", `j: the text is empty; write a list of steps, such as - script: echo hello`},
+		"comment only": {
+			"# nothing\n",
+			`j: the text is empty; write a list of steps, such as - script: echo hello`,
+		},
+		"empty document": {
+			"---\n",
+			`j:2:1: there are no steps; write run: and below it a list of them, such as - script: echo hello`,
+		},
+		"empty list": {
+			"run: []\n",
+			`j:1:6: there are no steps; write at least one, such as - script: echo hello`,
+		},
+		"no run": {"env: {A: b}\n", `j:1:1: there are no steps; write run: and below it a list of them`},
+		"spec in one document": {
+			"spec:\nrun: []\n",
+			`j:1:1: spec stands in a document of its own; write --- on a line between it and the rest`,
+		},
+		"documents out of order": {
+			"run: [{script: x}]\n---\nspec:\n",
+			`j:1:1: unknown key "run"; the first of two documents holds spec, the second run or exec`,
+		},
+		"unknown type": {
+			"spec: {inputs: {a: {type: strng}}}\n---\nrun: []\n",
+			`j:1:27: the input "a" has an unknown type "strng", did you mean "string"?`,
+		},
+		"three documents": {
+			"{}\n---\nrun: [{script: x}]\n---\na: b\n",
+			`j:5:1: there are at most two documents, the spec and what it runs; this is a third`,
+		},
+		"merge key": {
+			"- &a {script: x}\n- {<<: *a, name: b}\n",
+			`j:2:4: merge keys (<<) are not supported; write the keys out`,
+		},
+		"tag": {
+			"- script: !!binary aGk=\n",
+			`j:1:11: tags are not supported; remove the one that begins with !`,
+		},
+		"own tag": {
+			"- script: !reference [a, b]\n",
+			`j:1:11: tags are not supported; remove the one that begins with !`,
+		},
+		"syntax": {
+			"- name: [\n",
+			`j:2:1: not valid YAML: did not find expected node content while parsing a flow node`,
+		},
+		"unknown anchor": {"- script: *geheim\n", `j:1:11: not valid YAML: the alias has no anchor before it`},
+		"tab": {
+			"-\n\tscript: x\n",
+			`j:2:1: not valid YAML: found character that cannot start any token while scanning for the next token`,
+		},
+		"NUL": {
+			"- script: a\x00b\n",
+			`j:1:12: the text holds the control character U+0000; in a double-quoted text it can be written as an escape`,
+		},
+		"escaped NUL": {
+			"- script: \"a\\0b\"\n",
+			`j:1:11: the text holds a NUL byte, which no program can be given`,
+		},
+		"NUL in env": {
+			"- {script: x, env: {A: \"\\0\"}}\n",
+			`j:1:24: the text holds a NUL byte, which no program can be given`,
+		},
+		"not UTF-8": {"- script: äö\xff\n", `j:1:13: the text is not valid UTF-8`},
+		"unknown name": {
+			"- name: a\n  script: echo ${{ jobs.X }}\n",
+			`j:2:20: step "a": script: jobs was not found; did you mean job?`,
+		},
 		"expression in a block": {
 			"- name: a\n  script: |\n    echo x\n\n    echo ä ${{ job.X\n",
 			`j:5:12: step "a": script: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
@@ -220,10 +342,26 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 			"- name: a\n  script: |\n    echo \\${{ a ${{ job.X\n",
 			`j:3:17: step "a": script: the expression ${{ is not closed; write }} at its end, or \${{ for the text itself`,
 		},
-		"expression in env":      {"- {script: x, env: {A: '${{ b }}'}}\n", `j:1:29: step "step_1": env: b was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
-		"expression in a key":    {"- {script: x, env: {'${{ a }}': b}}\n", `j:1:26: step "step_1": a key of env: a was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
-		"expression in command":  {"- exec: {command: ['${{ a }}']}\n", `j:1:25: step "step_1": command: a was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
-		"expression in work_dir": {"- exec: {command: [a], work_dir: '${{ a }}'}\n", `j:1:39: step "step_1": work_dir: a was not found; there are env, export_file, func_dir, inputs, job, output_file, step_dir, steps, vars, work_dir`},
+		"expression in env": {
+			"- {script: x, env: {A: '${{ b }}'}}\n",
+			`j:1:29: step "step_1": env: b was not found; there are env, export_file, func_dir, inputs, job, output_file, ` +
+				`step_dir, steps, vars, work_dir`,
+		},
+		"expression in a key": {
+			"- {script: x, env: {'${{ a }}': b}}\n",
+			`j:1:26: step "step_1": a key of env: a was not found; there are env, export_file, func_dir, inputs, job, ` +
+				`output_file, step_dir, steps, vars, work_dir`,
+		},
+		"expression in command": {
+			"- exec: {command: ['${{ a }}']}\n",
+			`j:1:25: step "step_1": command: a was not found; there are env, export_file, func_dir, inputs, job, output_file, ` +
+				`step_dir, steps, vars, work_dir`,
+		},
+		"expression in work_dir": {
+			"- exec: {command: [a], work_dir: '${{ a }}'}\n",
+			`j:1:39: step "step_1": work_dir: a was not found; there are env, export_file, func_dir, inputs, job, ` +
+				`output_file, step_dir, steps, vars, work_dir`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse("j", []byte(tc.text))
@@ -277,7 +415,10 @@ func TestParseIsBounded(t *testing.T) {
 		require.EqualError(t, err, "j:1:1: 10001 steps are too many, at most 10000 are allowed")
 	})
 	t.Run("deep nesting", func(t *testing.T) {
-		for _, text := range []string{strings.Repeat("[", MaxText), strings.Repeat("- ", MaxText/2), strings.Repeat("{a: ", 1000)} {
+		for _, text := range []string{
+			strings.Repeat("[", MaxText), strings.Repeat("- ", MaxText/2),
+			strings.Repeat("{a: ", 1000),
+		} {
 			_, err := Parse("j", []byte(text))
 			require.ErrorContains(t, err, "exceeded max depth of 64")
 		}
@@ -324,9 +465,11 @@ func scriptOf(s *pb.Step) string { return s.GetInputs()["script"].GetStringValue
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"run:\n- {name: a, script: echo hi}\n", "{}\n---\nrun: [{exec: {command: [a], work_dir: b}}]\n",
-		"- script: |\n    a\n    ${{ b }}\n", "- &a {script: x, env: {A: b}}\n- *a\n", "- script: \"\\0\"\n", "&a [*a]", "- name: [\n",
+		"- script: |\n    a\n    ${{ b }}\n", "- &a {script: x, env: {A: b}}\n- *a\n", "- script: \"\\0\"\n", "&a [*a]",
+		"- name: [\n",
 		"- script: |2\n   ${{\n", "- script: >\n   a ${{\n", "-\r  script: |\r    ${{",
-		"spec: {inputs: {a: {type: number, default: 1}}}\n---\nrun: [{name: a, step: \"${{ inputs.a }}\", if: true}]\noutputs: {b: [1.5, .inf]}\n",
+		"spec: {inputs: {a: {type: number, default: 1}}}\n---\nrun: [{name: a, step: \"${{ inputs.a }}\", if: " +
+			"true}]\noutputs: {b: [1.5, .inf]}\n",
 	} {
 		f.Add([]byte(seed))
 	}

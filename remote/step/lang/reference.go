@@ -36,7 +36,8 @@ func (c *compiler) action(ref *draftReference) (*pb.Reference, error) {
 	}
 	repository, rev, _ := strings.Cut(ref.text.text, "@")
 	c.afterwards(func() error {
-		if err := CheckRevision(rev); err != nil || repository == "" || strings.HasPrefix(repository, "-") || hasExpression(ref.text.text) {
+		if err := CheckRevision(rev); err != nil || repository == "" || strings.HasPrefix(repository, "-") ||
+			hasExpression(ref.text.text) {
 			return ref.at.beyond().errorf("the action is not valid; write owner/repository@revision")
 		}
 		return nil

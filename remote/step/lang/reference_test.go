@@ -30,25 +30,40 @@ func TestReferencesAreRead(t *testing.T) {
 		"dist://script":    {Protocol: pb.Reference_builtin, Path: "script"},
 		"gitlab.com/gitlab-org/components/steps/legacy/script@v1.0": {Protocol: pb.Reference_builtin, Path: "legacy/script"},
 
-		"example.com/a/b@v1":                    git("https://example.com/a/b", "v1", "steps", ""),
-		"example.com/a/b@feature/x":             git("https://example.com/a/b", "feature/x", "steps", ""),
-		"http://example.com/a@v1":               git("http://example.com/a", "v1", "steps", ""),
-		"example.com/a/-/sub/x.yml@v1":          git("https://example.com/a", "v1", "steps/sub", "x.yml"),
-		"u:p@example.com/a@v1":                  git("https://u:p@example.com/a", "v1", "steps", ""),
-		"registry.example.com:5000/a/b:1":       {Protocol: pb.Reference_oci, Registry: "registry.example.com:5000", Repository: "a/b", Tag: "1"},
-		"registry.example.com/a:1 dir/func.yml": {Protocol: pb.Reference_oci, Registry: "registry.example.com", Repository: "a", Tag: "1", Path: "dir", File: "func.yml"},
+		"example.com/a/b@v1":           git("https://example.com/a/b", "v1", "steps", ""),
+		"example.com/a/b@feature/x":    git("https://example.com/a/b", "feature/x", "steps", ""),
+		"http://example.com/a@v1":      git("http://example.com/a", "v1", "steps", ""),
+		"example.com/a/-/sub/x.yml@v1": git("https://example.com/a", "v1", "steps/sub", "x.yml"),
+		"u:p@example.com/a@v1":         git("https://u:p@example.com/a", "v1", "steps", ""),
+		"registry.example.com:5000/a/b:1": {
+			Protocol: pb.Reference_oci, Registry: "registry.example.com:5000",
+			Repository: "a/b", Tag: "1",
+		},
+		"registry.example.com/a:1 dir/func.yml": {
+			Protocol: pb.Reference_oci, Registry: "registry.example.com",
+			Repository: "a", Tag: "1", Path: "dir", File: "func.yml",
+		},
 		"zip+https://example.com/s.zip#sha256=0f&dir=a&file=b.yml": {
 			Protocol: pb.Reference_zip, Url: "https://example.com/s.zip", Digest: "sha256:0f", Path: "a", File: "b.yml",
 		},
-		"zip+file:///tmp/s.zip":        {Protocol: pb.Reference_zip, Url: "file:///tmp/s.zip"},
-		"zip+./tools/s.zip#dir=a":      {Protocol: pb.Reference_zip, Url: "./tools/s.zip", Path: "a"},
-		"zip+../s.zip":                 {Protocol: pb.Reference_zip, Url: "../s.zip"},
-		"zip+/tmp/s.zip":               {Protocol: pb.Reference_zip, Url: "/tmp/s.zip"},
-		"zip+https://a.b/s.zip?x=y@#":  {Protocol: pb.Reference_zip, Url: "https://a.b/s.zip?x=y@"},
-		"r.b/a/b@sha256:0f":            {Protocol: pb.Reference_oci, Registry: "r.b", Repository: "a/b", Digest: "sha256:0f"},
-		"r.b:5000/a:1@sha256:0f d/e":   {Protocol: pb.Reference_oci, Registry: "r.b:5000", Repository: "a", Tag: "1", Digest: "sha256:0f", Path: "d/e"},
-		"example.com/a/b/c@v1":         {Protocol: pb.Reference_git, Url: "https://example.com/a/b/c", Rev: "v1", Path: "steps", Open: true},
-		"http://u:p@a.b/c/d/e@v1":      {Protocol: pb.Reference_git, Url: "http://u:p@a.b/c/d/e", Rev: "v1", Path: "steps", Open: true},
+		"zip+file:///tmp/s.zip":       {Protocol: pb.Reference_zip, Url: "file:///tmp/s.zip"},
+		"zip+./tools/s.zip#dir=a":     {Protocol: pb.Reference_zip, Url: "./tools/s.zip", Path: "a"},
+		"zip+../s.zip":                {Protocol: pb.Reference_zip, Url: "../s.zip"},
+		"zip+/tmp/s.zip":              {Protocol: pb.Reference_zip, Url: "/tmp/s.zip"},
+		"zip+https://a.b/s.zip?x=y@#": {Protocol: pb.Reference_zip, Url: "https://a.b/s.zip?x=y@"},
+		"r.b/a/b@sha256:0f":           {Protocol: pb.Reference_oci, Registry: "r.b", Repository: "a/b", Digest: "sha256:0f"},
+		"r.b:5000/a:1@sha256:0f d/e": {
+			Protocol: pb.Reference_oci, Registry: "r.b:5000", Repository: "a", Tag: "1",
+			Digest: "sha256:0f", Path: "d/e",
+		},
+		"example.com/a/b/c@v1": {
+			Protocol: pb.Reference_git, Url: "https://example.com/a/b/c", Rev: "v1",
+			Path: "steps", Open: true,
+		},
+		"http://u:p@a.b/c/d/e@v1": {
+			Protocol: pb.Reference_git, Url: "http://u:p@a.b/c/d/e", Rev: "v1", Path: "steps",
+			Open: true,
+		},
 		"example.com/a/b/c.git@v1":     git("https://example.com/a/b/c.git", "v1", "steps", ""),
 		"example.com/a/b/c/-/d/x@v1":   git("https://example.com/a/b/c", "v1", "steps/d/x", ""),
 		"example.com/a/b/c/-/x.yml@v1": git("https://example.com/a/b/c", "v1", "steps", "x.yml"),
@@ -160,7 +175,8 @@ func TestDynamicReferencesAreResolvedAndCheckedLikeAnyOther(t *testing.T) {
 	texts["${{ vars.REF }}/s.zip"] = "./x/s.zip"
 	got, err = Resolve(def.GetSteps()[0].GetReference(), eval)
 	require.NoError(t, err)
-	require.Equal(t, (&pb.Reference{Protocol: pb.Reference_zip, Url: "./x/s.zip", Digest: "sha256:0f", Path: "d"}).String(), got.String())
+	require.Equal(t,
+		(&pb.Reference{Protocol: pb.Reference_zip, Url: "./x/s.zip", Digest: "sha256:0f", Path: "d"}).String(), got.String())
 
 	broken := errors.New("broken")
 	_, err = Resolve(short, func(string) (string, error) { return "", broken })
@@ -188,7 +204,10 @@ func TestDescribeHasNoCredentials(t *testing.T) {
 }
 
 func FuzzParseReference(f *testing.F) {
-	for _, seed := range []string{"./a.yml", "a.b/c/-/d@v1", "r.b/a:1 x.yml", "zip+https://a/b#sha256=0", "u:p@a/b@c", "a/b", "::", "/"} {
+	for _, seed := range []string{
+		"./a.yml", "a.b/c/-/d@v1", "r.b/a:1 x.yml", "zip+https://a/b#sha256=0", "u:p@a/b@c",
+		"a/b", "::", "/",
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
@@ -231,7 +250,8 @@ func TestReferenceTableOfTheCases(t *testing.T) {
 			}
 			require.NoError(t, err)
 			got := map[string]string{
-				"protocol": ref.GetProtocol().String(), "path": ref.GetPath(), "file": ref.GetFile(), "url": ref.GetUrl(), "rev": ref.GetRev(),
+				"protocol": ref.GetProtocol().String(), "path": ref.GetPath(), "file": ref.GetFile(), "url": ref.GetUrl(),
+				"rev":      ref.GetRev(),
 				"registry": ref.GetRegistry(), "repository": ref.GetRepository(), "tag": ref.GetTag(), "digest": ref.GetDigest(),
 			}
 			for key, want := range row.Want {

@@ -30,7 +30,10 @@ func hasControl(text string) bool {
 
 // CheckReference reports what is wrong with a reference to something that is fetched.
 func CheckReference(ref *pb.Reference) error {
-	for _, part := range []string{ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(), ref.GetRepository(), ref.GetTag()} {
+	for _, part := range []string{
+		ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(),
+		ref.GetRepository(), ref.GetTag(),
+	} {
 		if hasControl(part) || strings.HasPrefix(part, "-") && part != ref.GetRev() {
 			return errors.New("the reference is invalid: a part of it begins with -, or holds a control character")
 		}
@@ -38,7 +41,8 @@ func CheckReference(ref *pb.Reference) error {
 	if hasDots(ref.GetPath()) || strings.HasPrefix(ref.GetPath(), "/") || strings.ContainsAny(ref.GetFile(), `/\`) {
 		return errDots
 	}
-	if d, ok := strings.CutPrefix(ref.GetDigest(), digestPrefix); ref.GetDigest() != "" && (!ok || d == "" || strings.Trim(d, "0123456789abcdef") != "") {
+	if d, ok := strings.CutPrefix(ref.GetDigest(), digestPrefix); ref.GetDigest() != "" &&
+		(!ok || d == "" || strings.Trim(d, "0123456789abcdef") != "") {
 		return errors.New("the reference is invalid: the digest is not in hexadecimal")
 	}
 	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
@@ -46,10 +50,12 @@ func CheckReference(ref *pb.Reference) error {
 		return checkGit(ref)
 	case pb.Reference_zip:
 		if !isLocal(ref.GetUrl()) && !isURL(ref.GetUrl(), "https", "http", "file") {
-			return errors.New("the protocol of the archive is not supported; use zip+https or, for one of this machine, zip+./steps.zip")
+			return errors.New("the protocol of the archive is not supported; use zip+https or, for one of this machine, " +
+				"zip+./steps.zip")
 		}
 	case pb.Reference_oci:
-		if ref.GetRegistry() == "" || ref.GetRepository() == "" || ref.GetTag() == "" && ref.GetDigest() == "" || strings.ContainsAny(ref.GetTag(), "/ @") {
+		if ref.GetRegistry() == "" || ref.GetRepository() == "" || ref.GetTag() == "" && ref.GetDigest() == "" ||
+			strings.ContainsAny(ref.GetTag(), "/ @") {
 			return errors.New("the reference is invalid; an image is written as registry/repository:tag")
 		}
 	}

@@ -51,7 +51,8 @@ func ParseReference(text string) (*pb.Reference, error) {
 }
 
 func isLocal(text string) bool {
-	return text == "." || text == ".." || strings.HasPrefix(text, "./") || strings.HasPrefix(text, "../") || strings.HasPrefix(text, "/")
+	return text == "." || text == ".." || strings.HasPrefix(text, "./") || strings.HasPrefix(text, "../") ||
+		strings.HasPrefix(text, "/")
 }
 
 // splitFile cuts the name of a file from the end of a path, if there is one.
@@ -67,7 +68,8 @@ func parseZip(text string) (*pb.Reference, error) {
 	location, fragment, _ := strings.Cut(strings.TrimPrefix(text, "zip+"), "#")
 	options, err := url.ParseQuery(fragment)
 	if err != nil {
-		return nil, errors.New("the reference is invalid: after # there is a list such as sha256=0a1b&dir=sub, and this is none")
+		return nil, errors.New("the reference is invalid: after # there is a list such as sha256=0a1b&dir=sub, and this " +
+			"is none")
 	}
 	ref := &pb.Reference{Protocol: pb.Reference_zip, Url: location}
 	for key, values := range options {
@@ -90,7 +92,8 @@ func parseRemote(text string) (*pb.Reference, error) {
 	_, location, found := cutUserinfo(text)
 	host, rest, slash := strings.Cut(location, "/")
 	if !slash || host == "" || rest == "" {
-		return nil, errors.New("the reference is invalid; a step of the project is written with ./ before it, one of a repository as host/path@revision")
+		return nil, errors.New("the reference is invalid; a step of the project is written with ./ before it, one of a " +
+			"repository as host/path@revision")
 	}
 	image, file, _ := strings.Cut(rest, " ")
 	ref := &pb.Reference{Protocol: pb.Reference_oci, Registry: host}

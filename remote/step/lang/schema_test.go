@@ -77,13 +77,20 @@ func makeSchema() object {
 		"description": "A job, or one of the two documents of a step: its spec, and what it runs.",
 		"anyOf":       []any{ref("job"), ref("spec"), ref("specV0"), ref("definition"), ref("definitionV0")},
 		"$defs": object{
-			"name":         object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": maxName},
-			"variable":     object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
-			"template":     object{"type": "string", "pattern": `\$\{\{`},
-			"timeout":      object{"type": "string", "pattern": timeoutPattern.String()},
-			"env":          orNull(object{"type": "object", "propertyNames": object{"anyOf": []any{ref("variable"), ref("template")}}, "additionalProperties": object{"type": "string"}}),
-			"values":       orNull(object{"type": "object", "propertyNames": object{"anyOf": []any{ref("name"), ref("template")}}}),
-			"reference":    object{"anyOf": []any{object{"type": "string", "minLength": 1}, longForm("git", gitKeys, gitRequired), longForm("zip", zipKeys, zipRequired), longForm("oci", ociKeys, ociRequired)}},
+			"name":     object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": maxName},
+			"variable": object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+			"template": object{"type": "string", "pattern": `\$\{\{`},
+			"timeout":  object{"type": "string", "pattern": timeoutPattern.String()},
+			"env": orNull(object{"type": "object", "propertyNames": object{"anyOf": []any{
+				ref("variable"),
+				ref("template"),
+			}}, "additionalProperties": object{"type": "string"}}),
+			"values": orNull(object{
+				"type":          "object",
+				"propertyNames": object{"anyOf": []any{ref("name"), ref("template")}},
+			}),
+			"reference": object{"anyOf": []any{object{"type": "string", "minLength": 1}, longForm("git", gitKeys,
+				gitRequired), longForm("zip", zipKeys, zipRequired), longForm("oci", ociKeys, ociRequired)}},
 			"exec":         execSchema(),
 			"step":         stepSchema("steps", nil),
 			"namedStep":    stepSchema("namedSteps", []string{"name"}),
@@ -108,7 +115,10 @@ func longForm(name string, keys, required []string) object {
 
 func execSchema() object {
 	properties := only(object{
-		"command":  object{"type": "array", "minItems": 1, "items": object{"type": "string"}, "prefixItems": []any{object{"type": "string", "minLength": 1}}},
+		"command": object{
+			"type": "array", "minItems": 1, "items": object{"type": "string"},
+			"prefixItems": []any{object{"type": "string", "minLength": 1}},
+		},
 		"work_dir": object{"type": "string"},
 		"timeout":  ref("timeout"),
 	}, execKeys)
@@ -146,7 +156,8 @@ func stepSchema(list string, required []string) object {
 	s["oneOf"] = one
 	s["allOf"] = []any{
 		when(has("script"), object{"properties": object{"inputs": object{"propertyNames": object{"const": inputShell}}}}),
-		when(object{"anyOf": []any{has("exec"), has("run")}}, object{"properties": object{"inputs": object{"maxProperties": 0}}}),
+		when(object{"anyOf": []any{has("exec"), has("run")}},
+			object{"properties": object{"inputs": object{"maxProperties": 0}}}),
 	}
 	return s
 }
@@ -167,7 +178,10 @@ func definitionV0Schema() object {
 	}, definitionV0), "type")
 	var one []any
 	for i, kind := range definitionType {
-		one = append(one, object{"properties": object{"type": object{"const": kind}}, "required": []string{kind}, "not": has(definitionType[1-i])})
+		one = append(one, object{
+			"properties": object{"type": object{"const": kind}}, "required": []string{kind},
+			"not": has(definitionType[1-i]),
+		})
 	}
 	s["oneOf"] = one
 	return s
@@ -196,7 +210,10 @@ func params(keys []string, v0 bool) object {
 		"options":     arrayOf(object{"type": "string"}),
 		"match":       object{"type": "string"},
 	}, keys))
-	jsonTypes := map[string]any{"string": "string", "number": "number", "boolean": "boolean", "struct": "object", "array": "array"}
+	jsonTypes := map[string]any{
+		"string": "string", "number": "number", "boolean": "boolean", "struct": "object",
+		"array": "array",
+	}
 	var checks []any
 	for word, kind := range jsonTypes {
 		var same []string
@@ -211,7 +228,8 @@ func params(keys []string, v0 bool) object {
 			object{"properties": object{"default": object{"type": kind}}}))
 	}
 	slices.SortFunc(checks, func(a, b any) int { return strings.Compare(asJSON(a), asJSON(b)) })
-	checks = append(checks, when(not(has("type")), object{"properties": object{"default": object{"type": []string{"string", "number", "boolean"}}}}))
+	checks = append(checks, when(not(has("type")),
+		object{"properties": object{"default": object{"type": []string{"string", "number", "boolean"}}}}))
 	p["allOf"] = checks
 	if !v0 {
 		p["required"] = []string{"type"}

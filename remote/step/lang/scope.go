@@ -21,8 +21,11 @@ const (
 )
 
 var (
-	scopeNames = []string{"env", "export_file", "func_dir", "inputs", "job", "output_file", "step_dir", "steps", "vars", "work_dir"}
-	stepParts  = []string{"exports", "outputs", "status"}
+	scopeNames = []string{
+		"env", "export_file", "func_dir", "inputs", "job", "output_file", "step_dir", "steps", "vars",
+		"work_dir",
+	}
+	stepParts = []string{"exports", "outputs", "status"}
 )
 
 // scope is what the expressions of a definition know, or of a list of steps in it.
@@ -211,7 +214,8 @@ func missingPart(path []string) string {
 	if len(path) < 3 || slices.Contains(stepParts, path[2]) {
 		return ""
 	}
-	return fmt.Sprintf("steps.%s.%s was not found; %s", path[1], abbreviate(path[2]), suggest(path[2], stepParts, "a step has "))
+	return fmt.Sprintf("steps.%s.%s was not found; %s", path[1], abbreviate(path[2]),
+		suggest(path[2], stepParts, "a step has "))
 }
 
 // suggest tells what there is instead of word.

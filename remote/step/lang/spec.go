@@ -15,7 +15,8 @@ func (r *reader) specDocument(n *yaml.Node, v0 bool) (*draftSpec, error) {
 	spec := &draftSpec{}
 	for _, it := range items {
 		if it.key.text != "spec" {
-			return nil, it.key.at.errorf("unknown key%s; the first of two documents holds spec, the second run or exec", quote(it.key.text))
+			return nil, it.key.at.errorf("unknown key%s; the first of two documents holds spec, the second run or exec",
+				quote(it.key.text))
 		}
 		if err := r.spec(it.value, spec, v0); err != nil {
 			return nil, err

@@ -74,7 +74,8 @@ func (r *reader) structInto(d *draftValue, n *yaml.Node, what string) (*structpb
 	for _, it := range items {
 		key, literal := Literal(it.key.text)
 		if !literal {
-			return nil, it.key.at.beyond().errorf("an expression cannot stand in a key here; for the text itself write %s", exprEscaped)
+			return nil, it.key.at.beyond().errorf("an expression cannot stand in a key here; for the text itself write %s",
+				exprEscaped)
 		}
 		if fields[key] != nil {
 			return nil, it.key.at.beyond().errorf("the key%s stands here for the second time", quote(key))

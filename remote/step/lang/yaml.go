@@ -106,7 +106,8 @@ func (t *text) check(longest int) error {
 		case c == utf8.RuneError && size == 1:
 			return semantic(t.errorAtByte(i, "the text is not valid UTF-8"))
 		case c < ' ' && c != '\n' && c != '\r' && c != '\t', c == 0x7f:
-			return semantic(t.errorAtByte(i, "the text holds the control character %U; in a double-quoted text it can be written as an escape", c))
+			return semantic(t.errorAtByte(i,
+				"the text holds the control character %U; in a double-quoted text it can be written as an escape", c))
 		}
 		i += size
 	}

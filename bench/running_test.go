@@ -1,0 +1,83 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// benchmarkRunning measures the cost of n builds whose jobs run: the goroutines and the memory of a build that follows
+// its job's output and state. BenchmarkDensity's other builds have a step runner and no job yet.
+func benchmarkRunning(b *testing.B, n int) {
+	v := newVM(b)
+	conn, known := v.dial(b), new(connector.VM)
+	v.relay(b, conn)
+	var all []candidate
+	for _, route := range []connector.Route{connector.Auto, connector.Relay} {
+		o := occupant{name: string(route), parent: "sshd", conn: conn, start: func() (func() error, error) {
+			return v.startRunning(b, conn, known, route)
+		}}
+		all = append(all, o.candidate(b, n))
+	}
+	r := inTurns(b, costly, all)
+	require.Equal(b, 1, v.TotalConns())
+	for _, name := range names(all) {
+		for _, c := range costs {
+			r.median(name+"-"+c.name, name+"-"+c.name+c.unit)
+		}
+	}
+}
+
+// startRunning starts a build with a job that runs until end is called. It returns when the job has written a byte.
+func (v *vm) startRunning(
+	b *testing.B, conn *mux.Conn, known *connector.VM, route connector.Route,
+) (end func() error, err error) {
+	c, err := v.newConnector(b, conn, known, route)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	up := &firstWrite{came: make(chan struct{})}
+	ended := make(chan error, 1)
+	end = func() error {
+		cancel()
+		err := <-ended
+		if errors.Is(err, context.Canceled) {
+			err = nil
+		}
+		return errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	if _, err := c.Connect(ctx); err != nil {
+		ended <- nil
+		return nil, errors.Join(err, end())
+	}
+	go func() {
+		_, err := c.Execute(ctx, connector.Job{Script: "echo up; exec sleep 600"}, up)
+		ended <- err
+	}()
+	select {
+	case <-up.came:
+		return end, nil
+	case err := <-ended:
+		ended <- nil
+		return nil, errors.Join(fmt.Errorf("the job ended: %w", err), end())
+	}
+}
+
+// firstWrite closes came at its first Write.
+type firstWrite struct {
+	once sync.Once
+	came chan struct{}
+}
+
+func (w *firstWrite) Write(p []byte) (int, error) {
+	w.once.Do(func() { close(w.came) })
+	return len(p), nil
+}

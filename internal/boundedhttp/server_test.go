@@ -1,0 +1,50 @@
+package boundedhttp_test
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/boundedhttp"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestCloseLeavesNothingWhateverClientsDo(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := boundedhttp.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, err := io.Copy(io.Discard, r.Body)
+		if err != nil {
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+		}
+	}))
+	for request, want := range map[string]string{
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n": " 200 ",
+		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n" + strings.Repeat("x", 2048): " 413 ",
+		"GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("y", 64<<10) + "\r\n\r\n":            " 431 ",
+		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n":                                                       " 200 ", // answered as HTTP/1.1: HTTP/2 and its floods are not spoken
+		"GET / HT":                                                                               "",
+	} {
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		require.NoError(t, err)
+		defer conn.Close()
+		go func() { _, _ = io.WriteString(conn, request) }()
+		if want == "" {
+			continue // it never finishes
+		}
+		answer := make([]byte, 16)
+		_, err = io.ReadFull(conn, answer)
+		require.NoError(t, err)
+		require.Contains(t, string(answer), want)
+	}
+	s.Close()
+	s.Close()
+	_, err = net.Dial("tcp", listener.Addr().String())
+	require.Error(t, err)
+}

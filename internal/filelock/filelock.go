@@ -1,0 +1,102 @@
+// Package filelock locks files and directories with flock(2), between processes that know nothing of each other.
+//
+// A lock belongs to one opening of a file and to the processes that inherit it. It ends with the last of them,
+// however that ends. systemd-tmpfiles leaves a locked directory alone.
+package filelock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTaken says that another process holds the lock, or has removed or replaced the file.
+var ErrTaken = errors.New("in use")
+
+// Try takes the exclusive lock of f without waiting. If another process holds a lock the error is ErrTaken.
+func Try(f *os.File) error { return try(f, unix.LOCK_EX) }
+
+// TryShared takes the shared lock of f without waiting. If another process holds the exclusive one, or gets it while
+// f's own exclusive lock is exchanged for the shared one, the error is ErrTaken.
+func TryShared(f *os.File) error { return try(f, unix.LOCK_SH) }
+
+func try(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return ErrTaken
+		}
+		return fmt.Errorf("lock %s (it must be on a file system with flock): %w", f.Name(), err)
+	}
+}
+
+// Unlock gives up the lock of f at once. Closing f alone does not while a child that is being forked still has a copy
+// of the descriptor.
+func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
+
+// Release unlocks f and closes it.
+func Release(f *os.File) {
+	Unlock(f)
+	f.Close()
+}
+
+// Claim opens the file or directory at path, but no symbolic link, and locks it. The error is ErrTaken if another
+// process holds the lock, or if path does not lead to the locked file any more. The caller releases the file.
+func Claim(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrTaken
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := Try(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	// The last holder of the lock may have renamed or removed the file.
+	if !StillAt(f, path) {
+		f.Close()
+		return nil, ErrTaken
+	}
+	return f, nil
+}
+
+// StillAt reports whether path, which is not followed if it is a symbolic link, leads to the open file f.
+func StillAt(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Lstat(path)
+	return err == nil && os.SameFile(opened, now)
+}
+
+// Poll calls try until it reports done, returns an error, or ctx ends; then the error is ctx's cause. The pause between
+// two calls grows from 1 to 20 ms. It exists because a context cannot end the wait of flock(2).
+func Poll(ctx context.Context, try func() (done bool, err error)) error {
+	pause := time.Millisecond
+	for {
+		if done, err := try(); done || err != nil {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
+		}
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}

@@ -1,0 +1,46 @@
+// Package oserr makes errors of the operating system readable in messages that name the path themselves.
+package oserr
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bare strips from err the system call and the path that os adds, for a message that names the whole path.
+func Bare(err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		return path.Err
+	}
+	if link, ok := errors.AsType[*os.LinkError](err); ok {
+		return link.Err
+	}
+	if call, ok := err.(*os.SyscallError); ok { //nolint:errorlint // not of an error that says more around it
+		return call.Err
+	}
+	return err
+}
+
+// NoSpace reports whether err says that a file system has no free space or no free inodes, or that a quota is reached.
+func NoSpace(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+}
+
+// Hint adds to err, of creating a file in dir, how the operator of the machine can help. It adds nothing where no
+// remedy is known, and returns nil for nil.
+func Hint(err error, dir string) error {
+	switch {
+	case err == nil:
+		return nil
+	case NoSpace(err):
+		return fmt.Errorf("%w (free space or inodes on the file system of %s)", err, dir)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%w (make %s writable, or use another temporary directory)", err, dir)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w (user %d must be able to write in %s)", err, os.Geteuid(), dir)
+	}
+	return err
+}

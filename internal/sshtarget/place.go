@@ -1,0 +1,78 @@
+package sshtarget
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+)
+
+// place is the parsed name of a machine.
+type place struct {
+	user, host, port string // all but host may be empty
+	literal          bool   // ssh://: ssh_config does not apply
+}
+
+const forms = "want ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME of ssh_config"
+
+// parsePlace reads ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT].
+func parsePlace(text string) (place, error) {
+	p, err := place{}, error(nil)
+	if strings.Contains(text, "://") {
+		p, err = parseURL(text)
+	} else {
+		p, err = parseName(text)
+	}
+	switch {
+	case err != nil:
+		return place{}, err
+	// A program could take it for an option, a shell for a command.
+	case strings.HasPrefix(p.host, "-") || strings.HasPrefix(p.user, "-") ||
+		strings.ContainsAny(p.host+p.user, " \t\r\n'\"`$\\;&<>|(){}"):
+		return place{}, fmt.Errorf("%q: no machine or user has such a name", text)
+	}
+	return p, nil
+}
+
+func parseURL(text string) (place, error) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil && strings.Contains(text, "@"):
+		return place{}, errors.New("this is not a URL: " + forms) // without the text, which may have a password
+	case err != nil:
+		return place{}, err
+	case u.Scheme != "ssh" || u.Hostname() == "":
+		return place{}, fmt.Errorf("%q: %s", u.Redacted(), forms)
+	case u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.Fragment != "":
+		return place{}, fmt.Errorf("%q: nothing may follow the port", u.Redacted())
+	}
+	if _, secret := u.User.Password(); secret {
+		return place{}, errors.New(
+			"no password in the URL, everybody on this machine could read it; use --identity or an agent")
+	}
+	return place{user: u.User.Username(), host: u.Hostname(), port: u.Port(), literal: true}, nil
+}
+
+func parseName(text string) (place, error) {
+	var p place
+	rest := text
+	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
+		p.user, rest = rest[:i], rest[i+1:]
+		if p.user == "" {
+			return place{}, fmt.Errorf("%q: %s", text, forms)
+		}
+	}
+	p.host = rest
+	if strings.HasPrefix(rest, "[") || strings.Count(rest, ":") == 1 {
+		host, port, err := net.SplitHostPort(rest)
+		if err != nil || port == "" {
+			return place{}, fmt.Errorf("%q: %s", text, forms)
+		}
+		p.host, p.port = host, port
+	}
+	if p.host == "" || strings.ContainsAny(p.host, "/,*?!") {
+		return place{}, fmt.Errorf("%q: %s", text, forms)
+	}
+	return p, nil
+}

@@ -1,0 +1,48 @@
+package channel
+
+import (
+	"sync"
+	"time"
+)
+
+// past is a deadline that has passed, and the zero time is no deadline.
+var past = time.Unix(0, 1)
+
+// deadline is a time that can be moved while calls wait for it.
+type deadline struct {
+	mu     sync.Mutex // guards the following
+	timer  *time.Timer
+	passed chan struct{} // closed once the deadline has passed; a new one once it is moved after that
+}
+
+// channel returns a channel that is closed once the deadline has passed, wherever it is moved until then.
+func (d *deadline) channel() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.passed
+}
+
+// set moves the deadline and tells the transport's own. A closed stream's deadline has passed for good.
+func (d *deadline) set(t time.Time, closed <-chan struct{}, tell func(t time.Time)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if isDone(closed) {
+		t = past
+	}
+	tell(t)
+	if d.timer != nil && !d.timer.Stop() {
+		<-d.passed // the timer closes it now, or has closed it
+	}
+	d.timer = nil
+	if isDone(d.passed) {
+		d.passed = make(chan struct{})
+	}
+	switch left := time.Until(t); {
+	case t.IsZero():
+	case left <= 0:
+		close(d.passed)
+	default:
+		passed := d.passed
+		d.timer = time.AfterFunc(left, func() { close(passed) })
+	}
+}

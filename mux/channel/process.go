@@ -1,0 +1,83 @@
+package channel
+
+import (
+	"context"
+	"fmt"
+)
+
+// ProcessTransport is the Transport of a Process.
+type ProcessTransport interface {
+	Transport
+	// Exited returns a channel that is closed once Err is known and all of stderr has been delivered.
+	Exited() <-chan struct{}
+	// Err returns how the process ended, as Process.Wait does. It is called once Exited is closed.
+	Err() error
+	// Signal sends a signal, named without "SIG".
+	Signal(name string) error
+}
+
+// Process is a process on the VM. As a [Stream] it writes to the process's stdin and reads its stdout; CloseWrite ends
+// its stdin.
+//
+// Close of a process in an SSH session closes the channel: the process sees the end of its stdin, and writes to its
+// stdout fail. It is not killed, as SSH has no request for that: a process that must end with its channel watches its
+// stdin. Close of a relay's process ends it: SIGTERM to its process group, a grace, SIGKILL.
+type Process struct {
+	*Stream
+	transport ProcessTransport
+}
+
+// NewProcess returns a Process that owns t and was started by cmd. local is this end's address.
+func NewProcess(t ProcessTransport, local Addr, cmd Command) *Process {
+	return &Process{Stream: NewStream(t, local, Addr{"exec", cmd.name()}), transport: t}
+}
+
+// Wait waits until the process has ended, its channel is closed and all of stderr is delivered. It returns nil for
+// exit status 0, an [*ExitError] for any other end, a *mux.ConnError or *relay.Error if the connection or the relay
+// was lost before the end was known, and ctx's cause if ctx ends first (the process goes on). It may be called again,
+// and by several goroutines. Stdout that nobody reads may hold the process up.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case <-p.Exited():
+		return p.Err()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for remote process: %w", context.Cause(ctx))
+	}
+}
+
+// Exited returns a channel that is closed once Wait would return.
+func (p *Process) Exited() <-chan struct{} { return p.transport.Exited() }
+
+// Err returns the result of Wait once Exited is closed, and nil before.
+func (p *Process) Err() error {
+	if !isDone(p.Exited()) {
+		return nil
+	}
+	return p.transport.Err()
+}
+
+// Signal sends a signal, named without "SIG" as in "TERM" (RFC 4254, section 6.9). A relay sends it to the process's
+// group. In a session the server sends it, and OpenSSH ignores it for root logins without an error: do not rely on it.
+func (p *Process) Signal(name string) error { return p.transport.Signal(name) }
+
+// ExitError says how a remote process ended, if not with status 0. Exactly one of its facts holds: a non-zero Status,
+// or a Signal, or neither if the server closed the channel without telling.
+type ExitError struct {
+	// Status is the exit status, 1 to 255 from a POSIX system.
+	Status int
+	// Signal is the signal's name without "SIG" (RFC 4254, section 6.10), empty if there was no signal.
+	Signal string
+	// Message is the server's text about a signal. It is foreign text.
+	Message string
+}
+
+func (e *ExitError) Error() string {
+	switch {
+	case e.Signal != "":
+		return "remote process ended by signal " + e.Signal
+	case e.Status != 0:
+		return fmt.Sprintf("remote process: exit status %d", e.Status)
+	default:
+		return "remote process ended without an exit status"
+	}
+}

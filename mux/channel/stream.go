@@ -1,0 +1,219 @@
+package channel
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// ErrStopped is returned by a Transport whose call was stopped. A Stream turns it into the error of its deadline or
+// of its Close.
+var ErrStopped = errors.New("stopped")
+
+// Transport moves the bytes of a Stream by one route. Read is called by one goroutine at a time, and so are Write and
+// CloseWrite together; Close may be called at any time.
+//
+// Once stop is closed, a call that waits returns ErrStopped and the number of bytes that it has taken. A later call
+// goes on where it left off: bytes that Write has counted are sent before all that follow, or lost with Close.
+//
+// A Transport that waits for a part with deadlines of its own also has SetReadDeadline and SetWriteDeadline. They are
+// called with each deadline that is set, and with one in the past before Close.
+type Transport interface {
+	Read(p []byte, stop <-chan struct{}) (int, error)
+	Write(p []byte, stop <-chan struct{}) (int, error)
+	// CloseWrite tells the other end that no more comes. It is called until it has returned nil.
+	CloseWrite(stop <-chan struct{}) error
+	// Close ends the transport. It does not wait for the peer, and is called once.
+	Close() error
+}
+
+// Stream is a duplex byte stream to something on the VM, and a net.Conn. It is safe for concurrent use.
+type Stream struct {
+	transport     Transport
+	local, remote Addr
+	closed        chan struct{}
+	closeOnce     sync.Once
+	closeErr      error
+
+	reading   sync.Mutex // held by Read
+	readUntil deadline
+
+	writing    sync.Mutex // held by Write and CloseWrite; guards the following
+	noMore     bool       // CloseWrite has succeeded
+	writeUntil deadline
+}
+
+var _ net.Conn = (*Stream)(nil)
+
+// Addr is the address of one end of a Stream.
+type Addr struct {
+	Net  string // "tcp", "unix", or "exec" for a process
+	Text string // host:port, path, or command line
+}
+
+// Network implements net.Addr.
+func (a Addr) Network() string { return a.Net }
+
+// String implements net.Addr.
+func (a Addr) String() string { return a.Text }
+
+// NewStream returns a Stream that owns t. local is this end's address, remote the other's.
+func NewStream(t Transport, local, remote Addr) *Stream {
+	return &Stream{
+		transport:  t,
+		local:      local,
+		remote:     remote,
+		closed:     make(chan struct{}),
+		readUntil:  deadline{passed: make(chan struct{})},
+		writeUntil: deadline{passed: make(chan struct{})},
+	}
+}
+
+// Read reads the bytes that the other end sent. It returns io.EOF only when the other end has said that it is done. A
+// lost connection is a *mux.ConnError, a relay that has ended a *relay.Error. After Close the error is both
+// net.ErrClosed and io.ErrClosedPipe, after the deadline os.ErrDeadlineExceeded.
+func (s *Stream) Read(p []byte) (int, error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	stop, err := s.begin("read", &s.readUntil)
+	if err != nil {
+		return 0, err
+	}
+	n, err := s.transport.Read(p, stop)
+	return n, s.failure("read", err)
+}
+
+// Write sends p. It returns when all of it is on its way, which waits for the window that the other end grants. If the
+// other end takes no more, the error is io.ErrClosedPipe; otherwise its errors are those of Read, without io.EOF. The
+// bytes that it counts are on their way even if its deadline passed.
+func (s *Stream) Write(p []byte) (int, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	stop, err := s.begin("write", &s.writeUntil)
+	if err != nil {
+		return 0, err
+	}
+	if s.noMore {
+		return 0, fmt.Errorf("write after CloseWrite: %w", io.ErrClosedPipe)
+	}
+	n, err := s.transport.Write(p, stop)
+	return n, s.failure("write", err)
+}
+
+// CloseWrite tells the other end that no more comes, after all that Write has sent. Reading goes on. It waits for a
+// Write that is under way. Idempotent.
+func (s *Stream) CloseWrite() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.noMore {
+		return nil
+	}
+	stop, err := s.begin("close write", &s.writeUntil)
+	if err != nil {
+		return err
+	}
+	err = s.failure("close write", s.transport.CloseWrite(stop))
+	s.noMore = err == nil
+	return err
+}
+
+// Close closes the stream and wakes calls that wait on it. It does not wait for the peer. Idempotent.
+func (s *Stream) Close() error {
+	s.closeOnce.Do(func() {
+		close(s.closed)
+		s.setReadDeadline(past)
+		s.setWriteDeadline(past)
+		s.closeErr = s.transport.Close()
+	})
+	return s.closeErr
+}
+
+// begin returns the channel that stops a call with this deadline, or why the call must not begin.
+func (s *Stream) begin(op string, until *deadline) (stop <-chan struct{}, err error) {
+	stop = until.channel()
+	if isDone(stop) {
+		return nil, s.failure(op, ErrStopped)
+	}
+	return stop, nil
+}
+
+// failure turns an error of the transport into one of the Stream.
+func (s *Stream) failure(op string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case isDone(s.closed):
+		return &closedError{op}
+	case errors.Is(err, ErrStopped):
+		return os.ErrDeadlineExceeded
+	default:
+		return err
+	}
+}
+
+// closedError is the error of op on a Stream that is closed.
+type closedError struct{ op string }
+
+func (e *closedError) Error() string { return e.op + ": " + io.ErrClosedPipe.Error() }
+
+func (e *closedError) Is(target error) bool {
+	return target == io.ErrClosedPipe || target == net.ErrClosed
+}
+
+// LocalAddr returns the address of this end.
+func (s *Stream) LocalAddr() net.Addr { return s.local }
+
+// RemoteAddr returns the address that was dialed, or network "exec" and the command.
+func (s *Stream) RemoteAddr() net.Addr { return s.remote }
+
+// SetDeadline sets the deadlines of Read and of Write. The zero time means no deadline.
+func (s *Stream) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+// SetReadDeadline sets the deadline of Read, also of one that waits.
+func (s *Stream) SetReadDeadline(t time.Time) error {
+	if isDone(s.closed) {
+		return &closedError{"set deadline"}
+	}
+	s.setReadDeadline(t)
+	return nil
+}
+
+// SetWriteDeadline sets the deadline of Write and CloseWrite, also of calls that wait.
+func (s *Stream) SetWriteDeadline(t time.Time) error {
+	if isDone(s.closed) {
+		return &closedError{"set deadline"}
+	}
+	s.setWriteDeadline(t)
+	return nil
+}
+
+func (s *Stream) setReadDeadline(t time.Time) {
+	s.readUntil.set(t, s.closed, func(t time.Time) {
+		if d, ok := s.transport.(interface{ SetReadDeadline(t time.Time) error }); ok {
+			_ = d.SetReadDeadline(t)
+		}
+	})
+}
+
+func (s *Stream) setWriteDeadline(t time.Time) {
+	s.writeUntil.set(t, s.closed, func(t time.Time) {
+		if d, ok := s.transport.(interface{ SetWriteDeadline(t time.Time) error }); ok {
+			_ = d.SetWriteDeadline(t)
+		}
+	})
+}
+
+func isDone(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}

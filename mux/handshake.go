@@ -1,0 +1,90 @@
+package mux
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/mux/login"
+)
+
+// handshake is one login to a server, with its trace.
+type handshake struct {
+	addr  string
+	cfg   *Config
+	login *login.Login
+
+	phase string    // of the dial, for the trace
+	since time.Time // start of phase
+}
+
+// prepare gets the host keys and the credentials before the server is reached.
+func prepare(ctx context.Context, addr string, cfg *Config) (*handshake, error) {
+	start := time.Now()
+	l, err := login.Prepare(ctx, login.Config{
+		Addr:         addr,
+		User:         cfg.User,
+		Auth:         cfg.Auth,
+		Credentials:  cfg.Credentials,
+		AllowSHA1:    cfg.AllowSHA1,
+		HostKeys:     cfg.HostKeys,
+		HostKeyAlias: cfg.HostKeyAlias,
+		MachineID:    cfg.MachineID,
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			err = dialCause(ctx, addr, cfg, "prepare")
+		} else {
+			err = &DialError{Stage: "prepare", Addr: addr, User: cfg.User, Err: err}
+		}
+	}
+	cfg.Trace.dialPhase("prepare", time.Since(start), err)
+	return &handshake{addr: addr, cfg: cfg, login: l}, err
+}
+
+// run logs in over nc, which it owns.
+func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
+	wrapped := newNetConn(nc)
+	// The library has no context: a connection that is closed under it ends every wait.
+	stop := context.AfterFunc(ctx, func() { _ = wrapped.Close() })
+	h.phase, h.since = "handshake", time.Now()
+	cc, chans, reqs, err := ssh.NewClientConn(wrapped, h.addr, h.login.ClientConfig(ctx, h.hostKeyVerified))
+	if err == nil {
+		if err = h.login.Learn(ctx); err != nil {
+			cc.Close()
+		}
+	}
+	h.endPhase(err)
+	if !stop() {
+		if err == nil {
+			cc.Close()
+		}
+		<-wrapped.done
+		return nil, dialCause(ctx, h.addr, h.cfg, "handshake")
+	}
+	if err != nil {
+		_ = wrapped.Close() // the handshake's error counts
+		<-wrapped.done
+		stage, hint, reason := h.login.Explain(err)
+		if reason == nil {
+			reason = shorten(err)
+		}
+		return nil, &DialError{Stage: stage, Addr: h.addr, User: h.cfg.User, Hint: hint, Err: reason}
+	}
+	return newConn(wrapped, cc, chans, reqs, h.addr, h.cfg), nil
+}
+
+// hostKeyVerified traces the host key. The login follows if it was accepted.
+func (h *handshake) hostKeyVerified(key ssh.PublicKey, policy string, err error) {
+	h.cfg.Trace.hostKey(key, policy, err)
+	if err == nil {
+		h.endPhase(nil)
+		h.phase, h.since = "login", time.Now()
+	}
+}
+
+func (h *handshake) endPhase(err error) {
+	h.cfg.Trace.dialPhase(h.phase, time.Since(h.since), err)
+}

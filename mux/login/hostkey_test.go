@@ -1,0 +1,349 @@
+package login_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/skeema/knownhosts"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+)
+
+// write writes a file that only its owner can read.
+func write(t testing.TB, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// hostLine returns a line of known_hosts.
+func hostLine(marker, hosts string, key ssh.PublicKey) string {
+	return strings.TrimSpace(marker+" "+hosts+" "+string(ssh.MarshalAuthorizedKey(key))) + "\n"
+}
+
+func known(t testing.TB, lines ...string) login.HostKeys {
+	t.Helper()
+	keys, err := login.KnownHosts(write(t, "known_hosts", strings.Join(lines, "")))
+	require.NoError(t, err)
+	return keys
+}
+
+// dialError dials s with these host keys and returns what comes of it.
+func dialError(t testing.TB, s *sshtest.Server, keys login.HostKeys) error {
+	t.Helper()
+	cfg := config(s)
+	cfg.HostKeys = keys
+	conn, err := mux.Dial(sshtest.Within(t), s.Addr, cfg)
+	if err == nil {
+		require.NoError(t, conn.Close())
+	}
+	return err
+}
+
+func TestFirstAnswerOfTheChainCounts(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	name := knownhosts.Normalize(s.Addr)
+	right, stranger := s.HostKey, func() ssh.PublicKey { k, _ := newKey(t); return k.PublicKey() }()
+	accept, refuse := login.PinnedHostKeys(right), login.PinnedHostKeys(stranger)
+	lists, listsOther, empty := known(t, hostLine("", name, right)), known(t, hostLine("", name, stranger)), known(t)
+	revokes := known(t, hostLine("@revoked", "*", right))
+	insecure := login.InsecureHostKeys()
+	for name, c := range map[string]struct {
+		keys login.HostKeys
+		want string // of the error, empty if it is accepted
+	}{
+		"pinned":                        {accept, ""},
+		"another one is pinned":         {refuse, "none of the 1 pinned"},
+		"none is pinned":                {login.PinnedHostKeys(), "no key is pinned"},
+		"an answer ends the chain":      {login.FirstOf(refuse, accept, insecure), "none of the 1 pinned"},
+		"yes too":                       {login.FirstOf(accept, refuse, listsOther), ""},
+		"who has no answer passes it":   {login.FirstOf(login.PinnedHostKeys(), empty, lists, refuse), ""},
+		"to the last":                   {login.FirstOf(empty, insecure), ""},
+		"of which none has one":         {login.FirstOf(login.PinnedHostKeys(), empty), "add the line"},
+		"a changed key is an answer":    {login.FirstOf(listsOther, insecure), "HOST KEY CHANGED"},
+		"a revoked key is never right":  {login.FirstOf(accept, lists, insecure, revokes), "revoked"},
+		"a chain of chains":             {login.FirstOf(login.FirstOf(empty), login.FirstOf(lists)), ""},
+		"insecure takes any":            {insecure, ""},
+		"two may be pinned":             {login.PinnedHostKeys(stranger, right), ""},
+		"two lines of which one fits":   {known(t, hostLine("", name, stranger), hostLine("", name, right)), ""},
+		"a pattern":                     {known(t, hostLine("", "*", right)), ""},
+		"a pattern for another machine": {known(t, hostLine("", "*", stranger)), "HOST KEY CHANGED"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := dialError(t, s, c.keys)
+			if c.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			requireStage(t, err, "host key", true)
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, ssh.FingerprintSHA256(right), "what to compare")
+		})
+	}
+}
+
+func TestHostKeyAliasIsLookedUpInsteadOfTheAddress(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	cfg := config(s)
+	cfg.HostKeys, cfg.HostKeyAlias = known(t, hostLine("", "the-vm", s.HostKey)), "the-vm"
+	dialWith(t, s, cfg)
+}
+
+// A line that is added while the program runs counts from the next connection on.
+func TestKnownHostsAreReadForEachConnection(t *testing.T) {
+	s := sshtest.InProcess(t, embeddedvm.Config{})
+	file := write(t, "known_hosts", "")
+	keys, err := login.KnownHosts(file)
+	require.NoError(t, err)
+	requireStage(t, dialError(t, s, keys), "host key", true)
+	require.NoError(t, os.WriteFile(file, []byte(hostLine("", knownhosts.Normalize(s.Addr), s.HostKey)), 0o600))
+	require.NoError(t, dialError(t, s, keys))
+	require.NoError(t, os.WriteFile(file, []byte("garbage\n"), 0o600))
+	requireStage(t, dialError(t, s, keys), "prepare", false)
+}
+
+func TestKnownHostsThatCannotBeReadAreAnErrorThatSaysWhere(t *testing.T) {
+	_, err := login.KnownHosts(t.TempDir())
+	require.ErrorContains(t, err, "is a directory")
+	good, _ := newKey(t)
+	_, err = login.KnownHosts(write(t, "known_hosts", hostLine("", "vm", good.PublicKey())+"vm ssh-ed25519 nonsense\n"))
+	require.ErrorContains(t, err, "known_hosts:2: ")
+	_, err = login.KnownHosts(filepath.Join(t.TempDir(), "none"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	_, err = login.KnownHosts(os.DevNull)
+	require.NoError(t, err)
+}
+
+// hostKeys are keys of the types an sshd has.
+func hostKeys(t testing.TB) map[string]any {
+	t.Helper()
+	_, ed := newKey(t)
+	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	rs, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	return map[string]any{ssh.KeyAlgoED25519: &ed, ssh.KeyAlgoECDSA256: ec, ssh.KeyAlgoRSA: rs}
+}
+
+// keyFile writes a private key as ssh-keygen does.
+func keyFile(t testing.TB, key any) (path string, signer ssh.Signer) {
+	t.Helper()
+	block, err := ssh.MarshalPrivateKey(key, "")
+	require.NoError(t, err)
+	signer, err = ssh.NewSignerFromKey(key)
+	require.NoError(t, err)
+	return write(t, "key", string(pem.EncodeToMemory(block))), signer
+}
+
+// A server that has keys of several types shows the one that is known.
+func TestServerIsAskedForTheTypeOfKeyThatIsKnown(t *testing.T) {
+	var lines []string
+	signers := map[string]ssh.Signer{}
+	for kind, key := range hostKeys(t) {
+		file, signer := keyFile(t, key)
+		lines = append(lines, "HostKey "+file)
+		signers[kind] = signer
+	}
+	s := sshtest.OpenSSH(t, lines...)
+	name := knownhosts.Normalize(s.Addr)
+	for kind, signer := range signers {
+		t.Run(kind, func(t *testing.T) {
+			require.NoError(t, dialError(t, s, login.PinnedHostKeys(signer.PublicKey())))
+			require.NoError(t, dialError(t, s, known(t, hostLine("", name, signer.PublicKey()))))
+			store := filepath.Join(t.TempDir(), "store")
+			line := hostLine("", "i-1", signer.PublicKey())
+			require.NoError(t, os.WriteFile(store, []byte(line), 0o600))
+			first, err := login.FirstUse(store)
+			require.NoError(t, err)
+			cfg := config(s)
+			cfg.HostKeys, cfg.MachineID = first, "i-1"
+			dialWith(t, s, cfg)
+		})
+	}
+}
+
+// certify returns key's certificate by authority, changed by change.
+func certify(t testing.TB, authority ssh.Signer, key ssh.PublicKey, kind uint32, change func(*ssh.Certificate)) *ssh.Certificate {
+	t.Helper()
+	cert := &ssh.Certificate{
+		Key: key, CertType: kind, KeyId: "of the test", ValidPrincipals: []string{"127.0.0.1"},
+		ValidBefore: uint64(time.Now().Add(time.Hour).Unix()),
+	}
+	if change != nil {
+		change(cert)
+	}
+	require.NoError(t, cert.SignCert(rand.Reader, authority))
+	return cert
+}
+
+// certified starts a real sshd with a host certificate.
+func certified(t testing.TB, authority ssh.Signer, change func(*ssh.Certificate)) (*sshtest.Server, ssh.PublicKey) {
+	t.Helper()
+	_, private := newKey(t)
+	file, host := keyFile(t, &private)
+	cert := certify(t, authority, host.PublicKey(), ssh.HostCert, change)
+	path := write(t, "host-cert.pub", string(ssh.MarshalAuthorizedKey(cert)))
+	return sshtest.OpenSSH(t, "HostKey "+file, "HostCertificate "+path), host.PublicKey()
+}
+
+func TestCertificateOfAKnownAuthorityIsAccepted(t *testing.T) {
+	authority, _ := newKey(t)
+	s, host := certified(t, authority, nil)
+	ca := hostLine("@cert-authority", "*", authority.PublicKey())
+	require.NoError(t, dialError(t, s, known(t, ca)))
+	require.NoError(t, dialError(t, s, known(t, hostLine("@cert-authority", knownhosts.Normalize(s.Addr), authority.PublicKey()))))
+	// Who knows no authority sees the key itself.
+	require.NoError(t, dialError(t, s, login.PinnedHostKeys(host)))
+	require.NoError(t, dialError(t, s, login.FirstOf(known(t, ca), login.PinnedHostKeys(host))))
+	require.NoError(t, dialError(t, s, login.FirstOf(login.PinnedHostKeys(host), known(t, ca))))
+
+	stranger, _ := newKey(t)
+	for want, lines := range map[string][]string{
+		"HOST KEY CHANGED|no certificate by an authority": {hostLine("@cert-authority", "*", stranger.PublicKey())},
+		"revoked key": {ca, hostLine("@revoked", "*", authority.PublicKey())},
+		"revoked":     {ca, hostLine("@revoked", "*", host)},
+	} {
+		err := dialError(t, s, known(t, lines...))
+		requireStage(t, err, "host key", true)
+		require.Regexp(t, want, err.Error())
+	}
+}
+
+func TestCertificateThatIsNotValidIsRefused(t *testing.T) {
+	for want, change := range map[string]func(*ssh.Certificate){
+		"expired":              func(c *ssh.Certificate) { c.ValidBefore = uint64(time.Now().Add(-time.Minute).Unix()) },
+		"principal|not in the": func(c *ssh.Certificate) { c.ValidPrincipals = []string{"vm-2"} },
+	} {
+		authority, _ := newKey(t)
+		s, _ := certified(t, authority, change)
+		err := dialError(t, s, login.FirstOf(known(t, hostLine("@cert-authority", "*", authority.PublicKey())), login.InsecureHostKeys()))
+		requireStage(t, err, "host key", true)
+		require.Regexp(t, want, err.Error())
+	}
+}
+
+func TestServerWithoutCertificateIsToldFromAChangedKey(t *testing.T) {
+	s := sshtest.OpenSSH(t)
+	authority, _ := newKey(t)
+	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
+	requireStage(t, err, "host key", true)
+	require.ErrorContains(t, err, "is HostCertificate set")
+}
+
+// An authority's key signs for machines, and is none's own.
+func TestAuthorityIsNoHost(t *testing.T) {
+	authority, _ := newKey(t)
+	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{authority}})
+	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
+	requireStage(t, err, "host key", true)
+	require.ErrorContains(t, err, "key of an authority")
+}
+
+// The library checks the host key again with each new exchange of keys, long after the dial.
+func TestConnectionOutlivesNewKeyExchanges(t *testing.T) {
+	s := sshtest.OpenSSH(t, "RekeyLimit 64K")
+	counter := filepath.Join(t.TempDir(), "asked")
+	command, err := login.HostKeyCommand(script(t, fmt.Sprintf("echo x >>%s; cat %s", counter, s.KnownHosts)))
+	require.NoError(t, err)
+	cfg := config(s)
+	cfg.HostKeys = command
+	conn := dialWith(t, s, cfg)
+	p := start(t, conn, "head -c 1000000 /dev/zero; exit 7")
+	n := 0
+	buf := make([]byte, 32<<10)
+	for {
+		m, err := p.Read(buf)
+		n += m
+		if err != nil {
+			break
+		}
+	}
+	require.Equal(t, 1000000, n)
+	require.ErrorContains(t, p.Wait(sshtest.Within(t)), "exit status 7")
+	asked, err := os.ReadFile(counter)
+	require.NoError(t, err)
+	require.Equal(t, "x\nx\n", string(asked), "for the order and the key of one dial")
+}
+
+// changingSigner is one key until it changes, and then another.
+type changingSigner struct {
+	first, second ssh.Signer
+	changed       atomic.Bool
+}
+
+func (s *changingSigner) now() ssh.Signer {
+	if s.changed.Load() {
+		return s.second
+	}
+	return s.first
+}
+
+func (s *changingSigner) PublicKey() ssh.PublicKey { return s.now().PublicKey() }
+
+func (s *changingSigner) Sign(rand io.Reader, data []byte) (*ssh.Signature, error) {
+	return s.now().Sign(rand, data)
+}
+
+// A key that would be accepted of a new connection is no key of one that was made with another.
+func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
+	first, _ := newKey(t)
+	second, _ := newKey(t)
+	key := &changingSigner{first: first, second: second}
+	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{key}, RekeyThreshold: 64 << 10})
+	cfg := config(s)
+	cfg.HostKeys = login.PinnedHostKeys(first.PublicKey(), second.PublicKey())
+	conn := dialWith(t, s, cfg)
+	p := start(t, conn, "head -c 200000 /dev/zero")
+	_, err := io.Copy(io.Discard, p)
+	require.NoError(t, err, "with the same key")
+
+	key.changed.Store(true)
+	p, err = conn.Start(sshtest.Within(t), mux.Command{Line: "cat /dev/zero"})
+	if err == nil { // keys may be exchanged before
+		t.Cleanup(func() { p.Close() })
+		_, err = io.Copy(io.Discard, p)
+	}
+	require.Error(t, err)
+	<-conn.Done()
+	require.ErrorContains(t, conn.Err(), "another key than when the connection was made")
+}
+
+func TestBrokenAlgorithmsAreOfNoUseUnlessAskedFor(t *testing.T) {
+	for name, line := range map[string]string{
+		"key exchange": "KexAlgorithms diffie-hellman-group14-sha1",
+		"host key":     "HostKeyAlgorithms ssh-rsa",
+		"login":        "PubkeyAcceptedAlgorithms ssh-rsa",
+	} {
+		t.Run(name, func(t *testing.T) {
+			rs, err := rsa.GenerateKey(rand.Reader, 2048)
+			require.NoError(t, err)
+			file, host := keyFile(t, rs)
+			keys := write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(host.PublicKey())))
+			s := sshtest.OpenSSH(t, line, "HostKey "+file, "AuthorizedKeysFile "+keys)
+			cfg := config(s)
+			cfg.HostKeys = login.PinnedHostKeys(host.PublicKey())
+			cfg.Auth = []login.Auth{login.Key("rsa", host)}
+			_, err = mux.Dial(sshtest.Within(t), s.Addr, cfg)
+			require.Error(t, err)
+			cfg.AllowSHA1 = true
+			dialWith(t, s, cfg)
+		})
+	}
+}

@@ -1,0 +1,170 @@
+package login
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// maxKeyFile bounds what is read as a private key or a certificate.
+const maxKeyFile = 64 << 10
+
+// KeyFile logs in with the private key in a file (OpenSSH or PEM form). The file is read now. As for ssh, a
+// key file of ours that others may read is refused. A key with a passphrase is an error that says so and
+// wraps a [*ssh.PassphraseMissingError]: see [LockedKeyFile], or load it into an agent.
+func KeyFile(path string) (Auth, error) { return keyFile(path, nil) }
+
+// LockedKeyFile is KeyFile for a key with a passphrase.
+func LockedKeyFile(path string, passphrase []byte) (Auth, error) {
+	if len(passphrase) == 0 {
+		return Auth{}, fmt.Errorf("read private key %s: the passphrase is empty", path)
+	}
+	return keyFile(path, passphrase)
+}
+
+func keyFile(path string, passphrase []byte) (Auth, error) {
+	pem, err := readBounded(path, maxKeyFile)
+	switch {
+	case errors.Is(err, errTooLarge):
+		return Auth{}, fmt.Errorf("read private key: %w: it is not a private key", err)
+	case err != nil:
+		return Auth{}, fmt.Errorf("read private key: %w", err)
+	}
+	if err := checkPrivate(path); err != nil {
+		return Auth{}, fmt.Errorf("read private key %s: %w", path, err)
+	}
+	signer, err := parseKey(pem, passphrase)
+	if err != nil {
+		return Auth{}, fmt.Errorf("read private key %s: %w", path, err)
+	}
+	return Key(path, signer), nil
+}
+
+// checkPrivate returns an error if a file is ours and others may read it.
+func checkPrivate(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if ok && int(stat.Uid) == os.Getuid() && info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("others on this machine may read it (mode %04o): chmod 600 it", info.Mode().Perm())
+	}
+	return nil
+}
+
+// parseKey reads a private key. A passphrase is used only if the key has one.
+func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
+	signer, err := ssh.ParsePrivateKey(pem)
+	missing := (*ssh.PassphraseMissingError)(nil)
+	switch locked := errors.As(err, &missing); {
+	case locked && passphrase == nil:
+		return nil, fmt.Errorf("it has a passphrase: name a command that prints it, or load it into ssh-agent and use the agent: %w", err)
+	case locked:
+		if signer, err = ssh.ParsePrivateKeyWithPassphrase(pem, passphrase); err != nil {
+			return nil, fmt.Errorf("the passphrase does not open it: %w", err)
+		}
+	case err != nil:
+		return nil, fmt.Errorf("%w (want the private key, not the .pub file)", err)
+	}
+	return signer, nil
+}
+
+// ParseIdentity logs in with what text holds: a private key without a passphrase in OpenSSH or PEM form and,
+// before or after it, a certificate for it in the form of a -cert.pub file. It is what issuers of keys that
+// expire print. The name is for error messages.
+func ParseIdentity(name string, text []byte) (Auth, error) {
+	signer, err := parseKey(text, nil)
+	if err != nil {
+		return Auth{}, fmt.Errorf("read identity of %s: %w", name, err)
+	}
+	key := Key(name, signer)
+	for line := range bytes.Lines(text) {
+		if !bytes.Contains(line, []byte("-cert-v01@openssh.com ")) {
+			continue
+		}
+		cert, err := parseCertificate(line)
+		if err == nil {
+			signer, err = certify(signer, cert)
+		}
+		if err != nil {
+			return Auth{}, fmt.Errorf("read identity of %s: %w", name, err)
+		}
+		return Key(name, signer), nil
+	}
+	return key, nil
+}
+
+// WithCertificate adds a user certificate, in a file as ssh-keygen -s writes it, to a way to log in that has
+// its key. It is tried before the key alone. The file is read now, so that one that is no certificate is an
+// error at once, and again at each login: it may be renewed in place. A certificate that has expired, or is
+// for another key, is left out; the error of a refused login tells.
+func (a Auth) WithCertificate(file string) (Auth, error) {
+	if a.signers == nil {
+		return Auth{}, fmt.Errorf("read certificate %s: a %s cannot have one", file, a.name)
+	}
+	if _, err := readCertificate(file); err != nil {
+		return Auth{}, err
+	}
+	plain := a.signers
+	a.name += " with certificate " + file
+	a.signers = func(ctx context.Context) ([]ssh.Signer, error) {
+		keys, err := plain(ctx)
+		cert, certErr := readCertificate(file)
+		if certErr != nil || len(keys) == 0 {
+			return keys, errors.Join(err, certErr)
+		}
+		i := slices.IndexFunc(keys, func(k ssh.Signer) bool { return bytes.Equal(k.PublicKey().Marshal(), cert.Key.Marshal()) })
+		if i < 0 {
+			return keys, errors.Join(err, fmt.Errorf("use certificate %s: it is for another key, %s", file, describe(cert.Key)))
+		}
+		certified, certErr := certify(keys[i], cert)
+		if certErr != nil {
+			return keys, errors.Join(err, fmt.Errorf("use certificate %s: %w", file, certErr))
+		}
+		return append([]ssh.Signer{certified}, keys...), err
+	}
+	return a, nil
+}
+
+func readCertificate(file string) (*ssh.Certificate, error) {
+	text, err := readBounded(file, maxKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read certificate: %w", err)
+	}
+	cert, err := parseCertificate(text)
+	if err != nil {
+		return nil, fmt.Errorf("read certificate %s: %w", file, err)
+	}
+	return cert, nil
+}
+
+func parseCertificate(text []byte) (*ssh.Certificate, error) {
+	key, _, _, _, err := ssh.ParseAuthorizedKey(text)
+	if err != nil {
+		return nil, err
+	}
+	cert, ok := key.(*ssh.Certificate)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("it is a plain %s key: want a certificate, as ssh-keygen -s makes it", key.Type())
+	case cert.CertType != ssh.UserCert:
+		return nil, errors.New("it is a certificate of a host: want a user's")
+	}
+	return cert, nil
+}
+
+// certify joins a key and its certificate. One that has expired is an error: the server would only say no.
+func certify(key ssh.Signer, cert *ssh.Certificate) (ssh.Signer, error) {
+	if end := cert.ValidBefore; end != ssh.CertTimeInfinity && uint64(time.Now().Unix()) >= end {
+		return nil, fmt.Errorf("certificate %q expired at %s: get a new one", cert.KeyId, time.Unix(int64(min(end, 1<<40)), 0).UTC().Format(time.RFC3339)) //nolint:gosec // bounded
+	}
+	return ssh.NewCertSigner(cert, key)
+}

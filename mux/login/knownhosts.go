@@ -1,0 +1,177 @@
+package login
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/skeema/knownhosts"
+	"golang.org/x/crypto/ssh"
+)
+
+// maxKnownHosts bounds a known_hosts file.
+const maxKnownHosts = 64 << 20
+
+// KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates of the
+// authorities they name for it (@cert-authority); keys that they name as @revoked are refused. A server they
+// do not list is left to the next rule. The files are read now, so that a line that cannot be read is an error
+// at once, and again for each connection.
+func KnownHosts(files ...string) (HostKeys, error) {
+	if _, err := readKnownHosts(files); err != nil {
+		return HostKeys{}, err
+	}
+	return HostKeys{[]hostKeyRule{fixedRule(func(_ context.Context, s server) (knowledge, error) {
+		db, err := readKnownHosts(files)
+		if err != nil {
+			return knowledge{}, err
+		}
+		known := db.knowledge(s)
+		known.check = func(_ context.Context, remote net.Addr, key ssh.PublicKey) error {
+			return db.check(s, remote, key)
+		}
+		return known, nil
+	})}}, nil
+}
+
+// hostDB is what known_hosts files say.
+type hostDB struct {
+	db      *knownhosts.HostKeyDB
+	source  string          // for messages
+	revoked map[string]bool // keys as they are marshaled
+}
+
+// readKnownHosts reads files.
+func readKnownHosts(files []string) (*hostDB, error) {
+	d := &hostDB{source: fmt.Sprintf("%v", files), revoked: map[string]bool{}}
+	for _, name := range files {
+		data, err := readBounded(name, maxKnownHosts)
+		if err != nil {
+			return nil, fmt.Errorf("read known hosts: %w", err)
+		}
+		d.revoke(data)
+	}
+	var err error
+	if d.db, err = knownhosts.NewDB(files...); err != nil {
+		return nil, fmt.Errorf("read known hosts: %w", err) // has the file and the line
+	}
+	return d, nil
+}
+
+// revoke notes the keys that data, in the form of known_hosts, calls revoked. What it cannot read is for
+// others to complain of.
+func (d *hostDB) revoke(data []byte) {
+	for line := range bytes.Lines(data) {
+		marker, _, key, _, _, err := ssh.ParseKnownHosts(line)
+		if err == nil && marker == "revoked" {
+			d.revoked[string(key.Marshal())] = true
+		}
+	}
+}
+
+// knowledge returns what is known of s, but for the check.
+func (d *hostDB) knowledge(s server) knowledge {
+	k := knowledge{policy: "known_hosts " + d.source, veto: d.veto}
+	for _, key := range d.db.HostKeys(s.name) {
+		if key.Cert {
+			k.authority = true
+		} else {
+			k.types = append(k.types, key.Type())
+		}
+	}
+	return k
+}
+
+// veto refuses revoked keys, and certificates for them or by them.
+func (d *hostDB) veto(key ssh.PublicKey) error {
+	for _, k := range []ssh.PublicKey{plainKey(key), signer(key)} {
+		if d.revoked[string(k.Marshal())] {
+			return fmt.Errorf("the server shows a revoked key, %s: %s has it as @revoked", describe(key), d.source)
+		}
+	}
+	return nil
+}
+
+// signer returns the authority that signed a certificate, or the key itself if it is none.
+func signer(key ssh.PublicKey) ssh.PublicKey {
+	if cert, ok := key.(*ssh.Certificate); ok {
+		return cert.SignatureKey
+	}
+	return key
+}
+
+// check answers for a key that is not revoked.
+func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
+	if cert, ok := key.(*ssh.Certificate); ok {
+		switch {
+		case cert.Signature != nil && cert.Signature.Format == ssh.KeyAlgoRSA:
+			return errors.New("the server's certificate is signed with SHA-1: have it signed anew, with rsa-sha2-512 or another type of key")
+		case d.byAuthority(s, cert):
+			if err := d.db.HostKeyCallback()(s.name, remote, cert); err != nil {
+				return fmt.Errorf("the server's certificate %q is not valid for %s: %w", cert.KeyId, s.name, err)
+			}
+			return nil
+		}
+		key = cert.Key // as if it had shown no certificate
+	}
+	err := d.db.HostKeyCallback()(s.name, remote, key)
+	switch {
+	case err == nil && !d.lists(s, key):
+		return fmt.Errorf("%s shows the key of an authority of %s as its own: a host must have a key and a certificate of its own", s.name, d.source)
+	case err == nil:
+		return nil
+	case knownhosts.IsHostUnknown(err):
+		return notKnown(fmt.Sprintf("%s is not in %s: its key is %s; check it, then add the line %q",
+			s.name, d.source, describe(key), knownhosts.Line([]string{s.name}, key)))
+	case knownhosts.IsHostKeyChanged(err) && len(d.knowledge(s).types) == 0: // all that is known is an authority
+		return fmt.Errorf("%s shows %s and no certificate by an authority that %s has for it: is HostCertificate set in its sshd_config?",
+			s.name, describe(key), d.source)
+	case knownhosts.IsHostKeyChanged(err):
+		return fmt.Errorf("HOST KEY CHANGED: %s shows another key than %s has for it: %s; if the machine was rebuilt remove the old line, else somebody is in between",
+			s.name, d.source, describe(key))
+	default:
+		return err
+	}
+}
+
+// byAuthority reports whether cert is signed by an authority for s.
+func (d *hostDB) byAuthority(s server, cert *ssh.Certificate) bool {
+	for _, key := range d.db.HostKeys(s.name) {
+		if key.Cert && bytes.Equal(key.Marshal(), cert.SignatureKey.Marshal()) {
+			return true
+		}
+	}
+	return false
+}
+
+// lists reports whether key is one of s's own, and not an authority's.
+func (d *hostDB) lists(s server, key ssh.PublicKey) bool {
+	for _, k := range d.db.HostKeys(s.name) {
+		if !k.Cert && bytes.Equal(k.Marshal(), key.Marshal()) {
+			return true
+		}
+	}
+	return false
+}
+
+// parseKnownHosts reads text in the form of known_hosts. The library reads files only.
+func parseKnownHosts(text []byte, source string) (*hostDB, error) {
+	f, err := os.CreateTemp("", "stepmux-hosts-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(f.Name()) //nolint:errcheck // nothing to do about it
+	_, err = f.Write(text)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	d := &hostDB{source: source, revoked: map[string]bool{}}
+	d.revoke(text)
+	if d.db, err = knownhosts.NewDB(f.Name()); err != nil {
+		return nil, errors.New(strings.ReplaceAll(err.Error(), f.Name(), "line"))
+	}
+	return d, nil
+}

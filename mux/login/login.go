@@ -1,0 +1,153 @@
+package login
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// Config says how to log in to one server.
+type Config struct {
+	// Addr is the host:port that is dialed.
+	Addr string
+	// User is the account there.
+	User string
+	// Auth holds the ways to log in: all keys are tried, in order, then the first password.
+	Auth []Auth
+	// Credentials returns ways to log in that are tried before those of Auth. May be nil.
+	Credentials func(ctx context.Context) ([]Auth, error)
+	// AllowSHA1 also offers key exchanges and RSA signatures with SHA-1.
+	AllowSHA1 bool
+	// HostKeys decides which server may answer.
+	HostKeys HostKeys
+	// HostKeyAlias is the name by which HostKeys looks up the server instead of its address. May be empty.
+	HostKeyAlias string
+	// MachineID is the identity of the machine, for [FirstUse].
+	MachineID string
+}
+
+// server returns the server that is dialed.
+func (c *Config) server() server {
+	name := c.Addr
+	if c.HostKeyAlias != "" {
+		name = net.JoinHostPort(c.HostKeyAlias, "22") // known_hosts leaves out this port
+	}
+	return server{machine: c.MachineID, name: name, addr: c.Addr, user: c.User}
+}
+
+// Login is one login to a server. Its methods are called by one handshake.
+type Login struct {
+	cfg      Config
+	verifier *verifier
+
+	shown    bool  // the server has shown its host key
+	refused  error // the host key, or its record, was refused
+	keys     int   // number of keys to log in with
+	keyError error // from the ways to log in that gave no key
+}
+
+// Prepare does everything a login needs before the server is reached, because a server waits for a login only for
+// a short time: it looks up the host key and gets the credentials. ctx bounds it and means nothing afterwards.
+func Prepare(ctx context.Context, cfg Config) (*Login, error) {
+	verifier, err := cfg.HostKeys.lookup(ctx, cfg.server())
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Credentials != nil {
+		more, err := cfg.Credentials(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("get credentials: %w", err)
+		}
+		cfg.Auth = slices.Concat(more, cfg.Auth)
+	}
+	if len(cfg.Auth) == 0 {
+		return nil, errors.New("get credentials: there are none")
+	}
+	return &Login{cfg: cfg, verifier: verifier}, nil
+}
+
+// ClientConfig returns the SSH library's form of the login, for one connection. ctx bounds everything that the
+// library calls. verified is called once, when the server has shown its host key: err is nil if the key was
+// accepted, and policy then names the rule that accepted it.
+//
+// The library calls back on the goroutine of the handshake or makes that wait. It verifies the host key again in
+// each later key exchange.
+func (l *Login) ClientConfig(
+	ctx context.Context, verified func(key ssh.PublicKey, policy string, err error),
+) *ssh.ClientConfig {
+	config := &ssh.ClientConfig{
+		User: l.cfg.User,
+		Auth: authMethods(ctx, l.cfg.Auth, l.cfg.AllowSHA1, func(keys int, err error) {
+			l.keys, l.keyError = keys, err
+		}),
+		HostKeyAlgorithms: l.verifier.algorithms(l.cfg.AllowSHA1),
+		HostKeyCallback: func(_ string, remote net.Addr, key ssh.PublicKey) error {
+			err := l.verifier.check(ctx, remote, key)
+			if !l.shown {
+				l.shown, l.refused = true, err
+				verified(key, l.verifier.by.policy, err)
+			}
+			return err
+		},
+		ClientVersion: "SSH-2.0-stepmux",
+	}
+	config.KeyExchanges = ssh.SupportedAlgorithms().KeyExchanges
+	if l.cfg.AllowSHA1 {
+		config.KeyExchanges = append(config.KeyExchanges, ssh.InsecureAlgorithms().KeyExchanges...)
+	}
+	return config
+}
+
+// Learn remembers the host key if its policy wants that ([FirstUse]). It is called after the login succeeded; the
+// connection must be closed if it fails.
+func (l *Login) Learn(ctx context.Context) error {
+	l.refused = l.verifier.learn(ctx)
+	return l.refused
+}
+
+// Explain says why the handshake failed with err, an error of the SSH library, which is text only: the stage
+// ("handshake", "host key" or "login") and a hint that says what to change. reason is set if it was this side that
+// refused; the library's error has lost it.
+func (l *Login) Explain(err error) (stage, hint string, reason error) {
+	text := err.Error()
+	closed := errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET)
+	switch {
+	case l.refused != nil:
+		return "host key", "", l.refused
+	case l.keyError != nil && l.keys == 0:
+		return "login", "there is no key to log in with", l.keyError
+	case strings.Contains(text, "unable to authenticate"):
+		hint = fmt.Sprintf("the server refused %s for user %s: is it in authorized_keys, is the user right?",
+			authNames(l.cfg.Auth), l.cfg.User)
+		if l.keyError != nil {
+			hint += " " + l.keyError.Error()
+		}
+		return "login", hint, nil
+	case l.shown && closed:
+		hint = "the server closed the connection during login: see its log"
+	case l.shown:
+		hint = "after the host key was accepted: see the server's log"
+	case strings.Contains(text, "no common algorithm"):
+		hint = "client and server share no algorithm: see the server's KexAlgorithms, Ciphers, HostKeyAlgorithms"
+	case closed:
+		hint = "the server closed the connection at once: MaxStartups or a ban may be at work, or this is not an SSH port"
+	default:
+		hint = "is " + l.cfg.Addr + " an SSH port?"
+	}
+	return "handshake", hint, nil
+}
+
+func authNames(auths []Auth) string {
+	names := make([]string, len(auths))
+	for i, a := range auths {
+		names[i] = a.String()
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,352 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+const (
+	// keepaliveInterval and keepaliveTimeout are the relay's own keepalive. It finds a relay that is stuck on a
+	// carrier that is well.
+	keepaliveInterval = 15 * time.Second
+	keepaliveTimeout  = 30 * time.Second
+	// exitTimeout is how long the error of a relay that hung up waits for the program's exit status.
+	exitTimeout = time.Second
+	// closeTimeout is how long a stream that was closed here waits for its other end. yamux keeps the bytes that it
+	// has received for so long, even if the session ends before.
+	closeTimeout = 30 * time.Second
+)
+
+// Duplex is a byte stream to a relay's program: Write goes to its stdin, Read reads its stdout. Read and Write are
+// called from one goroutine each. CloseWrite ends the program's stdin. Close ends the stream; it is idempotent. Read
+// and Write return some time after it.
+type Duplex interface {
+	io.ReadWriteCloser
+	CloseWrite() error
+}
+
+// Config describes the carrier of a Relay, and has its hooks. The zero value is good.
+type Config struct {
+	// RTT is the round trip to the program. It sets how much of a stream may be under way. If zero, as over a LAN.
+	RTT time.Duration
+	// Stderr returns the last lines that the program wrote to its standard error, for error messages. May be nil.
+	Stderr func() string
+	// Exit waits until the program has ended, or ctx has, and returns an error in whose chain is a
+	// *channel.ExitError if the program told a bad end. May be nil.
+	Exit func(ctx context.Context) error
+	// Lost returns the error for op if the carrier was lost, nil if it is well or ended at the program's word. If
+	// Lost is nil, each end of the carrier is the program's.
+	Lost func(op string) error
+
+	// Begin is called before a stream is opened; its error refuses it. End is called with the number of streams that
+	// are no longer open, of those that Begin has let pass. Both may be nil.
+	Begin func(op string) error
+	End   func(n int)
+	// Opened is called when the relay has answered a request, Closed when a stream that was open is closed. Both may
+	// be nil.
+	Opened func(took time.Duration, err error)
+	Closed func()
+}
+
+func (c Config) withDefaults() Config {
+	if c.Stderr == nil {
+		c.Stderr = func() string { return "" }
+	}
+	if c.Exit == nil {
+		c.Exit = func(context.Context) error { return nil }
+	}
+	if c.Lost == nil {
+		c.Lost = func(string) error { return nil }
+	}
+	if c.Begin == nil {
+		c.Begin = func(string) error { return nil }
+	}
+	if c.End == nil {
+		c.End = func(int) {}
+	}
+	if c.Opened == nil {
+		c.Opened = func(time.Duration, error) {}
+	}
+	if c.Closed == nil {
+		c.Closed = func() {}
+	}
+	return c
+}
+
+// Relay starts processes and connects to sockets by way of one program on the VM. It is safe for concurrent use.
+//
+// It owns these goroutines: two that carry bytes, yamux's two, two that watch, one for each process, and one for each
+// request until it is answered. (The goroutine that delivers a process's stderr belongs to the process's Wait.) All but
+// that are gone when Close returns. When a Relay ends, everything that goes by it fails with an [*Error], or with
+// Config.Lost if the carrier was lost.
+type Relay struct {
+	cfg     Config
+	carrier Duplex
+	link    *link
+	session *yamux.Session
+	program Program
+	wg      sync.WaitGroup
+
+	ending  chan struct{} // closed by Close
+	endOnce sync.Once
+
+	done chan struct{} // closed once err is set
+	mu   sync.Mutex    // guards the following
+	err  error
+	open int // streams that are open, or being opened
+}
+
+// Program is a relay's description of itself.
+type Program struct {
+	Version  string // of the program; empty if unknown
+	Platform string // os/arch as Go names them; empty if unknown
+}
+
+// New exchanges hellos with the relay at the other end of carrier. ctx bounds that, and means nothing afterwards. New
+// owns carrier, also when it fails. Its error is an [*Error], or Config.Lost. The caller closes the Relay.
+func New(ctx context.Context, carrier Duplex, cfg Config) (*Relay, error) {
+	r := &Relay{cfg: cfg.withDefaults(), carrier: carrier, ending: make(chan struct{}), done: make(chan struct{})}
+	yamuxConfig := wire.RelayConfig(wire.RelayWindow(cfg.RTT))
+	yamuxConfig.StreamCloseTimeout = closeTimeout
+	r.link = newLink(carrier, yamuxConfig.ConnectionWriteTimeout, &r.wg)
+	stop := context.AfterFunc(ctx, func() {
+		_ = r.link.Close() // always nil
+		_ = carrier.Close()
+	})
+	buffered := bufio.NewReader(r.link) // for the hello; yamux reads the rest of it
+	err := r.exchangeHellos(buffered)
+	if err == nil {
+		r.session, err = yamux.Client(&guardedLink{r.link, wire.NewRelayGuard(buffered)}, yamuxConfig)
+	}
+	if !stop() && err == nil {
+		_ = r.session.Close() // always nil
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, r.startError(ctx, err)
+	}
+	r.wg.Go(r.watch)
+	return r, nil
+}
+
+// exchangeHellos sends our hello and reads the relay's.
+func (r *Relay) exchangeHellos(from *bufio.Reader) error {
+	if _, err := r.link.Write([]byte(wire.ManagerHello(wire.RelayVersion))); err != nil {
+		return err
+	}
+	version, noise, err := wire.FindRelayHello(from)
+	switch {
+	case err == nil && version != wire.RelayVersion:
+		return &Error{Op: "start", Version: version, Err: fmt.Errorf(
+			"it speaks version %d of the protocol, this program version %d: install the same stepmux on both ends",
+			version, wire.RelayVersion)}
+	case err != nil && len(noise) > 0:
+		return fmt.Errorf("%w; it printed %q", err, noise[:min(len(noise), 80)])
+	}
+	p := wire.FindProgramHello(noise)
+	r.program = Program{Version: p.Version, Platform: p.Platform}
+	return err
+}
+
+// startError says why there is no relay, and closes the carrier.
+func (r *Relay) startError(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%w (%w)", context.Cause(ctx), err)
+	}
+	_ = r.link.Close() // always nil
+	_ = r.carrier.Close()
+	exit := r.awaitExit()
+	if lost := r.cfg.Lost("start relay"); lost != nil {
+		return lost
+	}
+	e := &Error{Op: "start", Err: err, Stderr: r.cfg.Stderr()}
+	if first := (*Error)(nil); errors.As(err, &first) {
+		e.Err, e.Version = first.Err, first.Version
+	}
+	if exit != nil && ctx.Err() == nil && e.Version == 0 {
+		e.Err, e.ExitCode = exit, exit.Status
+	}
+	return e
+}
+
+// awaitExit waits a moment for the program's end. It returns nil if the end was good, or is not known.
+func (r *Relay) awaitExit() *channel.ExitError {
+	ctx, cancel := context.WithTimeout(context.Background(), exitTimeout)
+	defer cancel()
+	exit := (*channel.ExitError)(nil)
+	if errors.As(r.cfg.Exit(ctx), &exit) && *exit != (channel.ExitError{}) {
+		return exit
+	}
+	return nil
+}
+
+// watch waits for the relay's end, finds the reason, and closes the rest of it.
+func (r *Relay) watch() {
+	ended := make(chan struct{})
+	var pings sync.WaitGroup
+	silence := make(chan error, 1)
+	pings.Go(func() {
+		ask := func() {
+			pings.Go(func() { _, _ = r.session.Ping() }) // any byte that comes is a sign of life
+		}
+		if err := alive.Watch(ended, keepaliveInterval, keepaliveTimeout, r.link.heard, ask); err != nil {
+			silence <- err
+		}
+	})
+	var err error
+	select {
+	case <-r.session.CloseChan():
+		err = r.endError()
+	case silent := <-silence:
+		err = &Error{Op: "keepalive", Err: silent, Stderr: r.cfg.Stderr()}
+	case <-r.ending:
+		err = &Error{Op: "relay", Err: errClosed}
+	}
+	close(ended)
+	if lost := r.cfg.Lost("relay"); lost != nil {
+		err = lost
+	}
+	r.fail(err)
+	_ = r.link.Close() // always nil
+	_ = r.session.Close()
+	_ = r.carrier.Close()
+	pings.Wait()
+}
+
+// errClosed is the cause of the end of a relay that was closed here.
+var errClosed = errors.New("closed by this side")
+
+// endError says why yamux's session ended: the program has ended, or it broke the protocol. Its exit status tells.
+func (r *Relay) endError() error {
+	if lost := r.cfg.Lost("relay"); lost != nil {
+		return lost
+	}
+	failure := r.link.failure()
+	_ = r.link.Close() // always nil
+	exit := r.awaitExit()
+	e := &Error{Op: "relay", Stderr: r.cfg.Stderr()}
+	switch {
+	case exit != nil:
+		e.Err, e.ExitCode = exit, exit.Status
+	case errors.Is(failure, wire.ErrRelayProtocol):
+		e.Op, e.Err = "protocol", failure
+	case failure == nil:
+		e.Op, e.Err = "protocol", errors.New("what came from it makes no sense")
+	case errors.Is(failure, errTakesNothing):
+		e.Err = failure
+	default:
+		e.Err = errors.New("it ended")
+	}
+	return e
+}
+
+// fail ends the relay for everything that goes by it.
+func (r *Relay) fail(err error) {
+	r.mu.Lock()
+	r.err = err
+	close(r.done)
+	open := r.open
+	r.mu.Unlock()
+	r.cfg.End(open)
+}
+
+// begin counts a stream that is about to be opened.
+func (r *Relay) begin(op string) error {
+	if err := r.cfg.Begin(op); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	ended := r.err != nil
+	if !ended {
+		r.open++
+	}
+	r.mu.Unlock()
+	if ended {
+		r.cfg.End(1)
+		return r.ended(op)
+	}
+	return nil
+}
+
+// finish undoes begin.
+func (r *Relay) finish() {
+	r.mu.Lock()
+	r.open--
+	ended := r.err != nil // then fail has told of all streams
+	r.mu.Unlock()
+	if !ended {
+		r.cfg.End(1)
+	}
+}
+
+// spawn runs fn in a goroutine that Close waits for. It returns false if the relay has ended.
+func (r *Relay) spawn(fn func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return false
+	}
+	r.wg.Go(fn)
+	return true
+}
+
+// Program returns the relay's description of itself. It is foreign text, but short and printable.
+func (r *Relay) Program() Program { return r.program }
+
+// Done returns a channel that is closed when the relay has ended.
+func (r *Relay) Done() <-chan struct{} { return r.done }
+
+// Err returns nil while the relay lives, then why it ended: an [*Error], or Config.Lost.
+func (r *Relay) Err() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
+}
+
+// Streams returns how many processes and sockets are open by the relay, or being opened.
+func (r *Relay) Streams() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.open
+}
+
+// Close ends the relay now, and with it its processes on the VM. It waits for the relay's goroutines, and so until the
+// carrier's Read and Write have returned. Calls that wait on the relay return an [*Error]. Idempotent; it returns nil.
+func (r *Relay) Close() error {
+	r.endOnce.Do(func() { close(r.ending) })
+	<-r.done
+	r.wg.Wait()
+	return nil
+}
+
+// ended returns the error for op on a relay whose session has ended.
+func (r *Relay) ended(op string) error {
+	<-r.done // soon: watch sees the session's end
+	err := r.Err()
+	if first := (*Error)(nil); errors.As(err, &first) {
+		return &Error{Op: op, Err: first}
+	}
+	if lost := r.cfg.Lost(op); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// alive returns nil, or the error for op if the relay's session has ended.
+func (r *Relay) alive(op string) error {
+	if r.session.IsClosed() {
+		return r.ended(op)
+	}
+	return nil
+}

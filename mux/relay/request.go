@@ -1,0 +1,219 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+// local is the address of this end of a relay's streams.
+var local = channel.Addr{Net: "relay", Text: "manager"}
+
+// DialUnix connects to a unix socket of one of the user's builds: <tmp>/gitlab-runner-steps/<build id>/<name>
+// (docs/protocol.md). A [*RefusedError] says that it is not such a socket, or is not there. ctx bounds the wait for the
+// answer. The caller closes the Stream.
+func (r *Relay) DialUnix(ctx context.Context, path string) (*channel.Stream, error) {
+	return r.dial(ctx, wire.RelayConnect{Path: path})
+}
+
+// DialReady is DialUnix that waits until the process that was started with this path as its Command.Ready listens, be
+// that before this call or after. ctx bounds the wait. A [*RefusedError] with RefusedNotReady says that the process
+// ended instead.
+func (r *Relay) DialReady(ctx context.Context, path string) (*channel.Stream, error) {
+	wait := time.Duration(math.MaxInt32) * time.Millisecond
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = max(time.Until(deadline), time.Millisecond)
+	}
+	return r.dial(ctx, wire.RelayConnect{Path: path, Wait: wait})
+}
+
+func (r *Relay) dial(ctx context.Context, request wire.RelayConnect) (*channel.Stream, error) {
+	op := "dial unix " + request.Path
+	message, err := wire.AppendRelayConnect(nil, request)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	s, err := r.request(ctx, op, message)
+	if err != nil {
+		return nil, err
+	}
+	return channel.NewStream(&socket{stream: s}, local, channel.Addr{Net: "unix", Text: request.Path}), nil
+}
+
+// Start starts a process, which the relay forks: in a session and process group of its own, with the environment of the
+// login. ctx bounds the wait for the answer, and means nothing to the process once it runs. The caller calls Close,
+// which ends the process if it runs. A [*RefusedError] with RefusedNotFound says that there is no such program or
+// directory.
+func (r *Relay) Start(ctx context.Context, cmd channel.Command) (*channel.Process, error) {
+	if err := cmd.Check(); err != nil {
+		return nil, err
+	}
+	message, err := wire.AppendRelayStart(nil, wire.RelayStart{
+		Argv: cmd.Argv, Line: cmd.Line, Dir: cmd.Dir, Env: cmd.Env, Ready: cmd.Ready,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	if len(cmd.Input) > 0 {
+		message = wire.AppendFrame(message, wire.FrameData, cmd.Input)
+	}
+	s, err := r.request(ctx, "start", message)
+	if err != nil {
+		return nil, err
+	}
+	p := newProcess(s, cmd)
+	if !r.spawn(p.receive) {
+		p.receive() // finds the end at once
+	}
+	return channel.NewProcess(p, local, cmd), nil
+}
+
+// pendingRequest is a request that waits for its answer, and may be given up.
+type pendingRequest struct {
+	stop chan struct{} // closed by giveUp
+
+	mu     sync.Mutex // guards the following
+	stream *stream
+	gaveUp bool
+}
+
+// opened keeps the request's stream, and reports whether the request is still wanted.
+func (p *pendingRequest) opened(s *stream) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stream = s
+	return !p.gaveUp
+}
+
+// giveUp ends the wait for the answer.
+func (p *pendingRequest) giveUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.gaveUp = true
+	close(p.stop)
+	if p.stream != nil {
+		_ = p.stream.SetWriteDeadline(longAgo)    // never fails
+		_ = p.stream.raw.SetReadDeadline(longAgo) // as above
+	}
+}
+
+// request opens a stream with message as its request, and waits for the answer.
+func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream, error) {
+	if err := context.Cause(ctx); err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	if err := r.alive(op); err != nil {
+		return nil, err
+	}
+	if err := r.begin(op); err != nil {
+		return nil, err
+	}
+	type answer struct {
+		stream *stream
+		err    error
+	}
+	// yamux has no context for this, so a goroutine waits.
+	answered := make(chan answer, 1)
+	pending := &pendingRequest{stop: make(chan struct{})}
+	taken := make(chan bool, 1) // whether the caller takes the answer
+	spawned := r.spawn(func() {
+		start := time.Now()
+		s, err := r.ask(op, message, pending)
+		r.cfg.Opened(time.Since(start), err)
+		answered <- answer{s, err}
+		switch {
+		case err != nil:
+			r.finish()
+		case !<-taken:
+			s.hangUp()
+		}
+	})
+	if !spawned {
+		r.finish()
+		return nil, r.ended(op)
+	}
+	select {
+	case a := <-answered:
+		taken <- true
+		return a.stream, a.err
+	case <-ctx.Done():
+		pending.giveUp()
+		taken <- false
+		return nil, fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	}
+}
+
+// ask sends the request and reads the answer.
+func (r *Relay) ask(op string, message []byte, pending *pendingRequest) (*stream, error) {
+	raw, err := r.session.OpenStream()
+	if err != nil {
+		return nil, r.streamError(op, err)
+	}
+	s := newStream(r, raw)
+	fail := func(err error) (*stream, error) {
+		_ = raw.Close() // an error means that the session has ended
+		return nil, err
+	}
+	if !pending.opened(s) {
+		return fail(context.Canceled) // nobody hears it
+	}
+	for len(message) > 0 {
+		n, err := s.send(message[:min(len(message), wire.MaxRelayFrame)], pending.stop)
+		if err != nil {
+			return fail(r.streamError(op, err))
+		}
+		message = message[n:]
+	}
+	response, err := wire.ReadRelayResponse(raw)
+	if err != nil {
+		return fail(r.streamError(op, err))
+	}
+	if response.Code != wire.RelayOK {
+		return fail(refusal(op, response))
+	}
+	return s, nil
+}
+
+// refusal returns a response as an error.
+func refusal(op string, response wire.RelayResponse) error {
+	reason, ok := map[wire.RelayCode]RefusalReason{
+		wire.RelayInvalid:   RefusedInvalid,
+		wire.RelayForbidden: RefusedForbidden,
+		wire.RelayNotFound:  RefusedNotFound,
+		wire.RelayNotReady:  RefusedNotReady,
+		wire.RelayBusy:      RefusedBusy,
+		wire.RelayClosing:   RefusedClosing,
+	}[response.Code]
+	if !ok {
+		reason = RefusedFailed
+	}
+	return &RefusedError{Op: op, Reason: reason, Text: response.Text[:min(len(response.Text), tail.MaxBytes)]}
+}
+
+// streamError returns the error for op that an error of yamux stands for. yamux says io.EOF when the peer has closed
+// the stream, but also when the session has ended. A session whose write timed out, or that the peer has told to go
+// away, is of no more use and ends.
+func (r *Relay) streamError(op string, err error) error {
+	if errors.Is(err, yamux.ErrConnectionWriteTimeout) || errors.Is(err, yamux.ErrRemoteGoAway) ||
+		errors.Is(err, yamux.ErrStreamsExhausted) {
+		_ = r.link.Close() // always nil; the session ends with it
+		<-r.session.CloseChan()
+	}
+	if lost := r.alive(op); lost != nil {
+		return lost
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%s: relay: %w", op, err)
+}

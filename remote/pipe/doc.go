@@ -1,0 +1,10 @@
+// Package pipe has the plumbing of the VM's commands: their stdin and stdout, and the copying between those and sockets.
+//
+//   - [Wakeable] makes a blocked Read or Write of a stdin or stdout end when the file is closed.
+//   - [Leash] turns the end of stdin into the end of a context: the manager is gone.
+//   - [Lines] reads the lines that come before everything else on stdin: a socket's path and a secret.
+//   - [Raw] and [Copy] carry bulk with few switches between threads.
+//
+// The files stay their caller's. A function that starts a goroutine returns the function that stops it and waits for
+// it. The package knows no sockets, jobs or relays.
+package pipe

@@ -1,0 +1,14 @@
+package pipe
+
+import (
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/remotetest"
+)
+
+func TestMain(m *testing.M) {
+	remotetest.PlayRole(remotetest.NoRole)
+	goleak.VerifyTestMain(m)
+}

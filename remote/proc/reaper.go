@@ -1,0 +1,193 @@
+package proc
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Child is a process that was started as the leader of a session and a process group.
+type Child struct {
+	pid    int
+	exited chan struct{} // closed once status and usage are set and the process was reaped
+	status syscall.WaitStatus
+	usage  syscall.Rusage
+	alone  chan struct{} // closed once it was reaped and its process group is empty
+}
+
+// PID returns the process id.
+func (c *Child) PID() int { return c.pid }
+
+// Exited is closed once the process has ended and was reaped.
+func (c *Child) Exited() <-chan struct{} { return c.exited }
+
+// Alone is closed once the process was reaped and its process group is empty.
+func (c *Child) Alone() <-chan struct{} { return c.alone }
+
+// Status returns how the process ended. It is valid once Exited is closed.
+func (c *Child) Status() syscall.WaitStatus { return c.status }
+
+// Ended reports whether the process has ended, reaped or not.
+func (c *Child) Ended() bool {
+	select {
+	case <-c.exited:
+		return true
+	default:
+	}
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PID, c.pid, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err != nil || info.Signo != 0 // an error: it was reaped just now
+}
+
+// reaper reaps the children of this process, which is a child subreaper: every process that descends from a child is a
+// child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a child
+// has ended.
+type reaper struct {
+	before map[int]bool  // children that were there first: killAll spares them
+	reaped chan struct{} // has room for one; filled when collect has reaped
+
+	// While mu is held no child is reaped, so no pid of a child can become that of another process.
+	mu        sync.Mutex
+	running   map[int]*Child
+	lingering map[int]*Child // reaped, but their groups have members left
+}
+
+func newReaper() *reaper {
+	return &reaper{
+		before:    make(map[int]bool),
+		reaped:    make(chan struct{}, 1),
+		running:   make(map[int]*Child),
+		lingering: make(map[int]*Child),
+	}
+}
+
+// start starts a process. Only one process is started at a time, as the kernel does for one parent anyway.
+func (r *reaper) start(fork func() (pid int, err error)) (*Child, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pid, err := fork()
+	if err != nil {
+		return nil, err
+	}
+	r.aloneLocked(pid) // a number that is used again is that of an empty group
+	c := &Child{pid: pid, exited: make(chan struct{}), alone: make(chan struct{})}
+	r.running[pid] = c
+	return c, nil
+}
+
+// collect reaps the children that have ended.
+func (r *reaper) collect() {
+	r.mu.Lock()
+	r.collectLocked()
+	r.mu.Unlock()
+	select {
+	case r.reaped <- struct{}{}:
+	default:
+	}
+}
+
+// collectLocked reaps the children that have ended, and reports whether this process has no child left.
+func (r *reaper) collectLocked() (none bool) {
+	for {
+		var status syscall.WaitStatus
+		var usage syscall.Rusage
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, &usage)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case err != nil, pid <= 0: // ECHILD, or all of them run
+			for leader := range r.lingering {
+				if errors.Is(unix.Kill(-leader, 0), unix.ESRCH) {
+					r.aloneLocked(leader)
+				}
+			}
+			return err != nil
+		}
+		delete(r.before, pid)
+		if c := r.running[pid]; c != nil {
+			delete(r.running, pid)
+			r.lingering[pid] = c
+			c.status, c.usage = status, usage
+			close(c.exited)
+		}
+	}
+}
+
+// aloneLocked notes that the group of leader, if it lingers, is empty.
+func (r *reaper) aloneLocked(leader int) {
+	if c := r.lingering[leader]; c != nil {
+		delete(r.lingering, leader)
+		close(c.alone)
+	}
+}
+
+// Signal sends sig to the process group of c, if that has a member left.
+func (r *reaper) Signal(c *Child, sig syscall.Signal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.running[c.pid] == c || r.lingering[c.pid] == c && anyInGroup(ListChildren(), c.pid) {
+		_ = unix.Kill(-c.pid, sig)
+	}
+}
+
+// anyInGroup reports whether one of the children is in the group. As long as that is so, the group's number cannot
+// become that of another process.
+func anyInGroup(children []int, group int) bool {
+	return slices.ContainsFunc(children, func(pid int) bool {
+		g, err := unix.Getpgid(pid)
+		return err == nil && g == group
+	})
+}
+
+// killAll kills and reaps children until none is left, or until the deadline; then it returns how many are left.
+// Killing a process may orphan others, which become children then.
+func (r *reaper) killAll(deadline <-chan time.Time) (left int) {
+	pause := time.Millisecond
+	for {
+		left := r.killOnce()
+		if left == 0 {
+			return 0
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-r.reaped:
+			pause = time.Millisecond
+		case <-timer.C:
+			pause = min(2*pause, 50*time.Millisecond)
+		case <-deadline:
+			timer.Stop()
+			return left
+		}
+		timer.Stop()
+	}
+}
+
+// killOnce kills the children and the groups they lead, and returns how many children there are.
+func (r *reaper) killOnce() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.collectLocked() {
+		return 0
+	}
+	children := ListChildren()
+	// Groups first, each at once: a group that forks cannot outrun a signal to all of it.
+	for pid := range r.running {
+		_ = unix.Kill(-pid, unix.SIGKILL)
+	}
+	for pid := range r.lingering {
+		if anyInGroup(children, pid) {
+			_ = unix.Kill(-pid, unix.SIGKILL)
+		}
+	}
+	for _, pid := range children {
+		if !r.before[pid] {
+			_ = unix.Kill(pid, unix.SIGKILL)
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,134 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/proc"
+)
+
+// Command is a command as sshd would start it: in the user's home, with this program's environment.
+type Command struct {
+	program string // a path
+	argv    []string
+	dir     string
+	env     []string
+}
+
+// NewCommand returns the command of the request. The error is a refusal.
+func NewCommand(request *wire.RelayStart) (*Command, error) {
+	c := &Command{argv: request.Argv, dir: homeDir(), env: mergeEnv(os.Environ(), request.Env)}
+	switch {
+	case filepath.IsAbs(request.Dir):
+		c.dir = request.Dir
+	case request.Dir != "":
+		c.dir = filepath.Join(c.dir, request.Dir)
+	}
+	if request.Line != "" {
+		c.program = loginShell()
+		c.argv = []string{filepath.Base(c.program), "-c", request.Line}
+		return c, nil
+	}
+	var err error
+	if c.program, err = proc.Find(c.argv[0], c.dir, c.env); errors.Is(err, unix.ENOENT) {
+		err = errNotInPath
+	}
+	if err != nil {
+		return nil, c.refusal(err)
+	}
+	return c, nil
+}
+
+// refusal says why the command could not be started. The system's error alone does not name the missing file.
+func (c *Command) refusal(err error) *refusal {
+	name := c.argv[0]
+	if fi, statErr := os.Stat(c.dir); statErr != nil || !fi.IsDir() {
+		code := wire.RelayFailed
+		switch {
+		case statErr == nil:
+			code, statErr = wire.RelayNotFound, unix.ENOTDIR
+		case errors.Is(statErr, fs.ErrNotExist):
+			code = wire.RelayNotFound
+		}
+		return &refusal{code, fmt.Sprintf("start %.160q: enter working directory %.160q: %v", name, c.dir, oserr.Bare(statErr))}
+	}
+	why := ""
+	switch {
+	case errors.Is(err, errNotInPath):
+		return &refusal{wire.RelayNotFound, fmt.Sprintf("start %.160q: no directory of the PATH on this machine has it", name)}
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+		return &refusal{wire.RelayNotFound, fmt.Sprintf("start %.160q: %v (the program, or the interpreter its first line names)", name, err)}
+	case errors.Is(err, unix.ENOEXEC):
+		why = " (it is no program of this kind of machine, or a script whose first line names no interpreter)"
+	case errors.Is(err, unix.E2BIG):
+		why = " (arguments and environment together; pass what is large on stdin)"
+	case errors.Is(err, unix.EAGAIN):
+		why = " (the user has as many processes as allowed: raise ulimit -u, or TasksMax of the user's slice)"
+	case errors.Is(err, unix.EMFILE):
+		why = " (raise ulimit -n for logins on this machine)"
+	}
+	return &refusal{wire.RelayFailed, fmt.Sprintf("start %.160q: %v%s", name, err, why)}
+}
+
+// errNotInPath says that a program is in no directory of the PATH.
+var errNotInPath = errors.New("not in PATH")
+
+// mergeEnv returns env with the entries of more in place of those with the same key.
+func mergeEnv(env, more []string) []string {
+	at := make(map[string]int, len(env)+len(more))
+	merged := make([]string, 0, len(env)+len(more))
+	for _, entries := range [][]string{env, more} {
+		for _, entry := range entries {
+			key, _, _ := strings.Cut(entry, "=")
+			if i, ok := at[key]; ok {
+				merged[i] = entry
+				continue
+			}
+			at[key] = len(merged)
+			merged = append(merged, entry)
+		}
+	}
+	return merged
+}
+
+// homeDir returns the user's home, or the root if there is none.
+func homeDir() string {
+	home := os.Getenv("HOME")
+	if fi, err := os.Stat(home); err != nil || !fi.IsDir() || !filepath.IsAbs(home) {
+		return "/"
+	}
+	return home
+}
+
+func loginShell() string {
+	if shell := os.Getenv("SHELL"); filepath.IsAbs(shell) {
+		return shell
+	}
+	return "/bin/sh"
+}
+
+// Start starts the command among children, with these descriptors as its stdio, as the leader of a session. The error
+// is a refusal.
+func (c *Command) Start(children *proc.Children, stdio [3]int) (*proc.Child, error) {
+	child, err := children.Start(c.program, c.argv, &syscall.ProcAttr{
+		Dir:   c.dir,
+		Env:   c.env,
+		Files: []uintptr{uintptr(stdio[0]), uintptr(stdio[1]), uintptr(stdio[2])},
+		// The kernel also sends the signal when the thread that starts the process ends. Go ends a thread only
+		// when a goroutine locked to it ends: nothing in this program may do that.
+		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGTERM},
+	})
+	if err != nil {
+		return nil, c.refusal(err)
+	}
+	return child, nil
+}

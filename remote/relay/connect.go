@@ -1,0 +1,158 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/socketdir"
+)
+
+// errHungUp is the cause of a context that ended because the manager closed the stream.
+var errHungUp = errors.New("the manager has closed the stream")
+
+// connect serves a connect request: it joins s and a socket.
+func (s *stream) connect(request *wire.RelayConnect) {
+	ctx, cancel := context.WithCancelCause(s.relay.life)
+	b := &bridge{stream: s, cancel: cancel, connected: make(chan struct{})}
+	var up sync.WaitGroup
+	up.Go(func() { cancel(b.sendUp(ctx)) })
+	defer up.Wait()
+	defer s.wake()
+	defer cancel(nil)
+	var err error
+	if b.conn, err = s.reach(ctx, request); err != nil {
+		s.answer(err)
+		return
+	}
+	if b.socket, err = pipe.NewRaw(b.conn, request.Path); err != nil {
+		s.answer(err)
+		_ = b.conn.Close()
+		return
+	}
+	defer func() { _ = b.conn.Close() }()
+	stop := context.AfterFunc(ctx, func() { // wakes both directions
+		_ = b.conn.Close()
+		_ = s.raw.SetWriteDeadline(time.Unix(1, 0)) // never fails
+	})
+	defer stop()
+	s.answer(nil)
+	close(b.connected)
+	b.sendDown()
+}
+
+// reach connects to the socket of the request, after waiting for it if the request says so.
+func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.UnixConn, error) {
+	if err := socketdir.CheckBuild(s.relay.tempDir, request.Path); err != nil {
+		return nil, err
+	}
+	path := request.Path
+	if request.Wait > 0 {
+		var err error
+		if path, err = s.awaitReady(ctx, path, request.Wait); err != nil {
+			return nil, err
+		}
+	}
+	return socketdir.ConnectBuild(ctx, path)
+}
+
+// awaitReady waits until a process listens on path, and returns the path that the process told.
+func (s *stream) awaitReady(ctx context.Context, path string, most time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, most,
+		&refusal{wire.RelayNotReady, fmt.Sprintf("nobody came to listen on %s within %v", path, most)})
+	defer cancel()
+	told, err := s.relay.sockets.await(ctx, path, s.relay.closing)
+	if err != nil {
+		return "", err
+	}
+	return told, socketdir.CheckBuild(s.relay.tempDir, told)
+}
+
+// bridge is a stream and the socket it is joined to.
+type bridge struct {
+	*stream
+	cancel    context.CancelCauseFunc // closes conn
+	connected chan struct{}           // closed once conn and socket are set
+	conn      *net.UnixConn
+	socket    pipe.Raw // is conn
+}
+
+// sendUp carries the manager's frames to the socket, once it is connected. It returns when the manager closes the stream
+// or breaks the protocol, or when ctx ends.
+func (b *bridge) sendUp(ctx context.Context) error {
+	if _, err := b.in.Peek(1); err != nil {
+		return errHungUp // perhaps while the request waits for the socket
+	}
+	select {
+	case <-b.connected:
+	case <-ctx.Done():
+		return nil
+	}
+	ended := false
+	for ctx.Err() == nil {
+		kind, n, err := b.next()
+		switch {
+		case err != nil:
+			return errHungUp
+		case kind == wire.FrameData && !ended:
+			err = b.copyUp(n)
+		case kind == wire.FrameEnd && !ended && n == 0:
+			ended = true
+			_ = b.conn.CloseWrite() // fails if the server has gone, which sendDown notices
+		default:
+			err = fmt.Errorf("%w: a frame %q of %d bytes to a socket", wire.ErrRelayProtocol, kind, n)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyUp carries a payload of n bytes to the socket. A failed write is no error: a server that reads no more may still
+// send.
+func (b *bridge) copyUp(n int) error {
+	f := getFrame()
+	defer frames.Put(f)
+	if _, err := io.ReadFull(b.in, f[:n]); err != nil {
+		return errHungUp
+	}
+	_, _ = b.socket.Write(f[:n])
+	return nil
+}
+
+// sendDown carries the server's bytes to the manager, and returns once the server has closed the connection or the bridge
+// is closed. When the server only ends its sending half the manager is told, and may send on.
+func (b *bridge) sendDown() {
+	raw, err := b.conn.SyscallConn()
+	if err != nil {
+		return // closed
+	}
+	from := source{raw: raw}
+	for {
+		f, n, err := from.next(wire.MaxRelayFrame)
+		if err != nil {
+			// A server that exits before it has read everything resets the connection, after its last bytes.
+			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
+				return
+			}
+			break
+		}
+		err = b.send(f, wire.FrameData, n)
+		frames.Put(f)
+		if err != nil {
+			return
+		}
+	}
+	if b.write(wire.AppendFrame(nil, wire.FrameEnd, nil)) == nil {
+		pipe.WaitHangup(b.conn)
+	}
+}

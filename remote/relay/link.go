@@ -1,0 +1,180 @@
+package relay
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/coalesce"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
+)
+
+const (
+	// helloTimeout bounds the wait for the manager's hello.
+	helloTimeout = 30 * time.Second
+	// linkBuffer is the most bytes of one write to stdout.
+	linkBuffer = 128 << 10
+	// readAhead is the size of the buffer of stdin. A larger read bypasses it.
+	readAhead = 16 << 10
+	// flushTimeout bounds the wait, at the end, for the manager to take the bytes that were written.
+	flushTimeout = 2 * time.Second
+)
+
+// errStuck ends a relay whose manager reads no more.
+var errStuck = errors.New("the manager takes nothing any more")
+
+// link is stdin and stdout as one connection for yamux, on which Close wakes a blocked Read. A goroutine of its own
+// writes; finish waits for it.
+type link struct {
+	in, out  *os.File
+	rawIn    pipe.Raw
+	buffered *bufio.Reader    // of in
+	gathered *coalesce.Writer // to out
+	written  chan struct{}    // closed once the last byte is written to out
+	restore  func()
+
+	start time.Time
+	last  atomic.Int64 // when the last byte came, nanoseconds since start
+
+	inEnded atomic.Bool // stdin has ended or failed, other than by Close
+}
+
+func openLink(stdin, stdout *os.File) (*link, error) {
+	in, restoreIn, err := pipe.Wakeable(stdin)
+	if err != nil {
+		return nil, err
+	}
+	out, restoreOut, err := pipe.Wakeable(stdout)
+	if err != nil {
+		in.Close()
+		restoreIn()
+		return nil, err
+	}
+	rawIn, inErr := pipe.NewRaw(in, in.Name())
+	rawOut, outErr := pipe.NewRaw(out, out.Name())
+	if err := errors.Join(inErr, outErr); err != nil {
+		in.Close()
+		out.Close()
+		restoreOut()
+		restoreIn()
+		return nil, err
+	}
+	l := &link{
+		in:       in,
+		out:      out,
+		rawIn:    rawIn,
+		gathered: coalesce.New(rawOut, linkBuffer, wire.YamuxBodyFollows),
+		written:  make(chan struct{}),
+		start:    time.Now(),
+		restore: func() {
+			restoreOut()
+			restoreIn()
+		},
+	}
+	pipe.Widen(in)
+	pipe.Widen(out)
+	l.buffered = bufio.NewReaderSize(linkInput{l}, readAhead)
+	go func() {
+		defer close(l.written)
+		_ = l.gathered.Run() // its error is that of the next Write
+	}()
+	return l, nil
+}
+
+// linkInput reads stdin, and notes when a byte came and when stdin ended.
+type linkInput struct{ *link }
+
+func (l linkInput) Read(p []byte) (int, error) {
+	n, err := l.rawIn.Read(p)
+	if n > 0 {
+		l.last.Store(int64(time.Since(l.start)))
+	}
+	if err != nil && !errors.Is(err, os.ErrClosed) {
+		l.inEnded.Store(true)
+	}
+	return n, err
+}
+
+// heard returns when the last byte came.
+func (l *link) heard() time.Time { return l.start.Add(time.Duration(l.last.Load())) }
+
+// shakeHands exchanges hellos and tells the program's version. If ctx ends first the error is its cause.
+func (l *link) shakeHands(ctx context.Context, program string) error {
+	// On a file that has no deadlines a read never waits.
+	_ = l.in.SetReadDeadline(time.Now().Add(helloTimeout))
+	stop := context.AfterFunc(ctx, func() { _ = l.in.SetReadDeadline(time.Unix(1, 0)) })
+	version, err := wire.ReadManagerHello(l.buffered)
+	switch {
+	case !stop():
+		return context.Cause(ctx)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("no manager said hello on stdin within %v: the relay is started by a manager", helloTimeout)
+	case errors.Is(err, io.EOF):
+		return errors.New("stdin ended before a manager said hello: " +
+			"the relay is started by a manager, over SSH, and not by hand")
+	case err != nil:
+		return err
+	}
+	_ = l.in.SetReadDeadline(time.Time{})
+	hello := wire.ProgramHello(program, runtime.GOOS+"/"+runtime.GOARCH) + wire.RelayHello(wire.RelayVersion)
+	if _, err := l.gathered.Write([]byte(hello)); err != nil {
+		return fmt.Errorf("say hello: %w", err)
+	}
+	if version != wire.RelayVersion {
+		return fmt.Errorf("the manager speaks version %d of the protocol, this program version %d: "+
+			"install the same stepmux on both ends", version, wire.RelayVersion)
+	}
+	return nil
+}
+
+// Read implements io.Reader.
+func (l *link) Read(p []byte) (int, error) { return l.buffered.Read(p) }
+
+// Write implements io.Writer.
+func (l *link) Write(p []byte) (int, error) { return l.gathered.Write(p) }
+
+// Close implements io.Closer. Bytes that were written before are still sent.
+func (l *link) Close() error {
+	_ = l.gathered.Close() // always nil
+	l.in.Close()
+	return nil
+}
+
+// reason says why the session has ended with err: ErrLeash if the manager has gone.
+func (l *link) reason(err error) error {
+	switch path := (*fs.PathError)(nil); {
+	case l.inEnded.Load(), errors.Is(err, unix.EPIPE):
+		return pipe.ErrLeash
+	case errors.Is(err, yamux.ErrConnectionWriteTimeout):
+		return errStuck
+	case errors.As(err, &path):
+		return fmt.Errorf("stdout: %w", path.Err)
+	default:
+		return fmt.Errorf("stdin does not follow the protocol: %w", err)
+	}
+}
+
+// finish waits until all bytes are sent, for at most flushTimeout, and gives up stdin and stdout.
+func (l *link) finish() {
+	_ = l.Close() // always nil
+	timer := time.NewTimer(flushTimeout)
+	defer timer.Stop()
+	select {
+	case <-l.written:
+	case <-timer.C:
+	}
+	l.out.Close()
+	<-l.written
+	l.restore()
+}

@@ -1,0 +1,45 @@
+package relay_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/relay"
+)
+
+func TestMain(m *testing.M) {
+	proc.Main()
+	remotetest.PlayRole(play)
+	goleak.VerifyTestMain(m)
+}
+
+// play runs a serve, or a relay that other processes can look into, so that tests can count its open files.
+func play(role string) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+	defer stop()
+	switch role {
+	case "serve":
+		stdio := remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
+		return remote.Serve(ctx, stdio, remote.ServeConfig{Socket: os.Args[1]})
+	case "relay":
+		cfg := relay.Config{TempDir: os.Args[1]}
+		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
+			return err
+		}
+		if err := relay.Run(ctx, os.Stdin, os.Stdout, os.Stderr, cfg); err != nil {
+			return fmt.Errorf("relay: %w", err)
+		}
+		return nil
+	}
+	return remotetest.NoRole(role)
+}

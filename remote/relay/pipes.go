@@ -1,0 +1,239 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// window is how many bytes of a process's output may still be sent.
+type window struct {
+	mu   sync.Mutex // guards the following
+	room int
+	more chan struct{} // has an element when there may be more room
+}
+
+func (w *window) init() { w.room, w.more = wire.RelayProcessWindow, make(chan struct{}, 1) }
+
+// grow adds the manager's credit for n bytes.
+func (w *window) grow(n int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.room += n
+	if w.room > wire.RelayProcessWindow {
+		return fmt.Errorf("%w: a credit for more than was sent", wire.ErrRelayProtocol)
+	}
+	select {
+	case w.more <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
+// use counts n bytes that were sent.
+func (w *window) use(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.room -= n
+}
+
+// wait waits until there is room, and returns how much. It returns 0 once gone is closed.
+func (w *window) wait(gone <-chan struct{}) int {
+	for {
+		w.mu.Lock()
+		room := w.room
+		w.mu.Unlock()
+		if room > 0 {
+			return room
+		}
+		select {
+		case <-w.more:
+		case <-gone:
+			return 0
+		}
+	}
+}
+
+// carryOutput sends stdout and stderr to the manager until both have ended.
+func (p *process) carryOutput() {
+	var stderr sync.WaitGroup
+	stderr.Go(func() { p.carry(p.stderr, wire.FrameStderr, &p.room.stderr, p.scanner()) })
+	p.carry(p.stdout, wire.FrameData, &p.room.stdout, nil)
+	_ = p.write(wire.AppendFrame(nil, wire.FrameEnd, nil)) // the manager may have gone
+	stderr.Wait()
+}
+
+// carry sends the bytes of a pipe as frames of a kind, as the manager's window allows, until the pipe ends or its
+// deadline has passed. When the manager has gone it reads on and drops the bytes, so that no writer blocks. look sees
+// every byte before it is sent.
+func (p *process) carry(pipe *os.File, kind wire.RelayFrame, w *window, look func([]byte)) {
+	raw, err := pipe.SyscallConn()
+	if err != nil {
+		return // closed
+	}
+	from := source{raw: raw}
+	next, rest := from.next, 0
+	for {
+		room := w.wait(p.gone)
+		most := room
+		if most == 0 {
+			most = wire.MaxRelayFrame // dropped below
+		}
+		f, n, err := next(min(most, wire.MaxRelayFrame))
+		if errors.Is(err, os.ErrDeadlineExceeded) && rest == 0 {
+			next, rest = from.now, pipeSize // send no more than is in the pipe now
+			continue
+		}
+		if err != nil {
+			return
+		}
+		if look != nil {
+			look(f.payload()[:n])
+		}
+		if room > 0 {
+			w.use(n)
+			_ = p.send(f, kind, n) // after the stream's end the window stays empty
+		}
+		frames.Put(f)
+		if rest > 0 {
+			if rest -= n; rest <= 0 {
+				return
+			}
+		}
+	}
+}
+
+// scanner returns a function that looks for the ready marker on stderr, nil if no ready socket is expected.
+func (p *process) scanner() func([]byte) {
+	if p.ready == nil {
+		return nil
+	}
+	scan, found := new(wire.MarkerScanner), false
+	return func(b []byte) {
+		if found {
+			return
+		}
+		_, _ = scan.Write(b) // never fails
+		var path string
+		if path, found = scan.Path(); found {
+			p.relay.sockets.listens(p.path, path, p.ready)
+		}
+	}
+}
+
+// input queues the bytes that the manager sent for a process's stdin.
+type input struct {
+	mu     sync.Mutex // guards the following
+	queue  []byte
+	owed   int  // bytes that came and for which no new credit was sent
+	due    int  // of those, the bytes that stdin has taken
+	ended  bool // the manager has ended stdin
+	closed bool // the process wants no more
+	more   chan struct{}
+}
+
+func (i *input) init() { i.more = make(chan struct{}, 1) }
+
+func (i *input) wakeLocked() {
+	select {
+	case i.more <- struct{}{}:
+	default:
+	}
+}
+
+// put queues b; nil is the end.
+func (i *input) put(b []byte) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.owed += len(b)
+	switch {
+	case i.ended:
+		return fmt.Errorf("%w: more stdin after its end", wire.ErrRelayProtocol)
+	case i.owed > wire.RelayProcessWindow:
+		return fmt.Errorf("%w: more stdin than was granted", wire.ErrRelayProtocol)
+	case b == nil:
+		i.ended = true
+	case !i.closed:
+		i.queue = append(i.queue, b...)
+	}
+	i.wakeLocked()
+	return nil
+}
+
+// close drops what is queued and ends take.
+func (i *input) close() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.closed, i.queue = true, nil
+	i.wakeLocked()
+}
+
+// take waits for input and returns the whole queue, in exchange for a spare buffer, or nil at the end.
+func (i *input) take(spare []byte) []byte {
+	for {
+		i.mu.Lock()
+		queue, over := i.queue, i.ended || i.closed
+		if len(queue) > 0 {
+			i.queue = spare[:0]
+		} else {
+			i.queue, spare = nil, nil // an idle process holds no buffer
+		}
+		i.mu.Unlock()
+		if len(queue) > 0 {
+			return queue
+		}
+		if over {
+			return nil
+		}
+		<-i.more
+	}
+}
+
+// through counts n bytes that stdin has taken, and returns the credit to send. It saves credit up to half a window.
+func (i *input) through(n int) (credit int) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.due += n; i.due < wire.RelayProcessWindow/2 {
+		return 0
+	}
+	credit = i.due
+	i.owed -= credit
+	i.due = 0
+	return credit
+}
+
+// giveInput queues b for the process's stdin; nil is its end.
+func (p *process) giveInput(b []byte) error {
+	if err := p.input.put(b); err != nil {
+		return err
+	}
+	if !p.fed {
+		p.fed = true
+		p.feeder.Go(p.feed)
+	}
+	return nil
+}
+
+// feed writes the queue to stdin, and closes it at the end. If the process has closed its stdin the bytes are dropped,
+// so that the manager is not held up.
+func (p *process) feed() {
+	defer p.stdin.Close()
+	var queue []byte
+	for {
+		queue = p.input.take(queue)
+		if queue == nil {
+			return
+		}
+		for rest := queue; len(rest) > 0; {
+			n := min(len(rest), wire.MaxRelayFrame)
+			_, _ = p.stdin.Write(rest[:n])
+			rest = rest[n:]
+			if credit := p.input.through(n); credit > 0 {
+				_ = p.write(wire.RelayCredit{Kind: wire.FrameData, N: uint32(credit)}.Append(nil))
+			}
+		}
+	}
+}

@@ -1,0 +1,296 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/proc"
+)
+
+const (
+	// drainTimeout is how long the output of a process is still read after its exit, if processes that it left
+	// behind hold it open.
+	drainTimeout = 2 * time.Second
+	// pipeSize is the capacity of a pipe (pipe(7)).
+	pipeSize = 64 << 10
+)
+
+// process is a process and the stream that asked for it. Its goroutines are: the stream's own, which ends it; one that
+// takes the manager's frames; one for each of stdout and stderr; and one that feeds stdin, from its first byte on.
+type process struct {
+	*stream
+	child          *proc.Child
+	stdin          *os.File
+	stdout, stderr *os.File
+	path           string       // of the socket on which it will listen, if ready is not nil
+	ready          *readySocket // nil: it will not listen
+
+	input  input
+	feeder sync.WaitGroup
+	fed    bool // feeder runs; only the goroutine that takes frames uses it
+
+	room struct{ stdout, stderr window } // the manager's windows
+
+	gone  chan struct{} // closed once the manager's frames have ended and broke is set
+	broke error         // how they broke the protocol, nil if the manager has closed the stream
+	over  chan struct{} // closed once the process and its output have ended
+}
+
+// start serves a start request: it starts a process and carries its bytes until both have ended.
+func (s *stream) start(request *wire.RelayStart) {
+	if !s.relay.beginProcess() {
+		s.answer(errClosing)
+		return
+	}
+	defer s.relay.processes.Done()
+	p := &process{stream: s, path: request.Ready, gone: make(chan struct{}), over: make(chan struct{})}
+	if p.path != "" {
+		p.ready = s.relay.sockets.own(p.path)
+	}
+	if err := p.exec(request); err != nil {
+		p.disown(err)
+		s.answer(err)
+		return
+	}
+	s.answer(nil)
+	p.run()
+}
+
+// exec starts the process, or takes a prestarted one. The error is a refusal.
+func (p *process) exec(request *wire.RelayStart) error {
+	c, err := NewCommand(request)
+	if err != nil {
+		return err
+	}
+	s := p.relay.spares.take(c, request)
+	if s == nil {
+		if s, err = p.relay.spawn(c); err != nil {
+			return err
+		}
+	}
+	p.child, p.stdin, p.stdout, p.stderr = s.child, s.stdin, s.stdout, s.stderr
+	return nil
+}
+
+// spawn starts a process with pipes as its stdio. The error is a refusal.
+func (r *relay) spawn(c *Command) (*spawned, error) {
+	var ours, theirs [3]int
+	for i := range ours {
+		var ends [2]int
+		if err := unix.Pipe2(ends[:], unix.O_CLOEXEC); err != nil {
+			closeAll(append(ours[:i:i], theirs[:i]...))
+			return nil, c.refusal(err)
+		}
+		ours[i], theirs[i] = ends[0], ends[1]
+		if i == 0 {
+			ours[i], theirs[i] = ends[1], ends[0]
+		}
+	}
+	started, err := c.Start(r.children, theirs)
+	closeAll(theirs[:])
+	if err != nil {
+		closeAll(ours[:])
+		return nil, err
+	}
+	return &spawned{started, pipeFile(ours[0]), pipeFile(ours[1]), pipeFile(ours[2])}, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+}
+
+// pipeFile returns fd as a file on which a goroutine waits without a thread.
+func pipeFile(fd int) *os.File {
+	_ = unix.SetNonblock(fd, true) // never fails for a pipe
+	return os.NewFile(uintptr(fd), "pipe")
+}
+
+// run carries the process's bytes until it has ended, and kills the rest of its group.
+func (p *process) run() {
+	p.input.init()
+	p.room.stdout.init()
+	p.room.stderr.init()
+	var frames sync.WaitGroup
+	frames.Go(p.takeFrames)
+	output := make(chan struct{})
+	go func() { // waited for below
+		defer close(output)
+		p.carryOutput()
+	}()
+	select {
+	case <-p.child.Exited():
+	case <-p.gone:
+		p.end()
+	case <-p.relay.closing:
+		p.end()
+	}
+	p.drain(output)
+	close(p.over)
+	p.disown(errors.New("it has ended"))
+	p.input.close()
+	p.stdin.Close()
+	p.wake()
+	frames.Wait()
+	p.feeder.Wait()
+	p.stdout.Close()
+	p.stderr.Close()
+	if p.broke == nil && isClosed(p.child.Exited()) {
+		_ = p.write(exitOf(p.child.Status()).Append(nil)) // the manager may have gone
+	}
+}
+
+// end ends the process: it closes its stdin, sends SIGTERM to its group and, after the grace, SIGKILL. It waits for a
+// process that cannot be killed until the relay gives that up.
+func (p *process) end() {
+	r := p.relay
+	p.disown(errors.New("it is being ended"))
+	p.input.close()
+	p.stdin.Close()
+	if r.grace > 0 {
+		r.children.Signal(p.child, unix.SIGTERM)
+		timer := time.NewTimer(r.grace)
+		defer timer.Stop()
+		select {
+		case <-p.child.Alone():
+			return
+		case <-timer.C:
+		}
+	}
+	r.children.Signal(p.child, unix.SIGKILL)
+	select {
+	case <-p.child.Exited():
+	case <-r.abandoned:
+	}
+}
+
+// drain waits until the output has ended, for at most drainTimeout if processes that were left behind hold it open, and
+// kills the rest of the process group.
+func (p *process) drain(output <-chan struct{}) {
+	timer := time.NewTimer(drainTimeout)
+	defer timer.Stop()
+	select {
+	case <-output:
+	case <-timer.C:
+	}
+	p.relay.children.Signal(p.child, unix.SIGKILL)
+	// The bytes in the pipes are still sent.
+	_ = p.stdout.SetReadDeadline(time.Unix(1, 0)) // never fails for a pipe
+	_ = p.stderr.SetReadDeadline(time.Unix(1, 0))
+	<-output
+}
+
+// disown notes that the process will not listen any more.
+func (p *process) disown(why error) {
+	if p.ready != nil {
+		p.relay.sockets.disown(p.path, p.ready,
+			fmt.Errorf("the process that was to listen on %s does not: %w", p.path, why))
+	}
+}
+
+// takeFrames takes the manager's frames until the process is over or they end.
+func (p *process) takeFrames() {
+	defer func() {
+		if !isClosed(p.over) { // the manager may read no more
+			_ = p.raw.SetWriteDeadline(time.Now().Add(p.relay.grace + drainTimeout)) // never fails
+		}
+		close(p.gone)
+	}()
+	for !isClosed(p.over) {
+		kind, n, err := p.next()
+		if err == nil {
+			err = p.take(kind, n)
+		}
+		if errors.Is(err, wire.ErrRelayProtocol) {
+			p.broke = err
+			p.relay.log.Printf("ended process %d: %v", p.child.PID(), err)
+			_ = p.raw.Close() // an error means that the session has ended
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// take takes one frame, with a payload of n bytes to read.
+func (p *process) take(kind wire.RelayFrame, n int) error {
+	if kind == wire.FrameData {
+		f := getFrame()
+		defer frames.Put(f)
+		if _, err := io.ReadFull(p.in, f[:n]); err != nil {
+			return err
+		}
+		return p.giveInput(f[:n])
+	}
+	if n > idleBuffer {
+		return fmt.Errorf("%w: a frame %q of %d bytes to a process", wire.ErrRelayProtocol, kind, n)
+	}
+	payload, err := wire.ReadFramePayload(p.in, n)
+	if err != nil {
+		return err
+	}
+	switch {
+	case kind == wire.FrameCredit:
+		return p.takeCredit(payload)
+	case kind == wire.FrameSignal:
+		p.signal(string(payload))
+		return nil
+	case kind == wire.FrameEnd && n == 0:
+		return p.giveInput(nil)
+	default:
+		return fmt.Errorf("%w: a frame %q of %d bytes to a process", wire.ErrRelayProtocol, kind, n)
+	}
+}
+
+func (p *process) takeCredit(payload []byte) error {
+	credit, err := wire.ParseRelayCredit(payload)
+	if err != nil {
+		return err
+	}
+	if credit.Kind == wire.FrameStderr {
+		return p.room.stderr.grow(int(credit.N))
+	}
+	return p.room.stdout.grow(int(credit.N))
+}
+
+// signals are those of RFC 4254, section 6.10.
+var signals = map[string]syscall.Signal{
+	"ABRT": unix.SIGABRT, "ALRM": unix.SIGALRM, "FPE": unix.SIGFPE, "HUP": unix.SIGHUP, "ILL": unix.SIGILL,
+	"INT": unix.SIGINT, "KILL": unix.SIGKILL, "PIPE": unix.SIGPIPE, "QUIT": unix.SIGQUIT, "SEGV": unix.SIGSEGV,
+	"TERM": unix.SIGTERM, "USR1": unix.SIGUSR1, "USR2": unix.SIGUSR2,
+}
+
+// signal sends a signal to the process group. Like SSH it ignores an unknown one.
+func (p *process) signal(name string) {
+	if sig, ok := signals[name]; ok {
+		p.relay.children.Signal(p.child, sig)
+		return
+	}
+	p.relay.log.Printf("ignored a signal %.32q for process %d: no signal has that name", name, p.child.PID())
+}
+
+// exitOf returns how a process ended in the form the manager knows.
+func exitOf(status syscall.WaitStatus) wire.RelayExit {
+	if !status.Signaled() {
+		return wire.RelayExit{Status: uint8(status.ExitStatus())}
+	}
+	exit := wire.RelayExit{Signal: strings.TrimPrefix(unix.SignalName(status.Signal()), "SIG")}
+	if exit.Signal == "" { // a real-time signal
+		exit.Signal = strconv.Itoa(int(status.Signal()))
+	}
+	if status.CoreDump() {
+		exit.Text = "core dumped"
+	}
+	return exit
+}

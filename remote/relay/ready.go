@@ -1,0 +1,107 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// readySockets has the sockets on which processes of the relay are expected to listen, and the requests that wait for
+// them. A connect may arrive before the start of its process, as both requests travel at once.
+type readySockets struct {
+	mu    sync.Mutex // guards the following
+	paths map[string]*readySocket
+}
+
+// readySocket is a socket that a connect waits for or on which a process is expected to listen.
+type readySocket struct {
+	waiters int  // guarded by readySockets.mu
+	owned   bool // guarded by it too: there is or was a process
+
+	done chan struct{} // closed once path or err is set
+	path string        // where it listens
+	err  error         // why it will not
+}
+
+func newReadySockets() *readySockets {
+	return &readySockets{paths: make(map[string]*readySocket)}
+}
+
+// own announces a process that will listen on path. It returns nil if there is one already, as only one can.
+func (r *readySockets) own(path string) *readySocket {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.getLocked(path)
+	if s.owned {
+		return nil
+	}
+	s.owned = true
+	return s
+}
+
+func (r *readySockets) getLocked(path string) *readySocket {
+	s := r.paths[path]
+	if s == nil {
+		s = &readySocket{done: make(chan struct{})}
+		r.paths[path] = s
+	}
+	return s
+}
+
+// listens notes that the process has said that it listens on told.
+func (r *readySockets) listens(path, told string, s *readySocket) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if isClosed(s.done) {
+		return // too late
+	}
+	if wire.SameBuildSocket(path, told) {
+		s.path = told
+	} else {
+		s.err = &refusal{wire.RelayNotReady, fmt.Sprintf("the process listens on %.160q, not on %s", told, path)}
+	}
+	close(s.done)
+}
+
+// disown notes that the process will not listen any more, and why. It is idempotent.
+func (r *readySockets) disown(path string, s *readySocket, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.paths[path] == s {
+		delete(r.paths, path)
+	}
+	if !isClosed(s.done) {
+		s.err = &refusal{wire.RelayNotReady, why.Error()}
+		close(s.done)
+	}
+}
+
+// await waits until a process listens on path and returns the path that the process told. The error is a refusal if the
+// process has ended or the relay is closing, or ctx's cause.
+func (r *readySockets) await(ctx context.Context, path string, closing <-chan struct{}) (string, error) {
+	r.mu.Lock()
+	s := r.getLocked(path)
+	s.waiters++
+	r.mu.Unlock()
+	defer r.leave(path, s)
+	select {
+	case <-s.done:
+		return s.path, s.err
+	case <-closing:
+		return "", errClosing
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
+// leave undoes await.
+func (r *readySockets) leave(path string, s *readySocket) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s.waiters--
+	if s.waiters == 0 && !s.owned && r.paths[path] == s {
+		delete(r.paths, path)
+	}
+}

@@ -1,0 +1,227 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/socketdir"
+)
+
+const (
+	defaultGrace = 15 * time.Second
+	// killTimeout bounds the wait for processes that were killed: some cannot be.
+	killTimeout = 5 * time.Second
+)
+
+// limits are the bounds of a relay.
+type limits struct {
+	streams int           // at a time
+	request time.Duration // for the request with which a stream begins
+	// A manager that was silent for interval is asked for a sign of life, and has timeout to give one.
+	interval, timeout time.Duration
+}
+
+var defaultLimits = limits{
+	streams:  16 << 10,
+	request:  30 * time.Second,
+	interval: 15 * time.Second,
+	timeout:  30 * time.Second,
+}
+
+// Config says which sockets a relay may reach and how it ends processes.
+type Config struct {
+	// TempDir is an absolute path. Sockets below TempDir/gitlab-runner-steps, or
+	// gitlab-runner-steps-<uid>, can be connected to, and no others. If empty, /tmp.
+	TempDir string
+
+	// Grace is the time between SIGTERM and SIGKILL for a process whose stream has ended. If zero, 15 s, in which a
+	// serve can stop its jobs, with their grace, and clean up. If negative, none: SIGKILL at once.
+	Grace time.Duration
+
+	// Version is the version of this program, which the manager is told. If empty, it is not told.
+	Version string
+}
+
+// Run relays for the manager at in and out until in ends (then the error is nil), ctx ends, or the manager breaks the
+// protocol, takes no more bytes or gives no sign of life for 45 s. Notices go to log. Before it returns it stops every
+// process it has started and everything that descends from one, and waits for that. The error says how many processes
+// could not be killed.
+//
+// While it runs the program is a child subreaper and no other part of it may start processes (see [proc.Children]).
+func Run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config) error {
+	return run(ctx, in, out, log, cfg, defaultLimits, syscall.ForkExec)
+}
+
+// run is Run with its limits and the function that starts processes.
+func run(
+	ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bounds limits, fork proc.ForkExec,
+) error {
+	defer pipe.WithstandSIGPIPE()()
+	if cfg.TempDir == "" {
+		cfg.TempDir = "/tmp"
+	}
+	if !filepath.IsAbs(cfg.TempDir) {
+		return fmt.Errorf("temporary directory %q is not an absolute path", cfg.TempDir)
+	}
+	link, err := openLink(in, out)
+	if err != nil {
+		return err
+	}
+	defer link.finish()
+	if err := link.shakeHands(ctx, cfg.Version); err != nil {
+		return err
+	}
+	children, err := proc.Adopt(fork)
+	if err != nil {
+		return err
+	}
+	defer children.Release()
+	session, err := yamux.Server(link, wire.RelayConfig(wire.MaxRelayWindow))
+	if err != nil {
+		return err
+	}
+	r := &relay{
+		tempDir:   filepath.Clean(cfg.TempDir),
+		grace:     max(cmp.Or(cfg.Grace, defaultGrace), 0),
+		limits:    bounds,
+		log:       pipe.NewNotices(log),
+		link:      link,
+		session:   session,
+		children:  children,
+		sockets:   newReadySockets(),
+		failed:    make(chan error, 1),
+		closing:   make(chan struct{}),
+		abandoned: make(chan struct{}),
+	}
+	r.spares = &spares{relay: r}
+	r.life, r.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	return r.run(ctx)
+}
+
+// relay is a relay that has exchanged hellos. Its goroutines are one that accepts streams, one that watches for signs
+// of life, one that sweeps, and those of its streams; run waits for all of them.
+type relay struct {
+	tempDir string
+	grace   time.Duration
+	limits  limits
+	log     *pipe.Notices
+
+	link     *link
+	session  *yamux.Session
+	children *proc.Children
+	sockets  *readySockets
+	spares   *spares
+
+	life    context.Context // of everything but processes; ends after them
+	endLife context.CancelFunc
+
+	failed    chan error    // why the relay ends; has room for the first reason
+	closing   chan struct{} // closed when the relay is about to end and stops its processes
+	abandoned chan struct{} // closed when the relay gives up the processes that have not ended
+
+	count   atomic.Int64   // of open streams
+	streams sync.WaitGroup // accept alone adds to it
+
+	mu        sync.Mutex // held to close closing, and to add to processes, which nobody does after that
+	processes sync.WaitGroup
+}
+
+// run serves the manager until it has gone, ctx ends or something fails, and cleans up.
+func (r *relay) run(ctx context.Context) error {
+	var own sync.WaitGroup
+	own.Go(r.accept)
+	own.Go(r.watch)
+	own.Go(r.sweep)
+	var reason error
+	select {
+	case <-ctx.Done():
+		reason = context.Cause(ctx)
+	case reason = <-r.failed:
+	}
+	// Hang up before any process is stopped: the manager must not take SIGTERM for a process's own end.
+	r.hangUp()
+	r.mu.Lock()
+	close(r.closing)
+	r.mu.Unlock()
+	defer time.AfterFunc(r.grace+killTimeout, func() { close(r.abandoned) }).Stop()
+	r.processes.Wait()
+	r.spares.close()
+	own.Wait()
+	r.streams.Wait()
+	var left error
+	if n := r.children.KillAll(); n > 0 {
+		left = fmt.Errorf("%d processes could not be killed", n)
+	}
+	if errors.Is(reason, pipe.ErrLeash) {
+		reason = nil
+	}
+	return errors.Join(reason, left)
+}
+
+// hangUp ends the session, and with it all streams. It is idempotent.
+func (r *relay) hangUp() {
+	_ = r.session.Close() // always nil
+	r.endLife()
+}
+
+// fail ends the relay.
+func (r *relay) fail(err error) {
+	select {
+	case r.failed <- err:
+	default:
+	}
+}
+
+// beginProcess counts a process that is about to be started. It returns false if the relay is about to end.
+func (r *relay) beginProcess() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if isClosed(r.closing) {
+		return false
+	}
+	r.processes.Add(1)
+	return true
+}
+
+// watch ends the relay when the manager gives no sign of life.
+func (r *relay) watch() {
+	var ping sync.WaitGroup
+	defer ping.Wait()
+	ask := func() {
+		ping.Go(func() { _, _ = r.session.Ping() }) // any byte received counts
+	}
+	if err := alive.Watch(r.session.CloseChan(), r.limits.interval, r.limits.timeout, r.link.heard, ask); err != nil {
+		r.fail(fmt.Errorf("the manager gave %w", err))
+	}
+}
+
+// sweep removes the directories of serves that were killed.
+func (r *relay) sweep() {
+	for _, err := range socketdir.Sweep(r.life, r.tempDir) {
+		r.log.Printf("%v", err)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

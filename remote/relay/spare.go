@@ -1,0 +1,136 @@
+package relay
+
+import (
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/proc"
+)
+
+// spareDelay lets the serve that was started just now go first.
+const spareDelay = 10 * time.Millisecond
+
+// spares prestarts one serve for the next build, because most of the time that a serve takes to start is the start of
+// its program. The spare waits for its socket's path on stdin (pipe.SocketOnStdin) and goes to the next start request
+// with the same command. If the command wants a secret, the build's manager sends it as stdin, so it is the line after
+// the path. At most one spare waits; it ends with the relay.
+type spares struct {
+	relay *relay
+
+	mu      sync.Mutex // guards the following
+	command []string   // of idle: its argv
+	idle    *spawned   // nil if there is none
+	timer   *time.Timer
+	coming  chan struct{} // not nil while a spare is being started; closed at the end of that
+}
+
+// serveCommand returns the argv of a request with pipe.SocketOnStdin in place of its socket's path. It returns nil unless
+// the request is for a serve of this very program, with its own directory and environment.
+func serveCommand(c *Command, request *wire.RelayStart) []string {
+	argv := slices.Clone(request.Argv)
+	at := len(argv) - 1 // of the path
+	if at > 0 && argv[at] == "--secret-stdin" {
+		at--
+	}
+	if at < 4 || !slices.Equal(argv[at-3:at], []string{"steps", "serve", "--socket"}) ||
+		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 {
+		return nil
+	}
+	argv[at] = pipe.SocketOnStdin
+	theirs, err := os.Stat(c.program)
+	if err != nil {
+		return nil
+	}
+	ours, err := os.Stat("/proc/self/exe")
+	if err != nil || !os.SameFile(theirs, ours) {
+		return nil
+	}
+	return argv
+}
+
+// take returns a prestarted serve that was told the request's socket, nil if there is none. It has the next one
+// prestarted.
+func (s *spares) take(c *Command, request *wire.RelayStart) *spawned {
+	command := serveCommand(c, request)
+	if command == nil {
+		return nil
+	}
+	s.mu.Lock()
+	for s.coming != nil { // it comes sooner than one that is started now
+		coming := s.coming
+		s.mu.Unlock()
+		<-coming
+		s.mu.Lock()
+	}
+	idle := s.idle
+	if !slices.Equal(s.command, command) {
+		idle = nil
+	}
+	if idle != nil {
+		s.idle = nil
+	}
+	if s.idle == nil && s.timer == nil {
+		next := *c
+		next.argv = command
+		s.timer = time.AfterFunc(spareDelay, func() { s.prestart(&next, command) })
+	}
+	s.mu.Unlock()
+	if idle == nil {
+		return nil
+	}
+	if _, err := idle.stdin.Write([]byte(request.Ready + "\n")); err != nil || idle.child.Ended() {
+		idle.close() // it was killed
+		return nil
+	}
+	return idle
+}
+
+// prestart starts a spare, unless the relay is about to end.
+func (s *spares) prestart(c *Command, command []string) {
+	if !s.relay.beginProcess() {
+		return
+	}
+	defer s.relay.processes.Done()
+	coming := make(chan struct{})
+	defer close(coming)
+	s.mu.Lock()
+	s.coming = coming
+	s.mu.Unlock()
+	spare, err := s.relay.spawn(c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.timer, s.coming = nil, nil
+	if err != nil {
+		return // the next build starts its own serve, and reports the error
+	}
+	if s.idle != nil {
+		s.idle.close()
+	}
+	s.idle, s.command = spare, command
+}
+
+// close gives up the spare, which ends with its stdin. No request takes or prestarts one any more.
+func (s *spares) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idle != nil {
+		s.idle.close()
+		s.idle = nil
+	}
+}
+
+// spawned is a process that was started, with our ends of its pipes.
+type spawned struct {
+	child                 *proc.Child
+	stdin, stdout, stderr *os.File
+}
+
+func (s *spawned) close() {
+	s.stdin.Close()
+	s.stdout.Close()
+	s.stderr.Close()
+}

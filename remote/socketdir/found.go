@@ -1,0 +1,53 @@
+package socketdir
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// FoundError says that something other than a directory of our user stands where one should be. It is never removed.
+type FoundError struct {
+	path  string
+	kind  string // "a symbolic link"
+	owner uint32
+}
+
+// Error implements error.
+func (e *FoundError) Error() string {
+	owner := "which is ours"
+	if e.foreign() {
+		owner = fmt.Sprintf("which belongs to user %d, not to us (user %d)", e.owner, os.Geteuid())
+	}
+	return fmt.Sprintf("%s is %s, %s: want a directory of our own; remove it, or use another temporary directory",
+		e.path, e.kind, owner)
+}
+
+func (e *FoundError) foreign() bool { return e.owner != uint32(os.Geteuid()) }
+
+// ourDir returns nil if fi, from an Lstat of path, is a directory of our user, else a *FoundError.
+func ourDir(path string, fi fs.FileInfo) error {
+	found := &FoundError{path: path, kind: kind(fi.Mode()), owner: fi.Sys().(*syscall.Stat_t).Uid}
+	if fi.IsDir() && !found.foreign() {
+		return nil
+	}
+	return found
+}
+
+func kind(mode fs.FileMode) string {
+	switch mode.Type() {
+	case 0:
+		return "a regular file"
+	case fs.ModeDir:
+		return "a directory"
+	case fs.ModeSymlink:
+		return "a symbolic link"
+	case fs.ModeSocket:
+		return "a socket"
+	case fs.ModeNamedPipe:
+		return "a named pipe"
+	default:
+		return "a device"
+	}
+}

@@ -1,0 +1,80 @@
+package socketdir
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+)
+
+// Listen returns a listener on the unix socket path, of mode 0600. It accepts connections of our own user and of root,
+// closes those of other users, and calls refused with the reason. The directory must be private: for a moment the socket
+// has another mode.
+func Listen(path string, refused func(error)) (net.Listener, error) {
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err == nil {
+		if err = os.Chmod(path, 0o600); err != nil {
+			_ = ln.Close()
+		}
+	}
+	if err != nil {
+		if op, ok := errors.AsType[*net.OpError](err); ok {
+			err = op.Err
+		}
+		return nil, fmt.Errorf("listen on %s: %w", path, oserr.Hint(oserr.Bare(err), path))
+	}
+	return &peerListener{ln, refused}, nil
+}
+
+// peerListener accepts connections of our own user and of root.
+type peerListener struct {
+	*net.UnixListener
+	refused func(error)
+}
+
+// Accept implements net.Listener.
+func (l *peerListener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		err = checkPeer(conn)
+		if err == nil {
+			return conn, nil
+		}
+		_ = conn.Close()
+		l.refused(err)
+	}
+}
+
+// checkPeer returns an error unless the process at the other end of conn ran as our own user or as root
+// when it connected or listened (SO_PEERCRED, unix(7)).
+func checkPeer(conn *net.UnixConn) error {
+	rc, err := conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("identify peer: %w", err)
+	}
+	var (
+		cred *unix.Ucred
+		fail error
+	)
+	err = rc.Control(func(fd uintptr) {
+		cred, fail = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err == nil {
+		err = fail
+	}
+	if err != nil {
+		return fmt.Errorf("identify peer: %w", err)
+	}
+	if us := os.Geteuid(); int64(cred.Uid) != int64(us) && cred.Uid != 0 {
+		return fmt.Errorf("at the other end is process %d of user %d, which is neither us (user %d) nor root",
+			cred.Pid, cred.Uid, us)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package socketdir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// maxSweep is the most entries of the base that one sweep looks at. No VM has that many builds.
+const maxSweep = 4096
+
+// Sweep removes the directories that serves which were killed have left below tmp, in either base that our user can
+// have there. A base that is missing or belongs to another user is no error. It returns one error at most for each base.
+func Sweep(ctx context.Context, tmp string) (errs []error) {
+	for _, name := range ourBases() {
+		b, err := findBase(filepath.Join(tmp, name))
+		found := (*FoundError)(nil)
+		switch {
+		case errors.Is(err, fs.ErrNotExist), errors.As(err, &found) && found.foreign():
+			continue
+		case err == nil:
+			err = b.sweep(ctx)
+			b.close()
+		}
+		if err != nil && ctx.Err() == nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// ourBases returns the names that the base of our user can have.
+func ourBases() []string {
+	return []string{wire.SocketBase, wire.SocketBase + "-" + strconv.Itoa(os.Geteuid())}
+}
+
+// sweep removes every directory of the base that is ours and that no living process uses. It leaves everything else,
+// and does not hold up builds that start meanwhile. It returns at its end, or when ctx ends, with the first error. A
+// directory that it cannot remove does not keep it from the others.
+func (b *base) sweep(ctx context.Context) error {
+	list, err := b.root.Open(".")
+	if err != nil {
+		return fmt.Errorf("sweep %s: %w", b.path, oserr.Bare(err))
+	}
+	defer list.Close()
+	var first error
+	for seen := 0; seen < maxSweep; {
+		entries, err := list.ReadDir(128)
+		for _, entry := range entries {
+			if ctx.Err() != nil {
+				return first
+			}
+			if err := b.sweepOne(ctx, entry.Name()); err != nil && first == nil && ctx.Err() == nil {
+				first = fmt.Errorf("sweep %s: %w", filepath.Join(b.path, entry.Name()), err)
+			}
+		}
+		seen += len(entries)
+		if err != nil { // io.EOF too
+			if !errors.Is(err, io.EOF) && first == nil {
+				first = fmt.Errorf("sweep %s: %w", b.path, oserr.Bare(err))
+			}
+			break
+		}
+	}
+	return first
+}
+
+// sweepOne removes the directory name of the base if it is stale.
+func (b *base) sweepOne(ctx context.Context, name string) error {
+	dir, err := b.claimStale(ctx, name)
+	var found *FoundError
+	switch {
+	case errors.Is(err, filelock.ErrTaken), errors.Is(err, fs.ErrNotExist), errors.As(err, &found):
+		return nil
+	case err != nil:
+		return err
+	}
+	defer dir.Close() // holds the lock until all is gone
+	return b.discard(ctx, name)
+}
+
+// claimStale is claim, under the base's lock if name is a scratch name.
+func (b *base) claimStale(ctx context.Context, name string) (*os.File, error) {
+	if isScratch(name) {
+		if err := b.lock(ctx); err != nil {
+			return nil, err
+		}
+		defer filelock.Unlock(b.dir)
+	}
+	return b.claim(name)
+}
+
+// discard removes the directory name, which the caller has locked.
+func (b *base) discard(ctx context.Context, name string) error {
+	if !isScratch(name) {
+		scratch := scratchName()
+		if err := b.root.Rename(name, scratch); err != nil {
+			return oserr.Bare(err)
+		}
+		name = scratch
+	}
+	return rmtree.RemoveIn(ctx, b.root, name)
+}
