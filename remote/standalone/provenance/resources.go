@@ -111,7 +111,10 @@ func local(c *trace.Component) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	add := func(name, kind string) {
 		if digest := c.Digest[kind]; isDigest(kind, digest) {
-			list = append(list, &intoto.ResourceDescriptor{Name: name, Uri: fileURI(name), Digest: map[string]string{kind: digest}})
+			list = append(
+				list,
+				&intoto.ResourceDescriptor{Name: name, Uri: fileURI(name), Digest: map[string]string{kind: digest}},
+			)
 		}
 	}
 	add(c.Location, trace.SHA256Tree)
@@ -121,7 +124,8 @@ func local(c *trace.Component) []*intoto.ResourceDescriptor {
 
 // program describes a file that was run. What is part of a component is described with that.
 func program(p *trace.Program) *intoto.ResourceDescriptor {
-	if p == nil || p.Path.Masked || strings.HasPrefix(p.Path.Value, trace.CacheDir+"/") || !isDigest(trace.SHA256, p.Digest[trace.SHA256]) {
+	if p == nil || p.Path.Masked || strings.HasPrefix(p.Path.Value, trace.CacheDir+"/") ||
+		!isDigest(trace.SHA256, p.Digest[trace.SHA256]) {
 		return nil
 	}
 	return &intoto.ResourceDescriptor{
@@ -182,7 +186,10 @@ func logs(id *trace.Identity) []*intoto.ResourceDescriptor {
 		}{{"stdout", s.Logs.Stdout}, {"stderr", s.Logs.Stderr}} {
 			if isDigest(trace.SHA256, stream.log.SHA256) {
 				name := strings.Join(names, "/") + "/" + stream.name
-				list = append(list, &intoto.ResourceDescriptor{Name: name, Digest: map[string]string{trace.SHA256: stream.log.SHA256}})
+				list = append(
+					list,
+					&intoto.ResourceDescriptor{Name: name, Digest: map[string]string{trace.SHA256: stream.log.SHA256}},
+				)
 			}
 		}
 	})

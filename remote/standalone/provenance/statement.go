@@ -152,7 +152,10 @@ func encode(kind string, predicate proto.Message, subjects []Subject) ([]byte, e
 		return nil, fmt.Errorf("write provenance: %w", err)
 	}
 	for _, subject := range subjects {
-		s.Subject = append(s.Subject, &intoto.ResourceDescriptor{Name: subject.Name, Digest: map[string]string{trace.SHA256: subject.SHA256}})
+		s.Subject = append(
+			s.Subject,
+			&intoto.ResourceDescriptor{Name: subject.Name, Digest: map[string]string{trace.SHA256: subject.SHA256}},
+		)
 	}
 	if err := s.Validate(); err != nil {
 		return nil, fmt.Errorf("write provenance: %w", err)

@@ -32,7 +32,11 @@ func Subjects(dir string, patterns []string) ([]Subject, error) {
 			return err != nil || !info.Mode().IsRegular()
 		})
 		if len(found) == 0 {
-			return nil, fmt.Errorf("subject %.100q: no file in %s matches it; write a path relative to that, such as dist/*.tar.gz", pattern, dir)
+			return nil, fmt.Errorf(
+				"subject %.100q: no file in %s matches it; write a path relative to that, such as dist/*.tar.gz",
+				pattern,
+				dir,
+			)
 		}
 		names = append(names, found...)
 	}

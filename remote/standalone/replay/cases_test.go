@@ -172,7 +172,10 @@ func (c *testCase) export(t *testing.T, first *trace.Trace) {
 	require.NoError(t, err)
 	statements := [][]byte{}
 	if strings.Contains(c.Cmd, "slsa-v1") {
-		data, err := provenance.Statement(first, provenance.Config{TraceName: "trace.json", TraceDigest: fmt.Sprintf("%x", sha256.Sum256(data))})
+		data, err := provenance.Statement(
+			first,
+			provenance.Config{TraceName: "trace.json", TraceDigest: fmt.Sprintf("%x", sha256.Sum256(data))},
+		)
 		require.NoError(t, err)
 		statements = append(statements, data)
 	} else {

@@ -52,7 +52,12 @@ func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 
 // Exact is where components come from as they were: a [*fetch.Store].
 type Exact interface {
-	FetchExactly(ctx context.Context, ref *pb.Reference, want fetch.Source, with fetch.Credentials) (*fetch.Component, error)
+	FetchExactly(
+		ctx context.Context,
+		ref *pb.Reference,
+		want fetch.Source,
+		with fetch.Credentials,
+	) (*fetch.Component, error)
 }
 
 // recorded are the components of a trace. It is the job's Fetcher, and gives it these and no others.
@@ -69,7 +74,12 @@ type recorded struct {
 }
 
 // obtain gets all components that were fetched, and holds them until release.
-func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Definition, paths *recording.Paths) (reasons []string) {
+func (r *recorded) obtain(
+	ctx context.Context,
+	id *trace.Identity,
+	def *pb.Definition,
+	paths *recording.Paths,
+) (reasons []string) {
 	seen := map[fetch.Source]bool{}
 	visit(id.Steps, def, "", func(s *trace.Step, step *pb.Step, name string) {
 		if s.Component == nil || ctx.Err() != nil {
@@ -94,7 +104,10 @@ func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Defin
 			}
 		}
 		if err != nil {
-			reasons = append(reasons, fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err))
+			reasons = append(
+				reasons,
+				fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err),
+			)
 		}
 	})
 	return reasons

@@ -97,7 +97,16 @@ func (tr *trial) store(change ...func(*fetch.Config)) *fetch.Store {
 // record runs a job and returns its trace, as it is in a file.
 func (tr *trial) record(text string) *trace.Trace {
 	tr.t.Helper()
-	j, err := standalone.Read(standalone.Source{Name: "job.yml", Text: []byte(text), Format: standalone.Steps, Vars: tr.vars, Inputs: tr.inputs, WorkDir: tr.work})
+	j, err := standalone.Read(
+		standalone.Source{
+			Name:    "job.yml",
+			Text:    []byte(text),
+			Format:  standalone.Steps,
+			Vars:    tr.vars,
+			Inputs:  tr.inputs,
+			WorkDir: tr.work,
+		},
+	)
 	require.NoError(tr.t, err)
 	return tr.recordJob(j)
 }

@@ -51,7 +51,13 @@ type Plan struct {
 func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	paths := &recording.Paths{}
 	paths.Add(cfg.WorkDir, trace.WorkDir)
-	s := &secrets{sums: t.Secrets, paths: paths, given: cfg.Secrets, used: map[string]bool{}, restored: map[string]string{}}
+	s := &secrets{
+		sums:     t.Secrets,
+		paths:    paths,
+		given:    cfg.Secrets,
+		used:     map[string]bool{},
+		restored: map[string]string{},
+	}
 	given, err := restore(&t.Identity.Job, s)
 	if missing := (*MissingError)(nil); err != nil && !errors.As(err, &missing) {
 		err = fmt.Errorf("%w: %s", ErrTrace, graphic(err.Error())) // which may be of the trace's own making
@@ -63,7 +69,10 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	plan := &Plan{workDir: cfg.WorkDir, Salt: t.Secrets, components: &recorded{store: cfg.Store, next: map[string]int{}}}
 	plan.Fetcher = plan.components
 	for _, name := range s.wrong {
-		given.Notices = append(given.Notices, fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)))
+		given.Notices = append(
+			given.Notices,
+			fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)),
+		)
 	}
 	notices, refused := cfg.compare(&t.Identity, paths)
 	given.Notices = append(given.Notices, notices...)
@@ -103,7 +112,11 @@ func (c *Config) compare(id *trace.Identity, paths *recording.Paths) (notices []
 		found(changedRuntime(id, recording.Runtime(c.Version), paths), mode == WarnRuntime,
 			"use the machine and the programs of the trace, or --runtime warn")
 	}
-	found(changedLocals(id, paths), c.AllowChanged, "put back the steps of the project as they were, or use --allow-changed-components")
+	found(
+		changedLocals(id, paths),
+		c.AllowChanged,
+		"put back the steps of the project as they were, or use --allow-changed-components",
+	)
 	return notices, refused
 }
 

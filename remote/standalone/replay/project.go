@@ -56,7 +56,12 @@ func checkLocal(c *trace.Component, dir string) error {
 	if was == "" {
 		return nil
 	}
-	is, err := fetch.DirTree(dir, maxEntries, maxBytes, func(path string, _ fs.FileInfo) (string, error) { return fileDigest(path) })
+	is, err := fetch.DirTree(
+		dir,
+		maxEntries,
+		maxBytes,
+		func(path string, _ fs.FileInfo) (string, error) { return fileDigest(path) },
+	)
 	if err != nil {
 		return err
 	}

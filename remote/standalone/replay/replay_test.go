@@ -40,7 +40,10 @@ var repeats = flag.Int("repeats", 5, "how often the job of 20 steps is repeated"
 func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("echo/step.yml", echo)
-	tr.file("nest/step.yml", "spec: {outputs: {said: {type: string}}}\n---\nrun:\n- {name: a, step: ../echo, inputs: {message: nested}}\n- {name: b, script: 'echo ${{ steps.a.outputs.said }} ${{ work_dir }}'}\ndelegate: a\n")
+	tr.file(
+		"nest/step.yml",
+		"spec: {outputs: {said: {type: string}}}\n---\nrun:\n- {name: a, step: ../echo, inputs: {message: nested}}\n- {name: b, script: 'echo ${{ steps.a.outputs.said }} ${{ work_dir }}'}\ndelegate: a\n",
+	)
 	var job strings.Builder
 	for i := range 20 {
 		switch i % 5 {
@@ -51,7 +54,12 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 		case 2:
 			fmt.Fprintf(&job, "- {name: s%d, step: ./nest, env: {A: '${{ vars.PLAIN }}'}}\n", i)
 		case 3:
-			fmt.Fprintf(&job, `- {name: s%d, script: 'echo "{\"name\":\"V%d\",\"value\":\"x\"}" >> ${{ export_file }}; pwd; mktemp -u -p . aXX | wc -c'}`+"\n", i, i)
+			fmt.Fprintf(
+				&job,
+				`- {name: s%d, script: 'echo "{\"name\":\"V%d\",\"value\":\"x\"}" >> ${{ export_file }}; pwd; mktemp -u -p . aXX | wc -c'}`+"\n",
+				i,
+				i,
+			)
 		default:
 			fmt.Fprintf(&job, "- {name: s%d, script: 'exit 3', if: 'vars.PLAIN == \"no\"'}\n", i)
 		}
@@ -73,7 +81,9 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 
 func TestFailedJobFailsTheSameWay(t *testing.T) {
 	tr := newTrial(t)
-	first := tr.record("- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, when: always}\n")
+	first := tr.record(
+		"- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, when: always}\n",
+	)
 	require.Equal(t, 3, first.Identity.ExitCode)
 	result := tr.replay(first)
 	tr.requireSame(result)
@@ -82,7 +92,10 @@ func TestFailedJobFailsTheSameWay(t *testing.T) {
 
 func TestWhatIsDifferentIsNamed(t *testing.T) {
 	tr := newTrial(t)
-	tr.file("rand/step.yml", "spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [bash, -c, 'echo \"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"$(wc -c < n)\\\"}\" >> ${{output_file}}; printf x >> n']}\n")
+	tr.file(
+		"rand/step.yml",
+		"spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [bash, -c, 'echo \"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"$(wc -c < n)\\\"}\" >> ${{output_file}}; printf x >> n']}\n",
+	)
 	tr.file("n", "")
 	first := tr.record("- {name: r, step: ./rand}\n- {name: s, script: 'true'}\n")
 	p, err := tr.prepare(first)
@@ -105,7 +118,11 @@ func TestWhatIsDifferentIsNamed(t *testing.T) {
 func TestJobIsGivenWhatItWasGiven(t *testing.T) {
 	t.Setenv("LANG", "en_GB.UTF-8")
 	tr := newTrial(t)
-	tr.vars = []engine.Variable{{Key: "A", Value: "a"}, {Key: "FILE", Value: "content", File: true}, {Key: "UNUSED", Value: "u"}}
+	tr.vars = []engine.Variable{
+		{Key: "A", Value: "a"},
+		{Key: "FILE", Value: "content", File: true},
+		{Key: "UNUSED", Value: "u"},
+	}
 	tr.inputs = map[string]string{"list": `[1, {"a": "b"}]`}
 	first := tr.record(`spec: {inputs: {list: {type: array}, text: {type: string, default: d}}}
 ---
@@ -144,11 +161,19 @@ func TestBranchThatMovedOnIsNotFollowed(t *testing.T) {
 	root := t.TempDir()
 	server := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}),
+	)
 	tr := newTrial(t)
-	first := tr.record("- {name: a, step: '" + server.URL + "/c/echo@main'}\n- {name: b, step: '" + server.URL + "/c/echo@main'}\n")
+	first := tr.record(
+		"- {name: a, step: '" + server.URL + "/c/echo@main'}\n- {name: b, step: '" + server.URL + "/c/echo@main'}\n",
+	)
 	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, second]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, second]}\n"}),
+	)
 
 	tr.requireSame(tr.replay(first))
 	require.Contains(t, tr.log.String(), "first")
@@ -166,7 +191,10 @@ func TestFetchedStepThatWasTamperedWithIsRefused(t *testing.T) {
 	root := t.TempDir()
 	server := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}),
+	)
 	tr := newTrial(t)
 	first := tr.record("- {name: before, script: 'echo x >> ran'}\n- {name: a, step: '" + server.URL + "/c/echo@main'}\n")
 	require.NoError(t, os.Remove(filepath.Join(tr.work, "ran")))
@@ -248,7 +276,10 @@ func TestOtherProgramsAreRefused(t *testing.T) {
 
 func TestSecretsAreAskedForByName(t *testing.T) {
 	tr := newTrial(t)
-	tr.vars = []engine.Variable{{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true}, {Key: "OTHER", Value: "other-secret-1", Masked: true}}
+	tr.vars = []engine.Variable{
+		{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true},
+		{Key: "OTHER", Value: "other-secret-1", Masked: true},
+	}
 	first := tr.record("- {name: p, script: 'echo len ${{vars.TOKEN}} | wc -c; echo ${{vars.OTHER}}'}\n")
 	_, err := tr.prepare(first)
 	missing := (*MissingError)(nil)

@@ -40,7 +40,10 @@ func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	}
 	given.RunnerEnv = []string{}
 	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
-		given.RunnerEnv = append(given.RunnerEnv, name+"="+s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name)))
+		given.RunnerEnv = append(
+			given.RunnerEnv,
+			name+"="+s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name)),
+		)
 	}
 	for _, name := range slices.Sorted(maps.Keys(job.Inputs)) {
 		if given.Inputs[name], err = input(job.Inputs[name], name, s); err != nil {
@@ -153,7 +156,9 @@ func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, e
 // definition returns the definition that was kept as data.
 func definition(data json.RawMessage, s *secrets) (*pb.Definition, error) {
 	if len(data) == 0 {
-		return nil, errors.New("the trace has no definition of the job: it could not be read, or was too large; there is nothing to repeat")
+		return nil, errors.New(
+			"the trace has no definition of the job: it could not be read, or was too large; there is nothing to repeat",
+		)
 	}
 	var tree any
 	if err := json.Unmarshal(data, &tree); err != nil {

@@ -44,7 +44,14 @@ type Difference struct {
 // file for a trace, that is of the first run that was different, or else of the last. ended is told of each run; it may
 // be nil. The error is a *RefusedError if the job was refused something while it ran, or one of standalone.Run; nothing is
 // known of how the run compares then.
-func (p *Plan) Run(ctx, abort context.Context, t *trace.Trace, times int, ignore inspect.Ignore, cfg standalone.Config, ended func(*standalone.Report)) (*Result, error) {
+func (p *Plan) Run(
+	ctx, abort context.Context,
+	t *trace.Trace,
+	times int,
+	ignore inspect.Ignore,
+	cfg standalone.Config,
+	ended func(*standalone.Report),
+) (*Result, error) {
 	file := ""
 	if cfg.Trace != nil {
 		file = cfg.Trace.File

@@ -38,7 +38,10 @@ func ParseRuntime(text string) (Runtime, error) {
 func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Paths) (reasons []string) {
 	was := id.Runtime
 	if was.OS != own.OS || was.Arch != own.Arch {
-		reasons = append(reasons, fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
+		reasons = append(
+			reasons,
+			fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch),
+		)
 	}
 	if is, then := own.Runner.Digest[trace.SHA256], was.Runner.Digest[trace.SHA256]; is != then {
 		reasons = append(reasons, fmt.Sprintf("stepmux: its digest was %s (version %s) and is %s (version %s)",

@@ -107,7 +107,10 @@ func (s *secrets) end() (hide, notices []string, err error) {
 		case s.used[name], value != "" && s.within(value):
 			hide = append(hide, value)
 		case !isCredential(name):
-			return nil, nil, fmt.Errorf("the trace has nothing masked that is called%s; see its vars_used, or leave the secret out", lang.Quote(name))
+			return nil, nil, fmt.Errorf(
+				"the trace has nothing masked that is called%s; see its vars_used, or leave the secret out",
+				lang.Quote(name),
+			)
 		}
 	}
 	hide = slices.DeleteFunc(hide, func(value string) bool { return value == "" })

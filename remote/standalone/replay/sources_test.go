@@ -32,7 +32,10 @@ func TestStepsOfAFetchedStepAreRepeatedWithIt(t *testing.T) {
 }
 
 func TestArchiveOfTheProjectIsRepeatedWhereTheProjectIs(t *testing.T) {
-	archive := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": "spec: {}\n---\nexec: {command: [echo, zipped]}\n"}))
+	archive := fetchtest.Zip(
+		t,
+		fetchtest.Texts(map[string]string{"step.yml": "spec: {}\n---\nexec: {command: [echo, zipped]}\n"}),
+	)
 	tr, elsewhere := newTrial(t), newTrial(t)
 	for _, project := range []*trial{tr, elsewhere} {
 		project.file("steps.zip", string(archive))
@@ -52,9 +55,15 @@ func TestPrivateStepIsRepeatedForWhomItsServerAdmits(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	server.User, server.Password = "gitlab-ci-token", token
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}),
+	)
 	tr := newTrial(t)
-	tr.vars = []engine.Variable{{Key: "CI_SERVER_URL", Value: server.URL}, {Key: "CI_JOB_TOKEN", Value: token, Masked: true}}
+	tr.vars = []engine.Variable{
+		{Key: "CI_SERVER_URL", Value: server.URL},
+		{Key: "CI_JOB_TOKEN", Value: token, Masked: true},
+	}
 	first := tr.record("- {name: a, step: '" + server.URL + "/c/echo@main'}\n")
 	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
 	give := func(token string) func(*Config) {
@@ -69,7 +78,11 @@ func TestPrivateStepIsRepeatedForWhomItsServerAdmits(t *testing.T) {
 	why := tr.refused(first, give("glcbt-wrong-wrong"))
 	require.Contains(t, why, "refuses the credentials")
 	require.NotContains(t, why, "glcbt")
-	why = tr.refused(first, give(token), func(c *Config) { c.Store = tr.store(func(s *fetch.Config) { s.Offline = true }) })
+	why = tr.refused(
+		first,
+		give(token),
+		func(c *Config) { c.Store = tr.store(func(s *fetch.Config) { s.Offline = true }) },
+	)
 	require.Contains(t, why, "offline")
 }
 
@@ -89,7 +102,10 @@ run:
 		c.Secrets = map[string]string{"key": "the-key-12345", "list": `["one-secret",2]`}
 	}))
 	require.NotContains(t, tr.log.String(), "the-key")
-	_, err = tr.prepare(first, func(c *Config) { c.Secrets = map[string]string{"key": "the-key-12345", "list": "one-secret"} })
+	_, err = tr.prepare(
+		first,
+		func(c *Config) { c.Secrets = map[string]string{"key": "the-key-12345", "list": "one-secret"} },
+	)
 	require.ErrorIs(t, err, ErrTrace)
 	require.NotContains(t, err.Error(), "one-secret")
 }
@@ -100,7 +116,10 @@ func TestPasswordInAReferenceIsGivenByItsPlace(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	server.User, server.Password = "me", password
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}),
+	)
 	tr := newTrial(t)
 	ref := "http://me:" + password + "@" + server.Host + "/c/echo@main"
 	text := "- {name: a, step: '" + ref + "'}\n"

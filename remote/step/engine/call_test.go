@@ -133,7 +133,11 @@ func TestDynamicReferenceIsResolvedWhenItsStepRuns(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "chosen\n", tr.stdout.String())
 
-	newTrial(t, `- {name: call, step: "${{ env.HOME }}/${{ 'x' }}:"}`, func(c *Config) { c.Env = map[string]string{"HOME": "nothing.example"} }).
+	newTrial(
+		t,
+		`- {name: call, step: "${{ env.HOME }}/${{ 'x' }}:"}`,
+		func(c *Config) { c.Env = map[string]string{"HOME": "nothing.example"} },
+	).
 		fail(`step "call": the reference is invalid; an image is written as registry/repository:tag`)
 }
 
@@ -192,7 +196,11 @@ func TestRemoteStepsNeedAFetcher(t *testing.T) {
 	}
 	newTrial(t, "- {name: a, action: owner/repository@v1}").
 		fail(`step "a": run owner/repository@v1: GitHub Actions are not supported by this version; use a step or a script`)
-	newTrial(t, "- {name: a, step: example.com/a@v1}", func(c *Config) { c.Fetcher = fakeFetcher{err: errors.New("no route")} }).
+	newTrial(
+		t,
+		"- {name: a, step: example.com/a@v1}",
+		func(c *Config) { c.Fetcher = fakeFetcher{err: errors.New("no route")} },
+	).
 		fail(`step "a": fetch https://example.com/a@v1: no route`)
 }
 
@@ -245,7 +253,11 @@ delegate: e
 		"wrong/step.yml":   "spec: {outputs: {a: {type: string}}}\n---\nrun: [{name: e, script: 'true'}]\noutputs: {a: 1}\n",
 		"skipped/step.yml": "spec: {outputs: delegate}\n---\nrun: [{name: e, script: 'true', if: false}]\ndelegate: e\n",
 	}
-	res := newTrial(t, "- {name: a, step: ./both}\n- {name: b, step: ./delegate}\n- {name: c, step: ./twice}\n").files(files).succeed()
+	res := newTrial(
+		t,
+		"- {name: a, step: ./both}\n- {name: b, step: ./delegate}\n- {name: c, step: ./twice}\n",
+	).files(files).
+		succeed()
 	require.Equal(t, "<x 1>", res.Steps[0].Outputs["said"].Text())
 	require.Equal(t, "7", res.Steps[0].Outputs["n"].Text())
 	require.Equal(t, "y 1", res.Steps[1].Outputs["said"].Text())
@@ -341,7 +353,11 @@ func TestFetchEndsWithTheJobAndWithTheTimeoutOfItsStep(t *testing.T) {
 		require.Equal(t, []string{"a cancelled", "b skipped"}, statuses(res.Steps))
 	})
 	t.Run("timeout", func(t *testing.T) {
-		tr := newTrial(t, strings.Replace(list, "v1}", "v1, timeout: 50ms}", 1), func(c *Config) { c.Fetcher = slowFetcher{make(chan struct{})} })
+		tr := newTrial(
+			t,
+			strings.Replace(list, "v1}", "v1, timeout: 50ms}", 1),
+			func(c *Config) { c.Fetcher = slowFetcher{make(chan struct{})} },
+		)
 		res := tr.fail(`step "a": fetch https://example.com/a@v1: timeout: the step "a" ran for longer than 50ms`)
 		require.Equal(t, []string{"a failure", "b success"}, statuses(res.Steps))
 	})

@@ -226,7 +226,12 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 
 // runProcess starts a step's process and waits for its end. The error says why there is no exit
 // status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
-func (r *Runner) runProcess(ctx context.Context, g *frame, res *StepResult, cmd proc.Command) (proc.Exit, *limit, error) {
+func (r *Runner) runProcess(
+	ctx context.Context,
+	g *frame,
+	res *StepResult,
+	cmd proc.Command,
+) (proc.Exit, *limit, error) {
 	p, err := r.cfg.Start(ctx, cmd)
 	if err != nil {
 		return proc.Exit{}, nil, err

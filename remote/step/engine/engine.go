@@ -162,7 +162,9 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		if p := recover(); p != nil {
 			abort(r.results)
 			result = r.result(ctx)
-			result.Status, result.Message = Failure, r.cfg.Secrets.Message(fmt.Sprintf("internal error of the step runner: %v", p))
+			result.Status, result.Message = Failure, r.cfg.Secrets.Message(
+				fmt.Sprintf("internal error of the step runner: %v", p),
+			)
 			result.System = true
 		}
 		if r.cancel != nil {
@@ -183,7 +185,10 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	}()
 	if r.cfg.Timeout > 0 {
 		timer := time.AfterFunc(r.cfg.Timeout, func() {
-			r.stop(&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true}, r.cfg.Grace)
+			r.stop(
+				&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true},
+				r.cfg.Grace,
+			)
 		})
 		defer timer.Stop()
 	}
@@ -239,7 +244,13 @@ func (r *Runner) refuse(err error) Result {
 		r.cfg.Observe(r.results[i])
 	}
 	system := proc.MachineFailed(err)
-	return Result{Status: Failure, Invalid: !system, System: system, Message: r.cfg.Secrets.Message(err.Error()), Steps: r.results}
+	return Result{
+		Status:  Failure,
+		Invalid: !system,
+		System:  system,
+		Message: r.cfg.Secrets.Message(err.Error()),
+		Steps:   r.results,
+	}
 }
 
 // due reports whether a step of f with when shall run now, the context for that, and whether it runs

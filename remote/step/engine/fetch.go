@@ -19,8 +19,11 @@ import (
 func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	name := lang.Describe(ref)
 	if r.cfg.Fetcher == nil {
-		return Found{}, fmt.Errorf("fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
-			name, ref.GetProtocol())
+		return Found{}, fmt.Errorf(
+			"fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
+			name,
+			ref.GetProtocol(),
+		)
 	}
 	ref, err := r.fetchable(f, ref)
 	if err != nil {

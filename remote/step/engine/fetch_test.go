@@ -28,7 +28,10 @@ func says(text string) string {
 }
 
 // serveSteps serves repositories, each with its steps on the branch main and as the tag v1.
-func serveSteps(t testing.TB, repositories map[string]map[string]string) (s *fetchtest.GitServer, all map[string]*fetchtest.Repository) {
+func serveSteps(
+	t testing.TB,
+	repositories map[string]map[string]string,
+) (s *fetchtest.GitServer, all map[string]*fetchtest.Repository) {
 	t.Helper()
 	root := t.TempDir()
 	s = fetchtest.ServeGit(t, root)
@@ -77,7 +80,10 @@ func TestErrorsOfFetchedStepsSayWhereTheyAre(t *testing.T) {
 }
 
 func TestBranchIsOneCommitForTheWholeJob(t *testing.T) {
-	s, all := serveSteps(t, map[string]map[string]string{"c/echo": {"steps/step.yml": says("first"), "steps/b/step.yml": says("first")}})
+	s, all := serveSteps(
+		t,
+		map[string]map[string]string{"c/echo": {"steps/step.yml": says("first"), "steps/b/step.yml": says("first")}},
+	)
 	moved := false
 	list := "- {name: a, step: '" + s.URL + "/c/echo@main'}\n- {name: b, step: '" + s.URL + "/c/echo/-/b@main'}\n"
 	tr := newTrial(t, list, withStore(t), func(c *Config) {
@@ -124,7 +130,11 @@ func TestPasswordInAReferenceIsMasked(t *testing.T) {
 	s, _ := serveSteps(t, map[string]map[string]string{"c/private": {"steps/step.yml": says("g3heim-w0rt")}})
 	s.User, s.Password = "ci", "g3heim-w0rt"
 	s.Before = func(http.ResponseWriter, *http.Request) bool { return false }
-	tr := newTrial(t, "- {name: a, step: '"+strings.Replace(s.URL, "//", "//ci:g3heim-w0rt@", 1)+"/c/private@v1'}\n", withStore(t))
+	tr := newTrial(
+		t,
+		"- {name: a, step: '"+strings.Replace(s.URL, "//", "//ci:g3heim-w0rt@", 1)+"/c/private@v1'}\n",
+		withStore(t),
+	)
 	tr.succeed()
 	require.Equal(t, "[MASKED]\n", tr.stdout.String())
 }
@@ -134,8 +144,15 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 		"a/step.yml": says("inner"), "out/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../../s.zip'}]\n",
 		"file/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+file:///etc/s.zip'}]\n",
 	}))
-	files := map[string]string{"tools/s.zip": string(inner), "tools/use/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../s.zip#dir=a'}]\n"}
-	tr := newTrial(t, "- {name: a, step: 'zip+./tools/s.zip#dir=a'}\n- {name: b, step: {zip: {url: ./tools/s.zip, dir: a, file: step.yml}}}\n- {name: c, step: ./tools/use}\n", withStore(t)).files(files)
+	files := map[string]string{
+		"tools/s.zip":        string(inner),
+		"tools/use/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../s.zip#dir=a'}]\n",
+	}
+	tr := newTrial(
+		t,
+		"- {name: a, step: 'zip+./tools/s.zip#dir=a'}\n- {name: b, step: {zip: {url: ./tools/s.zip, dir: a, file: step.yml}}}\n- {name: c, step: ./tools/use}\n",
+		withStore(t),
+	).files(files)
 	tr.succeed()
 	require.Equal(t, strings.Repeat("inner\n", 3), tr.stdout.String())
 	for _, dir := range []string{"out", "file"} {
@@ -151,10 +168,16 @@ func TestComponentIsKeptUntilTheJobHasEnded(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	use := func(c *Config) { c.Fetcher = store }
 	archive := func(text string) string {
-		return string(fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": says("x"), "data": strings.Repeat(text, 2000)})))
+		return string(
+			fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": says("x"), "data": strings.Repeat(text, 2000)})),
+		)
 	}
 	files := map[string]string{"a.zip": archive("a"), "b.zip": archive("b"), "c.zip": archive("c")}
-	tr := newTrial(t, "- {name: a, step: zip+./a.zip}\n- {name: b, step: zip+./b.zip}\n- {name: look, script: ls "+dir+"/v1/comp | wc -l}\n", use).files(files)
+	tr := newTrial(
+		t,
+		"- {name: a, step: zip+./a.zip}\n- {name: b, step: zip+./b.zip}\n- {name: look, script: ls "+dir+"/v1/comp | wc -l}\n",
+		use,
+	).files(files)
 	tr.succeed()
 	require.Equal(t, "x\nx\n2\n", tr.stdout.String())
 	newTrial(t, "- {name: c, step: zip+./c.zip}\n", use).files(files).succeed()

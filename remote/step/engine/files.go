@@ -90,9 +90,15 @@ func readPlain(path string) ([]byte, error) {
 	case err != nil:
 		return nil, bare(err)
 	case !info.Mode().IsRegular():
-		return nil, errors.New("the step has replaced it by something that is no regular file; write to the file that is there")
+		return nil, errors.New(
+			"the step has replaced it by something that is no regular file; write to the file that is there",
+		)
 	case info.Size() > maxFile:
-		return nil, fmt.Errorf("it has %d bytes, the limit is %d; pass large data in a file of the project", info.Size(), maxFile)
+		return nil, fmt.Errorf(
+			"it has %d bytes, the limit is %d; pass large data in a file of the project",
+			info.Size(),
+			maxFile,
+		)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	switch {

@@ -122,7 +122,10 @@ func (r *Runner) condition(f *frame, text string) (bool, error) {
 		return false, inside("if", err)
 	}
 	if v.Kind() != expr.Boolean {
-		return false, fmt.Errorf("if: the expression gives a value of type %s, and must give a boolean; compare it with something", lang.TypeName(v.Kind()))
+		return false, fmt.Errorf(
+			"if: the expression gives a value of type %s, and must give a boolean; compare it with something",
+			lang.TypeName(v.Kind()),
+		)
 	}
 	return v.Truthy(), nil
 }

@@ -22,7 +22,11 @@ run:
   - {name: d, script: '[ "$PWD" = "${{ work_dir }}" ] && echo "[$WHO] [$DYN]"'}
 `, func(c *Config) {
 		c.Env = map[string]string{"BASE": "request"}
-		c.Vars = []Variable{{Key: "WHO", Value: "you"}, {Key: "CI_JOB_ID", Value: "7"}, {Key: "CI_PROJECT_PATH", Value: "g/p"}}
+		c.Vars = []Variable{
+			{Key: "WHO", Value: "you"},
+			{Key: "CI_JOB_ID", Value: "7"},
+			{Key: "CI_PROJECT_PATH", Value: "g/p"},
+		}
 	}).files(map[string]string{
 		"c/step.yml": "spec: {inputs: {seen: {type: string}}}\n---\nenv: {FROM: definition, AND: '${{ env.FROM }}'}\nexec: {command: [sh, -c, 'echo ${{ inputs.seen }} $FROM $AND']}\n",
 	})
@@ -46,7 +50,11 @@ func TestExpressionThatFailsNamesItsPlace(t *testing.T) {
 			if step[0] != '{' {
 				step = "{" + step + "}"
 			}
-			res := newTrial(t, "- "+strings.Replace(step, "{", "{name: a, ", 1), func(c *Config) { c.Vars = []Variable{{Key: "NAME", Value: "x"}} }).run()
+			res := newTrial(
+				t,
+				"- "+strings.Replace(step, "{", "{name: a, ", 1),
+				func(c *Config) { c.Vars = []Variable{{Key: "NAME", Value: "x"}} },
+			).run()
 			require.Equal(t, Failure, res.Status)
 			require.True(t, strings.HasPrefix(res.Message, `step "a": `+want), "%s", res.Message)
 			require.Equal(t, []string{"a failure"}, statuses(res.Steps))
@@ -109,7 +117,11 @@ func TestTimeoutEndsAStep(t *testing.T) {
 			res := tr.run()
 			require.Equal(t, Failure, res.Status)
 			require.False(t, res.TimedOut, "that is the job's")
-			require.Regexp(t, `^step "a": timeout: the (step "a"|command) ran for longer than 200ms: exit status 143$`, res.Message)
+			require.Regexp(
+				t,
+				`^step "a": timeout: the (step "a"|command) ran for longer than 200ms: exit status 143$`,
+				res.Message,
+			)
 			require.Equal(t, 143, res.ExitCode)
 			require.Equal(t, []string{"a failure", "b skipped", "c success"}, statuses(res.Steps))
 		})
@@ -179,7 +191,11 @@ func TestStopInANestedListRunsWhatAlwaysRuns(t *testing.T) {
 }
 
 func TestTimeoutOfTheJobReachesNestedSteps(t *testing.T) {
-	tr := newTrial(t, `- {name: o, run: [{name: i, script: sleep 4736}, {name: j, script: x}]}`, func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	tr := newTrial(
+		t,
+		`- {name: o, run: [{name: i, script: sleep 4736}, {name: j, script: x}]}`,
+		func(c *Config) { c.Timeout = 200 * time.Millisecond },
+	)
 	res := tr.run()
 	require.Equal(t, Failure, res.Status)
 	require.True(t, res.TimedOut)
@@ -217,8 +233,11 @@ func TestPanicInANestedStepFailsAllThatRun(t *testing.T) {
 }
 
 func TestFileVariableIsAPathWhileTheJobRuns(t *testing.T) {
-	tr := newTrial(t, `- {name: a, script: 'rev ${{ vars.CONFIG }}; basename ${{ job.CONFIG }}; stat -c %a ${{ vars.CONFIG }} $(dirname ${{ vars.CONFIG }}); echo ${{ vars.CONFIG }} > path'}`,
-		func(c *Config) { c.Vars = []Variable{{Key: "CONFIG", Value: "content\n", File: true, Masked: true}} })
+	tr := newTrial(
+		t,
+		`- {name: a, script: 'rev ${{ vars.CONFIG }}; basename ${{ job.CONFIG }}; stat -c %a ${{ vars.CONFIG }} $(dirname ${{ vars.CONFIG }}); echo ${{ vars.CONFIG }} > path'}`,
+		func(c *Config) { c.Vars = []Variable{{Key: "CONFIG", Value: "content\n", File: true, Masked: true}} },
+	)
 	tr.succeed()
 	require.Equal(t, "tnetnoc\nCONFIG\n600\n700\n", tr.stdout.String())
 	path, err := os.ReadFile(filepath.Join(tr.place.WorkDir, "path"))
@@ -257,8 +276,16 @@ run:
 		"a/b/step.yml": "spec: {requests: {env: [OTHER, ASKED], vars: [OTHERS]}}\n---\nexec: {command: [echo, '${{ vars }} ${{ env.ASKED }} ${{ env.OTHER }}']}\n",
 	})
 	res := tr.run()
-	require.Equal(t, `step "a": step "other": command, argument 1: env.OTHER was not found`, strings.Split(res.Message, ";")[0])
-	require.Equal(t, "ASKED=for\nGIVEN=here\nPATH="+os.Getenv("PATH")+"\nSAID=here\nTZ=UTC\n"+`{"MINE":"1"} 1 for`+"\n", tr.stdout.String())
+	require.Equal(
+		t,
+		`step "a": step "other": command, argument 1: env.OTHER was not found`,
+		strings.Split(res.Message, ";")[0],
+	)
+	require.Equal(
+		t,
+		"ASKED=for\nGIVEN=here\nPATH="+os.Getenv("PATH")+"\nSAID=here\nTZ=UTC\n"+`{"MINE":"1"} 1 for`+"\n",
+		tr.stdout.String(),
+	)
 }
 
 func TestSecretsAreMaskedEverywhere(t *testing.T) {
@@ -303,7 +330,11 @@ func TestSecretsEnterSensitiveInputsOnly(t *testing.T) {
 		func(c *Config) { c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}} }).files(map[string]string{
 		"u/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.v }}']}\n",
 	}).run()
-	require.Equal(t, `step "u": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`, res.Message)
+	require.Equal(
+		t,
+		`step "u": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`,
+		res.Message,
+	)
 }
 
 func TestScriptTextIsNoSecretForHavingOneInIt(t *testing.T) {
@@ -364,7 +395,11 @@ func TestLegacyScriptStopsAtTheFirstLineThatFails(t *testing.T) {
 
 func TestShellThatIsWantedIsTaken(t *testing.T) {
 	path := onlyIn(t, "sh")
-	newTrial(t, `- {name: a, script: echo hi, inputs: {shell: bash}}`, func(c *Config) { c.Env = map[string]string{"PATH": path} }).
+	newTrial(
+		t,
+		`- {name: a, script: echo hi, inputs: {shell: bash}}`,
+		func(c *Config) { c.Env = map[string]string{"PATH": path} },
+	).
 		fail(`step "a": no shell: bash is not in the step's PATH: exit status 127`)
 }
 

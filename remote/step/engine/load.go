@@ -54,7 +54,10 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 		}
 		return Found{Definition: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, Builtin: ref.GetPath()}, nil
 	case pb.Reference_action:
-		return Found{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script", lang.Describe(ref))
+		return Found{}, fmt.Errorf(
+			"run %s: GitHub Actions are not supported by this version; use a step or a script",
+			lang.Describe(ref),
+		)
 	default:
 		return r.fetch(ctx, f, ref)
 	}

@@ -204,7 +204,10 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 		Outputs map[string]json.RawMessage `json:"outputs"`
 	}
 	if err := decode(data, &result); err != nil {
-		return nil, fmt.Errorf(`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`, err)
+		return nil, fmt.Errorf(
+			`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`,
+			err,
+		)
 	}
 	outputs := make(map[string]expr.Value, len(result.Outputs))
 	for name, raw := range result.Outputs {
@@ -251,10 +254,15 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	switch v.Kind() {
 	case expr.String, expr.Number, expr.Boolean:
 	default:
-		return v, fmt.Errorf("the value is of type %s; only a string, a number or a boolean can be exported", lang.TypeName(v.Kind()))
+		return v, fmt.Errorf(
+			"the value is of type %s; only a string, a number or a boolean can be exported",
+			lang.TypeName(v.Kind()),
+		)
 	}
 	if protected[name] {
-		return v, errors.New("this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed")
+		return v, errors.New(
+			"this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed",
+		)
 	}
 	text, err := expr.New(v.Text())
 	if err == nil {

@@ -24,7 +24,10 @@ func writer(t testing.TB, spec, script string) *trial {
 }
 
 func TestOutputsAreReadAsJSONLines(t *testing.T) {
-	res := writer(t, "{s: {type: string}, n: {type: number}, b: {type: boolean}, o: {type: struct}, l: {type: array}, d: {type: string, default: preset}}", `cat > "$OUT" <<'END'
+	res := writer(
+		t,
+		"{s: {type: string}, n: {type: number}, b: {type: boolean}, o: {type: struct}, l: {type: array}, d: {type: string, default: preset}}",
+		`cat > "$OUT" <<'END'
 
   {"name":"s","value":"first"}
 { "name" : "s" , "value" : " ${{ x }} ß\n" }
@@ -33,7 +36,8 @@ func TestOutputsAreReadAsJSONLines(t *testing.T) {
 {"name":"o","value":{"a":[1,null,{"b":"c"}]}}
 END
 printf '{"name":"l","value":["x",null]}' >> "$OUT"
-`).succeed()
+`,
+	).succeed()
 	got := res.Steps[0].Outputs
 	require.Equal(t, map[string]any{
 		"s": " ${{ x }} ß\n", "n": 12.5, "b": false, "d": "preset",
@@ -102,7 +106,11 @@ func TestOutputFileHasALimit(t *testing.T) {
 }
 
 func TestWhatStepsGiveIsBoundedInAll(t *testing.T) {
-	tr := writer(t, "{v: {type: string}}", `(printf '{"name":"v","value":"'; head -c 8000000 /dev/zero | tr '\0' x; echo '"}') > "$OUT"`)
+	tr := writer(
+		t,
+		"{v: {type: string}}",
+		`(printf '{"name":"v","value":"'; head -c 8000000 /dev/zero | tr '\0' x; echo '"}') > "$OUT"`,
+	)
 	tr.files(map[string]string{"all/step.yml": "{}\n---\nrun:\n" + func() (list string) {
 		for i := range 6 {
 			list += fmt.Sprintf("- {name: s%d, step: ../w}\n", i)
@@ -110,7 +118,9 @@ func TestWhatStepsGiveIsBoundedInAll(t *testing.T) {
 		return list
 	}()})
 	tr.cfg.Definition.Steps[0].Reference.Path = "./all"
-	res := tr.fail(`step "w": step "s4": the outputs and exports of the job's steps have more than 33554432 bytes in all; pass large data in files`)
+	res := tr.fail(
+		`step "w": step "s4": the outputs and exports of the job's steps have more than 33554432 bytes in all; pass large data in files`,
+	)
 	require.Nil(t, res.Steps[0].Steps[4].Outputs)
 }
 
@@ -190,7 +200,11 @@ run:
 `,
 	})
 	res := tr.succeed()
-	require.Equal(t, "during request\nnested first\nduring first\nnested second\nafter second second second\nown own\n", tr.stdout.String())
+	require.Equal(
+		t,
+		"during request\nnested first\nduring first\nnested second\nafter second second second\nown own\n",
+		tr.stdout.String(),
+	)
 	require.Equal(t, "second", res.Exports["FOO"].Text())
 }
 
@@ -202,7 +216,11 @@ func TestExportsAreTexts(t *testing.T) {
 {"name":"S","value":""}
 END
 `).succeed()
-	require.Equal(t, map[string]any{"N": "56.99", "I": "1000000000000000000000", "B": "false", "S": ""}, anyOf(res.Exports))
+	require.Equal(
+		t,
+		map[string]any{"N": "56.99", "I": "1000000000000000000000", "B": "false", "S": ""},
+		anyOf(res.Exports),
+	)
 	for script, want := range map[string]string{
 		`echo '{"name":"L","value":[1]}'`:              `export "L": the value is of type array; only a string, a number or a boolean can be exported`,
 		`echo '{"name":"L","value":{}}'`:               `export "L": the value is of type struct; only a string, a number or a boolean can be exported`,
@@ -217,7 +235,10 @@ END
 }
 
 func TestCommandCanGiveTheResultOfAnotherStep(t *testing.T) {
-	tr := newTrial(t, "- {name: d, step: ./d}\n- {name: e, script: 'echo ${{ steps.d.outputs.o.k }}'}\n").files(map[string]string{
+	tr := newTrial(
+		t,
+		"- {name: d, step: ./d}\n- {name: e, script: 'echo ${{ steps.d.outputs.o.k }}'}\n",
+	).files(map[string]string{
 		"d/step.yml": "spec: {outputs: delegate}\n---\nexec: {command: [cp, '${{ step_dir }}/r.json', '${{ output_file }}']}\n",
 		"d/r.json":   `{"status":"success", "outputs":{"a":"b","o":{"k":[1]}}}`,
 	})
@@ -232,9 +253,18 @@ func TestCommandCanGiveTheResultOfAnotherStep(t *testing.T) {
 }
 
 func TestEntriesOfTheBlueprintAreReadAsAShellWould(t *testing.T) {
-	got, err := parseEntries([]byte("a=1\n# comment\nb=\"two \\\"words\\\" \\$ \\\\ \\n\"\nc=x=y\nd='as \"it\" is'\ne=\n{\"name\":\"f\",\"value\":[1]}\n"), true)
+	got, err := parseEntries(
+		[]byte(
+			"a=1\n# comment\nb=\"two \\\"words\\\" \\$ \\\\ \\n\"\nc=x=y\nd='as \"it\" is'\ne=\n{\"name\":\"f\",\"value\":[1]}\n",
+		),
+		true,
+	)
 	require.NoError(t, err)
-	require.Equal(t, map[string]any{"a": "1", "b": "two \"words\" $ \\ \n", "c": "x=y", "d": `as "it" is`, "e": "", "f": []any{1.0}}, anyOf(got))
+	require.Equal(
+		t,
+		map[string]any{"a": "1", "b": "two \"words\" $ \\ \n", "c": "x=y", "d": `as "it" is`, "e": "", "f": []any{1.0}},
+		anyOf(got),
+	)
 	for text, want := range map[string]string{
 		"Code Coverage = 95.4%\n": `line 1: it must be NAME=value, or JSON such as {"name":"version","value":"1.2"}`,
 		"a=1\nb=\"x\n":            "line 2: the quote is not closed",
@@ -264,7 +294,10 @@ func FuzzParseEntries(f *testing.F) {
 }
 
 func TestFilesThatStayBehindGoWithTheNextStep(t *testing.T) {
-	tr := newTrial(t, `- {name: a, script: 'mkdir -p "$(dirname ${{ output_file }})/x/y"; chmod 500 "$(dirname ${{ output_file }})"'}`)
+	tr := newTrial(
+		t,
+		`- {name: a, script: 'mkdir -p "$(dirname ${{ output_file }})/x/y"; chmod 500 "$(dirname ${{ output_file }})"'}`,
+	)
 	tr.succeed()
 	entries, err := os.ReadDir(filepath.Clean(tr.place.ScriptDir))
 	require.NoError(t, err)

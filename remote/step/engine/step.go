@@ -138,7 +138,8 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 // prepare makes the frame that a step runs in.
 func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
 	own := r.nextFiles()
-	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec || s.GetReference().GetProtocol() == pb.Reference_builtin
+	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec ||
+		s.GetReference().GetProtocol() == pb.Reference_builtin
 	var known *files
 	if inPlace {
 		known = own
@@ -373,7 +374,11 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 }
 
 // bindOutputs returns what is given as the outputs of a list of steps, with what is secret masked from now on.
-func (r *Runner) bindOutputs(spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value) (map[string]expr.Value, []string, error) {
+func (r *Runner) bindOutputs(
+	spec *pb.Spec,
+	dialect pb.Definition_Dialect,
+	given map[string]expr.Value,
+) (map[string]expr.Value, []string, error) {
 	outputs, warnings, err := lang.BindOutputs(spec, dialect, given)
 	if err := r.hideValues(outputs); err != nil {
 		return nil, warnings, err
@@ -388,7 +393,10 @@ func (r *Runner) give(values ...map[string]expr.Value) error {
 		r.given += size(given)
 	}
 	if r.given > maxResults {
-		return fmt.Errorf("the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
+		return fmt.Errorf(
+			"the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files",
+			maxResults,
+		)
 	}
 	return nil
 }

@@ -129,7 +129,11 @@ func TestStepsThatAlwaysRunHaveALimit(t *testing.T) {
 	require.Equal(t, Cancelled, res.Status)
 	require.Equal(t, cancelled, res.Message)
 	require.Equal(t, []string{"a cancelled", "b cancelled", "c skipped"}, statuses(res.Steps))
-	require.Equal(t, `step "b": timeout: after the job was stopped, its last steps ran for longer than 50ms`, res.Steps[1].Message)
+	require.Equal(
+		t,
+		`step "b": timeout: after the job was stopped, its last steps ran for longer than 50ms`,
+		res.Steps[1].Message,
+	)
 }
 
 func TestStopBeforeTheFirstStepSkipsAll(t *testing.T) {

@@ -92,7 +92,11 @@ func percent(s, keep string) string {
 	for i := range len(s) {
 		c := s[i]
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("-._~", c) >= 0, strings.IndexByte(keep, c) >= 0:
+		case c >= 'a' && c <= 'z',
+			c >= 'A' && c <= 'Z',
+			c >= '0' && c <= '9',
+			strings.IndexByte("-._~", c) >= 0,
+			strings.IndexByte(keep, c) >= 0:
 			out.WriteByte(c)
 		default:
 			out.Write([]byte{'%', hex[c>>4], hex[c&15]})

@@ -54,7 +54,13 @@ func TestOverlappingSecretsAreReplacedTogether(t *testing.T) {
 }
 
 func TestEncodedSecretsAreReplaced(t *testing.T) {
-	secrets := []string{"p&ss/w?rd +1~", "\x00\xfe\xff\x03binary\xfb\xf0", "user@example.com:geheim!", "ends in two==", "(it's)*"}
+	secrets := []string{
+		"p&ss/w?rd +1~",
+		"\x00\xfe\xff\x03binary\xfb\xf0",
+		"user@example.com:geheim!",
+		"ends in two==",
+		"(it's)*",
+	}
 	for _, secret := range secrets {
 		s := newSet(t, secret)
 		for before := range 4 {
@@ -69,7 +75,26 @@ func TestEncodedSecretsAreReplaced(t *testing.T) {
 				}
 			}
 		}
-		lower := strings.NewReplacer("%2F", "%2f", "%3F", "%3f", "%2B", "%2b", "%FE", "%fe", "%FF", "%ff", "%FB", "%fb", "%F0", "%f0", "%3A", "%3a", "%3D", "%3d")
+		lower := strings.NewReplacer(
+			"%2F",
+			"%2f",
+			"%3F",
+			"%3f",
+			"%2B",
+			"%2b",
+			"%FE",
+			"%fe",
+			"%FF",
+			"%ff",
+			"%FB",
+			"%fb",
+			"%F0",
+			"%f0",
+			"%3A",
+			"%3a",
+			"%3D",
+			"%3d",
+		)
 		for name, encoded := range map[string]string{
 			"query":      url.QueryEscape(secret),
 			"path":       url.PathEscape(secret),

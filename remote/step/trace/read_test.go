@@ -26,10 +26,18 @@ func sample(t testing.TB) *Trace {
 	tr := &Trace{
 		Identity: Identity{
 			Job: Job{
-				Source: Source{Kind: FromGitLabCI, JobName: "build", Digest: Digest{SHA256: empty}}, Definition: json.RawMessage(`{"type":"steps"}`),
-				Text:   mask.Text{Value: "run: []"},
-				Inputs: mask.Values{"n": {Value: value(t, 1.5)}}, Env: mask.Texts{"A": {Value: "b"}}, OSEnv: mask.Texts{"HOME": {Value: "@work/home"}},
-				Vars: map[string]Variable{"TOKEN": {Value: secrets.Text("hidden"), Masked: true, File: true}}, MayFail: []string{"x"}, Dialect: "v1",
+				Source: Source{
+					Kind:    FromGitLabCI,
+					JobName: "build",
+					Digest:  Digest{SHA256: empty},
+				}, Definition: json.RawMessage(`{"type":"steps"}`),
+				Text: mask.Text{Value: "run: []"},
+				Inputs: mask.Values{
+					"n": {Value: value(t, 1.5)},
+				}, Env: mask.Texts{"A": {Value: "b"}}, OSEnv: mask.Texts{"HOME": {Value: "@work/home"}},
+				Vars: map[string]Variable{
+					"TOKEN": {Value: secrets.Text("hidden"), Masked: true, File: true},
+				}, MayFail: []string{"x"}, Dialect: "v1",
 			},
 			Runtime: Runtime{OS: "linux", Arch: "amd64"},
 			Steps: []Step{{
@@ -41,11 +49,17 @@ func sample(t testing.TB) *Trace {
 				Definition: json.RawMessage(`{"type":"exec"}`),
 				Steps: []Step{{
 					Path: "0.0", Name: "inner", Kind: KindExec, Status: Failure, ExitCode: 137, Component: &Component{Kind: Inline},
-					Inputs:  mask.Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
-					EnvSet:  mask.Texts{"S": secrets.Text("hidden")},
-					Outputs: mask.Values{"s": secrets.Value(value(t, "hidden")), "o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})}},
+					Inputs: mask.Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
+					EnvSet: mask.Texts{"S": secrets.Text("hidden")},
+					Outputs: mask.Values{
+						"s": secrets.Value(value(t, "hidden")),
+						"o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})},
+					},
 					Exec: &Exec{
-						Argv: []mask.Text{{Value: "bash"}, secrets.Text("hidden")}, WorkDir: mask.Text{Value: WorkDir}, Program: bash, Interpreter: bash,
+						Argv: []mask.Text{
+							{Value: "bash"},
+							secrets.Text("hidden"),
+						}, WorkDir: mask.Text{Value: WorkDir}, Program: bash, Interpreter: bash,
 						NotStarted: true, ExitCode: 137, Signal: "SIGKILL", Timeout: true,
 					},
 				}},
@@ -54,7 +68,9 @@ func sample(t testing.TB) *Trace {
 		},
 		Volatile: Volatile{
 			TraceID: "00000000-0000-4000-8000-000000000000", Started: at, Ended: at, Host: "host", PID: 1, Message: "it failed",
-			Paths: map[string]string{WorkDir: "/w"}, Versions: map[string]string{empty: "Bash version 5"}, Warnings: []string{"w"},
+			Paths: map[string]string{
+				WorkDir: "/w",
+			}, Versions: map[string]string{empty: "Bash version 5"}, Warnings: []string{"w"},
 			Steps: []StepRun{{
 				Path: "0.0", Started: at, Ended: at, PID: 2, MaxRSS: 3, UserMS: 1.5, SystemMS: 2, Cache: "hit", Message: "m", Warnings: []string{"w"},
 				Stdout: &Range{Offset: 1, Bytes: 2, SHA256: empty}, Stderr: &Range{SHA256: empty},
@@ -88,7 +104,12 @@ func TestTraceIsReadAsItWasWritten(t *testing.T) {
 	require.False(t, like.Masked, "a value that looks like a masked one is none")
 	require.Equal(t, map[string]any{"masked": true, "hmac": "x"}, like.Value.Any())
 	require.True(t, read.Identity.Steps[0].Steps[0].Outputs["s"].Masked)
-	require.Equal(t, read.Identity.Job.Vars["TOKEN"].Value.HMAC, read.Identity.Steps[0].Steps[0].Outputs["s"].HMAC, "the same secret has the same sum")
+	require.Equal(
+		t,
+		read.Identity.Job.Vars["TOKEN"].Value.HMAC,
+		read.Identity.Steps[0].Steps[0].Outputs["s"].HMAC,
+		"the same secret has the same sum",
+	)
 	require.NotContains(t, string(data), "hidden")
 }
 

@@ -46,8 +46,13 @@ func twoSteps(t testing.TB) *trace.Trace {
 			Steps: []trace.Step{
 				{
 					Path: "0", Name: "one", Kind: trace.KindExec, Status: trace.Success,
-					Component: &trace.Component{Kind: trace.Local, Location: "@work/echo", File: "step.yml", Digest: trace.Digest{trace.SHA256: hex, trace.SHA256Tree: hex}},
-					Exec:      exec(), Outputs: mask.Values{"said": shownValue(t, "a"), "a/b ~": shownValue(t, 1)},
+					Component: &trace.Component{
+						Kind:     trace.Local,
+						Location: "@work/echo",
+						File:     "step.yml",
+						Digest:   trace.Digest{trace.SHA256: hex, trace.SHA256Tree: hex},
+					},
+					Exec: exec(), Outputs: mask.Values{"said": shownValue(t, "a"), "a/b ~": shownValue(t, 1)},
 				},
 				{
 					Path: "1", Name: "outer", Kind: trace.KindSteps, Status: trace.Success,
@@ -61,7 +66,9 @@ func twoSteps(t testing.TB) *trace.Trace {
 		},
 		Volatile: trace.Volatile{
 			TraceID: "0f0f", Started: time.Unix(1700000000, 0).UTC(), Ended: time.Unix(1700000002, 0).UTC(),
-			Steps: []trace.StepRun{{Path: "0", Started: time.Unix(1700000000, 0).UTC(), Ended: time.Unix(1700000001, 0).UTC(), Message: "it said"}},
+			Steps: []trace.StepRun{
+				{Path: "0", Started: time.Unix(1700000000, 0).UTC(), Ended: time.Unix(1700000001, 0).UTC(), Message: "it said"},
+			},
 		},
 	}
 	tr.Identity.Runtime.Runner.Version, tr.Identity.Runtime.Runner.Digest = "1", trace.Digest{trace.SHA256: hex}
@@ -160,7 +167,12 @@ func TestLogsAndRuntimeCanBeLeftOut(t *testing.T) {
 	require.Empty(t, differences(t, twoSteps(t), b, Ignore{Logs: true, Runtime: true}))
 	b.Identity.Steps[1].Component.Digest[trace.SHA256Tree] = "ff"
 	b.Identity.Steps[1].Outputs = mask.Values{"logs": shownValue(t, 1)}
-	require.Len(t, differences(t, twoSteps(t), b, Ignore{Logs: true, Runtime: true}), 2, "what has such a name only counts")
+	require.Len(
+		t,
+		differences(t, twoSteps(t), b, Ignore{Logs: true, Runtime: true}),
+		2,
+		"what has such a name only counts",
+	)
 }
 
 func TestMaskedValuesAreComparedByTheirSumsOnly(t *testing.T) {
@@ -172,8 +184,11 @@ func TestMaskedValuesAreComparedByTheirSumsOnly(t *testing.T) {
 	}
 	s := mask.NewSalt()
 	require.Empty(t, differences(t, with(s, "hunter2"), with(s, "hunter2"), Ignore{}))
-	require.Equal(t, []string{`/job/vars_used/TOKEN/value | job: job.vars_used.TOKEN.value: [MASKED] -> [MASKED] (another value)`},
-		differences(t, with(s, "hunter2"), with(s, "hunter3"), Ignore{}))
+	require.Equal(
+		t,
+		[]string{`/job/vars_used/TOKEN/value | job: job.vars_used.TOKEN.value: [MASKED] -> [MASKED] (another value)`},
+		differences(t, with(s, "hunter2"), with(s, "hunter3"), Ignore{}),
+	)
 
 	c, err := Compare(with(s, "hunter2"), with(mask.NewSalt(), "hunter2"), Ignore{})
 	require.NoError(t, err)
@@ -198,7 +213,15 @@ func TestDifferencesAreBounded(t *testing.T) {
 	a, b := twoSteps(t), twoSteps(t)
 	for i := range maxDifferences + 5 {
 		name := fmt.Sprintf("v%d", i)
-		a.Identity.Outputs, b.Identity.Outputs = set(a.Identity.Outputs, name, shownValue(t, "x")), set(b.Identity.Outputs, name, shownValue(t, strings.Repeat("y", 10_000)))
+		a.Identity.Outputs, b.Identity.Outputs = set(
+			a.Identity.Outputs,
+			name,
+			shownValue(t, "x"),
+		), set(
+			b.Identity.Outputs,
+			name,
+			shownValue(t, strings.Repeat("y", 10_000)),
+		)
 	}
 	c, err := Compare(a, b, Ignore{})
 	require.NoError(t, err)
@@ -232,7 +255,12 @@ func TestTraceIsShown(t *testing.T) {
 	} {
 		require.Contains(t, text, line)
 	}
-	require.False(t, slices.ContainsFunc([]byte(text), func(c byte) bool { return c < ' ' && c != '\n' || c == 0x7f }), "%q", text)
+	require.False(
+		t,
+		slices.ContainsFunc([]byte(text), func(c byte) bool { return c < ' ' && c != '\n' || c == 0x7f }),
+		"%q",
+		text,
+	)
 	require.Error(t, Show(full{}, tr))
 }
 

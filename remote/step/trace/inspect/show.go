@@ -40,8 +40,21 @@ func (s *shower) job(t *trace.Trace) {
 	s.line(0, "job %s", ended(id.Status, id.ExitCode, v.Started, v.Ended))
 	s.text(1, "message", v.Message)
 	s.line(1, "id       %s", one(t.ID))
-	s.line(1, "source   %s", one(strings.Join(strings.Fields(id.Job.Source.Kind+" "+id.Job.Source.JobName+" "+digests(id.Job.Source.Digest)), " ")))
-	s.line(1, "runner   stepmux %s on %s/%s %s", one(id.Runtime.Runner.Version), one(id.Runtime.OS), one(id.Runtime.Arch), one(digests(id.Runtime.Runner.Digest)))
+	s.line(
+		1,
+		"source   %s",
+		one(
+			strings.Join(strings.Fields(id.Job.Source.Kind+" "+id.Job.Source.JobName+" "+digests(id.Job.Source.Digest)), " "),
+		),
+	)
+	s.line(
+		1,
+		"runner   stepmux %s on %s/%s %s",
+		one(id.Runtime.Runner.Version),
+		one(id.Runtime.OS),
+		one(id.Runtime.Arch),
+		one(digests(id.Runtime.Runner.Digest)),
+	)
 	vars := mask.Texts{}
 	for name, variable := range id.Job.Vars {
 		vars[name] = variable.Value

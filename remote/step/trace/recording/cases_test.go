@@ -191,9 +191,11 @@ func readCases(t *testing.T, root string) []*testCase {
 	return all
 }
 
-var handledKeys = strings.Fields(`status exit_code log_contains log_not_contains log_order log_count error_contains exports outputs
+var handledKeys = strings.Fields(
+	`status exit_code log_contains log_not_contains log_order log_count error_contains exports outputs
 	job_outputs output_len steps compiled trace trace_present trace_not_contains property stdout stderr_contains job_status max_seconds note decision conflict open peer
-	log_contains_run cache_entries fetches absent_files no_temp_left`)
+	log_contains_run cache_entries fetches absent_files no_temp_left`,
+)
 
 // place writes the files of the case and returns the directory of the project.
 func (c *testCase) place(t *testing.T) string {

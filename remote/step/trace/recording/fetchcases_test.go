@@ -184,13 +184,19 @@ func hostileZip(t *testing.T, about string) []byte {
 		require.NoError(t, err)
 	}
 	text := func(s string) io.Reader { return strings.NewReader(s) }
-	add("step.yml", 0o644, text("spec: {}\n---\nexec: {command: [sh, -c, 'test ! -u ${{ step_dir }}/x && test -x ${{ step_dir }}/x']}\n"))
+	add(
+		"step.yml",
+		0o644,
+		text("spec: {}\n---\nexec: {command: [sh, -c, 'test ! -u ${{ step_dir }}/x && test -x ${{ step_dir }}/x']}\n"),
+	)
 	switch about {
 	case "dup twice":
 		add("dup", 0o644, text("1"))
 		add("dup", 0o644, text("2"))
 	case "1 MiB archive, 10 GiB content":
-		w, err := z.CreateRaw(&zip.FileHeader{Name: "bomb", Method: zip.Deflate, CompressedSize64: 1 << 20, UncompressedSize64: 10 << 30})
+		w, err := z.CreateRaw(
+			&zip.FileHeader{Name: "bomb", Method: zip.Deflate, CompressedSize64: 1 << 20, UncompressedSize64: 10 << 30},
+		)
 		require.NoError(t, err)
 		_, err = w.Write(make([]byte, 1<<20))
 		require.NoError(t, err)
@@ -228,12 +234,17 @@ func (w *caseWorld) serveImages(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, archive.Close())
-			layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil })
+			layer, err := tarball.LayerFromOpener(
+				func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(b.Bytes())), nil },
+			)
 			require.NoError(t, err)
 			img, err := mutate.AppendLayers(empty.Image, layer)
 			require.NoError(t, err)
 			os, arch, _ := strings.Cut(platform, "/")
-			index = mutate.AppendManifests(index, mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch}}})
+			index = mutate.AppendManifests(
+				index,
+				mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch}}},
+			)
 		}
 		ref, err := name.ParseReference(host + "/" + image)
 		require.NoError(t, err)
@@ -248,7 +259,8 @@ func (w *caseWorld) check(t *testing.T, root string) (wrong []string) {
 	if w.store == nil {
 		return nil
 	}
-	if entries, _ := os.ReadDir(filepath.Join(w.cache, "v1", "comp")); e.CacheEntries > 0 && len(entries) != e.CacheEntries {
+	if entries, _ := os.ReadDir(filepath.Join(w.cache, "v1", "comp")); e.CacheEntries > 0 &&
+		len(entries) != e.CacheEntries {
 		wrong = append(wrong, fmt.Sprintf("the cache has %d components, want %d", len(entries), e.CacheEntries))
 	}
 	if e.Fetches > 0 && w.git.Fetches() != e.Fetches {

@@ -143,5 +143,13 @@ func (p *part) log() (trace.Log, *trace.Range) {
 	if p.asIs != nil {
 		asIs = hex.EncodeToString(p.asIs.Sum(nil))
 	}
-	return trace.Log{Bytes: p.marked, SHA256: sum, Truncated: p.truncated}, &trace.Range{Offset: p.offset, Bytes: p.bytes, SHA256: asIs}
+	return trace.Log{
+			Bytes:     p.marked,
+			SHA256:    sum,
+			Truncated: p.truncated,
+		}, &trace.Range{
+			Offset: p.offset,
+			Bytes:  p.bytes,
+			SHA256: asIs,
+		}
 }

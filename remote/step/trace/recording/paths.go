@@ -116,5 +116,6 @@ func begins(text, prefix string) bool {
 
 // inName reports whether c goes on with a name.
 func inName(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '_' || c == '-' || c >= 0x80
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '_' || c == '-' ||
+		c >= 0x80
 }

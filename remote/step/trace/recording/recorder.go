@@ -175,7 +175,9 @@ func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
 	c.place, c.realWork, c.realTemp = place, realPath(place.WorkDir), realPath(place.ScriptDir)
 	c.osEnv = osEnv
 	c.own.Go(func() { ownDigest() }) // takes as long as a short step
-	c.spend(int64(4*proto.Size(c.job.Definition)) + textSize(c.cfg.Steps) + int64(len(c.job.Definition.GetSteps()))*stepCost)
+	c.spend(
+		int64(4*proto.Size(c.job.Definition)) + textSize(c.cfg.Steps) + int64(len(c.job.Definition.GetSteps()))*stepCost,
+	)
 	for name, value := range c.job.Env {
 		c.spend(textSize(name) + textSize(value))
 	}

@@ -79,7 +79,13 @@ func stateOf(info fs.FileInfo) (state [5]int64, ok bool) {
 	if !ok {
 		return state, false
 	}
-	return [5]int64{int64(st.Ino), st.Size, int64(st.Mode), st.Ctim.Sec, st.Ctim.Nsec}, true //nolint:unconvert // not on all machines
+	return [5]int64{
+		int64(st.Ino),
+		st.Size,
+		int64(st.Mode),
+		st.Ctim.Sec,
+		st.Ctim.Nsec,
+	}, true //nolint:unconvert // not on all machines
 }
 
 // program is a file that can be executed, and its SHA-256; that is empty if it cannot be read.

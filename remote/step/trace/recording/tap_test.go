@@ -61,7 +61,15 @@ func TestPathsInOutputStandAsMarkers(t *testing.T) {
 				rest = rest[n:]
 			}
 			log, at := part.log()
-			require.Equal(t, trace.Log{Bytes: int64(len(want)), SHA256: sumOf(want)}, log, "%q in pieces of %d, as %q", text, size, want)
+			require.Equal(
+				t,
+				trace.Log{Bytes: int64(len(want)), SHA256: sumOf(want)},
+				log,
+				"%q in pieces of %d, as %q",
+				text,
+				size,
+				want,
+			)
 			require.Equal(t, &trace.Range{Bytes: int64(len(text)), SHA256: sumOf(text)}, at)
 		}
 	}

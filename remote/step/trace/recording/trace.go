@@ -62,7 +62,10 @@ func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace
 	var cut bool
 	id.Steps, cut = t.steps(def, res.Steps, "")
 	if cut || t.short != nil {
-		text := fmt.Sprintf("the trace has more than %d bytes of what is large: steps that are marked as truncated lack some", maxRecorded)
+		text := fmt.Sprintf(
+			"the trace has more than %d bytes of what is large: steps that are marked as truncated lack some",
+			maxRecorded,
+		)
 		if t.short != nil {
 			text = "steps that are marked as truncated lack what is large: " + t.short.Error()
 		}

@@ -159,7 +159,11 @@ func TestTraceTellsOfCancelledAndTimedOutJobs(t *testing.T) {
 	made, _ := tr.trace(<-results)
 	require.Equal(t, trace.Cancelled, made.Identity.Status)
 	require.Equal(t, "cancelled", made.Identity.Reason)
-	require.Equal(t, []string{trace.Cancelled, trace.Skipped}, []string{made.Identity.Steps[0].Status, made.Identity.Steps[1].Status})
+	require.Equal(
+		t,
+		[]string{trace.Cancelled, trace.Skipped},
+		[]string{made.Identity.Steps[0].Status, made.Identity.Steps[1].Status},
+	)
 	require.Equal(t, cancelled, made.Volatile.Message)
 
 	tr = newTrial(t, job, traced(), func(c *engine.Config) { c.Timeout, c.Grace = 50*time.Millisecond, time.Millisecond })
@@ -197,7 +201,16 @@ func TestTraceTellsOfAJobThatDidNotRun(t *testing.T) {
 
 // It is in a secret's place, wherever that stands, that its sum is: also where it stood before it was known as one.
 func TestNoSecretIsInATrace(t *testing.T) {
-	secrets := []string{"tokentoken", "late-secret", "declared-secret", "pw-in-url", "key-secret", "file-secret", "short-form", "only-token"}
+	secrets := []string{
+		"tokentoken",
+		"late-secret",
+		"declared-secret",
+		"pw-in-url",
+		"key-secret",
+		"file-secret",
+		"short-form",
+		"only-token",
+	}
 	tr := newTrial(t, `
 - name: early
   step: ./echo
@@ -323,7 +336,11 @@ func TestTwoRunsHaveTheSameIdentity(t *testing.T) {
 }
 
 func TestDirectoryOfALocalStepIsSummedUpIfItIsSmall(t *testing.T) {
-	tr := newTrial(t, "- {name: root, step: .}\n- {name: large, step: ./large}\n- {name: small, step: ./small}\n- {name: changed, script: 'echo >> small/x'}\n- {name: again, step: ./small}\n- {name: linked, step: ./link}\n", traced())
+	tr := newTrial(
+		t,
+		"- {name: root, step: .}\n- {name: large, step: ./large}\n- {name: small, step: ./small}\n- {name: changed, script: 'echo >> small/x'}\n- {name: again, step: ./small}\n- {name: linked, step: ./link}\n",
+		traced(),
+	)
 	require.NoError(t, os.Symlink("small", filepath.Join(tr.place.WorkDir, "link")))
 	files := map[string]string{"small/.git/x": "", "small/x": ""}
 	for _, dir := range []string{"", "large/", "small/"} {
@@ -352,7 +369,12 @@ func TestTraceTellsWhereAFetchedStepIsFrom(t *testing.T) {
 		"steps/step.yml":       "spec: {}\n---\nrun: [{name: i, step: ./inner}]\n",
 		"steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, '${{ step_dir }}']}\n",
 	})
-	tr := newTrial(t, "- {name: a, step: '"+s.URL+"/c/echo@v1'}\n- {name: b, step: '"+s.URL+"/c/echo@${{ \"v1\" }}'}\n", traced(), withStore(t))
+	tr := newTrial(
+		t,
+		"- {name: a, step: '"+s.URL+"/c/echo@v1'}\n- {name: b, step: '"+s.URL+"/c/echo@${{ \"v1\" }}'}\n",
+		traced(),
+		withStore(t),
+	)
 	made, _ := tr.trace(tr.succeed())
 	a, b := made.Identity.Steps[0], made.Identity.Steps[1]
 	require.Equal(t, trace.Git, a.Component.Kind)
@@ -397,7 +419,11 @@ func TestTraceThatBecomesTooLargeIsCutStepByStep(t *testing.T) {
 	require.Empty(t, last.Env)
 	require.Equal(t, trace.Success, last.Status)
 	require.NotZero(t, last.Logs)
-	require.Equal(t, []string{"steps that are marked as truncated lack what is large: no space left on device"}, made.Volatile.Warnings)
+	require.Equal(
+		t,
+		[]string{"steps that are marked as truncated lack what is large: no space left on device"},
+		made.Volatile.Warnings,
+	)
 	require.Len(t, asked, 3)
 	require.Less(t, int64(len(text)), asked[1], "what there was room for")
 }
