@@ -59,7 +59,8 @@ func linkOf(s *trace.Step, name string) ([]byte, error) {
 	byproducts := map[string]any{"exit_code": s.Exec.ExitCode, "return-value": s.Exec.ExitCode}
 	subjects := []Subject{{"outputs", outputs}}
 	if s.Logs.Stdout.SHA256 != "" {
-		byproducts["stdout"], byproducts["stderr"] = trace.SHA256+":"+s.Logs.Stdout.SHA256, trace.SHA256+":"+s.Logs.Stderr.SHA256
+		byproducts["stdout"] = trace.SHA256 + ":" + s.Logs.Stdout.SHA256
+		byproducts["stderr"] = trace.SHA256 + ":" + s.Logs.Stderr.SHA256
 	}
 	p := &link.Link{Name: name, Materials: named(distinct(materials(s)))}
 	for _, arg := range s.Exec.Argv {
@@ -68,7 +69,10 @@ func linkOf(s *trace.Step, name string) ([]byte, error) {
 	if p.Byproducts, err = structOf(byproducts); err != nil {
 		return nil, err
 	}
-	if p.Environment, err = structOf(map[string]any{"variables": sortedKeys(s.Env), "work_dir": textOf(s.Exec.WorkDir)}); err != nil {
+	p.Environment, err = structOf(map[string]any{
+		"variables": sortedKeys(s.Env), "work_dir": textOf(s.Exec.WorkDir),
+	})
+	if err != nil {
 		return nil, err
 	}
 	for _, m := range p.GetMaterials() {

@@ -29,7 +29,8 @@ const echo = `spec:
     said: {type: string}
 ---
 exec:
-  command: [bash, -c, 'echo "$0"; printf "{\"name\":\"said\",\"value\":\"%s\"}\n" "$0" >> "${{output_file}}"', '${{inputs.message}}']
+  command: [bash, -c, 'echo "$0"; printf "{\"name\":\"said\",\"value\":\"%s\"}\n" "$0" >> "${{output_file}}"',
+      '${{inputs.message}}']
 `
 
 // trial is a project whose job is run, and repeated.
@@ -77,7 +78,8 @@ func (b *buffer) String() string {
 func (tr *trial) config() standalone.Config {
 	tr.log = buffer{}
 	return standalone.Config{
-		WorkDir: tr.work, TempDir: tr.t.TempDir(), Stdout: &tr.log, Stderr: &tr.log, Version: "test", Grace: patience, Trace: &standalone.Trace{},
+		WorkDir: tr.work, TempDir: tr.t.TempDir(), Stdout: &tr.log, Stderr: &tr.log, Version: "test", Grace: patience,
+		Trace: &standalone.Trace{},
 	}
 }
 

@@ -39,7 +39,9 @@ func TestTracesThatNoJobLeavesAreRefused(t *testing.T) {
 		"no definition":            func(tr *trace.Trace) { tr.Identity.Job.Definition = nil },
 		"a definition of nothing":  func(tr *trace.Trace) { tr.Identity.Job.Definition = json.RawMessage(`{}`) },
 		"a definition that is one": func(tr *trace.Trace) { tr.Identity.Job.Definition = json.RawMessage(`[1]`) },
-		"a definition of more":     func(tr *trace.Trace) { tr.Identity.Job.Definition = json.RawMessage(`{"type":"steps","evil":1}`) },
+		"a definition of more": func(tr *trace.Trace) {
+			tr.Identity.Job.Definition = json.RawMessage(`{"type":"steps","evil":1}`)
+		},
 		"a reference beside its text": func(tr *trace.Trace) {
 			*tr = *change(t, tr, func(def map[string]any) { step(def)["reference"].(map[string]any)["path"] = "/etc" })
 		},
@@ -59,7 +61,9 @@ func TestTracesThatNoJobLeavesAreRefused(t *testing.T) {
 			tr.Identity.Job.Inputs = mask.Values{"no": {}}
 		},
 		"a secret without a salt": func(tr *trace.Trace) {
-			tr.Identity.Job.Vars = map[string]trace.Variable{"A": {Value: mask.Text{Masked: true, HMAC: strings.Repeat("0", 64)}}}
+			tr.Identity.Job.Vars = map[string]trace.Variable{
+				"A": {Value: mask.Text{Masked: true, HMAC: strings.Repeat("0", 64)}},
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -140,7 +144,8 @@ func FuzzPrepare(f *testing.F) {
 			return
 		}
 		p, err := Prepare(t.Context(), read, Config{
-			WorkDir: tr.work, Store: nothing{}, Runtime: IgnoreRuntime, Secrets: map[string]string{"TOKEN": "glpat-abcdef123456"},
+			WorkDir: tr.work, Store: nothing{}, Runtime: IgnoreRuntime,
+			Secrets: map[string]string{"TOKEN": "glpat-abcdef123456"},
 		})
 		if err != nil {
 			require.NotContains(t, err.Error(), "glpat-abcdef123456")

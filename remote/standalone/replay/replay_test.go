@@ -42,7 +42,8 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 	tr.file("echo/step.yml", echo)
 	tr.file(
 		"nest/step.yml",
-		"spec: {outputs: {said: {type: string}}}\n---\nrun:\n- {name: a, step: ../echo, inputs: {message: nested}}\n- {name: b, script: 'echo ${{ steps.a.outputs.said }} ${{ work_dir }}'}\ndelegate: a\n",
+		"spec: {outputs: {said: {type: string}}}\n---\nrun:\n- {name: a, step: ../echo, inputs: {message: nested}}\n- "+
+			"{name: b, script: 'echo ${{ steps.a.outputs.said }} ${{ work_dir }}'}\ndelegate: a\n",
 	)
 	var job strings.Builder
 	for i := range 20 {
@@ -56,7 +57,8 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 		case 3:
 			fmt.Fprintf(
 				&job,
-				`- {name: s%d, script: 'echo "{\"name\":\"V%d\",\"value\":\"x\"}" >> ${{ export_file }}; pwd; mktemp -u -p . aXX | wc -c'}`+"\n",
+				`- {name: s%d, script: 'echo "{\"name\":\"V%d\",\"value\":\"x\"}" >> ${{ export_file }}; pwd; mktemp -u -p . `+
+					`aXX | wc -c'}`+"\n",
 				i,
 				i,
 			)
@@ -82,7 +84,8 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 func TestFailedJobFailsTheSameWay(t *testing.T) {
 	tr := newTrial(t)
 	first := tr.record(
-		"- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, when: always}\n",
+		"- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, " +
+			"when: always}\n",
 	)
 	require.Equal(t, 3, first.Identity.ExitCode)
 	result := tr.replay(first)
@@ -94,7 +97,8 @@ func TestWhatIsDifferentIsNamed(t *testing.T) {
 	tr := newTrial(t)
 	tr.file(
 		"rand/step.yml",
-		"spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [bash, -c, 'echo \"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"$(wc -c < n)\\\"}\" >> ${{output_file}}; printf x >> n']}\n",
+		"spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [bash, -c, 'echo "+
+			"\"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"$(wc -c < n)\\\"}\" >> ${{output_file}}; printf x >> n']}\n",
 	)
 	tr.file("n", "")
 	first := tr.record("- {name: r, step: ./rand}\n- {name: s, script: 'true'}\n")
@@ -139,7 +143,8 @@ run:
 
 func TestJobOfAGitLabFileIsRepeated(t *testing.T) {
 	tr := newTrial(t)
-	text := "variables: {TOP: top}\njob:\n  variables: {MINE: '$TOP/x', TOKEN: secret-value-1}\n  script: ['echo $MINE $TOKEN', 'echo $CI_PROJECT_DIR']\n  after_script: [echo after]\n"
+	text := "variables: {TOP: top}\njob:\n  variables: {MINE: '$TOP/x', TOKEN: secret-value-1}\n  script: ['echo $MINE " +
+		"$TOKEN', 'echo $CI_PROJECT_DIR']\n  after_script: [echo after]\n"
 	j, err := standalone.Read(standalone.Source{
 		Name: ".gitlab-ci.yml", Text: []byte(text), Format: standalone.GitLabCI, WorkDir: tr.work,
 		Vars: []engine.Variable{{Key: "TOKEN", Value: "secret-value-2", Masked: true}},

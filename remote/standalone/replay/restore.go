@@ -199,7 +199,8 @@ func unmask(v any, pointer string, s *secrets) (any, error) {
 		}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			if maskedKey.MatchString(key) {
-				return nil, fmt.Errorf("a key in %s of the definition holds a secret, which cannot be given; keep secrets out of keys", pointer)
+				return nil, fmt.Errorf("a key in %s of the definition holds a secret, which cannot be given; keep secrets out "+
+					"of keys", pointer)
 			}
 			item, err := unmask(v[key], pointer+"/"+pointerEscapes.Replace(key), s)
 			if err != nil {

@@ -19,8 +19,9 @@ func TestStepsOfAFetchedStepAreRepeatedWithIt(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/nest"))
 	r.Commit("main", fetchtest.Texts(map[string]string{
-		"steps/step.yml": "spec: {}\n---\nrun:\n- {name: inner, step: ./inner}\n- {name: script, script: 'cat ${{ step_dir }}/text'}\n",
-		"steps/text":     "a text\n", "steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, inner]}\n",
+		"steps/step.yml": "spec: {}\n---\nrun:\n- {name: inner, step: ./inner}\n- {name: script, script: 'cat ${{ " +
+			"step_dir }}/text'}\n",
+		"steps/text": "a text\n", "steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, inner]}\n",
 	}))
 	tr := newTrial(t)
 	first := tr.record("- {name: a, step: '" + server.URL + "/c/nest@main'}\n")

@@ -23,7 +23,8 @@ spec:
     said: {type: string}
 ---
 exec:
-  command: [sh, -c, 'printf "{\"name\":\"said\",\"value\":\"%s %s\"}\n" "$1" "$2" >> "$3"', sh, "${{ inputs.message }}", "${{ inputs.count }}", "${{ output_file }}"]
+  command: [sh, -c, 'printf "{\"name\":\"said\",\"value\":\"%s %s\"}\n" "$1" "$2" >> "$3"', sh, "${{ inputs.message
+      }}", "${{ inputs.count }}", "${{ output_file }}"]
 `
 
 func TestStepsCallOthersAndReadTheirOutputs(t *testing.T) {
@@ -62,16 +63,24 @@ func TestInputsAreCheckedAtTheCall(t *testing.T) {
 	files := map[string]string{"echo/step.yml": echoStep}
 	for step, want := range map[string]string{
 		// These are known before the first step runs.
-		`{step: ./echo}`:                                                   `step "b": the input "message" is required, and not given`,
-		`{step: ./echo, inputs: {message: 1}}`:                             `step "b": input "message": the value is a number, and must be a string`,
-		`{step: ./echo, inputs: {message: x, cuont: 1}}`:                   `step "b": the step takes no input "cuont", did you mean "count"?`,
-		`{step: builtin://script, inputs: {scritp: x}}`:                    `step "b": the step takes no input "scritp", did you mean "script"?`,
-		`{step: builtin://nothing}`:                                        `step "b": there is no step "nothing" built in`,
-		`{step: "./${{ vars.D }}"}`:                                        `step "b": the input "message" is required, and not given`,
-		`{step: "./${{ vars.D }}", inputs: {x: 1}}`:                        `step "b": the step takes no input "x"; it takes count, message`,
-		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`:               `step "b": input "message": vars.N was not found`,
-		`{step: ./echo, inputs: {message: "${{ 1 }}"}}`:                    `step "b": input "message": the value is a number, and must be a string`,
-		`{step: ./echo, inputs: {message: x, "${{ 'mess' + 'age' }}": y}}`: `step "b": input "message": two keys of inputs give this name`,
+		`{step: ./echo}`: `step "b": the input "message" is required, ` +
+			`and not given`,
+		`{step: ./echo, inputs: {message: 1}}`: `step "b": input "message": the value is a ` +
+			`number, and must be a string`,
+		`{step: ./echo, inputs: {message: x, cuont: 1}}`: `step "b": the step takes no input "cuont", ` +
+			`did you mean "count"?`,
+		`{step: builtin://script, inputs: {scritp: x}}`: `step "b": the step takes no input "scritp", ` +
+			`did you mean "script"?`,
+		`{step: builtin://nothing}`: `step "b": there is no step "nothing" built in`,
+		`{step: "./${{ vars.D }}"}`: `step "b": the input "message" is required, ` +
+			`and not given`,
+		`{step: "./${{ vars.D }}", inputs: {x: 1}}`: `step "b": the step takes no input "x"; it ` +
+			`takes count, message`,
+		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`: `step "b": input "message": vars.N was not found`,
+		`{step: ./echo, inputs: {message: "${{ 1 }}"}}`: `step "b": input "message": the value is a ` +
+			`number, and must be a string`,
+		`{step: ./echo, inputs: {message: x, "${{ 'mess' + 'age' }}": y}}`: `step "b": input "message": two keys of ` +
+			`inputs give this name`,
 	} {
 		t.Run(step, func(t *testing.T) {
 			tr := newTrial(t, "- {name: a, script: echo ran}\n- "+strings.Replace(step, "{", "{name: b, ", 1),
@@ -87,16 +96,21 @@ func TestInputsHaveALimit(t *testing.T) {
 - {name: use, step: ./echo, inputs: {message: "${{ steps.w.outputs.v }}"}}
 `).files(map[string]string{
 		"echo/step.yml": echoStep,
-		"w/step.yml":    "spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [sh, -c, '(printf \"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"\"; head -c 5000000 /dev/zero | tr \"\\\\0\" x; echo \"\\\"}\") > ${{ output_file }}']}\n",
+		"w/step.yml": "spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [sh, -c, '(printf " +
+			"\"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"\"; head -c 5000000 /dev/zero | tr \"\\\\0\" x; echo \"\\\"}\") > " +
+			"${{ output_file }}']}\n",
 	}).fail(`step "use": input "message": the value has 5000000 bytes, the limit is 4194304; pass large data in a file`)
 }
 
 func TestWhatIsKnownToBeWrongFailsBeforeTheFirstStep(t *testing.T) {
 	for name, tc := range map[string]struct{ file, text, want string }{
-		"misspelt key":   {"b/step.yml", "{}\n---\nexec: {comand: [a]}\n", `step "b": b/step.yml:3:8: unknown key "comand", did you mean "command"?`},
-		"second level":   {"b/step.yml", "{}\n---\nrun: [{name: c, step: ../c}]\n", `step "b": step "c": ../c/step.yml:1:1: a step has two documents, its spec and what it runs; write --- on a line between them`},
-		"not a text":     {"b/step.yml/x", "", `step "b": read step b: step.yml is not a regular file`},
-		"an inline list": {"d/step.yml", "{}\n---\nrun: [{name: x, run: [{name: y, step: ../c}]}]\n", `step "b": find step b: it has neither func.yml nor step.yml: file does not exist`},
+		"misspelt key": {"b/step.yml", "{}\n---\nexec: {comand: [a]}\n", `step "b": b/step.yml:3:8: unknown key ` +
+			`"comand", did you mean "command"?`},
+		"second level": {"b/step.yml", "{}\n---\nrun: [{name: c, step: ../c}]\n", `step "b": step "c": ` +
+			`../c/step.yml:1:1: a step has two documents, its spec and what it runs; write --- on a line between them`},
+		"not a text": {"b/step.yml/x", "", `step "b": read step b: step.yml is not a regular file`},
+		"an inline list": {"d/step.yml", "{}\n---\nrun: [{name: x, run: [{name: y, step: ../c}]}]\n", `step "b": find ` +
+			`step b: it has neither func.yml nor step.yml: file does not exist`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTrial(t, "- {name: a, script: echo ran}\n- {name: b, step: ./b}\n").files(map[string]string{
@@ -151,8 +165,10 @@ func TestStepThatCallsItselfFails(t *testing.T) {
 // Elsewhere steps that called each other did so without an end, and went on when the job was closed.
 func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
 	tr := newTrial(t, `- {name: a, step: ./ping}`).files(map[string]string{
-		"ping/step.yml": "{}\n---\nrun: [{name: say, script: echo ping}, {name: to, step: ../pong}, {name: again, step: ../pong}]\n",
-		"pong/step.yml": "{}\n---\nrun: [{name: to, step: ../ping, when: always}, {name: again, step: ../ping, when: on_failure}]\n",
+		"ping/step.yml": "{}\n---\nrun: [{name: say, script: echo ping}, {name: to, step: ../pong}, {name: again, step: " +
+			"../pong}]\n",
+		"pong/step.yml": "{}\n---\nrun: [{name: to, step: ../ping, when: always}, {name: again, step: ../ping, when: " +
+			"on_failure}]\n",
 	})
 	results := tr.start(t.Context())
 	tr.stdout.await(t, "ping\nping\n")
@@ -188,9 +204,12 @@ func (f fakeFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*
 
 func TestRemoteStepsNeedAFetcher(t *testing.T) {
 	for ref, want := range map[string]string{
-		"https://user:geheim@example.com/tools/lint@v1": `step "a": fetch https://example.com/tools/lint@v1: this program fetches no steps from git; use a step of the project, such as ./build`,
-		"zip+https://example.com/x.zip":                 `step "a": fetch https://example.com/x.zip: this program fetches no steps from zip; use a step of the project, such as ./build`,
-		"registry.example.com/lint:1":                   `step "a": fetch registry.example.com/lint:1: this program fetches no steps from oci; use a step of the project, such as ./build`,
+		"https://user:geheim@example.com/tools/lint@v1": `step "a": fetch https://example.com/tools/lint@v1: this program ` +
+			`fetches no steps from git; use a step of the project, such as ./build`,
+		"zip+https://example.com/x.zip": `step "a": fetch https://example.com/x.zip: this program fetches ` +
+			`no steps from zip; use a step of the project, such as ./build`,
+		"registry.example.com/lint:1": `step "a": fetch registry.example.com/lint:1: this program ` +
+			`fetches no steps from oci; use a step of the project, such as ./build`,
 	} {
 		newTrial(t, "- {name: a, step: '"+ref+"'}").fail(want)
 	}

@@ -217,7 +217,8 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 		}
 	}
 	for name, kind := range map[string]string{
-		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export", "STEP_JSON": "step.json",
+		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export",
+		"STEP_JSON": "step.json",
 	} {
 		cmd.Env = append(cmd.Env, name+"="+g.files.path(kind)) // the last one of a name counts
 	}

@@ -64,7 +64,8 @@ func TestStepOfARepositoryRunsAndSaysWhereItIsFrom(t *testing.T) {
 func TestStepIsFetchedWhenItsTurnHasCome(t *testing.T) {
 	s, _ := serveSteps(t, nil)
 	res := newTrial(t, "- {name: a, script: echo ran}\n- {name: b, step: '"+s.URL+"/c/none@v1'}\n", withStore(t)).
-		fail(`step "b": fetch ` + s.URL + `/c/none@v1: the server does not have it (HTTP status 404), or shows it to others only; check the address and the credentials`)
+		fail(`step "b": fetch ` + s.URL + `/c/none@v1: the server does not have it (HTTP status 404), or shows it to ` +
+			`others only; check the address and the credentials`)
 	require.False(t, res.Invalid)
 	require.Equal(t, []string{"a success", "b failure"}, statuses(res.Steps))
 }
@@ -76,7 +77,8 @@ func TestErrorsOfFetchedStepsSayWhereTheyAre(t *testing.T) {
 	newTrial(t, "- {name: a, step: '"+s.URL+"/c/echo/-/bad@v1'}\n", withStore(t)).
 		fail(`step "a": ` + s.URL + `/c/echo@v1 in steps/bad/step.yml:3:8: unknown key "comand", did you mean "command"?`)
 	newTrial(t, "- {name: a, step: '"+s.URL+"/c/echo/-/none@v1'}\n", withStore(t)).
-		fail(`step "a": find step ` + s.URL + `/c/echo@v1 in steps/none: it has neither func.yml nor step.yml: file does not exist`)
+		fail(`step "a": find step ` + s.URL + `/c/echo@v1 in steps/none: it has neither func.yml nor step.yml: file does ` +
+			`not exist`)
 }
 
 func TestBranchIsOneCommitForTheWholeJob(t *testing.T) {
@@ -150,7 +152,8 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 	}
 	tr := newTrial(
 		t,
-		"- {name: a, step: 'zip+./tools/s.zip#dir=a'}\n- {name: b, step: {zip: {url: ./tools/s.zip, dir: a, file: step.yml}}}\n- {name: c, step: ./tools/use}\n",
+		"- {name: a, step: 'zip+./tools/s.zip#dir=a'}\n- {name: b, step: {zip: {url: ./tools/s.zip, dir: a, file: "+
+			"step.yml}}}\n- {name: c, step: ./tools/use}\n",
 		withStore(t),
 	).files(files)
 	tr.succeed()
@@ -175,7 +178,8 @@ func TestComponentIsKeptUntilTheJobHasEnded(t *testing.T) {
 	files := map[string]string{"a.zip": archive("a"), "b.zip": archive("b"), "c.zip": archive("c")}
 	tr := newTrial(
 		t,
-		"- {name: a, step: zip+./a.zip}\n- {name: b, step: zip+./b.zip}\n- {name: look, script: ls "+dir+"/v1/comp | wc -l}\n",
+		"- {name: a, step: zip+./a.zip}\n- {name: b, step: zip+./b.zip}\n- {name: look, script: ls "+dir+"/v1/comp | wc "+
+			"-l}\n",
 		use,
 	).files(files)
 	tr.succeed()

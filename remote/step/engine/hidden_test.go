@@ -45,7 +45,8 @@ func TestSecretThatCannotBeMaskedFailsItsStep(t *testing.T) {
 		"a/step.yml": `
 spec: {outputs: {o: {type: string, sensitive: true}}}
 ---
-exec: {command: [sh, -c, '(printf "{\"name\":\"o\",\"value\":\""; head -c 3000000 /dev/zero | tr "\\0" x; printf "\"}") > ${{ output_file }}']}
+exec: {command: [sh, -c, '(printf "{\"name\":\"o\",\"value\":\""; head -c 3000000 /dev/zero | tr "\\0" x; printf
+    "\"}") > ${{ output_file }}']}
 `,
 	}).fail(`step "a": mask "o": ` + mask.ErrFull.Error())
 }

@@ -16,7 +16,8 @@ func TestExpressionsKnowWhatIsAroundThem(t *testing.T) {
 	tr := newTrial(t, `
 env: {LEVEL: "${{ env.BASE }}-job"}
 run:
-  - {name: a, script: 'echo "${{ env.LEVEL }} ${{ vars.WHO }} ${{ job.WHO }} ${{ job.id }} ${{ job.project.full_path }} ${{ job.variables.WHO }}"'}
+  - {name: a, script: 'echo "${{ env.LEVEL }} ${{ vars.WHO }} ${{ job.WHO }} ${{ job.id }} ${{
+      job.project.full_path }} ${{ job.variables.WHO }}"'}
   - {name: b, script: 'echo ${{ env.OWN }}', env: {OWN: "${{ env.LEVEL }}-step", "${{ 'DY' + 'N' }}": "1"}}
   - {name: c, step: ./c, env: {FROM: call}, inputs: {seen: "${{ env.FROM }}"}}
   - {name: d, script: '[ "$PWD" = "${{ work_dir }}" ] && echo "[$WHO] [$DYN]"'}
@@ -28,7 +29,8 @@ run:
 			{Key: "CI_PROJECT_PATH", Value: "g/p"},
 		}
 	}).files(map[string]string{
-		"c/step.yml": "spec: {inputs: {seen: {type: string}}}\n---\nenv: {FROM: definition, AND: '${{ env.FROM }}'}\nexec: {command: [sh, -c, 'echo ${{ inputs.seen }} $FROM $AND']}\n",
+		"c/step.yml": "spec: {inputs: {seen: {type: string}}}\n---\nenv: {FROM: definition, AND: '${{ env.FROM }}'}\n" +
+			"exec: {command: [sh, -c, 'echo ${{ inputs.seen }} $FROM $AND']}\n",
 	})
 	tr.succeed()
 	require.Equal(t, "request-job you you 7 g/p you\nrequest-job-step\ncall definition call\n[] []\n", tr.stdout.String())
@@ -43,8 +45,9 @@ func TestExpressionThatFailsNamesItsPlace(t *testing.T) {
 		`exec: {command: ["true", "${{ 'a' + 1 }}"]}`:                   `command, argument 1: `,
 		`{exec: {command: ["true"], work_dir: "${{ env.UNDEFINED }}"}}`: `work_dir: env.UNDEFINED was not found`,
 		`{script: x, if: env.UNDEFINED == "x"}`:                         `if: env.UNDEFINED was not found`,
-		`{script: x, if: vars.NAME}`:                                    `if: the expression gives a value of type string, and must give a boolean; compare it with something`,
-		`{step: "${{ env.UNDEFINED }}"}`:                                `reference: env.UNDEFINED was not found`,
+		`{script: x, if: vars.NAME}`: `if: the expression gives a value of type ` +
+			`string, and must give a boolean; compare it with something`,
+		`{step: "${{ env.UNDEFINED }}"}`: `reference: env.UNDEFINED was not found`,
 	} {
 		t.Run(step, func(t *testing.T) {
 			if step[0] != '{' {
@@ -69,7 +72,8 @@ func TestValuesAreNotExpandedAgain(t *testing.T) {
 `, func(c *Config) {
 		c.Env = map[string]string{"TRICK": "${{ vars.SECRET }}"}
 		c.Vars = []Variable{{Key: "TRICK", Value: "${{ vars.SECRET }}"}, {Key: "SECRET", Value: "leak"}}
-	}).files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.v }}']}\n"})
+	}).files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ " +
+		"inputs.v }}']}\n"})
 	tr.succeed()
 	require.Equal(t, strings.Repeat("${{ vars.SECRET }}\n", 3), tr.stdout.String())
 }
@@ -81,7 +85,8 @@ func TestValuesCannotAddSteps(t *testing.T) {
 - {name: a, script: 'printf "%s|" "$E"', env: {E: "${{ vars.TRICK }}"}}
 - {name: b, step: ./b, inputs: {v: "${{ vars.TRICK }}"}}
 `, func(c *Config) { c.Vars = []Variable{{Key: "TRICK", Value: trick}} }).
-		files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [printf, '%s|', '${{ inputs.v }}']}\n"})
+		files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [printf, '%s|', " +
+			"'${{ inputs.v }}']}\n"})
 	res := tr.succeed()
 	require.Equal(t, trick+"|"+trick+"|", tr.stdout.String())
 	require.Equal(t, []string{"a success", "b success"}, statuses(res.Steps))
@@ -235,7 +240,8 @@ func TestPanicInANestedStepFailsAllThatRun(t *testing.T) {
 func TestFileVariableIsAPathWhileTheJobRuns(t *testing.T) {
 	tr := newTrial(
 		t,
-		`- {name: a, script: 'rev ${{ vars.CONFIG }}; basename ${{ job.CONFIG }}; stat -c %a ${{ vars.CONFIG }} $(dirname ${{ vars.CONFIG }}); echo ${{ vars.CONFIG }} > path'}`,
+		`- {name: a, script: 'rev ${{ vars.CONFIG }}; basename ${{ job.CONFIG }}; stat -c %a ${{ vars.CONFIG }} $(dirname `+
+			`${{ vars.CONFIG }}); echo ${{ vars.CONFIG }} > path'}`,
 		func(c *Config) { c.Vars = []Variable{{Key: "CONFIG", Value: "content\n", File: true, Masked: true}} },
 	)
 	tr.succeed()
@@ -273,7 +279,8 @@ run:
   - {name: vars, script: "echo '${{ vars }}' ${{ job.MINE }} ${{ env.ASKED }}"}
   - {name: other, step: ./b}
 `,
-		"a/b/step.yml": "spec: {requests: {env: [OTHER, ASKED], vars: [OTHERS]}}\n---\nexec: {command: [echo, '${{ vars }} ${{ env.ASKED }} ${{ env.OTHER }}']}\n",
+		"a/b/step.yml": "spec: {requests: {env: [OTHER, ASKED], vars: [OTHERS]}}\n---\nexec: {command: [echo, '${{ vars " +
+			"}} ${{ env.ASKED }} ${{ env.OTHER }}']}\n",
 	})
 	res := tr.run()
 	require.Equal(
@@ -291,7 +298,8 @@ run:
 func TestSecretsAreMaskedEverywhere(t *testing.T) {
 	tr := newTrial(t, `
 - {name: gen, step: ./gen}
-- {name: say, script: 'echo "a ${{ steps.gen.outputs.secret }} b ${{ vars.TOKEN }}"; echo ${{ steps.gen.outputs.secret }} >&2'}
+- {name: say, script: 'echo "a ${{ steps.gen.outputs.secret }} b ${{ vars.TOKEN }}"; echo ${{
+    steps.gen.outputs.secret }} >&2'}
 - {name: use, step: ./use, inputs: {v: "x${{ steps.gen.outputs.secret }}"}}
 - {name: leak, step: "./${{ vars.TOKEN }}"}
 `, func(c *Config) {
@@ -302,7 +310,8 @@ spec: {outputs: {secret: {type: string, sensitive: true}}}
 ---
 exec: {command: [sh, -c, 'echo "{\"name\":\"secret\",\"value\":\"pa55word\"}" > ${{ output_file }}']}
 `,
-		"use/step.yml": "spec: {inputs: {v: {type: string, sensitive: true}}}\n---\nexec: {command: [echo, 'got ${{ inputs.v }}']}\n",
+		"use/step.yml": "spec: {inputs: {v: {type: string, sensitive: true}}}\n---\nexec: {command: [echo, 'got ${{ " +
+			"inputs.v }}']}\n",
 	})
 	res := tr.run()
 	require.Equal(t, "a [MASKED] b [MASKED]\ngot x[MASKED]\n", tr.stdout.String())
@@ -377,7 +386,8 @@ cat "$STEP_JSON"; echo
 
 func TestListOfTheBlueprintRunsItsStepsByItsRules(t *testing.T) {
 	tr := newTrial(t, `- {name: l, step: ./l.yml}`).files(map[string]string{
-		"l.yml": "spec:\n---\ntype: steps\nsteps:\n- script: '[ -w \"$OUTPUT_FILE\" ] && echo E=1 > $ENV_FILE'\n- script: echo \"$E\"\n",
+		"l.yml": "spec:\n---\ntype: steps\nsteps:\n- script: '[ -w \"$OUTPUT_FILE\" ] && echo E=1 > $ENV_FILE'\n- script: " +
+			"echo \"$E\"\n",
 	})
 	tr.succeed()
 	require.Equal(t, "1\n", tr.stdout.String())
@@ -385,8 +395,10 @@ func TestListOfTheBlueprintRunsItsStepsByItsRules(t *testing.T) {
 
 func TestLegacyScriptStopsAtTheFirstLineThatFails(t *testing.T) {
 	tr := newTrial(t, `
-- {name: a, step: builtin://legacy/script, inputs: {script: [X=kept, 'echo "$X $0"', 'false | true', echo not-reached]}, when: always}
-- {name: b, step: builtin://legacy/script, inputs: {script: [echo one, "false", echo not-reached], shell: sh}, when: always}
+- {name: a, step: builtin://legacy/script, inputs: {script: [X=kept, 'echo "$X $0"', 'false | true', echo
+    not-reached]}, when: always}
+- {name: b, step: builtin://legacy/script, inputs: {script: [echo one, "false", echo not-reached], shell: sh},
+    when: always}
 - {name: c, script: "false\necho reached $0", inputs: {shell: sh}, when: always}
 `)
 	tr.run()

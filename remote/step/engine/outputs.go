@@ -223,8 +223,9 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 // protected are variables that no step can export: they would change what every program after it does,
 // or what the runner itself tells a step.
 var protected = map[string]bool{
-	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true, "NODE_OPTIONS": true,
-	"OUTPUT_FILE": true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
+	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true,
+	"NODE_OPTIONS": true,
+	"OUTPUT_FILE":  true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
 }
 
 // exports returns the exports that the command of a step wrote to its file.

@@ -115,7 +115,8 @@ run:
 	require.Equal(t, "request Europe/Berlin  sequence sequence step step", lines[0])
 	require.Equal(t, "sequence []", lines[1])
 	require.Equal(t, strings.Join([]string{
-		"BOTH=sequence", "LANG=xx", "PASSED=request", "PATH=" + os.Getenv("PATH"), "REQUEST=sequence", "SEQUENCE=sequence", "TZ=Europe/Berlin", "",
+		"BOTH=sequence", "LANG=xx", "PASSED=request", "PATH=" + os.Getenv("PATH"), "REQUEST=sequence", "SEQUENCE=sequence",
+		"TZ=Europe/Berlin", "",
 	}, "\n"), lines[2])
 }
 

@@ -66,7 +66,9 @@ func TestEncodedSecretsAreReplaced(t *testing.T) {
 		for before := range 4 {
 			for after := range 4 {
 				text := strings.Repeat("<", before) + secret + strings.Repeat(">", after)
-				for _, alphabet := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+				for _, alphabet := range []*base64.Encoding{
+					base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding,
+				} {
 					got := s.Mask(alphabet.EncodeToString([]byte(text)))
 					require.Contains(t, got, Replacement)
 					// What is left cannot be more than what the neighbours have a share in.

@@ -57,7 +57,8 @@ func twoSteps(t testing.TB) *trace.Trace {
 				{
 					Path: "1", Name: "outer", Kind: trace.KindSteps, Status: trace.Success,
 					Component: &trace.Component{
-						Kind: trace.Git, Location: "https://h/g/p", Version: "main", ResolvedRef: "refs/heads/main", Dir: "steps", File: "step.yml",
+						Kind: trace.Git, Location: "https://h/g/p", Version: "main", ResolvedRef: "refs/heads/main", Dir: "steps",
+						File:   "step.yml",
 						Digest: trace.Digest{trace.GitCommit: strings.Repeat("0a", 20), trace.SHA256Tree: hex},
 					},
 					Steps: []trace.Step{{Path: "1.0", Name: "inner", Kind: trace.KindExec, Status: trace.Success, Exec: exec()}},
@@ -126,7 +127,8 @@ func TestDifferencesNameTheStepAndTheValue(t *testing.T) {
 		},
 		"a commit": {
 			func(b *trace.Trace) { b.Identity.Steps[1].Component.Digest[trace.GitCommit] = "ff" },
-			`/steps/1/component/digest/gitCommit | step outer: component.digest.gitCommit: "` + strings.Repeat("0a", 20) + `" -> "ff"`,
+			`/steps/1/component/digest/gitCommit | step outer: component.digest.gitCommit: ` +
+				`"` + strings.Repeat("0a", 20) + `" -> "ff"`,
 		},
 		"the job's definition": {
 			func(b *trace.Trace) {
@@ -249,7 +251,8 @@ func TestTraceIsShown(t *testing.T) {
 	require.NoError(t, Show(&b, tr))
 	text := b.String()
 	for _, line := range []string{
-		"job success in 2s\n", "source   file sha256:0a", "vars     PLAIN=p", "vars     TOKEN=[MASKED]", "step one success in 1s", "message  it said",
+		"job success in 2s\n", "source   file sha256:0a", "vars     PLAIN=p", "vars     TOKEN=[MASKED]",
+		"step one success in 1s", "message  it said",
 		"from     local @work/echo in step.yml", "command  bash -c echo", `outputs  said="a\u001b[2J\nb"`,
 		"from     git https://h/g/p@main (" + strings.Repeat("0a", 20) + ") in steps/step.yml", "  step inner success",
 	} {

@@ -116,11 +116,16 @@ var notCompared = map[string]string{
 
 // decided are the cases that go against what was decided, and why.
 var decided = map[string]string{
-	"env_invocation_not_referenced_by_own_inputs":  "the published example uses env of a step in its own inputs: env comes first, then inputs",
-	"not_found_message":                            "the wording is that of another program; ours names the key that was not found",
-	"log_level_default_info":                       "the variable is set by the service that runner managers of today talk to",
-	"log_level_from_job_variable_case_insensitive": "the variable is set by the service that runner managers of today talk to",
-	"log_level_invalid_rejected":                   "the variable is checked by the service that runner managers of today talk to",
+	"env_invocation_not_referenced_by_own_inputs": "the published example uses env of a step in its own inputs: env " +
+		"comes first, then inputs",
+	"not_found_message": "the wording is that of another program; ours names the key that " +
+		"was not found",
+	"log_level_default_info": "the variable is set by the service that runner managers of today " +
+		"talk to",
+	"log_level_from_job_variable_case_insensitive": "the variable is set by the service that runner managers of today " +
+		"talk to",
+	"log_level_invalid_rejected": "the variable is checked by the service that runner managers of " +
+		"today talk to",
 }
 
 func TestConformance(t *testing.T) {
@@ -193,7 +198,8 @@ func readCases(t *testing.T, root string) []*testCase {
 
 var handledKeys = strings.Fields(
 	`status exit_code log_contains log_not_contains log_order log_count error_contains exports outputs
-	job_outputs output_len steps compiled trace trace_present trace_not_contains property stdout stderr_contains job_status max_seconds note decision conflict open peer
+	job_outputs output_len steps compiled trace trace_present trace_not_contains property stdout stderr_contains
+    job_status max_seconds note decision conflict open peer
 	log_contains_run cache_entries fetches absent_files no_temp_left`,
 )
 
@@ -228,7 +234,8 @@ func (c *testCase) fill(text, root string) string {
 func (c *testCase) config(t *testing.T, def *pb.Definition, root string) engine.Config {
 	t.Helper()
 	cfg := engine.Config{
-		Definition: def, RunnerEnv: []string{"PATH=" + os.Getenv("PATH")}, Env: c.RunEnv, Vars: c.Variables, Secrets: &mask.Set{},
+		Definition: def, RunnerEnv: []string{"PATH=" + os.Getenv("PATH")}, Env: c.RunEnv, Vars: c.Variables,
+		Secrets: &mask.Set{},
 	}
 	if c.neighbour {
 		cfg.Env = c.Env
@@ -522,7 +529,9 @@ func (c *testCase) checkCompiled(t *testing.T, def *pb.Definition) (wrong []stri
 		for name, v := range s.GetInputs() {
 			inputs[name] = v.AsInterface()
 		}
-		got := map[string]any{"name": s.GetName(), "step.protocol": s.GetReference().GetProtocol().String(), "inputs": inputs}[field]
+		got := map[string]any{
+			"name": s.GetName(), "step.protocol": s.GetReference().GetProtocol().String(), "inputs": inputs,
+		}[field]
 		if want := c.Expect.Compiled[path]; !reflect.DeepEqual(want, got) {
 			wrong = append(wrong, fmt.Sprintf("%s is %v, want %v", path, got, want))
 		}

@@ -49,7 +49,8 @@ func TestTapSumsUpTheParts(t *testing.T) {
 func TestPathsInOutputStandAsMarkers(t *testing.T) {
 	p := somePaths()
 	for _, text := range []string{
-		"/tmp/job/1/script: line 3: no", "/tmp/job/1/step-7", "/tmp/job/1/step-", "/tmp/job/1", "x/home/me/project\n/home/me/projects",
+		"/tmp/job/1/script: line 3: no", "/tmp/job/1/step-7", "/tmp/job/1/step-", "/tmp/job/1",
+		"x/home/me/project\n/home/me/projects",
 		"//tmp/job/1//", "/tmp/job/1/tmp/job/1", "/home/me/projec", "/", "none", "/tmp/job/tmp/job/1 ",
 	} {
 		want := p.markOnly(text)

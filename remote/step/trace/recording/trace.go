@@ -127,7 +127,8 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.St
 	}
 	t.paths = t.Recorder.paths(rec.filesDir)
 	step := trace.Step{
-		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), ExitCode: res.ExitCode, When: s.GetWhen(),
+		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), ExitCode: res.ExitCode,
+		When:      s.GetWhen(),
 		Component: t.found(rec.component), Truncated: rec.cut,
 	}
 	t.reference(s, &step)

@@ -51,7 +51,8 @@ spec:
 env: {WHO: "${{ inputs.message }}"}
 exec:
   work_dir: sub
-  command: [bash, -c, 'echo "$0"; echo err >&2; printf "{\"name\":\"said\",\"value\":\"%s\"}\n" "$0" >> "${{output_file}}"', "${{inputs.message}}"]
+  command: [bash, -c, 'echo "$0"; echo err >&2; printf "{\"name\":\"said\",\"value\":\"%s\"}\n" "$0" >>
+      "${{output_file}}"', "${{inputs.message}}"]
 `
 	tr := newTrial(t, `
 - name: one
@@ -222,7 +223,8 @@ func TestNoSecretIsInATrace(t *testing.T) {
   env: {E: "x ${{ vars.TOKEN }} y"}
   inputs: {v: "declared-secret"}
 - name: argv
-  exec: {command: [echo, "${{ vars.TOKEN }}", "https://me:pw-in-url@host/x", "${{ vars.FILE }}", "HTTPS://only-token@host"]}
+  exec: {command: [echo, "${{ vars.TOKEN }}", "https://me:pw-in-url@host/x", "${{ vars.FILE }}",
+      "HTTPS://only-token@host"]}
 - name: script
   script: "echo ${{ vars.TOKEN }}; echo '{\"name\":\"N\",\"value\":\"'tokentoken'\"}' > ${{ export_file }}"
 - name: literal
@@ -250,9 +252,12 @@ func TestNoSecretIsInATrace(t *testing.T) {
 		c.Env = map[string]string{"GIVEN": "with tokentoken in it"}
 		c.RunnerEnv = append(c.RunnerEnv, "http_proxy=http://me:pw-in-url@proxy")
 	}).files(map[string]string{
-		"echo/step.yml":      "spec: {inputs: {message: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.message }}']}\n",
-		"gen/step.yml":       "spec: {outputs: {o: {type: struct, sensitive: true}}}\n---\nexec: {command: [sh, -c, 'echo ''{\"name\":\"o\",\"value\":{\"a\":[\"late-secret\"]}}'' > ${{ output_file }}']}\n",
-		"sensitive/step.yml": "spec: {inputs: {v: {type: string, sensitive: true}}}\n---\nexec: {command: [echo, '${{ inputs.v }}']}\n",
+		"echo/step.yml": "spec: {inputs: {message: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.message " +
+			"}}']}\n",
+		"gen/step.yml": "spec: {outputs: {o: {type: struct, sensitive: true}}}\n---\nexec: {command: [sh, -c, 'echo " +
+			"''{\"name\":\"o\",\"value\":{\"a\":[\"late-secret\"]}}'' > ${{ output_file }}']}\n",
+		"sensitive/step.yml": "spec: {inputs: {v: {type: string, sensitive: true}}}\n---\nexec: {command: [echo, '${{ " +
+			"inputs.v }}']}\n",
 	})
 	res := tr.run()
 	require.Equal(t, `step "fails": exec: exit status 3`, res.Message)
@@ -317,9 +322,11 @@ func TestTwoRunsHaveTheSameIdentity(t *testing.T) {
 		tr := newTrial(t, deterministic, record, func(c *engine.Config) {
 			c.Vars = []engine.Variable{{Key: "TOKEN", Value: "tokentoken", Masked: true}}
 		}).files(map[string]string{
-			"lib/outer/step.yml": "spec: {inputs: {n: {type: number}}}\n---\nrun: [{name: i, step: ../inner, inputs: {n: '${{ inputs.n }}'}}]\n",
-			"lib/inner/step.yml": "spec: {inputs: {n: {type: number}}}\n---\nexec: {command: [./run.sh, '${{ inputs.n }}'], work_dir: '${{ step_dir }}'}\n",
-			"lib/inner/run.sh":   "#!/usr/bin/env sh\npwd; echo $1; echo $0 >&2\n",
+			"lib/outer/step.yml": "spec: {inputs: {n: {type: number}}}\n---\nrun: [{name: i, step: ../inner, inputs: {n: " +
+				"'${{ inputs.n }}'}}]\n",
+			"lib/inner/step.yml": "spec: {inputs: {n: {type: number}}}\n---\nexec: {command: [./run.sh, '${{ inputs.n }}'], " +
+				"work_dir: '${{ step_dir }}'}\n",
+			"lib/inner/run.sh": "#!/usr/bin/env sh\npwd; echo $1; echo $0 >&2\n",
 		})
 		made, _ := tr.trace(tr.succeed())
 		identity, err := made.Identity.Canonical()
@@ -338,7 +345,8 @@ func TestTwoRunsHaveTheSameIdentity(t *testing.T) {
 func TestDirectoryOfALocalStepIsSummedUpIfItIsSmall(t *testing.T) {
 	tr := newTrial(
 		t,
-		"- {name: root, step: .}\n- {name: large, step: ./large}\n- {name: small, step: ./small}\n- {name: changed, script: 'echo >> small/x'}\n- {name: again, step: ./small}\n- {name: linked, step: ./link}\n",
+		"- {name: root, step: .}\n- {name: large, step: ./large}\n- {name: small, step: ./small}\n- {name: changed, "+
+			"script: 'echo >> small/x'}\n- {name: again, step: ./small}\n- {name: linked, step: ./link}\n",
 		traced(),
 	)
 	require.NoError(t, os.Symlink("small", filepath.Join(tr.place.WorkDir, "link")))
