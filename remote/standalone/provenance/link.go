@@ -42,7 +42,7 @@ func Links(t *trace.Trace) ([]Link, error) {
 	return links, failed
 }
 
-// unusual is what is in no name of a step.
+// unusual matches characters that names of steps do not have.
 var unusual = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 
 // fileName names the file of a link. Names of a trace that was not written by us are made fit for one.

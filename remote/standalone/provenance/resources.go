@@ -42,14 +42,14 @@ func walk(steps []trace.Step, names []string, visit func(s *trace.Step, names []
 	}
 }
 
-// dependencies are what the job's steps are made of: components and programs, each once.
+// dependencies are the components and the programs of the job's steps, each once.
 func dependencies(id *trace.Identity) []*intoto.ResourceDescriptor {
 	list := []*intoto.ResourceDescriptor{}
 	walk(id.Steps, nil, func(s *trace.Step, _ []string) { list = append(list, materials(s)...) })
 	return distinct(list)
 }
 
-// distinct returns list without what is in it already, under the same name.
+// distinct returns list without duplicates of the same name.
 func distinct(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(list, func(r *intoto.ResourceDescriptor) bool {
@@ -63,7 +63,7 @@ func distinct(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 	})
 }
 
-// materials are what one step is made of.
+// materials are the component and the programs of one step.
 func materials(s *trace.Step) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	if s.Component != nil {
@@ -146,7 +146,8 @@ func fileURI(name string) string {
 	}
 }
 
-// uri returns the URI of what was fetched: git+https://host/project@ref, the archive's, or a package URL (purl).
+// uri returns the URI of a fetched component: git+https://host/project@ref, the URL of an archive, or a package URL
+// (purl).
 func uri(c *trace.Component) string {
 	switch c.Kind {
 	case trace.Git:
@@ -176,7 +177,7 @@ func isDigest(kind, text string) bool {
 	return len(text) == length && strings.Trim(text, "0123456789abcdef") == ""
 }
 
-// logs describe what the commands wrote.
+// logs describe the output of the commands.
 func logs(id *trace.Identity) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	walk(id.Steps, nil, func(s *trace.Step, names []string) {

@@ -35,7 +35,7 @@ func visit(list []trace.Step, def *pb.Definition, names string, fn func(s *trace
 	}
 }
 
-// sourceOf is what was fetched for a component, as the store knows it.
+// sourceOf is the source of a component, in the store's terms.
 func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 	prefixed := func(kind string) string {
 		if digest := c.Digest[kind]; digest != "" {
@@ -113,8 +113,8 @@ func (r *recorded) obtain(
 	return reasons
 }
 
-// referenceTo returns the reference that want was fetched for, which may hold credentials; or one to where it was
-// found, if what stands in the definition is not known before the job runs.
+// referenceTo returns the reference that want was fetched by, which may hold credentials. If the reference has
+// expressions, it returns one to the place where the component was found.
 func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	if ref := step.GetReference(); ref != nil && want.IsOf(ref) {
 		return ref, nil
@@ -122,7 +122,7 @@ func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	return want.Reference()
 }
 
-// Fetch implements [engine.Fetcher]: it returns what was fetched for ref when the trace was made.
+// Fetch implements [engine.Fetcher]: it returns the component that ref led to when the trace was made.
 func (r *recorded) Fetch(ctx context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	want, found := r.pick(ref)
 	if !found {
@@ -165,7 +165,7 @@ func (r *recorded) refuse(reason string) error {
 	return errors.New("the replay is refused: " + reason)
 }
 
-// release lets go of what obtain got.
+// release releases the components of obtain.
 func (r *recorded) release() {
 	for _, c := range r.held {
 		c.Release()

@@ -20,7 +20,7 @@ const (
 	maxBytes   = 1 << 30
 )
 
-// changedLocals says which steps of the project are not what they were.
+// changedLocals names the steps of the project that have changed.
 func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string) {
 	seen := map[string]bool{}
 	visit(id.Steps, nil, "", func(s *trace.Step, _ *pb.Step, name string) {

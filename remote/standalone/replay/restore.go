@@ -59,7 +59,7 @@ func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	return given, check(&given)
 }
 
-// check refuses what no text and no command line could have said.
+// check refuses values that no text and no command line can give.
 func check(g *standalone.Given) error {
 	if err := lang.CheckEnv("run_env", g.Env); err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 type Result struct {
 	// Schema names this form.
 	Schema string `json:"schema"`
-	// Same tells that none of the runs was different.
+	// Same tells that all runs equal the trace.
 	Same bool `json:"same"`
 	// Runs is how many there were.
 	Runs int `json:"runs"`
@@ -39,11 +39,11 @@ type Difference struct {
 	Runs int `json:"runs"`
 }
 
-// Run runs the plan as [standalone.Run] does, in its work directory, and compares what came of it with t, of which it is. It
-// does so times times, one after the other, but ends early when the job is stopped or this machine fails. If cfg has a
-// file for a trace, that is of the first run that was different, or else of the last. ended is told of each run; it may
-// be nil. The error is a *RefusedError if the job was refused something while it ran, or one of standalone.Run; nothing is
-// known of how the run compares then.
+// Run runs the plan in its work directory, as [standalone.Run] does, and compares the result with t, the plan's
+// trace. It repeats that times times, one after the other; it ends early when the job is stopped or this machine
+// fails. If cfg has a file for a trace, the first run that differs is written there, or else the last run. ended is
+// told of each run; it may be nil. The error is a *RefusedError if the job was refused something while it ran, or one
+// of standalone.Run: then there is no comparison.
 func (p *Plan) Run(
 	ctx, abort context.Context,
 	t *trace.Trace,

@@ -109,8 +109,8 @@ func timedOut(why error, exit proc.Exit) outcome {
 	return o
 }
 
-// collect takes what the step wrote to its files, also if it failed then. The error says what is wrong
-// with that.
+// collect reads the outputs and exports from the files of the step, also after a failure. The error says why they are
+// wrong.
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
 	exports, expErr := g.files.exports(g.v0())
@@ -126,8 +126,7 @@ func (r *Runner) collect(g *frame, res *StepResult) error {
 	return together(outErr, expErr)
 }
 
-// dialect is what a command is run by the rules of: that of its definition or, if it is written in its
-// place, of what is around it.
+// dialect is the dialect of the command: that of its definition or, if that stands in a list, of the list.
 func (f *frame) dialect() pb.Definition_Dialect {
 	for f.outer != nil {
 		f = f.outer
@@ -147,7 +146,8 @@ func (r *Runner) clean(g *frame) {
 
 func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "script") }
 
-// command returns what runs the definition of g in the environment env, and the values that its arguments begin with.
+// command returns the process of g's definition with the environment env, and the values that its arguments begin
+// with.
 func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Value, err error) {
 	cmd = proc.Command{
 		Dir:       r.place.WorkDir,
@@ -204,7 +204,7 @@ func (r *Runner) script(g *frame, cmd *proc.Command) error {
 	return writePrivate(file, g.script, "script")
 }
 
-// describe gives a step of the blueprint's dialect what it finds in its environment.
+// describe adds the environment variables and the description of the blueprint's dialect.
 func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 	if !g.v0() {
 		return nil
@@ -272,9 +272,9 @@ func (r *Runner) runProcess(
 	return exit, l, err
 }
 
-// awaitGroup waits, if something is ending p, until nothing is left of p's process group or the grace is
-// over, and reports whether something did. The shell of a script dies of SIGTERM at once, while what it
-// was running uses the grace to clean up. ending says whether p is being ended, and when it is killed.
+// awaitGroup waits, if p is being ended, until p's process group is empty or the grace is over, and reports whether p
+// is being ended. The shell of a script dies of SIGTERM at once, while its children use the grace to clean up. ending
+// says whether p is being ended, and when it is killed.
 func awaitGroup(ctx context.Context, p *proc.Process, ending func() (time.Time, bool)) bool {
 	killAt, is := ending()
 	if !is {
@@ -311,7 +311,7 @@ func (r *Runner) attach(p *proc.Process) {
 	}
 }
 
-// release ends what attach began. It returns why the job was stopped if that ended the step.
+// release undoes attach. It returns why the job was stopped if that ended the step.
 func (r *Runner) release() *stop {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -29,12 +29,12 @@ const (
 	maxRun = 10_000
 )
 
-// Config says what to run.
+// Config is a job and the way to run it.
 type Config struct {
 	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
 	Definition *pb.Definition
-	// Env is the job's environment: over what the operating system says, below what steps export and what
-	// the definition and its steps set.
+	// Env is the environment of all steps. It overrides the operating system's variables; exports and the env of the
+	// definition and of steps override it.
 	Env map[string]string
 	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
 	Inputs map[string]expr.Value
@@ -47,10 +47,11 @@ type Config struct {
 	// this process.
 	RunnerEnv []string
 
-	// Fetcher gets the steps that are not local, with the credentials that the job's variables hold. If nil, there
-	// are none. Run does not close it.
+	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
+	// fail. Run does not close it.
 	Fetcher Fetcher
-	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, there are none before.
+	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
+	// empty Set.
 	Secrets *mask.Set
 
 	// Start starts the job's processes. If nil, [proc.Start].
@@ -73,16 +74,15 @@ type Config struct {
 	Events Events
 }
 
-// Place is where a job runs, and where what it writes goes.
+// Place has the directories and the output streams of a job.
 type Place struct {
 	// WorkDir is where steps run. It is absolute and exists.
 	WorkDir string
-	// ScriptDir is a private directory for the texts of scripts, and for what steps give and take in
-	// files. It exists, and is empty but for entries of other names than script, vars and step-1, step-2,
-	// and so on.
+	// ScriptDir is a private directory for scripts and for the files that steps read and write. It exists, and has no
+	// entries named script, vars, step-1, step-2 and so on.
 	ScriptDir string
-	// Stdout and Stderr get what the steps write, byte for byte where nothing is masked. They must stand
-	// several calls at once. Nil discards it.
+	// Stdout and Stderr get the output of the steps, with secrets masked. They must allow concurrent calls. Nil
+	// discards it.
 	Stdout, Stderr io.Writer
 }
 
@@ -148,9 +148,9 @@ func New(cfg Config) *Runner {
 	return &Runner{cfg: cfg, maxKept: maxKept}
 }
 
-// Run runs the job at place and returns how it ended, when none of its processes is left. When ctx ends it
-// kills them at once and runs no further step; the Result's message is the cause. It must be called
-// once. A panic while it runs is the job's failure.
+// Run runs the job at place, and returns how it ended, once all of its processes are gone. When ctx ends, Run kills
+// them at once and runs no further step; the Result's message is the cause. Call it once. A panic while it runs fails
+// the job.
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
@@ -201,7 +201,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	return r.result(ctx)
 }
 
-// begin makes what the job's steps run in, and finds what can be found wrong before the first of them.
+// begin makes the frame of the job's steps, and finds the mistakes that are visible before the first of them.
 func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	r.requestEnv, r.exports = layerOf(r.cfg.Env), layer{}
 	r.credentials = r.jobCredentials()
@@ -309,14 +309,14 @@ func (r *Runner) giveOutputs(res *Result) {
 	res.Outputs = outputs
 }
 
-// closeLast ends what the step that ran last has left.
+// closeLast ends the background processes of the last step.
 func (r *Runner) closeLast() {
 	last := len(r.kept) - 1
 	r.closeErr = errors.Join(r.closeErr, r.kept[last].Close())
 	r.kept = r.kept[:last]
 }
 
-// end ends what all steps left.
+// end ends the background processes of all steps.
 func (r *Runner) end() error {
 	errs := make([]error, len(r.kept)+1)
 	errs[len(r.kept)] = r.closeErr

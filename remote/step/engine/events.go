@@ -7,8 +7,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
-// Events is told what a job does, in the order it happens. The goroutine of Run makes the calls and waits for them. Do
-// not change the arguments. The address of a StepResult identifies the step: it is also that in Result.Steps.
+// Events is told how a job goes on, in order. The goroutine of Run makes the calls and waits for them. Do not change
+// the arguments. The address of a StepResult identifies the step: it is the same in Result.Steps.
 type Events interface {
 	// JobStarted comes first. osEnv is the part of the runner's environment that steps may see.
 	JobStarted(place Place, osEnv map[string]expr.Value)
@@ -20,10 +20,10 @@ type Events interface {
 	ComponentFetched(c *fetch.Component)
 	// StepFound tells where the definition of a step is. A step whose definition stands in its place has no such event.
 	StepFound(step *StepResult, found Found)
-	// StepPrepared tells what a step is given, before it runs.
+	// StepPrepared tells the inputs and the environment of a step, before it runs.
 	StepPrepared(step *StepResult, with Prepared)
-	// CommandStarting tells what is about to run. cmd.Argv begins with the texts of argv, and cmd.Env was made of env:
-	// these values know which texts are sensitive.
+	// CommandStarting tells the command before it starts. cmd.Argv begins with the texts of argv, and cmd.Env was
+	// made of env: these values know which texts are sensitive.
 	CommandStarting(step *StepResult, cmd *proc.Command, argv []expr.Value, env map[string]expr.Value)
 	// CommandStarted tells the process of the command.
 	CommandStarted(step *StepResult, pid int)
@@ -48,7 +48,7 @@ type Found struct {
 	Cached bool
 }
 
-// Prepared is what a step is given.
+// Prepared has the inputs and the environment of a step.
 type Prepared struct {
 	Definition *pb.Definition
 	// Builtin is that of Found.
@@ -57,7 +57,7 @@ type Prepared struct {
 	Inputs map[string]expr.Value
 	// Env is the environment that the reference and the definition of the step set, the innermost last.
 	Env []map[string]expr.Value
-	// FilesDir is the directory of the files that the step gives its outputs in; empty if it has none.
+	// FilesDir is the directory of the step's output files; empty for a list of steps.
 	FilesDir string
 }
 

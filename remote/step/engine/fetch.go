@@ -56,8 +56,8 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 	return found, err
 }
 
-// component fetches what ref says. What the job has of a version already, it goes on with. It is there until the job's
-// end.
+// component fetches the component of ref, and keeps it until the job ends. The whole job uses one commit of each
+// version.
 func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Component, error) {
 	for _, c := range r.components {
 		if same, ok := c.For(ref); ok {
@@ -95,7 +95,7 @@ func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	return ref, err
 }
 
-// jobCredentials are what the job's variables let it fetch.
+// jobCredentials are the credentials in the job's variables.
 func (r *Runner) jobCredentials() fetch.Credentials {
 	values := make(map[string]string, len(r.cfg.Vars))
 	for _, v := range r.cfg.Vars {
@@ -104,7 +104,7 @@ func (r *Runner) jobCredentials() fetch.Credentials {
 	return fetch.FromVariables(func(name string) string { return values[name] })
 }
 
-// releaseComponents tells that the job needs no more of what was fetched for it.
+// releaseComponents releases the components that the job has fetched.
 func (r *Runner) releaseComponents() {
 	for _, c := range r.components {
 		c.Release()

@@ -42,7 +42,7 @@ type cached struct {
 	err  error
 }
 
-// load finds what ref, which stands in f, says.
+// load finds the step that ref, in f, refers to.
 func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	switch ref.GetProtocol() {
 	case pb.Reference_local:
@@ -106,8 +106,8 @@ func within(root, dir string) error {
 	return errors.New("it is outside of what was fetched, and a fetched step cannot refer to that")
 }
 
-// find reads the definition in dir: from file, or from the first there is of those it can be in. name
-// is what errors call the step.
+// find reads the definition in dir: from file or, if that is empty, from the first of definitionFiles that exists.
+// Errors call the step name.
 func (r *Runner) find(dir, file, root, name string) (Found, error) {
 	candidates := definitionFiles
 	if file != "" {

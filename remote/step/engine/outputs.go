@@ -21,12 +21,12 @@ const (
 	maxEntries = 10_000
 	// maxLevels is the deepest nesting of a value in a file.
 	maxLevels = 64
-	// maxResults bounds what the steps of one job give, in bytes, as it is kept until the job is
+	// maxResults bounds the outputs and exports of all steps of a job, in bytes. They are kept until the job is
 	// forgotten.
 	maxResults = 32 << 20
 )
 
-// entries are what a file says.
+// entries are the values in a file, by name.
 type entries map[string]expr.Value
 
 // parseEntries reads a file: a line for each value, as {"name": ..., "value": ...} or, in the dialect of
@@ -220,8 +220,7 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 	return outputs, nil
 }
 
-// protected are variables that no step can export: they would change what every program after it does,
-// or what the runner itself tells a step.
+// protected are variables that no step can export: they change every later program, or the runner's own variables.
 var protected = map[string]bool{
 	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true,
 	"NODE_OPTIONS": true,
@@ -272,7 +271,7 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	return text, err
 }
 
-// together is all errs, on one line; nil if there are none.
+// together joins errs in one line; nil without errors.
 func together(errs ...error) error {
 	var texts []string
 	for _, err := range errs {
@@ -294,7 +293,7 @@ func size(values map[string]expr.Value) (n int) {
 	return n
 }
 
-// valueSize is what a value takes beside its text.
+// valueSize is the cost of a value beside its text, in bytes.
 const valueSize = 64
 
 func sizeOf(v expr.Value) int {

@@ -14,8 +14,8 @@ import (
 // prechecked is how many levels of local steps are looked at before the first step runs.
 const prechecked = 2
 
-// precheck finds what is wrong with the steps that f refers to, as far as that can be told before any of
-// them runs: so that it fails in milliseconds, not after an hour. What is not there may come to be there.
+// precheck finds mistakes in the steps that f refers to before any of them runs: a job fails in milliseconds, not
+// after an hour. Missing files are no mistake yet: an earlier step may create them.
 func (r *Runner) precheck(ctx context.Context, f *frame) error {
 	c := &checker{r: r, done: map[*pb.Definition]bool{}, found: map[string]Found{}}
 	return c.check(ctx, f, 0)

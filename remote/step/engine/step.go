@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// sequence runs the steps of f, and records in results what became of them.
+// sequence runs the steps of f, and records the ends of them in results.
 func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 	for i, s := range f.def.GetSteps() {
 		res := &results[i]
@@ -86,7 +86,7 @@ func (r *Runner) announce(res *StepResult, kind Kind) {
 	r.observe(res)
 }
 
-// observe tells what has become of res, without the steps below it.
+// observe tells the state of res, without the steps below it.
 func (r *Runner) observe(res *StepResult) {
 	seen := *res
 	seen.Steps = nil
@@ -107,7 +107,7 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	r.observe(res)
 }
 
-// call finds what a step runs, and runs it.
+// call finds the definition of a step, and runs it.
 func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) outcome {
 	if r.count++; r.count > maxRun {
 		return failed(fmt.Errorf("the job runs more than %d steps", maxRun))
@@ -175,7 +175,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	return g, nil
 }
 
-// prepared is what the step s, whose frame is g, is given. set is the environment that it sets.
+// prepared describes the step s, whose frame is f. set is the environment that it sets.
 func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
 	p := Prepared{Definition: f.def, Builtin: f.builtin, Env: set}
 	if f.files != nil {
@@ -264,7 +264,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	return nil
 }
 
-// restrict keeps from f what spec does not request.
+// restrict hides everything from f that spec does not request.
 func (f *frame) restrict(spec *pb.Spec) {
 	if req := spec.GetSpec().GetRequests(); req != nil {
 		f.requests = append(slices.Clip(f.requests), req)
@@ -287,7 +287,7 @@ func literalScript(s *pb.Step) (string, bool) {
 	return lang.Literal(script.StringValue)
 }
 
-// evalInputs evaluates what a call gives.
+// evalInputs evaluates the inputs of a call.
 func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
 	given := make(map[string]expr.Value, len(inputs))
 	for _, key := range slices.Sorted(maps.Keys(inputs)) {
@@ -334,7 +334,7 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	return outcome{status: Success}
 }
 
-// exportsOf returns what the steps of a sequence exported to those after it.
+// exportsOf returns the exports of a sequence's steps.
 func exportsOf(results []StepResult) map[string]expr.Value {
 	all := map[string]expr.Value{}
 	for _, res := range results {
@@ -373,7 +373,7 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 	return r.bindOutputs(spec, dialect, given)
 }
 
-// bindOutputs returns what is given as the outputs of a list of steps, with what is secret masked from now on.
+// bindOutputs checks given as the outputs of a list of steps. Secret outputs are masked from now on.
 func (r *Runner) bindOutputs(
 	spec *pb.Spec,
 	dialect pb.Definition_Dialect,
@@ -387,7 +387,7 @@ func (r *Runner) bindOutputs(
 	return outputs, warnings, err
 }
 
-// give counts what a step gives.
+// give counts the outputs and exports of a step.
 func (r *Runner) give(values ...map[string]expr.Value) error {
 	for _, given := range values {
 		r.given += size(given)

@@ -77,8 +77,8 @@ func (r *Runner) writeVariable(v Variable) (string, error) {
 
 func (r *Runner) varsDir() string { return filepath.Join(r.place.ScriptDir, "vars") }
 
-// jobContext is what expressions know as job: the variables and, under the names of the blueprint, what
-// describes the job.
+// jobContext is the value of job in expressions: the variables and, under the names of the blueprint, the description
+// of the job.
 func jobContext(vars map[string]expr.Value) (expr.Value, error) {
 	context := make(map[string]any, len(vars)+len(predefined))
 	for name, v := range description(vars) {
@@ -91,7 +91,7 @@ func jobContext(vars map[string]expr.Value) (expr.Value, error) {
 	return expr.New(context)
 }
 
-// description is what the predefined variables tell of the job.
+// description is the part of job that the predefined variables describe.
 func description(vars map[string]expr.Value) map[string]any {
 	about := map[string]any{}
 	for _, p := range predefined {

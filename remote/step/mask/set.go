@@ -11,11 +11,11 @@ import (
 // Replacement stands where a secret was.
 const Replacement = "[MASKED]"
 
-// maxNodes bounds what the automaton of a Set needs: 17 bytes for each.
+// maxNodes bounds the memory for the automaton of a Set: 17 bytes a node.
 const maxNodes = 8 << 20
 
-// Set holds secrets. The zero value has none and is ready to use. It is safe for concurrent use, and may
-// grow while streams run: a secret is masked in what is written after Add has returned.
+// Set holds secrets. The zero value is empty and ready to use. It is safe for concurrent use, and may grow while
+// streams run: a new secret is masked in all data written after Add has returned.
 type Set struct {
 	built atomic.Pointer[automaton] // of all patterns; nil if that has to be built
 

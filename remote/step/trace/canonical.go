@@ -31,7 +31,8 @@ func idOf(canonical []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Encode sets t's id, and its schema if it has none, and returns t as JSON: in the canonical form of RFC 8785, with a newline after it.
+// Encode sets t's id, and its schema if that is empty, and returns t in the canonical JSON of RFC 8785, with a
+// newline.
 func (t *Trace) Encode() ([]byte, error) {
 	canonical, err := t.Identity.Canonical()
 	if err != nil {

@@ -35,7 +35,7 @@ func EncodeDefinition(def *pb.Definition, redact func(string) mask.Text) (json.R
 	return data, nil
 }
 
-// maskTree masks the texts in what was read from JSON. The keys of objects too: what is left of one is a text.
+// maskTree masks the texts in a JSON tree, and the keys of its objects.
 func maskTree(v any, redact func(string) mask.Text) any {
 	switch v := v.(type) {
 	case string:
@@ -56,7 +56,7 @@ func maskTree(v any, redact func(string) mask.Text) any {
 	return v
 }
 
-// maskKey is what is left of a key.
+// maskKey masks a key, if it holds a secret.
 func maskKey(key string, redact func(string) mask.Text) string {
 	if t := redact(key); t.Masked {
 		return "[MASKED " + t.HMAC[:16] + "]"
@@ -81,7 +81,7 @@ func DecodeDefinition(data json.RawMessage) (*pb.Definition, error) {
 	return def, nil
 }
 
-// hasMasked reports whether what was read from JSON has a masked text in it, or a key with one.
+// hasMasked reports whether a JSON tree has a masked text or a masked key.
 func hasMasked(v any) bool {
 	switch v := v.(type) {
 	case []any:
@@ -102,5 +102,5 @@ func hasMasked(v any) bool {
 // sumLen is the length of an HMAC.
 const sumLen = 64
 
-// maskedKey is what is left of a key that holds a secret.
+// maskedKey matches a masked key.
 var maskedKey = regexp.MustCompile(`^\[MASKED [0-9a-f]{16}\]$`)

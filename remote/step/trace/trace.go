@@ -21,11 +21,11 @@ const (
 	CacheDir = "@cache"
 	// TempDir has files of the job's own, as the text of a script.
 	TempDir = "@tmp"
-	// StepDir has what a step gives and takes in files: @step/output is its output file.
+	// StepDir has the files that a step reads and writes: @step/output is its output file.
 	StepDir = "@step"
 )
 
-// Trace is what a job did.
+// Trace records a job.
 type Trace struct {
 	// Schema is [Schema] or [SchemaV1].
 	Schema string `json:"schema"`
@@ -37,7 +37,7 @@ type Trace struct {
 	Secrets *mask.Salt `json:"secrets,omitempty"`
 }
 
-// Identity is what was run and what came of it. Nothing in it depends on when or where that was.
+// Identity is a job and its results. It does not depend on the time and the place of the run.
 type Identity struct {
 	Job     Job     `json:"job"`
 	Runtime Runtime `json:"runtime"`
@@ -47,7 +47,7 @@ type Identity struct {
 	Status string `json:"status"`
 	// Reason is why the job did not succeed: script, invalid, timeout, cancelled or system; else empty.
 	Reason string `json:"reason,omitempty"`
-	// ExitCode is that of the step that failed the job; 0 if none did.
+	// ExitCode is that of the step that failed the job, else 0.
 	ExitCode int         `json:"exit_code"`
 	Outputs  mask.Values `json:"outputs"`
 	// Exports are all that steps exported and that was passed on.
@@ -62,11 +62,11 @@ const (
 	Skipped   = "skipped" // of a step only: it never ran
 )
 
-// Job is what was asked for.
+// Job is a job as it was requested.
 type Job struct {
 	Source Source `json:"source"`
-	// Text is the text of the job's steps, which compiles to Definition; zero if there is none. If a secret is anywhere
-	// in it, or in Definition, all of it is masked.
+	// Text is the text of the job's steps, which compiles to Definition; zero if the job has no such text. If a
+	// secret is anywhere in it, or in Definition, all of it is masked.
 	Text mask.Text `json:"text,omitzero"`
 	// Definition is the whole job as it was compiled, with its expressions as they were written. See
 	// [DecodeDefinition]. It is missing if the source could not be read.
@@ -77,7 +77,7 @@ type Job struct {
 	Vars map[string]Variable `json:"vars_used"`
 	// Env is the environment that the job was given for all of its steps.
 	Env mask.Texts `json:"run_env"`
-	// OSEnv is what steps got of the environment of the runner's process.
+	// OSEnv is the part of the runner's own environment that steps get.
 	OSEnv mask.Texts `json:"os_env"`
 	// MayFail names steps that may fail without failing the job.
 	MayFail []string `json:"may_fail,omitempty"`
@@ -125,7 +125,7 @@ type Variable struct {
 	Masked bool `json:"masked,omitempty"`
 }
 
-// Runtime is what ran the job.
+// Runtime is the machine and the program that ran the job.
 type Runtime struct {
 	OS   string `json:"os"`
 	Arch string `json:"arch"`
@@ -136,7 +136,7 @@ type Runtime struct {
 	} `json:"runner"`
 }
 
-// Volatile is what differs from run to run.
+// Volatile has the data that differs from run to run.
 type Volatile struct {
 	// TraceID is a random UUID.
 	TraceID string    `json:"trace_id"`
@@ -146,13 +146,13 @@ type Volatile struct {
 	PID     int       `json:"pid,omitempty"`
 	// Message says why the job did not succeed.
 	Message string `json:"message,omitempty"`
-	// Paths are what the markers stood for: absolute paths, by "@work" and so on.
+	// Paths are the absolute paths of the markers, by "@work" and so on.
 	Paths map[string]string `json:"paths,omitempty"`
 	// Versions are those of interpreters, by the sha256 of their file, where they were to be had without running it.
 	Versions map[string]string `json:"versions,omitempty"`
 	// Steps are about the steps that ran, in the order they began.
 	Steps []StepRun `json:"steps"`
-	// Warnings are about the trace itself: what it lacks.
+	// Warnings tell the gaps of the trace itself.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
@@ -169,7 +169,7 @@ type StepRun struct {
 	SystemMS float64 `json:"sys_ms,omitempty"`
 	// Cache is hit or fetched, of a component that is not local.
 	Cache string `json:"cache,omitempty"`
-	// Message says why the step did not succeed, Warnings what was not as it should be.
+	// Message says why the step failed. Warnings are problems that did not fail it.
 	Message  string   `json:"message,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 	// Stdout and Stderr are about the output of a command; else nil.

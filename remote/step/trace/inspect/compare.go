@@ -21,8 +21,8 @@ type Difference struct {
 	Pointer string `json:"pointer"`
 	// Step has the names that lead to the step it belongs to, as in "outer.inner"; empty if it belongs to the job.
 	Step string `json:"step,omitempty"`
-	// Old and New are the values as JSON, cut to a length that can be read; empty where there is none. Of a value that
-	// is masked in one of the traces neither is told.
+	// Old and New are the values as JSON, cut to a readable length; empty where there is no value. Neither is shown
+	// if one trace masks it.
 	Old string `json:"old,omitempty"`
 	New string `json:"new,omitempty"`
 
@@ -57,9 +57,9 @@ type Comparison struct {
 // Same reports whether no difference was found.
 func (c *Comparison) Same() bool { return len(c.Differences) == 0 }
 
-// Ignore says what does not count when traces are compared.
+// Ignore leaves parts out of a comparison.
 type Ignore struct {
-	// Logs are what steps wrote to their streams.
+	// Logs are the output of the steps.
 	Logs bool
 	// Runtime is the machine, the program that ran the job, and the digests of the programs that steps ran.
 	Runtime bool
@@ -186,7 +186,7 @@ func (c *comparer) compareMasked(p *position, old, now any, oldMask, newMask str
 	}
 }
 
-// unmasked is what is told of a value that is masked in the other trace: it may be the secret.
+// unmasked stands for a value that the other trace masks: it may be the secret.
 func unmasked(v any) string {
 	if v == (absent{}) {
 		return ""
@@ -204,7 +204,7 @@ func maskOf(v any) string {
 	return hmac
 }
 
-// ignored reports whether what is at p does not count.
+// ignored reports whether the value at p is left out.
 func (c *comparer) ignored(p *position) bool {
 	switch {
 	case c.ignore.Logs && p.keys == 1 && p.key == "logs":
@@ -248,7 +248,7 @@ func shown(v any) string {
 	return one(string(data))
 }
 
-// hidden returns v with what is masked in it in short.
+// hidden returns v with its masked values in short form.
 func hidden(v any) any {
 	switch v := v.(type) {
 	case map[string]any:

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// position is a place in an identity: what is in another one by a key, or a number.
+// position is a place in an identity: the position around it, and a key or an index in that.
 type position struct {
 	outer *position // nil for the identity itself
 	key   string    // as JSON pointers have it unescaped
@@ -15,7 +15,7 @@ type position struct {
 	keys  int       // how many lead here from the step, or from the identity
 }
 
-// in returns the place of a member of what is at p.
+// in returns the place of the member key of the object at p.
 func (p *position) in(key string) *position {
 	return &position{outer: p, key: key, keys: p.keys + 1}
 }

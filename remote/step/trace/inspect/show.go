@@ -15,8 +15,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Show writes t for people: a line for the job and for each step, and below it what it got, ran and gave. Nothing in
-// it means something to a terminal, whatever the trace holds.
+// Show prints t: a line for the job and for each step, and below it the inputs, the command and the results. It
+// escapes everything that a terminal could obey.
 func Show(w io.Writer, t *trace.Trace) error {
 	s := &shower{w: bufio.NewWriter(w), runs: make(map[string]*trace.StepRun, len(t.Volatile.Steps))}
 	for i := range t.Volatile.Steps {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A File is the file of a trace that is to be written: room on the disk, set aside under a name of its own, so that
-// a disk that fills up in the meantime does not lose the trace. It is safe for concurrent use.
+// A File is the file of a trace that is still to be written. It reserves room on the disk under a temporary name, so
+// that a disk that fills up in the meantime does not lose the trace. It is safe for concurrent use.
 type File struct {
 	path string
 
@@ -22,8 +22,8 @@ type File struct {
 	written  int64
 }
 
-// Create sets aside room for size bytes, in the directory of path. Nothing is at path before Commit. The caller must
-// call Commit or Discard.
+// Create reserves room for size bytes in the directory of path. path changes with Commit only. The caller must call
+// Commit or Discard.
 func Create(path string, size int64) (*File, error) {
 	info, err := os.Stat(path)
 	switch {
@@ -49,8 +49,8 @@ func Create(path string, size int64) (*File, error) {
 // Path returns where the trace will be, or is.
 func (f *File) Path() string { return f.path }
 
-// Reserve sets aside room for size bytes in all. Less than there is already changes nothing. On a file system that
-// cannot do so nothing is set aside.
+// Reserve reserves room for size bytes in all. It never gives room back, and does nothing on a file system that
+// cannot reserve.
 func (f *File) Reserve(size int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,7 +82,7 @@ func (f *File) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Commit puts what was written at path, in the place of what may be there: as a whole, or not at all. It ends f.
+// Commit moves the written file to path, and replaces the file there: as a whole, or not at all. It ends f.
 func (f *File) Commit() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,7 +116,7 @@ func bare(err error) error {
 	return err
 }
 
-// Discard gives up f, and removes what was set aside. After Commit it does nothing; it is idempotent.
+// Discard removes the temporary file. After Commit it does nothing; it is idempotent.
 func (f *File) Discard() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -88,7 +88,8 @@ func (p *Paths) open(data []byte) (_ *known, open bool) {
 	return nil, false
 }
 
-// split tells that from here on both sums differ. rest is what comes next, as it is.
+// split begins a second sum because the stream and its marked form differ from here on. rest comes next in the
+// stream.
 func (p *part) split(rest []byte) {
 	if p.asIs != nil {
 		return
@@ -114,7 +115,7 @@ func (p *part) passMarker(marker string) {
 	p.asMarked.Write([]byte(marker))
 }
 
-// end decides what was held.
+// end decides about the held-back bytes.
 func (p *part) end() {
 	if len(p.held) == 0 {
 		return
@@ -135,7 +136,7 @@ func (p *part) end() {
 	p.end()
 }
 
-// log returns what the part is in the identity, and what it is as it was.
+// log returns the part with markers, for the identity, and the part as it was written.
 func (p *part) log() (trace.Log, *trace.Range) {
 	p.end()
 	sum := hex.EncodeToString(p.asMarked.Sum(nil))

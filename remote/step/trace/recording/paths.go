@@ -10,7 +10,7 @@ import (
 
 var markers = []string{trace.WorkDir, trace.CacheDir, trace.TempDir, trace.StepDir}
 
-// Paths turns paths into markers, and back. The zero value knows none. It is not safe for concurrent use.
+// Paths replaces paths by markers, and markers by paths. The zero value is empty. It is not safe for concurrent use.
 type Paths struct {
 	known []known // the longest path first
 }
@@ -20,8 +20,8 @@ type known struct {
 	other        bool // an earlier path has the marker too
 }
 
-// Add makes marker, which is one of the four or begins with @cache/, stand for path. The root directory, and what is
-// not an absolute path, is left alone. Of several paths with one marker the first is the one that Expand gives.
+// Add lets marker, which is one of the four or begins with @cache/, replace path. It ignores the root directory and
+// relative paths. If several paths have one marker, Expand returns the first.
 func (p *Paths) Add(path, marker string) {
 	if len(path) < 2 || path[0] != '/' || strings.HasSuffix(path, "/") {
 		return
@@ -69,7 +69,7 @@ func (p *Paths) Expand(text string) string {
 	})
 }
 
-// replace returns text with what by says for each place with a / or an @: a text, and how many bytes it replaces.
+// replace calls by for the rest of text at each / and @, and replaces n bytes there if by returns a text and n > 0.
 func replace(text string, by func(rest string) (string, int)) string {
 	if !strings.ContainsAny(text, "/@") {
 		return text

@@ -22,7 +22,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Config says what a trace tells beyond the events of its job.
+// Config has the parts of a trace that the events of its job do not tell.
 type Config struct {
 	// Source is where the job's text came from. Its digest is left out of the trace if Text, which it is the digest of,
 	// holds a secret.
@@ -64,11 +64,11 @@ type Recorder struct {
 	own   sync.WaitGroup
 	place engine.Place
 	osEnv map[string]expr.Value
-	// realWork and realTemp are the directories of place without symbolic links; empty if there are none.
+	// realWork and realTemp are the directories of place without symbolic links; empty if they have no links.
 	realWork, realTemp string
 }
 
-// stepRecord is what happened to a step, beside its result.
+// stepRecord is the record of a step, beside its result.
 type stepRecord struct {
 	cut                  bool // large data is left out
 	condition            *bool
@@ -186,7 +186,7 @@ func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
 	}
 }
 
-// realPath is path without symbolic links; empty if it has none, or does not exist.
+// realPath is path without symbolic links; empty if it has no links, or does not exist.
 func realPath(path string) string {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || real == path {

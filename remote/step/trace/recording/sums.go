@@ -33,7 +33,7 @@ type sums struct {
 	versions map[string]string // by digest
 }
 
-// summed is a file whose digest was taken. state is what the system says of it, which nobody can set back.
+// summed is the digest of a file, and the state of the file then, which nobody can set back.
 type summed struct {
 	state  [5]int64
 	digest string
@@ -91,8 +91,8 @@ func stateOf(info fs.FileInfo) (state [5]int64, ok bool) {
 // program is a file that can be executed, and its SHA-256; that is empty if it cannot be read.
 type program struct{ path, digest string }
 
-// programs returns what cmd runs: the program of its first argument and, if that is a script with #!, or cmd the
-// script of a step, what runs it.
+// programs returns the program of cmd's first argument and its interpreter: the one after the #! of a script or, for
+// a script step, the program itself.
 func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter program) {
 	run = s.find(cmd.Argv[0], cmd)
 	if isScript {
@@ -104,7 +104,7 @@ func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter prog
 	return run, interpreter
 }
 
-// find returns the program that name is to cmd; none if there is none.
+// find returns the program that cmd runs as name; zero if it does not exist.
 func (s *sums) find(name string, cmd *proc.Command) program {
 	path, err := proc.Find(name, cmd.Dir, cmd.Env)
 	if err != nil {
@@ -135,8 +135,8 @@ func (s *sums) tree(dir, work string) string {
 	return digest
 }
 
-// interpreterOf returns what the program path names after its #!: of /usr/bin/env X that X. It is empty if path is
-// no such script.
+// interpreterOf returns the program after the #! of the script path, and X of /usr/bin/env X. It is empty for other
+// files.
 func interpreterOf(path string) string {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

@@ -49,7 +49,7 @@ func NewTap(w io.Writer) *Tap {
 	return t
 }
 
-// Write passes p on. What comes before the first part belongs to none. After Close nothing is summed up.
+// Write passes p on. Data before the first part belongs to no part, and data after Close is not summed up.
 func (t *Tap) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,8 +117,8 @@ func (t *Tap) Close() {
 	<-t.done
 }
 
-// Part returns what part number n is in the identity of a trace, and what it is as it was written. It waits for
-// Close. A part that was begun after that is empty.
+// Part returns part number n with markers, for the identity of a trace, and as it was written. It waits for Close. A
+// part that began after Close is empty.
 func (t *Tap) Part(n int) (trace.Log, *trace.Range) {
 	<-t.done
 	if n < 0 || n >= len(t.parts) {

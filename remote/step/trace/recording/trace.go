@@ -99,7 +99,7 @@ func (t *tracer) jobOf() trace.Job {
 	return j
 }
 
-// steps are the steps of def, of which results tells what became. It reports whether some are cut.
+// steps are the steps of def with their results. cut tells that some data is left out.
 func (t *tracer) steps(def *pb.Definition, results []engine.StepResult, path string) (list []trace.Step, cut bool) {
 	list = make([]trace.Step, 0, len(results))
 	for i, s := range def.GetSteps() {
@@ -167,7 +167,7 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.St
 	return step, cut
 }
 
-// exec is what was run.
+// exec is the command of the step.
 func (t *tracer) exec(rec *stepRecord) *trace.Exec {
 	if rec.exec == nil {
 		return nil
