@@ -6,7 +6,7 @@ BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-# A release has no debugging pages of gRPC: they cost every start of the VM's end.
+# Releases leave out the debugging pages of gRPC: they slow down every start of the VM's end.
 RELEASE := -trimpath -tags grpcnotrace
 
 FUZZTIME ?= 10s
@@ -27,11 +27,11 @@ WARMUP   ?= 30m
 .DEFAULT_GOAL := help
 
 .PHONY: build
-build: ## build bin/stepmux, the program of both ends
+build: ## build bin/stepmux, the program for both ends
 	CGO_ENABLED=0 go build $(RELEASE) -o bin/stepmux ./cmd/stepmux
 
 .PHONY: run
-run: build ## run examples/hello.yml as BUILDS builds at once on a VM embedded in the program
+run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program
 	bin/stepmux run --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
 .PHONY: example-sources
@@ -55,7 +55,7 @@ lint: ## check format, modules and the linters
 	$(GOLANGCI) run ./...
 
 .PHONY: vuln
-vuln: bin/tools/govulncheck ## look for known vulnerabilities (needs the vulnerability database)
+vuln: bin/tools/govulncheck ## look for known vulnerabilities (needs the network)
 	bin/tools/govulncheck ./...
 
 bin/tools/govulncheck: Makefile
@@ -63,37 +63,37 @@ bin/tools/govulncheck: Makefile
 	GOBIN=$(CURDIR)/bin/tools go install $(GOVULNCHECK)
 
 .PHONY: fuzz
-fuzz: ## fuzz the targets FUZZ (a regexp) names, JOBS at once, each for FUZZTIME (500x: so many inputs)
+fuzz: ## fuzz the targets that match FUZZ, JOBS at once, each for FUZZTIME (500x: 500 inputs)
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS)
 
 .PHONY: fuzz-long
 fuzz-long: FUZZTIME = 30m
-fuzz-long: ## fuzz until each target had FUZZTIME in all, going on where it stopped; make faults-report tells of it
+fuzz-long: ## fuzz until each target has had FUZZTIME in all, over several runs; make faults-report shows it
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
 
 .PHONY: hostile
-hostile: ## let hostile servers and relays send MESSAGES messages of each kind, with their memory measured
+hostile: ## let hostile servers and relays send MESSAGES messages of each kind, and measure our memory
 	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./remote
 	for i in 1 2 3 4 5 6 7 8 9 10; do \
 	  STEPMUX_HOSTILE=$$(($(MESSAGES) / 10)) go test -count=1 -timeout 3h -run Nothing ./mux || exit 1; \
-	done # in ten processes: what the library leaves behind of a connection goes with them
+	done # ten processes, since goroutines that the SSH library leaks end with their process
 
 .PHONY: faults
-faults: build ## break things while builds run: N faults drawn from SEED, for TIME at most, going on where it stopped; ROUND repeats one round, KINDS and ROUTES choose
+faults: build ## inject N faults drawn from SEED while builds run, for at most TIME; ROUND=n repeats one round, KINDS and ROUTES select
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig run -seed $(SEED) -n $(N) -time $(TIME) -jobs $(JOBS) -kinds '$(KINDS)' -routes '$(ROUTES)' $(if $(ROUND),-round $(ROUND))
 
 .PHONY: soak
-soak: build ## one manager, ten VMs, builds, faults and recycling for WARMUP and DURATION: in that nothing may grow
+soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATION; nothing may grow in DURATION
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
 
 .PHONY: faults-report
-faults-report: ## write the tables of docs/reliability.md from what make faults, make soak and make fuzz-long kept in bin/faults
+faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
 	go run ./bench/faults/faultrig report
 
 .PHONY: bench
-bench: ## run the benchmarks BENCH (a regexp) names, all in about ten minutes; the output is kept in bin/bench.txt
+bench: ## run the benchmarks that match BENCH, all in about ten minutes; the output goes to bin/bench.txt
 	mkdir -p bin
 	rm -f bin/bench-samples.json
 	STEPMUX_BENCH_SAMPLES=$(CURDIR)/bin/bench-samples.json \
@@ -101,37 +101,37 @@ bench: ## run the benchmarks BENCH (a regexp) names, all in about ten minutes; t
 	cat bin/bench.txt
 
 .PHONY: bench-smoke
-bench-smoke: ## run each benchmark once, fewer and smaller ones, to see that it runs
+bench-smoke: ## run each benchmark once and small, to see that it runs
 	go test -run '^$$' -bench . -benchtime 1x -short -timeout 30m ./bench ./pool ./remote/...
 
-# The page of the benchmarks is a module of its own: what draws its pictures is no part of the product.
+# The report is a module of its own, so that its drawing libraries are no dependencies of the product.
 .PHONY: bin/report
 bin/report:
 	go -C bench/report build -o $(CURDIR)/bin/report .
 
 .PHONY: bench-check
-bench-check: bin/report ## hold what make bench measured against the project's goals
+bench-check: bin/report ## hold the results of make bench against the project's goals
 	bin/report check bin/bench.txt
 
 .PHONY: bench-report
-bench-report: bin/report ## write docs/benchmarks.md and the README's table from what make bench measured
+bench-report: bin/report ## write docs/benchmarks.md and the README's table from the results of make bench
 	bin/report write -samples bin/bench-samples.json -page docs/benchmarks.md -readme README.md bin/bench.txt
 
 .PHONY: bench-baseline
-bench-baseline: bin/report ## keep what make bench measured as BASE, to be committed
+bench-baseline: bin/report ## keep the results of make bench as BASE, to be committed
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	cp bin/bench-lines.txt $(BASE)
 
-# benchstat sets files apart that tell of other machines and runs; -ignore has it compare them all the same.
+# benchstat does not compare files with different machines or commits; -ignore makes it compare them.
 .PHONY: bench-compare
-bench-compare: bin/report ## compare what make bench measured with the earlier results in the file BASE
+bench-compare: bin/report ## compare the results of make bench with the earlier results in the file BASE
 	@test -r "$(BASE)" || { echo "$(BASE) is not there: name a file of earlier results, as make bench-compare BASE=bench/baseline.txt"; exit 2; }
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 
 .PHONY: proofs
-proofs: ## take out each mechanism that keeps a promise of docs/reliability.md, and see its test fail
+proofs: ## remove each mechanism behind a promise of docs/reliability.md, and see its test fail
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate

@@ -1,4 +1,5 @@
-// Package boundedhttp serves small requests over HTTP, bounded in size and time.
+// Package boundedhttp is an HTTP server with limits on size and time, for metrics and the control socket. The owner of
+// a [Server] closes it.
 package boundedhttp
 
 import (
@@ -8,7 +9,7 @@ import (
 	"time"
 )
 
-// maxBody bounds a request's body, of which none has a use.
+// maxBody bounds a request's body, which no handler reads.
 const maxBody = 1 << 10
 
 // Server is an HTTP server. It owns a goroutine that accepts connections, and one for each of those.
@@ -29,23 +30,23 @@ func Serve(listener net.Listener, handler http.Handler) *Server {
 		MaxHeaderBytes:    16 << 10,
 		ConnState:         s.count,
 	}
-	s.wg.Go(func() { _ = s.http.Serve(listener) }) // it ends with Close
+	s.wg.Go(func() { _ = s.http.Serve(listener) }) // until Close
 	return s
 }
 
-// count keeps count of the connections' goroutines.
+// count counts the goroutines of connections.
 func (s *Server) count(_ net.Conn, state http.ConnState) {
 	switch state {
 	case http.StateNew:
 		s.wg.Add(1)
 	case http.StateClosed, http.StateHijacked:
 		s.wg.Done()
-	case http.StateActive, http.StateIdle: // it goes on
+	case http.StateActive, http.StateIdle: // still open
 	}
 }
 
 // Close ends all connections. It is idempotent and waits for the server's goroutines.
 func (s *Server) Close() {
-	_ = s.http.Close() // an error means that the listener was closed already
+	_ = s.http.Close() // an error means that the listener is closed
 	s.wg.Wait()
 }

@@ -210,7 +210,9 @@ func TestCommandsDoNotSeeTheTestsEnvironment(t *testing.T) {
 	onBoth(t, embeddedvm.Config{}, nil, func(t *testing.T, s *sshtest.Server) {
 		env := output(t, dial(t, s), "env")
 		require.NotContains(t, env, "s3cret")
-		for _, name := range []string{"PATH=", "HOME=", "USER=", "LOGNAME=", "SHELL=", "SSH_CLIENT=", "SSH_CONNECTION=127.0.0.1 "} {
+		for _, name := range []string{
+			"PATH=", "HOME=", "USER=", "LOGNAME=", "SHELL=", "SSH_CLIENT=", "SSH_CONNECTION=127.0.0.1 ",
+		} {
 			require.Contains(t, env, name)
 		}
 	})

@@ -131,7 +131,8 @@ func TestAbsentTargetsAreRefusedLikeSaturation(t *testing.T) {
 
 func TestForbiddenForwardingIsRefused(t *testing.T) {
 	limits := []string{"AllowStreamLocalForwarding no", "AllowTcpForwarding no"}
-	onBoth(t, embeddedvm.Config{DisableStreamLocal: true, DisableTCP: true}, limits, func(t *testing.T, s *sshtest.Server) {
+	off := embeddedvm.Config{DisableStreamLocal: true, DisableTCP: true}
+	onBoth(t, off, limits, func(t *testing.T, s *sshtest.Server) {
 		client := dial(t, s)
 		_, err := client.Dial("tcp", "127.0.0.1:1")
 		requireReason(t, err, ssh.Prohibited)

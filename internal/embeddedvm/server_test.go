@@ -142,7 +142,8 @@ func TestMalformedChannelsAreRefused(t *testing.T) {
 
 func TestSignalReachesTheProcessGroup(t *testing.T) {
 	client := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	r := start(t, client, "trap : TERM; (trap 'echo child; exit' TERM; echo ready; while :; do read x < "+fifo(t)+"; done) & wait; wait; echo parent")
+	r := start(t, client, "trap : TERM; (trap 'echo child; exit' TERM; echo ready; while :; do read x < "+fifo(t)+
+		"; done) & wait; wait; echo parent")
 	require.Equal(t, "ready", r.line(t))
 	ok, err := r.SendRequest("signal", true, ssh.Marshal(struct{ Name string }{"TERM"}))
 	require.NoError(t, err)
@@ -164,7 +165,9 @@ func TestCommandsRunAsConfigured(t *testing.T) {
 	dir := t.TempDir()
 	shell := filepath.Join(t.TempDir(), "shell")
 	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho greeting\nexec /bin/sh \"$@\"\n"), 0o700))
-	client := dial(t, sshtest.InProcess(t, embeddedvm.Config{Dir: dir, Shell: shell, Env: []string{"NAME=value", "PATH=/bin"}}))
+	client := dial(
+		t, sshtest.InProcess(t, embeddedvm.Config{Dir: dir, Shell: shell, Env: []string{"NAME=value", "PATH=/bin"}}),
+	)
 	require.Equal(t, "greeting\n"+dir+" "+dir+" value /bin "+shell+"\n",
 		output(t, client, `echo "$PWD $HOME $NAME $PATH $SHELL"`))
 }
@@ -224,7 +227,7 @@ func TestCutAllBreaksConnectionsAndNotTheServer(t *testing.T) {
 	require.Equal(t, 2, s.VM.Stat().TotalConns)
 }
 
-func TestCloseKillsCommandsAndWhatTheyLeft(t *testing.T) {
+func TestCloseKillsCommandsAndTheirBackgroundProcesses(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	client := dial(t, s)
 	dir := t.TempDir()
@@ -252,7 +255,7 @@ func TestShutdownLetsCommandsEndByThemselves(t *testing.T) {
 	require.FileExists(t, done)
 }
 
-func TestShutdownKillsWhatIsLeftWhenItsContextEnds(t *testing.T) {
+func TestShutdownKillsCommandsWhenItsContextEnds(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	pid := filepath.Join(t.TempDir(), "pid")
 	r := start(t, dial(t, s), "echo $$ > "+pid+"; echo ready; read x < "+fifo(t))

@@ -21,9 +21,9 @@ type GitServer struct {
 	*httptest.Server
 	// Host is its host and port.
 	Host string
-	// User and Password are wanted, if not empty. Set before the first request.
+	// User and Password are required of clients if they are not empty. Set them before the first request.
 	User, Password string
-	// Old lets it speak the oldest protocol, which gives commits only by the refs that lead to them.
+	// Old makes it speak the oldest protocol, in which a client can only fetch commits that refs lead to.
 	Old bool
 	// Before is called before each request, and answers it if it returns true. May be nil.
 	Before func(w http.ResponseWriter, r *http.Request) bool
@@ -37,7 +37,9 @@ func ServeGit(t TB, root string) *GitServer {
 	git, err := exec.LookPath("git")
 	require.NoError(t, err)
 	s := &GitServer{}
-	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, git, root) }))
+	s.Server = httptest.NewServer(
+		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, git, root) }),
+	)
 	s.Host = strings.TrimPrefix(s.URL, "http://")
 	t.Cleanup(s.Close)
 	return s
@@ -52,7 +54,13 @@ func (s *GitServer) serve(w http.ResponseWriter, r *http.Request, git, root stri
 		http.Error(w, "who are you?", http.StatusUnauthorized)
 		return
 	}
-	env := []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "PATH=" + os.Getenv("PATH"), "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null"}
+	env := []string{
+		"GIT_PROJECT_ROOT=" + root,
+		"GIT_HTTP_EXPORT_ALL=1",
+		"PATH=" + os.Getenv("PATH"),
+		"GIT_CONFIG_NOSYSTEM=1",
+		"GIT_CONFIG_GLOBAL=/dev/null",
+	}
 	if !s.Old {
 		env = append(env, "GIT_PROTOCOL="+r.Header.Get("Git-Protocol"))
 	}
@@ -62,7 +70,10 @@ func (s *GitServer) serve(w http.ResponseWriter, r *http.Request, git, root stri
 		r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
 		s.count(body, r.Header.Get("Content-Encoding") == "gzip")
 	}
-	(&cgi.Handler{Path: git, Args: []string{"http-backend"}, Env: env, Stderr: io.Discard, Logger: log.New(io.Discard, "", 0)}).ServeHTTP(w, r)
+	(&cgi.Handler{
+		Path: git, Args: []string{"http-backend"}, Env: env,
+		Stderr: io.Discard, Logger: log.New(io.Discard, "", 0),
+	}).ServeHTTP(w, r)
 }
 
 func (s *GitServer) count(body []byte, zipped bool) {
@@ -78,8 +89,8 @@ func (s *GitServer) count(body []byte, zipped bool) {
 	}
 }
 
-// Fetches returns how often objects were fetched.
+// Fetches returns how often clients fetched objects.
 func (s *GitServer) Fetches() int { return int(s.fetches.Load()) }
 
-// Questions returns how often refs were asked for.
+// Questions returns how often clients asked for refs.
 func (s *GitServer) Questions() int { return int(s.questions.Load()) }

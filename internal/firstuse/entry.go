@@ -13,27 +13,30 @@ import (
 )
 
 const (
-	// maxID bounds an identity, as it is written.
+	// maxID bounds an identity in its escaped form.
 	maxID = 512
-	// dayForm is how days are written.
+	// dayForm is the format of days.
 	dayForm = "2006-01-02"
-	// usedMark stands before the day, in a line's comment.
+	// usedMark precedes the day in a line's comment.
 	usedMark = "last-used="
 )
 
 // entry is one line of the file.
 type entry struct {
-	id   string // as it is written
+	id   string // escaped
 	key  ssh.PublicKey
-	used time.Time // the day, zero if it is not known
+	used time.Time // day on which the machine was last reached; zero if not known
 }
 
 func (e entry) line() string {
-	return fmt.Sprintf("%s %s %s %s%s\n", e.id, e.key.Type(), base64.StdEncoding.EncodeToString(e.key.Marshal()), usedMark, e.used.Format(dayForm))
+	return fmt.Sprintf(
+		"%s %s %s %s%s\n", e.id, e.key.Type(), base64.StdEncoding.EncodeToString(e.key.Marshal()), usedMark,
+		e.used.Format(dayForm),
+	)
 }
 
-// parse reads the whole file. A line that is not one of ours is an error: what it was meant to say is not
-// known, and to go on without it could be to trust the wrong machine.
+// parse reads the whole file. A line that it does not understand is an error: without the line, a wrong machine could
+// be trusted.
 func parse(data []byte) ([]entry, error) {
 	var all []entry
 	for n := 1; len(data) > 0; n++ {
@@ -60,16 +63,18 @@ func parseLine(line []byte) (entry, error) {
 	case err != nil:
 		return entry{}, err
 	case marker != "" || len(hosts) != 1 || strings.ContainsAny(hosts[0], "*?!|"):
-		return entry{}, errors.New("it is not of the form ID TYPE KEY: this file is for identities, put patterns and markers into a known_hosts file")
+		return entry{}, errors.New(
+			"it is not of the form ID TYPE KEY: this file is for identities, put patterns and markers into a known_hosts file",
+		)
 	}
 	e := entry{id: hosts[0], key: key}
 	if day, ours := strings.CutPrefix(comment, usedMark); ours {
-		e.used, _ = time.Parse(dayForm, day) // zero is a day that is not known
+		e.used, _ = time.Parse(dayForm, day) // zero if it is no day
 	}
 	return e, nil
 }
 
-// escape returns an identity as it is written: what means something in known_hosts as %XX.
+// escape writes an identity for the file: characters with a meaning in known_hosts become %XX.
 func escape(id string) (string, error) {
 	if id == "" {
 		return "", errors.New("the machine has no identity")
@@ -77,8 +82,9 @@ func escape(id string) (string, error) {
 	var out strings.Builder
 	for i := range len(id) {
 		c := id[i]
-		safe := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("._-:/+=", c) >= 0 ||
-			i > 0 && c == '@' // a marker begins with it
+		safe := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
+			strings.IndexByte("._-:/+=", c) >= 0 ||
+			i > 0 && c == '@' // at the start it would be a marker
 		if safe {
 			out.WriteByte(c)
 		} else {

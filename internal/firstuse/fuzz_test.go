@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzParse reads any file: what is read is written as it was understood, and no line is passed over.
+// FuzzParse holds that no line of a file is skipped, and that writing the entries and reading them again gives the
+// same.
 func FuzzParse(f *testing.F) {
 	key := newKey(f, 1)
 	f.Add(entry{id: "i-1", key: key}.line() + "# comment\n\n")

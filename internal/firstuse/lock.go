@@ -13,12 +13,11 @@ import (
 
 const (
 	fileMode = 0o600
-	// openFlags: nothing is read or written through a link that somebody put in the file's place, and no pipe
-	// is waited for.
+	// openFlags refuse a symbolic link in the place of the file and do not wait for a pipe.
 	openFlags = unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 )
 
-// checkFile returns an error for what cannot be a store, or could have been written by others.
+// checkFile returns an error if the file cannot be a store or if others could have written it.
 func checkFile(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -31,15 +30,16 @@ func checkFile(f *os.File) error {
 	case !info.Mode().IsRegular():
 		return errors.New("it is not a regular file")
 	case ok && int(stat.Uid) != os.Getuid() && stat.Uid != 0:
-		return fmt.Errorf("it belongs to another user (%d), so what it says proves nothing", stat.Uid)
+		return fmt.Errorf("it belongs to another user (%d), so its keys prove nothing", stat.Uid)
 	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("others may write to it (mode %04o), so what it says proves nothing: check it, then chmod 600", info.Mode().Perm())
+		return fmt.Errorf("others may write to it (mode %04o), so its keys prove nothing: check it, then chmod 600",
+			info.Mode().Perm())
 	}
 	return nil
 }
 
-// lock keeps other writers out until unlock is called. The lock is on a file of its own, because the store's
-// is replaced, and ends with the process however that ends.
+// lock keeps other writers out until unlock is called. It locks a file of its own, because writers replace the store's
+// file. The kernel releases the lock when the process ends.
 func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 	f, err := os.OpenFile(s.path+".lock", os.O_CREATE|os.O_RDWR|openFlags, fileMode)
 	if err != nil {
@@ -49,7 +49,7 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return func() {
-				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // at once, also while a child that is being forked has a copy
+				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // at once, even while a child between fork and exec holds a copy
 				f.Close()
 			}, nil
 		}
@@ -57,7 +57,7 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 			f.Close()
 			return nil, fmt.Errorf("%s: %w (it must be on a file system with flock)", f.Name(), err)
 		}
-		timer := time.NewTimer(pause) // flock has no wait that a context could end
+		timer := time.NewTimer(pause) // flock cannot wait with a context
 		select {
 		case <-timer.C:
 		case <-ctx.Done():

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// maxEntries and maxUnused bound the file: of more machines those that were not reached for longest are
-	// forgotten, and so are those that were not reached for so long.
+	// maxEntries and maxUnused bound the file. Machines that were not reached for maxUnused are forgotten, and beyond
+	// maxEntries those that were not reached for longest.
 	maxEntries = 16 << 10
 	maxUnused  = 90 * 24 * time.Hour
-	// maxFile bounds what is read: maxEntries of the longest keys that anybody uses.
+	// maxFile bounds the file: room for maxEntries of the longest keys in use.
 	maxFile = 32 << 20
 )
 
@@ -32,7 +32,7 @@ type Store struct {
 	now   func() time.Time
 }
 
-// Open checks that the file can be used, and makes it, with its directory, if it is not there.
+// Open checks that the file can be used. It creates the file and its directory if they do not exist.
 func Open(path string) (*Store, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -42,7 +42,7 @@ func Open(path string) (*Store, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("open store of host keys: %w", err)
 	}
-	// O_APPEND: nothing is written, but a file that could not be is found out now.
+	// O_APPEND: Open writes no byte, but a file that cannot be written is an error now.
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|openFlags, fileMode)
 	if err != nil {
 		return nil, fmt.Errorf("open store of host keys: %w", err)
@@ -54,10 +54,10 @@ func Open(path string) (*Store, error) {
 	return s, nil
 }
 
-// Path names the file.
+// Path returns the name of the file.
 func (s *Store) Path() string { return s.path }
 
-// Key returns the key that is kept for a machine, nil if there is none.
+// Key returns the stored key of a machine, or nil.
 func (s *Store) Key(id string) (ssh.PublicKey, error) {
 	id, err := escape(id)
 	if err != nil {
@@ -73,8 +73,8 @@ func (s *Store) Key(id string) (ssh.PublicKey, error) {
 	return nil, nil
 }
 
-// Keep notes that a machine was reached and showed key, and returns the key that is kept for it: that one,
-// unless another was kept before. ctx bounds the wait for others that are writing.
+// Keep notes that a machine was reached and showed key. It returns the stored key of the machine: key, unless another
+// was stored before. ctx bounds the wait for other writers.
 func (s *Store) Keep(ctx context.Context, id string, key ssh.PublicKey) (kept ssh.PublicKey, err error) {
 	id, err = escape(id)
 	if err != nil {
@@ -99,7 +99,7 @@ func (s *Store) Keep(ctx context.Context, id string, key ssh.PublicKey) (kept ss
 	return kept, err
 }
 
-// Forget removes what is kept for machines that are gone. ctx is as for Keep.
+// Forget removes the keys of machines. ctx is as for Keep.
 func (s *Store) Forget(ctx context.Context, ids ...string) error {
 	gone := map[string]bool{}
 	for _, id := range ids {
@@ -115,8 +115,7 @@ func (s *Store) Forget(ctx context.Context, ids ...string) error {
 	})
 }
 
-// change applies fn to what the file holds while nobody else changes it, and writes the result if fn says
-// that there is something new.
+// change applies fn to the entries under the lock, and writes the result if fn reports a change.
 func (s *Store) change(ctx context.Context, fn func([]entry) ([]entry, bool)) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
@@ -137,8 +136,7 @@ func (s *Store) change(ctx context.Context, fn func([]entry) ([]entry, bool)) er
 	return nil
 }
 
-// bound forgets machines that are gone for long. Lines without a day, which somebody else wrote, count from
-// today.
+// bound forgets machines that were not reached for long. A line without a day, written by hand, counts from today.
 func (s *Store) bound(all []entry) []entry {
 	for i := range all {
 		if all[i].used.IsZero() {
@@ -160,11 +158,11 @@ func find(all []entry, id string) int {
 	return slices.IndexFunc(all, func(e entry) bool { return e.id == id })
 }
 
-// read returns what the file holds. Writers replace it as a whole, so no lock is needed.
+// read returns the entries. It needs no lock: writers replace the file as a whole.
 func (s *Store) read() ([]entry, error) {
 	f, err := os.OpenFile(s.path, os.O_RDONLY|openFlags, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil // removed: somebody wants it to begin anew
+		return nil, nil // an operator removed the file to start anew
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read store of host keys: %w", err)
@@ -178,7 +176,8 @@ func (s *Store) read() ([]entry, error) {
 		return nil, fmt.Errorf("read store of host keys: %w", err)
 	}
 	if len(data) > maxFile {
-		return nil, fmt.Errorf("read store of host keys %s: it is larger than %d bytes, so it is not one", s.path, maxFile)
+		return nil, fmt.Errorf("read store of host keys %s: it is larger than %d bytes, so it is no such store",
+			s.path, maxFile)
 	}
 	all, err := parse(data)
 	if err != nil {
@@ -187,14 +186,13 @@ func (s *Store) read() ([]entry, error) {
 	return all, nil
 }
 
-// write replaces the file by one that holds all, so that readers see the old or the new and a crash leaves
-// one of them.
+// write replaces the file, so that readers and a crash see either the old or the new one.
 func (s *Store) write(all []entry) error {
 	var text bytes.Buffer
 	for _, e := range all {
 		text.WriteString(e.line())
 	}
-	name := s.path + ".new" // always the same: who died while writing leaves one at most
+	name := s.path + ".new" // always the same name: crashed writers leave at most one file
 	if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newKey returns a key that is another for each n.
+// newKey returns a different key for each n.
 func newKey(t testing.TB, n int) ssh.PublicKey {
 	t.Helper()
 	seed := make([]byte, ed25519.SeedSize)
@@ -104,7 +104,7 @@ type nowhere struct{}
 func (*nowhere) Network() string { return "tcp" }
 func (*nowhere) String() string  { return "0.0.0.0:0" }
 
-func TestTheFileIsItsOwnersAloneAndLeavesNoOthers(t *testing.T) {
+func TestTheFileIsPrivateAndLeavesNoTemporaryFiles(t *testing.T) {
 	s := open(t)
 	keep(t, s, "i-1", newKey(t, 1))
 	info, err := os.Stat(s.path)
@@ -167,13 +167,13 @@ func TestTheFileIsBoundedOverAnyNumberOfMachines(t *testing.T) {
 	for i := range 100 {
 		now = now.Add(12 * time.Hour)
 		keep(t, s, fmt.Sprintf("i-%d", i), newKey(t, i))
-		require.Equal(t, newKey(t, 1000), keep(t, s, "in use", newKey(t, 1000)), "what is in use is not forgotten")
+		require.Equal(t, newKey(t, 1000), keep(t, s, "in use", newKey(t, 1000)), "a machine in use is not forgotten")
 	}
 	require.Equal(t, 20, strings.Count(text(t, s), "\n"))
 	require.Contains(t, text(t, s), "i-99 ")
 }
 
-func TestKeepDoesNotWriteWhatIsKnown(t *testing.T) {
+func TestKeepDoesNotWriteAKnownKey(t *testing.T) {
 	s := open(t)
 	keep(t, s, "i-1", newKey(t, 1))
 	before, err := os.Stat(s.path)
@@ -184,7 +184,7 @@ func TestKeepDoesNotWriteWhatIsKnown(t *testing.T) {
 	require.True(t, os.SameFile(before, after))
 }
 
-func TestWhatIsNoStoreIsRefused(t *testing.T) {
+func TestFilesThatAreNoStoreAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
@@ -221,13 +221,15 @@ func TestWhatIsNoStoreIsRefused(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist, "nothing is made through a link")
 }
 
-func TestLineThatSomebodyWroteCounts(t *testing.T) {
+func TestLineWrittenByHandCounts(t *testing.T) {
 	s := open(t)
 	line, _, _ := bytes.Cut([]byte(entry{id: "i-1", key: newKey(t, 1)}.line()), []byte(" last-used"))
 	require.NoError(t, os.WriteFile(s.path, append([]byte("# by hand\n\n"), line...), 0o600))
 	require.Equal(t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal())
 	keep(t, s, "i-2", newKey(t, 3))
-	require.Equal(t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal(), "also after the file was written anew")
+	require.Equal(
+		t, newKey(t, 1).Marshal(), keep(t, s, "i-1", newKey(t, 2)).Marshal(), "also after the file was written anew",
+	)
 }
 
 func TestWaitForAnotherWriterEndsWithTheContext(t *testing.T) {
@@ -244,7 +246,7 @@ func TestWaitForAnotherWriterEndsWithTheContext(t *testing.T) {
 	keep(t, s, "i-1", newKey(t, 1))
 }
 
-func TestIdentitiesThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidIdentitiesAreRefused(t *testing.T) {
 	s := open(t)
 	for _, id := range []string{"", strings.Repeat("x", 1000)} {
 		_, err := s.Key(id)

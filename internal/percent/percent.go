@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// Expand replaces each token of s, a % and a letter, by its value; %% is a %. A token without a value is
-// an error, which names it.
+// Expand replaces each token of s, a % and a letter, by its value; %% is a %. A token without a value is an error.
 func Expand(s string, values map[byte]string) (string, error) {
 	var out strings.Builder
 	for {
@@ -31,7 +30,7 @@ func Expand(s string, values map[byte]string) (string, error) {
 	}
 }
 
-// ExpandAll expands each of words. The result has as many.
+// ExpandAll expands each word by itself: values with blanks do not split it.
 func ExpandAll(words []string, values map[byte]string) ([]string, error) {
 	all := make([]string, len(words))
 	for i, w := range words {

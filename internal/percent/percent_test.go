@@ -14,7 +14,7 @@ func TestTokensAreExpandedOnce(t *testing.T) {
 		"plain":    "plain",
 		"%h":       "host",
 		"a%hb%%%h": "ahostb%host",
-		"%p":       "%h", // a value is not looked at again
+		"%p":       "%h", // values are not expanded
 	} {
 		got, err := Expand(in, values)
 		require.NoError(t, err)
@@ -34,7 +34,7 @@ func TestUnknownTokensAreErrorsThatNameThem(t *testing.T) {
 	require.ErrorContains(t, err, "%q here")
 }
 
-func FuzzWhatIsQuotedComesBack(f *testing.F) {
+func FuzzQuotedTextComesBack(f *testing.F) {
 	f.Add("50% of %h")
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := Expand(strings.ReplaceAll(s, "%", "%%"), nil)

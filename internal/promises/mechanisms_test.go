@@ -12,10 +12,10 @@ import (
 
 // mechanism is a piece of code that keeps a promise, and the test that fails without it.
 type mechanism struct {
-	promise string // as docs/reliability.md has it
+	promise string // the text in docs/reliability.md
 	file    string
-	code    string // in file, once
-	without string // what stands there when it is taken out
+	code    string // stands in file exactly once
+	without string // replaces code when the mechanism is taken out
 	test    string // package.TestName
 }
 
@@ -29,14 +29,14 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No false success: what ends without telling its end is the machine's failure",
-		file:    "connector/guard.go",
-		code:    "case g.native && code >= 0:",
+		file:    "connector/script/process.go",
+		code:    "case p.native && code >= 0:",
 		without: "case code >= 0:",
-		test:    "connector.TestWhatRunsTheScriptIsKilled",
+		test:    "connector/script.TestWhatRunsTheScriptIsKilled",
 	},
 	{
 		promise: "No silent loss: output goes on where it was cut off",
-		file:    "connector/steps.go",
+		file:    "connector/execute.go",
 		code:    "stdout += int64(len(msg.GetStream()))",
 		without: "_ = stdout",
 		test:    "instance.TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn",
@@ -95,7 +95,7 @@ var mechanisms = []mechanism{
 		file:    "remote/pipe/leash.go",
 		code:    "cancel(ErrLeash)",
 		without: "_ = cancel",
-		test:    "remote.TestServeEndsItsJobsHoweverItEnds",
+		test:    "remote.TestServeEndsItsJobsInEveryWayItCanEnd",
 	},
 	{
 		promise: "Nothing is left of a build whose step runner was killed",
@@ -162,10 +162,10 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "The memory that a build's log takes is bounded",
-		file:    "connector/log.go",
+		file:    "connector/buildlog/log.go",
 		code:    "len(l.queue)+n > room && len(l.queue) > 0 {",
 		without: "false {",
-		test:    "connector.TestALogThatTakesNothingFailsAfterItsTime",
+		test:    "connector/buildlog.TestALogThatTakesNothingFailsAfterItsTime",
 	},
 }
 

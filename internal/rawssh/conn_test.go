@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestAClientLogsInAndIsSpokenTo(t *testing.T) {
+func TestAClientLogsInAndReadsMessages(t *testing.T) {
 	for _, strict := range []bool{true, false} {
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {
 			c.NoStrictKex = !strict
@@ -29,7 +29,9 @@ func TestAClientLogsInAndIsSpokenTo(t *testing.T) {
 				}
 			}
 		})
-		client, err := ssh.Dial("tcp", server.Addr, &ssh.ClientConfig{User: "any", HostKeyCallback: ssh.FixedHostKey(server.HostKey)})
+		client, err := ssh.Dial(
+			"tcp", server.Addr, &ssh.ClientConfig{User: "any", HostKeyCallback: ssh.FixedHostKey(server.HostKey)},
+		)
 		require.NoError(t, err)
 		ok, answer, err := client.SendRequest("anything", true, nil)
 		require.NoError(t, err)
@@ -51,7 +53,9 @@ func TestTheServerEndsWithTheTest(t *testing.T) {
 			}
 			ended <- err
 		})
-		client, err := ssh.Dial("tcp", server.Addr, &ssh.ClientConfig{User: "any", HostKeyCallback: ssh.FixedHostKey(server.HostKey)})
+		client, err := ssh.Dial(
+			"tcp", server.Addr, &ssh.ClientConfig{User: "any", HostKeyCallback: ssh.FixedHostKey(server.HostKey)},
+		)
 		require.NoError(t, err)
 		<-reached
 		t.Cleanup(func() { client.Close() }) // called before the server's

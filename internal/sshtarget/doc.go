@@ -1,5 +1,6 @@
 // Package sshtarget finds out how a machine is reached by SSH, from OpenSSH's client configuration and from settings
-// that override it: names of ssh_config(5), keys, agents, passphrase and identity commands, host-key policies, jump hosts.
+// that override it: names of ssh_config(5), keys, agents, passphrase and identity commands, host-key policies, jump
+// hosts.
 //
 // A [Resolver] turns a [Machine], as an operator names it, into a [Target], ready for mux.Dial. [ParsePolicy] reads the
 // host-key policies. `ssh -G` evaluates ssh_config; config.go says when a library does. Nothing here connects to a

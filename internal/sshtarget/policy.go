@@ -12,18 +12,18 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// PolicyHelp describes what ParsePolicy reads, for --help.
-const PolicyHelp = `Host keys: --host-key may repeat; each policy accepts a key, refuses it, or leaves it to the next one, and a key
-that is left by the last is refused.
+// PolicyHelp describes the texts that ParsePolicy reads, for --help.
+const PolicyHelp = `Host keys: --host-key may repeat. Each policy accepts a key, refuses it, or passes it to the
+next one; a key that the last one passes on is refused.
   known-hosts        the files of --known-hosts, or ssh's own, with @cert-authority and @revoked (the default)
-  pinned:ID=KEY      the machine ID has this key, in the form "ssh-ed25519 AAAA..."; says nothing of others. A jump
-                     host's ID is USER@HOST:PORT
-  command:CMD ARG... what CMD prints in the form of known_hosts; %-tokens as of ssh's KnownHostsCommand
-  first-use[:FILE]   the key a machine showed when it was first reached is its own from then on. Machines are told
-                     apart by their ID, not by address: see --instance. FILE is made if it is not there (default
+  pinned:ID=KEY      the machine ID has this key, in the form "ssh-ed25519 AAAA..."; it does not apply to other
+                     machines. A jump host's ID is USER@HOST:PORT
+  command:CMD ARG... the lines that CMD prints in the form of known_hosts; %-tokens as in ssh's KnownHostsCommand
+  first-use[:FILE]   the key that a machine showed when it was first reached. Machines are told apart by their ID, not
+                     by address: see --instance. FILE is created if it does not exist (default
                      ~/.local/state/stepmux/first-use)
-  insecure           any key: whoever is in between can read and change everything
-A revoked key is refused wherever in the list known-hosts stands.`
+  insecure           any key: anybody on the network can read and change everything
+A revoked key is refused wherever known-hosts stands in the list.`
 
 // Policy is one policy for host keys.
 type Policy struct {

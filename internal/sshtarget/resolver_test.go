@@ -116,8 +116,8 @@ func TestJumpHostsAreNamedByTheWayThere(t *testing.T) {
 	require.Equal(t, name("a,10.0.0.5"), name("a,10.0.0.5"))
 }
 
-// What is said of one machine goes before the operator's word for all and ssh_config.
-func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
+// A machine's own settings override the operator's settings for all machines, and ssh_config.
+func TestSettingsOfAMachineGoFirst(t *testing.T) {
 	h := home(t, jumps)
 	key(t, filepath.Join(h, ".ssh", "id"), "")
 	_, public := key(t, filepath.Join(h, "own"), "")
@@ -132,7 +132,7 @@ func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
 	require.Equal(t, "me", target.SSH.User)
 	require.Equal(t, []string{own.String()}, waysOf(target))
 	require.Equal(t, pinned, target.SSH.HostKeys)
-	require.NotEqual(t, waysOf(target), waysOf(target.Jump), "it is about the machine only")
+	require.NotEqual(t, waysOf(target), waysOf(target.Jump), "the jump host has its own")
 
 	m.Jump, m.JumpUser, m.JumpAuth = "b1", "jump", []login.Auth{own}
 	target, err = r.Target(t.Context(), m)
@@ -218,9 +218,11 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 	target, err := resolver(t, ResolverConfig{}).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	require.Equal(t, []string{"key " + filepath.Join(dir, "id_ed25519")}, waysOf(target))
-	target, err = resolver(t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}}).Target(t.Context(), Machine{Place: "vm"})
+	target, err = resolver(
+		t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}},
+	).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
-	require.Equal(t, []string{file}, waysOf(target), "what the operator names is all")
+	require.Equal(t, []string{file}, waysOf(target), "only the operator's keys are tried")
 }
 
 func TestPassphraseCommandOpensAKey(t *testing.T) {
@@ -254,7 +256,10 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	limit := passphraseLimit
 	passphraseLimit = subprocess.Limit{Time: 100 * time.Millisecond, Bytes: limit.Bytes}
 	defer func() { passphraseLimit = limit }()
-	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}})
+	r = resolver(
+		t,
+		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
+	)
 	_, err = r.Target(t.Context(), Machine{Place: "vm"})
 	require.ErrorContains(t, err, "it has not ended after 100ms")
 	r = resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{"/bin/sh", "%z"}})
@@ -262,8 +267,8 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	require.ErrorContains(t, err, "--passphrase-command: ")
 }
 
-// The keys of an identity command may expire: it is asked for each connection, and told for what.
-func TestIdentityCommandIsAskedForEachConnection(t *testing.T) {
+// The keys of an identity command may expire: it runs for each connection, with the connection's tokens.
+func TestIdentityCommandRunsForEachConnection(t *testing.T) {
 	h := home(t, "")
 	file := filepath.Join(h, "key")
 	_, public := key(t, file, "")
@@ -320,7 +325,9 @@ func TestPolicies(t *testing.T) {
 		{[]string{"known-hosts", "first-use"}, ""},
 		{[]string{"first-use:" + filepath.Join(h, "my", "file")}, ""},
 	} {
-		target, err := resolver(t, ResolverConfig{Policies: policies(t, c.policies...)}).Target(t.Context(), Machine{ID: "vm-1", Place: where})
+		target, err := resolver(
+			t, ResolverConfig{Policies: policies(t, c.policies...)},
+		).Target(t.Context(), Machine{ID: "vm-1", Place: where})
 		if err == nil {
 			err = loginError(t, target)
 		}
@@ -336,18 +343,28 @@ func TestPolicies(t *testing.T) {
 		require.Contains(t, string(text), "vm-1 "+line(vm.HostKey))
 	}
 	put(t, filepath.Join(h, ".ssh", "known_hosts"), "garbage\n")
-	_, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")}).Target(t.Context(), Machine{Place: where})
+	_, err = resolver(
+		t, ResolverConfig{Policies: policies(t, "known-hosts", "insecure")},
+	).Target(t.Context(), Machine{Place: where})
 	require.ErrorContains(t, err, "known_hosts:1: ")
-	target, err := resolver(t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}}).Target(t.Context(), Machine{Place: where})
+	target, err := resolver(
+		t, ResolverConfig{Policies: policies(t, "known-hosts"), KnownHosts: []string{vm.KnownHosts}},
+	).Target(t.Context(), Machine{Place: where})
 	require.NoError(t, err)
 	requireLogin(t, target)
-	put(t, filepath.Join(h, ".ssh", "config"), "UserKnownHostsFile "+vm.KnownHosts+" ~/missing\nHost vm\n HostName 127.0.0.1\n User "+vm.User+"\n Port "+vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]+"\n")
-	target, err = resolver(t, ResolverConfig{Policies: policies(t, "known-hosts")}).Target(t.Context(), Machine{Place: "vm"})
+	put(
+		t, filepath.Join(h, ".ssh", "config"),
+		"UserKnownHostsFile "+vm.KnownHosts+" ~/missing\n"+
+			"Host vm\n HostName 127.0.0.1\n User "+vm.User+"\n Port "+vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]+"\n",
+	)
+	target, err = resolver(
+		t, ResolverConfig{Policies: policies(t, "known-hosts")},
+	).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
 	requireLogin(t, target)
 }
 
-func TestPoliciesThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidPoliciesAreRefused(t *testing.T) {
 	home(t, "")
 	for text, want := range map[string]string{
 		"":                      "use known-hosts",
@@ -372,7 +389,10 @@ func TestPoliciesThatCannotBeAreRefused(t *testing.T) {
 }
 
 func TestCertificatesThatSSHConfigNames(t *testing.T) {
-	h := home(t, "IdentityFile ~/.ssh/a\nIdentityFile ~/.ssh/b\nCertificateFile ~/.ssh/mine.crt\nCertificateFile ~/missing\n")
+	h := home(
+		t,
+		"IdentityFile ~/.ssh/a\nIdentityFile ~/.ssh/b\nCertificateFile ~/.ssh/mine.crt\nCertificateFile ~/missing\n",
+	)
 	key(t, filepath.Join(h, ".ssh", "a"), "")
 	b, _ := key(t, filepath.Join(h, ".ssh", "b"), "")
 	authority, _ := key(t, filepath.Join(h, "ca"), "")
@@ -382,7 +402,12 @@ func TestCertificatesThatSSHConfigNames(t *testing.T) {
 	vm := sshtest.OpenSSH(t, "TrustedUserCAKeys "+ca, "AuthorizedKeysFile none")
 	signer, err := ssh.NewSignerFromSigner(b)
 	require.NoError(t, err)
-	cert := &ssh.Certificate{Key: signer.PublicKey(), CertType: ssh.UserCert, ValidPrincipals: []string{vm.User}, ValidBefore: ssh.CertTimeInfinity}
+	cert := &ssh.Certificate{
+		Key:             signer.PublicKey(),
+		CertType:        ssh.UserCert,
+		ValidPrincipals: []string{vm.User},
+		ValidBefore:     ssh.CertTimeInfinity,
+	}
 	require.NoError(t, cert.SignCert(randomReader{}, caSigner))
 	port := vm.Addr[strings.LastIndexByte(vm.Addr, ':')+1:]
 	for _, file := range []string{"mine.crt", "b-cert.pub"} {
@@ -412,7 +437,10 @@ func TestCommandsEndWithTheContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("because")
 	cancel(because)
-	r := resolver(t, ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}})
+	r := resolver(
+		t,
+		ResolverConfig{Identities: []string{file}, PassphraseCommand: []string{script(t, "exec tail -f /dev/null")}},
+	)
 	_, err := r.Target(ctx, Machine{Place: "vm"})
 	require.ErrorIs(t, err, because)
 }

@@ -1,4 +1,4 @@
-// Package subprocess runs commands that the operator named, for their output: bounded in time and size.
+// Package subprocess runs the operator's commands and returns their output, bounded in time and size.
 package subprocess
 
 import (
@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// maxSaid is how much of a failed command's standard error its error repeats.
+	// maxSaid bounds the part of standard error in the error of a failed command.
 	maxSaid = 512
-	// pipeGrace is how long a command's output may be held open by what it left behind.
+	// pipeGrace is how long a background process of an ended command may hold its output open.
 	pipeGrace = time.Second
 )
 
@@ -28,10 +28,9 @@ type Limit struct {
 // errTooMuch ends a command that prints more than its limit.
 var errTooMuch = errors.New("it prints too much")
 
-// Output runs argv, without a shell, and returns its standard output. Its standard input is empty, its
-// environment ours. A command that takes too long, prints too much or outlives ctx is killed with its
-// process group; the error says which it was, and repeats the start of what it said on standard error.
-// Errors never have standard output in them: it may be a secret.
+// Output runs argv without a shell and returns its standard output. Its standard input is empty, and its environment is
+// ours. A command that takes too long, prints too much or outlives ctx is killed with its process group. The error says
+// which it was and has the start of its standard error, but never standard output, which may be a secret.
 func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	if len(argv) == 0 {
 		return nil, errors.New("run a command: it is empty")
@@ -64,7 +63,7 @@ func Output(ctx context.Context, argv []string, limit Limit) ([]byte, error) {
 	return out.buf.Bytes(), nil
 }
 
-// Look checks that a command's program exists, so that a wrong name shows before it is needed.
+// Look checks that a command's program exists, so that a wrong name is found before the command is needed.
 func Look(argv []string) error {
 	if len(argv) == 0 {
 		return errors.New("the command is empty")
@@ -73,8 +72,8 @@ func Look(argv []string) error {
 	return err // names the program
 }
 
-// bounded keeps the first bytes written to it, and calls full at the first that does not fit. It takes all,
-// so that the command does not end by its writing.
+// bounded keeps the first limit bytes and calls full when more come. Its Write never fails, so that the error of the
+// command is not about its output pipe.
 type bounded struct {
 	buf   bytes.Buffer
 	limit int

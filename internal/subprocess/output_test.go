@@ -21,7 +21,7 @@ var generous = Limit{Time: time.Minute, Bytes: 1000}
 
 func sh(line string) []string { return []string{"/bin/sh", "-c", line} }
 
-func TestOutputIsWhatTheCommandPrints(t *testing.T) {
+func TestOutputReturnsStandardOutput(t *testing.T) {
 	t.Setenv("GREETING", "hi")
 	out, err := Output(t.Context(), sh(`cat; echo "$GREETING"; echo talk >&2`), generous)
 	require.NoError(t, err)
@@ -31,7 +31,7 @@ func TestOutputIsWhatTheCommandPrints(t *testing.T) {
 	require.Equal(t, "12345", string(out))
 }
 
-func TestFailureSaysWhatTheCommandSaid(t *testing.T) {
+func TestFailureHasStandardError(t *testing.T) {
 	_, err := Output(t.Context(), sh("echo secret; echo 'no token' >&2; exit 7"), generous)
 	require.ErrorContains(t, err, "exit status 7")
 	require.ErrorContains(t, err, "no token")
@@ -59,14 +59,17 @@ func TestCommandThatPrintsTooMuchIsKilled(t *testing.T) {
 	}
 }
 
-// The command and what it started are gone when Output returns.
+// The command and its children are gone when Output returns.
 func TestCommandThatHangsIsKilledWithItsChildren(t *testing.T) {
 	pid := filepath.Join(t.TempDir(), "pid")
-	_, err := Output(t.Context(), sh("tail -f /dev/null & echo $! >"+pid+".new; mv "+pid+".new "+pid+"; wait"), Limit{Time: 300 * time.Millisecond, Bytes: 5})
+	_, err := Output(
+		t.Context(), sh("tail -f /dev/null & echo $! >"+pid+".new; mv "+pid+".new "+pid+"; wait"),
+		Limit{Time: 300 * time.Millisecond, Bytes: 5},
+	)
 	require.ErrorContains(t, err, "it has not ended after 300ms")
 	text, err := os.ReadFile(pid)
 	if errors.Is(err, os.ErrNotExist) {
-		return // it was killed before it came so far
+		return // it was killed before it wrote the file
 	}
 	require.NoError(t, err)
 	child, err := strconv.Atoi(strings.TrimSpace(string(text)))
@@ -93,8 +96,8 @@ func TestCommandEndsWithTheContext(t *testing.T) {
 	require.ErrorIs(t, <-done, because)
 }
 
-// Something that keeps the output open for ever does not keep Output, and what was printed is not trusted.
-func TestWhatTheCommandLeavesBehindDoesNotHoldItUp(t *testing.T) {
+// A background process that holds the output open does not hold up Output, and the output is not trusted.
+func TestBackgroundProcessDoesNotHoldUpOutput(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "end")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	_, err := Output(t.Context(), sh("setsid cat "+fifo+" & echo done"), generous)

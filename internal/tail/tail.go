@@ -1,4 +1,4 @@
-// Package tail keeps the last of what a foreign program says, for error messages.
+// Package tail keeps the last lines of a foreign program's output, for error messages.
 package tail
 
 import (
@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// MaxBytes bounds what is kept.
+	// MaxBytes bounds the kept output.
 	MaxBytes = 2 << 10
 	maxLines = 5
 )
@@ -21,7 +21,7 @@ func Append(kept, p []byte) []byte {
 	return kept
 }
 
-// Lines returns the last few lines of foreign text as one.
+// Lines returns the last maxLines lines of foreign text as one line.
 func Lines(text []byte) string {
 	var lines []string
 	for line := range strings.Lines(strings.ToValidUTF8(string(text), "?")) {
@@ -32,7 +32,7 @@ func Lines(text []byte) string {
 	return strings.Join(lines[max(0, len(lines)-maxLines):], " | ")
 }
 
-// Writer keeps the last of what is written. It is safe for concurrent use; the zero value is ready.
+// Writer keeps the last MaxBytes written to it. It is safe for concurrent use; the zero value is ready to use.
 type Writer struct {
 	mu   sync.Mutex // guards kept
 	kept []byte
@@ -46,7 +46,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns the last few lines as one.
+// String returns the last lines as one line, as Lines does.
 func (w *Writer) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -11,8 +11,8 @@ const MaxBuildID = 64
 // ErrBuildID is wrapped by every error ParseBuildID returns.
 var ErrBuildID = errors.New("invalid build ID")
 
-// BuildID names one build within a runner. It becomes a directory name on the VM, so only
-// [A-Za-z0-9._-]{1,64}, other than "." and "..", is one. The zero value is not valid.
+// BuildID names one build within a runner. It becomes a directory name on the VM, so it matches [A-Za-z0-9._-]{1,64}
+// and is not "." or "..". The zero value is not valid.
 type BuildID string
 
 // ParseBuildID checks s. Its errors quote at most a short prefix of s, which may be hostile.

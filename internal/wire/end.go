@@ -7,29 +7,29 @@ import (
 	"strings"
 )
 
-// What runs a script on a VM tells its end itself, apart from the output and from its own exit status: by a
-// line on its standard output and on its standard error. The script cannot forge it, for the line has a key
-// that arrived on standard input, and everything before the line is the script's:
+// The guard that runs a script on a VM reports the script's end with a line on standard output and on standard error.
+// The script cannot forge the line: it has a key that arrived on standard input. All bytes before the line are the
+// script's:
 //
 //	0x1e stepmux-end KEY exit CODE
 //	0x1e stepmux-end KEY fail STAGE TEXT
 //
-// Other words after the key are signs of life.
+// A line with another word after the key is a sign of life.
 const endMark = "\x1estepmux-end "
 
-// EndKeySize is the length of a key: hexadecimal digits.
+// EndKeySize is the length of a key in hexadecimal digits.
 const EndKeySize = 32
 
-// maxEndLine bounds what may follow the mark on its line.
+// maxEndLine bounds the line after the mark.
 const maxEndLine = 4 << 10
 
 // End is how a script ended, or why it could not be run.
 type End struct {
-	// Code is the exit code; 128 plus the signal's number if one ended it. It means nothing if Stage is set.
+	// Code is the exit code; 128 plus the number of the signal that ended the script. It means nothing if Stage is set.
 	Code int
-	// Stage says what could not be done on the VM, in one word; empty if all could.
+	// Stage names the step of the guard that failed, in one word; empty if the script ran.
 	Stage string
-	// Text says why. It is foreign text.
+	// Text is the reason. It is foreign text.
 	Text string
 }
 
@@ -42,7 +42,7 @@ func (e End) Append(b []byte, key string) []byte {
 	return fmt.Appendf(b, "%s%s fail %s %s\n", endMark, key, e.Stage, text[:min(len(text), maxEndLine/4)])
 }
 
-// ParseEndKey returns s if it is a key.
+// ParseEndKey checks a key and returns it.
 func ParseEndKey(s string) (string, error) {
 	if len(s) != EndKeySize || strings.Trim(s, "0123456789abcdef") != "" {
 		return "", fmt.Errorf("the key is not %d hexadecimal digits", EndKeySize)
@@ -50,17 +50,17 @@ func ParseEndKey(s string) (string, error) {
 	return s, nil
 }
 
-// EndScanner takes the line of an End out of a stream.
+// EndScanner finds the line of an End in a stream and takes it out.
 type EndScanner struct {
 	mark []byte
-	held []byte // what may be the start of a line with the key
+	held []byte // possible start of a line with the key
 	end  *End
 }
 
 // NewEndScanner returns a scanner for lines with this key.
 func NewEndScanner(key string) *EndScanner { return &EndScanner{mark: []byte(endMark + key + " ")} }
 
-// End returns the end once its line was scanned; what follows it is dropped.
+// End returns the end once its line was scanned. Bytes after it are dropped.
 func (s *EndScanner) End() (End, bool) {
 	if s.end == nil {
 		return End{}, false
@@ -68,8 +68,8 @@ func (s *EndScanner) End() (End, bool) {
 	return *s.end, true
 }
 
-// Scan takes the next bytes of the stream and returns those that are the script's, which may share p's
-// memory. Some may be held back until the next call.
+// Scan takes the next bytes of the stream and returns the script's, which may share p's memory. It may hold back some
+// until the next call.
 func (s *EndScanner) Scan(p []byte) []byte {
 	if s.end != nil {
 		return nil
@@ -78,7 +78,7 @@ func (s *EndScanner) Scan(p []byte) []byte {
 		p = append(s.held, p...)
 		s.held = nil
 	}
-	var before []byte // a line that was taken out
+	var before []byte // bytes before a line that was taken out
 	for {
 		i := bytes.Index(p, s.mark)
 		if i < 0 {
@@ -99,7 +99,7 @@ func (s *EndScanner) Scan(p []byte) []byte {
 	}
 }
 
-// Rest returns what is held back, at the stream's end.
+// Rest returns the bytes that are held back. It is called at the end of the stream.
 func (s *EndScanner) Rest() []byte {
 	held := s.held
 	s.held = nil
@@ -109,7 +109,7 @@ func (s *EndScanner) Rest() []byte {
 // started returns how many of p's last bytes may be the start of a mark.
 func (s *EndScanner) started(p []byte) int {
 	tail := p[max(0, len(p)-len(s.mark)+1):]
-	i := bytes.LastIndexByte(tail, s.mark[0]) // which is nowhere else in it
+	i := bytes.LastIndexByte(tail, s.mark[0]) // the mark has this byte only once
 	if i < 0 || !bytes.HasPrefix(s.mark, tail[i:]) {
 		return 0
 	}

@@ -65,8 +65,10 @@ func TestStreamWithoutAnEndPassesWhole(t *testing.T) {
 	}
 }
 
-func TestEndThatMakesNoSenseIsAFailure(t *testing.T) {
-	for _, line := range []string{"exit 256\n", "exit -1\n", "exit\n", "fail\n", "fail " + strings.Repeat("x", 2*maxEndLine)} {
+func TestMalformedEndIsAFailure(t *testing.T) {
+	for _, line := range []string{
+		"exit 256\n", "exit -1\n", "exit\n", "fail\n", "fail " + strings.Repeat("x", 2*maxEndLine),
+	} {
 		s := NewEndScanner(testKey)
 		require.Empty(t, scanAll(s, endMark+testKey+" "+line, 100))
 		end, ok := s.End()
@@ -78,7 +80,7 @@ func TestEndThatMakesNoSenseIsAFailure(t *testing.T) {
 func TestEndIsOneBoundedLine(t *testing.T) {
 	line := End{Stage: "tmp", Text: " a\nb\r\n" + strings.Repeat("c", 1<<20)}.Append(nil, testKey)
 	require.Equal(t, 1, bytes.Count(line, []byte{'\n'}))
-	require.Less(t, len(line), 4096, "PIPE_BUF: what is written at once stays together")
+	require.Less(t, len(line), 4096, "PIPE_BUF: one write stays together")
 }
 
 func TestParseEndKeyTakesKeysOnly(t *testing.T) {

@@ -10,10 +10,10 @@ import (
 const readyPrefix = "step-runner is listening on socket "
 
 // maxMarkerPath bounds the path after the marker, a trailing carriage return included. It is
-// generous: a path that is too long for a socket shall be reported as such, not overlooked.
+// generous: a path that is too long for a socket must be reported, not overlooked.
 const maxMarkerPath = 4096
 
-// scanChunk bounds how much of a Write is looked at at once, and so the memory the scanner keeps.
+// scanChunk bounds how much of a Write is scanned at once, and so the memory the scanner keeps.
 const scanChunk = 4096
 
 // ReadyLine returns the ready marker for path, with its newline.
@@ -50,7 +50,7 @@ func (s *MarkerScanner) Write(p []byte) (int, error) {
 // Path returns the path of the first complete marker line, and whether there was one.
 func (s *MarkerScanner) Path() (string, bool) { return s.path, s.found }
 
-// scanPrefix looks for the prefix in the kept tail and p together and returns what is left of p.
+// scanPrefix looks for the prefix in the kept tail and p together and returns the rest of p.
 func (s *MarkerScanner) scanPrefix(p []byte) []byte {
 	kept := len(s.buf)
 	s.buf = append(s.buf, p...)
@@ -63,8 +63,7 @@ func (s *MarkerScanner) scanPrefix(p []byte) []byte {
 	return nil
 }
 
-// keepTail drops all of buf but one byte less than the prefix: no marker that is still to come can
-// start earlier.
+// keepTail keeps one byte less than the length of the prefix: a later marker cannot start earlier.
 func (s *MarkerScanner) keepTail() {
 	if keep := len(readyPrefix) - 1; len(s.buf) > keep {
 		s.buf = append(s.buf[:0], s.buf[len(s.buf)-keep:]...)
@@ -89,7 +88,7 @@ func (s *MarkerScanner) scanPath(p []byte) []byte {
 			s.buf = nil
 		}
 	case tooLong:
-		// Not a path, but the line may go on to a marker whose start is here already.
+		// Not a path, but a marker may start in these bytes.
 		s.match = false
 		s.keepTail()
 	}

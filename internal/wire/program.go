@@ -8,38 +8,38 @@ import (
 )
 
 const (
-	// ProgramName is the name our own program gives itself.
+	// ProgramName is the name that our own program reports.
 	ProgramName = "stepmux"
-	// MaxVersionText bounds what a program may print for --version, a login shell's greeting included.
+	// MaxVersionText bounds the output of --version, a login shell's greeting included.
 	MaxVersionText = 64 << 10
 
-	// programHello starts the line with which a relay says what program it is.
+	// programHello starts the line by which a relay introduces its program.
 	programHello = "stepmux-program/"
 	// maxVersion bounds a version in bytes.
 	maxVersion = 64
 )
 
-// Program says what a step runner is, by its own word.
+// Program describes a step runner, as it describes itself.
 type Program struct {
-	// Name is ProgramName, or empty for a program that gives no name: one of another make.
+	// Name is ProgramName, or empty for another project's program.
 	Name string
-	// Version is the program's, 1 to 64 printable ASCII characters; empty if it is not known.
+	// Version is 1 to 64 printable ASCII characters; empty if it is not known.
 	Version string
 	// Platform is os/arch as Go names them; empty if it is not known.
 	Platform string
-	// Protocol is the version of the relay's protocol it speaks; 0 if none.
+	// Protocol is the version of the relay's protocol; 0 if the program has no relay.
 	Protocol int
 }
 
-// VersionText returns what a program prints for --version: the lines that a manager of GitLab Runner
-// knows, and those by which ours is told from others.
+// VersionText returns the output of --version: the lines that a manager of GitLab Runner knows, and lines that identify
+// our program.
 func VersionText(p Program, goVersion string) string {
 	return fmt.Sprintf("Version: %s\nName: %s\nProtocol: %d\nGo version: %s\nOS/Arch: %s\n",
 		p.Version, p.Name, p.Protocol, goVersion, p.Platform)
 }
 
-// ParseVersionText finds in text, which may begin with a login shell's greeting, the lines that a program
-// prints for --version; from the last line that tells a version on. The error says what is wrong with them.
+// ParseVersionText reads the output of --version. A login shell's greeting may come first, so the last Version line
+// and the lines after it count.
 func ParseVersionText(text []byte) (Program, error) {
 	var p Program
 	found := false
@@ -59,14 +59,14 @@ func ParseVersionText(text []byte) (Program, error) {
 		case key == "OS/Arch":
 			p.Platform = value
 		case key == "Protocol":
-			p.Protocol, _ = strconv.Atoi(value) // a number it is not is none we speak
+			p.Protocol, _ = strconv.Atoi(value) // 0 if it is not a number
 		}
 	}
 	switch {
 	case !found:
 		return Program{}, fmt.Errorf("no line of it begins with %q", "Version:")
 	case !validVersion(p.Version):
-		return Program{}, fmt.Errorf("its version %q is none", clip(p.Version))
+		return Program{}, fmt.Errorf("its version %q is not a valid version", clip(p.Version))
 	case p.Platform == "":
 		return Program{}, fmt.Errorf("no line of it begins with %q", "OS/Arch:")
 	case !ValidPlatform(p.Platform):
@@ -78,8 +78,8 @@ func ParseVersionText(text []byte) (Program, error) {
 	return p, nil
 }
 
-// ProgramHello returns the line with which a relay says what it is, before its hello: to a manager that
-// does not know of it, it is a greeting. It is empty for what cannot be told in this way.
+// ProgramHello returns the line by which a relay introduces its program, before its hello. Older managers take it for a
+// login shell's greeting. It is empty if version or platform is not valid.
 func ProgramHello(version, platform string) string {
 	if !validVersion(version) || !ValidPlatform(platform) {
 		return ""
@@ -87,8 +87,7 @@ func ProgramHello(version, platform string) string {
 	return programHello + platform + " " + version + "\n"
 }
 
-// FindProgramHello finds the last such line in what came before a relay's hello. Without one only the name
-// is known.
+// FindProgramHello finds the last ProgramHello in the bytes before a relay's hello. Without one only the name is known.
 func FindProgramHello(noise []byte) Program {
 	p := Program{Name: ProgramName}
 	for line := range bytes.Lines(noise) {
@@ -105,7 +104,7 @@ func FindProgramHello(noise []byte) Program {
 	return p
 }
 
-// validVersion reports whether s may be a program's version: v1.2.3-rc1+x, a hash, "development version".
+// validVersion accepts versions such as v1.2.3-rc1+x, a hash, or "development version".
 func validVersion(s string) bool {
 	if s == "" || len(s) > maxVersion || !isAlnum(s[0]) {
 		return false

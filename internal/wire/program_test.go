@@ -8,20 +8,35 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestVersionTextTellsWhatAProgramIs(t *testing.T) {
+func TestVersionTextDescribesAProgram(t *testing.T) {
 	ours := Program{Name: ProgramName, Version: "v1.2.3-rc1+dirty", Platform: "linux/amd64", Protocol: 1}
 	for name, test := range map[string]struct {
 		text string
 		want Program
 	}{
-		"ours":              {VersionText(ours, "go1.26.8"), ours},
-		"after a greeting":  {"Welcome!\nVersion: of the greeting\n\n" + VersionText(ours, "go1.26.8"), ours},
-		"after a prompt":    {"user@vm:~$ Version: 1\nOS/Arch: linux/arm64\n", Program{Version: "1", Platform: "linux/arm64"}},
-		"with \\r":          {"Version: 1\r\nOS/Arch: linux/arm64\r\n", Program{Version: "1", Platform: "linux/arm64"}},
-		"GitLab Runner's":   {"Version:      17.0.0\nGit revision: 44feccdf\nGO version:   go1.22.2\nBuilt:        2024-05-16T12:31:21+0000\nOS/Arch:      linux/amd64\n", Program{Version: "17.0.0", Platform: "linux/amd64"}},
-		"built from source": {"Version: development version\nOS/Arch: linux/s390x\n", Program{Version: "development version", Platform: "linux/s390x"}},
-		"another's name":    {"Version: 1\nName: other\nProtocol: 7\nOS/Arch: linux/amd64\n", Program{Version: "1", Platform: "linux/amd64"}},
-		"no number":         {"Version: 1\nName: stepmux\nProtocol: x\nOS/Arch: linux/amd64\n", Program{Name: ProgramName, Version: "1", Platform: "linux/amd64"}},
+		"ours":             {VersionText(ours, "go1.26.8"), ours},
+		"after a greeting": {"Welcome!\nVersion: of the greeting\n\n" + VersionText(ours, "go1.26.8"), ours},
+		"after a prompt": {
+			"user@vm:~$ Version: 1\nOS/Arch: linux/arm64\n", Program{Version: "1", Platform: "linux/arm64"},
+		},
+		"with \\r": {"Version: 1\r\nOS/Arch: linux/arm64\r\n", Program{Version: "1", Platform: "linux/arm64"}},
+		"GitLab Runner's": {
+			"Version:      17.0.0\nGit revision: 44feccdf\nGO version:   go1.22.2\n" +
+				"Built:        2024-05-16T12:31:21+0000\nOS/Arch:      linux/amd64\n",
+			Program{Version: "17.0.0", Platform: "linux/amd64"},
+		},
+		"built from source": {
+			"Version: development version\nOS/Arch: linux/s390x\n",
+			Program{Version: "development version", Platform: "linux/s390x"},
+		},
+		"another's name": {
+			"Version: 1\nName: other\nProtocol: 7\nOS/Arch: linux/amd64\n",
+			Program{Version: "1", Platform: "linux/amd64"},
+		},
+		"no number": {
+			"Version: 1\nName: stepmux\nProtocol: x\nOS/Arch: linux/amd64\n",
+			Program{Name: ProgramName, Version: "1", Platform: "linux/amd64"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseVersionText([]byte(test.text))
@@ -31,15 +46,15 @@ func TestVersionTextTellsWhatAProgramIs(t *testing.T) {
 	}
 }
 
-func TestVersionTextThatIsNoneIsRefused(t *testing.T) {
+func TestMalformedVersionTextIsRefused(t *testing.T) {
 	const noVersion, noPlatform = `no line of it begins with "Version:"`, `no line of it begins with "OS/Arch:"`
 	for _, test := range [][2]string{
 		{"", noVersion},
 		{"Usage: program [flags]\n", noVersion},
-		{"Version:\nOS/Arch: linux/amd64\n", `its version "" is none`},
-		{"Version: <html>\nOS/Arch: linux/amd64\n", `its version "<html>" is none`},
-		{"Version: \x1b[31m1\nOS/Arch: linux/amd64\n", "is none"},
-		{"Version: " + strings.Repeat("1", 65) + "\nOS/Arch: linux/a\n", "is none"},
+		{"Version:\nOS/Arch: linux/amd64\n", `its version "" is not a valid version`},
+		{"Version: <html>\nOS/Arch: linux/amd64\n", `its version "<html>" is not a valid version`},
+		{"Version: \x1b[31m1\nOS/Arch: linux/amd64\n", "is not a valid version"},
+		{"Version: " + strings.Repeat("1", 65) + "\nOS/Arch: linux/a\n", "is not a valid version"},
 		{"Version: 1\n", noPlatform},
 		{"Version: 1\nOS/Arch: amd64\n", "is not os/arch"},
 		{"Version: 1\nOS/Arch: linux/\n", "is not os/arch"},
@@ -52,13 +67,16 @@ func TestVersionTextThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-func TestARelaySaysWhatItIsInAWayOlderManagersTakeForAGreeting(t *testing.T) {
+func TestProgramHelloIsAGreetingToOlderManagers(t *testing.T) {
 	line := ProgramHello("v1.2.3", "linux/amd64")
 	version, noise, err := FindRelayHello(bufio.NewReader(strings.NewReader("Welcome\n$ " + line + RelayHello(1))))
 	require.NoError(t, err)
 	require.Equal(t, 1, version)
 	require.Equal(t, Program{Name: ProgramName, Version: "v1.2.3", Platform: "linux/amd64"}, FindProgramHello(noise))
-	for _, noise := range []string{"", "Welcome\n", programHello, programHello + "linux/amd64\n", programHello + "linux v1\n", programHello + "a/b \x00\n"} {
+	for _, noise := range []string{
+		"", "Welcome\n", programHello, programHello + "linux/amd64\n", programHello + "linux v1\n",
+		programHello + "a/b \x00\n",
+	} {
 		require.Equal(t, Program{Name: ProgramName}, FindProgramHello([]byte(noise)), "%q", noise)
 	}
 	require.Empty(t, ProgramHello("v1\nv2", "linux/amd64"))

@@ -5,8 +5,7 @@ import (
 	"strings"
 )
 
-// reservedWord holds the words a shell reads as syntax where a command is expected: those of POSIX
-// (XCU 2.4) and of bash and zsh.
+// reservedWord holds the reserved words of POSIX shells (XCU 2.4), bash and zsh.
 var reservedWord = map[string]bool{
 	"if": true, "then": true, "else": true, "elif": true, "fi": true, "do": true, "done": true, "case": true,
 	"esac": true, "while": true, "until": true, "for": true, "in": true, "function": true, "select": true,
@@ -14,8 +13,8 @@ var reservedWord = map[string]bool{
 }
 
 // Quote joins argv into one command line that a POSIX shell splits into exactly argv again
-// (POSIX.1-2017, XCU 2.2). sshd hands the line to the user's login shell, so nothing else may build
-// one. Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
+// (POSIX.1-2017, XCU 2.2). sshd hands the line to the user's login shell, so every command line must
+// come from Quote. Arguments with a NUL byte, which no process can receive, and an empty argv are errors.
 func Quote(argv ...string) (string, error) {
 	if len(argv) == 0 {
 		return "", fmt.Errorf("quote command: no arguments")
@@ -33,8 +32,8 @@ func Quote(argv ...string) (string, error) {
 	return b.String(), nil
 }
 
-// quoteTo writes arg, bare where every byte is harmless to any shell, else in single quotes. A
-// command word that the shell would take for its own is quoted too.
+// quoteTo writes arg: unquoted if every byte is harmless to any shell, else in single quotes. A reserved word in the
+// place of the command is quoted, too.
 func quoteTo(b *strings.Builder, arg string, command bool) {
 	bare := arg != "" && (!command || !reservedWord[arg])
 	for i := 0; i < len(arg) && bare; i++ {

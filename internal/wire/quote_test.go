@@ -31,7 +31,7 @@ func shells(t testing.TB) []string {
 	return found
 }
 
-// split lets shell split the quoted form of args and returns what a program receives.
+// split lets shell split the quoted form of args and returns the arguments that a program receives.
 func split(t testing.TB, shell string, args []string) []string {
 	t.Helper()
 	line, err := Quote(append([]string{"printf", `%s\0`}, args...)...)
@@ -47,8 +47,10 @@ func split(t testing.TB, shell string, args []string) []string {
 }
 
 var awkward = []string{
-	"plain", "", " ", "a b", "'", "''", `'\''`, `"`, "`id`", "$(id)", "$HOME", "${x}", "a\nb", "\n", "\t", "\\", `\\`, `\n`,
-	"*", "?", "[a]", "{a,b}", "~", "~root", "!", "!!", "#", "a#b", "-", "--", "-n", "a=b", "=ls", "&", "&&", "|", ";", "<", ">", "(", ")",
+	"plain", "", " ", "a b", "'", "''", `'\''`, `"`, "`id`", "$(id)", "$HOME", "${x}", "a\nb", "\n", "\t", "\\", `\\`,
+	`\n`,
+	"*", "?", "[a]", "{a,b}", "~", "~root", "!", "!!", "#", "a#b", "-", "--", "-n", "a=b", "=ls", "&", "&&", "|", ";",
+	"<", ">", "(", ")",
 	"2>x", "%s", "ü", "\xff\xfe", "\x01\x7f", "\r", "if", "/a/b:c@d,e+f", strings.Repeat("x'y", 5000),
 }
 
@@ -77,7 +79,9 @@ func TestQuotedCommandWordIsNeverSyntax(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			var exit *exec.ExitError
 			require.ErrorAs(t, err, &exit, "%s -c %q: %s", shell, line, out)
-			require.Contains(t, []int{126, 127}, exit.ExitCode(), "%s -c %q was not looked up as a command: %s", shell, line, out)
+			require.Contains(
+				t, []int{126, 127}, exit.ExitCode(), "%s -c %q was not looked up as a command: %s", shell, line, out,
+			)
 		}
 	}
 }
@@ -88,7 +92,7 @@ func TestQuoteLeavesAnOrdinaryCommandReadable(t *testing.T) {
 	require.Equal(t, "stepmux steps serve --socket /tmp/gitlab-runner-steps/42/step-runner.sock", line)
 }
 
-func TestQuoteRefusesWhatNoProcessCanReceive(t *testing.T) {
+func TestQuoteRefusesNULBytesAndNoArguments(t *testing.T) {
 	_, err := Quote()
 	require.ErrorContains(t, err, "no arguments")
 	_, err = Quote("a", "b\x00"+strings.Repeat("c", 1<<20))

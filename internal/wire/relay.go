@@ -16,24 +16,24 @@ const (
 	// RelayVersion is the version of the relay's protocol that this program speaks.
 	RelayVersion = 1
 
-	// managerHello and relayHello start the lines with which the two ends introduce themselves. They differ,
-	// so that a program that only echoes is not taken for a relay.
+	// managerHello and relayHello start the first line of each end. They differ, so that a program that only echoes is
+	// not taken for a relay.
 	managerHello = "stepmux-manager/"
 	relayHello   = "stepmux-relay/"
 	// maxHelloLine bounds the manager's line, its newline included.
 	maxHelloLine = len(managerHello) + 4
-	// MaxRelayNoise bounds what may come before the relay's hello: the greeting of a login shell.
+	// MaxRelayNoise bounds the bytes before the relay's hello: the greeting of a login shell.
 	MaxRelayNoise = 64 << 10
 )
 
 // ManagerHello returns the line that asks for a version; the manager speaks first.
 func ManagerHello(version int) string { return managerHello + strconv.Itoa(version) + "\n" }
 
-// RelayHello returns the relay's answer, the version it speaks; if it is the one that was asked for, what
-// follows is yamux.
+// RelayHello returns the relay's answer with the version it speaks. If the manager asked for that version, yamux
+// follows.
 func RelayHello(version int) string { return relayHello + strconv.Itoa(version) + "\n" }
 
-// ReadManagerHello reads the manager's hello, which must come first, and not a byte more.
+// ReadManagerHello reads the manager's hello, which must come first. It reads no byte after it.
 func ReadManagerHello(r io.Reader) (version int, err error) {
 	line := make([]byte, 0, maxHelloLine)
 	for {
@@ -48,16 +48,18 @@ func ReadManagerHello(r io.Reader) (version int, err error) {
 	}
 	version, ok := parseHello(line, managerHello)
 	if !ok {
-		return 0, fmt.Errorf("read the manager's hello: %q is none: the relay is started by a manager, and speaks its protocol on standard input", line)
+		return 0, fmt.Errorf(
+			"read the manager's hello: %q is no hello: the relay is started by a manager, "+
+				"and speaks its protocol on standard input", line,
+		)
 	}
 	return version, nil
 }
 
-// FindRelayHello reads up to and including the relay's hello, and not a byte more from what is behind r.
-// A login shell may have printed something first; that is returned as noise. An error also comes with
-// what was read instead.
+// FindRelayHello reads up to and including the relay's hello, and no byte after it. It returns the bytes before it,
+// such as a login shell's greeting, as noise. With an error, noise is everything that was read.
 func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
-	line := 0 // where the current line starts
+	line := 0 // start of the current line
 	for {
 		b, err := r.ReadByte()
 		if err != nil {
@@ -65,7 +67,7 @@ func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 		}
 		noise = append(noise, b)
 		if b == '\n' {
-			// A shell's prompt may stand before it on the line.
+			// A shell's prompt may come first on the line.
 			if i := bytes.LastIndex(noise[line:], []byte(relayHello)); i >= 0 {
 				if version, ok := parseHello(noise[line+i:], relayHello); ok {
 					return version, noise[:line+i], nil
@@ -79,7 +81,7 @@ func FindRelayHello(r io.ByteReader) (version int, noise []byte, err error) {
 	}
 }
 
-// helloSoFar reports whether line may become a hello.
+// helloSoFar reports whether line may be the start of a hello.
 func helloSoFar(line []byte) bool {
 	n := min(len(line), len(managerHello))
 	return string(line[:n]) == managerHello[:n]
@@ -100,17 +102,15 @@ func parseHello(line []byte, prefix string) (version int, ok bool) {
 }
 
 const (
-	// MaxRelayWindow is the largest window of a stream: how much of it may be under way in one direction.
-	// The window is minRelayWindow and what relayRate needs for the round trip. It bounds a stream's
-	// throughput over distance, what a stream nobody reads costs in memory, and how long a bulk transfer
-	// holds up its neighbours: docs/adr/0007 has the measurements.
+	// MaxRelayWindow is the largest window of a stream: how many bytes may be in flight in one direction. The window is
+	// minRelayWindow plus relayRate times the round trip. It bounds a stream's throughput over distance, the memory of a
+	// stream that is not read, and how long a bulk transfer delays its neighbours: docs/adr/0007 has the measurements.
 	MaxRelayWindow = 4 << 20
 	minRelayWindow = 3 << 19
 	relayRate      = 80 << 20 // bytes per second
 	// RelayBacklog is how many streams may wait to be answered.
 	RelayBacklog = 1024
-	// relayWriteTimeout ends a relay whose other end takes nothing. Who finds the dead is the keepalive,
-	// sooner than this.
+	// relayWriteTimeout ends a relay whose other end reads no bytes. The keepalive finds a dead peer sooner.
 	relayWriteTimeout = 2 * time.Minute
 )
 
@@ -120,21 +120,21 @@ func RelayWindow(rtt time.Duration) uint32 {
 	return uint32(min(window, MaxRelayWindow))
 }
 
-// RelayConfig returns the yamux configuration of both ends, but for the window of what they receive: the
-// manager, which knows the round trip, has RelayWindow, the relay MaxRelayWindow. yamux's own keepalive is
-// off: it takes a peer that is busy for a dead one.
+// RelayConfig returns the yamux configuration for an end that receives with this window. The manager knows the round
+// trip and has RelayWindow; the relay has MaxRelayWindow. yamux's own keepalive is off: it takes a busy peer for a dead
+// one.
 func RelayConfig(window uint32) *yamux.Config {
 	cfg := yamux.DefaultConfig()
 	cfg.AcceptBacklog = RelayBacklog
 	cfg.EnableKeepAlive = false
 	cfg.ConnectionWriteTimeout = relayWriteTimeout
 	cfg.MaxStreamWindowSize = window
-	cfg.StreamOpenTimeout = 0 // the answer to each request has the caller's own bound
+	cfg.StreamOpenTimeout = 0 // the caller bounds the answer to each request
 	cfg.LogOutput = io.Discard
 	return cfg
 }
 
-// ErrRelayProtocol is wrapped by the errors of what breaks the relay's protocol.
+// ErrRelayProtocol is wrapped by the errors for a peer that breaks the relay's protocol.
 var ErrRelayProtocol = errors.New("relay protocol error")
 
 func protocolError(format string, args ...any) error {
@@ -145,8 +145,8 @@ func protocolError(format string, args ...any) error {
 // length.
 const yamuxHeader = 12
 
-// YamuxBodyFollows reports whether p is the header of a yamux data frame, whose body is written next:
-// worth nothing by itself to who gathers writes.
+// YamuxBodyFollows reports whether p is the header of a yamux data frame, whose body is written next. A writer that
+// gathers small writes can hold it back.
 func YamuxBodyFollows(p []byte) bool {
 	return len(p) == yamuxHeader && p[0] == 0 && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0
 }

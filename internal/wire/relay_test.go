@@ -41,7 +41,7 @@ func TestHellosAreFoundWhereTheyMayBe(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoRelayIsNotTakenForOne(t *testing.T) {
+func TestOutputOfOtherProgramsIsNoRelayHello(t *testing.T) {
 	for name, text := range map[string]string{
 		"nothing":            "",
 		"text":               "hello\n",
@@ -75,8 +75,9 @@ func TestManagerHelloMustComeFirst(t *testing.T) {
 	require.Equal(t, 12, version)
 	require.Equal(t, 4, r.Len(), "not a byte more")
 	for name, text := range map[string]string{
-		"a blank before": " " + ManagerHello(1), "HTTP": "GET / HTTP/1.1\r\n", "SSH": "SSH-2.0-x\r\n", "version 0": ManagerHello(0),
-		"a letter": "stepmux-manager/1a\n", "a long version": "stepmux-manager/1234567\n", "the relay's": RelayHello(1),
+		"a blank before": " " + ManagerHello(1), "HTTP": "GET / HTTP/1.1\r\n", "SSH": "SSH-2.0-x\r\n",
+		"version 0": ManagerHello(0),
+		"a letter":  "stepmux-manager/1a\n", "a long version": "stepmux-manager/1234567\n", "the relay's": RelayHello(1),
 	} {
 		_, err := ReadManagerHello(strings.NewReader(text + strings.Repeat("x", 100)))
 		require.ErrorContains(t, err, "started by a manager", name)
@@ -112,12 +113,14 @@ func TestRelayRequestsArriveAsTheyWereSent(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 	}
-	long, err := ReadRelayResponse(bytes.NewReader(AppendRelayResponse(nil, RelayResponse{Text: strings.Repeat("z", 10<<20)})))
+	long, err := ReadRelayResponse(
+		bytes.NewReader(AppendRelayResponse(nil, RelayResponse{Text: strings.Repeat("z", 10<<20)})),
+	)
 	require.NoError(t, err)
 	require.NotEmpty(t, long.Text, "cut, not lost")
 }
 
-func TestRelayRequestsThatMakeNoSenseAreRefused(t *testing.T) {
+func TestMalformedRelayRequestsAreRefused(t *testing.T) {
 	start := func(s RelayStart) []byte {
 		b, err := AppendRelayStart(nil, s)
 		require.NoError(t, err)
@@ -132,13 +135,15 @@ func TestRelayRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 		"a length beyond all":   {[]byte{1, 0xff, 0xff, 0xff}, "at most 524288 are allowed"},
 		"nothing in it":         {[]byte{1, 0, 0, 0}, "malformed"},
 		"a length within wrong": {append([]byte{1, 0, 0, 3}, 0, 0, 9), "malformed"},
-		"bytes after the end":   {append([]byte{whole[0], 0, 0, whole[3] + 1}, append(whole[4:len(whole):len(whole)], 7)...), "malformed"},
-		"a connect cut short":   {[]byte{2, 0, 0, 3, 0, 0, 0}, "malformed"},
-		"no program":            {start(RelayStart{}), "names no program"},
-		"an empty program":      {start(RelayStart{Argv: []string{""}}), "empty program"},
-		"program and line":      {start(RelayStart{Argv: []string{"a"}, Line: "b"}), "both"},
-		"a NUL byte":            {start(RelayStart{Argv: []string{"a", "\x00"}}), "NUL"},
-		"an env without a key":  {start(RelayStart{Argv: []string{"a"}, Env: []string{"=b"}}), "KEY=VALUE"},
+		"bytes after the end": {
+			append([]byte{whole[0], 0, 0, whole[3] + 1}, append(whole[4:len(whole):len(whole)], 7)...), "malformed",
+		},
+		"a connect cut short":  {[]byte{2, 0, 0, 3, 0, 0, 0}, "malformed"},
+		"no program":           {start(RelayStart{}), "names no program"},
+		"an empty program":     {start(RelayStart{Argv: []string{""}}), "empty program"},
+		"program and line":     {start(RelayStart{Argv: []string{"a"}, Line: "b"}), "both"},
+		"a NUL byte":           {start(RelayStart{Argv: []string{"a", "\x00"}}), "NUL"},
+		"an env without a key": {start(RelayStart{Argv: []string{"a"}, Env: []string{"=b"}}), "KEY=VALUE"},
 	} {
 		_, err := ReadRelayRequest(bytes.NewReader(test.bytes))
 		require.ErrorIs(t, err, ErrRelayProtocol, name)
@@ -150,7 +155,7 @@ func TestRelayRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 		require.Equal(t, n == 0, errors.Is(err, io.EOF), "cut at %d: %v", n, err)
 	}
 	_, err := AppendRelayStart(nil, RelayStart{Argv: []string{strings.Repeat("x", 1<<20)}})
-	require.ErrorContains(t, err, "pass what is large on stdin")
+	require.ErrorContains(t, err, "pass large data on stdin")
 	_, err = AppendRelayStart(nil, RelayStart{Argv: []string{strings.Repeat("x", 1<<25)}})
 	require.Error(t, err)
 }
@@ -237,7 +242,14 @@ func FuzzRelayRequest(f *testing.F) {
 }
 
 func FuzzRelayFrames(f *testing.F) {
-	f.Add(RelayExit{Status: 1, Signal: "TERM"}.Append(RelayCredit{FrameData, 1}.Append(AppendFrame(nil, FrameData, []byte("x")))))
+	f.Add(
+		RelayExit{
+			Status: 1,
+			Signal: "TERM",
+		}.Append(
+			RelayCredit{FrameData, 1}.Append(AppendFrame(nil, FrameData, []byte("x"))),
+		),
+	)
 	f.Add([]byte{'D', 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := bytes.NewReader(data)

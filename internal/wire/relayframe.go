@@ -10,26 +10,25 @@ import (
 const (
 	// RelayFrameHeader is the length of a frame's header: kind (1 byte), length (3 bytes, big endian).
 	RelayFrameHeader = 4
-	// MaxRelayFrame is the most a frame carries. It bounds how long a stream holds up its siblings.
+	// MaxRelayFrame bounds the payload of a frame, and so how long a stream delays its siblings.
 	MaxRelayFrame = 64 << 10
-	// RelayProcessWindow is how much stdin, stdout or stderr of a process may be under way without a
-	// credit for it. Each has its own: a stdin nobody reads holds up no signal, a stdout nobody reads no
-	// exit status.
+	// RelayProcessWindow is how many bytes of a process's stdin, stdout or stderr may be in flight without a credit. Each
+	// has its own window: a stdin that is not read delays no signal, and a stdout that is not read no exit status.
 	RelayProcessWindow = 256 << 10
 )
 
-// RelayFrame is the kind of a frame. After a request was granted, both directions of its stream are
-// frames; the end of the stream without FrameEnd or FrameExit is a break.
+// RelayFrame is the kind of a frame. After a granted request, both directions of its stream carry frames. A stream that
+// ends without FrameEnd or FrameExit is broken.
 type RelayFrame byte
 
 // The kinds.
 const (
 	FrameData   RelayFrame = 'D' // bytes: to a socket or from it, stdin, stdout
-	FrameEnd    RelayFrame = 'E' // no more FrameData comes; the other direction goes on
+	FrameEnd    RelayFrame = 'E' // the last FrameData was sent; the other direction stays open
 	FrameStderr RelayFrame = 'S' // bytes of a process's standard error
-	FrameCredit RelayFrame = 'C' // more of a kind may be sent: RelayCredit. Processes only
+	FrameCredit RelayFrame = 'C' // the peer may send more of a kind: RelayCredit. Processes only
 	FrameSignal RelayFrame = 'K' // to a process's group: the signal's name, without "SIG"
-	FrameExit   RelayFrame = 'X' // how a process ended: RelayExit. The last frame of its stream
+	FrameExit   RelayFrame = 'X' // the end of a process: RelayExit. The last frame of its stream
 )
 
 // PutFrameHeader writes a frame's header to the start of b. n must not exceed MaxRelayFrame.
@@ -44,8 +43,7 @@ func AppendFrame(b []byte, kind RelayFrame, payload []byte) []byte {
 	return append(append(b, head[:]...), payload...)
 }
 
-// ReadFrameHeader reads a frame's header; n bytes of payload follow. The error is io.EOF only at a
-// frame's border.
+// ReadFrameHeader reads a frame's header; n bytes of payload follow. The error is io.EOF only between frames.
 func ReadFrameHeader(r io.Reader) (kind RelayFrame, n int, err error) {
 	var head [RelayFrameHeader]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -90,14 +88,14 @@ func ParseRelayCredit(payload []byte) (RelayCredit, error) {
 	return c, nil
 }
 
-// RelayExit says how a process ended: by a signal if one is named, else with a status.
+// RelayExit is the end of a process: by Signal if it is not empty, else with Status.
 type RelayExit struct {
 	Status uint8
 	Signal string // without "SIG"
-	Text   string // what else there is to say, such as why the end is not known; foreign text
+	Text   string // more about it, such as why the end is not known; foreign text
 }
 
-// Append appends e as a frame; its texts are cut to what fits.
+// Append appends e as a frame. Texts that are too long are cut.
 func (e RelayExit) Append(b []byte) []byte {
 	var body cryptobyte.Builder
 	body.AddUint8(e.Status)

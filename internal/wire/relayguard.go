@@ -7,31 +7,31 @@ import (
 )
 
 const (
-	// relayPings is how many pings of a relay are taken at once, and relayPingInterval when another is. A relay
-	// asks for a sign of life when it has heard nothing for many seconds.
+	// relayPings is how many pings a relay may send at once; it gains another one each relayPingInterval. An honest relay
+	// pings after many seconds of silence.
 	relayPings        = 16
 	relayPingInterval = time.Second
 )
 
-// RelayGuard reads what a relay says, and breaks off where yamux would let it fill the manager's memory: yamux
-// keeps the streams that the other end opens, with all they carry, until somebody accepts them, which a manager
-// does not; and it answers each ping in a goroutine of its own, however many wait to be written.
+// RelayGuard reads from a relay and fails where yamux would let the relay fill the manager's memory. yamux keeps
+// streams that its peer opens, with their data, until they are accepted, and a manager accepts no stream. It answers
+// each ping in a goroutine of its own, without a limit.
 type RelayGuard struct {
 	from  io.Reader
 	now   func() time.Time
 	head  [yamuxHeader]byte
 	have  int    // bytes of head
-	body  uint32 // bytes of a body that are still to come
-	pings int    // that may still be taken
+	body  uint32 // bytes of a body that are still missing
+	pings int    // that are still allowed
 	since time.Time
 }
 
-// NewRelayGuard returns a RelayGuard of what follows the hello.
+// NewRelayGuard returns a RelayGuard for the bytes after the hello.
 func NewRelayGuard(from io.Reader) *RelayGuard {
 	return &RelayGuard{from: from, now: time.Now, pings: relayPings}
 }
 
-// Read implements io.Reader. Its errors other than those of what it reads from wrap ErrRelayProtocol.
+// Read implements io.Reader. It passes on the errors of the underlying Reader; its own wrap ErrRelayProtocol.
 func (g *RelayGuard) Read(p []byte) (int, error) {
 	n, err := g.from.Read(p)
 	if broken := g.check(p[:n]); broken != nil {
@@ -40,7 +40,7 @@ func (g *RelayGuard) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// check follows the frames that p is a piece of.
+// check follows the frames in the next piece of the stream.
 func (g *RelayGuard) check(p []byte) error {
 	for len(p) > 0 {
 		if g.body > 0 {
@@ -63,7 +63,7 @@ func (g *RelayGuard) check(p []byte) error {
 	return nil
 }
 
-// frame judges a frame by its header; what makes no sense is left to yamux.
+// frame checks the header of a frame. yamux refuses malformed ones.
 func (g *RelayGuard) frame() error {
 	const (
 		data, windowUpdate, ping = 0, 1, 2

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// yamuxFrame returns a header of yamux and what follows it.
+// yamuxFrame returns a header of yamux and the bytes after it.
 func yamuxFrame(kind byte, flags uint16, id, n uint32, body string) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{0, kind}, flags)
 	b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, id), n)
@@ -20,20 +20,22 @@ func yamuxFrame(kind byte, flags uint16, id, n uint32, body string) []byte {
 
 var ping = yamuxFrame(2, 1, 0, 7, "")
 
-func TestRelayGuardBreaksOffWhereARelayDoesWhatNoneDoes(t *testing.T) {
+func TestRelayGuardFailsWhereARelayBreaksTheProtocol(t *testing.T) {
 	for name, tc := range map[string]struct {
 		said []byte
 		want string
 	}{
-		"opens a stream":             {yamuxFrame(1, 1, 2, 0, ""), "opened a stream"},
-		"opens a stream with bytes":  {yamuxFrame(0, 1, 2, 3, "abc"), "opened a stream"},
-		"opens and ends a stream":    {yamuxFrame(1, 1|4, 2, 0, ""), "opened a stream"},
-		"opens one after data":       {append(yamuxFrame(0, 0, 1, 3, "abc"), yamuxFrame(1, 1, 2, 0, "")...), "opened a stream"},
+		"opens a stream":            {yamuxFrame(1, 1, 2, 0, ""), "opened a stream"},
+		"opens a stream with bytes": {yamuxFrame(0, 1, 2, 3, "abc"), "opened a stream"},
+		"opens and ends a stream":   {yamuxFrame(1, 1|4, 2, 0, ""), "opened a stream"},
+		"opens one after data": {
+			append(yamuxFrame(0, 0, 1, 3, "abc"), yamuxFrame(1, 1, 2, 0, "")...), "opened a stream",
+		},
 		"pings all the time":         {bytes.Repeat(ping, relayPings+1), "pings more"},
 		"pings":                      {bytes.Repeat(ping, relayPings), ""},
 		"answers pings":              {bytes.Repeat(yamuxFrame(2, 2, 0, 7, ""), 1000), ""},
 		"acknowledges and ends":      {append(yamuxFrame(1, 2, 1, 0, ""), yamuxFrame(1, 4, 1, 0, "")...), ""},
-		"says in data what is none":  {yamuxFrame(0, 0, 1, 12, string(yamuxFrame(1, 1, 2, 0, ""))), ""},
+		"has a header in its data":   {yamuxFrame(0, 0, 1, 12, string(yamuxFrame(1, 1, 2, 0, ""))), ""},
 		"has bytes without a length": {append(yamuxFrame(1, 0, 1, 12, ""), yamuxFrame(1, 1, 2, 0, "")...), "opened a stream"},
 	} {
 		for _, read := range []func(io.Reader) io.Reader{func(r io.Reader) io.Reader { return r }, iotest.OneByteReader} {
@@ -49,7 +51,7 @@ func TestRelayGuardBreaksOffWhereARelayDoesWhatNoneDoes(t *testing.T) {
 	}
 }
 
-func TestRelayGuardTakesPingsNowAndThenForEver(t *testing.T) {
+func TestRelayGuardAllowsOnePingASecond(t *testing.T) {
 	now := time.Now()
 	g := NewRelayGuard(nil)
 	g.now = func() time.Time { return now }

@@ -10,8 +10,7 @@ import (
 	"golang.org/x/crypto/cryptobyte"
 )
 
-// maxRelayMessage bounds a request and a response on their way through the relay. What is large travels
-// on stdin.
+// maxRelayMessage bounds a request and a response. Larger data travels on stdin.
 const maxRelayMessage = 512 << 10
 
 // A relay's stream begins with one request of the manager and one response of the relay:
@@ -34,38 +33,38 @@ type RelayStart struct {
 	Dir string
 	// Env is added to the relay's own environment, as KEY=VALUE.
 	Env []string
-	// Ready is the path of the socket of which the process will say that it listens on it (ReadyLine, on
-	// stderr), for the RelayConnects that wait for that. Empty: none.
+	// Ready is the path of the socket on which the process will listen, if it prints a ReadyLine for it on stderr. A
+	// RelayConnect can wait for that. May be empty.
 	Ready string
 }
 
 // RelayConnect asks for a connection to a unix socket in the user's own socket base.
 type RelayConnect struct {
 	Path string
-	// Wait, if not zero, is for a socket that may not be there yet: the relay waits so long, in whole
-	// milliseconds, for a process started with this Ready to say that it listens.
+	// Wait is for a socket that may not exist yet: how long the relay waits for the ReadyLine of a process that was
+	// started with this path in Ready. It is rounded down to milliseconds. If zero, the relay does not wait.
 	Wait time.Duration
 }
 
-// RelayCode says how a request was answered.
+// RelayCode is the kind of answer to a request.
 type RelayCode uint8
 
 // The codes. Others count as RelayFailed.
 const (
 	RelayOK        RelayCode = iota
-	RelayFailed              // for a reason that only the text tells
-	RelayInvalid             // the request makes no sense
-	RelayForbidden           // the path is not one of this user's builds, or not ours
+	RelayFailed              // see the text
+	RelayInvalid             // the request is not valid
+	RelayForbidden           // the path is not a socket of this user's builds
 	RelayNotFound            // no such program, directory or socket
-	RelayNotReady            // the process did not come to listen
-	RelayBusy                // the relay has as much to do as it takes
+	RelayNotReady            // the process did not begin to listen
+	RelayBusy                // the relay is at its limit
 	RelayClosing             // the relay is about to end
 )
 
 // RelayResponse is the relay's answer to a request.
 type RelayResponse struct {
 	Code RelayCode
-	Text string // why, if Code is not RelayOK
+	Text string // the reason, if Code is not RelayOK
 }
 
 // AppendRelayStart appends r in its wire form.
@@ -87,7 +86,7 @@ func AppendRelayConnect(b []byte, r RelayConnect) ([]byte, error) {
 	})
 }
 
-// AppendRelayResponse appends r in its wire form; its Text is cut to what fits.
+// AppendRelayResponse appends r in its wire form. A Text that is too long is cut.
 func AppendRelayResponse(b []byte, r RelayResponse) []byte {
 	b, err := appendMessage(b, byte(r.Code), func(body *cryptobyte.Builder) {
 		addString(body, r.Text[:min(len(r.Text), maxRelayMessage/2)])
@@ -98,8 +97,8 @@ func AppendRelayResponse(b []byte, r RelayResponse) []byte {
 	return b
 }
 
-// ReadRelayRequest reads a *RelayStart or a *RelayConnect. It reads no byte more than that, and never
-// allocates what a length merely claims. Errors other than those of r wrap ErrRelayProtocol.
+// ReadRelayRequest reads a *RelayStart or a *RelayConnect, and no byte after it. It allocates memory for bytes that
+// came, not for a length that is claimed. Errors other than those of r wrap ErrRelayProtocol.
 func ReadRelayRequest(r io.Reader) (any, error) {
 	kind, body, err := readMessage(r)
 	if err != nil {
@@ -127,7 +126,7 @@ func ReadRelayRequest(r io.Reader) (any, error) {
 	}
 }
 
-// check reports what no process can be started with.
+// check refuses requests with which no process can be started.
 func (s *RelayStart) check() error {
 	switch {
 	case len(s.Argv) == 0 && s.Line == "":
@@ -173,7 +172,9 @@ func appendMessage(b []byte, kind byte, add func(*cryptobyte.Builder)) ([]byte, 
 		return b, fmt.Errorf("relay request: %w", err)
 	}
 	if n := len(out) - start - messageHeader; n > maxRelayMessage {
-		return b, fmt.Errorf("relay request: it has %d bytes, at most %d can be sent: pass what is large on stdin", n, maxRelayMessage)
+		return b, fmt.Errorf(
+			"relay request: it has %d bytes, at most %d can be sent: pass large data on stdin", n, maxRelayMessage,
+		)
 	}
 	return out, nil
 }

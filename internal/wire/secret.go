@@ -14,19 +14,19 @@ import (
 const (
 	// AuthorizationKey is the metadata of a call that carries the secret of the build.
 	AuthorizationKey = "authorization"
-	// Bearer stands before the secret there (RFC 6750, section 2.1).
+	// Bearer precedes the secret in its value (RFC 6750, section 2.1).
 	Bearer = "Bearer "
 
 	secretBytes     = 32  // of a new secret, before it is encoded
-	minSecretLength = 43  // of those in base64url without padding
-	maxSecretLength = 128 // of another manager's
+	minSecretLength = 43  // secretBytes in base64url without padding
+	maxSecretLength = 128 // another manager may use longer ones
 )
 
 // MaxSecretLine bounds the line on serve's stdin with the secret, its newline included.
 const MaxSecretLine = maxSecretLength + 1
 
-// Secret is what each call to the serve of a build must carry. Its characters are those of base64url. It
-// appears in no formatted text: only Line and Authorization tell it.
+// Secret authorizes a call to the serve of a build. It consists of base64url characters. It never appears in formatted
+// text: only Line and Authorization return it.
 type Secret struct{ text string }
 
 // NewSecret returns 32 random bytes as a Secret.
@@ -39,11 +39,13 @@ func NewSecret() Secret {
 // ParseSecret returns the secret that line holds, without its newline. The error does not quote it.
 func ParseSecret(line string) (Secret, error) {
 	if len(line) < minSecretLength || len(line) > maxSecretLength {
-		return Secret{}, fmt.Errorf("a secret has %d to %d characters, this has %d", minSecretLength, maxSecretLength, len(line))
+		return Secret{}, fmt.Errorf(
+			"a secret has %d to %d characters, this has %d", minSecretLength, maxSecretLength, len(line),
+		)
 	}
 	for _, c := range []byte(line) {
 		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' {
-			return Secret{}, errors.New("a secret has no characters but those of base64url (A-Z a-z 0-9 - _)")
+			return Secret{}, errors.New("a secret consists of base64url characters (A-Z a-z 0-9 - _), this has others")
 		}
 	}
 	return Secret{line}, nil
@@ -67,14 +69,14 @@ func (s Secret) GoString() string { return s.String() }
 // LogValue hides the secret.
 func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
-// Verifier knows a secret when it sees it, and does not hold it.
+// Verifier recognizes a secret without holding it: it is a hash.
 type Verifier [sha256.Size]byte
 
 // Verifier returns the Verifier of s.
 func (s Secret) Verifier() Verifier { return sha256.Sum256([]byte(s.text)) }
 
-// Admits reports whether authorization, the values of a call under AuthorizationKey, carries the secret: there is
-// one and it is the right one. How long that takes tells nothing about the secret.
+// Admits reports whether authorization, the values of a call under AuthorizationKey, is exactly one value with the
+// right secret. It takes the same time for every wrong secret of the same length.
 func (v Verifier) Admits(authorization []string) bool {
 	if len(authorization) != 1 {
 		return false

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestSecretsAreAllDifferentAndSurviveTheWay(t *testing.T) {
+func TestSecretsDifferAndSurviveTheWire(t *testing.T) {
 	seen := map[Secret]bool{}
 	for range 1000 {
 		s := NewSecret()
@@ -51,7 +51,7 @@ func TestOnlyTheSecretItselfIsAdmitted(t *testing.T) {
 	require.False(t, Secret{}.Verifier().Admits(nil))
 }
 
-func TestWhatIsNoSecretIsRefusedAndNotQuoted(t *testing.T) {
+func TestMalformedSecretIsRefusedAndNotQuoted(t *testing.T) {
 	for _, line := range []string{
 		"",
 		"short",
@@ -74,7 +74,9 @@ func TestASecretIsNotPrintedByAccident(t *testing.T) {
 	holder := struct{ Secret Secret }{s}
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("start", "secret", s)
-	text := fmt.Sprintf("%v %+v %#v %s %q", s, s, s, s, s) + fmt.Sprintf("%v %+v %#v", holder, holder, &holder) + log.String()
+	text := fmt.Sprintf("%v %+v %#v %s %q", s, s, s, s, s) + fmt.Sprintf(
+		"%v %+v %#v", holder, holder, &holder,
+	) + log.String()
 	require.NotContains(t, text, s.text)
 	require.True(t, Secret{}.IsZero())
 	require.False(t, s.IsZero())

@@ -18,7 +18,7 @@ const (
 )
 
 // SocketPath returns <tmp>/gitlab-runner-steps/<build id>/step-runner.sock. The VM is a unix machine
-// whatever the manager is, hence slashes. It fails when tmp is not absolute or the path is too long
+// whatever the manager is, hence slashes. It fails if tmp is not absolute or the path is too long
 // for a socket.
 func SocketPath(tmp string, id BuildID) (string, error) {
 	if !path.IsAbs(tmp) {
@@ -41,8 +41,10 @@ func CheckSocketPath(p string) error {
 	case !path.IsAbs(p):
 		return fmt.Errorf("socket path %q is not absolute", clip(p))
 	case len(p) > MaxSocketPath:
-		return fmt.Errorf("socket path %q is %d bytes, a unix socket allows %d: use a shorter build ID or temporary directory",
-			clip(p), len(p), MaxSocketPath)
+		return fmt.Errorf(
+			"socket path %q is %d bytes, a unix socket allows %d: use a shorter build ID or temporary directory",
+			clip(p), len(p), MaxSocketPath,
+		)
 	case path.Clean(p) != p:
 		return fmt.Errorf("socket path %q is not clean, want %q", p, path.Clean(p))
 	}
@@ -54,8 +56,8 @@ func CheckSocketPath(p string) error {
 	return nil
 }
 
-// SameBuildSocket reports whether got, the path serve says it listens on, is want or want moved from
-// SocketBase to the per-user base SocketBase-<uid>. Only those: got comes from the VM.
+// SameBuildSocket reports whether got, the path that serve reports, is want or want moved from SocketBase to the
+// per-user base SocketBase-<uid>. It accepts no other path, because got comes from the VM.
 func SameBuildSocket(want, got string) bool {
 	if want == got {
 		return true

@@ -21,7 +21,7 @@ func TestSocketPathIsBelowTheBase(t *testing.T) {
 	}
 }
 
-func TestSocketPathRefusesWhatNoSocketCanHave(t *testing.T) {
+func TestSocketPathRefusesPathsThatNoSocketCanHave(t *testing.T) {
 	for name, tc := range map[string]struct {
 		tmp  string
 		id   BuildID

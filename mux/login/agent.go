@@ -14,12 +14,12 @@ import (
 	"golang.org/x/crypto/ssh/agent"
 )
 
-// agentTimeout bounds one exchange with an agent, which may ask its user or hang.
+// agentTimeout bounds one exchange with an agent. It may ask its user, or hang.
 var agentTimeout = 20 * time.Second
 
-// Agent logs in with keys of the ssh-agent at a unix socket, as in SSH_AUTH_SOCK: with all it has or, if only
-// names any, with those of them it has, so that a server that counts attempts is not tired by the others. The
-// agent is asked at each login, over a connection that ends with the login and has a deadline.
+// Agent logs in with the keys of the ssh-agent at a unix socket, as in SSH_AUTH_SOCK. If only names keys, the agent's
+// other keys are not tried: a server counts attempts (MaxAuthTries). The agent is asked at each login, over
+// connections with a deadline that end with the login.
 func Agent(socket string, only ...ssh.PublicKey) (Auth, error) {
 	if socket == "" {
 		return Auth{}, errors.New("use ssh-agent: no socket; is SSH_AUTH_SOCK set?")
@@ -39,7 +39,7 @@ func Agent(socket string, only ...ssh.PublicKey) (Auth, error) {
 	}, nil
 }
 
-// listAgent returns a signer for each of the agent's keys, or for each that only names.
+// listAgent returns a signer for each of the agent's keys, or for each of them that only names.
 func listAgent(ctx context.Context, socket string, only []ssh.PublicKey) ([]ssh.Signer, error) {
 	var keys []*agent.Key
 	err := withAgent(ctx, socket, func(a agent.ExtendedAgent) (err error) {
@@ -51,7 +51,8 @@ func listAgent(ctx context.Context, socket string, only []ssh.PublicKey) ([]ssh.
 	}
 	var signers []ssh.Signer
 	for _, k := range keys {
-		named := slices.ContainsFunc(only, func(o ssh.PublicKey) bool { return bytes.Equal(o.Marshal(), plainAgentKey(k).Marshal()) })
+		key := plainAgentKey(k).Marshal()
+		named := slices.ContainsFunc(only, func(o ssh.PublicKey) bool { return bytes.Equal(o.Marshal(), key) })
 		if named || len(only) == 0 {
 			signers = append(signers, &agentSigner{ctx: ctx, socket: socket, key: k})
 		}
@@ -59,7 +60,7 @@ func listAgent(ctx context.Context, socket string, only []ssh.PublicKey) ([]ssh.
 	return signers, nil
 }
 
-// plainAgentKey returns the key itself, also of a certificate.
+// plainAgentKey returns the key, or the key that a certificate is for.
 func plainAgentKey(k *agent.Key) ssh.PublicKey {
 	key, err := ssh.ParsePublicKey(k.Blob)
 	if err != nil {
@@ -68,8 +69,8 @@ func plainAgentKey(k *agent.Key) ssh.PublicKey {
 	return plainKey(key)
 }
 
-// withAgent calls fn on a fresh connection to the agent. One connection per exchange keeps nothing
-// open between them and lets a deadline, and ctx, end an agent that hangs.
+// withAgent calls fn on a new connection to the agent. With one connection for each exchange, nothing stays open
+// between them, and closing it ends an exchange at its deadline or with ctx.
 func withAgent(ctx context.Context, socket string, fn func(agent.ExtendedAgent) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, agentTimeout, fmt.Errorf("no answer within %v", agentTimeout))
 	defer cancel()
@@ -91,7 +92,7 @@ func withAgent(ctx context.Context, socket string, fn func(agent.ExtendedAgent) 
 
 // agentSigner signs with one key of an agent.
 type agentSigner struct {
-	ctx    context.Context // that of the login, for which it is
+	ctx    context.Context // of the login
 	socket string
 	key    *agent.Key
 }

@@ -9,26 +9,27 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Auth is one way to log in: keys or a password. The zero value is none.
+// Auth is one way to log in: keys or a password. [KeyFile], [LockedKeyFile], [Key], [Agent], [ParseIdentity] and
+// [Password] make one; the zero value is not valid.
 type Auth struct {
 	name     string // for error messages; never a secret
 	signers  signers
 	password string
-	public   ssh.PublicKey // of a single key that is known now
+	public   ssh.PublicKey // if there is one key and it is known before the login
 }
 
-// signers returns keys, at each login anew, or what is wrong, or both. It is nil if the way is a password. ctx
-// bounds the wait, and what the keys do later.
+// signers returns the keys for one login, an error, or both: some keys may be missing. It is nil for a password. ctx
+// bounds the call and the use of the keys.
 type signers func(ctx context.Context) ([]ssh.Signer, error)
 
-// String names the way, for messages.
+// String names the way to log in, for messages. It holds no secret.
 func (a Auth) String() string { return a.name }
 
-// PublicKey returns the key to log in with, nil if it is a password or an agent's.
+// PublicKey returns the key to log in with. It is nil for a password and for an agent's keys.
 func (a Auth) PublicKey() ssh.PublicKey { return a.public }
 
-// authMethods returns the library's form of auths. It tries each SSH method once, so all keys are
-// one method, in order. note is told how many keys there are, and what is wrong with others.
+// authMethods returns the SSH library's form of auths. The library tries each SSH method once, so all keys are one
+// method, in order. note gets the number of keys and the error of the ways that gave no key.
 func authMethods(ctx context.Context, auths []Auth, sha1 bool, note func(keys int, err error)) []ssh.AuthMethod {
 	var methods []ssh.AuthMethod
 	if slices.ContainsFunc(auths, func(a Auth) bool { return a.signers != nil }) {
@@ -43,15 +44,16 @@ func authMethods(ctx context.Context, auths []Auth, sha1 bool, note func(keys in
 	}
 	for _, a := range auths {
 		if a.signers == nil {
-			methods = append(methods, ssh.Password(a.password), ssh.KeyboardInteractive((&interview{password: a.password}).answer))
+			ask := &interview{password: a.password}
+			methods = append(methods, ssh.Password(a.password), ssh.KeyboardInteractive(ask.answer))
 			break
 		}
 	}
 	return methods
 }
 
-// allSigners returns the keys of all auths that have some, and what is wrong with the others. With sha1, RSA
-// keys come a second time at the end, to sign with that.
+// allSigners returns the keys of all auths and the errors of the others. With sha1, RSA keys come a second
+// time at the end, to sign with SHA-1.
 func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer, err error) {
 	var old []ssh.Signer
 	for _, a := range auths {
@@ -78,8 +80,8 @@ func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer,
 	return append(all, old...), err
 }
 
-// rsaSigner returns an RSA key that signs with these algorithms only: the library does not try one after the
-// other, and falls back to SHA-1. Other keys it returns as they are.
+// rsaSigner makes an RSA key sign with these algorithms only: the library does not try one after the other, and falls
+// back to SHA-1. It returns other keys unchanged.
 func rsaSigner(key ssh.Signer, algorithms ...string) (ssh.Signer, error) {
 	signer, ok := key.(ssh.AlgorithmSigner)
 	switch keyType := key.PublicKey().Type(); {
@@ -89,17 +91,17 @@ func rsaSigner(key ssh.Signer, algorithms ...string) (ssh.Signer, error) {
 	return ssh.NewSignerWithAlgorithms(signer, algorithms)
 }
 
-// maxRounds bounds how often a server may ask something interactively; each answer of ours lets it ask again.
+// maxRounds bounds how often a server may ask questions in one login: each answer lets it ask again.
 const maxRounds = 16
 
 // interview is one login in which the server asks interactively (RFC 4256).
 type interview struct {
 	password string
 	rounds   int
-	told     bool // the password
+	told     bool // the password was given
 }
 
-// answer gives the password, once, to a server that asks for just that.
+// answer gives the password once, to a server that asks one question without echo.
 func (i *interview) answer(_, _ string, questions []string, echos []bool) ([]string, error) {
 	i.rounds++
 	switch {
@@ -117,7 +119,7 @@ func (i *interview) answer(_, _ string, questions []string, echos []bool) ([]str
 	}
 }
 
-// Key logs in with a private key that is already in memory. The name is for error messages.
+// Key logs in with a private key in memory. Error messages have the name.
 func Key(name string, signer ssh.Signer) Auth {
 	return Auth{
 		name:    "key " + name,
@@ -126,7 +128,7 @@ func Key(name string, signer ssh.Signer) Auth {
 	}
 }
 
-// Password logs in with a password, also where the server asks for it interactively with one prompt.
+// Password logs in with a password. It also answers a server that asks for it interactively with one prompt.
 func Password(secret string) Auth {
 	return Auth{name: "password", password: secret}
 }

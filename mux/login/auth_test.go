@@ -22,15 +22,17 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// trusting starts a real sshd that lets in whom authority has certified, and nobody else.
-func trusting(t testing.TB, authority ssh.Signer) *sshtest.Server {
+// certificatesOnly starts a real sshd that only accepts users with a certificate by authority.
+func certificatesOnly(t testing.TB, authority ssh.Signer) *sshtest.Server {
 	t.Helper()
 	ca := write(t, "ca.pub", string(ssh.MarshalAuthorizedKey(authority.PublicKey())))
 	return sshtest.OpenSSH(t, "TrustedUserCAKeys "+ca, "AuthorizedKeysFile none")
 }
 
 // userCert writes a user's certificate.
-func userCert(t testing.TB, s *sshtest.Server, authority ssh.Signer, key ssh.PublicKey, change func(*ssh.Certificate)) string {
+func userCert(
+	t testing.TB, s *sshtest.Server, authority ssh.Signer, key ssh.PublicKey, change func(*ssh.Certificate),
+) string {
 	t.Helper()
 	cert := certify(t, authority, key, ssh.UserCert, func(c *ssh.Certificate) {
 		c.ValidPrincipals = []string{s.User}
@@ -45,7 +47,7 @@ func expired(c *ssh.Certificate) { c.ValidBefore = uint64(time.Now().Add(-time.M
 
 func TestLoginByCertificate(t *testing.T) {
 	authority, _ := newKey(t)
-	s := trusting(t, authority)
+	s := certificatesOnly(t, authority)
 	for kind, private := range hostKeys(t) {
 		t.Run(kind, func(t *testing.T) {
 			file, signer := keyFile(t, private)
@@ -62,7 +64,7 @@ func TestLoginByCertificate(t *testing.T) {
 
 			ring := agent.NewKeyring()
 			require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-			byAgent, err := login.Agent(serveAgent(t, ring))
+			byAgent, err := login.Agent(sshtest.ServeAgent(t, ring))
 			require.NoError(t, err)
 			cfg.Auth[0], err = byAgent.WithCertificate(cert)
 			require.NoError(t, err)
@@ -71,10 +73,10 @@ func TestLoginByCertificate(t *testing.T) {
 	}
 }
 
-// Certificates live for minutes and are renewed in place by others.
+// Certificates live for minutes, and another program renews them in place.
 func TestCertificateIsReadForEachLogin(t *testing.T) {
 	authority, _ := newKey(t)
-	s := trusting(t, authority)
+	s := certificatesOnly(t, authority)
 	_, private := newKey(t)
 	file, signer := keyFile(t, &private)
 	cert := write(t, "id-cert.pub", userCert(t, s, authority, signer.PublicKey(), expired))
@@ -97,7 +99,7 @@ func TestCertificateIsReadForEachLogin(t *testing.T) {
 	require.ErrorContains(t, err, "it is for another key")
 }
 
-func TestCertificateThatIsNoneIsAnErrorAtOnce(t *testing.T) {
+func TestWrongCertificateFileIsAnErrorAtOnce(t *testing.T) {
 	signer, _ := newKey(t)
 	key := login.Key("k", signer)
 	host := certify(t, signer, signer.PublicKey(), ssh.HostCert, nil)
@@ -115,10 +117,10 @@ func TestCertificateThatIsNoneIsAnErrorAtOnce(t *testing.T) {
 	require.ErrorContains(t, err, "a password cannot have one")
 }
 
-// Keys that expire are asked for again at each dial.
-func TestCredentialsAreAskedForAtEachDial(t *testing.T) {
+// Keys from Credentials may expire.
+func TestCredentialsIsCalledAtEachDial(t *testing.T) {
 	authority, _ := newKey(t)
-	s := trusting(t, authority)
+	s := certificatesOnly(t, authority)
 	asked := 0
 	cfg := config(s)
 	cfg.Auth = nil
@@ -129,7 +131,9 @@ func TestCredentialsAreAskedForAtEachDial(t *testing.T) {
 		require.NoError(t, err)
 		signer, err := ssh.NewSignerFromKey(private)
 		require.NoError(t, err)
-		id, err := login.ParseIdentity("the issuer", []byte(string(pem.EncodeToMemory(block))+userCert(t, s, authority, signer.PublicKey(), nil)))
+		id, err := login.ParseIdentity(
+			"the issuer", []byte(string(pem.EncodeToMemory(block))+userCert(t, s, authority, signer.PublicKey(), nil)),
+		)
 		return []login.Auth{id}, err
 	}
 	dialWith(t, s, cfg)
@@ -155,7 +159,7 @@ func TestCredentialsAreAskedForAtEachDial(t *testing.T) {
 	require.ErrorIs(t, err, because)
 }
 
-func TestIdentityThatIsNoneIsAnError(t *testing.T) {
+func TestWrongIdentityIsAnError(t *testing.T) {
 	signer, private := newKey(t)
 	other, _ := newKey(t)
 	block, err := ssh.MarshalPrivateKey(private, "")
@@ -223,7 +227,7 @@ func TestOnlyTheNamedKeysOfAnAgentAreTried(t *testing.T) {
 	private, err := ssh.ParseRawPrivateKey(text)
 	require.NoError(t, err)
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	socket := serveAgent(t, ring)
+	socket := sshtest.ServeAgent(t, ring)
 	cfg := config(s)
 	byAgent, err := login.Agent(socket)
 	require.NoError(t, err)
@@ -259,7 +263,7 @@ func TestAgentThatIsGoneOrHangsIsAClearError(t *testing.T) {
 	require.ErrorContains(t, err, "SSH_AUTH_SOCK")
 
 	hangs := filepath.Join(sshtest.SocketDir(t), "hangs")
-	ln, err := net.Listen("unix", hangs) // nobody accepts
+	ln, err := net.Listen("unix", hangs) // never accepts
 	require.NoError(t, err)
 	defer ln.Close()
 	byAgent, err = login.Agent(hangs)
@@ -271,7 +275,7 @@ func TestAgentThatIsGoneOrHangsIsAClearError(t *testing.T) {
 		_, err := mux.Dial(ctx, s.Addr, cfg)
 		return err
 	})
-	nc, err := ln.Accept() // the dial has come so far
+	nc, err := ln.Accept() // the dial waits for the agent
 	require.NoError(t, err)
 	defer nc.Close()
 	cancel(because)
@@ -287,10 +291,12 @@ func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
 	private, err := rsa.GenerateKey(rand.Reader, 2048)
 	require.NoError(t, err)
 	_, signer := keyFile(t, private)
-	s := sshtest.OpenSSH(t, "AuthorizedKeysFile "+write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(signer.PublicKey()))))
+	s := sshtest.OpenSSH(
+		t, "AuthorizedKeysFile "+write(t, "authorized_keys", string(ssh.MarshalAuthorizedKey(signer.PublicKey()))),
+	)
 	ring := agent.NewKeyring()
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	byAgent, err := login.Agent(serveAgent(t, ring))
+	byAgent, err := login.Agent(sshtest.ServeAgent(t, ring))
 	require.NoError(t, err)
 	cfg := config(s)
 	for _, way := range []login.Auth{byAgent, login.Key("rsa", signer)} {
@@ -299,7 +305,7 @@ func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
 	}
 }
 
-func TestKeyFileSaysWhatIsWrongWithIt(t *testing.T) {
+func TestKeyFileErrorNamesTheReason(t *testing.T) {
 	dir := t.TempDir()
 	_, private := newKey(t)
 	locked, err := ssh.MarshalPrivateKeyWithPassphrase(private, "", []byte("secret"))
@@ -324,7 +330,7 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	authorized := s.Signer
 	ring := agent.NewKeyring()
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	socket := serveAgent(t, ring)
+	socket := sshtest.ServeAgent(t, ring)
 
 	byAgent, err := login.Agent(socket)
 	require.NoError(t, err)
@@ -338,7 +344,7 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	cfg.Auth = []login.Auth{login.Key("unknown", authorized), byAgent}
 	dialWith(t, other, cfg)
 
-	// An agent that is not there does not keep a key from being tried.
+	// Without the agent, the key is still tried.
 	noAgent, err := login.Agent(filepath.Join(t.TempDir(), "none"))
 	require.NoError(t, err)
 	cfg = config(s)

@@ -18,27 +18,29 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// place is an address that one machine after the other is given.
-type place struct {
+// address is a TCP address that one machine after the other gets.
+type address struct {
 	t      testing.TB
 	client ssh.Signer
 	vm     *embeddedvm.Server
 	addr   string
 }
 
-// next replaces the machine by another, with this host key.
-func (p *place) next(host ssh.Signer) {
+// next replaces the machine by another with this host key.
+func (p *address) next(host ssh.Signer) {
 	p.t.Helper()
 	if p.vm != nil {
 		require.NoError(p.t, p.vm.Close())
 	}
 	var err error
-	p.vm, err = embeddedvm.Start(embeddedvm.Config{Addr: p.addr, HostKeys: []ssh.Signer{host}, AuthorizedKeys: []ssh.PublicKey{p.client.PublicKey()}})
+	p.vm, err = embeddedvm.Start(embeddedvm.Config{
+		Addr: p.addr, HostKeys: []ssh.Signer{host}, AuthorizedKeys: []ssh.PublicKey{p.client.PublicKey()},
+	})
 	require.NoError(p.t, err)
 	p.addr = p.vm.Addr()
 }
 
-func (p *place) dial(keys login.HostKeys, id string, client ssh.Signer) error {
+func (p *address) dial(keys login.HostKeys, id string, client ssh.Signer) error {
 	p.t.Helper()
 	conn, err := mux.Dial(sshtest.Within(p.t), p.addr, &mux.Config{
 		User: "ci", Auth: []login.Auth{login.Key("of the test", client)}, HostKeys: keys, MachineID: id,
@@ -49,8 +51,8 @@ func (p *place) dial(keys login.HostKeys, id string, client ssh.Signer) error {
 	return err
 }
 
-func newPlace(t testing.TB) *place {
-	p := &place{t: t}
+func newAddress(t testing.TB) *address {
+	p := &address{t: t}
 	p.client, _ = newKey(t)
 	t.Cleanup(func() { p.vm.Close() })
 	return p
@@ -74,12 +76,12 @@ func signer(n int) ssh.Signer {
 	return s
 }
 
-// Machines live for an hour and their addresses are given to the next: no false alarm, no file that grows
-// for ever, and the one machine whose key changes under its identity is found.
+// Machines live for an hour, and then the next machine gets the address. There is no false alarm, the file does not
+// grow for ever, and the one machine whose key changes while its identity stays is found.
 func TestAThousandMachinesAtOneAddress(t *testing.T) {
 	t.Parallel()
 	const machines, swapped = 1000, 617
-	p := newPlace(t)
+	p := newAddress(t)
 	keys, file := firstUse(t)
 	for i := range machines {
 		id := fmt.Sprintf("i-%d", i)
@@ -89,13 +91,16 @@ func TestAThousandMachinesAtOneAddress(t *testing.T) {
 			p.next(signer(-i))
 			err := p.dial(keys, id, p.client)
 			requireStage(t, err, "host key", true)
-			for _, want := range []string{"HOST KEY CHANGED", id, p.addr, file, ssh.FingerprintSHA256(signer(i).PublicKey()), ssh.FingerprintSHA256(signer(-i).PublicKey())} {
+			for _, want := range []string{
+				"HOST KEY CHANGED", id, p.addr, file,
+				ssh.FingerprintSHA256(signer(i).PublicKey()), ssh.FingerprintSHA256(signer(-i).PublicKey()),
+			} {
 				require.ErrorContains(t, err, want)
 			}
 			p.next(signer(i))
 		}
 		require.NoError(t, p.dial(keys, id, p.client), "%s, again", id)
-		if i%10 > 0 { // the others are gone without a word
+		if i%10 > 0 { // nobody reports the end of the others
 			require.NoError(t, keys.Forget(t.Context(), id))
 		}
 	}
@@ -112,9 +117,9 @@ func TestAThousandMachinesAtOneAddress(t *testing.T) {
 	require.Empty(t, string(text))
 }
 
-// What answers before the machine is ready, or in its place, does not let us in and is not remembered.
+// A server that answers before the machine is ready, or in its place, refuses the login. Its key is not remembered.
 func TestKeyOfAFailedLoginIsNotRemembered(t *testing.T) {
-	p := newPlace(t)
+	p := newAddress(t)
 	keys, file := firstUse(t)
 	stranger, _ := newKey(t)
 	p.next(signer(1))
@@ -128,15 +133,17 @@ func TestKeyOfAFailedLoginIsNotRemembered(t *testing.T) {
 	requireStage(t, p.dial(keys, "i-1", p.client), "host key", true)
 }
 
-// Two managers that meet a machine at the same time may be shown different keys. One of them is right at most.
-func TestOtherProcessThatWasFirstIsRight(t *testing.T) {
-	p := newPlace(t)
+// Two managers that reach a machine for the first time at the same time may see different keys: the first one counts.
+func TestKeyThatAnotherProcessLearnedFirstCounts(t *testing.T) {
+	p := newAddress(t)
 	keys, file := firstUse(t)
 	p.next(signer(1))
 	cfg := &mux.Config{
 		User: "ci", Auth: []login.Auth{login.Key("of the test", p.client)}, MachineID: "i-1",
-		// The command runs after the file was read, and answers nothing.
-		HostKeys: login.FirstOf(keys, command(t, "printf %s '"+strings.TrimSpace(hostLine("", "i-1", signer(2).PublicKey()))+"' >"+file)),
+		// The command runs after the file was read, and prints no key.
+		HostKeys: login.FirstOf(
+			keys, command(t, "printf %s '"+strings.TrimSpace(hostLine("", "i-1", signer(2).PublicKey()))+"' >"+file),
+		),
 	}
 	_, err := mux.Dial(sshtest.Within(t), p.addr, cfg)
 	requireStage(t, err, "host key", true)
@@ -144,7 +151,7 @@ func TestOtherProcessThatWasFirstIsRight(t *testing.T) {
 }
 
 func TestFirstUseNeedsAnIdentityAndAFile(t *testing.T) {
-	p := newPlace(t)
+	p := newAddress(t)
 	p.next(signer(1))
 	keys, file := firstUse(t)
 	err := p.dial(keys, "", p.client)
@@ -163,7 +170,7 @@ func TestFirstUseRemembersTheKeyOfACertificate(t *testing.T) {
 	other, _ := newKey(t)
 	keys, file := firstUse(t)
 	cfg := config(s)
-	// An authority that is known for another machine only makes that certificates are asked for.
+	// The client asks for certificates because it knows an authority, though one for another machine.
 	cfg.HostKeys = login.FirstOf(keys, known(t, hostLine("@cert-authority", "*", other.PublicKey())))
 	cfg.MachineID = "i-1"
 	dialWith(t, s, cfg)
@@ -172,7 +179,7 @@ func TestFirstUseRemembersTheKeyOfACertificate(t *testing.T) {
 	require.Contains(t, string(text), strings.TrimSpace(hostLine("", "i-1", host)))
 }
 
-// The file is of use to ssh, too.
+// ssh can use the file, too.
 func TestSSHChecksAMachineByTheFile(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
 	s, other := sshtest.OpenSSH(t), sshtest.OpenSSH(t)

@@ -17,12 +17,15 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// FuzzKnownHosts reads any file, and shows it a server whose key is not in it: that is never accepted, and no panic.
+// FuzzKnownHosts holds that a server whose key is not in a known_hosts file is refused, whatever the file holds.
 func FuzzKnownHosts(f *testing.F) {
 	server := sshtest.InProcess(f, embeddedvm.Config{})
 	stranger, _ := newKey(f)
 	other := knownhosts.Line([]string{knownhosts.Normalize(server.Addr)}, stranger.PublicKey())
-	for _, text := range []string{"", "# x\n", other, "@revoked * " + strings.SplitN(other, " ", 2)[1], "@cert-authority " + other, "|1|x|y ssh-rsa AAAA", "a b", "* ssh-ed25519 AAAA"} {
+	for _, text := range []string{
+		"", "# x\n", other, "@revoked * " + strings.SplitN(other, " ", 2)[1], "@cert-authority " + other,
+		"|1|x|y ssh-rsa AAAA", "a b", "* ssh-ed25519 AAAA",
+	} {
 		f.Add(text)
 	}
 	key := strings.SplitN(knownhosts.Line([]string{"x"}, server.HostKey), " ", 3)[2]
@@ -42,7 +45,7 @@ func FuzzKnownHosts(f *testing.F) {
 	})
 }
 
-// FuzzIdentity reads any private key: one that is read signs, and an error does not tell what is in it.
+// FuzzIdentity holds that every private key that is read is usable, and that errors do not quote the text.
 func FuzzIdentity(f *testing.F) {
 	_, private := newKey(f)
 	block, err := ssh.MarshalPrivateKey(private, "")

@@ -3,15 +3,11 @@ package login_test
 import (
 	"crypto/ed25519"
 	"crypto/rand"
-	"net"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
-	"golang.org/x/crypto/ssh/agent"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -21,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { runnertest.Main(m) }
 
-// config returns how to log in to s.
+// config returns a Config that logs in to s.
 func config(s *sshtest.Server) *mux.Config {
 	return &mux.Config{
 		User:     s.User,
@@ -38,7 +34,7 @@ func dialWith(t testing.TB, s *sshtest.Server, cfg *mux.Config) *mux.Conn {
 	return conn
 }
 
-// newKey returns a key no server knows.
+// newKey returns a new key, which no server accepts.
 func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
 	t.Helper()
 	_, private, err := ed25519.GenerateKey(rand.Reader)
@@ -48,7 +44,7 @@ func newKey(t testing.TB) (ssh.Signer, ed25519.PrivateKey) {
 	return signer, private
 }
 
-// requireStage checks that err is a DialError of a stage and whether it says that it is permanent.
+// requireStage checks the stage of a DialError and whether it is permanent.
 func requireStage(t testing.TB, err error, stage string, permanent bool) {
 	t.Helper()
 	dial := (*mux.DialError)(nil)
@@ -56,32 +52,6 @@ func requireStage(t testing.TB, err error, stage string, permanent bool) {
 	require.Equal(t, stage, dial.Stage, err.Error())
 	require.Equal(t, permanent, dial.Permanent())
 	require.ErrorContains(t, err, dial.Addr)
-}
-
-// serveAgent serves an ssh-agent on a unix socket.
-func serveAgent(t testing.TB, ring agent.Agent) string {
-	t.Helper()
-	path := filepath.Join(sshtest.SocketDir(t), "agent.sock")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			nc, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer nc.Close()
-				_ = agent.ServeAgent(ring, nc)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		wg.Wait()
-	})
-	return path
 }
 
 func start(t testing.TB, c *mux.Conn, line string) *mux.Process {
@@ -99,7 +69,7 @@ func inBackground(fn func() error) <-chan error {
 	return done
 }
 
-// receive returns a value from ch and fails the test when none comes.
+// receive returns a value from ch. The test fails if no value comes in time.
 func receive[T any](t testing.TB, ch <-chan T) T {
 	t.Helper()
 	timer := time.NewTimer(sshtest.Bound)

@@ -12,47 +12,48 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// HostKeys decides whether a server's host key is the right one. It is a chain of rules, each of which
-// accepts a key, refuses it, or leaves it to the next; a key that is left by the last is refused. The zero
-// value has no rules and is refused by Dial. It is safe for concurrent use.
+// HostKeys is a policy for host keys: it decides whether a server's key is the right one. It is a chain of rules.
+// Each rule accepts a key, refuses it, or passes it to the next; a key that the last rule passes on is refused. The
+// zero value has no rules; mux.Dial refuses it. HostKeys is safe for concurrent use.
 type HostKeys struct{ rules []hostKeyRule }
 
-// hostKeyRule says what a rule knows of a server, once for each connection.
+// hostKeyRule is one rule of a policy.
 type hostKeyRule interface {
+	// lookup is called once for each connection, before it is made.
 	lookup(context.Context, server) (knowledge, error)
-	// forget drops what was learned of a machine that is gone.
+	// forget drops the key that was learned for a machine.
 	forget(ctx context.Context, machine string) error
 }
 
-// server is who a host key is asked of.
+// server is a server whose host key is verified.
 type server struct {
-	machine string // its identity, empty if it has none
-	name    string // host:port that its key is looked up by
+	machine string // its identity; may be empty
+	name    string // host:port by which its key is looked up
 	addr    string // host:port that is dialed
 	user    string
 }
 
-// knowledge is what one rule knows of one server.
+// knowledge is the answer of one rule for one server.
 type knowledge struct {
-	// policy names the rule, and where it has its knowledge from, for people.
+	// policy names the rule and its source, for messages.
 	policy string
-	// types are those of the keys it knows, the first preferred.
+	// types are the types of the known keys, the preferred one first.
 	types []string
-	// authority says that it knows one that signs certificates for the server.
+	// authority is true if an authority is known that signs certificates for the server.
 	authority bool
-	// veto returns an error for a key that is to be refused whatever other rules say. May be nil.
+	// veto returns an error for a key that no rule may accept. May be nil.
 	veto func(ssh.PublicKey) error
-	// check answers with nil for the right key, errNotKnown to leave it to the next rule, and an error that
-	// says what to do for any other.
+	// check returns nil to accept the key, errNotKnown to pass it to the next rule, and for a wrong key an error that
+	// says what to do.
 	check func(context.Context, net.Addr, ssh.PublicKey) error
-	// learn is called when the login has succeeded with a key that check accepted. May be nil.
+	// learn is called when the login with a key that check accepted has succeeded. May be nil.
 	learn func(context.Context, ssh.PublicKey) error
 }
 
-// errNotKnown is wrapped by the errors of rules that have no answer.
+// errNotKnown is wrapped by the errors of rules that pass a key on.
 var errNotKnown = errors.New("not known")
 
-// notKnown says why a rule has no answer, and what would give it one.
+// notKnown says why a rule passes a key on, and how to make it accept the key.
 type notKnown string
 
 func (e notKnown) Error() string { return string(e) }
@@ -61,8 +62,8 @@ func (e notKnown) Unwrap() error { return errNotKnown }
 // IsZero reports whether h has no rules.
 func (h HostKeys) IsZero() bool { return len(h.rules) == 0 }
 
-// FirstOf is the chain of all rules of the policies, in order: the first answer counts. But a key that a
-// known_hosts file has as @revoked is refused wherever in the chain the file stands.
+// FirstOf joins policies into one: the first that accepts or refuses a key decides. A key that a known_hosts file
+// marks as @revoked is refused wherever the file stands in the chain.
 func FirstOf(policies ...HostKeys) HostKeys {
 	var all HostKeys
 	for _, p := range policies {
@@ -71,8 +72,8 @@ func FirstOf(policies ...HostKeys) HostKeys {
 	return all
 }
 
-// Forget drops what was learned of a machine that is gone, by its Config.MachineID. Only [FirstUse] learns.
-// ctx bounds the wait for other processes that use the same file.
+// Forget drops the key that was learned for a machine, by its mux.Config.MachineID. Only [FirstUse] learns keys. ctx
+// bounds the wait for other processes that use the same file.
 func (h HostKeys) Forget(ctx context.Context, machine string) error {
 	var err error
 	for _, r := range h.rules {
@@ -81,7 +82,7 @@ func (h HostKeys) Forget(ctx context.Context, machine string) error {
 	return err
 }
 
-// lookup asks all rules what they know of a server.
+// lookup asks all rules for the keys of a server.
 func (h HostKeys) lookup(ctx context.Context, s server) (*verifier, error) {
 	v := &verifier{server: s}
 	for _, r := range h.rules {
@@ -94,19 +95,19 @@ func (h HostKeys) lookup(ctx context.Context, s server) (*verifier, error) {
 	return v, nil
 }
 
-// verifier is the check of one connection's host key.
+// verifier verifies the host key of one connection.
 type verifier struct {
 	server server
 	known  []knowledge
 
-	// key is the one that was accepted, and by is whose answer that was. They are set by the first check,
-	// which the handshake waits for, and only read later.
+	// key is the accepted key, and by the rule that accepted it. The first check sets them while the handshake waits;
+	// later they are only read.
 	key ssh.PublicKey
 	by  knowledge
 }
 
-// algorithms returns what to ask the server for: first what goes with the keys that are known, so that it
-// shows one of them, then the others, so that a changed key is found to be one.
+// algorithms returns the host-key algorithms to offer: first those of the known keys, so that the server shows one of
+// them, then the others, so that a changed key of another type is seen.
 func (v *verifier) algorithms(sha1 bool) []string {
 	var algos []string
 	supported := ssh.SupportedAlgorithms().HostKeys
@@ -123,7 +124,7 @@ func (v *verifier) algorithms(sha1 bool) []string {
 		}
 	}
 	for _, a := range supported {
-		// A certificate is of use only to who knows an authority.
+		// A certificate is of use only where an authority is known.
 		if !isCertAlgorithm(a) {
 			algos = append(algos, a)
 		}
@@ -134,7 +135,7 @@ func (v *verifier) algorithms(sha1 bool) []string {
 	return unique(algos)
 }
 
-// check decides on a key. The SSH library calls it for each key exchange of the connection.
+// check decides about a key. The SSH library calls it for each key exchange of the connection.
 func (v *verifier) check(ctx context.Context, remote net.Addr, key ssh.PublicKey) error {
 	if v.key != nil {
 		if bytes.Equal(v.key.Marshal(), key.Marshal()) {
@@ -165,7 +166,7 @@ func (v *verifier) check(ctx context.Context, remote net.Addr, key ssh.PublicKey
 	return errors.New(strings.Join(reasons, "; "))
 }
 
-// learn lets the rule that accepted the key remember it, now that the login has succeeded.
+// learn lets the rule that accepted the key remember it. It is called after the login.
 func (v *verifier) learn(ctx context.Context) error {
 	if v.by.learn == nil {
 		return nil
@@ -173,8 +174,8 @@ func (v *verifier) learn(ctx context.Context) error {
 	return v.by.learn(ctx, v.key)
 }
 
-// keyAlgorithms returns the signature algorithms of a key type. RSA keys sign with SHA-2 (RFC 8332) unless
-// sha1 is asked for too.
+// keyAlgorithms returns the signature algorithms of a key type. RSA keys sign with SHA-2 (RFC 8332), and with SHA-1
+// only if sha1 is set.
 func keyAlgorithms(keyType string, sha1 bool) []string {
 	switch {
 	case keyType == ssh.KeyAlgoRSA && sha1:
@@ -189,7 +190,7 @@ func keyAlgorithms(keyType string, sha1 bool) []string {
 
 func isCertAlgorithm(algo string) bool { return strings.Contains(algo, "-cert-v01@") }
 
-// unique returns all without repetitions.
+// unique removes repetitions.
 func unique(all []string) []string {
 	var out []string
 	for _, a := range all {
@@ -200,7 +201,7 @@ func unique(all []string) []string {
 	return out
 }
 
-// plainKey returns the key itself, also of a certificate.
+// plainKey returns the key, or the key that a certificate is for.
 func plainKey(key ssh.PublicKey) ssh.PublicKey {
 	if cert, ok := key.(*ssh.Certificate); ok {
 		return cert.Key
@@ -211,7 +212,8 @@ func plainKey(key ssh.PublicKey) ssh.PublicKey {
 // describe names a key in a message.
 func describe(key ssh.PublicKey) string {
 	if cert, ok := key.(*ssh.Certificate); ok {
-		return fmt.Sprintf("%s %s (certificate %q by %s)", cert.Key.Type(), ssh.FingerprintSHA256(cert.Key), cert.KeyId, ssh.FingerprintSHA256(cert.SignatureKey))
+		return fmt.Sprintf("%s %s (certificate %q by %s)", cert.Key.Type(), ssh.FingerprintSHA256(cert.Key),
+			cert.KeyId, ssh.FingerprintSHA256(cert.SignatureKey))
 	}
 	return key.Type() + " " + ssh.FingerprintSHA256(key)
 }

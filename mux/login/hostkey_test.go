@@ -45,7 +45,7 @@ func known(t testing.TB, lines ...string) login.HostKeys {
 	return keys
 }
 
-// dialError dials s with these host keys and returns what comes of it.
+// dialError dials s with these host keys and returns the error.
 func dialError(t testing.TB, s *sshtest.Server, keys login.HostKeys) error {
 	t.Helper()
 	cfg := config(s)
@@ -71,12 +71,12 @@ func TestFirstAnswerOfTheChainCounts(t *testing.T) {
 	}{
 		"pinned":                        {accept, ""},
 		"another one is pinned":         {refuse, "none of the 1 pinned"},
-		"none is pinned":                {login.PinnedHostKeys(), "no key is pinned"},
+		"no key is pinned":              {login.PinnedHostKeys(), "no key is pinned"},
 		"an answer ends the chain":      {login.FirstOf(refuse, accept, insecure), "none of the 1 pinned"},
-		"yes too":                       {login.FirstOf(accept, refuse, listsOther), ""},
-		"who has no answer passes it":   {login.FirstOf(login.PinnedHostKeys(), empty, lists, refuse), ""},
-		"to the last":                   {login.FirstOf(empty, insecure), ""},
-		"of which none has one":         {login.FirstOf(login.PinnedHostKeys(), empty), "add the line"},
+		"also if it accepts":            {login.FirstOf(accept, refuse, listsOther), ""},
+		"a rule without an answer":      {login.FirstOf(login.PinnedHostKeys(), empty, lists, refuse), ""},
+		"the last rule accepts":         {login.FirstOf(empty, insecure), ""},
+		"no rule has an answer":         {login.FirstOf(login.PinnedHostKeys(), empty), "add the line"},
 		"a changed key is an answer":    {login.FirstOf(listsOther, insecure), "HOST KEY CHANGED"},
 		"a revoked key is never right":  {login.FirstOf(accept, lists, insecure, revokes), "revoked"},
 		"a chain of chains":             {login.FirstOf(login.FirstOf(empty), login.FirstOf(lists)), ""},
@@ -94,7 +94,7 @@ func TestFirstAnswerOfTheChainCounts(t *testing.T) {
 			}
 			requireStage(t, err, "host key", true)
 			require.ErrorContains(t, err, c.want)
-			require.ErrorContains(t, err, ssh.FingerprintSHA256(right), "what to compare")
+			require.ErrorContains(t, err, ssh.FingerprintSHA256(right), "the key to compare with")
 		})
 	}
 }
@@ -106,7 +106,7 @@ func TestHostKeyAliasIsLookedUpInsteadOfTheAddress(t *testing.T) {
 	dialWith(t, s, cfg)
 }
 
-// A line that is added while the program runs counts from the next connection on.
+// A line that is added while the program runs applies to the next connection.
 func TestKnownHostsAreReadForEachConnection(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	file := write(t, "known_hosts", "")
@@ -119,7 +119,7 @@ func TestKnownHostsAreReadForEachConnection(t *testing.T) {
 	requireStage(t, dialError(t, s, keys), "prepare", false)
 }
 
-func TestKnownHostsThatCannotBeReadAreAnErrorThatSaysWhere(t *testing.T) {
+func TestBadKnownHostsAreAnErrorWithFileAndLine(t *testing.T) {
 	_, err := login.KnownHosts(t.TempDir())
 	require.ErrorContains(t, err, "is a directory")
 	good, _ := newKey(t)
@@ -131,7 +131,7 @@ func TestKnownHostsThatCannotBeReadAreAnErrorThatSaysWhere(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// hostKeys are keys of the types an sshd has.
+// hostKeys returns a key of each type that an sshd has.
 func hostKeys(t testing.TB) map[string]any {
 	t.Helper()
 	_, ed := newKey(t)
@@ -152,8 +152,8 @@ func keyFile(t testing.TB, key any) (path string, signer ssh.Signer) {
 	return write(t, "key", string(pem.EncodeToMemory(block))), signer
 }
 
-// A server that has keys of several types shows the one that is known.
-func TestServerIsAskedForTheTypeOfKeyThatIsKnown(t *testing.T) {
+// A server with keys of several types shows the known one.
+func TestServerIsAskedForTheTypeOfTheKnownKey(t *testing.T) {
 	var lines []string
 	signers := map[string]ssh.Signer{}
 	for kind, key := range hostKeys(t) {
@@ -180,7 +180,9 @@ func TestServerIsAskedForTheTypeOfKeyThatIsKnown(t *testing.T) {
 }
 
 // certify returns key's certificate by authority, changed by change.
-func certify(t testing.TB, authority ssh.Signer, key ssh.PublicKey, kind uint32, change func(*ssh.Certificate)) *ssh.Certificate {
+func certify(
+	t testing.TB, authority ssh.Signer, key ssh.PublicKey, kind uint32, change func(*ssh.Certificate),
+) *ssh.Certificate {
 	t.Helper()
 	cert := &ssh.Certificate{
 		Key: key, CertType: kind, KeyId: "of the test", ValidPrincipals: []string{"127.0.0.1"},
@@ -208,8 +210,11 @@ func TestCertificateOfAKnownAuthorityIsAccepted(t *testing.T) {
 	s, host := certified(t, authority, nil)
 	ca := hostLine("@cert-authority", "*", authority.PublicKey())
 	require.NoError(t, dialError(t, s, known(t, ca)))
-	require.NoError(t, dialError(t, s, known(t, hostLine("@cert-authority", knownhosts.Normalize(s.Addr), authority.PublicKey()))))
-	// Who knows no authority sees the key itself.
+	require.NoError(
+		t,
+		dialError(t, s, known(t, hostLine("@cert-authority", knownhosts.Normalize(s.Addr), authority.PublicKey()))),
+	)
+	// A client without an authority sees the key itself.
 	require.NoError(t, dialError(t, s, login.PinnedHostKeys(host)))
 	require.NoError(t, dialError(t, s, login.FirstOf(known(t, ca), login.PinnedHostKeys(host))))
 	require.NoError(t, dialError(t, s, login.FirstOf(login.PinnedHostKeys(host), known(t, ca))))
@@ -233,13 +238,16 @@ func TestCertificateThatIsNotValidIsRefused(t *testing.T) {
 	} {
 		authority, _ := newKey(t)
 		s, _ := certified(t, authority, change)
-		err := dialError(t, s, login.FirstOf(known(t, hostLine("@cert-authority", "*", authority.PublicKey())), login.InsecureHostKeys()))
+		err := dialError(
+			t, s,
+			login.FirstOf(known(t, hostLine("@cert-authority", "*", authority.PublicKey())), login.InsecureHostKeys()),
+		)
 		requireStage(t, err, "host key", true)
 		require.Regexp(t, want, err.Error())
 	}
 }
 
-func TestServerWithoutCertificateIsToldFromAChangedKey(t *testing.T) {
+func TestMissingCertificateIsNotReportedAsAChangedKey(t *testing.T) {
 	s := sshtest.OpenSSH(t)
 	authority, _ := newKey(t)
 	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
@@ -247,8 +255,8 @@ func TestServerWithoutCertificateIsToldFromAChangedKey(t *testing.T) {
 	require.ErrorContains(t, err, "is HostCertificate set")
 }
 
-// An authority's key signs for machines, and is none's own.
-func TestAuthorityIsNoHost(t *testing.T) {
+// An authority's key signs for hosts. A host that shows it as its own key is refused.
+func TestAuthoritysKeyIsNoHostKey(t *testing.T) {
 	authority, _ := newKey(t)
 	s := sshtest.InProcess(t, embeddedvm.Config{HostKeys: []ssh.Signer{authority}})
 	err := dialError(t, s, known(t, hostLine("@cert-authority", "*", authority.PublicKey())))
@@ -282,7 +290,7 @@ func TestConnectionOutlivesNewKeyExchanges(t *testing.T) {
 	require.Equal(t, "x\nx\n", string(asked), "for the order and the key of one dial")
 }
 
-// changingSigner is one key until it changes, and then another.
+// changingSigner is a key that becomes another.
 type changingSigner struct {
 	first, second ssh.Signer
 	changed       atomic.Bool
@@ -301,7 +309,7 @@ func (s *changingSigner) Sign(rand io.Reader, data []byte) (*ssh.Signature, erro
 	return s.now().Sign(rand, data)
 }
 
-// A key that would be accepted of a new connection is no key of one that was made with another.
+// The server's second key is accepted for a new connection, but not during one that was made with the first.
 func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
 	first, _ := newKey(t)
 	second, _ := newKey(t)
@@ -325,7 +333,7 @@ func TestServerThatShowsAnotherKeyLaterIsLeft(t *testing.T) {
 	require.ErrorContains(t, conn.Err(), "another key than when the connection was made")
 }
 
-func TestBrokenAlgorithmsAreOfNoUseUnlessAskedFor(t *testing.T) {
+func TestSHA1IsRefusedUnlessAllowed(t *testing.T) {
 	for name, line := range map[string]string{
 		"key exchange": "KexAlgorithms diffie-hellman-group14-sha1",
 		"host key":     "HostKeyAlgorithms ssh-rsa",

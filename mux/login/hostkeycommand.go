@@ -19,19 +19,19 @@ import (
 	"github.com/stepmux/stepmux/internal/subprocess"
 )
 
-// hostKeyCommandLimit bounds a command that is asked for host keys.
+// hostKeyCommandLimit bounds a command for host keys.
 var hostKeyCommandLimit = subprocess.Limit{Time: 15 * time.Second, Bytes: 1 << 20}
 
-// HostKeyCommand asks a command for the keys of a server, as OpenSSH does with KnownHostsCommand
-// (ssh_config(5)): it prints lines in the form of known_hosts, all markers included. argv is run without a
-// shell, twice for each connection: before it, to learn which types of key to ask for (%I is ORDER), and to
-// check the key (%I is HOSTNAME). A command that prints nothing for the server leaves it to the next rule;
-// one that fails, takes longer than 15 s or prints more than 1 MiB ends the dial.
+// HostKeyCommand asks a command for the keys of a server, as OpenSSH does with KnownHostsCommand (ssh_config(5)). The
+// command prints lines in the form of known_hosts, with all its markers. argv is run without a shell, twice for each
+// connection: before it, to learn which types of key to ask for (%I is ORDER), and to check the key (%I is HOSTNAME). A
+// command that prints no line for the server passes the key to the next rule; one that fails, takes longer than 15 s or
+// prints more than 1 MiB ends the dial.
 //
-// The words after the first may have these tokens: %H the name as known_hosts has it, %h the host, %p the
-// port, %k the host or its alias, %n the same as %h, %r the user there, %u and %i the user here and its
-// number, %d its home, %l and %L this host's full and short name, %I as above, and of the key that is
-// checked %t the type, %f the fingerprint and %K the key in base64, all three NONE for ORDER; %% is a %.
+// The words after the first may have these tokens: %H the name in the form of known_hosts, %h the host, %p the port,
+// %k the host or its alias, %n the same as %h, %r the user there, %u and %i the user here and its number, %d its
+// home, %l and %L the full and short name of this host, %I as above, and of the checked key %t the type, %f the
+// fingerprint and %K the key in base64, all three NONE for ORDER; %% is a %.
 func HostKeyCommand(argv ...string) (HostKeys, error) {
 	if err := subprocess.Look(argv); err != nil {
 		return HostKeys{}, fmt.Errorf("command for host keys: %w", err)
@@ -65,7 +65,7 @@ func (c hostKeyCommand) lookup(ctx context.Context, s server) (knowledge, error)
 	return known, nil
 }
 
-// ask runs the command. Errors are transient: what it asks may come back.
+// ask runs the command. Its errors are transient: the service that the command asks may come back.
 func (c hostKeyCommand) ask(ctx context.Context, s server, why string, key ssh.PublicKey) (*hostDB, error) {
 	argv, err := c.expand(s, why, key)
 	if err != nil {
@@ -75,7 +75,7 @@ func (c hostKeyCommand) ask(ctx context.Context, s server, why string, key ssh.P
 	if err != nil {
 		return nil, &LookupError{fmt.Errorf("ask for the host key: %w", err)}
 	}
-	db, err := parseKnownHosts(out, "what "+argv[0]+" prints")
+	db, err := parseKnownHosts(out, "the output of "+argv[0])
 	if err != nil {
 		return nil, &LookupError{fmt.Errorf("ask for the host key: %s does not print known_hosts lines: %w", argv[0], err)}
 	}
@@ -117,7 +117,7 @@ func (c hostKeyCommand) expand(s server, why string, key ssh.PublicKey) ([]strin
 	return append([]string{c[0]}, words...), nil
 }
 
-// addLocal adds the tokens that are about this end.
+// addLocal adds the tokens that describe this host.
 func addLocal(values map[byte]string) {
 	values['i'] = strconv.Itoa(os.Getuid())
 	values['u'] = os.Getenv("USER")

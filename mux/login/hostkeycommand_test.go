@@ -35,10 +35,12 @@ func command(t testing.TB, text string, args ...string) login.HostKeys {
 }
 
 // The contract of OpenSSH's KnownHostsCommand: see ssh_config(5), TOKENS.
-func TestHostKeyCommandIsToldOfTheServer(t *testing.T) {
+func TestHostKeyCommandGetsTheServerInTokens(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	told := filepath.Join(t.TempDir(), "told")
-	keys := command(t, `echo "$@" >>`+told+"; cat "+s.KnownHosts, "%I", "%H", "%h:%p", "%k", "%r", "%t", "%f", "%K", "100%%")
+	keys := command(
+		t, `echo "$@" >>`+told+"; cat "+s.KnownHosts, "%I", "%H", "%h:%p", "%k", "%r", "%t", "%f", "%K", "100%%",
+	)
 	require.NoError(t, dialError(t, s, keys))
 	text, err := os.ReadFile(told)
 	require.NoError(t, err)
@@ -49,7 +51,7 @@ func TestHostKeyCommandIsToldOfTheServer(t *testing.T) {
 		"HOSTNAME "+about+" "+line[0]+" "+ssh.FingerprintSHA256(s.HostKey)+" "+line[1]+" 100%\n", string(text))
 }
 
-func TestWhatAHostKeyCommandSays(t *testing.T) {
+func TestAnswersOfAHostKeyCommand(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	stranger, _ := newKey(t)
 	other := write(t, "other", hostLine("", "*", stranger.PublicKey()))
@@ -60,10 +62,13 @@ func TestWhatAHostKeyCommandSays(t *testing.T) {
 		stage     string
 		permanent bool
 	}{
-		"another key":     {"cat " + other, "HOST KEY CHANGED", "host key", true},
-		"a revoked key":   {"cat " + revoked + " " + s.KnownHosts, "revoked", "host key", true},
-		"nothing":         {":", "add the line", "host key", true},
-		"it fails":        {"echo no connection to the registry >&2; exit 3", "exit status 3; it said: \"no connection to the registry\"", "prepare", false},
+		"another key":   {"cat " + other, "HOST KEY CHANGED", "host key", true},
+		"a revoked key": {"cat " + revoked + " " + s.KnownHosts, "revoked", "host key", true},
+		"nothing":       {":", "add the line", "host key", true},
+		"it fails": {
+			"echo no connection to the registry >&2; exit 3",
+			"exit status 3; it said: \"no connection to the registry\"", "prepare", false,
+		},
 		"garbage":         {"echo hello", "does not print known_hosts lines", "prepare", false},
 		"too much":        {"cat /dev/zero", "prints too much", "prepare", false},
 		"it fails later":  {`[ "$1" = ORDER ] || exit 3`, "exit status 3", "host key", false},
@@ -76,7 +81,10 @@ func TestWhatAHostKeyCommandSays(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
-	require.NoError(t, dialError(t, s, login.FirstOf(command(t, ":"), login.PinnedHostKeys(s.HostKey))), "nothing leaves it to the next")
+	require.NoError(
+		t, dialError(t, s, login.FirstOf(command(t, ":"), login.PinnedHostKeys(s.HostKey))),
+		"no output passes the key to the next rule",
+	)
 }
 
 func TestHostKeyCommandThatHangsIsBounded(t *testing.T) {

@@ -11,14 +11,13 @@ import (
 	"github.com/stepmux/stepmux/internal/firstuse"
 )
 
-// fixedRule is a rule that learns nothing.
+// fixedRule is a rule that does not learn.
 type fixedRule func(context.Context, server) (knowledge, error)
 
 func (r fixedRule) lookup(ctx context.Context, s server) (knowledge, error) { return r(ctx, s) }
 func (r fixedRule) forget(context.Context, string) error                    { return nil }
 
-// PinnedHostKeys accepts exactly the given keys, whatever the address. Without keys it leaves the answer to
-// the next rule.
+// PinnedHostKeys accepts exactly the given keys, at any address. Without keys it passes every key to the next rule.
 func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 	known := knowledge{policy: "pinned", check: func(_ context.Context, _ net.Addr, got ssh.PublicKey) error {
 		if len(keys) == 0 {
@@ -29,7 +28,7 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 				return nil
 			}
 		}
-		return fmt.Errorf("the server's key is %s, none of the %d pinned ones", describe(got), len(keys))
+		return fmt.Errorf("the server's key is %s, none of the %d pinned keys", describe(got), len(keys))
 	}}
 	for _, k := range keys {
 		known.types = append(known.types, k.Type())
@@ -40,19 +39,19 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 // InsecurePolicy is the policy that a mux.Trace's HostKey hook gets for a key that only InsecureHostKeys accepted.
 const InsecurePolicy = "insecure: any key is accepted"
 
-// InsecureHostKeys accepts any key of any server: whoever is in between can read and change everything. It is
-// for machines that cannot be told from others anyway.
+// InsecureHostKeys accepts any key of any server: anybody on the network can pose as the server, and read and change
+// everything. It is for machines without an identity that could be verified.
 func InsecureHostKeys() HostKeys {
 	known := knowledge{policy: InsecurePolicy, check: func(context.Context, net.Addr, ssh.PublicKey) error { return nil }}
 	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
 }
 
-// FirstUse accepts any key from a machine that it does not know yet, and from then on only that one: trust on
-// first use, by Config.MachineID and never by address. A key is remembered once a login has succeeded with
-// it, until [HostKeys.Forget] says that the machine is gone or it was not reached for 90 days.
+// FirstUse is trust on first use: it accepts any key from a machine without a known key, and from then on only that
+// key. A machine is known by its mux.Config.MachineID, never by its address. A key is remembered after the first
+// login with it, until [HostKeys.Forget] or until the machine was not reached for 90 days.
 //
-// The file is made if it is not there. It has the form of known_hosts, with identities in place of names;
-// any number of processes may use it at the same time.
+// The file is created if it does not exist. It has the form of known_hosts, with identities in place of names; any
+// number of processes may use it at the same time.
 func FirstUse(file string) (HostKeys, error) {
 	store, err := firstuse.Open(file)
 	if err != nil {
@@ -69,7 +68,7 @@ func (r firstUseRule) lookup(_ context.Context, s server) (knowledge, error) {
 		return knowledge{}, err
 	}
 	known := knowledge{
-		policy: "first-use: the first that was seen of it, to be kept in " + r.store.Path(),
+		policy: "first-use: the first key of this machine, to be kept in " + r.store.Path(),
 		check: func(_ context.Context, _ net.Addr, key ssh.PublicKey) error {
 			if kept == nil || bytes.Equal(kept.Marshal(), plainKey(key).Marshal()) {
 				return nil
@@ -85,14 +84,15 @@ func (r firstUseRule) lookup(_ context.Context, s server) (knowledge, error) {
 		},
 	}
 	if kept != nil {
-		known.policy = "first-use: as kept in " + r.store.Path()
+		known.policy = "first-use: the key that is kept in " + r.store.Path()
 		known.types = []string{kept.Type()}
 	}
 	return known, nil
 }
 
 func (r firstUseRule) changed(s server, kept, got ssh.PublicKey) error {
-	return fmt.Errorf("HOST KEY CHANGED: machine %s at %s shows %s, but showed %s when it was first reached: somebody may be in between; if it was built anew give it a new identity, or remove its line from %s",
+	return fmt.Errorf("HOST KEY CHANGED: machine %s at %s shows %s, but showed %s when it was first reached: "+
+		"somebody may be in between; if it was built anew give it a new identity, or remove its line from %s",
 		s.machine, s.addr, describe(got), describe(kept), r.store.Path())
 }
 

@@ -11,14 +11,16 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
-// maxKeyFile bounds what is read as a private key or a certificate.
+// maxKeyFile bounds the file of a private key or a certificate.
 const maxKeyFile = 64 << 10
 
-// KeyFile logs in with the private key in a file (OpenSSH or PEM form). The file is read now. As for ssh, a
-// key file of ours that others may read is refused. A key with a passphrase is an error that says so and
-// wraps a [*ssh.PassphraseMissingError]: see [LockedKeyFile], or load it into an agent.
+// KeyFile logs in with the private key in a file (OpenSSH or PEM form). The file is read now. Like ssh, it refuses a
+// key file of ours that others may read. For a key with a passphrase the error wraps a [*ssh.PassphraseMissingError]:
+// use [LockedKeyFile], or load the key into an agent.
 func KeyFile(path string) (Auth, error) { return keyFile(path, nil) }
 
 // LockedKeyFile is KeyFile for a key with a passphrase.
@@ -30,9 +32,9 @@ func LockedKeyFile(path string, passphrase []byte) (Auth, error) {
 }
 
 func keyFile(path string, passphrase []byte) (Auth, error) {
-	pem, err := readBounded(path, maxKeyFile)
+	pem, err := boundedfile.Read(path, maxKeyFile)
 	switch {
-	case errors.Is(err, errTooLarge):
+	case errors.Is(err, boundedfile.ErrTooLarge):
 		return Auth{}, fmt.Errorf("read private key: %w: it is not a private key", err)
 	case err != nil:
 		return Auth{}, fmt.Errorf("read private key: %w", err)
@@ -66,7 +68,8 @@ func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
 	missing := (*ssh.PassphraseMissingError)(nil)
 	switch locked := errors.As(err, &missing); {
 	case locked && passphrase == nil:
-		return nil, fmt.Errorf("it has a passphrase: name a command that prints it, or load it into ssh-agent and use the agent: %w", err)
+		return nil, fmt.Errorf("it has a passphrase: name a command that prints it, "+
+			"or load it into ssh-agent and use the agent: %w", err)
 	case locked:
 		if signer, err = ssh.ParsePrivateKeyWithPassphrase(pem, passphrase); err != nil {
 			return nil, fmt.Errorf("the passphrase does not open it: %w", err)
@@ -77,9 +80,9 @@ func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
 	return signer, nil
 }
 
-// ParseIdentity logs in with what text holds: a private key without a passphrase in OpenSSH or PEM form and,
-// before or after it, a certificate for it in the form of a -cert.pub file. It is what issuers of keys that
-// expire print. The name is for error messages.
+// ParseIdentity logs in with an identity as issuers of expiring keys print it: a private key without a passphrase in
+// OpenSSH or PEM form and, before or after it, an optional certificate for it in the form of a -cert.pub file. Error
+// messages have the name.
 func ParseIdentity(name string, text []byte) (Auth, error) {
 	signer, err := parseKey(text, nil)
 	if err != nil {
@@ -102,10 +105,10 @@ func ParseIdentity(name string, text []byte) (Auth, error) {
 	return key, nil
 }
 
-// WithCertificate adds a user certificate, in a file as ssh-keygen -s writes it, to a way to log in that has
-// its key. It is tried before the key alone. The file is read now, so that one that is no certificate is an
-// error at once, and again at each login: it may be renewed in place. A certificate that has expired, or is
-// for another key, is left out; the error of a refused login tells.
+// WithCertificate adds a user certificate for one of a's keys, in a file as ssh-keygen -s writes it. It is tried
+// before the key alone. The file is read now, so that a wrong file is an error at once, and again at each login,
+// because it may be renewed in place. A certificate that has expired or is for another key is left out; the error of
+// a refused login says so.
 func (a Auth) WithCertificate(file string) (Auth, error) {
 	if a.signers == nil {
 		return Auth{}, fmt.Errorf("read certificate %s: a %s cannot have one", file, a.name)
@@ -121,9 +124,12 @@ func (a Auth) WithCertificate(file string) (Auth, error) {
 		if certErr != nil || len(keys) == 0 {
 			return keys, errors.Join(err, certErr)
 		}
-		i := slices.IndexFunc(keys, func(k ssh.Signer) bool { return bytes.Equal(k.PublicKey().Marshal(), cert.Key.Marshal()) })
+		i := slices.IndexFunc(keys, func(k ssh.Signer) bool {
+			return bytes.Equal(k.PublicKey().Marshal(), cert.Key.Marshal())
+		})
 		if i < 0 {
-			return keys, errors.Join(err, fmt.Errorf("use certificate %s: it is for another key, %s", file, describe(cert.Key)))
+			certErr = fmt.Errorf("use certificate %s: it is for another key, %s", file, describe(cert.Key))
+			return keys, errors.Join(err, certErr)
 		}
 		certified, certErr := certify(keys[i], cert)
 		if certErr != nil {
@@ -135,7 +141,7 @@ func (a Auth) WithCertificate(file string) (Auth, error) {
 }
 
 func readCertificate(file string) (*ssh.Certificate, error) {
-	text, err := readBounded(file, maxKeyFile)
+	text, err := boundedfile.Read(file, maxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("read certificate: %w", err)
 	}
@@ -161,10 +167,12 @@ func parseCertificate(text []byte) (*ssh.Certificate, error) {
 	return cert, nil
 }
 
-// certify joins a key and its certificate. One that has expired is an error: the server would only say no.
+// certify joins a key and its certificate. An expired certificate is an error: the server would refuse it without a
+// reason.
 func certify(key ssh.Signer, cert *ssh.Certificate) (ssh.Signer, error) {
 	if end := cert.ValidBefore; end != ssh.CertTimeInfinity && uint64(time.Now().Unix()) >= end {
-		return nil, fmt.Errorf("certificate %q expired at %s: get a new one", cert.KeyId, time.Unix(int64(min(end, 1<<40)), 0).UTC().Format(time.RFC3339)) //nolint:gosec // bounded
+		at := time.Unix(int64(min(end, 1<<40)), 0).UTC() //nolint:gosec // bounded
+		return nil, fmt.Errorf("certificate %q expired at %s: get a new one", cert.KeyId, at.Format(time.RFC3339))
 	}
 	return ssh.NewCertSigner(cert, key)
 }

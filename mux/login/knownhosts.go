@@ -11,15 +11,16 @@ import (
 
 	"github.com/skeema/knownhosts"
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 // maxKnownHosts bounds a known_hosts file.
 const maxKnownHosts = 64 << 20
 
-// KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates of the
-// authorities they name for it (@cert-authority); keys that they name as @revoked are refused. A server they
-// do not list is left to the next rule. The files are read now, so that a line that cannot be read is an error
-// at once, and again for each connection.
+// KnownHosts accepts the keys that OpenSSH known_hosts files list for the address, and certificates by the
+// authorities that they name for it (@cert-authority). It refuses @revoked keys. A server that is not listed goes to
+// the next rule. The files are read now, so that a bad line is an error at once, and again for each connection.
 func KnownHosts(files ...string) (HostKeys, error) {
 	if _, err := readKnownHosts(files); err != nil {
 		return HostKeys{}, err
@@ -37,18 +38,17 @@ func KnownHosts(files ...string) (HostKeys, error) {
 	})}}, nil
 }
 
-// hostDB is what known_hosts files say.
+// hostDB holds the content of known_hosts files.
 type hostDB struct {
 	db      *knownhosts.HostKeyDB
 	source  string          // for messages
-	revoked map[string]bool // keys as they are marshaled
+	revoked map[string]bool // by marshaled key
 }
 
-// readKnownHosts reads files.
 func readKnownHosts(files []string) (*hostDB, error) {
 	d := &hostDB{source: fmt.Sprintf("%v", files), revoked: map[string]bool{}}
 	for _, name := range files {
-		data, err := readBounded(name, maxKnownHosts)
+		data, err := boundedfile.Read(name, maxKnownHosts)
 		if err != nil {
 			return nil, fmt.Errorf("read known hosts: %w", err)
 		}
@@ -61,8 +61,8 @@ func readKnownHosts(files []string) (*hostDB, error) {
 	return d, nil
 }
 
-// revoke notes the keys that data, in the form of known_hosts, calls revoked. What it cannot read is for
-// others to complain of.
+// revoke notes the keys that data, in the form of known_hosts, marks as revoked. It skips bad lines: knownhosts.NewDB
+// reports them.
 func (d *hostDB) revoke(data []byte) {
 	for line := range bytes.Lines(data) {
 		marker, _, key, _, _, err := ssh.ParseKnownHosts(line)
@@ -72,7 +72,7 @@ func (d *hostDB) revoke(data []byte) {
 	}
 }
 
-// knowledge returns what is known of s, but for the check.
+// knowledge returns the entries for s, without the check.
 func (d *hostDB) knowledge(s server) knowledge {
 	k := knowledge{policy: "known_hosts " + d.source, veto: d.veto}
 	for _, key := range d.db.HostKeys(s.name) {
@@ -95,7 +95,7 @@ func (d *hostDB) veto(key ssh.PublicKey) error {
 	return nil
 }
 
-// signer returns the authority that signed a certificate, or the key itself if it is none.
+// signer returns the authority that signed a certificate. For a plain key it returns the key.
 func signer(key ssh.PublicKey) ssh.PublicKey {
 	if cert, ok := key.(*ssh.Certificate); ok {
 		return cert.SignatureKey
@@ -103,35 +103,37 @@ func signer(key ssh.PublicKey) ssh.PublicKey {
 	return key
 }
 
-// check answers for a key that is not revoked.
+// check decides about a key that is not revoked.
 func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 	if cert, ok := key.(*ssh.Certificate); ok {
 		switch {
 		case cert.Signature != nil && cert.Signature.Format == ssh.KeyAlgoRSA:
-			return errors.New("the server's certificate is signed with SHA-1: have it signed anew, with rsa-sha2-512 or another type of key")
+			return errors.New("the server's certificate is signed with SHA-1: " +
+				"have it signed anew, with rsa-sha2-512 or another type of key")
 		case d.byAuthority(s, cert):
 			if err := d.db.HostKeyCallback()(s.name, remote, cert); err != nil {
 				return fmt.Errorf("the server's certificate %q is not valid for %s: %w", cert.KeyId, s.name, err)
 			}
 			return nil
 		}
-		key = cert.Key // as if it had shown no certificate
+		key = cert.Key // the certificate is of no use
 	}
 	err := d.db.HostKeyCallback()(s.name, remote, key)
 	switch {
 	case err == nil && !d.lists(s, key):
-		return fmt.Errorf("%s shows the key of an authority of %s as its own: a host must have a key and a certificate of its own", s.name, d.source)
+		return fmt.Errorf("%s shows the key of an authority of %s as its own: "+
+			"a host must have a key and a certificate of its own", s.name, d.source)
 	case err == nil:
 		return nil
 	case knownhosts.IsHostUnknown(err):
 		return notKnown(fmt.Sprintf("%s is not in %s: its key is %s; check it, then add the line %q",
 			s.name, d.source, describe(key), knownhosts.Line([]string{s.name}, key)))
-	case knownhosts.IsHostKeyChanged(err) && len(d.knowledge(s).types) == 0: // all that is known is an authority
-		return fmt.Errorf("%s shows %s and no certificate by an authority that %s has for it: is HostCertificate set in its sshd_config?",
-			s.name, describe(key), d.source)
+	case knownhosts.IsHostKeyChanged(err) && len(d.knowledge(s).types) == 0: // only an authority is known
+		return fmt.Errorf("%s shows %s and no certificate by an authority that %s has for it: "+
+			"is HostCertificate set in its sshd_config?", s.name, describe(key), d.source)
 	case knownhosts.IsHostKeyChanged(err):
-		return fmt.Errorf("HOST KEY CHANGED: %s shows another key than %s has for it: %s; if the machine was rebuilt remove the old line, else somebody is in between",
-			s.name, d.source, describe(key))
+		return fmt.Errorf("HOST KEY CHANGED: %s shows another key than %s has for it: %s; "+
+			"if the machine was rebuilt remove the old line, else somebody is in between", s.name, d.source, describe(key))
 	default:
 		return err
 	}
@@ -147,7 +149,7 @@ func (d *hostDB) byAuthority(s server, cert *ssh.Certificate) bool {
 	return false
 }
 
-// lists reports whether key is one of s's own, and not an authority's.
+// lists reports whether key is listed for s as its own key, not as an authority.
 func (d *hostDB) lists(s server, key ssh.PublicKey) bool {
 	for _, k := range d.db.HostKeys(s.name) {
 		if !k.Cert && bytes.Equal(k.Marshal(), key.Marshal()) {
@@ -157,13 +159,13 @@ func (d *hostDB) lists(s server, key ssh.PublicKey) bool {
 	return false
 }
 
-// parseKnownHosts reads text in the form of known_hosts. The library reads files only.
+// parseKnownHosts reads text in the form of known_hosts. The library only reads files.
 func parseKnownHosts(text []byte, source string) (*hostDB, error) {
 	f, err := os.CreateTemp("", "stepmux-hosts-")
 	if err != nil {
 		return nil, err
 	}
-	defer os.Remove(f.Name()) //nolint:errcheck // nothing to do about it
+	defer os.Remove(f.Name()) //nolint:errcheck // nothing secret stays behind
 	_, err = f.Write(text)
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err

@@ -13,20 +13,20 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// TraceRoom is how much room is set aside for a trace before its job begins, in bytes.
+// TraceRoom is the disk space that is reserved for a trace before its job begins, in bytes.
 const TraceRoom = 64 << 10
 
-// TraceSpec asks for a trace of a job, which is written when the job has ended, however it did.
+// TraceSpec asks for a trace of a job. The trace is written when the job has ended, also when it has failed.
 type TraceSpec struct {
 	// Source, Text, Steps and Salt are those of [recording.Config].
 	Source trace.Source
 	Text   []byte
 	Steps  string
 	Salt   *mask.Salt
-	// File is where it is written, with room set aside from the beginning: a job that finds none does not run. If empty,
-	// among the files of the job, which go when that is forgotten.
+	// File is the path of the trace. Its space is reserved before the job begins: without space the job does not run. If
+	// empty, the trace is a file in the job's directory, and is removed with the job.
 	File string
-	// Done is told the trace once it is written, before the job counts as ended. May be nil.
+	// Done is called with the trace once it is written, before the job counts as ended. May be nil.
 	Done func(*trace.Trace)
 }
 
@@ -42,7 +42,7 @@ func (s *Store) record(t *TraceSpec, j *record, cfg *engine.Config) {
 	cfg.Events = j.output.recorder
 }
 
-// openTrace sets aside the file of the trace, if one is wanted.
+// openTrace makes the file of the trace and reserves its space, if t is not nil.
 func (j *record) openTrace(t *TraceSpec) error {
 	if t == nil {
 		return nil
@@ -56,8 +56,8 @@ func (j *record) openTrace(t *TraceSpec) error {
 	return err
 }
 
-// writeTrace writes the trace of j, which ended as result says, if one is wanted. It returns where it is and how many
-// bytes of the job's files it has. A panic is an error too: it must not end the other jobs.
+// writeTrace writes the trace of j, which ended with result, if t is not nil. It returns the trace's path, and its size
+// if it is among the job's files. It returns a panic as an error: a panic must not end the other jobs.
 func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, size int64, err error) {
 	if t == nil || j.traceFile == nil {
 		return "", 0, nil
@@ -88,8 +88,8 @@ func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, si
 	return j.traceFile.Path(), size, nil
 }
 
-// Trace returns the trace of the job, as JSON, which the caller closes. It is for jobs that have ended. The error is
-// ErrNoTrace if none was asked for, or why there is none.
+// Trace opens the trace of the job, as JSON. The caller closes the file. The error is ErrNoTrace if the job has not
+// ended or was created without a TraceSpec, or else the reason for which the trace could not be written.
 func (f *Follower) Trace() (*os.File, error) {
 	f.store.mu.Lock()
 	err, path := f.job.traceErr, f.job.tracePath

@@ -1,10 +1,11 @@
-// Package local is the step runner by itself, without a manager: it runs one job on this machine, for whoever
-// sits before it or for the script of a CI job, or serves jobs over TCP to programs on it.
+// Package standalone is the step runner without a manager. It runs one job on this machine, for a person at a terminal
+// or for the script of a CI job, or serves jobs over TCP to programs on this machine.
 //
-// A [Source] says where a job comes from: a file of steps, JSON, the variable STEPS, a job of a .gitlab-ci.yml.
-// [Read] reads it to a [Job], [Run] runs that in the same job store that serve has (package job), shows its
-// output in the order it came about, and leaves a [Report]. Nothing else is left: no process, no directory.
-// [Serve] serves gRPC with a token. [Validate] says what is wrong with files.
+// A [Source] is the text of a job: a file of steps, JSON, the variable STEPS, or a .gitlab-ci.yml with the name of a
+// job. [Read] turns it into a [Job]. [Run] runs a Job in the same job store that serve uses (package job), shows its
+// output as it comes, and returns a [Report]; it removes all processes and directories of the job before it returns.
+// [Serve] serves gRPC with a token until its context ends. [Validate] reports mistakes in files. Package gitlabci reads
+// .gitlab-ci.yml, package replay repeats a job by its trace.
 //
-// Values given on a command line never become part of a text that is parsed.
+// Values from a command line never become part of a text that is parsed.
 package standalone

@@ -10,20 +10,20 @@ import (
 )
 
 const (
-	// StepsVariable is the environment variable that holds what the command ci runs.
+	// StepsVariable is the environment variable with the steps that the command ci runs.
 	StepsVariable = "STEPS"
 	// TokenVariable is the environment variable that can hold the token of a service.
 	TokenVariable = "STEPMUX_TOKEN"
 )
 
-// secrets are the variables of a CI job of which everybody knows that they are secret.
+// secrets are the predefined variables of CI jobs that hold secrets.
 var secrets = []string{
 	"CI_BUILD_TOKEN", "CI_DEPENDENCY_PROXY_PASSWORD", "CI_DEPLOY_PASSWORD", "CI_JOB_JWT", "CI_JOB_JWT_V1", "CI_JOB_JWT_V2",
 	"CI_JOB_TOKEN", "CI_REGISTRY_PASSWORD",
 }
 
-// EnvironmentVars makes job variables of environ, which is in the form of [os.Environ]: a CI job has its variables
-// there, beside others. masked names those that are secrets, beside the known ones; all of them must be there.
+// EnvironmentVars returns the variables in environ, which has the form of [os.Environ], as job variables: a CI job has
+// its variables there. masked names further variables that hold secrets; each must exist.
 func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
 	var vars []engine.Variable
 	seen := map[string]bool{StepsVariable: true, TokenVariable: true}
@@ -39,18 +39,18 @@ func EnvironmentVars(environ, masked []string) ([]engine.Variable, error) {
 	return vars, checkMasked(vars, masked)
 }
 
-// checkMasked reports which of the variables that are to be masked is not there.
+// checkMasked returns an error if a variable to be masked does not exist.
 func checkMasked(vars []engine.Variable, masked []string) error {
 	for _, name := range masked {
 		if !slices.ContainsFunc(vars, func(v engine.Variable) bool { return v.Key == name }) {
-			return fmt.Errorf("the variable%s is to be masked (--mask), and has no value here", lang.Quote(name))
+			return fmt.Errorf("the variable%s is to be masked (--mask), and has no value", lang.Quote(name))
 		}
 	}
 	return nil
 }
 
-// Vars makes job variables of given, each NAME=VALUE, or NAME for the value in the environment that lookup knows.
-// masked names those that are secrets; all of them must be there. Of two with one name the last counts.
+// Vars returns given, each NAME=VALUE or NAME, as job variables. NAME takes the value that lookup finds in the
+// environment. masked names the variables that hold secrets; each must exist. The last of several values counts.
 func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.Variable, error) {
 	var vars []engine.Variable
 	for _, text := range given {
@@ -68,19 +68,16 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 		vars = slices.DeleteFunc(vars, func(other engine.Variable) bool { return other.Key == name })
 		vars = append(vars, v)
 	}
-	if err := checkMasked(vars, masked); err != nil {
-		return nil, err
-	}
-	return vars, nil
+	return vars, checkMasked(vars, masked)
 }
 
-// Inputs makes a map of given, each name=value. Of two with one name the last counts.
+// Inputs returns given, each name=value, as a map. The last of several values counts.
 func Inputs(given []string) (map[string]string, error) {
 	inputs := make(map[string]string, len(given))
 	for _, text := range given {
 		name, value, ok := strings.Cut(text, "=")
 		if !ok || !lang.IsName(name) {
-			return nil, fmt.Errorf("the input%s is not given as name=value", lang.Quote(name))
+			return nil, fmt.Errorf("the input%s is not valid; write name=value", lang.Quote(name))
 		}
 		inputs[name] = value
 	}

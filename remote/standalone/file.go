@@ -12,22 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// ReadFile reads the file name, which must be a regular one; or standard input, if name is "-". It reads no more
-// than a byte beyond what steps can have.
+// ReadFile reads the regular file name or, if name is "-", standard input. It reads at most one byte more than a text
+// of steps may have.
 func ReadFile(name string, stdin io.Reader) ([]byte, error) {
 	if name == "-" {
 		return readText(stdin)
 	}
-	file, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
+	file, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return nil, err
 	}
 	return readRegular(file)
 }
 
-// readIn is ReadFile in a directory, which it does not leave.
+// readIn is ReadFile below a directory.
 func readIn(root *os.Root, name string) ([]byte, error) {
 	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -54,14 +55,14 @@ func readText(from io.Reader) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(from, lang.MaxText+1))
 }
 
-// CheckOutputFile reports whether a file can be written at path, as far as that can be told before.
+// CheckOutputFile returns an error if it is known that no file can be written at path.
 func CheckOutputFile(path string) error {
 	info, err := os.Stat(path)
 	switch {
 	case err == nil && info.IsDir():
 		return fmt.Errorf("write %s: it is a directory", path)
 	case err == nil && !info.Mode().IsRegular():
-		return fmt.Errorf("write %s: there is something that is not a regular file", path)
+		return fmt.Errorf("write %s: it exists, and is not a regular file", path)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("write %w", err)
 	}
@@ -71,7 +72,7 @@ func CheckOutputFile(path string) error {
 	return nil
 }
 
-// IsSameFile reports whether both paths lead to one file, be it there or not. No path is the same as none.
+// IsSameFile reports whether both paths lead to one file, whether it exists or not. An empty path is no file.
 func IsSameFile(a, b string) bool {
 	if a == "" || b == "" {
 		return false
@@ -86,30 +87,18 @@ func IsSameFile(a, b string) bool {
 	return errA == nil && errB == nil && pathA == pathB
 }
 
-// WriteFile writes a file that only our user can read, and which is there as a whole or not at all.
-func WriteFile(path string, data []byte) (err error) {
+// WriteFile writes or replaces a file that only this user can read, as a whole or not at all.
+func WriteFile(path string, data []byte) error {
 	if err := CheckOutputFile(path); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp") // of mode 0600
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(tmp.Name())
-			err = fmt.Errorf("write %s: %w", path, err)
-		}
-	}()
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
+	file, err := recording.Create(path, 0)
 	if err != nil {
 		return err
 	}
-	return os.Rename(tmp.Name(), path)
+	defer file.Discard()
+	if _, err := file.Write(data); err != nil {
+		return err
+	}
+	return file.Commit()
 }

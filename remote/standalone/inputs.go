@@ -9,7 +9,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// readInputs makes values of the texts given for the inputs of spec.
+// readInputs converts the texts given for the inputs of spec to values.
 func readInputs(spec *pb.Spec, given map[string]string) (map[string]expr.Value, error) {
 	inputs := make(map[string]expr.Value, len(given))
 	for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -22,7 +22,7 @@ func readInputs(spec *pb.Spec, given map[string]string) (map[string]expr.Value, 
 	return inputs, nil
 }
 
-// readInput makes a value of a type of text. One that is not declared is found out later.
+// readInput converts text to a value of the type kind. lang.Bind reports inputs that are not declared.
 func readInput(kind pb.Spec_InputType, text string) (expr.Value, error) {
 	if kind == pb.Spec_string || kind == pb.Spec_spec_type_unspecified {
 		return expr.New(text)
@@ -35,7 +35,7 @@ func readInput(kind pb.Spec_InputType, text string) (expr.Value, error) {
 }
 
 func typeName(kind pb.Spec_InputType) string {
-	switch kind { //nolint:exhaustive // the others are texts
+	switch kind { //nolint:exhaustive // the others are called as they are
 	case pb.Spec_bool:
 		return "boolean"
 	case pb.Spec_list:

@@ -9,11 +9,10 @@ import (
 	"unicode/utf16"
 )
 
-// escapes are what begins with a backslash in JSON, a pair of surrogates as one.
+// escapes matches an escape of JSON. A pair of surrogates counts as one.
 var escapes = regexp.MustCompile(`\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\.`)
 
-// fromJSON checks that text is JSON, and returns it as YAML, in which the same is written alike but for
-// characters that JSON writes as two.
+// fromJSON checks that text is JSON, and returns it as YAML. Only surrogate pairs are written in another way there.
 func fromJSON(name string, text []byte) ([]byte, error) {
 	var any json.RawMessage
 	err := json.Unmarshal(text, &any)
@@ -31,8 +30,8 @@ func fromJSON(name string, text []byte) ([]byte, error) {
 	}), nil
 }
 
-// unit is four hexadecimal digits.
+// unit returns the value of four hexadecimal digits.
 func unit(digits []byte) rune {
-	n, _ := strconv.ParseUint(string(digits), 16, 16) // as the pattern has it
+	n, _ := strconv.ParseUint(string(digits), 16, 16) // the pattern allows no others
 	return rune(n)
 }

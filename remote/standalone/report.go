@@ -10,13 +10,13 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Report is how a job ended, with all its steps, as JSON has it. No secret is in it.
+// Report is the result of a job and all its steps. It has no secrets. Its JSON form is the schema stepmux-result/v1.
 type Report struct {
-	// Schema names this form.
+	// Schema is stepmux-result/v1.
 	Schema string `json:"schema"`
 	// Status is success, failure or cancelled.
 	Status string `json:"status"`
-	// Reason is why it did not succeed.
+	// Reason is the reason of a failure; empty after a success.
 	Reason   Reason           `json:"reason,omitempty"`
 	ExitCode int              `json:"exit_code"`
 	Message  string           `json:"message,omitempty"`
@@ -27,11 +27,11 @@ type Report struct {
 	Exports  map[string]value `json:"exports,omitempty"`
 	Steps    []StepReport     `json:"steps"`
 
-	// Trace is the trace of the job; nil if none was asked for, or it could not be written.
+	// Trace is the trace of the job. It is nil if nobody asked for one, or it could not be written.
 	Trace *trace.Trace `json:"-"`
 }
 
-// StepReport is how a step ended, with the steps below it.
+// StepReport is the result of a step and the steps below it.
 type StepReport struct {
 	Name string `json:"name"`
 	// Status is success, failure, cancelled or skipped.
@@ -49,14 +49,14 @@ type StepReport struct {
 
 const schema = "stepmux-result/v1"
 
-// Reason is why a job did not succeed.
+// Reason is the reason of a failure.
 type Reason string
 
 // The values of Reason.
 const (
 	Script    Reason = "script"    // a step failed
-	Invalid   Reason = "invalid"   // the job was found to be wrong before its first step
-	TimedOut  Reason = "timeout"   // its time was up
+	Invalid   Reason = "invalid"   // the job is not valid; no step ran
+	TimedOut  Reason = "timeout"   // it exceeded its timeout
 	Cancelled Reason = "cancelled" // it was stopped
 	System    Reason = "system"    // this machine failed
 )
@@ -116,7 +116,7 @@ func stepReports(results []engine.StepResult) []StepReport {
 	return reports
 }
 
-// when is t, or nil if that has not happened.
+// when returns t, or nil if it is zero.
 func when(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
@@ -124,7 +124,7 @@ func when(t time.Time) *time.Time {
 	return &t
 }
 
-// value is a value as JSON, or {"masked": true} if it is a secret or has one in it.
+// value is a value whose JSON form is {"masked": true} if it is or holds a secret.
 type value struct{ expr.Value }
 
 // MarshalJSON implements [json.Marshaler].
@@ -156,8 +156,7 @@ func (r *Report) JSON(indent bool) ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// WriteFile writes the report to a file that only our user can read. The file is there as a whole or not at all,
-// and replaces another.
+// WriteFile writes the report to a file that only this user can read. It replaces the file as a whole or not at all.
 func (r *Report) WriteFile(path string) error {
 	data, err := r.JSON(true)
 	if err != nil {
@@ -166,7 +165,7 @@ func (r *Report) WriteFile(path string) error {
 	return WriteFile(path, data)
 }
 
-// Refused is the report of a job that err kept from running: its source is not valid.
+// Refused returns the report of a job that did not run because of err: its source is not valid.
 func Refused(err error) *Report {
 	now := time.Now()
 	return &Report{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
@@ -17,73 +18,57 @@ import (
 
 // Config says where and how a job runs.
 type Config struct {
-	// WorkDir is where its steps run: an absolute path of a directory that exists.
+	// WorkDir is the directory of the steps: an absolute path of a directory that exists.
 	WorkDir string
-	// TempDir is where it gets a private directory, which goes with its end. If empty, that of the system.
+	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
 	TempDir string
-	// Fetcher gets the steps that are not local. If nil, the cache in CacheDir does.
+	// Fetcher gets the steps that are not local. If nil, a [fetch.Store] in CacheDir.
 	Fetcher engine.Fetcher
-	// CacheDir is where steps that were fetched are kept. If empty, [fetch.DefaultDir].
+	// CacheDir keeps fetched steps. If empty, [fetch.DefaultDir].
 	CacheDir string
-	// Timeout is the time it has. If zero, 24 h.
+	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL when it is stopped. If zero, 10 s. If negative, none.
+	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
 	Grace time.Duration
 
-	// Trace asks for a trace of the job, which the report has then. May be nil.
+	// Trace asks for a trace of the job, which becomes part of the report. May be nil.
 	Trace *Trace
 	// Version is that of this program, for the trace.
 	Version string
 
-	// Stdout and Stderr get what its steps write. A Stdout that fails stops the job.
+	// Stdout and Stderr get the output of the steps. The job is stopped if one of them fails.
 	Stdout, Stderr io.Writer
-	// Observe is told each change of a step, after what the steps before it wrote and before what it will. May
-	// be nil.
+	// Observe is told each change of a step, in order with the output: after that of earlier steps, and before that of the
+	// step itself. May be nil.
 	Observe func(engine.StepResult)
 }
 
 // Trace asks for a trace of a job.
 type Trace struct {
-	// File is where it is written, also if the job does not succeed: as a whole or not at all, in the place of what
-	// may be there. If empty, nowhere.
+	// File gets the trace, also if the job does not succeed. It is replaced as a whole or not at all. If empty, no file is
+	// written.
 	File string
 	// Salt is for the HMACs of masked values. If nil, a new one.
 	Salt *mask.Salt
 }
 
-// jobID names the one job of a store.
+// jobID names the only job of a store.
 const jobID = "local"
 
-// Run runs a job to its end. When ctx ends the job is stopped, with its grace, and of its steps only those run on
-// that always do; when abort ends too, or before, it is killed. The report tells how the job ended; an error,
-// that this machine could not run it to its end, or show all of its output. When Run returns, nothing of the job
-// is left.
+// Run runs a job to its end. When ctx ends, the job gets SIGTERM, its grace and SIGKILL, and only steps with when:
+// always still run; when abort ends, the job is killed. The report tells how the job ended. An error tells that this
+// machine could not run the job to its end, or could not show all of its output. When Run returns, all processes and
+// directories of the job are gone.
 func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err error) {
-	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-local-")
-	if err != nil {
-		return nil, fmt.Errorf("create temporary directory: %w", err)
-	}
-	defer func() {
-		if removeErr := os.RemoveAll(dir); removeErr != nil {
-			err = errors.Join(err, fmt.Errorf("remove temporary directory: %w", removeErr))
-		}
-	}()
 	if cfg.Observe == nil {
 		cfg.Observe = func(engine.StepResult) {}
 	}
-	if cfg.Fetcher == nil {
-		components, err := fetch.New(fetch.Config{Dir: cfg.CacheDir})
-		if err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, components.Close()) }()
-		cfg.Fetcher = components
-	}
-	store, err := job.New(job.Config{Dir: dir, OrphanDir: dir, Fetcher: cfg.Fetcher, Version: cfg.Version})
+	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir,
+		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, store.Close()) }() //nolint:contextcheck // whatever became of ctx
+	defer func() { err = errors.Join(err, closeStore()) }() //nolint:contextcheck // whatever became of ctx
 	grace := cfg.Grace
 	if grace < 0 {
 		grace = time.Nanosecond
@@ -91,8 +76,11 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	var made *trace.Trace
 	err = store.Create(job.Spec{
 		Trace: j.trace(cfg.Trace, &made),
-		ID:    jobID, Definition: j.definition, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: grace,
-		Inputs: j.inputs, Vars: j.vars, Env: j.env, RunnerEnv: j.runnerEnv, Secrets: j.secrets, MayFail: j.mayFail,
+		ID:    jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets,
+		Config: engine.Config{
+			Definition: j.Definition, Timeout: cfg.Timeout, Grace: grace,
+			Inputs: j.Inputs, Vars: j.Vars, Env: j.Env, RunnerEnv: j.RunnerEnv, MayFail: j.MayFail,
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -108,7 +96,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	alive := context.WithoutCancel(ctx)
 	showErr := show(alive, follower, cfg)
 	if showErr != nil {
-		store.Stop(jobID) // who asked for it does not see it any more
+		store.Stop(jobID) // its output is no longer shown
 	}
 	stat, result, err := follower.Wait(alive)
 	if err != nil {
@@ -128,13 +116,48 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	return report, showErr
 }
 
-// trace is what a job is told of the trace that is asked for, which will be in made.
+// trace returns the job's side of t, the trace that is asked for. The trace will be in made.
 func (j *Job) trace(t *Trace, made **trace.Trace) *job.TraceSpec {
 	if t == nil {
 		return nil
 	}
 	return &job.TraceSpec{
-		Source: j.source, Text: j.text, Steps: j.steps, Salt: t.Salt, File: t.File,
+		Source: j.Source, Text: j.text, Steps: j.Steps, Salt: t.Salt, File: t.File,
 		Done: func(t *trace.Trace) { *made = t },
 	}
+}
+
+// openStore returns a job store in a new private directory below tempDir, named after pattern, and a function that
+// closes the store and removes all of it. Without a Fetcher in cfg it opens one in cacheDir.
+func openStore(tempDir, pattern, cacheDir string, cfg job.Config) (store *job.Store, closeAll func() error, err error) {
+	dir, err := os.MkdirTemp(tempDir, pattern)
+	if err != nil {
+		return nil, nil, fmt.Errorf("create temporary directory: %w", err)
+	}
+	ends := []func() error{func() error {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove temporary directory: %w", err)
+		}
+		return nil
+	}}
+	closeAll = func() (err error) {
+		for _, end := range slices.Backward(ends) {
+			err = errors.Join(err, end())
+		}
+		return err
+	}
+	if cfg.Fetcher == nil {
+		components, err := fetch.New(fetch.Config{Dir: cacheDir})
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll())
+		}
+		ends = append(ends, components.Close)
+		cfg.Fetcher = components
+	}
+	cfg.Dir, cfg.OrphanDir = dir, dir
+	if store, err = job.New(cfg); err != nil {
+		return nil, nil, errors.Join(err, closeAll())
+	}
+	ends = append(ends, store.Close)
+	return store, closeAll, nil
 }

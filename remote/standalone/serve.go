@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strconv"
 	"time"
 
@@ -16,15 +15,14 @@ import (
 
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 const (
-	// maxConns bounds the connections to a service. Any user of the machine can open one.
+	// maxConns bounds the connections to a service, which every user of the machine can open.
 	maxConns = 256
-	// handshakeTimeout is the time a connection has to become one of HTTP/2.
+	// handshakeTimeout bounds the start of HTTP/2 on a connection.
 	handshakeTimeout = 10 * time.Second
-	// defaultGrace is that of a service's jobs when it ends.
+	// defaultGrace is the grace of jobs when the service ends.
 	defaultGrace = 5 * time.Second
 	// minToken is the shortest token, in bytes.
 	minToken = 16
@@ -33,69 +31,52 @@ const (
 // NewToken returns a token that nobody can guess.
 func NewToken() string { return rand.Text() }
 
-// CheckToken reports what is wrong with a token that somebody else made.
+// CheckToken returns an error if a token from outside is not safe.
 func CheckToken(token string) error {
 	if len(token) < minToken {
-		return fmt.Errorf("the token has %d bytes, and must have at least %d", len(token), minToken)
+		return fmt.Errorf("the token has %d bytes; it must have at least %d", len(token), minToken)
 	}
 	for i := range len(token) {
 		if token[i] <= ' ' || token[i] > '~' {
-			return errors.New("the token must be of visible ASCII characters")
+			return errors.New("the token must consist of visible ASCII characters")
 		}
 	}
 	return nil
 }
 
-// ServeConfig says how to serve.
+// ServeConfig configures [Serve].
 type ServeConfig struct {
-	// Port is where to listen on the loopback address 127.0.0.1. If zero, a free one.
+	// Port is the port on the loopback address 127.0.0.1. If zero, a free one.
 	Port int
-	// Token is what every call must bring; see [CheckToken].
+	// Token must come with every call; see [CheckToken].
 	Token string
-	// WorkBase is what relative work directories of jobs are relative to. If empty, the process's directory.
+	// WorkBase is the base of relative work directories of jobs. If empty, the process's directory.
 	WorkBase string
 	// Version is that of this program, for the traces of jobs.
 	Version string
-	// TempDir is where it gets a private directory, which goes with its end. If empty, that of the system.
+	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
 	TempDir string
-	// CacheDir is where steps that were fetched are kept. If empty, [fetch.DefaultDir].
+	// CacheDir keeps fetched steps. If empty, fetch.DefaultDir.
 	CacheDir string
-	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run at the end. If zero, 5 s.
-	// If negative, none.
+	// Grace is the time between SIGTERM and SIGKILL for jobs that still run at the end. If zero, 5 s. If negative, none.
 	Grace time.Duration
 	// Ready is told the address once the service listens. May be nil.
 	Ready func(net.Addr)
 }
 
-// Serve serves the step service over TCP until ctx ends. Then it takes no more jobs, stops those that run,
-// gives callers a second to take the final states, and leaves nothing behind. The error is of what could not be
-// begun, ended or removed.
+// Serve serves the step service over TCP until ctx ends. Then it refuses new jobs, stops the running ones, gives
+// callers a second to read the final states, and removes its processes and directories. An error tells that a part
+// could not be started, ended or removed.
 func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if err := CheckToken(cfg.Token); err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-ci-")
-	if err != nil {
-		return fmt.Errorf("create temporary directory: %w", err)
-	}
-	defer func() {
-		if removeErr := os.RemoveAll(dir); removeErr != nil {
-			err = errors.Join(err, fmt.Errorf("remove temporary directory: %w", removeErr))
-		}
-	}()
-	components, err := fetch.New(fetch.Config{Dir: cfg.CacheDir})
+	store, closeStore, err := openStore(cfg.TempDir, "stepmux-ci-", cfg.CacheDir,
+		job.Config{WorkBase: cfg.WorkBase, Version: cfg.Version})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, components.Close()) }()
-	store, err := job.New(job.Config{
-		Dir: dir, OrphanDir: dir, WorkBase: cfg.WorkBase, Fetcher: components,
-		Version: cfg.Version,
-	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, store.Close()) }() //nolint:contextcheck // whatever became of ctx
+	defer func() { err = errors.Join(err, closeStore()) }() //nolint:contextcheck // whatever became of ctx
 	server := service.NewServer(store, service.RequireToken(cfg.Token), grpc.ConnectionTimeout(handshakeTimeout))
 	defer server.Stop()
 	ln, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(cfg.Port)))

@@ -10,8 +10,8 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-// show shows the changes of a job's steps, and what they write, in the order it came about, until the job has
-// ended. The error is that of a writer; the rest is not shown then.
+// show shows the changes of a job's steps and their output, in the order of their occurrence, until the job has ended.
+// It ends early with the error of a writer.
 func show(ctx context.Context, f *job.Follower, cfg Config) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -38,7 +38,7 @@ func show(ctx context.Context, f *job.Follower, cfg Config) error {
 	return context.Cause(ctx)
 }
 
-// shower shows a job. Whoever learns that there is something new shows all there is.
+// shower shows a job. Each of its three goroutines waits for one kind of news, and then shows all news.
 type shower struct {
 	follower *job.Follower
 	cfg      Config
@@ -61,7 +61,7 @@ func (s *shower) awaitEvent(ctx context.Context) error {
 func (s *shower) awaitStdout(ctx context.Context) error { return s.await(ctx, job.Stdout) }
 func (s *shower) awaitStderr(ctx context.Context) error { return s.await(ctx, job.Stderr) }
 
-// await waits until there is more of a stream than was shown.
+// await waits until a stream has more bytes than were shown.
 func (s *shower) await(ctx context.Context, stream job.Stream) error {
 	s.mu.Lock()
 	offset := s.shown[stream]
@@ -74,12 +74,12 @@ func (s *shower) await(ctx context.Context, stream job.Stream) error {
 	return err
 }
 
-// show shows all there is.
+// show shows all news.
 func (s *shower) show(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
-		// What is there before the next event is looked for belongs to what was before that.
+		// Output that was there before this look at the next event belongs before the event.
 		stat := s.follower.Stat()
 		to := [2]int64{job.Stdout: stat.Stdout, job.Stderr: stat.Stderr}
 		event, stdout, stderr, isEvent := s.follower.Past(s.events)
@@ -99,7 +99,7 @@ func (s *shower) show(ctx context.Context) error {
 	}
 }
 
-// copyLocked shows a stream as far as to, which there is of it.
+// copyLocked shows a stream up to the offset to, which it has reached.
 func (s *shower) copyLocked(ctx context.Context, stream job.Stream, to int64) error {
 	for s.shown[stream] < to {
 		piece := s.piece[:min(int64(len(s.piece)), to-s.shown[stream])]

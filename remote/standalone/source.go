@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -19,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// Format is how a text says what to run.
+// Format is the language of a text.
 type Format string
 
 // The formats.
@@ -29,14 +30,13 @@ const (
 	JSON     Format = "json"      // steps, in JSON
 )
 
-// ParseFormat returns the format of text, or that of the file name if text is empty.
+// ParseFormat returns the format called text or, if text is empty, the format of files called name.
 func ParseFormat(text, name string) (Format, error) {
 	switch f := Format(text); f {
 	case Steps, GitLabCI:
 		return f, nil
 	case "":
-		if base := filepath.Base(name); base == ".gitlab-ci.yml" || base == ".gitlab-ci.yaml" ||
-			strings.HasSuffix(base, ".gitlab-ci.yml") || strings.HasSuffix(base, ".gitlab-ci.yaml") {
+		if strings.HasSuffix(name, ".gitlab-ci.yml") || strings.HasSuffix(name, ".gitlab-ci.yaml") {
 			return GitLabCI, nil
 		}
 		return Steps, nil
@@ -45,43 +45,54 @@ func ParseFormat(text, name string) (Format, error) {
 	}
 }
 
-// Source is a text that says what to run, and what the caller adds to it.
+// Source is the text of a job, and values that the caller adds.
 type Source struct {
-	// Name is what errors call the text.
+	// Name is the name of the text in errors.
 	Name   string
 	Text   []byte
 	Format Format
-	// JobName is the job of a .gitlab-ci.yml. It may be empty if there is just one.
+	// JobName is the job of a .gitlab-ci.yml. It may be empty if the file has only one.
 	JobName string
-	// Inputs are values for the inputs that the spec of steps has: a text as it is, all other types as JSON.
+	// Inputs are values for the inputs in the spec of steps: strings as they are, all other types as JSON.
 	Inputs map[string]string
-	// Vars are job variables. They come before those of a .gitlab-ci.yml.
+	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
-	// WorkDir is the directory the job will run in, in which a .gitlab-ci.yml finds what it includes.
+	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
 	WorkDir string
 }
 
-// Job is what to run.
+// Job is a job that can be run: read by [Read], or restored from a trace with [NewJob].
 type Job struct {
-	// Notices are lines about what will not be as the source says.
-	Notices []string
+	Given
 
-	name       string // in a .gitlab-ci.yml
-	definition *pb.Definition
-	inputs     map[string]expr.Value
-	vars       []engine.Variable
-	env        map[string]string // of all steps
-	mayFail    []string
-	secrets    []string // beside masked variables
-	runnerEnv  []string // if not nil, in the place of that of this process
-
-	// Where it came from, for a trace.
-	source trace.Source
-	text   []byte
-	steps  string // compiles to definition; may be empty
+	name string // in a .gitlab-ci.yml
+	text []byte // of the Source, for a trace
 }
 
-// Read reads what src says. An error is one of the text, or of what was added to it.
+// Given has the parts of a job.
+type Given struct {
+	// Notices are lines about parts of the source that do not apply here.
+	Notices []string
+	// Source describes the text of the job, for a trace.
+	Source     trace.Source
+	Definition *pb.Definition
+	// Steps is a text that compiles to Definition. If empty, a trace has one that is made of Definition.
+	Steps string
+	// Inputs, Vars, Env and MayFail are those of [engine.Config].
+	Inputs  map[string]expr.Value
+	Vars    []engine.Variable
+	Env     map[string]string
+	MayFail []string
+	// RunnerEnv replaces the environment of this process, of which few variables reach a step. If nil, it does not.
+	RunnerEnv []string
+	// Secrets are texts that are masked, in addition to the values of masked variables.
+	Secrets []string
+}
+
+// NewJob returns the job g.
+func NewJob(g Given) *Job { return &Job{Given: g} }
+
+// Read reads the job of src. An error is about the text or the values added to it.
 func Read(src Source) (*Job, error) {
 	read := readSteps
 	if src.Format == GitLabCI {
@@ -91,8 +102,8 @@ func Read(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.source, j.text = sourceOf(src, j.name), src.Text
-	for _, v := range j.vars {
+	j.Source, j.text = sourceOf(src, j.name), src.Text
+	for _, v := range j.Vars {
 		if v.Masked && v.Value != "" {
 			if err := new(mask.Set).Add(v.Value); err != nil {
 				j.Notices = append(j.Notices, fmt.Sprintf("the variable %s is not masked: %v", v.Key, err))
@@ -102,7 +113,7 @@ func Read(src Source) (*Job, error) {
 	return j, nil
 }
 
-// sourceOf is src, in which the job is called name, as a trace has it.
+// sourceOf describes src, in which the job is called name, for a trace.
 func sourceOf(src Source, name string) trace.Source {
 	sum := sha256.Sum256(src.Text)
 	s := trace.Source{Kind: trace.FromFile, JobName: name, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}}
@@ -136,11 +147,11 @@ func readSteps(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What is missing, or of another type, is to be said now.
+	// Report missing inputs and wrong types before the job starts.
 	if _, err := lang.Bind(def.GetSpec(), inputs); err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	return &Job{definition: def, inputs: inputs, vars: src.Vars, steps: string(src.Text)}, nil
+	return NewJob(Given{Definition: def, Steps: string(src.Text), Inputs: inputs, Vars: src.Vars}), nil
 }
 
 // readGitLabCI reads a job of a .gitlab-ci.yml.
@@ -156,7 +167,7 @@ func readGitLabCI(src Source) (*Job, error) {
 	if name == "" {
 		jobs := file.Jobs()
 		if len(jobs) != 1 {
-			return nil, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", src.Name, len(jobs), list(jobs))
+			return nil, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", src.Name, len(jobs), gitlabci.List(jobs))
 		}
 		name = jobs[0]
 	}
@@ -168,23 +179,24 @@ func readGitLabCI(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := &Job{name: name, definition: job.Definition, mayFail: job.MayFail, Notices: job.Notices}
+	j := NewJob(Given{Definition: job.Definition, MayFail: job.MayFail, Notices: job.Notices})
+	j.name = name
 	for _, v := range job.Variables {
-		j.vars = append(j.vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: isMasked(src.Vars, v.Name)})
+		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: isMasked(src.Vars, v.Name)})
 	}
 	if job.Script {
-		j.env = map[string]string{}
+		j.Env = map[string]string{}
 		for _, v := range job.Variables {
-			j.env[v.Name] = v.Value
+			j.Env[v.Name] = v.Value
 		}
-		if err := lang.CheckEnv("variables", j.env); err != nil {
+		if err := lang.CheckEnv("variables", j.Env); err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
 	}
 	return j, nil
 }
 
-// openGitLabCI reads the file itself. What it includes it finds in the work directory, and not beyond.
+// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory.
 func openGitLabCI(src Source) (*gitlabci.File, error) {
 	root, err := os.OpenRoot(src.WorkDir)
 	if err != nil {
@@ -193,14 +205,14 @@ func openGitLabCI(src Source) (*gitlabci.File, error) {
 	defer root.Close()
 	return gitlabci.Read(src.Name, src.Text, func(path string) ([]byte, error) {
 		data, err := readIn(root, path)
-		if errors.Is(err, fs.ErrNotExist) { // the file itself may have its own elsewhere
+		if errors.Is(err, fs.ErrNotExist) { // the file itself may lie elsewhere, with this one beside it
 			err = fmt.Errorf("the work directory %s has no such file", src.WorkDir)
 		}
 		return data, err
 	})
 }
 
-// predefined are the variables that a job has which a server knows nothing of.
+// predefined returns the variables that a job has without a server.
 func predefined(workDir string) []gitlabci.Variable {
 	return []gitlabci.Variable{
 		{Name: "CI", Value: "true"},
@@ -210,25 +222,6 @@ func predefined(workDir string) []gitlabci.Variable {
 }
 
 func isMasked(vars []engine.Variable, name string) bool {
-	for _, v := range vars {
-		if v.Key == name {
-			return v.Masked
-		}
-	}
-	return false
-}
-
-// list is names in a line, of which many are cut.
-func list(names []string) string {
-	const most = 20
-	more := ""
-	if len(names) > most {
-		more = fmt.Sprintf(" and %d more", len(names)-most)
-		names = names[:most]
-	}
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = fmt.Sprintf("%.64q", name)
-	}
-	return strings.Join(quoted, ", ") + more
+	i := slices.IndexFunc(vars, func(v engine.Variable) bool { return v.Key == name })
+	return i >= 0 && vars[i].Masked
 }

@@ -96,7 +96,7 @@ func TestWhatIsNoJSONIsRefused(t *testing.T) {
 		`[{"script":"a"}] - b`:        "--json: not valid JSON, at byte 18: invalid character '-' after top-level value",
 		``:                            "--json: not valid JSON, at byte 0: unexpected end of JSON input",
 		`[{"scrpt":"a"}]`:             `--json:1:3: unknown key "scrpt", did you mean "script"?`,
-		`[{"script":"a","script":1}]`: `--json:1:16: the key "script" stands here for the second time`,
+		`[{"script":"a","script":1}]`: `--json:1:16: the key "script" is given twice`,
 	} {
 		_, err := Read(Source{Name: "--json", Format: JSON, Text: []byte(text)})
 		require.EqualError(t, err, want)
@@ -143,7 +143,7 @@ func TestVariablesAreThoseOfTheEnvironment(t *testing.T) {
 		{Key: "MY", Value: "x=y", Masked: true},
 	}, vars)
 	_, err = EnvironmentVars([]string{"MY=x"}, []string{"MX"})
-	require.EqualError(t, err, `the variable "MX" is to be masked (--mask), and has no value here`)
+	require.EqualError(t, err, `the variable "MX" is to be masked (--mask), and has no value`)
 }
 
 func TestVariablesOfTheCommandLine(t *testing.T) {
@@ -160,7 +160,7 @@ func TestVariablesOfTheCommandLine(t *testing.T) {
 		require.EqualError(t, err, want)
 	}
 	_, err = Vars(nil, []string{"GONE"}, lookup)
-	require.EqualError(t, err, `the variable "GONE" is to be masked (--mask), and has no value here`)
+	require.EqualError(t, err, `the variable "GONE" is to be masked (--mask), and has no value`)
 	_, err = Inputs([]string{"novalue"})
-	require.EqualError(t, err, `the input "novalue" is not given as name=value`)
+	require.EqualError(t, err, `the input "novalue" is not valid; write name=value`)
 }

@@ -5,25 +5,25 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// Talk tells people how a job goes: the names of its steps as they begin, and in the end what became of each.
-// Its methods and those of its writers are for one goroutine at a time.
+// Talk shows the progress of a job to a person: the name of each step as it begins, and the results at the end. Its
+// methods and those of its writers are for one goroutine at a time.
 type Talk struct {
 	err    io.Writer
 	colour bool
-	// open tells that the last line shown has no end; those of stdout count on a terminal that has both.
+	// open tells that the cursor is in the middle of a line.
 	open bool
 }
 
 // NewTalk returns a Talk on err, in colours if wanted.
 func NewTalk(err io.Writer, colour bool) *Talk { return &Talk{err: err, colour: colour} }
 
-// Beside returns a writer to w, which is shown in the same place as what Talk says: that begins on a line of
-// its own then.
+// Beside returns a writer to w, which appears on the same terminal as the Talk. The Talk then begins its lines on a new
+// line.
 func (t *Talk) Beside(w io.Writer) io.Writer { return &besides{t, w} }
 
 type besides struct {
@@ -59,23 +59,23 @@ func (t *Talk) line(text string) {
 		text = "\n" + text
 		t.open = false
 	}
-	_, _ = io.WriteString(t.err, text+"\n") // who reads no more does not want the rest
+	_, _ = io.WriteString(t.err, text+"\n") // a reader that went away does not want the rest
 }
 
-// Notice tells something about the job.
-func (t *Talk) Notice(text string) { t.line(t.paint(dim, "note: "+printable(text))) }
+// Notice shows a note about the job.
+func (t *Talk) Notice(text string) { t.line(t.paint(dim, "note: "+termtext.Line(text))) }
 
-// Say tells what the job came to.
-func (t *Talk) Say(text string) { t.line(printable(text)) }
+// Say shows a line about the result.
+func (t *Talk) Say(text string) { t.line(termtext.Line(text)) }
 
-// Observe tells that a step begins.
+// Observe shows that a step begins.
 func (t *Talk) Observe(r engine.StepResult) {
 	if r.Status == engine.Running && r.Kind != engine.Unknown {
 		t.line(t.paint(bold, "> "+strings.Join(r.Path, " / ")))
 	}
 }
 
-// End tells how the job ended.
+// End shows how the job and its steps ended.
 func (t *Talk) End(r *Report) {
 	colour := red
 	if r.Status == engine.Success.String() {
@@ -83,7 +83,7 @@ func (t *Talk) End(r *Report) {
 	}
 	text := fmt.Sprintf("%s in %s", r.Status, seconds(r.Duration))
 	if r.Message != "" {
-		text += ": " + printable(r.Message)
+		text += ": " + termtext.Line(r.Message)
 	}
 	t.line(t.paint(colour, text))
 	t.tree(r.Steps, "  ")
@@ -104,13 +104,13 @@ func (t *Talk) tree(steps []StepReport, indent string) {
 		}
 		t.line(text)
 		for _, w := range s.Warnings {
-			t.line(indent + "  " + t.paint(dim, "warning: "+printable(w)))
+			t.line(indent + "  " + t.paint(dim, "warning: "+termtext.Line(w)))
 		}
 		t.tree(s.Steps, indent+"  ")
 	}
 }
 
-// seconds is a time for people.
+// seconds formats a duration with few digits.
 func seconds(s float64) string {
 	d := time.Duration(s * float64(time.Second))
 	switch {
@@ -121,14 +121,4 @@ func seconds(s float64) string {
 	default:
 		return d.Round(time.Second).String()
 	}
-}
-
-// printable is text without what would move a terminal's cursor.
-func printable(text string) string {
-	return strings.Map(func(c rune) rune {
-		if unicode.IsControl(c) {
-			return ' '
-		}
-		return c
-	}, text)
 }

@@ -31,7 +31,7 @@ func TestTalkTellsNamesAsStepsBeginAndATreeInTheEnd(t *testing.T) {
 > a / b
 no newline
 > c
-failure in 1m1s: exit [2Jstatus
+failure in 1m1s: exit?[2Jstatus
   failure     1.23s  a
     failure      12ms  b (exit status 2)
       warning: no output

@@ -15,11 +15,11 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// traceBegin is how a trace begins.
+// traceBegin matches the beginning of a trace.
 var traceBegin = regexp.MustCompile(`^\{"id":"[0-9a-f]{64}","identity":\{`)
 
-// CheckTraceFile is CheckOutputFile for a name that nobody has asked for: there is room, and nothing but a trace is
-// there to be replaced.
+// CheckTraceFile is CheckOutputFile for a default name, which the user did not choose: the disk must have room, and the
+// only file that may be replaced is a trace.
 func CheckTraceFile(path string) error {
 	if err := CheckOutputFile(path); err != nil {
 		return err
@@ -43,13 +43,13 @@ func CheckTraceFile(path string) error {
 		return err
 	}
 	if !traceBegin.Match(head[:n]) {
-		return fmt.Errorf("%s is there, and is no trace", path)
+		return fmt.Errorf("%s exists, and is not a trace", path)
 	}
 	return nil
 }
 
-// WriteRefused writes the trace of a job that why kept from running: its source is not valid. It has no definition.
-// version is that of this program.
+// WriteRefused writes the trace of a job that did not run because of why: its source is not valid. The trace has no
+// definition. version is that of this program.
 func WriteRefused(path string, why error, version string) error {
 	t := refusedTrace(why, version)
 	data, err := t.Encode()

@@ -21,7 +21,7 @@ func (tr *trial) traced() string {
 	return file
 }
 
-func TestTraceIsWrittenHoweverAJobEnds(t *testing.T) {
+func TestTraceIsWrittenAtEveryEndOfAJob(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"- {name: a, script: echo out}":                                   {trace.Success, ""},
 		"- {name: a, script: 'echo out; exit 3'}":                         {trace.Failure, "script"},
@@ -56,12 +56,12 @@ func TestTraceIsWrittenWhenAJobIsCancelled(t *testing.T) {
 	require.Equal(t, "cancelled", made.Identity.Reason)
 }
 
-// Output is summed up as the logs have it: with secrets masked, and split at the steps.
+// The sums of the output are those of the logs: with secrets masked, and split at the steps.
 func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Trace = &Trace{}
 	j := tr.steps("- {name: a, script: 'echo ${{ vars.T }}'}\n- {name: b, script: 'echo b; echo err >&2'}\n")
-	j.vars = []engine.Variable{{Key: "T", Value: "tokentoken", Masked: true}}
+	j.Vars = []engine.Variable{{Key: "T", Value: "tokentoken", Masked: true}}
 	report := tr.finish(j)
 	require.Equal(t, "[MASKED]\nb\n", tr.stdout.String())
 	runs := report.Trace.Volatile.Steps
@@ -130,7 +130,7 @@ func TestTraceTakesThePlaceOfATraceOnly(t *testing.T) {
 	require.Empty(t, made.Identity.Job.Definition)
 	for _, text := range []string{"", "{}", `{"id":"x","identity":{`} {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		require.ErrorContains(t, CheckTraceFile(path), "is no trace")
+		require.ErrorContains(t, CheckTraceFile(path), "is not a trace")
 	}
 	require.ErrorContains(t, CheckTraceFile(dir), "it is a directory")
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Verdict is what is to be said of a file, as JSON has it.
+// Verdict is the result of the check of a file, as JSON.
 type Verdict struct {
 	File string `json:"file"`
-	// Kind is what it was taken for: job, step or gitlab-ci.
+	// Kind is the kind that the file was read as: job, step or gitlab-ci.
 	Kind   string    `json:"kind"`
 	Valid  bool      `json:"valid"`
 	Errors []Problem `json:"errors,omitempty"`
@@ -18,7 +18,7 @@ type Verdict struct {
 
 // Problem is a mistake in a file.
 type Problem struct {
-	// Where is the place, as file:line:column. Line and Column count from 1; 0 if there is none.
+	// Where is the place, as file:line:column. Line and Column count from 1; they are 0 if the place is not known.
 	Where   string `json:"where,omitempty"`
 	Line    int    `json:"line,omitempty"`
 	Column  int    `json:"column,omitempty"`
@@ -39,8 +39,8 @@ const (
 	kindGitLabCI = "gitlab-ci"
 )
 
-// Validate says what is wrong with a file: the first mistake of a job or of a step, and that of each job of a
-// .gitlab-ci.yml. What a text refers to is not looked at, but for what a .gitlab-ci.yml includes, in workDir.
+// Validate checks a file. It reports the first mistake of a job or of a step, and the first mistake in each job of a
+// .gitlab-ci.yml. Of the files that a text refers to it reads only those that a .gitlab-ci.yml includes from workDir.
 func Validate(name string, text []byte, format Format, workDir string) Verdict {
 	v := Verdict{File: name}
 	var errs []error
@@ -80,7 +80,7 @@ func validateGitLabCI(src Source) []error {
 	return file.Check()
 }
 
-// validateSteps checks a text that is a job or, if it is called so or has two documents, the definition of a step.
+// validateSteps checks a job, or the definition of a step: a file with the name of one, or with two documents.
 func validateSteps(name string, text []byte) (kind string, err error) {
 	base := filepath.Base(name)
 	isStep := base == "func.yml" || base == "step.yml"

@@ -27,7 +27,7 @@ const (
 	defaultAfterScript = "5m"
 )
 
-// jobStatus is what an after_script knows as CI_JOB_STATUS.
+// jobStatus is the value of CI_JOB_STATUS in an after_script.
 const jobStatus = `${{ steps.script.status == "success" && "success" || steps.script.status == "cancelled" && ` +
 	`"canceled" || "failed" }}`
 
@@ -44,20 +44,24 @@ func (d *draft) compile(job *Job) error {
 		}
 	}
 	if parts["run"] != nil && find(d.node, "script") == nil {
-		parts["before_script"], parts["after_script"] = nil, nil // those of default are for scripts
+		parts["before_script"], parts["after_script"] = nil, nil // from default, for jobs with a script
 	}
 	if find(d.node, "script") != nil {
-		parts["run"] = nil // that of default
+		parts["run"] = nil // from default, for jobs without a script
 	}
 	if parts["run"] == nil && parts["script"] == nil {
 		return d.file.tree.errorf(d.at, "the job%s has nothing to run; give it a script or a run", lang.Quote(d.name))
 	}
 	job.Script = parts["script"] != nil
 	list := d.file.tree.made(d.at, yaml.SequenceNode)
-	for _, add := range []func(*yaml.Node, map[string]*yaml.Node, *Job) error{
-		d.addSetup, d.addRun, d.addScript, d.addAfterScript, d.addTeardown,
+	for _, add := range []func() error{
+		func() error { return d.addSteps(list, "setup", parts["setup"], 0) },
+		func() error { return d.addSteps(list, "run", parts["run"], 0) },
+		func() error { return d.addScript(list, parts, job) },
+		func() error { return d.addAfterScript(list, parts, job) },
+		func() error { return d.addTeardown(list, parts["teardown"]) },
 	} {
-		if err := add(list, parts, job); err != nil {
+		if err := add(); err != nil {
 			return err
 		}
 	}
@@ -69,18 +73,10 @@ func (d *draft) compile(job *Job) error {
 	return err
 }
 
-func (d *draft) addSetup(list *yaml.Node, parts map[string]*yaml.Node, _ *Job) error {
-	return d.addSteps(list, "setup", parts["setup"], 0)
-}
-
-func (d *draft) addRun(list *yaml.Node, parts map[string]*yaml.Node, _ *Job) error {
-	return d.addSteps(list, "run", parts["run"], 0)
-}
-
-// addTeardown adds steps that run whatever came before, unless they say otherwise.
-func (d *draft) addTeardown(list *yaml.Node, parts map[string]*yaml.Node, _ *Job) error {
+// addTeardown adds the steps in n, which always run unless they have a when.
+func (d *draft) addTeardown(list, n *yaml.Node) error {
 	from := len(list.Content)
-	if err := d.addSteps(list, "teardown", parts["teardown"], 0); err != nil {
+	if err := d.addSteps(list, "teardown", n, 0); err != nil {
 		return err
 	}
 	t := d.file.tree
@@ -96,7 +92,7 @@ func (d *draft) addTeardown(list *yaml.Node, parts map[string]*yaml.Node, _ *Job
 	return nil
 }
 
-// addSteps adds the steps in n, which references may have made a list of lists.
+// addSteps adds the steps in n. References may have made n a list of lists.
 func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) error {
 	switch {
 	case n == nil:
@@ -119,7 +115,7 @@ func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) e
 	return nil
 }
 
-// addScript adds what before_script and script say, as one step.
+// addScript adds the lines of before_script and script as one step.
 func (d *draft) addScript(list *yaml.Node, parts map[string]*yaml.Node, job *Job) error {
 	if parts["script"] == nil {
 		return nil
@@ -143,7 +139,7 @@ func (d *draft) addScript(list *yaml.Node, parts map[string]*yaml.Node, job *Job
 	return nil
 }
 
-// addAfterScript adds what after_script says: a step that always runs, for a bounded time.
+// addAfterScript adds after_script as a step that always runs, for a bounded time.
 func (d *draft) addAfterScript(list *yaml.Node, parts map[string]*yaml.Node, job *Job) error {
 	n := parts["after_script"]
 	if n == nil || parts["script"] == nil {
@@ -169,12 +165,12 @@ func (d *draft) addAfterScript(list *yaml.Node, parts map[string]*yaml.Node, job
 	return nil
 }
 
-// scriptStep returns a step that runs lines, in which ${{ means nothing.
+// scriptStep returns a step that runs lines. ${{ has no meaning in them.
 func (d *draft) scriptStep(at *yaml.Node, name string, lines []string) (*yaml.Node, error) {
 	t := d.file.tree
 	text := strings.Join(lines, "\n")
 	if strings.TrimSpace(text) == "" {
-		return nil, t.errorf(at, "%s is empty; write what the shell shall run", name)
+		return nil, t.errorf(at, "%s is empty; write the commands for the shell", name)
 	}
 	step := t.made(at, yaml.MappingNode)
 	d.set(step, "name", name)
@@ -189,7 +185,7 @@ func (d *draft) set(step *yaml.Node, key, value string) {
 	step.Content = append(step.Content, t.text(step, key), t.text(step, value))
 }
 
-// limit gives a step the time that a variable says, or otherwise.
+// limit gives a step the timeout in a variable or, without one, otherwise.
 func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) error {
 	limit := cmp.Or(valueOf(job.Variables, variable), otherwise)
 	if limit == "" {
@@ -202,10 +198,10 @@ func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) err
 	return nil
 }
 
-// maxNested is how deep lists of lines can stand in each other.
+// maxNested is the deepest nesting of lists of lines.
 const maxNested = 10
 
-// lines returns the lines of a script: a text, or lists of texts.
+// lines returns the lines of a script: a text, or nested lists of texts.
 func (d *draft) lines(key string, n *yaml.Node, depth int) ([]string, error) {
 	switch {
 	case n == nil:
@@ -229,9 +225,9 @@ func (d *draft) lines(key string, n *yaml.Node, depth int) ([]string, error) {
 	return all, nil
 }
 
-// unresolved tells of $[[ ]] in n.
+// unresolved adds a notice if n has $[[ ]].
 func (d *draft) unresolved(n *yaml.Node) {
-	const notice = "$[[ ]] stays as it is: a server puts the inputs of the file there"
+	const notice = "$[[ ]] stays as it is: only a server replaces it by the inputs of the file"
 	if holdsText(n, "$[[") && !slices.Contains(d.notices, notice) {
 		d.notices = append(d.notices, notice)
 	}
@@ -242,10 +238,10 @@ func holdsText(n *yaml.Node, text string) bool {
 		slices.ContainsFunc(n.Content, func(item *yaml.Node) bool { return holdsText(item, text) })
 }
 
-// stepsVariable is what the command ci of this program runs.
+// stepsVariable holds the steps that the command ci of this program runs.
 const stepsVariable = "STEPS"
 
-// fromVariable makes the definition of a job whose script does nothing but run what the variable STEPS holds.
+// fromVariable compiles a job whose script only runs the steps in the variable STEPS.
 func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) (done bool, err error) {
 	if parts["before_script"] != nil || parts["setup"] != nil || parts["teardown"] != nil {
 		return false, nil
@@ -261,12 +257,12 @@ func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) (done bool, 
 	job.Variables = slices.DeleteFunc(job.Variables, func(v Variable) bool { return v.Name == stepsVariable })
 	job.Script, job.MayFail = false, nil
 	if parts["after_script"] != nil {
-		d.notices = append(d.notices, "after_script is not run for a job that runs STEPS; add a step with when: always")
+		d.notices = append(d.notices, "after_script does not run in a job that runs STEPS; add a step with when: always")
 	}
 	return true, nil
 }
 
-// callsUs reports whether a line is /path/to/step-runner ci.
+// callsUs reports whether a line is the ci command of this program: /path/to/step-runner ci.
 func callsUs(line string) bool {
 	words := strings.Fields(line)
 	if len(words) != 2 || words[1] != "ci" {
@@ -277,10 +273,8 @@ func callsUs(line string) bool {
 }
 
 func valueOf(vars []Variable, name string) string {
-	for _, v := range vars {
-		if v.Name == name {
-			return v.Value
-		}
+	if i := slices.IndexFunc(vars, func(v Variable) bool { return v.Name == name }); i >= 0 {
+		return vars[i].Value
 	}
 	return ""
 }

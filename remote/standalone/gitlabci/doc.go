@@ -1,18 +1,18 @@
-// Package gitlabci reads .gitlab-ci.yml as far as a step runner by itself can run it: one job, here and now.
+// Package gitlabci reads a job of a .gitlab-ci.yml, as far as a step runner can run it without a server.
 //
-// [Read] reads the file and those it includes, [File.Job] makes one of its jobs a Definition of
-// remote/api/stepmuxv1 that the engine runs. In between lies what GitLab's server does with such a file, in
-// its order: include, extends, !reference, default, variables. A job is made of
+// [Read] reads the file and its includes into a [File]. [File.Job] compiles one job to a Definition of
+// remote/api/stepmuxv1, which the engine runs. In between it does the work of GitLab's server, in the same order:
+// include, extends, !reference, default, variables. A job consists of
 //
-//   - setup, run and teardown, lists of steps, of which teardown also runs after a failure;
-//   - before_script and script, together one script that a failing line ends, and after_script, which runs in
-//     any case, by itself, and does not change how the job ends;
-//   - the variable STEPS, if all that the script does is to call this program's ci command.
+//   - setup, run and teardown, lists of steps. teardown also runs after a failure;
+//   - before_script and script, which become one script that ends with the first failing line, and after_script, which
+//     always runs, by itself, and does not change the result of the job;
+//   - the variable STEPS, if the script only calls this program's ci command.
 //
-// What a server or a runner would have to do (artifacts, cache, image, rules, ...) is left out, and the job says
-// so once. What would make it another job, as includes from elsewhere, is refused.
+// Keys for a server or a runner (artifacts, cache, image, rules, ...) are left out, and the job has one notice about
+// them. Keys that would make it another job, such as includes from elsewhere, are refused.
 //
-// Reading is strict and bounded as that of steps is (package steps), whose limits and whose error type apply to
-// each file: cycles, bombs of aliases, references and includes end with an error that has its place. The package
-// has included files read by its caller, and does no other I/O.
+// Reading is as strict and bounded as that of steps. The limits and the error type of package lang apply to each file.
+// Cycles and bombs of aliases, references and includes end with an error that has its place. The caller reads the
+// included files; the package does no other I/O.
 package gitlabci

@@ -9,23 +9,23 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// File is a .gitlab-ci.yml with all it includes. It is for one goroutine at a time.
+// File is a .gitlab-ci.yml with all its includes. It is for one goroutine at a time.
 type File struct {
 	tree    *tree
 	top     *yaml.Node            // a mapping
-	whole   map[string]*yaml.Node // jobs with what they extend
+	whole   map[string]*yaml.Node // jobs, merged with those they extend
 	notices []string
 }
 
-// globals are the keys at the top of a file that are not jobs.
+// globals are the top-level keys that are not jobs.
 var globals = []string{
 	"default", "include", "stages", "variables", "workflow", "spec",
 	"image", "services", "cache", "before_script", "after_script",
 }
 
-// Read reads the file data, which errors call name. open reads a file that include: local names, by its path
-// from the top of the project, which is slash-separated and never leaves that; nil if there are none. The
-// error is a [*lang.Error] with the first mistake found.
+// Read reads the file data, which errors call name. open reads a file of include: local by its slash-separated path
+// from the top of the project; the path never leaves the project. open may be nil if there are no other files. The
+// error is a [*lang.Error] with the first mistake.
 func Read(name string, data []byte, open func(path string) ([]byte, error)) (*File, error) {
 	src, err := lang.Load(name, data)
 	if err != nil {
@@ -38,47 +38,46 @@ func Read(name string, data []byte, open func(path string) ([]byte, error)) (*Fi
 	}
 	if len(f.jobs()) == 0 {
 		return nil, src.Errorf(nil,
-			"there is no job in it; a job is a name at the start of a line, and below it script: or run:")
+			"the file has no job; a job is a name at the start of a line, and below it script: or run:")
 	}
 	return f, nil
 }
 
-// Jobs returns the names of the jobs that can be run, in the order of the file.
+// Jobs returns the names of the jobs that can run, in the order of the file.
 func (f *File) Jobs() []string {
 	return slices.DeleteFunc(f.jobs(), func(name string) bool { return strings.HasPrefix(name, ".") })
 }
 
-// jobs is Jobs with those that only others extend.
+// jobs is Jobs plus the hidden jobs, which others extend.
 func (f *File) jobs() []string {
 	return slices.DeleteFunc(keys(f.top), func(key string) bool { return slices.Contains(globals, key) })
 }
 
-// Check compiles all jobs, and returns the first mistake of each that has one, in their order. The errors are
-// of the type [*lang.Error].
+// Check compiles all jobs and returns the first mistake of each, in order. The errors have the type [*lang.Error].
 func (f *File) Check() []error {
 	var errs []error
-	said := map[string]bool{} // what is wrong with a part that several jobs share
+	reported := map[string]bool{} // jobs may share the part with the mistake
 	for _, name := range f.Jobs() {
-		if _, err := f.Job(name, nil); err != nil && !said[err.Error()] {
-			said[err.Error()] = true
+		if _, err := f.Job(name, nil); err != nil && !reported[err.Error()] {
+			reported[err.Error()] = true
 			errs = append(errs, err)
 		}
 	}
 	return errs
 }
 
-// topOf returns the mapping in a text's documents.
+// topOf returns the mapping of jobs in the documents of src.
 func (f *File) topOf(src *lang.Source) (*yaml.Node, error) {
 	docs := src.Docs
 	if len(docs) == 2 && find(docs[0], "spec") != nil {
 		docs = docs[1:]
-		f.notice("spec of the file: inputs are the server's to fill in")
+		f.notice("spec of the file: only a server fills in its inputs")
 	}
 	switch {
 	case len(docs) == 0:
 		return nil, src.Errorf(nil, "the file is empty; write a job: a name, and below it script: or run:")
 	case len(docs) > 1:
-		return nil, src.Errorf(docs[1], "there is one document, after one with a spec; this is another")
+		return nil, src.Errorf(docs[1], "the file has one document, after one with a spec; this is one too many")
 	}
 	top, err := f.tree.expand(src, docs[0], 0)
 	if err != nil {
@@ -91,7 +90,7 @@ func (f *File) topOf(src *lang.Source) (*yaml.Node, error) {
 	return top, nil
 }
 
-// notice adds to what is to be told of the file, once.
+// notice adds a notice about the file, once.
 func (f *File) notice(text string) {
 	if !slices.Contains(f.notices, text) {
 		f.notices = append(f.notices, text)

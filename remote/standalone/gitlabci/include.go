@@ -11,18 +11,18 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// maxIncludes is the most files one can include, those that included ones include among them.
+// maxIncludes is the largest number of included files, direct and indirect.
 const maxIncludes = 150
 
 // includer reads the files a file includes.
 type includer struct {
 	file  *File
 	open  func(path string) ([]byte, error)
-	stack []string // the files that are being read, the outermost first
+	stack []string // the files being read, the outermost first
 	count int
 }
 
-// load returns what src says, laid over what it includes.
+// load returns the content of src, merged over its includes.
 func (in *includer) load(src *lang.Source) (*yaml.Node, error) {
 	top, err := in.file.topOf(src)
 	if err != nil {
@@ -49,7 +49,7 @@ func (in *includer) load(src *lang.Source) (*yaml.Node, error) {
 	return in.file.tree.merge(base, top)
 }
 
-// kinds are the kinds of include, and where they take files from.
+// kinds has the kinds of include that are refused, and the source of their files.
 var kinds = map[string]string{
 	"remote":    "a URL",
 	"project":   "another project",
@@ -79,14 +79,14 @@ func (in *includer) entry(n *yaml.Node) (*yaml.Node, error) {
 				in.file.notice("rules of include")
 			case key == "inputs":
 				in.file.notice("inputs of include")
-			case key == "file" || key == "ref" || key == "job": // of those that are refused
+			case key == "file" || key == "ref" || key == "job": // keys of the refused kinds
 			default:
 				return nil, t.errorf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
 			}
 		}
 	}
 	if name == "" || at.Kind != yaml.ScalarNode {
-		return nil, t.errorf(at, "include takes the path of a file of this project, as in - local: ci/jobs.yml")
+		return nil, t.errorf(at, "include takes the path of a file of this project, such as - local: ci/jobs.yml")
 	}
 	return in.read(at, name)
 }
@@ -96,7 +96,7 @@ func (in *includer) refuse(n *yaml.Node, kind string) error {
 		"in the project and use local", kind, kinds[kind])
 }
 
-// read reads the file name, which the node at names.
+// read reads the file name, which stands at the node at.
 func (in *includer) read(at *yaml.Node, name string) (*yaml.Node, error) {
 	t := in.file.tree
 	shown := lang.Quote(strings.ReplaceAll(name, "/", " "))
@@ -109,7 +109,7 @@ func (in *includer) read(at *yaml.Node, name string) (*yaml.Node, error) {
 	case strings.Contains(name, "$"):
 		return nil, t.errorf(at, "include: variables are not supported; write the path out")
 	case in.open == nil:
-		return nil, t.errorf(at, "include: there are no files beside this one here")
+		return nil, t.errorf(at, "include: no other files can be read here")
 	}
 	name = strings.TrimPrefix(path.Clean("/"+name), "/")
 	if slices.Contains(in.stack, name) {
@@ -131,7 +131,7 @@ func (in *includer) read(at *yaml.Node, name string) (*yaml.Node, error) {
 	return in.load(src)
 }
 
-// bare strips from err what only repeats the path.
+// bare returns the innermost error of err; the others only repeat the path.
 func bare(err error) error {
 	for {
 		inner := errors.Unwrap(err)

@@ -11,17 +11,17 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Job is a job that can be run.
+// Job is a compiled job.
 type Job struct {
-	// Definition is what it does.
+	// Definition has its steps.
 	Definition *pb.Definition
-	// Variables are its variables, in the order of the file, each name once.
+	// Variables are in the order of the file, each name once.
 	Variables []Variable
-	// Script tells that it is written for a shell (script:), which reads the variables from its environment.
+	// Script tells that a shell runs the job (script:), which reads the variables from its environment.
 	Script bool
-	// MayFail names the steps that do not change how the job ends.
+	// MayFail names the steps whose failure does not change the result of the job.
 	MayFail []string
-	// Notices are lines about what it says that is not done here.
+	// Notices are lines about keys that have no effect here.
 	Notices []string
 }
 
@@ -31,34 +31,34 @@ var (
 	stepLists = []string{"setup", "run", "teardown"}
 	// scripts are lists of lines for a shell.
 	scripts = []string{"before_script", "script", "after_script"}
-	// about are known, and need nothing to be done.
+	// about are known keys that run nothing.
 	about = []string{"extends", "variables", "stage", "inherit", "tags", "interruptible", "allow_failure"}
-	// ignored are for a server or a runner to do.
+	// ignored are keys for a server or a runner.
 	ignored = []string{
 		"artifacts", "cache", "coverage", "dast_configuration", "dependencies", "environment", "except", "hooks",
 		"id_tokens", "identity", "image", "manual_confirmation", "needs", "only", "pages", "parallel", "publish",
 		"release", "resource_group", "retry", "rules", "secrets", "services", "start_in", "timeout", "when",
 	}
-	// inheritable are those that a job takes from default.
+	// inheritable are the keys that a job takes from default.
 	inheritable = append(append(slices.Clone(stepLists), "before_script", "after_script"), ignored...)
 )
 
-// jobKeys are all of them.
+// jobKeys are all keys of a job.
 var jobKeys = slices.Concat(stepLists, scripts, about, ignored, []string{"trigger"})
 
-// draft is a job on its way.
+// draft is a job before it is compiled.
 type draft struct {
 	file    *File
 	name    string
 	at      *yaml.Node // its key
-	node    *yaml.Node // with what it extends
+	node    *yaml.Node // merged over the jobs it extends
 	inherit map[string]bool
 	notices []string
 }
 
-// Job compiles the job name. predefined are variables that the file's own replace, given are some that
-// replace those. If there is no such job the error says which there are, or what was probably meant; an error
-// of the file is a [*lang.Error].
+// Job compiles the job name. The variables of the file replace predefined, and given replaces those of the file. If
+// there is no such job the error suggests another name or lists the jobs. Errors of the file have the type
+// [*lang.Error].
 func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job, error) {
 	d, err := f.find(name)
 	if err != nil {
@@ -79,17 +79,17 @@ func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job,
 	return job, nil
 }
 
-// maxListed is how many jobs an error names.
+// maxListed is the largest number of jobs that an error names.
 const maxListed = 20
 
-// find returns the job name with what it extends.
+// find returns the job name, merged over the jobs it extends.
 func (f *File) find(name string) (*draft, error) {
 	key := findKey(f.top, name)
 	switch {
 	case key == nil || slices.Contains(globals, name):
 		return nil, f.noJob(name)
 	case strings.HasPrefix(name, "."):
-		return nil, f.tree.errorf(key, "the job%s is hidden: it begins with a dot, and is there for others to extend",
+		return nil, f.tree.errorf(key, "the job%s is hidden: its name begins with a dot, and other jobs extend it",
 			lang.Quote(name))
 	}
 	n, err := f.extended(name, key, nil)
@@ -108,35 +108,35 @@ func (f *File) find(name string) (*draft, error) {
 
 func (f *File) noJob(name string) error {
 	jobs := f.Jobs()
-	if near := lang.Nearest(name, jobs); near != "" {
-		return f.tree.main.Errorf(nil, "there is no job%s, did you mean %q?", lang.Quote(name), near)
-	}
+	return f.tree.main.Errorf(nil, "there is no job%s%s", lang.Quote(name),
+		lang.Suggest(name, jobs, "; there is "+List(jobs)))
+}
+
+// List returns names in quotes, without those after the first 20.
+func List(names []string) string {
 	more := ""
-	if len(jobs) > maxListed {
-		more = fmt.Sprintf(" and %d more", len(jobs)-maxListed)
-		jobs = jobs[:maxListed]
+	if len(names) > maxListed {
+		more = fmt.Sprintf(" and %d more", len(names)-maxListed)
+		names = names[:maxListed]
 	}
-	for i, job := range jobs {
-		jobs[i] = fmt.Sprintf("%.64q", job)
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = fmt.Sprintf("%.64q", name)
 	}
-	return f.tree.main.Errorf(nil, "there is no job%s; there is %s%s", lang.Quote(name), strings.Join(jobs, ", "), more)
+	return strings.Join(quoted, ", ") + more
 }
 
 // check checks the keys of the job.
 func (d *draft) check() error {
 	t := d.file.tree
-	for i := 0; i+1 < len(d.node.Content); i += 2 {
-		key := d.node.Content[i]
+	for key := range entries(d.node) {
 		if slices.Contains(jobKeys, key.Value) {
 			continue
 		}
-		if near := lang.Nearest(key.Value, jobKeys); near != "" {
-			return t.errorf(key, "unknown key%s of a job, did you mean %q?", lang.Quote(key.Value), near)
-		}
-		return t.errorf(key, "unknown key%s of a job", lang.Quote(key.Value))
+		return t.errorf(key, "unknown key%s of a job%s", lang.Quote(key.Value), lang.Suggest(key.Value, jobKeys, ""))
 	}
 	if trigger := findKey(d.node, "trigger"); trigger != nil {
-		return t.errorf(trigger, "the job%s starts another pipeline, and has nothing to run here", lang.Quote(d.name))
+		return t.errorf(trigger, "the job%s starts another pipeline, which is not possible here", lang.Quote(d.name))
 	}
 	if find(d.node, "run") != nil {
 		for _, key := range scripts {
@@ -148,7 +148,7 @@ func (d *draft) check() error {
 	return d.readInherit()
 }
 
-// readInherit reads which parts of default, and which global variables, the job takes.
+// readInherit reads the parts of default and the global variables that the job takes.
 func (d *draft) readInherit() error {
 	d.inherit = map[string]bool{}
 	n := find(d.node, "inherit")
@@ -158,8 +158,7 @@ func (d *draft) readInherit() error {
 	if n.Kind != yaml.MappingNode {
 		return d.file.tree.errorf(n, "inherit must be a mapping with default and variables, not %s", describe(n))
 	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
+	for key, value := range entries(n) {
 		if key.Value != "default" && key.Value != "variables" {
 			return d.file.tree.errorf(key, "unknown key%s of inherit; it has default, variables", lang.Quote(key.Value))
 		}
@@ -179,10 +178,10 @@ func (d *draft) readInherit() error {
 	return nil
 }
 
-// inherits reports whether the job takes name of what, which is default or variables.
+// inherits reports whether the job takes name of what: of default or of variables.
 func (d *draft) inherits(what, name string) bool { return !d.inherit[what] || d.inherit[what+"."+name] }
 
-// get returns what the job says for key or, if it says nothing, what default does.
+// get returns the value of key in the job or else in default.
 func (d *draft) get(key string) (*yaml.Node, error) {
 	if n := find(d.node, key); n != nil {
 		return n, nil
@@ -192,7 +191,7 @@ func (d *draft) get(key string) (*yaml.Node, error) {
 	}
 	n := find(find(d.file.top, "default"), key)
 	if n == nil && slices.Contains(globals, key) {
-		n = find(d.file.top, key) // the way it was written before there was default
+		n = find(d.file.top, key) // an older form of default
 	}
 	if n == nil {
 		return nil, nil
@@ -251,7 +250,7 @@ func (f *File) globalVariables() ([]variable, error) {
 	return f.variables(nil, n)
 }
 
-// allNotices tells what of the job is not done.
+// allNotices returns the notices of the job.
 func (d *draft) allNotices() []string {
 	var left []string
 	for _, key := range ignored {

@@ -178,12 +178,12 @@ j: {script: ["echo $[[ inputs.a ]]"], artifacts: {paths: [a]}, stage: test, tags
 `, "j")
 	require.Equal(t, []string{
 		"not done here, but by a server or runner: artifacts, cache, image, rules",
-		"$[[ ]] stays as it is: a server puts the inputs of the file there",
+		"$[[ ]] stays as it is: only a server replaces it by the inputs of the file",
 	}, j.Notices)
 	require.Equal(t, "echo $[[ inputs.a ]]", script(j))
 	require.Empty(t, job(t, "j: {script: [a], stage: x}", "j").Notices)
 	require.Equal(t,
-		[]string{"not done here, but by a server or runner: spec of the file: inputs are the server's to fill in"},
+		[]string{"not done here, but by a server or runner: spec of the file: only a server fills in its inputs"},
 		job(t, "spec: {inputs: {a: }}\n---\nj: {script: [a]}\n", "j").Notices)
 }
 
@@ -220,7 +220,7 @@ func TestNamesOfJobs(t *testing.T) {
 		"tset":     `ci.yml: there is no job "tset", did you mean "test"?`,
 		"release":  `ci.yml: there is no job "release"; there is "build app", "test"`,
 		"stages":   `ci.yml: there is no job "stages"; there is "build app", "test"`,
-		".hidden":  `ci.yml:2:1: the job ".hidden" is hidden: it begins with a dot, and is there for others to extend`,
+		".hidden":  `ci.yml:2:1: the job ".hidden" is hidden: its name begins with a dot, and other jobs extend it`,
 		"a\nb\x1b": `ci.yml: there is no job; there is "build app", "test"`,
 	} {
 		_, err := file.Job(name, nil)

@@ -10,15 +10,16 @@ import (
 )
 
 const (
-	// maxExtends is how deep jobs extend each other.
+	// maxExtends is the longest chain of extends.
 	maxExtends = 11
-	// maxReferences is how deep references lead to others.
+	// maxReferences is the longest chain of references.
 	maxReferences = 10
 )
 
 func isReference(n *yaml.Node) bool { return n.Kind == yaml.SequenceNode && n.Tag == "!reference" }
 
-// extended returns the job name with what it extends, which at asks for. chain has the jobs that led here.
+// extended returns the job name merged over the jobs it extends. at is the node that names it, chain the jobs that led
+// here.
 func (f *File) extended(name string, at *yaml.Node, chain []string) (*yaml.Node, error) {
 	if n := f.whole[name]; n != nil {
 		return n, nil
@@ -38,15 +39,11 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) (*yaml.Node, e
 		return nil, t.errorf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
 			strings.Join(append(chain, name), " > "))
 	case n == nil:
-		near := ""
-		if guess := lang.Nearest(name, f.jobs()); guess != "" {
-			near = ", did you mean \"" + guess + "\"?"
-		}
-		return nil, t.errorf(at, "extends: there is no job%s%s", lang.Quote(name), near)
+		return nil, t.errorf(at, "extends: there is no job%s%s", lang.Quote(name), lang.Suggest(name, f.jobs(), ""))
 	case len(chain) > maxExtends:
 		return nil, t.errorf(at, "extends: jobs extend each other more than %d deep", maxExtends)
 	case n.Kind != yaml.MappingNode:
-		return n, nil // as a list of script lines, which references use
+		return n, nil // such as a list of script lines, for references
 	}
 	extends := find(n, "extends")
 	if isNull(extends) {
@@ -75,8 +72,7 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) (*yaml.Node, e
 	return t.merge(all, n)
 }
 
-// resolve returns n with its references replaced by what they name. chain has the references that led
-// here.
+// resolve returns n with its references replaced by the named nodes. chain has the references that led here.
 func (f *File) resolve(n *yaml.Node, chain []string) (*yaml.Node, error) {
 	if isReference(n) {
 		return f.refer(n, chain)
@@ -99,23 +95,23 @@ func holdsReference(n *yaml.Node) bool {
 	return isReference(n) || slices.ContainsFunc(n.Content, holdsReference)
 }
 
-// refer returns what the reference n names.
+// refer returns a copy of the node that the reference n names.
 func (f *File) refer(n *yaml.Node, chain []string) (*yaml.Node, error) {
 	t := f.tree
 	path := make([]string, len(n.Content))
 	for i, part := range n.Content {
 		if part.Kind != yaml.ScalarNode {
-			return nil, t.errorf(n, "!reference takes names, as in !reference [.setup, script]")
+			return nil, t.errorf(n, "!reference takes names, such as !reference [.setup, script]")
 		}
 		path[i] = part.Value
 	}
 	if len(path) == 0 {
-		return nil, t.errorf(n, "!reference is empty; write the job and its key, as in !reference [.setup, script]")
+		return nil, t.errorf(n, "!reference is empty; write the job and its key, such as !reference [.setup, script]")
 	}
 	shown := strings.Join(path, "\x00")
 	switch {
 	case slices.Contains(chain, shown):
-		return nil, t.errorf(n, "!reference: what%s stands for leads back to itself", lang.Quote(strings.Join(path, " ")))
+		return nil, t.errorf(n, "!reference:%s leads back to itself", lang.Quote(strings.Join(path, " ")))
 	case len(chain) >= maxReferences:
 		return nil, t.errorf(n, "!reference: references lead to others more than %d deep", maxReferences)
 	}
@@ -123,7 +119,7 @@ func (f *File) refer(n *yaml.Node, chain []string) (*yaml.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It is copied: what it holds may be in many places.
+	// Copied, because the node may be used in many places.
 	resolved, err := f.resolve(found, append(slices.Clip(chain), shown))
 	if err != nil {
 		return nil, err
@@ -151,7 +147,7 @@ func (f *File) extendedPart(path []string, at *yaml.Node) (*yaml.Node, error) {
 	return found, nil
 }
 
-// duplicate returns a copy of n, which counts.
+// duplicate returns a copy of n with its content, and counts its cost.
 func (f *File) duplicate(n *yaml.Node) (*yaml.Node, error) {
 	if err := f.tree.spend(n); err != nil {
 		return nil, err

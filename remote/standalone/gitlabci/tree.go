@@ -1,6 +1,7 @@
 package gitlabci
 
 import (
+	"iter"
 	"slices"
 
 	"go.yaml.in/yaml/v4"
@@ -9,23 +10,23 @@ import (
 )
 
 const (
-	// maxDepth is the deepest nesting, aliases followed.
+	// maxDepth is the deepest nesting, including aliases.
 	maxDepth = 64
-	// maxCost bounds what is made of all files, each copy counted: about half a million nodes.
+	// maxCost bounds the sum of all nodes and their copies: about half a million nodes.
 	maxCost = 32 << 20
-	// nodeCost is what a node counts beside its text, and entryCost what its place in a list does.
+	// nodeCost is the cost of a node without its text, entryCost that of its place in a list.
 	nodeCost, entryCost = 64, 8
 )
 
-// tree makes and changes copies of nodes, in which there are no aliases and no merge keys. It knows which text
-// each comes from, and counts what they cost.
+// tree makes copies of nodes, without aliases and merge keys. It knows the text that each node comes from, and counts
+// their cost.
 type tree struct {
 	main   *lang.Source
-	others map[*yaml.Node]*lang.Source // of nodes that do not come from main
+	others map[*yaml.Node]*lang.Source // the texts of nodes that are not from main
 	cost   int
 }
 
-// origin is the text that n, or what it is a copy of, stands in.
+// origin returns the text that n, or the original of n, comes from.
 func (t *tree) origin(n *yaml.Node) *lang.Source {
 	if src := t.others[n]; src != nil {
 		return src
@@ -33,7 +34,7 @@ func (t *tree) origin(n *yaml.Node) *lang.Source {
 	return t.main
 }
 
-// errorf is an error about what stands at n.
+// errorf returns an error about n.
 func (t *tree) errorf(n *yaml.Node, format string, args ...any) error {
 	return t.origin(n).Errorf(n, format, args...)
 }
@@ -46,7 +47,7 @@ func (t *tree) spend(n *yaml.Node) error {
 	return nil
 }
 
-// copyOf returns a copy of n without what is in it.
+// copyOf returns a copy of n without its content.
 func (t *tree) copyOf(n *yaml.Node) *yaml.Node {
 	c := &yaml.Node{Kind: n.Kind, Style: n.Style, Tag: n.Tag, Value: n.Value, Line: n.Line, Column: n.Column}
 	if src := t.others[n]; src != nil {
@@ -55,21 +56,21 @@ func (t *tree) copyOf(n *yaml.Node) *yaml.Node {
 	return c
 }
 
-// made returns a new node that stands where n does.
+// made returns a new node at the place of n.
 func (t *tree) made(n *yaml.Node, kind yaml.Kind, content ...*yaml.Node) *yaml.Node {
 	c := t.copyOf(n)
 	c.Kind, c.Style, c.Tag, c.Value, c.Content = kind, 0, "", "", content
 	return c
 }
 
-// text returns a text that stands where n does.
+// text returns a text at the place of n.
 func (t *tree) text(n *yaml.Node, value string) *yaml.Node {
 	c := t.made(n, yaml.ScalarNode)
 	c.Style, c.Tag, c.Value = yaml.DoubleQuotedStyle, "!!str", value
 	return c
 }
 
-// expand copies n, which stands in src.
+// expand returns a copy of n, a node of src.
 func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) (*yaml.Node, error) {
 	if depth > maxDepth {
 		return nil, src.Errorf(n, "it is nested deeper than %d; does an alias hold itself?", maxDepth)
@@ -77,7 +78,7 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) (*yaml.Node, er
 	v := n
 	if n.Kind == yaml.AliasNode {
 		if v = n.Alias; v == nil || v.Kind == yaml.AliasNode {
-			return nil, src.Errorf(n, "the alias stands for nothing")
+			return nil, src.Errorf(n, "the alias has no anchor")
 		}
 	}
 	if src != t.main {
@@ -87,7 +88,7 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) (*yaml.Node, er
 		return nil, err
 	}
 	if v.Style&yaml.TaggedStyle != 0 && v.ShortTag() != "!!str" && !isReference(v) {
-		return nil, src.Errorf(v, "this tag is not supported; of tags there is !reference only")
+		return nil, src.Errorf(v, "this tag is not supported; the only tag is !reference")
 	}
 	c := t.copyOf(v)
 	if v.Kind == yaml.MappingNode {
@@ -103,12 +104,11 @@ func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) (*yaml.Node, er
 	return c, nil
 }
 
-// expandMapping copies what is in the mapping v to c. Keys that merge keys bring do not replace others.
+// expandMapping copies the content of the mapping v to c. Keys from merge keys do not replace others.
 func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error {
 	seen := make(map[string]bool, len(v.Content)/2)
 	var merged []*yaml.Node
-	for i := 0; i+1 < len(v.Content); i += 2 {
-		key, value := v.Content[i], v.Content[i+1]
+	for key, value := range entries(v) {
 		e, err := t.expand(src, value, depth+1)
 		if err != nil {
 			return err
@@ -125,7 +125,7 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error
 			return t.errorf(k, "a key must be a text")
 		}
 		if seen[k.Value] {
-			return t.errorf(k, "the key%s stands here for the second time", lang.Quote(k.Value))
+			return t.errorf(k, "the key%s is given twice", lang.Quote(k.Value))
 		}
 		seen[k.Value] = true
 		c.Content = append(c.Content, k, e)
@@ -139,10 +139,10 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error
 			if s.Kind != yaml.MappingNode {
 				return t.errorf(s, "<< takes a mapping, or a list of them")
 			}
-			for i := 0; i+1 < len(s.Content); i += 2 {
-				if key := s.Content[i]; !seen[key.Value] {
+			for key, value := range entries(s) {
+				if !seen[key.Value] {
 					seen[key.Value] = true
-					c.Content = append(c.Content, key, s.Content[i+1])
+					c.Content = append(c.Content, key, value)
 				}
 			}
 		}
@@ -150,39 +150,50 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error
 	return nil
 }
 
+// entries yields the keys and values of the mapping n.
+func entries(n *yaml.Node) iter.Seq2[*yaml.Node, *yaml.Node] {
+	return func(yield func(key, value *yaml.Node) bool) {
+		for pair := range slices.Chunk(n.Content, 2) {
+			if len(pair) < 2 || !yield(pair[0], pair[1]) {
+				return
+			}
+		}
+	}
+}
+
 // find returns the value of a key of the mapping n, or nil.
 func find(n *yaml.Node, key string) *yaml.Node {
 	if n == nil || n.Kind != yaml.MappingNode {
 		return nil
 	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			return n.Content[i+1]
+	for k, value := range entries(n) {
+		if k.Value == key {
+			return value
 		}
 	}
 	return nil
 }
 
-// findKey returns the key of the mapping n itself, or nil.
+// findKey returns the node of a key of the mapping n, or nil.
 func findKey(n *yaml.Node, key string) *yaml.Node {
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		if n.Content[i].Value == key {
-			return n.Content[i]
+	for k := range entries(n) {
+		if k.Value == key {
+			return k
 		}
 	}
 	return nil
 }
 
-// keys returns the keys of the mapping n, which is one.
+// keys returns the keys of the mapping n.
 func keys(n *yaml.Node) []string {
 	all := make([]string, 0, len(n.Content)/2)
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		all = append(all, n.Content[i].Value)
+	for key := range entries(n) {
+		all = append(all, key.Value)
 	}
 	return all
 }
 
-// merge returns over laid over base: mappings key by key, everything else as a whole. Neither changes.
+// merge returns base overridden by over: mappings key by key, everything else as a whole. Neither changes.
 func (t *tree) merge(base, over *yaml.Node) (*yaml.Node, error) {
 	if base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode {
 		return over, nil
@@ -193,8 +204,7 @@ func (t *tree) merge(base, over *yaml.Node) (*yaml.Node, error) {
 	for i := 0; i+1 < len(base.Content); i += 2 {
 		at[base.Content[i].Value] = i
 	}
-	for i := 0; i+1 < len(over.Content); i += 2 {
-		key, value := over.Content[i], over.Content[i+1]
+	for key, value := range entries(over) {
 		j, both := at[key.Value]
 		if !both {
 			result.Content = append(result.Content, key, value)
@@ -209,12 +219,12 @@ func (t *tree) merge(base, over *yaml.Node) (*yaml.Node, error) {
 	return result, t.spend(result)
 }
 
-// isNull reports whether n says nothing.
+// isNull reports whether n is missing or null.
 func isNull(n *yaml.Node) bool {
 	return n == nil || n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
 }
 
-// describe says what n is, for errors, without its value.
+// describe returns the type of n for errors, without its value.
 func describe(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.SequenceNode:

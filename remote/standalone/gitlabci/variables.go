@@ -14,18 +14,18 @@ type Variable struct {
 	Name, Value string
 }
 
-// variable is one as it is written.
+// variable is a variable before expansion.
 type variable struct {
 	at     *yaml.Node
 	name   string
 	value  string
-	expand bool // $NAME in it stands for other variables
+	expand bool // replace $NAME by the value of another variable
 }
 
-// variableKeys are the keys of a variable that is written as a mapping.
+// variableKeys are the keys of a variable in the form of a mapping.
 var variableKeys = []string{"value", "description", "options", "expand"}
 
-// variables reads the mapping n of variables into list, over those of the same names.
+// variables adds the variables in the mapping n to list, and replaces those of the same name.
 func (f *File) variables(list []variable, n *yaml.Node) ([]variable, error) {
 	if isNull(n) {
 		return list, nil
@@ -33,8 +33,7 @@ func (f *File) variables(list []variable, n *yaml.Node) ([]variable, error) {
 	if n.Kind != yaml.MappingNode {
 		return nil, f.tree.errorf(n, "variables must be a mapping (NAME: value), not %s", describe(n))
 	}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		key, value := n.Content[i], n.Content[i+1]
+	for key, value := range entries(n) {
 		v, err := f.variable(key, value)
 		if err != nil {
 			return nil, err
@@ -85,12 +84,11 @@ func (f *File) variable(key, value *yaml.Node) (variable, error) {
 	return v, nil
 }
 
-// maxValue is the longest value of a variable after expansion, in bytes: no program can be given a longer
-// one.
+// maxValue is the longest value of a variable after expansion, in bytes. Linux passes no longer value to a program.
 const maxValue = lang.MaxArg
 
-// expander gives variables their values, in which $NAME and ${NAME} stand for those of others and $$ for a $.
-// A name that is no variable of the job, and one that stands in its own value, stays as it is written.
+// expander expands the values of variables: $NAME and ${NAME} become the value of another variable, $$ becomes $. A
+// name that is not a variable of the job, or refers to itself, stays as it is.
 type expander struct {
 	tree *tree
 	vars map[string]variable
@@ -107,7 +105,7 @@ func (f *File) expander(list []variable) *expander {
 	return e
 }
 
-// value returns the value of the variable name, which there is.
+// value returns the expanded value of the variable name, which exists.
 func (e *expander) value(name string) (string, error) {
 	if value, ok := e.done[name]; ok {
 		return value, nil
@@ -162,7 +160,7 @@ func (e *expander) expand(v variable) (string, error) {
 	}
 }
 
-// nameIn returns the name that text, which follows a $, begins with, and how much of text that is.
+// nameIn returns the name at the beginning of text, which follows a $, and its length with braces.
 func nameIn(text string) (name string, size int) {
 	if inner, ok := strings.CutPrefix(text, "{"); ok {
 		name, _, closed := strings.Cut(inner, "}")

@@ -17,90 +17,67 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 			"run:",
 		"- a": "ci.yml:1:1: the file must be a mapping of jobs, not a list; for a list " +
 			"of steps use the format steps",
-		"stages: [a]": "ci.yml: there is no job in it; a job is a name at the start of a line, " +
+		"stages: [a]": "ci.yml: the file has no job; a job is a name at the start of a line, " +
 			"and below it script: or run:",
 		"j: 3": `ci.yml:1:1: the job "j" must be a mapping with script: or run:, not a ` +
 			`number or the like; put it in quotes`,
-		"j: {stage: a}": `ci.yml:1:1: the job "j" has nothing to run; give it a ` +
-			`script or a run`,
-		"j: {script: }": `ci.yml:1:1: the job "j" has nothing to run; give it a ` +
-			`script or a run`,
-		"j: {script: []}": "ci.yml:1:13: script is empty; write what the shell shall run",
-		"j: {script: [a], run: [{script: a}]}": `ci.yml:1:5: the job "j" has both run and script; a job ` +
-			`has one of them`,
-		"j: {run: [{script: a}], after_script: [a]}": `ci.yml:1:25: the job "j" has both run and after_script; ` +
-			`a job has one of them`,
-		"j: {trigger: other}": `ci.yml:1:5: the job "j" starts another pipeline, and has ` +
-			`nothing to run here`,
-		"j: {scripts: [a]}": `ci.yml:1:5: unknown key "scripts" of a job, did you mean ` +
-			`"script"?`,
-		"j: {bananas: [a]}": `ci.yml:1:5: unknown key "bananas" of a job`,
-		"j: {script: [1]}": "ci.yml:1:14: a line of script must be a text, not a " +
-			"number or the like; put it in quotes",
+		"j: {stage: a}":                        `ci.yml:1:1: the job "j" has nothing to run; give it a script or a run`,
+		"j: {script: }":                        `ci.yml:1:1: the job "j" has nothing to run; give it a script or a run`,
+		"j: {script: []}":                      "ci.yml:1:13: script is empty; write the commands for the shell",
+		"j: {script: [a], run: [{script: a}]}": `ci.yml:1:5: the job "j" has both run and script; a job has one of them`,
+		"j: {run: [{script: a}], after_script: [a]}": `ci.yml:1:25: the job "j" has both run and after_script; a job has ` +
+			`one of them`,
+		"j: {trigger: other}": `ci.yml:1:5: the job "j" starts another pipeline, which is not possible here`,
+		"j: {scripts: [a]}":   `ci.yml:1:5: unknown key "scripts" of a job, did you mean "script"?`,
+		"j: {bananas: [a]}":   `ci.yml:1:5: unknown key "bananas" of a job`,
+		"j: {script: [1]}": "ci.yml:1:14: a line of script must be a text, not a number or the like; " +
+			"put it in quotes",
 		"j: {script: [a, a: b]}":             "ci.yml:1:17: a line of script must be a text, not a mapping",
-		"j: {script: [a]}\nj: {script: [b]}": `ci.yml:2:1: the key "j" stands here for the second time`,
-		"j: {script: !secret [a]}": "ci.yml:1:13: this tag is not supported; of tags there is " +
-			"!reference only",
-		"j: {extends: k, script: [a]}": `ci.yml:1:14: extends: there is no job "k"`,
-		"j: {extends: {a: b}, script: [a]}": "ci.yml:1:14: extends takes the name of a job, or a list " +
-			"of names",
-		".k: [a]\nj: {extends: .k}": `ci.yml:2:14: extends: ".k" is a list, not a job`,
-		"j: {extends: j, script: [a]}": `ci.yml:1:14: extends: the job "j" extends itself, by way ` +
-			`of j > j`,
-		"j: {extends: .k}\n.k: {extends: j}": `ci.yml:2:15: extends: the job "j" extends itself, by way ` +
-			`of j > .k > j`,
-		"j: {script: [!reference [.k, x]]}": `ci.yml:1:14: !reference: there is no ".k x"`,
-		"j: {script: !reference []}": "ci.yml:1:13: !reference is empty; write the job and its " +
-			"key, as in !reference [.setup, script]",
-		"j: {script: !reference [[a]]}": "ci.yml:1:13: !reference takes names, as in !reference " +
+		"j: {script: [a]}\nj: {script: [b]}": `ci.yml:2:1: the key "j" is given twice`,
+		"j: {script: !secret [a]}":           "ci.yml:1:13: this tag is not supported; the only tag is !reference",
+		"j: {extends: k, script: [a]}":       `ci.yml:1:14: extends: there is no job "k"`,
+		"j: {extends: {a: b}, script: [a]}":  "ci.yml:1:14: extends takes the name of a job, or a list of names",
+		".k: [a]\nj: {extends: .k}":          `ci.yml:2:14: extends: ".k" is a list, not a job`,
+		"j: {extends: j, script: [a]}":       `ci.yml:1:14: extends: the job "j" extends itself, by way of j > j`,
+		"j: {extends: .k}\n.k: {extends: j}": `ci.yml:2:15: extends: the job "j" extends itself, by way of j > .k > j`,
+		"j: {script: [!reference [.k, x]]}":  `ci.yml:1:14: !reference: there is no ".k x"`,
+		"j: {script: !reference []}": "ci.yml:1:13: !reference is empty; write the job and its key, such as !reference " +
 			"[.setup, script]",
-		"j: {script: !reference [j, script]}": `ci.yml:1:13: !reference: what "j script" stands for ` +
-			`leads back to itself`,
-		"j: {variables: [a], script: [a]}": "ci.yml:1:16: variables must be a mapping (NAME: value), " +
-			"not a list",
-		"j: {variables: {A B: a}, script: [a]}": `ci.yml:1:17: the variable name "A B" is not valid; use ` +
-			`letters, digits and _, not a digit first`,
-		"j: {variables: {A: [a]}, script: [a]}": `ci.yml:1:20: the value of "A" must be a text or a ` +
-			`number, not a list`,
-		"j: {variables: {A: {valu: a}}, script: [a]}": `ci.yml:1:21: unknown key "valu" of a variable; it has ` +
-			`value, description, options, expand`,
-		"j: {inherit: false, script: [a]}": "ci.yml:1:14: inherit must be a mapping with default and " +
-			"variables, not a number or the like; put it in quotes",
-		"j: {inherit: {defaults: false}, script: [a]}": `ci.yml:1:15: unknown key "defaults" of inherit; it has ` +
-			`default, variables`,
-		"j: {inherit: {default: {}}, script: [a]}": "ci.yml:1:24: inherit: default takes true, false or a " +
-			"list of names",
+		"j: {script: !reference [[a]]}":       "ci.yml:1:13: !reference takes names, such as !reference [.setup, script]",
+		"j: {script: !reference [j, script]}": `ci.yml:1:13: !reference: "j script" leads back to itself`,
+		"j: {variables: [a], script: [a]}":    "ci.yml:1:16: variables must be a mapping (NAME: value), not a list",
+		"j: {variables: {A B: a}, script: [a]}": `ci.yml:1:17: the variable name "A B" is not valid; use letters, digits ` +
+			`and _, not a digit first`,
+		"j: {variables: {A: [a]}, script: [a]}": `ci.yml:1:20: the value of "A" must be a text or a number, not a list`,
+		"j: {variables: {A: {valu: a}}, script: [a]}": `ci.yml:1:21: unknown key "valu" of a variable; it has value, ` +
+			`description, options, expand`,
+		"j: {inherit: false, script: [a]}": "ci.yml:1:14: inherit must be a mapping with default and variables, not a " +
+			"number or the like; put it in quotes",
+		"j: {inherit: {defaults: false}, script: [a]}": `ci.yml:1:15: unknown key "defaults" of inherit; it has default, ` +
+			`variables`,
+		"j: {inherit: {default: {}}, script: [a]}": "ci.yml:1:24: inherit: default takes true, false or a list of names",
 		"j: {run: a}": "ci.yml:1:10: run must be a list of steps, not a text",
 		"j: {run: [{name: a, script: b, wen: always}]}": `ci.yml:1:32: unknown key "wen", did you mean "when"?`,
 		"j: {run: [{name: a, script: 'echo ${{ vras.X }}'}]}": `ci.yml:1:39: step "a": script: vras was not found; did ` +
 			`you mean vars?`,
 		"include: {project: a/b, file: c}\nj: {script: [a]}": "ci.yml:1:11: include: project takes files from another " +
-			"project, which this program does not fetch; save the file " +
-			"in the project and use local",
+			"project, which this program does not fetch; save the file in the project and use local",
 		"include: https://x.test/a.yml\nj: {script: [a]}": "ci.yml:1:10: include: remote takes files from a URL, which " +
-			"this program does not fetch; save the file in the " +
-			"project and use local",
+			"this program does not fetch; save the file in the project and use local",
 		"include: {template: A.yml}\nj: {script: [a]}": "ci.yml:1:11: include: template takes files from GitLab's " +
-			"templates, which this program does not fetch; save the " +
-			"file in the project and use local",
+			"templates, which this program does not fetch; save the file in the project and use local",
 		"include: {component: a/b@1}\nj: {script: [a]}": "ci.yml:1:11: include: component takes files from the catalog, " +
-			"which this program does not fetch; save the file " +
-			"in the project and use local",
+			"which this program does not fetch; save the file in the project and use local",
 		"include: {lcal: a}\nj: {script: [a]}": `ci.yml:1:11: unknown key "lcal" of include; use local`,
-		"include: [[a]]\nj: {script: [a]}": "ci.yml:1:11: include takes the path of a file of " +
-			"this project, as in - local: ci/jobs.yml",
-		"include: 'ci/*.yml'\nj: {script: [a]}": "ci.yml:1:10: include: wildcards are not " +
-			"supported; name each file",
-		"include: $DIR/a.yml\nj: {script: [a]}": "ci.yml:1:10: include: variables are not " +
-			"supported; write the path out",
-		"include: gone.yml\nj: {script: [a]}": `ci.yml:1:10: include: read "gone.yml": file does ` +
-			`not exist`,
-		"include: ./ci.yml\nj: {script: [a]}": `ci.yml:1:10: include: the file "./ci.yml" ` +
-			`includes itself`,
-		"include: a.yml\nj: {script: [a]}": `b.yml:1:11: include: the file "/a.yml" includes ` +
-			`itself`,
-		"a: b\n---\nj: {script: [a]}": "ci.yml:3:1: there is one document, after one with " +
-			"a spec; this is another",
+		"include: [[a]]\nj: {script: [a]}": "ci.yml:1:11: include takes the path of a file of this project, such as - " +
+			"local: ci/jobs.yml",
+		"include: 'ci/*.yml'\nj: {script: [a]}": "ci.yml:1:10: include: wildcards are not supported; name each file",
+		"include: $DIR/a.yml\nj: {script: [a]}": "ci.yml:1:10: include: variables are not supported; write the path out",
+		"include: gone.yml\nj: {script: [a]}":   `ci.yml:1:10: include: read "gone.yml": file does not exist`,
+		"include: ./ci.yml\nj: {script: [a]}":   `ci.yml:1:10: include: the file "./ci.yml" includes itself`,
+		"include: a.yml\nj: {script: [a]}":      `b.yml:1:11: include: the file "/a.yml" includes itself`,
+		"a: b\n---\nj: {script: [a]}": "ci.yml:3:1: the file has one document, after one with a spec; this is " +
+			"one too many",
 		"j: {variables: {RUNNER_SCRIPT_TIMEOUT: soon}, script: [a]}": "ci.yml:1:55: the variable RUNNER_SCRIPT_TIMEOUT " +
 			"must be a time above 0, such as 90s, 5m or 1h30m",
 	} {
@@ -110,7 +87,7 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 	}
 }
 
-// bombs are small files that stand for large ones.
+// bombs are small files that expand to large ones.
 func bombs() map[string]string {
 	aliases := "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
 	extends := ".e0: {variables: {A: b}}\n"
@@ -124,7 +101,7 @@ func bombs() map[string]string {
 	}
 	return map[string]string{
 		"aliases":    aliases + "j: {script: [a]}\n",
-		"extends":    extends + "j: {extends: .e9, script: [a]}\n", // which is cheap: each job is extended once
+		"extends":    extends + "j: {extends: .e9, script: [a]}\n", // cheap: each job is extended once
 		"references": references + "j: {script: !reference [.r9, s]}\n",
 		"variables":  vars + "j: {script: [a]}\n",
 		"itself":     "j: &j {script: [*j]}\n",
@@ -158,8 +135,9 @@ func FuzzRead(f *testing.F) {
 	for _, text := range bombs() {
 		f.Add(text)
 	}
-	f.Add("include: a.yml\ndefault: {setup: [{script: a}]}\nvariables: {A: $B, B: ${A}}\nj: {extends: .b, script: " +
-		"[!reference [.b, script]]}\n.b: &b {script: [a], teardown: [{script: b}]}\nk: {<<: *b, after_script: c}\n")
+	f.Add("include: a.yml\ndefault: {setup: [{script: a}]}\nvariables: {A: $B, B: ${A}}\n" +
+		"j: {extends: .b, script: [!reference [.b, script]]}\n.b: &b {script: [a], teardown: [{script: b}]}\n" +
+		"k: {<<: *b, after_script: c}\n")
 	f.Add("j: {run: [{name: a, step: ./b, inputs: {c: 1}}], inherit: {default: [run]}}\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		file, err := Read("ci.yml", []byte(text), project{"a.yml": "i: {script: [a]}"}.open)
@@ -178,7 +156,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// requirePlaced requires that err is one that has its place, and is a line.
+// requirePlaced requires that err has a place, and is one line.
 func requirePlaced(t *testing.T, err error) {
 	t.Helper()
 	bad := (*lang.Error)(nil)

@@ -3,6 +3,8 @@ package expr
 import (
 	"math"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/spell"
 )
 
 func (n *access) eval(r *run) (Value, error) {
@@ -18,7 +20,7 @@ func (n *access) eval(r *run) (Value, error) {
 	return v, nil
 }
 
-// follow returns what link i leads to in v.
+// follow returns the value of link i in v.
 func (n *access) follow(r *run, v Value, i int) (Value, error) {
 	l := n.links[i]
 	if l.index == nil {
@@ -39,13 +41,13 @@ func (n *access) follow(r *run, v Value, i int) (Value, error) {
 	return v.sealIf(index.Sensitive()), err
 }
 
-// child returns the value of v at key. written is whether the key stands in the expression as it is: if
-// not it may be a secret.
+// child returns the value of v at key. written tells that the key is written in the expression. A computed key may be a
+// secret.
 func (n *access) child(r *run, v Value, i int, key string, written bool) (Value, error) {
 	if v.kind != Object {
 		err := r.errorAt(n.links[i].at, "%s is %s, which has no keys", n.path(i), v.kind.phrase())
 		if v.kind == Array {
-			return Value{}, err.withHint("an item is read by its number: [0]")
+			return Value{}, err.withHint("read an item by its number: [0]")
 		}
 		return Value{}, err
 	}
@@ -61,10 +63,10 @@ func (n *access) child(r *run, v Value, i int, key string, written bool) (Value,
 	}
 	for _, k := range v.list.keys {
 		if strings.HasPrefix(k, key+"-") {
-			return Value{}, err.withHint("a key with a hyphen is written [%q]", abbreviate(k))
+			return Value{}, err.withHint("write a key with a hyphen as [%q]", abbreviate(k))
 		}
 	}
-	if near := nearest(key, v.list.keys); near != "" {
+	if near := spell.Nearest(key, v.list.keys); near != "" {
 		return Value{}, err.withHint("did you mean %s?", near)
 	}
 	return Value{}, err
@@ -75,20 +77,20 @@ func (n *access) item(r *run, v Value, i int, index Value) (Value, error) {
 	at := n.links[i].at
 	switch {
 	case v.kind == Object:
-		return Value{},
-			r.errorAt(at, "%s is an object, and the index a number", n.path(i)).withHint("convert the index with str()")
+		return Value{}, r.errorAt(at, "%s is an object, and the index a number", n.path(i)).
+			withHint("convert the index with str()")
 	case v.kind != Array:
 		return Value{}, r.errorAt(at, "%s is %s, which has no items", n.path(i), v.kind.phrase())
 	case index.num != math.Trunc(index.num):
 		return Value{}, r.errorAt(at, "the index is not an integer")
 	case index.num < 0 || index.num >= float64(v.Len()):
-		return Value{}, r.errorAt(at, "the item of %s was not found",
-			n.path(i)).withHint("the index is outside of the array; the first item is [0]")
+		return Value{}, r.errorAt(at, "the item of %s was not found", n.path(i)).
+			withHint("the index is outside of the array; the first item is [0]")
 	}
 	return v.Index(int(index.num)), nil
 }
 
-// path returns what errors call what the first n links lead to.
+// path returns the name of the value after the first links, for errors.
 func (n *access) path(links int) string {
 	base, ok := n.base.(*name)
 	if !ok {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// equal reports whether a and b are the same. Values of different kinds never are.
+// equal reports whether a and b are equal. Values of different kinds never are.
 func equal(a, b Value) bool {
 	if a.kind != b.kind || a.num != b.num || a.str != b.str {
 		return false
@@ -25,9 +25,8 @@ func equal(a, b Value) bool {
 	return true
 }
 
-// order returns -1, 0 or +1 as a comes before, with or after b. Arrays are ordered by the first items
-// that differ, objects by their length, then their keys, then their values. It is an error if values of
-// different kinds meet.
+// order returns -1, 0 or +1 if a comes before, with or after b. The first items that differ order arrays. Objects are
+// ordered by their length, then their keys, then their values. Values of different kinds are an error.
 func order(a, b Value) (int, error) {
 	if a.kind != b.kind {
 		return 0, fmt.Errorf("%s and %s have no order", a.kind.phrase(), b.kind.phrase())

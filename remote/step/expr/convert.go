@@ -11,17 +11,16 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// New returns x as a value. x is nil, a bool, a string, an int, int64, uint64 or float64, a Value, a
-// [structpb.Value], or a slice or a map with string keys of any, string, Value or structpb.Value. What x
-// holds is copied. Integers become the nearest float64.
+// New converts x to a value. x is nil, a bool, a string, an int, int64, uint64 or float64, a Value, a [structpb.Value],
+// or a slice or a map with string keys of any, string, Value or structpb.Value. New copies the content of x. Integers
+// become the nearest float64.
 //
-// It is an error if x is or holds something else, a number that is not finite or a key that is not
-// UTF-8, or goes beyond the limits of a value.
+// Another type, a number that is not finite, a key that is not UTF-8, or a value beyond the limits is an error.
 func New(x any) (Value, error) {
 	return new(converter).convert(x, 0)
 }
 
-// converter counts what was converted so far: shared or cyclic values can amount to more than memory.
+// converter counts the converted bytes, because shared or cyclic values could exceed the memory.
 type converter struct{ size int }
 
 func (c *converter) convert(x any, depth int) (Value, error) {
@@ -61,11 +60,11 @@ func (c *converter) convert(x any, depth int) (Value, error) {
 	case map[string]*structpb.Value:
 		return convertMap(c, x, depth)
 	default:
-		return Value{}, fmt.Errorf("a %T is no value of an expression", x)
+		return Value{}, fmt.Errorf("an expression cannot have a value of the type %T", x)
 	}
 }
 
-// count adds n bytes to what was converted.
+// count adds n converted bytes.
 func (c *converter) count(n int) error {
 	if c.size += n; c.size > maxSize {
 		return errSize
@@ -73,7 +72,7 @@ func (c *converter) count(n int) error {
 	return nil
 }
 
-// enter counts an array or object of n values at depth.
+// enter counts an array or object with n values at depth.
 func (c *converter) enter(n, depth int) error {
 	if depth >= maxDepth {
 		return errDepth
@@ -142,8 +141,8 @@ func (c *converter) fromProto(p *structpb.Value, depth int) (Value, error) {
 	}
 }
 
-// Proto returns the value as a message of its own. A message cannot tell that a value is sensitive, and
-// holds only UTF-8: other bytes become U+FFFD.
+// Proto returns the value as a new message. The message does not tell that a value is sensitive, and has only UTF-8:
+// other bytes become U+FFFD.
 func (v Value) Proto() *structpb.Value {
 	switch v.kind {
 	case Boolean:
@@ -169,7 +168,7 @@ func (v Value) Proto() *structpb.Value {
 	}
 }
 
-// Any returns the value as a nil, bool, float64, string, []any or map[string]any of its own.
+// Any returns the value as a nil, bool, float64, string, or a new []any or map[string]any.
 func (v Value) Any() any {
 	switch v.kind {
 	case Boolean:

@@ -7,16 +7,16 @@ import (
 	"unicode/utf8"
 )
 
-// Error says what is wrong with an expression, or went wrong in its evaluation, and where. It quotes
-// words of the expression's source, never values.
+// Error is a mistake in an expression, or a failure of its evaluation, with its place. It quotes words of the source,
+// never values.
 type Error struct {
 	// Offset is the place in the text that was parsed, in bytes.
 	Offset int
 	// Line and Column are the same place. Both count from 1; the column counts characters.
 	Line, Column int
-	// Message says what is wrong.
+	// Message is the text without place and hint.
 	Message string
-	// Hint says what to write instead, or is empty.
+	// Hint is a remedy, or empty.
 	Hint string
 }
 
@@ -50,7 +50,7 @@ func errorAt(text string, offset int, format string, args ...any) *Error {
 // maxQuoted is the longest word an error repeats, in bytes.
 const maxQuoted = 64
 
-// abbreviate returns a word of the source for use in an error.
+// abbreviate returns a word of the source for an error.
 func abbreviate(word string) string {
 	if len(word) <= maxQuoted {
 		return word
@@ -58,5 +58,5 @@ func abbreviate(word string) string {
 	return strings.ToValidUTF8(word[:maxQuoted], "") + "..."
 }
 
-// quote is abbreviate for a word that may hold any character.
+// quote is abbreviate for a word that may have any character.
 func quote(word string) string { return strconv.Quote(abbreviate(word)) }

@@ -4,14 +4,16 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/spell"
 )
 
-// Scope gives names a meaning. An evaluation only reads it.
+// Scope has the values of names. An evaluation only reads it.
 type Scope map[string]Value
 
 // run is one evaluation.
 type run struct {
-	text  string // what was parsed
+	text  string // the parsed text
 	scope Scope
 	work  int // bytes read and written so far
 }
@@ -20,7 +22,7 @@ func (r *run) errorAt(at int, format string, args ...any) *Error {
 	return errorAt(r.text, at, format, args...)
 }
 
-// charge counts n bytes that are about to be read or written.
+// charge counts n bytes before they are read or written.
 func (r *run) charge(at, n int) error {
 	if r.work += n; r.work > maxWork {
 		return r.errorAt(at, "the evaluation reads and writes more than 256 MiB").
@@ -29,7 +31,7 @@ func (r *run) charge(at, n int) error {
 	return nil
 }
 
-// made returns a value that was just made, or says at that it could not be.
+// made returns the new value v, or err as an error at the offset at.
 func (r *run) made(at int, v Value, err error) (Value, error) {
 	if err != nil {
 		return Value{}, r.errorAt(at, "%s", err.Error())
@@ -41,7 +43,7 @@ func (n *constant) eval(*run) (Value, error) { return n.value, nil }
 
 func (s plain) eval(*run) (Value, error) { return text(string(s)), nil }
 
-// maxNames is how long a list of names an error has, in bytes.
+// maxNames is the longest list of names in an error, in bytes.
 const maxNames = 200
 
 func (n *name) eval(r *run) (Value, error) {
@@ -50,18 +52,18 @@ func (n *name) eval(r *run) (Value, error) {
 	}
 	err := r.errorAt(n.at, "%s was not found", abbreviate(n.name))
 	known := slices.Sorted(maps.Keys(r.scope))
-	if near := nearest(n.name, known); near != "" {
+	if near := spell.Nearest(n.name, known); near != "" {
 		return Value{}, err.withHint("did you mean %s?", near)
 	}
 	if names := strings.Join(known, ", "); names != "" && len(names) < maxNames {
-		return Value{}, err.withHint("there are %s; a text is written in quotes", names)
+		return Value{}, err.withHint("there are %s; write a text in quotes", names)
 	}
 	return Value{}, err
 }
 
 func (n *mixed) eval(r *run) (Value, error) { return r.join(n.at, n.parts) }
 
-// join renders parts, one after the other.
+// join renders parts into one string.
 func (r *run) join(at int, parts []node) (Value, error) {
 	var b []byte
 	sensitive := false
@@ -136,7 +138,7 @@ func (n *call) eval(r *run) (Value, error) {
 	case "str":
 		result, err = r.str(n.at, v)
 	default:
-		panic("BUG: a function without a meaning: " + n.function)
+		panic("BUG: unknown function: " + n.function)
 	}
 	return result.sealIf(v.Sensitive()), err
 }
@@ -149,7 +151,7 @@ func (r *run) str(at int, v Value) (Value, error) {
 	return text(string(b)), err
 }
 
-// num converts a string. Only what could be written as a number in an expression is one, with a sign.
+// num converts a string that has the form of a number in an expression, with an optional sign.
 func (r *run) num(at int, v Value) (Value, error) {
 	switch v.kind {
 	case Number:

@@ -1,7 +1,7 @@
 package expr
 
-// JSONDepth returns how deep the arrays and objects of a JSON text are nested at most: to be known before it is parsed.
-// Of what is no JSON it says something, too.
+// JSONDepth returns the deepest nesting of arrays and objects in a JSON text, so that it can be checked before the text
+// is parsed. The result for text that is not JSON has no meaning.
 func JSONDepth(data []byte) (most int) {
 	level, inString, escaped := 0, false, false
 	for _, c := range data {

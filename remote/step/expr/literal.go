@@ -13,7 +13,7 @@ const (
 	escaped = `\${{`
 )
 
-// raw reads a string in single quotes. Its escapes are \\ and \'; any other backslash is one.
+// raw reads a string in single quotes. Its only escapes are \\ and \'.
 func (p *parser) raw() (node, error) {
 	start := p.pos
 	var b strings.Builder
@@ -32,7 +32,7 @@ func (p *parser) raw() (node, error) {
 	return nil, p.errorAt(start, "the string is not closed").withHint("write ' at its end")
 }
 
-// quoted reads a string in double quotes, with escapes and expressions in it.
+// quoted reads a string in double quotes, which may have escapes and expressions.
 func (p *parser) quoted() (node, error) {
 	start := p.pos
 	m := mixer{}
@@ -69,13 +69,13 @@ func (p *parser) quoted() (node, error) {
 	return nil, p.errorAt(start, "the string is not closed").withHint(`write " at its end`)
 }
 
-// escapes are the escapes of one character.
+// escapes are the escapes of one letter.
 var escapes = map[byte]string{
 	'\\': "\\", '"': "\"", '/': "/",
 	'a': "\a", 'b': "\b", 'f': "\f", 'n': "\n", 'r': "\r", 't': "\t", 'v': "\v",
 }
 
-// escape reads a backslash and what it stands for.
+// escape reads an escape and returns its text.
 func (p *parser) escape() (string, error) {
 	start := p.pos
 	if c, ok := p.unicodeEscape(); ok {
@@ -84,8 +84,8 @@ func (p *parser) escape() (string, error) {
 		}
 		low, _ := p.unicodeEscape()
 		if c = utf16.DecodeRune(c, low); c == utf8.RuneError {
-			return "", p.errorAt(start,
-				"this is half a character").withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`)
+			return "", p.errorAt(start, "this is half a character").
+				withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`)
 		}
 		return string(c), nil
 	}
@@ -98,7 +98,7 @@ func (p *parser) escape() (string, error) {
 	return "", p.errorAt(start, "there is no such escape").withHint(`for a backslash write \\, or use single quotes`)
 }
 
-// unicodeEscape reads \uXXXX, if it is next.
+// unicodeEscape reads \uXXXX if that is next.
 func (p *parser) unicodeEscape() (rune, bool) {
 	rest := p.text[p.pos:p.end]
 	if len(rest) < 6 || rest[:2] != `\u` {
@@ -112,9 +112,9 @@ func (p *parser) unicodeEscape() (rune, bool) {
 	return rune(c), true
 }
 
-// mixer collects a text with expressions in it.
+// mixer collects the parts of a text with expressions.
 type mixer struct {
-	text  strings.Builder // since the last part
+	text  strings.Builder // after the last part
 	parts []node
 	exprs int
 }
@@ -132,7 +132,7 @@ func (m *mixer) add(n node) {
 	m.exprs++
 }
 
-// node returns what was collected: a constant if there is no expression.
+// node returns the collected text: a constant if it has no expression.
 func (m *mixer) node(at int) node {
 	if m.exprs == 0 {
 		return &constant{text(m.text.String())}

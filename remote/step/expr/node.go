@@ -1,6 +1,6 @@
 package expr
 
-// node is a part of an expression. Its numbers called at are places in the text.
+// node is a part of an expression. The field at of a node is its offset in the text.
 type node interface {
 	eval(r *run) (Value, error)
 }
@@ -30,7 +30,7 @@ type (
 		index node
 	}
 
-	// mixed is a text with expressions in it.
+	// mixed is a text with expressions.
 	mixed struct {
 		at    int
 		parts []node
@@ -56,8 +56,8 @@ type (
 		operand node
 	}
 
-	// chain is first op operand op operand..., of operators of one precedence, from left to right.
-	// Chains have no nesting: there is no limit to their length but that of an expression.
+	// chain is first op operand op operand..., of operators of one precedence, from left to right. It does not nest, so
+	// that only the length of the expression bounds it.
 	chain struct {
 		first node
 		rest  []operation
@@ -75,11 +75,11 @@ type (
 	}
 )
 
-// Reference is a place where an expression reads the scope.
+// Reference is a use of a name of the scope in an expression.
 type Reference struct {
-	// Path is what is read: a name of the scope and the keys that follow it, such as steps, build,
-	// outputs, x. It ends before the first index that is not a constant string.
+	// Path is the name and the keys that follow it, such as steps, build, outputs, x. It ends before the first index that
+	// is not a constant string.
 	Path []string
-	// Offset is where it stands in the text that was parsed, in bytes.
+	// Offset is its place in the parsed text, in bytes.
 	Offset int
 }

@@ -18,7 +18,7 @@ func (p *parser) number() (node, error) {
 	return &constant{number(f)}, nil
 }
 
-// numberLen returns the length of the number s begins with: digits, digits after a point, an exponent.
+// numberLen returns the length of the number at the beginning of s: digits, digits after a point, an exponent.
 func numberLen(s string) int {
 	digits := func(i int) int {
 		for i < len(s) && isDigit(s[i]) {
@@ -44,7 +44,7 @@ func numberLen(s string) int {
 	return n
 }
 
-// parseNumber reads a number as it is written in an expression, with a sign or without.
+// parseNumber reads a number as in an expression, with an optional sign.
 func parseNumber(s string) (float64, error) {
 	unsigned := s
 	if s != "" && (s[0] == '-' || s[0] == '+') {

@@ -46,8 +46,8 @@ func (o *operation) apply(r *run, left Value) (Value, error) {
 	return result.sealIf(left.Sensitive() || right.Sensitive()), err
 }
 
-// choose returns the operand, or left. Which of the two it is tells about left: the result is sensitive
-// if left is.
+// choose returns the operand if operand is true, and left otherwise. The choice tells about left, so the result is
+// sensitive if left is.
 func (o *operation) choose(r *run, left Value, operand bool) (Value, error) {
 	if !operand {
 		return left, nil
@@ -108,7 +108,7 @@ func (o *operation) concat(r *run, left, right Value) (Value, error) {
 	return text(left.str + right.str), nil
 }
 
-// hintFor says how the operands could be made to fit.
+// hintFor returns a hint at a conversion that makes the operands fit.
 func hintFor(left, right Value) string {
 	if left.kind == String || right.kind == String {
 		return "convert with num() or str()"
@@ -133,7 +133,7 @@ func arithmetic(op string, a, b float64) (float64, error) {
 			f = math.Mod(a, b)
 		}
 	default:
-		panic("BUG: an operator without a meaning: " + op)
+		panic("BUG: unknown operator: " + op)
 	}
 	if math.IsInf(f, 0) {
 		return 0, fmt.Errorf("%s: the result is too large for a number", op)

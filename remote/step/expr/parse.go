@@ -1,21 +1,23 @@
 package expr
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/stepmux/stepmux/internal/spell"
 )
 
-// parser reads one expression by recursive descent. Its depth is bounded, so its stack is.
+// parser reads one expression by recursive descent, to a bounded depth.
 type parser struct {
 	text  string
 	pos   int
-	end   int // where reading stops: the end of the text, or what an expression can have at most
+	end   int // the end of the text, or of the longest expression
 	depth int
 	refs  []Reference
 }
 
-// operators are the binary operators by precedence, the loosest first. Of two where one begins the
-// other, the longer is first.
+// operators are the binary operators by precedence, the loosest first. <= comes before <, and >= before >.
 var operators = [][]string{
 	{"||"},
 	{"&&"},
@@ -42,7 +44,7 @@ func (p *parser) skipSpace() {
 	}
 }
 
-// accept skips white space, and s if it is next.
+// accept skips white space, and then s if it is next.
 func (p *parser) accept(s string) bool {
 	p.skipSpace()
 	if !strings.HasPrefix(p.text[p.pos:p.end], s) {
@@ -52,7 +54,7 @@ func (p *parser) accept(s string) bool {
 	return true
 }
 
-// expect is accept for what must come.
+// expect is accept for a required s.
 func (p *parser) expect(s string) error {
 	if !p.accept(s) {
 		return p.unexpected(s)
@@ -60,7 +62,7 @@ func (p *parser) expect(s string) error {
 	return nil
 }
 
-// nested reads something that is in something else.
+// nested reads a part of another part, one level deeper.
 func (p *parser) nested(read func() (node, error)) (node, error) {
 	if p.depth == maxDepth {
 		return nil, p.errorAt(p.pos, "the expression nests more than %d deep", maxDepth)
@@ -75,7 +77,7 @@ func (p *parser) expression() (node, error) {
 	return p.nested(func() (node, error) { return p.binary(0) })
 }
 
-// binary reads a chain of the operators at level, or what is tighter.
+// binary reads a chain of the operators at level, or of tighter ones.
 func (p *parser) binary(level int) (node, error) {
 	if level == len(operators) {
 		return p.unary()
@@ -128,7 +130,7 @@ func (p *parser) unary() (node, error) {
 	return p.postfix()
 }
 
-// postfix reads a value and what is accessed in it.
+// postfix reads a value with its keys and indexes.
 func (p *parser) postfix() (node, error) {
 	base, err := p.primary()
 	if err != nil {
@@ -183,8 +185,8 @@ func (p *parser) link() (l link, ok bool, err error) {
 			l.index = index
 		}
 	case '(':
-		return l, false,
-			p.errorAt(p.pos, "this cannot be called").withHint("the functions are %s", strings.Join(functions, ", "))
+		return l, false, p.errorAt(p.pos, "this cannot be called").
+			withHint("the functions are %s", strings.Join(functions, ", "))
 	default:
 		return l, false, nil
 	}
@@ -219,7 +221,7 @@ func (p *parser) primary() (node, error) {
 	}
 }
 
-// word reads a name; "" if there is none.
+// word reads a name, or returns "".
 func (p *parser) word() string {
 	start := p.pos
 	for p.pos < p.end && (isLetter(p.text[p.pos]) || p.pos > start && isDigit(p.text[p.pos])) {
@@ -228,7 +230,7 @@ func (p *parser) word() string {
 	return p.text[start:p.pos]
 }
 
-// named reads what begins with a word: a literal, a call or a name.
+// named reads a literal, a call or a name that begins with word.
 func (p *parser) named(at int, word string) (node, error) {
 	if v, ok := literals[word]; ok {
 		return &constant{v}, nil
@@ -236,17 +238,17 @@ func (p *parser) named(at int, word string) (node, error) {
 	p.skipSpace()
 	called := p.peek() == '('
 	switch {
-	case isFunction(word) && called:
+	case slices.Contains(functions, word) && called:
 		return p.call(at, word)
-	case isFunction(word):
+	case slices.Contains(functions, word):
 		return nil, p.errorAt(at, "%s is a function", word).withHint("call it: %s(value)", word)
 	case called:
 		err := p.errorAt(at, "there is no function %s", abbreviate(word))
-		if near := nearest(word, functions); near != "" {
+		if near := spell.Nearest(word, functions); near != "" {
 			return nil, err.withHint("did you mean %s?", near)
 		}
 		return nil, err.withHint("the functions are %s", strings.Join(functions, ", "))
-	case isReserved(word):
+	case slices.Contains(reserved, word):
 		return nil, p.errorAt(at, "%s is a reserved word, not a name", word).withHint("for the text itself write %q", word)
 	default:
 		p.refs = append(p.refs, Reference{Path: []string{word}, Offset: at})
@@ -269,7 +271,7 @@ func (p *parser) call(at int, function string) (node, error) {
 	return &call{at, function, argument}, p.expect(")")
 }
 
-// unexpected says what is next, where something else must be.
+// unexpected returns an error about the next word, where expected must be.
 func (p *parser) unexpected(expected string) *Error {
 	p.skipSpace()
 	at, rest := p.pos, p.text[p.pos:p.end]

@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Text returns the value as it stands in a text, which is what str gives: a string as it is, a number
-// in its shortest form without an exponent, an array or object as compact JSON, and null as <null>.
-// It returns the text of a sensitive value too; String does not.
+// Text returns the value as a text, as str does: a string as it is, a number in its shortest form without an exponent,
+// an array or object as compact JSON, and null as <null>. It returns the text of a sensitive value too; String does
+// not.
 func (v Value) Text() string { return string(v.appendText(nil)) }
 
 // String returns the value for a log or an error: Text, or [MASKED] if the value is sensitive.
@@ -32,9 +32,8 @@ func (v Value) appendText(b []byte) []byte {
 	}
 }
 
-// MarshalJSON implements [json.Marshaler]: compact JSON with sorted keys, its strings and numbers written
-// as RFC 8785 says. Bytes that are not UTF-8 become U+FFFD. The JSON does not tell that a value is
-// sensitive.
+// MarshalJSON implements [json.Marshaler]: compact JSON with sorted keys, and with strings and numbers by RFC 8785.
+// Bytes that are not UTF-8 become U+FFFD. The JSON does not tell that a value is sensitive.
 func (v Value) MarshalJSON() ([]byte, error) { return v.appendJSON(nil), nil }
 
 func (v Value) appendJSON(b []byte) []byte {
@@ -77,13 +76,13 @@ func appendNumber(b []byte, f float64) []byte {
 	return append(b, data...)
 }
 
-// escapeLetters are the control characters and signs that have an escape of one letter, and that letter.
+// escapeLetters has the letter of each character with a one-letter escape.
 var escapeLetters = map[byte]byte{'"': '"', '\\': '\\', '\b': 'b', '\f': 'f', '\n': 'n', '\r': 'r', '\t': 't'}
 
-// appendString appends s as a JSON string that escapes only what it must (RFC 8785, 3.2.2.2).
+// appendString appends s as a JSON string with only the necessary escapes (RFC 8785, 3.2.2.2).
 func appendString(b []byte, s string) []byte {
 	b = append(b, '"')
-	start := 0 // of what is yet to be copied
+	start := 0 // of the bytes not copied yet
 	for i := 0; i < len(s); {
 		c, size := rune(s[i]), 1
 		if c >= utf8.RuneSelf {

@@ -9,7 +9,7 @@ type Expr struct {
 	refs []Reference
 }
 
-// Parse reads a single expression: what stands between ${{ and }}. The error is an [*Error].
+// Parse reads a single expression, without ${{ and }}. The error is an [*Error].
 func Parse(text string) (*Expr, error) {
 	if len(text) > maxExpr {
 		return nil, errorAt(text, 0, "the expression has more than 64 KiB")
@@ -25,8 +25,7 @@ func Parse(text string) (*Expr, error) {
 	return &Expr{text, root, p.refs}, nil
 }
 
-// References returns where the expression reads the scope, in the order of its text. The slice must not
-// be changed.
+// References returns the uses of names of the scope, in the order of the text. The slice must not be changed.
 func (e *Expr) References() []Reference { return e.refs }
 
 // Eval computes the value. The error is an [*Error].
@@ -43,8 +42,8 @@ type Template struct {
 	refs  []Reference
 }
 
-// ParseTemplate reads a text with any number of ${{ expressions }}. \${{ stands for the text ${{; all
-// other text is as it is written, $ and }} and backslashes too. The error is an [*Error].
+// ParseTemplate reads a text with any number of ${{ expressions }}. \${{ is the escape of ${{. All other text stays as
+// it is, including $, }} and backslashes. The error is an [*Error].
 func ParseTemplate(text string) (*Template, error) {
 	if len(text) > maxSize {
 		return nil, errorAt(text, 0, "the text has more than 16 MiB")
@@ -78,7 +77,7 @@ func ParseTemplate(text string) (*Template, error) {
 	return t, nil
 }
 
-// expression reads the expression whose ${{ is at offset at, and returns where its }} ends.
+// expression reads the expression whose ${{ is at offset at, and returns the offset after its }}.
 func (t *Template) expression(at int) (n node, end int, err error) {
 	start := at + len(opening)
 	p := &parser{text: t.text, pos: start, end: min(len(t.text), start+maxExpr), refs: t.refs}
@@ -99,7 +98,7 @@ func (t *Template) expression(at int) (n node, end int, err error) {
 	return nil, 0, err
 }
 
-// Literal returns the text, if no expression is in it.
+// Literal returns the text, and false if it has an expression.
 func (t *Template) Literal() (string, bool) {
 	switch {
 	case t.exprs > 0:
@@ -111,9 +110,8 @@ func (t *Template) Literal() (string, bool) {
 	}
 }
 
-// Lone reports whether the text is one expression and nothing else, so that its value keeps its type. A
-// last line break, which YAML leaves at the end of a block, is nothing else; it is kept if the value is
-// a string.
+// Lone reports whether the text is a single expression, so that its value keeps its type. A line break after it, which
+// YAML leaves at the end of a block, is ignored, unless the value is a string.
 func (t *Template) Lone() bool {
 	switch {
 	case t.exprs != 1 || len(t.parts) > 2:
@@ -125,11 +123,10 @@ func (t *Template) Lone() bool {
 	}
 }
 
-// References returns where the expressions read the scope, in the order of the text. The slice must not
-// be changed.
+// References returns the uses of names of the scope, in the order of the text. The slice must not be changed.
 func (t *Template) References() []Reference { return t.refs }
 
-// Eval computes the value: of a lone expression its value, else a string. The error is an [*Error].
+// Eval computes the value of a lone expression, or the string of any other text. The error is an [*Error].
 func (t *Template) Eval(scope Scope) (Value, error) {
 	r := &run{text: t.text, scope: scope}
 	if !t.Lone() {

@@ -2,8 +2,8 @@ package expr
 
 import (
 	"errors"
+	"slices"
 	"sort"
-	"strings"
 	"unicode/utf8"
 )
 
@@ -25,7 +25,7 @@ func (k Kind) String() string {
 	return [...]string{"null", "boolean", "number", "string", "array", "object"}[k]
 }
 
-// phrase is the kind as errors call a value of it.
+// phrase returns the kind with an article, for errors.
 func (k Kind) phrase() string {
 	switch k {
 	case Null:
@@ -37,28 +37,28 @@ func (k Kind) phrase() string {
 	}
 }
 
-// Value is null, a boolean, a number (a float64 that is finite), a string, an array or an object. It
-// never changes. The zero Value is null; [New] makes others.
+// Value is null, a boolean, a number (a finite float64), a string, an array or an object. It never changes. The zero
+// Value is null; [New] makes others.
 //
-// A string can hold any bytes; the keys of an object are UTF-8, and come sorted.
+// A string may have any bytes. The keys of an object are UTF-8 and sorted.
 type Value struct {
 	kind   Kind
-	sealed bool    // sensitive, together with all that is in it
+	sealed bool    // sensitive with all its content
 	num    float64 // of a Number; of a Boolean, 1 is true
 	str    string
 	list   *list // of an Array or Object
 }
 
-// list is what an array or object holds.
+// list is the content of an array or object.
 type list struct {
 	keys  []string // sorted; nil in an array
 	items []Value
-	part  bool // something in it is sensitive
+	part  bool // a part of it is sensitive
 	size  int  // see Value.size
 	depth int  // levels, this one included
 }
 
-// itemCost is what an array or object counts for each of its values, beside the value's own size.
+// itemCost is the size of a place in an array or object, without the value.
 const itemCost = 16
 
 var (
@@ -80,10 +80,10 @@ func number(f float64) Value { return Value{kind: Number, num: f} }
 
 func text(s string) Value { return Value{kind: String, str: s} }
 
-// newArray takes over items.
+// newArray returns an array, which owns items.
 func newArray(items []Value) (Value, error) { return collect(Array, nil, items) }
 
-// newObject takes over keys and items, which belong together by index.
+// newObject returns an object, which owns keys and items. The item of keys[i] is items[i].
 func newObject(keys []string, items []Value) (Value, error) {
 	for _, key := range keys {
 		if !utf8.ValidString(key) {
@@ -130,7 +130,7 @@ func (b byKey) Swap(i, j int) {
 	b.items[i], b.items[j] = b.items[j], b.items[i]
 }
 
-// size is about how many bytes the value has.
+// size returns the approximate size of the value in bytes.
 func (v Value) size() int {
 	if v.list != nil {
 		return v.list.size
@@ -138,7 +138,7 @@ func (v Value) size() int {
 	return len(v.str)
 }
 
-// depth is how many arrays and objects are in each other; 0 for any other value.
+// depth returns the levels of nested arrays and objects; 0 for any other value.
 func (v Value) depth() int {
 	if v.list != nil {
 		return v.list.depth
@@ -149,11 +149,10 @@ func (v Value) depth() int {
 // Kind returns the type of the value.
 func (v Value) Kind() Kind { return v.kind }
 
-// Sensitive reports whether the value, or anything in it, is sensitive: whether who sees all of it sees
-// a secret.
+// Sensitive reports whether the value or any part of it is sensitive.
 func (v Value) Sensitive() bool { return v.sealed || v.list != nil && v.list.part }
 
-// MarkSensitive returns the value as a sensitive one, with all that is in it.
+// MarkSensitive returns the value with all its content marked as sensitive.
 func (v Value) MarkSensitive() Value { return v.sealIf(true) }
 
 func (v Value) sealIf(sensitive bool) Value {
@@ -161,8 +160,8 @@ func (v Value) sealIf(sensitive bool) Value {
 	return v
 }
 
-// Truthy reports whether the value counts as true: whether it is true, a number but 0, or a string,
-// array or object that is not empty.
+// Truthy reports whether the value counts as true: it is true, a number other than 0, or a string, array or object that
+// is not empty.
 func (v Value) Truthy() bool {
 	if v.list != nil {
 		return len(v.list.items) > 0
@@ -170,7 +169,7 @@ func (v Value) Truthy() bool {
 	return v.num != 0 || v.str != ""
 }
 
-// Len returns how many values an array or object holds; 0 for any other value.
+// Len returns the number of values in an array or object; 0 for any other value.
 func (v Value) Len() int {
 	if v.list == nil {
 		return 0
@@ -178,24 +177,23 @@ func (v Value) Len() int {
 	return len(v.list.items)
 }
 
-// Keys returns the keys of an object, sorted; nil for any other value. The slice is the caller's.
+// Keys returns the sorted keys of an object; nil for any other value. The slice is the caller's.
 func (v Value) Keys() []string {
 	if v.list == nil || v.list.keys == nil {
 		return nil
 	}
-	return append([]string{}, v.list.keys...)
+	return slices.Clone(v.list.keys)
 }
 
-// Index returns the value at i of an array, or of an object in the order of Keys. It panics if i is
-// not in [0, Len).
+// Index returns the value at i of an array, or of an object in the order of Keys. It panics if i is not in [0, Len).
 func (v Value) Index(i int) Value { return v.list.items[i].sealIf(v.sealed) }
 
-// Get returns the value of an object at key; false if there is none, or v is no object.
+// Get returns the value of an object at key. It returns false if v has no such key or is not an object.
 func (v Value) Get(key string) (Value, bool) {
 	if v.kind != Object {
 		return Value{}, false
 	}
-	i, found := sort.Find(len(v.list.keys), func(i int) int { return strings.Compare(key, v.list.keys[i]) })
+	i, found := slices.BinarySearch(v.list.keys, key)
 	if !found {
 		return Value{}, false
 	}

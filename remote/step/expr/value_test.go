@@ -53,11 +53,11 @@ func TestNewTakesTheTypesOfGoThatFit(t *testing.T) {
 
 func TestNewRefusesWhatIsNoValue(t *testing.T) {
 	for want, x := range map[string]any{
-		"a struct {} is no value of an expression": struct{}{},
-		"a []int is no value of an expression":     []any{[]int{1}},
-		"a number is not finite":                   map[string]any{"a": math.NaN()},
-		"a key is not valid UTF-8":                 map[string]any{"\xff": 1},
-		"a value has no kind":                      &structpb.Value{},
+		"an expression cannot have a value of the type struct {}": struct{}{},
+		"an expression cannot have a value of the type []int":     []any{[]int{1}},
+		"a number is not finite":                                  map[string]any{"a": math.NaN()},
+		"a key is not valid UTF-8":                                map[string]any{"\xff": 1},
+		"a value has no kind":                                     &structpb.Value{},
 	} {
 		_, err := New(x)
 		require.EqualError(t, err, want)

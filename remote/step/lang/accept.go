@@ -21,8 +21,8 @@ var kinds = map[pb.Spec_InputType]expr.Kind{
 	pb.Spec_list:   expr.Array,
 }
 
-// mistyped says what is wrong with a value of kind where want is declared: "a string, and must be a
-// number"; empty if nothing is.
+// mistyped returns the mistake of a value of kind for the declared type want, such as "a string, and must be a number".
+// It returns "" if the type is right.
 func mistyped(want pb.Spec_InputType, kind expr.Kind) string {
 	if want == pb.Spec_spec_type_unspecified {
 		if kind == expr.Array || kind == expr.Object || kind == expr.Null {
@@ -36,7 +36,7 @@ func mistyped(want pb.Spec_InputType, kind expr.Kind) string {
 	return fmt.Sprintf("%s, and must be %s", phrase(kind), phrase(kinds[want]))
 }
 
-// phrase is a kind in the words of the language.
+// phrase returns a kind in the words of the language.
 func phrase(kind expr.Kind) string {
 	switch kind {
 	case expr.Null:
@@ -50,7 +50,7 @@ func phrase(kind expr.Kind) string {
 	}
 }
 
-// TypeName returns what the language calls a value's type.
+// TypeName returns the name of a value's type in the language.
 func TypeName(kind expr.Kind) string {
 	_, name, found := strings.Cut(phrase(kind), " ")
 	if !found {
@@ -59,7 +59,7 @@ func TypeName(kind expr.Kind) string {
 	return name
 }
 
-// kindOf is the kind of a value that may hold expressions, which are strings then.
+// kindOf returns the kind of a value before its expressions are evaluated; an expression counts as a string.
 func kindOf(v *structpb.Value) expr.Kind {
 	switch v.GetKind().(type) {
 	case *structpb.Value_BoolValue:
@@ -77,7 +77,7 @@ func kindOf(v *structpb.Value) expr.Kind {
 	}
 }
 
-// accept returns v as the value of the input in, or says why it cannot be, without the value.
+// accept returns v as the value of the input in. Its error does not show the value.
 func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 	if why := mistyped(in.GetType(), v.Kind()); why != "" {
 		return v, errors.New("the value is " + why)
@@ -113,7 +113,7 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 	return v, nil
 }
 
-// acceptOutput returns v as the value of the output out, or says why it cannot be, without the value.
+// acceptOutput returns v as the value of the output out. Its error does not show the value.
 func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
 	if why := mistyped(out.GetType(), v.Kind()); why != "" {
 		return v, errors.New("the value is " + why)
@@ -124,13 +124,13 @@ func acceptOutput(out *pb.Spec_Output, v expr.Value) (expr.Value, error) {
 	return v, nil
 }
 
-// CheckCall checks the inputs that a call gives to what spec describes, as far as they are known before
-// the call. It returns what is wrong, without values.
+// CheckCall checks the inputs of a call of a step with spec, as far as they are known before the call. Its error does
+// not show values.
 func CheckCall(spec *pb.Spec, inputs map[string]*structpb.Value) error {
 	declared := spec.GetSpec().GetInputs()
 	for _, name := range sortedKeys(inputs) {
 		if hasExpression(name) {
-			return nil // it may be any of the inputs
+			return nil // the expression may name any input
 		}
 		in := declared[name]
 		if in == nil {
@@ -160,38 +160,19 @@ func missing(spec *pb.Spec, given func(name string) bool) error {
 
 func unknownInput(name string, declared map[string]*pb.Spec_Input) error {
 	names := sortedKeys(declared)
-	switch near := nearest(name, names); {
-	case near != "":
-		return fmt.Errorf("the step takes no input%s, did you mean %q?", quote(name), near)
-	case len(names) == 0:
-		return fmt.Errorf("the step takes no input%s; it takes none", quote(name))
-	default:
-		return fmt.Errorf("the step takes no input%s; it takes %s", quote(name), strings.Join(names, ", "))
+	takes := "; it takes none"
+	if len(names) > 0 {
+		takes = "; it takes " + strings.Join(names, ", ")
 	}
+	return fmt.Errorf("the step takes no input%s%s", Quote(name), Suggest(name, names, takes))
 }
 
-// known returns the value of v if it has no expressions.
+// known returns the value of v, and false if v has expressions.
 func known(v *structpb.Value) (expr.Value, bool) {
-	if !isKnown(v) {
+	literal, ok := unescape(v)
+	if !ok {
 		return expr.Value{}, false
 	}
-	value, err := expr.New(unescape(v))
+	value, err := expr.New(literal)
 	return value, err == nil
-}
-
-func isKnown(v *structpb.Value) bool {
-	switch k := v.GetKind().(type) {
-	case *structpb.Value_StringValue:
-		_, literal := Literal(k.StringValue)
-		return literal
-	case *structpb.Value_ListValue:
-		return !slices.ContainsFunc(k.ListValue.GetValues(), func(item *structpb.Value) bool { return !isKnown(item) })
-	case *structpb.Value_StructValue:
-		for _, item := range k.StructValue.GetFields() {
-			if !isKnown(item) {
-				return false
-			}
-		}
-	}
-	return true
 }

@@ -12,8 +12,8 @@ import (
 // maxInput is the largest value of an input, in bytes.
 const maxInput = 4 << 20
 
-// Bind returns the inputs of a definition with spec that was called with given: its values, checked, and
-// the defaults of the others. The error says what is wrong, without values.
+// Bind returns the inputs of a call of a definition with spec: the values given, checked, and the defaults of the
+// others. Its error does not show values.
 func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, error) {
 	declared := spec.GetSpec().GetInputs()
 	inputs := make(map[string]expr.Value, len(declared))
@@ -51,9 +51,9 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 	return inputs, nil
 }
 
-// BindOutputs returns the outputs of a definition of the dialect with spec, which gave the values given:
-// those, checked, and the defaults of the others. The error says, on one line and without values, all that
-// is wrong; the outputs hold what is right in any case. Warnings say what is missing where that is allowed.
+// BindOutputs returns the outputs of a definition with spec: the values given, checked, and the defaults of the others.
+// The error has all mistakes on one line and does not show values; the outputs without mistakes are returned in any
+// case. In the blueprint's dialect a missing output is only a warning.
 func BindOutputs(
 	spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value,
 ) (outputs map[string]expr.Value, warnings []string, err error) {

@@ -8,12 +8,12 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// The steps that are built in: Reference.Path of the protocol builtin.
+// The built-in steps: the Reference.Path of the protocol builtin.
 const (
-	// ScriptStep runs a shell script, the input script, in the shell of the input shell. A line that
-	// fails does not end it.
+	// ScriptStep runs the shell script in the input script, by the shell in the input shell. It goes on after a line
+	// that fails.
 	ScriptStep = "script"
-	// LegacyScriptStep is like ScriptStep, but a line that fails ends it.
+	// LegacyScriptStep is like ScriptStep, but ends with the first line that fails.
 	LegacyScriptStep = "legacy/script"
 )
 
@@ -23,7 +23,7 @@ const (
 	inputShell  = "shell"
 )
 
-// aliases are published references to steps that are built in. They are never fetched.
+// aliases are published references that mean built-in steps. They are never fetched.
 var aliases = map[string]string{
 	"gitlab.com/gitlab-org/components/steps/script@v1.0":        ScriptStep,
 	"gitlab.com/gitlab-org/components/steps/legacy/script@v1.0": LegacyScriptStep,
@@ -37,7 +37,7 @@ func isScript(ref *pb.Reference) bool {
 	return ref.GetProtocol() == pb.Reference_builtin && (ref.GetPath() == ScriptStep || ref.GetPath() == LegacyScriptStep)
 }
 
-// Builtin returns the spec of the step name, or nil if there is no such step built in.
+// Builtin returns the spec of the built-in step name, or nil.
 func Builtin(name string) *pb.Spec {
 	if name != ScriptStep && name != LegacyScriptStep {
 		return nil
@@ -48,7 +48,7 @@ func Builtin(name string) *pb.Spec {
 	}}}
 }
 
-// joinScript makes one text of a script that is given as a list of lines.
+// joinScript joins a script that is a list of lines.
 func joinScript(d *draft, p *pb.Step) error {
 	list := p.GetInputs()[inputScript].GetListValue()
 	if list == nil {
@@ -58,7 +58,7 @@ func joinScript(d *draft, p *pb.Step) error {
 	for i, v := range list.GetValues() {
 		text, ok := v.GetKind().(*structpb.Value_StringValue)
 		if !ok {
-			return d.inputsAt.beyond().errorf("the script's lines must all be texts")
+			return d.inputsAt.beyond().errorf("every line of the script must be a text")
 		}
 		lines[i] = text.StringValue
 	}

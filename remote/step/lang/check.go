@@ -8,8 +8,7 @@ import (
 // maxName is the longest name of a step, in bytes.
 const maxName = 256
 
-// isName reports whether s is a name: [A-Za-z_][A-Za-z0-9_]*. Steps, inputs, outputs and variables have
-// names.
+// isName reports whether s is a name of a step, an input, an output or a variable: [A-Za-z_][A-Za-z0-9_]*.
 func isName(s string) bool {
 	for i := range len(s) {
 		c := s[i]
@@ -21,22 +20,22 @@ func isName(s string) bool {
 	return s != ""
 }
 
-// checkName checks the name of what.
+// checkName checks the name w, which is called what in errors.
 func checkName(w word, what string) error {
 	if len(w.text) > maxName || !isName(w.text) {
 		return w.at.errorf("the %s%s is not valid; use letters, digits and _, not a digit first, at most %d in all",
-			what, quote(w.text), maxName)
+			what, Quote(w.text), maxName)
 	}
 	return nil
 }
 
 func badVariable(name string) string {
-	return fmt.Sprintf("the variable name%s is not valid; use letters, digits and _, not a digit first", quote(name))
+	return fmt.Sprintf("the variable name%s is not valid; use letters, digits and _, not a digit first", Quote(name))
 }
 
 const nulText = "holds a NUL byte, which no program can be given"
 
-// checkNUL refuses text that no program can be given.
+// checkNUL refuses a text with a NUL byte.
 func checkNUL(w word) error {
 	if strings.IndexByte(w.text, 0) >= 0 {
 		return w.at.beyond().errorf("the text %s", nulText)
@@ -44,16 +43,15 @@ func checkNUL(w word) error {
 	return nil
 }
 
-// CheckEnv checks variables that were not read as part of a job, under the name field. The rules are
-// those of env in a job, but the values are taken as they are: they hold no expressions. The error is
-// an [*Error].
+// CheckEnv checks variables that are not part of a text. Errors call them field. The rules are those of env in a job,
+// but the values have no expressions. The error is an [*Error].
 func CheckEnv(field string, env map[string]string) error {
 	total := 0
 	for name, value := range env {
 		if !isName(name) {
 			return place{path: field}.errorf("%s (env must be alphanumeric with underscores)", badVariable(name))
 		}
-		at := place{path: fmt.Sprintf("%s[%s]", field, strings.TrimSpace(quote(name)))}
+		at := place{path: fmt.Sprintf("%s[%s]", field, strings.TrimSpace(Quote(name)))}
 		if why := CheckVariable(name, value); why != nil {
 			return at.errorf("%v", why)
 		}
@@ -64,7 +62,7 @@ func CheckEnv(field string, env map[string]string) error {
 	return nil
 }
 
-// CheckVariable reports what is wrong with an environment variable, without its value.
+// CheckVariable checks an environment variable. Its error does not show the value.
 func CheckVariable(name, value string) error {
 	switch size := len(name) + 1 + len(value); {
 	case !isName(name):

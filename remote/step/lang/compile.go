@@ -12,23 +12,23 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// compiler makes a definition of drafts. What a schema can see is checked on the way; what it cannot is
-// put off to the end, so that a mistake of the first kind is found first.
+// compiler turns a draft into a definition. It makes the checks that a schema can make on the way, and postpones the
+// others to the end: then both report the same first mistake.
 type compiler struct {
 	checks []func() error
 }
 
-// afterwards puts a check off.
+// afterwards postpones a check.
 func (c *compiler) afterwards(check func() error) { c.checks = append(c.checks, check) }
 
-// later puts off an error that was found, if it was.
+// later postpones err, if it is not nil.
 func (c *compiler) later(err error) {
 	if err != nil {
 		c.afterwards(func() error { return err })
 	}
 }
 
-// compile makes a definition of a step.
+// compile compiles a step.
 func compile(d *draftDefinition) (*pb.Definition, error) {
 	var c compiler
 	s := &scope{spec: d.spec}
@@ -44,9 +44,18 @@ func compile(d *draftDefinition) (*pb.Definition, error) {
 	return def, nil
 }
 
-// compileJob makes a definition of a job. Nobody gives it inputs, and a command is its only step.
-func compileJob(d *draftDefinition) (*pb.Definition, error) {
+// compileSequence compiles a job with inputs. If it is a command, that becomes its only step.
+func compileSequence(d *draftDefinition) (*pb.Definition, error) {
 	def, err := compile(d)
+	if err == nil && def.GetType() == pb.DefinitionType_exec {
+		def = sequenceOf(def)
+	}
+	return def, err
+}
+
+// compileJob compiles a job that gets no inputs.
+func compileJob(d *draftDefinition) (*pb.Definition, error) {
+	def, err := compileSequence(d)
 	if err != nil {
 		return nil, err
 	}
@@ -54,17 +63,14 @@ func compileJob(d *draftDefinition) (*pb.Definition, error) {
 		for _, in := range d.spec.inputs {
 			if in.preset == nil {
 				return nil, in.name.at.beyond().errorf("the input%s is required, and a job is given none; give it a default",
-					quote(in.name.text))
+					Quote(in.name.text))
 			}
 		}
-	}
-	if def.GetType() == pb.DefinitionType_exec {
-		def = sequenceOf(def)
 	}
 	return def, nil
 }
 
-// sequenceOf makes the command def the only step of a definition.
+// sequenceOf returns a definition whose only step is the command def.
 func sequenceOf(def *pb.Definition) *pb.Definition {
 	const name = "step_1"
 	outer := &pb.Definition{
@@ -140,7 +146,7 @@ func (c *compiler) runDefinition(d *draftDefinition, def *pb.Definition, s *scop
 	return nil
 }
 
-// checkOutputs checks that what is given is what the spec says.
+// checkOutputs compares the outputs of the definition with its spec.
 func (d *draftDefinition) checkOutputs(s *scope) error {
 	spec := d.spec
 	if spec == nil {
@@ -154,11 +160,8 @@ func (d *draftDefinition) checkOutputs(s *scope) error {
 		if slices.Contains(declared, out.name.text) {
 			continue
 		}
-		at := out.name.at.beyond()
-		if near := nearest(out.name.text, declared); near != "" {
-			return at.errorf("the spec has no output%s, did you mean %q?", quote(out.name.text), near)
-		}
-		return at.errorf("the spec has no output%s; declare it in spec: outputs", quote(out.name.text))
+		return out.name.at.beyond().errorf("the spec has no output%s%s", Quote(out.name.text),
+			Suggest(out.name.text, declared, "; declare it in spec: outputs"))
 	}
 	switch {
 	case d.delegate.given && s.names[d.delegate.text] == 0:
@@ -166,12 +169,13 @@ func (d *draftDefinition) checkOutputs(s *scope) error {
 	case d.delegate.given && len(d.outputs) > 0:
 		return d.delegate.at.beyond().errorf("there are both outputs and delegate; write one of them")
 	case spec.delegate.given && !d.delegate.given:
-		return spec.delegate.at.beyond().errorf("the outputs are those of another step; name it with delegate: below run")
+		return spec.delegate.at.beyond().errorf("the spec delegates its outputs to a step; name the step with delegate: " +
+			"below run")
 	}
 	return nil
 }
 
-// run compiles a list of steps, whose names are the scope's.
+// run compiles a list of steps, and sets the names of the scope.
 func (c *compiler) run(run *draftRun, s *scope, named bool) ([]*pb.Step, error) {
 	if len(run.steps) == 0 {
 		return nil, run.at.errorf("there are no steps; write at least one, such as - script: echo hello")
@@ -215,7 +219,7 @@ func (c *compiler) step(d *draft, s *scope, i int, named bool) (*pb.Step, error)
 		return nil, err
 	}
 	p.Condition = c.condition(d.condition, s.in(p.GetName()), i)
-	// What runs in place has files for its outputs and exports; what is called has its own.
+	// A command or script has files for outputs and exports. A called step has files of its own.
 	inner := s.in(p.GetName())
 	inner.files = d.ref == nil && d.run == nil
 	if p.Env, err = c.env(d.env, inner, i); err != nil {
@@ -224,7 +228,7 @@ func (c *compiler) step(d *draft, s *scope, i int, named bool) (*pb.Step, error)
 	return p, c.way(d, p, inner, i, named)
 }
 
-// way compiles what the step runs.
+// way compiles the code of the step.
 func (c *compiler) way(d *draft, p *pb.Step, s *scope, i int, named bool) (err error) {
 	switch {
 	case d.exec != nil:
@@ -253,7 +257,7 @@ func (c *compiler) way(d *draft, p *pb.Step, s *scope, i int, named bool) (err e
 // script compiles the short form of a call of the script step.
 func (c *compiler) script(d *draft, p *pb.Step, s *scope, i int) (err error) {
 	if strings.TrimSpace(d.script.text) == "" {
-		return d.script.at.errorf("script is empty; write what the shell shall run")
+		return d.script.at.errorf("script is empty; write the commands for the shell")
 	}
 	if err := c.template(d.script, s, i, "script"); err != nil {
 		return err
@@ -269,7 +273,7 @@ func (c *compiler) script(d *draft, p *pb.Step, s *scope, i int) (err error) {
 	return nil
 }
 
-// onlyOne checks that the step says what to run, and in one way.
+// onlyOne checks that the step names its code, in one way.
 func (d *draft) onlyOne() error {
 	switch {
 	case len(d.ways) == 0:
@@ -325,7 +329,7 @@ func compileTimeout(w word) (*durationpb.Duration, error) {
 		return nil, w.at.errorf("timeout is a time such as 90s, 5m or 1h30m")
 	}
 	if d <= 0 {
-		return nil, w.at.beyond().errorf("the timeout is 0, and nothing can run for so long; leave it out for none")
+		return nil, w.at.beyond().errorf("the timeout is 0; leave the key out for no timeout")
 	}
 	return durationpb.New(d), nil
 }
@@ -391,7 +395,7 @@ func checkSizes(pairs []pair) error {
 	return nil
 }
 
-// values compiles inputs of a call or outputs of a definition, which what names.
+// values compiles the inputs of a call or the outputs of a definition. what is "input" or "output".
 func (c *compiler) values(list []namedValue, s *scope, i int, what string) (map[string]*structpb.Value, error) {
 	if len(list) == 0 {
 		return nil, nil
@@ -406,7 +410,7 @@ func (c *compiler) values(list []namedValue, s *scope, i int, what string) (map[
 				return nil, err
 			}
 		}
-		label := what + quote(v.name.text)
+		label := what + Quote(v.name.text)
 		for _, text := range v.value.texts {
 			if err := c.template(text, s, i, label); err != nil {
 				return nil, err

@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// types are the words for types, those of all versions of the language.
+// types are the names of types in all versions of the language.
 var types = map[string]pb.Spec_InputType{
 	"string":  pb.Spec_string,
 	"number":  pb.Spec_number,
@@ -110,7 +110,7 @@ func (c *compiler) output(p *draftParam) (*pb.Spec_Output, error) {
 	return out, err
 }
 
-// check checks the name and returns the type of what p is.
+// check checks the name of p and returns its type. what is "input" or "output".
 func (p *draftParam) check(what string) (pb.Spec_InputType, error) {
 	if err := checkName(p.name, "name of the "+what); err != nil {
 		return 0, err
@@ -120,55 +120,58 @@ func (p *draftParam) check(what string) (pb.Spec_InputType, error) {
 	}
 	kind, known := types[p.kind.text]
 	if !known {
-		if near := nearest(p.kind.text, strings.Split(typeList, ", ")); near != "" {
-			return 0, p.kind.at.errorf("the %s %s has an unknown type%s, did you mean %q?", what, p.label(), quote(p.kind.text),
-				near)
-		}
-		return 0, p.kind.at.errorf("the %s %s has an unknown type%s; it is one of %s", what, p.label(), quote(p.kind.text),
-			typeList)
+		return 0, p.kind.at.errorf("the %s %s has an unknown type%s%s", what, p.label(), Quote(p.kind.text),
+			Suggest(p.kind.text, strings.Split(typeList, ", "), "; it is one of "+typeList))
 	}
 	return kind, nil
 }
 
-// literalDefault returns the default, in which no expression can stand.
+// literalDefault returns the default, which must not have expressions.
 func (p *draftParam) literalDefault(what string, kind pb.Spec_InputType) (*structpb.Value, error) {
 	if why := mistyped(kind, kindOf(p.preset.value)); why != "" {
 		return nil, p.preset.at.errorf("the default of the %s %s is %s", what, p.label(), why)
 	}
 	for _, w := range p.preset.texts {
 		if _, literal := Literal(w.text); !literal {
-			return nil, w.at.beyond().errorf("the default of the %s %s has an expression; a spec cannot have any: for the "+
+			return nil, w.at.beyond().errorf("the default of the %s %s has an expression, which a spec cannot have; for the "+
 				"text itself write %s",
 				what, p.label(), exprEscaped)
 		}
 	}
-	return unescape(p.preset.value), nil
+	value, _ := unescape(p.preset.value)
+	return value, nil
 }
 
-// unescape returns v with the escapes in its texts resolved.
-func unescape(v *structpb.Value) *structpb.Value {
+// unescape returns v with the escapes in its texts resolved, and false if v has expressions.
+func unescape(v *structpb.Value) (*structpb.Value, bool) {
+	literal := true
+	item := func(v *structpb.Value) *structpb.Value {
+		u, ok := unescape(v)
+		literal = literal && ok
+		return u
+	}
 	switch k := v.GetKind().(type) {
 	case *structpb.Value_StringValue:
-		text, _ := Literal(k.StringValue)
-		return structpb.NewStringValue(text)
+		text, ok := Literal(k.StringValue)
+		return structpb.NewStringValue(text), ok
 	case *structpb.Value_ListValue:
 		list := &structpb.ListValue{}
-		for _, item := range k.ListValue.GetValues() {
-			list.Values = append(list.Values, unescape(item))
+		for _, v := range k.ListValue.GetValues() {
+			list.Values = append(list.Values, item(v))
 		}
-		return structpb.NewListValue(list)
+		return structpb.NewListValue(list), literal
 	case *structpb.Value_StructValue:
 		fields := make(map[string]*structpb.Value, len(k.StructValue.GetFields()))
-		for key, item := range k.StructValue.GetFields() {
-			fields[key] = unescape(item)
+		for key, v := range k.StructValue.GetFields() {
+			fields[key] = item(v)
 		}
-		return structpb.NewStructValue(&structpb.Struct{Fields: fields})
+		return structpb.NewStructValue(&structpb.Struct{Fields: fields}), literal
 	default:
-		return v
+		return v, true
 	}
 }
 
-// checkInput checks what an input restricts its values to, and its default by that.
+// checkInput checks the restrictions of an input, and its default against them.
 func (p *draftParam) checkInput(in *pb.Spec_Input, preset *structpb.Value) error {
 	if p.match.given {
 		if _, err := regexp.Compile(in.GetMatch()); err != nil {
@@ -180,7 +183,7 @@ func (p *draftParam) checkInput(in *pb.Spec_Input, preset *structpb.Value) error
 	}
 	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), preset.GetStringValue()) {
 		return p.preset.at.beyond().errorf("the default of the input %s is%s, and not one of its options", p.label(),
-			quote(preset.GetStringValue()))
+			Quote(preset.GetStringValue()))
 	}
 	v, err := expr.New(preset)
 	if err == nil {

@@ -1,19 +1,18 @@
-// Package steps is the language that jobs and steps are written in: it reads them and says exactly what is
-// wrong with them. docs/language.md teaches it.
+// Package lang is the language of jobs and steps: it reads their texts, compiles them, and reports mistakes with their
+// place. docs/language.md teaches the language.
 //
-// [Parse] reads a job and [ParseStep] a step from YAML, [FromProto] the entries of a request, [Script] a
-// bare shell script. All of them compile to a Definition of remote/api/stepmuxv1, the one form the engine
-// runs and further front ends will compile to. There are two dialects, that of today and, for steps whose
-// definition has a type, that of the blueprint; the Definition tells which.
+// [Parse] reads a job and [ParseStep] a step from YAML, [FromProto] reads the steps of a request, [Script] makes a job
+// of a bare shell script. All of them compile to a Definition of remote/api/stepmuxv1, the only form that the engine
+// runs; other front ends, such as gitlabci, compile to it through [Load] and [FromNode]. There are two dialects:
+// today's, and the blueprint's for steps whose definition has a type. The Definition tells which.
 //
-// Texts are read strictly: what is not known, not of the right type or said twice is an error that names
-// its place and what to change, never something that is ignored. That goes for the names in expressions,
-// too: those of inputs, and of steps that run later or never. What a JSON Schema can tell of all that,
-// [Schema] tells.
+// Reading is strict. An unknown key, a wrong type or a duplicate is an error that names its place and a remedy; nothing
+// is ignored. That includes the names in expressions, even of inputs and steps that are used later or never. [Schema]
+// is a JSON Schema of everything that a schema can express.
 //
-// Reading is bounded in time and memory whatever the input: by the size of the text, the depth of its
-// nesting, and what its aliases amount to. Errors never quote values, which may be secret.
+// Time and memory are bounded for any input: by the size of the text, the depth of its nesting, and the cost of its
+// aliases. Errors never quote values, which may be secret.
 //
-// The package does no I/O. Its functions may be called from any goroutine; a Definition must not be
+// The package does no I/O and owns nothing. Its functions may be called from any goroutine. A Definition must not be
 // changed.
 package lang

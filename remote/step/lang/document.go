@@ -26,8 +26,8 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 	case 0:
 		return nil, r.text.errorf("the text is empty; write the spec of the step, a line ---, and exec or run")
 	case 1:
-		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and what it runs; write --- on a " +
-			"line between them")
+		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and its command or steps; " +
+			"write --- on a line between them")
 	case 2:
 		return r.stepFile(docs)
 	default:
@@ -36,7 +36,7 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 }
 
 func (r *reader) third(n *yaml.Node) error {
-	return r.at(n).beyond().errorf("there are at most two documents, the spec and what it runs; this is a third")
+	return r.at(n).beyond().errorf("there are at most two documents, a spec and a definition; this is a third")
 }
 
 // stepFile reads a spec and a definition.
@@ -54,7 +54,7 @@ func (r *reader) stepFile(docs []*yaml.Node) (*draftDefinition, error) {
 	return d, nil
 }
 
-// isV0 reports whether the definition n is written in the dialect of the blueprint.
+// isV0 reports whether the definition n has the dialect of the blueprint.
 func (r *reader) isV0(n *yaml.Node) bool {
 	v := n
 	if v.Kind == yaml.AliasNode && v.Alias != nil {
@@ -71,7 +71,7 @@ func (r *reader) isV0(n *yaml.Node) bool {
 	return false
 }
 
-// empty reports whether n says nothing: null or {}.
+// empty reports whether n is null or {}.
 func (r *reader) empty(n *yaml.Node) (bool, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *reader) empty(n *yaml.Node) (bool, error) {
 	return v.Kind == yaml.ScalarNode && v.ShortTag() == "!!null" || v.Kind == yaml.MappingNode && len(v.Content) == 0, nil
 }
 
-// loneDocument reads a job without a spec: the list of its steps, or a mapping with it.
+// loneDocument reads a job without a spec: a list of steps, or a mapping with the list.
 func (r *reader) loneDocument(n *yaml.Node) (*draftDefinition, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -166,7 +166,7 @@ func (r *reader) definition(n *yaml.Node, v0 bool) (*draftDefinition, error) {
 	}
 	d := &draftDefinition{at: r.at(n), v0: true}
 	var kind word
-	for _, it := range items {
+	err = each(items, "a definition with a type", definitionV0, func(it item) (err error) {
 		switch it.key.text {
 		case "type":
 			kind, err = r.word(it.value, "type")
@@ -176,17 +176,16 @@ func (r *reader) definition(n *yaml.Node, v0 bool) (*draftDefinition, error) {
 			d.run, err = r.run(it.value)
 		case "env":
 			d.env, err = r.env(it.value)
-		default:
-			err = unknown(it.key, "a definition with a type", definitionV0)
 		}
-		if err != nil {
-			return nil, err
-		}
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	return d, d.checkType(kind)
 }
 
-// checkType checks that a definition of the blueprint's dialect holds what its type says, and only that.
+// checkType checks that a definition of the blueprint's dialect has the part that its type names, and not the other.
 func (d *draftDefinition) checkType(kind word) error {
 	switch {
 	case !slices.Contains(definitionType, kind.text):
@@ -213,7 +212,7 @@ func (r *reader) run(n *yaml.Node) (*draftRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.steps += len(nodes); r.steps > MaxSteps { // before any of them costs something
+	if r.steps += len(nodes); r.steps > MaxSteps { // before the first of them costs memory
 		return nil, r.at(n).beyond().errorf("%d steps are too many, at most %d are allowed", r.steps, MaxSteps)
 	}
 	run := &draftRun{at: r.at(n), steps: make([]draft, len(nodes))}
@@ -279,7 +278,7 @@ func (r *reader) entryKey(d *draft, it item) (err error) {
 	return err
 }
 
-// condition reads what if says: an expression, or one of the words true and false.
+// condition reads the value of if: an expression, true or false.
 func (r *reader) condition(n *yaml.Node) (word, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -307,7 +306,7 @@ func (r *reader) reference(n *yaml.Node, key string) (*draftReference, error) {
 		return nil, err
 	}
 	ref.long = true
-	for _, it := range items {
+	return ref, each(items, key, []string{"git", "zip", "oci"}, func(it item) (err error) {
 		switch it.key.text {
 		case "git":
 			ref.git, err = r.fields(it.value, "git", gitKeys, gitRequired)
@@ -315,35 +314,28 @@ func (r *reader) reference(n *yaml.Node, key string) (*draftReference, error) {
 			ref.zip, err = r.fields(it.value, "zip", zipKeys, zipRequired)
 		case "oci":
 			ref.oci, err = r.fields(it.value, "oci", ociKeys, ociRequired)
-		default:
-			err = unknown(it.key, key, []string{"git", "zip", "oci"})
 		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return ref, nil
+		return err
+	})
 }
 
-// fields reads a mapping of texts with the keys known, of which some are required.
+// fields reads a mapping of texts. It may have the keys known and must have the keys required.
 func (r *reader) fields(n *yaml.Node, what string, known, required []string) ([]field, error) {
 	items, err := r.mapping(n, what)
 	if err != nil {
 		return nil, err
 	}
 	fields := make([]field, 0, len(items))
-	for _, it := range items {
-		if !slices.Contains(known, it.key.text) {
-			return nil, unknown(it.key, what, known)
-		}
+	err = each(items, what, known, func(it item) error {
 		value, err := r.word(it.value, it.key.text)
-		if err != nil {
-			return nil, err
-		}
-		if value.text == "" {
-			return nil, value.at.errorf("%s is empty", it.key.text)
+		if err == nil && value.text == "" {
+			err = value.at.errorf("%s is empty", it.key.text)
 		}
 		fields = append(fields, field{it.key, value})
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	for _, key := range required {
 		if !slices.ContainsFunc(fields, func(f field) bool { return f.key.text == key }) {
@@ -368,7 +360,7 @@ func (r *reader) exec(n *yaml.Node) (*draftExec, error) {
 			e.timeout, err = r.word(it.value, "timeout")
 		case slices.Contains(workDirs, key):
 			if e.workDir.given {
-				return nil, it.key.at.errorf("the directory stands here for the second time, as %s; write work_dir once", key)
+				return nil, it.key.at.errorf("the directory is given twice, the second time as %s; write work_dir once", key)
 			}
 			e.workDir, err = r.word(it.value, key)
 		default:
@@ -386,15 +378,7 @@ func (r *reader) words(n *yaml.Node, what string) ([]word, error) {
 	if err != nil {
 		return nil, err
 	}
-	words := make([]word, 0, len(nodes))
-	for _, node := range nodes {
-		w, err := r.word(node, "an argument of "+what)
-		if err != nil {
-			return nil, err
-		}
-		words = append(words, w)
-	}
-	return words, nil
+	return collect(nodes, func(n *yaml.Node) (word, error) { return r.word(n, "an argument of "+what) })
 }
 
 func (r *reader) env(n *yaml.Node) ([]pair, error) {
@@ -402,15 +386,10 @@ func (r *reader) env(n *yaml.Node) ([]pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	pairs := make([]pair, 0, len(items))
-	for _, it := range items {
-		value, err := r.word(it.value, "the value of"+quote(it.key.text))
-		if err != nil {
-			return nil, err
-		}
-		pairs = append(pairs, pair{it.key, value})
-	}
-	return pairs, nil
+	return collect(items, func(it item) (pair, error) {
+		value, err := r.word(it.value, "the value of"+Quote(it.key.text))
+		return pair{it.key, value}, err
+	})
 }
 
 // namedValues reads a mapping of values of any type.
@@ -419,13 +398,8 @@ func (r *reader) namedValues(n *yaml.Node, what string) ([]namedValue, error) {
 	if err != nil {
 		return nil, err
 	}
-	values := make([]namedValue, 0, len(items))
-	for _, it := range items {
-		value, err := r.anyValue(it.value, "the value of"+quote(it.key.text))
-		if err != nil {
-			return nil, err
-		}
-		values = append(values, namedValue{it.key, value})
-	}
-	return values, nil
+	return collect(items, func(it item) (namedValue, error) {
+		value, err := r.anyValue(it.value, "the value of"+Quote(it.key.text))
+		return namedValue{it.key, value}, err
+	})
 }

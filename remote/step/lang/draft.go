@@ -2,20 +2,20 @@ package lang
 
 import "google.golang.org/protobuf/types/known/structpb"
 
-// Drafts are what a front end read, of the right types but not checked. All front ends make drafts,
-// compile checks them: what is a mistake in one is a mistake in the others.
+// A draft is the result of a front end: parts of the right types that are not checked yet. All front ends make drafts
+// and compile checks them, so the same mistake is an error in all of them.
 
-// draftDefinition is a job, a step, or what stands in its place.
+// draftDefinition is a job or a step.
 type draftDefinition struct {
 	at       place
 	v0       bool
-	spec     *draftSpec // nil if there is none
+	spec     *draftSpec // nil without a spec
 	env      []pair
 	exec     *draftExec
 	run      *draftRun
 	outputs  []namedValue
 	delegate word
-	// named says that its steps must have names.
+	// named tells that each of its steps must have a name.
 	named bool
 }
 
@@ -36,7 +36,7 @@ type draft struct {
 	inputs    []namedValue
 	inputsAt  place
 
-	// ways are the keywords that say what to run, which the following hold; there should be one.
+	// ways are the keys that name the code of the step; the following have their values. Only one is allowed.
 	ways   []word
 	script word
 	ref    *draftReference
@@ -44,7 +44,7 @@ type draft struct {
 	run    *draftRun
 }
 
-// draftReference is what step, func or action says.
+// draftReference is the value of step, func or action.
 type draftReference struct {
 	at     place
 	text   word
@@ -55,7 +55,7 @@ type draftReference struct {
 	long   bool
 }
 
-// field is a key of a long form and its text.
+// field is a key of the long form and its text.
 type field struct{ key, value word }
 
 type draftExec struct {
@@ -86,7 +86,7 @@ type draftParam struct {
 
 type draftRequests struct{ env, vars []word }
 
-// word is a piece of text and where it stood.
+// word is a text and its place.
 type word struct {
 	at    place
 	text  string
@@ -96,7 +96,7 @@ type word struct {
 // pair is an entry of env.
 type pair struct{ key, value word }
 
-// draftValue is a value of any type. texts are the strings in it that may have expressions.
+// draftValue is a value of any type. texts are the strings in it with expressions or escapes.
 type draftValue struct {
 	at    place
 	value *structpb.Value

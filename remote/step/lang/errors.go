@@ -7,14 +7,14 @@ import (
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
-// Error says what is wrong with a job or a step, where, and where possible what to write instead. It quotes
-// keys and names, never values.
+// Error is a mistake in a job or a step, with its place and, where possible, a remedy. It quotes keys and names, never
+// values.
 type Error struct {
 	// Where is the place: "file:line:column" in a text, "steps[2].env" in a request.
 	Where string
 	// Line and Column count from 1, in a text; the column counts characters. Else they are 0.
 	Line, Column int
-	// Message says what is wrong.
+	// Message is the text without the place.
 	Message string
 
 	semantic bool // see place
@@ -25,9 +25,9 @@ func (e *Error) Error() string { return e.Where + ": " + e.Message }
 // maxQuoted is the longest foreign word an error repeats, in bytes.
 const maxQuoted = 64
 
-// quote returns a key or name for use in an error, or "" where repeating it would say too much: a line
-// of a script that slipped to where a key is expected may hold a secret.
-func quote(word string) string {
+// Quote returns a foreign key or name for an error: a space and the word in quotes. It returns "" for a word that does
+// not look like a name: a line of a script in the place of a key may hold a secret.
+func Quote(word string) string {
 	if word == "" || len(word) > maxQuoted {
 		return ""
 	}
@@ -41,5 +41,11 @@ func quote(word string) string {
 	return fmt.Sprintf(" %q", word)
 }
 
-// nearest returns the word of words that key was most likely meant to be, or "".
-func nearest(key string, words []string) string { return spell.Nearest(key, words) }
+// Suggest returns the end of an error about an unknown word: a question about the word of known that was most likely
+// meant, or else otherwise.
+func Suggest(word string, known []string, otherwise string) string {
+	if near := spell.Nearest(word, known); near != "" {
+		return fmt.Sprintf(", did you mean %q?", near)
+	}
+	return otherwise
+}

@@ -52,7 +52,12 @@ func ParseKept(name, text string) (*pb.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseCalled(&reader{text: t, cost: -maxCost / MaxText * len(text)}, docs)
+	r := &reader{text: t, cost: -maxCost / MaxText * len(text)}
+	d, err := r.job(docs)
+	if err != nil {
+		return nil, err
+	}
+	return compileSequence(d)
 }
 
 // members is a mapping. Its zero members are left out.

@@ -2,7 +2,7 @@ package lang
 
 import "regexp"
 
-// The keys of the language. The reader, its errors and the schema all go by these lists.
+// The keys of the language. The reader, its errors and the schema all use these lists.
 var (
 	jobKeys      = []string{"run", "exec", "env", "outputs", "delegate"}
 	definitionV0 = []string{"type", "exec", "steps", "env"}
@@ -26,14 +26,14 @@ var (
 	definitionType = []string{"exec", "steps"}
 )
 
-// ways are the keys of a step that say what to run.
+// ways are the keys of a step that name its code; a step has one of them.
 var ways = []string{"step", "func", "script", "exec", "run", "action"}
 
-// workDirs are all spellings of work_dir that were ever published.
+// workDirs are all published spellings of work_dir.
 var workDirs = []string{"work_dir", "workdir", "working_dir"}
 
-// delegateWord is what outputs: says instead of a list.
+// delegateWord is the value of outputs: in the place of a list.
 const delegateWord = "delegate"
 
-// timeoutPattern is what a timeout looks like. It is a pattern of a schema, too.
+// timeoutPattern matches a timeout. The schema uses it, too.
 var timeoutPattern = regexp.MustCompile(`^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`)

@@ -7,12 +7,11 @@ const (
 	exprEscaped = `\${{`
 )
 
-// hasExpression reports whether text may be something else than itself.
+// hasExpression reports whether text has an expression or an escape of one.
 func hasExpression(text string) bool { return strings.Contains(text, exprOpen) }
 
-// Literal returns the text a template without expressions stands for: \${{ is the escape of ${{, and no
-// other byte changes. It is false if an expression is in it, which may be wrong. It has no limit of
-// length.
+// Literal returns the text of a template without expressions: it resolves the escape \${{ and changes no other byte. It
+// returns false if the template has an expression, valid or not. The template may have any length.
 func Literal(template string) (string, bool) {
 	var out strings.Builder
 	rest := template
@@ -35,5 +34,5 @@ func Literal(template string) (string, bool) {
 	return out.String(), true
 }
 
-// escape returns a template that stands for text, whatever that holds.
+// escape returns a template for any text.
 func escape(text string) string { return strings.ReplaceAll(text, exprOpen, exprEscaped) }

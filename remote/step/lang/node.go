@@ -6,18 +6,17 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// Source is a YAML text in which steps stand among other things. It serves front ends that read the rest
-// themselves: they load it here, by the same limits, find the lists of steps in its Docs, and have those
-// read by FromNode.
+// Source is a YAML text that has steps among other things. A front end loads it with [Load], under the same limits as
+// steps, finds the lists of steps in Docs, and compiles them with [FromNode].
 type Source struct {
-	// Docs are its documents, three of them at most.
+	// Docs are its documents, at most three.
 	Docs []*yaml.Node
 
 	text *text
 }
 
-// Load loads the YAML text data, which errors call name. What it checks is what [Parse] checks before it
-// looks at what the text says. The error is an [*Error].
+// Load loads the YAML text data, which errors call name. It makes the checks of [Parse] that do not depend on the
+// language of steps. The error is an [*Error].
 func Load(name string, data []byte) (*Source, error) {
 	t, docs, err := load(name, data, MaxText)
 	if err != nil {
@@ -26,8 +25,8 @@ func Load(name string, data []byte) (*Source, error) {
 	return &Source{Docs: docs, text: t}, nil
 }
 
-// Errorf is an error about what stands at n, which is a node of the source or a copy of one. If n is nil
-// it is about the text as a whole.
+// Errorf returns an error about n, a node of the source or a copy of one. If n is nil the error is about the whole
+// text.
 func (s *Source) Errorf(n *yaml.Node, format string, args ...any) *Error {
 	if n == nil {
 		return s.text.errorf(format, args...)
@@ -35,9 +34,8 @@ func (s *Source) Errorf(n *yaml.Node, format string, args ...any) *Error {
 	return s.text.errorAt(n.Line, n.Column, format, args...)
 }
 
-// FromNode compiles the list of steps n as a job, by the rules of [Parse]. Its nodes may be copies, and come
-// from several sources: origin tells of each which. It may be called with any node of n. The error is an
-// [*Error].
+// FromNode compiles the list of steps n as a job, by the rules of [Parse]. The nodes may be copies, and come from
+// several sources: origin returns the source of a node. The error is an [*Error].
 func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, error) {
 	r := &reader{text: origin(n).text, origin: origin}
 	run, err := r.run(n)
@@ -47,12 +45,5 @@ func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, er
 	return compileJob(&draftDefinition{at: r.at(n), run: run})
 }
 
-// Quote returns a foreign key or name for use in an error: a space and the word in quotes, or nothing if it
-// is none that should be repeated.
-func Quote(word string) string { return quote(word) }
-
-// Nearest returns the word of words that a foreign one was most likely meant to be, or "".
-func Nearest(word string, words []string) string { return nearest(word, words) }
-
-// Escape returns a template that stands for text, whatever that holds.
+// Escape returns a template for any text.
 func Escape(text string) string { return escape(text) }

@@ -18,7 +18,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// job is a definition of today's dialect with steps.
+// job returns a definition of today's dialect with steps.
 func job(list ...*pb.Step) *pb.Definition {
 	for _, s := range list {
 		s.When = cmp.Or(s.GetWhen(), OnSuccess)
@@ -31,7 +31,7 @@ func job(list ...*pb.Step) *pb.Definition {
 	}
 }
 
-// script is a step that runs text.
+// script returns a step that runs text.
 func script(name, text string) *pb.Step {
 	return &pb.Step{
 		Name:      name,
@@ -41,7 +41,7 @@ func script(name, text string) *pb.Step {
 	}
 }
 
-// command is a step that runs a command.
+// command returns a step that runs a command.
 func command(name, dir string, argv ...string) *pb.Step {
 	return &pb.Step{Name: name, Definition: &pb.Definition{
 		Type:    pb.DefinitionType_exec,
@@ -171,10 +171,10 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 			"- script: |\n  curl -H \"token=geheim\": 1\n",
 			`j:2:3: unknown key; a step has name, step, func, script, exec, run, action, inputs, env, when, if, timeout`,
 		},
-		"duplicate key": {"- name: a\n  name: b\n", `j:2:3: the key "name" stands here for the second time`},
+		"duplicate key": {"- name: a\n  name: b\n", `j:2:3: the key "name" is given twice`},
 		"duplicate variable": {
 			"- {script: x, env: {A: b, A: c}}\n",
-			`j:1:27: the key "A" stands here for the second time`,
+			`j:1:27: the key "A" is given twice`,
 		},
 		"duplicate name": {
 			"- {name: a, script: x}\n- {name: a, script: y}\n",
@@ -239,7 +239,7 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 			"- script: x\n  inputs: {a: 1}\n",
 			`j:2:12: script takes no inputs but shell; pass values in env`,
 		},
-		"empty script": {"- script: ' '\n", `j:1:11: script is empty; write what the shell shall run`},
+		"empty script": {"- script: ' '\n", `j:1:11: script is empty; write the commands for the shell`},
 		"empty command": {
 			"- exec: {command: []}\n",
 			`j:1:19: command is empty; write the program and its arguments, such as [make, test]`,
@@ -294,7 +294,7 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		},
 		"three documents": {
 			"{}\n---\nrun: [{script: x}]\n---\na: b\n",
-			`j:5:1: there are at most two documents, the spec and what it runs; this is a third`,
+			`j:5:1: there are at most two documents, a spec and a definition; this is a third`,
 		},
 		"merge key": {
 			"- &a {script: x}\n- {<<: *a, name: b}\n",

@@ -8,16 +8,16 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// place is where something of a job was read: a node of a text, or a field of a request.
+// place is the origin of a part of a job: a node of a text, or a field of a request.
 type place struct {
 	text *text
 	node *yaml.Node // nil in a request
 	path string     // in a request
-	// semantic says that what is wrong here is wrong beyond what a schema can tell.
+	// semantic marks mistakes that a schema cannot find.
 	semantic bool
 }
 
-// beyond is p for an error that no schema can find.
+// beyond returns p for an error that a schema cannot find.
 func (p place) beyond() place {
 	p.semantic = true
 	return p
@@ -29,7 +29,7 @@ type text struct {
 	data string
 }
 
-// errorf is an error about the text as a whole.
+// errorf returns an error about the whole text.
 func (t *text) errorf(format string, args ...any) *Error {
 	return &Error{Where: t.name, Message: fmt.Sprintf(format, args...), semantic: true}
 }
@@ -48,7 +48,7 @@ func (t *text) errorAt(line, column int, format string, args ...any) *Error {
 	}
 }
 
-// errorAtByte is errorAt for the byte at offset.
+// errorAtByte returns an error about the byte at offset.
 func (t *text) errorAtByte(offset int, format string, args ...any) *Error {
 	before := t.data[:offset]
 	start := strings.LastIndexByte(before, '\n') + 1
@@ -78,7 +78,7 @@ func (p place) errorf(format string, args ...any) *Error {
 	return err
 }
 
-// errorIn is errorf for what stands at offset of the value read here.
+// errorIn returns an error about offset of the value read here.
 func (p place) errorIn(value string, offset int, format string, args ...any) *Error {
 	err := p.errorf(format, args...)
 	if p.node == nil || p.node.Kind != yaml.ScalarNode {
@@ -91,14 +91,13 @@ func (p place) errorIn(value string, offset int, format string, args ...any) *Er
 	return err
 }
 
-// find returns the place in the text of what stands at offset of the value; 0 if that is not plain to
-// see.
+// find returns the place in the text of offset of the value, or 0 if it cannot tell.
 func (p place) find(value string, offset int) (line, column int) {
 	mark, _, _ := strings.Cut(value[offset:], "\n")
 	mark = mark[:min(len(mark), maxMark)]
 	line = p.node.Line
-	// from is the first byte of the line where the mark can stand. A block of text (script: |) begins on
-	// the line after, and is indented: what stands before the mark in the value stands further right.
+	// from is the first byte of the line that can be the mark. A block of text (script: |) begins on the next line and is
+	// indented, so the mark is at least as far right as in the value.
 	from := 0
 	switch {
 	case p.node.Style&yaml.LiteralStyle != 0:
@@ -125,5 +124,5 @@ func (p place) find(value string, offset int) (line, column int) {
 	return line, 1 + utf8.RuneCountInString(source[:from+at])
 }
 
-// maxMark is how much of a value is looked for in its text to find its place.
+// maxMark bounds the part of a value that is searched in its text, in bytes.
 const maxMark = 16

@@ -27,7 +27,7 @@ func FromProto(list []*pb.Step) (*pb.Definition, error) {
 	return compileJob(&draftDefinition{at: run.at, run: run})
 }
 
-// draftOf is a request's step as a draft. In a request what is empty is not given.
+// draftOf returns the draft of a step of a request. In a request an empty field is not given.
 func draftOf(s *pb.Step, path string) (draft, error) {
 	at := func(name string) place { return place{path: path + "." + name} }
 	field := func(name, text string) word { return word{at: at(name), text: text, given: text != ""} }
@@ -40,7 +40,7 @@ func draftOf(s *pb.Step, path string) (draft, error) {
 		inputsAt:  at("inputs"),
 	}
 	if s.GetReference() != nil || s.GetDefinition() != nil {
-		return d, d.at.errorf("reference and definition are not for requests; use step, script or exec")
+		return d, d.at.errorf("a request cannot have reference or definition; use step, script or exec")
 	}
 	if t := s.GetTimeout(); t != nil {
 		if t.CheckValid() != nil || t.AsDuration() <= 0 {
@@ -75,7 +75,7 @@ func draftOf(s *pb.Step, path string) (draft, error) {
 	return d, nil
 }
 
-// timeoutText is a duration as a text writes it.
+// timeoutText returns a duration as it is written in a text.
 func timeoutText(d *durationpb.Duration) string {
 	return strings.ReplaceAll(d.AsDuration().String(), "µ", "u")
 }
@@ -99,14 +99,14 @@ func execOf(e *pb.Exec, path string) (*draftExec, error) {
 	return d, nil
 }
 
-// valueOf is a value of a request as a draft.
+// valueOf returns the draft of a value of a request.
 func valueOf(v *structpb.Value, at place) (draftValue, error) {
 	d := draftValue{at: at, value: v}
 	err := d.collect(v, 0)
 	return d, err
 }
 
-// collect finds the texts of v that may have expressions.
+// collect finds the texts in v with expressions or escapes.
 func (d *draftValue) collect(v *structpb.Value, depth int) error {
 	if depth > maxDepth {
 		return d.at.errorf("a value is nested deeper than %d", maxDepth)
@@ -134,13 +134,13 @@ func (d *draftValue) collect(v *structpb.Value, depth int) error {
 	return nil
 }
 
-// Script makes a job of one step named script, which runs text. The text is a script as it stands:
-// ${{ means nothing in it. field is what the error, an [*Error], calls it.
+// Script returns a job of one step named script, which runs text. ${{ has no meaning in the text. The error is an
+// [*Error] and calls the text field.
 func Script(field, text string) (*pb.Definition, error) {
 	at := place{path: field}
 	switch {
 	case strings.TrimSpace(text) == "":
-		return nil, at.errorf("the script is empty; write what the shell shall run")
+		return nil, at.errorf("the script is empty; write the commands for the shell")
 	case strings.IndexByte(text, 0) >= 0:
 		return nil, at.errorf("the script holds a NUL byte, which no shell can read")
 	}

@@ -60,7 +60,7 @@ func TestFromProtoNamesTheField(t *testing.T) {
 			Script: "x",
 			Inputs: map[string]*structpb.Value{"a": structpb.NewNullValue()},
 		}},
-		"steps[0].script: script is empty; write what the shell shall run": {{Script: "\n"}},
+		"steps[0].script: script is empty; write the commands for the shell": {{Script: "\n"}},
 		`steps[0].script: step "step_1": script: geheim was not found; there are env, export_file, func_dir, inputs, job, ` +
 			`output_file, step_dir, steps, vars, work_dir`: {{Script: "echo ${{ geheim }}"}},
 		`steps[0].exec.work_dir: step "step_1": work_dir: the expression ${{ is not closed; write }} at its end, or \${{ ` +
@@ -84,7 +84,7 @@ func TestScriptIsTakenAsItStands(t *testing.T) {
 	require.Equal(t, text, got)
 
 	_, err = Script("ci_script", " \n")
-	require.EqualError(t, err, "ci_script: the script is empty; write what the shell shall run")
+	require.EqualError(t, err, "ci_script: the script is empty; write the commands for the shell")
 	_, err = Script("ci_script", "echo \x00")
 	require.EqualError(t, err, "ci_script: the script holds a NUL byte, which no shell can read")
 }

@@ -2,24 +2,25 @@ package lang
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
 )
 
-// reader reads the nodes of one text and counts what that costs.
+// reader reads the nodes of a text and counts their cost.
 type reader struct {
 	text *text
-	// origin tells where a node comes from, if not all of them are text's.
+	// origin returns the source of a node; nil if all nodes belong to text.
 	origin func(*yaml.Node) *Source
 	cost   int
 	steps  int // read so far
-	depth  int // of lists of steps and of values, aliases followed
+	depth  int // of lists of steps and of values, including aliases
 }
 
-// enter goes one level deeper, which the caller leaves again. The text's own nesting is bounded, but that
-// of an alias that holds itself is not.
+// enter goes one level deeper; the caller calls leave. The loader bounds the nesting of the text, but not that of an
+// alias that holds itself.
 func (r *reader) enter(n *yaml.Node) error {
 	if r.depth++; r.depth > maxDepth {
 		return r.at(n).beyond().errorf("it is nested deeper than %d; does an alias hold itself?", maxDepth)
@@ -36,13 +37,13 @@ func (r *reader) at(n *yaml.Node) place {
 	return place{text: r.text, node: n}
 }
 
-// value returns what n stands for: n, or what it is an alias of. Every node is read through it, so
-// that aliases, of aliases too, cannot make a small text a large job. Only below it are kinds trusted.
+// value returns n or, if n is an alias, its target, and counts the cost. Every node is read through value, so that
+// aliases cannot turn a small text into a large job. The kind of a node may be trusted only after this call.
 func (r *reader) value(n *yaml.Node) (*yaml.Node, error) {
 	target := n
 	if n.Kind == yaml.AliasNode {
 		if target = n.Alias; target == nil || target.Kind == yaml.AliasNode {
-			return nil, r.at(n).beyond().errorf("the alias stands for nothing")
+			return nil, r.at(n).beyond().errorf("the alias has no anchor")
 		}
 	}
 	if r.cost += nodeCost + len(target.Value); r.cost > maxCost {
@@ -54,7 +55,7 @@ func (r *reader) value(n *yaml.Node) (*yaml.Node, error) {
 	return target, nil
 }
 
-// word reads a text. what names it in errors.
+// word reads a text, which is called what in errors.
 func (r *reader) word(n *yaml.Node, what string) (word, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -84,7 +85,7 @@ type item struct {
 	value *yaml.Node
 }
 
-// mapping reads a mapping whose keys are texts that differ.
+// mapping reads a mapping with distinct texts as keys.
 func (r *reader) mapping(n *yaml.Node, what string) ([]item, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -94,7 +95,7 @@ func (r *reader) mapping(n *yaml.Node, what string) ([]item, error) {
 		return nil, r.at(n).errorf("%s must be a mapping (key: value), not %s", what, describe(v))
 	}
 	items := make([]item, 0, len(v.Content)/2)
-	var seen map[string]bool // of a large mapping
+	var seen map[string]bool // set for a large mapping
 	if len(v.Content) > 2*fewKeys {
 		seen = make(map[string]bool, len(v.Content)/2)
 	}
@@ -107,7 +108,7 @@ func (r *reader) mapping(n *yaml.Node, what string) ([]item, error) {
 			return nil, err
 		}
 		if seen[key.text] || seen == nil && hasKey(items, key.text) {
-			return nil, key.at.beyond().errorf("the key%s stands here for the second time", quote(key.text))
+			return nil, key.at.beyond().errorf("the key%s is given twice", Quote(key.text))
 		}
 		if seen != nil {
 			seen[key.text] = true
@@ -117,14 +118,14 @@ func (r *reader) mapping(n *yaml.Node, what string) ([]item, error) {
 	return items, nil
 }
 
-// fewKeys is how many keys are compared one by one.
+// fewKeys is the number of keys up to which they are compared one by one.
 const fewKeys = 16
 
 func hasKey(items []item, key string) bool {
 	return slices.ContainsFunc(items, func(it item) bool { return it.key.text == key })
 }
 
-// key reads the key of a mapping. A schema sees only keys that are texts.
+// key reads a key. A schema cannot find a key that is not a text.
 func (r *reader) key(n *yaml.Node) (word, error) {
 	key, err := r.word(n, "a key")
 	if bad, ok := errors.AsType[*Error](err); ok {
@@ -133,7 +134,7 @@ func (r *reader) key(n *yaml.Node) (word, error) {
 	return key, err
 }
 
-// optional is mapping, where null stands for an empty one.
+// optional is mapping, but null counts as an empty mapping.
 func (r *reader) optional(n *yaml.Node, what string) ([]item, error) {
 	empty, err := r.empty(n)
 	if err != nil || empty {
@@ -142,15 +143,39 @@ func (r *reader) optional(n *yaml.Node, what string) ([]item, error) {
 	return r.mapping(n, what)
 }
 
-// unknown is the error for a key of what that is not one of known.
-func unknown(key word, what string, known []string) *Error {
-	if near := nearest(key.text, known); near != "" {
-		return key.at.errorf("unknown key%s, did you mean %q?", quote(key.text), near)
+// each calls read for each key of items, a mapping that errors call what. It refuses keys that are not in known.
+func each(items []item, what string, known []string, read func(item) error) error {
+	for _, it := range items {
+		if !slices.Contains(known, it.key.text) {
+			return unknown(it.key, what, known)
+		}
+		if err := read(it); err != nil {
+			return err
+		}
 	}
-	return key.at.errorf("unknown key%s; %s has %s", quote(key.text), what, strings.Join(known, ", "))
+	return nil
 }
 
-// describe says what v is, for errors, without its value.
+// collect reads each part of list.
+func collect[T, U any](list []T, read func(T) (U, error)) ([]U, error) {
+	all := make([]U, 0, len(list))
+	for _, part := range list {
+		u, err := read(part)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, u)
+	}
+	return all, nil
+}
+
+// unknown returns the error for a key that is not in known.
+func unknown(key word, what string, known []string) *Error {
+	return key.at.errorf("unknown key%s%s", Quote(key.text),
+		Suggest(key.text, known, fmt.Sprintf("; %s has %s", what, strings.Join(known, ", "))))
+}
+
+// describe returns the type of v for errors, without its value.
 func describe(v *yaml.Node) string {
 	switch v.Kind { //nolint:exhaustive // the others never get here
 	case yaml.SequenceNode:

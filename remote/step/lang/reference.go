@@ -6,7 +6,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// reference compiles what step, func or action says.
+// reference compiles the value of step, func or action.
 func (c *compiler) reference(d *draft, p *pb.Step, s *scope, i int) (*pb.Reference, error) {
 	ref := d.ref
 	switch {
@@ -112,8 +112,7 @@ func setPart(ref *pb.Reference, key, text string) {
 	}
 }
 
-// Resolve returns the reference that ref, which is dynamic, stands for. eval gives the text of a
-// template.
+// Resolve returns the value of the dynamic reference ref. eval evaluates a template.
 func Resolve(ref *pb.Reference, eval func(template string) (string, error)) (*pb.Reference, error) {
 	if ref.GetText() != "" {
 		text, err := eval(ref.GetText())

@@ -10,10 +10,10 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// digestPrefix is before the hexadecimal digits of a digest.
+// digestPrefix comes before the hexadecimal digits of a digest.
 const digestPrefix = "sha256:"
 
-var errDots = errors.New("the reference is invalid: with .. it leaves the repository")
+var errDots = errors.New("the reference is invalid: .. leads out of the repository")
 
 func hasDots(dir string) bool {
 	for part := range strings.SplitSeq(dir, "/") {
@@ -28,7 +28,7 @@ func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f })
 }
 
-// CheckReference reports what is wrong with a reference to something that is fetched.
+// CheckReference checks a reference to a step that is fetched.
 func CheckReference(ref *pb.Reference) error {
 	for _, part := range []string{
 		ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(),
@@ -88,7 +88,7 @@ func isURL(text string, schemes ...string) bool {
 	return false
 }
 
-// CheckRevision refuses what is no name of a commit, or what git would take for something else.
+// CheckRevision refuses a revision that is not a name, or that git would read as an option or an operator.
 func CheckRevision(rev string) error {
 	if rev == "" || strings.HasPrefix(rev, "-") || strings.Contains(rev, "..") || strings.Contains(rev, "@{") ||
 		strings.ContainsAny(rev, " ~^:?*[\\") || hasControl(rev) {
@@ -124,7 +124,7 @@ func Describe(ref *pb.Reference) string {
 	}
 }
 
-// WithoutUserinfo returns a URL without the credentials it may hold, and without a query, which may hold some too.
+// WithoutUserinfo returns a URL without credentials and without its query, which may hold credentials too.
 func WithoutUserinfo(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {

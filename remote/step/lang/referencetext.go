@@ -15,8 +15,8 @@ import (
 //	host/group/project[/-/dir[/file.yml]]@rev      a directory below steps of a git repository
 //	host/group/image:tag [dir/file.yml]            an image of an OCI registry; @sha256:.. for :tag or after it
 //	zip+https://host/steps.zip#sha256=..&dir=..    an archive
-//	zip+./steps.zip#dir=..                         an archive of this machine, also as zip+file:///dir/steps.zip
-//	builtin://script                               a step of our own
+//	zip+./steps.zip#dir=..                         an archive on this machine, also as zip+file:///dir/steps.zip
+//	builtin://script                               a built-in step
 //
 // Errors do not repeat the reference, which may hold credentials.
 func ParseReference(text string) (*pb.Reference, error) {
@@ -55,7 +55,7 @@ func isLocal(text string) bool {
 		strings.HasPrefix(text, "/")
 }
 
-// splitFile cuts the name of a file from the end of a path, if there is one.
+// splitFile cuts the name of a YAML file from the end of a path.
 func splitFile(p string) (dir, file string) {
 	if !strings.HasSuffix(p, ".yml") && !strings.HasSuffix(p, ".yaml") {
 		return p, ""
@@ -68,8 +68,7 @@ func parseZip(text string) (*pb.Reference, error) {
 	location, fragment, _ := strings.Cut(strings.TrimPrefix(text, "zip+"), "#")
 	options, err := url.ParseQuery(fragment)
 	if err != nil {
-		return nil, errors.New("the reference is invalid: after # there is a list such as sha256=0a1b&dir=sub, and this " +
-			"is none")
+		return nil, errors.New("the reference is invalid: write a list such as sha256=0a1b&dir=sub after #")
 	}
 	ref := &pb.Reference{Protocol: pb.Reference_zip, Url: location}
 	for key, values := range options {
@@ -87,7 +86,7 @@ func parseZip(text string) (*pb.Reference, error) {
 	return ref, CheckReference(ref)
 }
 
-// parseRemote reads what has no scheme: of git it has a revision, of a registry a tag.
+// parseRemote reads a reference without a scheme. A revision means git, a tag or a digest means a registry.
 func parseRemote(text string) (*pb.Reference, error) {
 	_, location, found := cutUserinfo(text)
 	host, rest, slash := strings.Cut(location, "/")
@@ -124,7 +123,7 @@ func cutUserinfo(text string) (userinfo, location string, found bool) {
 	return text[:at], text[at+1:], true
 }
 
-// shortest is how many segments the path of a repository has at least, where it is not said where it ends.
+// shortest is the least number of segments of a repository's path, if the reference does not tell its end.
 const shortest = 2
 
 func parseGit(scheme, text string) (*pb.Reference, error) {

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/spell"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// The names expressions know.
+// The names that expressions know.
 const (
 	nameEnv        = "env"
 	nameInputs     = "inputs"
@@ -28,15 +29,15 @@ var (
 	stepParts = []string{"exports", "outputs", "status"}
 )
 
-// scope is what the expressions of a definition know, or of a list of steps in it.
+// scope has the names that the expressions of a definition, or of a list of steps in it, know.
 type scope struct {
 	spec  *draftSpec
 	v0    bool
-	files bool           // there are output_file and export_file
-	names map[string]int // the steps of the list, by number from 1; nil where there is none
-	outer *scope         // of the list around this one
-	index int            // in that
-	step  string         // whose texts these are; empty for those of the definition
+	files bool           // output_file and export_file exist
+	names map[string]int // the numbers of the steps of the list, from 1; nil outside of lists
+	outer *scope         // the scope of the list around this one
+	index int            // of this list in outer
+	step  string         // the step that the texts belong to; empty for the definition
 }
 
 // in returns the scope for the texts of a step.
@@ -53,8 +54,8 @@ func (s *scope) dialect() pb.Definition_Dialect {
 	return pb.Definition_v1
 }
 
-// template checks, later, a text that may have expressions. It stands at the step with index i of its
-// list, or where that would be. label is what it is.
+// template postpones the check of a text that may have expressions. The text belongs to the step with the index i of
+// its list; errors call it label.
 func (c *compiler) template(w word, s *scope, i int, label string) error {
 	if !w.given && w.text == "" {
 		return nil
@@ -79,14 +80,14 @@ func (c *compiler) key(w word, s *scope, i int, label string) error {
 	}
 	if s.v0 {
 		c.afterwards(func() error {
-			return w.at.beyond().errorf("%s: an expression cannot stand in a key in this dialect, that of type", label)
+			return w.at.beyond().errorf("%s: a key cannot have an expression in this dialect, that of type", label)
 		})
 		return nil
 	}
 	return c.template(w, s, i, "a key of "+label)
 }
 
-// condition checks, later, what if says, and returns it without brackets.
+// condition postpones the check of the value of if, and returns the value without brackets.
 func (c *compiler) condition(w word, s *scope, i int) string {
 	if !w.given {
 		return ""
@@ -110,7 +111,7 @@ func (c *compiler) condition(w word, s *scope, i int) string {
 	return inner
 }
 
-// exprError is err of an expression that begins at shift of w.
+// exprError returns an error of the expression that begins at shift of w.
 func (s *scope) exprError(w word, label string, shift int, err error) error {
 	offset, message := 0, err.Error()
 	if bad, ok := errors.AsType[*expr.Error](err); ok {
@@ -129,7 +130,7 @@ func (s *scope) errorIn(w word, offset int, label, message string) error {
 	return semantic(w.at.errorIn(w.text, min(offset, len(w.text)), "%s: %s", label, message))
 }
 
-// check checks the names that expressions of w read.
+// check checks the names that the expressions of w use.
 func (s *scope) check(w word, label string, shift int, refs []expr.Reference, i int) error {
 	for _, ref := range refs {
 		if why := s.missing(ref.Path, i); why != "" {
@@ -139,7 +140,7 @@ func (s *scope) check(w word, label string, shift int, refs []expr.Reference, i 
 	return nil
 }
 
-// missing says what of path is known not to be there, or "".
+// missing returns an error text if path is known not to exist, or "".
 func (s *scope) missing(path []string, i int) string {
 	switch path[0] {
 	case nameInputs:
@@ -150,7 +151,7 @@ func (s *scope) missing(path []string, i int) string {
 		if s.files {
 			return ""
 		}
-		return fmt.Sprintf("%s was not found: only what runs a command has it, an exec or a script", path[0])
+		return fmt.Sprintf("%s was not found: only an exec or a script has it", path[0])
 	}
 	if slices.Contains(scopeNames, path[0]) {
 		return ""
@@ -180,7 +181,7 @@ func (s *scope) missingInput(path []string) string {
 
 func (s *scope) missingStep(path []string, i int) string {
 	if s.names == nil && s.outer == nil {
-		return "steps was not found: a command does not know of other steps; pass it what it needs as an input"
+		return "steps was not found: a command does not know other steps; pass it their values as inputs"
 	}
 	if len(path) < 2 {
 		return ""
@@ -194,7 +195,7 @@ func (s *scope) missingStep(path []string, i int) string {
 		case n == index+1 && s.step == name:
 			return fmt.Sprintf("steps.%s was not found: the step does not know itself", name)
 		case n > 0:
-			return fmt.Sprintf("steps.%s was not found: the step %q runs later; steps know those before them", name, name)
+			return fmt.Sprintf("steps.%s was not found: the step %q runs later; a step knows only those before it", name, name)
 		}
 		for other, n := range at.names {
 			if n <= index {
@@ -218,9 +219,9 @@ func missingPart(path []string) string {
 		suggest(path[2], stepParts, "a step has "))
 }
 
-// suggest tells what there is instead of word.
+// suggest returns the end of an error about word: the most likely word of known, or else all of them after there.
 func suggest(word string, known []string, there string) string {
-	if near := nearest(word, known); near != "" {
+	if near := spell.Nearest(word, known); near != "" {
 		return fmt.Sprintf("did you mean %s?", near)
 	}
 	if len(known) > maxListed {
@@ -229,7 +230,7 @@ func suggest(word string, known []string, there string) string {
 	return there + strings.Join(known, ", ")
 }
 
-// maxListed is the most names an error lists.
+// maxListed is the largest number of names that an error lists.
 const maxListed = 20
 
 func abbreviate(word string) string {

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// anyValue reads a value of any type. what names it in errors.
+// anyValue reads a value of any type, which errors call what.
 func (r *reader) anyValue(n *yaml.Node, what string) (draftValue, error) {
 	d := draftValue{at: r.at(n)}
 	var err error
@@ -74,11 +74,11 @@ func (r *reader) structInto(d *draftValue, n *yaml.Node, what string) (*structpb
 	for _, it := range items {
 		key, literal := Literal(it.key.text)
 		if !literal {
-			return nil, it.key.at.beyond().errorf("an expression cannot stand in a key here; for the text itself write %s",
+			return nil, it.key.at.beyond().errorf("a key cannot have an expression here; for the text itself write %s",
 				exprEscaped)
 		}
 		if fields[key] != nil {
-			return nil, it.key.at.beyond().errorf("the key%s stands here for the second time", quote(key))
+			return nil, it.key.at.beyond().errorf("the key%s is given twice", Quote(key))
 		}
 		if fields[key], err = r.valueInto(d, it.value, what); err != nil {
 			return nil, err
@@ -90,10 +90,10 @@ func (r *reader) structInto(d *draftValue, n *yaml.Node, what string) (*structpb
 func (r *reader) number(v *yaml.Node, what string) (*structpb.Value, error) {
 	f, err := strconv.ParseFloat(v.Value, 64)
 	if err != nil || strings.ContainsAny(v.Value, "xX_") || len(v.Value) > 1 && v.Value[0] == '0' {
-		err = v.Decode(&f) // one of the other forms YAML has
+		err = v.Decode(&f) // YAML has other forms of numbers
 	}
 	if err != nil || math.IsInf(f, 0) || math.IsNaN(f) {
-		return nil, r.at(v).beyond().errorf("%s is a number beyond what a 64-bit float holds", what)
+		return nil, r.at(v).beyond().errorf("%s is too large for a 64-bit floating-point number", what)
 	}
 	return structpb.NewNumberValue(f), nil
 }

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// maxDepth is the deepest nesting; a job needs six levels.
+	// maxDepth is the deepest nesting. A job needs six levels.
 	maxDepth = 64
-	// maxCost bounds what is read of a text: its bytes, and nodeCost for each node, as even an empty one takes 100 bytes
-	// of memory. Aliases are counted each time. A text of MaxText without aliases has less, though a node may take as
-	// few as two bytes of it.
+	// maxCost bounds the reading of a text: it counts the bytes of values, and nodeCost for each node, because even an
+	// empty node takes 100 bytes of memory. Each use of an alias counts. A text of MaxText without aliases costs less,
+	// although a node may take only two bytes of it.
 	maxCost  = 4 * MaxText
 	nodeCost = 6
 )
 
-// Parse reads a job from YAML. name is what errors call the text: its file name. The error is an
-// [*Error] with the first mistake found.
+// Parse reads a job from YAML. Errors call the text name: its file name. The error is an [*Error] with the first
+// mistake.
 //
-// The text is a list of steps, or a document with the list as run:, which may follow a document with
-// a spec. docs/language.md tells all there is:
+// The text is a list of steps, or a document with the list as run:, which may follow a document with a spec.
+// docs/language.md describes it in full:
 //
 //	run:
 //	  - name: build          # step_1, step_2, ... if missing
@@ -38,48 +38,28 @@ const (
 //	    if: env.SKIP_TESTS != "yes"
 //	    timeout: 10m
 func Parse(name string, data []byte) (*pb.Definition, error) {
-	t, docs, err := load(name, data, MaxText)
-	if err != nil {
-		return nil, err
-	}
-	r := &reader{text: t}
-	d, err := r.job(docs)
-	if err != nil {
-		return nil, err
-	}
-	return compileJob(d)
+	return parse(name, data, (*reader).job, compileJob)
 }
 
-// ParseCalled is Parse for a job that is given inputs: its spec may require some.
+// ParseCalled is Parse for a job that gets inputs: its spec may have required inputs.
 func ParseCalled(name string, data []byte) (*pb.Definition, error) {
-	t, docs, err := load(name, data, MaxText)
-	if err != nil {
-		return nil, err
-	}
-	return parseCalled(&reader{text: t}, docs)
+	return parse(name, data, (*reader).job, compileSequence)
 }
 
-func parseCalled(r *reader, docs []*yaml.Node) (*pb.Definition, error) {
-	d, err := r.job(docs)
-	if err != nil {
-		return nil, err
-	}
-	def, err := compile(d)
-	if err == nil && def.GetType() == pb.DefinitionType_exec {
-		def = sequenceOf(def)
-	}
-	return def, err
-}
-
-// ParseStep reads the file of a step from YAML: a document with its spec, and one with what it runs. It
-// is like Parse in everything else.
+// ParseStep reads the file of a step from YAML: a document with its spec, and a document with its command or steps. In
+// everything else it is like Parse.
 func ParseStep(name string, data []byte) (*pb.Definition, error) {
+	return parse(name, data, (*reader).step, compile)
+}
+
+func parse(name string, data []byte, read func(*reader, []*yaml.Node) (*draftDefinition, error),
+	compile func(*draftDefinition) (*pb.Definition, error),
+) (*pb.Definition, error) {
 	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}
-	r := &reader{text: t}
-	d, err := r.step(docs)
+	d, err := read(&reader{text: t}, docs)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +75,7 @@ func load(name string, data []byte, longest int) (*text, []*yaml.Node, error) {
 	return t, docs, err
 }
 
-// check refuses texts that are no YAML of ours, whatever they say.
+// check refuses texts that are too long or have invalid bytes.
 func (t *text) check(longest int) error {
 	if len(t.data) > longest {
 		return t.errorf("the text has more than 1 MiB; move scripts into files")
@@ -114,7 +94,7 @@ func (t *text) check(longest int) error {
 	return nil
 }
 
-// load returns the documents of the text, at most three of them: two are the most a job has.
+// load returns the documents of the text, at most three. A job has at most two.
 func (t *text) load() ([]*yaml.Node, error) {
 	loader, err := yaml.NewLoader(strings.NewReader(t.data),
 		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
@@ -144,13 +124,13 @@ func (t *text) syntaxError(err error) error {
 	if !ok {
 		return t.errorf("the text is not valid YAML")
 	}
-	// The context, such as the quote that is never closed, tells more than the place where it showed.
+	// The context, such as an unclosed quote, tells more than the place of the error.
 	line, column, message := bad.Mark.Line, bad.Mark.Column, bad.Message
 	if bad.ContextMsg != "" {
 		message += " " + bad.ContextMsg
 	}
 	if strings.HasPrefix(bad.Message, "unknown anchor") {
-		message = "the alias has no anchor before it" // theirs repeats the name, of any length
+		message = "the alias has no anchor before it" // the library repeats the name, which may be long
 	}
 	if line <= 0 {
 		return t.errorf("not valid YAML: %s", message)
