@@ -78,7 +78,7 @@ var allowed = map[string][]string{
 	"remote/step/trace":          {"remote/step/mask", "remote/step/expr", "remote/api/**"},
 	"remote/step/trace/recording": {
 		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
-		"remote/step/mask", "remote/proc", "remote/api/**",
+		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
 	},
 	"remote/step/trace/inspect": {"remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.

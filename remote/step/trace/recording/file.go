@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // A File is the file of a trace that is still to be written. It reserves room on the disk under a temporary name, so
@@ -17,7 +19,7 @@ type File struct {
 	path string
 
 	mu       sync.Mutex // guards the following
-	aside    *os.File   // nil once it was committed or discarded
+	temp     *os.File   // nil after Commit and Discard
 	reserved int64
 	written  int64
 }
@@ -34,11 +36,11 @@ func Create(path string, size int64) (*File, error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("write %w", err)
 	}
-	aside, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp") // of mode 0600
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp") // of mode 0600
 	if err != nil {
-		return nil, fmt.Errorf("write %s: %w", path, bare(err))
+		return nil, fmt.Errorf("write %s: %w", path, oserr.Bare(err))
 	}
-	f := &File{path: path, aside: aside}
+	f := &File{path: path, temp: temp}
 	if err := f.Reserve(size); err != nil {
 		f.Discard()
 		return nil, err
@@ -54,10 +56,10 @@ func (f *File) Path() string { return f.path }
 func (f *File) Reserve(size int64) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.aside == nil || size <= f.reserved {
+	if f.temp == nil || size <= f.reserved {
 		return nil
 	}
-	err := unix.Fallocate(int(f.aside.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
+	err := unix.Fallocate(int(f.temp.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
 	case err != nil:
@@ -71,13 +73,13 @@ func (f *File) Reserve(size int64) error {
 func (f *File) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.aside == nil {
+	if f.temp == nil {
 		return 0, fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
 	}
-	n, err := f.aside.Write(p)
+	n, err := f.temp.Write(p)
 	f.written += int64(n)
 	if err != nil {
-		return n, fmt.Errorf("write %s: %w", f.path, bare(err))
+		return n, fmt.Errorf("write %s: %w", f.path, oserr.Bare(err))
 	}
 	return n, nil
 }
@@ -86,44 +88,36 @@ func (f *File) Write(p []byte) (int, error) {
 func (f *File) Commit() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.aside == nil {
+	if f.temp == nil {
 		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
 	}
-	aside := f.aside
-	f.aside = nil
-	err := aside.Truncate(f.written) // gives back what was reserved beyond it
+	temp := f.temp
+	f.temp = nil
+	err := temp.Truncate(f.written) // gives back what was reserved beyond it
 	if err == nil {
-		err = aside.Sync()
+		err = temp.Sync()
 	}
-	if closeErr := aside.Close(); err == nil {
+	if closeErr := temp.Close(); err == nil {
 		err = closeErr
 	}
 	if err == nil {
-		err = os.Rename(aside.Name(), f.path)
+		err = os.Rename(temp.Name(), f.path)
 	}
 	if err != nil {
-		_ = os.Remove(aside.Name())
-		return fmt.Errorf("write %s: %w", f.path, bare(err))
+		_ = os.Remove(temp.Name())
+		return fmt.Errorf("write %s: %w", f.path, oserr.Bare(err))
 	}
 	return nil
-}
-
-// bare strips the path of an error: ours name the path that was asked for.
-func bare(err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return path.Err
-	}
-	return err
 }
 
 // Discard removes the temporary file. After Commit it does nothing; it is idempotent.
 func (f *File) Discard() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.aside == nil {
+	if f.temp == nil {
 		return
 	}
-	f.aside.Close()
-	_ = os.Remove(f.aside.Name())
-	f.aside = nil
+	f.temp.Close()
+	_ = os.Remove(f.temp.Name())
+	f.temp = nil
 }

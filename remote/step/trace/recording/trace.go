@@ -63,11 +63,11 @@ func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace
 	id.Steps, cut = t.steps(def, res.Steps, "")
 	if cut || t.short != nil {
 		text := fmt.Sprintf(
-			"the trace has more than %d bytes of what is large: steps that are marked as truncated lack some",
+			"steps marked as truncated lack large data: the trace has more than %d bytes of it",
 			maxRecorded,
 		)
 		if t.short != nil {
-			text = "steps that are marked as truncated lack what is large: " + t.short.Error()
+			text = "steps marked as truncated lack large data: " + t.short.Error()
 		}
 		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, text)
 	}

@@ -429,7 +429,7 @@ func TestTraceThatBecomesTooLargeIsCutStepByStep(t *testing.T) {
 	require.NotZero(t, last.Logs)
 	require.Equal(
 		t,
-		[]string{"steps that are marked as truncated lack what is large: no space left on device"},
+		[]string{"steps marked as truncated lack large data: no space left on device"},
 		made.Volatile.Warnings,
 	)
 	require.Len(t, asked, 3)
