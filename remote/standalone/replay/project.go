@@ -43,7 +43,7 @@ func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string
 // checkLocal compares the step in dir with its digests: its file, and then all there is.
 func checkLocal(c *trace.Component, dir string) error {
 	if !filepath.IsAbs(dir) || c.File == "" || strings.Contains(c.File, "/") || c.Digest[trace.SHA256] == "" {
-		return errors.New("the trace does not say which directory it was in, or what its digest was")
+		return errors.New("the trace does not tell its directory, or its digest")
 	}
 	data, err := readDefinition(filepath.Join(dir, c.File))
 	if err != nil {

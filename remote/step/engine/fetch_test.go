@@ -160,7 +160,7 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 	require.Equal(t, strings.Repeat("inner\n", 3), tr.stdout.String())
 	for _, dir := range []string{"out", "file"} {
 		res := newTrial(t, "- {name: a, step: 'zip+./tools/s.zip#dir="+dir+"'}\n", withStore(t)).files(files).run()
-		require.Contains(t, res.Message, "it is outside of what was fetched", dir)
+		require.Contains(t, res.Message, "it is outside of the fetched component", dir)
 	}
 }
 
