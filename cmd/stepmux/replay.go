@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone/replay"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // Exit codes of replay.
@@ -142,7 +143,7 @@ func (f *replayFlags) run(cmd *cobra.Command, file string) error {
 }
 
 // plan returns the configuration of the replay from the flags.
-func (f *replayFlags) plan() (cfg replay.Config, ignore trace.Ignore, err error) {
+func (f *replayFlags) plan() (cfg replay.Config, ignore inspect.Ignore, err error) {
 	cfg = replay.Config{AllowChanged: f.allowChanged, Version: version()}
 	if cfg.WorkDir, err = f.dir(); err != nil {
 		return cfg, ignore, err

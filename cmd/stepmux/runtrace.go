@@ -9,7 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/remote/standalone"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // buildMark stands for the name of a build in --output-file.
@@ -66,13 +66,13 @@ func withTrace(job connector.Job, pattern, build string, say func(string)) conne
 // traceFile is a file that the first write makes. It is for one goroutine at a time.
 type traceFile struct {
 	path string
-	file *trace.File // nil before
+	file *recording.File // nil before
 }
 
 func (f *traceFile) Write(p []byte) (int, error) {
 	if f.file == nil {
 		var err error
-		if f.file, err = trace.Create(f.path, 0); err != nil {
+		if f.file, err = recording.Create(f.path, 0); err != nil {
 			return 0, err
 		}
 	}

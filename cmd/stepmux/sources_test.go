@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // example is a user of examples/sources.
@@ -171,7 +172,7 @@ func requireSameSteps(t *testing.T, a, b *trace.Trace) {
 			tr.Identity.Steps[i].Env = nil
 		}
 	}
-	c, err := trace.Compare(a, b, trace.Ignore{})
+	c, err := inspect.Compare(a, b, inspect.Ignore{})
 	require.NoError(t, err)
 	require.Empty(t, c.Differences)
 	require.Len(t, a.Identity.Steps, len(b.Identity.Steps))

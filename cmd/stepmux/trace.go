@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 func newTraceCommand() *cobra.Command {
@@ -37,7 +38,7 @@ func newTraceShowCommand() *cobra.Command {
 			if err != nil {
 				return usageError(err)
 			}
-			if err := t.Show(cmd.OutOrStdout()); err != nil {
+			if err := inspect.Show(cmd.OutOrStdout(), t); err != nil {
 				return systemError(fmt.Errorf("write trace: %w", err))
 			}
 			return nil
@@ -71,14 +72,14 @@ Exit codes:
 					return usageError(err)
 				}
 			}
-			what := trace.Ignore{Runtime: noRuntime}
+			what := inspect.Ignore{Runtime: noRuntime}
 			if what.Logs, err = ignoresLogs(ignore); err != nil {
 				return usageError(err)
 			}
 			if err := checkOutput(output); err != nil {
 				return usageError(err)
 			}
-			c, err := trace.Compare(traces[0], traces[1], what)
+			c, err := inspect.Compare(traces[0], traces[1], what)
 			if err != nil {
 				return usageError(err)
 			}
@@ -99,7 +100,7 @@ Exit codes:
 	return cmd
 }
 
-func showComparison(w io.Writer, c *trace.Comparison, asJSON bool) error {
+func showComparison(w io.Writer, c *inspect.Comparison, asJSON bool) error {
 	if asJSON {
 		data, err := json.Marshal(c)
 		if err == nil {

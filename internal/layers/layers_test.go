@@ -59,34 +59,39 @@ var allowed = map[string][]string{
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},
 	"remote/job": {
-		"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask",
-		"remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree",
+		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr",
+		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree",
 	},
 	"remote/step/engine": {
-		"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc",
-		"remote/job/joblog", "remote/api/**", "internal/wire",
+		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
+		"internal/wire",
 	},
 	"remote/step/fetch": {
 		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
 	"remote/standalone": {
-		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine",
+		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job", "remote/step/engine",
 		"remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/api/**",
 	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
-	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
+	"remote/step/trace":          {"remote/step/mask", "remote/step/expr", "remote/api/**"},
+	"remote/step/trace/recording": {
+		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
+		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
+	},
+	"remote/step/trace/inspect": {"remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.
-	"remote/standalone/provenance": {"remote/step/trace"},
+	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask"},
 	"remote/standalone/replay": {
-		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang",
-		"remote/step/expr", "remote/api/**",
+		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
+		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
 	"remote/step/expr":  {"internal/spell"},
 	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
 	"remote/job/joblog": {"internal/oserr"},
-	"remote/step/mask":  {},
+	"remote/step/mask":  {"remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
@@ -125,7 +130,7 @@ var allowed = map[string][]string{
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
 	"cmd/stepmux": {
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
-		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance",
+		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace/**", "remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm",
 	},
 	// The example uses servers that are made for tests.

@@ -142,8 +142,8 @@ var mechanisms = []mechanism{
 	{
 		promise: "No secret is in a log",
 		file:    "remote/step/engine/mask.go",
-		code:    "return r.cfg.Masker.NewWriter(w)",
-		without: "return nopCloser{w}",
+		code:    "return r.cfg.Secrets.NewWriter(w)",
+		without: "return (&mask.Set{}).NewWriter(w)",
 		test:    "remote/step/engine.TestSecretsAreMaskedEverywhere",
 	},
 	{

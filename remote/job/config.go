@@ -74,7 +74,7 @@ type Spec struct {
 
 	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
 	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
-	// Grace. The store sets Fetcher, Masker, Start, OrphanDir, Observe and Record itself.
+	// Grace. The store sets Fetcher, Secrets, Start, OrphanDir, Observe and Events itself.
 	engine.Config
 
 	// Secrets are texts that are masked like the values of masked variables.

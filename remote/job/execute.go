@@ -17,7 +17,7 @@ import (
 func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	result := s.attempt(j, spec, runner)
 	j.kill(nil)
-	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, runner, result)
+	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, result)
 	// The record is kept for a while, without the job's text, its variables and its secrets.
 	j.output = nil
 	j.runner.Store(nil)
@@ -47,7 +47,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 // attempt runs the job and cleans up after it. Every error on the way, and a panic, is the job's failure.
 func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result engine.Result) {
 	fail := func(err error) {
-		message := hideMessage(&j.output.secrets, err.Error())
+		message := j.output.secrets.Message(err.Error())
 		result = engine.Result{
 			Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition),
 		}
@@ -77,7 +77,7 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		fail(err)
 		return result
 	}
-	j.output.connect(j.logs, notices, spec.Trace != nil)
+	j.output.connect(j.logs, notices)
 	place, err := j.place(s.cfg.WorkBase)
 	if err != nil {
 		fail(err)
@@ -105,7 +105,6 @@ func (j *record) open(limit int64) error {
 func (j *record) place(base string) (engine.Place, error) {
 	p := engine.Place{
 		ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr],
-		Taps: j.output.taps,
 	}
 	if j.workDir == "" {
 		p.WorkDir = j.tempWorkDir()

@@ -62,10 +62,9 @@ func TestMergedLogHidesASecretThatIsInNeitherStream(t *testing.T) {
 	}
 	o := &output{}
 	require.NoError(t, o.secrets.Add("half-of-secret"))
-	o.connect(logs, nil, false)
+	o.connect(logs, nil)
 	_, err := o.streams[Stdout].Write([]byte("x half-of-"))
 	require.NoError(t, err)
-	require.NoError(t, o.streams[Stdout].Flush())
 	_, err = o.streams[Stderr].Write([]byte("secret"))
 	require.NoError(t, err)
 	require.NoError(t, o.close())

@@ -1,61 +1,50 @@
 package job
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"sync"
 
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/mask"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // output carries a job's output into its logs, masked. Only the job's goroutine calls its methods.
 type output struct {
 	secrets mask.Set
-	streams [2]*mask.Writer
-	merged  *merged // nil if the job has no such log
-	// taps sum up the bytes of the logs, for a trace; nil without one.
-	taps [2]*trace.Tap
+	streams [2]io.Writer // behind the engine's masking
+	merged  *merged      // nil if the job has no such log
+	// recorder sums up the streams for a trace; nil without one.
+	recorder *recording.Recorder
 }
 
-// connect opens the writers into logs, whose merged one may be nil. notices are lines for the merged log. traced says
-// that a trace is wanted.
-func (o *output) connect(logs [3]*joblog.Log, notices []string, traced bool) {
+// connect opens the writers into logs, whose merged one may be nil. notices are lines for the merged log.
+func (o *output) connect(logs [3]*joblog.Log, notices []string) {
 	if logs[Merged] != nil {
 		o.merged = &merged{to: o.secrets.NewWriter(logs[Merged]), notices: notices}
 	}
 	for stream := range o.streams {
 		var to io.Writer = logs[stream]
-		if traced {
-			o.taps[stream] = trace.NewTap(to)
-			to = o.taps[stream]
+		if o.recorder != nil {
+			to = o.recorder.Tap(stream, to)
 		}
 		if o.merged != nil {
 			to = io.MultiWriter(to, o.merged)
 		}
-		o.streams[stream] = o.secrets.NewWriter(to)
+		o.streams[stream] = to
 	}
 }
 
 // close writes the text that masking has held back, and closes the writers.
 func (o *output) close() error {
-	var errs []error
-	for _, w := range o.streams {
-		if w != nil {
-			errs = append(errs, w.Close())
-		}
+	if o.recorder != nil {
+		o.recorder.Close()
 	}
-	if o.merged != nil {
-		errs = append(errs, o.merged.to.Close())
+	if o.merged == nil {
+		return nil
 	}
-	for _, tap := range o.taps {
-		if tap != nil {
-			tap.Close()
-		}
-	}
-	return errors.Join(errs...)
+	return o.merged.to.Close()
 }
 
 // merged takes the masked output of both streams of a job, and writes a line before each step. It masks the output

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // event is a change of a step, and the lengths of stdout and stderr at that time.
@@ -42,7 +42,7 @@ type record struct {
 	output *output       // used by the job's goroutine only, nil at the end
 	done   chan struct{} // closed once the state is final
 
-	traceFile *trace.File // used by the job's goroutine only; nil without a trace
+	traceFile *recording.File // used by the job's goroutine only; nil without a trace
 
 	// Guarded by the store's mu.
 	state     State // final once result is set

@@ -103,12 +103,12 @@ func (s *Store) Create(spec Spec) error {
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
 	cfg.Fetcher = s.cfg.Fetcher
-	cfg.Masker = masker{&j.output.secrets}
+	cfg.Secrets = &j.output.secrets
 	cfg.OrphanDir = s.cfg.OrphanDir
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
-	cfg.Record = s.record(spec, j)
+	s.record(spec.Trace, j, &cfg)
 	if starter := s.cfg.Starter; starter != nil {
 		cfg.Start = starter.Start
 		starter.Prepare() // while the job's files are made

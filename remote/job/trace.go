@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // TraceRoom is the disk space that is reserved for a trace before its job begins, in bytes.
@@ -16,10 +18,11 @@ const TraceRoom = 64 << 10
 
 // TraceSpec asks for a trace of a job. The trace is written when the job has ended, also when it has failed.
 type TraceSpec struct {
-	// Source, Text and Secrets are those of [engine.Recording].
-	Source  trace.Source
-	Text    []byte
-	Secrets *trace.Secrets
+	// Source, Text, Steps and Salt are those of [recording.Config].
+	Source trace.Source
+	Text   []byte
+	Steps  string
+	Salt   *mask.Salt
 	// File is the path of the trace. Its space is reserved before the job begins: without space the job does not run. If
 	// empty, the trace is a file in the job's directory, and is removed with the job.
 	File string
@@ -27,15 +30,16 @@ type TraceSpec struct {
 	Done func(*trace.Trace)
 }
 
-// record returns the recording of j for the engine, or nil if spec asks for no trace.
-func (s *Store) record(spec Spec, j *record) *engine.Recording {
-	t := spec.Trace
+// record lets a Recorder watch the job that cfg is for, if a trace is wanted.
+func (s *Store) record(t *TraceSpec, j *record, cfg *engine.Config) {
 	if t == nil {
-		return nil
+		return
 	}
-	return &engine.Recording{
-		Source: t.Source, Text: t.Text, Secrets: t.Secrets, Version: s.cfg.Version, Room: j.reserveTrace,
-	}
+	j.output.recorder = recording.New(*cfg, recording.Config{
+		Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version,
+		Room: func(size int64) error { return j.traceFile.Reserve(size) },
+	})
+	cfg.Events = j.output.recorder
 }
 
 // openTrace makes the file of the trace and reserves its space, if t is not nil.
@@ -48,17 +52,13 @@ func (j *record) openTrace(t *TraceSpec) error {
 		path = filepath.Join(j.dir, "trace.json")
 	}
 	var err error
-	j.traceFile, err = trace.Create(path, TraceRoom)
+	j.traceFile, err = recording.Create(path, TraceRoom)
 	return err
 }
 
-func (j *record) reserveTrace(size int64) error { return j.traceFile.Reserve(size) }
-
 // writeTrace writes the trace of j, which ended with result, if t is not nil. It returns the trace's path, and its size
 // if it is among the job's files. It returns a panic as an error: a panic must not end the other jobs.
-func (j *record) writeTrace(
-	t *TraceSpec, runner *engine.Runner, result engine.Result,
-) (path string, size int64, err error) {
+func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, size int64, err error) {
 	if t == nil || j.traceFile == nil {
 		return "", 0, nil
 	}
@@ -68,7 +68,7 @@ func (j *record) writeTrace(
 			err = errors.New("write trace: internal error of the step runner")
 		}
 	}()
-	made := runner.Trace(result, j.started, time.Now())
+	made := j.output.recorder.Trace(result, j.started, time.Now())
 	data, err := made.Encode()
 	if err != nil {
 		return "", 0, err

@@ -3,8 +3,6 @@ package job
 import (
 	"errors"
 	"fmt"
-	"io"
-	"regexp"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -31,31 +29,4 @@ func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notice
 		}
 	}
 	return notices, nil
-}
-
-// masker is the engine's view of a job's secrets: it adds secrets that appear during the job. It does not mask the
-// streams, which output does.
-type masker struct{ secrets *mask.Set }
-
-func (m masker) Add(secret string) error {
-	if err := m.secrets.Add(secret); !errors.Is(err, mask.ErrShort) {
-		return err
-	}
-	return nil
-}
-
-func (m masker) Mask(text string) string { return hideMessage(m.secrets, text) }
-
-func (masker) NewWriter(w io.Writer) io.WriteCloser { return unclosed{w} }
-
-type unclosed struct{ io.Writer }
-
-func (unclosed) Close() error { return nil }
-
-var exitStatus = regexp.MustCompile(`exit status \d{1,3}$`)
-
-// hideMessage masks a message, except for the exit status at its end, which callers read.
-func hideMessage(secrets *mask.Set, message string) string {
-	status := exitStatus.FindString(message)
-	return secrets.Mask(message[:len(message)-len(status)]) + status
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/remote/step/lang"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // ReadFile reads the regular file name or, if name is "-", standard input. It reads at most one byte more than a text
@@ -92,7 +92,7 @@ func WriteFile(path string, data []byte) error {
 	if err := CheckOutputFile(path); err != nil {
 		return err
 	}
-	file, err := trace.Create(path, 0)
+	file, err := recording.Create(path, 0)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -47,8 +48,8 @@ type Trace struct {
 	// File gets the trace, also if the job does not succeed. It is replaced as a whole or not at all. If empty, no file is
 	// written.
 	File string
-	// Secrets makes the sums of masked values. If nil, with a new salt.
-	Secrets *trace.Secrets
+	// Salt is for the HMACs of masked values. If nil, a new one.
+	Salt *mask.Salt
 }
 
 // jobID names the only job of a store.
@@ -121,7 +122,7 @@ func (j *Job) trace(t *Trace, made **trace.Trace) *job.TraceSpec {
 		return nil
 	}
 	return &job.TraceSpec{
-		Source: j.Source, Text: j.text, Secrets: t.Secrets, File: t.File,
+		Source: j.Source, Text: j.text, Steps: j.Steps, Salt: t.Salt, File: t.File,
 		Done: func(t *trace.Trace) { *made = t },
 	}
 }

@@ -76,6 +76,8 @@ type Given struct {
 	// Source describes the text of the job, for a trace.
 	Source     trace.Source
 	Definition *pb.Definition
+	// Steps is a text that compiles to Definition. If empty, a trace has one that is made of Definition.
+	Steps string
 	// Inputs, Vars, Env and MayFail are those of [engine.Config].
 	Inputs  map[string]expr.Value
 	Vars    []engine.Variable
@@ -149,7 +151,7 @@ func readSteps(src Source) (*Job, error) {
 	if _, err := lang.Bind(def.GetSpec(), inputs); err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	return NewJob(Given{Definition: def, Inputs: inputs, Vars: src.Vars}), nil
+	return NewJob(Given{Definition: def, Steps: string(src.Text), Inputs: inputs, Vars: src.Vars}), nil
 }
 
 // readGitLabCI reads a job of a .gitlab-ci.yml.

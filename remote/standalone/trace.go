@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
-	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // traceBegin matches the beginning of a trace.
@@ -24,7 +24,7 @@ func CheckTraceFile(path string) error {
 	if err := CheckOutputFile(path); err != nil {
 		return err
 	}
-	room, err := trace.Create(path, job.TraceRoom)
+	room, err := recording.Create(path, job.TraceRoom)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func refusedTrace(why error, version string) *trace.Trace {
 	now := time.Now().UTC()
 	return &trace.Trace{
 		Identity: trace.Identity{
-			Runtime: engine.Runtime(version), Status: trace.Failure, Reason: string(Invalid), Steps: []trace.Step{},
+			Runtime: recording.Runtime(version), Status: trace.Failure, Reason: string(Invalid), Steps: []trace.Step{},
 			Job: trace.Job{Vars: map[string]trace.Variable{}},
 		},
 		Volatile: trace.Volatile{Started: now, Ended: now, Message: why.Error(), Steps: []trace.StepRun{}},

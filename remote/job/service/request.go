@@ -75,7 +75,7 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	sum := sha256.Sum256(text)
 	return &job.TraceSpec{
 		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}},
-		Text:   text,
+		Text:   text, Steps: req.GetStepsYaml(),
 	}, nil
 }
 

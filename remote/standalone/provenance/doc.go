@@ -1,7 +1,7 @@
-// Package provenance tells what a trace says in the forms that others check: an in-toto Statement v1 with SLSA
-// provenance v1 about a job, or with a link v0.3 about each command of it. docs/trace.md says which part of a trace
-// becomes what.
+// Package provenance writes a trace in the forms that other tools check: [Statement] is an in-toto Statement v1 with
+// SLSA provenance v1 about a job, [Links] are statements with a link v0.3 about each of its commands. docs/trace.md
+// maps the parts of a trace to them.
 //
-// What is masked in the trace is nowhere in them, not even as an HMAC. They are not signed: whoever trusts the machine
-// that made them signs them, with the tools there are for that.
+// They have nothing of masked values, not even an HMAC. They are not signed: the owner of a trusted machine signs
+// them with other tools.
 package provenance

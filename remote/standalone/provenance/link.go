@@ -11,6 +11,7 @@ import (
 	link "github.com/in-toto/attestation/go/predicates/link/v0"
 	intoto "github.com/in-toto/attestation/go/v1"
 
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -41,7 +42,7 @@ func Links(t *trace.Trace) ([]Link, error) {
 	return links, failed
 }
 
-// unusual is what is in no name of a step.
+// unusual matches characters that names of steps do not have.
 var unusual = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 
 // fileName names the file of a link. Names of a trace that was not written by us are made fit for one.
@@ -57,8 +58,9 @@ func linkOf(s *trace.Step, name string) ([]byte, error) {
 	}
 	byproducts := map[string]any{"exit_code": s.Exec.ExitCode, "return-value": s.Exec.ExitCode}
 	subjects := []Subject{{"outputs", outputs}}
-	if s.Logs != nil {
-		byproducts["stdout"], byproducts["stderr"] = trace.SHA256+":"+s.Logs.Stdout.SHA256, trace.SHA256+":"+s.Logs.Stderr.SHA256
+	if s.Logs.Stdout.SHA256 != "" {
+		byproducts["stdout"] = trace.SHA256 + ":" + s.Logs.Stdout.SHA256
+		byproducts["stderr"] = trace.SHA256 + ":" + s.Logs.Stderr.SHA256
 	}
 	p := &link.Link{Name: name, Materials: named(distinct(materials(s)))}
 	for _, arg := range s.Exec.Argv {
@@ -67,7 +69,10 @@ func linkOf(s *trace.Step, name string) ([]byte, error) {
 	if p.Byproducts, err = structOf(byproducts); err != nil {
 		return nil, err
 	}
-	if p.Environment, err = structOf(map[string]any{"variables": sortedKeys(s.Env), "work_dir": textOf(s.Exec.WorkDir)}); err != nil {
+	p.Environment, err = structOf(map[string]any{
+		"variables": sortedKeys(s.Env), "work_dir": textOf(s.Exec.WorkDir),
+	})
+	if err != nil {
 		return nil, err
 	}
 	for _, m := range p.GetMaterials() {
@@ -90,7 +95,7 @@ func named(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 }
 
 // digestOf is the digest of values as the trace has them, in the canonical form of JSON.
-func digestOf(values trace.Values) (string, error) {
+func digestOf(values mask.Values) (string, error) {
 	data, err := json.Marshal(values)
 	if err == nil {
 		data, err = jcs.Transform(data)

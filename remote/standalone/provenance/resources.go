@@ -11,12 +11,13 @@ import (
 	intoto "github.com/in-toto/attestation/go/v1"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
 const maskedText = "[MASKED]"
 
-func textOf(t trace.Text) string {
+func textOf(t mask.Text) string {
 	if t.Masked {
 		return maskedText
 	}
@@ -41,14 +42,14 @@ func walk(steps []trace.Step, names []string, visit func(s *trace.Step, names []
 	}
 }
 
-// dependencies are what the job's steps are made of: components and programs, each once.
+// dependencies are the components and the programs of the job's steps, each once.
 func dependencies(id *trace.Identity) []*intoto.ResourceDescriptor {
 	list := []*intoto.ResourceDescriptor{}
 	walk(id.Steps, nil, func(s *trace.Step, _ []string) { list = append(list, materials(s)...) })
 	return distinct(list)
 }
 
-// distinct returns list without what is in it already, under the same name.
+// distinct returns list without duplicates of the same name.
 func distinct(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(list, func(r *intoto.ResourceDescriptor) bool {
@@ -62,7 +63,7 @@ func distinct(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 	})
 }
 
-// materials are what one step is made of.
+// materials are the component and the programs of one step.
 func materials(s *trace.Step) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	if s.Component != nil {
@@ -110,7 +111,10 @@ func local(c *trace.Component) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	add := func(name, kind string) {
 		if digest := c.Digest[kind]; isDigest(kind, digest) {
-			list = append(list, &intoto.ResourceDescriptor{Name: name, Uri: fileURI(name), Digest: map[string]string{kind: digest}})
+			list = append(
+				list,
+				&intoto.ResourceDescriptor{Name: name, Uri: fileURI(name), Digest: map[string]string{kind: digest}},
+			)
 		}
 	}
 	add(c.Location, trace.SHA256Tree)
@@ -120,7 +124,8 @@ func local(c *trace.Component) []*intoto.ResourceDescriptor {
 
 // program describes a file that was run. What is part of a component is described with that.
 func program(p *trace.Program) *intoto.ResourceDescriptor {
-	if p == nil || p.Path.Masked || strings.HasPrefix(p.Path.Value, trace.CacheDir+"/") || !isDigest(trace.SHA256, p.Digest[trace.SHA256]) {
+	if p == nil || p.Path.Masked || strings.HasPrefix(p.Path.Value, trace.CacheDir+"/") ||
+		!isDigest(trace.SHA256, p.Digest[trace.SHA256]) {
 		return nil
 	}
 	return &intoto.ResourceDescriptor{
@@ -141,7 +146,8 @@ func fileURI(name string) string {
 	}
 }
 
-// uri returns the URI of what was fetched: git+https://host/project@ref, the archive's, or a package URL (purl).
+// uri returns the URI of a fetched component: git+https://host/project@ref, the URL of an archive, or a package URL
+// (purl).
 func uri(c *trace.Component) string {
 	switch c.Kind {
 	case trace.Git:
@@ -171,20 +177,20 @@ func isDigest(kind, text string) bool {
 	return len(text) == length && strings.Trim(text, "0123456789abcdef") == ""
 }
 
-// logs describe what the commands wrote.
+// logs describe the output of the commands.
 func logs(id *trace.Identity) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	walk(id.Steps, nil, func(s *trace.Step, names []string) {
-		if s.Logs == nil {
-			return
-		}
 		for _, stream := range []struct {
 			name string
 			log  trace.Log
 		}{{"stdout", s.Logs.Stdout}, {"stderr", s.Logs.Stderr}} {
 			if isDigest(trace.SHA256, stream.log.SHA256) {
 				name := strings.Join(names, "/") + "/" + stream.name
-				list = append(list, &intoto.ResourceDescriptor{Name: name, Digest: map[string]string{trace.SHA256: stream.log.SHA256}})
+				list = append(
+					list,
+					&intoto.ResourceDescriptor{Name: name, Digest: map[string]string{trace.SHA256: stream.log.SHA256}},
+				)
 			}
 		}
 	})

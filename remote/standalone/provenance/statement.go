@@ -17,25 +17,25 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// The types of what this package writes.
+// The types of statements and predicates.
 const (
 	// SLSA is the type of the predicate of [Statement].
 	SLSA = "https://slsa.dev/provenance/v1"
 	// LinkType is the type of the predicate of a [Link].
 	LinkType = "https://in-toto.io/attestation/link/v0.3"
-	// BuildType says what the parameters of a build mean: docs/trace.md describes it.
+	// BuildType names the meaning of the build's parameters. docs/trace.md describes them.
 	BuildType = "https://github.com/stepmux/stepmux/steptrace/v1"
-	// DefaultBuilder is who built if nobody says: some stepmux, which nobody vouches for.
+	// DefaultBuilder stands for an unknown builder.
 	DefaultBuilder = "https://github.com/stepmux/stepmux"
 )
 
-// Config says what is not in a trace.
+// Config adds facts that a trace does not have.
 type Config struct {
-	// Builder is the URI of who ran the job, and is to be trusted for it. If empty, DefaultBuilder.
+	// Builder is the URI of the trusted party that ran the job. If empty, DefaultBuilder.
 	Builder string
 	// TraceName and TraceDigest name the file of the trace, and its SHA-256 in hexadecimal.
 	TraceName, TraceDigest string
-	// Subjects are the files the provenance is about. If none, the file of the trace.
+	// Subjects are the files that the provenance is about. If empty, the file of the trace.
 	Subjects []Subject
 }
 
@@ -99,14 +99,14 @@ func Statement(t *trace.Trace, cfg Config) ([]byte, error) {
 	return encode(SLSA, p, subjects)
 }
 
-// externalParameters are what whoever asked for the job has said.
+// externalParameters are the parameters of the request for the job.
 func externalParameters(id *trace.Identity) map[string]any {
 	steps := make([]any, len(id.Steps))
 	for i := range id.Steps {
 		s := &id.Steps[i]
 		about := map[string]any{"name": s.Name}
-		if s.Reference != nil {
-			about["reference"] = textOf(s.Reference.Text)
+		if text := textOf(s.Reference.Text); text != "" {
+			about["reference"] = text
 		}
 		steps[i] = about
 	}
@@ -132,7 +132,7 @@ func externalParameters(id *trace.Identity) map[string]any {
 	return map[string]any{"source": source, "steps": steps, "vars": vars, "masked_vars": masked, "inputs": inputs}
 }
 
-// internalParameters are what the machine has added. Of the environment there are names only.
+// internalParameters are the parameters of the machine. Of the environment they have the names only.
 func internalParameters(id *trace.Identity) map[string]any {
 	return map[string]any{
 		"runtime": id.Runtime,
@@ -152,7 +152,10 @@ func encode(kind string, predicate proto.Message, subjects []Subject) ([]byte, e
 		return nil, fmt.Errorf("write provenance: %w", err)
 	}
 	for _, subject := range subjects {
-		s.Subject = append(s.Subject, &intoto.ResourceDescriptor{Name: subject.Name, Digest: map[string]string{trace.SHA256: subject.SHA256}})
+		s.Subject = append(
+			s.Subject,
+			&intoto.ResourceDescriptor{Name: subject.Name, Digest: map[string]string{trace.SHA256: subject.SHA256}},
+		)
 	}
 	if err := s.Validate(); err != nil {
 		return nil, fmt.Errorf("write provenance: %w", err)

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -32,27 +33,31 @@ var (
 // sample is a trace of a job that has one of everything, and a secret everywhere.
 func sample(t testing.TB) *trace.Trace {
 	t.Helper()
-	s := trace.NewSecrets()
+	s := mask.NewSalt()
 	plain, err := expr.New(map[string]any{"a": []any{1, "b"}})
 	require.NoError(t, err)
 	hidden, err := expr.New(secret)
 	require.NoError(t, err)
 	exec := func(code int) *trace.Exec {
 		return &trace.Exec{
-			Argv:    []trace.Text{{Value: "bash"}, s.Mask("echo " + secret)},
-			WorkDir: trace.Text{Value: "@work/sub"}, ExitCode: code,
-			Program:     &trace.Program{Path: trace.Text{Value: "/usr/bin/b c"}, Digest: trace.Digest{trace.SHA256: sum}},
-			Interpreter: &trace.Program{Path: trace.Text{Value: "@cache/" + sum + "/run"}, Digest: trace.Digest{trace.SHA256: sum}},
+			Argv:    []mask.Text{{Value: "bash"}, s.Text("echo " + secret)},
+			WorkDir: mask.Text{Value: "@work/sub"}, ExitCode: code,
+			Program: &trace.Program{Path: mask.Text{Value: "/usr/bin/b c"}, Digest: trace.Digest{trace.SHA256: sum}},
+			Interpreter: &trace.Program{
+				Path:   mask.Text{Value: "@cache/" + sum + "/run"},
+				Digest: trace.Digest{trace.SHA256: sum},
+			},
 		}
 	}
 	step := func(name string, c *trace.Component) trace.Step {
-		return trace.Step{
+		step := trace.Step{
 			Name: name, Kind: trace.KindExec, Status: trace.Success, Component: c, Exec: exec(0),
-			Reference: &trace.Reference{Text: trace.Text{Value: "./" + name}},
-			Env:       trace.Texts{"TOKEN": s.Mask(secret), "PATH": {Value: "/usr/bin"}},
-			Outputs:   trace.Values{"said": {Value: plain}, "secret": s.MaskValue(hidden)},
-			Logs:      &trace.Logs{Stdout: trace.Log{SHA256: sum}, Stderr: trace.Log{SHA256: other}},
+			Env:     mask.Texts{"TOKEN": s.Text(secret), "PATH": {Value: "/usr/bin"}},
+			Outputs: mask.Values{"said": {Value: plain}, "secret": s.Value(hidden)},
 		}
+		step.Reference.Text.Value = "./" + name
+		step.Logs.Stdout.SHA256, step.Logs.Stderr.SHA256 = sum, other
+		return step
 	}
 	digest := func(kinds ...string) trace.Digest {
 		d := trace.Digest{trace.SHA256Tree: other}
@@ -65,35 +70,68 @@ func sample(t testing.TB) *trace.Trace {
 		return d
 	}
 	steps := []trace.Step{
-		step("local", &trace.Component{Kind: trace.Local, Location: "@work/a b", File: "step.yml", Digest: digest(trace.SHA256)}),
-		step("git", &trace.Component{Kind: trace.Git, Location: "https://h/g/p", Version: "main", ResolvedRef: "refs/heads/main", Digest: digest(trace.GitCommit, trace.GitTree)}),
-		step("git256", &trace.Component{Kind: trace.Git, Location: "https://h/g/q", Version: "v1", Digest: trace.Digest{trace.SHA256Tree: sum, trace.GitCommit: sum}}),
+		step(
+			"local",
+			&trace.Component{Kind: trace.Local, Location: "@work/a b", File: "step.yml", Digest: digest(trace.SHA256)},
+		),
+		step(
+			"git",
+			&trace.Component{
+				Kind:        trace.Git,
+				Location:    "https://h/g/p",
+				Version:     "main",
+				ResolvedRef: "refs/heads/main",
+				Digest:      digest(trace.GitCommit, trace.GitTree),
+			},
+		),
+		step(
+			"git256",
+			&trace.Component{
+				Kind:     trace.Git,
+				Location: "https://h/g/q",
+				Version:  "v1",
+				Digest:   trace.Digest{trace.SHA256Tree: sum, trace.GitCommit: sum},
+			},
+		),
 		step("zip", &trace.Component{Kind: trace.Zip, Location: "https://h/a.zip", Digest: digest(trace.SHA256)}),
 		step("oci", &trace.Component{Kind: trace.OCI, Location: "h:5000/g/echo", Version: "1", Digest: digest(trace.SHA256)}),
 		step("script", &trace.Component{Kind: trace.Builtin, Location: "script"}),
 		{
 			Name: "outer", Kind: trace.KindSteps, Status: trace.Failure, Component: &trace.Component{Kind: trace.Inline},
-			Steps: []trace.Step{step("local", &trace.Component{Kind: trace.Local, Location: "@work/a b", File: "step.yml", Digest: digest(trace.SHA256)})},
+			Steps: []trace.Step{
+				step(
+					"local",
+					&trace.Component{Kind: trace.Local, Location: "@work/a b", File: "step.yml", Digest: digest(trace.SHA256)},
+				),
+			},
 		},
 		{Name: "never", Status: trace.Skipped},
 	}
 	steps[5].Exec.ExitCode = 3
+	runtime := trace.Runtime{OS: "linux", Arch: "amd64"}
+	runtime.Runner.Version, runtime.Runner.Digest = "1.2", trace.Digest{trace.SHA256: sum}
 	return &trace.Trace{
 		Identity: trace.Identity{
 			Job: trace.Job{
 				Source: trace.Source{Kind: "gitlab-ci", JobName: "build", Digest: trace.Digest{trace.SHA256: sum}},
 				Vars: map[string]trace.Variable{
-					"PLAIN": {Value: trace.Text{Value: "p"}}, "TOKEN": {Value: s.Mask(secret), Masked: true}, "HOLDS": {Value: s.Mask("x" + secret)},
+					"PLAIN": {
+						Value: mask.Text{Value: "p"},
+					}, "TOKEN": {Value: s.Text(secret), Masked: true}, "HOLDS": {Value: s.Text("x" + secret)},
 				},
-				Env:    trace.Texts{"A": {Value: "b"}},
-				OSEnv:  trace.Texts{"PATH": {Value: "/usr/bin"}},
-				Inputs: trace.Values{"plain": {Value: plain}, "hidden": s.MaskValue(hidden)},
+				Env:    mask.Texts{"A": {Value: "b"}},
+				OSEnv:  mask.Texts{"PATH": {Value: "/usr/bin"}},
+				Inputs: mask.Values{"plain": {Value: plain}, "hidden": s.Value(hidden)},
 			},
-			Runtime: trace.Runtime{OS: "linux", Arch: "amd64", Runner: trace.Runner{Version: "1.2", Digest: trace.Digest{trace.SHA256: sum}}},
+			Runtime: runtime,
 			Steps:   steps, Status: trace.Failure,
 		},
-		Volatile: trace.Volatile{TraceID: "0f0f", Started: time.Unix(1700000000, 5).UTC(), Ended: time.Unix(1700000002, 0).UTC()},
-		Secrets:  s,
+		Volatile: trace.Volatile{
+			TraceID: "0f0f",
+			Started: time.Unix(1700000000, 5).UTC(),
+			Ended:   time.Unix(1700000002, 0).UTC(),
+		},
+		Secrets: s,
 	}
 }
 
@@ -138,7 +176,12 @@ var digestForms = map[string]*regexp.Regexp{
 func requireResource(t testing.TB, r *intoto.ResourceDescriptor) {
 	t.Helper()
 	require.NoError(t, r.Validate())
-	require.True(t, r.GetUri() != "" || len(r.GetDigest()) > 0 || len(r.GetContent()) > 0, "%v has neither uri nor digest nor content", r)
+	require.True(
+		t,
+		r.GetUri() != "" || len(r.GetDigest()) > 0 || len(r.GetContent()) > 0,
+		"%v has neither uri nor digest nor content",
+		r,
+	)
 	for kind, digest := range r.GetDigest() {
 		require.Contains(t, digestForms, kind)
 		require.Regexp(t, digestForms[kind], digest)
@@ -166,11 +209,19 @@ func TestProvenanceIsByTheRulesOfItsSchema(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, typeURI.IsAbs())
 	external := build.GetExternalParameters().AsMap()
-	require.Equal(t, map[string]any{"kind": "gitlab-ci", "job_name": "build", "digest": map[string]any{"sha256": sum}}, external["source"])
+	require.Equal(
+		t,
+		map[string]any{"kind": "gitlab-ci", "job_name": "build", "digest": map[string]any{"sha256": sum}},
+		external["source"],
+	)
 	require.Equal(t, map[string]any{"PLAIN": "p"}, external["vars"])
 	require.Equal(t, []any{"HOLDS", "TOKEN"}, external["masked_vars"])
 	require.Equal(t, map[string]any{"name": "local", "reference": "./local"}, external["steps"].([]any)[0])
-	require.Equal(t, map[string]any{"plain": map[string]any{"a": []any{1.0, "b"}}, "hidden": "[MASKED]"}, external["inputs"])
+	require.Equal(
+		t,
+		map[string]any{"plain": map[string]any{"a": []any{1.0, "b"}}, "hidden": "[MASKED]"},
+		external["inputs"],
+	)
 	internal := build.GetInternalParameters().AsMap()
 	require.Equal(t, []any{"PATH"}, internal["os_env"])
 
@@ -181,11 +232,15 @@ func TestProvenanceIsByTheRulesOfItsSchema(t *testing.T) {
 		uris[r.GetUri()] = r.GetDigest()
 	}
 	require.Equal(t, map[string]map[string]string{
-		"file:a%20b":                        {"sha256tree": other},
-		"file:a%20b/step.yml":               {"sha256": sum},
-		"git+https://h/g/p@refs/heads/main": {"sha256tree": other, "gitCommit": strings.Repeat("0c", 20), "gitTree": strings.Repeat("0c", 20)},
-		"git+https://h/g/q@v1":              {"sha256tree": sum},
-		"https://h/a.zip":                   {"sha256tree": other, "sha256": sum},
+		"file:a%20b":          {"sha256tree": other},
+		"file:a%20b/step.yml": {"sha256": sum},
+		"git+https://h/g/p@refs/heads/main": {
+			"sha256tree": other,
+			"gitCommit":  strings.Repeat("0c", 20),
+			"gitTree":    strings.Repeat("0c", 20),
+		},
+		"git+https://h/g/q@v1": {"sha256tree": sum},
+		"https://h/a.zip":      {"sha256tree": other, "sha256": sum},
 		"pkg:oci/echo@sha256%3A" + sum + "?repository_url=h%3A5000%2Fg%2Fecho&tag=1": {"sha256tree": other, "sha256": sum},
 		"file:///usr/bin/b%20c": {"sha256": sum},
 	}, uris)

@@ -13,8 +13,8 @@ import (
 // maxSubjects is the most files a provenance is about.
 const maxSubjects = 10_000
 
-// Subjects returns the files below dir that match patterns, in the form of [path.Match]; none of them leaves dir. Each
-// pattern must match a regular file.
+// Subjects returns the files below dir that match patterns, in the form of [path.Match]. A pattern must not lead out
+// of dir, and must match a regular file.
 func Subjects(dir string, patterns []string) ([]Subject, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -32,7 +32,11 @@ func Subjects(dir string, patterns []string) ([]Subject, error) {
 			return err != nil || !info.Mode().IsRegular()
 		})
 		if len(found) == 0 {
-			return nil, fmt.Errorf("subject %.100q: no file in %s matches it; write a path relative to that, such as dist/*.tar.gz", pattern, dir)
+			return nil, fmt.Errorf(
+				"subject %.100q: no file in %s matches it; write a path relative to that, such as dist/*.tar.gz",
+				pattern,
+				dir,
+			)
 		}
 		names = append(names, found...)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone/provenance"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // testCase is a conformance case of the kinds replay and provenance.
@@ -108,7 +109,7 @@ func (c *testCase) run(t *testing.T) {
 	}
 	require.NoError(t, err)
 	require.NotEqual(t, 5, c.Expect.ExitCode)
-	result, err := p.Run(t.Context(), t.Context(), first, 1, trace.Ignore{}, tr.config(), nil)
+	result, err := p.Run(t.Context(), t.Context(), first, 1, inspect.Ignore{}, tr.config(), nil)
 	require.NoError(t, err)
 	require.Equal(t, c.Expect.Replay == "equal", result.Same, "%v\n%s", result.Differences, tr.log.String())
 	if c.Expect.ReplayExitCode == 0 {
@@ -171,7 +172,10 @@ func (c *testCase) export(t *testing.T, first *trace.Trace) {
 	require.NoError(t, err)
 	statements := [][]byte{}
 	if strings.Contains(c.Cmd, "slsa-v1") {
-		data, err := provenance.Statement(first, provenance.Config{TraceName: "trace.json", TraceDigest: fmt.Sprintf("%x", sha256.Sum256(data))})
+		data, err := provenance.Statement(
+			first,
+			provenance.Config{TraceName: "trace.json", TraceDigest: fmt.Sprintf("%x", sha256.Sum256(data))},
+		)
 		require.NoError(t, err)
 		statements = append(statements, data)
 	} else {

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // visit calls fn for each step of a trace that was found somewhere, with the names that lead to it and the step that it
@@ -34,8 +35,8 @@ func visit(list []trace.Step, def *pb.Definition, names string, fn func(s *trace
 	}
 }
 
-// sourceOf is what was fetched for a component, as the store knows it.
-func sourceOf(c *trace.Component, paths *trace.Paths) fetch.Source {
+// sourceOf is the source of a component, in the store's terms.
+func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 	prefixed := func(kind string) string {
 		if digest := c.Digest[kind]; digest != "" {
 			return "sha256:" + digest
@@ -51,7 +52,12 @@ func sourceOf(c *trace.Component, paths *trace.Paths) fetch.Source {
 
 // Exact is where components come from as they were: a [*fetch.Store].
 type Exact interface {
-	FetchExactly(ctx context.Context, ref *pb.Reference, want fetch.Source, with fetch.Credentials) (*fetch.Component, error)
+	FetchExactly(
+		ctx context.Context,
+		ref *pb.Reference,
+		want fetch.Source,
+		with fetch.Credentials,
+	) (*fetch.Component, error)
 }
 
 // recorded are the components of a trace. It is the job's Fetcher, and gives it these and no others.
@@ -68,7 +74,12 @@ type recorded struct {
 }
 
 // obtain gets all components that were fetched, and holds them until release.
-func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Definition, paths *trace.Paths) (reasons []string) {
+func (r *recorded) obtain(
+	ctx context.Context,
+	id *trace.Identity,
+	def *pb.Definition,
+	paths *recording.Paths,
+) (reasons []string) {
 	seen := map[fetch.Source]bool{}
 	visit(id.Steps, def, "", func(s *trace.Step, step *pb.Step, name string) {
 		if s.Component == nil || ctx.Err() != nil {
@@ -93,14 +104,17 @@ func (r *recorded) obtain(ctx context.Context, id *trace.Identity, def *pb.Defin
 			}
 		}
 		if err != nil {
-			reasons = append(reasons, fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err))
+			reasons = append(
+				reasons,
+				fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err),
+			)
 		}
 	})
 	return reasons
 }
 
-// referenceTo returns the reference that want was fetched for, which may hold credentials; or one to where it was
-// found, if what stands in the definition is not known before the job runs.
+// referenceTo returns the reference that want was fetched by, which may hold credentials. If the reference has
+// expressions, it returns one to the place where the component was found.
 func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	if ref := step.GetReference(); ref != nil && want.IsOf(ref) {
 		return ref, nil
@@ -108,7 +122,7 @@ func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	return want.Reference()
 }
 
-// Fetch implements [engine.Fetcher]: it returns what was fetched for ref when the trace was made.
+// Fetch implements [engine.Fetcher]: it returns the component that ref led to when the trace was made.
 func (r *recorded) Fetch(ctx context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	want, found := r.pick(ref)
 	if !found {
@@ -151,7 +165,7 @@ func (r *recorded) refuse(reason string) error {
 	return errors.New("the replay is refused: " + reason)
 }
 
-// release lets go of what obtain got.
+// release releases the components of obtain.
 func (r *recorded) release() {
 	for _, c := range r.held {
 		c.Release()

@@ -1,8 +1,8 @@
-// Package replay runs again what a trace tells of: the same job, with the same variables and environment, of the same
-// components and programs. docs/trace.md says what that means for whoever uses it.
+// Package replay repeats the job of a trace: with the same steps, variables and environment, the same components and
+// the same programs. docs/trace.md describes it for users.
 //
-// [Prepare] checks all that can be checked before anything runs: that the trace's definition is one that a text could
-// have become, that each component that was fetched is there as it was, from the cache or from where it came from,
-// that those of the project and the programs still have their digests, and that a value was given for everything that
-// is masked. What is not as it was is refused then. A [Plan] is a job like any other from there on.
+// [Prepare] checks everything that can be checked before the job runs: the text compiles to the recorded definition,
+// each fetched component is there unchanged, steps of the project and programs have their digests, and each masked
+// value is given. Otherwise it refuses the replay. The caller closes the [Plan]. [Plan.Run] runs its job and compares
+// the new trace with the old one. Package standalone runs jobs, package inspect compares traces.
 package replay

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// ErrTrace says that a trace cannot be repeated, whatever is given: it is not what a job leaves, or lacks something.
+// ErrTrace says that a trace can never be repeated: no job leaves such a trace, or it lacks something.
 var ErrTrace = errors.New("the trace cannot be repeated")
 
 // RefusedError says that something a job is made of is not to be had as it was. Nothing was run, unless Late is set.
 type RefusedError struct {
-	// Reasons are one for each thing, Hints what can be done about them.
+	// Reasons name each difference, Hints the remedies.
 	Reasons, Hints []string
 	// Late tells that it came out while the job ran: it is of a component that the trace does not tell of.
 	Late bool
@@ -36,7 +36,7 @@ func some(list []string, with string) string {
 
 // MissingError names the values that are masked in the trace and were not given.
 type MissingError struct {
-	// Names are those of variables and inputs or, of what has no name, JSON pointers into the trace's identity.
+	// Names are the names of variables and inputs; for other values, JSON pointers into the trace's identity.
 	Names []string
 }
 

@@ -59,7 +59,7 @@ func shownPath(location string) string {
 	return graphic(location)
 }
 
-// graphic is a text of a trace for a reader: not too long, and without what means something to a terminal.
+// graphic is a text of a trace for people: not too long, and without anything that a terminal could obey.
 func graphic(text string) string {
 	const most = 400
 	if len(text) > most {

@@ -13,7 +13,9 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // patience bounds the waits of tests for what must happen; none of them takes it.
@@ -27,7 +29,8 @@ const echo = `spec:
     said: {type: string}
 ---
 exec:
-  command: [bash, -c, 'echo "$0"; printf "{\"name\":\"said\",\"value\":\"%s\"}\n" "$0" >> "${{output_file}}"', '${{inputs.message}}']
+  command: [bash, -c, 'echo "$0"; printf "{\"name\":\"said\",\"value\":\"%s\"}\n" "$0" >> "${{output_file}}"',
+      '${{inputs.message}}']
 `
 
 // trial is a project whose job is run, and repeated.
@@ -75,7 +78,8 @@ func (b *buffer) String() string {
 func (tr *trial) config() standalone.Config {
 	tr.log = buffer{}
 	return standalone.Config{
-		WorkDir: tr.work, TempDir: tr.t.TempDir(), Stdout: &tr.log, Stderr: &tr.log, Version: "test", Grace: patience, Trace: &standalone.Trace{},
+		WorkDir: tr.work, TempDir: tr.t.TempDir(), Stdout: &tr.log, Stderr: &tr.log, Version: "test", Grace: patience,
+		Trace: &standalone.Trace{},
 	}
 }
 
@@ -95,7 +99,16 @@ func (tr *trial) store(change ...func(*fetch.Config)) *fetch.Store {
 // record runs a job and returns its trace, as it is in a file.
 func (tr *trial) record(text string) *trace.Trace {
 	tr.t.Helper()
-	j, err := standalone.Read(standalone.Source{Name: "job.yml", Text: []byte(text), Format: standalone.Steps, Vars: tr.vars, Inputs: tr.inputs, WorkDir: tr.work})
+	j, err := standalone.Read(
+		standalone.Source{
+			Name:    "job.yml",
+			Text:    []byte(text),
+			Format:  standalone.Steps,
+			Vars:    tr.vars,
+			Inputs:  tr.inputs,
+			WorkDir: tr.work,
+		},
+	)
 	require.NoError(tr.t, err)
 	return tr.recordJob(j)
 }
@@ -120,6 +133,14 @@ func parsed(t testing.TB, tr *trace.Trace) *trace.Trace {
 	return read
 }
 
+// firstVersion is t as it is in the first version of the format.
+func firstVersion(t testing.TB, tr *trace.Trace) *trace.Trace {
+	t.Helper()
+	old := parsed(t, tr)
+	old.Schema, old.Identity.Job.Text = trace.SchemaV1, mask.Text{}
+	return parsed(t, old)
+}
+
 // prepare plans a replay in the trial's project.
 func (tr *trial) prepare(t *trace.Trace, change ...func(*Config)) (*Plan, error) {
 	tr.t.Helper()
@@ -142,7 +163,7 @@ func (tr *trial) replay(t *trace.Trace, change ...func(*Config)) *Result {
 	tr.t.Helper()
 	p, err := tr.prepare(t, change...)
 	require.NoError(tr.t, err)
-	result, err := p.Run(tr.t.Context(), tr.t.Context(), t, 1, trace.Ignore{}, tr.config(), nil)
+	result, err := p.Run(tr.t.Context(), tr.t.Context(), t, 1, inspect.Ignore{}, tr.config(), nil)
 	require.NoError(tr.t, err)
 	return result
 }

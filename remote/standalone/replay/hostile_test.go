@@ -14,6 +14,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -38,33 +39,41 @@ func TestTracesThatNoJobLeavesAreRefused(t *testing.T) {
 		"no definition":            func(tr *trace.Trace) { tr.Identity.Job.Definition = nil },
 		"a definition of nothing":  func(tr *trace.Trace) { tr.Identity.Job.Definition = json.RawMessage(`{}`) },
 		"a definition that is one": func(tr *trace.Trace) { tr.Identity.Job.Definition = json.RawMessage(`[1]`) },
-		"a definition of more":     func(tr *trace.Trace) { tr.Identity.Job.Definition = json.RawMessage(`{"type":"steps","evil":1}`) },
+		"a definition of more": func(tr *trace.Trace) {
+			tr.Identity.Job.Definition = json.RawMessage(`{"type":"steps","evil":1}`)
+		},
 		"a reference beside its text": func(tr *trace.Trace) {
 			*tr = *change(t, tr, func(def map[string]any) { step(def)["reference"].(map[string]any)["path"] = "/etc" })
 		},
 		"a name that is a path": func(tr *trace.Trace) {
 			*tr = *change(t, tr, func(def map[string]any) { step(def)["name"] = "../../x" })
 		},
+		"a text that is none":     func(tr *trace.Trace) { tr.Identity.Job.Text.Value = "[" },
+		"a text of another job":   func(tr *trace.Trace) { tr.Identity.Job.Text.Value = "- script: evil" },
+		"a text of a broken step": func(tr *trace.Trace) { tr.Identity.Job.Text.Value = "- {name: ../x, script: evil}" },
 		"a variable that is a path": func(tr *trace.Trace) {
-			tr.Identity.Job.Env = trace.Texts{"A/B": {Value: "x"}}
+			tr.Identity.Job.Env = mask.Texts{"A/B": {Value: "x"}}
 		},
 		"a variable with NUL": func(tr *trace.Trace) {
-			tr.Identity.Job.OSEnv = trace.Texts{"HOME": {Value: "a\x00b"}}
+			tr.Identity.Job.OSEnv = mask.Texts{"HOME": {Value: "a\x00b"}}
 		},
 		"an input that is none": func(tr *trace.Trace) {
-			tr.Identity.Job.Inputs = trace.Values{"no": {}}
+			tr.Identity.Job.Inputs = mask.Values{"no": {}}
 		},
 		"a secret without a salt": func(tr *trace.Trace) {
-			tr.Identity.Job.Vars = map[string]trace.Variable{"A": {Value: trace.Text{Masked: true, HMAC: strings.Repeat("0", 64)}}}
+			tr.Identity.Job.Vars = map[string]trace.Variable{
+				"A": {Value: mask.Text{Masked: true, HMAC: strings.Repeat("0", 64)}},
+			}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			edited := parsed(t, first)
-			edit(edited)
-			_, err := tr.prepare(edited)
-			require.Error(t, err)
-			refused := (*RefusedError)(nil)
-			require.False(t, errors.As(err, &refused), "%v", err)
+			for _, edited := range []*trace.Trace{parsed(t, first), firstVersion(t, first)} {
+				edit(edited)
+				_, err := tr.prepare(edited)
+				require.Error(t, err)
+				refused := (*RefusedError)(nil)
+				require.False(t, errors.As(err, &refused), "%v", err)
+			}
 		})
 	}
 }
@@ -104,9 +113,9 @@ func TestEditedCommandIsNotRun(t *testing.T) {
 	tr.file("echo/step.yml", echo)
 	first := tr.record(twoSteps)
 	evil := filepath.Join(tr.work, "evil")
-	first.Identity.Steps[0].Exec.Argv = []trace.Text{{Value: "touch"}, {Value: evil}}
+	first.Identity.Steps[0].Exec.Argv = []mask.Text{{Value: "touch"}, {Value: evil}}
 	first.Identity.Steps[0].Definition = json.RawMessage(`{"type":"exec","exec":{"command":["touch","` + evil + `"]}}`)
-	first.Identity.Steps[0].Inputs["message"] = trace.Value{Value: first.Identity.Steps[0].Outputs["said"].Value}
+	first.Identity.Steps[0].Inputs["message"] = mask.Value{Value: first.Identity.Steps[0].Outputs["said"].Value}
 	result := tr.replay(parsed(t, first))
 	require.NoFileExists(t, evil)
 	require.Contains(t, places(result), "/steps/0/exec/argv/0")
@@ -135,7 +144,8 @@ func FuzzPrepare(f *testing.F) {
 			return
 		}
 		p, err := Prepare(t.Context(), read, Config{
-			WorkDir: tr.work, Store: nothing{}, Runtime: IgnoreRuntime, Secrets: map[string]string{"TOKEN": "glpat-abcdef123456"},
+			WorkDir: tr.work, Store: nothing{}, Runtime: IgnoreRuntime,
+			Secrets: map[string]string{"TOKEN": "glpat-abcdef123456"},
 		})
 		if err != nil {
 			require.NotContains(t, err.Error(), "glpat-abcdef123456")

@@ -11,21 +11,22 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // Config says how a trace is to be repeated.
 type Config struct {
 	// WorkDir is where: an absolute path of a directory that exists. The steps of the project are in it.
 	WorkDir string
-	// Store gets what was fetched. The caller closes it, after the Plan.
+	// Store fetches the components. The caller closes it after the Plan.
 	Store Exact
-	// Secrets are the values of what is masked in the trace, by the names of variables and inputs, or by JSON pointers
-	// into the identity.
+	// Secrets are the masked values, by the names of variables and inputs, or by JSON pointers into the identity.
 	Secrets map[string]string
-	// Runtime is what becomes of other machines and programs. If empty, ExactRuntime.
+	// Runtime decides about other machines and programs. If empty, ExactRuntime.
 	Runtime Runtime
-	// AllowChanged lets steps of the project differ from what they were. The comparison tells how.
+	// AllowChanged accepts changed steps of the project. The comparison shows the effects.
 	AllowChanged bool
 	// Version is that of this program.
 	Version string
@@ -33,23 +34,29 @@ type Config struct {
 
 // Plan is a job that repeats a trace.
 type Plan struct {
-	// Job is the job, to run with Fetcher in the work directory. Its notices are about what is not as it was.
+	// Job is the job, to run with Fetcher in the work directory. Its notices name the differences found so far.
 	Job *standalone.Job
 	// Fetcher gives the job the components of the trace and no others.
 	Fetcher engine.Fetcher
-	// Secrets is how its trace is to sum up what is masked, so that it can be compared.
-	Secrets    *trace.Secrets
+	// Salt is for the HMACs of its trace: with the salt of the old one both can be compared.
+	Salt       *mask.Salt
 	components *recorded
 	workDir    string
 }
 
-// Prepare checks that t can be repeated and returns the plan for that. Nothing of the job has run then, and what it
-// fetched is there. The error is a *RefusedError if something is not to be had as it was, a *MissingError if values
-// are missing, ErrTrace if t itself is wrong. The caller closes the plan.
+// Prepare checks that t can be repeated, fetches its components, and returns the plan. It runs nothing of the job.
+// The error is a *RefusedError if something is not as it was, a *MissingError if values are missing, ErrTrace if t
+// itself is wrong. The caller closes the plan.
 func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
-	paths := &trace.Paths{}
+	paths := &recording.Paths{}
 	paths.Add(cfg.WorkDir, trace.WorkDir)
-	s := &secrets{sums: t.Secrets, paths: paths, given: cfg.Secrets, used: map[string]bool{}, restored: map[string]string{}}
+	s := &secrets{
+		sums:     t.Secrets,
+		paths:    paths,
+		given:    cfg.Secrets,
+		used:     map[string]bool{},
+		restored: map[string]string{},
+	}
 	given, err := restore(&t.Identity.Job, s)
 	if missing := (*MissingError)(nil); err != nil && !errors.As(err, &missing) {
 		err = fmt.Errorf("%w: %s", ErrTrace, graphic(err.Error())) // which may be of the trace's own making
@@ -58,10 +65,13 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 		return nil, err
 	}
 	given.Source = t.Identity.Job.Source
-	plan := &Plan{workDir: cfg.WorkDir, Secrets: t.Secrets, components: &recorded{store: cfg.Store, next: map[string]int{}}}
+	plan := &Plan{workDir: cfg.WorkDir, Salt: t.Secrets, components: &recorded{store: cfg.Store, next: map[string]int{}}}
 	plan.Fetcher = plan.components
 	for _, name := range s.wrong {
-		given.Notices = append(given.Notices, fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)))
+		given.Notices = append(
+			given.Notices,
+			fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)),
+		)
 	}
 	notices, refused := cfg.compare(&t.Identity, paths)
 	given.Notices = append(given.Notices, notices...)
@@ -85,9 +95,9 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	return plan, nil
 }
 
-// compare says what of the machine, of the programs and of the project's steps is not what it was: in notices, if the
-// job runs all the same, else in refused.
-func (c *Config) compare(id *trace.Identity, paths *trace.Paths) (notices []string, refused *RefusedError) {
+// compare finds differences of the machine, the programs and the project's steps. It returns them as notices if cfg
+// accepts them, else in refused.
+func (c *Config) compare(id *trace.Identity, paths *recording.Paths) (notices []string, refused *RefusedError) {
 	refused = &RefusedError{}
 	found := func(changed []string, allowed bool, hint string) {
 		switch {
@@ -98,10 +108,14 @@ func (c *Config) compare(id *trace.Identity, paths *trace.Paths) (notices []stri
 		}
 	}
 	if mode := cmp.Or(c.Runtime, ExactRuntime); mode != IgnoreRuntime {
-		found(changedRuntime(id, engine.Runtime(c.Version), paths), mode == WarnRuntime,
+		found(changedRuntime(id, recording.Runtime(c.Version), paths), mode == WarnRuntime,
 			"use the machine and the programs of the trace, or --runtime warn")
 	}
-	found(changedLocals(id, paths), c.AllowChanged, "put back the steps of the project as they were, or use --allow-changed-components")
+	found(
+		changedLocals(id, paths),
+		c.AllowChanged,
+		"put back the steps of the project as they were, or use --allow-changed-components",
+	)
 	return notices, refused
 }
 
@@ -118,7 +132,7 @@ func (p *Plan) Refused() error {
 	return &RefusedError{Reasons: p.components.refused, Late: true}
 }
 
-// credentials are what the job's variables, and secrets that were given beside these, let it fetch.
+// credentials are those in the job's variables, and in secrets beside these.
 func credentials(vars []engine.Variable, given map[string]string) fetch.Credentials {
 	return fetch.FromVariables(func(name string) string {
 		for _, v := range vars {

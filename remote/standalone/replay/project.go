@@ -11,6 +11,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 const (
@@ -19,8 +20,8 @@ const (
 	maxBytes   = 1 << 30
 )
 
-// changedLocals says which steps of the project are not what they were.
-func changedLocals(id *trace.Identity, paths *trace.Paths) (reasons []string) {
+// changedLocals names the steps of the project that have changed.
+func changedLocals(id *trace.Identity, paths *recording.Paths) (reasons []string) {
 	seen := map[string]bool{}
 	visit(id.Steps, nil, "", func(s *trace.Step, _ *pb.Step, name string) {
 		c := s.Component
@@ -42,7 +43,7 @@ func changedLocals(id *trace.Identity, paths *trace.Paths) (reasons []string) {
 // checkLocal compares the step in dir with its digests: its file, and then all there is.
 func checkLocal(c *trace.Component, dir string) error {
 	if !filepath.IsAbs(dir) || c.File == "" || strings.Contains(c.File, "/") || c.Digest[trace.SHA256] == "" {
-		return errors.New("the trace does not say which directory it was in, or what its digest was")
+		return errors.New("the trace does not tell its directory, or its digest")
 	}
 	data, err := readDefinition(filepath.Join(dir, c.File))
 	if err != nil {
@@ -55,7 +56,12 @@ func checkLocal(c *trace.Component, dir string) error {
 	if was == "" {
 		return nil
 	}
-	is, err := fetch.DirTree(dir, maxEntries, maxBytes, func(path string, _ fs.FileInfo) (string, error) { return fileDigest(path) })
+	is, err := fetch.DirTree(
+		dir,
+		maxEntries,
+		maxBytes,
+		func(path string, _ fs.FileInfo) (string, error) { return fileDigest(path) },
+	)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 const twoSteps = `
@@ -39,7 +40,11 @@ var repeats = flag.Int("repeats", 5, "how often the job of 20 steps is repeated"
 func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 	tr := newTrial(t)
 	tr.file("echo/step.yml", echo)
-	tr.file("nest/step.yml", "spec: {outputs: {said: {type: string}}}\n---\nrun:\n- {name: a, step: ../echo, inputs: {message: nested}}\n- {name: b, script: 'echo ${{ steps.a.outputs.said }} ${{ work_dir }}'}\ndelegate: a\n")
+	tr.file(
+		"nest/step.yml",
+		"spec: {outputs: {said: {type: string}}}\n---\nrun:\n- {name: a, step: ../echo, inputs: {message: nested}}\n- "+
+			"{name: b, script: 'echo ${{ steps.a.outputs.said }} ${{ work_dir }}'}\ndelegate: a\n",
+	)
 	var job strings.Builder
 	for i := range 20 {
 		switch i % 5 {
@@ -50,7 +55,13 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 		case 2:
 			fmt.Fprintf(&job, "- {name: s%d, step: ./nest, env: {A: '${{ vars.PLAIN }}'}}\n", i)
 		case 3:
-			fmt.Fprintf(&job, `- {name: s%d, script: 'echo "{\"name\":\"V%d\",\"value\":\"x\"}" >> ${{ export_file }}; pwd; mktemp -u -p . aXX | wc -c'}`+"\n", i, i)
+			fmt.Fprintf(
+				&job,
+				`- {name: s%d, script: 'echo "{\"name\":\"V%d\",\"value\":\"x\"}" >> ${{ export_file }}; pwd; mktemp -u -p . `+
+					`aXX | wc -c'}`+"\n",
+				i,
+				i,
+			)
 		default:
 			fmt.Fprintf(&job, "- {name: s%d, script: 'exit 3', if: 'vars.PLAIN == \"no\"'}\n", i)
 		}
@@ -62,7 +73,7 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 	p, err := tr.prepare(first)
 	require.NoError(t, err)
 	for range *repeats {
-		result, err := p.Run(t.Context(), t.Context(), first, 1, trace.Ignore{}, tr.config(), func(r *standalone.Report) {
+		result, err := p.Run(t.Context(), t.Context(), first, 1, inspect.Ignore{}, tr.config(), func(r *standalone.Report) {
 			require.Equal(t, first.ID, parsed(t, r.Trace).ID)
 		})
 		require.NoError(t, err)
@@ -72,7 +83,10 @@ func TestJobOfTwentyStepsIsTheSameEachTime(t *testing.T) {
 
 func TestFailedJobFailsTheSameWay(t *testing.T) {
 	tr := newTrial(t)
-	first := tr.record("- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, when: always}\n")
+	first := tr.record(
+		"- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, " +
+			"when: always}\n",
+	)
 	require.Equal(t, 3, first.Identity.ExitCode)
 	result := tr.replay(first)
 	tr.requireSame(result)
@@ -81,7 +95,11 @@ func TestFailedJobFailsTheSameWay(t *testing.T) {
 
 func TestWhatIsDifferentIsNamed(t *testing.T) {
 	tr := newTrial(t)
-	tr.file("rand/step.yml", "spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [bash, -c, 'echo \"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"$(wc -c < n)\\\"}\" >> ${{output_file}}; printf x >> n']}\n")
+	tr.file(
+		"rand/step.yml",
+		"spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [bash, -c, 'echo "+
+			"\"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"$(wc -c < n)\\\"}\" >> ${{output_file}}; printf x >> n']}\n",
+	)
 	tr.file("n", "")
 	first := tr.record("- {name: r, step: ./rand}\n- {name: s, script: 'true'}\n")
 	p, err := tr.prepare(first)
@@ -89,7 +107,7 @@ func TestWhatIsDifferentIsNamed(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "t2.json")
 	cfg := tr.config()
 	cfg.Trace.File = file
-	result, err := p.Run(t.Context(), t.Context(), first, 3, trace.Ignore{}, cfg, nil)
+	result, err := p.Run(t.Context(), t.Context(), first, 3, inspect.Ignore{}, cfg, nil)
 	require.NoError(t, err)
 	require.False(t, result.Same)
 	require.Equal(t, 3, result.Runs)
@@ -104,7 +122,11 @@ func TestWhatIsDifferentIsNamed(t *testing.T) {
 func TestJobIsGivenWhatItWasGiven(t *testing.T) {
 	t.Setenv("LANG", "en_GB.UTF-8")
 	tr := newTrial(t)
-	tr.vars = []engine.Variable{{Key: "A", Value: "a"}, {Key: "FILE", Value: "content", File: true}, {Key: "UNUSED", Value: "u"}}
+	tr.vars = []engine.Variable{
+		{Key: "A", Value: "a"},
+		{Key: "FILE", Value: "content", File: true},
+		{Key: "UNUSED", Value: "u"},
+	}
 	tr.inputs = map[string]string{"list": `[1, {"a": "b"}]`}
 	first := tr.record(`spec: {inputs: {list: {type: array}, text: {type: string, default: d}}}
 ---
@@ -121,7 +143,8 @@ run:
 
 func TestJobOfAGitLabFileIsRepeated(t *testing.T) {
 	tr := newTrial(t)
-	text := "variables: {TOP: top}\njob:\n  variables: {MINE: '$TOP/x', TOKEN: secret-value-1}\n  script: ['echo $MINE $TOKEN', 'echo $CI_PROJECT_DIR']\n  after_script: [echo after]\n"
+	text := "variables: {TOP: top}\njob:\n  variables: {MINE: '$TOP/x', TOKEN: secret-value-1}\n  script: ['echo $MINE " +
+		"$TOKEN', 'echo $CI_PROJECT_DIR']\n  after_script: [echo after]\n"
 	j, err := standalone.Read(standalone.Source{
 		Name: ".gitlab-ci.yml", Text: []byte(text), Format: standalone.GitLabCI, WorkDir: tr.work,
 		Vars: []engine.Variable{{Key: "TOKEN", Value: "secret-value-2", Masked: true}},
@@ -143,11 +166,19 @@ func TestBranchThatMovedOnIsNotFollowed(t *testing.T) {
 	root := t.TempDir()
 	server := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}),
+	)
 	tr := newTrial(t)
-	first := tr.record("- {name: a, step: '" + server.URL + "/c/echo@main'}\n- {name: b, step: '" + server.URL + "/c/echo@main'}\n")
+	first := tr.record(
+		"- {name: a, step: '" + server.URL + "/c/echo@main'}\n- {name: b, step: '" + server.URL + "/c/echo@main'}\n",
+	)
 	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, second]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, second]}\n"}),
+	)
 
 	tr.requireSame(tr.replay(first))
 	require.Contains(t, tr.log.String(), "first")
@@ -165,7 +196,10 @@ func TestFetchedStepThatWasTamperedWithIsRefused(t *testing.T) {
 	root := t.TempDir()
 	server := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, first]}\n"}),
+	)
 	tr := newTrial(t)
 	first := tr.record("- {name: before, script: 'echo x >> ran'}\n- {name: a, step: '" + server.URL + "/c/echo@main'}\n")
 	require.NoError(t, os.Remove(filepath.Join(tr.work, "ran")))
@@ -186,7 +220,7 @@ func TestFetchedStepThatWasTamperedWithIsRefused(t *testing.T) {
 	edited.Identity.Steps[1].Component = nil
 	p, err := tr.prepare(edited)
 	require.NoError(t, err)
-	_, err = p.Run(t.Context(), t.Context(), edited, 1, trace.Ignore{}, tr.config(), nil)
+	_, err = p.Run(t.Context(), t.Context(), edited, 1, inspect.Ignore{}, tr.config(), nil)
 	refused := (*RefusedError)(nil)
 	require.ErrorAs(t, err, &refused)
 	require.True(t, refused.Late)
@@ -228,7 +262,7 @@ func TestOtherProgramsAreRefused(t *testing.T) {
 		p, err := tr.prepare(edited, func(c *Config) { c.Runtime = mode })
 		require.NoError(t, err)
 		require.Equal(t, mode == WarnRuntime, strings.Contains(strings.Join(p.Job.Notices, "\n"), "bash"))
-		result, err := p.Run(t.Context(), t.Context(), edited, 1, trace.Ignore{Runtime: true}, tr.config(), nil)
+		result, err := p.Run(t.Context(), t.Context(), edited, 1, inspect.Ignore{Runtime: true}, tr.config(), nil)
 		require.NoError(t, err)
 		tr.requireSame(result)
 	}
@@ -247,7 +281,10 @@ func TestOtherProgramsAreRefused(t *testing.T) {
 
 func TestSecretsAreAskedForByName(t *testing.T) {
 	tr := newTrial(t)
-	tr.vars = []engine.Variable{{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true}, {Key: "OTHER", Value: "other-secret-1", Masked: true}}
+	tr.vars = []engine.Variable{
+		{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true},
+		{Key: "OTHER", Value: "other-secret-1", Masked: true},
+	}
 	first := tr.record("- {name: p, script: 'echo len ${{vars.TOKEN}} | wc -c; echo ${{vars.OTHER}}'}\n")
 	_, err := tr.prepare(first)
 	missing := (*MissingError)(nil)
@@ -279,15 +316,38 @@ func TestSecretsAreAskedForByName(t *testing.T) {
 func TestSecretInTheTextOfAJobIsGivenByItsPlace(t *testing.T) {
 	tr := newTrial(t)
 	tr.vars = []engine.Variable{{Key: "TOKEN", Value: "glpat-abcdef123456", Masked: true}}
-	first := tr.record("- {name: p, script: 'echo glpat-abcdef123456'}\n- {name: q, script: 'echo ${{ vars.TOKEN }}'}\n")
-	_, err := tr.prepare(first, func(c *Config) { c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456"} })
-	missing := (*MissingError)(nil)
-	require.ErrorAs(t, err, &missing)
-	require.Len(t, missing.Names, 1)
-	require.True(t, strings.HasPrefix(missing.Names[0], "/job/definition/steps/0/"), missing.Names[0])
-	result := tr.replay(first, func(c *Config) {
-		c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456", missing.Names[0]: "echo glpat-abcdef123456"}
-	})
-	tr.requireSame(result)
-	require.NotContains(t, tr.log.String(), "glpat")
+	const text = "- {name: p, script: 'echo glpat-abcdef123456'}\n- {name: q, script: 'echo ${{ vars.TOKEN }}'}\n"
+	second := tr.record(text)
+	for _, c := range []struct {
+		trace        *trace.Trace
+		place, value string
+	}{
+		{second, "/job/text", text},
+		{firstVersion(t, second), "/job/definition/steps/0/", "echo glpat-abcdef123456"},
+	} {
+		_, err := tr.prepare(c.trace, func(c *Config) { c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456"} })
+		missing := (*MissingError)(nil)
+		require.ErrorAs(t, err, &missing)
+		require.Len(t, missing.Names, 1)
+		require.True(t, strings.HasPrefix(missing.Names[0], c.place), missing.Names[0])
+		give := func(text string) func(*Config) {
+			return func(c *Config) {
+				c.Secrets = map[string]string{"TOKEN": "glpat-abcdef123456", missing.Names[0]: text}
+			}
+		}
+		tr.requireSame(tr.replay(c.trace, give(c.value)))
+		require.NotContains(t, tr.log.String(), "glpat")
+	}
+}
+
+func TestWhatRunsIsTheTextOfTheTrace(t *testing.T) {
+	tr := newTrial(t)
+	const text = "# A comment.\n- {name: a, script: 'echo a'}\n"
+	first := tr.record(text)
+	require.Equal(t, text, first.Identity.Job.Text.Value)
+	tr.requireSame(tr.replay(first))
+	first.Identity.Job.Text.Value = strings.Replace(text, "echo a", "echo b", 1)
+	_, err := tr.prepare(parsed(t, first))
+	require.ErrorIs(t, err, ErrTrace)
+	require.ErrorContains(t, err, "not the one that the text of the job compiles to")
 }

@@ -11,20 +11,23 @@ import (
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // restore returns the job that a trace tells of.
 func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	given := standalone.Given{MayFail: job.MayFail, Env: map[string]string{}, Inputs: map[string]expr.Value{}}
-	var err error
-	if given.Definition, err = definition(job.Definition, s); err != nil {
+	compile, err := kept(job, s)
+	if err != nil {
 		return given, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(job.Vars)) {
@@ -37,7 +40,10 @@ func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	}
 	given.RunnerEnv = []string{}
 	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
-		given.RunnerEnv = append(given.RunnerEnv, name+"="+s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name)))
+		given.RunnerEnv = append(
+			given.RunnerEnv,
+			name+"="+s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name)),
+		)
 	}
 	for _, name := range slices.Sorted(maps.Keys(job.Inputs)) {
 		if given.Inputs[name], err = input(job.Inputs[name], name, s); err != nil {
@@ -47,14 +53,14 @@ func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	if given.Secrets, given.Notices, err = s.end(); err != nil {
 		return given, err
 	}
+	if given.Definition, given.Steps, err = compile(); err != nil {
+		return given, fmt.Errorf("the definition of the job: %w", err)
+	}
 	return given, check(&given)
 }
 
-// check refuses what no text and no command line could have said.
+// check refuses values that no text and no command line can give.
 func check(g *standalone.Given) error {
-	if err := lang.Recompile(g.Definition); err != nil {
-		return fmt.Errorf("the definition of the job: %w", err)
-	}
 	if err := lang.CheckEnv("run_env", g.Env); err != nil {
 		return err
 	}
@@ -71,7 +77,7 @@ func check(g *standalone.Given) error {
 }
 
 // input returns the value that was given for an input.
-func input(v trace.Value, name string, s *secrets) (expr.Value, error) {
+func input(v mask.Value, name string, s *secrets) (expr.Value, error) {
 	if !v.Masked {
 		return expandAll(v.Value, s.paths)
 	}
@@ -88,7 +94,7 @@ func input(v trace.Value, name string, s *secrets) (expr.Value, error) {
 }
 
 // expandAll returns v with paths in the place of markers.
-func expandAll(v expr.Value, paths *trace.Paths) (expr.Value, error) {
+func expandAll(v expr.Value, paths *recording.Paths) (expr.Value, error) {
 	switch v.Kind() { //nolint:exhaustive // in the others there is no text
 	case expr.String:
 		return expr.New(paths.Expand(v.Text()))
@@ -116,10 +122,43 @@ func expandAll(v expr.Value, paths *trace.Paths) (expr.Value, error) {
 	}
 }
 
+// kept takes note of the secrets in the steps of a job. compile returns the definition and its text, once they are
+// known: the definition of the text or, in a trace of the first version, the text of the definition. A definition that
+// no text compiles to is refused.
+func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, error), err error) {
+	if job.Text == (mask.Text{}) {
+		def, err := definition(job.Definition, s)
+		return func() (*pb.Definition, string, error) {
+			text, err := lang.Format(def)
+			return def, text, err
+		}, err
+	}
+	text := job.Text.Value
+	if job.Text.Masked {
+		text = s.value("", "/job/text", job.Text.HMAC)
+	}
+	return func() (*pb.Definition, string, error) {
+		def, err := lang.ParseKept("text", text)
+		if err != nil {
+			return nil, "", err
+		}
+		recorded, err := trace.DecodeDefinition(job.Definition)
+		if errors.Is(err, trace.ErrMasked) {
+			return def, text, nil
+		}
+		if err == nil && !proto.Equal(def, recorded) {
+			err = errors.New("it is not the one that the text of the job compiles to; was it changed?")
+		}
+		return def, text, err
+	}, nil
+}
+
 // definition returns the definition that was kept as data.
 func definition(data json.RawMessage, s *secrets) (*pb.Definition, error) {
 	if len(data) == 0 {
-		return nil, errors.New("the trace has no definition of the job: it could not be read, or was too large; there is nothing to repeat")
+		return nil, errors.New(
+			"the trace has no definition of the job: it could not be read, or was too large; there is nothing to repeat",
+		)
 	}
 	var tree any
 	if err := json.Unmarshal(data, &tree); err != nil {
@@ -160,7 +199,8 @@ func unmask(v any, pointer string, s *secrets) (any, error) {
 		}
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			if maskedKey.MatchString(key) {
-				return nil, fmt.Errorf("a key in %s of the definition holds a secret, which cannot be given; keep secrets out of keys", pointer)
+				return nil, fmt.Errorf("a key in %s of the definition holds a secret, which cannot be given; keep secrets out "+
+					"of keys", pointer)
 			}
 			item, err := unmask(v[key], pointer+"/"+pointerEscapes.Replace(key), s)
 			if err != nil {

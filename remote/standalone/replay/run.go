@@ -7,13 +7,14 @@ import (
 
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 // Result is how runs of a plan compare with the trace.
 type Result struct {
 	// Schema names this form.
 	Schema string `json:"schema"`
-	// Same tells that none of the runs was different.
+	// Same tells that all runs equal the trace.
 	Same bool `json:"same"`
 	// Runs is how many there were.
 	Runs int `json:"runs"`
@@ -33,17 +34,24 @@ const resultSchema = "stepmux-replay/v1"
 
 // Difference is a place that was different in some of the runs.
 type Difference struct {
-	trace.Difference
+	inspect.Difference
 	// Runs is in how many.
 	Runs int `json:"runs"`
 }
 
-// Run runs the plan as [standalone.Run] does, in its work directory, and compares what came of it with t, of which it is. It
-// does so times times, one after the other, but ends early when the job is stopped or this machine fails. If cfg has a
-// file for a trace, that is of the first run that was different, or else of the last. ended is told of each run; it may
-// be nil. The error is a *RefusedError if the job was refused something while it ran, or one of standalone.Run; nothing is
-// known of how the run compares then.
-func (p *Plan) Run(ctx, abort context.Context, t *trace.Trace, times int, ignore trace.Ignore, cfg standalone.Config, ended func(*standalone.Report)) (*Result, error) {
+// Run runs the plan in its work directory, as [standalone.Run] does, and compares the result with t, the plan's
+// trace. It repeats that times times, one after the other; it ends early when the job is stopped or this machine
+// fails. If cfg has a file for a trace, the first run that differs is written there, or else the last run. ended is
+// told of each run; it may be nil. The error is a *RefusedError if the job was refused something while it ran, or one
+// of standalone.Run: then there is no comparison.
+func (p *Plan) Run(
+	ctx, abort context.Context,
+	t *trace.Trace,
+	times int,
+	ignore inspect.Ignore,
+	cfg standalone.Config,
+	ended func(*standalone.Report),
+) (*Result, error) {
 	file := ""
 	if cfg.Trace != nil {
 		file = cfg.Trace.File
@@ -51,7 +59,7 @@ func (p *Plan) Run(ctx, abort context.Context, t *trace.Trace, times int, ignore
 	cfg.WorkDir, cfg.Fetcher = p.workDir, p.Fetcher
 	result := &Result{Schema: resultSchema, Same: true, Differences: []Difference{}}
 	for range times {
-		cfg.Trace = &standalone.Trace{File: file, Secrets: p.Secrets}
+		cfg.Trace = &standalone.Trace{File: file, Salt: p.Salt}
 		report, err := standalone.Run(ctx, abort, p.Job, cfg)
 		if err = errors.Join(err, p.Refused()); report == nil || report.Trace == nil {
 			return nil, cmp.Or(err, errors.New("the job has left no trace"))
@@ -78,8 +86,8 @@ func (p *Plan) Run(ctx, abort context.Context, t *trace.Trace, times int, ignore
 }
 
 // compare adds how one run differs.
-func (r *Result) compare(old, now *trace.Trace, ignore trace.Ignore) error {
-	c, err := trace.Compare(old, now, ignore)
+func (r *Result) compare(old, now *trace.Trace, ignore inspect.Ignore) error {
+	c, err := inspect.Compare(old, now, ignore)
 	if err != nil {
 		return err
 	}

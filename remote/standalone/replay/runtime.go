@@ -7,16 +7,17 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// Runtime says what becomes of a replay on another machine than the one the trace was made on, or with other programs.
+// Runtime decides about a replay on another machine, or with other programs, than those of the trace.
 type Runtime string
 
 // The values of Runtime.
 const (
 	// ExactRuntime refuses it.
 	ExactRuntime Runtime = "exact"
-	// WarnRuntime names what is different, and does not count that as a difference.
+	// WarnRuntime accepts it, with a note for each difference, and leaves these out of the comparison.
 	WarnRuntime Runtime = "warn"
 	// IgnoreRuntime does not even look.
 	IgnoreRuntime Runtime = "ignore"
@@ -32,12 +33,15 @@ func ParseRuntime(text string) (Runtime, error) {
 	}
 }
 
-// changedRuntime says what of the machine and of the programs is not what it was. Programs that are part of the job's
-// directory or of a component are not looked at: the job may make the former, and the latter are checked.
-func changedRuntime(id *trace.Identity, own trace.Runtime, paths *trace.Paths) (reasons []string) {
+// changedRuntime names the differences of the machine and of the programs. It leaves out programs in the job's
+// directory, which the job may make, and in components, which are checked already.
+func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Paths) (reasons []string) {
 	was := id.Runtime
 	if was.OS != own.OS || was.Arch != own.Arch {
-		reasons = append(reasons, fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
+		reasons = append(
+			reasons,
+			fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch),
+		)
 	}
 	if is, then := own.Runner.Digest[trace.SHA256], was.Runner.Digest[trace.SHA256]; is != then {
 		reasons = append(reasons, fmt.Sprintf("stepmux: its digest was %s (version %s) and is %s (version %s)",
@@ -61,8 +65,8 @@ func changedRuntime(id *trace.Identity, own trace.Runtime, paths *trace.Paths) (
 	return reasons
 }
 
-// changedProgram says why p is not what it was; empty if it is.
-func changedProgram(p *trace.Program, paths *trace.Paths) string {
+// changedProgram says how p has changed; empty if it has not.
+func changedProgram(p *trace.Program, paths *recording.Paths) string {
 	was := p.Digest[trace.SHA256]
 	path := paths.Expand(p.Path.Value)
 	if was == "" || strings.HasPrefix(p.Path.Value, "@") || !filepath.IsAbs(path) {

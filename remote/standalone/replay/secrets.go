@@ -9,13 +9,14 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/lang"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// secrets are the values that were given for what is masked in a trace.
+// secrets are the values given for masked values of a trace.
 type secrets struct {
-	sums  *trace.Secrets // nil if nothing is masked
-	paths *trace.Paths
+	sums  *mask.Salt // nil if nothing is masked
+	paths *recording.Paths
 	given map[string]string
 
 	used     map[string]bool
@@ -24,8 +25,8 @@ type secrets struct {
 	restored map[string]string // what stands where something was masked, by its name or its pointer
 }
 
-// value returns what was given for a masked text: by its name or, of whatever has the sum, by any. pointer is its place
-// in the identity; name may be empty.
+// value returns the value given for a masked text: by its name or pointer, or else any value with its sum. pointer is
+// its place in the identity; name may be empty.
 func (s *secrets) value(name, pointer, sum string) string {
 	value := s.find(name, pointer, sum)
 	if value != "" {
@@ -67,7 +68,7 @@ func (s *secrets) find(name, pointer, sum string) string {
 	return ""
 }
 
-// fitting returns value, or what it is without a newline at its end as files have one, if that has the sum.
+// fitting returns value if it has the sum, with or without the newline at the end of a file.
 func (s *secrets) fitting(value, sum string) (string, bool) {
 	if s.sums == nil {
 		return "", false
@@ -82,16 +83,16 @@ func (s *secrets) fitting(value, sum string) (string, bool) {
 	return "", false
 }
 
-// text returns what t was.
-func (s *secrets) text(t trace.Text, name, pointer string) string {
+// text returns the original of t.
+func (s *secrets) text(t mask.Text, name, pointer string) string {
 	if t.Masked {
 		return s.value(name, pointer, t.HMAC)
 	}
 	return s.paths.Expand(t.Value)
 }
 
-// end returns the texts that are to be masked, and tells what was not given, or given for nothing. notices are about
-// what cannot be masked as it was.
+// end returns the texts to mask. The error names values that were not given, or that nothing needs. notices name
+// texts that cannot be masked as they were.
 func (s *secrets) end() (hide, notices []string, err error) {
 	if len(s.missing) > 0 {
 		slices.Sort(s.missing)
@@ -106,7 +107,10 @@ func (s *secrets) end() (hide, notices []string, err error) {
 		case s.used[name], value != "" && s.within(value):
 			hide = append(hide, value)
 		case !isCredential(name):
-			return nil, nil, fmt.Errorf("the trace has nothing masked that is called%s; see its vars_used, or leave the secret out", lang.Quote(name))
+			return nil, nil, fmt.Errorf(
+				"the trace has nothing masked that is called%s; see its vars_used, or leave the secret out",
+				lang.Quote(name),
+			)
 		}
 	}
 	hide = slices.DeleteFunc(hide, func(value string) bool { return value == "" })

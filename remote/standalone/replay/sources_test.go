@@ -3,6 +3,7 @@ package replay
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,8 +19,9 @@ func TestStepsOfAFetchedStepAreRepeatedWithIt(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/nest"))
 	r.Commit("main", fetchtest.Texts(map[string]string{
-		"steps/step.yml": "spec: {}\n---\nrun:\n- {name: inner, step: ./inner}\n- {name: script, script: 'cat ${{ step_dir }}/text'}\n",
-		"steps/text":     "a text\n", "steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, inner]}\n",
+		"steps/step.yml": "spec: {}\n---\nrun:\n- {name: inner, step: ./inner}\n- {name: script, script: 'cat ${{ " +
+			"step_dir }}/text'}\n",
+		"steps/text": "a text\n", "steps/inner/step.yml": "spec: {}\n---\nexec: {command: [echo, inner]}\n",
 	}))
 	tr := newTrial(t)
 	first := tr.record("- {name: a, step: '" + server.URL + "/c/nest@main'}\n")
@@ -31,7 +33,10 @@ func TestStepsOfAFetchedStepAreRepeatedWithIt(t *testing.T) {
 }
 
 func TestArchiveOfTheProjectIsRepeatedWhereTheProjectIs(t *testing.T) {
-	archive := fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": "spec: {}\n---\nexec: {command: [echo, zipped]}\n"}))
+	archive := fetchtest.Zip(
+		t,
+		fetchtest.Texts(map[string]string{"step.yml": "spec: {}\n---\nexec: {command: [echo, zipped]}\n"}),
+	)
 	tr, elsewhere := newTrial(t), newTrial(t)
 	for _, project := range []*trial{tr, elsewhere} {
 		project.file("steps.zip", string(archive))
@@ -51,9 +56,15 @@ func TestPrivateStepIsRepeatedForWhomItsServerAdmits(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	server.User, server.Password = "gitlab-ci-token", token
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}),
+	)
 	tr := newTrial(t)
-	tr.vars = []engine.Variable{{Key: "CI_SERVER_URL", Value: server.URL}, {Key: "CI_JOB_TOKEN", Value: token, Masked: true}}
+	tr.vars = []engine.Variable{
+		{Key: "CI_SERVER_URL", Value: server.URL},
+		{Key: "CI_JOB_TOKEN", Value: token, Masked: true},
+	}
 	first := tr.record("- {name: a, step: '" + server.URL + "/c/echo@main'}\n")
 	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
 	give := func(token string) func(*Config) {
@@ -68,7 +79,11 @@ func TestPrivateStepIsRepeatedForWhomItsServerAdmits(t *testing.T) {
 	why := tr.refused(first, give("glcbt-wrong-wrong"))
 	require.Contains(t, why, "refuses the credentials")
 	require.NotContains(t, why, "glcbt")
-	why = tr.refused(first, give(token), func(c *Config) { c.Store = tr.store(func(s *fetch.Config) { s.Offline = true }) })
+	why = tr.refused(
+		first,
+		give(token),
+		func(c *Config) { c.Store = tr.store(func(s *fetch.Config) { s.Offline = true }) },
+	)
 	require.Contains(t, why, "offline")
 }
 
@@ -88,7 +103,10 @@ run:
 		c.Secrets = map[string]string{"key": "the-key-12345", "list": `["one-secret",2]`}
 	}))
 	require.NotContains(t, tr.log.String(), "the-key")
-	_, err = tr.prepare(first, func(c *Config) { c.Secrets = map[string]string{"key": "the-key-12345", "list": "one-secret"} })
+	_, err = tr.prepare(
+		first,
+		func(c *Config) { c.Secrets = map[string]string{"key": "the-key-12345", "list": "one-secret"} },
+	)
 	require.ErrorIs(t, err, ErrTrace)
 	require.NotContains(t, err.Error(), "one-secret")
 }
@@ -99,22 +117,31 @@ func TestPasswordInAReferenceIsGivenByItsPlace(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	server.User, server.Password = "me", password
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c/echo"))
-	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}))
+	r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, private]}\n"}),
+	)
 	tr := newTrial(t)
 	ref := "http://me:" + password + "@" + server.Host + "/c/echo@main"
-	first := tr.record("- {name: a, step: '" + ref + "'}\n")
-	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
-	_, err := tr.prepare(first)
-	missing := (*MissingError)(nil)
-	require.ErrorAs(t, err, &missing)
-	secrets := map[string]string{}
-	for _, name := range missing.Names {
-		secrets[name] = ref
-		if name == "/job/definition/steps/0/reference/url" {
-			secrets[name] = "http://me:" + password + "@" + server.Host + "/c/echo"
+	text := "- {name: a, step: '" + ref + "'}\n"
+	second := tr.record(text)
+	require.Equal(t, trace.Success, second.Identity.Status, "%s", second.Volatile.Message)
+	for _, recorded := range []*trace.Trace{second, firstVersion(t, second)} {
+		_, err := tr.prepare(recorded)
+		missing := (*MissingError)(nil)
+		require.ErrorAs(t, err, &missing)
+		secrets := map[string]string{}
+		for _, name := range missing.Names {
+			switch name {
+			case "/job/text":
+				secrets[name] = text
+			case "/job/definition/steps/0/reference/url":
+				secrets[name] = strings.TrimSuffix(ref, "@main")
+			default:
+				secrets[name] = ref
+			}
 		}
+		tr.requireSame(tr.replay(recorded, func(c *Config) { c.Secrets = secrets }))
+		require.Contains(t, tr.log.String(), "private")
 	}
-	result := tr.replay(first, func(c *Config) { c.Secrets = secrets })
-	tr.requireSame(result)
-	require.Contains(t, tr.log.String(), "private")
 }

@@ -23,7 +23,8 @@ spec:
     said: {type: string}
 ---
 exec:
-  command: [sh, -c, 'printf "{\"name\":\"said\",\"value\":\"%s %s\"}\n" "$1" "$2" >> "$3"', sh, "${{ inputs.message }}", "${{ inputs.count }}", "${{ output_file }}"]
+  command: [sh, -c, 'printf "{\"name\":\"said\",\"value\":\"%s %s\"}\n" "$1" "$2" >> "$3"', sh, "${{ inputs.message
+      }}", "${{ inputs.count }}", "${{ output_file }}"]
 `
 
 func TestStepsCallOthersAndReadTheirOutputs(t *testing.T) {
@@ -62,16 +63,24 @@ func TestInputsAreCheckedAtTheCall(t *testing.T) {
 	files := map[string]string{"echo/step.yml": echoStep}
 	for step, want := range map[string]string{
 		// These are known before the first step runs.
-		`{step: ./echo}`:                                                   `step "b": the input "message" is required, and not given`,
-		`{step: ./echo, inputs: {message: 1}}`:                             `step "b": input "message": the value is a number, and must be a string`,
-		`{step: ./echo, inputs: {message: x, cuont: 1}}`:                   `step "b": the step takes no input "cuont", did you mean "count"?`,
-		`{step: builtin://script, inputs: {scritp: x}}`:                    `step "b": the step takes no input "scritp", did you mean "script"?`,
-		`{step: builtin://nothing}`:                                        `step "b": there is no step "nothing" built in`,
-		`{step: "./${{ vars.D }}"}`:                                        `step "b": the input "message" is required, and not given`,
-		`{step: "./${{ vars.D }}", inputs: {x: 1}}`:                        `step "b": the step takes no input "x"; it takes count, message`,
-		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`:               `step "b": input "message": vars.N was not found`,
-		`{step: ./echo, inputs: {message: "${{ 1 }}"}}`:                    `step "b": input "message": the value is a number, and must be a string`,
-		`{step: ./echo, inputs: {message: x, "${{ 'mess' + 'age' }}": y}}`: `step "b": input "message": two keys of inputs give this name`,
+		`{step: ./echo}`: `step "b": the input "message" is required, ` +
+			`and not given`,
+		`{step: ./echo, inputs: {message: 1}}`: `step "b": input "message": the value is a ` +
+			`number, and must be a string`,
+		`{step: ./echo, inputs: {message: x, cuont: 1}}`: `step "b": the step takes no input "cuont", ` +
+			`did you mean "count"?`,
+		`{step: builtin://script, inputs: {scritp: x}}`: `step "b": the step takes no input "scritp", ` +
+			`did you mean "script"?`,
+		`{step: builtin://nothing}`: `step "b": there is no step "nothing" built in`,
+		`{step: "./${{ vars.D }}"}`: `step "b": the input "message" is required, ` +
+			`and not given`,
+		`{step: "./${{ vars.D }}", inputs: {x: 1}}`: `step "b": the step takes no input "x"; it ` +
+			`takes count, message`,
+		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`: `step "b": input "message": vars.N was not found`,
+		`{step: ./echo, inputs: {message: "${{ 1 }}"}}`: `step "b": input "message": the value is a ` +
+			`number, and must be a string`,
+		`{step: ./echo, inputs: {message: x, "${{ 'mess' + 'age' }}": y}}`: `step "b": input "message": two keys of ` +
+			`inputs give this name`,
 	} {
 		t.Run(step, func(t *testing.T) {
 			tr := newTrial(t, "- {name: a, script: echo ran}\n- "+strings.Replace(step, "{", "{name: b, ", 1),
@@ -87,16 +96,21 @@ func TestInputsHaveALimit(t *testing.T) {
 - {name: use, step: ./echo, inputs: {message: "${{ steps.w.outputs.v }}"}}
 `).files(map[string]string{
 		"echo/step.yml": echoStep,
-		"w/step.yml":    "spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [sh, -c, '(printf \"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"\"; head -c 5000000 /dev/zero | tr \"\\\\0\" x; echo \"\\\"}\") > ${{ output_file }}']}\n",
+		"w/step.yml": "spec: {outputs: {v: {type: string}}}\n---\nexec: {command: [sh, -c, '(printf " +
+			"\"{\\\"name\\\":\\\"v\\\",\\\"value\\\":\\\"\"; head -c 5000000 /dev/zero | tr \"\\\\0\" x; echo \"\\\"}\") > " +
+			"${{ output_file }}']}\n",
 	}).fail(`step "use": input "message": the value has 5000000 bytes, the limit is 4194304; pass large data in a file`)
 }
 
 func TestWhatIsKnownToBeWrongFailsBeforeTheFirstStep(t *testing.T) {
 	for name, tc := range map[string]struct{ file, text, want string }{
-		"misspelt key":   {"b/step.yml", "{}\n---\nexec: {comand: [a]}\n", `step "b": b/step.yml:3:8: unknown key "comand", did you mean "command"?`},
-		"second level":   {"b/step.yml", "{}\n---\nrun: [{name: c, step: ../c}]\n", `step "b": step "c": ../c/step.yml:1:1: a step has two documents, its spec and its command or steps; write --- on a line between them`},
-		"not a text":     {"b/step.yml/x", "", `step "b": read step b: step.yml is not a regular file`},
-		"an inline list": {"d/step.yml", "{}\n---\nrun: [{name: x, run: [{name: y, step: ../c}]}]\n", `step "b": find step b: it has neither func.yml nor step.yml: file does not exist`},
+		"misspelt key": {"b/step.yml", "{}\n---\nexec: {comand: [a]}\n", `step "b": b/step.yml:3:8: unknown key ` +
+			`"comand", did you mean "command"?`},
+		"second level": {"b/step.yml", "{}\n---\nrun: [{name: c, step: ../c}]\n", `step "b": step "c": ` +
+			`../c/step.yml:1:1: a step has two documents, its spec and its command or steps; write --- on a line between them`},
+		"not a text": {"b/step.yml/x", "", `step "b": read step b: step.yml is not a regular file`},
+		"an inline list": {"d/step.yml", "{}\n---\nrun: [{name: x, run: [{name: y, step: ../c}]}]\n", `step "b": find ` +
+			`step b: it has neither func.yml nor step.yml: file does not exist`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTrial(t, "- {name: a, script: echo ran}\n- {name: b, step: ./b}\n").files(map[string]string{
@@ -133,7 +147,11 @@ func TestDynamicReferenceIsResolvedWhenItsStepRuns(t *testing.T) {
 	tr.succeed()
 	require.Equal(t, "chosen\n", tr.stdout.String())
 
-	newTrial(t, `- {name: call, step: "${{ env.HOME }}/${{ 'x' }}:"}`, func(c *Config) { c.Env = map[string]string{"HOME": "nothing.example"} }).
+	newTrial(
+		t,
+		`- {name: call, step: "${{ env.HOME }}/${{ 'x' }}:"}`,
+		func(c *Config) { c.Env = map[string]string{"HOME": "nothing.example"} },
+	).
 		fail(`step "call": the reference is invalid; an image is written as registry/repository:tag`)
 }
 
@@ -147,8 +165,10 @@ func TestStepThatCallsItselfFails(t *testing.T) {
 // Elsewhere steps that called each other did so without an end, and went on when the job was closed.
 func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
 	tr := newTrial(t, `- {name: a, step: ./ping}`).files(map[string]string{
-		"ping/step.yml": "{}\n---\nrun: [{name: say, script: echo ping}, {name: to, step: ../pong}, {name: again, step: ../pong}]\n",
-		"pong/step.yml": "{}\n---\nrun: [{name: to, step: ../ping, when: always}, {name: again, step: ../ping, when: on_failure}]\n",
+		"ping/step.yml": "{}\n---\nrun: [{name: say, script: echo ping}, {name: to, step: ../pong}, {name: again, step: " +
+			"../pong}]\n",
+		"pong/step.yml": "{}\n---\nrun: [{name: to, step: ../ping, when: always}, {name: again, step: ../ping, when: " +
+			"on_failure}]\n",
 	})
 	results := tr.start(t.Context())
 	tr.stdout.await(t, "ping\nping\n")
@@ -184,15 +204,22 @@ func (f fakeFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*
 
 func TestRemoteStepsNeedAFetcher(t *testing.T) {
 	for ref, want := range map[string]string{
-		"https://user:geheim@example.com/tools/lint@v1": `step "a": fetch https://example.com/tools/lint@v1: this program fetches no steps from git; use a step of the project, such as ./build`,
-		"zip+https://example.com/x.zip":                 `step "a": fetch https://example.com/x.zip: this program fetches no steps from zip; use a step of the project, such as ./build`,
-		"registry.example.com/lint:1":                   `step "a": fetch registry.example.com/lint:1: this program fetches no steps from oci; use a step of the project, such as ./build`,
+		"https://user:geheim@example.com/tools/lint@v1": `step "a": fetch https://example.com/tools/lint@v1: this program ` +
+			`fetches no steps from git; use a step of the project, such as ./build`,
+		"zip+https://example.com/x.zip": `step "a": fetch https://example.com/x.zip: this program fetches ` +
+			`no steps from zip; use a step of the project, such as ./build`,
+		"registry.example.com/lint:1": `step "a": fetch registry.example.com/lint:1: this program ` +
+			`fetches no steps from oci; use a step of the project, such as ./build`,
 	} {
 		newTrial(t, "- {name: a, step: '"+ref+"'}").fail(want)
 	}
 	newTrial(t, "- {name: a, action: owner/repository@v1}").
 		fail(`step "a": run owner/repository@v1: GitHub Actions are not supported by this version; use a step or a script`)
-	newTrial(t, "- {name: a, step: example.com/a@v1}", func(c *Config) { c.Fetcher = fakeFetcher{err: errors.New("no route")} }).
+	newTrial(
+		t,
+		"- {name: a, step: example.com/a@v1}",
+		func(c *Config) { c.Fetcher = fakeFetcher{err: errors.New("no route")} },
+	).
 		fail(`step "a": fetch https://example.com/a@v1: no route`)
 }
 
@@ -221,7 +248,7 @@ func TestFetchedStepCannotReferToWhatIsOutside(t *testing.T) {
 	require.Equal(t, "inside\n", tr.stdout.String())
 	for _, dir := range []string{"out", "abs", "link", "dynamic"} {
 		_, res := run(dir)
-		require.Contains(t, res.Message, "it is outside of what was fetched, and a fetched step cannot refer to that", dir)
+		require.Contains(t, res.Message, "it is outside of the fetched component, and a fetched step cannot refer to that", dir)
 	}
 }
 
@@ -245,7 +272,11 @@ delegate: e
 		"wrong/step.yml":   "spec: {outputs: {a: {type: string}}}\n---\nrun: [{name: e, script: 'true'}]\noutputs: {a: 1}\n",
 		"skipped/step.yml": "spec: {outputs: delegate}\n---\nrun: [{name: e, script: 'true', if: false}]\ndelegate: e\n",
 	}
-	res := newTrial(t, "- {name: a, step: ./both}\n- {name: b, step: ./delegate}\n- {name: c, step: ./twice}\n").files(files).succeed()
+	res := newTrial(
+		t,
+		"- {name: a, step: ./both}\n- {name: b, step: ./delegate}\n- {name: c, step: ./twice}\n",
+	).files(files).
+		succeed()
 	require.Equal(t, "<x 1>", res.Steps[0].Outputs["said"].Text())
 	require.Equal(t, "7", res.Steps[0].Outputs["n"].Text())
 	require.Equal(t, "y 1", res.Steps[1].Outputs["said"].Text())
@@ -341,7 +372,11 @@ func TestFetchEndsWithTheJobAndWithTheTimeoutOfItsStep(t *testing.T) {
 		require.Equal(t, []string{"a cancelled", "b skipped"}, statuses(res.Steps))
 	})
 	t.Run("timeout", func(t *testing.T) {
-		tr := newTrial(t, strings.Replace(list, "v1}", "v1, timeout: 50ms}", 1), func(c *Config) { c.Fetcher = slowFetcher{make(chan struct{})} })
+		tr := newTrial(
+			t,
+			strings.Replace(list, "v1}", "v1, timeout: 50ms}", 1),
+			func(c *Config) { c.Fetcher = slowFetcher{make(chan struct{})} },
+		)
 		res := tr.fail(`step "a": fetch https://example.com/a@v1: timeout: the step "a" ran for longer than 50ms`)
 		require.Equal(t, []string{"a failure", "b success"}, statuses(res.Steps))
 	})

@@ -35,7 +35,8 @@ const (
 // runCommand runs a step that is a command, or a script.
 func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outcome {
 	r.announce(res, Command)
-	cmd, err := r.command(g)
+	env := r.environment(g)
+	cmd, argv, err := r.command(g, env)
 	defer r.clean(g)
 	if err != nil {
 		return concluded(proc.Exit{}, err)
@@ -47,11 +48,13 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 	if err := r.describe(g, res, &cmd); err != nil {
 		return failed(err)
 	}
-	if r.rec != nil {
-		r.rec.command(res, &cmd, g.argv, r.environment(g))
-	}
+	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
 	exit, expired, err := r.runProcess(ctx, g, res, cmd)
-	r.rec.exited(res, exit, expired != nil, err)
+	ended := exit
+	if err != nil && ended.Code == 0 {
+		ended.Code = startExitCode(err)
+	}
+	r.tell(func(e Events) { e.CommandEnded(res, ended, expired != nil) })
 	stopped := r.release()
 	given := r.collect(g, res)
 	switch {
@@ -106,12 +109,12 @@ func timedOut(why error, exit proc.Exit) outcome {
 	return o
 }
 
-// collect takes what the step wrote to its files, also if it failed then. The error says what is wrong
-// with that.
+// collect reads the outputs and exports from the files of the step, also after a failure. The error says why they are
+// wrong.
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
 	exports, expErr := g.files.exports(g.v0())
-	if err := r.protect(outputs); err != nil {
+	if err := r.hideValues(outputs); err != nil {
 		return err
 	}
 	r.taint(outputs)
@@ -123,8 +126,7 @@ func (r *Runner) collect(g *frame, res *StepResult) error {
 	return together(outErr, expErr)
 }
 
-// dialect is what a command is run by the rules of: that of its definition or, if it is written in its
-// place, of what is around it.
+// dialect is the dialect of the command: that of its definition or, if that stands in a list, of the list.
 func (f *frame) dialect() pb.Definition_Dialect {
 	for f.outer != nil {
 		f = f.outer
@@ -144,28 +146,26 @@ func (r *Runner) clean(g *frame) {
 
 func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "script") }
 
-// command returns what runs the definition of g.
-func (r *Runner) command(g *frame) (proc.Command, error) {
-	cmd := proc.Command{
+// command returns the process of g's definition with the environment env, and the values that its arguments begin
+// with.
+func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Value, err error) {
+	cmd = proc.Command{
 		Dir:       r.place.WorkDir,
-		Env:       environ(r.environment(g)),
+		Env:       environ(env),
 		Stdout:    r.place.Stdout,
 		Stderr:    r.place.Stderr,
 		OrphanDir: r.cfg.OrphanDir,
 	}
 	if g.builtin != "" {
-		return cmd, r.script(g, &cmd)
+		return cmd, nil, r.script(g, &cmd)
 	}
 	e := g.def.GetExec()
 	for i, arg := range e.GetCommand() {
 		v, err := r.text(g, arg, fmt.Sprintf("command, argument %d", i))
 		if err != nil {
-			return cmd, err
+			return cmd, nil, err
 		}
-		cmd.Argv = append(cmd.Argv, v.Text())
-		if r.rec != nil {
-			g.argv = append(g.argv, v)
-		}
+		cmd.Argv, argv = append(cmd.Argv, v.Text()), append(argv, v)
 	}
 	base := r.place.WorkDir
 	if g.v0() {
@@ -173,12 +173,12 @@ func (r *Runner) command(g *frame) (proc.Command, error) {
 	}
 	dir, err := r.text(g, e.GetWorkDir(), "work_dir")
 	if err != nil {
-		return cmd, err
+		return cmd, nil, err
 	}
 	if cmd.Dir = dir.Text(); !filepath.IsAbs(cmd.Dir) {
 		cmd.Dir = filepath.Join(base, cmd.Dir)
 	}
-	return cmd, nil
+	return cmd, argv, nil
 }
 
 // script makes cmd run a script. Its text is in a file, so that it has no limit of length, which the
@@ -204,12 +204,12 @@ func (r *Runner) script(g *frame, cmd *proc.Command) error {
 	return writePrivate(file, g.script, "script")
 }
 
-// describe gives a step of the blueprint's dialect what it finds in its environment.
+// describe adds the environment variables and the description of the blueprint's dialect.
 func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 	if !g.v0() {
 		return nil
 	}
-	r.rec.describes("")
+	r.tell(func(e Events) { e.VariablesRead(describing(nil)) })
 	allowed := map[string]expr.Value{}
 	for key, v := range r.varValues {
 		if g.mayKnowVar(key) {
@@ -217,7 +217,8 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 		}
 	}
 	for name, kind := range map[string]string{
-		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export", "STEP_JSON": "step.json",
+		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export",
+		"STEP_JSON": "step.json",
 	} {
 		cmd.Env = append(cmd.Env, name+"="+g.files.path(kind)) // the last one of a name counts
 	}
@@ -226,12 +227,17 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 
 // runProcess starts a step's process and waits for its end. The error says why there is no exit
 // status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
-func (r *Runner) runProcess(ctx context.Context, g *frame, res *StepResult, cmd proc.Command) (proc.Exit, *limit, error) {
+func (r *Runner) runProcess(
+	ctx context.Context,
+	g *frame,
+	res *StepResult,
+	cmd proc.Command,
+) (proc.Exit, *limit, error) {
 	p, err := r.cfg.Start(ctx, cmd)
 	if err != nil {
 		return proc.Exit{}, nil, err
 	}
-	r.rec.started(res, p)
+	r.tell(func(e Events) { e.CommandStarted(res, p.PID()) })
 	r.kept = append(r.kept, p)
 	r.attach(p)
 	l := g.limits.next()
@@ -266,9 +272,9 @@ func (r *Runner) runProcess(ctx context.Context, g *frame, res *StepResult, cmd 
 	return exit, l, err
 }
 
-// awaitGroup waits, if something is ending p, until nothing is left of p's process group or the grace is
-// over, and reports whether something did. The shell of a script dies of SIGTERM at once, while what it
-// was running uses the grace to clean up. ending says whether p is being ended, and when it is killed.
+// awaitGroup waits, if p is being ended, until p's process group is empty or the grace is over, and reports whether p
+// is being ended. The shell of a script dies of SIGTERM at once, while its children use the grace to clean up. ending
+// says whether p is being ended, and when it is killed.
 func awaitGroup(ctx context.Context, p *proc.Process, ending func() (time.Time, bool)) bool {
 	killAt, is := ending()
 	if !is {
@@ -305,7 +311,7 @@ func (r *Runner) attach(p *proc.Process) {
 	}
 }
 
-// release ends what attach began. It returns why the job was stopped if that ended the step.
+// release undoes attach. It returns why the job was stopped if that ended the step.
 func (r *Runner) release() *stop {
 	r.mu.Lock()
 	defer r.mu.Unlock()

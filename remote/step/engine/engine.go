@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
-	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 const (
@@ -29,12 +29,12 @@ const (
 	maxRun = 10_000
 )
 
-// Config says what to run.
+// Config is a job and the way to run it.
 type Config struct {
 	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
 	Definition *pb.Definition
-	// Env is the job's environment: over what the operating system says, below what steps export and what
-	// the definition and its steps set.
+	// Env is the environment of all steps. It overrides the operating system's variables; exports and the env of the
+	// definition and of steps override it.
 	Env map[string]string
 	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
 	Inputs map[string]expr.Value
@@ -47,11 +47,12 @@ type Config struct {
 	// this process.
 	RunnerEnv []string
 
-	// Fetcher gets the steps that are not local, with the credentials that the job's variables hold. If nil, there
-	// are none. Run does not close it.
+	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
+	// fail. Run does not close it.
 	Fetcher Fetcher
-	// Masker masks what is sensitive in the output, in messages and in results. If nil, nothing is.
-	Masker Masker
+	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
+	// empty Set.
+	Secrets *mask.Set
 
 	// Start starts the job's processes. If nil, [proc.Start].
 	Start func(context.Context, proc.Command) (*proc.Process, error)
@@ -69,24 +70,20 @@ type Config struct {
 
 	// Observe is told each change of a step, one after the other. May be nil.
 	Observe func(StepResult)
-	// Record asks for a trace of the job, which Runner.Trace returns then. May be nil.
-	Record *Recording
+	// Events is told more than Observe is. May be nil.
+	Events Events
 }
 
-// Place is where a job runs, and where what it writes goes.
+// Place has the directories and the output streams of a job.
 type Place struct {
 	// WorkDir is where steps run. It is absolute and exists.
 	WorkDir string
-	// ScriptDir is a private directory for the texts of scripts, and for what steps give and take in
-	// files. It exists, and is empty but for entries of other names than script, vars and step-1, step-2,
-	// and so on.
+	// ScriptDir is a private directory for scripts and for the files that steps read and write. It exists, and has no
+	// entries named script, vars, step-1, step-2 and so on.
 	ScriptDir string
-	// Stdout and Stderr get what the steps write, byte for byte where nothing is masked. They must stand
-	// several calls at once. Nil discards it.
+	// Stdout and Stderr get the output of the steps, with secrets masked. They must allow concurrent calls. Nil
+	// discards it.
 	Stdout, Stderr io.Writer
-	// Taps are behind Stdout and Stderr, where all is masked, and sum up what the steps write for a trace. The caller
-	// closes them before it asks for that. If nil, and a trace is wanted, Run has its own.
-	Taps [2]*trace.Tap
 }
 
 // Runner runs one job, once. Its methods may be called from any goroutine.
@@ -106,7 +103,6 @@ type Runner struct {
 	osEnv, requestEnv layer
 	exports           layer // what steps have exported so far
 
-	rec     *recorder // nil if no trace is wanted
 	results []StepResult
 	top     *frame // of the job's steps
 	invalid bool   // the job was found to be wrong before its first step
@@ -134,8 +130,8 @@ func New(cfg Config) *Runner {
 	if cfg.RunnerEnv == nil {
 		cfg.RunnerEnv = os.Environ()
 	}
-	if cfg.Masker == nil {
-		cfg.Masker = noMask{}
+	if cfg.Secrets == nil {
+		cfg.Secrets = &mask.Set{}
 	}
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
@@ -149,24 +145,26 @@ func New(cfg Config) *Runner {
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
-	return &Runner{cfg: cfg, maxKept: maxKept, rec: newRecorder(cfg.Record)}
+	return &Runner{cfg: cfg, maxKept: maxKept}
 }
 
-// Run runs the job at place and returns how it ended, when none of its processes is left. When ctx ends it
-// kills them at once and runs no further step; the Result's message is the cause. It must be called
-// once. A panic while it runs is the job's failure.
+// Run runs the job at place, and returns how it ended, once all of its processes are gone. When ctx ends, Run kills
+// them at once and runs no further step; the Result's message is the cause. Call it once. A panic while it runs fails
+// the job.
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
-	closeTaps := r.tap(&place)
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
-	r.rec.begin(&r.cfg, place)
 	r.place = place
+	r.osEnv = osLayer(r.cfg.RunnerEnv)
+	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {
 		if p := recover(); p != nil {
 			abort(r.results)
 			result = r.result(ctx)
-			result.Status, result.Message = Failure, r.message(fmt.Sprintf("internal error of the step runner: %v", p))
+			result.Status, result.Message = Failure, r.cfg.Secrets.Message(
+				fmt.Sprintf("internal error of the step runner: %v", p),
+			)
 			result.System = true
 		}
 		if r.cancel != nil {
@@ -180,8 +178,6 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		if closeErr := together(stdout.Close(), stderr.Close()); err == nil && closeErr != nil {
 			err = fmt.Errorf("write the last output: %w", closeErr)
 		}
-		closeTaps()
-		r.rec.end()
 		_ = os.RemoveAll(r.varsDir()) // what resists goes with ScriptDir
 		if err != nil && result.Status == Success {
 			result.Status, result.Message, result.System = Failure, err.Error(), true
@@ -189,7 +185,10 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	}()
 	if r.cfg.Timeout > 0 {
 		timer := time.AfterFunc(r.cfg.Timeout, func() {
-			r.stop(&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true}, r.cfg.Grace)
+			r.stop(
+				&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true},
+				r.cfg.Grace,
+			)
 		})
 		defer timer.Stop()
 	}
@@ -202,9 +201,9 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	return r.result(ctx)
 }
 
-// begin makes what the job's steps run in, and finds what can be found wrong before the first of them.
+// begin makes the frame of the job's steps, and finds the mistakes that are visible before the first of them.
 func (r *Runner) begin(ctx context.Context) (*frame, error) {
-	r.osEnv, r.requestEnv, r.exports = osLayer(r.cfg.RunnerEnv), layerOf(r.cfg.Env), layer{}
+	r.requestEnv, r.exports = layerOf(r.cfg.Env), layer{}
 	r.credentials = r.jobCredentials()
 	var err error
 	if r.varValues, err = r.variables(); err != nil {
@@ -225,7 +224,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	if f.inputs, err = lang.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
 		return nil, err
 	}
-	if err := r.protect(f.inputs); err != nil {
+	if err := r.hideValues(f.inputs); err != nil {
 		return nil, err
 	}
 	set, err := r.evalEnv(f, def.GetEnv())
@@ -245,7 +244,13 @@ func (r *Runner) refuse(err error) Result {
 		r.cfg.Observe(r.results[i])
 	}
 	system := proc.MachineFailed(err)
-	return Result{Status: Failure, Invalid: !system, System: system, Message: r.message(err.Error()), Steps: r.results}
+	return Result{
+		Status:  Failure,
+		Invalid: !system,
+		System:  system,
+		Message: r.cfg.Secrets.Message(err.Error()),
+		Steps:   r.results,
+	}
 }
 
 // due reports whether a step of f with when shall run now, the context for that, and whether it runs
@@ -299,19 +304,19 @@ func (r *Runner) result(ctx context.Context) Result {
 func (r *Runner) giveOutputs(res *Result) {
 	outputs, _, err := r.sequenceOutputs(r.top)
 	if err != nil {
-		res.Status, res.Message = Failure, r.message(err.Error())
+		res.Status, res.Message = Failure, r.cfg.Secrets.Message(err.Error())
 	}
 	res.Outputs = outputs
 }
 
-// closeLast ends what the step that ran last has left.
+// closeLast ends the background processes of the last step.
 func (r *Runner) closeLast() {
 	last := len(r.kept) - 1
 	r.closeErr = errors.Join(r.closeErr, r.kept[last].Close())
 	r.kept = r.kept[:last]
 }
 
-// end ends what all steps left.
+// end ends the background processes of all steps.
 func (r *Runner) end() error {
 	errs := make([]error, len(r.kept)+1)
 	errs[len(r.kept)] = r.closeErr

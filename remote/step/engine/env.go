@@ -8,9 +8,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// fromOS names the variables that steps get from the runner's own environment: what a program needs
-// to know of the machine and of the user, and the way out of the network. Nothing else passes; it
-// could be a secret of the runner's.
+// fromOS names the variables that steps get from the runner's own environment: the machine, the user, and the proxies
+// of the network. Nothing else passes, as it could be a secret of the runner.
 var fromOS = map[string]bool{
 	"PATH": true, "HOME": true, "LOGNAME": true, "USER": true, "SHELL": true, "TERM": true, "TMPDIR": true, "TZ": true,
 	"LANG": true, "LC_ALL": true, "LC_CTYPE": true,
@@ -22,9 +21,9 @@ var fromOS = map[string]bool{
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 // layer is one of the layers an environment is made of.
-type layer map[string]expr.Value
+type layer = map[string]expr.Value
 
-// osLayer is what steps may see of runner, which is the runner's own environment in the form of
+// osLayer is the part of runner that steps may see. runner is the runner's own environment in the form of
 // [os.Environ].
 func osLayer(runner []string) layer {
 	env := layer{"PATH": text(defaultPath)}
@@ -62,8 +61,8 @@ func environ(env layer) []string {
 	return list
 }
 
-// environment is what the process of a step in f gets, and what its expressions know as env: of what
-// comes from outside the job's text only what f may know, and over it what the text says.
+// environment is the environment of a step in f, and the value of env in its expressions: the outside variables that
+// f may know, overridden by those of the job's text.
 func (r *Runner) environment(f *frame) layer {
 	env := layer{}
 	for _, outside := range []layer{r.osEnv, r.requestEnv, r.exports} {

@@ -16,15 +16,18 @@ import (
 )
 
 // fetch gets a step that is elsewhere, within the limits of f. Stop ends it.
-func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
+func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	name := lang.Describe(ref)
 	if r.cfg.Fetcher == nil {
-		return loaded{}, fmt.Errorf("fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
-			name, ref.GetProtocol())
+		return Found{}, fmt.Errorf(
+			"fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
+			name,
+			ref.GetProtocol(),
+		)
 	}
 	ref, err := r.fetchable(f, ref)
 	if err != nil {
-		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
+		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -43,18 +46,18 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (loaded
 		}
 	}
 	if err != nil {
-		return loaded{}, fmt.Errorf("fetch %s: %w", name, err)
+		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
 	}
 	if rel, err := filepath.Rel(c.Root, filepath.Join(c.Dir, c.File)); err == nil && rel != "." {
 		name += " in " + rel
 	}
 	found, err := r.find(c.Dir, c.File, c.Root, name)
-	found.source, found.cached = &c.Source, c.Cached
+	found.Source, found.Cached = &c.Source, c.Cached
 	return found, err
 }
 
-// component fetches what ref says. What the job has of a version already, it goes on with. It is there until the job's
-// end.
+// component fetches the component of ref, and keeps it until the job ends. The whole job uses one commit of each
+// version.
 func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Component, error) {
 	for _, c := range r.components {
 		if same, ok := c.For(ref); ok {
@@ -64,7 +67,7 @@ func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Compo
 	c, err := r.cfg.Fetcher.Fetch(ctx, ref, r.credentials)
 	if err == nil {
 		r.components = append(r.components, c)
-		r.rec.fetched(c)
+		r.tell(func(e Events) { e.ComponentFetched(c) })
 	}
 	return c, err
 }
@@ -75,7 +78,7 @@ func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	path := ref.GetUrl()
 	if u, _ := url.Parse(path); u != nil {
 		if password, ok := u.User.Password(); ok && password != "" {
-			if err := r.cfg.Masker.Add(password); err != nil {
+			if err := r.hide(password); err != nil {
 				return nil, fmt.Errorf("mask its password: %w", err)
 			}
 		}
@@ -92,7 +95,7 @@ func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	return ref, err
 }
 
-// jobCredentials are what the job's variables let it fetch.
+// jobCredentials are the credentials in the job's variables.
 func (r *Runner) jobCredentials() fetch.Credentials {
 	values := make(map[string]string, len(r.cfg.Vars))
 	for _, v := range r.cfg.Vars {
@@ -101,7 +104,7 @@ func (r *Runner) jobCredentials() fetch.Credentials {
 	return fetch.FromVariables(func(name string) string { return values[name] })
 }
 
-// releaseComponents tells that the job needs no more of what was fetched for it.
+// releaseComponents releases the components that the job has fetched.
 func (r *Runner) releaseComponents() {
 	for _, c := range r.components {
 		c.Release()

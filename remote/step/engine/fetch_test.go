@@ -28,7 +28,10 @@ func says(text string) string {
 }
 
 // serveSteps serves repositories, each with its steps on the branch main and as the tag v1.
-func serveSteps(t testing.TB, repositories map[string]map[string]string) (s *fetchtest.GitServer, all map[string]*fetchtest.Repository) {
+func serveSteps(
+	t testing.TB,
+	repositories map[string]map[string]string,
+) (s *fetchtest.GitServer, all map[string]*fetchtest.Repository) {
 	t.Helper()
 	root := t.TempDir()
 	s = fetchtest.ServeGit(t, root)
@@ -61,7 +64,8 @@ func TestStepOfARepositoryRunsAndSaysWhereItIsFrom(t *testing.T) {
 func TestStepIsFetchedWhenItsTurnHasCome(t *testing.T) {
 	s, _ := serveSteps(t, nil)
 	res := newTrial(t, "- {name: a, script: echo ran}\n- {name: b, step: '"+s.URL+"/c/none@v1'}\n", withStore(t)).
-		fail(`step "b": fetch ` + s.URL + `/c/none@v1: the server does not have it (HTTP status 404), or shows it to others only; check the address and the credentials`)
+		fail(`step "b": fetch ` + s.URL + `/c/none@v1: the server does not have it (HTTP status 404), or shows it to ` +
+			`others only; check the address and the credentials`)
 	require.False(t, res.Invalid)
 	require.Equal(t, []string{"a success", "b failure"}, statuses(res.Steps))
 }
@@ -73,11 +77,15 @@ func TestErrorsOfFetchedStepsSayWhereTheyAre(t *testing.T) {
 	newTrial(t, "- {name: a, step: '"+s.URL+"/c/echo/-/bad@v1'}\n", withStore(t)).
 		fail(`step "a": ` + s.URL + `/c/echo@v1 in steps/bad/step.yml:3:8: unknown key "comand", did you mean "command"?`)
 	newTrial(t, "- {name: a, step: '"+s.URL+"/c/echo/-/none@v1'}\n", withStore(t)).
-		fail(`step "a": find step ` + s.URL + `/c/echo@v1 in steps/none: it has neither func.yml nor step.yml: file does not exist`)
+		fail(`step "a": find step ` + s.URL + `/c/echo@v1 in steps/none: it has neither func.yml nor step.yml: file does ` +
+			`not exist`)
 }
 
 func TestBranchIsOneCommitForTheWholeJob(t *testing.T) {
-	s, all := serveSteps(t, map[string]map[string]string{"c/echo": {"steps/step.yml": says("first"), "steps/b/step.yml": says("first")}})
+	s, all := serveSteps(
+		t,
+		map[string]map[string]string{"c/echo": {"steps/step.yml": says("first"), "steps/b/step.yml": says("first")}},
+	)
 	moved := false
 	list := "- {name: a, step: '" + s.URL + "/c/echo@main'}\n- {name: b, step: '" + s.URL + "/c/echo/-/b@main'}\n"
 	tr := newTrial(t, list, withStore(t), func(c *Config) {
@@ -124,8 +132,11 @@ func TestPasswordInAReferenceIsMasked(t *testing.T) {
 	s, _ := serveSteps(t, map[string]map[string]string{"c/private": {"steps/step.yml": says("g3heim-w0rt")}})
 	s.User, s.Password = "ci", "g3heim-w0rt"
 	s.Before = func(http.ResponseWriter, *http.Request) bool { return false }
-	tr := newTrial(t, "- {name: a, step: '"+strings.Replace(s.URL, "//", "//ci:g3heim-w0rt@", 1)+"/c/private@v1'}\n", withStore(t),
-		func(c *Config) { c.Masker = &fakeMasker{} })
+	tr := newTrial(
+		t,
+		"- {name: a, step: '"+strings.Replace(s.URL, "//", "//ci:g3heim-w0rt@", 1)+"/c/private@v1'}\n",
+		withStore(t),
+	)
 	tr.succeed()
 	require.Equal(t, "[MASKED]\n", tr.stdout.String())
 }
@@ -135,13 +146,21 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 		"a/step.yml": says("inner"), "out/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../../s.zip'}]\n",
 		"file/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+file:///etc/s.zip'}]\n",
 	}))
-	files := map[string]string{"tools/s.zip": string(inner), "tools/use/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../s.zip#dir=a'}]\n"}
-	tr := newTrial(t, "- {name: a, step: 'zip+./tools/s.zip#dir=a'}\n- {name: b, step: {zip: {url: ./tools/s.zip, dir: a, file: step.yml}}}\n- {name: c, step: ./tools/use}\n", withStore(t)).files(files)
+	files := map[string]string{
+		"tools/s.zip":        string(inner),
+		"tools/use/step.yml": "spec: {}\n---\nrun: [{name: i, step: 'zip+../s.zip#dir=a'}]\n",
+	}
+	tr := newTrial(
+		t,
+		"- {name: a, step: 'zip+./tools/s.zip#dir=a'}\n- {name: b, step: {zip: {url: ./tools/s.zip, dir: a, file: "+
+			"step.yml}}}\n- {name: c, step: ./tools/use}\n",
+		withStore(t),
+	).files(files)
 	tr.succeed()
 	require.Equal(t, strings.Repeat("inner\n", 3), tr.stdout.String())
 	for _, dir := range []string{"out", "file"} {
 		res := newTrial(t, "- {name: a, step: 'zip+./tools/s.zip#dir="+dir+"'}\n", withStore(t)).files(files).run()
-		require.Contains(t, res.Message, "it is outside of what was fetched", dir)
+		require.Contains(t, res.Message, "it is outside of the fetched component", dir)
 	}
 }
 
@@ -152,10 +171,17 @@ func TestComponentIsKeptUntilTheJobHasEnded(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	use := func(c *Config) { c.Fetcher = store }
 	archive := func(text string) string {
-		return string(fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": says("x"), "data": strings.Repeat(text, 2000)})))
+		return string(
+			fetchtest.Zip(t, fetchtest.Texts(map[string]string{"step.yml": says("x"), "data": strings.Repeat(text, 2000)})),
+		)
 	}
 	files := map[string]string{"a.zip": archive("a"), "b.zip": archive("b"), "c.zip": archive("c")}
-	tr := newTrial(t, "- {name: a, step: zip+./a.zip}\n- {name: b, step: zip+./b.zip}\n- {name: look, script: ls "+dir+"/v1/comp | wc -l}\n", use).files(files)
+	tr := newTrial(
+		t,
+		"- {name: a, step: zip+./a.zip}\n- {name: b, step: zip+./b.zip}\n- {name: look, script: ls "+dir+"/v1/comp | wc "+
+			"-l}\n",
+		use,
+	).files(files)
 	tr.succeed()
 	require.Equal(t, "x\nx\n2\n", tr.stdout.String())
 	newTrial(t, "- {name: c, step: zip+./c.zip}\n", use).files(files).succeed()

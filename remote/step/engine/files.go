@@ -16,9 +16,8 @@ import (
 // maxFile is the longest output or export file that is read, in bytes.
 const maxFile = 8 << 20
 
-// files are what a step writes its outputs and exports to, in a directory of its own. They are made for
-// steps only that can know where they are: most need none, and each costs a file system more than all
-// else about a short step.
+// files are the output and export files of a step, in a directory of its own. They are made only for steps that can
+// know their paths: most steps need no files, and making them costs more than the rest of a short step.
 type files struct {
 	dir    string
 	wanted bool // the step is told where they are
@@ -62,7 +61,7 @@ func (f *files) remove() {
 	}
 }
 
-// read returns what the step wrote to the file kind. The step may have put anything in its place.
+// read returns the content of the file kind. The step may have put anything in its place.
 func (f *files) read(kind string) ([]byte, error) {
 	if !f.made {
 		return nil, nil
@@ -90,9 +89,15 @@ func readPlain(path string) ([]byte, error) {
 	case err != nil:
 		return nil, bare(err)
 	case !info.Mode().IsRegular():
-		return nil, errors.New("the step has replaced it by something that is no regular file; write to the file that is there")
+		return nil, errors.New(
+			"the step has replaced it by something that is no regular file; write to the file that is there",
+		)
 	case info.Size() > maxFile:
-		return nil, fmt.Errorf("it has %d bytes, the limit is %d; pass large data in a file of the project", info.Size(), maxFile)
+		return nil, fmt.Errorf(
+			"it has %d bytes, the limit is %d; pass large data in a file of the project",
+			info.Size(),
+			maxFile,
+		)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	switch {
@@ -112,9 +117,9 @@ func bare(err error) error {
 	return err
 }
 
-// writePrivate writes text to a new file at path that only its owner can read. what names it in errors. The file of
-// an earlier step is still there if the file system was read-only when that ended.
-func writePrivate(path, text, what string) error {
+// writePrivate writes text to a new file at path that only its owner can read. Errors name it by label. The file of
+// an earlier step still exists if the file system was read-only when that step ended.
+func writePrivate(path, text, label string) error {
 	create := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) }
 	f, err := create()
 	if errors.Is(err, fs.ErrExist) {
@@ -123,7 +128,7 @@ func writePrivate(path, text, what string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("create %s: %w", what, err)
+		return fmt.Errorf("create %s: %w", label, err)
 	}
 	_, err = f.WriteString(text)
 	if closeErr := f.Close(); err == nil {
@@ -131,7 +136,7 @@ func writePrivate(path, text, what string) error {
 	}
 	if err != nil {
 		_ = os.Remove(path)
-		return fmt.Errorf("write %s: %w", what, err)
+		return fmt.Errorf("write %s: %w", label, err)
 	}
 	return nil
 }

@@ -14,26 +14,24 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// frame is a definition that runs, and what its expressions know.
+// frame is a running definition, with the context of its expressions.
 type frame struct {
 	def     *pb.Definition
 	builtin string // its name if it is built in
-	script  string // what a script step runs
+	script  string // label a script step runs
 	// scriptSensitive tells that the script was made of something that is.
 	scriptSensitive bool
-	// outer is the frame of the list around one that is written in its place, which knows what that does.
+	// outer is the frame of the list that an inline definition stands in. Its context is visible inside.
 	outer *frame
 	path  []string // of its steps; that of the job is empty
 	dir   string   // where the definition is; its references are relative to that
 	root  string   // which they must not leave; empty if they may
-	env   []layer  // what the job's text says so far, the innermost last
-	// requests is what the definition asked to know of what is outside; nil for all.
+	env   []layer  // label the job's text says so far, the innermost last
+	// requests are the outside variables that the definition asks for; nil for all.
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
-	files    *files // of what runs a command
-	// argv are the arguments of a command, for a trace.
-	argv   []expr.Value
-	limits *limit
+	files    *files // of label runs a command
+	limits   *limit
 
 	ran    map[string]*StepResult // the steps that are over
 	failed *StepResult            // the first that failed
@@ -71,13 +69,13 @@ func (f *frame) with(env layer, files *files) *frame {
 	return &inner
 }
 
-// text evaluates a template to a text. what names it in errors.
-func (r *Runner) text(f *frame, template, what string) (expr.Value, error) {
-	v, err := r.eval(f, template, what)
+// text evaluates a template to a text. Errors name it by label.
+func (r *Runner) text(f *frame, template, label string) (expr.Value, error) {
+	v, err := r.eval(f, template, label)
 	if err != nil || v.Kind() == expr.String {
 		return v, err
 	}
-	t, err := made(v.Text(), what)
+	t, err := made(v.Text(), label)
 	if err != nil {
 		return v, err
 	}
@@ -88,33 +86,33 @@ func (r *Runner) text(f *frame, template, what string) (expr.Value, error) {
 }
 
 // eval evaluates a template.
-func (r *Runner) eval(f *frame, template, what string) (expr.Value, error) {
+func (r *Runner) eval(f *frame, template, label string) (expr.Value, error) {
 	if literal, ok := lang.Literal(template); ok {
-		return made(literal, what)
+		return made(literal, label)
 	}
 	t, err := expr.ParseTemplate(template)
 	if err != nil {
-		return expr.Value{}, inside(what, err)
+		return expr.Value{}, inside(label, err)
 	}
-	r.rec.reads(t.References())
+	r.tellReads(t.References())
 	scope, err := r.scope(f, t.References())
 	if err != nil {
-		return expr.Value{}, fmt.Errorf("%s: %w", what, err)
+		return expr.Value{}, fmt.Errorf("%s: %w", label, err)
 	}
 	v, err := t.Eval(scope)
 	if err != nil {
-		return v, inside(what, err)
+		return v, inside(label, err)
 	}
 	return v, nil
 }
 
-// condition evaluates what if says.
+// condition evaluates the expression of an if.
 func (r *Runner) condition(f *frame, text string) (bool, error) {
 	e, err := expr.Parse(text)
 	if err != nil {
 		return false, inside("if", err)
 	}
-	r.rec.reads(e.References())
+	r.tellReads(e.References())
 	scope, err := r.scope(f, e.References())
 	if err != nil {
 		return false, fmt.Errorf("if: %w", err)
@@ -124,65 +122,68 @@ func (r *Runner) condition(f *frame, text string) (bool, error) {
 		return false, inside("if", err)
 	}
 	if v.Kind() != expr.Boolean {
-		return false, fmt.Errorf("if: the expression gives a value of type %s, and must give a boolean; compare it with something", lang.TypeName(v.Kind()))
+		return false, fmt.Errorf(
+			"if: the expression gives a value of type %s, and must give a boolean; compare it with something",
+			lang.TypeName(v.Kind()),
+		)
 	}
 	return v.Truthy(), nil
 }
 
 // inside words an error of an expression.
-func inside(what string, err error) error {
+func inside(label string, err error) error {
 	bad, ok := errors.AsType[*expr.Error](err)
 	if !ok {
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s: %w", label, err)
 	}
 	message := bad.Message
 	if bad.Hint != "" {
 		message += "; " + bad.Hint
 	}
 	if bad.Line > 1 {
-		return fmt.Errorf("%s: line %d: %s", what, bad.Line, message)
+		return fmt.Errorf("%s: line %d: %s", label, bad.Line, message)
 	}
-	return fmt.Errorf("%s: %s", what, message)
+	return fmt.Errorf("%s: %s", label, message)
 }
 
 // evalValue evaluates the templates in v.
-func (r *Runner) evalValue(f *frame, v *structpb.Value, what string) (expr.Value, error) {
+func (r *Runner) evalValue(f *frame, v *structpb.Value, label string) (expr.Value, error) {
 	switch k := v.GetKind().(type) {
 	case *structpb.Value_StringValue:
-		return r.eval(f, k.StringValue, what)
+		return r.eval(f, k.StringValue, label)
 	case *structpb.Value_ListValue:
 		items := make([]expr.Value, len(k.ListValue.GetValues()))
 		for i, item := range k.ListValue.GetValues() {
 			var err error
-			if items[i], err = r.evalValue(f, item, what); err != nil {
+			if items[i], err = r.evalValue(f, item, label); err != nil {
 				return expr.Value{}, err
 			}
 		}
-		return made(items, what)
+		return made(items, label)
 	case *structpb.Value_StructValue:
 		fields := make(map[string]expr.Value, len(k.StructValue.GetFields()))
 		for key, item := range k.StructValue.GetFields() {
 			var err error
-			if fields[key], err = r.evalValue(f, item, what); err != nil {
+			if fields[key], err = r.evalValue(f, item, label); err != nil {
 				return expr.Value{}, err
 			}
 		}
-		return made(fields, what)
+		return made(fields, label)
 	default:
-		return made(v, what)
+		return made(v, label)
 	}
 }
 
-// made is x as a value, which what names in errors.
-func made(x any, what string) (expr.Value, error) {
+// made is x as a value. Errors name it by label.
+func made(x any, label string) (expr.Value, error) {
 	v, err := expr.New(x)
 	if err != nil {
-		return v, fmt.Errorf("%s: %w", what, err)
+		return v, fmt.Errorf("%s: %w", label, err)
 	}
 	return v, nil
 }
 
-// evalEnv evaluates what env says.
+// evalEnv evaluates the names and values of env.
 func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 	if len(env) == 0 {
 		return nil, nil
@@ -194,8 +195,8 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 		if err != nil {
 			return nil, err
 		}
-		what := "env " + name.String()
-		value, err := r.text(f, env[key], what)
+		label := "env " + name.String()
+		value, err := r.text(f, env[key], label)
 		if err != nil {
 			return nil, err
 		}
@@ -203,20 +204,20 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 			return nil, fmt.Errorf("env: %w", err)
 		}
 		if _, twice := set[name.Text()]; twice {
-			return nil, fmt.Errorf("%s: two keys of env give this name", what)
+			return nil, fmt.Errorf("%s: two keys of env give this name", label)
 		}
 		if total += len(name.Text()) + 1 + len(value.Text()); total > lang.MaxEnv {
 			return nil, fmt.Errorf("env: the variables have more than %d bytes in all; put some into files", lang.MaxEnv)
 		}
-		if err := r.protectOne(value); err != nil {
-			return nil, fmt.Errorf("%s: mask it: %w", what, err)
+		if err := r.hideValue(value); err != nil {
+			return nil, fmt.Errorf("%s: mask it: %w", label, err)
 		}
 		set[name.Text()] = value
 	}
 	return set, nil
 }
 
-// scope returns what expressions with the references refs know in f. Only what they read is made.
+// scope returns the context that the references refs read in f.
 func (r *Runner) scope(f *frame, refs []expr.Reference) (expr.Scope, error) {
 	scope := expr.Scope{}
 	for _, ref := range refs {
@@ -235,11 +236,11 @@ func (r *Runner) scope(f *frame, refs []expr.Reference) (expr.Scope, error) {
 	return scope, nil
 }
 
-// name returns what a name stands for in f.
+// name returns the value of the context name in f.
 func (r *Runner) name(f *frame, name string, refs []expr.Reference) (v expr.Value, known bool, err error) {
 	switch name {
 	case "env":
-		v, err = expr.New(map[string]expr.Value(r.environment(f)))
+		v, err = expr.New(r.environment(f))
 	case "inputs":
 		v, err = expr.New(f.inputs)
 	case "steps":
@@ -262,7 +263,7 @@ func (r *Runner) name(f *frame, name string, refs []expr.Reference) (v expr.Valu
 	return v, true, err
 }
 
-// varsContext is what vars or job stands for in f.
+// varsContext is the value of vars or job in f.
 func (r *Runner) varsContext(f *frame, name string) (expr.Value, error) {
 	if len(f.requests) == 0 {
 		if name == "vars" {
@@ -282,7 +283,7 @@ func (r *Runner) varsContext(f *frame, name string) (expr.Value, error) {
 	return jobContext(allowed)
 }
 
-// stepsContext is what steps stands for: of the steps that are over those that refs read.
+// stepsContext is the value of steps: those finished steps that refs read.
 func (f *frame) stepsContext(refs []expr.Reference) (expr.Value, error) {
 	all := false
 	for _, ref := range refs {

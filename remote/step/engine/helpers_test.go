@@ -3,7 +3,6 @@ package engine
 import (
 	"bytes"
 	"context"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -171,47 +171,10 @@ func statuses(results []StepResult) []string {
 	return list
 }
 
-// fakeMasker masks the texts it was given. Its writers pass on nothing before they are closed.
-type fakeMasker struct {
-	mu      sync.Mutex // guards the following
-	secrets []string
-}
-
-func (m *fakeMasker) Add(secret string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.secrets = append(m.secrets, secret)
-	return nil
-}
-
-func (m *fakeMasker) Mask(text string) string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, secret := range m.secrets {
-		text = strings.ReplaceAll(text, secret, "[MASKED]")
+func anyOf(values map[string]expr.Value) map[string]any {
+	all := map[string]any{}
+	for name, v := range values {
+		all[name] = v.Any()
 	}
-	return text
-}
-
-func (m *fakeMasker) NewWriter(w io.Writer) io.WriteCloser { return &fakeWriter{masker: m, to: w} }
-
-type fakeWriter struct {
-	masker *fakeMasker
-	to     io.Writer
-
-	mu   sync.Mutex // guards the following
-	held bytes.Buffer
-}
-
-func (w *fakeWriter) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.held.Write(p)
-}
-
-func (w *fakeWriter) Close() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	_, err := io.WriteString(w.to, w.masker.Mask(w.held.String()))
-	return err
+	return all
 }

@@ -9,6 +9,7 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 func TestSecretInAStructIsOneHoweverJSONWritesIt(t *testing.T) {
@@ -17,7 +18,6 @@ func TestSecretInAStructIsOneHoweverJSONWritesIt(t *testing.T) {
 - {name: a, step: ./a}
 - {name: list, step: ./list}
 `, func(c *Config) {
-		c.Masker = &fakeMasker{}
 		c.Vars = []Variable{{Key: "PW", Value: `pa"ss`, Masked: true}}
 	}).files(map[string]string{
 		"a/step.yml": `
@@ -40,19 +40,15 @@ outputs: {all: "${{ steps.in.outputs.o }}"}
 	}
 }
 
-// fullMasker can mask nothing more.
-type fullMasker struct{ noMask }
-
-func (fullMasker) Add(string) error { return errors.New("too many secrets") }
-
 func TestSecretThatCannotBeMaskedFailsItsStep(t *testing.T) {
-	newTrial(t, "- {name: a, step: ./a}\n", func(c *Config) { c.Masker = fullMasker{} }).files(map[string]string{
+	newTrial(t, "- {name: a, step: ./a}\n").files(map[string]string{
 		"a/step.yml": `
 spec: {outputs: {o: {type: string, sensitive: true}}}
 ---
-exec: {command: [sh, -c, 'echo "{\"name\":\"o\",\"value\":\"pa55word\"}" > ${{ output_file }}']}
+exec: {command: [sh, -c, '(printf "{\"name\":\"o\",\"value\":\""; head -c 3000000 /dev/zero | tr "\\0" x; printf
+    "\"}") > ${{ output_file }}']}
 `,
-	}).fail(`step "a": mask "o": too many secrets`)
+	}).fail(`step "a": mask "o": ` + mask.ErrFull.Error())
 }
 
 // failingFetcher fails in words that are no text.

@@ -16,15 +16,21 @@ func TestExpressionsKnowWhatIsAroundThem(t *testing.T) {
 	tr := newTrial(t, `
 env: {LEVEL: "${{ env.BASE }}-job"}
 run:
-  - {name: a, script: 'echo "${{ env.LEVEL }} ${{ vars.WHO }} ${{ job.WHO }} ${{ job.id }} ${{ job.project.full_path }} ${{ job.variables.WHO }}"'}
+  - {name: a, script: 'echo "${{ env.LEVEL }} ${{ vars.WHO }} ${{ job.WHO }} ${{ job.id }} ${{
+      job.project.full_path }} ${{ job.variables.WHO }}"'}
   - {name: b, script: 'echo ${{ env.OWN }}', env: {OWN: "${{ env.LEVEL }}-step", "${{ 'DY' + 'N' }}": "1"}}
   - {name: c, step: ./c, env: {FROM: call}, inputs: {seen: "${{ env.FROM }}"}}
   - {name: d, script: '[ "$PWD" = "${{ work_dir }}" ] && echo "[$WHO] [$DYN]"'}
 `, func(c *Config) {
 		c.Env = map[string]string{"BASE": "request"}
-		c.Vars = []Variable{{Key: "WHO", Value: "you"}, {Key: "CI_JOB_ID", Value: "7"}, {Key: "CI_PROJECT_PATH", Value: "g/p"}}
+		c.Vars = []Variable{
+			{Key: "WHO", Value: "you"},
+			{Key: "CI_JOB_ID", Value: "7"},
+			{Key: "CI_PROJECT_PATH", Value: "g/p"},
+		}
 	}).files(map[string]string{
-		"c/step.yml": "spec: {inputs: {seen: {type: string}}}\n---\nenv: {FROM: definition, AND: '${{ env.FROM }}'}\nexec: {command: [sh, -c, 'echo ${{ inputs.seen }} $FROM $AND']}\n",
+		"c/step.yml": "spec: {inputs: {seen: {type: string}}}\n---\nenv: {FROM: definition, AND: '${{ env.FROM }}'}\n" +
+			"exec: {command: [sh, -c, 'echo ${{ inputs.seen }} $FROM $AND']}\n",
 	})
 	tr.succeed()
 	require.Equal(t, "request-job you you 7 g/p you\nrequest-job-step\ncall definition call\n[] []\n", tr.stdout.String())
@@ -39,14 +45,19 @@ func TestExpressionThatFailsNamesItsPlace(t *testing.T) {
 		`exec: {command: ["true", "${{ 'a' + 1 }}"]}`:                   `command, argument 1: `,
 		`{exec: {command: ["true"], work_dir: "${{ env.UNDEFINED }}"}}`: `work_dir: env.UNDEFINED was not found`,
 		`{script: x, if: env.UNDEFINED == "x"}`:                         `if: env.UNDEFINED was not found`,
-		`{script: x, if: vars.NAME}`:                                    `if: the expression gives a value of type string, and must give a boolean; compare it with something`,
-		`{step: "${{ env.UNDEFINED }}"}`:                                `reference: env.UNDEFINED was not found`,
+		`{script: x, if: vars.NAME}`: `if: the expression gives a value of type ` +
+			`string, and must give a boolean; compare it with something`,
+		`{step: "${{ env.UNDEFINED }}"}`: `reference: env.UNDEFINED was not found`,
 	} {
 		t.Run(step, func(t *testing.T) {
 			if step[0] != '{' {
 				step = "{" + step + "}"
 			}
-			res := newTrial(t, "- "+strings.Replace(step, "{", "{name: a, ", 1), func(c *Config) { c.Vars = []Variable{{Key: "NAME", Value: "x"}} }).run()
+			res := newTrial(
+				t,
+				"- "+strings.Replace(step, "{", "{name: a, ", 1),
+				func(c *Config) { c.Vars = []Variable{{Key: "NAME", Value: "x"}} },
+			).run()
 			require.Equal(t, Failure, res.Status)
 			require.True(t, strings.HasPrefix(res.Message, `step "a": `+want), "%s", res.Message)
 			require.Equal(t, []string{"a failure"}, statuses(res.Steps))
@@ -61,7 +72,8 @@ func TestValuesAreNotExpandedAgain(t *testing.T) {
 `, func(c *Config) {
 		c.Env = map[string]string{"TRICK": "${{ vars.SECRET }}"}
 		c.Vars = []Variable{{Key: "TRICK", Value: "${{ vars.SECRET }}"}, {Key: "SECRET", Value: "leak"}}
-	}).files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.v }}']}\n"})
+	}).files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ " +
+		"inputs.v }}']}\n"})
 	tr.succeed()
 	require.Equal(t, strings.Repeat("${{ vars.SECRET }}\n", 3), tr.stdout.String())
 }
@@ -73,7 +85,8 @@ func TestValuesCannotAddSteps(t *testing.T) {
 - {name: a, script: 'printf "%s|" "$E"', env: {E: "${{ vars.TRICK }}"}}
 - {name: b, step: ./b, inputs: {v: "${{ vars.TRICK }}"}}
 `, func(c *Config) { c.Vars = []Variable{{Key: "TRICK", Value: trick}} }).
-		files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [printf, '%s|', '${{ inputs.v }}']}\n"})
+		files(map[string]string{"b/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [printf, '%s|', " +
+			"'${{ inputs.v }}']}\n"})
 	res := tr.succeed()
 	require.Equal(t, trick+"|"+trick+"|", tr.stdout.String())
 	require.Equal(t, []string{"a success", "b success"}, statuses(res.Steps))
@@ -109,7 +122,11 @@ func TestTimeoutEndsAStep(t *testing.T) {
 			res := tr.run()
 			require.Equal(t, Failure, res.Status)
 			require.False(t, res.TimedOut, "that is the job's")
-			require.Regexp(t, `^step "a": timeout: the (step "a"|command) ran for longer than 200ms: exit status 143$`, res.Message)
+			require.Regexp(
+				t,
+				`^step "a": timeout: the (step "a"|command) ran for longer than 200ms: exit status 143$`,
+				res.Message,
+			)
 			require.Equal(t, 143, res.ExitCode)
 			require.Equal(t, []string{"a failure", "b skipped", "c success"}, statuses(res.Steps))
 		})
@@ -179,7 +196,11 @@ func TestStopInANestedListRunsWhatAlwaysRuns(t *testing.T) {
 }
 
 func TestTimeoutOfTheJobReachesNestedSteps(t *testing.T) {
-	tr := newTrial(t, `- {name: o, run: [{name: i, script: sleep 4736}, {name: j, script: x}]}`, func(c *Config) { c.Timeout = 200 * time.Millisecond })
+	tr := newTrial(
+		t,
+		`- {name: o, run: [{name: i, script: sleep 4736}, {name: j, script: x}]}`,
+		func(c *Config) { c.Timeout = 200 * time.Millisecond },
+	)
 	res := tr.run()
 	require.Equal(t, Failure, res.Status)
 	require.True(t, res.TimedOut)
@@ -217,10 +238,14 @@ func TestPanicInANestedStepFailsAllThatRun(t *testing.T) {
 }
 
 func TestFileVariableIsAPathWhileTheJobRuns(t *testing.T) {
-	tr := newTrial(t, `- {name: a, script: 'cat ${{ vars.CONFIG }}; basename ${{ job.CONFIG }}; stat -c %a ${{ vars.CONFIG }} $(dirname ${{ vars.CONFIG }}); echo ${{ vars.CONFIG }} > path'}`,
-		func(c *Config) { c.Vars = []Variable{{Key: "CONFIG", Value: "content\n", File: true, Masked: true}} })
+	tr := newTrial(
+		t,
+		`- {name: a, script: 'rev ${{ vars.CONFIG }}; basename ${{ job.CONFIG }}; stat -c %a ${{ vars.CONFIG }} $(dirname `+
+			`${{ vars.CONFIG }}); echo ${{ vars.CONFIG }} > path'}`,
+		func(c *Config) { c.Vars = []Variable{{Key: "CONFIG", Value: "content\n", File: true, Masked: true}} },
+	)
 	tr.succeed()
-	require.Equal(t, "content\nCONFIG\n600\n700\n", tr.stdout.String())
+	require.Equal(t, "tnetnoc\nCONFIG\n600\n700\n", tr.stdout.String())
 	path, err := os.ReadFile(filepath.Join(tr.place.WorkDir, "path"))
 	require.NoError(t, err)
 	require.NoFileExists(t, strings.TrimSpace(string(path)))
@@ -254,22 +279,30 @@ run:
   - {name: vars, script: "echo '${{ vars }}' ${{ job.MINE }} ${{ env.ASKED }}"}
   - {name: other, step: ./b}
 `,
-		"a/b/step.yml": "spec: {requests: {env: [OTHER, ASKED], vars: [OTHERS]}}\n---\nexec: {command: [echo, '${{ vars }} ${{ env.ASKED }} ${{ env.OTHER }}']}\n",
+		"a/b/step.yml": "spec: {requests: {env: [OTHER, ASKED], vars: [OTHERS]}}\n---\nexec: {command: [echo, '${{ vars " +
+			"}} ${{ env.ASKED }} ${{ env.OTHER }}']}\n",
 	})
 	res := tr.run()
-	require.Equal(t, `step "a": step "other": command, argument 1: env.OTHER was not found`, strings.Split(res.Message, ";")[0])
-	require.Equal(t, "ASKED=for\nGIVEN=here\nPATH="+os.Getenv("PATH")+"\nSAID=here\nTZ=UTC\n"+`{"MINE":"1"} 1 for`+"\n", tr.stdout.String())
+	require.Equal(
+		t,
+		`step "a": step "other": command, argument 1: env.OTHER was not found`,
+		strings.Split(res.Message, ";")[0],
+	)
+	require.Equal(
+		t,
+		"ASKED=for\nGIVEN=here\nPATH="+os.Getenv("PATH")+"\nSAID=here\nTZ=UTC\n"+`{"MINE":"1"} 1 for`+"\n",
+		tr.stdout.String(),
+	)
 }
 
 func TestSecretsAreMaskedEverywhere(t *testing.T) {
-	masker := &fakeMasker{}
 	tr := newTrial(t, `
 - {name: gen, step: ./gen}
-- {name: say, script: 'echo "a ${{ steps.gen.outputs.secret }} b ${{ vars.TOKEN }}"; echo ${{ steps.gen.outputs.secret }} >&2'}
+- {name: say, script: 'echo "a ${{ steps.gen.outputs.secret }} b ${{ vars.TOKEN }}"; echo ${{
+    steps.gen.outputs.secret }} >&2'}
 - {name: use, step: ./use, inputs: {v: "x${{ steps.gen.outputs.secret }}"}}
 - {name: leak, step: "./${{ vars.TOKEN }}"}
 `, func(c *Config) {
-		c.Masker = masker
 		c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}}
 	}).files(map[string]string{
 		"gen/step.yml": `
@@ -277,7 +310,8 @@ spec: {outputs: {secret: {type: string, sensitive: true}}}
 ---
 exec: {command: [sh, -c, 'echo "{\"name\":\"secret\",\"value\":\"pa55word\"}" > ${{ output_file }}']}
 `,
-		"use/step.yml": "spec: {inputs: {v: {type: string, sensitive: true}}}\n---\nexec: {command: [echo, 'got ${{ inputs.v }}']}\n",
+		"use/step.yml": "spec: {inputs: {v: {type: string, sensitive: true}}}\n---\nexec: {command: [echo, 'got ${{ " +
+			"inputs.v }}']}\n",
 	})
 	res := tr.run()
 	require.Equal(t, "a [MASKED] b [MASKED]\ngot x[MASKED]\n", tr.stdout.String())
@@ -293,7 +327,6 @@ func TestWhatHasASecretInItIsOne(t *testing.T) {
 - {name: b, script: 'echo ${{ env.URL }}'}
 - {name: c, step: ./c, inputs: {v: "${{ env.URL }}"}}
 `, func(c *Config) {
-		c.Masker = &fakeMasker{}
 		c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}}
 	}).files(map[string]string{"c/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [a]}\n"})
 	res := tr.fail(`step "c": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`)
@@ -306,17 +339,21 @@ func TestSecretsEnterSensitiveInputsOnly(t *testing.T) {
 		func(c *Config) { c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}} }).files(map[string]string{
 		"u/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.v }}']}\n",
 	}).run()
-	require.Equal(t, `step "u": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`, res.Message)
+	require.Equal(
+		t,
+		`step "u": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`,
+		res.Message,
+	)
 }
 
 func TestScriptTextIsNoSecretForHavingOneInIt(t *testing.T) {
 	tr := newTrial(t, `- {name: a, script: "${{ 'echo ' + vars.TOKEN }}"}`, func(c *Config) {
-		c.Masker = &fakeMasker{}
 		c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}}
 	})
 	tr.succeed()
 	require.Equal(t, "[MASKED]\n", tr.stdout.String())
-	require.Equal(t, []string{"t0ken-value"}, tr.cfg.Masker.(*fakeMasker).secrets)
+	require.Equal(t, "[MASKED]", tr.cfg.Secrets.Mask("t0ken-value"))
+	require.Equal(t, "echo", tr.cfg.Secrets.Mask("echo"), "the script is not a secret")
 }
 
 func TestStepOfTheBlueprintFindsItsFilesInItsEnvironment(t *testing.T) {
@@ -349,7 +386,8 @@ cat "$STEP_JSON"; echo
 
 func TestListOfTheBlueprintRunsItsStepsByItsRules(t *testing.T) {
 	tr := newTrial(t, `- {name: l, step: ./l.yml}`).files(map[string]string{
-		"l.yml": "spec:\n---\ntype: steps\nsteps:\n- script: '[ -w \"$OUTPUT_FILE\" ] && echo E=1 > $ENV_FILE'\n- script: echo \"$E\"\n",
+		"l.yml": "spec:\n---\ntype: steps\nsteps:\n- script: '[ -w \"$OUTPUT_FILE\" ] && echo E=1 > $ENV_FILE'\n- script: " +
+			"echo \"$E\"\n",
 	})
 	tr.succeed()
 	require.Equal(t, "1\n", tr.stdout.String())
@@ -357,8 +395,10 @@ func TestListOfTheBlueprintRunsItsStepsByItsRules(t *testing.T) {
 
 func TestLegacyScriptStopsAtTheFirstLineThatFails(t *testing.T) {
 	tr := newTrial(t, `
-- {name: a, step: builtin://legacy/script, inputs: {script: [X=kept, 'echo "$X $0"', 'false | true', echo not-reached]}, when: always}
-- {name: b, step: builtin://legacy/script, inputs: {script: [echo one, "false", echo not-reached], shell: sh}, when: always}
+- {name: a, step: builtin://legacy/script, inputs: {script: [X=kept, 'echo "$X $0"', 'false | true', echo
+    not-reached]}, when: always}
+- {name: b, step: builtin://legacy/script, inputs: {script: [echo one, "false", echo not-reached], shell: sh},
+    when: always}
 - {name: c, script: "false\necho reached $0", inputs: {shell: sh}, when: always}
 `)
 	tr.run()
@@ -367,7 +407,11 @@ func TestLegacyScriptStopsAtTheFirstLineThatFails(t *testing.T) {
 
 func TestShellThatIsWantedIsTaken(t *testing.T) {
 	path := onlyIn(t, "sh")
-	newTrial(t, `- {name: a, script: echo hi, inputs: {shell: bash}}`, func(c *Config) { c.Env = map[string]string{"PATH": path} }).
+	newTrial(
+		t,
+		`- {name: a, script: echo hi, inputs: {shell: bash}}`,
+		func(c *Config) { c.Env = map[string]string{"PATH": path} },
+	).
 		fail(`step "a": no shell: bash is not in the step's PATH: exit status 127`)
 }
 

@@ -7,26 +7,26 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// limit is a time that something has, within the limits of what is around it.
+// limit is a deadline, within the outer ones.
 type limit struct {
 	outer *limit
 	at    time.Time
 	why   error
 }
 
-// limited returns the limits of what has d, from now on, within outer. what names it.
-func limited(outer *limit, d *durationpb.Duration, what string) *limit {
+// limited returns a limit of d from now on within outer, or outer if d is nil. Errors name the limited step by label.
+func limited(outer *limit, d *durationpb.Duration, label string) *limit {
 	if d == nil {
 		return outer
 	}
 	return &limit{
 		outer: outer,
 		at:    time.Now().Add(d.AsDuration()),
-		why:   fmt.Errorf("timeout: %s ran for longer than %v", what, d.AsDuration()),
+		why:   fmt.Errorf("timeout: %s ran for longer than %v", label, d.AsDuration()),
 	}
 }
 
-// next returns the limit that is reached first; nil if there is none.
+// next returns the limit that is reached first; nil without limits.
 func (l *limit) next() *limit {
 	first := l
 	for ; l != nil; l = l.outer {
@@ -37,5 +37,5 @@ func (l *limit) next() *limit {
 	return first
 }
 
-// extend gives what is still to run after the limit was reached, to clean up, another d.
+// extend sets the limit to d from now: time for the clean-up after it was reached.
 func (l *limit) extend(d time.Duration) { l.at = time.Now().Add(d) }

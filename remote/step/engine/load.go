@@ -42,41 +42,32 @@ type cached struct {
 	err  error
 }
 
-// loaded is a step that was found.
-type loaded struct {
-	def     *pb.Definition
-	dir     string
-	root    string
-	builtin string // its name if it is built in; def has the spec only
-	source  *fetch.Source
-	cached  bool   // it was in the cache
-	file    string // in dir, that def was read from
-	text    []byte // of file
-}
-
-// load finds what ref, which stands in f, says.
-func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
+// load finds the step that ref, in f, refers to.
+func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	switch ref.GetProtocol() {
 	case pb.Reference_local:
 		return r.local(f, ref)
 	case pb.Reference_builtin:
 		spec := lang.Builtin(ref.GetPath())
 		if spec == nil {
-			return loaded{}, fmt.Errorf("there is no step %q built in", ref.GetPath())
+			return Found{}, fmt.Errorf("there is no step %q built in", ref.GetPath())
 		}
-		return loaded{def: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, builtin: ref.GetPath()}, nil
+		return Found{Definition: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, Builtin: ref.GetPath()}, nil
 	case pb.Reference_action:
-		return loaded{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script", lang.Describe(ref))
+		return Found{}, fmt.Errorf(
+			"run %s: GitHub Actions are not supported by this version; use a step or a script",
+			lang.Describe(ref),
+		)
 	default:
 		return r.fetch(ctx, f, ref)
 	}
 }
 
 // local finds a step by its path.
-func (r *Runner) local(f *frame, ref *pb.Reference) (loaded, error) {
+func (r *Runner) local(f *frame, ref *pb.Reference) (Found, error) {
 	dir, err := f.locate(ref.GetPath())
 	if err != nil {
-		return loaded{}, fmt.Errorf("find step %s: %w", lang.Describe(ref), err)
+		return Found{}, fmt.Errorf("find step %s: %w", lang.Describe(ref), err)
 	}
 	return r.find(dir, ref.GetFile(), f.root, lang.Describe(ref))
 }
@@ -112,12 +103,12 @@ func within(root, dir string) error {
 			return nil
 		}
 	}
-	return errors.New("it is outside of what was fetched, and a fetched step cannot refer to that")
+	return errors.New("it is outside of the fetched component, and a fetched step cannot refer to that")
 }
 
-// find reads the definition in dir: from file, or from the first there is of those it can be in. name
-// is what errors call the step.
-func (r *Runner) find(dir, file, root, name string) (loaded, error) {
+// find reads the definition in dir: from file or, if that is empty, from the first of definitionFiles that exists.
+// Errors call the step name.
+func (r *Runner) find(dir, file, root, name string) (Found, error) {
 	candidates := definitionFiles
 	if file != "" {
 		candidates = []string{file}
@@ -129,19 +120,19 @@ func (r *Runner) find(dir, file, root, name string) (loaded, error) {
 			continue
 		}
 		if err != nil {
-			return loaded{}, fmt.Errorf("read step %s: %w", name, err)
+			return Found{}, fmt.Errorf("read step %s: %w", name, err)
 		}
 		shown := name
 		if file == "" {
 			shown = strings.TrimPrefix(strings.TrimSuffix(name, "/")+"/"+candidate, "./")
 		}
 		def, err := r.loader.compile(path, shown, text)
-		return loaded{def: def, dir: dir, root: root, file: candidate, text: text}, err
+		return Found{Definition: def, Dir: dir, Root: root, File: candidate, Text: text}, err
 	}
 	if file == "" {
-		return loaded{}, fmt.Errorf("find step %s: it has neither func.yml nor step.yml: %w", name, fs.ErrNotExist)
+		return Found{}, fmt.Errorf("find step %s: it has neither func.yml nor step.yml: %w", name, fs.ErrNotExist)
 	}
-	return loaded{}, fmt.Errorf("find step %s: %w", name, fs.ErrNotExist)
+	return Found{}, fmt.Errorf("find step %s: %w", name, fs.ErrNotExist)
 }
 
 // readFile reads a text that can be the definition of a step.

@@ -21,12 +21,12 @@ const (
 	maxEntries = 10_000
 	// maxLevels is the deepest nesting of a value in a file.
 	maxLevels = 64
-	// maxResults bounds what the steps of one job give, in bytes, as it is kept until the job is
+	// maxResults bounds the outputs and exports of all steps of a job, in bytes. They are kept until the job is
 	// forgotten.
 	maxResults = 32 << 20
 )
 
-// entries are what a file says.
+// entries are the values in a file, by name.
 type entries map[string]expr.Value
 
 // parseEntries reads a file: a line for each value, as {"name": ..., "value": ...} or, in the dialect of
@@ -204,7 +204,10 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 		Outputs map[string]json.RawMessage `json:"outputs"`
 	}
 	if err := decode(data, &result); err != nil {
-		return nil, fmt.Errorf(`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`, err)
+		return nil, fmt.Errorf(
+			`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`,
+			err,
+		)
 	}
 	outputs := make(map[string]expr.Value, len(result.Outputs))
 	for name, raw := range result.Outputs {
@@ -217,11 +220,11 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 	return outputs, nil
 }
 
-// protected are variables that no step can export: they would change what every program after it does,
-// or what the runner itself tells a step.
+// protected are variables that no step can export: they change every later program, or the runner's own variables.
 var protected = map[string]bool{
-	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true, "NODE_OPTIONS": true,
-	"OUTPUT_FILE": true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
+	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true,
+	"NODE_OPTIONS": true,
+	"OUTPUT_FILE":  true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
 }
 
 // exports returns the exports that the command of a step wrote to its file.
@@ -251,10 +254,15 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	switch v.Kind() {
 	case expr.String, expr.Number, expr.Boolean:
 	default:
-		return v, fmt.Errorf("the value is of type %s; only a string, a number or a boolean can be exported", lang.TypeName(v.Kind()))
+		return v, fmt.Errorf(
+			"the value is of type %s; only a string, a number or a boolean can be exported",
+			lang.TypeName(v.Kind()),
+		)
 	}
 	if protected[name] {
-		return v, errors.New("this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed")
+		return v, errors.New(
+			"this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed",
+		)
 	}
 	text, err := expr.New(v.Text())
 	if err == nil {
@@ -263,7 +271,7 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	return text, err
 }
 
-// together is all errs, on one line; nil if there are none.
+// together joins errs in one line; nil without errors.
 func together(errs ...error) error {
 	var texts []string
 	for _, err := range errs {
@@ -285,7 +293,7 @@ func size(values map[string]expr.Value) (n int) {
 	return n
 }
 
-// valueSize is what a value takes beside its text.
+// valueSize is the cost of a value beside its text, in bytes.
 const valueSize = 64
 
 func sizeOf(v expr.Value) int {

@@ -24,7 +24,11 @@ func writer(t testing.TB, spec, script string) *trial {
 }
 
 func TestOutputsAreReadAsJSONLines(t *testing.T) {
-	res := writer(t, "{s: {type: string}, n: {type: number}, b: {type: boolean}, o: {type: struct}, l: {type: array}, d: {type: string, default: preset}}", `cat > "$OUT" <<'END'
+	res := writer(
+		t,
+		"{s: {type: string}, n: {type: number}, b: {type: boolean}, o: {type: struct}, l: {type: array}, d: {type: "+
+			"string, default: preset}}",
+		`cat > "$OUT" <<'END'
 
   {"name":"s","value":"first"}
 { "name" : "s" , "value" : " ${{ x }} ß\n" }
@@ -33,7 +37,8 @@ func TestOutputsAreReadAsJSONLines(t *testing.T) {
 {"name":"o","value":{"a":[1,null,{"b":"c"}]}}
 END
 printf '{"name":"l","value":["x",null]}' >> "$OUT"
-`).succeed()
+`,
+	).succeed()
 	got := res.Steps[0].Outputs
 	require.Equal(t, map[string]any{
 		"s": " ${{ x }} ß\n", "n": 12.5, "b": false, "d": "preset",
@@ -44,21 +49,29 @@ printf '{"name":"l","value":["x",null]}' >> "$OUT"
 func TestOutputFileThatIsWrongNamesTheLine(t *testing.T) {
 	const spec = "{v: {type: string}, n: {type: number, default: 0}}"
 	for script, want := range map[string]string{
-		`echo hello`:                                  `read output file: line 1: it must be JSON such as {"name":"version","value":"1.2"}`,
-		`echo v=x`:                                    `read output file: line 1: it must be JSON such as {"name":"version","value":"1.2"}`,
-		`printf '\n{"name"::1}'`:                      `read output file: line 2: it is not JSON such as {"name":"version","value":"1.2"}: invalid character ':' looking for beginning of value`,
-		`echo '{"name":"v","value":"x"} x'`:           `read output file: line 1: it is not JSON such as {"name":"version","value":"1.2"}: something follows it`,
-		`echo '{"name":"v"'`:                          `read output file: line 1: it is not JSON such as {"name":"version","value":"1.2"}: it ends too early`,
-		`echo '{"value":"x"}'`:                        `read output file: line 1: "name" is missing`,
-		`echo '{"name":"v"}'`:                         `read output file: line 1: "value" is missing`,
-		`echo '{"name":null,"value":"x"}'`:            `read output file: line 1: "name" is null`,
-		`echo '{"name":"v","value":null}'`:            `read output file: line 1: "value" is null`,
-		`echo '{"name":"","value":"x"}'`:              `read output file: line 1: "name" is empty`,
-		`echo '{"name":1,"value":"x"}'`:               `read output file: line 1: "name" is not a string`,
-		`echo '{"name":"v","value":"x","typ":1}'`:     `read output file: line 1: "typ" is unknown; a value has "name" and "value"`,
-		`printf '{"name":"v","value":"\377"}'`:        `read output file: it is not valid UTF-8`,
-		`echo '{"name":"w","value":"x"}'`:             "unexpected output \"w\": the spec has n, v; missing output \"v\": the step did not give it, and it has no default",
-		`echo '{"name":"v","value":"x"}{"name":"n"}'`: `read output file: line 1: it is not JSON such as {"name":"version","value":"1.2"}: something follows it`,
+		`echo hello`: `read output file: line 1: it must be JSON such as ` +
+			`{"name":"version","value":"1.2"}`,
+		`echo v=x`: `read output file: line 1: it must be JSON such as ` +
+			`{"name":"version","value":"1.2"}`,
+		`printf '\n{"name"::1}'`: `read output file: line 2: it is not JSON such as ` +
+			`{"name":"version","value":"1.2"}: invalid character ':' looking for beginning of value`,
+		`echo '{"name":"v","value":"x"} x'`: `read output file: line 1: it is not JSON such as ` +
+			`{"name":"version","value":"1.2"}: something follows it`,
+		`echo '{"name":"v"'`: `read output file: line 1: it is not JSON such as ` +
+			`{"name":"version","value":"1.2"}: it ends too early`,
+		`echo '{"value":"x"}'`:             `read output file: line 1: "name" is missing`,
+		`echo '{"name":"v"}'`:              `read output file: line 1: "value" is missing`,
+		`echo '{"name":null,"value":"x"}'`: `read output file: line 1: "name" is null`,
+		`echo '{"name":"v","value":null}'`: `read output file: line 1: "value" is null`,
+		`echo '{"name":"","value":"x"}'`:   `read output file: line 1: "name" is empty`,
+		`echo '{"name":1,"value":"x"}'`:    `read output file: line 1: "name" is not a string`,
+		`echo '{"name":"v","value":"x","typ":1}'`: `read output file: line 1: "typ" is unknown; a value has "name" ` +
+			`and "value"`,
+		`printf '{"name":"v","value":"\377"}'`: `read output file: it is not valid UTF-8`,
+		`echo '{"name":"w","value":"x"}'`: "unexpected output \"w\": the spec has n, v; missing output \"v\": " +
+			"the step did not give it, and it has no default",
+		`echo '{"name":"v","value":"x"}{"name":"n"}'`: `read output file: line 1: it is not JSON such as ` +
+			`{"name":"version","value":"1.2"}: something follows it`,
 		`true`:                          `missing output "v": the step did not give it, and it has no default`,
 		`echo '{"name":"v","value":1}'`: `output "v": the value is a number, and must be a string`,
 		`echo '{"name":"v","value":{"name":"v"}}'`: `output "v": the value is a struct, and must be a string`,
@@ -96,13 +109,19 @@ printf '{"name":"V","value":"%s"}\n{"name":"W","value":"after"}\n' "$x" > "$EXP"
 
 func TestOutputFileHasALimit(t *testing.T) {
 	writer(t, "{}", `head -c 8388609 /dev/zero > "$OUT"`).
-		fail(`step "w": read output file: it has 8388609 bytes, the limit is 8388608; pass large data in a file of the project`)
+		fail(`step "w": read output file: it has 8388609 bytes, the limit is 8388608; pass large data in a file of the ` +
+			`project`)
 	writer(t, "{}", `head -c 9000000000 /dev/zero | head -c 20000000 > "$EXP"`).
-		fail(`step "w": read export file: it has 20000000 bytes, the limit is 8388608; pass large data in a file of the project`)
+		fail(`step "w": read export file: it has 20000000 bytes, the limit is 8388608; pass large data in a file of the ` +
+			`project`)
 }
 
 func TestWhatStepsGiveIsBoundedInAll(t *testing.T) {
-	tr := writer(t, "{v: {type: string}}", `(printf '{"name":"v","value":"'; head -c 8000000 /dev/zero | tr '\0' x; echo '"}') > "$OUT"`)
+	tr := writer(
+		t,
+		"{v: {type: string}}",
+		`(printf '{"name":"v","value":"'; head -c 8000000 /dev/zero | tr '\0' x; echo '"}') > "$OUT"`,
+	)
 	tr.files(map[string]string{"all/step.yml": "{}\n---\nrun:\n" + func() (list string) {
 		for i := range 6 {
 			list += fmt.Sprintf("- {name: s%d, step: ../w}\n", i)
@@ -110,7 +129,10 @@ func TestWhatStepsGiveIsBoundedInAll(t *testing.T) {
 		return list
 	}()})
 	tr.cfg.Definition.Steps[0].Reference.Path = "./all"
-	res := tr.fail(`step "w": step "s4": the outputs and exports of the job's steps have more than 33554432 bytes in all; pass large data in files`)
+	res := tr.fail(
+		`step "w": step "s4": the outputs and exports of the job's steps have more than 33554432 bytes in all; pass large ` +
+			`data in files`,
+	)
 	require.Nil(t, res.Steps[0].Steps[4].Outputs)
 }
 
@@ -119,9 +141,11 @@ func TestOutputFileThatWasReplacedIsNotRead(t *testing.T) {
 		`rm "$OUT"`:                           "the step has removed it; write to the file that is there",
 		`rm -r "$(dirname "$OUT")"`:           "the step has removed it; write to the file that is there",
 		`rm "$OUT"; ln -s /etc/hostname $OUT`: "the step has replaced it by a symbolic link; write to the file that is there",
-		`rm "$OUT"; mkdir "$OUT"`:             "the step has replaced it by something that is no regular file; write to the file that is there",
-		`rm "$OUT"; mkfifo "$OUT"`:            "the step has replaced it by something that is no regular file; write to the file that is there",
-		`ln -sf /dev/zero "$OUT"`:             "the step has replaced it by a symbolic link; write to the file that is there",
+		`rm "$OUT"; mkdir "$OUT"`: "the step has replaced it by something that is no regular file; write to " +
+			"the file that is there",
+		`rm "$OUT"; mkfifo "$OUT"`: "the step has replaced it by something that is no regular file; write to " +
+			"the file that is there",
+		`ln -sf /dev/zero "$OUT"`: "the step has replaced it by a symbolic link; write to the file that is there",
 	} {
 		t.Run(script, func(t *testing.T) {
 			res := writer(t, "{}", script).run()
@@ -133,7 +157,8 @@ func TestOutputFileThatWasReplacedIsNotRead(t *testing.T) {
 
 func TestFilesOfAStepArePrivateAndItsOwn(t *testing.T) {
 	tr := newTrial(t, `
-- {name: a, script: 'stat -c %a "${{ output_file }}" "${{ export_file }}" "$(dirname ${{ output_file }})"; echo ${{ output_file }} > a'}
+- {name: a, script: 'stat -c %a "${{ output_file }}" "${{ export_file }}" "$(dirname ${{ output_file }})"; echo ${{
+    output_file }} > a'}
 - {name: b, script: '[ "$(cat a)" != ${{ output_file }} ] && [ ! -e "$(cat a)" ] && echo other'}
 `)
 	tr.succeed()
@@ -154,12 +179,14 @@ func TestFilesOfAStepAreMadeOnlyIfItIsToldOfThem(t *testing.T) {
 func TestOutputsOfAFailedStepAreKeptAndItsExportsAreNotPassedOn(t *testing.T) {
 	tr := newTrial(t, `
 - {name: w, step: ./w}
-- {name: after, script: 'echo "[$E] ${{ steps.w.outputs.v }} ${{ steps.w.exports.E }} ${{ steps.w.status }}"', when: always}
+- {name: after, script: 'echo "[$E] ${{ steps.w.outputs.v }} ${{ steps.w.exports.E }} ${{ steps.w.status }}"',
+    when: always}
 `).files(map[string]string{
 		"w/step.yml": `
 spec: {outputs: {v: {type: string}, missing: {type: string}}}
 ---
-exec: {command: [sh, -c, 'echo "{\"name\":\"v\",\"value\":\"1\"}" > ${{ output_file }}; echo "{\"name\":\"E\",\"value\":\"2\"}" > ${{ export_file }}; exit 4']}
+exec: {command: [sh, -c, 'echo "{\"name\":\"v\",\"value\":\"1\"}" > ${{ output_file }}; echo
+    "{\"name\":\"E\",\"value\":\"2\"}" > ${{ export_file }}; exit 4']}
 `,
 	})
 	res := tr.fail(`step "w": exec: exit status 4`)
@@ -178,7 +205,8 @@ func TestExportsReachAllStepsAfter(t *testing.T) {
 		"export/step.yml": `
 spec: {inputs: {name: {type: string}, value: {type: string}}}
 ---
-exec: {command: [sh, -c, 'printf "{\"name\":\"%s\",\"value\":\"%s\"}\n" "$1" "$2" > ${{ export_file }}; echo "during $FOO"', sh, "${{ inputs.name }}", "${{ inputs.value }}"]}
+exec: {command: [sh, -c, 'printf "{\"name\":\"%s\",\"value\":\"%s\"}\n" "$1" "$2" > ${{ export_file }}; echo
+    "during $FOO"', sh, "${{ inputs.name }}", "${{ inputs.value }}"]}
 `,
 		"nest/step.yml": `
 {}
@@ -190,7 +218,11 @@ run:
 `,
 	})
 	res := tr.succeed()
-	require.Equal(t, "during request\nnested first\nduring first\nnested second\nafter second second second\nown own\n", tr.stdout.String())
+	require.Equal(
+		t,
+		"during request\nnested first\nduring first\nnested second\nafter second second second\nown own\n",
+		tr.stdout.String(),
+	)
 	require.Equal(t, "second", res.Exports["FOO"].Text())
 }
 
@@ -202,24 +234,39 @@ func TestExportsAreTexts(t *testing.T) {
 {"name":"S","value":""}
 END
 `).succeed()
-	require.Equal(t, map[string]any{"N": "56.99", "I": "1000000000000000000000", "B": "false", "S": ""}, anyOf(res.Exports))
+	require.Equal(
+		t,
+		map[string]any{"N": "56.99", "I": "1000000000000000000000", "B": "false", "S": ""},
+		anyOf(res.Exports),
+	)
 	for script, want := range map[string]string{
-		`echo '{"name":"L","value":[1]}'`:              `export "L": the value is of type array; only a string, a number or a boolean can be exported`,
-		`echo '{"name":"L","value":{}}'`:               `export "L": the value is of type struct; only a string, a number or a boolean can be exported`,
-		`echo '{"name":"a-b","value":"x"}'`:            `export "a-b": the variable name "a-b" is not valid; use letters, digits and _, not a digit first`,
-		`echo '{"name":"A","value":"\u0000"}'`:         `export "A": the value holds a NUL byte, which no program can be given`,
-		`echo '{"name":"LD_PRELOAD","value":"x"}'`:     `export "LD_PRELOAD": this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed`,
-		`echo '{"name":"L","value":1}{"name":"M"}'`:    `read export file: line 1: it is not JSON such as {"name":"version","value":"1.2"}: something follows it`,
-		`printf '{"name":"L","value":"%0131072d"}' 7 `: `export "L": the variable has 131074 bytes, at most 131071 can be passed; put it into a file`,
+		`echo '{"name":"L","value":[1]}'`: `export "L": the value is of type array; only a string, a number ` +
+			`or a boolean can be exported`,
+		`echo '{"name":"L","value":{}}'`: `export "L": the value is of type struct; only a string, a number ` +
+			`or a boolean can be exported`,
+		`echo '{"name":"a-b","value":"x"}'`: `export "a-b": the variable name "a-b" is not valid; use letters, ` +
+			`digits and _, not a digit first`,
+		`echo '{"name":"A","value":"\u0000"}'`: `export "A": the value holds a NUL byte, which no program can be ` +
+			`given`,
+		`echo '{"name":"LD_PRELOAD","value":"x"}'`: `export "LD_PRELOAD": this variable cannot be exported, as it ` +
+			`changes what every program after it does; set it in env where it is needed`,
+		`echo '{"name":"L","value":1}{"name":"M"}'`: `read export file: line 1: it is not JSON such as ` +
+			`{"name":"version","value":"1.2"}: something follows it`,
+		`printf '{"name":"L","value":"%0131072d"}' 7 `: `export "L": the variable has 131074 bytes, at most 131071 can be ` +
+			`passed; put it into a file`,
 	} {
 		writer(t, "{}", script+` > "$EXP"`).fail(`step "w": ` + want)
 	}
 }
 
 func TestCommandCanGiveTheResultOfAnotherStep(t *testing.T) {
-	tr := newTrial(t, "- {name: d, step: ./d}\n- {name: e, script: 'echo ${{ steps.d.outputs.o.k }}'}\n").files(map[string]string{
-		"d/step.yml": "spec: {outputs: delegate}\n---\nexec: {command: [cp, '${{ step_dir }}/r.json', '${{ output_file }}']}\n",
-		"d/r.json":   `{"status":"success", "outputs":{"a":"b","o":{"k":[1]}}}`,
+	tr := newTrial(
+		t,
+		"- {name: d, step: ./d}\n- {name: e, script: 'echo ${{ steps.d.outputs.o.k }}'}\n",
+	).files(map[string]string{
+		"d/step.yml": "spec: {outputs: delegate}\n---\nexec: {command: [cp, '${{ step_dir }}/r.json', '${{ output_file " +
+			"}}']}\n",
+		"d/r.json": `{"status":"success", "outputs":{"a":"b","o":{"k":[1]}}}`,
 	})
 	res := tr.succeed()
 	require.Equal(t, "b", res.Steps[0].Outputs["a"].Text())
@@ -232,9 +279,19 @@ func TestCommandCanGiveTheResultOfAnotherStep(t *testing.T) {
 }
 
 func TestEntriesOfTheBlueprintAreReadAsAShellWould(t *testing.T) {
-	got, err := parseEntries([]byte("a=1\n# comment\nb=\"two \\\"words\\\" \\$ \\\\ \\n\"\nc=x=y\nd='as \"it\" is'\ne=\n{\"name\":\"f\",\"value\":[1]}\n"), true)
+	got, err := parseEntries(
+		[]byte(
+			"a=1\n# comment\nb=\"two \\\"words\\\" \\$ \\\\ \\n\"\nc=x=y\nd='as \"it\" is'\ne=\n"+
+				"{\"name\":\"f\",\"value\":[1]}\n",
+		),
+		true,
+	)
 	require.NoError(t, err)
-	require.Equal(t, map[string]any{"a": "1", "b": "two \"words\" $ \\ \n", "c": "x=y", "d": `as "it" is`, "e": "", "f": []any{1.0}}, anyOf(got))
+	require.Equal(
+		t,
+		map[string]any{"a": "1", "b": "two \"words\" $ \\ \n", "c": "x=y", "d": `as "it" is`, "e": "", "f": []any{1.0}},
+		anyOf(got),
+	)
 	for text, want := range map[string]string{
 		"Code Coverage = 95.4%\n": `line 1: it must be NAME=value, or JSON such as {"name":"version","value":"1.2"}`,
 		"a=1\nb=\"x\n":            "line 2: the quote is not closed",
@@ -264,7 +321,10 @@ func FuzzParseEntries(f *testing.F) {
 }
 
 func TestFilesThatStayBehindGoWithTheNextStep(t *testing.T) {
-	tr := newTrial(t, `- {name: a, script: 'mkdir -p "$(dirname ${{ output_file }})/x/y"; chmod 500 "$(dirname ${{ output_file }})"'}`)
+	tr := newTrial(
+		t,
+		`- {name: a, script: 'mkdir -p "$(dirname ${{ output_file }})/x/y"; chmod 500 "$(dirname ${{ output_file }})"'}`,
+	)
 	tr.succeed()
 	entries, err := os.ReadDir(filepath.Clean(tr.place.ScriptDir))
 	require.NoError(t, err)

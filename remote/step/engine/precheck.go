@@ -14,10 +14,10 @@ import (
 // prechecked is how many levels of local steps are looked at before the first step runs.
 const prechecked = 2
 
-// precheck finds what is wrong with the steps that f refers to, as far as that can be told before any of
-// them runs: so that it fails in milliseconds, not after an hour. What is not there may come to be there.
+// precheck finds mistakes in the steps that f refers to before any of them runs: a job fails in milliseconds, not
+// after an hour. Missing files are no mistake yet: an earlier step may create them.
 func (r *Runner) precheck(ctx context.Context, f *frame) error {
-	c := &checker{r: r, done: map[*pb.Definition]bool{}, found: map[string]loaded{}}
+	c := &checker{r: r, done: map[*pb.Definition]bool{}, found: map[string]Found{}}
 	return c.check(ctx, f, 0)
 }
 
@@ -28,7 +28,7 @@ type checker struct {
 	r     *Runner
 	count int                     // of the steps looked at
 	done  map[*pb.Definition]bool // what was looked at, on the first level
-	found map[string]loaded       // by where it was looked for
+	found map[string]Found        // by where it was looked for
 }
 
 func (c *checker) check(ctx context.Context, f *frame, level int) error {
@@ -58,17 +58,17 @@ func (c *checker) checkStep(ctx context.Context, f *frame, s *pb.Step, level int
 		return nil
 	}
 	if err == nil {
-		err = lang.CheckCall(found.def.GetSpec(), s.GetInputs())
+		err = lang.CheckCall(found.Definition.GetSpec(), s.GetInputs())
 	}
-	if err != nil || level+1 >= prechecked || level == 0 && c.done[found.def] {
+	if err != nil || level+1 >= prechecked || level == 0 && c.done[found.Definition] {
 		return err
 	}
-	c.done[found.def] = true
-	return c.check(ctx, &frame{def: found.def, dir: found.dir, root: found.root}, level+1)
+	c.done[found.Definition] = true
+	return c.check(ctx, &frame{def: found.Definition, dir: found.Dir, root: found.Root}, level+1)
 }
 
 // load is the runner's, once for each step.
-func (c *checker) load(ctx context.Context, f *frame, ref *pb.Reference) (loaded, error) {
+func (c *checker) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	key := strings.Join([]string{f.dir, ref.GetProtocol().String(), ref.GetPath(), ref.GetFile()}, "\x00")
 	found, ok := c.found[key]
 	if ok {

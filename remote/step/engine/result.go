@@ -39,7 +39,7 @@ func (s Status) String() string {
 	}
 }
 
-// Kind is what a step turned out to be.
+// Kind is the kind of a step.
 type Kind int
 
 // The values of Kind.
@@ -49,32 +49,31 @@ const (
 	Sequence             // more steps
 )
 
-// StepResult is what is known of one step.
+// StepResult is the state of one step.
 type StepResult struct {
 	Name string
 	// Path has the names of the steps that lead to this one, itself the last.
 	Path []string
-	// Kind is set from the step's start on, if what it runs was found.
+	// Kind is set once the step starts, if its definition was found.
 	Kind   Kind
 	Status Status
 	// ExitCode is the process's exit status; 128 plus the signal's number when a signal ended it; 127
 	// when there was no such program, 126 when it could not be executed. 0 when no process told. Of a
 	// sequence it is that of the step that failed it.
 	ExitCode int
-	// System tells that this machine failed, or the step runner itself, and not what the step does. The
-	// Status is Failure then.
+	// System tells that this machine or the step runner failed, not the step. The Status is Failure then.
 	System bool
 	// Message says why the step did not succeed. If its process did not, it ends in "exit status N".
 	Message string
-	// Warnings say what was not as it should be, and did not fail the step.
+	// Warnings are problems that did not fail the step.
 	Warnings []string
 	// Started and Finished are zero if that has not happened.
 	Started, Finished time.Time
-	// Source says what was fetched for the step, if something was. It must not be changed.
+	// Source is the fetched source of the step, if there is one. Do not change it.
 	Source *fetch.Source
-	// Outputs and Exports are what the step gave, also if it failed then. They must not be changed.
+	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
-	// Steps are those of a sequence. They are set in the Result only, not in what is observed.
+	// Steps are those of a sequence. Observe gets results without them.
 	Steps []StepResult
 }
 
@@ -82,16 +81,15 @@ type StepResult struct {
 type Result struct {
 	// Status is Success, Failure or Cancelled.
 	Status Status
-	// ExitCode and Message are those of the step that failed the job. The code is 0 if none did, also
-	// when the job was stopped.
+	// ExitCode and Message are those of the step that failed the job. The code is 0 without such a step, also when
+	// the job was stopped.
 	ExitCode int
 	Message  string
 	// TimedOut tells that the job's time was up. The Status is Failure then.
 	TimedOut bool
 	// Invalid tells that the job was found to be wrong before its first step. The Status is Failure then.
 	Invalid bool
-	// System tells that this machine failed, or the step runner itself, and not what the job does. The
-	// Status is Failure then.
+	// System tells that this machine or the step runner failed, not the job. The Status is Failure then.
 	System bool
 	// Outputs are those of the job, Exports all that its steps exported and that was passed on.
 	Outputs, Exports map[string]expr.Value

@@ -72,12 +72,15 @@ func TestExitCodesAreThoseOfAShell(t *testing.T) {
 		code    int
 		message string
 	}{
-		"script":              {`script: exit 42`, 42, `step "step_1": exec: exit status 42`},
-		"exec":                {`exec: {command: [sh, -c, exit 42]}`, 42, `step "step_1": exec: exit status 42`},
-		"command not found":   {`script: no-such-program-xyz`, 127, `step "step_1": exec: exit status 127`},
-		"program not found":   {`exec: {command: [no-such-program-xyz]}`, 127, `step "step_1": start "no-such-program-xyz": not found: no directory of its PATH has it: exit status 127`},
-		"not executable":      {`exec: {command: [/etc/passwd]}`, 126, `step "step_1": start "/etc/passwd": not executable: permission denied: exit status 126`},
-		"signal":              {`script: kill -9 $$`, 137, `step "step_1": exec: ended by signal 9 (killed): exit status 137`},
+		"script":            {`script: exit 42`, 42, `step "step_1": exec: exit status 42`},
+		"exec":              {`exec: {command: [sh, -c, exit 42]}`, 42, `step "step_1": exec: exit status 42`},
+		"command not found": {`script: no-such-program-xyz`, 127, `step "step_1": exec: exit status 127`},
+		"program not found": {`exec: {command: [no-such-program-xyz]}`, 127, `step "step_1": start ` +
+			`"no-such-program-xyz": not found: no directory of its PATH has it: exit status 127`},
+		"not executable": {`exec: {command: [/etc/passwd]}`, 126, `step "step_1": start "/etc/passwd": not ` +
+			`executable: permission denied: exit status 126`},
+		"signal": {`script: kill -9 $$`, 137, `step "step_1": exec: ended by signal 9 (killed): exit status ` +
+			`137`},
 		"last line counts":    {"script: |\n    false\n    echo reached", 0, ""},
 		"pipe hides failures": {`script: "false | true"`, 0, ""},
 	} {
@@ -187,9 +190,13 @@ func TestWhatTheMachineFailsOfIsNotTheStepsFailure(t *testing.T) {
 		"no such directory": {unix.ENOENT, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for _, steps := range []string{"[{name: a, exec: {command: [x]}}]", "[{name: outer, run: [{name: a, exec: {command: [x]}}]}]"} {
+			for _, steps := range []string{"[{name: a, exec: {command: [x]}}]", "[{name: outer, run: [{name: a, exec: " +
+				"{command: [x]}}]}]"} {
 				tr := newTrial(t, steps, func(cfg *Config) {
-					cfg.Start = func(context.Context, proc.Command) (*proc.Process, error) { return nil, fmt.Errorf("start: %w", c.err) }
+					cfg.Start = func(context.Context, proc.Command) (*proc.Process, error) {
+						return nil, fmt.Errorf("start: "+
+							"%w", c.err)
+					}
 				})
 				res := tr.run()
 				require.Equal(t, Failure, res.Status)

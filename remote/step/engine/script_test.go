@@ -37,7 +37,11 @@ func onlyIn(t *testing.T, programs ...string) string {
 
 func TestScriptsRunInShWithoutBash(t *testing.T) {
 	path := onlyIn(t, "sh")
-	tr := newTrial(t, `- script: 'echo "shell=${BASH_VERSION-none} PATH=$PATH"'`, func(c *Config) { c.Env = map[string]string{"PATH": path} })
+	tr := newTrial(
+		t,
+		`- script: 'echo "shell=${BASH_VERSION-none} PATH=$PATH"'`,
+		func(c *Config) { c.Env = map[string]string{"PATH": path} },
+	)
 	require.Equal(t, Success, tr.run().Status)
 	require.True(t, strings.HasSuffix(tr.stdout.String(), "PATH="+path+"\n"))
 }
@@ -61,7 +65,9 @@ func TestShellIsLookedUpRelativeToTheWorkDir(t *testing.T) {
 
 func TestScriptMayBeLongerThanAnArgument(t *testing.T) {
 	tr := newTrial(t, "- script: placeholder", func(c *Config) {
-		c.Definition.Steps[0].Inputs["script"] = structpb.NewStringValue(strings.Repeat("# 64 bytes of comment, a line as long as this one is: 64 bytes..\n", 20<<20/64) + "echo end\n")
+		c.Definition.Steps[0].Inputs["script"] = structpb.NewStringValue(
+			strings.Repeat("# 64 bytes of comment, a line as long as this one is: 64 bytes..\n", 20<<20/64) + "echo end\n",
+		)
 	})
 	require.Equal(t, Success, tr.run().Status)
 	require.Equal(t, "end\n", tr.stdout.String())
@@ -109,7 +115,8 @@ run:
 	require.Equal(t, "request Europe/Berlin  sequence sequence step step", lines[0])
 	require.Equal(t, "sequence []", lines[1])
 	require.Equal(t, strings.Join([]string{
-		"BOTH=sequence", "LANG=xx", "PASSED=request", "PATH=" + os.Getenv("PATH"), "REQUEST=sequence", "SEQUENCE=sequence", "TZ=Europe/Berlin", "",
+		"BOTH=sequence", "LANG=xx", "PASSED=request", "PATH=" + os.Getenv("PATH"), "REQUEST=sequence", "SEQUENCE=sequence",
+		"TZ=Europe/Berlin", "",
 	}, "\n"), lines[2])
 }
 

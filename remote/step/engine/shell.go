@@ -10,8 +10,8 @@ import (
 
 var errNoShell = errors.New("no shell")
 
-// shell returns the path of the shell for scripts: the one wanted or, if none is, bash, or sh where
-// there is none. It is looked up in path, the step's PATH; relative entries of that are below dir.
+// shell returns the path of the shell for scripts: wanted or, if that is empty, bash, or else sh. It looks in path,
+// the step's PATH; relative entries of that are below dir.
 func shell(wanted, path, dir string) (string, error) {
 	names := []string{"bash", "sh"}
 	if wanted != "" {

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// sequence runs the steps of f, and records in results what became of them.
+// sequence runs the steps of f, and records the ends of them in results.
 func (r *Runner) sequence(ctx context.Context, f *frame, results []StepResult) {
 	for i, s := range f.def.GetSteps() {
 		res := &results[i]
@@ -62,7 +62,9 @@ func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if s.GetCondition() != "" {
 		delete(f.ran, res.Name) // it does not know itself
 		wanted, err := r.condition(f, s.GetCondition())
-		r.rec.condition(res, wanted, err)
+		if err == nil {
+			r.tell(func(e Events) { e.ConditionEvaluated(res, wanted) })
+		}
 		f.ran[res.Name] = res
 		if err == nil && !wanted {
 			r.cfg.Observe(*res)
@@ -84,7 +86,7 @@ func (r *Runner) announce(res *StepResult, kind Kind) {
 	r.observe(res)
 }
 
-// observe tells what has become of res, without the steps below it.
+// observe tells the state of res, without the steps below it.
 func (r *Runner) observe(res *StepResult) {
 	seen := *res
 	seen.Steps = nil
@@ -99,13 +101,13 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	res.Finished = time.Now()
 	res.Status, res.ExitCode, res.System = o.status, o.code, o.system
 	if o.why != "" {
-		res.Message = r.message(fmt.Sprintf("step %q: %s", res.Name, o.why))
+		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
-	r.rec.finished(res)
+	r.tell(func(e Events) { e.StepEnded(res) })
 	r.observe(res)
 }
 
-// call finds what a step runs, and runs it.
+// call finds the definition of a step, and runs it.
 func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) outcome {
 	if r.count++; r.count > maxRun {
 		return failed(fmt.Errorf("the job runs more than %d steps", maxRun))
@@ -136,7 +138,8 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 // prepare makes the frame that a step runs in.
 func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
 	own := r.nextFiles()
-	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec || s.GetReference().GetProtocol() == pb.Reference_builtin
+	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec ||
+		s.GetReference().GetProtocol() == pb.Reference_builtin
 	var known *files
 	if inPlace {
 		known = own
@@ -168,8 +171,40 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if len(set) > 0 {
 		g.env = append(slices.Clip(g.env), set)
 	}
-	r.rec.prepared(res, g, g.env[len(f.env):])
+	r.tell(func(e Events) { e.StepPrepared(res, g.prepared(s, g.env[len(f.env):])) })
 	return g, nil
+}
+
+// prepared describes the step s, whose frame is f. set is the environment that it sets.
+func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
+	p := Prepared{Definition: f.def, Builtin: f.builtin, Env: set}
+	if f.files != nil {
+		p.FilesDir = f.files.dir
+	}
+	switch {
+	case s.GetDefinition() != nil: // it has no inputs of its own
+	case f.builtin != "":
+		p.Inputs = f.scriptInputs()
+	default:
+		p.Inputs = f.inputs
+	}
+	return p
+}
+
+// scriptInputs are the inputs of a script step. Its script is declared sensitive so that it may hold secrets; that
+// alone does not make it one.
+func (f *frame) scriptInputs() map[string]expr.Value {
+	inputs := maps.Clone(f.inputs)
+	script, err := expr.New(f.script)
+	if err != nil { // it is too long for a value
+		delete(inputs, inputScript)
+		return inputs
+	}
+	if f.scriptSensitive {
+		script = script.MarkSensitive()
+	}
+	inputs[inputScript] = script
+	return inputs
 }
 
 // enter makes g the frame of the step that s, which is in c, refers to, and takes note of its source in res.
@@ -195,28 +230,28 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 		}
 	}
 	found, err := r.load(ctx, c, ref)
-	res.Source = found.source
+	res.Source = found.Source
 	if err != nil {
 		return err
 	}
-	r.rec.found(res, found)
-	g.def, g.builtin = found.def, found.builtin
-	if found.builtin != "" {
+	r.tell(func(e Events) { e.StepFound(res, found) })
+	g.def, g.builtin = found.Definition, found.Builtin
+	if found.Builtin != "" {
 		g.outer = c
 	} else {
-		g.dir, g.root = found.dir, found.root
+		g.dir, g.root = found.Dir, found.Root
 	}
-	if g.inputs, err = lang.Bind(found.def.GetSpec(), given); err != nil {
+	if g.inputs, err = lang.Bind(found.Definition.GetSpec(), given); err != nil {
 		return err
 	}
 	switch {
-	case found.builtin == "":
+	case found.Builtin == "":
 		for name, v := range g.inputs {
-			// What was made of secrets is masked where those are in it. What is around them is none.
-			if text := v.Text(); given[name].Sensitive() && r.cfg.Masker.Mask(text) != text {
+			// Masks the secret parts of a derived value and leaves the rest readable.
+			if given[name].Sensitive() && r.cfg.Secrets.Holds(v.Text()) {
 				continue
 			}
-			if err := r.protectOne(v); err != nil {
+			if err := r.hideValue(v); err != nil {
 				return fmt.Errorf("mask the input %q: %w", name, err)
 			}
 		}
@@ -225,11 +260,11 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	default: // it may hold secrets, but is none
 		g.script, g.scriptSensitive = g.inputs[inputScript].Text(), given[inputScript].Sensitive()
 	}
-	g.restrict(found.def.GetSpec())
+	g.restrict(found.Definition.GetSpec())
 	return nil
 }
 
-// restrict keeps from f what spec does not request.
+// restrict hides everything from f that spec does not request.
 func (f *frame) restrict(spec *pb.Spec) {
 	if req := spec.GetSpec().GetRequests(); req != nil {
 		f.requests = append(slices.Clip(f.requests), req)
@@ -252,7 +287,7 @@ func literalScript(s *pb.Step) (string, bool) {
 	return lang.Literal(script.StringValue)
 }
 
-// evalInputs evaluates what a call gives.
+// evalInputs evaluates the inputs of a call.
 func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
 	given := make(map[string]expr.Value, len(inputs))
 	for _, key := range slices.Sorted(maps.Keys(inputs)) {
@@ -299,7 +334,7 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	return outcome{status: Success}
 }
 
-// exportsOf returns what the steps of a sequence exported to those after it.
+// exportsOf returns the exports of a sequence's steps.
 func exportsOf(results []StepResult) map[string]expr.Value {
 	all := map[string]expr.Value{}
 	for _, res := range results {
@@ -338,23 +373,30 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 	return r.bindOutputs(spec, dialect, given)
 }
 
-// bindOutputs returns what is given as the outputs of a list of steps, with what is secret masked from now on.
-func (r *Runner) bindOutputs(spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value) (map[string]expr.Value, []string, error) {
+// bindOutputs checks given as the outputs of a list of steps. Secret outputs are masked from now on.
+func (r *Runner) bindOutputs(
+	spec *pb.Spec,
+	dialect pb.Definition_Dialect,
+	given map[string]expr.Value,
+) (map[string]expr.Value, []string, error) {
 	outputs, warnings, err := lang.BindOutputs(spec, dialect, given)
-	if err := r.protect(outputs); err != nil {
+	if err := r.hideValues(outputs); err != nil {
 		return nil, warnings, err
 	}
 	r.taint(outputs)
 	return outputs, warnings, err
 }
 
-// give counts what a step gives.
+// give counts the outputs and exports of a step.
 func (r *Runner) give(values ...map[string]expr.Value) error {
 	for _, given := range values {
 		r.given += size(given)
 	}
 	if r.given > maxResults {
-		return fmt.Errorf("the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
+		return fmt.Errorf(
+			"the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files",
+			maxResults,
+		)
 	}
 	return nil
 }

@@ -49,8 +49,8 @@ func (r *Runner) stopping() *stop {
 	return &s
 }
 
-// attachFetch makes cancel what ends the fetch that is under way when the job is stopped, unless the step
-// runs because it was. If Stop came before, it ends it now. The function that is returned ends that.
+// attachFetch lets Stop end the current fetch by cancel, unless the step runs because the job was stopped. If Stop
+// came before, attachFetch cancels at once. release undoes it.
 func (r *Runner) attachFetch(cancel context.CancelCauseFunc) (release func()) {
 	if r.after != nil {
 		return func() {}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
 const cancelled = "the job was cancelled"
@@ -127,7 +129,11 @@ func TestStepsThatAlwaysRunHaveALimit(t *testing.T) {
 	require.Equal(t, Cancelled, res.Status)
 	require.Equal(t, cancelled, res.Message)
 	require.Equal(t, []string{"a cancelled", "b cancelled", "c skipped"}, statuses(res.Steps))
-	require.Equal(t, `step "b": timeout: after the job was stopped, its last steps ran for longer than 50ms`, res.Steps[1].Message)
+	require.Equal(
+		t,
+		`step "b": timeout: after the job was stopped, its last steps ran for longer than 50ms`,
+		res.Steps[1].Message,
+	)
 }
 
 func TestStopBeforeTheFirstStepSkipsAll(t *testing.T) {
@@ -173,4 +179,14 @@ func TestTimeoutFailsTheJob(t *testing.T) {
 	require.Equal(t, "timeout: the job ran for longer than 300ms", res.Message)
 	require.Equal(t, []string{"a failure", "b skipped", "c success"}, statuses(res.Steps))
 	require.Equal(t, "always\n", tr.stdout.String()[len(tr.stdout.String())-len("always\n"):])
+}
+
+func TestEventsCostNothingUnlessTheyAreAskedFor(t *testing.T) {
+	r, res := &Runner{}, &StepResult{}
+	refs := []expr.Reference{{Path: []string{"vars", "A"}}}
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		r.tellReads(refs)
+		r.tell(func(e Events) { e.ConditionEvaluated(res, true) })
+		r.tell(func(e Events) { e.StepEnded(res) })
+	}))
 }

@@ -44,7 +44,7 @@ func (r *Runner) variables() (map[string]expr.Value, error) {
 			return nil, fmt.Errorf("the job variable %s is given twice", v.Key)
 		}
 		if v.Masked && v.Value != "" {
-			_ = r.cfg.Masker.Add(v.Value) // see protect
+			_ = r.hide(v.Value) // the job store refuses a job with too many secrets
 		}
 		text := v.Value
 		if v.File {
@@ -77,8 +77,8 @@ func (r *Runner) writeVariable(v Variable) (string, error) {
 
 func (r *Runner) varsDir() string { return filepath.Join(r.place.ScriptDir, "vars") }
 
-// jobContext is what expressions know as job: the variables and, under the names of the blueprint, what
-// describes the job.
+// jobContext is the value of job in expressions: the variables and, under the names of the blueprint, the description
+// of the job.
 func jobContext(vars map[string]expr.Value) (expr.Value, error) {
 	context := make(map[string]any, len(vars)+len(predefined))
 	for name, v := range description(vars) {
@@ -91,7 +91,7 @@ func jobContext(vars map[string]expr.Value) (expr.Value, error) {
 	return expr.New(context)
 }
 
-// description is what the predefined variables tell of the job.
+// description is the part of job that the predefined variables describe.
 func description(vars map[string]expr.Value) map[string]any {
 	about := map[string]any{}
 	for _, p := range predefined {
@@ -111,4 +111,42 @@ func description(vars map[string]expr.Value) map[string]any {
 		at[p.path[len(p.path)-1]] = v
 	}
 	return about
+}
+
+// describing names the predefined variables that tell the part of the job's description at path.
+func describing(path []string) (names []string) {
+	for _, p := range predefined {
+		if len(path) == 0 || p.path[0] == path[0] {
+			names = append(names, p.variable)
+		}
+	}
+	return names
+}
+
+// tellReads tells which variables expressions with the references refs may read.
+func (r *Runner) tellReads(refs []expr.Reference) {
+	for _, ref := range refs {
+		if path := ref.Path; len(path) > 0 && (path[0] == "vars" || path[0] == "job") {
+			r.tell(func(e Events) { e.VariablesRead(r.readsOf(path[0], path[1:])) })
+		}
+	}
+}
+
+// readsOf names the variables that an expression may read by path in the context vars or job.
+func (r *Runner) readsOf(context string, path []string) []string {
+	variables := context == "job" && len(path) > 0 && path[0] == "variables"
+	if variables && len(path) > 1 {
+		return path[1:2]
+	}
+	if variables || len(path) == 0 {
+		names := make([]string, len(r.cfg.Vars))
+		for i, v := range r.cfg.Vars {
+			names[i] = v.Key
+		}
+		return names
+	}
+	if context == "vars" {
+		return path[:1]
+	}
+	return append(describing(path), path[0])
 }

@@ -18,7 +18,7 @@ type Source struct {
 // Load loads the YAML text data, which errors call name. It makes the checks of [Parse] that do not depend on the
 // language of steps. The error is an [*Error].
 func Load(name string, data []byte) (*Source, error) {
-	t, docs, err := load(name, data)
+	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}

@@ -295,7 +295,7 @@ func (v validator) accepts(text []byte, job bool) bool {
 
 // documents returns the documents of data as JSON, and false if data is not YAML.
 func documents(data []byte) ([]any, bool) {
-	_, nodes, err := load("j", data)
+	_, nodes, err := load("j", data, MaxText)
 	if err != nil {
 		return nil, false
 	}

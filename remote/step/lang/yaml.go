@@ -55,7 +55,7 @@ func ParseStep(name string, data []byte) (*pb.Definition, error) {
 func parse(name string, data []byte, read func(*reader, []*yaml.Node) (*draftDefinition, error),
 	compile func(*draftDefinition) (*pb.Definition, error),
 ) (*pb.Definition, error) {
-	t, docs, err := load(name, data)
+	t, docs, err := load(name, data, MaxText)
 	if err != nil {
 		return nil, err
 	}
@@ -66,9 +66,9 @@ func parse(name string, data []byte, read func(*reader, []*yaml.Node) (*draftDef
 	return compile(d)
 }
 
-func load(name string, data []byte) (*text, []*yaml.Node, error) {
+func load(name string, data []byte, longest int) (*text, []*yaml.Node, error) {
 	t := &text{name: name, data: string(data)}
-	if err := t.check(); err != nil {
+	if err := t.check(longest); err != nil {
 		return nil, nil, err
 	}
 	docs, err := t.load()
@@ -76,8 +76,8 @@ func load(name string, data []byte) (*text, []*yaml.Node, error) {
 }
 
 // check refuses texts that are too long or have invalid bytes.
-func (t *text) check() error {
-	if len(t.data) > MaxText {
+func (t *text) check(longest int) error {
+	if len(t.data) > longest {
 		return t.errorf("the text has more than 1 MiB; move scripts into files")
 	}
 	for i := 0; i < len(t.data); {

@@ -79,7 +79,7 @@ func (a *automaton) grow(patterns []string) {
 	a.child = append(a.child, int32(len(a.label)))
 }
 
-// link sets fail, and what follows from it. A node's fail is less deep, so it is set before it is used.
+// link sets fail and its derived fields. The fail of a node is less deep than the node, so link has set it before.
 func (a *automaton) link() {
 	a.fail = make([]int32, len(a.label))
 	for v := range int32(len(a.label)) {
@@ -165,8 +165,7 @@ func (a *automaton) step(v int32, c byte) int32 {
 	}
 }
 
-// open returns the longest suffix of v's text that is the beginning of a pattern, and not a whole one that
-// none goes on from. Only it can still become a match.
+// open returns the longest suffix of v's text that can still become a match: a proper prefix of a pattern.
 func (a *automaton) open(v int32) int32 {
 	for v != 0 && a.child[v] == a.child[v+1] {
 		v = a.fail[v]

@@ -34,7 +34,17 @@ func BenchmarkWriter(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 2))
 	log := &strings.Builder{}
 	for i := 0; log.Len() < 1<<20; i++ {
-		fmt.Fprintf(log, "[%02d:%02d] [INFO] Compiling crate-%d v%d.%d.%d (https://github.com/example/crate-%d)\n", i/60%60, i%60, r.IntN(999), i%3, i%7, i%11, i)
+		fmt.Fprintf(
+			log,
+			"[%02d:%02d] [INFO] Compiling crate-%d v%d.%d.%d (https://github.com/example/crate-%d)\n",
+			i/60%60,
+			i%60,
+			r.IntN(999),
+			i%3,
+			i%7,
+			i%11,
+			i,
+		)
 	}
 	random := &strings.Builder{}
 	for random.Len() < 1<<20 {

@@ -1,13 +1,13 @@
-// Package mask keeps secrets out of what a job writes.
+// Package mask keeps secrets out of the output, the messages and the traces of a job.
 //
-// A [Set] holds the secrets, each in the forms it is likely to be printed in: as it is, line by line, in
-// base64 wherever it begins, URL-encoded. A [Writer] replaces them in a stream by [Replacement], however
-// the stream is cut into writes: it holds back what may be the beginning of a secret, and nothing else.
-// Secrets that overlap are replaced together, so that no byte of any of them is left.
+// A [Set] holds the secrets, each in its likely forms: as it is, line by line, in base64 wherever it begins,
+// URL-encoded. It alone decides whether a text holds a secret. A [Writer] replaces secrets in a stream by
+// [Replacement], however the stream is cut into writes. Overlapping secrets are replaced together, so that no byte of
+// them is left. A [Redactor] replaces the texts and values of a trace that hold secrets by HMACs ([Text], [Value]).
+// The job's owner keeps the Set; its streams end with the Writer's Close.
 //
-// What it cannot find is a secret that was changed in another way: reversed, split, compressed.
+// A secret that was changed in another way (reversed, split, compressed) is not found.
 //
-// All secrets are searched for at once, in time that depends on the length of the text only
-// (A. Aho, M. Corasick: Efficient String Matching, 1975), with a filter before it that passes over most of
-// a text at a few instructions a byte.
+// The search time depends on the length of the text only, not on the number of secrets (A. Aho, M. Corasick:
+// Efficient String Matching, 1975). A filter before it passes over most of a text at a few instructions a byte.
 package mask

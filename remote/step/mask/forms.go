@@ -33,9 +33,9 @@ func forms(secret string) []string {
 	return slices.DeleteFunc(all, func(f string) bool { return len(f) < minLen })
 }
 
-// appendBase64 adds what base64 makes of secret, in both alphabets. Three bytes become four characters, so
-// the characters depend on where in its text the secret begins: there are three ways. Those on the border
-// depend on the neighbours too; they are left out, but for the last one of a text that ends with the secret.
+// appendBase64 adds the base64 forms of secret, in both alphabets. Three bytes become four characters, so there are
+// three forms, by the position of the secret in its text. Characters at its borders depend on the neighbours; they
+// are left out, except the last one of a text that ends with the secret.
 func appendBase64(all []string, secret string) []string {
 	for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		for before := range 3 {
@@ -68,8 +68,8 @@ func chunks(text string, width int) func(yield func(string) bool) {
 	}
 }
 
-// appendPercent adds what the URL encodings in use make of secret. They differ in what they leave as it is
-// (RFC 3986, section 2), in how they write a space, and in the case of the digits.
+// appendPercent adds the URL encodings of secret. They differ in the characters they encode (RFC 3986, section 2), in
+// a space, and in the case of the digits.
 func appendPercent(all []string, secret string) []string {
 	for _, encode := range []func(string) string{
 		url.QueryEscape,
@@ -92,7 +92,11 @@ func percent(s, keep string) string {
 	for i := range len(s) {
 		c := s[i]
 		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("-._~", c) >= 0, strings.IndexByte(keep, c) >= 0:
+		case c >= 'a' && c <= 'z',
+			c >= 'A' && c <= 'Z',
+			c >= '0' && c <= '9',
+			strings.IndexByte("-._~", c) >= 0,
+			strings.IndexByte(keep, c) >= 0:
 			out.WriteByte(c)
 		default:
 			out.Write([]byte{'%', hex[c>>4], hex[c&15]})

@@ -54,13 +54,21 @@ func TestOverlappingSecretsAreReplacedTogether(t *testing.T) {
 }
 
 func TestEncodedSecretsAreReplaced(t *testing.T) {
-	secrets := []string{"p&ss/w?rd +1~", "\x00\xfe\xff\x03binary\xfb\xf0", "user@example.com:geheim!", "ends in two==", "(it's)*"}
+	secrets := []string{
+		"p&ss/w?rd +1~",
+		"\x00\xfe\xff\x03binary\xfb\xf0",
+		"user@example.com:geheim!",
+		"ends in two==",
+		"(it's)*",
+	}
 	for _, secret := range secrets {
 		s := newSet(t, secret)
 		for before := range 4 {
 			for after := range 4 {
 				text := strings.Repeat("<", before) + secret + strings.Repeat(">", after)
-				for _, alphabet := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+				for _, alphabet := range []*base64.Encoding{
+					base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding,
+				} {
 					got := s.Mask(alphabet.EncodeToString([]byte(text)))
 					require.Contains(t, got, Replacement)
 					// What is left cannot be more than what the neighbours have a share in.
@@ -69,7 +77,26 @@ func TestEncodedSecretsAreReplaced(t *testing.T) {
 				}
 			}
 		}
-		lower := strings.NewReplacer("%2F", "%2f", "%3F", "%3f", "%2B", "%2b", "%FE", "%fe", "%FF", "%ff", "%FB", "%fb", "%F0", "%f0", "%3A", "%3a", "%3D", "%3d")
+		lower := strings.NewReplacer(
+			"%2F",
+			"%2f",
+			"%3F",
+			"%3f",
+			"%2B",
+			"%2b",
+			"%FE",
+			"%fe",
+			"%FF",
+			"%ff",
+			"%FB",
+			"%fb",
+			"%F0",
+			"%f0",
+			"%3A",
+			"%3a",
+			"%3D",
+			"%3d",
+		)
 		for name, encoded := range map[string]string{
 			"query":      url.QueryEscape(secret),
 			"path":       url.PathEscape(secret),
@@ -147,12 +174,8 @@ func TestWriterHoldsBackOnlyWhatMayBecomeASecret(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.want, out.String(), "after %q", c.write)
 	}
-	require.NoError(t, w.Flush())
-	require.Equal(t, "prompt> geheit[MASKED]ax[MASKED]geh", out.String())
-	_, err := w.Write([]byte("eim"))
-	require.NoError(t, err)
 	require.NoError(t, w.Close())
-	require.Equal(t, "prompt> geheit[MASKED]ax[MASKED]geheim", out.String())
+	require.Equal(t, "prompt> geheit[MASKED]ax[MASKED]geh", out.String())
 }
 
 func TestSecretsLargerThanAnyWriteAreReplaced(t *testing.T) {
@@ -249,7 +272,6 @@ func TestWriterReturnsTheErrorsOfWhereItWritesTo(t *testing.T) {
 		n, err := w.Write([]byte("x"))
 		require.ErrorIs(t, err, broken)
 		require.Zero(t, n)
-		require.ErrorIs(t, w.Flush(), broken)
 		require.ErrorIs(t, w.Close(), broken)
 		_, err = w.Write([]byte("x"))
 		require.ErrorIs(t, err, broken)
@@ -271,7 +293,6 @@ func TestNothingCanBeWrittenAfterClose(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, w.Close())
 	require.NoError(t, w.Close())
-	require.NoError(t, w.Flush())
 	_, err = w.Write([]byte("22"))
 	require.ErrorIs(t, err, fs.ErrClosed)
 	require.Equal(t, "hunter", out.String())

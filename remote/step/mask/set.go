@@ -2,6 +2,8 @@ package mask
 
 import (
 	"cmp"
+	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 )
@@ -9,11 +11,11 @@ import (
 // Replacement stands where a secret was.
 const Replacement = "[MASKED]"
 
-// maxNodes bounds what the automaton of a Set needs: 17 bytes for each.
+// maxNodes bounds the memory for the automaton of a Set: 17 bytes a node.
 const maxNodes = 8 << 20
 
-// Set holds secrets. The zero value has none and is ready to use. It is safe for concurrent use, and may
-// grow while streams run: a secret is masked in what is written after Add has returned.
+// Set holds secrets. The zero value is empty and ready to use. It is safe for concurrent use, and may grow while
+// streams run: a new secret is masked in all data written after Add has returned.
 type Set struct {
 	built atomic.Pointer[automaton] // of all patterns; nil if that has to be built
 
@@ -82,24 +84,39 @@ func (s *Set) automaton() *automaton {
 	return a
 }
 
+// Holds reports whether text holds a secret.
+func (s *Set) Holds(text string) bool { return len(s.find(text)) > 0 }
+
+// find returns where the secrets in text are.
+func (s *Set) find(text string) (found spans) {
+	if a := s.automaton(); !a.empty() {
+		a.scan(0, []byte(text), found.add)
+	}
+	return found
+}
+
 // Mask returns text with all secrets replaced.
 func (s *Set) Mask(text string) string {
-	a := s.automaton()
-	if a.empty() {
-		return text
-	}
-	var found spans
-	data := []byte(text)
-	a.scan(0, data, found.add)
+	found := s.find(text)
 	if len(found) == 0 {
 		return text
 	}
 	out := make([]byte, 0, len(text))
 	at := 0
 	for _, f := range found {
-		out = append(out, data[at:f.from]...)
+		out = append(out, text[at:f.from]...)
 		out = append(out, Replacement...)
 		at = f.to
 	}
-	return string(append(out, data[at:]...))
+	return string(append(out, text[at:]...))
+}
+
+// exitStatus is how a message about a process ends.
+var exitStatus = regexp.MustCompile(`exit status \d{1,3}$`)
+
+// Message masks a text for people, and replaces bytes that are not UTF-8. An exit status at its end stays whatever the
+// secrets are, because callers read it.
+func (s *Set) Message(text string) string {
+	status := exitStatus.FindString(text)
+	return strings.ToValidUTF8(s.Mask(strings.TrimSuffix(text, status)), "\uFFFD") + status
 }

@@ -1,13 +1,13 @@
 package mask
 
-// span is a part of a text in which every byte belongs to a secret. Its ends are relative to what is being
-// scanned; what was scanned before has negative ones.
+// span is a range of bytes that all belong to secrets. Its ends are relative to the current piece; earlier bytes have
+// negative positions.
 type span struct {
 	from, to int
 	shown    bool // its replacement has been written
 }
 
-// spans are in order, and none overlaps another.
+// spans are in order and do not overlap.
 type spans []span
 
 // add adds the last length bytes before end, which is not before the end of any other.

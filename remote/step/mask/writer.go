@@ -9,17 +9,16 @@ import (
 	"sync"
 )
 
-// block is how much of a Write is looked at at once. It bounds what is known of it, and what is copied.
+// block is the most of a Write that is masked at once. It bounds the spans and the copies.
 const block = 32 << 10
 
 var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
 
-// Writer passes on what is written to it, with the secrets of its Set replaced. It may be used by several
-// goroutines; what they write is one stream, in the order the calls arrive.
+// Writer passes a stream on, with the secrets of its Set replaced. It is safe for concurrent use: it treats the data
+// of all callers as one stream, in the order of the calls.
 //
-// It holds back the end of what was written as long as that may be the beginning of a secret: less bytes
-// than the longest form of a secret has, and none where none can have begun. Where nothing was replaced
-// bytes are passed on as they are, in the slices they came in if possible.
+// It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest
+// form of a secret. Where no secret is, it passes on the slices of the callers without a copy, if possible.
 type Writer struct {
 	set *Set
 
@@ -40,8 +39,8 @@ func (s *Set) NewWriter(to io.Writer) *Writer {
 	return &Writer{set: s, to: to, with: s.automaton()}
 }
 
-// Write writes p. When to fails its error is returned now and from all later calls, and what was held back
-// is lost. After Close the error is [fs.ErrClosed].
+// Write writes p. When the underlying writer fails, this and all later calls return its error, and the held-back
+// bytes are lost. After Close the error is [fs.ErrClosed].
 func (w *Writer) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,18 +64,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush passes on what is held back; after Close that is nothing. Should the rest of a secret come after it, neither part is masked: it
-// is for the end of a stream, or where nobody is to wait for more.
-func (w *Writer) Flush() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		return nil
-	}
-	return w.flush()
-}
-
-// Close is Flush, after which nothing can be written. It is idempotent.
+// Close passes on the held-back bytes and ends the stream. It is idempotent.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -104,7 +92,7 @@ func (w *Writer) renew() {
 	}
 }
 
-// mask takes p and passes on what is decided.
+// mask searches p, and passes on all bytes that no later match can include.
 func (w *Writer) mask(p []byte) {
 	w.at = w.with.open(w.with.scan(w.at, p, w.found.add))
 	undecided := int(w.with.depth[w.at])
@@ -117,8 +105,8 @@ func (w *Writer) mask(p []byte) {
 	w.found.move(len(p))
 }
 
-// emit passes on what lies before the place to, of what is held and p. A span that begins before it cannot
-// begin any earlier, as nothing that begins there will be found any more, though it may end later.
+// emit passes on the bytes of held and p before position to. The start of a span that begins before to is final; its
+// end may still move.
 func (w *Writer) emit(p []byte, to int) {
 	from := -len(w.held)
 	if from == 0 && len(w.found) == 0 {
@@ -145,7 +133,7 @@ func (w *Writer) emit(p []byte, to int) {
 	w.err = w.pass(w.out)
 }
 
-// take adds what lies between two places of what is held and p, if anything does, to what is passed on.
+// take appends the bytes of held and p between two positions to out.
 func (w *Writer) take(p []byte, from, to int) {
 	if from >= to {
 		return
@@ -171,7 +159,7 @@ func (w *Writer) pass(p []byte) error {
 	return err
 }
 
-// flush is Flush, with mu held.
+// flush passes on the held-back bytes. mu is held.
 func (w *Writer) flush() error {
 	if w.err != nil {
 		return w.err

@@ -1,12 +1,15 @@
 package trace
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 
 	"github.com/gowebpki/jcs"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // Canonical returns the identity in its canonical form: JSON as RFC 8785 has it.
@@ -28,19 +31,20 @@ func idOf(canonical []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Encode sets t's schema and id, and returns t as JSON: in the canonical form of RFC 8785, with a newline after it.
+// Encode sets t's id, and its schema if that is empty, and returns t in the canonical JSON of RFC 8785, with a
+// newline.
 func (t *Trace) Encode() ([]byte, error) {
 	canonical, err := t.Identity.Canonical()
 	if err != nil {
 		return nil, err
 	}
-	t.Schema, t.ID = Schema, idOf(canonical)
+	t.Schema, t.ID = cmp.Or(t.Schema, Schema), idOf(canonical)
 	data, err := json.Marshal(struct {
 		Schema   string          `json:"schema"`
 		ID       string          `json:"id"`
 		Identity json.RawMessage `json:"identity"`
 		Volatile *Volatile       `json:"volatile"`
-		Secrets  *Secrets        `json:"secrets,omitempty"`
+		Secrets  *mask.Salt      `json:"secrets,omitempty"`
 	}{t.Schema, t.ID, canonical, &t.Volatile, t.Secrets})
 	if err != nil {
 		return nil, fmt.Errorf("encode trace: %w", err)

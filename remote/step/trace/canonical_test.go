@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // value returns x as a value.
@@ -24,7 +25,7 @@ func value(t testing.TB, x any) expr.Value {
 // canonicalOf is what the canonical form of an identity with the output x has for it.
 func canonicalOf(t testing.TB, x expr.Value) string {
 	t.Helper()
-	data, err := (&Identity{Outputs: Values{"x": {Value: x}}}).Canonical()
+	data, err := (&Identity{Outputs: mask.Values{"x": {Value: x}}}).Canonical()
 	require.NoError(t, err)
 	_, rest, found := strings.Cut(string(data), `"outputs":{"x":`)
 	require.True(t, found)
@@ -61,16 +62,25 @@ func TestTextsAndKeysAreCanonical(t *testing.T) {
 		"string": "\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/",
 		"literals": [null, true, false]
 	}`), &v))
-	const want = "7b226c69746572616c73223a5b6e756c6c2c747275652c66616c73655d2c226e756d62657273223a5b3333333333333333332e333333333333332c" +
-		"31652b33302c342e352c302e3030322c31652d32375d2c22737472696e67223a22e282ac245c75303030665c6e4127425c225c5c5c5c5c222f227d"
-	require.Equal(t, strings.ReplaceAll(want, "3333333333333333332e333333333333332c", "3333333333333333332e333333333333332c"), hex.EncodeToString([]byte(canonicalOf(t, v))))
+	const want = "7b226c69746572616c73223a5b6e756c6c2c747275652c66616c73655d2c226e756d62657273223a5b333333333333333333" +
+		"2e333333333333332c31652b33302c342e352c302e3030322c31652d32375d2c22737472696e67223a22e282ac245c753030" +
+		"30665c6e4127425c225c5c5c5c5c222f227d"
+	require.Equal(
+		t,
+		want,
+		hex.EncodeToString([]byte(canonicalOf(t, v))),
+	)
 }
 
 // Keys are sorted by their UTF-16 code units, by which a character beyond the first plane comes before U+FB33: RFC
 // 8785, section 3.2.3.
 func TestKeysAreSortedByTheirCodeUnits(t *testing.T) {
 	v := value(t, map[string]any{"\u20ac": 1, "\r": 2, "\ufb33": 3, "1": 4, "\U0001f600": 5, "\u0080": 6, "\u00f6": 7})
-	require.Equal(t, "{\"\\r\":2,\"1\":4,\"\u0080\":6,\"\u00f6\":7,\"\u20ac\":1,\"\U0001f600\":5,\"\ufb33\":3}", canonicalOf(t, v))
+	require.Equal(
+		t,
+		"{\"\\r\":2,\"1\":4,\"\u0080\":6,\"\u00f6\":7,\"\u20ac\":1,\"\U0001f600\":5,\"\ufb33\":3}",
+		canonicalOf(t, v),
+	)
 }
 
 func TestEncodedTraceIsCanonicalAsAWhole(t *testing.T) {

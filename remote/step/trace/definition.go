@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // ErrMasked tells that a definition holds a secret in its text, so that it is not known as a whole.
@@ -18,7 +19,7 @@ var ErrMasked = errors.New("a text of the definition was masked, as it holds a s
 
 // EncodeDefinition returns def in the JSON form of protocol buffers, with the names of the proto file. mask says what
 // is left of a text; a masked one is an object in its place.
-func EncodeDefinition(def *pb.Definition, mask func(string) Text) (json.RawMessage, error) {
+func EncodeDefinition(def *pb.Definition, redact func(string) mask.Text) (json.RawMessage, error) {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(def)
 	if err != nil {
 		return nil, fmt.Errorf("encode definition: %w", err)
@@ -27,37 +28,37 @@ func EncodeDefinition(def *pb.Definition, mask func(string) Text) (json.RawMessa
 	if err := json.Unmarshal(data, &tree); err != nil {
 		return nil, fmt.Errorf("encode definition: %w", err)
 	}
-	data, err = json.Marshal(maskTree(tree, mask))
+	data, err = json.Marshal(maskTree(tree, redact))
 	if err != nil {
 		return nil, fmt.Errorf("encode definition: %w", err)
 	}
 	return data, nil
 }
 
-// maskTree masks the texts in what was read from JSON. The keys of objects too: what is left of one is a text.
-func maskTree(v any, mask func(string) Text) any {
+// maskTree masks the texts in a JSON tree, and the keys of its objects.
+func maskTree(v any, redact func(string) mask.Text) any {
 	switch v := v.(type) {
 	case string:
-		if t := mask(v); t.Masked {
+		if t := redact(v); t.Masked {
 			return t
 		}
 	case []any:
 		for i, item := range v {
-			v[i] = maskTree(item, mask)
+			v[i] = maskTree(item, redact)
 		}
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
-			item := maskTree(v[key], mask)
+			item := maskTree(v[key], redact)
 			delete(v, key)
-			v[maskKey(key, mask)] = item
+			v[maskKey(key, redact)] = item
 		}
 	}
 	return v
 }
 
-// maskKey is what is left of a key.
-func maskKey(key string, mask func(string) Text) string {
-	if t := mask(key); t.Masked {
+// maskKey masks a key, if it holds a secret.
+func maskKey(key string, redact func(string) mask.Text) string {
+	if t := redact(key); t.Masked {
 		return "[MASKED " + t.HMAC[:16] + "]"
 	}
 	return key
@@ -80,7 +81,7 @@ func DecodeDefinition(data json.RawMessage) (*pb.Definition, error) {
 	return def, nil
 }
 
-// hasMasked reports whether what was read from JSON has a masked text in it, or a key with one.
+// hasMasked reports whether a JSON tree has a masked text or a masked key.
 func hasMasked(v any) bool {
 	switch v := v.(type) {
 	case []any:
@@ -101,5 +102,5 @@ func hasMasked(v any) bool {
 // sumLen is the length of an HMAC.
 const sumLen = 64
 
-// maskedKey is what is left of a key that holds a secret.
+// maskedKey matches a masked key.
 var maskedKey = regexp.MustCompile(`^\[MASKED [0-9a-f]{16}\]$`)

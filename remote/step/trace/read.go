@@ -12,6 +12,7 @@ import (
 	"github.com/gowebpki/jcs"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 const (
@@ -21,7 +22,7 @@ const (
 	maxDepth = 1000
 )
 
-// ErrID tells that the identity of a trace is not what its id says: it was changed.
+// ErrID tells that the id of a trace does not fit its identity: somebody has changed it.
 var ErrID = errors.New("its identity was changed after it was written: it does not have the id that the trace says")
 
 // Read reads the trace in the file path, as Parse does. The file must be a regular one.
@@ -37,7 +38,7 @@ func Read(path string) (*Trace, error) {
 	return t, nil
 }
 
-// ReadFile returns what is in the file path, which must be a regular one and no larger than a trace can be.
+// ReadFile returns the content of path, which must be a regular file of at most MaxSize.
 func ReadFile(path string) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
 	if err != nil {
@@ -62,8 +63,8 @@ func ReadFile(path string) ([]byte, error) {
 	return data, nil
 }
 
-// Parse reads a trace, and verifies its id. The trace says what whoever wrote it wanted it to say: its form was
-// checked, nothing else. An identity that is not the one the id is of is ErrID.
+// Parse reads a trace, checks its form, and verifies its id: the error is ErrID if that does not fit the identity. Do
+// not trust the contents: anybody can write a trace with a fitting id.
 func Parse(data []byte) (*Trace, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("read trace: it has %d bytes, the limit is %d", len(data), MaxSize)
@@ -101,21 +102,25 @@ func Parse(data []byte) (*Trace, error) {
 	return t, nil
 }
 
-// checkSchema refuses what is no trace, or one of another version.
+// checkSchema refuses data that is not a trace, and traces of other versions.
 func checkSchema(data []byte) error {
 	var about struct{ Schema *string }
 	if err := json.Unmarshal(data, &about); err != nil || about.Schema == nil {
 		return errors.New(`it is not a trace, which is a JSON object with a "schema"`)
 	}
-	if *about.Schema != Schema {
-		return fmt.Errorf("it has the schema %.64q, and this version reads %q only; read it with the version of stepmux that wrote it, or a newer one", *about.Schema, Schema)
+	if *about.Schema != Schema && *about.Schema != SchemaV1 {
+		return fmt.Errorf("it has the schema %.64q, and this version reads %q and %q only; "+
+			"read it with the version of stepmux that wrote it, or a newer one", *about.Schema, SchemaV1, Schema)
 	}
 	return nil
 }
 
-// check finds what is wrong with a trace whose canonical identity is given: what was read must say the same as what
-// was there.
+// check finds mistakes in a trace. identity is its canonical identity as it was read: written again it must be the
+// same.
 func (t *Trace) check(identity []byte) error {
+	if t.Schema == SchemaV1 && t.Identity.Job.Text != (mask.Text{}) {
+		return fmt.Errorf("its job has a text, which %s does not know", SchemaV1)
+	}
 	understood, err := t.Identity.Canonical()
 	if err != nil {
 		return err
@@ -123,8 +128,18 @@ func (t *Trace) check(identity []byte) error {
 	if !bytes.Equal(understood, identity) {
 		return errors.New("its identity is not written as this version writes it")
 	}
-	if s := t.Secrets; s != nil && (s.Scheme != scheme || len(s.Salt) != saltLen) {
-		return fmt.Errorf("its secrets are not summed up with %s and a salt of %d bytes", scheme, saltLen)
+	if t.Secrets != nil {
+		return t.Secrets.Check()
+	}
+	return nil
+}
+
+// decode reads JSON, and refuses members that into does not have.
+func decode(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(into); err != nil {
+		return fmt.Errorf("read: %w", err)
 	}
 	return nil
 }

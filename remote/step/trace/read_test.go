@@ -11,56 +11,82 @@ import (
 	"github.com/gowebpki/jcs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // sample is a trace that has something of everything.
 func sample(t testing.TB) *Trace {
 	t.Helper()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
-	secrets := &Secrets{Scheme: scheme, Salt: make([]byte, saltLen)}
+	secrets := &mask.Salt{Scheme: "hmac-sha256", Salt: make([]byte, 32)}
 	wanted := true
-	bash := &Program{Path: Text{Value: "/bin/bash"}, Digest: Digest{SHA256: strings.Repeat("a", 64)}}
+	bash := &Program{Path: mask.Text{Value: "/bin/bash"}, Digest: Digest{SHA256: strings.Repeat("a", 64)}}
 	empty := strings.Repeat("e", 64)
-	return &Trace{
+	tr := &Trace{
 		Identity: Identity{
 			Job: Job{
-				Source: Source{Kind: FromGitLabCI, JobName: "build", Digest: Digest{SHA256: empty}}, Definition: json.RawMessage(`{"type":"steps"}`),
-				Inputs: Values{"n": {Value: value(t, 1.5)}}, Env: Texts{"A": {Value: "b"}}, OSEnv: Texts{"HOME": {Value: "@work/home"}},
-				Vars: map[string]Variable{"TOKEN": {Value: secrets.Mask("hidden"), Masked: true, File: true}}, MayFail: []string{"x"}, Dialect: "v1",
+				Source: Source{
+					Kind:    FromGitLabCI,
+					JobName: "build",
+					Digest:  Digest{SHA256: empty},
+				}, Definition: json.RawMessage(`{"type":"steps"}`),
+				Text: mask.Text{Value: "run: []"},
+				Inputs: mask.Values{
+					"n": {Value: value(t, 1.5)},
+				}, Env: mask.Texts{"A": {Value: "b"}}, OSEnv: mask.Texts{"HOME": {Value: "@work/home"}},
+				Vars: map[string]Variable{
+					"TOKEN": {Value: secrets.Text("hidden"), Masked: true, File: true},
+				}, MayFail: []string{"x"}, Dialect: "v1",
 			},
-			Runtime: Runtime{OS: "linux", Arch: "amd64", Runner: Runner{Version: "v1", Digest: Digest{SHA256: empty}}},
+			Runtime: Runtime{OS: "linux", Arch: "amd64"},
 			Steps: []Step{{
-				Path: "0", Name: "outer", Kind: KindSteps, Status: Success, When: "always", Condition: &Condition{Expr: Text{Value: "true"}, Value: &wanted},
-				Reference: &Reference{Text: Text{Value: "host/a/b@${{ vars.REV }}"}, Dynamic: true}, Truncated: true,
+				Path: "0", Name: "outer", Kind: KindSteps, Status: Success, When: "always", Truncated: true,
 				Component: &Component{
-					Kind: Git, Location: "https://host/a/b", Version: "v1", ResolvedRef: "refs/tags/v1", Dir: "steps", File: "step.yml",
+					Kind: Git, Location: "https://host/a/b", Version: "v1", ResolvedRef: "refs/tags/v1", Dir: "steps",
+					File:   "step.yml",
 					Digest: Digest{SHA256Tree: empty, GitCommit: strings.Repeat("1", 40), GitTree: strings.Repeat("2", 40)},
 				},
 				Definition: json.RawMessage(`{"type":"exec"}`),
 				Steps: []Step{{
 					Path: "0.0", Name: "inner", Kind: KindExec, Status: Failure, ExitCode: 137, Component: &Component{Kind: Inline},
-					Inputs:  Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
-					EnvSet:  Texts{"S": secrets.Mask("hidden")},
-					Outputs: Values{"s": secrets.MaskValue(value(t, "hidden")), "o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})}},
+					Inputs: mask.Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
+					EnvSet: mask.Texts{"S": secrets.Text("hidden")},
+					Outputs: mask.Values{
+						"s": secrets.Value(value(t, "hidden")),
+						"o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})},
+					},
 					Exec: &Exec{
-						Argv: []Text{{Value: "bash"}, secrets.Mask("hidden")}, WorkDir: Text{Value: WorkDir}, Program: bash, Interpreter: bash,
+						Argv: []mask.Text{
+							{Value: "bash"},
+							secrets.Text("hidden"),
+						}, WorkDir: mask.Text{Value: WorkDir}, Program: bash, Interpreter: bash,
 						NotStarted: true, ExitCode: 137, Signal: "SIGKILL", Timeout: true,
 					},
-					Logs: &Logs{Stdout: Log{Bytes: 1, SHA256: empty, Truncated: true}, Stderr: Log{SHA256: empty}},
 				}},
 			}},
 			Status: Failure, Reason: "script", ExitCode: 137,
 		},
 		Volatile: Volatile{
 			TraceID: "00000000-0000-4000-8000-000000000000", Started: at, Ended: at, Host: "host", PID: 1, Message: "it failed",
-			Paths: map[string]string{WorkDir: "/w"}, Versions: map[string]string{empty: "Bash version 5"}, Warnings: []string{"w"},
+			Paths: map[string]string{
+				WorkDir: "/w",
+			}, Versions: map[string]string{empty: "Bash version 5"}, Warnings: []string{"w"},
 			Steps: []StepRun{{
-				Path: "0.0", Started: at, Ended: at, PID: 2, MaxRSS: 3, UserMS: 1.5, SystemMS: 2, Cache: "hit", Message: "m", Warnings: []string{"w"},
-				Stdout: &Range{Offset: 1, Bytes: 2, SHA256: empty}, Stderr: &Range{SHA256: empty},
+				Path: "0.0", Started: at, Ended: at, PID: 2, MaxRSS: 3, UserMS: 1.5, SystemMS: 2, Cache: "hit", Message: "m",
+				Warnings: []string{"w"},
+				Stdout:   &Range{Offset: 1, Bytes: 2, SHA256: empty}, Stderr: &Range{SHA256: empty},
 			}},
 		},
 		Secrets: secrets,
 	}
+	tr.Identity.Runtime.Runner.Version, tr.Identity.Runtime.Runner.Digest = "v1", Digest{SHA256: empty}
+	outer := &tr.Identity.Steps[0]
+	outer.Condition.Expr, outer.Condition.Value = mask.Text{Value: "true"}, &wanted
+	outer.Reference.Text, outer.Reference.Dynamic = mask.Text{Value: "host/a/b@${{ vars.REV }}"}, true
+	outer.Steps[0].Logs.Stdout = Log{Bytes: 1, SHA256: empty, Truncated: true}
+	outer.Steps[0].Logs.Stderr = Log{SHA256: empty}
+	return tr
 }
 
 func encoded(t testing.TB, x *Trace) []byte {
@@ -80,7 +106,12 @@ func TestTraceIsReadAsItWasWritten(t *testing.T) {
 	require.False(t, like.Masked, "a value that looks like a masked one is none")
 	require.Equal(t, map[string]any{"masked": true, "hmac": "x"}, like.Value.Any())
 	require.True(t, read.Identity.Steps[0].Steps[0].Outputs["s"].Masked)
-	require.Equal(t, read.Identity.Job.Vars["TOKEN"].Value.HMAC, read.Identity.Steps[0].Steps[0].Outputs["s"].HMAC, "the same secret has the same sum")
+	require.Equal(
+		t,
+		read.Identity.Job.Vars["TOKEN"].Value.HMAC,
+		read.Identity.Steps[0].Steps[0].Outputs["s"].HMAC,
+		"the same secret has the same sum",
+	)
 	require.NotContains(t, string(data), "hidden")
 }
 
@@ -128,17 +159,20 @@ func TestWhatIsNoTraceIsRefused(t *testing.T) {
 	salt = salt[strings.Index(salt, `"salt":"`) : strings.Index(salt, `"salt":"`)+53]
 	deep := strings.Repeat("[", maxDepth) + strings.Repeat("]", maxDepth)
 	for want, data := range map[string][]byte{
-		"it is not valid JSON":                     []byte("{"),
-		"it is not a trace":                        []byte("[1, 2]"),
-		"it is not a trace, which":                 []byte(`{"status": "success"}`),
-		`has the schema "steptrace/v2"`:            edited(t, `"schema":"steptrace/v1"`, `"schema":"steptrace/v2"`, false),
-		"it is nested deeper than 1000":            []byte(`{"schema":"steptrace/v1","x":` + deep + `}`),
-		`unknown field "more"`:                     edited(t, `"pid":1,`, `"pid":1,"more":1,`, false),
-		`Duplicate key`:                            edited(t, `"pid":1,`, `"pid":1,"pid":1,`, false),
-		"unknown field \"exitcode\"":               edited(t, `"exit_code":137`, `"exit_code":137,"exitcode":1`, true),
-		"not written as this version writes it":    edited(t, `"status":"failure"`, `"Status":"failure"`, true),
-		"a masked value must be":                   edited(t, `"masked":false,"value"`, `"masked":false,"hmac":"x","value"`, true),
-		"a text is null":                           edited(t, `"name":"inner","outputs"`, `"condition":{"expr":null},"name":"inner","outputs"`, true),
+		"it is not valid JSON":                  []byte("{"),
+		"it is not a trace":                     []byte("[1, 2]"),
+		"it is not a trace, which":              []byte(`{"status": "success"}`),
+		`has the schema "steptrace/v3"`:         edited(t, `"schema":"steptrace/v2"`, `"schema":"steptrace/v3"`, false),
+		"which steptrace/v1 does not know":      edited(t, `"schema":"steptrace/v2"`, `"schema":"steptrace/v1"`, false),
+		"it is nested deeper than 1000":         []byte(`{"schema":"steptrace/v1","x":` + deep + `}`),
+		`unknown field "more"`:                  edited(t, `"pid":1,`, `"pid":1,"more":1,`, false),
+		`Duplicate key`:                         edited(t, `"pid":1,`, `"pid":1,"pid":1,`, false),
+		"unknown field \"exitcode\"":            edited(t, `"exit_code":137`, `"exit_code":137,"exitcode":1`, true),
+		"not written as this version writes it": edited(t, `"status":"failure"`, `"Status":"failure"`, true),
+		"a masked value must be": edited(t, `"masked":false,"value"`,
+			`"masked":false,"hmac":"x","value"`, true),
+		"a text is null": edited(t, `"name":"inner","outputs"`,
+			`"condition":{"expr":null},"name":"inner","outputs"`, true),
 		"summed up with hmac-sha256 and a salt of": edited(t, salt, `"salt":"AAAA"`, false),
 		"cannot unmarshal":                         edited(t, `"argv":["bash"`, `"argv":[7`, true),
 	} {

@@ -1,8 +1,12 @@
 package trace
 
-import "encoding/json"
+import (
+	"encoding/json"
 
-// Step is what a step was, and what came of it.
+	"github.com/stepmux/stepmux/remote/step/mask"
+)
+
+// Step is a step and its results.
 type Step struct {
 	// Path has the places of the steps that lead to this one in their lists, from 0, itself the last: "0.1" is the
 	// second step of the job's first.
@@ -14,28 +18,41 @@ type Step struct {
 	Status   string `json:"status"`
 	ExitCode int    `json:"exit_code"`
 	// When is on_success, on_failure or always.
-	When      string     `json:"when,omitempty"`
-	Condition *Condition `json:"condition,omitempty"`
-	// Reference is where the step was said to be; nil if its definition stands in its place.
-	Reference *Reference `json:"reference,omitempty"`
-	// Component is what was found; nil if nothing was, or was looked for.
+	When string `json:"when,omitempty"`
+	// Condition is the if of the step; zero without one.
+	Condition struct {
+		Expr mask.Text `json:"expr"`
+		// Value is nil if the expression could not be evaluated.
+		Value *bool `json:"value,omitempty"`
+	} `json:"condition,omitzero"`
+	// Reference is the reference to the step; zero if its definition stands in its place.
+	Reference struct {
+		// Text is the reference as it was written, unexpanded; of a long form, its JSON.
+		Text mask.Text `json:"text"`
+		// Dynamic tells that it has expressions.
+		Dynamic bool `json:"dynamic,omitempty"`
+	} `json:"reference,omitzero"`
+	// Component is where the definition was found; nil if it was not looked for, or not found.
 	Component *Component `json:"component,omitempty"`
-	// Definition is what the step was defined by where it was found, with its expressions as they were written. See
-	// [DecodeDefinition]. It is missing if that stands in the definition around it, or is built in.
+	// Definition is the compiled definition of Component, with its expressions unevaluated. See [DecodeDefinition].
+	// It is missing for inline steps, whose definition is part of the one around them, and for built-in steps.
 	Definition json.RawMessage `json:"definition,omitempty"`
 	// Inputs are the final ones, with defaults.
-	Inputs Values `json:"inputs"`
-	// EnvSet is what the step's reference and its definition set; Env what its process got, all of it.
-	EnvSet Texts `json:"env_set"`
-	Env    Texts `json:"env"`
-	// Exec is what was run; nil if no command was.
+	Inputs mask.Values `json:"inputs"`
+	// EnvSet is the env of the step's reference and definition. Env is the whole environment of its process.
+	EnvSet mask.Texts `json:"env_set"`
+	Env    mask.Texts `json:"env"`
+	// Exec is the command of the step; nil if it ran no command.
 	Exec *Exec `json:"exec,omitempty"`
-	// Outputs and Exports are what the step gave, also if it failed then.
-	Outputs Values `json:"outputs"`
-	Exports Values `json:"exports"`
-	// Logs are there if a command was run.
-	Logs *Logs `json:"logs,omitempty"`
-	// Truncated tells that the trace became too large, and that what is large of this step was left out.
+	// Outputs and Exports are set also if the step failed after it wrote them.
+	Outputs mask.Values `json:"outputs"`
+	Exports mask.Values `json:"exports"`
+	// Logs are the output of a command, with secrets masked; zero for other steps.
+	Logs struct {
+		Stdout Log `json:"stdout"`
+		Stderr Log `json:"stderr"`
+	} `json:"logs,omitzero"`
+	// Truncated tells that the trace became too large, and that large data of this step is left out.
 	Truncated bool   `json:"truncated,omitempty"`
 	Steps     []Step `json:"steps,omitempty"`
 }
@@ -47,21 +64,6 @@ const (
 	KindSteps  = "steps"
 )
 
-// Condition is an if.
-type Condition struct {
-	Expr Text `json:"expr"`
-	// Value is what it gave; nil if it could not be evaluated.
-	Value *bool `json:"value,omitempty"`
-}
-
-// Reference says where a step comes from.
-type Reference struct {
-	// Text is the reference as it was written, unexpanded; of one that was written in its long form, its JSON.
-	Text Text `json:"text"`
-	// Dynamic tells that it had expressions.
-	Dynamic bool `json:"dynamic,omitempty"`
-}
-
 // Component is where a step was found.
 type Component struct {
 	// Kind is local, git, zip, oci, builtin or inline (its definition stands in its place).
@@ -69,15 +71,16 @@ type Component struct {
 	// Location is a URL without credentials, or registry/repository; of a local one the path of its directory; of one
 	// that is built in its name.
 	Location string `json:"location,omitempty"`
-	// Version is what was asked for: a branch, a tag, a commit or a digest.
+	// Version is the requested branch, tag, commit or digest.
 	Version string `json:"version,omitempty"`
 	// ResolvedRef is the ref that Version named, such as refs/tags/v1.
 	ResolvedRef string `json:"resolved_ref,omitempty"`
-	// Digest of what was fetched: sha256tree of its files always; gitCommit and gitTree; sha256 of the archive, or of
-	// the manifest of the image. Of a local step: sha256 of its definition file always, sha256tree of its directory if
-	// that is small enough.
+	// Digest of a fetched component: always sha256tree of its files; gitCommit and gitTree; sha256 of the archive or
+	// of the image's manifest. Digest of a local step: always sha256 of its definition file; sha256tree of its
+	// directory if that is small enough.
 	Digest Digest `json:"digest,omitempty"`
-	// Dir is the directory of the step below what was fetched, "." for that itself; File the file that defines it.
+	// Dir is the directory of the step in the component, "." for its root. File is the file there that defines the
+	// step.
 	Dir  string `json:"dir,omitempty"`
 	File string `json:"file,omitempty"`
 }
@@ -94,15 +97,15 @@ const (
 
 // Exec is a command that was run.
 type Exec struct {
-	Argv    []Text `json:"argv"`
-	WorkDir Text   `json:"work_dir"`
-	// Program is the file that argv[0] named, Interpreter what runs it, or the shell of a script.
+	Argv    []mask.Text `json:"argv"`
+	WorkDir mask.Text   `json:"work_dir"`
+	// Program is the file of argv[0]. Interpreter is the program that runs it, or the shell of a script.
 	Program     *Program `json:"program,omitempty"`
 	Interpreter *Program `json:"interpreter,omitempty"`
 	// NotStarted tells that there is no process: the program is missing, or the machine failed.
 	NotStarted bool `json:"not_started,omitempty"`
 	ExitCode   int  `json:"exit_code"`
-	// Signal is what ended the process, such as SIGKILL.
+	// Signal is the signal that ended the process, such as SIGKILL.
 	Signal string `json:"signal,omitempty"`
 	// Timeout tells that a time limit ended it.
 	Timeout bool `json:"timeout,omitempty"`
@@ -110,14 +113,8 @@ type Exec struct {
 
 // Program is a file that can be executed.
 type Program struct {
-	Path   Text   `json:"path"`
-	Digest Digest `json:"digest,omitempty"`
-}
-
-// Logs are what a command wrote, with secrets masked.
-type Logs struct {
-	Stdout Log `json:"stdout"`
-	Stderr Log `json:"stderr"`
+	Path   mask.Text `json:"path"`
+	Digest Digest    `json:"digest,omitempty"`
 }
 
 // Log is a part of a stream, as it is with markers for paths: so output that names a temporary directory is the same

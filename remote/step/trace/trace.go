@@ -3,24 +3,41 @@ package trace
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// Schema is the version of the form that this package writes and reads.
-const Schema = "steptrace/v1"
+// The versions of the format. The second has [Job.Text] beside everything that the first has.
+const (
+	Schema   = "steptrace/v2" // of new traces
+	SchemaV1 = "steptrace/v1" // is still read
+)
 
-// Trace is what a job did.
+// The markers that replace paths in an identity.
+const (
+	// WorkDir is the directory the job runs in.
+	WorkDir = "@work"
+	// CacheDir is where fetched components are: @cache/<sha256tree> is the root of one.
+	CacheDir = "@cache"
+	// TempDir has files of the job's own, as the text of a script.
+	TempDir = "@tmp"
+	// StepDir has the files that a step reads and writes: @step/output is its output file.
+	StepDir = "@step"
+)
+
+// Trace records a job.
 type Trace struct {
-	// Schema is [Schema].
+	// Schema is [Schema] or [SchemaV1].
 	Schema string `json:"schema"`
 	// ID is the SHA-256, in hexadecimal, of the canonical form of Identity.
 	ID       string   `json:"id"`
 	Identity Identity `json:"identity"`
 	Volatile Volatile `json:"volatile"`
 	// Secrets tells how masked values were summed up. It is there only if something is masked.
-	Secrets *Secrets `json:"secrets,omitempty"`
+	Secrets *mask.Salt `json:"secrets,omitempty"`
 }
 
-// Identity is what was run and what came of it. Nothing in it depends on when or where that was.
+// Identity is a job and its results. It does not depend on the time and the place of the run.
 type Identity struct {
 	Job     Job     `json:"job"`
 	Runtime Runtime `json:"runtime"`
@@ -30,11 +47,11 @@ type Identity struct {
 	Status string `json:"status"`
 	// Reason is why the job did not succeed: script, invalid, timeout, cancelled or system; else empty.
 	Reason string `json:"reason,omitempty"`
-	// ExitCode is that of the step that failed the job; 0 if none did.
-	ExitCode int    `json:"exit_code"`
-	Outputs  Values `json:"outputs"`
+	// ExitCode is that of the step that failed the job, else 0.
+	ExitCode int         `json:"exit_code"`
+	Outputs  mask.Values `json:"outputs"`
 	// Exports are all that steps exported and that was passed on.
-	Exports Values `json:"exports"`
+	Exports mask.Values `json:"exports"`
 }
 
 // The values of Identity.Status and Step.Status.
@@ -45,20 +62,23 @@ const (
 	Skipped   = "skipped" // of a step only: it never ran
 )
 
-// Job is what was asked for.
+// Job is a job as it was requested.
 type Job struct {
 	Source Source `json:"source"`
+	// Text is the text of the job's steps, which compiles to Definition; zero if the job has no such text. If a
+	// secret is anywhere in it, or in Definition, all of it is masked.
+	Text mask.Text `json:"text,omitzero"`
 	// Definition is the whole job as it was compiled, with its expressions as they were written. See
 	// [DecodeDefinition]. It is missing if the source could not be read.
 	Definition json.RawMessage `json:"definition,omitempty"`
 	// Inputs are the values that were given for inputs of the definition, without defaults.
-	Inputs Values `json:"inputs"`
+	Inputs mask.Values `json:"inputs"`
 	// Vars are the job variables that expressions read.
 	Vars map[string]Variable `json:"vars_used"`
 	// Env is the environment that the job was given for all of its steps.
-	Env Texts `json:"run_env"`
-	// OSEnv is what steps got of the environment of the runner's process.
-	OSEnv Texts `json:"os_env"`
+	Env mask.Texts `json:"run_env"`
+	// OSEnv is the part of the runner's own environment that steps get.
+	OSEnv mask.Texts `json:"os_env"`
 	// MayFail names steps that may fail without failing the job.
 	MayFail []string `json:"may_fail,omitempty"`
 	// Dialect is the language the job was written in: v0 or v1.
@@ -98,27 +118,25 @@ const (
 
 // Variable is a job variable.
 type Variable struct {
-	Value Text `json:"value"`
+	Value mask.Text `json:"value"`
 	// File tells that steps got the path of a file with the value.
 	File bool `json:"file,omitempty"`
 	// Masked tells that the variable was given as a secret.
 	Masked bool `json:"masked,omitempty"`
 }
 
-// Runtime is what ran the job.
+// Runtime is the machine and the program that ran the job.
 type Runtime struct {
-	OS     string `json:"os"`
-	Arch   string `json:"arch"`
-	Runner Runner `json:"runner"`
+	OS   string `json:"os"`
+	Arch string `json:"arch"`
+	// Runner is the program that ran the job.
+	Runner struct {
+		Version string `json:"version"`
+		Digest  Digest `json:"digest,omitempty"`
+	} `json:"runner"`
 }
 
-// Runner is the program that ran the job.
-type Runner struct {
-	Version string `json:"version"`
-	Digest  Digest `json:"digest,omitempty"`
-}
-
-// Volatile is what differs from run to run.
+// Volatile has the data that differs from run to run.
 type Volatile struct {
 	// TraceID is a random UUID.
 	TraceID string    `json:"trace_id"`
@@ -128,13 +146,13 @@ type Volatile struct {
 	PID     int       `json:"pid,omitempty"`
 	// Message says why the job did not succeed.
 	Message string `json:"message,omitempty"`
-	// Paths are what the markers stood for: absolute paths, by "@work" and so on.
+	// Paths are the absolute paths of the markers, by "@work" and so on.
 	Paths map[string]string `json:"paths,omitempty"`
 	// Versions are those of interpreters, by the sha256 of their file, where they were to be had without running it.
 	Versions map[string]string `json:"versions,omitempty"`
 	// Steps are about the steps that ran, in the order they began.
 	Steps []StepRun `json:"steps"`
-	// Warnings are about the trace itself: what it lacks.
+	// Warnings tell the gaps of the trace itself.
 	Warnings []string `json:"warnings,omitempty"`
 }
 
@@ -151,7 +169,7 @@ type StepRun struct {
 	SystemMS float64 `json:"sys_ms,omitempty"`
 	// Cache is hit or fetched, of a component that is not local.
 	Cache string `json:"cache,omitempty"`
-	// Message says why the step did not succeed, Warnings what was not as it should be.
+	// Message says why the step failed. Warnings are problems that did not fail it.
 	Message  string   `json:"message,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
 	// Stdout and Stderr are about the output of a command; else nil.

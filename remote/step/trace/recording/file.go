@@ -1,0 +1,123 @@
+package recording
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+)
+
+// A File is the file of a trace that is still to be written. It reserves room on the disk under a temporary name, so
+// that a disk that fills up in the meantime does not lose the trace. It is safe for concurrent use.
+type File struct {
+	path string
+
+	mu       sync.Mutex // guards the following
+	temp     *os.File   // nil after Commit and Discard
+	reserved int64
+	written  int64
+}
+
+// Create reserves room for size bytes in the directory of path. path changes with Commit only. The caller must call
+// Commit or Discard.
+func Create(path string, size int64) (*File, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return nil, fmt.Errorf("write %s: it is a directory", path)
+	case err == nil && !info.Mode().IsRegular():
+		return nil, fmt.Errorf("write %s: there is something that is not a regular file", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("write %w", err)
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp") // of mode 0600
+	if err != nil {
+		return nil, fmt.Errorf("write %s: %w", path, oserr.Bare(err))
+	}
+	f := &File{path: path, temp: temp}
+	if err := f.Reserve(size); err != nil {
+		f.Discard()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Path returns where the trace will be, or is.
+func (f *File) Path() string { return f.path }
+
+// Reserve reserves room for size bytes in all. It never gives room back, and does nothing on a file system that
+// cannot reserve.
+func (f *File) Reserve(size int64) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.temp == nil || size <= f.reserved {
+		return nil
+	}
+	err := unix.Fallocate(int(f.temp.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+	case err != nil:
+		return fmt.Errorf("reserve room for %s: %w", f.path, err)
+	}
+	f.reserved = size
+	return nil
+}
+
+// Write writes the next piece of the trace.
+func (f *File) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.temp == nil {
+		return 0, fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
+	}
+	n, err := f.temp.Write(p)
+	f.written += int64(n)
+	if err != nil {
+		return n, fmt.Errorf("write %s: %w", f.path, oserr.Bare(err))
+	}
+	return n, nil
+}
+
+// Commit moves the written file to path, and replaces the file there: as a whole, or not at all. It ends f.
+func (f *File) Commit() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.temp == nil {
+		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
+	}
+	temp := f.temp
+	f.temp = nil
+	err := temp.Truncate(f.written) // gives back what was reserved beyond it
+	if err == nil {
+		err = temp.Sync()
+	}
+	if closeErr := temp.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(temp.Name(), f.path)
+	}
+	if err != nil {
+		_ = os.Remove(temp.Name())
+		return fmt.Errorf("write %s: %w", f.path, oserr.Bare(err))
+	}
+	return nil
+}
+
+// Discard removes the temporary file. After Commit it does nothing; it is idempotent.
+func (f *File) Discard() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.temp == nil {
+		return
+	}
+	f.temp.Close()
+	_ = os.Remove(f.temp.Name())
+	f.temp = nil
+}

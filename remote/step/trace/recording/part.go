@@ -1,0 +1,156 @@
+package recording
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding"
+	"encoding/hex"
+	"hash"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// part sums up a part of a stream: as it is, and as it is with markers for paths.
+type part struct {
+	paths     Paths
+	offset    int64
+	bytes     int64
+	marked    int64
+	truncated bool
+	asMarked  hash.Hash
+	asIs      hash.Hash // nil as long as it would be the same
+	held      []byte    // may be the beginning of a path
+}
+
+func newPart(offset int64, paths Paths) *part {
+	return &part{offset: offset, paths: paths, asMarked: sha256.New()}
+}
+
+// write takes the next bytes.
+func (p *part) write(data []byte) {
+	p.bytes += int64(len(data))
+	if p.asIs != nil {
+		p.asIs.Write(data)
+	}
+	if len(p.paths.known) == 0 {
+		p.pass(data)
+		return
+	}
+	if len(p.held) > 0 {
+		data = append(p.held, data...)
+		p.held = p.held[:0]
+	}
+	p.scan(data)
+}
+
+// scan passes on data with its paths marked, but for an end that may be the beginning of one.
+func (p *part) scan(data []byte) {
+	for at := 0; ; {
+		next := bytes.IndexByte(data[at:], '/')
+		if next < 0 {
+			p.pass(data)
+			return
+		}
+		at += next
+		k, open := p.paths.open(data[at:])
+		switch {
+		case open:
+			p.pass(data[:at])
+			p.held = append(p.held[:0], data[at:]...)
+			return
+		case k == nil:
+			at++
+		default:
+			p.pass(data[:at])
+			p.split(data[at:])
+			p.passMarker(k.marker)
+			data, at = data[at+len(k.path):], 0
+		}
+	}
+}
+
+// open returns the path that data begins with, or whether it may turn out to be one.
+func (p *Paths) open(data []byte) (_ *known, open bool) {
+	for i := range p.known {
+		k := &p.known[i]
+		n := min(len(data), len(k.path))
+		if string(data[:n]) != k.path[:n] {
+			continue
+		}
+		if len(data) <= len(k.path) {
+			return nil, true
+		}
+		if !inName(data[n]) {
+			return k, false
+		}
+	}
+	return nil, false
+}
+
+// split begins a second sum because the stream and its marked form differ from here on. rest comes next in the
+// stream.
+func (p *part) split(rest []byte) {
+	if p.asIs != nil {
+		return
+	}
+	state, err := p.asMarked.(encoding.BinaryMarshaler).MarshalBinary()
+	p.asIs = sha256.New()
+	if err == nil {
+		err = p.asIs.(encoding.BinaryUnmarshaler).UnmarshalBinary(state)
+	}
+	if err != nil {
+		panic("BUG: copy the state of a SHA-256: " + err.Error())
+	}
+	p.asIs.Write(rest)
+}
+
+func (p *part) pass(data []byte) {
+	p.marked += int64(len(data))
+	p.asMarked.Write(data)
+}
+
+func (p *part) passMarker(marker string) {
+	p.marked += int64(len(marker))
+	p.asMarked.Write([]byte(marker))
+}
+
+// end decides about the held-back bytes.
+func (p *part) end() {
+	if len(p.held) == 0 {
+		return
+	}
+	rest := string(p.held)
+	p.held = nil
+	for _, k := range p.paths.known {
+		if strings.HasPrefix(rest, k.path) && begins(rest, k.path) {
+			p.split([]byte(rest))
+			p.passMarker(k.marker)
+			p.scan([]byte(rest[len(k.path):]))
+			p.end()
+			return
+		}
+	}
+	p.pass([]byte(rest[:1]))
+	p.scan([]byte(rest[1:]))
+	p.end()
+}
+
+// log returns the part with markers, for the identity, and the part as it was written.
+func (p *part) log() (trace.Log, *trace.Range) {
+	p.end()
+	sum := hex.EncodeToString(p.asMarked.Sum(nil))
+	asIs := sum
+	if p.asIs != nil {
+		asIs = hex.EncodeToString(p.asIs.Sum(nil))
+	}
+	return trace.Log{
+			Bytes:     p.marked,
+			SHA256:    sum,
+			Truncated: p.truncated,
+		}, &trace.Range{
+			Offset: p.offset,
+			Bytes:  p.bytes,
+			SHA256: asIs,
+		}
+}

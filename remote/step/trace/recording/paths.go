@@ -1,0 +1,121 @@
+package recording
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+var markers = []string{trace.WorkDir, trace.CacheDir, trace.TempDir, trace.StepDir}
+
+// Paths replaces paths by markers, and markers by paths. The zero value is empty. It is not safe for concurrent use.
+type Paths struct {
+	known []known // the longest path first
+}
+
+type known struct {
+	path, marker string
+	other        bool // an earlier path has the marker too
+}
+
+// Add lets marker, which is one of the four or begins with @cache/, replace path. It ignores the root directory and
+// relative paths. If several paths have one marker, Expand returns the first.
+func (p *Paths) Add(path, marker string) {
+	if len(path) < 2 || path[0] != '/' || strings.HasSuffix(path, "/") {
+		return
+	}
+	other := slices.ContainsFunc(p.known, func(k known) bool { return k.marker == marker })
+	p.known = append(p.known, known{path, marker, other})
+	slices.SortStableFunc(p.known, func(a, b known) int { return cmp.Compare(len(b.path), len(a.path)) })
+}
+
+// Mark returns text with markers in the place of the paths it knows. What reads like a marker itself gets a colon
+// after its @, as in @:work.
+func (p *Paths) Mark(text string) string {
+	return replace(text, func(rest string) (string, int) {
+		if rest[0] == '@' {
+			if like(rest) > 0 {
+				return "@:", 1
+			}
+			return "", 0
+		}
+		for _, k := range p.known {
+			if begins(rest, k.path) {
+				return k.marker, len(k.path)
+			}
+		}
+		return "", 0
+	})
+}
+
+// Expand undoes Mark. Markers it does not know stay.
+func (p *Paths) Expand(text string) string {
+	return replace(text, func(rest string) (string, int) {
+		if rest[0] != '@' {
+			return "", 0
+		}
+		if colons := like(rest); colons > 1 {
+			return "@", 2
+		}
+		best := known{}
+		for _, k := range p.known {
+			if !k.other && begins(rest, k.marker) && len(k.marker) > len(best.marker) {
+				best = k
+			}
+		}
+		return best.path, len(best.marker)
+	})
+}
+
+// replace calls by for the rest of text at each / and @, and replaces n bytes there if by returns a text and n > 0.
+func replace(text string, by func(rest string) (string, int)) string {
+	if !strings.ContainsAny(text, "/@") {
+		return text
+	}
+	var b strings.Builder
+	from := 0
+	for at := 0; at < len(text); {
+		if c := text[at]; c == '/' || c == '@' {
+			if with, n := by(text[at:]); n > 0 {
+				b.WriteString(text[from:at])
+				b.WriteString(with)
+				at += n
+				from = at
+				continue
+			}
+		}
+		at++
+	}
+	if from == 0 {
+		return text
+	}
+	b.WriteString(text[from:])
+	return b.String()
+}
+
+// like returns 0 if text does not begin as a marker, or one with colons after its @, does; else the number of those
+// and 1.
+func like(text string) int {
+	rest := strings.TrimLeft(text[1:], ":")
+	colons := len(text) - 1 - len(rest)
+	for _, m := range markers {
+		if begins(rest, m[1:]) {
+			return colons + 1
+		}
+	}
+	return 0
+}
+
+// begins reports whether text begins with the path prefix, whose last name is not longer in text.
+func begins(text, prefix string) bool {
+	rest, found := strings.CutPrefix(text, prefix)
+	return found && (rest == "" || !inName(rest[0]))
+}
+
+// inName reports whether c goes on with a name.
+func inName(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '.' || c == '_' || c == '-' ||
+		c >= 0x80
+}

@@ -1,0 +1,370 @@
+package recording
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"io"
+	"maps"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// Config has the parts of a trace that the events of its job do not tell.
+type Config struct {
+	// Source is where the job's text came from. Its digest is left out of the trace if Text, which it is the digest of,
+	// holds a secret.
+	Source trace.Source
+	Text   []byte
+	// Steps is a text that compiles to the job's definition. If empty, that of [lang.Format].
+	Steps string
+	// Version is that of this program.
+	Version string
+	// Salt is for the HMACs of masked values. If nil, a new one.
+	Salt *mask.Salt
+	// Room is told the largest size the trace may reach, in bytes, each time that grows. If it returns an error,
+	// everything large from then on is left out. May be nil.
+	Room func(size int64) error
+}
+
+const (
+	// maxRecorded is how much large data a trace has, in bytes of JSON. Data beyond it is left out, step by step.
+	maxRecorded = 64 << 20
+	// stepCost is about the size of a step in a trace without its large data. textCost is about the size of a text
+	// beside its own length: an HMAC, and the JSON around it.
+	stepCost, textCost = 2 << 10, 128
+)
+
+// Recorder keeps the events of one job for its trace. It keeps them unmasked: only when the job has ended are all
+// secrets known.
+type Recorder struct {
+	cfg   Config
+	job   engine.Config
+	taps  [2]*Tap
+	steps map[*engine.StepResult]*stepRecord
+	read  map[string]bool // names of variables
+	roots []*fetch.Component
+	sums  sums
+	size  int64 // of the data kept
+	room  int64 // asked for
+	limit int64
+	short error // why there is no more room
+	own   sync.WaitGroup
+	place engine.Place
+	osEnv map[string]expr.Value
+	// realWork and realTemp are the directories of place without symbolic links; empty if they have no links.
+	realWork, realTemp string
+}
+
+// stepRecord is the record of a step, beside its result.
+type stepRecord struct {
+	cut                  bool // large data is left out
+	condition            *bool
+	kind                 string
+	body                 *pb.Definition // which runs
+	component            *trace.Component
+	def                  *pb.Definition // at component; nil if that stands elsewhere in the trace
+	inputs               map[string]expr.Value
+	envSet               map[string]expr.Value
+	env                  []string
+	envOf                map[string]expr.Value // the values in env, which know whether they are sensitive
+	exec                 *trace.Exec
+	argv                 []expr.Value
+	dir                  string
+	program, interpreter program
+	filesDir             string
+	cache                string
+	pid                  int
+	exit                 proc.Exit
+	parts                [2]int
+	output               bool // it has parts
+}
+
+// New returns a Recorder for the job of a Runner that is made of job, with the Recorder as its Events. job.Secrets must
+// not be nil.
+func New(job engine.Config, cfg Config) *Recorder {
+	return &Recorder{
+		cfg: cfg, job: job, steps: map[*engine.StepResult]*stepRecord{}, read: map[string]bool{}, limit: maxRecorded,
+	}
+}
+
+// Tap returns a writer to w that sums up a stream of the job, after masking: 0 is stdout, 1 is stderr. The caller must
+// call Close.
+func (c *Recorder) Tap(stream int, w io.Writer) io.Writer {
+	c.taps[stream] = NewTap(w)
+	return c.taps[stream]
+}
+
+// Close ends the taps. It waits until everything is summed up, and is idempotent.
+func (c *Recorder) Close() {
+	for _, tap := range c.taps {
+		if tap != nil {
+			tap.Close()
+		}
+	}
+}
+
+// step returns the record of a step.
+func (c *Recorder) step(res *engine.StepResult) *stepRecord {
+	s := c.steps[res]
+	if s == nil {
+		s = &stepRecord{}
+		c.steps[res] = s
+		c.spend(int64(stepCost + len(res.Name)))
+	}
+	return s
+}
+
+// spend counts n bytes, and asks for room for them.
+func (c *Recorder) spend(n int64) {
+	c.size += n
+	if c.cfg.Room == nil || c.short != nil || 2*c.size <= c.room {
+		return
+	}
+	c.room = max(4*c.size, 256<<10)
+	if c.short = c.cfg.Room(c.room); c.short != nil {
+		c.limit = min(c.limit, c.size)
+	}
+}
+
+// afford reports whether n more bytes of step s are kept, and counts them.
+func (c *Recorder) afford(s *stepRecord, n int64) bool {
+	if s.cut || c.size+n > c.limit {
+		s.cut = true
+		return false
+	}
+	c.spend(n)
+	if c.short != nil {
+		s.cut = true
+	}
+	return !s.cut
+}
+
+// textSize is the size of a text in JSON.
+func textSize(text string) int64 {
+	n := textCost + len(text)
+	for i := range len(text) {
+		if text[i] < 0x20 {
+			n += 5
+		}
+	}
+	return int64(n)
+}
+
+func valuesSize(values map[string]expr.Value) (n int64) {
+	for name, v := range values {
+		n += textSize(name) + textSize(v.Text())
+	}
+	return n
+}
+
+// JobStarted implements [engine.Events].
+func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
+	c.place, c.realWork, c.realTemp = place, realPath(place.WorkDir), realPath(place.ScriptDir)
+	c.osEnv = osEnv
+	c.own.Go(func() { ownDigest() }) // takes as long as a short step
+	c.spend(
+		int64(4*proto.Size(c.job.Definition)) + textSize(c.cfg.Steps) + int64(len(c.job.Definition.GetSteps()))*stepCost,
+	)
+	for name, value := range c.job.Env {
+		c.spend(textSize(name) + textSize(value))
+	}
+	for _, v := range c.job.Vars {
+		c.spend(textSize(v.Key) + textSize(v.Value))
+	}
+}
+
+// realPath is path without symbolic links; empty if it has no links, or does not exist.
+func realPath(path string) string {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil || real == path {
+		return ""
+	}
+	return real
+}
+
+// ConditionEvaluated implements [engine.Events].
+func (c *Recorder) ConditionEvaluated(step *engine.StepResult, value bool) {
+	c.step(step).condition = &value
+}
+
+// VariablesRead implements [engine.Events].
+func (c *Recorder) VariablesRead(names []string) {
+	for _, name := range names {
+		c.read[name] = true
+	}
+}
+
+// StepFound implements [engine.Events].
+func (c *Recorder) StepFound(step *engine.StepResult, found engine.Found) {
+	s := c.step(step)
+	s.body = found.Definition
+	if found.Builtin != "" {
+		s.component = &trace.Component{Kind: trace.Builtin, Location: found.Builtin}
+		return
+	}
+	s.component = c.component(found)
+	if found.Source != nil {
+		s.cache = "fetched"
+		if found.Cached {
+			s.cache = "hit"
+		}
+	}
+	if c.afford(s, int64(2*proto.Size(found.Definition))) {
+		s.def = found.Definition
+	}
+}
+
+// StepPrepared implements [engine.Events].
+func (c *Recorder) StepPrepared(step *engine.StepResult, with engine.Prepared) {
+	s := c.step(step)
+	s.body, s.filesDir = with.Definition, with.FilesDir
+	switch {
+	case with.Builtin != "":
+		s.kind = trace.KindScript
+	case with.Definition.GetType() == pb.DefinitionType_exec:
+		s.kind = trace.KindExec
+	default:
+		s.kind = trace.KindSteps
+	}
+	if s.component == nil {
+		s.component = &trace.Component{Kind: trace.Inline}
+	}
+	set := map[string]expr.Value{}
+	for _, env := range with.Env {
+		maps.Copy(set, env)
+	}
+	if c.afford(s, valuesSize(with.Inputs)+valuesSize(set)) {
+		s.inputs, s.envSet = with.Inputs, set
+	}
+}
+
+// CommandStarting implements [engine.Events].
+func (c *Recorder) CommandStarting(
+	step *engine.StepResult, cmd *proc.Command, argv []expr.Value, env map[string]expr.Value,
+) {
+	s := c.step(step)
+	s.exec = &trace.Exec{NotStarted: true}
+	s.output = true
+	paths := c.paths(s.filesDir)
+	for i, tap := range c.taps {
+		s.parts[i] = tap.Begin(&paths)
+	}
+	size := int64(0)
+	for _, arg := range cmd.Argv {
+		size += textSize(arg)
+	}
+	for _, kv := range cmd.Env {
+		size += textSize(kv)
+	}
+	s.dir = cmd.Dir
+	if len(cmd.Argv) > 0 {
+		s.program, s.interpreter = c.sums.programs(cmd, s.kind == trace.KindScript)
+	}
+	if !c.afford(s, size) {
+		return
+	}
+	s.argv = argv
+	for _, arg := range cmd.Argv[len(argv):] {
+		s.argv = append(s.argv, textValue(arg))
+	}
+	s.env, s.envOf = cmd.Env, env
+}
+
+// textValue is text as a value; null if it is too long for one.
+func textValue(text string) expr.Value {
+	v, _ := expr.New(text)
+	return v
+}
+
+// CommandStarted implements [engine.Events].
+func (c *Recorder) CommandStarted(step *engine.StepResult, pid int) {
+	s := c.step(step)
+	s.pid, s.exec.NotStarted = pid, false
+}
+
+// CommandEnded implements [engine.Events].
+func (c *Recorder) CommandEnded(step *engine.StepResult, exit proc.Exit, timedOut bool) {
+	s := c.step(step)
+	s.exit = exit
+	s.exec.ExitCode, s.exec.Timeout = exit.Code, timedOut
+	if exit.Signal != 0 {
+		s.exec.Signal = signalName(exit.Signal)
+	}
+}
+
+// StepEnded implements [engine.Events].
+func (c *Recorder) StepEnded(step *engine.StepResult) {
+	c.afford(c.step(step), valuesSize(step.Outputs)+valuesSize(step.Exports))
+}
+
+// ComponentFetched implements [engine.Events].
+func (c *Recorder) ComponentFetched(component *fetch.Component) { c.roots = append(c.roots, component) }
+
+// component is found, for a trace.
+func (c *Recorder) component(found engine.Found) *trace.Component {
+	if src := found.Source; src != nil {
+		digest := trace.Digest{}
+		for kind, value := range map[string]string{
+			trace.SHA256Tree: treeHex(src.Tree),
+			trace.SHA256:     strings.TrimPrefix(src.Digest, "sha256:"),
+			trace.GitCommit:  src.Commit,
+			trace.GitTree:    src.GitTree,
+		} {
+			if value != "" {
+				digest[kind] = value
+			}
+		}
+		return &trace.Component{
+			Kind: src.Kind, Location: src.Location, Version: src.Version, ResolvedRef: src.ResolvedRef, Digest: digest,
+			Dir: below(found.Root, found.Dir), File: found.File,
+		}
+	}
+	sum := sha256.Sum256(found.Text)
+	k := &trace.Component{
+		Kind: trace.Local, Location: found.Dir, File: found.File, Digest: trace.Digest{trace.SHA256: hexOf(sum[:])},
+	}
+	if found.Root != "" { // a part of a fetched component: the step around it has the digest
+		return k
+	}
+	if tree := c.sums.tree(found.Dir, cmp.Or(c.realWork, c.place.WorkDir)); tree != "" {
+		k.Digest[trace.SHA256Tree] = tree
+	}
+	return k
+}
+
+// paths are the paths that markers replace in the data of a step whose files are in filesDir.
+func (c *Recorder) paths(filesDir string) Paths {
+	var p Paths
+	p.Add(c.place.WorkDir, trace.WorkDir)
+	p.Add(c.realWork, trace.WorkDir)
+	p.Add(c.place.ScriptDir, trace.TempDir)
+	p.Add(c.realTemp, trace.TempDir)
+	for _, root := range c.roots {
+		p.Add(root.Root, trace.CacheDir+"/"+treeHex(root.Tree))
+	}
+	if filesDir != "" {
+		p.Add(filesDir, trace.StepDir)
+	}
+	return p
+}
+
+// signalName is the name of a signal.
+func signalName(s syscall.Signal) string {
+	if name := unix.SignalName(s); name != "" {
+		return name
+	}
+	return s.String()
+}

@@ -1,0 +1,232 @@
+package recording
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+)
+
+const (
+	// maxSummed is the largest file whose digest is taken.
+	maxSummed = 1 << 30
+	// maxTreeEntries and maxTreeSize bound the directory of a local step whose digest is taken.
+	maxTreeEntries = 2000
+	maxTreeSize    = 32 << 20
+	// maxKnownFiles is how many digests are kept.
+	maxKnownFiles = 10_000
+)
+
+// sums takes digests of files, each once as long as it does not change.
+type sums struct {
+	files    map[string]summed
+	versions map[string]string // by digest
+}
+
+// summed is the digest of a file, and the state of the file then, which nobody can set back.
+type summed struct {
+	state  [5]int64
+	digest string
+}
+
+func hexOf(sum []byte) string { return hex.EncodeToString(sum) }
+
+// file returns the SHA-256 of the regular file path, which info is of.
+func (s *sums) file(path string, info fs.FileInfo) (string, error) {
+	state, _ := stateOf(info)
+	if known, ok := s.files[path]; ok && known.state == state {
+		return known.digest, nil
+	}
+	if info.Size() > maxSummed {
+		return "", fetch.ErrTooLarge
+	}
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	h := sha256.New()
+	v := &versionFinder{}
+	if _, err := io.Copy(io.MultiWriter(h, v), io.LimitReader(file, maxSummed)); err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	digest := hexOf(h.Sum(nil))
+	if s.files == nil || len(s.files) >= maxKnownFiles {
+		s.files = map[string]summed{}
+	}
+	s.files[path] = summed{state, digest}
+	if v.version != "" {
+		if s.versions == nil {
+			s.versions = map[string]string{}
+		}
+		s.versions[digest] = v.version
+	}
+	return digest, nil
+}
+
+func stateOf(info fs.FileInfo) (state [5]int64, ok bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return state, false
+	}
+	return [5]int64{
+		int64(st.Ino),
+		st.Size,
+		int64(st.Mode),
+		st.Ctim.Sec,
+		st.Ctim.Nsec,
+	}, true //nolint:unconvert // not on all machines
+}
+
+// program is a file that can be executed, and its SHA-256; that is empty if it cannot be read.
+type program struct{ path, digest string }
+
+// programs returns the program of cmd's first argument and its interpreter: the one after the #! of a script or, for
+// a script step, the program itself.
+func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter program) {
+	run = s.find(cmd.Argv[0], cmd)
+	if isScript {
+		return run, run
+	}
+	if name := interpreterOf(run.path); name != "" {
+		interpreter = s.find(name, cmd)
+	}
+	return run, interpreter
+}
+
+// find returns the program that cmd runs as name; zero if it does not exist.
+func (s *sums) find(name string, cmd *proc.Command) program {
+	path, err := proc.Find(name, cmd.Dir, cmd.Env)
+	if err != nil {
+		return program{}
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return program{}
+	}
+	p := program{path: path}
+	if info, err := os.Lstat(real); err == nil && info.Mode().IsRegular() {
+		p.digest, _ = s.file(real, info)
+	}
+	return p
+}
+
+// tree returns the digest of the directory dir of a local step; empty if that has more than is looked at, or the
+// job's directory work in it, whose path has no symbolic links.
+func (s *sums) tree(dir, work string) string {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return ""
+	}
+	if rel, err := filepath.Rel(real, work); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+		return ""
+	}
+	digest, _ := fetch.DirTree(real, maxTreeEntries, maxTreeSize, s.file)
+	return digest
+}
+
+// interpreterOf returns the program after the #! of the script path, and X of /usr/bin/env X. It is empty for other
+// files.
+func interpreterOf(path string) string {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	var head [256]byte // as much as the kernel looks at
+	n, _ := io.ReadFull(file, head[:])
+	line, isScript := bytes.CutPrefix(head[:n], []byte("#!"))
+	if !isScript {
+		return ""
+	}
+	line, _, _ = bytes.Cut(line, []byte("\n"))
+	words := strings.Fields(string(line))
+	if len(words) > 1 && filepath.Base(words[0]) == "env" {
+		words = words[1:]
+		if words[0] == "-S" {
+			words = words[1:]
+		}
+	}
+	if len(words) == 0 {
+		return ""
+	}
+	return words[0]
+}
+
+// versionMark stands before the version in bash.
+const versionMark = "@(#)Bash version "
+
+// versionFinder finds the version of bash in its file.
+type versionFinder struct {
+	tail    []byte
+	version string
+}
+
+func (v *versionFinder) Write(p []byte) (int, error) {
+	if v.version != "" {
+		return len(p), nil
+	}
+	const most = len(versionMark) + 64
+	v.tail = append(v.tail, p[:min(len(p), most)]...)
+	v.look(v.tail)
+	if len(p) > most {
+		v.look(p)
+		v.tail = append(v.tail[:0], p[len(p)-most:]...)
+	}
+	v.tail = append(v.tail[:0], v.tail[max(0, len(v.tail)-most):]...)
+	return len(p), nil
+}
+
+func (v *versionFinder) look(data []byte) {
+	at := bytes.Index(data, []byte(versionMark))
+	if at < 0 || v.version != "" {
+		return
+	}
+	rest := data[at+len(versionMark):]
+	end := bytes.IndexByte(rest, 0)
+	if end < 0 || end > 64 {
+		return
+	}
+	v.version = "Bash version " + string(bytes.Map(func(c rune) rune {
+		if c < 0x20 || c > 0x7e {
+			return -1
+		}
+		return c
+	}, rest[:end]))
+}
+
+// ownDigest is the SHA-256 of the file of this program; empty if it cannot be read.
+var ownDigest = sync.OnceValue(func() string {
+	file, err := os.Open("/proc/self/exe") // the file it was started from, whatever is at its path now
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, file); err != nil {
+		return ""
+	}
+	return hexOf(h.Sum(nil))
+})
+
+// below returns dir as a path below root.
+func below(root, dir string) string {
+	rel, err := filepath.Rel(root, dir)
+	if err != nil {
+		return dir
+	}
+	return rel
+}

@@ -1,0 +1,128 @@
+package recording
+
+import (
+	"io"
+	"slices"
+	"sync"
+
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+const (
+	// tapPiece is the most that is handed over at once, and tapQueue how much can wait, in such pieces.
+	tapPiece = 32 << 10
+	tapQueue = 16
+)
+
+// Tap is a writer that passes a stream on, and sums up its parts on the way, in a goroutine of its own that Close
+// waits for. The stream waits for the sums only if it runs far ahead of them. It is safe for concurrent use.
+type Tap struct {
+	to      io.Writer
+	dropped func() int64 // by to; may be nil
+	queue   chan piece
+	done    chan struct{} // closed once the parts are final
+	parts   []*part       // of the goroutine, then of all
+
+	mu     sync.Mutex // guards the following, and the order in queue
+	count  int        // of parts
+	length int64      // bytes written
+	closed bool
+}
+
+// piece is a piece of the stream, or the beginning of a part.
+type piece struct {
+	data      *[]byte
+	truncated bool
+	begin     *part
+}
+
+var pieces = sync.Pool{New: func() any { b := make([]byte, 0, tapPiece); return &b }}
+
+// NewTap returns a Tap to w. If w tells by a method Dropped() int64 how many bytes it has not kept, parts that have
+// some of those are truncated. The caller must close it.
+func NewTap(w io.Writer) *Tap {
+	t := &Tap{to: w, queue: make(chan piece, tapQueue), done: make(chan struct{})}
+	if d, ok := w.(interface{ Dropped() int64 }); ok {
+		t.dropped = d.Dropped
+	}
+	go t.sum()
+	return t
+}
+
+// Write passes p on. Data before the first part belongs to no part, and data after Close is not summed up.
+func (t *Tap) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	before := t.lost()
+	n, err := t.to.Write(p)
+	t.length += int64(n)
+	if t.count == 0 || t.closed {
+		return n, err
+	}
+	truncated := t.lost() > before
+	for rest := p[:n]; len(rest) > 0; {
+		m := min(len(rest), tapPiece)
+		data := pieces.Get().(*[]byte)
+		*data = append((*data)[:0], rest[:m]...)
+		t.queue <- piece{data: data, truncated: truncated}
+		rest = rest[m:]
+	}
+	return n, err
+}
+
+func (t *Tap) lost() int64 {
+	if t.dropped == nil {
+		return 0
+	}
+	return t.dropped()
+}
+
+// Begin ends one part and begins the next, in which paths stand as the markers they have now. It returns the
+// number of that part, from 0.
+func (t *Tap) Begin(paths *Paths) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.queue <- piece{begin: newPart(t.length, Paths{known: slices.Clone(paths.known)})}
+	}
+	t.count++
+	return t.count - 1
+}
+
+// sum is the goroutine.
+func (t *Tap) sum() {
+	defer close(t.done)
+	var at *part
+	for p := range t.queue {
+		if p.begin != nil {
+			at = p.begin
+			t.parts = append(t.parts, at)
+			continue
+		}
+		at.write(*p.data)
+		at.truncated = at.truncated || p.truncated
+		pieces.Put(p.data)
+	}
+}
+
+// Close ends the last part, and waits until all is summed up. The writer is not closed, and Write still passes on. It
+// is idempotent.
+func (t *Tap) Close() {
+	t.mu.Lock()
+	if !t.closed {
+		t.closed = true
+		close(t.queue)
+	}
+	t.mu.Unlock()
+	<-t.done
+}
+
+// Part returns part number n with markers, for the identity of a trace, and as it was written. It waits for Close. A
+// part that began after Close is empty.
+func (t *Tap) Part(n int) (trace.Log, *trace.Range) {
+	<-t.done
+	if n < 0 || n >= len(t.parts) {
+		return newPart(t.length, Paths{}).log()
+	}
+	return t.parts[n].log()
+}

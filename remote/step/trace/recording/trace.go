@@ -1,0 +1,391 @@
+package recording
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+	"github.com/stepmux/stepmux/remote/step/mask"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// Trace returns the trace of the job that ended with result. Call it after Run has returned, or when Run will never be
+// called. It masks everything that is known as a secret by then. The job ran from started to ended.
+func (c *Recorder) Trace(result engine.Result, started, ended time.Time) *trace.Trace {
+	c.Close()
+	c.own.Wait()
+	t := &tracer{Recorder: c, redactor: mask.NewRedactor(c.job.Secrets, c.cfg.Salt), paths: c.paths("")}
+	return t.trace(result, started, ended)
+}
+
+// tracer makes a trace of a recording.
+type tracer struct {
+	*Recorder
+	redactor *mask.Redactor
+	paths    Paths // of the current step
+	t        *trace.Trace
+	spent    int64 // on steps
+}
+
+func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace {
+	host, _ := os.Hostname()
+	t.t = &trace.Trace{Volatile: trace.Volatile{
+		TraceID: newUUID(), Started: started.UTC(), Ended: ended.UTC(), Host: host, PID: os.Getpid(),
+		Message: t.message(res.Message), Paths: map[string]string{trace.WorkDir: t.place.WorkDir}, Steps: []trace.StepRun{},
+	}}
+	for _, c := range t.roots {
+		t.t.Volatile.Paths[trace.CacheDir+"/"+treeHex(c.Tree)] = c.Root
+	}
+	def := t.job.Definition
+	t.hideReferences(def)
+	for _, rec := range t.Recorder.steps {
+		t.hideReferences(rec.body)
+	}
+	id := &t.t.Identity
+	id.Job = t.jobOf()
+	id.Runtime = Runtime(t.cfg.Version)
+	id.Status, id.Reason, id.ExitCode = res.Status.String(), reasonOf(res), res.ExitCode
+	id.Outputs, id.Exports = t.values(res.Outputs), t.values(res.Exports)
+	var cut bool
+	id.Steps, cut = t.steps(def, res.Steps, "")
+	if cut || t.short != nil {
+		text := fmt.Sprintf(
+			"steps marked as truncated lack large data: the trace has more than %d bytes of it",
+			maxRecorded,
+		)
+		if t.short != nil {
+			text = "steps marked as truncated lack large data: " + t.short.Error()
+		}
+		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, text)
+	}
+	t.t.Volatile.Versions = t.sums.versions
+	t.t.Secrets = t.redactor.Salt()
+	return t.t
+}
+
+// jobOf returns the job as it was asked for.
+func (t *tracer) jobOf() trace.Job {
+	j := trace.Job{
+		Source: t.cfg.Source, MayFail: slices.Clone(t.job.MayFail), Dialect: t.job.Definition.GetDialect().String(),
+		Inputs: t.values(t.job.Inputs), Env: mask.Texts{}, OSEnv: t.texts(t.osEnv), Vars: map[string]trace.Variable{},
+	}
+	var secret bool
+	j.Definition, secret = t.definition(t.job.Definition)
+	j.Text = t.jobText(secret)
+	for name, value := range t.job.Env {
+		j.Env[t.message(name)] = t.text(value, false)
+	}
+	if t.job.Secrets.Holds(string(t.cfg.Text)) {
+		j.Source.Digest = nil
+	}
+	for _, v := range t.job.Vars {
+		if t.read[v.Key] {
+			j.Vars[v.Key] = trace.Variable{Value: t.text(v.Value, v.Masked), File: v.File, Masked: v.Masked}
+		}
+	}
+	return j
+}
+
+// steps are the steps of def with their results. cut tells that some data is left out.
+func (t *tracer) steps(def *pb.Definition, results []engine.StepResult, path string) (list []trace.Step, cut bool) {
+	list = make([]trace.Step, 0, len(results))
+	for i, s := range def.GetSteps() {
+		if i >= len(results) {
+			break
+		}
+		at := fmt.Sprint(i)
+		if path != "" {
+			at = path + "." + at
+		}
+		if t.spent += stepCost; t.spent > maxRecorded {
+			return list, true
+		}
+		step, stepCut := t.step(s, &results[i], at)
+		list, cut = append(list, step), cut || stepCut
+	}
+	return list, cut
+}
+
+// step is one step.
+func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.Step, bool) {
+	rec := t.Recorder.steps[res]
+	if rec == nil {
+		rec = &stepRecord{}
+	}
+	t.paths = t.Recorder.paths(rec.filesDir)
+	step := trace.Step{
+		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), ExitCode: res.ExitCode,
+		When:      s.GetWhen(),
+		Component: t.found(rec.component), Truncated: rec.cut,
+	}
+	t.reference(s, &step)
+	if s.GetCondition() != "" {
+		step.Condition.Expr, step.Condition.Value = t.text(s.GetCondition(), false), rec.condition
+	}
+	if rec.def != nil {
+		step.Definition, _ = t.definition(rec.def)
+	}
+	step.Inputs, step.EnvSet = t.values(rec.inputs), t.texts(rec.envSet)
+	step.Env = t.env(rec)
+	if !rec.cut {
+		step.Outputs, step.Exports = t.values(res.Outputs), t.values(res.Exports)
+	}
+	step.Exec = t.exec(rec)
+	run := trace.StepRun{
+		Path: path, Started: res.Started.UTC(), Ended: res.Finished.UTC(), PID: rec.pid, MaxRSS: rec.exit.MaxRSS,
+		UserMS: ms(rec.exit.UserTime), SystemMS: ms(rec.exit.SystemTime), Cache: rec.cache,
+		Message: t.message(res.Message), Warnings: t.messages(res.Warnings),
+	}
+	if rec.output {
+		step.Logs.Stdout, run.Stdout = t.taps[0].Part(rec.parts[0])
+		step.Logs.Stderr, run.Stderr = t.taps[1].Part(rec.parts[1])
+	}
+	if !res.Started.IsZero() {
+		t.t.Volatile.Steps = append(t.t.Volatile.Steps, run)
+	}
+	cut := rec.cut
+	if len(res.Steps) > 0 {
+		var below bool
+		if step.Steps, below = t.steps(rec.body, res.Steps, path); len(step.Steps) < len(res.Steps) {
+			step.Truncated = true
+		}
+		cut = cut || below
+	}
+	return step, cut
+}
+
+// exec is the command of the step.
+func (t *tracer) exec(rec *stepRecord) *trace.Exec {
+	if rec.exec == nil {
+		return nil
+	}
+	e := *rec.exec
+	e.Argv = make([]mask.Text, len(rec.argv))
+	for i, arg := range rec.argv {
+		e.Argv[i] = t.text(arg.Text(), arg.Sensitive())
+	}
+	e.WorkDir = t.text(rec.dir, false)
+	e.Program, e.Interpreter = t.program(rec.program), t.program(rec.interpreter)
+	return &e
+}
+
+func (t *tracer) program(p program) *trace.Program {
+	if p.path == "" {
+		return nil
+	}
+	return &trace.Program{Path: t.text(p.path, false), Digest: sumDigest(p.digest)}
+}
+
+// env is the environment of the step's process.
+func (t *tracer) env(rec *stepRecord) mask.Texts {
+	env := make(mask.Texts, len(rec.env))
+	for _, kv := range rec.env { // the last one of a name counts
+		name, value, _ := strings.Cut(kv, "=")
+		env[t.message(name)] = t.text(value, rec.envOf[name].Sensitive())
+	}
+	return env
+}
+
+// found is a component without secrets, and with markers.
+func (t *tracer) found(c *trace.Component) *trace.Component {
+	if c == nil {
+		return nil
+	}
+	k := *c
+	for _, field := range []*string{&k.Location, &k.Version, &k.ResolvedRef, &k.Dir, &k.File} {
+		*field = t.message(t.paths.Mark(*field))
+	}
+	return &k
+}
+
+// reference sets the reference of step, as it was written.
+func (t *tracer) reference(s *pb.Step, step *trace.Step) {
+	ref := s.GetReference()
+	if ref == nil {
+		return
+	}
+	text := s.GetStep()
+	if text == "" { // in its long form
+		text = t.jsonOf(ref)
+	}
+	step.Reference.Text, step.Reference.Dynamic = t.text(text, false), ref.GetProtocol() == pb.Reference_dynamic
+}
+
+func (t *tracer) jsonOf(ref *pb.Reference) string {
+	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(ref)
+	if err != nil {
+		return ""
+	}
+	var tree any
+	if json.Unmarshal(data, &tree) != nil {
+		return ""
+	}
+	data, _ = json.Marshal(tree) // the order of which does not change, as that of the first form may
+	return string(data)
+}
+
+// definition is def for a trace; nil if it cannot be encoded. secret tells that a text of it was masked.
+func (t *tracer) definition(def *pb.Definition) (data json.RawMessage, secret bool) {
+	if def == nil {
+		return nil, false
+	}
+	data, err := trace.EncodeDefinition(def, func(text string) mask.Text {
+		m := t.redactor.Text(text, text, false)
+		secret = secret || m.Masked
+		return m
+	})
+	if err != nil {
+		t.warn(err)
+		return nil, secret
+	}
+	return data, secret
+}
+
+// jobText is the text of the job's steps. secret masks all of it: the definition has a secret, which the text may
+// write in another way.
+func (t *tracer) jobText(secret bool) mask.Text {
+	text := t.cfg.Steps
+	if text == "" {
+		var err error
+		if text, err = lang.Format(t.job.Definition); err != nil {
+			t.warn(err)
+			return mask.Text{}
+		}
+	}
+	return t.redactor.Text(text, text, secret)
+}
+
+func (t *tracer) warn(err error) {
+	t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, t.message(err.Error()))
+}
+
+// hideReferences masks the references in def that hold credentials.
+func (t *tracer) hideReferences(def *pb.Definition) {
+	for _, s := range def.GetSteps() {
+		t.hideReferences(s.GetDefinition())
+		for _, text := range []string{s.GetStep(), s.GetReference().GetUrl(), s.GetReference().GetText()} {
+			t.redactor.HideReference(text)
+		}
+	}
+}
+
+// text is a text for a trace.
+func (t *tracer) text(text string, sensitive bool) mask.Text {
+	return t.redactor.Text(text, t.paths.Mark(text), sensitive)
+}
+
+func (t *tracer) texts(l map[string]expr.Value) mask.Texts {
+	all := make(mask.Texts, len(l))
+	for name, v := range l {
+		all[t.message(name)] = t.text(v.Text(), v.Sensitive())
+	}
+	return all
+}
+
+func (t *tracer) values(values map[string]expr.Value) mask.Values {
+	all := make(mask.Values, len(values))
+	for name, v := range values {
+		all[t.message(name)] = t.value(v)
+	}
+	return all
+}
+
+// value is a value for a trace.
+func (t *tracer) value(v expr.Value) mask.Value { return t.redactor.Value(v, t.mark(v)) }
+
+// mark returns v with markers for the paths in its texts.
+func (t *tracer) mark(v expr.Value) expr.Value {
+	if !strings.ContainsAny(v.Text(), "/@") {
+		return v
+	}
+	marked, err := expr.New(t.markAny(v.Any()))
+	if err != nil {
+		return v // it has become too large
+	}
+	return marked
+}
+
+func (t *tracer) markAny(v any) any {
+	switch v := v.(type) {
+	case string:
+		return t.paths.Mark(v)
+	case []any:
+		for i := range v {
+			v[i] = t.markAny(v[i])
+		}
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			v[key] = t.markAny(v[key])
+		}
+	}
+	return v
+}
+
+// message is a text for people.
+func (t *tracer) message(text string) string { return t.job.Secrets.Message(text) }
+
+func (t *tracer) messages(texts []string) []string {
+	all := make([]string, len(texts))
+	for i, text := range texts {
+		all[i] = t.message(text)
+	}
+	return all
+}
+
+// Runtime is this machine and this program, which has the given version, as a trace has them.
+func Runtime(version string) trace.Runtime {
+	r := trace.Runtime{OS: runtime.GOOS, Arch: runtime.GOARCH}
+	r.Runner.Version, r.Runner.Digest = version, sumDigest(ownDigest())
+	return r
+}
+
+// reasonOf is why a job did not succeed.
+func reasonOf(r engine.Result) string {
+	switch {
+	case r.Status == engine.Success:
+		return ""
+	case r.Status == engine.Cancelled:
+		return "cancelled"
+	case r.Invalid:
+		return "invalid"
+	case r.TimedOut:
+		return "timeout"
+	case r.System:
+		return "system"
+	default:
+		return "script"
+	}
+}
+
+func sumDigest(sum string) trace.Digest {
+	if sum == "" {
+		return nil
+	}
+	return trace.Digest{trace.SHA256: sum}
+}
+
+func treeHex(tree string) string { return strings.TrimPrefix(tree, "sha256:") }
+
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// newUUID returns a random UUID (RFC 9562, version 4).
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	h := hex.EncodeToString(b[:])
+	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+}
