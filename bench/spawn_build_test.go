@@ -136,7 +136,7 @@ func (v *vm) freshBuild(b *testing.B, every int) spawner {
 type lease struct{ conn *mux.Conn }
 
 func (l lease) Conn() connector.Conn { return l.conn }
-func (l lease) Release()        {}
+func (l lease) Release()             {}
 
 // build is a build whose step runner has answered.
 type build struct {

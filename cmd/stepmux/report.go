@@ -231,10 +231,10 @@ type jsonSummary struct {
 
 type jsonProgram struct {
 	Kind     program.Kind `json:"kind"`
-	Version  string         `json:"version,omitempty"`
-	Platform string         `json:"platform,omitempty"`
-	Command  []string       `json:"command"`
-	Uploaded bool           `json:"uploaded"`
+	Version  string       `json:"version,omitempty"`
+	Platform string       `json:"platform,omitempty"`
+	Command  []string     `json:"command"`
+	Uploaded bool         `json:"uploaded"`
 }
 
 // summary shows how the run went as a whole.

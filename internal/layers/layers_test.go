@@ -35,7 +35,7 @@ var allowed = map[string][]string{
 	"connector/script":   {"connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 
-	"instance":  {"connector/**", "mux", "pool", "internal/wire"},
+	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
 	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
@@ -105,11 +105,11 @@ var allowed = map[string][]string{
 	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
 	"cmd/stepmux": {"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
 	// What an example needs to be run: servers that tests have.
-	"examples/sources":      {"internal/fetchtest"},
+	"examples/sources":        {"internal/fetchtest"},
 	"examples/library/runner": {"instance", "connector", "mux", "mux/login"},
-	"examples/library/pool": {"mux", "mux/login", "pool"},
-	"bench":                 {"**"},
-	"bench/report":          {},
+	"examples/library/pool":   {"mux", "mux/login", "pool"},
+	"bench":                   {"**"},
+	"bench/report":            {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {
