@@ -15,7 +15,7 @@ const (
 	defaultKeepaliveTimeout  = 15 * time.Second
 )
 
-// Config describes how to connect. Dial and NewConn copy and check it.
+// Config describes how to connect. Dial copies and checks it.
 type Config struct {
 	// User is the account on the VM. Required.
 	User string

@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// The contract: what holds for every stream, over every route, against every server.
+// The contract of every stream, over every route, against every server.
 
 func TestStreamCarriesBytesUnchanged(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
@@ -67,9 +67,8 @@ func TestStreamReadsOnAfterCloseWrite(t *testing.T) {
 	})
 }
 
-func TestStreamEndsOnlyByItsPeersWord(t *testing.T) {
-	// Symptom: after the connection was cut, reads said io.EOF, and a build that had lost its VM
-	// looked finished.
+func TestStreamThatIsCutOffIsLostAndDoesNotEnd(t *testing.T) {
+	// Symptom: after the connection was cut, reads returned io.EOF, and a build that had lost its VM looked finished.
 	onStreams(t, func(t *testing.T, r *rig) {
 		s := r.open(echo)
 		_, err := s.Write([]byte("x"))
@@ -120,7 +119,7 @@ func TestCloseWakesWriteThoughThePeerNeverReads(t *testing.T) {
 }
 
 // Symptom: a Write to a socket by a relay could not be woken while the link was frozen.
-func TestFrozenLinkHoldsUpNoCallThatIsClosedOrTimedOut(t *testing.T) {
+func TestCloseAndDeadlinesWakeCallsOnAFrozenLink(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
 		s, sibling := r.open(echo), r.open(echo)
 		_, err := s.Write([]byte("x"))
@@ -289,7 +288,7 @@ func TestDialReachesATCPPortSeenFromTheVM(t *testing.T) {
 	})
 }
 
-func TestStreamThatIsIdleHasNobodyWhoWrites(t *testing.T) {
+func TestIdleStreamHasNoWriterGoroutine(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
 		s := r.open(echo)
 		for _, message := range []string{"one", "two"} {
@@ -305,7 +304,7 @@ func TestStreamThatIsIdleHasNobodyWhoWrites(t *testing.T) {
 }
 
 func TestClosedStreamReadsNothingOfAnother(t *testing.T) {
-	// Symptom: what was left to read of a stream that was closed was what another one wrote then.
+	// Symptom: a Read of a stream that was being closed returned bytes that another stream wrote at that moment.
 	onStreams(t, func(t *testing.T, r *rig) {
 		const secret = "SECRET of another"
 		sent := bytes.Repeat([]byte{'a'}, 256<<10)

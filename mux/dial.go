@@ -41,22 +41,6 @@ func (c *Config) dialNet(ctx context.Context, addr string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 }
 
-// NewConn logs in over nc, a connection to the server that is known as addr. It owns nc from here
-// on, also when it fails. ctx and the error are as for Dial. Config.DialNet is not called.
-func NewConn(ctx context.Context, nc net.Conn, addr string, cfg *Config) (*Conn, error) {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		nc.Close()
-		return nil, err
-	}
-	shake, err := prepare(ctx, addr, cfg)
-	if err != nil {
-		nc.Close()
-		return nil, err
-	}
-	return shake.run(ctx, nc)
-}
-
 // dialCause reports that ctx ended the dial at stage.
 func dialCause(ctx context.Context, addr string, cfg *Config, stage string) error {
 	e := &DialError{Stage: stage, Addr: addr, User: cfg.User, Err: context.Cause(ctx)}

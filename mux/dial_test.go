@@ -132,7 +132,7 @@ func tcpServer(t testing.TB, greet func(net.Conn)) string {
 	return ln.Addr().String()
 }
 
-func TestDialToWhatIsNotSSH(t *testing.T) {
+func TestDialToAServerThatIsNotSSH(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	for name, greet := range map[string]func(net.Conn){
 		"closes at once": func(net.Conn) {},

@@ -44,7 +44,7 @@ func TestDialThroughAnotherConnection(t *testing.T) {
 		require.NoError(t, receive(t, done))
 		require.ErrorContains(t, p.Wait(sshtest.Within(t)), "exit status 3")
 
-		// When the way is lost, so is what goes through it, and it says so.
+		// When the jump host's connection is lost, so are those through it.
 		p = start(t, conn, "exec cat", nil)
 		require.NoError(t, jump.Close())
 		requireLost(t, p.Wait(sshtest.Within(t)))
@@ -53,7 +53,7 @@ func TestDialThroughAnotherConnection(t *testing.T) {
 	})
 }
 
-func TestConnectionThatEndsLeavesTheOneItWentThrough(t *testing.T) {
+func TestEndOfAConnectionLeavesItsJumpHostsConnection(t *testing.T) {
 	bastion, vm := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	jump := dial(t, bastion)
 	for range 3 {
@@ -79,8 +79,8 @@ func TestDialThroughAHostThatForbidsItOrCannotReachIt(t *testing.T) {
 	require.ErrorContains(t, err, "the jump host cannot connect to it")
 }
 
-// A login that is refused on the way is as permanent as one that is refused at the end.
-func TestRefusalOnTheWayIsPermanent(t *testing.T) {
+// A login that a jump host refuses is as permanent as one that the machine refuses.
+func TestRefusalByAJumpHostIsPermanent(t *testing.T) {
 	bastion, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
 	cfg := config(vm)
 	cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
@@ -95,7 +95,7 @@ func TestRefusalOnTheWayIsPermanent(t *testing.T) {
 	require.ErrorContains(t, err, bastion.Addr)
 }
 
-func TestStreamAsNetConn(t *testing.T) {
+func TestDialNetHasAddressesAndDeadlines(t *testing.T) {
 	bastion, vm := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	nc, err := dial(t, bastion).DialNet(sshtest.Within(t), vm.Addr)
 	require.NoError(t, err)

@@ -15,7 +15,7 @@ func StartWatched(ctx context.Context, c *Conn, cmd Command) (p *Process, exited
 	return started.process(cmd), started.exitReceived.Load, nil
 }
 
-// SetRelayStartTime changes what bounds the start of a relay, until the test ends.
+// SetRelayStartTime changes the time limit of the start of a relay, until the test ends.
 func SetRelayStartTime(t interface{ Cleanup(func()) }, d time.Duration) {
 	old := relayStartTimeout
 	relayStartTimeout = d

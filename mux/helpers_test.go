@@ -46,7 +46,7 @@ func dialWith(t testing.TB, s *sshtest.Server, cfg *mux.Config) *mux.Conn {
 	return conn
 }
 
-// servers are those every promise of the package is tested on.
+// servers are the servers on which every promise of the package is tested.
 var servers = []struct {
 	name  string
 	start func(testing.TB) *sshtest.Server
@@ -66,13 +66,13 @@ func onServers(t *testing.T, test func(*testing.T, *sshtest.Server)) {
 	}
 }
 
-// duplex is what a process and a socket have in common.
+// duplex is a Process or a Stream.
 type duplex interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// kinds are the ways to a duplex stream: each starts a peer that behaves as its name says.
+// kinds are the routes of a duplex stream. Each starts a peer that behaves as its name says.
 var kinds = []struct {
 	name string
 	open func(t testing.TB, c *mux.Conn, peer string) duplex
@@ -181,14 +181,14 @@ func openRelaySocket(t testing.TB, c *mux.Conn, peer string) duplex {
 	return s
 }
 
-// buildSocket returns the path of a socket that is a build's, in a directory of its own.
+// buildSocket returns the path of a socket that belongs to a build, in a directory of its own.
 func buildSocket(t testing.TB) string {
 	t.Helper()
 	path, err := wire.SocketPath(relayTemp(t), wire.BuildID(rand.Text()))
 	require.NoError(t, err)
 	dir := filepath.Dir(path)
 	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o700))
-	// A relay that starts sweeps directories that nobody has locked, so it must not see this one before.
+	// A relay that starts removes directories without a lock, so this one is locked before it gets its name.
 	made, err := os.MkdirTemp(relayTemp(t), "build") //nolint:usetesting // on the same file system
 	require.NoError(t, err)
 	hold, err := os.Open(made)
@@ -344,7 +344,7 @@ func eventually(t testing.TB, cond func() bool) {
 	require.Eventually(t, cond, sshtest.Bound, 2*time.Millisecond)
 }
 
-// requireLost checks that err says that the connection was lost, and not that something ended.
+// requireLost checks that err is a lost connection, and not the end of something.
 func requireLost(t testing.TB, err error) {
 	t.Helper()
 	lost := (*mux.ConnError)(nil)

@@ -54,7 +54,7 @@ func endlessly(c *rawssh.Conn, message []byte) {
 	}
 }
 
-// untilLogin does what comes before the login.
+// untilLogin does the steps before the login.
 func untilLogin(c *rawssh.Conn) bool {
 	return c.Versions("SSH-2.0-rawssh") == nil && c.Exchange() == nil && c.AcceptService() == nil
 }
@@ -244,7 +244,8 @@ func TestAConnectionMayEndAtEveryByteOfTheHandshake(t *testing.T) {
 	for n := 0; n < 1200; n += step {
 		nc, err := net.Dial("tcp", server.Addr)
 		require.NoError(t, err)
-		conn, err := mux.NewConn(sshtest.Within(t), &cutConn{nc, n}, server.Addr, cfg)
+		cfg.DialNet = func(context.Context, string) (net.Conn, error) { return &cutConn{nc, n}, nil }
+		conn, err := mux.Dial(sshtest.Within(t), server.Addr, cfg)
 		if err != nil {
 			dial := (*mux.DialError)(nil)
 			require.ErrorAs(t, err, &dial)

@@ -17,10 +17,11 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// leftBehind is what of a connection, on average, whose server broke the protocol the SSH library never frees.
+// leftBehind is the memory, on average, that the SSH library never frees of a connection whose server broke the
+// protocol.
 const leftBehind = 256 << 10
 
-// liar is a server that grants much and then says anything. Its seed decides what.
+// liar is a server that grants much and then sends random messages. Its seed decides which.
 type liar struct {
 	*rawssh.Conn
 	*rand.Rand
@@ -33,14 +34,14 @@ func (l *liar) text() string {
 	return strings.Repeat(text, []int{0, 1, 300, 30_000}[l.IntN(4)])
 }
 
-// number returns a number that may matter.
+// number returns a number near a limit, or any.
 func (l *liar) number() uint32 {
 	return []uint32{
 		0, 1, 8, 9, 255, 256, 1 << 15, 1<<15 + 1, 1 << 21, 1<<31 - 1, 1 << 31, 1<<32 - 1, l.Uint32(),
 	}[l.IntN(13)]
 }
 
-// channel returns the number of a channel, mostly of one that is there.
+// channel returns the number of a channel, mostly of an open one.
 func (l *liar) channel() uint32 {
 	if len(l.channels) == 0 || l.IntN(50) == 0 {
 		return l.number()
@@ -48,7 +49,7 @@ func (l *liar) channel() uint32 {
 	return l.channels[l.IntN(len(l.channels))]
 }
 
-// message returns something to say.
+// message returns a random message.
 func (l *liar) message() []byte {
 	id := l.channel()
 	var m []byte
@@ -131,7 +132,7 @@ func (l *liar) answer(m []byte) error {
 	return err
 }
 
-// lie speaks until the client has gone.
+// lie sends messages until the client has gone.
 func lie(c *rawssh.Conn, seed uint64) {
 	if c.Handshake() != nil {
 		return
@@ -170,7 +171,7 @@ func lie(c *rawssh.Conn, seed uint64) {
 	}
 }
 
-func TestNothingThatAServerSaysIsFatal(t *testing.T) {
+func TestNoMessageOfAServerIsFatal(t *testing.T) {
 	n := hostileCount(t, 4000) / 50 // about as many messages as a connection has
 	first := rand.Uint64()
 	before := liveMemory()
@@ -187,13 +188,13 @@ func TestNothingThatAServerSaysIsFatal(t *testing.T) {
 			callAll(t, conn, 20*time.Millisecond)
 		})
 	}
-	// The library may leave goroutines behind, and what they hold: see Conn.
+	// The library may leave goroutines behind, and the memory that they hold: see Conn.
 	left := liveMemory() - before
 	require.Less(t, left, int64(hostileMemory+n*leftBehind))
 	t.Logf("%d connections: %d KiB are left", n, left>>10)
 }
 
-// FuzzServer tells a client with an open channel what data says: messages with a length of two bytes before each.
+// FuzzServer sends data to a client with an open channel, as messages with a length of two bytes before each.
 func FuzzServer(f *testing.F) {
 	for seed := range uint64(20) {
 		l := &liar{Rand: rand.New(rand.NewPCG(seed, 2)), channels: []uint32{0, 1}}
@@ -267,8 +268,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-func TestAServerThatNeverAnswersGathersNobody(t *testing.T) {
-	// It lives: it says something now and then. But it does not answer.
+func TestUnansweredPingsGatherNoGoroutines(t *testing.T) {
+	// The server lives and sends something now and then, but it never answers.
 	spoken := make(chan struct{})
 	server := rawssh.Serve(t, func(c *rawssh.Conn) {
 		if c.Handshake() != nil {

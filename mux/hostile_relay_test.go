@@ -76,7 +76,7 @@ func (s *sessionEnd) Close() error {
 	return s.conn.Close()
 }
 
-// relayServer is a VM whose relay is the script's, which has said hello.
+// relayServer is a VM whose relay has said hello and then does as a script tells.
 func relayServer(t testing.TB, script func(*sessionEnd)) *rawssh.Server {
 	return rawssh.Serve(t, func(c *rawssh.Conn) {
 		if c.Handshake() != nil {
@@ -134,7 +134,7 @@ func raw(kind byte, flags uint16, id, n uint32) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, id), n)
 }
 
-func TestARelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
+func TestRelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 	n := hostileCount(t, 100_000)
 	for name, tc := range map[string]struct {
 		piece []byte
@@ -195,7 +195,7 @@ func TestARelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 	}
 }
 
-// badFrames answers each request, and then says frames that are malformed or make no sense.
+// badFrames answers each request, and then sends frames that are malformed or out of place.
 func badFrames(s io.ReadWriteCloser, n int, seed uint64) {
 	session, err := yamux.Server(s, wire.RelayConfig(wire.MaxRelayWindow))
 	if err != nil {
@@ -281,7 +281,7 @@ func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 	requireCloses(t, conn)
 }
 
-// FuzzRelayEnd tells a manager what data says as a relay: yamux itself, or what is on the stream of a request.
+// FuzzRelayEnd sends data to a manager as a relay would: as yamux itself, or on the stream of a request.
 func FuzzRelayEnd(f *testing.F) {
 	f.Add([]byte("D\x00\x00\x01xX\x00\x00\x07\x00\x00\x00\x00\x00\x00\x00"), true)
 	f.Add(raw(2, 1, 0, 7), false)
@@ -336,7 +336,7 @@ func FuzzRelayEnd(f *testing.F) {
 	})
 }
 
-// saysGoodEnd reports whether there is an exit of a process that ended well anywhere in data.
+// saysGoodEnd reports whether data has the frame of an exit with status 0 anywhere.
 func saysGoodEnd(data []byte, onStream bool) bool {
 	return bytes.Contains(data, wire.RelayExit{}.Append(nil)) || !onStream
 }

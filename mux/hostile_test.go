@@ -22,7 +22,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// hostileMemory bounds what a hostile server makes a connection hold.
+// hostileMemory bounds the memory that a hostile server can make a connection hold.
 const hostileMemory = 64 << 20
 
 // hostileCount is how many messages a hostile server sends in a test: STEPMUX_HOSTILE, or fewer.
@@ -66,7 +66,7 @@ func liveMemory() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// floods are what a server may say as often as it likes: the connection lives on, and holds none of it. Each
+// floods are messages that a server may send without end: the connection lives on, and keeps no memory of them. Each
 // returns message number i about the client's channel id.
 var floods = map[string]func(i int, id uint32) []byte{
 	"replies to requests that nobody made": func(i int, id uint32) []byte {
@@ -182,7 +182,7 @@ func requireClear(t testing.TB, err error) {
 	require.LessOrEqual(t, len(err.Error()), 4<<10)
 }
 
-// clientCalls are what a manager does with a connection.
+// clientCalls are the calls that a manager makes on a connection.
 var clientCalls = []func(context.Context, *mux.Conn) error{
 	func(ctx context.Context, c *mux.Conn) error {
 		p, err := c.Start(ctx, mux.Command{Line: "x", Input: []byte("input")})
@@ -239,7 +239,7 @@ func readUntil(ctx context.Context, p *mux.Process) io.Reader {
 	return p
 }
 
-// callAll makes all calls at once for a moment, closes the connection, and checks what became of them.
+// callAll makes all calls at once for a moment, closes the connection, and checks their errors.
 func callAll(t testing.TB, conn *mux.Conn, moment time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), moment)
@@ -302,8 +302,8 @@ func TestRefusalsAreClearHoweverLong(t *testing.T) {
 }
 
 func TestOutputThatNobodyReadsIsBounded(t *testing.T) {
-	// The SSH library keeps each packet by itself, so a byte in a packet of its own costs more than itself. The
-	// window of 2 MiB is all that can wait.
+	// The SSH library keeps each packet by itself, so a packet of a single byte costs much more than a byte. At most the
+	// window of 2 MiB can wait.
 	const perByte = 64
 	n := min(hostileCount(t, 50_000), 2<<20)
 	granted, sent := make(chan struct{}), make(chan error, 1)

@@ -22,7 +22,7 @@ func onStarters(t *testing.T, test func(*testing.T, starter)) {
 	})
 }
 
-func TestInputIsWhatStdinBeginsWith(t *testing.T) {
+func TestInputIsTheBeginningOfStdin(t *testing.T) {
 	onStarters(t, func(t *testing.T, s starter) {
 		for _, n := range []int{0, 1, 44, 32 << 10} {
 			input := bytes.Repeat([]byte("i"), n)
@@ -51,7 +51,7 @@ func TestInputThatIsTooLongIsRefused(t *testing.T) {
 	})
 }
 
-func TestAProcessThatWantsNoInputStartsAndEndsAsEver(t *testing.T) {
+func TestProcessThatDoesNotReadItsInputStartsAndEnds(t *testing.T) {
 	onStarters(t, func(t *testing.T, s starter) {
 		for range 20 {
 			p, err := s.Start(sshtest.Within(t), mux.Command{Line: "exec <&-; exit 3", Input: make([]byte, 32<<10)})

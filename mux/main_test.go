@@ -10,7 +10,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// What the SSH library leaves behind where a server breaks the protocol; a connection that lives has more.
+	// The SSH library leaves these behind if a server breaks the protocol. A connection that lives has more.
 	code := runnertest.M{M: m, Leaks: []goleak.Option{
 		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).openChannel"),
 		goleak.IgnoreAnyFunction("golang.org/x/crypto/ssh.(*mux).loop"),

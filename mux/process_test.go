@@ -107,7 +107,7 @@ func TestSignalReachesTheProcess(t *testing.T) {
 	require.Equal(t, 7, exit.Status)
 }
 
-func TestMoreBuildsThanSessionsWaitAndNoneFails(t *testing.T) {
+func TestMoreBuildsThanSessionsWaitAndAllSucceed(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		var wg sync.WaitGroup
@@ -173,7 +173,7 @@ func TestTryStartSaysSaturatedAndTheConnectionGoesOn(t *testing.T) {
 }
 
 func TestReserveIsAllOrNoneSoThatPairsNeverDeadlock(t *testing.T) {
-	// Each build needs two sessions. Had every build taken one, all would wait for the second.
+	// Each build needs two sessions. If every build could take one, all would wait for the second.
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		var wg sync.WaitGroup
@@ -262,7 +262,7 @@ func TestCancelledOpenLeaksNoChannel(t *testing.T) {
 	})
 }
 
-func TestShutdownWaitsForWhatIsOpenAndTakesNothingNew(t *testing.T) {
+func TestShutdownWaitsForOpenChannelsAndRefusesNewOnes(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := start(t, conn, "exec cat", nil)
 	down := inBackground(func() error { return conn.Shutdown(sshtest.Within(t)) })
@@ -289,7 +289,7 @@ func TestShutdownEndsWithItsContext(t *testing.T) {
 	receive(t, conn.Done())
 }
 
-func TestLongCommandLinesAreTheServersAffair(t *testing.T) {
+func TestLongCommandLinesReachTheServer(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := start(t, conn, "echo "+strings.Repeat("x", 100<<10), nil)
 	out, err := io.ReadAll(p)
@@ -297,7 +297,7 @@ func TestLongCommandLinesAreTheServersAffair(t *testing.T) {
 	require.Len(t, out, 100<<10+1)
 }
 
-func TestStartRefusesACommandThatIsNone(t *testing.T) {
+func TestStartRefusesAnInvalidCommand(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	for _, cmd := range []mux.Command{
 		{},

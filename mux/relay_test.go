@@ -66,7 +66,7 @@ func TestRelayTakesOneSessionForAnyNumberOfProcesses(t *testing.T) {
 }
 
 func TestRelayProcessKeepsStdoutStderrAndExitApart(t *testing.T) {
-	// Neither is read while the other floods, and yet all of it comes.
+	// Each floods while the other is not read, and yet all of it comes.
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
 	p := startBy(t, r, "head -c 3000000 /dev/zero >&2; echo out; head -c 3000000 /dev/zero; exit 7", &stderr)
@@ -117,7 +117,7 @@ func TestRelayProcessHasTheDirectoryAndEnvironmentItIsGiven(t *testing.T) {
 	}
 }
 
-func TestRelayRefusesWhatIsNotThere(t *testing.T) {
+func TestRelayRefusesMissingProgramsDirectoriesAndSockets(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	refused := (*relay.RefusedError)(nil)
 	_, err := r.Start(sshtest.Within(t), mux.Command{Argv: []string{"/no/such/program"}})
@@ -207,7 +207,7 @@ func TestRelayRequestsEndWithTheirContext(t *testing.T) {
 	require.NoError(t, r.Err())
 }
 
-func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
+func TestKilledRelayFailsItsStreamsAndIsStartedAnew(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		r := relayOf(t, conn)
@@ -238,14 +238,14 @@ func TestARelayThatIsKilledFailsWhatGoesByItAndIsStartedAnew(t *testing.T) {
 	})
 }
 
-func TestARelayThatIsToldToEndHasLostWhatRanByIt(t *testing.T) {
+func TestRelayThatGetsSIGTERMLosesItsProcesses(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	p := startBy(t, r, "trap 'exit 0' TERM; echo $PPID; while :; do sleep 0.01; done", nil)
 	require.NoError(t, syscall.Kill(readPID(t, p), syscall.SIGTERM))
 	requireRelayLost(t, p.Wait(sshtest.Within(t)))
 }
 
-func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
+func TestProgramThatIsNoRelayIsAnErrorWithItsOutput(t *testing.T) {
 	for name, test := range map[string]struct {
 		line string
 		exit int
@@ -278,9 +278,9 @@ func TestARelayThatIsNoneSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// A relay that was frozen before it said hello was waited for without end: sshd confirms the end of its channel only
-// when the program has ended.
-func TestARelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
+// Symptom: the start of a relay that was frozen before its hello never ended, as sshd confirms the end of its channel
+// only when the program has ended.
+func TestRelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 	mux.SetRelayStartTime(t, 200*time.Millisecond)
 	conn := dial(t, sshtest.OpenSSH(t))
 	_, err := conn.Relay(sshtest.Within(t), mux.Command{Argv: []string{"sleep", "600"}})
@@ -291,7 +291,7 @@ func TestARelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 	require.NoError(t, p.Wait(sshtest.Within(t)))
 }
 
-func TestARelaysGreetingShellIsNoTrouble(t *testing.T) {
+func TestGreetingOfALoginShellBeforeARelayIsIgnored(t *testing.T) {
 	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	cmd := relayCommand(t)
 	cmd.Line, cmd.Argv = "echo 'Welcome to Debian'; printf '$ '; exec "+strings.Join(cmd.Argv, " "), nil
@@ -316,7 +316,7 @@ func TestShutdownWaitsForRelayedStreamsAndNotForTheRelay(t *testing.T) {
 	require.NoError(t, receive(t, down))
 }
 
-func TestARelayedProcessHasNobodyForItsStderrUntilItSaysSomething(t *testing.T) {
+func TestRelayedProcessHasNoStderrGoroutineUntilItWritesSome(t *testing.T) {
 	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
 	var stderr bytes.Buffer
 	p := startBy(t, r, "while read -r line; do echo $line >&2; echo; done", &stderr)

@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-func TestSpareIsAProcessLikeAnyOtherOnceItIsTaken(t *testing.T) {
+func TestTakenSpareIsAProcessLikeAnyOther(t *testing.T) {
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn := dial(t, s)
 		spare, err := conn.StartSpare(sshtest.Within(t), mux.Command{Line: "exec cat"})
@@ -53,7 +53,7 @@ func TestShutdownWaitsForASpareOnlyOnceItIsTaken(t *testing.T) {
 	})
 }
 
-func TestSpareMakesRoomForWhoeverWaitsForASession(t *testing.T) {
+func TestSpareIsGivenUpWhenACallerWaitsForASession(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxSessions 2")
 	conn := dial(t, s)
 	for range 10 {
@@ -72,7 +72,7 @@ func TestSpareMakesRoomForWhoeverWaitsForASession(t *testing.T) {
 	}
 }
 
-func TestSpareMakesRoomWhereTheServerAllowsLessThanWasSaid(t *testing.T) {
+func TestSpareIsGivenUpWhenTheServerAllowsLessThanConfigured(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxSessions 2")
 	cfg := config(s)
 	cfg.SessionLimit = 10

@@ -10,9 +10,9 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-func TestAStrictKeyExchangeIsAskedForAndKept(t *testing.T) {
-	// Messages that somebody in between adds before the keys are there shift the numbers by which the first
-	// ones after that are known, and so hide that those were removed (CVE-2023-48795).
+func TestStrictKeyExchangeIsAskedForAndKept(t *testing.T) {
+	// A man in the middle can add messages before the keys are exchanged. That shifts the sequence numbers, and hides
+	// that he removes the first messages after that (CVE-2023-48795).
 	for _, strict := range []bool{true, false} {
 		offered := make(chan []string, 1)
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {

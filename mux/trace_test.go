@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// notes is what a Trace was told.
+// notes are the events that a Trace got.
 type notes struct {
 	mu  sync.Mutex // guards the following
 	all []string
@@ -29,7 +29,7 @@ func (n *notes) add(format string, args ...any) {
 	n.all = append(n.all, fmt.Sprintf(format, args...))
 }
 
-// await waits until a note was taken, and forgets all before it and the note itself.
+// await waits for a note, and forgets it and all before it.
 func (n *notes) await(t testing.TB, want string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -61,7 +61,7 @@ func (n *notes) trace() *mux.Trace {
 	}
 }
 
-func TestTraceIsToldWhatHappens(t *testing.T) {
+func TestTraceGetsEveryEvent(t *testing.T) {
 	s := sshtest.OpenSSH(t, "MaxSessions 1")
 	n := &notes{}
 	cfg := config(s)
@@ -106,7 +106,7 @@ func TestTraceIsToldWhatHappens(t *testing.T) {
 	require.ErrorIs(t, err, mux.ErrClosed)
 }
 
-func TestTraceIsToldWhyADialFailed(t *testing.T) {
+func TestTraceGetsTheReasonOfAFailedDial(t *testing.T) {
 	s, other := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	for want, change := range map[string]func(*mux.Config){
 		"prepare ok, connect ok, ssh-ed25519  failed, handshake failed": func(c *mux.Config) {
@@ -126,7 +126,7 @@ func TestTraceIsToldWhyADialFailed(t *testing.T) {
 	}
 }
 
-func TestTraceIsToldThatAConnectionDied(t *testing.T) {
+func TestTraceGetsTheDeathOfAConnection(t *testing.T) {
 	s := sshtest.OpenSSH(t)
 	proxy := sshtest.Proxy(t, s.Addr)
 	n := &notes{}

@@ -1,5 +1,5 @@
-// Package remote is the VM's end: the commands `stepmux steps serve`, `proxy` and `relay`, and the runner of scripts. It
-// runs on Linux.
+// Package remote is the VM's end: the commands `stepmux steps serve`, `proxy` and `relay`, and the runner of scripts.
+// It runs on Linux.
 //
 //   - [Serve] is the step runner of one build. It owns the build's private directory, the socket in it, the jobs and
 //     their processes, and leaves nothing of them behind. Its stdin is a leash: when an SSH channel closes, the SSH
@@ -13,5 +13,6 @@
 // VM removes it. The socket's path decides where files go, and nothing in the environment does.
 //
 // Below the doors: socketdir has the directories and sockets, relay the relay, pipe the stdio, proc the processes, job
-// the jobs and their gRPC services. The package knows no SSH and no manager; internal/wire has the contract of both ends.
+// the jobs and their gRPC services. The package knows no SSH and no manager; internal/wire has the contract of both
+// ends.
 package remote

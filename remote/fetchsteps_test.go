@@ -16,7 +16,10 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 	root, home := t.TempDir(), t.TempDir()
 	h := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c", "echo"))
-	commit := r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, fetched]}\n"}))
+	commit := r.Commit(
+		"main",
+		fetchtest.Texts(map[string]string{"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, fetched]}\n"}),
+	)
 	tmp := remotetest.ShortTemp(t)
 	for _, id := range []string{"1", "2"} {
 		socket := remotetest.SocketIn(t, tmp, id)
@@ -25,7 +28,10 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 		})
 		s.waitReady(t)
 		client := clientOf(t, socket)
-		_, err := client.Run(t.Context(), &pb.RunRequest{Id: "j", Type: pb.RunRequest_step, StepsYaml: "- step: " + h.URL + "/c/echo@" + commit + "\n"})
+		_, err := client.Run(
+			t.Context(),
+			&pb.RunRequest{Id: "j", Type: pb.RunRequest_step, StepsYaml: "- step: " + h.URL + "/c/echo@" + commit + "\n"},
+		)
 		require.NoError(t, err)
 		stdout, stderr := readOutput(t, client, "j")
 		require.Equal(t, "fetched\n", stdout, stderr)

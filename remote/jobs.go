@@ -11,9 +11,9 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
-// openJobs opens the job store of the build in its directory dir, and the step service in front of it. The steps that jobs
-// fetch are in cacheDir, which builds share; every other file of a job is in dir. If this process is killed, the shims of
-// the jobs' processes remove dir. version is the version of this program.
+// openJobs opens the job store of the build in its directory dir, and the step service in front of it. The steps that
+// jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this process is killed, the
+// shims of the jobs' processes remove dir. version is the version of this program.
 func openJobs(dir, cacheDir, version string, options ...grpc.ServerOption) (*jobRunner, error) {
 	components, err := fetch.New(fetch.Config{Dir: cacheDir})
 	if err != nil {

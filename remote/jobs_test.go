@@ -91,8 +91,8 @@ func newVitals(t *testing.T) *vitals {
 	return v
 }
 
-// script is one that holds the pipe, as do a child and a child in a session of its own, and then does
-// what body says. waitUp returns once it is about to.
+// script returns a script that holds the pipe, with a child and a child in a session of its own, and then runs body.
+// waitUp returns when body is about to run.
 func (v *vitals) script(t *testing.T, body string) string {
 	t.Helper()
 	path, err := wire.Quote("exec", v.path)
@@ -112,7 +112,7 @@ func (v *vitals) waitUp(t *testing.T) {
 	require.Equal(t, "up\n", string(line))
 }
 
-// waitGone waits until no process of the script is left and returns what they wrote.
+// waitGone waits until no process of the script is left and returns their output.
 func (v *vitals) waitGone(t *testing.T) string {
 	t.Helper()
 	text, err := io.ReadAll(v.file)
@@ -120,7 +120,7 @@ func (v *vitals) waitGone(t *testing.T) string {
 	return string(text)
 }
 
-func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
+func TestServeEndsItsJobsInEveryWayItCanEnd(t *testing.T) {
 	for how, end := range map[string]func(*served) error{
 		"SIGTERM":      func(s *served) error { return s.cmd.Process.Signal(unix.SIGTERM) },
 		"SIGHUP":       func(s *served) error { return s.cmd.Process.Signal(unix.SIGHUP) },
@@ -131,7 +131,12 @@ func TestServeEndsItsJobsHoweverItEnds(t *testing.T) {
 			socket := remotetest.SocketIn(t, tmp, "42")
 			s := startServe(t, socket)
 			v := newVitals(t)
-			runScript(t, clientOf(t, socket), "job", v.script(t, "trap 'echo asked >&9; exit 3' TERM\necho trap >&9\nwhile :; do sleep 0.01; done"))
+			runScript(
+				t,
+				clientOf(t, socket),
+				"job",
+				v.script(t, "trap 'echo asked >&9; exit 3' TERM\necho trap >&9\nwhile :; do sleep 0.01; done"),
+			)
 			v.waitUp(t)
 			_, err := io.ReadFull(v.file, make([]byte, len("trap\n")))
 			require.NoError(t, err)
@@ -204,7 +209,7 @@ func TestFollowersGetTheFinalStateWhenServeEnds(t *testing.T) {
 }
 
 // Elsewhere serve waited for its followers at the end, for as long as they pleased.
-func TestServeEndsThoughItsFollowersDoNotRead(t *testing.T) {
+func TestServeEndsWhileItsFollowersDoNotRead(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	socket := remotetest.SocketIn(t, tmp, "42")
 	s := startServe(t, socket)
@@ -225,7 +230,12 @@ func TestServeEndsThoughItsFollowersDoNotRead(t *testing.T) {
 func TestServesEnvironmentReachesNoJob(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s := launchServe(t, socket, func(s *served) {
-		s.cmd.Env = append(s.cmd.Env, "CI_JOB_TOKEN=of-the-manager", "LD_LIBRARY_PATH=/of-the-manager", "BASH_ENV=/of-the-manager")
+		s.cmd.Env = append(
+			s.cmd.Env,
+			"CI_JOB_TOKEN=of-the-manager",
+			"LD_LIBRARY_PATH=/of-the-manager",
+			"BASH_ENV=/of-the-manager",
+		)
 	})
 	s.waitReady(t)
 	client := clientOf(t, socket)

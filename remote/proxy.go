@@ -24,12 +24,12 @@ type ProxyConfig struct {
 	Socket string
 }
 
-// Proxy connects to a build's socket and carries bytes: stdio.In to the socket, the socket to stdio.Out. It does not look
-// at them, and writes nothing else to Out.
+// Proxy connects to a build's socket and carries bytes: stdio.In to the socket, the socket to stdio.Out. It does not
+// look at them, and writes nothing else to Out.
 //
 // Each direction ends by itself: the end of In ends the connection's sending half, and the end of the server's sending
-// half closes Out. Proxy returns nil when both directions have ended, or when the server has closed the connection, even
-// if In is still open. It returns an error if In fails, Out cannot be written, or ctx ends. It waits for all its
+// half closes Out. Proxy returns nil when both directions have ended, or when the server has closed the connection,
+// even if In is still open. It returns an error if In fails, Out cannot be written, or ctx ends. It waits for all its
 // goroutines. In stays open, and so does Out unless the server has ended.
 //
 // It only connects to a socket on which a process of our own user, or of root, listens. From its call on other
@@ -130,8 +130,8 @@ func takeSocket(ctx context.Context, in *os.File) (path string, rest []byte, err
 	return path, lines.Rest(), err
 }
 
-// sendUp copies in to the socket, which is conn's, and ends conn's sending half when in ends. If in fails it ends the whole
-// proxy, by calling closeAll: input that was cut off must not look complete.
+// sendUp copies in to the socket, which is conn's, and ends conn's sending half when in ends. If in fails it ends the
+// whole proxy, by calling closeAll: input that was cut off must not look complete.
 func sendUp(socket io.Writer, conn *net.UnixConn, in io.Reader, closeAll func()) error {
 	err := pipe.Copy(socket, in)
 	switch {
@@ -145,8 +145,8 @@ func sendUp(socket io.Writer, conn *net.UnixConn, in io.Reader, closeAll func())
 	return nil
 }
 
-// endOutput shows the end of the output to its reader. If out is a socket it may be our stdin too: then closing one of the
-// two descriptors would show nothing.
+// endOutput shows the end of the output to its reader. If out is a socket it may be our stdin too: then closing one of
+// the two descriptors would show nothing.
 func endOutput(out *os.File) {
 	if rc, err := out.SyscallConn(); err == nil {
 		_ = rc.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) })

@@ -168,13 +168,25 @@ func TestProxyGoesOnSendingAfterTheServersHalfClose(t *testing.T) {
 	p.requireClean(t)
 }
 
-func TestProxyEndsWithTheServerThoughStdinIsOpen(t *testing.T) {
+func TestProxyEndsWithTheServerWhileStdinIsOpen(t *testing.T) {
 	for name, die := range map[string]func(*proxied){
-		"which closes":                       func(p *proxied) { p.server.Close() },
-		"which closes after a half-close":    func(p *proxied) { p.server.CloseWrite(); p.server.Close() },
-		"which closes with bytes unread":     func(p *proxied) { io.WriteString(p.stdin, "unread"); waitReadable(p.server); p.server.Close() },
-		"which half-closes, then hangs up":   func(p *proxied) { p.server.CloseWrite(); io.ReadAll(p.stdout); p.server.Close() },
-		"which takes no more, then hangs up": func(p *proxied) { p.server.CloseRead(); io.WriteString(p.stdin, "lost"); p.server.Close() },
+		"which closes":                    func(p *proxied) { p.server.Close() },
+		"which closes after a half-close": func(p *proxied) { p.server.CloseWrite(); p.server.Close() },
+		"which closes with bytes unread": func(p *proxied) {
+			io.WriteString(p.stdin, "unread")
+			waitReadable(p.server)
+			p.server.Close()
+		},
+		"which half-closes, then hangs up": func(p *proxied) {
+			p.server.CloseWrite()
+			io.ReadAll(p.stdout)
+			p.server.Close()
+		},
+		"which takes no more, then hangs up": func(p *proxied) {
+			p.server.CloseRead()
+			io.WriteString(p.stdin, "lost")
+			p.server.Close()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := startProxy(t)
@@ -281,7 +293,7 @@ func TestProxyCostsNothingWhileStdoutIsStalled(t *testing.T) {
 	p.requireClean(t)
 }
 
-func TestProxyEndsBySignalThoughStdoutIsStalled(t *testing.T) {
+func TestProxyEndsBySignalWhileStdoutIsStalled(t *testing.T) {
 	p := startProxy(t)
 	flood(t, p.server)
 	require.NoError(t, p.cmd.Process.Signal(unix.SIGTERM))
@@ -291,7 +303,7 @@ func TestProxyEndsBySignalThoughStdoutIsStalled(t *testing.T) {
 	require.True(t, err == nil || errors.Is(err, unix.ECONNRESET), "%v", err)
 }
 
-func TestProxyEndsWhenNobodyReadsStdoutAnyMore(t *testing.T) {
+func TestProxyEndsWhenStdoutHasNoReader(t *testing.T) {
 	p := startProxy(t)
 	require.NoError(t, p.stdout.Close())
 	for { // until it notices

@@ -32,11 +32,11 @@ type ScriptConfig struct {
 // scriptExit is the exit status of a program that did not run its script.
 const scriptExit = 1
 
-// Script runs a script for a manager, in a session and process group of its own, with the given stdout and stderr. stdin
-// has a line with a key and then the script. Script starts the shell when the whole script has arrived; from then on
-// stdin is a leash. It returns the exit status for the program: the shell's, or 128 plus the signal's number if a signal
-// ended the shell. The manager does not rely on that status, but on the line with the key at the end of stdout and of
-// stderr (wire.End).
+// Script runs a script for a manager, in a session and process group of its own, with the given stdout and stderr.
+// stdin has a line with a key and then the script. Script starts the shell when the whole script has arrived; from then
+// on stdin is a leash. It returns the exit status for the program: the shell's, or 128 plus the signal's number if a
+// signal ended the shell. The manager does not rely on that status, but on the line with the key at the end of stdout
+// and of stderr (wire.End).
 //
 // When stdin or ctx ends the shell's process group gets SIGTERM, and after the grace everything is killed. When Script
 // returns, every process that descends from the shell is gone, in its group or not. As for Relay no other part of the

@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// FuzzReadEndKey reads what a script's input begins with: a key and its line are taken and no byte more, and never
-// more than a key has.
+// FuzzReadEndKey reads the first line of a script's input. The reader takes a key and its newline and no byte more, and
+// never more bytes than a key has.
 func FuzzReadEndKey(f *testing.F) {
 	key := strings.Repeat("0f", wire.EndKeySize/2)
 	f.Add(key + "\necho script")

@@ -15,8 +15,8 @@ import (
 
 const scriptKey = "0123456789abcdef0123456789abcdef"
 
-// script runs Script and returns what it wrote to stdout and the end it told. stdin ends after what is given,
-// unless it is to be held open.
+// script runs Script with stdin, which ends unless hold is set. It returns the script's output, its end and the exit
+// status.
 func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, hold bool) (string, wire.End, int) {
 	t.Helper()
 	in, feed, err := os.Pipe()
@@ -58,7 +58,13 @@ func TestScriptRunsAndTellsItsEnd(t *testing.T) {
 		{[]string{"sh", "-c", "exit 127"}, "", "", wire.End{Code: 127}, 127},
 		{[]string{"sh"}, "exit 127", "", wire.End{Code: 127}, 127},
 	} {
-		said, end, status := script(t.Context(), t, ScriptConfig{Shell: test.shell, Size: int64(len(test.text))}, scriptKey+"\n"+test.text, true)
+		said, end, status := script(
+			t.Context(),
+			t,
+			ScriptConfig{Shell: test.shell, Size: int64(len(test.text))},
+			scriptKey+"\n"+test.text,
+			true,
+		)
 		require.Equal(t, test.said, said)
 		require.Equal(t, test.end, end)
 		require.Equal(t, test.status, status)
@@ -66,7 +72,13 @@ func TestScriptRunsAndTellsItsEnd(t *testing.T) {
 }
 
 func TestScriptIsNotRunUnlessItIsWhole(t *testing.T) {
-	said, end, status := script(t.Context(), t, ScriptConfig{Shell: []string{"sh"}, Size: 100}, scriptKey+"\necho run\n", false)
+	said, end, status := script(
+		t.Context(),
+		t,
+		ScriptConfig{Shell: []string{"sh"}, Size: 100},
+		scriptKey+"\necho run\n",
+		false,
+	)
 	require.Empty(t, said)
 	require.Equal(t, "truncated", end.Stage)
 	require.Contains(t, end.Text, "9 of 100 bytes")
@@ -97,7 +109,7 @@ func TestScriptEndsWithItsStdinAndItsContext(t *testing.T) {
 	require.Equal(t, wire.End{Code: 137}, end)
 }
 
-func TestScriptOfNobodyKnowsWhoIsRefused(t *testing.T) {
+func TestScriptWithoutAKeyIsRefused(t *testing.T) {
 	for _, stdin := range []string{"", "echo hi\n", scriptKey, scriptKey + "0\n", strings.Repeat("x", 100)} {
 		in, feed, err := os.Pipe()
 		require.NoError(t, err)

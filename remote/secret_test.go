@@ -95,7 +95,9 @@ func TestEveryCallNeedsTheSecret(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s, secret := startGuarded(t, socket, nil)
 	client := connTo(t, socket)
-	for _, wrong := range [][]string{nil, {""}, {"Bearer "}, {wire.NewSecret().Authorization()}, {secret.Authorization(), secret.Authorization()}} {
+	for _, wrong := range [][]string{
+		nil, {""}, {"Bearer "}, {wire.NewSecret().Authorization()}, {secret.Authorization(), secret.Authorization()},
+	} {
 		for method, code := range callAll(with(t, wrong...), t, client) {
 			require.Equal(t, codes.Unauthenticated, code, "%s with %q", method, wrong)
 		}
@@ -108,7 +110,7 @@ func TestEveryCallNeedsTheSecret(t *testing.T) {
 	require.Equal(t, wire.ReadyLine(socket), s.stderr.String(), "there is nothing to be noted")
 }
 
-func TestWhoAllowsCallsWithoutTheSecretGetsThemAndANote(t *testing.T) {
+func TestAllowUnauthenticatedTakesCallsWithoutTheSecretAndNotesIt(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	s, secret := startGuarded(t, socket, func(s *served) {
 		in, out, errOut := s.cmd.Stdin, s.cmd.Stdout, s.cmd.Stderr
@@ -133,7 +135,7 @@ func TestALargeMessageWithoutTheSecretIsRefusedUnread(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 }
 
-func TestTheSecretFollowsTheSocketsPathHoweverTheLinesCome(t *testing.T) {
+func TestTheSecretFollowsTheSocketsPathInPiecesOfAnySize(t *testing.T) {
 	for name, cut := range map[string]int{"at once": 1 << 10, "in pieces": 1, "by line": 0} {
 		t.Run(name, func(t *testing.T) {
 			socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
@@ -170,7 +172,7 @@ func chunksOf(b []byte, n int) (pieces [][]byte) {
 	return pieces
 }
 
-func TestServeWithoutTheSecretItWantsMakesNothing(t *testing.T) {
+func TestServeMakesNoFileBeforeItHasItsSecret(t *testing.T) {
 	for name, test := range map[string]struct{ sent, want string }{
 		"nothing":          {"", "it ended before the secret came"},
 		"half a line":      {wire.NewSecret().Authorization()[7:30], "unexpected EOF"},
@@ -204,7 +206,7 @@ func TestServeWithoutTheSecretItWantsMakesNothing(t *testing.T) {
 	})
 }
 
-// spyRole tries what a process may want to know of process pid, and says what it got.
+// spyRole tries every way to look into process pid, and prints those that work.
 func spyRole(pid string) error {
 	for _, name := range []string{"environ", "mem", "maps", "auxv", "fd/0", "fd/1", "fd/2", "cwd", "exe"} {
 		path := filepath.Join("/proc", pid, name)
@@ -283,10 +285,13 @@ func TestAProcessOfTheSameUserCannotLookIntoTheVMsEnd(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, spyOn(relay.Process.Pid))
 
-	// And all of it works for an ordinary user, to whom not even all of its own /proc belongs any more.
+	// Everything works for an ordinary user too, to whom not even all of its own /proc belongs any more.
 	runner := pb.NewStepRunnerClient(connTo(t, socket))
 	ctx := with(t, secret.Authorization())
-	_, err = runner.Run(ctx, &pb.RunRequest{Id: "1", Type: pb.RunRequest_script, CiScript: "id -u; cat /proc/self/environ; sleep 600 & exit 7"})
+	_, err = runner.Run(
+		ctx,
+		&pb.RunRequest{Id: "1", Type: pb.RunRequest_script, CiScript: "id -u; cat /proc/self/environ; sleep 600 & exit 7"},
+	)
 	require.NoError(t, err)
 	follow, err := runner.Follow(ctx, &pb.FollowRequest{Id: "1"})
 	require.NoError(t, err)

@@ -58,11 +58,11 @@ type ServeConfig struct {
 //   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;
 //   - the server fails; this is the only end after the marker that is an error by itself.
 //
-// At the end it accepts no more calls, stops the jobs (SIGTERM to their process groups, Grace, SIGKILL), gives callers a
-// second to take the final states, and removes the directory with all state of the jobs except for fetched steps. It
-// waits for all of that, which is bounded, and returns an error for each part that could not be stopped or removed. While
-// Serve runs the process does not die of SIGPIPE, so stdio.Err may be closed. From its call on other processes of the
-// user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
+// At the end it accepts no more calls, stops the jobs (SIGTERM to their process groups, Grace, SIGKILL), gives callers
+// a second to take the final states, and removes the directory with all state of the jobs except for fetched steps. It
+// waits for all of that, which is bounded, and returns an error for each part that could not be stopped or removed.
+// While Serve runs the process does not die of SIGPIPE, so stdio.Err may be closed. From its call on other processes of
+// the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 //
 // Errors before the marker name the file that stands where the directory should be, or the missing one. The directory
 // must not be in use by a living serve. Directories of dead serves beside it are removed once this one is ready.

@@ -42,7 +42,11 @@ func startServe(t *testing.T, socket string) *served {
 // launchServe does not wait. change may change the command before it starts.
 func launchServe(t *testing.T, socket string, change func(*served)) *served {
 	t.Helper()
-	s := &served{stderr: remotetest.NewOutput(), exited: make(chan struct{}), cmd: remotetest.Role(context.Background(), "serve", socket)}
+	s := &served{
+		stderr: remotetest.NewOutput(),
+		exited: make(chan struct{}),
+		cmd:    remotetest.Role(context.Background(), "serve", socket),
+	}
 	near, far, err := os.Pipe()
 	require.NoError(t, err)
 	s.stdin = far
@@ -151,7 +155,7 @@ func waitPidfd(t *testing.T, f *os.File) {
 	}))
 }
 
-func TestServeLivesAndCleansUpThoughStderrIsGone(t *testing.T) {
+func TestServeLivesAndCleansUpAfterStderrIsClosed(t *testing.T) {
 	// A process that writes to a closed stderr is killed by SIGPIPE, here with its first word.
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	reader, writer, err := os.Pipe()
@@ -186,7 +190,12 @@ func TestServeSweepsAfterAKilledOne(t *testing.T) {
 	}
 	next := startServe(t, remotetest.SocketIn(t, tmp, "same")) // takes the place of a dead one
 	base := filepath.Join(tmp, wire.SocketBase)
-	require.Eventually(t, func() bool { return fmt.Sprint(remotetest.Names(t, base)) == "[same]" }, time.Minute, time.Millisecond)
+	require.Eventually(
+		t,
+		func() bool { return fmt.Sprint(remotetest.Names(t, base)) == "[same]" },
+		time.Minute,
+		time.Millisecond,
+	)
 	require.NoError(t, next.stdin.Close())
 	next.requireExit(t, 0, remotetest.SocketIn(t, tmp, "same"))
 	require.Empty(t, remotetest.Names(t, base))
@@ -208,7 +217,7 @@ func TestServeRefusesABuildThatIsBeingServed(t *testing.T) {
 	first.requireExit(t, 0, socket)
 }
 
-func TestServeSaysWhatIsWrongBeforeItIsReady(t *testing.T) {
+func TestServeNamesItsErrorBeforeItIsReady(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	for path, want := range map[string]string{
 		"/tmp/x.sock": "want <tmp>/gitlab-runner-steps/<build id>/step-runner.sock",
@@ -235,7 +244,11 @@ func TestServeSaysThatTheDiskIsFull(t *testing.T) {
 	s := launchServe(t, remotetest.SocketIn(t, tmp, "42"), nil)
 	<-s.exited
 	require.Equal(t, 1, s.cmd.ProcessState.ExitCode())
-	require.Contains(t, s.stderr.String(), "no space left on device (free space or inodes on the file system of "+filepath.Dir(held.Path()))
+	require.Contains(
+		t,
+		s.stderr.String(),
+		"no space left on device (free space or inodes on the file system of "+filepath.Dir(held.Path()),
+	)
 	require.Equal(t, []string{"held"}, remotetest.Names(t, filepath.Dir(held.Path())))
 	require.NoError(t, held.Remove(t.Context()))
 }
@@ -332,7 +345,12 @@ func TestServeEndsWithAnErrorWhenTheServerFails(t *testing.T) {
 	runner := bareRunner(func(context.Context, time.Duration) error { return nil })
 	runner.server.Stop() // Serve on it fails
 	out := remotetest.NewOutput()
-	err := serve(t.Context(), Stdio{Err: out}, ServeConfig{Socket: socket}, func(string, ...grpc.ServerOption) (*jobRunner, error) { return runner, nil })
+	err := serve(
+		t.Context(),
+		Stdio{Err: out},
+		ServeConfig{Socket: socket},
+		func(string, ...grpc.ServerOption) (*jobRunner, error) { return runner, nil },
+	)
 	require.ErrorContains(t, err, "serve: accept on "+socket)
 	remotetest.RequireGone(t, filepath.Dir(socket))
 }

@@ -10,23 +10,23 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// ownFile is the file this program was started from, though another may have taken its name.
+// ownFile is the file of this program, even if another file has its name by now.
 const ownFile = "/proc/self/exe"
 
-// bootstrapFlags say what may be put on VMs.
+// bootstrapFlags name the programs that may be copied to VMs.
 type bootstrapFlags struct {
 	bootstrap bool
 	binaries  []string
 }
 
 func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
-	fl.BoolVar(&f.bootstrap, "bootstrap", false, "put this program on VMs whose stepmux is missing, cannot be "+
-		"executed, or is too old for a relay: in ~/.cache/stepmux or a directory for temporary files")
+	fl.BoolVar(&f.bootstrap, "bootstrap", false, "copy this program to VMs whose stepmux is missing, cannot "+
+		"run, or is too old for a relay: to ~/.cache/stepmux or a directory for temporary files")
 	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil,
-		"OS/ARCH=FILE, a stepmux to put on VMs of that kind, as --bootstrap does; may repeat")
+		"OS/ARCH=FILE, a stepmux to copy to VMs of that platform, as --bootstrap does; repeatable")
 }
 
-// bootstraps returns the programs that may be put on VMs.
+// bootstraps returns the programs that may be copied to VMs.
 func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
 	var all []*program.Binary
 	for _, text := range f.binaries {
@@ -48,7 +48,7 @@ func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--bootstrap: %w", err)
 		}
-		all = append(all, own) // one that was named comes first
+		all = append(all, own) // after those that were named
 	}
 	return all, nil
 }

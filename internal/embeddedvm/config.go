@@ -14,35 +14,36 @@ import (
 )
 
 const (
-	// defaultMaxSessions and defaultHandshakeTimeout are sshd_config's MaxSessions and what its
-	// LoginGraceTime should be on loopback.
+	// defaultMaxSessions is sshd_config's MaxSessions. defaultHandshakeTimeout is shorter than its LoginGraceTime, for
+	// loopback.
 	defaultMaxSessions      = 10
 	defaultHandshakeTimeout = 30 * time.Second
 
-	// defaultPath is the PATH sshd gives when nobody configured one.
+	// defaultPath is sshd's PATH without configuration.
 	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
-// Config describes a VM. The zero value is a VM with sshd's stock limits that only the server's own
-// [Server.ClientSigner] may enter.
+// Config describes a VM. The zero value is a VM with sshd's stock limits in which only [Server.ClientSigner] can log
+// in.
 type Config struct {
-	// Addr is where it listens, as host:port. If empty, on a free port of 127.0.0.1.
+	// Addr is the host:port to listen on. If empty, a free port of 127.0.0.1.
 	Addr string
 
-	// HostKeys are the keys by which clients may know it, the first of each type. If empty, a fresh one.
+	// HostKeys are its host keys; the first of each type counts. If empty, a new one.
 	HostKeys []ssh.Signer
 
-	// RekeyThreshold is after how many bytes in one direction it exchanges keys anew. If zero, the SSH library's.
+	// RekeyThreshold is the number of bytes in one direction after which it exchanges keys again. If zero, the SSH
+	// library's.
 	RekeyThreshold uint64
 
-	// MaxSessions limits the session channels of one connection, as sshd_config's option of that
-	// name. If zero, 10. If negative, none is allowed.
+	// MaxSessions limits the session channels of one connection, like MaxSessions in sshd_config. If zero, 10. If
+	// negative, no session is allowed.
 	MaxSessions int
 
 	// Shell runs the commands, as `Shell -c COMMAND`. It must be an absolute path. If empty, /bin/sh.
 	Shell string
 
-	// Dir is the home directory: HOME, and where commands start. It must exist. If empty, it is that
+	// Dir is the home directory: HOME, and the working directory of commands. It must exist. If empty, the home directory
 	// of this process's user.
 	Dir string
 
@@ -63,10 +64,10 @@ type Config struct {
 	// HandshakeTimeout bounds key exchange and login of a connection. If zero, 30s.
 	HandshakeTimeout time.Duration
 
-	// DisableStreamLocal and DisableTCP forbid to forward to Unix sockets and to TCP ports.
+	// DisableStreamLocal and DisableTCP forbid forwarding to Unix sockets and to TCP ports.
 	DisableStreamLocal, DisableTCP bool
 
-	// ForbiddenReason is the reason given for what DisableStreamLocal and DisableTCP forbid. If zero,
+	// ForbiddenReason is the reason in refusals because of DisableStreamLocal and DisableTCP. If zero,
 	// ssh.Prohibited, "administratively prohibited". OpenSSH says that for TCP only: a server with
 	// AllowStreamLocalForwarding no gives ssh.ConnectionFailed, as for a socket that does not exist.
 	ForbiddenReason ssh.RejectionReason
@@ -106,7 +107,7 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// existingDir returns dir, or as sshd does the root if there is no such directory.
+// existingDir returns dir. If it does not exist it returns the root directory, as sshd does.
 func existingDir(dir string) string {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return "/"
@@ -114,7 +115,7 @@ func existingDir(dir string) string {
 	return dir
 }
 
-// baseEnv is the environment of every command of the VM; each connection adds its own addresses.
+// baseEnv returns the environment of the VM's commands. Each connection adds its addresses.
 func baseEnv(c Config, username string) []string {
 	env := []string{
 		"PATH=" + defaultPath,

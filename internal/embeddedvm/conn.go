@@ -9,18 +9,18 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// maxForwards bounds the socket channels of one connection. sshd ends a connection with 16384
-// channels; this is enough for any test of ours and keeps a hostile client from exhausting the process.
+// maxForwards bounds the socket channels of one connection. (sshd ends a connection with 16384 channels.) A hostile
+// client cannot exhaust the process.
 const maxForwards = 4096
 
-// openFailed is all sshd says about why it did not open a channel.
+// openFailed is sshd's only text for a channel that it does not open.
 const openFailed = "open failed"
 
 // conn is one TCP connection of a client.
 type conn struct {
 	server *Server
 	nc     net.Conn
-	ctx    context.Context // ends when the connection has ended; this is its life
+	ctx    context.Context // ends with the connection
 	end    context.CancelFunc
 
 	sessions atomic.Int32
@@ -33,15 +33,15 @@ func newConn(s *Server, nc net.Conn) *conn {
 	return c
 }
 
-// run serves the connection until it ends. What its channels left running belongs to the server.
+// run serves the connection until it ends. The server ends processes that its channels leave behind.
 func (c *conn) run() {
 	defer c.end()
 	defer c.nc.Close()
-	// An error means the connection is closed, which the handshake will find out.
+	// An error means that the connection is closed; the handshake finds out, too.
 	_ = c.nc.SetDeadline(time.Now().Add(c.server.config.HandshakeTimeout))
 	sc, channels, requests, err := ssh.NewServerConn(c.nc, c.server.ssh)
 	if err != nil {
-		return // the client has been told as much as it may know
+		return // x/crypto has told the client
 	}
 	_ = c.nc.SetDeadline(time.Time{})
 	c.server.running.Go(func() { refuseAll(requests) })
@@ -51,15 +51,15 @@ func (c *conn) run() {
 	_ = sc.Wait() // however it ended
 }
 
-// refuseAll answers requests like keepalive@openssh.com as sshd does: with a failure, which shows
-// that the server is alive (RFC 4254, section 4).
+// refuseAll answers requests such as keepalive@openssh.com with a failure, as sshd does. That also shows that the
+// server is alive (RFC 4254, section 4).
 func refuseAll(requests <-chan *ssh.Request) {
 	for req := range requests {
 		_ = req.Reply(false, nil) // an error means the connection is ending
 	}
 }
 
-// open starts what a channel is for. It does not block.
+// open opens a session or a forward. It does not block.
 func (c *conn) open(nch ssh.NewChannel) {
 	switch nch.ChannelType() {
 	case "session":
@@ -80,7 +80,7 @@ func reject(nch ssh.NewChannel, reason ssh.RejectionReason) {
 // cut closes the TCP connection with a reset.
 func (c *conn) cut() {
 	if tcp, ok := c.nc.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // if it fails the close is a polite one
+		_ = tcp.SetLinger(0) // without it the peer sees a normal close
 	}
 	_ = c.nc.Close() // nothing to lose
 	c.end()

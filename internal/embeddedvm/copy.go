@@ -6,7 +6,7 @@ import (
 	"net"
 )
 
-// chunk is what is copied at once: the largest packet of SSH channels.
+// chunk is the size of a copy: the largest packet of SSH channels.
 const chunk = 32 << 10
 
 // copyBytes copies src to dst until src ends. It is io.Copy without ReadFrom and WriteTo: those

@@ -15,17 +15,17 @@ import (
 // dialTimeout bounds the connect to a forward's target.
 const dialTimeout = 30 * time.Second
 
-// socket is what a forward connects to: a *net.UnixConn or a *net.TCPConn.
+// socket is a *net.UnixConn or a *net.TCPConn.
 type socket interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// parseTarget reads what to connect to from a channel's type-specific data.
+// parseTarget reads the target of a forward from a channel's type-specific data.
 type parseTarget func(data []byte) (network, address string, err error)
 
 // unixTarget parses the data of direct-streamlocal@openssh.com (OpenSSH's PROTOCOL, section 2.4).
-// Relative paths mean nothing here, and one that starts with @ would be an abstract socket to net.
+// It refuses relative paths: they have no meaning here, and package net takes one with @ for an abstract socket.
 func unixTarget(data []byte) (network, address string, err error) {
 	var msg struct {
 		Path     string
@@ -102,8 +102,8 @@ func (c *conn) forward(nch ssh.NewChannel, network, address string) {
 	c.bridge(ch, requests, target)
 }
 
-// bridge copies between a channel and a socket until both directions have ended or the channel is
-// closed. The end of one direction is passed on and does not end the other.
+// bridge copies between a channel and a socket until both directions have ended or the channel is closed. It passes on
+// the end of one direction and keeps the other.
 func (c *conn) bridge(ch ssh.Channel, requests <-chan *ssh.Request, target socket) {
 	unhook := hangUpWith(c, target)
 	defer unhook()
@@ -120,7 +120,7 @@ func (c *conn) bridge(ch ssh.Channel, requests <-chan *ssh.Request, target socke
 	c.server.running.Go(func() {
 		defer close(closed)
 		refuseAll(requests)
-		<-sent // what the client sent before it closed the channel is still delivered
+		<-sent // data that the client sent before it closed the channel is still delivered
 		_ = target.Close()
 	})
 	_ = copyBytes(ch, target) // however it ends

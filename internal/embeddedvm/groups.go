@@ -6,10 +6,10 @@ import (
 	"syscall"
 )
 
-// groups are the process groups that commands have made. The zero value is empty.
+// groups is a set of the commands' process groups. The zero value is empty.
 type groups struct {
 	mu      sync.Mutex // guards the following
-	killing bool       // killAll was called: nothing may live
+	killing bool       // killAll was called
 	live    map[*process]struct{}
 	left    map[int]struct{} // by ID: the leader has exited, other members have not
 }
@@ -28,7 +28,7 @@ func (g *groups) add(p *process) {
 	g.live[p] = struct{}{}
 }
 
-// exited is called when p has exited. What it left in the background stays on the list.
+// exited is called when p has exited. A group with background processes stays in the set.
 func (g *groups) exited(p *process) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -51,7 +51,7 @@ func (g *groups) exited(p *process) {
 	}
 }
 
-// killAll kills every group, now and in the future.
+// killAll kills every group, and from now on every group that is added.
 func (g *groups) killAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,8 +71,8 @@ func killGroup(id int) {
 	_ = syscall.Kill(-id, syscall.SIGKILL) // an error means it has no more members
 }
 
-// orphaned reports whether there is a group id without its leader. The kernel gives the ID to no new
-// process while the group exists, so a process of that ID means that ours is long gone.
+// orphaned reports whether group id exists and its leader does not. The kernel does not give the ID to a new process
+// while the group exists, so a process with that ID means that our group is gone.
 func orphaned(id int) bool {
 	return errors.Is(syscall.Kill(id, 0), syscall.ESRCH) && syscall.Kill(-id, 0) == nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 )
 
-// forged shows one key and signs with another, or not at all.
+// forged is a key that shows one public key and signs with another, or not at all.
 type forged struct {
 	shown ssh.PublicKey
 	with  ssh.Signer
@@ -29,7 +29,7 @@ func (f forged) Sign(r io.Reader, data []byte) (*ssh.Signature, error) {
 }
 
 func TestAKeyThatIsOnlyShownIsNoLogin(t *testing.T) {
-	// What a server is asked about a key says nothing of who has it (CVE-2024-45337).
+	// A client can ask about keys that it does not have (CVE-2024-45337).
 	signer := func() ssh.Signer {
 		_, private, err := ed25519.GenerateKey(rand.Reader)
 		require.NoError(t, err)

@@ -20,11 +20,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds the waits for other processes; it is for tests that fail.
-const patience = 20 * time.Second
+// waitLimit bounds the waits for other processes. Only failing tests reach it.
+const waitLimit = 20 * time.Second
 
-// onBoth runs a test against a VM and against the real thing, whose behaviour it shall have. limits
-// is what sshd_config says of the options of config.
+// onBoth runs a test against an embedded VM and against a real sshd, because both must behave alike. limits is
+// sshd_config for the options of config.
 func onBoth(t *testing.T, config embeddedvm.Config, limits []string, test func(t *testing.T, s *sshtest.Server)) {
 	t.Run("vm", func(t *testing.T) { test(t, sshtest.InProcess(t, config)) })
 	t.Run("openssh", func(t *testing.T) { test(t, sshtest.OpenSSH(t, limits...)) })
@@ -87,10 +87,10 @@ func output(t *testing.T, client *ssh.Client, command string) string {
 	return string(out)
 }
 
-// eventually waits until a condition holds that other processes bring about.
+// eventually waits until other processes make a condition true.
 func eventually(t *testing.T, condition func() bool, what string) {
 	t.Helper()
-	require.Eventually(t, condition, patience, 5*time.Millisecond, what)
+	require.Eventually(t, condition, waitLimit, 5*time.Millisecond, what)
 }
 
 func exists(path string) bool {
@@ -107,7 +107,7 @@ func alive(t *testing.T, pidFile string) bool {
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
-// fifo makes a named pipe by which a test holds up a command.
+// fifo makes a named pipe on which a command of a test waits.
 func fifo(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fifo")

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// feedGrace is how long a process may take to read what its client sent before the connection ended.
+// feedGrace is how long a process may take to read the last input after the connection has ended.
 const feedGrace = time.Second
 
-// unknownExit is the exit status of a process of which it is not known.
+// unknownExit is the exit status if the real one is not known.
 const unknownExit = 255
 
 // process is a command, the leader of a session and so of a process group, and our ends of its pipes.
@@ -27,7 +27,7 @@ type process struct {
 	exited                chan struct{} // closed when the process has been waited for
 
 	mu     sync.Mutex // guards the following
-	reaped bool       // the process ID may belong to somebody else
+	reaped bool       // the process ID may belong to another process
 }
 
 // startProcess starts command as sshd does. The caller must wait for it.
@@ -60,7 +60,7 @@ func startProcess(config Config, env []string, command string) (*process, error)
 
 type pipe struct{ r, w *os.File }
 
-// openPipes opens n pipes, or none.
+// openPipes opens n pipes, or fails and leaves no pipe open.
 func openPipes(n int) ([]pipe, error) {
 	pipes := make([]pipe, 0, n)
 	for range n {
@@ -76,8 +76,8 @@ func openPipes(n int) ([]pipe, error) {
 	return pipes, nil
 }
 
-// feed copies what the client sends to the process's stdin until the client has no more, and closes
-// it. If the process does not want any more the rest is dropped. conn ends with the connection.
+// feed copies the client's data to the process's stdin and closes that at the end. If the process stops reading, the
+// rest is dropped. conn ends with the connection.
 func (p *process) feed(conn context.Context, client io.Reader) {
 	defer context.AfterFunc(conn, func() {
 		_ = p.stdin.SetWriteDeadline(time.Now().Add(feedGrace)) // an error means it is closed
@@ -88,8 +88,8 @@ func (p *process) feed(conn context.Context, client io.Reader) {
 	_ = p.stdin.Close() // an error means the process exited first
 }
 
-// forward copies output to the client, and closes it when it ends or the client is gone: a process
-// that writes on gets SIGPIPE.
+// forward copies output to the client. It closes output at its end, or when the client is gone: a process that still
+// writes gets SIGPIPE.
 func (p *process) forward(client io.Writer, output *os.File) {
 	_ = copyBytes(client, output) // however it ends
 	_ = output.Close()            // an error means closeOutput was first
@@ -100,17 +100,17 @@ func (p *process) closeOutput() {
 	_, _ = p.stdout.Close(), p.stderr.Close() // an error means they are closed
 }
 
-// wait waits until the process has exited and returns the request that says how (RFC 4254, section 6.10).
+// wait waits until the process has exited and returns the request that reports it (RFC 4254, section 6.10).
 func (p *process) wait() (name string, payload []byte) {
 	_ = p.cmd.Wait() // the process's state says more
 	p.mu.Lock()
 	p.reaped = true
 	p.mu.Unlock()
-	_ = p.stdin.Close() // wakes feed, should a background process hold the other end
+	_ = p.stdin.Close() // wakes feed if a background process holds the other end
 	close(p.exited)
 
 	state := p.cmd.ProcessState
-	if state == nil { // somebody else in this program waited for it
+	if state == nil { // another part of this program waited for it
 		return exitStatus(unknownExit)
 	}
 	status, ok := state.Sys().(syscall.WaitStatus)
@@ -129,7 +129,7 @@ func exitStatus(code uint32) (name string, payload []byte) {
 	return "exit-status", ssh.Marshal(struct{ Status uint32 }{code})
 }
 
-// kill signals the process's group and reports whether it could.
+// kill signals the process's group and reports whether that worked.
 func (p *process) kill(sig syscall.Signal) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

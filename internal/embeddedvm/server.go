@@ -17,13 +17,13 @@ import (
 // acceptRetry paces the accept loop while the machine is out of file descriptors.
 const acceptRetry = 10 * time.Millisecond
 
-// errDenied is what a client's attempt to log in ends with; x/crypto only tells it "no".
+// errDenied refuses a login. x/crypto does not send the text to the client.
 var errDenied = errors.New("permission denied")
 
 // Server is a running VM. Its methods may be called from any goroutine.
 //
-// It owns the accept loop, a goroutine for each connection, and those of their channels and
-// processes; Close and Shutdown wait for all of them.
+// It owns the accept loop, a goroutine for each connection, and those of channels and processes. Close and Shutdown
+// wait for all of them.
 type Server struct {
 	config   Config
 	ssh      *ssh.ServerConfig
@@ -42,13 +42,13 @@ type Server struct {
 	stat   Stat
 }
 
-// Stat is a snapshot of what a Server has seen.
+// Stat is a snapshot of a Server's counters.
 type Stat struct {
 	Conns      int // TCP connections open now
 	TotalConns int // TCP connections ever accepted, whether or not they logged in
 
 	Sessions        int // session slots in use now, over all connections
-	PeakSessions    int // most Sessions there ever were
+	PeakSessions    int // the highest Sessions so far
 	TotalSessions   int // session channels ever accepted
 	RefusedSessions int // session channels refused because of MaxSessions
 
@@ -56,7 +56,7 @@ type Stat struct {
 	TotalForwards int // channels to sockets ever opened
 }
 
-// Start starts a VM, with a fresh client key. The caller must Close it or shut it down.
+// Start starts a VM with a new client key. The caller must call Close or Shutdown.
 func Start(config Config) (*Server, error) {
 	config, err := config.withDefaults()
 	if err != nil {
@@ -103,7 +103,7 @@ func newSigner() (ssh.Signer, error) {
 	return ssh.NewSignerFromSigner(key)
 }
 
-// sshConfig is who may log in, and how the server introduces itself.
+// sshConfig returns x/crypto's configuration of the server: logins, host keys, banner.
 func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
 	authorized := map[string]bool{string(client.Marshal()): true}
 	for _, key := range config.AuthorizedKeys {
@@ -136,24 +136,23 @@ func sshConfig(config Config, client ssh.PublicKey) *ssh.ServerConfig {
 	return c
 }
 
-// Addr is where the VM listens, as host:port.
+// Addr returns the host:port on which the VM listens.
 func (s *Server) Addr() string { return s.listener.Addr().String() }
 
-// HostKey is the first of the keys by which clients shall know the VM.
+// HostKey returns the first host key of the VM.
 func (s *Server) HostKey() ssh.PublicKey { return s.hostKey }
 
-// ClientSigner is the key that was made for this VM's clients.
+// ClientSigner returns the key that was made for this VM's clients.
 func (s *Server) ClientSigner() ssh.Signer { return s.client }
 
-// Stat says what the VM has seen so far.
+// Stat returns the counters.
 func (s *Server) Stat() Stat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stat
 }
 
-// CutAll breaks every TCP connection at once, as if the cable were cut and the network had noticed:
-// the clients get a reset. New connections are still accepted.
+// CutAll breaks every TCP connection at once: the clients get a reset. New connections are still accepted.
 func (s *Server) CutAll() {
 	s.mu.Lock()
 	cut := make([]*conn, 0, len(s.conns))
@@ -176,8 +175,8 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// Shutdown ends the VM like Close, but first gives commands until ctx ends to notice that their
-// stdin has ended and to exit by themselves. If it had to kill some, it returns ctx's cause.
+// Shutdown ends the VM like Close, but first ends the stdin of all commands and lets them exit by themselves until ctx
+// ends. If it had to kill some, it returns ctx's cause.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.hangUp()
 	var err error

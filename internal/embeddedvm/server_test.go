@@ -227,7 +227,7 @@ func TestCutAllBreaksConnectionsAndNotTheServer(t *testing.T) {
 	require.Equal(t, 2, s.VM.Stat().TotalConns)
 }
 
-func TestCloseKillsCommandsAndWhatTheyLeft(t *testing.T) {
+func TestCloseKillsCommandsAndTheirBackgroundProcesses(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	client := dial(t, s)
 	dir := t.TempDir()
@@ -255,7 +255,7 @@ func TestShutdownLetsCommandsEndByThemselves(t *testing.T) {
 	require.FileExists(t, done)
 }
 
-func TestShutdownKillsWhatIsLeftWhenItsContextEnds(t *testing.T) {
+func TestShutdownKillsCommandsWhenItsContextEnds(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	pid := filepath.Join(t.TempDir(), "pid")
 	r := start(t, dial(t, s), "echo $$ > "+pid+"; echo ready; read x < "+fifo(t))

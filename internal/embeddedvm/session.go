@@ -14,8 +14,8 @@ type session struct {
 	ch   ssh.Channel
 	proc *process // once started
 
-	// answering is held from a request until its reply, and while the channel is closed from our side:
-	// a signal's reply must not lose the race against the end of the process it has killed.
+	// answering is held from a request until its reply, and while we close the channel: the reply to a signal must
+	// come before the end of the process that it killed.
 	answering sync.Mutex
 }
 
@@ -44,8 +44,8 @@ func (c *conn) openSession(nch ssh.NewChannel) {
 	})
 }
 
-// serve answers the client's requests until the channel is closed, and then holds the slot until
-// the process has exited, however long that takes.
+// serve answers the client's requests until the channel is closed. Then it holds the slot until the process has exited,
+// without a limit of time.
 func (s *session) serve(requests <-chan *ssh.Request) {
 	for req := range requests {
 		s.answer(req)
@@ -57,7 +57,7 @@ func (s *session) serve(requests <-chan *ssh.Request) {
 	_ = s.ch.Close() // an error means it is closed
 }
 
-// answer does what a request asks for and says whether it could.
+// answer executes a request and replies.
 func (s *session) answer(req *ssh.Request) {
 	s.answering.Lock()
 	defer s.answering.Unlock()
@@ -89,8 +89,8 @@ func (s *session) exec(req *ssh.Request) bool {
 	return true
 }
 
-// attach connects the process's stdio with the channel and reports how it exited. The client has
-// been told that it was started.
+// attach connects the process's stdio with the channel and reports the exit. The client already has the reply that the
+// process was started.
 func (s *session) attach() {
 	p, run := s.proc, &s.conn.server.running
 	run.Go(func() { p.feed(s.conn.ctx, s.ch) })
@@ -100,7 +100,7 @@ func (s *session) attach() {
 		output.Go(func() { p.forward(s.ch.Stderr(), p.stderr) })
 		name, payload := p.wait()
 		s.conn.server.groups.exited(p)
-		// These fail if the channel is closed already, and then nobody wants to know.
+		// These fail only if the channel is closed.
 		_, _ = s.ch.SendRequest(name, false, payload)
 		// Not before output is done: x/crypto's CloseWrite must not run beside a Write. As with sshd, a
 		// background process that holds the output keeps the channel open.
@@ -122,7 +122,7 @@ func (s *session) signal(payload []byte) bool {
 	return ok && s.proc.kill(sig)
 }
 
-// addressEnv is what sshd tells a command about its connection.
+// addressEnv returns the variables by which sshd describes the connection to a command.
 func (c *conn) addressEnv() []string {
 	remoteHost, remotePort, err := net.SplitHostPort(c.nc.RemoteAddr().String())
 	if err != nil {
@@ -138,7 +138,7 @@ func (c *conn) addressEnv() []string {
 	}
 }
 
-// signals are the signals of RFC 4254, section 6.10, by their names there.
+// signals holds the signals of RFC 4254, section 6.10, by name.
 var signals = map[string]syscall.Signal{
 	"ABRT": syscall.SIGABRT,
 	"ALRM": syscall.SIGALRM,
@@ -155,7 +155,7 @@ var signals = map[string]syscall.Signal{
 	"USR2": syscall.SIGUSR2,
 }
 
-// signalName is the name of sig in an exit-signal request, and sshd's stand-in for one that has none.
+// signalName returns the name of sig for an exit-signal request. Like sshd it has one name for all other signals.
 func signalName(sig syscall.Signal) string {
 	for name, s := range signals {
 		if s == sig {

@@ -11,28 +11,28 @@ import (
 const (
 	defaultBuffer = 16 << 20
 	readChunk     = 64 << 10
-	// flushGrace is how long Close waits, after the delay, for the peer to take what is in flight.
+	// flushGrace is how long Close waits, after the delay, for the peer to read the bytes in flight.
 	flushGrace = time.Second
 )
 
-// ErrCut is what reads and writes of a connection return once it was cut.
+// ErrCut is the error of reads and writes after a cut.
 var ErrCut = errors.New("faultconn: connection cut")
 
-// Config says how bad a connection is. The zero value is one without any fault yet.
+// Config holds the faults of a connection. The zero value has no faults.
 type Config struct {
-	// Delay is how long a byte takes from one end to the other, in each direction: half the round
-	// trip. If zero, none is added.
+	// Delay is how long a byte takes from one end to the other, in each direction: half the round trip. If zero, no delay
+	// is added.
 	Delay time.Duration
 
 	// Bandwidth limits each direction, in bytes per second. If zero, it is not limited.
 	Bandwidth int
 
-	// Buffer limits the bytes in flight in each direction; a writer that is further ahead waits. It
-	// must exceed Delay times the throughput. If zero, 16 MiB.
+	// Buffer limits the bytes in flight in each direction; a writer waits for room. It must exceed Delay times the
+	// throughput. If zero, 16 MiB.
 	Buffer int
 
-	// CutAfterRead and CutAfterWrite cut the connection once so many bytes have gone that way, not one
-	// more. Those that were read before can still be read. If zero, it is not cut by itself.
+	// CutAfterRead and CutAfterWrite cut the connection after exactly so many bytes in one direction. Bytes that arrived
+	// before the cut can still be read. If zero, the connection does not cut itself.
 	CutAfterRead, CutAfterWrite int64
 }
 
@@ -99,7 +99,7 @@ func (c *Conn) send(limit int64) {
 	}
 }
 
-// chunkSize is how much may be moved at once when total of limit bytes have been.
+// chunkSize returns how many bytes may be moved at once after total of limit bytes.
 func chunkSize(total, limit int64) int64 {
 	if limit <= 0 {
 		return readChunk
@@ -107,16 +107,16 @@ func chunkSize(total, limit int64) int64 {
 	return min(readChunk, limit-total)
 }
 
-// Read reads what has arrived. After Cut or Close it fails with ErrCut or net.ErrClosed, whatever is
-// still in flight.
+// Read reads bytes that have arrived. After Cut or Close it fails with ErrCut or net.ErrClosed, even if bytes are still
+// in flight.
 func (c *Conn) Read(p []byte) (int, error) { return c.in.pop(p) }
 
 // Write sends p and returns when it is in flight. An error of the wrapped connection is reported by a
 // later Write.
 func (c *Conn) Write(p []byte) (int, error) { return c.out.push(p) }
 
-// Stall freezes both directions: nothing arrives any more at either end, and the connection stays
-// open. What is in flight arrives after Resume. Stalling twice is the same as once.
+// Stall freezes both directions: no byte arrives at either end, and the connection stays open. Bytes in flight arrive
+// after Resume. It is idempotent.
 func (c *Conn) Stall() {
 	c.in.stall(true)
 	c.out.stall(true)
@@ -128,32 +128,30 @@ func (c *Conn) Resume() {
 	c.out.stall(false)
 }
 
-// Reshape changes Delay and Bandwidth, for both directions, as Config has them. What is in flight arrives when it
-// would have.
+// Reshape changes Delay and Bandwidth of both directions. Bytes in flight keep their time of arrival.
 func (c *Conn) Reshape(delay time.Duration, bandwidth int) {
 	c.in.reshape(delay, bandwidth)
 	c.out.reshape(delay, bandwidth)
 }
 
-// Cut breaks the connection at once: what is in flight is lost, reads and writes fail with ErrCut,
-// and the peer of a TCP connection gets a reset. It does not wait. Idempotent.
+// Cut breaks the connection at once: bytes in flight are lost, reads and writes fail with ErrCut, and the peer of a TCP
+// connection gets a reset. It does not wait. It is idempotent.
 func (c *Conn) Cut() {
 	c.in.fail(ErrCut)
 	c.sever()
 }
 
-// sever cuts the wrapped connection and what is on its way to it.
+// sever cuts the wrapped connection and drops the bytes on their way to it.
 func (c *Conn) sever() {
 	if tcp, ok := c.nc.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // if it fails the close is a polite one
+		_ = tcp.SetLinger(0) // without it the peer sees a normal close
 	}
 	c.out.fail(ErrCut)
 	_ = c.nc.Close() // nothing to lose
 }
 
-// Close closes the connection, and the wrapped one once what is in flight to the peer has been
-// delivered, for which it waits at most Delay and a second. A stalled connection loses what is in
-// flight. Blocked reads and writes return net.ErrClosed. Idempotent; every call waits.
+// Close closes the connection. It first delivers the bytes in flight to the peer, for at most Delay and a second; a
+// stalled connection loses them. Blocked reads and writes return net.ErrClosed. It is idempotent, and every call waits.
 func (c *Conn) Close() error {
 	c.closing.Do(func() {
 		_ = c.nc.SetWriteDeadline(time.Now().Add(c.out.distance() + flushGrace)) // an error means it is closed
@@ -168,10 +166,10 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// LocalAddr is that of the wrapped connection.
+// LocalAddr returns the local address of the wrapped connection.
 func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 
-// RemoteAddr is that of the wrapped connection.
+// RemoteAddr returns the remote address of the wrapped connection.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 
 // SetDeadline sets the deadlines of Read and Write, as net.Conn says.

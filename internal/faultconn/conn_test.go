@@ -35,7 +35,7 @@ func tcpPair(t *testing.T) (near, far net.Conn) {
 	return near, far
 }
 
-// bubble runs a test in a bubble of fake time, on a pipe with a faulty near end.
+// bubble runs a test with fake time, on a pipe whose near end has faults.
 func bubble(t *testing.T, config faultconn.Config, test func(t *testing.T, near *faultconn.Conn, far net.Conn)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestDelayPostponesEachDirectionOnce(t *testing.T) {
 	})
 }
 
-func TestDelayDoesNotAddUp(t *testing.T) {
+func TestDelaysDoNotAddUp(t *testing.T) {
 	const delay = 50 * time.Millisecond
 	bubble(t, faultconn.Config{Delay: delay}, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
 		start := time.Now()
@@ -132,7 +132,7 @@ func TestBandwidthSpreadsBytesOverTime(t *testing.T) {
 	})
 }
 
-func TestBufferLimitsWhatIsInFlight(t *testing.T) {
+func TestBufferLimitsBytesInFlight(t *testing.T) {
 	const delay = time.Second
 	bubble(t, faultconn.Config{Delay: delay, Buffer: 100}, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
 		go func() { _, _ = io.Copy(io.Discard, far) }()
@@ -241,7 +241,7 @@ func TestEndArrivesAfterTheBytesBeforeIt(t *testing.T) {
 	})
 }
 
-func TestCloseDeliversWhatIsInFlight(t *testing.T) {
+func TestCloseDeliversBytesInFlight(t *testing.T) {
 	bubble(t, faultconn.Config{Delay: time.Second}, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
 		start := time.Now()
 		got := make(chan string, 1)
@@ -293,7 +293,7 @@ func TestWriteReportsThatThePeerIsGone(t *testing.T) {
 	})
 }
 
-func TestReshapeChangesWhatComesFromNowOn(t *testing.T) {
+func TestReshapeChangesLaterBytes(t *testing.T) {
 	bubble(t, faultconn.Config{Delay: time.Second}, func(t *testing.T, near *faultconn.Conn, far net.Conn) {
 		near.Reshape(time.Minute, 0)
 		begin := time.Now()

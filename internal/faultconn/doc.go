@@ -1,7 +1,7 @@
-// Package faultconn makes a connection bad in a controlled way: late, slow, frozen or cut. It wraps
-// a real net.Conn; nothing about the bytes is faked.
+// Package faultconn puts faults into a connection: it makes it late, slow, frozen or cut. [New] wraps a real net.Conn
+// in a [Conn]; [Listen] starts a [Proxy] in front of a server. Each owns its goroutines, and Close ends them.
 //
-// Latency is that of a long cable, not of a slow sender: what is written leaves at once and arrives
-// Delay later, with any amount in flight, so a protocol's throughput over distance can be measured.
-// It works on fake time inside a testing/synctest bubble if the wrapped connection does.
+// Latency is that of a long cable, not of a slow sender: bytes leave at once and arrive Delay later, and any number can
+// be in flight, so that a protocol's throughput over distance can be measured. It works on fake time inside a
+// testing/synctest bubble if the wrapped connection does.
 package faultconn

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// segmentSize is the most that arrives at once. Smaller pieces make the limited bandwidth smoother.
+// segmentSize is the largest piece that arrives at once. Smaller pieces make a limited bandwidth smoother.
 const segmentSize = 16 << 10
 
 // lane is one direction of a connection: a queue of segments, each with the time of its arrival.
@@ -16,12 +16,12 @@ type lane struct {
 	limit int // bytes
 
 	mu        sync.Mutex // guards the following
-	changed   sync.Cond  // something of the following has changed, or time has come
+	changed   sync.Cond  // the state has changed, or a segment or deadline is due
 	delay     time.Duration
 	bandwidth int // bytes per second, or 0
 	queue     []segment
 	size      int       // bytes in queue
-	clear     time.Time // when the last byte of queue has left the sender
+	clear     time.Time // at which the last byte of queue has left the sender
 	stalled   bool
 	finished  bool  // no more pushes
 	failed    error // no more pushes or pops
@@ -30,16 +30,16 @@ type lane struct {
 	arrival                   *time.Timer // wakes for the first segment of queue; may be nil
 }
 
-// segment is what arrives at one time: bytes, or the end of the stream.
+// segment arrives as a whole: bytes, or the end of the stream.
 type segment struct {
 	due  time.Time
 	data []byte
-	err  error // if not nil there is no data, and no segment after it
+	err  error // if not nil, the last segment, without data
 }
 
 // deadline is one of net.Conn's deadlines.
 type deadline struct {
-	at    time.Time   // zero means none
+	at    time.Time   // zero for no deadline
 	timer *time.Timer // may be nil
 }
 
@@ -73,14 +73,14 @@ func (l *lane) push(p []byte) (n int, err error) {
 	}
 }
 
-// end makes pop return err after all that was pushed.
+// end makes pop return err after all bytes that were pushed.
 func (l *lane) end(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.sendLocked(segment{err: err})
 }
 
-// sendLocked queues s to arrive when it has left the sender and crossed the distance.
+// sendLocked queues s with its time of arrival: the time to send it and the delay.
 func (l *lane) sendLocked(s segment) {
 	if now := time.Now(); l.clear.Before(now) {
 		l.clear = now
@@ -94,8 +94,7 @@ func (l *lane) sendLocked(s segment) {
 	l.changed.Broadcast()
 }
 
-// pop reads what has arrived, waiting for something. After finish it returns io.EOF when all has
-// arrived.
+// pop waits for bytes and reads them. After finish it returns io.EOF when all have arrived.
 func (l *lane) pop(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +118,7 @@ func (l *lane) pop(p []byte) (int, error) {
 	}
 }
 
-// takeLocked takes what has arrived by now, and sees to it that pop wakes when more has.
+// takeLocked takes the bytes that have arrived, and sets the timer that wakes pop for the next.
 func (l *lane) takeLocked(p []byte) (n int, err error) {
 	for !l.stalled && n < len(p) && len(l.queue) > 0 {
 		head := &l.queue[0]
@@ -163,7 +162,7 @@ func (l *lane) wake() {
 	l.changed.Broadcast()
 }
 
-// stall holds back what arrives, or no longer does.
+// stall starts or stops holding back arriving bytes.
 func (l *lane) stall(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -171,7 +170,7 @@ func (l *lane) stall(on bool) {
 	l.changed.Broadcast()
 }
 
-// reshape changes what comes from now on.
+// reshape changes the delay and bandwidth of later bytes.
 func (l *lane) reshape(delay time.Duration, bandwidth int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -185,7 +184,7 @@ func (l *lane) distance() time.Duration {
 	return l.delay
 }
 
-// finish ends the pushes. What is in the queue can still be popped.
+// finish ends the pushes. Queued bytes can still be popped.
 func (l *lane) finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,7 +192,7 @@ func (l *lane) finish() {
 	l.changed.Broadcast()
 }
 
-// fail ends pushes and pops with err, unless they have been ended so before, and drops the queue.
+// fail ends pushes and pops with err and drops the queue. Only the first call counts.
 func (l *lane) fail(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,12 +8,11 @@ import (
 	"time"
 )
 
-// proxyChunk is what the proxy copies at once.
+// proxyChunk is the size of the proxy's copies.
 const proxyChunk = 64 << 10
 
-// Proxy is a TCP proxy in front of a server, and the place where its connections go bad. Its
-// methods may be called from any goroutine. It owns a goroutine that accepts and two for each connection, which
-// Close waits for.
+// Proxy is a TCP proxy in front of a server that puts faults into its connections. Its methods may be called from any
+// goroutine. It owns a goroutine that accepts and two for each connection; Close waits for them.
 type Proxy struct {
 	target   string
 	link     Config
@@ -33,9 +32,8 @@ type proxied struct {
 	server net.Conn
 }
 
-// Listen starts a proxy in front of target, a host:port, whose clients are at the other end of a link: slow, far
-// away, or about to be cut. Read and write are as the proxy does them: CutAfterRead counts what clients send. The
-// caller calls Close.
+// Listen starts a proxy in front of target, a host:port. The link to its clients has the faults of the Config. Read and
+// write are the proxy's: CutAfterRead counts the bytes that clients send. The caller calls Close.
 func Listen(target string, link Config) (*Proxy, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -46,25 +44,25 @@ func Listen(target string, link Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr is where the proxy listens, as host:port.
+// Addr returns the host:port on which the proxy listens.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// TotalConns is how many connections the proxy has ever accepted.
+// TotalConns returns how many connections the proxy has accepted.
 func (p *Proxy) TotalConns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.total
 }
 
-// Conns is how many connections are open through the proxy now.
+// Conns returns how many connections are open.
 func (p *Proxy) Conns() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.conns)
 }
 
-// Cut breaks every connection at once: both ends get a reset, and what was in flight is lost. New
-// connections are still accepted.
+// Cut breaks every connection at once: both ends get a reset, and bytes in flight are lost. New connections are still
+// accepted.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,8 +71,8 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// End closes every connection at once, politely: each end sees the other close, after all that had arrived.
-// New connections are still accepted.
+// End closes every connection: each end reads all bytes that had arrived, and then the end. New connections are still
+// accepted.
 func (p *Proxy) End() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,8 +84,7 @@ func (p *Proxy) End() {
 	}
 }
 
-// Reshape changes how far away clients are and how fast their link is, for connections that are open and those to
-// come.
+// Reshape changes Delay and Bandwidth, for open and for new connections.
 func (p *Proxy) Reshape(delay time.Duration, bandwidth int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,11 +94,11 @@ func (p *Proxy) Reshape(delay time.Duration, bandwidth int) {
 	}
 }
 
-// Stall freezes every connection, those to come included: they stay open, and nothing gets through
-// either way. To each end the other looks like a machine that has stopped.
+// Stall freezes open and new connections: they stay open, and no byte gets through. Each end looks to the other like a
+// machine that has stopped.
 func (p *Proxy) Stall() { p.setStalled(true) }
 
-// Resume ends a Stall; what was sent meanwhile gets through.
+// Resume ends a Stall. Bytes that were sent meanwhile get through.
 func (p *Proxy) Resume() { p.setStalled(false) }
 
 func (p *Proxy) setStalled(on bool) {
@@ -142,7 +139,7 @@ func (p *Proxy) serve(client net.Conn) {
 	p.mu.Unlock()
 	server, err := net.Dial("tcp", p.target)
 	if err != nil {
-		_ = client.Close() // all there is to say
+		_ = client.Close() // the client sees a proxy without a server
 		return
 	}
 	p.mu.Lock()
@@ -156,7 +153,7 @@ func (p *Proxy) serve(client net.Conn) {
 	defer p.remove(c)
 	p.running.Go(func() {
 		copyUntilEnd(server, c.client)
-		// When one end of SSH has ended the other says no more, so there is no half-close to keep.
+		// SSH needs no half-close: when one end has ended, the other sends no more.
 		_ = server.Close() // wakes the other direction
 	})
 	copyUntilEnd(c.client, server)
@@ -192,12 +189,12 @@ func (c *proxied) stall(on bool) {
 func (c *proxied) cut() {
 	c.client.Cut()
 	if tcp, ok := c.server.(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // if it fails the close is a polite one
+		_ = tcp.SetLinger(0) // without it the peer sees a normal close
 	}
 	_ = c.server.Close() // nothing to lose
 }
 
-// close ends both ends when what is in flight to the client has arrived.
+// close ends both ends after the bytes in flight to the client have arrived.
 func (c *proxied) close() {
 	_ = c.client.Close() // always nil
 	_ = c.server.Close() // nothing to lose

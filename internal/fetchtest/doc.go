@@ -1,4 +1,4 @@
-// Package fetchtest has what steps are fetched from, for tests: git repositories, a server of them as it stands on the
-// internet (git's own http-backend), archives, and a registry of images. Only tests use it, and the example that shows
-// all sources.
+// Package fetchtest serves steps to tests: git repositories ([Repository]) behind git's own http-backend ([ServeGit]),
+// archives ([Zip]), and a registry of images ([ServeRegistry]). Only tests and the example of all step sources use it.
+// The end of the test stops the servers.
 package fetchtest

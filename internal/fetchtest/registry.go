@@ -37,8 +37,7 @@ func ServeRegistry(t TB) *Registry {
 	return r
 }
 
-// Push puts an image of files, for any machine, where ref says, as group/name:tag. It returns the digest of its
-// manifest.
+// Push stores an image of files, for any platform, under ref (group/name:tag). It returns the digest of its manifest.
 func (r *Registry) Push(ref string, files Files) string {
 	r.t.Helper()
 	img, err := mutate.AppendLayers(empty.Image, layerOf(r.t, files))
@@ -51,7 +50,7 @@ func (r *Registry) Push(ref string, files Files) string {
 	return digest.String()
 }
 
-// layerOf is a layer with files.
+// layerOf returns a layer with files.
 func layerOf(t TB, files Files) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer

@@ -16,7 +16,7 @@ import (
 // File is a file of a repository or an archive.
 type File struct {
 	Content string
-	// Executable, Symlink (the target) and Submodule (the commit) say what it is, if it is no plain file.
+	// Executable, Symlink (the target) and Submodule (the commit) are set for files that are not plain.
 	Executable bool
 	Symlink    string
 	Submodule  string
@@ -40,7 +40,7 @@ type Repository struct {
 	t   TB
 }
 
-// NewRepository makes an empty repository in dir, which is made too.
+// NewRepository makes dir and an empty repository in it.
 func NewRepository(t TB, dir string, args ...string) *Repository {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o755))
@@ -52,7 +52,7 @@ func NewRepository(t TB, dir string, args ...string) *Repository {
 	return r
 }
 
-// Git runs a command of git in the repository and returns what it says.
+// Git runs a git command in the repository and returns its output.
 func (r *Repository) Git(args ...string) string {
 	r.t.Helper()
 	return r.run("", append([]string{"--git-dir=" + r.Dir}, args...)...)
@@ -76,7 +76,7 @@ func (r *Repository) run(input string, args ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// Commit makes a commit of files, and nothing else, on a branch after what it has. It returns its name.
+// Commit makes a commit with exactly these files on top of a branch and returns its hash.
 func (r *Repository) Commit(branch string, files Files) string {
 	r.t.Helper()
 	ref := "refs/heads/" + branch

@@ -21,9 +21,9 @@ type GitServer struct {
 	*httptest.Server
 	// Host is its host and port.
 	Host string
-	// User and Password are wanted, if not empty. Set before the first request.
+	// User and Password are required of clients if they are not empty. Set them before the first request.
 	User, Password string
-	// Old lets it speak the oldest protocol, which gives commits only by the refs that lead to them.
+	// Old makes it speak the oldest protocol, in which a client can only fetch commits that refs lead to.
 	Old bool
 	// Before is called before each request, and answers it if it returns true. May be nil.
 	Before func(w http.ResponseWriter, r *http.Request) bool
@@ -89,8 +89,8 @@ func (s *GitServer) count(body []byte, zipped bool) {
 	}
 }
 
-// Fetches returns how often objects were fetched.
+// Fetches returns how often clients fetched objects.
 func (s *GitServer) Fetches() int { return int(s.fetches.Load()) }
 
-// Questions returns how often refs were asked for.
+// Questions returns how often clients asked for refs.
 func (s *GitServer) Questions() int { return int(s.questions.Load()) }

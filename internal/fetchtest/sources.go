@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Sources are servers that have a step each.
+// Sources are servers with a step each.
 type Sources struct {
 	// Git is the URL of a repository, Zip that of an archive, Image the name of an image with its tag.
 	Git, Zip, Image string
 
-	// Repository is the one that Git names, with the branch main.
+	// Repository is the repository behind Git, with the branch main.
 	Repository *Repository
 	registry   *Registry
 
@@ -23,8 +23,8 @@ type Sources struct {
 	archive []byte
 }
 
-// ServeSources serves what is in the directories git, zip and image of from until the test ends. dir is for files of
-// the servers.
+// ServeSources serves the files in the directories git, zip and image of from until the test ends. dir is for the
+// servers' own files.
 func ServeSources(t TB, dir string, from fs.FS) *Sources {
 	t.Helper()
 	root := filepath.Join(dir, "git")
@@ -46,7 +46,7 @@ func ServeSources(t TB, dir string, from fs.FS) *Sources {
 	return s
 }
 
-// Replace puts other files into the archive and the image.
+// Replace replaces the files of the archive and of the image.
 func (s *Sources) Replace(t TB, archive, image Files) {
 	t.Helper()
 	data := Zip(t, archive)

@@ -2,7 +2,7 @@ package fetchtest
 
 import "context"
 
-// TB is what this package needs of a test. An example that serves what tests do stands in for one.
+// TB is the part of testing.TB that this package uses. The example has its own.
 type TB interface {
 	Helper()
 	Cleanup(func())

@@ -167,7 +167,7 @@ func TestTheFileIsBoundedOverAnyNumberOfMachines(t *testing.T) {
 	for i := range 100 {
 		now = now.Add(12 * time.Hour)
 		keep(t, s, fmt.Sprintf("i-%d", i), newKey(t, i))
-		require.Equal(t, newKey(t, 1000), keep(t, s, "in use", newKey(t, 1000)), "what is in use is not forgotten")
+		require.Equal(t, newKey(t, 1000), keep(t, s, "in use", newKey(t, 1000)), "a machine in use is not forgotten")
 	}
 	require.Equal(t, 20, strings.Count(text(t, s), "\n"))
 	require.Contains(t, text(t, s), "i-99 ")

@@ -1,4 +1,4 @@
-// Package layers holds the architecture as a test: which package may import which.
+// Package layers tests the architecture: which package may import which.
 package layers
 
 import (
@@ -23,7 +23,7 @@ var allowed = map[string][]string{
 	"mux/channel": {},
 	// The relay's client end, over any byte stream.
 	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
-	"mux/login": {"internal/firstuse", "internal/percent", "internal/subprocess"},
+	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
 		"mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
@@ -50,38 +50,53 @@ var allowed = map[string][]string{
 		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
 		"internal/oserr",
 	},
-	"remote/socketdir":   {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
-	"remote/pipe":        {"internal/wire"},
-	"remote/job/service": {"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang", "remote/step/expr", "remote/api/**", "internal/wire"},
-	"remote/job":         {"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree"},
-	"remote/step/engine": {"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/job/joblog", "remote/api/**", "internal/wire"},
+	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
+	"remote/pipe":      {"internal/wire"},
+	"remote/job/service": {
+		"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang",
+		"remote/step/expr", "remote/api/**", "internal/wire",
+	},
+	"remote/job": {
+		"remote/step/engine", "remote/step/trace", "remote/step/expr", "remote/job/joblog", "remote/step/mask",
+		"remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree",
+	},
+	"remote/step/engine": {
+		"remote/step/trace", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc",
+		"remote/job/joblog", "remote/api/**", "internal/wire",
+	},
 	"remote/step/fetch": {
 		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
-	"remote/standalone":          {"internal/termtext", "remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr", "remote/step/mask", "remote/api/**"},
+	"remote/standalone": {
+		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/job", "remote/step/engine",
+		"remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
+		"remote/step/mask", "remote/api/**",
+	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
 	"remote/step/trace":          {"remote/step/expr", "remote/api/**"},
-	// What a trace says, for others: in their forms, or once more.
+	// Users of a finished trace: other formats, and replay.
 	"remote/standalone/provenance": {"remote/step/trace"},
-	"remote/standalone/replay":     {"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang", "remote/step/expr", "remote/api/**"},
-	"remote/step/expr":             {"internal/spell"},
-	"remote/proc":                  {"internal/rmtree", "internal/filelock", "internal/oserr"},
-	"remote/job/joblog":            {"internal/oserr"},
-	"remote/step/mask":             {},
+	"remote/standalone/replay": {
+		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace", "remote/step/lang",
+		"remote/step/expr", "remote/api/**",
+	},
+	"remote/step/expr":  {"internal/spell"},
+	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/job/joblog": {"internal/oserr"},
+	"remote/step/mask":  {},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
 
-	"internal/wire":       {},
-	"internal/alive":      {},
-	"internal/flight":     {},
-	"internal/coalesce":   {},
-	"internal/percent":    {},
-	"internal/subprocess": {},
-	"internal/firstuse":   {},
-	// What OpenSSH's client configuration says, in terms of mux.
-	"internal/sshtarget":   {"mux", "mux/login", "internal/percent", "internal/subprocess"},
+	"internal/wire":        {},
+	"internal/alive":       {},
+	"internal/flight":      {},
+	"internal/coalesce":    {},
+	"internal/percent":     {},
+	"internal/subprocess":  {},
+	"internal/firstuse":    {},
+	"internal/sshtarget":   {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/spell":       {},
 	"internal/termtext":    {},
 	"internal/tail":        {},
@@ -90,21 +105,28 @@ var allowed = map[string][]string{
 	"internal/oserr":       {},
 	"internal/remotetest":  {"internal/wire"},
 	"internal/boundedhttp": {},
+	"internal/boundedfile": {},
 	"internal/embeddedvm":  {"internal/wire"},
 	"internal/faultconn":   {},
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":      {},
 	"internal/runnertest":  {},
-	// A stand-in for another step runner, which is a program of its own.
-	"internal/runnertest/gitlabrunner": {"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire"},
-	"internal/fetchtest":               {},
-	// It drives the manager's end as a user of the packages does, and the program as a process.
+	// A program that stands for another step runner.
+	"internal/runnertest/gitlabrunner": {
+		"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire",
+	},
+	"internal/fetchtest": {},
+	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
-	// The program joins both ends; embeddedvm is its embedded VM, remote/proc the shim it becomes.
-	"cmd/stepmux": {"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone", "remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance", "remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm"},
-	// What an example needs to be run: servers that tests have.
+	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
+	"cmd/stepmux": {
+		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
+		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance",
+		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm",
+	},
+	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},
 	"examples/library/runner": {"instance", "connector", "mux", "mux/login"},
 	"examples/library/pool":   {"mux", "mux/login", "pool"},

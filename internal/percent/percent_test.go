@@ -34,7 +34,7 @@ func TestUnknownTokensAreErrorsThatNameThem(t *testing.T) {
 	require.ErrorContains(t, err, "%q here")
 }
 
-func FuzzWhatIsQuotedComesBack(f *testing.F) {
+func FuzzQuotedTextComesBack(f *testing.F) {
 	f.Add("50% of %h")
 	f.Fuzz(func(t *testing.T, s string) {
 		got, err := Expand(strings.ReplaceAll(s, "%", "%%"), nil)

@@ -1,5 +1,4 @@
-// Package promises holds docs/faults.md, docs/acceptance.md and docs/reliability.md to their word: the tests they
-// name exist.
+// Package promises checks docs/faults.md, docs/acceptance.md and docs/reliability.md: the tests that they name exist.
 package promises
 
 import (
@@ -18,10 +17,10 @@ import (
 // root is the module's directory.
 const root = "../.."
 
-// named is how the page names a test: the package's directory, a dot, the test.
+// named matches the name of a test on a page: the package's directory, a dot, the test.
 var named = regexp.MustCompile("`([a-z/0-9]+)\\.(Test[A-Za-z0-9]+)`")
 
-// pages are those that name tests; of tables they are those whose rows all do.
+// pages are the pages that name tests. In those of tables, every row of a table must name one.
 var (
 	pages  = []string{"faults.md", "acceptance.md", "reliability.md"}
 	tables = []string{"faults.md", "acceptance.md"}

@@ -12,10 +12,10 @@ import (
 
 // mechanism is a piece of code that keeps a promise, and the test that fails without it.
 type mechanism struct {
-	promise string // as docs/reliability.md has it
+	promise string // the text in docs/reliability.md
 	file    string
-	code    string // in file, once
-	without string // what stands there when it is taken out
+	code    string // stands in file exactly once
+	without string // replaces code when the mechanism is taken out
 	test    string // package.TestName
 }
 
@@ -95,7 +95,7 @@ var mechanisms = []mechanism{
 		file:    "remote/pipe/leash.go",
 		code:    "cancel(ErrLeash)",
 		without: "_ = cancel",
-		test:    "remote.TestServeEndsItsJobsHoweverItEnds",
+		test:    "remote.TestServeEndsItsJobsInEveryWayItCanEnd",
 	},
 	{
 		promise: "Nothing is left of a build whose step runner was killed",

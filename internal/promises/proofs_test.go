@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A test that does not fail without what it tests is none.
+// A test must fail when the mechanism that it tests is taken out.
 func TestWithoutItsMechanismAPromisesTestFails(t *testing.T) {
 	for _, m := range mechanisms {
 		t.Run(strings.ReplaceAll(m.test, "/", ":"), func(t *testing.T) {
@@ -29,7 +29,7 @@ func TestWithoutItsMechanismAPromisesTestFails(t *testing.T) {
 	}
 }
 
-// overlay returns the path of what tells the go command to read a file without the mechanism.
+// overlay writes an overlay for the go command, in which a file lacks the mechanism, and returns its path.
 func (m mechanism) overlay(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -46,7 +46,7 @@ func (m mechanism) overlay(t *testing.T) string {
 	return overlay
 }
 
-// firstFailure returns the line of a test's output that says what failed.
+// firstFailure returns the first line of a test's output that reports a failure.
 func firstFailure(out string) string {
 	for line := range strings.Lines(out) {
 		for _, mark := range []string{"Error:", "panic:", "_test.go:"} {
@@ -58,7 +58,8 @@ func firstFailure(out string) string {
 	return "without a word"
 }
 
-// runTest runs a test, and the programs it builds, with an overlay if there is one, and reports whether it failed.
+// runTest runs a test and the programs it builds, with an overlay unless that is empty. It reports whether the test
+// failed.
 func runTest(t *testing.T, name, overlay string) (out string, failed bool) {
 	t.Helper()
 	pkg, test, _ := strings.Cut(name, ".")
@@ -66,7 +67,7 @@ func runTest(t *testing.T, name, overlay string) (out string, failed bool) {
 	defer cancel()
 	argv := []string{"go", "test", "-vet=off", "-count=1", "-timeout=2m", "-run", "^" + test + "$", "./" + pkg}
 	if unshare, err := exec.LookPath("unshare"); err == nil && os.Geteuid() == 0 {
-		// Without what ends them processes stay: then they go with their namespace.
+		// Without the mechanism, processes may stay. They end with their namespace.
 		argv = append([]string{unshare, "--pid", "--fork", "--kill-child", "--mount-proc"}, argv...)
 	}
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)

@@ -9,11 +9,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// least are the versions of libraries below which there are known vulnerabilities that reach us.
+// least holds the lowest versions of libraries without known vulnerabilities that affect us.
 var least = map[string]string{
 	// CVE-2023-48795 (v0.17), CVE-2024-45337 (v0.31), CVE-2025-22869 (v0.35), CVE-2025-47913 (v0.43),
-	// CVE-2025-47914 and CVE-2025-58181 (v0.45); channels that were refused were kept, replies that nobody had
-	// asked for stopped the connection (v0.55).
+	// CVE-2025-47914 and CVE-2025-58181 (v0.45); refused channels that were kept, and unsolicited replies that stopped
+	// the connection (v0.55).
 	"golang.org/x/crypto": "v0.55.0",
 	// CVE-2023-44487 (v0.17), CVE-2023-45288 (v0.23).
 	"golang.org/x/net": "v0.23.0",
@@ -33,7 +33,7 @@ func TestLibrariesAreOfVersionsWithoutKnownVulnerabilities(t *testing.T) {
 	}
 }
 
-// older compares releases.
+// older reports whether release a is older than b.
 func older(t *testing.T, a, b string) bool {
 	t.Helper()
 	x, y := numbers(t, a), numbers(t, b)

@@ -6,12 +6,12 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Window is what Answer grants the client for each channel.
+// Window is the window that Answer grants the client for each channel.
 const Window = 1 << 20
 
-// Answer does with a message what a server does that grants everything: channels get the number that they
-// have at the client, requests succeed, the client's pings are refused, which is an answer too, and a close is
-// answered with one. It reports whether the message was the request of a channel.
+// Answer replies to a message as a server that grants everything: it gives channels the client's number, grants
+// requests, refuses keepalives, which is an answer too, and answers a close with a close. It reports whether the
+// message was a channel request.
 func (c *Conn) Answer(message []byte) (id uint32, granted bool, err error) {
 	switch message[0] {
 	case GlobalRequest:
@@ -65,7 +65,7 @@ func Refuse(id, code uint32, text string) []byte {
 	}{id, code, text, "en"})
 }
 
-// OnChannel returns a message about a channel, with what follows the channel's number.
+// OnChannel returns a message about a channel: its number, then rest.
 func OnChannel(number byte, id uint32, rest ...byte) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{number}, id), rest...)
 }

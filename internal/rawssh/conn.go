@@ -45,13 +45,13 @@ const (
 	Ping            = 192 // ping@openssh.com
 )
 
-// maxPacket bounds what a client may send.
+// maxPacket bounds a client's packet.
 const maxPacket = 512 << 10
 
-// Conn is one connection, as the server sees it. One goroutine may read while others write.
+// Conn is the server's end of one connection. One goroutine may read while others write.
 type Conn struct {
-	// NoStrictKex leaves out that this server knows the strict key exchange (OpenSSH's PROTOCOL, section
-	// 1.10). Set it before Exchange.
+	// NoStrictKex makes this a server without the strict key exchange (OpenSSH's PROTOCOL, section 1.10). Set it before
+	// Exchange.
 	NoStrictKex bool
 
 	nc  net.Conn
@@ -62,7 +62,7 @@ type Conn struct {
 	clientKex                    []byte // the client's KEXINIT
 	sessionID                    []byte // once keys have been exchanged
 
-	opener *sealing // of what comes; nil before the exchange of keys
+	opener *sealing // of incoming packets; nil before the key exchange
 
 	mu     sync.Mutex // guards the following
 	out    *bufio.Writer
@@ -81,12 +81,12 @@ func (s *sealing) next() {
 	binary.BigEndian.PutUint64(count, binary.BigEndian.Uint64(count)+1)
 }
 
-// New returns a Conn over nc, which the caller closes. key is the server's, of the type ssh-ed25519.
+// New returns a Conn over nc, which the caller closes. key is the server's host key, of the type ssh-ed25519.
 func New(nc net.Conn, key ssh.Signer) *Conn {
 	return &Conn{nc: nc, in: bufio.NewReaderSize(nc, 64<<10), out: bufio.NewWriterSize(nc, 64<<10), key: key}
 }
 
-// WriteRaw sends bytes as they are.
+// WriteRaw sends bytes unchanged.
 func (c *Conn) WriteRaw(p []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -106,7 +106,7 @@ func (c *Conn) Write(message []byte) error {
 	return c.out.Flush()
 }
 
-// Queue is Write that does not flush: what it has taken is sent with a later Write or when much has gathered.
+// Queue is Write without a flush: the message is sent with a later Write, or when the buffer is full.
 func (c *Conn) Queue(message []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,8 +115,8 @@ func (c *Conn) Queue(message []byte) error {
 
 // writeLocked sends a packet (RFC 4253, section 6).
 func (c *Conn) writeLocked(message []byte) error {
-	const block = 16 // which is a multiple of what it has to be before the exchange of keys
-	aad := 4         // the length is part of what is padded, unless it is sent in clear beside a cipher
+	const block = 16 // before the key exchange 8 would be enough
+	aad := 4         // the padding covers the length, unless that is sent in clear beside a cipher
 	if c.sealer != nil {
 		aad = 0
 	}
@@ -171,7 +171,7 @@ func (c *Conn) Read() ([]byte, error) {
 // Close ends the connection.
 func (c *Conn) Close() error { return c.nc.Close() }
 
-// NoMore ends what the server says; the client may go on.
+// NoMore ends the server's direction of the connection. The client may still send.
 func (c *Conn) NoMore() error {
 	half, ok := c.nc.(interface{ CloseWrite() error })
 	if !ok {

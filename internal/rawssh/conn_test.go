@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestAClientLogsInAndIsSpokenTo(t *testing.T) {
+func TestAClientLogsInAndReadsMessages(t *testing.T) {
 	for _, strict := range []bool{true, false} {
 		server := rawssh.Serve(t, func(c *rawssh.Conn) {
 			c.NoStrictKex = !strict

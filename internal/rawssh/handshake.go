@@ -34,7 +34,7 @@ type kexInit struct {
 
 const strictKex = "kex-strict-s-v00@openssh.com"
 
-// Handshake does what a server does until the client has logged in, with whatever it has.
+// Handshake serves the client until it has logged in. It accepts any login.
 func (c *Conn) Handshake() error {
 	if err := c.Versions("SSH-2.0-rawssh"); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (c *Conn) Handshake() error {
 	return c.Login()
 }
 
-// Versions exchanges the lines with which the ends introduce themselves. version is sent with a line break.
+// Versions exchanges the version lines. It adds the line break to version.
 func (c *Conn) Versions(version string) error {
 	c.serverVersion = version
 	if err := c.WriteRaw([]byte(version + "\r\n")); err != nil {
@@ -56,7 +56,7 @@ func (c *Conn) Versions(version string) error {
 	return err
 }
 
-// ClientKex returns the names of the key exchanges that the client has offered, once Exchange has been called.
+// ClientKex returns the key exchanges that the client has offered. It is valid after Exchange.
 func (c *Conn) ClientKex() []string {
 	var init kexInit
 	if err := ssh.Unmarshal(c.clientKex, &init); err != nil {
@@ -65,10 +65,10 @@ func (c *Conn) ClientKex() []string {
 	return init.Kex
 }
 
-// Exchange exchanges keys, for the first time or again: then the client must know it is to come.
+// Exchange exchanges keys, for the first time or again. Before another exchange the client must have been told.
 func (c *Conn) Exchange() error { return c.ExchangeAfter() }
 
-// ExchangeAfter is Exchange that says something more after its offer.
+// ExchangeAfter is Exchange with one more message after the server's offer.
 func (c *Conn) ExchangeAfter(messages ...[]byte) error {
 	init, err := c.SendKexInit()
 	if err != nil {
@@ -182,7 +182,7 @@ func (c *Conn) sealing(secret, hash []byte, iv, key byte) (*sealing, error) {
 	return s, nil
 }
 
-// Login lets the client in as whoever it says it is.
+// Login accepts the client's login, whatever it is.
 func (c *Conn) Login() error {
 	if err := c.AcceptService(); err != nil {
 		return err
@@ -193,7 +193,7 @@ func (c *Conn) Login() error {
 	return c.Write([]byte{AuthSuccess})
 }
 
-// AcceptService answers the request for the service with which the login begins.
+// AcceptService answers the service request with which the login begins.
 func (c *Conn) AcceptService() error {
 	if _, err := c.await(ServiceRequest); err != nil {
 		return err
@@ -203,7 +203,7 @@ func (c *Conn) AcceptService() error {
 	}{"ssh-userauth"}))
 }
 
-// await returns the client's next message, which has to have this number.
+// await returns the client's next message. A message with another number is an error.
 func (c *Conn) await(number byte) ([]byte, error) {
 	message, err := c.Read()
 	switch {

@@ -11,14 +11,14 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// Server answers each connection with a script of the test.
+// Server runs a script of the test for each connection.
 type Server struct {
 	Addr    string // host:port
 	HostKey ssh.PublicKey
 }
 
-// Serve starts a server whose connections are each script's until it returns. They are closed when the test
-// ends, which waits for the scripts.
+// Serve starts a server that runs script for each connection. The end of the test closes the connections and waits for
+// the scripts.
 func Serve(t testing.TB, script func(*Conn)) *Server {
 	t.Helper()
 	_, private, err := ed25519.GenerateKey(rand.Reader)

@@ -1,6 +1,6 @@
-// Package runnertest gives tests of the manager's end the program itself as the step runner on their
-// VMs: built once per test binary, without the race detector, which would make each of the many
-// processes of a test many times slower.
+// Package runnertest builds the program for tests of the manager's end, which use it as the step runner on their VMs.
+// It is built once per test binary, and without the race detector, which would make each of the many processes several
+// times slower. [Main] runs the tests and removes it.
 package runnertest
 
 import (
@@ -15,16 +15,16 @@ import (
 	"go.uber.org/goleak"
 )
 
-// dir is where programs are built; made by the first Command, removed by Main.
+// dir holds the built programs. The first Command makes it, and Main removes it.
 var dir string
 
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
 func Main(m *testing.M) { os.Exit(M{M: m}.Run()) }
 
-// M runs tests as Main does, for a TestMain that does more.
+// M runs tests as Main does, for a TestMain that does more than that.
 type M struct {
 	*testing.M
-	// Leaks are those that no test is to blame for.
+	// Leaks holds goroutines that are no leak of a test.
 	Leaks []goleak.Option
 }
 
@@ -52,8 +52,8 @@ func Command(t testing.TB) []string {
 // Program builds the program, once, and returns its path.
 var Program = sync.OnceValues(func() (string, error) { return build("stepmux", "cmd/stepmux") })
 
-// GitLabRunner returns the command of a stand-in for the step runner of GitLab Runner: its package's comment
-// says how far it goes.
+// GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
+// it.
 func GitLabRunner(t testing.TB) []string {
 	t.Helper()
 	program, err := gitLabRunner()
@@ -65,7 +65,7 @@ var gitLabRunner = sync.OnceValues(func() (string, error) {
 	return build("gitlab-runner", "internal/runnertest/gitlabrunner")
 })
 
-// build builds a program of this module, a small one: tests send it to VMs.
+// build builds a program of this module, without debug information: tests send it to VMs.
 func build(name, pkg string) (string, error) {
 	in, err := tempDir()
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/percent"
 	"github.com/stepmux/stepmux/internal/subprocess"
 	"github.com/stepmux/stepmux/mux"
@@ -128,7 +129,7 @@ func (r *Resolver) credentials(s *settings) (func(context.Context) ([]login.Auth
 	}, nil
 }
 
-// defaultAuth returns the keys that ssh tries if none are configured: the agent's and those in the default files.
+// defaultAuth returns the keys that ssh tries without configuration: the agent's and those in the default files.
 func (r *Resolver) defaultAuth(ctx context.Context, s *settings) ([]login.Auth, error) {
 	var all []login.Auth
 	if s.agent != "" {
@@ -147,7 +148,7 @@ func (r *Resolver) defaultAuth(ctx context.Context, s *settings) ([]login.Auth, 
 	return all, nil
 }
 
-// defaultKeyFiles returns the files in which ssh looks for keys if none are configured.
+// defaultKeyFiles returns the files in which ssh looks for keys without configuration.
 func defaultKeyFiles() []string {
 	home, err := os.UserHomeDir()
 	if err != nil {
@@ -204,14 +205,7 @@ func (r *Resolver) configuredAuth(ctx context.Context, s *settings) ([]login.Aut
 
 // publicKey reads a public key or a certificate.
 func publicKey(file string) (ssh.PublicKey, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxPublicKey {
-		return nil, fmt.Errorf("%s is not a public key", file)
-	}
-	text, err := os.ReadFile(file)
+	text, err := boundedfile.Read(file, maxPublicKey)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/user"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/kevinburke/ssh_config"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/subprocess"
 )
 
@@ -25,7 +25,7 @@ const maxConfig = 1 << 20
 // sshLimit bounds `ssh -G`, which may run commands that the configuration names.
 var sshLimit = subprocess.Limit{Time: 15 * time.Second, Bytes: 1 << 20}
 
-// config evaluates ssh_config files. The zero value has none. `ssh -G` evaluates all of them, or the library does;
+// config evaluates ssh_config files. The zero value is empty. `ssh -G` evaluates all of them, or the library does;
 // never one file each, because the two may disagree. One goroutine uses it.
 type config struct {
 	file     string // for ssh -F; empty for the default ones
@@ -45,7 +45,7 @@ type source struct {
 // load reads a configuration file, or the files that ssh reads if file is empty, or nothing if it is "none".
 //
 // `ssh -G` evaluates them. The library does where ssh is not installed, does not run, or looks for ~ in another
-// directory than $HOME; Match is then an error, or evaluated by ssh too if that runs.
+// directory than $HOME. Files with Match always need ssh.
 func load(file string) (*config, error) {
 	c := &config{file: file, known: map[place]lookup{}}
 	sameHome := true
@@ -91,7 +91,7 @@ func (c *config) read(file string) error {
 		names = []string{file}
 	}
 	for _, name := range names {
-		text, err := readConfig(name)
+		text, err := boundedfile.Read(name, maxConfig)
 		if errors.Is(err, os.ErrNotExist) && file == "" {
 			continue
 		}
@@ -101,31 +101,6 @@ func (c *config) read(file string) error {
 		c.sources = append(c.sources, source{name, text})
 	}
 	return nil
-}
-
-func readConfig(name string) ([]byte, error) {
-	info, err := os.Stat(name)
-	switch {
-	case err != nil:
-		return nil, err
-	case info.IsDir():
-		return nil, fmt.Errorf("%s is a directory: name a file", name)
-	case !info.Mode().IsRegular() && name != os.DevNull:
-		return nil, fmt.Errorf("%s is not a regular file", name)
-	}
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > maxConfig {
-		return nil, fmt.Errorf("%s is larger than %d bytes", name, maxConfig)
-	}
-	return text, nil
 }
 
 func needsSSH(err error) error {

@@ -116,7 +116,7 @@ func TestSettingsOfSSHConfig(t *testing.T) {
 				name: "Elsewhere.example.com", host: "Elsewhere.example.com", port: "22", user: "everybody", agent: "/run/agent",
 			}, s, "ssh's defaults are not configured values")
 			s = find("ssh://vm-1")
-			require.Equal(t, []string{"vm-1:22", me(t)}, []string{s.addr(), s.user}, "a URL is what it says")
+			require.Equal(t, []string{"vm-1:22", me(t)}, []string{s.addr(), s.user}, "ssh_config does not apply to a URL")
 		})
 	}
 }
@@ -224,7 +224,7 @@ func TestSettingsThatCannotBeUsedAreAClearError(t *testing.T) {
 	}
 }
 
-// Where ssh is installed and does not run, as for a user whom the password database does not have.
+// ssh may be installed and not run, for example because the password database does not have the user.
 func TestLibraryTakesOverFromASSHThatDoesNotRun(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh")
 	home(t, "")
@@ -246,7 +246,7 @@ func TestLibraryTakesOverFromASSHThatDoesNotRun(t *testing.T) {
 	require.ErrorContains(t, err, "it has Match, which only ssh evaluates")
 }
 
-// What parsePlace refuses does not reach ssh's command line by other ways either.
+// parsePlace refuses such names, too; ssh's command line has a guard of its own.
 func TestNamesThatAreOptionsAreNotGivenToSSH(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
 	c := &config{ssh: script(t, "touch "+ran), sources: make([]source, 1), defaults: map[string][]string{}}

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzPlace reads what names a machine: no part of it is an option to a program, or syntax to a shell.
+// FuzzPlace holds that no part of a machine's name is an option to a program, or syntax to a shell.
 func FuzzPlace(f *testing.F) {
 	for _, text := range []string{
 		"ssh://u@h:22", "u@h", "h:22", "[::1]:22", "ssh://[::1]", "-oProxyCommand=x", "a@-x", "ssh://u:p@h",

@@ -4,11 +4,9 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/pem"
-	"net"
 	"os"
 	"os/user"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -72,27 +70,7 @@ func serveAgent(t testing.TB, keys ...ed25519.PrivateKey) string {
 	for _, k := range keys {
 		require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: k}))
 	}
-	path := filepath.Join(sshtest.SocketDir(t), "agent.sock")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			nc, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer nc.Close()
-				_ = agent.ServeAgent(ring, nc)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		wg.Wait()
-	})
-	return path
+	return sshtest.ServeAgent(t, ring)
 }
 
 func me(t testing.TB) string {
@@ -124,7 +102,7 @@ func resolver(t testing.TB, cfg ResolverConfig) *Resolver {
 	return r
 }
 
-// names returns what the ways to log in are called.
+// waysOf returns the names of the ways to log in.
 func waysOf(t *Target) []string {
 	var all []string
 	for _, a := range t.SSH.Auth {

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/kevinburke/ssh_config"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 // maxIncludes bounds how deep included files are searched.
@@ -104,7 +106,7 @@ func hasMatch(text []byte, depth int) bool {
 		for _, pattern := range splitQuoted(string(parts[2])) {
 			files, _ := filepath.Glob(pattern) // the parser reports a bad pattern, too
 			for _, file := range files {
-				included, err := readConfig(file)
+				included, err := boundedfile.Read(file, maxConfig)
 				if err == nil && hasMatch(absoluteIncludes(file, included), depth-1) {
 					return true
 				}

@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// PolicyHelp describes what ParsePolicy reads, for --help.
+// PolicyHelp describes the texts that ParsePolicy reads, for --help.
 const PolicyHelp = `Host keys: --host-key may repeat. Each policy accepts a key, refuses it, or passes it to the
 next one; a key that the last one passes on is refused.
   known-hosts        the files of --known-hosts, or ssh's own, with @cert-authority and @revoked (the default)

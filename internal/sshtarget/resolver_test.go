@@ -116,8 +116,8 @@ func TestJumpHostsAreNamedByTheWayThere(t *testing.T) {
 	require.Equal(t, name("a,10.0.0.5"), name("a,10.0.0.5"))
 }
 
-// What is said of one machine goes before the operator's word for all and ssh_config.
-func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
+// A machine's own settings override the operator's settings for all machines, and ssh_config.
+func TestSettingsOfAMachineGoFirst(t *testing.T) {
 	h := home(t, jumps)
 	key(t, filepath.Join(h, ".ssh", "id"), "")
 	_, public := key(t, filepath.Join(h, "own"), "")
@@ -132,7 +132,7 @@ func TestWhatIsSaidOfAMachineGoesFirst(t *testing.T) {
 	require.Equal(t, "me", target.SSH.User)
 	require.Equal(t, []string{own.String()}, waysOf(target))
 	require.Equal(t, pinned, target.SSH.HostKeys)
-	require.NotEqual(t, waysOf(target), waysOf(target.Jump), "it is about the machine only")
+	require.NotEqual(t, waysOf(target), waysOf(target.Jump), "the jump host has its own")
 
 	m.Jump, m.JumpUser, m.JumpAuth = "b1", "jump", []login.Auth{own}
 	target, err = r.Target(t.Context(), m)
@@ -222,7 +222,7 @@ func TestIdentitiesThatSSHConfigNames(t *testing.T) {
 		t, ResolverConfig{Identities: []string{filepath.Join(dir, "file")}},
 	).Target(t.Context(), Machine{Place: "vm"})
 	require.NoError(t, err)
-	require.Equal(t, []string{file}, waysOf(target), "what the operator names is all")
+	require.Equal(t, []string{file}, waysOf(target), "only the operator's keys are tried")
 }
 
 func TestPassphraseCommandOpensAKey(t *testing.T) {
@@ -267,8 +267,8 @@ func TestPassphraseCommandOpensAKey(t *testing.T) {
 	require.ErrorContains(t, err, "--passphrase-command: ")
 }
 
-// The keys of an identity command may expire: it is asked for each connection, and told for what.
-func TestIdentityCommandIsAskedForEachConnection(t *testing.T) {
+// The keys of an identity command may expire: it runs for each connection, with the connection's tokens.
+func TestIdentityCommandRunsForEachConnection(t *testing.T) {
 	h := home(t, "")
 	file := filepath.Join(h, "key")
 	_, public := key(t, file, "")
@@ -364,7 +364,7 @@ func TestPolicies(t *testing.T) {
 	requireLogin(t, target)
 }
 
-func TestPoliciesThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidPoliciesAreRefused(t *testing.T) {
 	home(t, "")
 	for text, want := range map[string]string{
 		"":                      "use known-hosts",

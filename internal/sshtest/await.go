@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Bound is a generous limit on what must happen at all; no test measures time by it.
+// Bound is a generous limit for events that must happen. No test measures time by it.
 const Bound = time.Minute
 
 // Within returns a context that bounds a test's waits.
@@ -37,7 +37,7 @@ func (l *Log) Write(p []byte) (int, error) {
 // Close does nothing.
 func (l *Log) Close() error { return nil }
 
-// String returns what was written so far.
+// String returns the log so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

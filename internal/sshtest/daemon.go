@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// startTimeout bounds the start of a daemon; it is for the broken ones.
+	// startTimeout bounds the start of a daemon. Only a broken one takes so long.
 	startTimeout = 30 * time.Second
 	// logGrace is how long a dead daemon's log may be held open by a process that escaped stop.
 	logGrace = 5 * time.Second
@@ -22,12 +22,12 @@ const (
 type daemon struct {
 	cmd    *exec.Cmd
 	log    *daemonLog
-	exited chan struct{} // closed when the daemon and what shares its log have exited
+	exited chan struct{} // closed when the daemon and the processes that share its log have exited
 	once   sync.Once
 }
 
 // startDaemon starts sshd with a configuration and waits until it listens. It returns nil, nil if
-// somebody has taken the port.
+// another process has the port.
 func startDaemon(config string) (*daemon, error) {
 	d := &daemon{
 		log:    &daemonLog{listening: make(chan struct{})},
@@ -72,7 +72,7 @@ func startDaemon(config string) (*daemon, error) {
 func (d *daemon) stop() {
 	d.once.Do(func() {
 		pid := d.cmd.Process.Pid
-		// Nobody forks any more when all are stopped, and nobody is adopted by init before all are known.
+		// First stop all: a stopped process cannot fork, and its children are not adopted by init before they are found.
 		_ = d.cmd.Process.Signal(syscall.SIGSTOP) // an error means it has exited
 		stopped := make(map[int]bool)
 		for more := true; more; {
@@ -92,7 +92,7 @@ func (d *daemon) stop() {
 	<-d.exited
 }
 
-// daemonLog is what a daemon has written to stderr.
+// daemonLog holds a daemon's standard error.
 type daemonLog struct {
 	listening chan struct{} // closed when the daemon has said that it listens
 
@@ -120,7 +120,7 @@ func (l *daemonLog) String() string {
 	return l.text.String()
 }
 
-// count is how often the log says something.
+// count returns how often text is in the log.
 func (l *daemonLog) count(something string) int {
 	return strings.Count(l.String(), something)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// writeConfig writes the least a daemon needs.
+// writeConfig writes a minimal configuration.
 func writeConfig(t *testing.T, lines string) string {
 	t.Helper()
 	RequirePart(t, "openssh-server", sshdPath)
@@ -38,31 +38,31 @@ func TestDaemonThatRefusesItsConfigIsReportedWithItsLog(t *testing.T) {
 	require.ErrorContains(t, err, "Bad configuration option: NoSuchOption")
 }
 
-// verdict is a test that notes how it ended.
-type verdict struct {
+// result is a test that records its result.
+type result struct {
 	testing.TB
 	skipped, failed bool
 }
 
-func (v *verdict) Helper()      {}
-func (v *verdict) Skip(...any)  { v.skipped = true }
-func (v *verdict) Fatal(...any) { v.failed = true }
+func (v *result) Helper()      {}
+func (v *result) Skip(...any)  { v.skipped = true }
+func (v *result) Fatal(...any) { v.failed = true }
 
 func TestMissingPartSkipsUnlessPartsAreRequired(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "none")
 	t.Setenv(requireParts, "")
-	v := &verdict{TB: t}
+	v := &result{TB: t}
 	RequirePart(v, "a part", missing)
-	require.Equal(t, verdict{TB: t, skipped: true}, *v)
+	require.Equal(t, result{TB: t, skipped: true}, *v)
 
 	t.Setenv(requireParts, "1")
-	v = &verdict{TB: t}
+	v = &result{TB: t}
 	RequirePart(v, "a part", missing)
-	require.Equal(t, verdict{TB: t, failed: true}, *v, "and only once")
+	require.Equal(t, result{TB: t, failed: true}, *v, "and only once")
 }
 
 func TestPresentPartChangesNothing(t *testing.T) {
-	v := &verdict{TB: t}
+	v := &result{TB: t}
 	RequirePart(v, "this", t.TempDir())
-	require.Equal(t, verdict{TB: t}, *v)
+	require.Equal(t, result{TB: t}, *v)
 }

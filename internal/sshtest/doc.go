@@ -1,7 +1,7 @@
-// Package sshtest gives tests SSH servers to talk to: a VM in miniature inside the test process, and
-// a real OpenSSH daemon on a configuration of its own. Both come as a [Server], so that one table of
-// tests runs on either, and both can be reached through a [TCPProxy] that stalls and cuts.
+// Package sshtest starts SSH servers for tests: an embedded VM inside the test process ([InProcess]), and a real
+// OpenSSH daemon with a configuration of its own ([OpenSSH]). Both are a [Server], so that one table of tests runs on
+// either, and both can be reached through a [TCPProxy] that stalls and cuts connections.
 //
-// Everything is released when the test ends. Servers are gone by then, and so are the commands of
-// connections that were open; a command that outlived its connection to a real daemon is not found.
+// The end of the test stops the servers and kills the commands of connections that are still open. It does not find a
+// command that outlived its connection to a real daemon.
 package sshtest

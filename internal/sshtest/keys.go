@@ -13,8 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// newKey makes an ed25519 key and writes it to a file that only its owner can read, as ssh and sshd
-// demand.
+// newKey makes an ed25519 key and writes it to a file with mode 0600, as ssh and sshd demand.
 func newKey(t testing.TB, name string) (path string, signer ssh.Signer) {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
@@ -28,7 +27,7 @@ func newKey(t testing.TB, name string) (path string, signer ssh.Signer) {
 	return path, signer
 }
 
-// currentUser is the only user a daemon without root's rights can log in.
+// currentUser returns the only user that a daemon without root's rights can log in.
 func currentUser(t testing.TB) string {
 	t.Helper()
 	self, err := user.Current()

@@ -20,7 +20,7 @@ const (
 	// fail the test instead of skipping it.
 	requireParts = "STEPMUX_REQUIRE_PARTS"
 
-	// portTries bounds the attempts to start a daemon on a port that nobody else takes first.
+	// portTries bounds the attempts to start a daemon on a free port, which another process may take first.
 	portTries = 10
 )
 
@@ -35,7 +35,7 @@ func OpenSSH(t testing.TB, lines ...string) *Server {
 	t.Helper()
 	RequirePart(t, "openssh-server", sshdPath)
 	if os.Geteuid() == 0 {
-		require.NoError(t, os.MkdirAll("/run/sshd", 0o755)) // where it locks up its unprivileged part
+		require.NoError(t, os.MkdirAll("/run/sshd", 0o755)) // its privilege separation directory
 	}
 	s := newServer(t, strings.Join(append([]string{"openssh"}, lines...), " "))
 	hostKeyFile, host := newKey(t, "host")
@@ -53,14 +53,13 @@ func OpenSSH(t testing.TB, lines ...string) *Server {
 			"HostKey "+hostKeyFile,
 			"AuthorizedKeysFile "+keys,
 			"PidFile none",
-			"StrictModes no", // the directories of tests are where they are
+			"StrictModes no", // directories of tests may be writable for others
 			"UsePAM no",
 			"PasswordAuthentication no",
 			"KbdInteractiveAuthentication no",
 			"LogLevel VERBOSE", // tells of each connection; see TotalConns
-			// bash reads the user's .bashrc for a command of sshd's, unless it is not the outermost shell.
-			// Those files are not under test, can take most of a second, and some hold locks that a
-			// killed login leaves behind for the logins after it.
+			// bash reads the user's .bashrc for a command of sshd's if it is the outermost shell. Those files are not
+			// under test, can take most of a second, and some take locks that a killed login leaves behind.
 			"SetEnv SHLVL=1",
 		)
 		path := filepath.Join(dir, "sshd_config")

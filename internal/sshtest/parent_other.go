@@ -4,5 +4,5 @@ package sshtest
 
 import "syscall"
 
-// dieWithParent does nothing where the kernel has no means for it.
+// dieWithParent does nothing: only Linux can do it.
 func dieWithParent() *syscall.SysProcAttr { return nil }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// descendants returns the children of a process and theirs, where there is a /proc; elsewhere none.
+// descendants returns the children of a process and their descendants. Without a /proc it returns an empty list.
 func descendants(pid int) []int {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -31,8 +31,8 @@ func descendants(pid int) []int {
 	return found
 }
 
-// parentOf reads a process's parent from /proc/PID/stat (proc(5)), whose second field may hold
-// anything between parentheses.
+// parentOf reads a process's parent from /proc/PID/stat (proc(5)). The second field may hold any character between its
+// parentheses.
 func parentOf(pid int) (parent int, ok bool) {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {

@@ -8,18 +8,17 @@ import (
 	"github.com/stepmux/stepmux/internal/faultconn"
 )
 
-// TCPProxy is a TCP proxy in front of a server, and the place where its connections go bad. Its
-// methods may be called from any goroutine.
+// TCPProxy is a TCP proxy in front of a server that can stall, cut and slow down its connections. Its methods may be
+// called from any goroutine.
 type TCPProxy = faultconn.Proxy
 
-// Proxy starts a proxy in front of target, a host:port, that works well until it is told otherwise.
+// Proxy starts a proxy without faults in front of target, a host:port.
 func Proxy(t testing.TB, target string) *TCPProxy {
 	t.Helper()
 	return ProxyOver(t, target, faultconn.Config{})
 }
 
-// ProxyOver starts a proxy in front of target whose clients are at the other end of a link, as faultconn.Listen
-// says.
+// ProxyOver starts a proxy in front of target whose clients are at the other end of a link: see faultconn.Listen.
 func ProxyOver(t testing.TB, target string, link faultconn.Config) *TCPProxy {
 	t.Helper()
 	p, err := faultconn.Listen(target, link)

@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// echo starts a TCP server that sends back what it gets.
+// echo starts a TCP server that sends back every byte.
 func echo(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -67,12 +67,12 @@ func TestProxyForwardsAndCounts(t *testing.T) {
 	require.Equal(t, 2, p.Conns())
 	require.Equal(t, 2, p.TotalConns())
 	require.NoError(t, a.Close())
-	require.Eventually(t, func() bool { return p.Conns() == 1 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Conns() == 1 }, waitLimit, time.Millisecond)
 	requireEcho(t, b)
 	require.Equal(t, 2, p.TotalConns())
 }
 
-func TestProxyCutBreaksWhatIsOpenOnly(t *testing.T) {
+func TestProxyCutBreaksOnlyOpenConnections(t *testing.T) {
 	p := sshtest.Proxy(t, echo(t))
 	nc := dialProxy(t, p)
 	requireEcho(t, nc)

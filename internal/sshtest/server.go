@@ -12,13 +12,13 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 )
 
-// Server is an SSH server under test, and what a client needs to log in to it.
+// Server is an SSH server under test, with everything that a client needs to log in to it.
 type Server struct {
-	Name string // what it is, for the name of a subtest
+	Name string // for the names of subtests
 	Addr string // host:port
 	User string // may log in with Signer; the user of this process
 
-	HostKey ssh.PublicKey // the only one it has
+	HostKey ssh.PublicKey // its only host key
 	Signer  ssh.Signer    // an authorized key
 
 	KnownHosts   string // a known_hosts file that has Addr and HostKey
@@ -30,7 +30,7 @@ type Server struct {
 	daemon *daemon // the server itself if it is OpenSSH's, else nil
 }
 
-// InProcess starts a VM in miniature. Besides those of config, Signer may log in.
+// InProcess starts an embedded VM. Besides the keys of config, Signer may log in.
 func InProcess(t testing.TB, config embeddedvm.Config) *Server {
 	t.Helper()
 	s := newServer(t, "in-process")
@@ -44,7 +44,7 @@ func InProcess(t testing.TB, config embeddedvm.Config) *Server {
 	return s
 }
 
-// newServer makes a Server with a fresh client key.
+// newServer makes a Server with a new client key.
 func newServer(t testing.TB, name string) *Server {
 	t.Helper()
 	s := &Server{Name: name, User: currentUser(t)}
@@ -52,7 +52,7 @@ func newServer(t testing.TB, name string) *Server {
 	return s
 }
 
-// Via returns s as seen through a proxy of it that listens on addr.
+// Via returns s as a client sees it through a proxy that listens on addr.
 func (s *Server) Via(t testing.TB, addr string) *Server {
 	t.Helper()
 	via := *s
@@ -72,8 +72,8 @@ func (s *Server) ClientConfig() *ssh.ClientConfig {
 	}
 }
 
-// TotalConns is how many TCP connections the server has accepted so far. OpenSSH's daemon counts
-// one when it starts to talk to it, so the count is exact for connections that have logged in.
+// TotalConns returns how many TCP connections the server has accepted. OpenSSH's daemon counts a connection when it
+// starts to talk to it, so the count is exact for connections that have logged in.
 func (s *Server) TotalConns() int {
 	if s.VM != nil {
 		return s.VM.Stat().TotalConns
@@ -81,8 +81,8 @@ func (s *Server) TotalConns() int {
 	return s.daemon.log.count("Connection from ")
 }
 
-// Stop ends the server now, with its connections and the commands of connections that are still
-// open, and waits for it. It is what the end of the test does, and idempotent.
+// Stop ends the server, its connections and the commands of open connections now, and waits for them. The end of the
+// test calls it. It is idempotent.
 func (s *Server) Stop() {
 	if s.VM != nil {
 		_ = s.VM.Close() // always nil
@@ -91,8 +91,8 @@ func (s *Server) Stop() {
 	s.daemon.stop()
 }
 
-// SocketDir returns a new directory with a path short enough for Unix sockets, which t.TempDir's
-// need not be. It is removed when the test ends.
+// SocketDir returns a new directory with a path short enough for Unix sockets; that of t.TempDir may be too long. The
+// end of the test removes it.
 func SocketDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "s") //nolint:usetesting // see above

@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds the waits for other processes; it is for tests that fail.
-const patience = 20 * time.Second
+// waitLimit bounds the waits for other processes. Only failing tests reach it.
+const waitLimit = 20 * time.Second
 
 // eachServer runs a test on every kind of server, each started by the subtest that uses it.
 func eachServer(t *testing.T, test func(t *testing.T, s *sshtest.Server)) {
@@ -65,7 +65,7 @@ func TestServerLetsItsSignerInAndCountsConnections(t *testing.T) {
 	})
 }
 
-func TestFilesOfAServerAreWhatAClientNeeds(t *testing.T) {
+func TestClientCanUseTheFilesOfAServer(t *testing.T) {
 	eachServer(t, func(t *testing.T, s *sshtest.Server) {
 		s = s.Via(t, sshtest.Proxy(t, s.Addr).Addr())
 		info, err := os.Stat(s.IdentityFile)
@@ -106,15 +106,15 @@ func TestStopEndsConnectionsAndTheirCommands(t *testing.T) {
 		stdin, err := session.StdinPipe()
 		require.NoError(t, err)
 		defer stdin.Close()
-		// A grandchild that ignores the end of its stdin and polite signals.
+		// A grandchild that ignores the end of its stdin, SIGHUP and SIGTERM.
 		require.NoError(t, session.Start("sh -c 'trap \"\" HUP TERM; echo $$ > "+pidFile+".new; "+
 			"mv "+pidFile+".new "+pidFile+"; while :; do sleep 1; done'; true"))
-		require.Eventually(t, func() bool { return alive(pidFile) }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return alive(pidFile) }, waitLimit, 5*time.Millisecond)
 
 		s.Stop()
 		s.Stop()
 		require.Error(t, client.Wait())
-		require.Eventually(t, func() bool { return !alive(pidFile) }, patience, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return !alive(pidFile) }, waitLimit, 5*time.Millisecond)
 		_, err = ssh.Dial("tcp", s.Addr, s.ClientConfig())
 		require.Error(t, err)
 	})

@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// FuzzLine holds that a terminal only shows text, whatever it is, and that an error message stays bounded.
+// FuzzLine holds that a terminal only shows any text, and that an error message stays bounded.
 func FuzzLine(f *testing.F) {
 	f.Add("plain\n\x1b[2J\x07\u009b31m\xff\u202e", 5)
 	f.Fuzz(func(t *testing.T, s string, n int) {

@@ -1,5 +1,5 @@
-// Package termtext makes foreign text, such as a VM's, fit for a terminal, a log and an error message: nothing in it can
-// move the cursor, hide other text or reverse its order.
+// Package termtext makes foreign text, such as a VM's, fit for a terminal, a log or an error message: it cannot move
+// the cursor, hide other text or reverse its order.
 package termtext
 
 import (
@@ -23,7 +23,8 @@ func Line(s string) string {
 	}, s)
 }
 
-// Escape is Line for text whose every character matters: it escapes what is not printable as Go does in strings.
+// Escape is Line for text whose every character matters: it escapes characters that are not printable, as in Go
+// strings.
 func Escape(s string) string {
 	var b strings.Builder
 	for i, c := range s {

@@ -80,7 +80,7 @@ func TestMalformedEndIsAFailure(t *testing.T) {
 func TestEndIsOneBoundedLine(t *testing.T) {
 	line := End{Stage: "tmp", Text: " a\nb\r\n" + strings.Repeat("c", 1<<20)}.Append(nil, testKey)
 	require.Equal(t, 1, bytes.Count(line, []byte{'\n'}))
-	require.Less(t, len(line), 4096, "PIPE_BUF: what is written at once stays together")
+	require.Less(t, len(line), 4096, "PIPE_BUF: one write stays together")
 }
 
 func TestParseEndKeyTakesKeysOnly(t *testing.T) {

@@ -53,6 +53,6 @@ func FuzzRelayExitComesBack(f *testing.F) {
 		require.Equal(t, n, len(frame)-RelayFrameHeader)
 		require.Equal(t, RelayExit{status, signal[:min(len(signal), 32)], text[:min(len(text), MaxRelayFrame/2)]}, got)
 		_, err = ParseRelayExit(frame[RelayFrameHeader : len(frame)-1])
-		require.ErrorIs(t, err, ErrRelayProtocol, "a part of it is none")
+		require.ErrorIs(t, err, ErrRelayProtocol, "a part of it is no response")
 	})
 }

@@ -50,7 +50,7 @@ func (s *MarkerScanner) Write(p []byte) (int, error) {
 // Path returns the path of the first complete marker line, and whether there was one.
 func (s *MarkerScanner) Path() (string, bool) { return s.path, s.found }
 
-// scanPrefix looks for the prefix in the kept tail and p together and returns what is left of p.
+// scanPrefix looks for the prefix in the kept tail and p together and returns the rest of p.
 func (s *MarkerScanner) scanPrefix(p []byte) []byte {
 	kept := len(s.buf)
 	s.buf = append(s.buf, p...)

@@ -31,7 +31,7 @@ func shells(t testing.TB) []string {
 	return found
 }
 
-// split lets shell split the quoted form of args and returns what a program receives.
+// split lets shell split the quoted form of args and returns the arguments that a program receives.
 func split(t testing.TB, shell string, args []string) []string {
 	t.Helper()
 	line, err := Quote(append([]string{"printf", `%s\0`}, args...)...)

@@ -14,8 +14,8 @@ const (
 )
 
 // RelayGuard reads from a relay and fails where yamux would let the relay fill the manager's memory. yamux keeps
-// streams that its peer opens, with their data, until they are accepted, and a manager accepts none. It answers each
-// ping in a goroutine of its own, without a limit.
+// streams that its peer opens, with their data, until they are accepted, and a manager accepts no stream. It answers
+// each ping in a goroutine of its own, without a limit.
 type RelayGuard struct {
 	from  io.Reader
 	now   func() time.Time

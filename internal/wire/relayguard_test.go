@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// yamuxFrame returns a header of yamux and what follows it.
+// yamuxFrame returns a header of yamux and the bytes after it.
 func yamuxFrame(kind byte, flags uint16, id, n uint32, body string) []byte {
 	b := binary.BigEndian.AppendUint16([]byte{0, kind}, flags)
 	b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, id), n)
@@ -20,7 +20,7 @@ func yamuxFrame(kind byte, flags uint16, id, n uint32, body string) []byte {
 
 var ping = yamuxFrame(2, 1, 0, 7, "")
 
-func TestRelayGuardBreaksOffWhereARelayDoesWhatNoneDoes(t *testing.T) {
+func TestRelayGuardFailsWhereARelayBreaksTheProtocol(t *testing.T) {
 	for name, tc := range map[string]struct {
 		said []byte
 		want string

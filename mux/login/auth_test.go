@@ -64,7 +64,7 @@ func TestLoginByCertificate(t *testing.T) {
 
 			ring := agent.NewKeyring()
 			require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-			byAgent, err := login.Agent(serveAgent(t, ring))
+			byAgent, err := login.Agent(sshtest.ServeAgent(t, ring))
 			require.NoError(t, err)
 			cfg.Auth[0], err = byAgent.WithCertificate(cert)
 			require.NoError(t, err)
@@ -227,7 +227,7 @@ func TestOnlyTheNamedKeysOfAnAgentAreTried(t *testing.T) {
 	private, err := ssh.ParseRawPrivateKey(text)
 	require.NoError(t, err)
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	socket := serveAgent(t, ring)
+	socket := sshtest.ServeAgent(t, ring)
 	cfg := config(s)
 	byAgent, err := login.Agent(socket)
 	require.NoError(t, err)
@@ -296,7 +296,7 @@ func TestRSAKeysSignWithSHA2AlsoFromAnAgent(t *testing.T) {
 	)
 	ring := agent.NewKeyring()
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	byAgent, err := login.Agent(serveAgent(t, ring))
+	byAgent, err := login.Agent(sshtest.ServeAgent(t, ring))
 	require.NoError(t, err)
 	cfg := config(s)
 	for _, way := range []login.Auth{byAgent, login.Key("rsa", signer)} {
@@ -330,7 +330,7 @@ func TestDialByAgentTriesItsKeysBesidesOthers(t *testing.T) {
 	authorized := s.Signer
 	ring := agent.NewKeyring()
 	require.NoError(t, ring.Add(agent.AddedKey{PrivateKey: private}))
-	socket := serveAgent(t, ring)
+	socket := sshtest.ServeAgent(t, ring)
 
 	byAgent, err := login.Agent(socket)
 	require.NoError(t, err)

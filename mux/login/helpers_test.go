@@ -3,15 +3,11 @@ package login_test
 import (
 	"crypto/ed25519"
 	"crypto/rand"
-	"net"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
-	"golang.org/x/crypto/ssh/agent"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -56,32 +52,6 @@ func requireStage(t testing.TB, err error, stage string, permanent bool) {
 	require.Equal(t, stage, dial.Stage, err.Error())
 	require.Equal(t, permanent, dial.Permanent())
 	require.ErrorContains(t, err, dial.Addr)
-}
-
-// serveAgent serves an ssh-agent on a unix socket.
-func serveAgent(t testing.TB, ring agent.Agent) string {
-	t.Helper()
-	path := filepath.Join(sshtest.SocketDir(t), "agent.sock")
-	ln, err := net.Listen("unix", path)
-	require.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			nc, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer nc.Close()
-				_ = agent.ServeAgent(ring, nc)
-			})
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		wg.Wait()
-	})
-	return path
 }
 
 func start(t testing.TB, c *mux.Conn, line string) *mux.Process {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 // maxKeyFile bounds the file of a private key or a certificate.
@@ -30,9 +32,9 @@ func LockedKeyFile(path string, passphrase []byte) (Auth, error) {
 }
 
 func keyFile(path string, passphrase []byte) (Auth, error) {
-	pem, err := readBounded(path, maxKeyFile)
+	pem, err := boundedfile.Read(path, maxKeyFile)
 	switch {
-	case errors.Is(err, errTooLarge):
+	case errors.Is(err, boundedfile.ErrTooLarge):
 		return Auth{}, fmt.Errorf("read private key: %w: it is not a private key", err)
 	case err != nil:
 		return Auth{}, fmt.Errorf("read private key: %w", err)
@@ -139,7 +141,7 @@ func (a Auth) WithCertificate(file string) (Auth, error) {
 }
 
 func readCertificate(file string) (*ssh.Certificate, error) {
-	text, err := readBounded(file, maxKeyFile)
+	text, err := boundedfile.Read(file, maxKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("read certificate: %w", err)
 	}

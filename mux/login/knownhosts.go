@@ -11,6 +11,8 @@ import (
 
 	"github.com/skeema/knownhosts"
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 // maxKnownHosts bounds a known_hosts file.
@@ -46,7 +48,7 @@ type hostDB struct {
 func readKnownHosts(files []string) (*hostDB, error) {
 	d := &hostDB{source: fmt.Sprintf("%v", files), revoked: map[string]bool{}}
 	for _, name := range files {
-		data, err := readBounded(name, maxKnownHosts)
+		data, err := boundedfile.Read(name, maxKnownHosts)
 		if err != nil {
 			return nil, fmt.Errorf("read known hosts: %w", err)
 		}

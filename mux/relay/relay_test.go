@@ -168,9 +168,7 @@ func onRoutes(t *testing.T, test func(t *testing.T, h *host, open func() conn)) 
 // connect returns both ends of a connection to a socket of a build's.
 func connect(t testing.TB, h *host) (*channel.Stream, net.Conn) {
 	t.Helper()
-	path, err := wire.SocketPath(h.tmp, wire.BuildID(rand.Text()))
-	require.NoError(t, err)
-	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	path := buildSocket(t, h.tmp)
 	ln, err := net.Listen("unix", path)
 	require.NoError(t, err)
 	defer ln.Close()
@@ -183,6 +181,24 @@ func connect(t testing.TB, h *host) (*channel.Stream, net.Conn) {
 		peer.Close()
 	})
 	return s, peer
+}
+
+// buildSocket returns the path of a socket that belongs to a build, in a directory that is locked from its beginning: a
+// relay that starts removes directories without a lock.
+func buildSocket(t testing.TB, tmp string) string {
+	t.Helper()
+	path, err := wire.SocketPath(tmp, wire.BuildID(rand.Text()))
+	require.NoError(t, err)
+	dir := filepath.Dir(path)
+	require.NoError(t, os.MkdirAll(filepath.Dir(dir), 0o700))
+	made, err := os.MkdirTemp(tmp, "build") //nolint:usetesting // on the same file system
+	require.NoError(t, err)
+	lock, err := os.Open(made)
+	require.NoError(t, err)
+	t.Cleanup(func() { lock.Close() })
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	require.NoError(t, os.Rename(made, dir))
+	return path
 }
 
 func TestRelayOverAPipeCarriesBytesUnchanged(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// collect removes jobs when their time has come, until the store shuts down.
+// collect removes jobs when they are due, until the store shuts down.
 func (s *Store) collect() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -22,7 +22,7 @@ func (s *Store) collect() {
 	}
 }
 
-// wakeCollector lets the collector look again at what is due, and when.
+// wakeCollector makes the collector look again for jobs that are due.
 func (s *Store) wakeCollector() {
 	select {
 	case s.wake <- struct{}{}:
@@ -30,7 +30,8 @@ func (s *Store) wakeCollector() {
 	}
 }
 
-// collectDue removes what is due, and returns when something else will be; zero if nothing is known.
+// collectDue removes the jobs that are due, and returns when the next one will be: the zero time if there is no next
+// one.
 func (s *Store) collectDue() (next time.Time) {
 	now := time.Now()
 	s.mu.Lock()
@@ -64,8 +65,8 @@ func (s *Store) collectDue() (next time.Time) {
 	return next
 }
 
-// removeLocked makes the store forget j, which has ended: its id is free. What there is of it on disk goes
-// with the next collectDue, or when nobody follows it any more.
+// removeLocked removes j, which has ended, from the store: its id is free. Its files go with the next collectDue after
+// its last follower, or after Linger.
 func (s *Store) removeLocked(j *record) {
 	delete(s.jobs, j.id)
 	s.kept -= j.size
@@ -74,7 +75,7 @@ func (s *Store) removeLocked(j *record) {
 	s.removed = append(s.removed, j)
 }
 
-// unfollow ends what Follow began.
+// unfollow undoes Follow.
 func (s *Store) unfollow(j *record) {
 	s.mu.Lock()
 	j.followers--

@@ -86,7 +86,7 @@ func TestRemovedJobGoesWithItsLastFollower(t *testing.T) {
 		require.NoError(t, err)
 		s.Cancel("1", false)
 
-		// A new job with the id does not meet what is left of the old one.
+		// A new job with the id sees no files of the old one.
 		require.NoError(t, s.Create(script(t, "1", "echo anew")))
 		again, err := s.Follow("1")
 		require.NoError(t, err)

@@ -7,45 +7,40 @@ import (
 	"path/filepath"
 	"time"
 
-	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
 // Config says where a Store keeps its jobs, and its limits.
 type Config struct {
-	// Dir is a private directory that exists. The store makes the directory jobs in it, and empties it
-	// of what another left: jobs do not survive their store.
+	// Dir is a private directory that exists. The store makes the directory jobs in it, and removes an old one first:
+	// jobs do not survive their store.
 	Dir string
-	// WorkBase is what relative work directories are relative to. If empty, the process's directory.
+	// WorkBase is the base of relative work directories. If empty, the process's directory.
 	WorkBase string
-	// OrphanDir is removed if this process dies while jobs run and nobody holds a lock on it. May be
-	// empty.
+	// OrphanDir is removed if this process dies while jobs run, unless another process has locked it. May be empty.
 	OrphanDir string
-	// Starter starts the processes of jobs; whoever made it closes it after the store. If nil, [proc.Start].
+	// Starter starts the processes of jobs. Its owner closes it after the store. If nil, [proc.Start].
 	Starter *proc.Starter
-	// Fetcher gets the steps that are not local. If nil, there are none. The store does not close it.
+	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
 	Fetcher engine.Fetcher
 
-	// Keep is how long a job that has ended is remembered. If zero, 30 min.
+	// Keep is how long a job that has ended is kept. If zero, 30 min.
 	Keep time.Duration
-	// Linger is how much longer at most the output stays readable to those who follow a job when it is
-	// removed. If zero, 60 s.
+	// Linger is how long at most the followers of a removed job can still read its output. If zero, 60 s.
 	Linger time.Duration
-	// MaxJobs is the most jobs that run or are remembered; the one that ended first goes for a new one.
-	// If zero, 1,000.
+	// MaxJobs is the most jobs that run or are kept. A new job replaces the one that ended first. If zero, 1,000.
 	MaxJobs int
-	// OutputLimit is the most bytes of each stream that are kept. If zero, 256 MiB. If negative, all.
+	// OutputLimit is the most bytes of each stream that are kept. If zero, 256 MiB. If negative, there is no limit.
 	OutputLimit int64
-	// KeepBytes is the most bytes of output that jobs which have ended keep, all together: those that ended
-	// first go, but never the last. If zero, 10 GiB. If negative, there is no such limit.
+	// KeepBytes is the most bytes of output that all jobs that have ended keep together. The jobs that ended first are
+	// removed, but never the last one. If zero, 10 GiB. If negative, there is no limit.
 	KeepBytes int64
 	// MaxRunTime is the most time any job may take. If zero, 24 h.
 	MaxRunTime time.Duration
-	// Grace is the time between SIGTERM and SIGKILL for jobs that name none. If zero, 10 s.
+	// Grace is the time between SIGTERM and SIGKILL for jobs without a Spec.Grace. If zero, 10 s.
 	Grace time.Duration
-	// Version is that of this program, for traces.
+	// Version is the version of this program, for traces.
 	Version string
 }
 
@@ -77,28 +72,18 @@ type Spec struct {
 	ID     string
 	Digest [sha256.Size]byte
 
-	Definition *pb.Definition
-	// Inputs and MayFail are those of [engine.Config].
-	Inputs  map[string]expr.Value
-	MayFail []string
-	// Vars are the job's variables. Values of masked ones, if they have at least 4 bytes, are in no log
-	// and no message.
-	Vars []engine.Variable
-	// Secrets are texts that are masked as the values of masked variables are.
+	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
+	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
+	// Grace. The store sets Fetcher, Masker, Start, OrphanDir, Observe and Record itself.
+	engine.Config
+
+	// Secrets are texts that are masked like the values of masked variables.
 	Secrets []string
-	// Env is the environment of all steps, below what the definition says.
-	Env map[string]string
-	// RunnerEnv takes the place of this process's environment, of which few variables reach a step. If nil, that.
-	RunnerEnv []string
-	// Merged lets the job have a log of both streams together, the stream Merged.
+	// Merged gives the job a log of both streams together, the stream Merged.
 	Merged bool
-	// WorkDir is where the steps run, made if missing. If empty, a fresh directory that goes with the
-	// job's end.
+	// WorkDir is the directory in which the steps run. It is made if it is missing. If empty, a fresh directory that is
+	// removed when the job ends.
 	WorkDir string
-	// Timeout is the time the job has. If zero, or more than that, Config.MaxRunTime.
-	Timeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, Config.Grace.
-	Grace time.Duration
 	// Trace asks for a trace of the job. May be nil.
 	Trace *TraceSpec
 }

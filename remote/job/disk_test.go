@@ -140,7 +140,7 @@ func TestFullDiskFailsTheJobThatMeetsIt(t *testing.T) {
 	require.Contains(t, stat.Message, "no space left on device")
 	require.True(t, stat.System)
 
-	// A script that fails by itself has failed by itself, and what is lost of its output is told.
+	// A script that fails by itself still fails by itself; the message also names the output that was lost.
 	stat, _ = run(t, s, yaml(t, "fails", "- {name: a, exec: {command: [sh, -c, 'head -c 1000000 /dev/zero; exit 7']}}\n"))
 	require.Equal(t, Failed, stat.State)
 	require.Equal(t, 7, stat.ExitCode)

@@ -1,18 +1,18 @@
-// Package job keeps the jobs of a step runner: each is run once, can be followed from its start at any
-// time, and is forgotten some time after its end.
+// Package job keeps the jobs of a step runner. Each runs once, can be followed from its start at any time, and is
+// removed some time after its end.
 //
-// A [Store] takes jobs ([Store.Create]) and runs them all at once, each in a goroutine of its own with
-// a directory of its own:
+// A [Store] takes jobs ([Store.Create]) and runs all of them at once, each in a goroutine and a directory of its own:
 //
-//	<dir>/jobs/<sha256 of the job's id>-<n>/{stdout,stderr,merged}   until the job is forgotten
+//	<dir>/jobs/<sha256 of the job's id>-<n>/{stdout,stderr,merged}   until the job is removed
 //	                                       /{script,step-<n>/,vars/,work/}   until it has ended
 //
-// What a job writes, and what is said of it, is masked (package mask) before it is stored or seen.
+// A [Follower] reads a job's output and the results of its steps, from any offset. Any number of followers may read,
+// and they hold up neither the job nor each other.
 //
-// A job's name never reaches a path. When a job's end can be seen it is all over: its processes are
-// gone, its logs complete, its temporary files removed. A disk that is full, or any other failure of
-// the machine, fails the job it hits and no other.
+// The store owns the jobs' processes, logs and directories; Shutdown ends the jobs and Close removes everything. Output
+// and messages are masked (package mask) before they are stored or seen. A job's name never becomes part of a path. By
+// the time a job's end is visible its processes are gone, its logs are complete and its temporary files are removed. A
+// full disk, or another failure of the machine, fails the job that it hits and no other.
 //
-// A [Follower] reads what a job writes and how its steps go, from any point. Any number may, and
-// none holds up the job or another.
+// Package service serves a store over gRPC; package joblog has the logs.
 package job

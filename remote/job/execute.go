@@ -18,16 +18,17 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	result := s.attempt(j, spec, runner)
 	j.kill(nil)
 	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, runner, result)
-	// The job is remembered for a while. Its text, its variables and what masks its output are not needed for that.
+	// The record is kept for a while, without the job's text, its variables and its secrets.
 	j.output = nil
 	j.runner.Store(nil)
 	state := Failed
-	switch result.Status { //nolint:exhaustive // a job that was run has no other
+	switch result.Status { //nolint:exhaustive // a job that has run has no other status
 	case engine.Success:
 		state = Succeeded
 	case engine.Cancelled:
 		state = Cancelled
-		result.System = strings.HasSuffix(result.Message, ErrShutdown.Error()) // nobody asked for that; what was lost of the output stands before
+		// Only Shutdown did this, and no caller. An error of the output may precede it in the message.
+		result.System = strings.HasSuffix(result.Message, ErrShutdown.Error())
 	}
 	s.mu.Lock()
 	j.tracePath, j.traceErr = tracePath, traceErr
@@ -43,12 +44,13 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	close(j.done)
 }
 
-// attempt runs the job and cleans up after it. What goes wrong on the way, a panic too, is the job's
-// failure.
+// attempt runs the job and cleans up after it. Every error on the way, and a panic, is the job's failure.
 func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result engine.Result) {
 	fail := func(err error) {
 		message := hideMessage(&j.output.secrets, err.Error())
-		result = engine.Result{Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition)}
+		result = engine.Result{
+			Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition),
+		}
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -59,7 +61,7 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		case result.Status == engine.Success:
 			result.Status, result.Message, result.System = engine.Failure, err.Error(), true
 		default:
-			result.Message = err.Error() + "; " + result.Message // whose end says the exit status
+			result.Message = err.Error() + "; " + result.Message // the exit status stays at the end
 		}
 	}()
 	if err := j.open(s.cfg.OutputLimit); err != nil {
@@ -99,7 +101,7 @@ func (j *record) open(limit int64) error {
 	return nil
 }
 
-// place makes the directory the job runs in.
+// place makes the job's work directory.
 func (j *record) place(base string) (engine.Place, error) {
 	p := engine.Place{
 		ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr],
@@ -121,11 +123,11 @@ func (j *record) place(base string) (engine.Place, error) {
 	return p, nil
 }
 
-// tempWorkDir is where a job runs that names no work directory. One that does has none here.
+// tempWorkDir is the work directory of a job without a WorkDir.
 func (j *record) tempWorkDir() string { return filepath.Join(j.dir, "work") }
 
-// finish closes the logs and removes the files the job needed to run. The error says what was lost of
-// the output, or is left of the files.
+// finish closes the logs and removes the job's temporary files. The error names output that was lost and files that
+// could not be removed.
 func (j *record) finish() error {
 	var errs []error
 	if err := j.output.close(); err != nil {

@@ -15,11 +15,11 @@ type Stream int
 
 // The streams.
 const (
-	// Stdout and Stderr are what the steps write, and nothing else.
+	// Stdout and Stderr are the output of the steps, and nothing else.
 	Stdout Stream = iota
 	Stderr
-	// Merged is both, in the order they were written, with a line before each step's output that names the
-	// step. Only jobs have it that were asked to (Spec.Merged).
+	// Merged is both, in the order they were written, with a line before each step's output that names the step. Only a
+	// job with Spec.Merged has it.
 	Merged
 )
 
@@ -27,23 +27,24 @@ var streamNames = [...]string{Stdout: "stdout", Stderr: "stderr", Merged: "merge
 
 func (s Stream) String() string { return streamNames[s] }
 
-// Follower reads one job. Its methods may be called from any goroutine. When the store has removed the
-// job it can be read on for a while; then reads are ErrNotFound.
+// Follower reads one job. It is safe for concurrent use. After the store has removed the job, the Follower can read on
+// for a while (Config.Linger); then reads return ErrNotFound.
 type Follower struct {
 	store *Store
 	job   *record
 	close sync.Once
 }
 
-// Event returns change number n, from 0, of the job's steps. While there is none it waits, until the
-// job has ended (io.EOF) or ctx ends (its cause).
+// Event returns change number n, from 0, of the job's steps. It waits for the change until the job has ended (io.EOF)
+// or ctx ends (its cause).
 func (f *Follower) Event(ctx context.Context, n int) (engine.StepResult, error) {
 	e, err := f.job.event(ctx, n)
 	return e.result, err
 }
 
-// Past returns change number n, from 0, if it has come, and how many bytes of stdout and stderr there were then:
-// these are of what was before it. The end of a text that may be the beginning of a secret comes later.
+// Past returns change number n, from 0, if it has happened, and how many bytes of stdout and stderr there were then.
+// Those bytes came before the change. The reverse may not hold: masking delays the end of a text that may begin a
+// secret.
 func (f *Follower) Past(n int) (result engine.StepResult, stdout, stderr int64, ok bool) {
 	f.job.mu.Lock()
 	defer f.job.mu.Unlock()
@@ -54,16 +55,16 @@ func (f *Follower) Past(n int) (result engine.StepResult, stdout, stderr int64, 
 	return e.result, e.at[Stdout], e.at[Stderr], true
 }
 
-// Stat returns what is known of the job now.
+// Stat returns the job's present state.
 func (f *Follower) Stat() Stat {
 	f.store.mu.Lock()
 	defer f.store.mu.Unlock()
 	return f.job.statLocked()
 }
 
-// ReadAt reads from a stream at offset into p, at least one byte. While there is none it waits, until
-// the stream has ended (io.EOF) or ctx ends (its cause). An offset that is negative, or beyond the end of
-// a stream that has ended, is [joblog.ErrOffset]. A stream the job does not have is ErrNotMerged.
+// ReadAt reads from a stream at offset into p, at least one byte. It waits for that byte until the stream has ended
+// (io.EOF) or ctx ends (its cause). For an offset that is negative, or beyond the end of a stream that has ended, the
+// error is [joblog.ErrOffset]; for Merged of a job without that stream it is ErrNotMerged.
 func (f *Follower) ReadAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
 	n, err := f.job.readAt(ctx, stream, p, offset)
 	if errors.Is(err, os.ErrClosed) {
@@ -72,7 +73,7 @@ func (f *Follower) ReadAt(ctx context.Context, stream Stream, p []byte, offset i
 	return n, err
 }
 
-// Wait waits for the job's end and returns how it ended, or ctx's cause if that ends first.
+// Wait waits for the job's end and returns its final state. If ctx ends first the error is its cause.
 func (f *Follower) Wait(ctx context.Context) (Stat, engine.Result, error) {
 	select {
 	case <-f.job.done:

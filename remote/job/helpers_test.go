@@ -38,7 +38,7 @@ func script(t testing.TB, id, text string) Spec {
 	t.Helper()
 	def, err := lang.Script("script", text)
 	require.NoError(t, err)
-	return Spec{ID: id, Digest: sha256.Sum256([]byte(text)), Definition: def}
+	return Spec{ID: id, Digest: sha256.Sum256([]byte(text)), Config: engine.Config{Definition: def}}
 }
 
 // yaml is a job with the steps in text.
@@ -46,7 +46,7 @@ func yaml(t testing.TB, id, text string) Spec {
 	t.Helper()
 	def, err := lang.Parse("job.yml", []byte(text))
 	require.NoError(t, err)
-	return Spec{ID: id, Digest: sha256.Sum256([]byte(text)), Definition: def}
+	return Spec{ID: id, Digest: sha256.Sum256([]byte(text)), Config: engine.Config{Definition: def}}
 }
 
 // follow returns a Follower that is closed with the test.
@@ -70,7 +70,7 @@ func run(t testing.TB, s *Store, spec Spec) (Stat, engine.Result) {
 	return stat, result
 }
 
-// read returns what a stream holds from offset to its end.
+// read returns the bytes of a stream from offset to its end.
 func read(t testing.TB, f *Follower, stream Stream, offset int64) string {
 	t.Helper()
 	var all []byte

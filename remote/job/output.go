@@ -11,17 +11,17 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// output is the way of what a job writes into its logs. Only the job's goroutine calls its methods.
+// output carries a job's output into its logs, masked. Only the job's goroutine calls its methods.
 type output struct {
 	secrets mask.Set
 	streams [2]*mask.Writer
 	merged  *merged // nil if the job has no such log
-	// taps sum up what goes into the logs, for a trace; nil if none is wanted.
+	// taps sum up the bytes of the logs, for a trace; nil without one.
 	taps [2]*trace.Tap
 }
 
-// connect sets the way into logs, of which the merged one may be missing. notices are lines for the latter. traced
-// tells that a trace is wanted.
+// connect opens the writers into logs, whose merged one may be nil. notices are lines for the merged log. traced says
+// that a trace is wanted.
 func (o *output) connect(logs [3]*joblog.Log, notices []string, traced bool) {
 	if logs[Merged] != nil {
 		o.merged = &merged{to: o.secrets.NewWriter(logs[Merged]), notices: notices}
@@ -39,7 +39,7 @@ func (o *output) connect(logs [3]*joblog.Log, notices []string, traced bool) {
 	}
 }
 
-// close lets what is held back into the logs.
+// close writes the text that masking has held back, and closes the writers.
 func (o *output) close() error {
 	var errs []error
 	for _, w := range o.streams {
@@ -58,8 +58,8 @@ func (o *output) close() error {
 	return errors.Join(errs...)
 }
 
-// merged takes what both streams of a job write, and puts a line before each step. What comes of the
-// streams is masked; it is masked again, as a secret may begin in one and end in the other.
+// merged takes the masked output of both streams of a job, and writes a line before each step. It masks the output
+// again, because a secret may begin in one stream and end in the other.
 type merged struct {
 	mu      sync.Mutex // guards the following
 	to      *mask.Writer
@@ -67,7 +67,7 @@ type merged struct {
 	notices []string // lines that follow the first step's
 }
 
-// Write takes a piece of one of the streams.
+// Write writes a piece of one of the streams.
 func (m *merged) Write(p []byte) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -81,8 +81,8 @@ func (m *merged) writeLocked(p []byte) (int, error) {
 	return m.to.Write(p)
 }
 
-// begin tells that a step begins. The first line of a log is always one of ours: so no output of a job can
-// pass for a log of another form, which readers tell by its first bytes.
+// begin writes the line of a step that begins. The first line of a log is always such a line: a reader recognises other
+// forms of logs by their first bytes, and no output of a job can imitate one.
 func (m *merged) begin(step string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,5 +95,5 @@ func (m *merged) begin(step string) {
 		text = append(text, n+"\n"...)
 	}
 	m.notices = nil
-	_, _ = m.writeLocked(text) // what fails comes out when the log is closed
+	_, _ = m.writeLocked(text) // closing the log returns the error
 }

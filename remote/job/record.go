@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// event is a change of a step, and how much there was of stdout and stderr then.
+// event is a change of a step, and the lengths of stdout and stderr at that time.
 type event struct {
 	result engine.StepResult
 	at     [2]int64
@@ -31,18 +31,18 @@ type record struct {
 	dir     string
 	started time.Time
 	grace   time.Duration
-	// runner has the job's text and its variables; nil once it has ended.
+	// runner has the job's text and its variables; nil once the job has ended.
 	runner atomic.Pointer[engine.Runner]
 
-	life context.Context // ends when the job's processes shall be killed
+	life context.Context // its end kills the job's processes
 	kill context.CancelCauseFunc
 
-	opened chan struct{} // closed once the logs are set, or never will be
+	opened chan struct{} // closed once the logs are set, or cannot be
 	logs   [3]*joblog.Log
-	output *output       // of the job's goroutine, which gives it up at the end
+	output *output       // used by the job's goroutine only, nil at the end
 	done   chan struct{} // closed once the state is final
 
-	traceFile *trace.File // of the job's goroutine; nil if no trace is wanted
+	traceFile *trace.File // used by the job's goroutine only; nil without a trace
 
 	// Guarded by the store's mu.
 	state     State // final once result is set
@@ -52,7 +52,7 @@ type record struct {
 	tracePath string
 	traceErr  error // why there is no trace
 	followers int
-	discard   bool      // it is removed when it ends
+	discard   bool      // remove it when it ends
 	gone      bool      // the store has removed it
 	goneAt    time.Time // when
 
@@ -82,14 +82,14 @@ func newRecord(spec Spec, dir string) *record {
 	return j
 }
 
-// stop stops the job, if it has not ended.
+// stop stops the job unless it has ended.
 func (j *record) stop(why string, grace time.Duration) {
 	if r := j.runner.Load(); r != nil {
 		r.Stop(why, grace)
 	}
 }
 
-// observe takes a step's change from the engine.
+// observe records a step's change for the engine.
 func (j *record) observe(r engine.StepResult) {
 	if m := j.output.merged; m != nil && r.Status == engine.Running && r.Kind == engine.Command {
 		m.begin(r.Name)
@@ -105,7 +105,7 @@ func (j *record) observe(r engine.StepResult) {
 	j.changed = make(chan struct{})
 }
 
-// end says that there will be no more events.
+// end says that the last event has come.
 func (j *record) end() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -135,8 +135,7 @@ func (j *record) event(ctx context.Context, n int) (event, error) {
 	}
 }
 
-// readAt reads one of the streams, as [joblog.Log.ReadAt] does. A job that never had logs has empty
-// ones.
+// readAt reads one of the streams, as [joblog.Log.ReadAt] does. A job that never had logs reads as empty.
 func (j *record) readAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
 	select {
 	case <-j.opened:
@@ -156,7 +155,7 @@ func (j *record) readAt(ctx context.Context, stream Stream, p []byte, offset int
 	}
 }
 
-// written returns how many bytes of output there are.
+// written returns the length of the output.
 func (j *record) written() (n int64) {
 	for _, log := range j.logs {
 		if log != nil {
@@ -187,7 +186,7 @@ func (j *record) statLocked() Stat {
 	return stat
 }
 
-// remove deletes what there is of the job, which has ended. Nobody can read it any more.
+// remove deletes the files of the job, which has ended. Reads fail afterwards.
 func (j *record) remove() {
 	j.removal.Do(func() {
 		var errs []error
@@ -196,7 +195,7 @@ func (j *record) remove() {
 				errs = append(errs, log.Remove())
 			}
 		}
-		// What resists goes with the store's directory, or keeps that from going, which is an error there.
+		// Closing the store removes the rest, or returns an error.
 		_ = errors.Join(append(errs, rmtree.Remove(j.dir))...)
 	})
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// killTimeout bounds the wait for a killed job: for its processes, and for what it left to be removed.
+// killTimeout bounds the wait for a killed job: for the end of its processes and for the removal of its files.
 const killTimeout = 15 * time.Second
 
-// Shutdown ends all jobs: SIGTERM, and SIGKILL to all that is left after grace or when ctx ends. It
-// waits for their end, after SIGKILL for at most killTimeout. New jobs are refused from the start. How
-// jobs ended can be seen, and followed, until Close; jobs are not collected any more. Shutdown may be
-// called again, and the shortest grace counts. The error says that something could not be ended.
+// Shutdown ends all jobs: it sends SIGTERM and, after grace or when ctx ends, SIGKILL to all remaining processes. It
+// waits for their end, at most killTimeout after SIGKILL. From its call on the store refuses new jobs and collects no
+// more. Jobs can be followed and listed until Close. Shutdown may be called again: the shortest grace counts. The error
+// says how many jobs still run.
 func (s *Store) Shutdown(ctx context.Context, grace time.Duration) error {
 	s.mu.Lock()
 	s.shutdown = true
@@ -61,8 +61,8 @@ func awaitAll(ctx context.Context, jobs []*record) (left []*record) {
 	return left
 }
 
-// Close is Shutdown without any grace, after which all jobs are removed, also from those who follow
-// them. It is idempotent.
+// Close is Shutdown without grace. It waits for that, and then removes all jobs: reads of followers fail. It is
+// idempotent.
 func (s *Store) Close() error {
 	err := s.Shutdown(context.Background(), 0)
 	s.mu.Lock()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// State is how far a job has come.
+// State is the state of a job.
 type State int
 
 // The values of State. All but Running are final.
@@ -31,21 +31,21 @@ func (s State) String() string {
 	}
 }
 
-// Stat is what is known of a job at one moment.
+// Stat is a snapshot of a job.
 type Stat struct {
 	ID    string
 	State State
-	// Started is set always, Finished once the State is final.
+	// Started is always set, Finished once the State is final.
 	Started, Finished time.Time
-	// ExitCode is that of the step that failed the job; 0 if none did.
+	// ExitCode is the exit code of the step that failed the job, else 0.
 	ExitCode int
 	// Message says why the job did not succeed.
 	Message string
-	// TimedOut tells that the job's time was up.
+	// TimedOut says that the job reached its timeout.
 	TimedOut bool
-	// System tells that the machine failed the job, or the step runner itself, and not what the job does; also of a
-	// job that was Cancelled by nobody but Shutdown.
+	// System says that the machine or the step runner failed the job, and not the job's own commands. It is also set if
+	// Shutdown, and no caller, has cancelled the job.
 	System bool
-	// Stdout and Stderr are how many bytes of each stream there are.
+	// Stdout and Stderr are the lengths of the streams.
 	Stdout, Stderr int64
 }

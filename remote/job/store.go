@@ -15,25 +15,25 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// Store holds the jobs. Its goroutines are one for each job that runs, and one that forgets jobs.
-// Shutdown waits for both. It is safe for concurrent use.
+// Store holds the jobs. It has one goroutine for each running job, and one that removes jobs. Shutdown waits for all of
+// them. It is safe for concurrent use.
 type Store struct {
 	cfg Config
 	dir string
-	// run runs a job's steps. Tests of what time does to jobs put something faster here.
+	// run runs a job's steps. Tests of timing replace it.
 	run func(context.Context, *engine.Runner, engine.Place) engine.Result
 
 	stop      context.CancelFunc // ends the collector
-	stopped   context.Context    // over once it shall end
+	stopped   context.Context    // ends to end the collector
 	collector sync.WaitGroup
-	wake      chan struct{} // holds one: there is something new to collect
+	wake      chan struct{} // has room for one; wakes the collector
 
-	mu       sync.Mutex // guards the following, and the fields of records that say so
+	mu       sync.Mutex // guards the following, and some fields of records
 	jobs     map[string]*record
-	finished []*record // those of jobs that have ended, in the order they did
-	kept     int64     // bytes of output of those
-	removed  []*record // no longer in jobs, but followed
-	serial   int       // of the last directory
+	finished []*record // jobs that have ended, oldest first
+	kept     int64     // bytes of output of finished jobs
+	removed  []*record // no longer in jobs, but perhaps followed
+	serial   int       // number of the last directory
 	shutdown bool
 }
 
@@ -61,9 +61,9 @@ func New(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Create starts a job, or finds it: if there is one with its ID and Digest nothing happens. It does not
-// wait for anything of the job. What keeps the job from running, on this machine, fails the job.
-// Otherwise the error is ErrExists, ErrFull or ErrShutdown.
+// Create starts a job. If there is already one with its ID and Digest it does nothing. It does not wait for the job: a
+// failure of this machine that keeps the job from running is the job's failure. The error is ErrExists, ErrFull or
+// ErrShutdown.
 func (s *Store) Create(spec Spec) error {
 	s.mu.Lock()
 	if j := s.jobs[spec.ID]; j != nil {
@@ -87,9 +87,9 @@ func (s *Store) Create(spec Spec) error {
 	}
 	s.serial++
 	j := newRecord(spec, filepath.Join(s.dir, fmt.Sprintf("%x-%d", sha256.Sum256([]byte(spec.ID)), s.serial)))
+	j.grace = cmp.Or(spec.Grace, s.cfg.Grace)
 	runner := s.newRunner(spec, j)
 	j.runner.Store(runner)
-	j.grace = cmp.Or(spec.Grace, s.cfg.Grace)
 	s.jobs[spec.ID] = j
 	go s.execute(j, spec, runner)
 	s.mu.Unlock()
@@ -99,23 +99,16 @@ func (s *Store) Create(spec Spec) error {
 	return nil
 }
 
-// newRunner returns what runs the steps of j, and lets the first of them start soon.
+// newRunner returns the engine's runner for j, and prestarts the shim of its first process.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
-	cfg := engine.Config{
-		Definition: spec.Definition,
-		Inputs:     spec.Inputs,
-		MayFail:    spec.MayFail,
-		Env:        spec.Env,
-		RunnerEnv:  spec.RunnerEnv,
-		Vars:       spec.Vars,
-		Fetcher:    s.cfg.Fetcher,
-		Masker:     masker{&j.output.secrets},
-		OrphanDir:  s.cfg.OrphanDir,
-		Timeout:    min(cmp.Or(spec.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime),
-		Grace:      cmp.Or(spec.Grace, s.cfg.Grace),
-		Observe:    j.observe,
-		Record:     s.record(spec, j),
-	}
+	cfg := spec.Config
+	cfg.Fetcher = s.cfg.Fetcher
+	cfg.Masker = masker{&j.output.secrets}
+	cfg.OrphanDir = s.cfg.OrphanDir
+	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
+	cfg.Grace = j.grace
+	cfg.Observe = j.observe
+	cfg.Record = s.record(spec, j)
 	if starter := s.cfg.Starter; starter != nil {
 		cfg.Start = starter.Start
 		starter.Prepare() // while the job's files are made
@@ -123,14 +116,14 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	return engine.New(cfg)
 }
 
-// Cancel stops a job that runs, as [engine.Runner.Stop] does, with its grace; by force it kills it at
-// once. It does not wait for that. A job that has ended it removes. A job there is not needs nothing.
+// Cancel stops a running job, as [engine.Runner.Stop] does, with the job's grace or, by force, with SIGKILL at once. It
+// removes a job that has ended. It does not wait, and ignores an id without a job.
 func (s *Store) Cancel(id string, force bool) { s.cancel(id, force, false) }
 
-// Discard stops a job that runs, as Cancel does, and removes it when it has ended, which may be now.
+// Discard stops a running job, as Cancel does, and removes it when it has ended.
 func (s *Store) Discard(id string) { s.cancel(id, false, true) }
 
-// Stop stops a job that runs, as Cancel does. One that has ended stays.
+// Stop stops a running job, as Cancel does. It keeps a job that has ended.
 func (s *Store) Stop(id string) {
 	s.mu.Lock()
 	j := s.jobs[id]
@@ -165,10 +158,10 @@ func (s *Store) cancel(id string, force, discard bool) {
 	switch {
 	case j == nil:
 	case ended && !followed:
-		j.remove() // waits for the collector if that is at it
+		j.remove() // waits for the collector if that is removing it
 		s.wakeCollector()
 	case ended:
-		s.wakeCollector() // for those who follow it
+		s.wakeCollector() // it removes the job after its last follower, or after Linger
 	case force:
 		j.kill(errors.New("the job was killed"))
 	default:
@@ -176,8 +169,7 @@ func (s *Store) cancel(id string, force, discard bool) {
 	}
 }
 
-// List returns the jobs with the given ids, or all, by the time they started. Ids there is no job for
-// are left out.
+// List returns the jobs with the given ids, or all jobs, sorted by their start. It leaves out ids without a job.
 func (s *Store) List(ids ...string) []Stat {
 	s.mu.Lock()
 	var found []*record

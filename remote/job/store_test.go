@@ -80,7 +80,11 @@ touch file; mkdir -p closed/deep; touch closed/deep/file; ln -s / link; chmod 0 
 func TestStatTellsHowAJobEnded(t *testing.T) {
 	s := newStore(t, Config{})
 	stat, result := run(t, s, yaml(t, "ok", "- script: printf abc; printf de >&2"))
-	require.Equal(t, Stat{ID: "ok", State: Succeeded, Started: stat.Started, Finished: stat.Finished, Stdout: 3, Stderr: 2}, stat)
+	require.Equal(
+		t,
+		Stat{ID: "ok", State: Succeeded, Started: stat.Started, Finished: stat.Finished, Stdout: 3, Stderr: 2},
+		stat,
+	)
 	require.False(t, stat.Finished.Before(stat.Started))
 	require.Equal(t, engine.Success, result.Status)
 
@@ -304,7 +308,7 @@ func TestFailureToMakeTheJobsDirectoryFailsTheJob(t *testing.T) {
 	require.ErrorIs(t, err, io.EOF)
 }
 
-func TestPanicInOneJobIsNoOthersAffair(t *testing.T) {
+func TestPanicInOneJobHarmsNoOther(t *testing.T) {
 	s := newStore(t, Config{})
 	normal := s.run
 	s.run = func(ctx context.Context, r *engine.Runner, p engine.Place) engine.Result {
@@ -379,7 +383,7 @@ func TestShutdownKillsAfterTheGraceOrWithItsContext(t *testing.T) {
 	}
 }
 
-func TestNewStoreRemovesWhatAnOldOneLeft(t *testing.T) {
+func TestNewStoreRemovesTheJobsOfAnOldOne(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "jobs", "x", "closed"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "jobs", "x", "closed", "file"), nil, 0o600))
@@ -418,7 +422,10 @@ func TestRelativeWorkDirIsMadeAbsoluteForTheStepsBelowIt(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(base, "builds", "ci"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(base, "builds", "ci", "step.yml"),
 		[]byte("{}\n---\nexec: {command: ['${{ step_dir }}/run.sh', '${{ work_dir }}'], work_dir: /}\n"), 0o644))
-	require.NoError(t, os.WriteFile(filepath.Join(base, "builds", "ci", "run.sh"), []byte("#!/bin/sh\necho \"$1\"\n"), 0o755))
+	require.NoError(
+		t,
+		os.WriteFile(filepath.Join(base, "builds", "ci", "run.sh"), []byte("#!/bin/sh\necho \"$1\"\n"), 0o755),
+	)
 	s := newStore(t, Config{WorkBase: base})
 	spec := yaml(t, "1", "- step: ./ci\n")
 	spec.WorkDir = "builds"

@@ -11,32 +11,34 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// TraceRoom is how much room is set aside for a trace before its job begins, in bytes.
+// TraceRoom is the disk space that is reserved for a trace before its job begins, in bytes.
 const TraceRoom = 64 << 10
 
-// TraceSpec asks for a trace of a job, which is written when the job has ended, however it did.
+// TraceSpec asks for a trace of a job. The trace is written when the job has ended, also when it has failed.
 type TraceSpec struct {
 	// Source, Text and Secrets are those of [engine.Recording].
 	Source  trace.Source
 	Text    []byte
 	Secrets *trace.Secrets
-	// File is where it is written, with room set aside from the beginning: a job that finds none does not run. If empty,
-	// among the files of the job, which go when that is forgotten.
+	// File is the path of the trace. Its space is reserved before the job begins: without space the job does not run. If
+	// empty, the trace is a file in the job's directory, and is removed with the job.
 	File string
-	// Done is told the trace once it is written, before the job counts as ended. May be nil.
+	// Done is called with the trace once it is written, before the job counts as ended. May be nil.
 	Done func(*trace.Trace)
 }
 
-// record is what the engine has to record for the trace of j, if one is wanted.
+// record returns the recording of j for the engine, or nil if spec asks for no trace.
 func (s *Store) record(spec Spec, j *record) *engine.Recording {
 	t := spec.Trace
 	if t == nil {
 		return nil
 	}
-	return &engine.Recording{Source: t.Source, Text: t.Text, Secrets: t.Secrets, Version: s.cfg.Version, Room: j.reserveTrace}
+	return &engine.Recording{
+		Source: t.Source, Text: t.Text, Secrets: t.Secrets, Version: s.cfg.Version, Room: j.reserveTrace,
+	}
 }
 
-// openTrace sets aside the file of the trace, if one is wanted.
+// openTrace makes the file of the trace and reserves its space, if t is not nil.
 func (j *record) openTrace(t *TraceSpec) error {
 	if t == nil {
 		return nil
@@ -52,9 +54,11 @@ func (j *record) openTrace(t *TraceSpec) error {
 
 func (j *record) reserveTrace(size int64) error { return j.traceFile.Reserve(size) }
 
-// writeTrace writes the trace of j, which ended as result says, if one is wanted. It returns where it is and how many
-// bytes of the job's files it has. A panic is an error too: it must not end the other jobs.
-func (j *record) writeTrace(t *TraceSpec, runner *engine.Runner, result engine.Result) (path string, size int64, err error) {
+// writeTrace writes the trace of j, which ended with result, if t is not nil. It returns the trace's path, and its size
+// if it is among the job's files. It returns a panic as an error: a panic must not end the other jobs.
+func (j *record) writeTrace(
+	t *TraceSpec, runner *engine.Runner, result engine.Result,
+) (path string, size int64, err error) {
 	if t == nil || j.traceFile == nil {
 		return "", 0, nil
 	}
@@ -84,8 +88,8 @@ func (j *record) writeTrace(t *TraceSpec, runner *engine.Runner, result engine.R
 	return j.traceFile.Path(), size, nil
 }
 
-// Trace returns the trace of the job, as JSON, which the caller closes. It is for jobs that have ended. The error is
-// ErrNoTrace if none was asked for, or why there is none.
+// Trace opens the trace of the job, as JSON. The caller closes the file. The error is ErrNoTrace if the job has not
+// ended or was created without a TraceSpec, or else the reason for which the trace could not be written.
 func (f *Follower) Trace() (*os.File, error) {
 	f.store.mu.Lock()
 	err, path := f.job.traceErr, f.job.tracePath

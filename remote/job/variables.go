@@ -10,8 +10,8 @@ import (
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// hideAll adds the masked variables and other texts to secrets, and returns a line for each that cannot be masked. A job
-// with more of them than can be masked must not run.
+// hideAll adds the values of masked variables, and other texts, to secrets. It returns a line for each variable that is
+// too short to be masked. With an error, too many secrets for one, the job must not run.
 func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notices []string, err error) {
 	for _, v := range vars {
 		if !v.Masked || v.Value == "" {
@@ -33,8 +33,8 @@ func hideAll(secrets *mask.Set, vars []engine.Variable, others []string) (notice
 	return notices, nil
 }
 
-// masker is what the engine knows of a job's output: it adds secrets that come up on the way. The streams
-// are masked behind it.
+// masker is the engine's view of a job's secrets: it adds secrets that appear during the job. It does not mask the
+// streams, which output does.
 type masker struct{ secrets *mask.Set }
 
 func (m masker) Add(secret string) error {
@@ -54,8 +54,7 @@ func (unclosed) Close() error { return nil }
 
 var exitStatus = regexp.MustCompile(`exit status \d{1,3}$`)
 
-// hideMessage masks a message. The exit status at its end, which callers read, stays whatever the secrets
-// are.
+// hideMessage masks a message, except for the exit status at its end, which callers read.
 func hideMessage(secrets *mask.Set, message string) string {
 	status := exitStatus.FindString(message)
 	return secrets.Mask(message[:len(message)-len(status)]) + status

@@ -14,7 +14,10 @@ import (
 func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {
 	s := newStore(t, Config{})
 	spec := script(t, "1", `cat ../vars/BAR; stat -c ' %a' ../vars/BAR; env`)
-	spec.Vars = []engine.Variable{{Key: "BAR", Value: "file content", File: true}, {Key: "FOO", Value: "of no environment"}}
+	spec.Vars = []engine.Variable{
+		{Key: "BAR", Value: "file content", File: true},
+		{Key: "FOO", Value: "of no environment"},
+	}
 	stat, _ := run(t, s, spec)
 	require.Equal(t, Succeeded, stat.State, stat.Message)
 	out := read(t, follow(t, s, "1"), Stdout, 0)
@@ -40,8 +43,8 @@ func TestFileVariableWithTheNameOfALogHarmsNoLog(t *testing.T) {
 	require.True(t, strings.HasPrefix(read(t, f, Merged, 0), "Running step "))
 }
 
-// A job is remembered for half an hour; what it was told in confidence need not be.
-func TestEndedJobGivesUpItsVariablesAndWhatMasksItsOutput(t *testing.T) {
+// A job is kept for half an hour, but its secrets are not.
+func TestEndedJobGivesUpItsVariablesAndSecrets(t *testing.T) {
 	s := newStore(t, Config{Grace: patience})
 	spec := script(t, "1", "echo $0 the-secret")
 	spec.Vars = []engine.Variable{{Key: "TOKEN", Value: "the-secret", Masked: true}}

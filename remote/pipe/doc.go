@@ -1,4 +1,5 @@
-// Package pipe has the plumbing of the VM's commands: their stdin and stdout, and the copying between those and sockets.
+// Package pipe has the plumbing of the VM's commands: their stdin and stdout, and the copying between those and
+// sockets.
 //
 //   - [Wakeable] makes a blocked Read or Write of a stdin or stdout end when the file is closed.
 //   - [Leash] turns the end of stdin into the end of a context: the manager is gone.

@@ -61,7 +61,7 @@ func TestLeashPassesOnTheCauseOfItsParent(t *testing.T) {
 	require.ErrorIs(t, context.Cause(ctx), because)
 }
 
-func TestLeashOfADaemonIsNone(t *testing.T) {
+func TestDaemonHasNoLeash(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	require.NoError(t, err)
 	defer null.Close()

@@ -7,9 +7,9 @@
 // do neither: it cannot find a process that was orphaned, and it cannot act once it is dead. If the shim is killed, its
 // processes become children of the server, a child subreaper too, which kills them.
 //
-//	server ── socket: command, term, kill, close ──> shim ── fork ──> command ──> its processes
-//	   │  <── started or failed, exited ──────────────┘                  │
-//	   └──────────────── pipes: stdout, stderr <─────────────────────────┘
+//	server -- socket: command, term, kill, close --> shim -- fork --> command --> its processes
+//	  |  <--- started or failed, exited --------------'                  |
+//	  '----------------- pipes: stdout, stderr <-------------------------'
 //
 // Output goes from the command straight to the server. The command, its environment, its directory and the ends of its
 // pipes travel over the socket, so a shim can be started before there is a command for it (see [Starter]), and the

@@ -49,7 +49,7 @@ func FuzzDecodeCommandTakesWhatEncodeCommandGives(f *testing.F) {
 			return
 		}
 		again := appendStrings(appendStrings(appendString(appendString(nil, o.dir), o.orphanDir), o.argv), o.env)
-		// Numbers may have been longer than need be, so the bytes may differ; what they say may not.
+		// A number may have been encoded in more bytes than necessary: the bytes may differ, the values may not.
 		o2, err := decodeCommand(again)
 		require.NoError(t, err)
 		require.Equal(t, o, o2)

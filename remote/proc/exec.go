@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execute starts the command of o as the leader of a session of its own, and returns its family. This process enters the
-// working directory for it.
+// execute starts the command of o as the leader of a session of its own, and returns its family. This process enters
+// the working directory for it.
 func execute(o *order) (*family, *failure) {
 	if err := unix.Chdir(o.dir); err != nil {
 		return nil, fail(stageDir, err)

@@ -3,7 +3,6 @@ package proc
 import (
 	"errors"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,26 +25,18 @@ func newFamily(command func() (pid int, err error)) (*family, error) {
 	return f, err
 }
 
-// reap reaps children until no child is left. It calls exited after it has reaped the command.
-func (f *family) reap(exited func(syscall.WaitStatus, *syscall.Rusage)) {
+// reap reaps children until no child is left.
+func (f *family) reap() {
 	defer close(f.none)
-	for told := false; ; {
+	for {
 		// This wait reaps nothing, as the lock cannot be held while it lasts.
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		f.collect()
-		if !told {
-			select {
-			case <-f.leader.exited:
-				told = true
-				exited(f.leader.status, &f.leader.usage)
-			default:
-			}
-		}
-		if err != nil { // ECHILD
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil: // ECHILD
 			return
+		default:
+			f.collect()
 		}
 	}
 }
@@ -64,7 +55,10 @@ func (f *family) end(timeout time.Duration) (left int) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	if left = f.killAll(timer.C); left == 0 {
-		<-f.none
+		select {
+		case <-f.none:
+		case <-timer.C:
+		}
 	}
 	return left
 }

@@ -80,9 +80,11 @@ func TestCloseLeavesNoProcess(t *testing.T) {
 		"a stopped command":           `echo ready; kill -STOP $$`,
 		"grandchildren":               `sh -c 'sh -c "sleep 1000; :"; :' & echo ready; wait`,
 		"what left its process group": `setsid sleep 1000 & nohup sleep 1000 & echo ready; wait`,
-		"orphans":                     `(setsid sh -c 'sleep 1000 & sleep 1000' &); sh -c 'sleep 1000 &' ; echo ready; exit 0`,
-		"a deep tree":                 `depth=${depth:-0}; [ $depth -lt 60 ] || { echo ready; exec sleep 1000; }; depth=$((depth+1)); export depth; setsid sh -c "$1" sh "$1"; :`,
-		"a hundred orphans":           `for i in $(seq 100); do setsid sleep 1000 & done; echo ready; exit 0`,
+		"orphans": `(setsid sh -c 'sleep 1000 & sleep 1000' &)
+			sh -c 'sleep 1000 &'; echo ready; exit 0`,
+		"a deep tree": `depth=${depth:-0}; [ $depth -lt 60 ] || { echo ready; exec sleep 1000; }
+			depth=$((depth+1)); export depth; setsid sh -c "$1" sh "$1"; :`,
+		"a hundred orphans": `for i in $(seq 100); do setsid sleep 1000 & done; echo ready; exit 0`,
 	}
 	for name, script := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -139,9 +141,12 @@ func TestShimThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {
 }
 
 // A process that had left the command's process group was left behind, for as long as it pleased.
-func TestShimThatIsKilledTakesWhatLeftItsProcessGroupAlong(t *testing.T) {
+func TestKilledShimTakesProcessesOfOtherGroupsAlong(t *testing.T) {
 	out, tag := newLines(t), newTag()
-	c := shell(`(sleep 1000 &); setsid sh -c 'trap "" TERM; (setsid sleep 1000 &); echo away; while :; do sleep 1000; done' & echo ready; wait`)
+	c := shell(
+		`(sleep 1000 &)
+		setsid sh -c 'trap "" TERM; (setsid sleep 1000 &); echo away; while :; do sleep 1000; done' & echo ready; wait`,
+	)
 	c.Env = append(c.Env, tag)
 	c.Stdout = out
 	beside := shell(`echo ready; sleep 1000`) // one that has nothing to do with it
@@ -189,7 +194,9 @@ func TestShimSurvivesSignalsToAllProcessesOfTheUser(t *testing.T) {
 	out.want(t, "ready")
 	p.Stop(time.Hour) // a shim that has passed this on is past its start
 	out.want(t, "got TERM")
-	for _, sig := range []os.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE} {
+	for _, sig := range []os.Signal{
+		unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE,
+	} {
 		require.NoError(t, p.shim.Signal(sig))
 	}
 	require.NoError(t, unix.Kill(p.PID(), unix.SIGTERM))

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzShimsWords reads what a shim says: no pid that stands for others, and one form only of what it says.
-func FuzzShimsWords(f *testing.F) {
+// FuzzShimsMessages decodes a shim's messages: no pid that stands for several processes, and one encoding of each message.
+func FuzzShimsMessages(f *testing.F) {
 	f.Add(encodeNumbers(4711))
 	f.Add(encodeNumbers(1))
 	f.Add(encodeNumbers(math.MaxUint64))

@@ -42,7 +42,7 @@ func start(t *testing.T, c Command) *Process {
 	return p
 }
 
-// run runs c to its end and returns that and what it wrote to stdout and stderr.
+// run runs c to its end and returns its exit, stdout and stderr.
 func run(t *testing.T, c Command) (Exit, string) {
 	t.Helper()
 	var out, errs bytes.Buffer

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// message is what a fake shim says.
+// message is a message of a fake shim.
 type message struct {
 	kind    byte
 	payload []byte

@@ -18,8 +18,8 @@ import (
 // its channel, and other shims may still be killing the processes that write there.
 const orphanTimeout = 2 * time.Second
 
-// orphanDir is the directory that a dead server leaves, nil if the command has no orphan directory. It is open, so it stays the same one
-// whatever comes to its path.
+// orphanDir is the directory that a dead server leaves, nil if the command has no orphan directory. It is open, so it
+// stays the same one whatever comes to its path.
 type orphanDir struct {
 	path string
 	dir  *os.File

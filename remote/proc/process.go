@@ -47,8 +47,8 @@ type Process struct {
 	stopping stopper
 }
 
-// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command. A
-// few commands are started at a time; more wait for their turn until ctx ends.
+// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command.
+// A few commands are started at a time; more wait for their turn until ctx ends.
 //
 // A *[StartError] says that the command is at fault: there is no such program, it cannot be executed, or its arguments
 // are too large. Other errors name a mistake in c, or a failure of the machine.
@@ -121,7 +121,8 @@ func (p *Process) PID() int { return p.leader }
 
 // Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout if processes
 // that it left behind hold the output open. Those live on until Close, and their output is still passed on. If ctx ends
-// first Wait returns its cause and does not touch the command. Any number of calls may wait, and all get the same result.
+// first Wait returns its cause and does not touch the command. Any number of calls may wait, and all get the same
+// result.
 //
 // An error other than ctx's says that the exit is unknown because the shim was killed or, with a valid Exit, that a
 // Writer failed and the output is incomplete.
@@ -162,9 +163,9 @@ func (p *Process) drain(ctx context.Context) error {
 }
 
 // Stop asks the command to end: it sends SIGTERM to the command's process group now and, after grace, SIGKILL to every
-// process that descends from it, in any group. It does not wait. It may be called at any time, and again: only the first
-// call sends SIGTERM, and a call with a shorter grace brings the SIGKILL forward. With a grace of 0 or less it sends
-// SIGKILL at once.
+// process that descends from it, in any group. It does not wait. It may be called at any time, and again: only the
+// first call sends SIGTERM, and a call with a shorter grace brings the SIGKILL forward. With a grace of 0 or less it
+// sends SIGKILL at once.
 func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 
 // Close kills every process that descends from the command, in its process group or not. It waits until they are gone,

@@ -63,7 +63,7 @@ func TestOutputArrivesWholeAndSeparate(t *testing.T) {
 	require.Equal(t, sha256.Sum256(bytes.Repeat([]byte("e"), size)), sha256.Sum256(errs.Bytes()))
 }
 
-// brokenWriter takes so many bytes, and then none.
+// brokenWriter takes so many bytes, and then fails.
 type brokenWriter struct {
 	room int
 	err  error

@@ -44,11 +44,12 @@ func (c *Child) Ended() bool {
 }
 
 // reaper reaps the children of this process, which is a child subreaper: every process that descends from a child is a
-// child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a child
-// has ended.
+// child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a
+// child has ended.
 type reaper struct {
 	before map[int]bool  // children that were there first: killAll spares them
 	reaped chan struct{} // has room for one; filled when collect has reaped
+	exited func(*Child)  // is told, with mu held, that a child was reaped; may be nil
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
 	mu        sync.Mutex
@@ -113,6 +114,9 @@ func (r *reaper) collectLocked() (none bool) {
 			r.lingering[pid] = c
 			c.status, c.usage = status, usage
 			close(c.exited)
+			if r.exited != nil {
+				r.exited(c)
+			}
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"os/signal"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,8 +25,8 @@ var shimArgs = []string{"stepmux", "__shim"}
 // isReady says that Main was called.
 var isReady atomic.Bool
 
-// Main says that this program may be executed again as a shim. Start panics without it. It must be the first line of main,
-// and of every TestMain whose tests start processes. A shim never reaches main.
+// Main says that this program may be executed again as a shim. Start panics without it. It must be the first line of
+// main, and of every TestMain whose tests start processes. A shim never reaches main.
 func Main() { isReady.Store(true) }
 
 // A shim does not wait for main. One is started with every command, and in a program with gRPC and a command line the
@@ -71,9 +70,8 @@ func runShim() int {
 	}
 	letGo()
 	_ = control.send(frameStarted, encodeNumbers(uint64(f.leader.pid)))
-	go f.reap(func(status syscall.WaitStatus, usage *syscall.Rusage) {
-		_ = control.send(frameExited, encodeExited(status, usage))
-	})
+	f.exited = func(c *Child) { _ = control.send(frameExited, encodeExited(c.status, &c.usage)) }
+	go f.reap()
 	withstandSignals()
 	closed := obey(control, f)
 	if left := f.end(killTimeout); left > 0 {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestStartErrorsTellWhatIsWrongWithTheCommand(t *testing.T) {
+func TestStartErrorsNameTheMistakeInTheCommand(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), mode))
@@ -56,7 +56,7 @@ func TestStartErrorsTellWhatIsWrongWithTheCommand(t *testing.T) {
 	}
 }
 
-func TestStartErrorsTellWhatIsWrongWithTheDirectory(t *testing.T) {
+func TestStartErrorsNameTheMistakeInTheDirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -83,11 +83,14 @@ func TestStartRefusesMalformedCommands(t *testing.T) {
 		change func(*Command)
 		text   string
 	}{
-		"no argv":              {func(c *Command) { c.Argv = nil }, "no program"},
-		"an empty program":     {func(c *Command) { c.Argv[0] = "" }, "no program"},
-		"NUL in the program":   {func(c *Command) { c.Argv[0] = "/bin/sh\x00x" }, "argument 0 has a NUL byte"},
-		"NUL in an argument":   {func(c *Command) { c.Argv[2] = "a\x00b" }, "argument 2 has a NUL byte"},
-		"NUL in a variable":    {func(c *Command) { c.Env = []string{"SECRET=hush\x00hush"} }, `variable "SECRET" has a NUL byte`},
+		"no argv":            {func(c *Command) { c.Argv = nil }, "no program"},
+		"an empty program":   {func(c *Command) { c.Argv[0] = "" }, "no program"},
+		"NUL in the program": {func(c *Command) { c.Argv[0] = "/bin/sh\x00x" }, "argument 0 has a NUL byte"},
+		"NUL in an argument": {func(c *Command) { c.Argv[2] = "a\x00b" }, "argument 2 has a NUL byte"},
+		"NUL in a variable": {
+			func(c *Command) { c.Env = []string{"SECRET=hush\x00hush"} },
+			`variable "SECRET" has a NUL byte`,
+		},
 		"no key=value":         {func(c *Command) { c.Env = []string{"hush"} }, "not KEY=VALUE"},
 		"a variable, no name":  {func(c *Command) { c.Env = []string{"=hush"} }, "not KEY=VALUE"},
 		"a relative orphandir": {func(c *Command) { c.OrphanDir = "x" }, "not an absolute path"},

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Starter starts commands as [Start] does, and keeps one shim prestarted: most of the time of a command's start goes into
-// its shim. The zero value is ready to use. Its owner calls Close at the end. It is safe for concurrent use.
+// Starter starts commands as [Start] does, and keeps one shim prestarted: most of the time of a command's start goes
+// into its shim. The zero value is ready to use. Its owner calls Close at the end. It is safe for concurrent use.
 type Starter struct {
 	mu     sync.Mutex    // guards the following
 	ready  *Process      // has a shim and no command; may be nil
@@ -52,8 +52,8 @@ func (s *Starter) take() (p *Process, making <-chan struct{}) {
 	return p, s.making
 }
 
-// Prepare prestarts a shim, unless there is one. It does not wait, and does nothing while the most commands that may start
-// at a time are starting.
+// Prepare prestarts a shim, unless there is one. It does not wait, and does nothing while the most commands that may
+// start at a time are starting.
 func (s *Starter) Prepare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,8 +85,8 @@ func (s *Starter) make() {
 	}
 }
 
-// Close ends the prestarted shim, and waits until it is gone. It does not touch commands that were started. A later Start
-// starts its own shim. It is idempotent.
+// Close ends the prestarted shim, and waits until it is gone. It does not touch commands that were started. A later
+// Start starts its own shim. It is idempotent.
 func (s *Starter) Close() {
 	s.mu.Lock()
 	s.closed = true

@@ -53,7 +53,7 @@ func TestStarterGoesOnWhenItsReadyShimWasKilled(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
-func TestStarterThatIsClosedLeavesNothingAndStartsWhatItIsAskedTo(t *testing.T) {
+func TestClosedStarterLeavesNothingAndStillStarts(t *testing.T) {
 	s := newStarter(t)
 	ready := s.ready
 	s.Prepare()

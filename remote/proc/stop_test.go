@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// event is what a stopper did, and when.
+// event is an action of a stopper and its time.
 type event struct {
 	name string
 	at   time.Duration

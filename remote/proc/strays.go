@@ -9,8 +9,8 @@ import (
 )
 
 // If a shim is killed, the processes it held become orphans. This program is a child subreaper too, so they become its
-// children: strays. A stray differs from the program's other children by its session, which is not the program's, and by
-// not being a shim.
+// children: strays. A stray differs from the program's other children by its session, which is not the program's, and
+// by not being a shim.
 
 // shims are the running shims of this program.
 var shims = struct {
@@ -42,8 +42,8 @@ func forgetShim(p *Process) {
 	}
 }
 
-// killStrays kills strays until no stray is left, or until the timeout; then it returns how many are left. Killing one may
-// orphan others, which become strays.
+// killStrays kills strays until no stray is left, or until the timeout; then it returns how many are left. Killing one
+// may orphan others, which become strays.
 func killStrays(timeout time.Duration) (left int) {
 	end := time.Now().Add(timeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -55,7 +55,8 @@ func killStrays(timeout time.Duration) (left int) {
 	}
 }
 
-// killStraysOnce kills and reaps the present strays, and returns how many. It does not count processes that they orphan.
+// killStraysOnce kills and reaps the present strays, and returns how many. It does not count processes that they
+// orphan.
 func killStraysOnce() (n int) {
 	shims.mu.Lock()
 	defer shims.mu.Unlock()

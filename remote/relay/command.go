@@ -2,7 +2,6 @@ package relay
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -59,14 +58,15 @@ func (c *Command) refusal(err error) *refusal {
 		case errors.Is(statErr, fs.ErrNotExist):
 			code = wire.RelayNotFound
 		}
-		return &refusal{code, fmt.Sprintf("start %.160q: enter working directory %.160q: %v", name, c.dir, oserr.Bare(statErr))}
+		return refuse(code, "start %.160q: enter working directory %.160q: %v", name, c.dir, oserr.Bare(statErr))
 	}
 	why := ""
 	switch {
 	case errors.Is(err, errNotInPath):
-		return &refusal{wire.RelayNotFound, fmt.Sprintf("start %.160q: no directory of the PATH on this machine has it", name)}
+		return refuse(wire.RelayNotFound, "start %.160q: no directory of the PATH on this machine has it", name)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return &refusal{wire.RelayNotFound, fmt.Sprintf("start %.160q: %v (the program, or the interpreter its first line names)", name, err)}
+		return refuse(wire.RelayNotFound,
+			"start %.160q: %v (the program, or the interpreter its first line names)", name, err)
 	case errors.Is(err, unix.ENOEXEC):
 		why = " (it is no program of this kind of machine, or a script whose first line names no interpreter)"
 	case errors.Is(err, unix.E2BIG):
@@ -76,7 +76,7 @@ func (c *Command) refusal(err error) *refusal {
 	case errors.Is(err, unix.EMFILE):
 		why = " (raise ulimit -n for logins on this machine)"
 	}
-	return &refusal{wire.RelayFailed, fmt.Sprintf("start %.160q: %v%s", name, err, why)}
+	return refuse(wire.RelayFailed, "start %.160q: %v%s", name, err, why)
 }
 
 // errNotInPath says that a program is in no directory of the PATH.

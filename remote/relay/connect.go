@@ -67,7 +67,7 @@ func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.Un
 // awaitReady waits until a process listens on path, and returns the path that the process told.
 func (s *stream) awaitReady(ctx context.Context, path string, most time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, most,
-		&refusal{wire.RelayNotReady, fmt.Sprintf("nobody came to listen on %s within %v", path, most)})
+		refuse(wire.RelayNotReady, "nobody came to listen on %s within %v", path, most))
 	defer cancel()
 	told, err := s.relay.sockets.await(ctx, path, s.relay.closing)
 	if err != nil {
@@ -85,8 +85,8 @@ type bridge struct {
 	socket    pipe.Raw // is conn
 }
 
-// sendUp carries the manager's frames to the socket, once it is connected. It returns when the manager closes the stream
-// or breaks the protocol, or when ctx ends.
+// sendUp carries the manager's frames to the socket, once it is connected. It returns when the manager closes the
+// stream or breaks the protocol, or when ctx ends.
 func (b *bridge) sendUp(ctx context.Context) error {
 	if _, err := b.in.Peek(1); err != nil {
 		return errHungUp // perhaps while the request waits for the socket
@@ -129,8 +129,8 @@ func (b *bridge) copyUp(n int) error {
 	return nil
 }
 
-// sendDown carries the server's bytes to the manager, and returns once the server has closed the connection or the bridge
-// is closed. When the server only ends its sending half the manager is told, and may send on.
+// sendDown carries the server's bytes to the manager, and returns once the server has closed the connection or the
+// bridge is closed. When the server only ends its sending half the manager is told, and may send on.
 func (b *bridge) sendDown() {
 	raw, err := b.conn.SyscallConn()
 	if err != nil {

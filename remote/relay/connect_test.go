@@ -140,7 +140,7 @@ func TestRelayClosesTheSocketWithTheStream(t *testing.T) {
 	}
 }
 
-func TestRelayConnectsToNothingElse(t *testing.T) {
+func TestRelayConnectsToSocketsOfBuildsOnly(t *testing.T) {
 	r := startRelay(t)
 	ln, path := listenIn(t, r.tmp, "real")
 	go func() {
@@ -169,20 +169,30 @@ func TestRelayConnectsToNothingElse(t *testing.T) {
 		code wire.RelayCode
 		want string
 	}{
-		"relative":                {"gitlab-runner-steps/real/s", wire.RelayForbidden, "not absolute"},
-		"empty":                   {"", wire.RelayForbidden, "not absolute"},
-		"another directory":       {"/var/run/docker.sock", wire.RelayForbidden, "connects to " + r.tmp},
-		"another temporary one":   {"/tmp/gitlab-runner-steps/b/s", wire.RelayForbidden, "not one of our builds"},
-		"by way of a link":        {filepath.Join(other, wire.SocketBase, "real", "s"), wire.RelayForbidden, "not one of our builds"},
-		"the base of another":     {filepath.Join(r.tmp, wire.SocketBase+"-12345", "b", "s"), wire.RelayForbidden, "not one of our builds"},
-		"no build":                {filepath.Join(base, "s"), wire.RelayForbidden, "connects to"},
-		"too deep":                {filepath.Join(real, "sub", "s"), wire.RelayForbidden, "connects to"},
-		"up and down":             {real + "/../real/" + wire.SocketName, wire.RelayForbidden, "not clean"},
-		"up":                      {base + "/../s", wire.RelayForbidden, "not clean"},
-		"too long":                {filepath.Join(base, remotetest.Repeat(300), "s"), wire.RelayForbidden, "a unix socket allows"},
-		"a NUL":                   {real + "/s\x00", wire.RelayForbidden, "control character"},
-		"a base that is a link":   {filepath.Join(ours, "real", wire.SocketName), wire.RelayForbidden, ours + " is a symbolic link"},
-		"a build that is a link":  {filepath.Join(base, "link", wire.SocketName), wire.RelayForbidden, "link is a symbolic link"},
+		"relative":              {"gitlab-runner-steps/real/s", wire.RelayForbidden, "not absolute"},
+		"empty":                 {"", wire.RelayForbidden, "not absolute"},
+		"another directory":     {"/var/run/docker.sock", wire.RelayForbidden, "connects to " + r.tmp},
+		"another temporary one": {"/tmp/gitlab-runner-steps/b/s", wire.RelayForbidden, "not one of our builds"},
+		"by way of a link": {
+			filepath.Join(other, wire.SocketBase, "real", "s"), wire.RelayForbidden, "not one of our builds",
+		},
+		"the base of another": {
+			filepath.Join(r.tmp, wire.SocketBase+"-12345", "b", "s"), wire.RelayForbidden, "not one of our builds",
+		},
+		"no build":    {filepath.Join(base, "s"), wire.RelayForbidden, "connects to"},
+		"too deep":    {filepath.Join(real, "sub", "s"), wire.RelayForbidden, "connects to"},
+		"up and down": {real + "/../real/" + wire.SocketName, wire.RelayForbidden, "not clean"},
+		"up":          {base + "/../s", wire.RelayForbidden, "not clean"},
+		"too long": {
+			filepath.Join(base, remotetest.Repeat(300), "s"), wire.RelayForbidden, "a unix socket allows",
+		},
+		"a NUL": {real + "/s\x00", wire.RelayForbidden, "control character"},
+		"a base that is a link": {
+			filepath.Join(ours, "real", wire.SocketName), wire.RelayForbidden, ours + " is a symbolic link",
+		},
+		"a build that is a link": {
+			filepath.Join(base, "link", wire.SocketName), wire.RelayForbidden, "link is a symbolic link",
+		},
 		"a build that is a file":  {filepath.Join(base, "flat", "s"), wire.RelayForbidden, "flat is a regular file"},
 		"a socket that is a link": {filepath.Join(linked, "s"), wire.RelayForbidden, "it is a symbolic link, not a socket"},
 		"a socket that is a file": {filepath.Join(linked, "file"), wire.RelayForbidden, "it is a regular file, not a socket"},
@@ -194,16 +204,18 @@ func TestRelayConnectsToNothingElse(t *testing.T) {
 			r.connectReq(t, wire.RelayConnect{Path: test.path}).refused(t, test.code, test.want)
 		})
 	}
-	r.connectReq(t, wire.RelayConnect{Path: "/var/run/docker.sock", Wait: time.Hour}).refused(t, wire.RelayForbidden, "connects to")
+	r.connectReq(t, wire.RelayConnect{Path: "/var/run/docker.sock", Wait: time.Hour}).
+		refused(t, wire.RelayForbidden, "connects to")
 }
 
 func TestRelayConnectMakesNoBase(t *testing.T) {
 	r := startRelay(t)
-	r.connectReq(t, wire.RelayConnect{Path: remotetest.SocketIn(t, r.tmp, "b")}).refused(t, wire.RelayNotFound, "no such socket")
+	r.connectReq(t, wire.RelayConnect{Path: remotetest.SocketIn(t, r.tmp, "b")}).
+		refused(t, wire.RelayNotFound, "no such socket")
 	require.Empty(t, remotetest.Names(t, r.tmp))
 }
 
-func TestRelayConnectsToNobodyElse(t *testing.T) {
+func TestRelayRefusesASocketOfAnotherUser(t *testing.T) {
 	remotetest.NeedRoot(t)
 	r := startSweptRelay(t)
 	path := remotetest.SocketIn(t, r.tmp, "b")
@@ -221,7 +233,7 @@ func TestRelayConnectsToNobodyElse(t *testing.T) {
 			r.connectReq(t, wire.RelayConnect{Path: path}).refused(t, wire.RelayForbidden, test.want)
 		})
 	}
-	// The directory is ours, and yet it is another who listens.
+	// The directory is ours, but another user listens.
 	dir := buildDir(t, r.tmp, "b")
 	require.NoError(t, os.Chmod(r.tmp, 0o755))
 	require.NoError(t, os.Chmod(filepath.Dir(dir), 0o777))
@@ -248,7 +260,8 @@ func TestRelayConnectWaitsForTheProcessThatListens(t *testing.T) {
 	wait := wire.RelayConnect{Path: path, Wait: time.Hour}
 	early := r.connectReq(t, wait)
 	require.Equal(t, "fine\n", r.sh(t, "echo fine").finish(t).out) // and so the relay has seen it
-	c := r.startReq(t, wire.RelayStart{Argv: []string{"sh", "-c", `read -r x; ` + marker, "sh", path}, Ready: path}).granted(t)
+	c := r.startReq(t, wire.RelayStart{Argv: []string{"sh", "-c", `read -r x; ` + marker, "sh", path}, Ready: path}).
+		granted(t)
 	between := r.connectReq(t, wait)
 	again := r.startReq(t, wire.RelayStart{Argv: []string{"sh", "-c", "exit 1"}, Ready: path}).granted(t)
 	require.Equal(t, byte(1), again.finish(t).exit.Status, "a second one has no say")
@@ -268,7 +281,8 @@ func TestRelayConnectWaitsForTheProcessThatListens(t *testing.T) {
 	}
 	c.send(t, wire.FrameEnd, "")
 	c.finish(t)
-	r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Millisecond}).refused(t, wire.RelayNotReady, "nobody came to listen")
+	r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Millisecond}).
+		refused(t, wire.RelayNotReady, "nobody came to listen")
 }
 
 func TestRelayConnectGoesWhereTheProcessSays(t *testing.T) {
@@ -306,7 +320,7 @@ func TestRelayConnectGoesWhereTheProcessSays(t *testing.T) {
 	}
 }
 
-func TestRelayConnectSaysWhyNobodyListens(t *testing.T) {
+func TestRelayConnectSaysWhyTheSocketIsNotReady(t *testing.T) {
 	r := startRelay(t)
 	for name, start := range map[string]func(t *testing.T, path string){
 		"it has ended": func(t *testing.T, path string) {
@@ -373,7 +387,10 @@ func TestRelayReachesARealServe(t *testing.T) {
 	path := remotetest.SocketIn(t, r.tmp, "42")
 	c := r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Hour})
 	serve := r.startReq(t, wire.RelayStart{
-		Argv: []string{os.Args[0], path}, Env: []string{remotetest.RoleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
+		Argv: []string{
+			os.Args[0],
+			path,
+		}, Env: []string{remotetest.RoleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
 	}).granted(t)
 	c.granted(t)
 	// HTTP/2: the server speaks first, with its settings.

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
-// relayMemory bounds what malformed frames of a manager make a relay hold.
+// relayMemory bounds the memory that malformed frames of a manager cost a relay.
 const relayMemory = 64 << 20
 
 // floodCount is how many frames a hostile manager sends: STEPMUX_HOSTILE, or fewer.
@@ -70,7 +70,8 @@ func TestFramesThatMakeNoSenseCostARelayNoMemory(t *testing.T) {
 	const many = 1000
 	nothing := bytes.Repeat([]byte{'D', 0, 0, 0}, many)
 	for _, last := range [][]byte{
-		{'X', 0, 0, 0}, {'D', 0xff, 0xff, 0xff}, {'C', 0, 0, 5, 'D', 0xff, 0xff, 0xff, 0xff}, {'K', 0, 1, 0}, {'S', 0, 0, 0}, {'?', 0, 0, 0},
+		{'X', 0, 0, 0}, {'D', 0xff, 0xff, 0xff}, {'C', 0, 0, 5, 'D', 0xff, 0xff, 0xff, 0xff},
+		{'K', 0, 1, 0}, {'S', 0, 0, 0}, {'?', 0, 0, 0},
 	} {
 		floodRelay(t, func(m *manager, sample func()) {
 			s, err := m.session.OpenStream()

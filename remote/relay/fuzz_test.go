@@ -15,17 +15,25 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
-// FuzzRelay feeds a relay with what follows the hello, or with what is on one of its streams. Whatever is to
-// be started, it is cat.
+// FuzzRelay feeds a relay with bytes after the hello, or with bytes on one of its streams. Every start request starts
+// cat.
 func FuzzRelay(f *testing.F) {
-	start, err := wire.AppendRelayStart(nil, wire.RelayStart{Argv: []string{"sh", "-c", "true"}, Ready: "/tmp/gitlab-runner-steps/b/s"})
+	start, err := wire.AppendRelayStart(
+		nil,
+		wire.RelayStart{Argv: []string{"sh", "-c", "true"}, Ready: "/tmp/gitlab-runner-steps/b/s"},
+	)
 	require.NoError(f, err)
 	line, err := wire.AppendRelayStart(nil, wire.RelayStart{Line: "true", Dir: "/", Env: []string{"A=b"}})
 	require.NoError(f, err)
 	connect, err := wire.AppendRelayConnect(nil, wire.RelayConnect{Path: "/tmp/gitlab-runner-steps/b/s", Wait: 1})
 	require.NoError(f, err)
 	frames := wire.AppendFrame(nil, wire.FrameData, []byte("hello"))
-	frames = wire.RelayCredit{Kind: wire.FrameStderr, N: 1}.Append(wire.RelayCredit{Kind: wire.FrameData, N: 9}.Append(frames))
+	frames = wire.RelayCredit{
+		Kind: wire.FrameStderr,
+		N:    1,
+	}.Append(
+		wire.RelayCredit{Kind: wire.FrameData, N: 9}.Append(frames),
+	)
 	frames = wire.AppendFrame(wire.AppendFrame(frames, wire.FrameSignal, []byte("USR1")), wire.FrameEnd, nil)
 	for _, request := range [][]byte{start, line, connect} {
 		f.Add(append(bytes.Clone(request), frames...), true)

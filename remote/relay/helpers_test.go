@@ -248,7 +248,7 @@ func (c *call) pid(t testing.TB) int {
 	return n
 }
 
-// result is what came of a process.
+// result is the output and the exit of a process.
 type result struct {
 	out, errs string
 	exit      wire.RelayExit

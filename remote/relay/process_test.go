@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-func TestRelayStartsWhatItIsAskedFor(t *testing.T) {
+func TestRelayStartsCommandsAndLines(t *testing.T) {
 	home, dir := remotetest.ShortTemp(t), remotetest.ShortTemp(t)
 	t.Setenv("HOME", home)
 	t.Setenv("SHELL", "/bin/sh")
@@ -31,16 +31,28 @@ func TestRelayStartsWhatItIsAskedFor(t *testing.T) {
 		request wire.RelayStart
 		want    result
 	}{
-		"by name":               {wire.RelayStart{Argv: []string{"echo", "", "a b", "*"}}, result{out: " a b *\n"}},
-		"by path":               {wire.RelayStart{Argv: []string{program}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
-		"relative to its dir":   {wire.RelayStart{Argv: []string{"./tool"}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
-		"in a PATH it brings":   {wire.RelayStart{Argv: []string{"tool"}, Env: []string{"PATH=/bin:/usr/bin:" + dir}}, result{out: "tool in " + home + "\n"}},
-		"in a relative PATH":    {wire.RelayStart{Argv: []string{"tool"}, Dir: dir, Env: []string{"PATH=/bin:/usr/bin:."}}, result{out: "tool in " + dir + "\n"}},
-		"a line":                {wire.RelayStart{Line: "echo $0; exit 4"}, result{out: "sh\n", exit: wire.RelayExit{Status: 4}}},
-		"at home":               {wire.RelayStart{Argv: []string{"pwd"}}, result{out: home + "\n"}},
-		"relative to home":      {wire.RelayStart{Argv: []string{"pwd"}, Dir: "sub"}, result{out: home + "/sub\n"}},
-		"with an environment":   {wire.RelayStart{Argv: sh("echo $A $INHERITED"), Env: []string{"A=b", "INHERITED=2"}}, result{out: "b 2\n"}},
-		"with stderr":           {wire.RelayStart{Argv: sh("echo a; echo b >&2; exit 255")}, result{"a\n", "b\n", wire.RelayExit{Status: 255}}},
+		"by name":             {wire.RelayStart{Argv: []string{"echo", "", "a b", "*"}}, result{out: " a b *\n"}},
+		"by path":             {wire.RelayStart{Argv: []string{program}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
+		"relative to its dir": {wire.RelayStart{Argv: []string{"./tool"}, Dir: dir}, result{out: "tool in " + dir + "\n"}},
+		"in a PATH it brings": {
+			wire.RelayStart{Argv: []string{"tool"}, Env: []string{"PATH=/bin:/usr/bin:" + dir}},
+			result{out: "tool in " + home + "\n"},
+		},
+		"in a relative PATH": {
+			wire.RelayStart{Argv: []string{"tool"}, Dir: dir, Env: []string{"PATH=/bin:/usr/bin:."}},
+			result{out: "tool in " + dir + "\n"},
+		},
+		"a line": {
+			wire.RelayStart{Line: "echo $0; exit 4"}, result{out: "sh\n", exit: wire.RelayExit{Status: 4}},
+		},
+		"at home":          {wire.RelayStart{Argv: []string{"pwd"}}, result{out: home + "\n"}},
+		"relative to home": {wire.RelayStart{Argv: []string{"pwd"}, Dir: "sub"}, result{out: home + "/sub\n"}},
+		"with an environment": {
+			wire.RelayStart{Argv: sh("echo $A $INHERITED"), Env: []string{"A=b", "INHERITED=2"}}, result{out: "b 2\n"},
+		},
+		"with stderr": {
+			wire.RelayStart{Argv: sh("echo a; echo b >&2; exit 255")}, result{"a\n", "b\n", wire.RelayExit{Status: 255}},
+		},
 		"killed":                {wire.RelayStart{Argv: sh("kill -KILL $$")}, result{exit: wire.RelayExit{Signal: "KILL"}}},
 		"killed by a real-time": {wire.RelayStart{Argv: sh("kill -40 $$")}, result{exit: wire.RelayExit{Signal: "40"}}},
 	} {
@@ -67,11 +79,15 @@ func TestRelayProcessesAreOnTheirOwn(t *testing.T) {
 		done`).finish(t)
 	lines := strings.Fields(got.out)
 	pid := lines[0]
-	require.Equal(t, []string{pid, pid, pid, "0", "1", "2", "SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000"}, lines,
-		"session, group, descriptors, signals")
+	require.Equal(
+		t,
+		[]string{pid, pid, pid, "0", "1", "2", "SigBlk:", "0000000000000000", "SigIgn:", "0000000000000000"},
+		lines,
+		"session, group, descriptors, signals",
+	)
 }
 
-func TestRelayRefusesWhatCannotBeStarted(t *testing.T) {
+func TestRelayRefusesACommandThatCannotStart(t *testing.T) {
 	dir := remotetest.ShortTemp(t)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "data"), []byte("data"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "orphan"), []byte("#!/no/such/interpreter\n"), 0o700))
@@ -82,15 +98,28 @@ func TestRelayRefusesWhatCannotBeStarted(t *testing.T) {
 		code    wire.RelayCode
 		want    string
 	}{
-		"a missing program":     {wire.RelayStart{Argv: []string{"no-such-program"}}, wire.RelayNotFound, `"no-such-program": no directory of the PATH`},
+		"a missing program": {
+			wire.RelayStart{Argv: []string{"no-such-program"}}, wire.RelayNotFound,
+			`"no-such-program": no directory of the PATH`,
+		},
 		"a missing path":        {wire.RelayStart{Argv: []string{"/no/such"}}, wire.RelayNotFound, "no such file"},
 		"a missing interpreter": {wire.RelayStart{Argv: []string{dir + "/orphan"}}, wire.RelayNotFound, "interpreter"},
-		"a missing directory":   {wire.RelayStart{Argv: []string{"true"}, Dir: "/no/such"}, wire.RelayNotFound, `working directory "/no/such": no such file`},
-		"a file as directory":   {wire.RelayStart{Argv: []string{"true"}, Dir: dir + "/data"}, wire.RelayNotFound, "not a directory"},
-		"no program":            {wire.RelayStart{Argv: []string{dir + "/data"}}, wire.RelayFailed, "permission denied"},
-		"nothing executable":    {wire.RelayStart{Argv: []string{"data"}, Env: []string{"PATH=" + dir}}, wire.RelayFailed, "permission denied"},
-		"a script without #!":   {wire.RelayStart{Argv: []string{dir + "/text"}}, wire.RelayFailed, "no interpreter"},
-		"too long an argument":  {wire.RelayStart{Argv: []string{"true", remotetest.Repeat(200 << 10)}}, wire.RelayFailed, "pass what is large on stdin"},
+		"a missing directory": {
+			wire.RelayStart{Argv: []string{"true"}, Dir: "/no/such"}, wire.RelayNotFound,
+			`working directory "/no/such": no such file`,
+		},
+		"a file as directory": {
+			wire.RelayStart{Argv: []string{"true"}, Dir: dir + "/data"}, wire.RelayNotFound, "not a directory",
+		},
+		"no program": {wire.RelayStart{Argv: []string{dir + "/data"}}, wire.RelayFailed, "permission denied"},
+		"nothing executable": {
+			wire.RelayStart{Argv: []string{"data"}, Env: []string{"PATH=" + dir}}, wire.RelayFailed, "permission denied",
+		},
+		"a script without #!": {wire.RelayStart{Argv: []string{dir + "/text"}}, wire.RelayFailed, "no interpreter"},
+		"too long an argument": {
+			wire.RelayStart{Argv: []string{"true", remotetest.Repeat(200 << 10)}}, wire.RelayFailed,
+			"pass what is large on stdin",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.startReq(t, test.request).refused(t, test.code, test.want)
@@ -171,7 +200,7 @@ func TestRelayDropsStdinThatIsNotWanted(t *testing.T) {
 	require.Equal(t, "KILL", c.finish(t).exit.Signal)
 }
 
-func TestRelayStdinThatNobodyReadsHoldsUpNoSignal(t *testing.T) {
+func TestRelayStdinThatIsNotReadHoldsUpNoSignal(t *testing.T) {
 	r := startRelay(t)
 	c := r.sh(t, "trap 'echo got it; exit 5' USR1; echo ready; while :; do sleep 0.01; done")
 	require.Equal(t, "ready", c.line(t))
@@ -184,10 +213,14 @@ func TestRelayStdinThatNobodyReadsHoldsUpNoSignal(t *testing.T) {
 	got := c.finish(t)
 	require.Equal(t, "got it\n", got.out)
 	require.Equal(t, wire.RelayExit{Status: 5}, got.exit)
-	remotetest.Eventually(t, func() bool { return strings.Contains(r.stderr.String(), `ignored a signal "NONE"`) }, "a notice")
+	remotetest.Eventually(
+		t,
+		func() bool { return strings.Contains(r.stderr.String(), `ignored a signal "NONE"`) },
+		"a notice",
+	)
 }
 
-func TestRelayStdoutThatNobodyReadsHoldsUpNothingElse(t *testing.T) {
+func TestRelayStdoutThatIsNotReadHoldsUpNoOtherStream(t *testing.T) {
 	r := startRelay(t)
 	flood := r.sh(t, `yes & while read -r line; do echo "$line" >&2; done; kill $!`)
 	stdout := 0
@@ -218,7 +251,7 @@ func TestRelayStdoutThatNobodyReadsHoldsUpNothingElse(t *testing.T) {
 	require.Equal(t, wire.RelayExit{}, flood.finish(t).exit)
 }
 
-func TestRelayGoesOnThoughAStreamIsNeverRead(t *testing.T) {
+func TestRelayGoesOnWhileAStreamIsNeverRead(t *testing.T) {
 	r := startRelay(t)
 	for range 20 {
 		r.sh(t, "yes & yes >&2")
@@ -264,7 +297,11 @@ func TestRelayProcessEndsWithItsStream(t *testing.T) {
 			r := startRelay(t)
 			// SIGTERM is for the whole group, and whoever wants to can say goodbye.
 			gone := filepath.Join(r.tmp, "gone")
-			c := r.sh(t, `trap 'echo bye >"$1"; exit' TERM; sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done`, gone)
+			c := r.sh(
+				t,
+				`trap 'echo bye >"$1"; exit' TERM; sh -c 'echo $$; exec sleep 1000' & while :; do sleep 0.01; done`,
+				gone,
+			)
 			pid := c.pid(t)
 			end(t, c)
 			if _, err := io.Copy(io.Discard, c); err != nil {
@@ -296,7 +333,11 @@ func TestRelayStillTellsTheEndToAManagerThatHasClosed(t *testing.T) {
 func TestRelayGivesTheWholeGroupItsGrace(t *testing.T) {
 	r := startRelay(t)
 	path := filepath.Join(r.tmp, "done")
-	c := r.sh(t, `sh -c 'trap "sleep 0.3; echo done >\"$1\"; exit" TERM; echo ready; while :; do sleep 0.01; done' sh "$1" >&2 & wait`, path)
+	c := r.sh(
+		t,
+		`sh -c 'trap "sleep 0.3; echo done >\"$1\"; exit" TERM; echo ready; while :; do sleep 0.01; done' sh "$1" >&2 & wait`,
+		path,
+	)
 	kind, _ := c.next(t)
 	require.Equal(t, wire.FrameStderr, kind)
 	require.NoError(t, c.Close())
@@ -305,7 +346,7 @@ func TestRelayGivesTheWholeGroupItsGrace(t *testing.T) {
 	require.FileExists(t, path, "the leader has ended at once, the other has not")
 }
 
-func TestRelayKillsWhatTakesNoHint(t *testing.T) {
+func TestRelayKillsAProcessThatIgnoresSIGTERM(t *testing.T) {
 	for name, grace := range map[string]time.Duration{"after the grace": 20 * time.Millisecond, "at once": -1} {
 		t.Run(name, func(t *testing.T) {
 			r := launchRelay(t, grace)
@@ -320,7 +361,7 @@ func TestRelayKillsWhatTakesNoHint(t *testing.T) {
 	}
 }
 
-func TestRelayDoesNotWaitForWhatAProcessLeavesBehind(t *testing.T) {
+func TestRelayDoesNotWaitForProcessesLeftBehind(t *testing.T) {
 	r := startRelay(t)
 	for name, script := range map[string]string{
 		"holding the output":      `sleep 1000 & echo $!; exit 8`,
@@ -364,7 +405,10 @@ func TestRelayStartsAThousandProcessesAtOnce(t *testing.T) {
 	calls := make([]*call, n)
 	var all sync.WaitGroup
 	for i := range calls {
-		calls[i] = r.startReq(t, wire.RelayStart{Argv: []string{"sh", "-c", "read -r x; echo $x; exit $0", fmt.Sprint(i % 100)}})
+		calls[i] = r.startReq(
+			t,
+			wire.RelayStart{Argv: []string{"sh", "-c", "read -r x; echo $x; exit $0", fmt.Sprint(i % 100)}},
+		)
 	}
 	for i, c := range calls {
 		c.granted(t)

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -60,7 +59,7 @@ func (r *readySockets) listens(path, told string, s *readySocket) {
 	if wire.SameBuildSocket(path, told) {
 		s.path = told
 	} else {
-		s.err = &refusal{wire.RelayNotReady, fmt.Sprintf("the process listens on %.160q, not on %s", told, path)}
+		s.err = refuse(wire.RelayNotReady, "the process listens on %.160q, not on %s", told, path)
 	}
 	close(s.done)
 }

@@ -90,7 +90,7 @@ func atois(texts []string) (all []int) {
 	return all
 }
 
-func TestRelayThatIsToldToEndTellsNoEndOfWhatStillRan(t *testing.T) {
+func TestRelayThatEndsReportsNoExitOfARunningProcess(t *testing.T) {
 	// Symptom: a script that ended because of that was a script that failed, or one that succeeded.
 	r := startRelay(t)
 	c := r.sh(t, `trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.01; done`)
@@ -114,7 +114,10 @@ func TestRelayThatIsKilledTakesItsProcessesAlong(t *testing.T) {
 	path := remotetest.SocketIn(t, r.tmp, "42")
 	c := r.connectReq(t, wire.RelayConnect{Path: path, Wait: time.Hour})
 	r.startReq(t, wire.RelayStart{
-		Argv: []string{os.Args[0], path}, Env: []string{remotetest.RoleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
+		Argv: []string{
+			os.Args[0],
+			path,
+		}, Env: []string{remotetest.RoleVar + "=serve", "GORACE=atexit_sleep_ms=0"}, Ready: path,
 	}).granted(t)
 	c.granted(t)
 	require.NoError(t, r.cmd.Process.Kill())
@@ -126,7 +129,7 @@ func TestRelayThatIsKilledTakesItsProcessesAlong(t *testing.T) {
 	}, "serve removes its directory")
 }
 
-func TestRelaySweepsWhatAKilledServeLeft(t *testing.T) {
+func TestRelaySweepsTheDirectoryOfAKilledServe(t *testing.T) {
 	r := launchRelay(t, time.Minute)
 	base := filepath.Join(r.tmp, wire.SocketBase)
 	require.NoError(t, os.MkdirAll(filepath.Join(base, "dead", "work"), 0o700))
@@ -136,7 +139,7 @@ func TestRelaySweepsWhatAKilledServeLeft(t *testing.T) {
 	require.FileExists(t, path)
 }
 
-func TestRelayNotesWhatItCannotSweep(t *testing.T) {
+func TestRelayNotesADirectoryItCannotSweep(t *testing.T) {
 	r := launchRelay(t, time.Minute)
 	require.NoError(t, os.Symlink("/", filepath.Join(r.tmp, wire.SocketBase)))
 	r.manager = manage(t, r.stdin, r.stdout(t))
@@ -149,8 +152,10 @@ func TestRelayShakesHandsFirst(t *testing.T) {
 	for name, test := range map[string]struct {
 		hello, out, want string
 	}{
-		"garbage":         {"GET / HTTP/1.1\r\n", "", `"G" is no hello: the relay is started by a manager`},
-		"another version": {wire.ManagerHello(2), wire.RelayHello(1), "the manager speaks version 2 of the protocol, this program version 1"},
+		"garbage": {"GET / HTTP/1.1\r\n", "", `"G" is no hello: the relay is started by a manager`},
+		"another version": {
+			wire.ManagerHello(2), wire.RelayHello(1), "the manager speaks version 2 of the protocol, this program version 1",
+		},
 		"a relay's hello": {wire.RelayHello(1), "", "started by a manager"},
 		"nothing":         {"", "", "stdin ended before a manager said hello"},
 		"half of it":      {"stepmux-man", "", "stdin ended before a manager said hello"},
@@ -169,7 +174,7 @@ func TestRelayShakesHandsFirst(t *testing.T) {
 	}
 }
 
-func TestRelayTellsWhatProgramItIsBeforeItsHello(t *testing.T) {
+func TestRelayNamesItsProgramBeforeItsHello(t *testing.T) {
 	stdin, in, err := os.Pipe()
 	require.NoError(t, err)
 	out, stdout, err := os.Pipe()
@@ -256,7 +261,9 @@ func (w *countingWriter) Write(p []byte) (int, error) {
 }
 
 func TestRelayEndsWithItsContext(t *testing.T) {
-	for name, hello := range map[string]string{"before the hello": "", "after the hello": wire.ManagerHello(wire.RelayVersion)} {
+	for name, hello := range map[string]string{
+		"before the hello": "", "after the hello": wire.ManagerHello(wire.RelayVersion),
+	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			in, out, ended := relayHere(t, ctx, defaultLimits, startNothing)

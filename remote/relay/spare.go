@@ -28,8 +28,8 @@ type spares struct {
 	coming  chan struct{} // not nil while a spare is being started; closed at the end of that
 }
 
-// serveCommand returns the argv of a request with pipe.SocketOnStdin in place of its socket's path. It returns nil unless
-// the request is for a serve of this very program, with its own directory and environment.
+// serveCommand returns the argv of a request with pipe.SocketOnStdin in place of its socket's path. It returns nil
+// unless the request is for a serve of this very program, with its own directory and environment.
 func serveCommand(c *Command, request *wire.RelayStart) []string {
 	argv := slices.Clone(request.Argv)
 	at := len(argv) - 1 // of the path

@@ -3,6 +3,7 @@ package relay
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -49,6 +50,10 @@ type refusal struct {
 }
 
 func (e *refusal) Error() string { return e.text }
+
+func refuse(code wire.RelayCode, format string, args ...any) *refusal {
+	return &refusal{code, fmt.Sprintf(format, args...)}
+}
 
 // errClosing refuses a request that comes too late.
 var errClosing = &refusal{wire.RelayClosing, "the relay is about to end"}

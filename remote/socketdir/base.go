@@ -106,7 +106,8 @@ func openBaseIn(parent *os.Root, path string) (_ *base, err error) {
 	return b, nil
 }
 
-// openTmp opens the directory that holds the base. It refuses one in which other users than root could replace the base.
+// openTmp opens the directory that holds the base. It refuses one in which other users than root could replace the
+// base.
 func openTmp(tmp string) (*os.Root, error) {
 	root, err := os.OpenRoot(tmp)
 	if err != nil {

@@ -46,9 +46,9 @@ func Connect(ctx context.Context, path string) (*net.UnixConn, error) {
 	return dial(ctx, path, path)
 }
 
-// ConnectBuild connects to the socket of a build, <tmp>/<base>/<build id>/<name>, for which [CheckBuild] returns nil. The
-// base and the build's directory must be ours. From the base on it follows no symbolic link, and it connects to the very
-// socket it has looked at. Errors with a known cause are *ConnectError.
+// ConnectBuild connects to the socket of a build, <tmp>/<base>/<build id>/<name>, for which [CheckBuild] returns nil.
+// The base and the build's directory must be ours. From the base on it follows no symbolic link, and it connects to the
+// very socket it has looked at. Errors with a known cause are *ConnectError.
 func ConnectBuild(ctx context.Context, path string) (*net.UnixConn, error) {
 	socket, err := openSocket(path)
 	if err != nil {
@@ -140,8 +140,8 @@ func openSocket(path string) (*os.File, error) {
 	return openAt(buildDir, path, isSocket)
 }
 
-// isSocket returns a *ConnectError unless fi, of path, is a socket. The socket's owner does not matter: dial looks at the
-// user that listens.
+// isSocket returns a *ConnectError unless fi, of path, is a socket. The socket's owner does not matter: dial looks at
+// the user that listens.
 func isSocket(path string, fi fs.FileInfo) error {
 	if fi.Mode().Type() == fs.ModeSocket {
 		return nil

@@ -49,8 +49,8 @@ func Open(ctx context.Context, path string) (*Dir, error) {
 	return d, nil
 }
 
-// create is base.create, repeated until busyTimeout while the directory is in use, and once after a sweep if the disk is
-// full.
+// create is base.create, repeated until busyTimeout while the directory is in use, and once after a sweep if the disk
+// is full.
 func (d *Dir) create(ctx context.Context) (dir *os.File, err error) {
 	retries, cancel := context.WithTimeoutCause(ctx, busyTimeout, filelock.ErrTaken)
 	defer cancel()
@@ -97,8 +97,8 @@ func (d *Dir) Socket() string { return d.socket }
 // Sweep removes the directories of dead serves beside d. See [Sweep].
 func (d *Dir) Sweep(ctx context.Context) error { return d.base.sweep(ctx) }
 
-// Remove removes the directory with everything in it, if it is still there, and gives up the lock. It waits for the file
-// system only, no longer than ctx. It must be called once.
+// Remove removes the directory with everything in it, if it is still there, and gives up the lock. It waits for the
+// file system only, no longer than ctx. It must be called once.
 func (d *Dir) Remove(ctx context.Context) error {
 	defer d.base.close()
 	defer d.lock.Close()

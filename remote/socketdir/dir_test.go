@@ -67,7 +67,7 @@ func TestSockDirOfADeadServeIsReplaced(t *testing.T) {
 	require.NoError(t, d.Remove(t.Context()))
 }
 
-func TestSockDirRefusesWhatIsNotADirectoryOfOurs(t *testing.T) {
+func TestSockDirRefusesAnythingButADirectoryOfOurs(t *testing.T) {
 	put := map[string]func(t *testing.T, path string){
 		"a regular file": func(t *testing.T, path string) {
 			require.NoError(t, os.WriteFile(path, []byte("keep"), 0o600))
@@ -303,7 +303,7 @@ func TestSockDirSaysThatTheDiskIsFull(t *testing.T) {
 	require.NoError(t, d.Remove(t.Context()))
 }
 
-func TestSockDirMakesRoomByRemovingWhatTheDeadLeft(t *testing.T) {
+func TestSockDirMakesRoomByRemovingStaleDirectories(t *testing.T) {
 	tmp := remotetest.TinyFS(t)
 	dead := filepath.Dir(remotetest.SocketIn(t, tmp, "dead"))
 	require.NoError(t, os.MkdirAll(dead, 0o700))
@@ -313,7 +313,7 @@ func TestSockDirMakesRoomByRemovingWhatTheDeadLeft(t *testing.T) {
 	require.NoError(t, d.Remove(t.Context()))
 }
 
-func TestSweepRemovesWhatTheDeadLeftAndNothingElse(t *testing.T) {
+func TestSweepRemovesStaleDirectoriesAndNothingElse(t *testing.T) {
 	tmp := remotetest.ShortTemp(t)
 	d := mustOpen(t, tmp, "me")
 	living := mustOpen(t, tmp, "living")

@@ -12,8 +12,8 @@ import (
 )
 
 // Listen returns a listener on the unix socket path, of mode 0600. It accepts connections of our own user and of root,
-// closes those of other users, and calls refused with the reason. The directory must be private: for a moment the socket
-// has another mode.
+// closes those of other users, and calls refused with the reason. The directory must be private: for a moment the
+// socket has another mode.
 func Listen(path string, refused func(error)) (net.Listener, error) {
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err == nil {

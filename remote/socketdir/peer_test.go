@@ -36,7 +36,9 @@ func TestListenerTurnsAwayOtherUsers(t *testing.T) {
 			accepted <- conn
 		}
 	}()
-	out, err := remotetest.AsNobody(t, remotetest.Role(t.Context(), "dial", path)).CombinedOutput() // ends because it was turned away
+	out, err := remotetest.AsNobody(t, remotetest.Role(t.Context(), "dial", path)).
+		CombinedOutput()
+		// ends because it was turned away
 	require.NoError(t, err, "%s", out)
 	require.Empty(t, accepted)
 	require.ErrorContains(t, <-refused, "of user 65534")

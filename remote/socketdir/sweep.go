@@ -20,7 +20,8 @@ import (
 const maxSweep = 4096
 
 // Sweep removes the directories that serves which were killed have left below tmp, in either base that our user can
-// have there. A base that is missing or belongs to another user is no error. It returns one error at most for each base.
+// have there. A base that is missing or belongs to another user is no error. It returns one error at most for each
+// base.
 func Sweep(ctx context.Context, tmp string) (errs []error) {
 	for _, name := range ourBases() {
 		b, err := findBase(filepath.Join(tmp, name))

@@ -75,8 +75,11 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	var made *trace.Trace
 	err = store.Create(job.Spec{
 		Trace: j.trace(cfg.Trace, &made),
-		ID:    jobID, Definition: j.Definition, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: grace,
-		Inputs: j.Inputs, Vars: j.Vars, Env: j.Env, RunnerEnv: j.RunnerEnv, Secrets: j.Secrets, MayFail: j.MayFail,
+		ID:    jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets,
+		Config: engine.Config{
+			Definition: j.Definition, Timeout: cfg.Timeout, Grace: grace,
+			Inputs: j.Inputs, Vars: j.Vars, Env: j.Env, RunnerEnv: j.RunnerEnv, MayFail: j.MayFail,
+		},
 	})
 	if err != nil {
 		return nil, err

@@ -17,11 +17,11 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/job/service"
 )
 
-// served is a service under test, and how to end it.
+// served is a service under test, and the function that ends it.
 type served struct {
 	pb.StepRunnerClient
 	addr   string
@@ -68,7 +68,7 @@ func serveLocal(t *testing.T, change func(*ServeConfig)) *served {
 func TestServiceRunsJobsOfWhoHasTheToken(t *testing.T) {
 	s := serveLocal(t, nil)
 	require.True(t, strings.HasPrefix(s.addr, "127.0.0.1:"), s.addr)
-	ctx := service.WithToken(t.Context(), s.token)
+	ctx := withToken(t.Context(), s.token)
 	_, err := s.Run(ctx, &pb.RunRequest{Id: "a", Type: pb.RunRequest_script, CiScript: "echo hello"})
 	require.NoError(t, err)
 	stream, err := s.FollowIO(ctx, &pb.FollowIORequest{Id: "a"})
@@ -101,14 +101,14 @@ func TestServiceRefusesEveryCallWithoutTheToken(t *testing.T) {
 			require.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 		})
 	}
-	jobs, err := s.List(service.WithToken(t.Context(), s.token), &pb.ListRequest{})
+	jobs, err := s.List(withToken(t.Context(), s.token), &pb.ListRequest{})
 	require.NoError(t, err)
 	require.Empty(t, jobs.GetJobs())
 }
 
 func TestServiceEndsItsJobsWithIt(t *testing.T) {
 	s := serveLocal(t, nil)
-	ctx := service.WithToken(t.Context(), s.token)
+	ctx := withToken(t.Context(), s.token)
 	_, err := s.Run(ctx, &pb.RunRequest{
 		Id: "a", Type: pb.RunRequest_script,
 		CiScript: "trap 'echo ending; exit' TERM; echo $$; while :; do sleep 0.01; done",
@@ -139,7 +139,7 @@ func TestServiceEndsThoughAConnectionSaysNothing(t *testing.T) {
 	c, err := net.Dial("tcp", s.addr)
 	require.NoError(t, err)
 	defer c.Close()
-	_, err = s.List(service.WithToken(t.Context(), s.token), &pb.ListRequest{}) // the connection before is accepted
+	_, err = s.List(withToken(t.Context(), s.token), &pb.ListRequest{}) // the connection before is accepted
 	require.NoError(t, err)
 	s.cancel()
 	require.NoError(t, <-s.done)
@@ -166,4 +166,9 @@ func TestTokensThatAreTooShortOrCannotBeSentAreRefused(t *testing.T) {
 	require.EqualError(t, CheckToken("secret"), "the token has 6 bytes; it must have at least 16")
 	require.EqualError(t, CheckToken("0123456789abcdef\n"), "the token must consist of visible ASCII characters")
 	require.Error(t, Serve(t.Context(), ServeConfig{}))
+}
+
+// withToken returns ctx for a call of a service that requires token.
+func withToken(ctx context.Context, token string) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, wire.AuthorizationKey, wire.Bearer+token)
 }

@@ -21,7 +21,7 @@ func (tr *trial) traced() string {
 	return file
 }
 
-func TestTraceIsWrittenHoweverAJobEnds(t *testing.T) {
+func TestTraceIsWrittenAtEveryEndOfAJob(t *testing.T) {
 	for text, want := range map[string][2]string{
 		"- {name: a, script: echo out}":                                   {trace.Success, ""},
 		"- {name: a, script: 'echo out; exit 3'}":                         {trace.Failure, "script"},
@@ -56,7 +56,7 @@ func TestTraceIsWrittenWhenAJobIsCancelled(t *testing.T) {
 	require.Equal(t, "cancelled", made.Identity.Reason)
 }
 
-// Output is summed up as the logs have it: with secrets masked, and split at the steps.
+// The sums of the output are those of the logs: with secrets masked, and split at the steps.
 func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Trace = &Trace{}

@@ -1,14 +1,14 @@
-// A stand-in for the gitlab-runner program on a VM, for tests: the real one is not to be had by way of a Go
-// module proxy. It does what the manager of GitLab Runner expects of the real one, and no more:
+// A stand-in for the gitlab-runner program on a VM, for tests: the Go module proxy does not have the real one. It does
+// only the things that GitLab Runner's manager expects:
 //
-//   - `--version` prints lines, of which Version and OS/Arch count;
-//   - `steps serve --socket PATH` listens in a directory that somebody else has made, says so on stderr and
-//     serves proto.StepRunner alone. Its stdin means nothing to it; SIGTERM ends it at once, with no care for
-//     its socket or its jobs' processes;
+//   - `--version` prints lines with Version and OS/Arch;
+//   - `steps serve --socket PATH` listens in an existing directory, prints the ready marker on stderr and serves only
+//     proto.StepRunner. It ignores its stdin. SIGTERM ends it at once, and it leaves its socket and its jobs' processes
+//     behind;
 //   - `steps proxy --socket PATH` joins stdin and stdout to it;
 //   - there is no `steps relay`.
 //
-// Words before these make it another: "deaf" to SIGTERM, or "old", without Cancel.
+// The words "deaf" (ignores SIGTERM) and "old" (has no Cancel) before these change it.
 package main
 
 import (
@@ -102,7 +102,7 @@ func serve(socket string, deaf, old bool) error {
 	return server.Serve(ln)
 }
 
-// front has proto.StepRunner and nothing else of a step runner that has more.
+// front offers only proto.StepRunner of our step runner's services.
 type front struct {
 	runnerproto.UnimplementedStepRunnerServer
 	inner runnerproto.StepRunnerClient
@@ -124,7 +124,7 @@ func (f *front) Close(ctx context.Context, req *runnerproto.CloseRequest) (*runn
 	return f.inner.Close(ctx, req)
 }
 
-// Cancel passes the call on, unless the program is one that does not have it.
+// Cancel passes the call on, unless the program is an old one without it.
 func (f *front) Cancel(ctx context.Context, req *runnerproto.CancelRequest) (*runnerproto.CancelResponse, error) {
 	if f.old {
 		return f.UnimplementedStepRunnerServer.Cancel(ctx, req)

@@ -1,7 +1,8 @@
-// Package joblog keeps the output of one stream of a job: append-only, raw bytes, in a file, readable
-// from any offset by any number of readers while it grows.
+// Package joblog keeps the output of one stream of a job in a file: append-only, raw bytes, readable from any offset by
+// any number of readers while it grows.
 //
-// A [Log] knows no lines: what was written is what is read, at the offset it was written at, as soon as
-// it was written. The writer is the pump of a running process, so it never waits for a reader and is
-// never told of a full disk, which would block or kill the process; see [Log.Err] for that.
+// A [Log] knows no lines: its readers get the bytes as they were written, at the offsets at which they were written.
+// The writer is the pump of a running process, so a Write never waits for a reader and never reports a full disk, which
+// would block or kill the process; [Log.Err] reports it. The job owns the log: it closes it after the last Write, and
+// removes it.
 package joblog

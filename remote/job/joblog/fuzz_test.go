@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzReadsAtOffsetsConcatenateToWhatWasWritten lets data be a program of writes and reads: whatever
-// their order and sizes, what is read at an offset is what was written there.
+// FuzzReadsAtOffsetsConcatenateToWhatWasWritten takes data as a program of writes and reads. In any order and of any
+// size, a read returns the bytes that were written at its offset.
 func FuzzReadsAtOffsetsConcatenateToWhatWasWritten(f *testing.F) {
 	f.Add([]byte{4, 1, 9, 0, 20, 5}, uint16(0), uint16(0))
 	f.Add([]byte{200, 200, 200, 3, 3}, uint16(300), uint16(150))

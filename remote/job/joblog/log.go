@@ -22,16 +22,16 @@ type Log struct {
 	length  int64         // bytes of the file that may be read
 	dropped int64         // bytes that were written but are not in the file
 	full    bool          // the limit's marker is in the file, nothing follows it
-	err     error         // why the file has less than was written
+	err     error         // why the file is shorter than the output
 	closed  bool          // length is final
-	removed bool          // so is the file's end
+	removed bool          // the file is deleted, or about to be
 	changed chan struct{} // closed with the next change of length or closed; nil while nobody waits
 }
 
-// New returns an empty log. Its file, path, is made with the first byte, readable by our user alone; there
-// must be nothing at path then. A limit above 0 bounds the log: past that many bytes a line says so, and the
-// rest is dropped. With 0 there is none; a negative one is a mistake of the caller, and panics. The caller
-// must call Close after the last Write, and Remove when nobody will read the log any more.
+// New returns an empty log. The first byte creates its file at path, where no file may exist then, readable by our user
+// alone. A limit above 0 bounds the log: after that many bytes comes a line that says so, and the rest is dropped. A
+// limit of 0 is no limit, and a negative one panics. The caller must call Close after the last Write, and Remove after
+// the last read.
 func New(path string, limit int64) *Log {
 	if limit < 0 {
 		panic("joblog: limit is negative")
@@ -53,16 +53,16 @@ func (l *Log) Dropped() int64 {
 	return l.dropped
 }
 
-// Err returns why the log has less than was written to it, as a full disk; nil if it is complete or
-// ended by its limit only. What it has stays readable.
+// Err returns the error that cut the log off, such as a full disk. It is nil if the log is complete, or cut off by its
+// limit only. The bytes before the error stay readable.
 func (l *Log) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
-// Close ends the log: readers find its end, and those that wait at it are woken. It waits for a Write
-// that is under way. Reading goes on until Remove. It is idempotent and returns what Err does.
+// Close ends the log and wakes the readers that wait at its end. It waits for a Write that is under way. The log can be
+// read until Remove. It is idempotent and returns the error of Err.
 func (l *Log) Close() error {
 	l.appending.Lock()
 	defer l.appending.Unlock()
@@ -73,8 +73,8 @@ func (l *Log) Close() error {
 	return l.err
 }
 
-// Remove closes the log and deletes its file. Reads under way end first or fail; later ones fail with
-// [fs.ErrClosed]. It is idempotent, and a file that is gone already is no error.
+// Remove closes the log and deletes its file. Reads under way end first or fail; later ones fail with [fs.ErrClosed].
+// It is idempotent, and a file that is already gone is no error.
 func (l *Log) Remove() error {
 	_ = l.Close() // its error is Err's
 	l.mu.Lock()
@@ -84,7 +84,7 @@ func (l *Log) Remove() error {
 	if !first || l.file == nil {
 		return nil
 	}
-	l.file.Close() // nothing is left to be flushed to a file that goes away
+	l.file.Close() // a deleted file needs no flush
 	if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove log %s: %w", l.path, oserr.Bare(err))
 	}

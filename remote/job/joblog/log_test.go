@@ -92,10 +92,30 @@ func TestReaderWaitsForBytesTheEndOrItsContext(t *testing.T) {
 			write(t, l, "e")
 			write(t, l, "f")
 		}, "f", nil},
-		"the end":            {3, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Close()) }, "", io.EOF},
-		"the end, before it": {4, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Close()) }, "", ErrOffset},
-		"removal":            {3, func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Remove()) }, "", io.EOF},
-		"its context":        {3, func(_ *testing.T, _ *Log, cancel context.CancelCauseFunc) { cancel(because) }, "", because},
+		"the end": {
+			3,
+			func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Close()) },
+			"",
+			io.EOF,
+		},
+		"the end, before it": {
+			4,
+			func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Close()) },
+			"",
+			ErrOffset,
+		},
+		"removal": {
+			3,
+			func(t *testing.T, l *Log, _ context.CancelCauseFunc) { require.NoError(t, l.Remove()) },
+			"",
+			io.EOF,
+		},
+		"its context": {
+			3,
+			func(_ *testing.T, _ *Log, cancel context.CancelCauseFunc) { cancel(because) },
+			"",
+			because,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -216,7 +236,7 @@ func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
 	require.NoError(t, l.Remove())
 }
 
-func TestFileThatIsShorterThanWhatWasWrittenIsNoEnd(t *testing.T) {
+func TestTruncatedFileIsNotTheEndOfTheLog(t *testing.T) {
 	l := create(t, 0)
 	write(t, l, "abcdef")
 	require.NoError(t, os.Truncate(l.path, 3))

@@ -13,10 +13,9 @@ import (
 // past the end of a closed log.
 var ErrOffset = errors.New("offset out of range")
 
-// ReadAt reads what the log has at off, at least one byte, into p. It waits until there is something,
-// also if off is past the present end. At the end of a closed log it returns [io.EOF], past it an
-// ErrOffset; if ctx ends, its cause. Unlike [io.ReaderAt] it returns fewer bytes than len(p), with no
-// error, when there are no more yet.
+// ReadAt reads at least one byte at off into p. It waits for that byte, also if off is past the present end. At the end
+// of a closed log it returns [io.EOF], past it an ErrOffset; if ctx ends, its cause. Unlike [io.ReaderAt] it returns
+// fewer bytes than len(p), with no error, when there are no more yet.
 func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, fmt.Errorf("read log %s: %w: %d is negative", l.path, ErrOffset, off)
@@ -28,9 +27,9 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, err := l.file.ReadAt(p[:min(int64(len(p)), length-off)], off)
 	switch {
 	case n > 0:
-		return n, nil // an error comes again with the next read
+		return n, nil // the next read returns the error
 	case errors.Is(err, io.EOF):
-		// The file is shorter than what we wrote: not the end, which a reader would take it for.
+		// The file is shorter than the log. A reader must not take that for the log's end.
 		err = io.ErrUnexpectedEOF
 	}
 	return 0, fmt.Errorf("read log %s: %w", l.path, oserr.Bare(err))
@@ -53,8 +52,8 @@ func (l *Log) await(ctx context.Context, off int64) (int64, error) {
 	}
 }
 
-// at returns the log's length if there is something at off, or an error if there never will be, or else
-// a channel that is closed when to look again.
+// at returns the log's length if it has a byte at off, an error if it never will, or else a channel that is closed with
+// the next change.
 func (l *Log) at(off int64) (length int64, changed <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

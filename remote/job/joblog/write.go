@@ -8,9 +8,9 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// Write appends p. It waits for the file system and for other calls of Write, never for a reader. It
-// returns len(p) even if p is dropped, past the limit or after an error (see Err): the process whose
-// output this is must not suffer. Only after Close it fails, with [fs.ErrClosed].
+// Write appends p. It waits for the file system and for other calls of Write, never for a reader. It returns len(p)
+// even if p is dropped, past the limit or after an error (see Err), so that the writing process goes on. Only after
+// Close it fails, with [fs.ErrClosed].
 func (l *Log) Write(p []byte) (int, error) {
 	l.appending.Lock()
 	defer l.appending.Unlock()
@@ -36,7 +36,7 @@ func (l *Log) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// roomLocked returns how many of the next n bytes belong into the file.
+// roomLocked returns how many of the next n bytes go into the file.
 func (l *Log) roomLocked(n int) int {
 	switch {
 	case l.err != nil || l.full || l.closed:
@@ -47,7 +47,7 @@ func (l *Log) roomLocked(n int) int {
 	return n
 }
 
-// put writes p at the offset at and returns how much of it is there.
+// put writes p at the offset at and returns how many bytes it has written.
 func (l *Log) put(p []byte, at int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -67,7 +67,7 @@ func (l *Log) marker() []byte {
 	return fmt.Appendf(nil, "\n[output limit of %d bytes reached, the rest is dropped]\n", l.limit)
 }
 
-// finish publishes what a Write put into the file.
+// finish publishes the bytes that a Write has put into the file.
 func (l *Log) finish(written, marked, dropped int, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

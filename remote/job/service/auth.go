@@ -6,24 +6,25 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Refusals do not tell a secret that is missing from a wrong one.
+// Both refusals are the same for a missing and for a wrong secret.
 var (
-	errSecret = status.Error(codes.Unauthenticated, "this build's step runner wants the secret its manager started it with")
-	errToken  = status.Error(codes.Unauthenticated, `the token is missing or wrong; send the metadata "authorization: Bearer <token>"`)
+	errSecret = status.Error(codes.Unauthenticated,
+		"this build's step runner wants the secret its manager started it with")
+	errToken = status.Error(codes.Unauthenticated,
+		`the token is missing or wrong; send the metadata "authorization: Bearer <token>"`)
 )
 
-// RequireSecret returns an option for [NewServer] that refuses every call that does not carry the secret v knows.
+// RequireSecret returns an option for [NewServer] that refuses every call that does not carry the secret of v.
 func RequireSecret(v wire.Verifier) grpc.ServerOption { return demand(v, errSecret) }
 
-// RequireToken returns an option for [NewServer] that refuses every call without the token. A token that is
-// empty is a mistake of the caller's, and panics.
+// RequireToken returns an option for [NewServer] that refuses every call without the token. It panics if the token is
+// empty.
 func RequireToken(token string) grpc.ServerOption {
 	if token == "" {
 		panic("service: the token is empty")
@@ -31,8 +32,7 @@ func RequireToken(token string) grpc.ServerOption {
 	return demand(sha256.Sum256([]byte(token)), errToken)
 }
 
-// demand refuses calls before anything of a message is read, be their method known or not: a message may have
-// 64 MiB.
+// demand refuses calls of known and unknown methods before any byte of a message is read: a message may have 64 MiB.
 func demand(v wire.Verifier, refused error) grpc.ServerOption {
 	return grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
 		if !v.Admits(call.Header.Get(wire.AuthorizationKey)) {
@@ -40,9 +40,4 @@ func demand(v wire.Verifier, refused error) grpc.ServerOption {
 		}
 		return ctx, nil
 	})
-}
-
-// WithToken returns ctx for a call of a server that requires token.
-func WithToken(ctx context.Context, token string) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, wire.AuthorizationKey, wire.Bearer+token)
 }

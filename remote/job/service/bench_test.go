@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkTrivialJob is the time from Run to the final state of a job that does next to nothing,
-// beside what the same script takes as a bare child process.
+// beside the same script as a bare child process.
 func BenchmarkTrivialJob(b *testing.B) {
 	b.Run("service", func(b *testing.B) {
 		h := newHarness(b)

@@ -1,8 +1,10 @@
-// Package service is the gRPC face of the job store: the StepRunner service of remote/api/stepmuxv1 and,
-// beside it, the one of remote/api/runnerproto, so that the manager of today's GitLab Runner can drive this
-// step runner too. Both show the same jobs.
+// Package service is the gRPC face of a job store: the StepRunner service of remote/api/stepmuxv1 and, beside it, the
+// one of remote/api/runnerproto, with which the manager of today's GitLab Runner can drive this step runner. Both show
+// the same jobs.
 //
-// It checks what arrives and translates; it decides nothing about jobs. What is wrong with a request
-// is INVALID_ARGUMENT with the name of the field and what to change. No error repeats a value of a
-// request, which may be secret.
+// [NewServer] makes the server of a store, [RequireSecret] and [RequireToken] guard it, and [Stop] ends it with its
+// jobs. The caller owns the server and the store, and closes the store after the server.
+//
+// The package checks and translates requests and decides nothing about jobs. A bad request is INVALID_ARGUMENT; the
+// message names the field and the remedy. No error repeats a value of a request, which may be secret.
 package service

@@ -34,7 +34,7 @@ func socketPath(t *testing.T) string {
 	return filepath.Join(dir, "gitlab-runner-steps", "1", "step-runner.sock")
 }
 
-// managerOf returns the manager's client of what dial connects to.
+// managerOf returns the manager's client of the server to which dial connects.
 func managerOf(t *testing.T, dial func(context.Context) (net.Conn, error)) runnerproto.StepRunnerClient {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:serve",
@@ -120,7 +120,9 @@ func TestManagerFindsTheCommandsAndTheVersionItKnows(t *testing.T) {
 	_, err = serve.stderr.ReadString('\n')
 	require.NoError(t, err)
 	h := &harness{t: t, manager: managerOf(t, dialProxy(t, program, socket))}
-	h.runManaged(&runnerproto.RunRequest{Id: "1", Steps: "{}\n---\nrun: [{name: a, script: head -c 1000000 /dev/zero; exit 7}]"})
+	h.runManaged(
+		&runnerproto.RunRequest{Id: "1", Steps: "{}\n---\nrun: [{name: a, script: head -c 1000000 /dev/zero; exit 7}]"},
+	)
 	require.Equal(t, "Running step \"a\"\n"+strings.Repeat("\x00", 1_000_000), h.logs(h.manager, "1", 0, ""))
 	require.Equal(t, `step "a": exec: exit status 7`, h.status("1").GetMessage())
 }
@@ -133,7 +135,10 @@ func TestManagerSeesTheMarkerAsTheFirstLineOnStderrAndCanConnectThen(t *testing.
 	h := &harness{t: t, manager: managerOf(t, dialUnix(socket))}
 	accepted := make(chan error, 1)
 	go func() {
-		_, err := h.manager.Run(t.Context(), &runnerproto.RunRequest{Id: "1", Steps: "{}\n---\nrun: [{name: a, script: echo hi}]"})
+		_, err := h.manager.Run(
+			t.Context(),
+			&runnerproto.RunRequest{Id: "1", Steps: "{}\n---\nrun: [{name: a, script: echo hi}]"},
+		)
 		accepted <- err
 	}()
 	serve := start(t, nil, program, "steps", "serve", "--socket", socket)
@@ -161,7 +166,15 @@ func TestManagersServeIsInTheBackgroundOfAShellAndEndsItsJobsWithSIGTERM(t *test
 	// The shell's stdin is a pipe that ends, serve's is /dev/null: that is no leash.
 	stdin, far, err := os.Pipe()
 	require.NoError(t, err)
-	sh := start(t, stdin, "sh", "-c", `"$0" steps serve --socket "$1" </dev/null & echo "pid $!" >&2; wait; exit 9`, program, socket)
+	sh := start(
+		t,
+		stdin,
+		"sh",
+		"-c",
+		`"$0" steps serve --socket "$1" </dev/null & echo "pid $!" >&2; wait; exit 9`,
+		program,
+		socket,
+	)
 	stdin.Close()
 	require.NoError(t, far.Close())
 	var pid int

@@ -23,7 +23,7 @@ type h2 struct {
 	over     chan struct{}              // closed once the server has ended the connection
 }
 
-// dialH2 connects to h, and reads what it says from then on.
+// dialH2 connects to h, and reads everything that h sends.
 func dialH2(t *testing.T, h *harness) *h2 {
 	t.Helper()
 	conn, err := net.Dial("unix", h.socket)
@@ -31,7 +31,12 @@ func dialH2(t *testing.T, h *harness) *h2 {
 	t.Cleanup(func() { conn.Close() })
 	_, err = io.WriteString(conn, http2.ClientPreface)
 	require.NoError(t, err)
-	c := &h2{Framer: http2.NewFramer(conn, conn), Conn: conn, settings: map[http2.SettingID]uint32{}, over: make(chan struct{})}
+	c := &h2{
+		Framer:   http2.NewFramer(conn, conn),
+		Conn:     conn,
+		settings: map[http2.SettingID]uint32{},
+		over:     make(chan struct{}),
+	}
 	require.NoError(t, c.WriteSettings())
 	frame, err := c.ReadFrame()
 	require.NoError(t, err)
@@ -83,7 +88,7 @@ func TestStreamsOfAConnectionAreLimited(t *testing.T) {
 	require.EqualValues(t, 64<<10, c.settings[http2.SettingMaxHeaderListSize])
 }
 
-func TestCallsThatAreResetAtOnceGatherNothing(t *testing.T) {
+func TestCallsThatAreResetAtOnceTakeNoMemory(t *testing.T) {
 	// Each costs the client nothing, and there is no limit on how many it makes (CVE-2023-44487).
 	h := newHarness(t)
 	_, err := h.List(t.Context(), &pb.ListRequest{})
@@ -126,7 +131,7 @@ func TestHeadersWithoutEndEndTheConnection(t *testing.T) {
 	requireServes(t, h, before)
 }
 
-func TestSettingsAndPingsWithoutEndGatherNothing(t *testing.T) {
+func TestSettingsAndPingsWithoutEndTakeNoMemory(t *testing.T) {
 	h := newHarness(t)
 	_, err := h.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)

@@ -114,7 +114,13 @@ func TestFollowIOContinuesFromAnyOffset(t *testing.T) {
 		stdout, stderr := r.IntN(len(whole.stdout())+1), r.IntN(len(whole.stderr())+1)
 		req := &pb.FollowIORequest{Id: "1", ReadStdout: int32(stdout), ReadStderr: int32(stderr)}
 		if i%2 == 0 { // the 64-bit fields win
-			req = &pb.FollowIORequest{Id: "1", ReadStdout: 1, ReadStdout64: int64(stdout), ReadStderr: 1, ReadStderr64: int64(stderr)}
+			req = &pb.FollowIORequest{
+				Id:           "1",
+				ReadStdout:   1,
+				ReadStdout64: int64(stdout),
+				ReadStderr:   1,
+				ReadStderr64: int64(stderr),
+			}
 			if stdout == 0 || stderr == 0 {
 				continue // 0 is not set
 			}
@@ -126,7 +132,7 @@ func TestFollowIOContinuesFromAnyOffset(t *testing.T) {
 	}
 }
 
-func TestFollowIORefusesOffsetsThatAreNone(t *testing.T) {
+func TestFollowIORefusesInvalidOffsets(t *testing.T) {
 	h := newHarness(t)
 	h.run(script("1", "echo hi"))
 	require.Equal(t, succeeded, h.end("1").GetStatus())
@@ -170,7 +176,7 @@ func TestFollowersAreWokenByTheirContext(t *testing.T) {
 	require.Equal(t, pb.Job_running, h.list()[0].GetStatus())
 }
 
-// awaitReturn waits until the server is in none of its methods any more.
+// awaitReturn waits until all methods of the server have returned.
 func awaitReturn(t *testing.T, methods ...string) {
 	t.Helper()
 	stacks := make([]byte, 4<<20)

@@ -51,8 +51,8 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 	return followed(stream.Context(), req.GetId(), f, group.Wait())
 }
 
-// followed ends a call that followed the output of the job id, with err or to its end. Whoever has all the
-// output can rely on the state being final.
+// followed ends a call that followed the output of the job id until err or its end. It returns nil only when the job's
+// state is final.
 func followed(ctx context.Context, id string, f *job.Follower, err error) error {
 	if err == nil {
 		_, _, err = f.Wait(ctx)
@@ -64,13 +64,23 @@ func followed(ctx context.Context, id string, f *job.Follower, err error) error 
 }
 
 // follow sends stream from offset to its end, each piece with its offset.
-func follow(ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error) error {
+func follow(
+	ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error,
+) error {
+	read := func(p []byte, at int64) (int, error) { return f.ReadAt(ctx, stream, p, at) }
+	return sendPieces(read, offset, send)
+}
+
+// sendPieces sends the bytes of read from offset to io.EOF, each piece with its offset.
+func sendPieces(
+	read func(p []byte, at int64) (int, error), offset int64, send func(piece []byte, offset int64) error,
+) error {
 	piece := pieces.Get().(*[maxPiece]byte)
 	defer pieces.Put(piece)
 	for {
-		n, err := f.ReadAt(ctx, stream, piece[:], offset)
+		n, err := read(piece[:], offset)
 		if n > 0 {
-			// Send has encoded the message when it returns: the piece is free again.
+			// Send encodes the message before it returns, so the piece can be used again.
 			if err := send(piece[:n], offset); err != nil {
 				return err
 			}

@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// FuzzRunRequest checks requests: what is taken keeps to the rules, and an error is short.
+// FuzzRunRequest checks requests: an accepted one follows the rules, and an error is short.
 func FuzzRunRequest(f *testing.F) {
 	add := func(req *pb.RunRequest) {
 		b, err := proto.Marshal(req)

@@ -115,7 +115,7 @@ func (h *harness) list(ids ...string) []*pb.Job {
 	return resp.GetJobs()
 }
 
-// output is what FollowIO sends.
+// output is the output that FollowIO sends.
 type output struct {
 	streams [2][]byte
 	err     error // nil if it came to its end
@@ -132,7 +132,10 @@ func (h *harness) followIO(ctx context.Context, req *pb.FollowIORequest, limit i
 	defer cancel()
 	stream, err := h.FollowIO(ctx, req)
 	require.NoError(h.t, err)
-	next := [2]int64{max(req.GetReadStdout64(), int64(req.GetReadStdout())), max(req.GetReadStderr64(), int64(req.GetReadStderr()))}
+	next := [2]int64{
+		max(req.GetReadStdout64(), int64(req.GetReadStdout())),
+		max(req.GetReadStderr64(), int64(req.GetReadStderr())),
+	}
 	var o output
 	for limit == 0 || len(o.streams[0])+len(o.streams[1]) < limit {
 		piece, err := stream.Recv()

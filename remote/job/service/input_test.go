@@ -16,8 +16,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// bystander starts a job that must not be touched by what comes of others. The function that is returned lets
-// it go on to its end, which must be a good one.
+// bystander starts a job that other jobs must not harm. requireUnharmed lets it go on, and requires that it succeeds.
 func (h *harness) bystander() (requireUnharmed func()) {
 	h.t.Helper()
 	gate := filepath.Join(h.t.TempDir(), "gate")
@@ -59,8 +58,9 @@ func TestTextsThatMeanHarmAreRefusedInAFewWords(t *testing.T) {
 		bomb += "a" + to + ": &a" + to + " [" + strings.Repeat("*a"+from+", ", 9) + "]\n"
 	}
 	for name, text := range map[string]string{
-		"aliases of aliases":  bomb + "run: [{script: echo}]\n",
-		"many large aliases":  "- {script: &a " + strings.Repeat("x", 100_000) + "}\n" + strings.Repeat("- {script: *a}\n", 9_000),
+		"aliases of aliases": bomb + "run: [{script: echo}]\n",
+		"many large aliases": "- {script: &a " + strings.Repeat("x", 100_000) + "}\n" +
+			strings.Repeat("- {script: *a}\n", 9_000),
 		"an alias of itself":  "run: &a [{run: *a}]\n",
 		"10 MB":               "- script: " + strings.Repeat("x", 10<<20),
 		"10 MB of brackets":   strings.Repeat("[", 10<<20),
@@ -99,33 +99,63 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 		return "- {name: a, script: 'f=${{ " + kind + "_file }}; rm $f; " + how + "'}\n"
 	}
 	for name, c := range map[string]struct{ steps, want string }{
-		"no such variable":         {"- {name: a, script: 'echo ${{ vars.NOPE }}'}", "vars.NOPE was not found"},
-		"no such environment":      {"- {name: a, script: 'echo ${{ env.NOPE }}'}", "env.NOPE was not found"},
-		"output file removed":      {replaced("true", "output"), "read output file: the step has removed it"},
-		"output file a directory":  {replaced("mkdir $f", "output"), "read output file: the step has replaced it by something that is no regular file"},
-		"output file a pipe":       {replaced("mkfifo $f", "output"), "read output file: the step has replaced it by something that is no regular file"},
-		"output file a link":       {replaced("ln -s /etc/passwd $f", "output"), "read output file: the step has replaced it by a symbolic link"},
-		"output file a device":     {replaced("ln -s /dev/zero $f", "output"), "read output file: the step has replaced it by a symbolic link"},
-		"output file huge":         {replaced("truncate -s 9M $f", "output"), "read output file: it has 9437184 bytes, the limit is 8388608"},
-		"output not UTF-8":         {replaced(`printf "\377" > $f`, "output"), "read output file: it is not valid UTF-8"},
-		"output nonsense":          {replaced("head -c 100000 /dev/urandom | base64 > $f", "output"), "read output file: line 1: it must be JSON"},
-		"export file removed":      {replaced("true", "export"), "read export file: the step has removed it"},
-		"export file a directory":  {replaced("mkdir $f", "export"), "read export file: the step has replaced it by something that is no regular file"},
-		"export file a pipe":       {replaced("mkfifo $f", "export"), "read export file: the step has replaced it by something that is no regular file"},
-		"export file a link":       {replaced("ln -s /etc/passwd $f", "export"), "read export file: the step has replaced it by a symbolic link"},
-		"export huge":              {replaced("truncate -s 9M $f", "export"), "read export file: it has 9437184 bytes, the limit is 8388608"},
-		"NUL exported":             {replaced(`echo "{\"name\":\"A\",\"value\":\"a\\u0000b\"}" > $f`, "export"), "NUL"},
-		"name that is none":        {replaced(`echo "{\"name\":\"A=B\",\"value\":\"x\"}" > $f`, "export"), `export "A=B"`},
-		"PATH exported":            {replaced(`echo "{\"name\":\"LD_PRELOAD\",\"value\":\"x\"}" > $f`, "export"), `export "LD_PRELOAD": this variable cannot be exported`},
-		"NUL in an argument":       {`- {name: a, exec: {command: [echo, "a\0b"]}}`, "NUL"},
-		"NUL in an environment":    {`- {name: a, script: x, env: {A: "${{ \"a\\u0000b\" }}"}}`, "NUL"},
-		"directory of files gone":  {"- {name: a, script: 'rm -r $(dirname ${{ output_file }})'}", "read output file: the step has removed it"},
-		"shim killed":              {"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "the shim that held it ended before it"},
-		"group killed":             {"- {name: a, script: 'kill -9 0'}", "exit status 137"},
-		"work directory removed":   {"- {name: a, script: 'rmdir $PWD'}\n- {name: b, script: echo}", `step "b": start`},
-		"a circle of two":          {"- {name: a, step: ./x}", "the steps call each other beyond a depth of 32"},
-		"a program that is none":   {"- {name: a, exec: {command: [./x]}}", "not executable"},
-		"a job directory of files": {"- {name: a, script: 'cd ..; rm -rf work; mkdir step-2'}\n- {name: b, script: 'echo ${{ output_file }}'}", "create directory for outputs"},
+		"no such variable":    {"- {name: a, script: 'echo ${{ vars.NOPE }}'}", "vars.NOPE was not found"},
+		"no such environment": {"- {name: a, script: 'echo ${{ env.NOPE }}'}", "env.NOPE was not found"},
+		"output file removed": {replaced("true", "output"), "read output file: the step has removed it"},
+		"output file a directory": {
+			replaced("mkdir $f", "output"), "read output file: the step has replaced it by something that is no regular file",
+		},
+		"output file a pipe": {
+			replaced("mkfifo $f", "output"), "read output file: the step has replaced it by something that is no regular file",
+		},
+		"output file a link": {
+			replaced("ln -s /etc/passwd $f", "output"), "read output file: the step has replaced it by a symbolic link",
+		},
+		"output file a device": {
+			replaced("ln -s /dev/zero $f", "output"), "read output file: the step has replaced it by a symbolic link",
+		},
+		"output file huge": {
+			replaced("truncate -s 9M $f", "output"), "read output file: it has 9437184 bytes, the limit is 8388608",
+		},
+		"output not UTF-8": {replaced(`printf "\377" > $f`, "output"), "read output file: it is not valid UTF-8"},
+		"output nonsense": {
+			replaced("head -c 100000 /dev/urandom | base64 > $f", "output"), "read output file: line 1: it must be JSON",
+		},
+		"export file removed": {replaced("true", "export"), "read export file: the step has removed it"},
+		"export file a directory": {
+			replaced("mkdir $f", "export"), "read export file: the step has replaced it by something that is no regular file",
+		},
+		"export file a pipe": {
+			replaced("mkfifo $f", "export"), "read export file: the step has replaced it by something that is no regular file",
+		},
+		"export file a link": {
+			replaced("ln -s /etc/passwd $f", "export"), "read export file: the step has replaced it by a symbolic link",
+		},
+		"export huge": {
+			replaced("truncate -s 9M $f", "export"), "read export file: it has 9437184 bytes, the limit is 8388608",
+		},
+		"NUL exported":      {replaced(`echo "{\"name\":\"A\",\"value\":\"a\\u0000b\"}" > $f`, "export"), "NUL"},
+		"name that is none": {replaced(`echo "{\"name\":\"A=B\",\"value\":\"x\"}" > $f`, "export"), `export "A=B"`},
+		"PATH exported": {
+			replaced(`echo "{\"name\":\"LD_PRELOAD\",\"value\":\"x\"}" > $f`, "export"),
+			`export "LD_PRELOAD": this variable cannot be exported`,
+		},
+		"NUL in an argument":    {`- {name: a, exec: {command: [echo, "a\0b"]}}`, "NUL"},
+		"NUL in an environment": {`- {name: a, script: x, env: {A: "${{ \"a\\u0000b\" }}"}}`, "NUL"},
+		"directory of files gone": {
+			"- {name: a, script: 'rm -r $(dirname ${{ output_file }})'}", "read output file: the step has removed it",
+		},
+		"shim killed": {
+			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "the shim that held it ended before it",
+		},
+		"group killed":           {"- {name: a, script: 'kill -9 0'}", "exit status 137"},
+		"work directory removed": {"- {name: a, script: 'rmdir $PWD'}\n- {name: b, script: echo}", `step "b": start`},
+		"a circle of two":        {"- {name: a, step: ./x}", "the steps call each other beyond a depth of 32"},
+		"a program that is none": {"- {name: a, exec: {command: [./x]}}", "not executable"},
+		"a job directory of files": {
+			"- {name: a, script: 'cd ..; rm -rf work; mkdir step-2'}\n- {name: b, script: 'echo ${{ output_file }}'}",
+			"create directory for outputs",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := *h

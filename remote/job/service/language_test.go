@@ -21,7 +21,7 @@ const givingJob = `
         cat ${{ vars.FILE }}; echo ${{ vars.PLAIN }}
 `
 
-func TestFollowTellsOfNestedStepsAndWhatTheyGave(t *testing.T) {
+func TestFollowTellsOfNestedStepsAndTheirOutputs(t *testing.T) {
 	h := newHarness(t)
 	req := yaml("1", givingJob)
 	req.Variables = []*pb.Variable{{Key: "FILE", Value: "content\n", File: true}, {Key: "PLAIN", Value: "plain"}}
@@ -45,7 +45,10 @@ func TestFollowTellsTheOutputsOfAJobWithoutItsSecrets(t *testing.T) {
 spec: {outputs: {open: {type: number}, secret: {type: string, sensitive: true}}}
 ---
 exec:
-  command: [sh, -c, 'printf "{\"name\":\"open\",\"value\":7}\n{\"name\":\"secret\",\"value\":\"geheim\"}\n" > ${{ output_file }}']
+  command:
+    - sh
+    - -c
+    - 'printf "{\"name\":\"open\",\"value\":7}\n{\"name\":\"secret\",\"value\":\"geheim\"}\n" > ${{ output_file }}'
 `)
 	h.run(req)
 	_, last := h.follow("1")

@@ -11,7 +11,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 )
 
-// manager implements the service that GitLab Runner's manager calls. The .proto says what its methods do.
+// manager implements the service that GitLab Runner's manager calls. The .proto documents its methods.
 type manager struct {
 	runnerproto.UnimplementedStepRunnerServer
 	store *job.Store
@@ -30,7 +30,9 @@ func (m *manager) Run(_ context.Context, req *runnerproto.RunRequest) (*runnerpr
 }
 
 // FollowLogs implements the manager's StepRunner service.
-func (m *manager) FollowLogs(req *runnerproto.FollowLogsRequest, stream grpc.ServerStreamingServer[runnerproto.FollowLogsResponse]) error {
+func (m *manager) FollowLogs(
+	req *runnerproto.FollowLogsRequest, stream grpc.ServerStreamingServer[runnerproto.FollowLogsResponse],
+) error {
 	if req.GetOffset() < 0 {
 		return status.Error(codes.InvalidArgument, "offset: an offset is not negative")
 	}

@@ -46,7 +46,7 @@ func (h *harness) runManaged(req *runnerproto.RunRequest) {
 	require.NoError(h.t, err)
 }
 
-// logs reads what FollowLogs sends from offset to its end, or until it has sent text.
+// logs reads the log from offset by FollowLogs, to its end or until text has come.
 func (h *harness) logs(client runnerproto.StepRunnerClient, id string, offset int64, text string) string {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
@@ -75,7 +75,7 @@ func readLogs(t testing.TB, stream grpc.ServerStreamingClient[runnerproto.Follow
 	}
 }
 
-// status returns what Status says of one job.
+// status returns the Status of one job.
 func (h *harness) status(id string) *runnerproto.Status {
 	h.t.Helper()
 	resp, err := h.manager.Status(h.t.Context(), &runnerproto.StatusRequest{Id: id})
@@ -90,7 +90,8 @@ func TestManagersServiceHasTheNamesAndNumbersTheManagerKnows(t *testing.T) {
 	service := runnerproto.File_runnerproto_runner_proto.Services().Get(0)
 	for i := range service.Methods().Len() {
 		m := service.Methods().Get(i)
-		methods = append(methods, fmt.Sprintf("%s(%s) %s %t", m.FullName(), m.Input().Name(), m.Output().Name(), m.IsStreamingServer()))
+		methods = append(methods,
+			fmt.Sprintf("%s(%s) %s %t", m.FullName(), m.Input().Name(), m.Output().Name(), m.IsStreamingServer()))
 	}
 	require.ElementsMatch(t, []string{
 		"proto.StepRunner.Run(RunRequest) RunResponse false",
@@ -127,7 +128,9 @@ func TestManagersServiceHasTheNamesAndNumbersTheManagerKnows(t *testing.T) {
 		"Status.start_time=5 Timestamp", "Status.end_time=6 Timestamp",
 		"CloseRequest.id=1 string", "CancelRequest.id=1 string",
 	}, fields)
-	for name, number := range map[string]protoreflect.EnumNumber{"unspecified": 0, "running": 1, "success": 2, "failure": 3, "cancelled": 4} {
+	for name, number := range map[string]protoreflect.EnumNumber{
+		"unspecified": 0, "running": 1, "success": 2, "failure": 3, "cancelled": 4,
+	} {
 		require.Equal(t, number, runnerproto.Status_State(0).Descriptor().Values().ByName(protoreflect.Name(name)).Number())
 	}
 
@@ -221,11 +224,17 @@ func TestManagerGetsTheExitCodeAtTheEndOfTheMessageAndAllLogsBeforeTheFinalState
 	}
 }
 
-func TestManagersLogBeginsWithOurBytesAndOursHasNoneOfThem(t *testing.T) {
+func TestOnlyTheManagersLogBeginsWithOurBytes(t *testing.T) {
 	h := newHarness(t)
 	const stamped = "2026-01-02T03:04:05.000006Z 00O looks masked already\n"
-	h.runManaged(managed("1", "- {name: first, script: 'printf \""+strings.ReplaceAll(stamped, "\n", `\n`)+"\"'}\n- {name: second, script: printf 'a\\r\\n\\0' >&2}\n"))
-	require.Equal(t, "Running step \"first\"\n"+stamped+"Running step \"second\"\na\r\n\x00", h.logs(h.manager, "1", 0, ""))
+	printf := strings.ReplaceAll(stamped, "\n", `\n`)
+	h.runManaged(managed("1",
+		"- {name: first, script: 'printf \""+printf+"\"'}\n- {name: second, script: printf 'a\\r\\n\\0' >&2}\n"))
+	require.Equal(
+		t,
+		"Running step \"first\"\n"+stamped+"Running step \"second\"\na\r\n\x00",
+		h.logs(h.manager, "1", 0, ""),
+	)
 	o := h.output("1")
 	require.Equal(t, stamped, o.stdout())
 	require.Equal(t, "a\r\n\x00", o.stderr())
@@ -233,7 +242,8 @@ func TestManagersLogBeginsWithOurBytesAndOursHasNoneOfThem(t *testing.T) {
 
 func TestFollowLogsContinuesFromAnyOffset(t *testing.T) {
 	h := newHarness(t)
-	h.runManaged(managed("1", "- {name: a, script: 'for i in $(seq 1 1000); do echo line $i; echo err $i >&2; done; head -c 200000 /dev/zero'}\n"))
+	h.runManaged(managed("1",
+		"- {name: a, script: 'for i in $(seq 1 1000); do echo line $i; echo err $i >&2; done; head -c 200000 /dev/zero'}\n"))
 	whole := h.logs(h.manager, "1", 0, "")
 	require.Greater(t, len(whole), 210_000)
 	seed := rand.Uint64()
@@ -255,7 +265,7 @@ func TestFollowLogsContinuesFromAnyOffset(t *testing.T) {
 	}
 }
 
-func TestFollowLogsSendsWhatIsWrittenWhenItIsAndIsWokenByItsContext(t *testing.T) {
+func TestFollowLogsSendsBytesAtOnceAndIsWokenByItsContext(t *testing.T) {
 	h := newHarness(t)
 	h.runManaged(managed("1", "- {name: a, script: printf prompt; sleep 4741}\n"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -348,7 +358,7 @@ func TestManagersVariables(t *testing.T) {
 	require.Contains(t, log, "Variable PIN is not masked")
 }
 
-func TestManagersRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
+func TestManagersRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 	h := newHarness(t)
 	const secret = "geheim"
 	change := func(f func(*runnerproto.RunRequest)) *runnerproto.RunRequest {
@@ -367,8 +377,14 @@ func TestManagersRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
 		{"id: use 1 to 256 characters", change(func(r *runnerproto.RunRequest) { r.Id = "../" + secret })},
 		{"id: use 1 to 256 characters", change(func(r *runnerproto.RunRequest) { r.Id = "" })},
 		{"work_dir: use a path", change(func(r *runnerproto.RunRequest) { r.WorkDir = secret + "\x00" })},
-		{"job.build_dir: use a path", change(func(r *runnerproto.RunRequest) { r.Job.BuildDir = strings.Repeat(secret, 1000) })},
-		{"env: the variable name", change(func(r *runnerproto.RunRequest) { r.Env = map[string]string{"A-B=" + secret: secret} })},
+		{
+			"job.build_dir: use a path",
+			change(func(r *runnerproto.RunRequest) { r.Job.BuildDir = strings.Repeat(secret, 1000) }),
+		},
+		{
+			"env: the variable name",
+			change(func(r *runnerproto.RunRequest) { r.Env = map[string]string{"A-B=" + secret: secret} }),
+		},
 		{"job.variables[1].key: use letters", key("../" + secret)},
 		{"job.variables[1].key: use letters", key("/etc/" + secret)},
 		{"job.variables[1].key: use letters", key("1" + secret)},

@@ -19,8 +19,8 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	spec := job.Spec{
 		ID:      req.GetId(),
 		WorkDir: cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir()),
-		Env:     req.GetEnv(),
 		Merged:  true,
+		Config:  engine.Config{Env: req.GetEnv()},
 	}
 	if err := checkID(spec.ID); err != nil {
 		return spec, err
@@ -36,8 +36,9 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 		return spec, err
 	}
 	for i, v := range req.GetJob().GetVariables() {
-		if !validKey(v.GetKey()) {
-			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all", i, maxKey)
+		if key := v.GetKey(); !lang.IsName(key) || len(key) > maxKey {
+			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all",
+				i, maxKey)
 		}
 		spec.Vars = setVariable(spec.Vars, engine.Variable{
 			Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked(),
@@ -50,8 +51,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	return spec, err
 }
 
-// setVariable appends v, or puts it in the place of one of the same key: a manager may send several, of
-// which the last one counts.
+// setVariable appends v, or replaces a variable of the same key: a manager may send several, and the last one counts.
 func setVariable(vars []engine.Variable, v engine.Variable) []engine.Variable {
 	i := slices.IndexFunc(vars, func(other engine.Variable) bool { return other.Key == v.Key })
 	if i < 0 {
@@ -59,16 +59,4 @@ func setVariable(vars []engine.Variable, v engine.Variable) []engine.Variable {
 	}
 	vars[i] = v
 	return vars
-}
-
-// validKey reports whether key is [A-Za-z_][A-Za-z0-9_]* and not too long.
-func validKey(key string) bool {
-	for i := range len(key) {
-		c := key[i]
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
-		if !letter && (i == 0 || c < '0' || c > '9') {
-			return false
-		}
-	}
-	return key != "" && len(key) <= maxKey
 }

@@ -29,7 +29,7 @@ const (
 
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
-	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Env: req.GetEnv()}
+	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Config: engine.Config{Env: req.GetEnv()}}
 	if err := checkID(spec.ID); err != nil {
 		return spec, err
 	}
@@ -61,8 +61,8 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	return spec, err
 }
 
-// traceOf is the trace that req asks for. Its source is the text of the job or, of steps that came as messages, those
-// encoded again.
+// traceOf returns the trace that req asks for. Its source is the text of the job or, for steps that came as messages,
+// the encoded messages.
 func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // there is one of them at most
 	if len(text) == 0 {
@@ -74,11 +74,12 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	}
 	sum := sha256.Sum256(text)
 	return &job.TraceSpec{
-		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}}, Text: text,
+		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}},
+		Text:   text,
 	}, nil
 }
 
-// digest returns what tells one request from another.
+// digest returns the digest of a request, by which the store recognises the same job.
 func digest(req proto.Message) ([sha256.Size]byte, error) {
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
@@ -94,7 +95,7 @@ func checkID(id string) error {
 	return nil
 }
 
-// checkPath checks path, which is in field.
+// checkPath checks the path of a field.
 func checkPath(field, path string) error {
 	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
 		return fmt.Errorf("%s: use a path of at most %d bytes, without NUL", field, maxPath)
@@ -120,14 +121,15 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 			seen[key] = true
 		}
 		if total += len(v.GetValue()); total > maxVariables {
-			return nil, fmt.Errorf("variables: the values have more than %d bytes in all; put some into files of the project", maxVariables)
+			return nil, fmt.Errorf("variables: the values have more than %d bytes in all; put some into files of the project",
+				maxVariables)
 		}
 		vars[i] = engine.Variable{Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked()}
 	}
 	return vars, nil
 }
 
-// definitionOf compiles what req wants run.
+// definitionOf compiles the steps or the script of req.
 func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
 	switch req.GetType() {
@@ -154,7 +156,7 @@ func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	}
 }
 
-// duration returns d, which must not be negative, as the field it is in.
+// duration returns d, of the field, which must not be negative.
 func duration(field string, d *durationpb.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil

@@ -28,8 +28,8 @@ var jobStatus = map[job.State]pb.Job_JobStatus{
 	job.Cancelled: pb.Job_cancelled,
 }
 
-// stepResult is r as a message, with the steps below it. Of the step it has the name only: the rest may
-// be secret, and the caller knows it.
+// stepResult returns r as a message, with the steps below it. Of the step itself it has the name only: the caller knows
+// the rest, which may be secret.
 func stepResult(r engine.StepResult) *pb.StepResult {
 	result := &pb.StepResult{
 		Step:         &pb.Step{Name: r.Name},
@@ -49,11 +49,12 @@ func stepResult(r engine.StepResult) *pb.StepResult {
 	return result
 }
 
-// fit returns m, without what the steps gave if it would be larger with that than a message can be.
+// fit returns m, without outputs and exports if m would be larger than a message can be.
 func fit(m *pb.FollowResponse) *pb.FollowResponse {
 	if proto.Size(m) > maxMessage {
 		strip(m.GetResult())
-		m.GetResult().Warnings = append(m.GetResult().GetWarnings(), "the outputs and exports are left out here: they are too large for one message")
+		m.GetResult().Warnings = append(m.GetResult().GetWarnings(),
+			"the outputs and exports are left out here: they are too large for one message")
 	}
 	return m
 }
@@ -65,7 +66,7 @@ func strip(r *pb.StepResult) {
 	}
 }
 
-// outputsOf is what a step gave, without what is secret.
+// outputsOf returns the outputs of a step, without secret values.
 func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 	if len(values) == 0 {
 		return nil
@@ -81,22 +82,18 @@ func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 	return outputs
 }
 
-// jobResult is the tree of a job that has ended.
+// jobResult returns the tree of results of a job that has ended.
 func jobResult(stat job.Stat, r engine.Result) *pb.StepResult {
-	tree := &pb.StepResult{
-		Step:         &pb.Step{},
-		Status:       stepStatus[r.Status],
-		ExitCode:     int32(r.ExitCode),
-		Message:      valid(r.Message),
-		StartTime:    timestamp(stat.Started),
-		FinishedTime: timestamp(stat.Finished),
-		Outputs:      outputsOf(r.Outputs),
-		Exports:      outputsOf(r.Exports),
-	}
-	for _, s := range r.Steps {
-		tree.ChildrenStepResults = append(tree.ChildrenStepResults, stepResult(s))
-	}
-	return tree
+	return stepResult(engine.StepResult{
+		Status:   r.Status,
+		ExitCode: r.ExitCode,
+		Message:  r.Message,
+		Started:  stat.Started,
+		Finished: stat.Finished,
+		Outputs:  r.Outputs,
+		Exports:  r.Exports,
+		Steps:    r.Steps,
+	})
 }
 
 func jobOf(s job.Stat) *pb.Job {
@@ -114,7 +111,7 @@ func jobOf(s job.Stat) *pb.Job {
 	}
 }
 
-// valid is text as a message can hold it: a field that is not UTF-8 would make all of the message useless.
+// valid returns text as valid UTF-8: a message with another field cannot be encoded at all.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
 func validAll(texts []string) []string {
@@ -125,7 +122,7 @@ func validAll(texts []string) []string {
 	return all
 }
 
-// timestamp is t, or nil if that has not happened.
+// timestamp returns t as a message, or nil for the zero time.
 func timestamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil

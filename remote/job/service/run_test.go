@@ -65,7 +65,7 @@ func TestRunTakesAJobInEachForm(t *testing.T) {
 	}
 }
 
-func TestRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
+func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 	h := newHarness(t)
 	const secret = "geheim"
 	change := func(f func(*pb.RunRequest)) *pb.RunRequest {
@@ -79,27 +79,63 @@ func TestRunNamesWhatIsWrongAndRepeatsNoSecret(t *testing.T) {
 		"id: use 1":                   change(func(r *pb.RunRequest) { r.Id = "" }),
 		"work_dir: use a path":        change(func(r *pb.RunRequest) { r.WorkDir = secret + "\x00" }),
 		"work_dir: use":               change(func(r *pb.RunRequest) { r.WorkDir = strings.Repeat("x", 5000) }),
-		`env: the variable name "a b" is not valid`:                                  change(func(r *pb.RunRequest) { r.Env = map[string]string{"a b": secret} }),
-		`env["A"]: the value holds a NUL byte`:                                       change(func(r *pb.RunRequest) { r.Env = map[string]string{"A": secret + "\x00"} }),
-		"timeout: use a duration":                                                    change(func(r *pb.RunRequest) { r.Timeout = durationpb.New(-1) }),
-		"timeout: use":                                                               change(func(r *pb.RunRequest) { r.Timeout = &durationpb.Duration{Seconds: 1 << 62} }),
-		"grace: use a duration":                                                      change(func(r *pb.RunRequest) { r.Grace = durationpb.New(-1) }),
-		"grace: it can be 1h0m0s at most":                                            change(func(r *pb.RunRequest) { r.Grace = durationpb.New(2 * time.Hour) }),
-		"type: say what the job is":                                                  change(func(r *pb.RunRequest) { r.Type = pb.RunRequest_unknown }),
-		"type: 77 is not known":                                                      change(func(r *pb.RunRequest) { r.Type = 77 }),
-		"type: a job of type script has ci_script":                                   change(func(r *pb.RunRequest) { r.StepsYaml = secret }),
-		"type: a job of type step has steps or steps_yaml":                           change(func(r *pb.RunRequest) { r.Type = pb.RunRequest_step }),
-		"ci_script: the script is empty":                                             change(func(r *pb.RunRequest) { r.CiScript = "" }),
-		"ci_script: the script holds a NUL byte":                                     script("1", secret+"\x00"),
-		"steps: there are no steps":                                                  yaml("1", ""),
-		"steps_yaml:2:1: not valid YAML":                                             yaml("1", "- name: [\n"),
-		"steps_yaml:1:4: unknown key \"scrpt\"":                                      yaml("1", "- {scrpt: "+secret+"}\n"),
-		"steps_yaml:1:11: script must be a text":                                     yaml("1", "- script: {a: "+secret+"}\n"),
-		"steps_yaml:1:11: step \"step_1\": script: the expression ${{ is not closed": yaml("1", "- script: ${{ \""+secret+"\n"),
-		"steps[0].step: the reference is invalid":                                    {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Step: secret}}},
-		"steps[0].inputs: script takes no inputs":                                    {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: "x", Inputs: map[string]*structpb.Value{secret: structpb.NewNullValue()}}}},
-		"steps_yaml: the request has steps too":                                      {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: secret}}, StepsYaml: secret},
-		"steps[1].env: the variable name \"a-b\" is not valid":                       {Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: "x"}, {Script: "x", Env: map[string]string{"a-b": secret}}}},
+		`env: the variable name "a b" is not valid`: change(func(r *pb.RunRequest) {
+			r.Env = map[string]string{"a b": secret}
+		}),
+		`env["A"]: the value holds a NUL byte`: change(func(r *pb.RunRequest) {
+			r.Env = map[string]string{"A": secret + "\x00"}
+		}),
+		"timeout: use a duration": change(func(r *pb.RunRequest) {
+			r.Timeout = durationpb.New(-1)
+		}),
+		"timeout: use": change(func(r *pb.RunRequest) {
+			r.Timeout = &durationpb.Duration{Seconds: 1 << 62}
+		}),
+		"grace: use a duration": change(func(r *pb.RunRequest) {
+			r.Grace = durationpb.New(-1)
+		}),
+		"grace: it can be 1h0m0s at most": change(func(r *pb.RunRequest) {
+			r.Grace = durationpb.New(2 * time.Hour)
+		}),
+		"type: say what the job is": change(func(r *pb.RunRequest) {
+			r.Type = pb.RunRequest_unknown
+		}),
+		"type: 77 is not known": change(func(r *pb.RunRequest) {
+			r.Type = 77
+		}),
+		"type: a job of type script has ci_script": change(func(r *pb.RunRequest) {
+			r.StepsYaml = secret
+		}),
+		"type: a job of type step has steps or steps_yaml": change(func(r *pb.RunRequest) {
+			r.Type = pb.RunRequest_step
+		}),
+		"ci_script: the script is empty": change(func(r *pb.RunRequest) {
+			r.CiScript = ""
+		}),
+		"ci_script: the script holds a NUL byte": script("1", secret+"\x00"),
+		"steps: there are no steps":              yaml("1", ""),
+		"steps_yaml:2:1: not valid YAML":         yaml("1", "- name: [\n"),
+		"steps_yaml:1:4: unknown key \"scrpt\"":  yaml("1", "- {scrpt: "+secret+"}\n"),
+		"steps_yaml:1:11: script must be a text": yaml(
+			"1", "- script: {a: "+secret+"}\n",
+		),
+		"steps_yaml:1:11: step \"step_1\": script: the expression ${{ is not closed": yaml(
+			"1", "- script: ${{ \""+secret+"\n",
+		),
+		"steps[0].step: the reference is invalid": {
+			Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Step: secret}},
+		},
+		"steps[0].inputs: script takes no inputs": {
+			Id: "1", Type: pb.RunRequest_step,
+			Steps: []*pb.Step{{Script: "x", Inputs: map[string]*structpb.Value{secret: structpb.NewNullValue()}}},
+		},
+		"steps_yaml: the request has steps too": {
+			Id: "1", Type: pb.RunRequest_step, Steps: []*pb.Step{{Script: secret}}, StepsYaml: secret,
+		},
+		"steps[1].env: the variable name \"a-b\" is not valid": {
+			Id: "1", Type: pb.RunRequest_step,
+			Steps: []*pb.Step{{Script: "x"}, {Script: "x", Env: map[string]string{"a-b": secret}}},
+		},
 	} {
 		message := h.refused(req, codes.InvalidArgument)
 		require.True(t, strings.HasPrefix(message, want), "%q does not begin with %q", message, want)

@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job/joblog"
 )
 
-// runner implements the StepRunner service. The .proto says what its methods do.
+// runner implements the StepRunner service. The .proto documents its methods.
 type runner struct {
 	pb.UnimplementedStepRunnerServer
 	store *job.Store
@@ -96,7 +96,7 @@ func statusOf(id string, err error) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		code = codes.DeadlineExceeded
 	}
-	if !validID(id) { // it may be anything
+	if !validID(id) { // do not repeat it
 		return status.Error(code, err.Error())
 	}
 	return status.Error(code, fmt.Sprintf("job %q: %v", id, err))

@@ -15,25 +15,25 @@ import (
 )
 
 const (
-	// maxMessage bounds one message, either way: a script of a job above all.
+	// maxMessage bounds one message in either direction; a job's script is the largest.
 	maxMessage = 64 << 20
-	// maxStreams bounds the calls on one connection. A job that is followed has two.
+	// maxStreams bounds the calls on one connection. A followed job has two.
 	maxStreams = 4096
 	// pingInterval is how often clients may ping.
 	pingInterval = 5 * time.Second
 )
 
-// NewServer returns a server of the jobs in store. It accepts no connections yet, and whoever is let in
-// is trusted: the listener checks who connects, and one of the options may look at each call. It is stopped before
-// the store is closed; jobs do not end with it.
+// NewServer returns a server of the jobs in store. It accepts no connections yet. It trusts every connection and call
+// that the listener and the options let through. The caller ends it, with [Stop], before it closes the store; jobs do
+// not end with the server.
 func NewServer(store *job.Store, options ...grpc.ServerOption) *grpc.Server {
 	server := grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxSendMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.MaxHeaderListSize(64 << 10),
-		// Output goes out at the pace of the slowest part on the way; these let it run ahead a little, and
-		// a script come in without a round trip for each 64 KiB.
+		// Windows of this size let output run ahead of slow readers a little, and let a script arrive without a round
+		// trip for each 64 KiB.
 		grpc.InitialWindowSize(1 << 20),
 		grpc.InitialConnWindowSize(4 << 20),
 		grpc.WriteBufferSize(128 << 10),
@@ -47,12 +47,13 @@ func NewServer(store *job.Store, options ...grpc.ServerOption) *grpc.Server {
 	return server
 }
 
-// errPanic is all a caller is told of a panic: the value may hold anything.
+// errPanic is the error of a call that panicked. It does not repeat the panic's value, which may be secret.
 var errPanic = status.Error(codes.Internal, "internal error of the step runner")
 
-// recoverUnary makes a panic the failure of the call it is in. Without it, one bad call would end every
-// job of the build.
-func recoverUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+// recoverUnary turns a panic into the failure of its call. Without it, one bad call would end every job of the build.
+func recoverUnary(
+	ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
+) (resp any, err error) {
 	defer func() {
 		if recover() != nil {
 			resp, err = nil, errPanic

@@ -64,8 +64,8 @@ func (c *trackedConn) Close() error {
 }
 
 // Stop stops a server. It refuses new calls, and calls stopJobs while the calls under way go on. When stopJobs has
-// returned it gives callers a second to take the final states, and closes every connection. ln is the server's listener,
-// nil if it does not serve yet. Stop returns the error of stopJobs.
+// returned it gives callers a second to take the final states, and closes every connection. ln is the server's
+// listener, nil if it does not serve yet. Stop returns the error of stopJobs.
 func Stop(server *grpc.Server, ln *Listener, stopJobs func() error) error {
 	drained := make(chan struct{})
 	go func() { // waited for below

@@ -32,7 +32,9 @@ func (r *runner) Trace(req *pb.TraceRequest, stream grpc.ServerStreamingServer[p
 	return nil
 }
 
-func sendTrace(ctx context.Context, f *job.Follower, offset int64, stream grpc.ServerStreamingServer[pb.TraceResponse]) error {
+func sendTrace(
+	ctx context.Context, f *job.Follower, offset int64, stream grpc.ServerStreamingServer[pb.TraceResponse],
+) error {
 	if _, _, err := f.Wait(ctx); err != nil {
 		return err
 	}
@@ -44,24 +46,14 @@ func sendTrace(ctx context.Context, f *job.Follower, offset int64, stream grpc.S
 		return status.Error(codes.DataLoss, err.Error())
 	}
 	defer file.Close()
-	if _, err := file.Seek(offset, io.SeekStart); err != nil {
-		return err
-	}
-	piece := pieces.Get().(*[maxPiece]byte)
-	defer pieces.Put(piece)
-	for {
-		n, err := file.Read(piece[:])
-		if n > 0 {
-			// Send has encoded the message when it returns: the piece is free again.
-			if err := stream.Send(&pb.TraceResponse{Data: piece[:n]}); err != nil {
-				return err
-			}
+	read := func(p []byte, at int64) (int, error) {
+		n, err := file.ReadAt(p, at)
+		if err != nil && !errors.Is(err, io.EOF) {
+			err = status.Error(codes.DataLoss, err.Error())
 		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return status.Error(codes.DataLoss, err.Error())
-		}
+		return n, err
 	}
+	return sendPieces(read, offset, func(piece []byte, _ int64) error {
+		return stream.Send(&pb.TraceResponse{Data: piece})
+	})
 }

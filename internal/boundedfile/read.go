@@ -1,4 +1,5 @@
-package login
+// Package boundedfile reads files that an operator named: regular files of a bounded size.
+package boundedfile
 
 import (
 	"errors"
@@ -7,10 +8,12 @@ import (
 	"os"
 )
 
-var errTooLarge = errors.New("is too large")
+// ErrTooLarge is wrapped by the error for a file that is larger than its limit.
+var ErrTooLarge = errors.New("is too large")
 
-// readBounded reads a regular file of at most limit bytes.
-func readBounded(name string, limit int64) ([]byte, error) {
+// Read reads a regular file of at most limit bytes, or os.DevNull. It refuses directories, and pipes and devices, which
+// could block. Its errors have the name.
+func Read(name string, limit int64) ([]byte, error) {
 	info, err := os.Stat(name)
 	switch {
 	case err != nil:
@@ -31,7 +34,7 @@ func readBounded(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s %w: more than %d bytes", name, errTooLarge, limit)
+		return nil, fmt.Errorf("%s %w: it is larger than %d bytes", name, ErrTooLarge, limit)
 	}
 	return data, nil
 }
