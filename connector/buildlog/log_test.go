@@ -40,7 +40,7 @@ func (s *stuck) String() string {
 	return s.buf.String()
 }
 
-// remarksIn returns what puts lines of the step runner into l.
+// remarksIn returns a stream of the step runner into l.
 func remarksIn(l *Log) *Remarks { return l.Remarks(make(chan struct{})) }
 
 func TestLogKeepsTheOrderAndLosesNothing(t *testing.T) {
