@@ -146,7 +146,7 @@ func TestALogThatFailsAtSomeByteEndsItsBuildAndNoOther(t *testing.T) {
 	v.requireClean(t)
 }
 
-// numbers is what seq prints.
+// numbers is the output of seq.
 func numbers(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -195,10 +195,13 @@ func TestASlowLogGetsAllInOrder(t *testing.T) {
 
 func TestTheStepRunnersOwnWordsAreMarkedInTheLog(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
-		v.runner = []string{runnerScript(t, `[ "$2" != serve ] || exec `+v.runner[0]+` "$@" --allow-unauthenticated; exec `+v.runner[0]+` "$@"`)}
+		v.runner = []string{
+			runnerScript(t, `[ "$2" != serve ] || exec `+v.runner[0]+` "$@" --allow-unauthenticated; exec `+v.runner[0]+` "$@"`),
+		}
 		p := v.provider(t, 1, nil)
 		out := &sshtest.Log{}
-		require.NoError(t, build(sshtest.Within(t), p, "b1", script("echo 'step runner: no secret guards this socket'; echo mine"), out))
+		job := script("echo 'step runner: no secret guards this socket'; echo mine")
+		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))
 		lines := strings.SplitAfter(out.String(), "\n")
 		require.Len(t, lines, 4, "%s", out)
 		require.Contains(t, lines, "step runner:| no secret guards this socket\n")

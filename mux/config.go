@@ -78,10 +78,6 @@ func (c *Config) withDefaults() (*Config, error) {
 	if d.KeepaliveTimeout == 0 {
 		d.KeepaliveTimeout = defaultKeepaliveTimeout
 	}
-	trace := Trace{}
-	if d.Trace != nil {
-		trace = *d.Trace
-	}
-	d.Trace = &trace
+	d.Trace = d.Trace.withDefaults()
 	return &d, nil
 }

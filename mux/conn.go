@@ -137,7 +137,7 @@ func (c *Conn) end(err error) {
 	if first {
 		// Not ssh.Close, which may block behind a write that a dead peer never takes.
 		_ = c.nc.Close()
-		c.trace.close(err)
+		c.trace.Close(err)
 	}
 }
 

@@ -24,7 +24,7 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 	}
 	start := time.Now()
 	nc, err := cfg.dialNet(ctx, addr)
-	cfg.Trace.dialPhase("connect", time.Since(start), err)
+	cfg.Trace.DialPhase("connect", time.Since(start), err)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, dialCause(ctx, addr, cfg, "connect")

@@ -40,7 +40,7 @@ func prepare(ctx context.Context, addr string, cfg *Config) (*handshake, error) 
 			err = &DialError{Stage: "prepare", Addr: addr, User: cfg.User, Err: err}
 		}
 	}
-	cfg.Trace.dialPhase("prepare", time.Since(start), err)
+	cfg.Trace.DialPhase("prepare", time.Since(start), err)
 	return &handshake{addr: addr, cfg: cfg, login: l}, err
 }
 
@@ -78,7 +78,7 @@ func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 
 // hostKeyVerified traces the host key. The login follows if it was accepted.
 func (h *handshake) hostKeyVerified(key ssh.PublicKey, policy string, err error) {
-	h.cfg.Trace.hostKey(key, policy, err)
+	h.cfg.Trace.HostKey(key, policy, err)
 	if err == nil {
 		h.endPhase(nil)
 		h.phase, h.since = "login", time.Now()
@@ -86,5 +86,5 @@ func (h *handshake) hostKeyVerified(key ssh.PublicKey, policy string, err error)
 }
 
 func (h *handshake) endPhase(err error) {
-	h.cfg.Trace.dialPhase(h.phase, time.Since(h.since), err)
+	h.cfg.Trace.DialPhase(h.phase, time.Since(h.since), err)
 }

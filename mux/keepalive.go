@@ -26,7 +26,7 @@ func (c *Conn) probePeer(context.Context) (rtt, keep time.Duration, err error) {
 	}
 	rtt = time.Since(asked)
 	c.rtt.Store(int64(rtt))
-	c.trace.keepalive(rtt)
+	c.trace.Keepalive(rtt)
 	return rtt, 0, nil
 }
 

@@ -124,8 +124,8 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (*relay.Relay, error
 		Lost:   c.alive,
 		Begin:  c.count,
 		End:    c.uncount,
-		Opened: func(took time.Duration, err error) { c.trace.channelOpen(RelayChannel, took, err) },
-		Closed: func() { c.trace.channelClose(RelayChannel) },
+		Opened: func(took time.Duration, err error) { c.trace.ChannelOpen(RelayChannel, took, err) },
+		Closed: func() { c.trace.ChannelClose(RelayChannel) },
 	})
 	if err != nil {
 		return nil, err

@@ -111,7 +111,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 			closeSessions(opened)
 			return nil, err
 		}
-		c.trace.refused()
+		c.trace.Refused()
 		c.giveUpSpares() // if the server allows fewer than SessionLimit, no waiter has asked for it
 		others := c.sessions.refuse() - len(opened)
 		closeSessions(opened)
@@ -143,7 +143,7 @@ func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*sessio
 		return opened, nil
 	}
 	if isRefusal(err) {
-		c.trace.refused()
+		c.trace.Refused()
 		c.sessions.refuse()
 		err = ErrSaturated
 	}

@@ -59,7 +59,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
 		defer func() { c.finish(ch) }()
 		kind, start := channelKind(spec.kind), time.Now()
 		raw, reqs, err := c.openRaw(spec.kind, spec.extra)
-		c.trace.channelOpen(kind, time.Since(start), err)
+		c.trace.ChannelOpen(kind, time.Since(start), err)
 		if err != nil {
 			spec.closed(false)
 			failed <- err
@@ -89,7 +89,7 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
 		// Also after an exit status: the output that may follow it would be missing.
 		ch.lost = c.alive(spec.op) != nil
 		spec.closed(true)
-		c.trace.channelClose(kind)
+		c.trace.ChannelClose(kind)
 		close(ch.gone)
 	}()
 	select {

@@ -40,46 +40,34 @@ type Trace struct {
 	Close func(cause error)
 }
 
-func (t *Trace) dialPhase(phase string, took time.Duration, err error) {
-	if t.DialPhase != nil {
-		t.DialPhase(phase, took, err)
+// withDefaults returns a copy of t, which may be nil, with all hooks set.
+func (t *Trace) withDefaults() *Trace {
+	d := Trace{}
+	if t != nil {
+		d = *t
 	}
-}
-
-func (t *Trace) hostKey(key ssh.PublicKey, by string, err error) {
-	if t.HostKey != nil {
-		t.HostKey(key, by, err)
+	if d.DialPhase == nil {
+		d.DialPhase = func(string, time.Duration, error) {}
 	}
-}
-
-func (t *Trace) channelOpen(kind ChannelKind, took time.Duration, err error) {
-	if t.ChannelOpen != nil {
-		t.ChannelOpen(kind, took, err)
+	if d.HostKey == nil {
+		d.HostKey = func(ssh.PublicKey, string, error) {}
 	}
-}
-
-func (t *Trace) channelClose(kind ChannelKind) {
-	if t.ChannelClose != nil {
-		t.ChannelClose(kind)
+	if d.ChannelOpen == nil {
+		d.ChannelOpen = func(ChannelKind, time.Duration, error) {}
 	}
-}
-
-func (t *Trace) refused() {
-	if t.Refused != nil {
-		t.Refused()
+	if d.ChannelClose == nil {
+		d.ChannelClose = func(ChannelKind) {}
 	}
-}
-
-func (t *Trace) keepalive(rtt time.Duration) {
-	if t.Keepalive != nil {
-		t.Keepalive(rtt)
+	if d.Refused == nil {
+		d.Refused = func() {}
 	}
-}
-
-func (t *Trace) close(cause error) {
-	if t.Close != nil {
-		t.Close(cause)
+	if d.Keepalive == nil {
+		d.Keepalive = func(time.Duration) {}
 	}
+	if d.Close == nil {
+		d.Close = func(error) {}
+	}
+	return &d
 }
 
 // channelKind returns the kind of a channel type of SSH.

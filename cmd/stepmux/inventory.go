@@ -41,7 +41,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 	f.inventoryErr = file.Err
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = group.Follow(ctx, file) }) // ends only with ctx: a File reports its mistakes itself
+	wg.Go(func() { _ = group.Follow(ctx, file.Watch) }) // ends only with ctx: a File reports its mistakes itself
 	wg.Go(func() {
 		for {
 			select {
@@ -91,7 +91,7 @@ func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*invento
 type reach struct{ *sshtarget.Resolver }
 
 // Resolve implements inventory.Resolver.
-func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
+func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.Instance, error) {
 	t, err := r.Target(ctx, sshtarget.Machine(m))
 	if err != nil {
 		return "", mux.Config{}, nil, err

@@ -30,7 +30,7 @@ func (f *operateFlags) hooks(cfg *instance.Config) *metrics.Metrics {
 		return nil
 	}
 	m := metrics.New()
-	cfg.PoolTrace, cfg.ConnTrace = m.PoolTrace(), m.ConnTrace()
+	cfg.ConnTrace, cfg.DialDone, cfg.Retired = m.ConnTrace(), m.Dialed, m.Retired
 	return m
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 )
 
 // maxLine is the longest log line, in bytes. A longer line is shown in parts.
@@ -60,7 +61,7 @@ func (r *reporter) started(build, _ string) {
 }
 
 // ended shows the end of a build and, as JSON, its result.
-func (r *reporter) ended(report instance.Report) {
+func (r *reporter) ended(report batch.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.running, report.Build)
@@ -188,7 +189,7 @@ type jsonRoute struct {
 	BridgeReason string          `json:"bridge_reason"`
 }
 
-func jsonBuildOf(r instance.Report) jsonBuild {
+func jsonBuildOf(r batch.Report) jsonBuild {
 	b := jsonBuild{
 		Build:       r.Build,
 		Instance:    r.Instance,
@@ -226,7 +227,7 @@ type jsonProgram struct {
 }
 
 // summary shows the totals of the run.
-func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
+func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clearLocked()
@@ -271,7 +272,7 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 
 // routesOn returns a line for each route on an instance, with the number of builds and the reason, in the order of
 // their first use.
-func routesOn(id string, reports []instance.Report) []string {
+func routesOn(id string, reports []batch.Report) []string {
 	type way struct {
 		verb   string
 		route  connector.Route
@@ -302,7 +303,7 @@ func routesOn(id string, reports []instance.Report) []string {
 }
 
 // firstOutputs returns the sorted times to first output of the builds.
-func firstOutputs(reports []instance.Report) []time.Duration {
+func firstOutputs(reports []batch.Report) []time.Duration {
 	var all []time.Duration
 	for _, r := range reports {
 		if r.FirstOutput > 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
@@ -148,19 +149,20 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	defer stopOperating()
 
-	batch := instance.Batch{
+	all := batch.Batch{
+		Logger:  logger,
 		Timeout: f.timeout,
 		Builds:  f.batchBuilds(jobs, vars, traces, report),
 		OnStart: report.started,
-		OnEnd: func(r instance.Report) {
+		OnEnd: func(r batch.Report) {
 			if counts != nil {
 				counts.Ended(r)
 			}
 			report.ended(r)
 		},
 	}
-	report.begin(len(batch.Builds))
-	reports := provider.RunBatch(ctx, abort, batch)
+	report.begin(len(all.Builds))
+	reports := batch.Run(ctx, abort, provider, all)
 	report.summary(reports, provider.Stat())
 	return outcome(ctx, reports)
 }
@@ -169,17 +171,17 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 // VMs.
 func (f *runFlags) batchBuilds(
 	jobs []connector.Job, vars []connector.Variable, traces string, report *reporter,
-) []instance.BatchBuild {
+) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
-	var builds []instance.BatchBuild
+	var builds []batch.Build
 	for range f.builds {
 		for _, job := range jobs {
 			id := fmt.Sprintf("%s-%d", hex.EncodeToString(prefix[:]), len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
 			job.Timeout, job.Vars = f.timeout, vars
 			job := f.provenance.of(withTrace(job, traces, id, report.say), traces, id, report.say)
-			builds = append(builds, instance.BatchBuild{ID: id, Job: job, Log: report.log(id)})
+			builds = append(builds, batch.Build{ID: id, Job: job, Log: report.log(id)})
 		}
 	}
 	return builds
@@ -229,7 +231,7 @@ func readFile(name string) ([]byte, error) {
 }
 
 // outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.
-func outcome(ctx context.Context, reports []instance.Report) error {
+func outcome(ctx context.Context, reports []batch.Report) error {
 	if code := signalCode(ctx); code != 0 {
 		return &exitError{code: code}
 	}

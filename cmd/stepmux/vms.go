@@ -187,11 +187,11 @@ func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
 }
 
 // jumpHost returns a target as a jump host.
-func jumpHost(t *sshtarget.Target) *instance.JumpHost {
+func jumpHost(t *sshtarget.Target) *instance.Instance {
 	if t == nil {
 		return nil
 	}
-	return &instance.JumpHost{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
+	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
 }
 
 // embedded starts a VM in this process. It has no isolation, and runs this program.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -168,4 +169,45 @@ func TestDirectlyWritesSmallOnesInTheirTurn(t *testing.T) {
 	_, err := w.Write([]byte("small"))
 	require.ErrorIs(t, err, broken)
 	require.ErrorIs(t, <-done, broken)
+}
+
+func TestReserveWaitsInOrderUntilThereIsRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := newGatedWriter()
+		w := coalesce.New(to, 100, nil)
+		done := run(w)
+		reserve := func(n int, stop <-chan struct{}) <-chan bool {
+			got := make(chan bool, 1)
+			go func() { got <- w.Reserve(n, stop) }()
+			synctest.Wait()
+			return got
+		}
+		require.True(t, w.Reserve(25, nil))
+		require.True(t, w.Reserve(20, nil), "half of the Writer")
+		stop := make(chan struct{})
+		stopped, first, second := reserve(25, stop), reserve(25, nil), reserve(5, nil)
+		require.Empty(t, second, "there is room, but others came first")
+		close(stop)
+		require.False(t, <-stopped)
+		synctest.Wait()
+		require.Empty(t, first)
+
+		_, err := w.Write(make([]byte, 25)) // the frozen link takes it
+		require.NoError(t, err)
+		w.Release(25)
+		require.True(t, <-first)
+		require.True(t, <-second)
+		_, err = w.Write(make([]byte, 50))
+		require.NoError(t, err, "reserved bytes never wait")
+		w.Release(50)
+
+		third := reserve(25, nil)
+		require.Empty(t, third, "they wait for the link")
+		to.tokens <- nil
+		require.True(t, <-third)
+		require.NoError(t, w.Close())
+		require.True(t, w.Reserve(1000, nil), "Write tells that it is closed")
+		to.tokens <- nil
+		require.NoError(t, <-done)
+	})
 }

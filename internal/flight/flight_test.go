@@ -152,11 +152,11 @@ func TestClaimedWorkIsReportedToThoseThatWait(t *testing.T) {
 		ended, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("enough"))
 		require.ErrorContains(t, f.Wait(ended), "enough")
-		go func() {
+		go func(report func(int, time.Duration)) {
 			time.Sleep(time.Second) //nolint:forbidigo // fake time
 			report(7, -1)
 			report(8, -1)
-		}()
+		}(report)
 		require.NoError(t, f.Wait(t.Context()))
 		got, ok := f.Kept()
 		require.True(t, ok)
@@ -169,4 +169,44 @@ func TestClaimedWorkIsReportedToThoseThatWait(t *testing.T) {
 		require.False(t, ok)
 		require.NotNil(t, f.Claim(), "nothing was learned")
 	})
+}
+
+func TestStartDoesNotWaitAndOthersJoin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := Flight[int]{GoOn: true}
+		runs := 0
+		work := func(context.Context) (int, time.Duration, error) {
+			runs++
+			time.Sleep(time.Second) //nolint:forbidigo // fake time
+			return runs, 0, nil
+		}
+		for range 3 {
+			f.Start(t.Context(), work)
+		}
+		got, err := f.Do(t.Context(), work)
+		require.NoError(t, err)
+		require.Equal(t, 1, got)
+		f.Close()
+		f.Start(t.Context(), work)
+		synctest.Wait()
+		require.Equal(t, 1, runs, "nothing starts after Close")
+	})
+}
+
+func TestResultThatNoLongerHoldsIsFoundAnew(t *testing.T) {
+	holds, runs := true, 0
+	f := Flight[int]{Holds: func(int) bool { return holds }}
+	defer f.Close()
+	work := func(context.Context) (int, time.Duration, error) { runs++; return runs, -1, nil }
+	ask := func() int {
+		got, err := f.Do(t.Context(), work)
+		require.NoError(t, err)
+		return got
+	}
+	require.Equal(t, 1, ask())
+	require.Equal(t, 1, ask())
+	holds = false
+	_, ok := f.Kept()
+	require.False(t, ok)
+	require.Equal(t, 2, ask())
 }

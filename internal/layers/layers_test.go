@@ -38,9 +38,10 @@ var allowed = map[string][]string{
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
+	"instance/batch":     {"instance", "connector"},
+	"instance/control":   {"instance", "mux", "pool", "internal/boundedhttp", "internal/termtext"},
 	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
+	"instance/metrics":   {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
 		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",

@@ -1,60 +1,71 @@
-package instance
+// Package batch runs many builds at once on the instances of a provider, and reports how each went.
+//
+// [Run] runs a [Batch] and returns a [Report] for each build. It owns the builds' executors, and has cleaned them up
+// when it returns. See package instance for one build.
+package batch
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
 )
 
-// BatchBuild is one build of a batch.
-type BatchBuild struct {
+// Build is one build of a batch.
+type Build struct {
 	ID  string
 	Job connector.Job
 	// Log receives the build's log and is closed at the build's end. Required.
 	Log io.WriteCloser
 }
 
-// Batch is many builds at once, as many as the Group has slots for.
+// Batch is many builds. As many run at once as the group has slots.
 type Batch struct {
-	Builds []BatchBuild
+	Builds []Build
 	// Timeout bounds each build, counted from the moment it has its slot. (Making the instance's
-	// connection has a bound of its own.) If zero, none.
+	// connection has a bound of its own.) If zero, unbounded.
 	Timeout time.Duration
-	// OnStart is told that a build begins on an instance, OnEnd how it ended, also if it never began. Both are called from the builds'
-	// goroutines, at the same time. May be nil.
+	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both
+	// are called from the builds' goroutines, at the same time. They may be nil.
 	OnStart func(build, instance string)
 	OnEnd   func(Report)
+	// Logger receives messages for an operator. If nil, nothing is logged.
+	Logger *slog.Logger
 }
 
 // Report says how one build went.
 type Report struct {
 	Build    string
 	Instance string // empty if it never had a slot
-	Err      *BuildError
+	Err      *instance.BuildError
 	Route    connector.Choice
 	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
-	// byte of the build's log, Duration from the slot to the end of the clean-up. Zero where it did not
-	// come to that.
+	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
+	// build did not get there.
 	Connect, FirstOutput, Duration time.Duration
-	// Cleanup says that something of the build may be left on the VM.
+	// Cleanup is not nil if something of the build may be left on the VM.
 	Cleanup error
 }
 
-// RunBatch runs all builds of b and returns when the last has ended and is cleaned up. When ctx ends
-// the builds are cancelled with their grace and those that wait never start; when abort ends too they
-// are cut short.
-func (p *Provider) RunBatch(ctx, abort context.Context, b Batch) []Report {
+// Run runs all builds of b on p's instances and returns when the last has ended and is cleaned up. When ctx ends the
+// running builds are cancelled with their grace, and waiting builds never start; when abort ends too, the builds are
+// cut short.
+func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
+	if b.Logger == nil {
+		b.Logger = slog.New(slog.DiscardHandler)
+	}
 	reports := make([]Report, len(b.Builds))
 	var wg sync.WaitGroup
 	for i, build := range b.Builds {
 		wg.Go(func() {
-			reports[i] = p.runOne(ctx, abort, b, build)
+			reports[i] = runOne(ctx, abort, p, b, build)
 			if b.OnEnd != nil {
 				b.OnEnd(reports[i])
 			}
@@ -64,9 +75,9 @@ func (p *Provider) RunBatch(ctx, abort context.Context, b Batch) []Report {
 	return reports
 }
 
-func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild) Report {
+func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Build) Report {
 	log := &firstWrite{w: build.Log}
-	e := p.Executor(Build{ID: build.ID, Log: log})
+	e := p.Executor(instance.Build{ID: build.ID, Log: log})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
 	err := e.Prepare(ctx)
@@ -75,17 +86,12 @@ func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild)
 		if b.OnStart != nil {
 			b.OnStart(build.ID, report.Instance)
 		}
-		err = p.connectAndExecute(ctx, b, build, e, &report)
+		err = connectAndExecute(ctx, b, build, e, &report)
 	}
-	if cleanup := e.Cleanup(abort); cleanup != nil {
-		report.Cleanup = cleanup
-		// Not the build's failure: it had ended. An error met earlier is the more telling one.
-	}
-	_ = build.Log.Close() // what it did not take, the writes said
-	if failed := (*BuildError)(nil); errors.As(err, &failed) {
-		report.Err = failed
-	} else if err != nil {
-		report.Err = &BuildError{Reason: RunnerSystemFailure, Err: err}
+	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
+	_ = build.Log.Close()             // a Write has reported its failure already
+	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
+		report.Err = failed // as every error of an Executor
 	}
 	report.Route = e.Choice()
 	if started := e.Started(); !started.IsZero() {
@@ -94,13 +100,14 @@ func (p *Provider) runOne(ctx, abort context.Context, b Batch, build BatchBuild)
 			report.FirstOutput = time.Unix(0, first).Sub(started)
 		}
 	}
-	p.logEnd(report)
+	b.logEnd(report)
 	return report
 }
 
-// logEnd says how a build went.
-func (p *Provider) logEnd(r Report) {
-	result, log := "success", p.cfg.Logger.With("build", r.Build, "instance", r.Instance, "route", r.Route.Start, "bridge", r.Route.Bridge)
+// logEnd logs how a build went.
+func (b *Batch) logEnd(r Report) {
+	result, log := "success", b.Logger.With(
+		"build", r.Build, "instance", r.Instance, "route", r.Route.Start, "bridge", r.Route.Bridge)
 	if r.Err != nil {
 		result = string(r.Err.Reason)
 	}
@@ -111,7 +118,9 @@ func (p *Provider) logEnd(r Report) {
 }
 
 // connectAndExecute runs a build that has its slot.
-func (p *Provider) connectAndExecute(ctx context.Context, b Batch, build BatchBuild, e *Executor, report *Report) error {
+func connectAndExecute(
+	ctx context.Context, b Batch, build Build, e *instance.Executor, report *Report,
+) error {
 	if b.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
@@ -124,7 +133,7 @@ func (p *Provider) connectAndExecute(ctx context.Context, b Batch, build BatchBu
 	return e.Execute(ctx, build.Job)
 }
 
-// firstWrite notes when the first byte was written.
+// firstWrite records the time of the first byte.
 type firstWrite struct {
 	w     io.Writer
 	first atomic.Int64 // unix nanoseconds, 0 before
@@ -144,5 +153,5 @@ func (e timeoutError) Error() string {
 	return fmt.Sprintf("the build took longer than %v", time.Duration(e))
 }
 
-// Unwrap makes it what it is to a context.
+// Unwrap makes it the end of a context's time.
 func (e timeoutError) Unwrap() error { return context.DeadlineExceeded }
