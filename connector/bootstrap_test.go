@@ -142,7 +142,7 @@ func requireProgram(t testing.TB, dir string) {
 	}
 }
 
-// logs returns a logger and what it has written.
+// logs returns a logger and its output.
 func logs() (*slog.Logger, *sshtest.Log) {
 	log := &sshtest.Log{}
 	return slog.New(slog.NewTextHandler(log, nil)), log
@@ -210,7 +210,7 @@ func TestTwoManagersMayGiveAVMAStepmuxAtOnce(t *testing.T) {
 	requireProgram(t, filepath.Join(v.cache, "stepmux"))
 }
 
-// unusable are stepmuxes that do not do, and what an error says of each if none may be put in its place.
+// unusable returns programs that are no usable stepmux, and the error text of each if no other may take its place.
 func unusable(t testing.TB) map[string]struct {
 	text string
 	mode os.FileMode

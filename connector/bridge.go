@@ -196,8 +196,8 @@ func (b *build) closeBridges() {
 // OpenSSH gives one answer for a socket that is missing and for forwarding that is forbidden, so it says something
 // about the VM only if the socket is known to be there.
 func isRefused(err error) bool {
-	refusal := (*ssh.OpenChannelError)(nil)
-	return errors.As(err, &refusal)
+	_, refused := errors.AsType[*ssh.OpenChannelError](err)
+	return refused
 }
 
 // http2Header is the length of an HTTP/2 frame header. http2Settings are its bytes behind the frame's length for the

@@ -213,8 +213,7 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 
 // startError turns a relay's refusal of a missing program into the error that a login shell's exit code gives.
 func (b *build) startError(err error) error {
-	refused := (*relay.RefusedError)(nil)
-	if errors.As(err, &refused) && refused.Reason == relay.RefusedNotFound {
+	if refused, ok := errors.AsType[*relay.RefusedError](err); ok && refused.Reason == relay.RefusedNotFound {
 		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
 	}
 	return err

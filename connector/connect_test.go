@@ -32,7 +32,7 @@ type lease struct {
 func (l *lease) Conn() connector.Conn { return l.conn }
 func (l *lease) Release()             { l.released.Add(1) }
 
-// build is what a Connector under test works with.
+// build is a Connector under test with its parts.
 type build struct {
 	*connector.Connector
 	vm    *connector.VM
@@ -41,8 +41,8 @@ type build struct {
 	tmp   string
 }
 
-// runner writes a stand-in for a stepmux: a shell script. It stands in where a real one would
-// behave too well: what it prints and how it ends is the test's choice, once it has told its version.
+// runner writes a stand-in for a stepmux: a shell script that answers --version and else runs body. With it a test
+// chooses the output and the end of a serve.
 func runner(t testing.TB, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runner.sh")

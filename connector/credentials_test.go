@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// tellAll is a stand-in that puts down what it was started with.
+// tellAll is a stand-in that writes its arguments and its environment to a file.
 const tellAll = `{ echo "args: $@"; tr '\0' '\n' <"/proc/$$/environ"; } >"$(dirname "$0")/seen"
 [ "$5" != --secret-stdin ] || { read -r line; echo "$line" >"$(dirname "$0")/stdin"; }
 echo "step-runner is listening on socket $socket" >&2

@@ -223,7 +223,8 @@ func gitlabSteps(job Job) (string, error) {
 		if !utf8.ValidString(job.Script) {
 			return "", &RequestError{Message: "the script is not UTF-8, and this VM's step runner takes nothing else"}
 		}
-		return "{}\n---\nrun:\n- name: script\n  script: " + yamlString(job.Script) + "\n", nil
+		// In ASCII each escape of a Go string is one of YAML's double-quoted scalars (YAML 1.2.2, section 5.7).
+		return "{}\n---\nrun:\n- name: script\n  script: " + strconv.QuoteToASCII(job.Script) + "\n", nil
 	}
 	text := string(job.Steps)
 	if !utf8.ValidString(text) {
@@ -256,25 +257,4 @@ func documents(text string) (begins, more bool) {
 		}
 	}
 	return begins, false
-}
-
-// yamlString returns s as a YAML double-quoted scalar on one line (YAML 1.2.2, section 7.3.1), in ASCII.
-func yamlString(s string) string {
-	var b strings.Builder
-	b.WriteByte('"')
-	for _, r := range s {
-		switch {
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r >= ' ' && r <= '~':
-			b.WriteRune(r)
-		case r == '\n':
-			b.WriteString(`\n`)
-		default:
-			fmt.Fprintf(&b, `\U%08X`, r)
-		}
-	}
-	b.WriteByte('"')
-	return b.String()
 }

@@ -411,7 +411,7 @@ echo "umask: $(umask)" >&2; env | grep '^CI' >&2; `+otherReady+"exec sleep 600")
 		b.requireNothingLeft(t)
 	})
 	for name, test := range map[string]struct {
-		prepare func(t *testing.T, b *build) // what is there before
+		prepare func(t *testing.T, b *build) // makes the state before the build
 		want    string                       // part of the error, empty for none
 	}{
 		"a dead one's is replaced": {func(t *testing.T, b *build) {

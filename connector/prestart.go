@@ -106,6 +106,10 @@ func (s *prestarter) prepare(ctx context.Context, conn Conn, argv []string) {
 		defer cancel()
 		stderr := &lateWriter{}
 		started, err := conn.StartSpare(ctx, mux.Command{Argv: argv, Stderr: stderr})
+		if err == nil && ctx.Err() != nil { // the result of abandoned work is lost
+			started.Close()
+			err = context.Cause(ctx)
+		}
 		if err != nil {
 			return nil, 0, err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -25,15 +26,8 @@ type serve struct {
 
 // copyStdout passes serve's stdout on to the log, to its end. serve prints nothing there, a login shell may.
 func (s *serve) copyStdout(log *buildlog.Remarks) {
-	defer log.Flush()
-	buf := make([]byte, 4<<10)
-	for {
-		n, err := s.process.Read(buf)
-		log.Add(buf[:n])
-		if err != nil {
-			return
-		}
-	}
+	_, _ = io.CopyBuffer(log, s.process, make([]byte, 4<<10)) // the process's end tells of an error; idle builds are many
+	log.Flush()
 }
 
 // awaitReady waits for the ready marker. life ends with serve.
@@ -107,6 +101,6 @@ func (s *serve) awaitExit(ctx context.Context) error {
 // leftDirectory reports whether serve was killed after it had listened, over a connection that still lives: then it
 // did not clean up.
 func (s *serve) leftDirectory() bool {
-	exit := (*mux.ExitError)(nil)
-	return s.ready.Load() && errors.As(s.process.Err(), &exit)
+	_, killed := errors.AsType[*mux.ExitError](s.process.Err())
+	return killed && s.ready.Load()
 }

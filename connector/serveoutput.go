@@ -31,7 +31,7 @@ func (s *serveStderr) Write(p []byte) (int, error) {
 	s.mu.Lock()
 	pass := s.takeLocked(p)
 	s.mu.Unlock()
-	s.log.Add(pass)
+	_, _ = s.log.Write(pass)
 	return len(p), nil
 }
 
@@ -82,6 +82,6 @@ func (s *serveStderr) flush() {
 	s.line = nil
 	s.keepLocked(rest)
 	s.mu.Unlock()
-	s.log.Add(rest)
+	_, _ = s.log.Write(rest)
 	s.log.Flush()
 }

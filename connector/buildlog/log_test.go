@@ -40,7 +40,7 @@ func (s *stuck) String() string {
 	return s.buf.String()
 }
 
-// remarksIn returns what puts lines of the step runner into l.
+// remarksIn returns a stream of the step runner into l.
 func remarksIn(l *Log) *Remarks { return l.Remarks(make(chan struct{})) }
 
 func TestLogKeepsTheOrderAndLosesNothing(t *testing.T) {
@@ -54,7 +54,7 @@ func TestLogKeepsTheOrderAndLosesNothing(t *testing.T) {
 		require.NoError(t, err)
 		if i%100 == 0 {
 			fmt.Fprintf(&want, "step runner: notice %d\n", i)
-			says.Add(fmt.Appendf(nil, "step-runner: notice %d\n", i))
+			_, _ = says.Write(fmt.Appendf(nil, "step-runner: notice %d\n", i))
 		}
 	}
 	big := bytes.Repeat([]byte("0123456789abcde\n"), 1<<16)
@@ -66,7 +66,7 @@ func TestLogKeepsTheOrderAndLosesNothing(t *testing.T) {
 	require.True(t, want.String() == out.String(), "%d bytes of %d", out.Len(), want.Len())
 	_, err = l.Write([]byte("too late"))
 	require.NoError(t, err)
-	says.Add([]byte("too late\n"))
+	_, _ = says.Write([]byte("too late\n"))
 	l.Close(t.Context())
 	require.Equal(t, want.Len(), out.Len(), "after Close nothing is written")
 }
@@ -110,7 +110,7 @@ func TestNobodysLinesPoseAsAnothers(t *testing.T) {
 			says := remarksIn(l)
 			for _, piece := range test.job {
 				if text, own := strings.CutPrefix(piece, "!"); own {
-					says.Add([]byte(text))
+					_, _ = says.Write([]byte(text))
 					continue
 				}
 				_, err := l.Write([]byte(piece))
@@ -127,9 +127,9 @@ func TestRemarksAreWholeLinesHoweverTheyCome(t *testing.T) {
 	l := New(&out, 0)
 	says := remarksIn(l)
 	for _, c := range []byte("first\nsec") {
-		says.Add([]byte{c})
+		_, _ = says.Write([]byte{c})
 	}
-	says.Add([]byte("ond\n" + strings.Repeat("x", 3*maxRemark+10)))
+	_, _ = says.Write([]byte("ond\n" + strings.Repeat("x", 3*maxRemark+10)))
 	says.Flush()
 	says.Flush()
 	l.Close(t.Context())
@@ -146,7 +146,7 @@ func FuzzOnlyTheStepRunnersLinesHaveItsMark(f *testing.F) {
 		says := remarksIn(l)
 		at := min(int(cut), len(job))
 		_, _ = l.Write(job[:at])
-		says.Add(own)
+		_, _ = says.Write(own)
 		says.Flush()
 		_, _ = l.Write(job[at:])
 		l.Close(t.Context())
@@ -282,7 +282,7 @@ func TestAStuckLogHoldsUpNobodyWhoGivesUp(t *testing.T) {
 			ended <- err
 		}()
 		go func() {
-			says.Add(bytes.Repeat([]byte("notice\n"), 1<<16))
+			_, _ = says.Write(bytes.Repeat([]byte("notice\n"), 1<<16))
 			ended <- nil
 		}()
 		synctest.Wait()
@@ -308,7 +308,7 @@ func TestRemarksFindRoomWhereAJobWaitsForSome(t *testing.T) {
 			wrote <- err
 		}()
 		synctest.Wait()
-		remarksIn(l).Add([]byte("last words\n")) // does not wait
+		_, _ = remarksIn(l).Write([]byte("last words\n")) // does not wait
 		close(to.free)
 		require.NoError(t, <-wrote)
 		l.Close(t.Context())

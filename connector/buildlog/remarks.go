@@ -23,8 +23,9 @@ type Remarks struct {
 // Remarks returns Remarks for one stream. They wait for room in the log until done is closed.
 func (l *Log) Remarks(done <-chan struct{}) *Remarks { return &Remarks{log: l, done: done} }
 
-// Add takes text of the stream.
-func (r *Remarks) Add(text []byte) {
+// Write takes text of the stream. It never fails: a log that fails ends the build by itself.
+func (r *Remarks) Write(text []byte) (int, error) {
+	taken := len(text)
 	for len(text) > 0 {
 		part, _, ended := bytes.Cut(text[:min(len(text), maxRemark)], []byte{'\n'})
 		text = text[len(part):]
@@ -40,6 +41,7 @@ func (r *Remarks) Add(text []byte) {
 		r.mu.Unlock()
 		r.put(line)
 	}
+	return taken, nil
 }
 
 // Flush ends an unfinished line.

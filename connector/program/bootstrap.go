@@ -32,9 +32,9 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	f.Logger.Info("stepmux put on the VM", "path", command,
 		"because", strings.Join(f.Runner, " ")+" "+instead.problem)
 	p, err := f.look(ctx, []string{command})
-	bad := (*unusableError)(nil)
+	bad, unusable := errors.AsType[*unusableError](err)
 	switch {
-	case errors.As(err, &bad):
+	case unusable:
 		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // best effort: a later upload sweeps it
 		return nil, &ServeError{
 			ExitCode: -1,
@@ -89,11 +89,11 @@ func (f *finder) upload(ctx context.Context, bin *Binary) (string, error) {
 	var tried []string
 	for _, place := range f.places() {
 		command, err := f.uploadTo(ctx, place, bin)
-		local := (*os.PathError)(nil)
+		_, local := errors.AsType[*os.PathError](err)
 		switch {
 		case err == nil:
 			return command, nil
-		case errors.As(err, &local):
+		case local:
 			return "", fmt.Errorf("put stepmux on the VM: %w", err)
 		case mux.IsLost(err), ctx.Err() != nil, errors.Is(err, mux.ErrForbidden):
 			return "", err

@@ -38,8 +38,8 @@ func Find(ctx context.Context, cfg Config) (p *Program, noRelay string, err erro
 
 func (f *finder) find(ctx context.Context) (*Program, error) {
 	p, err := f.look(ctx, f.Runner)
-	bad := (*unusableError)(nil)
-	if !errors.As(err, &bad) {
+	bad, ok := errors.AsType[*unusableError](err)
+	if !ok {
 		return p, err
 	}
 	if len(f.Bootstrap) > 0 {
@@ -73,11 +73,11 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 			told := started.Program()
 			return &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner}, nil
 		}
-		failed := (*relay.Error)(nil)
+		failed, ok := errors.AsType[*relay.Error](err)
 		switch {
-		case errors.As(err, &failed) && failed.Version != 0:
+		case ok && failed.Version != 0:
 			return f.otherProtocol(runner, failed, err)
-		case errors.As(err, &failed) && (failed.ExitCode == 126 || failed.ExitCode == 127):
+		case ok && (failed.ExitCode == 126 || failed.ExitCode == 127):
 			missing := &ServeError{ExitCode: failed.ExitCode, Stderr: failed.Stderr, Err: failed.Err}
 			return nil, f.unusable(ctx, runner, missing, err)
 		case !HasNoRelay(err):

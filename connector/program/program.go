@@ -96,14 +96,14 @@ func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Rela
 
 // HasNoRelay reports whether an error of StartRelay says that there is no relay, on a connection that works.
 func HasNoRelay(err error) bool {
-	refused := (*relay.Error)(nil)
-	return errors.As(err, &refused) || errors.Is(err, mux.ErrForbidden)
+	_, failed := errors.AsType[*relay.Error](err)
+	return failed || errors.Is(err, mux.ErrForbidden)
 }
 
 // relayHint adds advice to the error of a relay that did not start.
 func relayHint(runner []string, err error) error {
-	failed := (*relay.Error)(nil)
-	if !errors.As(err, &failed) {
+	failed, ok := errors.AsType[*relay.Error](err)
+	if !ok {
 		return err
 	}
 	switch failed.ExitCode {

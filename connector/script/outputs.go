@@ -16,7 +16,6 @@ type outputs struct {
 
 	failed context.Context // ends when a log fails, or with an error given to fail
 	fail   context.CancelCauseFunc
-	forget []func() bool
 
 	released    chan struct{} // closed when writers shall not wait for a log any more
 	releaseOnce sync.Once
@@ -37,7 +36,8 @@ func (o *outputs) open(w io.Writer) *buildlog.Log {
 	}
 	l, closeLog := buildlog.Of(w, 0)
 	o.closers = append(o.closers, closeLog)
-	o.forget = append(o.forget, l.OnFailure(o.fail))
+	forget := l.OnFailure(o.fail)
+	context.AfterFunc(o.failed, func() { forget() })
 	return l
 }
 
@@ -62,9 +62,6 @@ func (o *outputs) release() { o.releaseOnce.Do(func() { close(o.released) }) }
 // close delivers the output so far, even if ctx has ended, and closes the logs that openOutputs made.
 func (o *outputs) close(ctx context.Context) {
 	o.release()
-	for _, forget := range o.forget {
-		forget()
-	}
 	o.fail(nil)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopMargin)
 	defer cancel()

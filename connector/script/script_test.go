@@ -226,7 +226,7 @@ func TestWhatRunsTheScriptIsKilled(t *testing.T) {
 		}
 		file := filepath.Join(t.TempDir(), "pids")
 		_, err := script.Run(sshtest.Within(t), starter, script.Script{
-			Text: []byte(leashed + "echo $$ >" + file + "; kill -KILL $PPID; exec sleep 600"), // the parent is what runs it
+			Text: []byte(leashed + "echo $$ >" + file + "; kill -KILL $PPID; exec sleep 600"), // its parent runs it
 		})
 		requireMachineError(t, err, "guard")
 		require.ErrorContains(t, err, "lack of memory")
@@ -234,7 +234,7 @@ func TestWhatRunsTheScriptIsKilled(t *testing.T) {
 	})
 }
 
-// pidsIn reads what a script wrote to a file.
+// pidsIn reads the PIDs that a script wrote to a file.
 func pidsIn(t testing.TB, file string) []int {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -304,7 +304,7 @@ echo started; wait; wait`),
 }
 
 func TestCancelledScriptsProcessesHaveTheWholeGrace(t *testing.T) {
-	// Symptom: the shell died at once, and what it had been running was killed while it cleaned up.
+	// Symptom: the shell died at once, and its child was killed while it cleaned up.
 	onStarters(t, func(t *testing.T, starter script.Starter) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -494,7 +494,7 @@ func TestScriptWhoseStderrLogFailsIsStopped(t *testing.T) {
 	require.ErrorAs(t, err, &failed)
 }
 
-// instead starts another command line than what it is asked for, and hands stderr to tap first.
+// instead starts line in place of each command, and hands its stderr to tap first.
 type instead struct {
 	conn *mux.Conn
 	line string

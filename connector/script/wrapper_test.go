@@ -17,8 +17,8 @@ import (
 
 const testKey = "0123456789abcdef0123456789abcdef"
 
-// wrapped runs a wrapper by a shell and returns what it wrote to stdout and the end it told there and, the
-// same, on stderr. stdin ends after what is given, unless it is to be held open.
+// wrapped runs a wrapper by a shell and returns its stdout and the end that it reported there and, the same, on stderr.
+// stdin ends after the given text, unless hold keeps it open.
 func wrapped(t *testing.T, sh []string, argv []string, stdin string, hold bool, env ...string) (string, wire.End) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), sh[0], append(sh[1:], argv[1:]...)...)
@@ -124,7 +124,7 @@ func TestWrapperThatIsKilledLeavesNoCommand(t *testing.T) {
 		in, err := cmd.StdinPipe()
 		require.NoError(t, err)
 		require.NoError(t, cmd.Start())
-		_, err = in.Write([]byte(testKey + "\nx\n")) // what brings it the x is the leash
+		_, err = in.Write([]byte(testKey + "\nx\n")) // the x comes by the leash
 		require.NoError(t, err)
 		var pid string
 		require.Eventually(t, func() bool {
