@@ -18,8 +18,8 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// BenchmarkDensity measures the cost of each of many builds while they are on one VM: the time of its start beside those
-// that are there, the manager's memory and goroutines, and the VM's memory. The builds have no jobs yet; those of
+// BenchmarkDensity measures the cost of each of many builds while they are on one VM: the time of its start beside
+// those that are there, the manager's memory and goroutines, and the VM's memory. The builds have no jobs yet; those of
 // running= have. growth is how the costs grow with the number of builds.
 func BenchmarkDensity(b *testing.B) {
 	grown := make(map[string]growth)
@@ -122,7 +122,7 @@ var costs = []struct {
 	{"vm", "-KiB/build", true},    // PSS of all that is there more than before
 }
 
-// candidate returns one that puts n on the VM. None is there yet.
+// candidate returns a candidate that puts n builds on the VM, which has no builds yet.
 func (o occupant) candidate(b *testing.B, n int) candidate {
 	b.Helper()
 	var err error

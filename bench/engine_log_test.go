@@ -68,8 +68,8 @@ func throughput(name string, n int64, transfer func() error) candidate {
 	}}
 }
 
-// benchmarkFlood measures a trivial job beside one that floods its log with more than that takes, in relation to
-// one that is alone; and the same script as a child of this process, which shows how much of the processors is left.
+// benchmarkFlood measures a trivial job beside a job that floods its log with more than the log takes, in relation to
+// a trivial job alone; and the same script as a child of this process, which shows how much of the processors is left.
 // Beside the flood the job should take twice as long at most.
 func benchmarkFlood(b *testing.B) {
 	s := newServe(b)

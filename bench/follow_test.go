@@ -49,8 +49,8 @@ func benchmarkFollowIO(b *testing.B) {
 	}
 }
 
-// follow measures a transfer of n bytes in so many calls of part: the same as rate, and the growth of this process's heap
-// meanwhile, at most and at the first and the last part.
+// follow measures a transfer of n bytes by parts calls of part: the same figures as rate, and the growth of this
+// process's heap meanwhile, at most and at the first and the last part.
 func (r *results) follow(name string, n int64, parts int, part func() error) error {
 	before := readUsage().live
 	heap := watchHeap()

@@ -24,8 +24,8 @@ func (g growth) fit() (exponent float64) {
 	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
 }
 
-// overLinear returns how many times more than linear the cost of the largest number is: the cost of each there, divided by
-// the median of the costs of each at the other numbers.
+// overLinear returns how many times more than linear the cost of the largest number is: the cost of each there, divided
+// by the median of the costs of each at the other numbers.
 func (g growth) overLinear() float64 {
 	numbers := slices.Sorted(maps.Keys(g))
 	var each []float64

@@ -20,7 +20,7 @@ type openSSHClient struct {
 	target  string
 }
 
-// newOpenSSHClient starts a master. The error is that the machine has no client.
+// newOpenSSHClient starts a master. It returns an error if the machine has no OpenSSH client.
 func newOpenSSHClient(b *testing.B, v *vm) (*openSSHClient, error) {
 	b.Helper()
 	if _, err := exec.LookPath("ssh"); err != nil {

@@ -135,7 +135,7 @@ func (v *vm) freshBuild(b *testing.B, every int) spawner {
 // lease is a share of a connection that stays open.
 type lease struct{ conn *mux.Conn }
 
-func (l lease) Conn() *mux.Conn { return l.conn }
+func (l lease) Conn() connector.Conn { return l.conn }
 func (l lease) Release()        {}
 
 // build is a build whose step runner has answered.

@@ -17,8 +17,8 @@ type direction struct {
 
 var directions = []direction{{"down", down}, {"up", up}, {"both", both}}
 
-// BenchmarkProxyThroughput measures the throughput of all bridges of a connection, between a channel of the SSH
-// library and the socket itself, and the cost of each gigabyte for both ends, by the number of builds with a bridge each.
+// BenchmarkProxyThroughput measures the throughput of all bridges of a connection, between a channel of the SSH library
+// and the socket itself, and the cost of each gigabyte for both ends, by the number of builds with a bridge each.
 func BenchmarkProxyThroughput(b *testing.B) {
 	for _, d := range directions {
 		b.Run(d.name, func(b *testing.B) {

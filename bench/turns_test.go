@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A candidate is one of those that a benchmark compares.
+// A candidate takes part in the comparison of a benchmark.
 type candidate struct {
 	name  string
 	every int // takes part in every so many turns, for slow ones; if zero, in each
@@ -26,8 +26,8 @@ func names(all []candidate) []string {
 	return found
 }
 
-// effort says how long a benchmark goes on: for so many times -benchtime, and for a number of turns at least. With
-// -benchtime 1x it is one turn.
+// effort is the length of a benchmark: a multiple of -benchtime, and a least number of turns. With -benchtime 1x it is
+// one turn.
 type effort struct{ times, least int }
 
 var (

@@ -3,10 +3,13 @@ package connector_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -17,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -24,20 +28,34 @@ import (
 )
 
 // binary is our program as it may be put on VMs.
-func binary(t testing.TB) *connector.Binary {
+func binary(t testing.TB) *program.Binary {
 	t.Helper()
 	b, err := loadProgram()
 	require.NoError(t, err)
 	return b
 }
 
-var loadProgram = sync.OnceValues(func() (*connector.Binary, error) {
+var loadProgram = sync.OnceValues(func() (*program.Binary, error) {
 	path, err := runnertest.Program()
 	if err != nil {
 		return nil, err
 	}
-	return connector.LoadBinary(path)
+	return program.LoadBinary(path)
 })
+
+// foreignBinary is our program with build information that says it is for another platform.
+func foreignBinary(t testing.TB) *program.Binary {
+	t.Helper()
+	text, err := os.ReadFile(runnertest.Command(t)[0])
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "stepmux")
+	text = bytes.ReplaceAll(text, []byte("GOARCH="+runtime.GOARCH), []byte("GOARCH=s390x"))
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	b, err := program.LoadBinary(path)
+	require.NoError(t, err)
+	require.Equal(t, "linux/s390x", b.Platform())
+	return b
+}
 
 // bareVM is a VM without a stepmux.
 type bareVM struct {
@@ -71,7 +89,7 @@ func (v *bareVM) build(t testing.TB, id string, change func(*connector.Config)) 
 	t.Helper()
 	b := newBuild(t, v.Server, id, "/no/such/stepmux", func(c *connector.Config) {
 		c.TempDir, c.Route = v.tmp, connector.Auto
-		c.Bootstrap = []*connector.Binary{binary(t)}
+		c.Bootstrap = []*program.Binary{binary(t)}
 		if change != nil {
 			change(c)
 		}
@@ -83,7 +101,10 @@ func (v *bareVM) build(t testing.TB, id string, change func(*connector.Config)) 
 // place is where our program is put in a directory for stepmux's.
 func place(t testing.TB, dir string) string {
 	t.Helper()
-	return filepath.Join(dir, binary(t).Sum()[:16], "stepmux")
+	text, err := os.ReadFile(runnertest.Command(t)[0])
+	require.NoError(t, err)
+	sum := sha256.Sum256(text)
+	return filepath.Join(dir, hex.EncodeToString(sum[:8]), "stepmux")
 }
 
 // runs connects b and runs a job.
@@ -153,18 +174,18 @@ func TestAVMWithoutAStepmuxIsGivenOneByTheFirstOfManyBuilds(t *testing.T) {
 		require.Equal(t, 1, strings.Count(log.String(), "stepmux put on the VM"), log.String())
 		require.Equal(t, 1, strings.Count(log.String(), "step runner found"), log.String())
 		requireProgram(t, filepath.Join(v.cache, "stepmux"))
-		program := vm.Program()
-		require.True(t, program.Uploaded)
-		require.Equal(t, connector.Stepmux, program.Kind)
-		require.Equal(t, []string{place(t, filepath.Join(v.cache, "stepmux"))}, program.Command)
-		require.Equal(t, binary(t).Platform(), program.Platform)
+		found := vm.Program()
+		require.True(t, found.Uploaded)
+		require.Equal(t, program.Stepmux, found.Kind)
+		require.Equal(t, []string{place(t, filepath.Join(v.cache, "stepmux"))}, found.Command)
+		require.Equal(t, binary(t).Platform(), found.Platform)
 		require.Equal(t, connector.Relay, vm.Choice().Start)
 
 		// Over another connection it is looked for again, and found.
-		before, err := os.Stat(program.Command[0])
+		before, err := os.Stat(found.Command[0])
 		require.NoError(t, err)
 		require.NoError(t, v.build(t, "again", func(c *connector.Config) { c.VM = vm }).runs(t))
-		after, err := os.Stat(program.Command[0])
+		after, err := os.Stat(found.Command[0])
 		require.NoError(t, err)
 		require.True(t, os.SameFile(before, after), "it was not sent again")
 	})
@@ -199,7 +220,8 @@ func unusable(t testing.TB) map[string]struct {
 	if binary(t).Platform() == other {
 		machine, other = "\x3e", "linux/amd64"
 	}
-	elf := "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" + strings.Repeat("\x00\xff", 400)
+	elf := "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" +
+		strings.Repeat("\x00\xff", 400)
 	return map[string]struct {
 		text string
 		mode os.FileMode
@@ -222,7 +244,7 @@ func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
 						c.Runner, c.Route = []string{path}, route
 					})
 					require.NoError(t, b.runs(t))
-					require.True(t, b.Program().Uploaded)
+					require.True(t, b.program().Uploaded)
 
 					b = v.build(t, "b2", func(c *connector.Config) {
 						c.Runner, c.Route, c.Bootstrap = []string{path}, route, nil
@@ -242,32 +264,37 @@ func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
 func TestAStepmuxWithoutARelayIsReplacedIfAllowed(t *testing.T) {
 	v := newBareVM(t)
 	path := filepath.Join(t.TempDir(), "stepmux")
-	old := "#!/bin/sh\ncase $1 in --version) printf 'Version: 0.1\\nName: stepmux\\nProtocol: 0\\nOS/Arch: " + binary(t).Platform() +
-		"\\n';; *) [ \"$2\" != relay ] || { echo no such command >&2; exit 1; }; exec " + runnertest.Command(t)[0] + ` "$@";; esac` + "\n"
+	platform := binary(t).Platform()
+	old := "#!/bin/sh\ncase $1 in --version) printf 'Version: 0.1\\nName: stepmux\\nProtocol: 0\\nOS/Arch: " + platform +
+		"\\n';; *) [ \"$2\" != relay ] || { echo no such command >&2; exit 1; }; exec " +
+		runnertest.Command(t)[0] + ` "$@";; esac` + "\n"
 	require.NoError(t, os.WriteFile(path, []byte(old), 0o700))
 	for _, route := range []connector.Route{connector.Auto, connector.Session} {
 		b := v.build(t, "b1", func(c *connector.Config) { c.Runner, c.Route, c.Bootstrap = []string{path}, route, nil })
 		require.NoError(t, b.runs(t), "it is good for sessions")
-		require.Equal(t, connector.Program{Kind: connector.Stepmux, Version: "0.1", Platform: binary(t).Platform(), Command: []string{path}}, b.Program())
+		want := program.Program{Kind: program.Stepmux, Version: "0.1", Platform: platform, Command: []string{path}}
+		require.Equal(t, want, b.program())
 		b = v.build(t, "b2", func(c *connector.Config) {
-			c.Runner, c.Route, c.Bootstrap = []string{path}, route, []*connector.Binary{binary(t).For("plan9/mips")}
+			c.Runner, c.Route, c.Bootstrap = []string{path}, route, []*program.Binary{foreignBinary(t)}
 		})
 		require.NoError(t, b.runs(t), "and there is no other")
-		require.Equal(t, []string{path}, b.Program().Command)
+		require.Equal(t, []string{path}, b.program().Command)
 		require.Equal(t, connector.Session, b.Choice().Start)
 		b = v.build(t, "b3", func(c *connector.Config) { c.Runner, c.Route = []string{path}, route })
 		require.NoError(t, b.runs(t))
-		require.True(t, b.Program().Uploaded)
+		require.True(t, b.program().Uploaded)
 	}
 }
 
 func TestAStepmuxOfANewerProtocolIsDrivenBySessions(t *testing.T) {
 	v := newBareVM(t)
 	path := filepath.Join(t.TempDir(), "stepmux")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n[ \"$2\" != relay ] || { read x; echo stepmux-relay/7; exit 3; }\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	newer := "#!/bin/sh\n[ \"$2\" != relay ] || { read x; echo stepmux-relay/7; exit 3; }\nexec " +
+		runnertest.Command(t)[0] + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(path, []byte(newer), 0o700))
 	b := v.build(t, "b1", func(c *connector.Config) { c.Runner = []string{path} })
 	require.NoError(t, b.runs(t))
-	require.Equal(t, []string{path}, b.Program().Command)
+	require.Equal(t, []string{path}, b.program().Command)
 	require.Equal(t, connector.Session, b.Choice().Start)
 	require.Contains(t, b.Choice().StartReason, "version 7")
 }
@@ -275,7 +302,7 @@ func TestAStepmuxOfANewerProtocolIsDrivenBySessions(t *testing.T) {
 func TestThereMustBeAStepmuxForTheVMsPlatform(t *testing.T) {
 	v := newBareVM(t)
 	b := v.build(t, "b1", func(c *connector.Config) {
-		c.Bootstrap = []*connector.Binary{binary(t).For("plan9/mips")}
+		c.Bootstrap = []*program.Binary{foreignBinary(t)}
 	})
 	err := b.runs(t)
 	failed := (*connector.ServeError)(nil)
@@ -344,7 +371,7 @@ func TestAPlaceThatWillNotDoIsPassedOver(t *testing.T) {
 			b := v.build(t, "b1", nil)
 			require.NoError(t, b.runs(t))
 			mine := filepath.Join(v.tmp, "stepmux-"+strconv.Itoa(os.Getuid()))
-			require.Equal(t, []string{place(t, mine)}, b.Program().Command)
+			require.Equal(t, []string{place(t, mine)}, b.program().Command)
 			requireProgram(t, mine)
 			parts, err := filepath.Glob(filepath.Join(v.cache, "stepmux", ".part.*"))
 			require.NoError(t, err)
@@ -384,7 +411,8 @@ func onlyPrograms(t testing.TB, names ...string) string {
 }
 
 func TestTheProgramVerifiesItselfWhereNothingElseCan(t *testing.T) {
-	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "mktemp", "head", "wc", "sync", "mv", "touch", "find", "cut", "sed", "cat")
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "mktemp", "head", "wc",
+		"sync", "mv", "touch", "find", "cut", "sed", "cat")
 	v := newBareVM(t, "PATH="+bin)
 	require.NoError(t, v.build(t, "b1", nil).runs(t))
 	require.NoError(t, v.build(t, "b2", nil).runs(t), "and finds it again")
@@ -419,7 +447,8 @@ func TestOldProgramsAreSweptUnlessTheyRun(t *testing.T) {
 	require.NoError(t, err)
 	text, err := os.ReadFile(sleep)
 	require.NoError(t, err)
-	for name, when := range map[string]time.Time{"unused": old, "running": old, "recent": time.Now().Add(-24 * time.Hour)} {
+	recent := time.Now().Add(-24 * time.Hour)
+	for name, when := range map[string]time.Time{"unused": old, "running": old, "recent": recent} {
 		require.NoError(t, os.MkdirAll(filepath.Join(dir, name), 0o700))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name, "stepmux"), text, 0o700))
 		require.NoError(t, os.Chtimes(filepath.Join(dir, name), when, when))
@@ -451,10 +480,10 @@ func TestAFileThatChangedIsNotPutThere(t *testing.T) {
 			v := newBareVM(t)
 			path := filepath.Join(t.TempDir(), "stepmux")
 			require.NoError(t, os.WriteFile(path, text, 0o700))
-			b, err := connector.LoadBinary(path)
+			b, err := program.LoadBinary(path)
 			require.NoError(t, err)
 			require.NoError(t, os.WriteFile(path, change, 0o700))
-			err = v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*connector.Binary{b} }).runs(t)
+			err = v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*program.Binary{b} }).runs(t)
 			require.ErrorContains(t, err, "put stepmux ")
 			require.ErrorContains(t, err, map[string]string{
 				"another": "what arrived has another checksum than the file had", "shorter": path + ": it has changed",
@@ -471,12 +500,12 @@ func TestAProgramThatDoesNotRunThereIsTakenAwayAgain(t *testing.T) {
 	copy(text[machine:], "\xf3\x00") // RISC-V
 	path := filepath.Join(t.TempDir(), "stepmux")
 	require.NoError(t, os.WriteFile(path, text, 0o700))
-	b, err := connector.LoadBinary(path)
+	b, err := program.LoadBinary(path)
 	require.NoError(t, err)
 	onBareVMs(t, func(t *testing.T, v *bareVM) {
 		for _, route := range []connector.Route{connector.Auto, connector.Session} {
 			err := v.build(t, "b1", func(c *connector.Config) {
-				c.Route, c.Bootstrap = route, []*connector.Binary{b}
+				c.Route, c.Bootstrap = route, []*program.Binary{b}
 			}).runs(t)
 			require.ErrorContains(t, err, "the stepmux that was put on the VM does not run there")
 			require.ErrorContains(t, err, "is built for linux/riscv64")
@@ -500,7 +529,7 @@ func TestAnUploadThatIsCutOffLeavesNothingAndTheNextOneIsWhole(t *testing.T) {
 	}()
 	require.Eventually(t, func() bool {
 		parts, _ := filepath.Glob(filepath.Join(v.cache, "stepmux", ".part.*"))
-		return len(parts) > 0 || b.Program().Uploaded
+		return len(parts) > 0 || b.program().Uploaded
 	}, sshtest.Bound, 100*time.Microsecond)
 	proxy.Cut()
 	lost := (*mux.ConnError)(nil)
@@ -539,13 +568,14 @@ func TestAnotherBuildGoesOnWhenTheFirstGivesUp(t *testing.T) {
 
 func TestALoginShellThatTalksDoesNotDisturbAnUpload(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
-	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho 'Welcome, dear user'\nprintf '$ '\nexec /bin/sh \"$@\"\n"), 0o700))
+	talks := "#!/bin/sh\necho 'Welcome, dear user'\nprintf '$ '\nexec /bin/sh \"$@\"\n"
+	require.NoError(t, os.WriteFile(shell, []byte(talks), 0o700))
 	v := &bareVM{cache: t.TempDir(), tmp: sshtest.SocketDir(t)}
 	v.Server = sshtest.InProcess(t, embeddedvm.Config{Shell: shell, Env: []string{"XDG_CACHE_HOME=" + v.cache}})
 	for _, route := range []connector.Route{connector.Auto, connector.Streamlocal} {
 		b := v.build(t, "b1", func(c *connector.Config) { c.Route = route })
 		require.NoError(t, b.runs(t))
-		require.NotEmpty(t, b.Program().Version)
+		require.NotEmpty(t, b.program().Version)
 	}
 }
 
@@ -553,11 +583,12 @@ func TestOnlyAStepmuxIsLoaded(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text")
 	require.NoError(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700))
 	for path, want := range map[string]string{
-		"/no/such/file":               "no such file",
-		text:                          "is no stepmux program",
-		runnertest.GitLabRunner(t)[0]: "is no stepmux program, but github.com/stepmux/stepmux/internal/runnertest/gitlabrunner",
+		"/no/such/file": "no such file",
+		text:            "is no stepmux program",
+		runnertest.GitLabRunner(t)[0]: "is no stepmux program, " +
+			"but github.com/stepmux/stepmux/internal/runnertest/gitlabrunner",
 	} {
-		_, err := connector.LoadBinary(path)
+		_, err := program.LoadBinary(path)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, path)
 	}

@@ -6,139 +6,157 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"sync"
 	"time"
 
+	"golang.org/x/crypto/ssh"
+
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/mux"
-
-	"golang.org/x/crypto/ssh"
 )
 
 // bridge is one open way to the build's socket.
 type bridge struct {
-	io.ReadWriteCloser
-	owner *Connector
+	net.Conn
+	build *build
 	once  sync.Once
 }
 
-// Close closes the bridge, and nothing else: serve is the Connector's, so a client that connects
+// Close closes the bridge, and nothing else: the Connector owns serve, so a client that connects
 // anew does not end the build.
 func (b *bridge) Close() error {
 	var err error
 	b.once.Do(func() {
-		err = b.ReadWriteCloser.Close()
-		b.owner.cfg.Trace.bridgeClose(b.owner.cfg.BuildID)
-		b.owner.mu.Lock()
-		delete(b.owner.bridges, b)
-		b.owner.mu.Unlock()
+		err = b.Conn.Close()
+		cfg := &b.build.c.cfg
+		cfg.Trace.BridgeClose(cfg.BuildID)
+		b.build.mu.Lock()
+		defer b.build.mu.Unlock()
+		delete(b.build.bridges, b)
 	})
 	return err
 }
 
-// dial opens a bridge by the build's route, or hands out the one that is open already.
-func (c *Connector) dial() (io.ReadWriteCloser, error) {
-	if c.life.Err() != nil {
-		return nil, context.Cause(c.life)
+// dial opens a bridge by the build's route, or returns the early one.
+func (b *build) dial() (net.Conn, error) {
+	life := b.c.life
+	if life.Err() != nil {
+		return nil, context.Cause(life)
 	}
-	c.mu.Lock()
-	early := c.early
-	c.early = nil
-	c.mu.Unlock()
-	if early != nil {
+	select {
+	case early := <-b.early:
 		return early, nil
+	default:
 	}
-	raw, err := c.dialRoute()
+	raw, err := b.dialRoute()
 	if err != nil {
-		if c.life.Err() != nil {
-			return nil, context.Cause(c.life)
+		if life.Err() != nil {
+			return nil, context.Cause(life)
 		}
-		return nil, fmt.Errorf("bridge to the step runner: %w", err)
+		return nil, bridgeError(err)
 	}
-	return c.adopt(raw)
+	return orNil(b.adopt(raw))
 }
 
 // adopt makes raw a bridge of the build, or closes it.
-func (c *Connector) adopt(raw io.ReadWriteCloser) (*bridge, error) {
-	b := &bridge{ReadWriteCloser: raw, owner: c}
-	c.mu.Lock()
-	select {
-	case <-c.closing:
-		c.mu.Unlock()
+func (b *build) adopt(raw net.Conn) (*bridge, error) {
+	br := &bridge{Conn: raw, build: b}
+	b.mu.Lock()
+	if isDone(b.c.closing) {
+		b.mu.Unlock()
 		raw.Close()
 		return nil, ErrClosed
-	default:
 	}
-	c.bridges[b] = struct{}{}
-	c.bridged = true
-	route := c.choice.Bridge
-	c.mu.Unlock()
-	c.cfg.Trace.bridgeOpen(c.cfg.BuildID, route)
-	return b, nil
+	b.bridges[br] = struct{}{}
+	b.bridged = true
+	route := b.choice.Bridge
+	b.mu.Unlock()
+	b.c.cfg.Trace.BridgeOpen(b.c.cfg.BuildID, route)
+	return br, nil
 }
 
-func (c *Connector) dialRoute() (io.ReadWriteCloser, error) {
-	switch c.Choice().Bridge {
-	case Session:
-		bridge, err := c.dialSession()
-		if err != nil {
-			return nil, err
-		}
-		return bridge, nil
-	case Relay:
-		return c.relay.DialUnix(c.life, c.listening())
-	case Auto, Streamlocal:
+// keepEarly keeps a bridge for the first call of dial.
+func (b *build) keepEarly(raw net.Conn) error {
+	br, err := b.adopt(raw)
+	if err != nil {
+		return err
 	}
-	stream, err := c.cfg.Lease.Conn().DialUnix(c.life, c.listening())
-	if err == nil {
+	b.early <- br
+	return nil
+}
+
+func (b *build) dialRoute() (net.Conn, error) {
+	route := b.routes().Bridge
+	if route != Streamlocal {
+		return b.dialBy(route)
+	}
+	stream, err := b.conn.DialUnix(b.c.life, b.serve.socket)
+	switch {
+	case err == nil:
 		return stream, nil
+	case !isRefused(err):
+		return nil, err
+	case b.c.cfg.Route == Auto:
+		return b.withoutStreamlocal(err)
 	}
-	if !isUnreachable(err) {
+	b.mu.Lock()
+	worked := b.bridged
+	b.mu.Unlock()
+	if !worked {
+		err = fmt.Errorf("the VM refuses streamlocal forwarding (AllowStreamLocalForwarding in sshd_config; "+
+			"or let the route be auto): %w", err)
+		b.c.end(err) // another attempt would fail too
+	}
+	return nil, err
+}
+
+// dialBy opens a bridge by relay or session.
+func (b *build) dialBy(route Route) (net.Conn, error) {
+	if route == Relay {
+		return orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
+	}
+	return orNil(b.dialSession())
+}
+
+// orNil returns a nil interface with an error.
+func orNil[T net.Conn](stream T, err error) (net.Conn, error) {
+	if err != nil {
 		return nil, err
 	}
-	if c.cfg.Route != Auto {
-		c.mu.Lock()
-		worked := c.bridged
-		c.mu.Unlock()
-		if !worked {
-			err = fmt.Errorf("the VM refuses streamlocal forwarding (AllowStreamLocalForwarding in sshd_config; or let the route be auto): %w", err)
-			c.end(err) // another try would fare no better
-		}
-		return nil, err
-	}
-	return c.withoutStreamlocal(err)
+	return stream, nil
 }
 
 // withoutStreamlocal bridges by the next route when streamlocal, which worked before, failed with err
-// though serve still lives. Builds to come shall not trip over it too.
-func (c *Connector) withoutStreamlocal(err error) (io.ReadWriteCloser, error) {
-	route, stream, fallbackErr := c.dialInstead()
+// though serve still lives. Later builds do not try it.
+func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
+	route, stream, fallbackErr := b.dialInstead()
 	if fallbackErr != nil {
 		return nil, errors.Join(err, fallbackErr)
 	}
 	reason := fmt.Sprintf("streamlocal forwarding no longer works: %v", err)
-	c.giveNative()
-	c.choose(route, reason)
-	c.cfg.VM.judgeStreamlocal(false, reason)
+	b.giveNative()
+	b.choose(route, reason)
+	b.c.cfg.VM.streamlocal.Set(capability{false, reason}, forever)
 	return stream, nil
 }
 
-// dialInstead bridges by the route that comes after streamlocal, and sees that serve is at its other end.
-func (c *Connector) dialInstead() (Route, io.ReadWriteCloser, error) {
-	if c.relay != nil {
-		stream, err := c.relay.DialUnix(c.life, c.listening())
+// dialInstead bridges by the route that comes after streamlocal, and checks that serve is at its other end.
+func (b *build) dialInstead() (Route, net.Conn, error) {
+	if b.relay != nil {
+		stream, err := b.dialBy(Relay)
 		return Relay, stream, err
 	}
-	bridge, err := c.dialSession()
+	bridge, err := b.dialSession()
 	if err != nil {
 		return Session, nil, err
 	}
-	// The gRPC server greets. A bridge by which it does not is of no use.
-	defer context.AfterFunc(c.life, func() { bridge.Close() })()
-	tooLong := time.AfterFunc(c.cfg.ReadyTimeout, func() { bridge.Close() })
+	// serve's gRPC server sends first. A bridge without its greeting does not reach serve.
+	defer context.AfterFunc(b.c.life, func() { bridge.Close() })()
+	tooLong := time.AfterFunc(b.c.cfg.ReadyTimeout, func() { bridge.Close() })
 	_, err = bridge.Read(nil)
 	if !tooLong.Stop() {
-		err = errNoAnswer(c.cfg.ReadyTimeout)
+		err = fmt.Errorf("no answer within %v", b.c.cfg.ReadyTimeout)
 	}
 	if err != nil {
 		bridge.Close()
@@ -148,97 +166,93 @@ func (c *Connector) dialInstead() (Route, io.ReadWriteCloser, error) {
 }
 
 // dialSession bridges by `steps proxy` in a session.
-func (c *Connector) dialSession() (*proxyBridge, error) {
+func (b *build) dialSession() (*proxyBridge, error) {
 	stderr := &tail.Writer{}
-	process := c.takeProxy().use(c.life, []byte(c.listening()+"\n"), stderr)
+	process := b.takeProxy().use(b.c.life, []byte(b.serve.socket+"\n"), stderr)
 	if process == nil {
 		var err error
-		process, err = c.starter.Start(c.life, mux.Command{Argv: proxyArgv(c.cfg.Runner, c.listening()), Stderr: stderr})
-		if err != nil {
+		argv := proxyArgv(b.program.Command, b.serve.socket)
+		if process, err = b.starter.Start(b.c.life, mux.Command{Argv: argv, Stderr: stderr}); err != nil {
 			return nil, err
 		}
 	}
-	return &proxyBridge{Process: process, stderr: stderr, fatal: c.end}, nil
+	return &proxyBridge{Process: process, stderr: stderr, fatal: b.c.end}, nil
 }
 
-// closeBridges closes what bridges are open. No new ones come: closing is closed.
-func (c *Connector) closeBridges() {
-	c.mu.Lock()
-	open := make([]*bridge, 0, len(c.bridges))
-	for b := range c.bridges {
-		open = append(open, b)
+// closeBridges closes the open bridges. No new ones come: closing is closed.
+func (b *build) closeBridges() {
+	b.mu.Lock()
+	open := make([]*bridge, 0, len(b.bridges))
+	for br := range b.bridges {
+		open = append(open, br)
 	}
-	c.mu.Unlock()
-	for _, b := range open {
-		_ = b.Close() // an error means the channel was gone already
+	b.mu.Unlock()
+	for _, br := range open {
+		_ = br.Close() // fails only if the channel was gone already
 	}
 }
 
-// isUnreachable reports whether err is the server's refusal of a channel, as opposed to a lost
-// connection or an ended wait. OpenSSH gives one answer for a socket that is missing and for
-// forwarding that is forbidden, so this counts as a verdict on the VM only where the socket is known
-// to be there.
-func isUnreachable(err error) bool {
+// isRefused reports whether err is the server's refusal of a channel, and not a lost connection or an ended wait.
+// OpenSSH gives one answer for a socket that is missing and for forwarding that is forbidden, so it says something
+// about the VM only if the socket is known to be there.
+func isRefused(err error) bool {
 	refusal := (*ssh.OpenChannelError)(nil)
 	return errors.As(err, &refusal)
 }
 
-// http2Start is how a gRPC server greets: an HTTP/2 SETTINGS frame on stream 0 (RFC 9113, section
-// 6.5), of which the first byte is the high one of a small length.
-var http2Start = struct {
-	length int // of the frame header
-	tail   []byte
-}{9, []byte{4, 0, 0, 0, 0, 0}}
+// http2Header is the length of an HTTP/2 frame header. http2Settings are its bytes behind the frame's length for the
+// SETTINGS frame on stream 0 with which a gRPC server begins (RFC 9113, section 6.5).
+const http2Header = 9
 
-// proxyBridge is a bridge by `steps proxy`. A login shell that prints something does so into the
-// bridge; its first read finds that, and says so instead of letting gRPC stumble over it.
+var http2Settings = []byte{4, 0, 0, 0, 0, 0}
+
+// proxyBridge is a bridge by `steps proxy`. A login shell that prints text does so into the bridge; the first read
+// finds that and returns an error that says so, before gRPC fails on it.
 type proxyBridge struct {
 	*mux.Process
-	stderr *tail.Writer
-	fatal  context.CancelCauseFunc // ends the build
-	head   []byte                  // what was read of the frame header and not yet returned
-	read   int                     // bytes of the frame header checked
+	stderr  *tail.Writer
+	fatal   context.CancelCauseFunc // ends the build
+	checked bool                    // the first frame header was read
+	head    []byte                  // the part of it that Read has not returned yet
 }
 
 // Read reads from the socket.
-func (b *proxyBridge) Read(p []byte) (int, error) {
-	if b.read == 0 {
-		b.head = make([]byte, http2Start.length)
-		n, err := io.ReadFull(b.Process, b.head)
-		b.read, b.head = 1, b.head[:n]
-		if err != nil {
-			return 0, b.readError(err)
-		}
-		if b.head[0] != 0 || !bytes.Equal(b.head[3:], http2Start.tail) {
-			err := fmt.Errorf("the VM's login shell prints text into the bridge, beginning %s: "+
-				"let its start-up files be silent when no terminal is there (or allow streamlocal forwarding)", prefix(b.head))
-			b.fatal(err) // another bridge would fare no better
+func (b *proxyBridge) Read(p []byte) (n int, err error) {
+	if !b.checked {
+		b.checked = true
+		if b.head, err = b.readHead(); err != nil {
 			return 0, err
 		}
 	}
 	if len(b.head) > 0 {
-		n := copy(p, b.head)
+		n = copy(p, b.head)
 		b.head = b.head[n:]
 		return n, nil
 	}
-	n, err := b.Process.Read(p)
-	if err != nil {
-		err = b.readError(err)
+	if n, err = b.Process.Read(p); errors.Is(err, io.EOF) && b.stderr.String() != "" {
+		err = fmt.Errorf("steps proxy ended: %s", b.stderr.String())
 	}
 	return n, err
 }
 
-// readError adds to an end of the bridge what proxy said on its way out.
-func (b *proxyBridge) readError(err error) error {
-	said := b.stderr.String()
-	switch {
-	case isLost(err):
-		return err
-	case errors.Is(err, io.ErrUnexpectedEOF) && len(b.head) > 0:
-		return fmt.Errorf("the VM's login shell printed %s instead of starting steps proxy: %s", prefix(b.head), said)
+// readHead reads the first frame header.
+func (b *proxyBridge) readHead() ([]byte, error) {
+	head := make([]byte, http2Header)
+	n, err := io.ReadFull(b.Process, head)
+	switch said := b.stderr.String(); {
+	case mux.IsLost(err):
+		return nil, err
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return nil, fmt.Errorf("the VM's login shell printed %q instead of starting steps proxy: %s", head[:n], said)
 	case errors.Is(err, io.EOF) && said != "":
-		return fmt.Errorf("steps proxy ended: %s", said)
-	default:
-		return err
+		return nil, fmt.Errorf("steps proxy ended: %s", said)
+	case err != nil:
+		return nil, err
+	case head[0] != 0 || !bytes.Equal(head[3:], http2Settings): // the frame is short
+		err = fmt.Errorf("the VM's login shell prints text into the bridge, beginning %q: let its start-up "+
+			"files be silent when no terminal is there (or allow streamlocal forwarding)", head)
+		b.fatal(err) // another bridge would fail too
+		return nil, err
 	}
+	return head, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -27,12 +29,13 @@ type lease struct {
 	released atomic.Int32
 }
 
-func (l *lease) Conn() *mux.Conn { return l.conn }
-func (l *lease) Release()        { l.released.Add(1) }
+func (l *lease) Conn() connector.Conn { return l.conn }
+func (l *lease) Release()             { l.released.Add(1) }
 
 // build is what a Connector under test works with.
 type build struct {
 	*connector.Connector
+	vm    *connector.VM
 	lease *lease
 	log   *sshtest.Log
 	tmp   string
@@ -43,21 +46,16 @@ type build struct {
 func runner(t testing.TB, body string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runner.sh")
-	const version = `[ "$1" != --version ] || { printf 'Version: 1\nName: stepmux\nProtocol: 1\nOS/Arch: linux/amd64\n'; exit; }`
+	const version = `if [ "$1" = --version ]; then
+	printf 'Version: 1\nName: stepmux\nProtocol: 1\nOS/Arch: linux/amd64\n'; exit
+fi`
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+version+"\nsocket=$4\n"+body+"\n"), 0o700))
 	return path
 }
 
 func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*connector.Config)) *build {
 	t.Helper()
-	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
-		User:     s.User,
-		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
-		HostKeys: login.PinnedHostKeys(s.HostKey),
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	b := &build{lease: &lease{conn: conn}, log: &sshtest.Log{}, tmp: sshtest.SocketDir(t)}
+	b := &build{lease: &lease{conn: connect(t, s)}, log: &sshtest.Log{}, tmp: sshtest.SocketDir(t)}
 	cfg := connector.Config{
 		Lease:   b.lease,
 		VM:      new(connector.VM),
@@ -70,10 +68,33 @@ func newBuild(t testing.TB, s *sshtest.Server, id, command string, change func(*
 	if change != nil {
 		change(&cfg)
 	}
+	b.vm = cfg.VM
+	var err error
 	b.Connector, err = connector.New(cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = b.Close(context.Background()) })
 	return b
+}
+
+// program returns the VM's step runner.
+func (b *build) program() program.Program { return b.vm.Program() }
+
+func connect(t testing.TB, s *sshtest.Server) *mux.Conn {
+	t.Helper()
+	conn, err := mux.Dial(sshtest.Within(t), s.Addr, &mux.Config{
+		User:     s.User,
+		Auth:     []login.Auth{login.Key("of the test", s.Signer)},
+		HostKeys: login.PinnedHostKeys(s.HostKey),
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// onServers runs test on a VM in miniature and on a real sshd.
+func onServers(t *testing.T, test func(*testing.T, *sshtest.Server)) {
+	t.Run("in-process", func(t *testing.T) { test(t, embedded(t)) })
+	t.Run("OpenSSH", func(t *testing.T) { test(t, sshtest.OpenSSH(t)) })
 }
 
 func embedded(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }
@@ -83,11 +104,13 @@ const untilLeash = "exec cat >/dev/null"
 
 func TestConnectWaitsForTheReadyMarkerHoweverItComes(t *testing.T) {
 	for name, body := range map[string]string{
-		"plain":                `echo "step-runner is listening on socket $socket" >&2`,
-		"with \\r":             `printf 'step-runner is listening on socket %s\r\n' "$socket" >&2`,
-		"after a greeting":     `printf 'Welcome! 1 update\nMOTD step-runner is listening on socket %s\n' "$socket" >&2`,
-		"in pieces":            `printf 'step-runner is listen' >&2; printf 'ing on socket ' >&2; printf '%s' "$socket" >&2; echo >&2`,
-		"twice":                `echo "step-runner is listening on socket $socket" >&2; echo "step-runner is listening on socket $socket" >&2`,
+		"plain":            `echo "step-runner is listening on socket $socket" >&2`,
+		"with \\r":         `printf 'step-runner is listening on socket %s\r\n' "$socket" >&2`,
+		"after a greeting": `printf 'Welcome! 1 update\nMOTD step-runner is listening on socket %s\n' "$socket" >&2`,
+		"in pieces": `printf 'step-runner is listen' >&2; printf 'ing on socket ' >&2
+printf '%s' "$socket" >&2; echo >&2`,
+		"twice": `echo "step-runner is listening on socket $socket" >&2
+echo "step-runner is listening on socket $socket" >&2`,
 		"begun twice":          `echo "step-runner is listening on step-runner is listening on socket $socket" >&2`,
 		"text on stdout":       `echo noise; echo "step-runner is listening on socket $socket" >&2`,
 		"in the user's base":   `echo "step-runner is listening on socket ${socket%/*/*}-1000/b1/step-runner.sock" >&2`,
@@ -143,7 +166,9 @@ func TestConnectToAVMWithoutTheBinaryNamesItAndSaysWhatToDo(t *testing.T) {
 }
 
 func TestConnectRefusesAServeThatListensElsewhere(t *testing.T) {
-	for _, path := range []string{"/tmp/evil.sock", "${socket}x", "${socket%/*/*}-root/b1/step-runner.sock", "${socket%/*/*}/b2/step-runner.sock"} {
+	for _, path := range []string{
+		"/tmp/evil.sock", "${socket}x", "${socket%/*/*}-root/b1/step-runner.sock", "${socket%/*/*}/b2/step-runner.sock",
+	} {
 		body := `echo "step-runner is listening on socket ` + path + `" >&2` + "\n" + untilLeash
 		b := newBuild(t, embedded(t), "b1", runner(t, body), nil)
 		_, err := b.Connect(sshtest.Within(t))
@@ -183,7 +208,8 @@ func TestConnectReturnsTheContextsErrorWheneverItEnds(t *testing.T) {
 
 func TestConnectGivesUpOnAServeThatIsNeverReady(t *testing.T) {
 	s := embedded(t)
-	conn, vm, command := connect(t, s), new(connector.VM), runner(t, "case $socket in */b0/*) exit;; esac; echo still thinking >&2\n"+untilLeash)
+	conn, vm := connect(t, s), new(connector.VM)
+	command := runner(t, "case $socket in */b0/*) exit;; esac; echo still thinking >&2\n"+untilLeash)
 	share := func(c *connector.Config) { c.Lease, c.VM = &lease{conn: conn}, vm }
 	// What the command is takes its time to find out; for the build that is to wait only for a moment it is known.
 	_, err := newBuild(t, s, "b0", command, share).Connect(sshtest.Within(t))
@@ -217,7 +243,8 @@ func TestConnectAfterALostConnectionSaysSo(t *testing.T) {
 
 func TestServesOutputGoesToTheLogLessTheMarker(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t,
-		`echo before >&2; echo out; echo "step-runner is listening on socket $socket" >&2; echo after >&2; printf 'no newline' >&2
+		`echo before >&2; echo out; echo "step-runner is listening on socket $socket" >&2
+echo after >&2; printf 'no newline' >&2
 `+untilLeash), nil)
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
@@ -250,22 +277,24 @@ func TestCloseGivesUpOnAServeThatDoesNotEnd(t *testing.T) {
 	// gone.
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		pid := filepath.Join(t.TempDir(), "pid")
-		b := newBuild(t, s, "b1", runner(t, `echo $$ >`+pid+`; echo "step-runner is listening on socket $socket" >&2; exec sleep 600`), func(c *connector.Config) {
-			c.StopTimeout = 200 * time.Millisecond
-		})
+		command := runner(t, `echo $$ >`+pid+`; echo "step-runner is listening on socket $socket" >&2; exec sleep 600`)
+		b := newBuild(t, s, "b1", command, func(c *connector.Config) { c.StopTimeout = 200 * time.Millisecond })
 		_, err := b.Connect(sshtest.Within(t))
 		require.NoError(t, err)
 		require.ErrorContains(t, b.Close(sshtest.Within(t)), "it is not gone")
 		require.EqualValues(t, 1, b.lease.released.Load())
-		for _, p := range pidsIn(t, pid) {
-			require.NoError(t, syscall.Kill(p, syscall.SIGKILL))
-		}
+		text, err := os.ReadFile(pid)
+		require.NoError(t, err)
+		p, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		require.NoError(t, err)
+		require.NoError(t, syscall.Kill(p, syscall.SIGKILL))
 	})
 }
 
 func TestDirectoryOfAKilledServeIsRemoved(t *testing.T) {
 	b := newBuild(t, embedded(t), "b1", runner(t,
-		`mkdir -p "${socket%/*}"; touch "${socket%/*}/left"; echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), nil)
+		`mkdir -p "${socket%/*}"; touch "${socket%/*}/left"
+echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), nil)
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
 	dir := filepath.Join(b.tmp, "gitlab-runner-steps", "b1")

@@ -13,13 +13,10 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// maxTrace is the largest trace that is taken, in bytes.
+// maxTrace is the size of the largest trace, in bytes.
 const maxTrace = 128 << 20
 
-// ErrNoTrace tells that the step runner cannot make a trace of a job: it is another program, or an older one.
-var ErrNoTrace = errors.New("the step runner on the VM makes no traces; install a newer stepmux there")
-
-// fetchTrace delivers the trace of the job, which has ended. A stream that broke goes on where it was.
+// fetchTrace delivers the trace of the job, which has ended. After a break it goes on where it stopped.
 func (e *execution) fetchTrace(ctx context.Context) error {
 	var offset int64
 	err := retry(ctx, func() (progress bool, err error) {
@@ -53,21 +50,21 @@ func (e *execution) fetchTrace(ctx context.Context) error {
 	return nil
 }
 
-// writeTrace writes p to the job's Trace. It waits for that no longer than for a log, nor than ctx: what does not
-// return stays behind with its goroutine.
+// writeTrace writes p to the job's Trace and waits for it no longer than traceTimeout and ctx. A Writer that does not
+// return keeps its goroutine.
 func (e *execution) writeTrace(ctx context.Context, p []byte) error {
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := e.job.Trace.Write(p)
 		wrote <- err
 	}()
-	timer := time.NewTimer(e.patience)
+	timer := time.NewTimer(e.traceTimeout)
 	defer timer.Stop()
 	select {
 	case err := <-wrote:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("what it is written to took nothing for %v", e.patience)
+		return fmt.Errorf("its writer took nothing for %v", e.traceTimeout)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

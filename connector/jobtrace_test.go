@@ -61,7 +61,7 @@ func ask(t *testing.T, server pb.StepRunnerServer, job Job) *execution {
 		s.Stop()
 		wg.Wait()
 	})
-	return &execution{rpc: pb.NewStepRunnerClient(client), job: job, patience: sshtest.Bound}
+	return &execution{rpc: pb.NewStepRunnerClient(client), job: job, traceTimeout: sshtest.Bound}
 }
 
 func TestTraceGoesOnWhereItsStreamBroke(t *testing.T) {
@@ -96,15 +96,27 @@ func TestTraceIsBounded(t *testing.T) {
 	require.ErrorContains(t, e.fetchTrace(t.Context()), "no room")
 }
 
+// stuck is a Writer that does not return before it is let go.
+type stuck struct {
+	begun chan struct{} // receives when a write begins
+	free  chan struct{}
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	s.begun <- struct{}{}
+	<-s.free
+	return len(p), nil
+}
+
 func TestTraceIsNotWaitedForWithoutEnd(t *testing.T) {
-	to := newStuck()
+	to := &stuck{begun: make(chan struct{}, 100), free: make(chan struct{})}
 	defer close(to.free)
 	e := ask(t, &traceServer{text: "0123456789"}, Job{Trace: to})
-	e.patience = time.Millisecond
+	e.traceTimeout = time.Millisecond
 	require.ErrorContains(t, e.fetchTrace(t.Context()), "took nothing for 1ms")
 	<-to.begun
 
-	e.patience = sshtest.Bound
+	e.traceTimeout = sshtest.Bound
 	ctx, end := context.WithCancelCause(t.Context())
 	go func() {
 		<-to.begun

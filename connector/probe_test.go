@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -59,7 +60,8 @@ func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 				entries, err := os.ReadDir(b.tmp)
 				require.NoError(t, err)
 				require.Empty(t, entries)
-				require.Eventually(t, func() bool { return len(processesOf(runner[0])) == 0 }, sshtest.Bound, time.Millisecond, "%q", text)
+				gone := func() bool { return len(processesOf(runner[0])) == 0 }
+				require.Eventually(t, gone, sshtest.Bound, time.Millisecond, "%q", text)
 			}
 		}
 	})
@@ -67,20 +69,23 @@ func TestWhatIsNoStepRunnerIsNamed(t *testing.T) {
 
 func TestTheVersionIsFoundBehindALoginShellsGreeting(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
-	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\nprintf 'Welcome to version 7\\nVersion: of the greeting\\n$ '\nexec /bin/sh \"$@\"\n"), 0o700))
+	greets := "#!/bin/sh\nprintf 'Welcome to version 7\\nVersion: of the greeting\\n$ '\nexec /bin/sh \"$@\"\n"
+	require.NoError(t, os.WriteFile(shell, []byte(greets), 0o700))
 	b := newBuild(t, sshtest.InProcess(t, embeddedvm.Config{Shell: shell}), "b1", "", func(c *connector.Config) {
 		c.Runner, c.Route = runnertest.GitLabRunner(t), connector.Streamlocal
 	})
 	_, err := b.Connect(sshtest.Within(t))
 	require.NoError(t, err)
-	require.Equal(t, "17.11.0", b.Program().Version)
+	require.Equal(t, "17.11.0", b.program().Version)
 }
 
 func TestAProgramIsAskedOncePerConnection(t *testing.T) {
 	s := embedded(t)
 	asked := filepath.Join(t.TempDir(), "asked")
 	path := filepath.Join(t.TempDir(), "runner")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho \"$1 $2\" >>"+asked+"\n[ \"$2\" != relay ] || exit 1\nexec "+runnertest.Command(t)[0]+" \"$@\"\n"), 0o700))
+	command := "#!/bin/sh\necho \"$1 $2\" >>" + asked + "\n[ \"$2\" != relay ] || exit 1\nexec " +
+		runnertest.Command(t)[0] + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(path, []byte(command), 0o700))
 	vm := new(connector.VM)
 	for connection := range 2 {
 		conn := connect(t, s)
@@ -102,7 +107,8 @@ func TestAnErrorIsSharedByThoseWhoWaitForItAndTheNextOneAsksAgain(t *testing.T) 
 	conn, vm := connect(t, s), new(connector.VM)
 	dir := t.TempDir()
 	gate, asked, mended := filepath.Join(dir, "gate"), filepath.Join(dir, "asked"), filepath.Join(dir, "mended")
-	runner := answering(t, "echo x >>"+asked+"; until [ -e "+gate+" ]; do sleep 0.01; done; [ ! -e "+mended+" ] || exec "+runnertest.Command(t)[0]+" --version; echo broken")
+	runner := answering(t, "echo x >>"+asked+"; until [ -e "+gate+" ]; do sleep 0.01; done\n"+
+		"[ ! -e "+mended+" ] || exec "+runnertest.Command(t)[0]+" --version; echo broken")
 	share := func(c *connector.Config) { c.Lease, c.VM, c.Runner = &lease{conn: conn}, vm, runner }
 	errs := make(chan error, 5)
 	for i := range cap(errs) {
@@ -118,7 +124,7 @@ func TestAnErrorIsSharedByThoseWhoWaitForItAndTheNextOneAsksAgain(t *testing.T) 
 	require.NoError(t, os.WriteFile(mended, nil, 0o600))
 	_, err := newBuild(t, s, "last", "", share).Connect(sshtest.Within(t))
 	require.ErrorContains(t, err, "exit status 1", "it is a stepmux now, with a serve that fails")
-	require.Equal(t, connector.Stepmux, vm.Program().Kind)
+	require.Equal(t, program.Stepmux, vm.Program().Kind)
 }
 
 func TestAnotherVersionIsToldOnce(t *testing.T) {
@@ -131,20 +137,23 @@ func TestAnotherVersionIsToldOnce(t *testing.T) {
 				c.VM, c.Logger, c.Route, c.Version = vm, logger, route, "v9.9.9"
 			})
 			require.NoError(t, b.runs(t))
-			require.Equal(t, "devel", b.Program().Version)
-			require.Equal(t, binary(t).Platform(), b.Program().Platform)
+			require.Equal(t, "devel", b.program().Version)
+			require.Equal(t, binary(t).Platform(), b.program().Platform)
 		}
 		require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
 		require.Contains(t, log.String(), "there=devel here=v9.9.9")
 	}
 	logger, log := logs()
-	b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) { c.Logger, c.Version = logger, "devel" })
+	b := newBuild(t, s, "b1", runnertest.Command(t)[0], func(c *connector.Config) {
+		c.Logger, c.Version = logger, "devel"
+	})
 	require.NoError(t, b.runs(t))
 	require.NotContains(t, log.String(), "level=WARN", "the same")
 }
 
 func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
-	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir", "setsid", "sleep", "cat")
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir", "setsid", "sleep",
+		"cat")
 	v := newBareVM(t, "PATH="+bin)
 	none := func(c *connector.Config) { c.Runner, c.Bootstrap = nil, nil }
 	err := v.build(t, "b1", none).runs(t)
@@ -153,7 +162,9 @@ func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
 	require.NoError(t, os.Symlink(runnertest.GitLabRunner(t)[0], filepath.Join(bin, "gitlab-runner")))
 	b := v.build(t, "b2", none)
 	require.NoError(t, b.runs(t))
-	require.Equal(t, connector.Program{Kind: connector.StepRunner, Version: "17.11.0", Platform: binary(t).Platform(), Command: []string{"gitlab-runner"}}, b.Program())
+	require.Equal(t, program.Program{
+		Kind: program.StepRunner, Version: "17.11.0", Platform: binary(t).Platform(), Command: []string{"gitlab-runner"},
+	}, b.program())
 
 	err = v.build(t, "b3", func(c *connector.Config) { c.Runner, c.Bootstrap = []string{"stepmux"}, nil }).runs(t)
 	require.ErrorContains(t, err, `is "stepmux" installed on the VM`, "not if stepmux was asked for")
@@ -164,7 +175,7 @@ func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
 	require.NoError(t, os.Symlink(runnertest.Command(t)[0], filepath.Join(bin, "stepmux")))
 	b = v.build(t, "b5", none)
 	require.NoError(t, b.runs(t))
-	require.Equal(t, []string{"stepmux"}, b.Program().Command)
+	require.Equal(t, []string{"stepmux"}, b.program().Command)
 }
 
 func TestAServeThatIsGoneSaysNothingAboutForwarding(t *testing.T) {
@@ -172,8 +183,11 @@ func TestAServeThatIsGoneSaysNothingAboutForwarding(t *testing.T) {
 	// A stand-in says that it listens where nothing does, if it is for the build gone. Its argument is where a real one
 	// has the socket's path.
 	path := filepath.Join(t.TempDir(), "runner")
-	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\ncase \"$2 $4\" in serve*/gone/*) echo \"step-runner is listening on socket $4\" >&2; exec cat >/dev/null;; esac\n"+
-		"case $2 in relay) exit 1;; esac\nexec "+command+" \"$@\"\n"), 0o700))
+	text := `#!/bin/sh
+case "$2 $4" in serve*/gone/*) echo "step-runner is listening on socket $4" >&2; exec cat >/dev/null;; esac
+case $2 in relay) exit 1;; esac
+exec ` + command + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
 	onServers(t, func(t *testing.T, s *sshtest.Server) {
 		conn, vm := connect(t, s), new(connector.VM)
 		tmp := sshtest.SocketDir(t)

@@ -19,32 +19,26 @@ type Trace struct {
 	ServeGone func(build string, took time.Duration, err error)
 }
 
-func (t *Trace) serveReady(build string, start Route, took time.Duration) {
-	if t.ServeReady != nil {
-		t.ServeReady(build, start, took)
+// orNothing returns a copy of t in which no hook is nil.
+func (t *Trace) orNothing() *Trace {
+	var all Trace
+	if t != nil {
+		all = *t
 	}
-}
-
-func (t *Trace) bridgeOpen(build string, route Route) {
-	if t.BridgeOpen != nil {
-		t.BridgeOpen(build, route)
+	if all.ServeReady == nil {
+		all.ServeReady = func(string, Route, time.Duration) {}
 	}
-}
-
-func (t *Trace) bridgeClose(build string) {
-	if t.BridgeClose != nil {
-		t.BridgeClose(build)
+	if all.BridgeOpen == nil {
+		all.BridgeOpen = func(string, Route) {}
 	}
-}
-
-func (t *Trace) serveStop(build string) {
-	if t.ServeStop != nil {
-		t.ServeStop(build)
+	if all.BridgeClose == nil {
+		all.BridgeClose = func(string) {}
 	}
-}
-
-func (t *Trace) serveGone(build string, took time.Duration, err error) {
-	if t.ServeGone != nil {
-		t.ServeGone(build, took, err)
+	if all.ServeStop == nil {
+		all.ServeStop = func(string) {}
 	}
+	if all.ServeGone == nil {
+		all.ServeGone = func(string, time.Duration, error) {}
+	}
+	return &all
 }

@@ -2,139 +2,131 @@ package connector
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/flight"
 )
 
 // maxNative is how many streamlocal bridges a VM's connection has at once where a relay can take the rest:
 // sshd's work for each byte grows with the number of open channels.
 const maxNative = 64
 
-// VM remembers what was found out about one VM, for all its builds. The zero value knows nothing
-// yet. It is safe for concurrent use.
+// VM remembers facts about one VM for all its builds. The zero value knows nothing yet. It is safe for concurrent
+// use.
 type VM struct {
-	mu          sync.Mutex // guards the following
-	relay       verdict
-	streamlocal verdict
-	probing     chan struct{} // not nil while a build finds out about streamlocal; closed when it is through
-	search      *search       // for the step runner: under way, or what it found; nil before the first
-	skewTold    bool
-	serves      ahead
-	proxies     ahead
-	native      int // streamlocal bridges that are open
+	relay, streamlocal flight.Flight[capability]
+	serves, proxies    prestarter
+	native             atomic.Int32 // open streamlocal bridges of builds that a relay started
+	skewTold           atomic.Bool  // the warning about another version was logged
+
+	mu     sync.Mutex // guards the following
+	search *search    // of the last build; nil before the first
 }
 
-// verdict is what is known of a route.
-type verdict struct {
-	known, works bool
-	reason       string
+// capability is the knowledge about a route.
+type capability struct {
+	works  bool
+	reason string
 }
 
-// judgeRelay remembers whether a relay runs on the VM. That none runs now, after one did, is news too.
-func (v *VM) judgeRelay(works bool, reason string) {
+// forever keeps a capability until it is replaced.
+const forever = -1
+
+// search looks for the VM's step runner over one connection, and keeps the result.
+type search struct {
+	conn   Conn
+	runner []string // as it is configured
+	flight flight.Flight[*program.Program]
+}
+
+// findProgram returns the VM's step runner. The first build of a connection searches, the others wait for it and share
+// its result. After an error the next build searches again.
+func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.Program, error) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.relay = verdict{true, works, reason}
+	s := v.search
+	if s == nil || s.conn != conn || !slices.Equal(s.runner, cfg.runner()) {
+		s = &search{conn: conn, runner: cfg.runner()}
+		v.search = s
+	}
+	v.mu.Unlock()
+	return s.flight.Do(ctx, func(ctx context.Context) (*program.Program, time.Duration, error) {
+		v.relay.Forget() // another program may have taken the place of the one it was known of
+		p, noRelay, err := program.Find(ctx, cfg.search(conn))
+		if noRelay != "" {
+			v.relay.Set(capability{false, noRelay}, forever)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		cfg.Logger.Info("step runner found", "kind", p.Kind, "version", p.Version, "platform", p.Platform,
+			"command", strings.Join(p.Command, " "), "uploaded", p.Uploaded)
+		other := p.Version != "" && cfg.Version != "" && p.Version != cfg.Version
+		if p.Kind == program.Stepmux && other && !v.skewTold.Swap(true) {
+			cfg.Logger.Warn("the step runner on the VM is of another version than this program",
+				"there", p.Version, "here", cfg.Version)
+		}
+		return p, forever, nil
+	})
 }
 
-// forgetRelay forgets what is known of the relay, which may be that of another program.
-func (v *VM) forgetRelay() {
+// Program returns the step runner that was found last, the zero value before that.
+func (v *VM) Program() program.Program {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.relay = verdict{}
+	s := v.search
+	v.mu.Unlock()
+	if s != nil {
+		if p, ok := s.flight.Kept(); ok {
+			return *p
+		}
+	}
+	return program.Program{}
 }
 
-// relayVerdict returns what is known of the relay.
-func (v *VM) relayVerdict() verdict {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.relay
-}
-
-// streamlocalVerdict returns what is known of streamlocal. While nobody knows it asks one caller to find
-// out: then found is not nil and must be called, with the zero verdict if nothing was learned. The others
-// wait for that, bounded by ctx, or, if they would rather not, get the zero verdict.
-func (v *VM) streamlocalVerdict(ctx context.Context, wait bool) (known verdict, found func(verdict), err error) {
+// probe returns the knowledge about streamlocal, if there is any. Else it asks one caller to probe: that caller gets
+// report, which it must call. The others wait for the result, bounded by ctx, or without wait get neither.
+func (v *VM) probe(
+	ctx context.Context, wait bool,
+) (c capability, known bool, report func(capability, time.Duration), err error) {
 	for {
-		v.mu.Lock()
-		if v.streamlocal.known {
-			defer v.mu.Unlock()
-			return v.streamlocal, nil, nil
+		if c, known := v.streamlocal.Kept(); known {
+			return c, true, nil, nil
 		}
-		if v.probing == nil {
-			defer v.mu.Unlock()
-			v.probing = make(chan struct{})
-			return verdict{}, once(v.found), nil
+		if report := v.streamlocal.Claim(); report != nil || !wait {
+			return capability{}, false, report, nil
 		}
-		probing := v.probing
-		v.mu.Unlock()
-		if !wait {
-			return verdict{}, nil, nil
-		}
-		select {
-		case <-probing:
-		case <-ctx.Done():
-			return verdict{}, nil, ctx.Err()
+		if err := v.streamlocal.Wait(ctx); err != nil {
+			return capability{}, false, nil, err
 		}
 	}
 }
 
-// once returns fn cut down to its first call.
-func once(fn func(verdict)) func(verdict) {
-	var o sync.Once
-	return func(what verdict) { o.Do(func() { fn(what) }) }
-}
-
-// found ends a probe.
-func (v *VM) found(what verdict) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.streamlocal = what
-	close(v.probing)
-	v.probing = nil
-}
-
-// judgeStreamlocal replaces what was known: a route that worked does no more.
-func (v *VM) judgeStreamlocal(works bool, reason string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.streamlocal = verdict{true, works, reason}
-}
-
-// takeNative counts one streamlocal bridge more if there is room for it, and else returns false.
+// takeNative counts one more streamlocal bridge if there is room for it, and else returns false.
 func (v *VM) takeNative() bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.native >= maxNative {
-		return false
+	if v.native.Add(1) <= maxNative {
+		return true
 	}
-	v.native++
-	return true
+	v.native.Add(-1)
+	return false
 }
 
-// giveNative undoes takeNative.
-func (v *VM) giveNative() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.native--
-}
-
-// Choice returns the routes that builds take on the VM when the choice is theirs; what is not known yet is
-// empty.
+// Choice returns the routes that builds take on the VM if the configuration leaves the choice. A route that is not
+// known yet is empty.
 func (v *VM) Choice() Choice {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	var c Choice
-	switch {
-	case v.relay.known && v.relay.works:
-		c.Start, c.StartReason = Relay, v.relay.reason
-	case v.relay.known:
-		c.Start, c.StartReason = Session, v.relay.reason
+	if relay, known := v.relay.Kept(); known {
+		if c.Start, c.StartReason = Session, relay.reason; relay.works {
+			c.Start = Relay
+		}
 	}
-	switch {
-	case v.streamlocal.known && v.streamlocal.works:
-		c.Bridge, c.BridgeReason = Streamlocal, v.streamlocal.reason
-	case v.streamlocal.known && c.Start != "":
-		c.Bridge, c.BridgeReason = c.Start, v.streamlocal.reason
+	if streamlocal, known := v.streamlocal.Kept(); known && (streamlocal.works || c.Start != "") {
+		if c.Bridge, c.BridgeReason = c.Start, streamlocal.reason; streamlocal.works {
+			c.Bridge = Streamlocal
+		}
 	}
 	return c
 }

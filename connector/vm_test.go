@@ -9,36 +9,36 @@ import (
 
 func TestOneCallerFindsOutAndTheOthersWaitOrGoAnotherWay(t *testing.T) {
 	v := new(VM)
-	_, found, err := v.streamlocalVerdict(t.Context(), true)
+	_, _, report, err := v.probe(t.Context(), true)
 	require.NoError(t, err)
-	require.NotNil(t, found, "the first one is asked")
-	known, ask, err := v.streamlocalVerdict(t.Context(), false)
+	require.NotNil(t, report, "the first one is asked")
+	_, known, ask, err := v.probe(t.Context(), false)
 	require.NoError(t, err)
 	require.Nil(t, ask)
-	require.False(t, known.known, "who would not wait goes on without")
-	waiting := make(chan verdict)
+	require.False(t, known, "a build that does not wait goes on without")
+	waiting := make(chan capability)
 	go func() {
-		known, _, _ := v.streamlocalVerdict(t.Context(), true)
+		known, _, _, _ := v.probe(t.Context(), true)
 		waiting <- known
 	}()
-	found(verdict{true, true, "works"})
-	found(verdict{}) // only the first counts
-	require.Equal(t, verdict{true, true, "works"}, <-waiting)
+	report(capability{true, "works"}, -1)
+	report(capability{}, 0) // only the first counts
+	require.Equal(t, capability{true, "works"}, <-waiting)
 	require.Equal(t, Streamlocal, v.Choice().Bridge)
 }
 
 func TestAProbeThatLearnsNothingLeavesTheQuestionToTheNext(t *testing.T) {
 	v := new(VM)
-	_, found, err := v.streamlocalVerdict(t.Context(), true)
+	_, _, report, err := v.probe(t.Context(), true)
 	require.NoError(t, err)
-	found(verdict{})
+	report(capability{}, 0)
 	require.Equal(t, Choice{}, v.Choice())
-	_, found, err = v.streamlocalVerdict(t.Context(), true)
+	_, _, report, err = v.probe(t.Context(), true)
 	require.NoError(t, err)
-	require.NotNil(t, found)
+	require.NotNil(t, report)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, _, err = v.streamlocalVerdict(ctx, true)
+	_, _, _, err = v.probe(ctx, true)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
@@ -48,16 +48,16 @@ func TestNativeBridgesAreBounded(t *testing.T) {
 		require.True(t, v.takeNative())
 	}
 	require.False(t, v.takeNative())
-	v.giveNative()
+	v.native.Add(-1)
 	require.True(t, v.takeNative())
 }
 
 func TestChoiceTellsWhatIsKnown(t *testing.T) {
 	v := new(VM)
-	v.judgeStreamlocal(false, "forbidden")
+	v.streamlocal.Set(capability{false, "forbidden"}, forever)
 	require.Empty(t, v.Choice().Bridge, "what else there is is not known yet")
-	v.judgeRelay(false, "missing")
+	v.relay.Set(capability{false, "missing"}, forever)
 	require.Equal(t, Choice{Session, "missing", Session, "forbidden"}, v.Choice())
-	v.judgeRelay(true, "runs")
+	v.relay.Set(capability{true, "runs"}, forever)
 	require.Equal(t, Choice{Relay, "runs", Relay, "forbidden"}, v.Choice())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -71,9 +72,9 @@ func TestAbortCutsBuildsShortThatIgnoreTheirCancellation(t *testing.T) {
 		out := &sshtest.Log{}
 		job := script(`trap "" TERM; echo started; while :; do sleep 600; done`)
 		job.Grace = time.Hour
-		ended := make(chan []instance.Report, 1)
+		ended := make(chan []batch.Report, 1)
 		go func() {
-			ended <- p.RunBatch(ctx, abort, instance.Batch{Builds: []instance.BatchBuild{{ID: "b1", Job: job, Log: out}}})
+			ended <- batch.Run(ctx, abort, p, batch.Batch{Builds: []batch.Build{{ID: "b1", Job: job, Log: out}}})
 		}()
 		out.Await(t, "started")
 		cancel()

@@ -37,7 +37,7 @@ import (
 // VM. Its value is a victim.
 const attackVar = "STEPMUX_TEST_ATTACK"
 
-// victim is what the attacker is told: more than a job can know.
+// victim describes a build to its attacker: more than a job can know.
 type victim struct {
 	Socket  string // of the other build
 	Job     string // that it runs
@@ -47,7 +47,7 @@ type victim struct {
 	Manager int    // a process on this machine that would not be on the VM
 }
 
-// attack does what it can. Each success is a line on stdout that begins with BREACH; the last line counts the tries.
+// attack tries every attack. Each success is a line on stdout that begins with BREACH; the last line counts the tries.
 func attack(encoded string) error {
 	a := &attacker{}
 	if err := json.Unmarshal([]byte(encoded), &a.victim); err != nil {
@@ -164,7 +164,8 @@ func (a *attacker) spy() {
 		}
 		a.try(unix.PtraceSeize(pid) == nil, "attached to process %d", pid)
 		one := make([]byte, 1)
-		_, err := unix.ProcessVMReadv(pid, []unix.Iovec{{Base: &one[0], Len: 1}}, []unix.RemoteIovec{{Base: 0x400000, Len: 1}}, 0)
+		local, remote := []unix.Iovec{{Base: &one[0], Len: 1}}, []unix.RemoteIovec{{Base: 0x400000, Len: 1}}
+		_, err := unix.ProcessVMReadv(pid, local, remote, 0)
 		a.try(err != unix.EPERM, "read memory of process %d: %v", pid, err)
 	}
 }
@@ -206,7 +207,7 @@ func (a *attacker) search() {
 		look(filepath.Join(dir, "environ"))
 		fds, _ := filepath.Glob(filepath.Join(dir, "fd", "*"))
 		for _, fd := range fds {
-			// Reading takes away what is in a pipe: only those of this VM, and no terminals.
+			// Reading empties a pipe: read only those of this VM, and no terminals.
 			if fi, err := os.Stat(fd); err == nil && (fi.Mode().IsRegular() || fi.Mode()&fs.ModeNamedPipe != 0 && a.near(pid)) {
 				look(fd)
 			}
@@ -243,7 +244,7 @@ func hash(secret string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// secretOf returns what calls to a build's step runner carry.
+// secretOf returns the secret of calls to a build's step runner.
 func secretOf(t testing.TB, e *instance.Executor) string {
 	t.Helper()
 	md, err := e.Credentials().GetRequestMetadata(t.Context())
@@ -263,7 +264,8 @@ func TestAJobCannotTouchTheServerOfAnotherBuild(t *testing.T) {
 			gate := filepath.Join(t.TempDir(), "gate")
 			ended := make(chan error, 1)
 			go func() {
-				ended <- neighbour.Execute(sshtest.Within(t), script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done; echo done"))
+				ended <- neighbour.Execute(sshtest.Within(t), script(
+					"echo started; until [ -e "+gate+" ]; do sleep 0.01; done; echo done"))
 			}()
 			out.Await(t, "started")
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -49,7 +50,8 @@ func TestBuildOfSteps(t *testing.T) {
 		var mu sync.Mutex
 		var events []string
 		job := connector.Job{
-			Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n  - name: two\n    exec: {command: [echo, no, $shell]}\n"),
+			Steps: []byte("run:\n  - name: one\n    script: echo $WHO\n    env: {WHO: me}\n" +
+				"  - name: two\n    exec: {command: [echo, no, $shell]}\n"),
 			OnStep: func(e connector.StepEvent) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -66,9 +68,11 @@ func TestFailuresOfScriptsAreTheScripts(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		requireReason(t, build(sshtest.Within(t), p, "b1", script("exit 42"), &sshtest.Log{}), instance.ScriptFailure, 42)
-		requireReason(t, build(sshtest.Within(t), p, "b2", script("no-such-command"), &sshtest.Log{}), instance.ScriptFailure, 127)
-		requireReason(t, build(sshtest.Within(t), p, "b3", script("kill -KILL $$"), &sshtest.Log{}), instance.ScriptFailure, 137)
-		requireReason(t, build(sshtest.Within(t), p, "b4", connector.Job{Steps: []byte("run: [{nonsense: 1}]")}, &sshtest.Log{}), instance.ConfigurationError, 0)
+		run := func(id string, job connector.Job) error { return build(sshtest.Within(t), p, id, job, &sshtest.Log{}) }
+		requireReason(t, run("b2", script("no-such-command")), instance.ScriptFailure, 127)
+		requireReason(t, run("b3", script("kill -KILL $$")), instance.ScriptFailure, 137)
+		wrong := connector.Job{Steps: []byte("run: [{nonsense: 1}]")}
+		requireReason(t, run("b4", wrong), instance.ConfigurationError, 0)
 		v.requireClean(t)
 	})
 }
@@ -77,7 +81,7 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 1, nil)
 		const secret = "s3cr3t-of-the-job"
-		// The step looks at all processes there are: at what they were started with.
+		// The step looks at the command lines and environments of all processes.
 		job := script(`echo "mine: $CI_SECRET"; for p in /proc/[0-9]*; do
 			[ "$p" = "/proc/$$" ] && continue
 			tr '\0' ' ' <$p/cmdline; echo; tr '\0' '\n' <$p/environ; echo; done 2>/dev/null | grep -v '^CI_SECRET=' >all
@@ -107,7 +111,7 @@ func TestJobVariablesReachTheStepsAndNoCommandLineOrEnvironmentOnTheWay(t *testi
 		require.Equal(t, "--secret-stdin", args[4])
 		require.Contains(t, []string{
 			v.socket("b2"),
-			"-", // one that the relay has started ahead
+			"-", // one that the relay has prestarted
 		}, args[3])
 		require.NoError(t, e.Cleanup(sshtest.Within(t)))
 	})
@@ -122,7 +126,9 @@ func servePID(t testing.TB, v *vm, build string) int {
 	raw, err := nc.(*net.UnixConn).SyscallConn()
 	require.NoError(t, err)
 	var peer *unix.Ucred
-	require.NoError(t, raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}))
 	require.NoError(t, err)
 	return int(peer.Pid)
 }
@@ -183,14 +189,14 @@ func TestManyBuildsShareOneConnection(t *testing.T) {
 				}
 				const builds, capacity = 40, 20 // more at once than the sessions of a connection
 				p := v.provider(t, capacity, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
-				batch := instance.Batch{}
+				all := batch.Batch{}
 				logs := make([]*sshtest.Log, builds)
 				for i := range logs {
 					logs[i] = &sshtest.Log{}
 					id := fmt.Sprintf("b%d", i)
-					batch.Builds = append(batch.Builds, instance.BatchBuild{ID: id, Job: script("echo I am " + id), Log: logs[i]})
+					all.Builds = append(all.Builds, batch.Build{ID: id, Job: script("echo I am " + id), Log: logs[i]})
 				}
-				for i, r := range p.RunBatch(sshtest.Within(t), sshtest.Within(t), batch) {
+				for i, r := range batch.Run(sshtest.Within(t), sshtest.Within(t), p, all) {
 					require.Nil(t, r.Err, "%v", r.Err)
 					require.NoError(t, r.Cleanup)
 					require.Equal(t, fmt.Sprintf("I am b%d\n", i), logs[i].String())
@@ -215,14 +221,16 @@ func TestAutoFindsOutOnceWhatWorksOnTheVM(t *testing.T) {
 		runner        func(testing.TB) []string
 		start, bridge connector.Route
 	}{
-		"stock":                     {nil, runnertest.Command, connector.Relay, connector.Streamlocal},
-		"no forwarding of sockets":  {[]string{noForwarding}, runnertest.Command, connector.Relay, connector.Relay},
-		"no forwarding":             {[]string{noneAtAll}, runnertest.Command, connector.Relay, connector.Relay},
-		"no relay":                  {nil, withoutRelay, connector.Session, connector.Streamlocal},
-		"neither":                   {[]string{noForwarding}, withoutRelay, connector.Session, connector.Session},
-		"neither, one pair at once": {[]string{noForwarding, "MaxSessions 2"}, withoutRelay, connector.Session, connector.Session},
-		"one session":               {[]string{"MaxSessions 1"}, runnertest.Command, connector.Relay, connector.Streamlocal},
-		"one session, no relay":     {[]string{"MaxSessions 1"}, withoutRelay, connector.Session, connector.Streamlocal},
+		"stock":                    {nil, runnertest.Command, connector.Relay, connector.Streamlocal},
+		"no forwarding of sockets": {[]string{noForwarding}, runnertest.Command, connector.Relay, connector.Relay},
+		"no forwarding":            {[]string{noneAtAll}, runnertest.Command, connector.Relay, connector.Relay},
+		"no relay":                 {nil, withoutRelay, connector.Session, connector.Streamlocal},
+		"neither":                  {[]string{noForwarding}, withoutRelay, connector.Session, connector.Session},
+		"neither, one pair at once": {
+			[]string{noForwarding, "MaxSessions 2"}, withoutRelay, connector.Session, connector.Session,
+		},
+		"one session":           {[]string{"MaxSessions 1"}, runnertest.Command, connector.Relay, connector.Streamlocal},
+		"one session, no relay": {[]string{"MaxSessions 1"}, withoutRelay, connector.Session, connector.Streamlocal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -259,7 +267,9 @@ func TestAForcedRouteThatDoesNotWorkSaysWhatToDo(t *testing.T) {
 		{connector.Relay, []string{"/no/such/stepmux"}, `is "/no/such/stepmux" installed on the VM`},
 		{connector.Streamlocal, v.runner, "AllowStreamLocalForwarding"},
 	} {
-		p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) { c.Route, in.Runner = test.route, test.runner })
+		p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) {
+			c.Route, in.Runner = test.route, test.runner
+		})
 		err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
 		require.ErrorContains(t, err, test.want)
@@ -273,7 +283,8 @@ func TestARelayThatDiesFailsItsBuildsAndTheNextGoesOn(t *testing.T) {
 		out := &sshtest.Log{}
 		ended := make(chan error, 1)
 		go func() {
-			ended <- build(sshtest.Within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+			ended <- build(sshtest.Within(t), p, "b1", script(
+				"echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
 		}()
 		out.Await(t, "started")
 		require.NoError(t, syscall.Kill(relayPID(t, v), syscall.SIGKILL))
@@ -299,7 +310,8 @@ func relayPID(t testing.TB, v *vm) int {
 	require.NoError(t, err)
 	for _, p := range procs {
 		line, _ := os.ReadFile(p)
-		if strings.HasSuffix(string(line), "\x00steps\x00relay\x00--temp-dir\x00"+v.tmp+"\x00") && !strings.HasPrefix(string(line), "sh\x00") {
+		if strings.HasSuffix(string(line), "\x00steps\x00relay\x00--temp-dir\x00"+v.tmp+"\x00") &&
+			!strings.HasPrefix(string(line), "sh\x00") {
 			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
 			require.NoError(t, err)
 			return pid
@@ -333,9 +345,9 @@ func TestTimeoutIsATimeout(t *testing.T) {
 		job.Timeout = 300 * time.Millisecond
 		requireReason(t, build(sshtest.Within(t), p, "b1", job, &sshtest.Log{}), instance.JobExecutionTimeout, 0)
 
-		reports := p.RunBatch(sshtest.Within(t), sshtest.Within(t), instance.Batch{
+		reports := batch.Run(sshtest.Within(t), sshtest.Within(t), p, batch.Batch{
 			Timeout: 300 * time.Millisecond,
-			Builds:  []instance.BatchBuild{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
+			Builds:  []batch.Build{{ID: "b2", Job: script("sleep 600"), Log: &sshtest.Log{}}},
 		})
 		requireReason(t, reports[0].Err, instance.JobExecutionTimeout, 0)
 		v.requireClean(t)
@@ -388,7 +400,8 @@ func TestLostConnectionIsTheSystemsFailureAndLeavesNothing(t *testing.T) {
 				out := &sshtest.Log{}
 				ended := make(chan error, 1)
 				go func() {
-					ended <- build(sshtest.Within(t), p, "b1", script("echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
+					ended <- build(sshtest.Within(t), p, "b1", script(
+						"echo started; (sleep 601 &) ; setsid sleep 602 & sleep 600"), out)
 				}()
 				out.Await(t, "started")
 				proxy.Cut()
@@ -434,7 +447,8 @@ func TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn(t *testing.T) {
 	gate := filepath.Join(t.TempDir(), "gate")
 	ended := make(chan error, 1)
 	go func() {
-		ended <- build(sshtest.Within(t), p, "b1", script("echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
+		ended <- build(sshtest.Within(t), p, "b1", script(
+			"echo one; until [ -e "+gate+" ]; do sleep 0.01; done; echo two"), out)
 	}()
 	out.Await(t, "one")
 	killed := false
@@ -528,7 +542,8 @@ func TestWrongCredentialsFailAtOnceForAllBuilds(t *testing.T) {
 func TestLoginShellThatTalksIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	shell := filepath.Join(dir, "shell")
-	require.NoError(t, os.WriteFile(shell, []byte("#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"), 0o700))
+	text := "#!/bin/sh\necho Welcome to this machine, dear user\nexec /bin/sh \"$@\"\n"
+	require.NoError(t, os.WriteFile(shell, []byte(text), 0o700))
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{Shell: shell}))
 	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Session })
 	err := build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{})

@@ -10,16 +10,16 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
-// Client reaches the build's instance for a runner that has its own idea of a build: it has the methods of
-// GitLab Runner's executors.Client, and takes the place of one that has a connection to itself. All clients
-// of an instance share its connection.
+// Client gives a runner that drives its builds itself access to the build's instance. It has the methods of GitLab
+// Runner's executors.Client, and takes the place of one with its own connection: all clients of an instance share its
+// connection.
 //
-// Every error is a [*BuildError], those of the connections it gives excepted. It is safe for concurrent use.
+// Every error is a [*BuildError], but for errors of the connections it returns. It is safe for concurrent use.
 // [Executor.Client] makes one; Close ends it.
 type Client struct {
 	lease   *pool.Lease[*mux.Conn]
@@ -27,7 +27,7 @@ type Client struct {
 	slot    *slot
 	life    context.Context // ends with Close
 	end     context.CancelCauseFunc
-	running sync.WaitGroup // calls of Run, and what is being started
+	running sync.WaitGroup // calls of Run, and starts of commands
 
 	mu     sync.Mutex // guards the following
 	closed bool
@@ -36,20 +36,20 @@ type Client struct {
 	closing sync.Mutex // held by Close
 }
 
-// RunOptions says what Run runs. It has the fields of GitLab Runner's type of that name, from which it can
-// be converted.
+// RunOptions describes a command for Run. It has the fields of GitLab Runner's type of that name, and can be converted
+// from it.
 type RunOptions struct {
 	// Command is a command line for the login's shell.
 	Command string
 	// Stdin, if not nil, is its standard input. Run does not wait for a Read that is under way when the
 	// command ends.
 	Stdin io.Reader
-	// Stdout and Stderr receive its output as it comes, each from one goroutine. If nil it is discarded.
-	// If one fails the command is stopped.
+	// Stdout and Stderr receive its output as it comes, each from one goroutine. If nil, that output is
+	// discarded. If a Write fails, the command is stopped.
 	Stdout, Stderr io.Writer
 }
 
-// errClientClosed is the cause of the errors of a Client that was closed.
+// errClientClosed is the cause of the errors of a closed Client.
 var errClientClosed = fmt.Errorf("the build's client is closed: %w", net.ErrClosed)
 
 // Client returns a client of the instance that Prepare found. ctx bounds the wait for its connection. The
@@ -102,9 +102,9 @@ func (c *Client) begin(ctx context.Context) (bound context.Context, finish func(
 	}, nil
 }
 
-// Run runs a command and waits for its end. It returns nil for exit code 0; for another a [*BuildError] of
-// the reason ScriptFailure with it. When ctx ends, or the Client is closed, the command's process group on
-// the instance gets SIGTERM, and SIGKILL after the Grace of the configuration; Run waits for that.
+// Run runs a command and waits for its end. It returns nil for exit code 0, and for another a [*BuildError] with that
+// code and the reason ScriptFailure. When ctx ends, or the Client is closed, the command's process group on the
+// instance gets SIGTERM, and SIGKILL after the Grace of the configuration; Run waits for that.
 func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	ctx, finish, err := c.begin(ctx)
 	if err != nil {
@@ -114,7 +114,7 @@ func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	if err != nil {
 		return finish(err)
 	}
-	code, err := connector.RunCommand(ctx, starter, connector.Command{
+	code, err := script.RunCommand(ctx, starter, script.Command{
 		Line:   opts.Command,
 		Grace:  c.owner.provider.cfg.Grace,
 		Stderr: opts.Stderr,
@@ -133,8 +133,7 @@ func (c *Client) DialRun(ctx context.Context, command string) (net.Conn, error) 
 	return conn, nil
 }
 
-// DialCommand is DialRun with a Writer of the caller's for the standard error, which gets it as it comes,
-// from one goroutine.
+// DialCommand is DialRun with the caller's Writer for the standard error. One goroutine writes to it, as output comes.
 func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writer) (*CommandConn, error) {
 	ctx, finish, err := c.begin(ctx)
 	if err != nil {
@@ -144,7 +143,7 @@ func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writ
 	if err != nil {
 		return nil, finish(err)
 	}
-	running, err := connector.StartCommand(ctx, starter, connector.Command{
+	running, err := script.StartCommand(ctx, starter, script.Command{
 		Line:   command,
 		Grace:  c.owner.provider.cfg.Grace,
 		Stderr: stderr,
@@ -152,16 +151,15 @@ func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writ
 	if err != nil {
 		return nil, finish(err)
 	}
-	conn := &CommandConn{newStreamConn(running, running.Stop, c.local(), clientAddr{"exec", command}), running}
-	if err := finish(c.adopt(conn.streamConn)); err != nil {
+	conn := &CommandConn{running, clientConn{c, clientAddr{"exec", command}}}
+	if err := finish(c.adopt(conn)); err != nil {
 		return nil, err
 	}
 	return conn, nil
 }
 
-// Dial connects to addr as seen from the instance: network is "tcp", "tcp4" or "tcp6", with addr host:port,
-// or "unix", with addr a path. It goes by the forwarding of the instance's sshd. The connection also has
-// CloseWrite. DialTimeout bounds it.
+// Dial connects to addr as seen from the instance, by the forwarding of its sshd: network is "tcp", "tcp4" or "tcp6",
+// with addr host:port, or "unix", with addr a path. The connection also has CloseWrite. DialTimeout bounds Dial.
 func (c *Client) Dial(network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.owner.provider.cfg.DialTimeout)
 	defer cancel()
@@ -173,50 +171,48 @@ func (c *Client) Dial(network, addr string) (net.Conn, error) {
 	if err != nil {
 		return nil, finish(dialHint(network, err))
 	}
-	shut := func() { _ = stream.Close() } // always nil
-	conn := &halfConn{newStreamConn(stream, shut, c.local(), clientAddr{network, addr}), stream}
-	if err := finish(c.adopt(conn.streamConn)); err != nil {
+	conn := &dialedConn{stream, clientConn{c, clientAddr{network, addr}}}
+	if err := finish(c.adopt(conn)); err != nil {
 		return nil, err
 	}
 	return conn, nil
 }
 
-// dialHint adds to a refusal what to do about it.
+// dialHint adds a hint to a refusal.
 func dialHint(network string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
 	switch {
 	case !errors.As(err, &refusal):
 		return err
 	case network == "unix":
-		return fmt.Errorf("%w (does a process listen there? Does the instance's sshd_config have AllowStreamLocalForwarding yes?)", err)
+		return fmt.Errorf("%w (does a process listen there? "+
+			"Does the instance's sshd_config have AllowStreamLocalForwarding yes?)", err)
 	case errors.Is(err, mux.ErrForbidden):
-		return fmt.Errorf("%w (the instance's sshd_config needs AllowTcpForwarding yes, and PermitOpen must allow the address)", err)
+		return fmt.Errorf("%w (the instance's sshd_config needs AllowTcpForwarding yes, "+
+			"and PermitOpen must allow the address)", err)
 	default:
 		return err
 	}
 }
 
-// adopt makes conn one that Close ends, or closes it.
-func (c *Client) adopt(conn *streamConn) error {
+// adopt registers conn for Close, or closes it if the Client is closed.
+func (c *Client) adopt(conn io.Closer) error {
 	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
+	closed := c.closed
+	if !closed {
+		c.conns[conn] = struct{}{}
+	}
+	c.mu.Unlock()
+	if closed {
 		_ = conn.Close() // always nil
 		return errClientClosed
 	}
-	c.conns[conn] = struct{}{}
-	c.mu.Unlock()
-	conn.onClose(func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.conns, conn)
-	})
 	return nil
 }
 
-// Close ends what the Client has started and still runs, waits until it is seen gone, at most for the Grace
-// of the configuration and a second, and gives up the share of the connection, which it does not close.
-// Calls under way return an error. Idempotent: later calls wait for the first. It returns nil.
+// Close ends the commands and connections that the Client has started, waits for their end, at most for the Grace of
+// the configuration and a second, and releases its share of the instance's connection. Calls under way return an error.
+// Idempotent: later calls wait for the first. It returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -251,12 +247,3 @@ func closeClients(clients []*Client) <-chan struct{} {
 	}()
 	return closed
 }
-
-// local is the address of our end of connections to the instance.
-func (c *Client) local() net.Addr { return clientAddr{"ssh", c.slot.member.ID} }
-
-// clientAddr is a net.Addr.
-type clientAddr struct{ network, text string }
-
-func (a clientAddr) Network() string { return a.network }
-func (a clientAddr) String() string  { return a.text }

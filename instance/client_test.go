@@ -20,7 +20,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// runnerClient is what GitLab Runner asks of an environment's client, executors.Client.
+// runnerClient is GitLab Runner's interface of an environment's client, executors.Client.
 type runnerClient interface {
 	Dial(network, addr string) (net.Conn, error)
 	DialRun(ctx context.Context, command string) (net.Conn, error)
@@ -68,13 +68,16 @@ func TestClientRunsCommands(t *testing.T) {
 			{"(sleep 0.1; echo late) & echo early; wait", nil, "early\nlate\n", 0},
 		} {
 			var stdout, stderr sshtest.Log
-			err := c.Run(sshtest.Within(t), instance.RunOptions{Command: test.command, Stdin: test.stdin, Stdout: &stdout, Stderr: &stderr})
+			err := c.Run(sshtest.Within(t), instance.RunOptions{
+				Command: test.command, Stdin: test.stdin, Stdout: &stdout, Stderr: &stderr,
+			})
 			if test.code == 0 {
 				require.NoError(t, err, test.command)
 			} else {
 				requireReason(t, err, instance.ScriptFailure, test.code)
 			}
-			require.True(t, test.out == stdout.String()+stderr.String(), "%s: %d bytes, %.200q", test.command, len(stdout.String()), stderr.String())
+			require.True(t, test.out == stdout.String()+stderr.String(),
+				"%s: %d bytes, %.200q", test.command, len(stdout.String()), stderr.String())
 		}
 		requireReason(t, c.Run(sshtest.Within(t), instance.RunOptions{}), instance.RunnerSystemFailure, 0)
 		require.Equal(t, 1, v.TotalConns())
@@ -99,7 +102,8 @@ func TestCancelledRunEndsTheCommandsProcessGroup(t *testing.T) {
 				ctx, cancel := context.WithCancelCause(t.Context())
 				out := &sshtest.Log{}
 				ended := make(chan error, 1)
-				command := "cd " + v.tmp + `; trap "echo cleaning up" TERM; sh -c 'trap "" TERM; while :; do sleep 600; done' <&- & echo started; wait; wait`
+				command := "cd " + v.tmp + `; trap "echo cleaning up" TERM; ` +
+					`sh -c 'trap "" TERM; while :; do sleep 600; done' <&- & echo started; wait; wait`
 				go func() {
 					ended <- c.Run(ctx, instance.RunOptions{Command: command, Stdin: stdin, Stdout: out, Stderr: out})
 				}()
@@ -204,7 +208,7 @@ func TestConnectionsKeepDeadlines(t *testing.T) {
 			_, err = conn.Write(one)
 			require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 
-			// One that is set while a Read waits; what comes after it is not lost.
+			// A deadline that is set while a Read waits; later bytes are not lost.
 			require.NoError(t, conn.SetDeadline(time.Time{}))
 			failed := make(chan error)
 			go func() { _, err := conn.Read(make([]byte, 1)); failed <- err }()
@@ -224,7 +228,7 @@ func TestConnectionsKeepDeadlines(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "hi\n", string(got))
 
-			// Nobody reads what is written.
+			// The other end does not read.
 			require.NoError(t, conn.SetWriteDeadline(time.Now().Add(50*time.Millisecond)))
 			for err == nil {
 				_, err = conn.Write(make([]byte, 1<<20))
@@ -285,7 +289,9 @@ func TestCloseOfAClientEndsWhatItStartedAndNotTheConnection(t *testing.T) {
 		require.NoError(t, err)
 		ended := make(chan error, 1)
 		go func() {
-			ended <- c.Run(t.Context(), instance.RunOptions{Command: "cd " + v.tmp + "; echo two started; exec sleep 600", Stdout: out})
+			ended <- c.Run(t.Context(), instance.RunOptions{
+				Command: "cd " + v.tmp + "; echo two started; exec sleep 600", Stdout: out,
+			})
 		}()
 		out.Await(t, "one started")
 		out.Await(t, "two started")
@@ -334,7 +340,9 @@ func TestClientOfALostConnectionSaysSo(t *testing.T) {
 	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- c.Run(t.Context(), instance.RunOptions{Command: "cd " + v.tmp + "; echo two started; exec sleep 600", Stdout: out})
+		ended <- c.Run(t.Context(), instance.RunOptions{
+			Command: "cd " + v.tmp + "; echo two started; exec sleep 600", Stdout: out,
+		})
 	}()
 	out.Await(t, "one started")
 	out.Await(t, "two started")

@@ -5,110 +5,199 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
+	"time"
 
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
-// connections holds the connections to all hosts of a group. Those with as many hosts on the way share a
-// pool: a dial holds one of its pool's places while it waits for the host it goes through, so in one pool
-// many dials could wait for one that never gets a place.
-type connections struct {
+// connections holds the connections to all hosts of a group in one pool, and is its failure policy: a failed attempt is
+// retried after a backoff, attempts are paced across the fleet and for each server, and a refused login is not
+// retried. The memory of failures is each host's health. Close and Shutdown end it.
+type connections[C pool.Conn] struct {
 	group *Group
-	trace *mux.Trace // of connections whose host has none of its own; may be nil
-	pools [maxHops + 1]*pool.Pool[*mux.Conn]
+	pacer *pacer
+	pool  *pool.Pool[C]
+
+	// connect makes one attempt to connect to a host, through its jump host if via is not nil. The connection
+	// releases via when it is closed; connect releases it if it returns an error.
+	connect func(ctx context.Context, h *host, via *pool.Lease[C]) (C, error)
+	// timeout bounds a dial from its first attempt to its last, pauses included.
+	timeout time.Duration
+	// start and done are told of each attempt, n from 1 within a dial.
+	start func(id string, n int)
+	done  func(id string, n int, took time.Duration, err error)
 }
 
-func newConnections(group *Group, trace *mux.Trace, cfg pool.Config[*mux.Conn]) *connections {
-	c := &connections{group: group, trace: trace}
-	cfg.Dial, cfg.Server = c.dial, c.server
-	for i := range c.pools {
-		c.pools[i] = pool.New(cfg)
-	}
+// open makes the pool.
+func (c *connections[C]) open(cfg pool.Config[C]) *connections[C] {
+	c.pacer = newPacer()
+	cfg.Dial = c.dial
+	c.pool = pool.New(cfg)
 	return c
 }
 
-// Acquire returns a lease on the connection of the host whose ID is key. See pool.Pool.
-func (c *connections) Acquire(ctx context.Context, key pool.Key) (*pool.Lease[*mux.Conn], error) {
-	h, err := c.host(string(key))
+// Acquire returns a lease on the connection of the host whose ID is key. See pool.Pool. A caller whose ctx ends is told
+// why the last attempt failed.
+func (c *connections[C]) Acquire(ctx context.Context, key pool.Key) (*pool.Lease[C], error) {
+	h, err := c.group.findHost(string(key))
 	if err != nil {
 		return nil, err
 	}
-	return c.pools[h.depth].Acquire(ctx, key)
-}
-
-func (c *connections) host(id string) (*host, error) {
-	h := c.group.host(id)
-	if h == nil {
-		return nil, fmt.Errorf("instance %s is not in the group", id)
+	lease, err := c.pool.Acquire(ctx, key)
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
+		if last := c.group.healthOf(h).last; last != nil {
+			// As text: the cause is the end of ctx.
+			err = fmt.Errorf("%w (last attempt to connect: %s)", err, last.Error())
+		}
 	}
-	return h, nil
+	return lease, err
 }
 
-// server names the server that a host's logins go to, for a pool.
-func (c *connections) server(key pool.Key) string {
-	h := c.group.host(string(key))
-	if h == nil {
-		return "" // its dial says so
-	}
-	return h.via + " " + h.addr
-}
-
-// dial connects to the host whose ID is key, for a pool.
-func (c *connections) dial(ctx context.Context, key pool.Key) (*mux.Conn, error) {
-	conn, err := c.connect(ctx, string(key), nil)
+// dial connects to the host whose ID is key, for the pool: in several attempts, until one succeeds, an error is
+// permanent, or the time is over. ctx ends when the connection is no longer wanted, which says nothing of the host.
+func (c *connections[C]) dial(ctx context.Context, key pool.Key) (conn C, err error) {
+	h, err := c.group.findHost(string(key))
 	if err != nil {
-		return nil, err
+		return conn, err
 	}
-	c.group.connected(string(key), conn)
-	return conn, nil
+	known := c.group.healthOf(h)
+	if refused := known.refused(time.Now()); refused != nil {
+		return conn, refused
+	}
+	wanted, retryAt, last := ctx, known.retryAt, error(nil)
+	for n := 1; ; n++ {
+		via, err := c.awaitTurn(ctx, h, retryAt, n)
+		if err != nil && ctx.Err() != nil {
+			if wanted.Err() != nil {
+				return conn, err
+			}
+			return conn, c.group.dialFailed(h, &dialError{host: h.id, attempts: n - 1, err: last})
+		}
+		if n == 1 {
+			timed, cancel := context.WithTimeout(ctx, c.timeout)
+			defer cancel()
+			ctx = timed
+		}
+		if err == nil {
+			conn, err = c.attempt(ctx, h, via, n)
+		}
+		switch {
+		case err == nil:
+			c.group.connected(h.id, conn)
+			return conn, nil
+		case wanted.Err() != nil:
+			return conn, err
+		case ctx.Err() != nil:
+			err = fmt.Errorf("no connection within %v: %w", c.timeout, err)
+		}
+		permanent := isPermanent(err)
+		retryAt = c.group.attemptFailed(h, err, permanent)
+		deadline, _ := ctx.Deadline()
+		if permanent || n == maxAttempts || !retryAt.Before(deadline) {
+			return conn, c.group.dialFailed(h, &dialError{h.id, n, permanent, err})
+		}
+		last = err
+	}
 }
 
-// connect connects to a host. trace is told, or if it is nil the host's own or that of all.
-func (c *connections) connect(ctx context.Context, id string, trace *mux.Trace) (*mux.Conn, error) {
-	h, err := c.host(id)
-	if err != nil {
-		return nil, err
+// awaitTurn waits until h may be connected to: for the end of its backoff, then for its jump host, then for a slot of
+// the pacer, which it holds afterwards. The slot comes last, so that a dial that waits for another holds no
+// slot. It returns a lease on the jump host's connection, nil without a jump host.
+func (c *connections[C]) awaitTurn(
+	ctx context.Context, h *host, retryAt time.Time, n int,
+) (via *pool.Lease[C], err error) {
+	entered := false
+	err = pool.Standby(ctx, func() error {
+		err := waitUntil(ctx, retryAt)
+		if err == nil {
+			start := time.Now()
+			if via, err = c.leaseVia(ctx, h); err != nil && ctx.Err() == nil {
+				c.start(h.id, n)
+				c.done(h.id, n, time.Since(start), err)
+			}
+		}
+		if err == nil {
+			err = c.pacer.enter(ctx, h.server())
+			entered = err == nil
+		}
+		return err
+	})
+	if err == nil {
+		return via, nil
 	}
-	cfg := h.ssh
-	cfg.MachineID = h.id
-	switch {
-	case trace != nil:
-		cfg.Trace = trace
-	case cfg.Trace == nil:
-		cfg.Trace = c.trace
+	if entered {
+		c.pacer.leave(h.server())
 	}
-	if h.via != "" {
-		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) { return c.dialVia(ctx, h.via, addr) }
+	if via != nil {
+		via.Release()
 	}
-	return mux.Dial(ctx, h.addr, &cfg)
+	return nil, err
 }
 
-// dialVia connects to addr by way of a host, whose connection stays in use until the result is closed.
-func (c *connections) dialVia(ctx context.Context, via, addr string) (net.Conn, error) {
-	lease, err := c.Acquire(ctx, pool.Key(via))
-	if err != nil {
-		return nil, &wayError{via, err}
+// attempt connects to h once, after awaitTurn, and gives back the slot. A connection that is dead on arrival is a
+// failure.
+func (c *connections[C]) attempt(ctx context.Context, h *host, via *pool.Lease[C], n int) (C, error) {
+	c.start(h.id, n)
+	start := time.Now()
+	conn, err := c.connect(ctx, h, via)
+	took := time.Since(start)
+	c.pacer.leave(h.server())
+	if err == nil {
+		select {
+		case <-conn.Done():
+			err = fmt.Errorf("connection ended at once: %w", conn.Err())
+			_ = conn.Close() // it has ended, and err says why
+		default:
+		}
 	}
-	nc, err := lease.Conn().DialNet(ctx, addr)
-	if err != nil {
-		lease.Release()
-		return nil, fmt.Errorf("by way of %s: %w", via, err)
-	}
-	return &leasedConn{nc, lease}, nil
+	c.done(h.id, n, took, err)
+	return conn, err
 }
 
-// wayError says that a host on the way cannot be reached.
-type wayError struct {
+// leaseVia returns a lease on the connection of h's jump host, nil without a jump host.
+func (c *connections[C]) leaseVia(ctx context.Context, h *host) (*pool.Lease[C], error) {
+	if h.via == "" {
+		return nil, nil
+	}
+	lease, err := c.Acquire(ctx, pool.Key(h.via))
+	if err != nil {
+		return nil, &mux.DialError{Stage: "connect", Addr: h.addr, User: h.ssh.User, Err: &viaError{h.via, err}}
+	}
+	return lease, nil
+}
+
+// viaError says that a jump host cannot be reached.
+type viaError struct {
 	via string
 	err error
 }
 
-func (e *wayError) Error() string { return fmt.Sprintf("by way of %s: %v", e.via, e.err) }
-func (e *wayError) Unwrap() error { return e.err }
+func (e *viaError) Error() string { return fmt.Sprintf("by way of %s: %v", e.via, e.err) }
+func (e *viaError) Unwrap() error { return e.err }
 
-// leasedConn is a connection by way of another, which it has a lease on.
+// connect connects to a host by SSH; see connections.connect.
+func connect(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mux.Trace) (*mux.Conn, error) {
+	cfg := h.ssh
+	cfg.MachineID, cfg.Trace = h.id, trace
+	if via == nil {
+		return mux.Dial(ctx, h.addr, &cfg)
+	}
+	cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
+		nc, err := via.Conn().DialNet(ctx, addr)
+		if err != nil {
+			return nil, fmt.Errorf("by way of %s: %w", h.via, err)
+		}
+		return &leasedConn{nc, via}, nil
+	}
+	conn, err := mux.Dial(ctx, h.addr, &cfg)
+	if err != nil {
+		via.Release()
+	}
+	return conn, err
+}
+
+// leasedConn is a connection through a jump host, and holds a lease on that one's connection.
 type leasedConn struct {
 	net.Conn
 	lease *pool.Lease[*mux.Conn]
@@ -121,44 +210,11 @@ func (c *leasedConn) Close() error {
 	return err
 }
 
-// retire takes a host's connection out of service, and one from when it was reached in another way.
-func (c *connections) retire(id string, cause error) {
-	for _, p := range c.pools {
-		p.Retire(pool.Key(id), cause)
-	}
-}
-
-// states says what there is of connections, by the hosts' IDs.
-func (c *connections) states() map[string]ConnState {
-	all := map[string]ConnState{}
-	for _, p := range c.pools {
-		for _, k := range p.Stat().Keys {
-			id, state := string(k.Key), connState(k)
-			if before := all[id]; before == "" || before == ConnNone || before == ConnLeaving {
-				all[id] = state
-			}
-		}
+// states returns the state of the connections, by the hosts' IDs.
+func (c *connections[C]) states() map[string]pool.State {
+	all := map[string]pool.State{}
+	for _, k := range c.pool.Stat().Keys {
+		all[string(k.Key)] = k.State()
 	}
 	return all
-}
-
-// Shutdown and Close do for all what pool.Pool's do for one, at the same time: a connection that others go
-// through is released when they are closed.
-func (c *connections) Shutdown(ctx context.Context) error {
-	return c.each(func(p *pool.Pool[*mux.Conn]) error { return p.Shutdown(ctx) })
-}
-
-// Close: see Shutdown.
-func (c *connections) Close() error {
-	return c.each((*pool.Pool[*mux.Conn]).Close)
-}
-
-func (c *connections) each(end func(*pool.Pool[*mux.Conn]) error) error {
-	var wg sync.WaitGroup
-	errs := make([]error, len(c.pools))
-	for i, p := range c.pools {
-		wg.Go(func() { errs[i] = end(p) })
-	}
-	wg.Wait()
-	return errors.Join(errs...)
 }

@@ -13,12 +13,12 @@ import (
 // ErrCleanedUp is the cause of the errors of an Executor whose Cleanup was called.
 var ErrCleanedUp = errors.New("the build was cleaned up")
 
-// UnknownError says that a group has no such instance.
-type UnknownError struct{ ID string }
+// ErrUnknown is wrapped by errors about an instance that the group does not have.
+var ErrUnknown = errors.New("there is no instance")
 
-func (e *UnknownError) Error() string { return fmt.Sprintf("there is no instance %q", e.ID) }
+func unknown(id string) error { return fmt.Errorf("%w %q", ErrUnknown, id) }
 
-// FailureReason says whose fault a failed build is, in GitLab's words.
+// FailureReason is the cause of a failed build, in GitLab's words.
 type FailureReason string
 
 // The reasons.
@@ -29,17 +29,17 @@ const (
 	RunnerSystemFailure FailureReason = "runner_system_failure"
 	// ConfigurationError: the job cannot be run as it is written.
 	ConfigurationError FailureReason = "configuration_error"
-	// JobCanceled: somebody stopped the build.
+	// JobCanceled: the build was stopped on request.
 	JobCanceled FailureReason = "job_canceled"
-	// JobExecutionTimeout: the build took longer than it may.
+	// JobExecutionTimeout: the build exceeded its timeout.
 	JobExecutionTimeout FailureReason = "job_execution_timeout"
 )
 
 // BuildError says why a build did not succeed. Every error of an Executor is one.
 type BuildError struct {
 	Reason FailureReason
-	// ExitCode is that of the step that failed, or of a steps serve that did not start. It is 0 where
-	// no process's exit code caused the failure; it says nothing about success.
+	// ExitCode is the exit code of the step that failed, or of a steps serve that did not start. It is 0 if
+	// no process's exit code caused the failure; it never means success.
 	ExitCode int
 	// Err is the cause.
 	Err error
@@ -76,7 +76,7 @@ func classify(ctx context.Context, err error) error {
 	}
 }
 
-// endOf says what it means that the build's ctx ended.
+// endOf returns the error of a build whose ctx has ended.
 func endOf(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(cause, context.DeadlineExceeded) {
@@ -85,7 +85,7 @@ func endOf(ctx context.Context) error {
 	return &BuildError{Reason: JobCanceled, Err: cause}
 }
 
-// outcome turns the step runner's word into the build's.
+// outcome turns a step runner's result into the build's.
 func outcome(r connector.Result) error {
 	switch {
 	case r.Status == connector.Succeeded:
@@ -101,11 +101,11 @@ func outcome(r connector.Result) error {
 	}
 }
 
-// CloseReason returns one of few words for why a connection left service: "idle", "age", "shutdown",
-// "reconfigured", "not needed", who found it dead ("keepalive", "read", "write"), or "other".
+// CloseReason returns one of few words for why a connection left service: "idle", "age", "shutdown", "reconfigured",
+// "not needed", the operation that found it dead ("keepalive", "read", "write"), or "other".
 func CloseReason(cause error) string {
 	died := (*mux.ConnError)(nil)
-	var out outError
+	var out outOfServiceError
 	switch {
 	case errors.Is(cause, pool.ErrIdle):
 		return "idle"

@@ -56,7 +56,7 @@ func Example() {
 	}
 }
 
-// runnerEnvironment stands for what a runner asks for a build's client, as GitLab Runner's
+// runnerEnvironment stands for the source of a build's client, as GitLab Runner's
 // executors.Environment is, with the runner's own types.
 type runnerEnvironment struct{ build *instance.Executor }
 

@@ -11,24 +11,26 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
 // Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell
 // script) or Client (a runner's own commands), then Cleanup. Every error is a [*BuildError]. One goroutine
-// calls its methods, in this order, Prepare and Connect once; Cleanup may be called from any at any time.
+// calls its methods, in this order, Prepare and Connect once; Cleanup may be called by any goroutine at any time.
 type Executor struct {
 	provider *Provider
 	build    Build
-	log      *connector.Log
+	log      *buildlog.Log
 
 	life context.Context // ends with Cleanup
 	end  context.CancelCauseFunc
 
 	tries   int      // instances that Prepare could not reach
-	tried   []string // those, and hosts on the way to them that could not be reached either
-	refused error    // what the last of them said
+	tried   []string // the IDs of these, and of their jump hosts that could not be reached
+	refused error    // the error of the last one
 
 	mu        sync.Mutex // guards the following
 	slot      *slot
@@ -48,7 +50,7 @@ func (e *Executor) bind(ctx context.Context) (bound context.Context, finish func
 	return bound, func(err error) error {
 		stop()
 		cancel(nil)
-		// Only Cleanup closes the connector, and it does so before it ends the life.
+		// Cleanup alone closes the connector, before it ends the life.
 		if err != nil && ctx.Err() == nil && (e.life.Err() != nil || errors.Is(err, connector.ErrClosed)) {
 			err = ErrCleanedUp
 		}
@@ -59,8 +61,8 @@ func (e *Executor) bind(ctx context.Context) (bound context.Context, finish func
 // maxTries bounds the instances that a build tries to reach.
 const maxTries = 3
 
-// Prepare takes a slot on an instance, waiting for one if need be, and makes sure that it can be
-// reached. If it cannot, Prepare tries others, three in all.
+// Prepare takes a slot on an instance, waiting for one if necessary, and connects to the instance. If it cannot be
+// reached, Prepare tries others, three in all.
 func (e *Executor) Prepare(ctx context.Context) error {
 	ctx, finish := e.bind(ctx)
 	return finish(e.prepare(ctx))
@@ -107,33 +109,33 @@ func (e *Executor) take(ctx context.Context) error {
 	return nil
 }
 
-// tryElsewhere reports whether the build, of which nothing has started, may be tried on another instance
-// after err. Its own is then put aside, and its slot given back.
+// tryElsewhere reports whether the build, of which nothing has started, may be tried on another instance after err. It
+// gives the slot back.
 func (e *Executor) tryElsewhere(err error) bool {
-	refused := (*pool.DialError)(nil)
-	if !errors.As(err, &refused) || e.Instance() == "" {
-		return false
-	}
 	e.mu.Lock()
 	s := e.slot
 	e.mu.Unlock()
+	failed, changed := (*dialError)(nil), errors.Is(err, errChanged)
+	if s == nil || !changed && !errors.As(err, &failed) {
+		return false
+	}
 	group := e.provider.cfg.Group
-	group.putAside(s, err)
 	s.giveBack()
-	if errors.Is(err, errChanged) {
-		return e.keep(func() { e.slot = nil }) // here or elsewhere: it is to be reached in another way now
+	if changed {
+		return e.keep(func() { e.slot = nil }) // the way to the instance is another now: it may be tried again
 	}
 	e.tries++
 	e.tried = append(e.tried, s.member.ID)
-	way := (*wayError)(nil)
-	for on := err; errors.As(on, &way); on = way.err {
-		e.tried = append(e.tried, way.via)
+	via := (*viaError)(nil)
+	for on := err; errors.As(on, &via); on = via.err {
+		e.tried = append(e.tried, via.via)
 	}
 	e.refused = err
 	if e.tries >= maxTries || !group.hasOther(e.tried) {
 		return false
 	}
-	e.provider.cfg.Logger.Warn("build goes to another instance", "build", e.build.ID, "instance", s.member.ID, "error", refused.Err)
+	e.provider.cfg.Logger.Warn("build goes to another instance",
+		"build", e.build.ID, "instance", s.member.ID, "error", failed.err)
 	return e.keep(func() { e.slot = nil })
 }
 
@@ -175,9 +177,9 @@ func (e *Executor) Choice() connector.Choice {
 	return e.connector.Choice()
 }
 
-// Connect starts the build's step runner and returns a function that opens connections to it, each of
-// which its caller closes; calls over them carry Credentials. ctx bounds the start only: the step runner then lives until Cleanup, so
-// that a cancelled build can still be told to stop, and heard.
+// Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
+// connection; calls over them carry Credentials. ctx bounds the start only: the step runner lives until Cleanup, so
+// that a cancelled build can still be told to stop, and its last output read.
 func (e *Executor) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
 	ctx, finish := e.bind(ctx)
 	dial, err := e.connect(ctx)
@@ -203,7 +205,7 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 		return nil, err
 	}
 	c, err := connector.New(connector.Config{
-		Lease:        lease,
+		Lease:        sharedConn{lease},
 		VM:           s.member.vm,
 		BuildID:      e.build.ID,
 		Runner:       s.member.Runner,
@@ -246,15 +248,13 @@ func (e *Executor) again(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], 
 		lease, err = e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	}
 	if err != nil {
-		e.provider.cfg.Group.putAside(s, err)
 		return nil, fmt.Errorf("instance %s: %w", s.member.ID, err)
 	}
 	return lease, nil
 }
 
-// Credentials returns what calls over the connections of Connect's function must carry, for a gRPC client of the
-// caller's own (grpc.WithPerRPCCredentials). It is nil before Connect and for a step runner of a kind that knows
-// no secret.
+// Credentials returns the secret that calls over the connections of Connect's function must carry, for the caller's own
+// gRPC client (grpc.WithPerRPCCredentials). It is nil before Connect, and for a step runner of a kind without secrets.
 func (e *Executor) Credentials() credentials.PerRPCCredentials {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -282,9 +282,9 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) error {
 }
 
 // Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
-// needed there. It returns nil for exit code 0. When ctx ends the shell and what it started are stopped,
+// needed there. It returns nil for exit code 0. When ctx ends, the shell and its descendants are stopped,
 // with their grace.
-func (e *Executor) Run(ctx context.Context, script []byte) error {
+func (e *Executor) Run(ctx context.Context, text []byte) error {
 	ctx, finish := e.bind(ctx)
 	ended := make(chan struct{})
 	defer close(ended)
@@ -300,9 +300,9 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 	if err != nil {
 		return finish(err)
 	}
-	code, err := connector.RunScript(ctx, starter, connector.Script{
+	code, err := script.Run(ctx, starter, script.Script{
 		Shell:  e.build.Shell,
-		Text:   script,
+		Text:   text,
 		Grace:  e.provider.cfg.Grace,
 		Stdout: e.log,
 		Stderr: e.log,
@@ -310,19 +310,29 @@ func (e *Executor) Run(ctx context.Context, script []byte) error {
 	return finish(exitError(code, err))
 }
 
-// starter returns what starts processes on the build's instance.
-func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (connector.Starter, error) {
+// sharedConn is a lease as package connector takes it.
+type sharedConn struct{ *pool.Lease[*mux.Conn] }
+
+// Conn implements connector.Lease.
+func (s sharedConn) Conn() connector.Conn { return s.Lease.Conn() }
+
+// starter returns the VM's relay or else the connection, either of which starts processes on the build's instance.
+func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn]) (script.Starter, error) {
 	if err := s.member.linux(); err != nil {
 		return nil, err
 	}
-	return connector.NewStarter(ctx, connector.StarterConfig{
-		Conn:    lease.Conn(),
+	relay, err := connector.StartRelay(ctx, connector.Config{
+		Lease:   sharedConn{lease},
 		VM:      s.member.vm,
 		Runner:  s.member.Runner,
 		TempDir: s.member.TempDir,
 		Route:   e.provider.cfg.Route,
 		Logger:  e.provider.cfg.Logger.With("instance", s.member.ID),
 	})
+	if relay == nil {
+		return lease.Conn(), err
+	}
+	return relay, nil
 }
 
 // exitError turns an exit code that is not 0 into an error.
@@ -333,12 +343,11 @@ func exitError(code int, err error) error {
 	return err
 }
 
-// Cleanup ends what the build still has on the instance and gives its slot back. It may be called at
-// any time, also while the build runs, which then fails; it is idempotent. It waits until the step
-// runner, the script and the commands of clients are seen gone and the log has all its text, at most until ctx
-// ends, and StopTimeout for the step runner and Grace and a second for the others; it reports what may be left on
-// the instance. The slot does not wait for the log. When it returns the log is written to no more, but for a write
-// that has not returned even then.
+// Cleanup ends the build's processes on the instance and gives its slot back. It may be called at any time, also while
+// the build runs, which then fails. It is idempotent. It waits until the step runner, the script and the commands of
+// clients are gone and the log has all its text: at most until ctx ends, StopTimeout for the step runner, and Grace and
+// a second for the others. Its error names processes and files that may be left on the instance. The slot does not wait
+// for the log. After Cleanup the log is not written to, but for a write that has not returned even then.
 func (e *Executor) Cleanup(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, e.provider.cfg.StopTimeout)
 	defer cancel()
@@ -348,29 +357,28 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	e.mu.Unlock()
 	var err error
 	if c != nil {
-		err = c.Close(ctx) // before the end of its life, which would be the reason for all that follows
+		err = c.Close(ctx) // before its life ends, which all later errors would otherwise name as their cause
 	}
 	e.end(ErrCleanedUp)
-	if len(clients) > 0 {
+	await := func(name string, gone <-chan struct{}) {
 		select {
-		case <-closeClients(clients):
+		case <-gone:
 		case <-ctx.Done():
-			err = errors.Join(err, fmt.Errorf("stop commands: they are not gone after their time: %w", context.Cause(ctx)))
+			err = errors.Join(err, fmt.Errorf("stop %s: still running after the time allowed: %w", name, context.Cause(ctx)))
 		}
 	}
+	if len(clients) > 0 {
+		await("commands", closeClients(clients))
+	}
 	if running != nil {
-		select {
-		case <-running:
-		case <-ctx.Done():
-			err = errors.Join(err, fmt.Errorf("stop script: it is not gone after its time: %w", context.Cause(ctx)))
-		}
+		await("script", running)
 	}
 	if lease != nil {
 		lease.Release()
 	}
 	switch {
 	case s == nil:
-	case lease == nil: // it never came to use it
+	case lease == nil: // the build did not reach it
 		s.giveBack()
 	default:
 		s.release()

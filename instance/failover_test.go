@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/pool"
@@ -39,18 +40,18 @@ func providerOf(t testing.TB, cfg instance.Config, capacity int, vms ...*vm) *in
 }
 
 // runAll runs n builds at once and returns their reports.
-func runAll(t testing.TB, p *instance.Provider, n int, text string) []instance.Report {
+func runAll(t testing.TB, p *instance.Provider, n int, text string) []batch.Report {
 	t.Helper()
-	var builds []instance.BatchBuild
+	var builds []batch.Build
 	for i := range n {
-		builds = append(builds, instance.BatchBuild{
+		builds = append(builds, batch.Build{
 			ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: text}, Log: &sshtest.Log{},
 		})
 	}
-	return p.RunBatch(t.Context(), t.Context(), instance.Batch{Builds: builds})
+	return batch.Run(t.Context(), t.Context(), p, batch.Batch{Builds: builds})
 }
 
-func requireSuccess(t testing.TB, reports []instance.Report) {
+func requireSuccess(t testing.TB, reports []batch.Report) {
 	t.Helper()
 	for _, r := range reports {
 		require.Nil(t, r.Err, "%s on %s", r.Build, r.Instance)
@@ -78,11 +79,11 @@ func TestBuildsGoElsewhereWhenAnInstanceCannotBeReached(t *testing.T) {
 		require.Equal(t, "vm-2", r.Instance)
 	}
 	stat := statOf(p, "vm-1")
-	require.Contains(t, []instance.State{instance.Aside, instance.Suspect}, stat.State) // by now it may be due
+	require.Contains(t, []instance.State{instance.Quarantined, instance.Suspect}, stat.State) // by now it may be due
 	require.Zero(t, stat.Uses, "none of them made use of it")
 	require.Zero(t, stat.Used)
-	require.Equal(t, instance.ConnNone, stat.ConnState)
-	require.Equal(t, instance.ConnUp, statOf(p, "vm-2").ConnState)
+	require.Equal(t, pool.None, stat.ConnState)
+	require.Equal(t, pool.Up, statOf(p, "vm-2").ConnState)
 }
 
 func TestABuildThatNoInstanceCanTakeSaysWhy(t *testing.T) {
@@ -97,24 +98,25 @@ func TestABuildThatNoInstanceCanTakeSaysWhy(t *testing.T) {
 	reports := runAll(t, p, 1, "true")
 	require.Equal(t, instance.RunnerSystemFailure, reports[0].Err.Reason)
 	require.ErrorContains(t, reports[0].Err, "connection refused")
-	aside := 0
+	quarantined := 0
 	for _, in := range p.Stat().Instances {
 		if in.State != instance.Ready {
-			aside++
+			quarantined++
 		}
 	}
-	require.Equal(t, 3, aside, "the number of tries is bounded")
+	require.Equal(t, 3, quarantined, "the number of tries is bounded")
 }
 
 func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
 	t.Parallel()
-	first, second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	first := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	second := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
 	p := providerOf(t, instance.Config{Route: connector.Session}, 1, first, second)
 	marks := t.TempDir()
 	log := &sshtest.Log{}
-	ended := make(chan []instance.Report, 1)
+	ended := make(chan []batch.Report, 1)
 	go func() {
-		ended <- p.RunBatch(t.Context(), t.Context(), instance.Batch{Builds: []instance.BatchBuild{{
+		ended <- batch.Run(t.Context(), t.Context(), p, batch.Batch{Builds: []batch.Build{{
 			ID: "b", Job: connector.Job{Script: "mktemp " + marks + "/ran.XXXXXX; echo started; sleep 600"}, Log: log,
 		}}})
 	}()
@@ -128,7 +130,8 @@ func TestABuildThatHasStartedIsNotStartedAgain(t *testing.T) {
 	require.Len(t, ran, 1)
 
 	// The one that is gone was noticed.
-	require.Eventually(t, func() bool { return statOf(p, "vm-1").State == instance.Suspect }, sshtest.Bound, time.Millisecond)
+	suspect := func() bool { return statOf(p, "vm-1").State == instance.Suspect }
+	require.Eventually(t, suspect, sshtest.Bound, time.Millisecond)
 	requireSuccess(t, runAll(t, p, 6, "true"))
 }
 
@@ -185,9 +188,9 @@ func TestABuildThatIsBeingConnectedFollowsANewConfiguration(t *testing.T) {
 	group, err := instance.NewGroup(in)
 	require.NoError(t, err)
 	dialing := make(chan struct{}, 9)
-	p, err := instance.NewProvider(instance.Config{Group: group, PoolTrace: &pool.Trace{
-		DialStart: func(pool.Key, int) { dialing <- struct{}{} },
-	}})
+	p, err := instance.NewProvider(instance.Config{
+		Group: group, DialStart: func(string, int) { dialing <- struct{}{} },
+	})
 	require.NoError(t, err)
 	defer p.Close()
 	ended := make(chan error, 1)
@@ -207,7 +210,7 @@ func TestABuildThatIsCancelledBeforeItIsConnectedIsNoUse(t *testing.T) {
 	dialing := make(chan struct{}, 9)
 	p := v.provider(t, 1, func(c *instance.Config, in *instance.Instance) {
 		in.Addr = silent.Addr().String()
-		c.PoolTrace = &pool.Trace{DialStart: func(pool.Key, int) { dialing <- struct{}{} }}
+		c.DialStart = func(string, int) { dialing <- struct{}{} }
 	})
 	ctx, cancel := context.WithCancel(sshtest.Within(t))
 	ended := make(chan error, 1)
@@ -233,11 +236,11 @@ func TestAHundredInstancesTakeOneConnectionEach(t *testing.T) {
 	var mu sync.Mutex
 	var failed []string
 	p := providerOf(t, instance.Config{Route: connector.Streamlocal}, 1, all...)
-	builds := make([]instance.BatchBuild, 1000)
+	builds := make([]batch.Build, 1000)
 	for i := range builds {
-		builds[i] = instance.BatchBuild{ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: "true"}, Log: &sshtest.Log{}}
+		builds[i] = batch.Build{ID: fmt.Sprintf("build-%d", i), Job: connector.Job{Script: "true"}, Log: &sshtest.Log{}}
 	}
-	p.RunBatch(t.Context(), t.Context(), instance.Batch{Builds: builds, OnEnd: func(r instance.Report) {
+	batch.Run(t.Context(), t.Context(), p, batch.Batch{Builds: builds, OnEnd: func(r batch.Report) {
 		mu.Lock()
 		defer mu.Unlock()
 		if r.Err != nil || r.Cleanup != nil {

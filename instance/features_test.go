@@ -7,7 +7,7 @@ import (
 )
 
 func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
-	// The whole table: where, what the job is and which flags are on; what is offered and what is used.
+	// The whole table: the system, the kind of job and the flags; whether native steps are offered and used.
 	for _, test := range []struct {
 		os             string
 		run            bool
@@ -37,10 +37,12 @@ func TestNativeStepsGoByRunOrByTheirFlagAndNeverOffLinux(t *testing.T) {
 		p, err := NewProvider(Config{Group: g})
 		require.NoError(t, err)
 		t.Cleanup(func() { p.Close() })
-		flags := FeatureFlags{FunctionMigrations: test.function, ScriptToStep: test.scriptToStep}
-		f := p.Features(flags, test.run)
-		require.Equal(t, Features{Variables: true, Shared: true, NativeStepsIntegration: test.offered}, f, "%+v", test)
-		require.Equal(t, test.taken, f.UseNativeSteps(flags, test.run), "%+v", test)
+		flags := map[string]bool{FlagFunctionMigrations: test.function, FlagScriptToStep: test.scriptToStep}
+		f, err := p.Features(flags, nil, test.run)
+		require.NoError(t, err)
+		require.Equal(t, Features{
+			Variables: true, Shared: true, NativeStepsIntegration: test.offered, UseNativeSteps: test.taken,
+		}, f, "%+v", test)
 	}
 }
 
@@ -50,27 +52,45 @@ func TestOneInstanceThatIsNotLinuxKeepsNativeStepsFromTheGroup(t *testing.T) {
 	p, err := NewProvider(Config{Group: g})
 	require.NoError(t, err)
 	t.Cleanup(func() { p.Close() })
-	require.False(t, p.Features(FeatureFlags{}, true).NativeStepsIntegration)
+	f, err := p.Features(nil, nil, true)
+	require.NoError(t, err)
+	require.False(t, f.NativeStepsIntegration)
 }
 
 func TestFeatureFlagsAreReadAsGitLabRunnerDoes(t *testing.T) {
+	p, err := NewProvider(Config{Group: group(t, 1)})
+	require.NoError(t, err)
+	t.Cleanup(func() { p.Close() })
 	for value, want := range map[string]bool{
 		"": false, "true": true, "1": true, "T": true, "TRUE": true, "True": true, "t": true,
 		"false": false, "0": false, "F": false, "FALSE": false,
 	} {
-		flags, err := ParseFeatureFlags(nil, map[string]string{FlagFunctionMigrations: value})
+		f, err := p.Features(nil, map[string]string{FlagFunctionMigrations: value}, false)
 		require.NoError(t, err, value)
-		require.Equal(t, FeatureFlags{FunctionMigrations: want}, flags, "%q", value)
+		require.Equal(t, want, f.NativeStepsIntegration, "%q", value)
+		require.False(t, f.UseNativeSteps, "%q", value)
+		f, err = p.Features(map[string]bool{FlagFunctionMigrations: true}, map[string]string{FlagScriptToStep: value}, false)
+		require.NoError(t, err, value)
+		require.Equal(t, want, f.UseNativeSteps, "%q", value)
 	}
-	flags, err := ParseFeatureFlags(nil, map[string]string{FlagFunctionMigrations: "yes", FlagScriptToStep: "true"})
+	const toStep, migrate = FlagScriptToStep, FlagFunctionMigrations
+	f, err := p.Features(nil, map[string]string{migrate: "yes", toStep: "true"}, false)
 	require.ErrorContains(t, err, `FF_FUNCTION_MIGRATIONS_ON_INSTANCE_EXECUTOR is "yes"`)
-	require.Equal(t, FeatureFlags{ScriptToStep: true}, flags, "the other is good")
+	require.False(t, f.NativeStepsIntegration)
+	f, err = p.Features(nil, map[string]string{migrate: "true", toStep: "yes"}, false)
+	require.ErrorContains(t, err, `FF_SCRIPT_TO_STEP_MIGRATION is "yes"`)
+	require.True(t, f.NativeStepsIntegration, "the other is good")
+	require.False(t, f.UseNativeSteps)
 
 	// The runner's configuration outranks the job.
-	flags, err = ParseFeatureFlags(
-		map[string]bool{FlagFunctionMigrations: false, FlagScriptToStep: true},
-		map[string]string{FlagFunctionMigrations: "true", FlagScriptToStep: "nonsense"},
+	f, err = p.Features(
+		map[string]bool{migrate: true, toStep: false},
+		map[string]string{migrate: "nonsense", toStep: "true"}, false,
 	)
 	require.NoError(t, err, "a variable that does not count is not wrong")
-	require.Equal(t, FeatureFlags{ScriptToStep: true}, flags)
+	require.True(t, f.NativeStepsIntegration)
+	require.False(t, f.UseNativeSteps)
+	f, err = p.Features(map[string]bool{migrate: false}, map[string]string{migrate: "true"}, false)
+	require.NoError(t, err)
+	require.False(t, f.NativeStepsIntegration)
 }

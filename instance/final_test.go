@@ -33,7 +33,7 @@ type finalBuild struct {
 	cancel   context.CancelFunc
 }
 
-// order notes what happens to the builds' step runners.
+// order records the events of the builds' step runners.
 type order struct {
 	mu     sync.Mutex // guards the following
 	events []string

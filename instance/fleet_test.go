@@ -76,10 +76,6 @@ func (f *fleet) state(id string) State {
 	return "gone"
 }
 
-func refused(permanent bool) error {
-	return fmt.Errorf("instance: %w", &pool.DialError{Key: "x", Attempts: 1, Permanent: permanent, Err: errors.New("refused")})
-}
-
 func (f *fleet) member(id string) *member { return f.machineLocked(id).member }
 
 // pass lets time pass.
@@ -88,30 +84,37 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// fail is a build that cannot reach its instance.
-func (f *fleet) fail(s *slot, err error) {
-	f.putAside(s, err)
+// fail is the dial of a host that fails at once.
+func (f *fleet) fail(h *host, permanent bool) {
+	err := errors.New("refused")
+	f.attemptFailed(h, err, permanent)
+	_ = f.dialFailed(h, &dialError{h.id, 1, permanent, err})
+}
+
+// failBuild is a build that cannot reach its instance.
+func (f *fleet) failBuild(s *slot, permanent bool) {
+	f.fail(s.machine.host, permanent)
 	s.giveBack()
 }
 
-func TestAnInstanceThatCannotBeReachedIsPutAsideAndComesBackByItself(t *testing.T) {
+func TestAnInstanceThatCannotBeReachedIsQuarantinedAndComesBackByItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 2))
-		f.fail(requireOn(t, "a", f.ask(t)), refused(false))
-		require.Equal(t, Aside, f.state("a"))
+		f.failBuild(requireOn(t, "a", f.ask(t)), false)
+		require.Equal(t, Quarantined, f.state("a"))
 		stat := f.stat().Instances[0]
 		require.Equal(t, "refused", stat.Reason)
-		require.Equal(t, asideBase, time.Until(stat.RetryAt))
+		requireBetween(t, backoffBase/2, backoffBase, time.Until(stat.RetryAt))
 
 		first, second := f.ask(t), f.ask(t)
 		requireWaits(t, first)
-		pass(asideBase)
+		pass(time.Until(stat.RetryAt))
 		s := requireOn(t, "a", first)
 		requireWaits(t, second) // one build tries whether it is back
-		f.fail(s, refused(false))
-		pass(asideBase)
+		f.failBuild(s, false)
+		pass(backoffBase - 1)
 		requireWaits(t, second) // the pause has doubled
-		pass(asideBase)
+		pass(backoffBase + 1)
 		s = requireOn(t, "a", second)
 		third := f.ask(t)
 		requireWaits(t, third)
@@ -122,30 +125,15 @@ func TestAnInstanceThatCannotBeReachedIsPutAsideAndComesBackByItself(t *testing.
 	})
 }
 
-func TestThePauseOfAnInstanceThatIsAsideIsBounded(t *testing.T) {
+func TestAQuarantineIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 1))
 		for range 20 {
 			asked := f.ask(t)
-			pass(asideMax)
-			f.fail(requireOn(t, "a", asked), refused(false))
+			pass(backoffMax)
+			f.failBuild(requireOn(t, "a", asked), false)
 		}
-		require.Equal(t, asideMax, time.Until(f.stat().Instances[0].RetryAt))
-	})
-}
-
-func TestBuildsThatSharedADialPutTheInstanceAsideOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, vm("a", 3))
-		err := refused(false)
-		var all []*slot
-		for range 3 {
-			all = append(all, requireOn(t, "a", f.ask(t)))
-		}
-		for _, s := range all {
-			f.fail(s, err)
-		}
-		require.Equal(t, asideBase, time.Until(f.stat().Instances[0].RetryAt))
+		requireBetween(t, backoffMax/2, backoffMax, time.Until(f.stat().Instances[0].RetryAt))
 	})
 }
 
@@ -155,11 +143,11 @@ func TestBuildsDoNotWaitForAnInstanceThatRefusesTheLogin(t *testing.T) {
 		s := requireOn(t, "a", f.ask(t))
 		waiting := f.ask(t)
 		requireWaits(t, waiting)
-		f.fail(s, refused(true))
+		f.failBuild(s, true)
 		synctest.Wait()
-		require.ErrorContains(t, (<-waiting).err, "no instance can be reached: instance a: connect x: refused")
+		require.ErrorContains(t, (<-waiting).err, "no instance can be reached: instance a: connect a: refused")
 		require.ErrorContains(t, (<-f.ask(t)).err, "no instance can be reached")
-		pass(asideMax)
+		pass(backoffMax)
 		requireOn(t, "a", f.ask(t))
 	})
 }
@@ -167,8 +155,8 @@ func TestBuildsDoNotWaitForAnInstanceThatRefusesTheLogin(t *testing.T) {
 func TestABuildDoesNotGetAnInstanceItHasTried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, vm("a", 5), vm("b", 1))
-		choosy := f.ask(t, "a")
-		s := requireOn(t, "b", choosy)
+		picky := f.ask(t, "a")
+		s := requireOn(t, "b", picky)
 		waits := f.ask(t, "a")
 		requireWaits(t, waits)
 		requireOn(t, "a", f.ask(t)) // others pass by
@@ -246,7 +234,7 @@ func TestAnInstanceThatLeavesTheSetEndsItsBuilds(t *testing.T) {
 		require.NoError(t, f.Update([]Instance{vm("b", 1), vm("c", 1)}))
 		require.Equal(t, Removed, f.state("a"))
 		require.ErrorContains(t, f.Drain("a"), "no instance")
-		require.NotNil(t, f.host("a"), "its builds may connect anew")
+		require.NotNil(t, f.hosts["a"], "its builds may connect anew")
 		requireOn(t, "b", f.ask(t))
 		requireOn(t, "c", f.ask(t))
 		waiting := f.ask(t)
@@ -256,7 +244,7 @@ func TestAnInstanceThatLeavesTheSetEndsItsBuilds(t *testing.T) {
 		s.release()
 		require.Equal(t, []string{"a: the instance takes no more builds: it is removed"}, f.closed)
 		require.Equal(t, State("gone"), f.state("a"))
-		require.Nil(t, f.host("a"))
+		require.Nil(t, f.hosts["a"])
 
 		require.NoError(t, f.Update([]Instance{vm("b", 1), vm("c", 1), vm("a", 1)}))
 		synctest.Wait()
@@ -290,7 +278,7 @@ func TestAnInstanceThatIsReachedInAnotherWayGetsANewConnection(t *testing.T) {
 		for name, change := range map[string]func(*Instance){
 			"address":   func(in *Instance) { in.Addr = "x:1" },
 			"user":      func(in *Instance) { in.SSH.User = "other" },
-			"jump host": func(in *Instance) { in.Jump = &JumpHost{ID: "j", Addr: "j:22"} },
+			"jump host": func(in *Instance) { in.Jump = &Instance{ID: "j", Addr: "j:22"} },
 			"runner":    func(in *Instance) { in.Runner = []string{"x"} },
 			"temp dir":  func(in *Instance) { in.TempDir = "/x" },
 			"revision":  func(in *Instance) { in.Revision = "2" },
@@ -318,15 +306,15 @@ func TestASetThatMakesNoSenseChangesNothing(t *testing.T) {
 	require.Equal(t, "a", f.Instances()[0].ID)
 }
 
-// aSource is a Source that tells one set and then waits.
-type aSource struct{ set []Instance }
-
-func (s aSource) Watch(ctx context.Context, update func([]Instance) error) error {
-	if err := update(s.set); err != nil {
-		return err
+// watch returns a function for Follow that tells one set and then waits.
+func watch(set ...Instance) func(context.Context, func([]Instance) error) error {
+	return func(ctx context.Context, update func([]Instance) error) error {
+		if err := update(set); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return context.Cause(ctx)
 	}
-	<-ctx.Done()
-	return context.Cause(ctx)
 }
 
 func TestBuildsWaitForWhatASourceBrings(t *testing.T) {
@@ -338,7 +326,7 @@ func TestBuildsWaitForWhatASourceBrings(t *testing.T) {
 		requireWaits(t, waiting)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ended := make(chan error)
-		go func() { ended <- f.Follow(ctx, aSource{[]Instance{vm("a", 1)}}) }()
+		go func() { ended <- f.Follow(ctx, watch(vm("a", 1))) }()
 		synctest.Wait()
 		requireOn(t, "a", waiting)
 		end := errors.New("enough")
@@ -349,7 +337,7 @@ func TestBuildsWaitForWhatASourceBrings(t *testing.T) {
 		requireWaits(t, waiting)
 		f.follow(-1)
 		synctest.Wait()
-		require.ErrorContains(t, (<-waiting).err, "no instances", "with the last source hope goes")
+		require.ErrorContains(t, (<-waiting).err, "no instances", "no source is left")
 	})
 }
 
@@ -359,7 +347,7 @@ func TestCloseReasonHasFewWords(t *testing.T) {
 		"age":          pool.ErrExpired,
 		"shutdown":     fmt.Errorf("x: %w", pool.ErrClosed),
 		"reconfigured": errChanged,
-		"not needed":   outError(UsedUp),
+		"not needed":   outOfServiceError(UsedUp),
 		"keepalive":    &mux.ConnError{Op: "keepalive", Err: errors.New("x")},
 		"read":         &mux.ConnError{Op: "read", Err: errors.New("x")},
 		"write":        &mux.ConnError{Op: "write", Err: errors.New("x")},
@@ -370,31 +358,27 @@ func TestCloseReasonHasFewWords(t *testing.T) {
 	require.Equal(t, "other", CloseReason(nil))
 }
 
-func TestAFailureOfTheOldWayIsNoneOfTheNew(t *testing.T) {
+func TestAFailureOfTheOldWayIsNoFailureOfTheNew(t *testing.T) {
 	f := newFleet(t, vm("a", 1))
-	s := take(t, f.Group)
+	old := f.hosts["a"]
 	in := vm("a", 1)
 	in.Addr = "elsewhere:22"
 	require.NoError(t, f.Update([]Instance{in}))
-	f.putAside(s, refused(true))
+	f.fail(old, true)
 	require.Equal(t, Ready, f.state("a"))
 }
 
 func TestAFailureCountsAlsoAfterAnUpdateThatLeavesTheWayAsItIs(t *testing.T) {
 	f := newFleet(t, vm("a", 1))
-	s := take(t, f.Group)
+	old := f.hosts["a"]
 	require.NoError(t, f.Update([]Instance{vm("a", 2)}))
-	f.putAside(s, refused(true))
-	require.Equal(t, Aside, f.state("a"))
+	f.fail(old, true)
+	require.Equal(t, Quarantined, f.state("a"))
 }
 
-func TestADeadConnectionIsNotTheFaultOfANewerOne(t *testing.T) {
+func TestADeadConnectionMakesItsInstanceSuspectAndNoOther(t *testing.T) {
 	f := newFleet(t, vm("a", 1))
 	f.lost("b", errors.New("it left"))
-	s := take(t, f.Group)
-	f.putAside(s, fmt.Errorf("x: %w", &pool.DialError{Key: "a", Err: errChanged}))
-	require.Equal(t, Ready, f.state("a"), "a dial that a new configuration ended")
-	f.putAside(s, context.Canceled)
 	require.Equal(t, Ready, f.state("a"))
 	f.lost("a", &mux.ConnError{Op: "read", Addr: "a:22", Err: errors.New("reset")})
 	require.Equal(t, Suspect, f.state("a"))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
 )
 
 // Instance is a VM.
@@ -21,24 +22,27 @@ type Instance struct {
 	Addr string
 	// SSH says how to log in and which host keys to expect. Required. Its MachineID is this ID.
 	SSH mux.Config
-	// Jump is the host to go through, nil if there is none.
-	Jump *JumpHost
+	// Jump is the jump host (bastion) that the instance is reached through; it may be nil, and may have a
+	// Jump itself. Instances with a Jump of the same ID share one connection to it, which lives as long as
+	// one of theirs. Of a Jump only ID, Addr, SSH, Jump and Revision count. If it is itself an instance of
+	// the group, its ID is enough: builds on it and those behind it then share its connection.
+	Jump *Instance
 	// Capacity is how many builds it takes at once (CapacityPerInstance). If zero, 1.
 	Capacity int
 	// MaxUses is how many builds it takes in all (MaxUseCount). If zero, any number.
 	MaxUses int
-	// Labels are for those who look at it. They mean nothing here.
+	// Labels appear in Stat. They mean nothing here.
 	Labels map[string]string
-	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner or
-	// another that is found.
+	// Runner is the step runner's command there; see connector.Config. If empty, connector.DefaultRunner, or
+	// another one that is found there.
 	Runner []string
 	// TempDir is its directory for temporary files. If empty, /tmp.
 	TempDir string
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string
-	// Revision tells one way to log in from another: where it differs from that of the instance of this ID in
-	// the set before, the connection is replaced.
+	// Revision stands for the way to log in: if it differs from the Revision of this ID in the set before,
+	// the connection is replaced.
 	Revision string
 }
 
@@ -50,16 +54,16 @@ func (in *Instance) linux() error {
 	return nil
 }
 
-// Group is the instances with their slots. Which instances those are may change: Update says so, or a
-// [Source]. The zero value has none yet. A Group belongs to one Provider. It is safe for concurrent use.
+// Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
+// instances. A Group belongs to one Provider. It is safe for concurrent use.
 type Group struct {
-	mu       sync.Mutex       // guards the following and what machines and slots say it guards
-	machines []*machine       // in the order of the newest set, then those that left it and still have builds
-	hosts    map[string]*host // by ID: the instances, and the hosts on the way to them
-	stale    bool             // hosts may have some that are not needed any more
+	mu       sync.Mutex       // guards the following, and fields of machines, hosts and slots that say so
+	machines []*machine       // in the order of the newest set, then machines that left it and still have builds
+	hosts    map[string]*host // by ID: the instances, and the jump hosts on the way to them
+	stale    bool             // hosts may have some that are no longer needed
 	waiters  list.List        // of *waiter, oldest first
-	choosy   int              // waiters that do not take every machine
-	sources  int              // that follow the group, and may bring more instances
+	picky    int              // waiters that do not take every machine
+	sources  int              // calls of Follow, which may bring more instances
 	byHand   bool             // instances were added or removed one by one, and more may be
 	wake     *time.Timer
 
@@ -78,18 +82,17 @@ func NewGroup(instances ...Instance) (*Group, error) {
 	return g, nil
 }
 
-// Update makes instances the whole set. One that is new takes builds at once. One that is missing takes no
-// new ones; when those it has have ended its connection is closed and it is forgotten, unless others are
-// reached through it. One that is to be reached or used in another way than before, or through a host of which
-// that is so, gets a new connection for its next build. When Update returns an error, of instances that make no
-// sense or jump hosts that form a loop, nothing has changed.
+// Update makes instances the whole set. A new one takes builds at once. A missing one takes no new builds; with the
+// end of its last build its connection is closed and it is forgotten, unless others are reached through it. If the way
+// to an instance has changed, or its use, it gets a new connection for its next build, as do the instances behind it.
+// When Update returns an error, because an instance is invalid or jump hosts form a loop, nothing has changed.
 //
-// What was learned of the host keys of those that are missing is kept; see [Provider.Remove].
+// Host keys learned of a missing instance are kept; see [Provider.Remove].
 func (g *Group) Update(instances []Instance) error {
 	return g.change(false, func([]Instance) ([]Instance, error) { return slices.Clone(instances), nil })
 }
 
-// change makes what edit makes of the set the whole set.
+// change replaces the set by edit's result.
 func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) error {
 	g.mu.Lock()
 	hosts := map[string]*host{}
@@ -116,8 +119,8 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 	return nil
 }
 
-// replaceLocked makes instances, which are reached as hosts say, the set. It returns the IDs of those whose
-// connections are to be others.
+// replaceLocked makes instances the set, and hosts the ways to them. It returns the IDs of hosts whose connections must
+// be replaced.
 func (g *Group) replaceLocked(instances []Instance, hosts map[string]*host) (changed map[string]bool) {
 	changed = g.takeOverLocked(hosts)
 	left := map[string]*machine{}
@@ -153,13 +156,13 @@ func (g *Group) add(in Instance) error {
 	return g.change(true, func(set []Instance) ([]Instance, error) { return append(set, in), nil })
 }
 
-// remove takes an instance out of the set that is no more: its builds do not reach it again. It returns what
-// the instance was, and whether others are reached through it all the same.
+// remove takes an instance out of the set whose machine no longer exists: its builds do not reach it again. It returns
+// the instance, and whether it goes on as a jump host.
 func (g *Group) remove(id string) (was Instance, needed bool, err error) {
 	err = g.change(true, func(set []Instance) ([]Instance, error) {
 		m := g.machineLocked(id)
 		if m == nil || m.removed {
-			return nil, &UnknownError{ID: id}
+			return nil, unknown(id)
 		}
 		was = m.member.Instance
 		left := slices.DeleteFunc(set, func(in Instance) bool { return in.ID == id })
@@ -173,7 +176,7 @@ func (g *Group) remove(id string) (was Instance, needed bool, err error) {
 	return was, needed, err
 }
 
-// check says what is wrong with a set, and fills in the defaults.
+// check returns an error for an invalid set, and fills in the defaults.
 func check(instances []Instance) error {
 	seen := map[string]bool{}
 	for i := range instances {
@@ -197,7 +200,7 @@ func check(instances []Instance) error {
 	return nil
 }
 
-// provide says how connections are closed that have no builds any more.
+// provide sets the function that closes a connection without builds.
 func (g *Group) provide(retire func(id string, cause error)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -221,9 +224,8 @@ func (g *Group) setLocked() []Instance {
 	return all
 }
 
-// Drain lets an instance take no new builds. Its connection is closed when those it has have ended, unless
-// others are reached through it. Draining one that drains changes nothing. The error says that there is no such
-// instance.
+// Drain stops an instance from taking new builds. Its connection is closed with its last build, unless other instances
+// are reached through it. Idempotent. The error wraps ErrUnknown.
 func (g *Group) Drain(id string) error { return g.setDrained(id, true) }
 
 // Undrain undoes Drain.
@@ -234,21 +236,21 @@ func (g *Group) setDrained(id string, drained bool) error {
 	defer g.unlock()
 	m := g.machineLocked(id)
 	if m == nil || m.removed {
-		return &UnknownError{ID: id}
+		return unknown(id)
 	}
 	m.drained = drained
 	return nil
 }
 
-// acquire takes a slot for a build on the instance that has the most free, but on none that is one of the hosts
-// it has tried or is reached through one, or waits for one behind those who came first. It fails when no
-// instance will ever have one as things are. The caller calls release or giveBack.
+// acquire takes a slot for a build on the instance that has the most free, or waits for one behind earlier callers. It
+// takes no instance that is one of the tried hosts or is reached through one. It fails when no instance will have a
+// slot unless the group is changed. The caller calls release or giveBack.
 func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*slot, error) {
 	w := &waiter{build: build, tried: tried, served: make(chan served, 1)}
 	g.mu.Lock()
 	place := g.waiters.PushBack(w)
 	if len(tried) > 0 {
-		g.choosy++
+		g.picky++
 	}
 	g.unlock()
 	select {
@@ -270,38 +272,30 @@ func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*sl
 	return nil, fmt.Errorf("wait for a free slot on an instance: %w", ctx.Err())
 }
 
-// putAside notes that an instance could not be reached: it gets no builds for a while.
-func (g *Group) putAside(s *slot, err error) {
-	g.mu.Lock()
-	if s.member.vm == s.machine.member.vm { // else it is to be reached in another way by now
-		s.machine.setAside(err, time.Now())
-	}
-	g.unlock()
-}
-
-// reached notes that an instance can be.
+// reached notes that a slot's instance was reached.
 func (g *Group) reached(s *slot) {
 	g.mu.Lock()
 	s.machine.recovered()
 	g.unlock()
 }
 
-// lost notes that an instance's connection has died. It may be gone: until it was reached again it gets one
+// lost notes that an instance's connection has died. The instance may be gone: until it is reached again it gets one
 // build at a time, and only if no other has room.
 func (g *Group) lost(id string, cause error) {
 	g.mu.Lock()
-	if m := g.machineLocked(id); m != nil && m.failures == 0 {
-		m.failures, m.reason = 1, cause
+	if m := g.machineLocked(id); m != nil && !m.suspect() {
+		m.host.health.suspect = cause
 	}
 	g.unlock()
 }
 
 // connected notes a new connection to the host of this ID.
-func (g *Group) connected(id string, conn *mux.Conn) {
+func (g *Group) connected(id string, conn pool.Conn) {
 	g.mu.Lock()
 	if h := g.hosts[id]; h != nil {
 		h.connections++
 		h.conn = conn
+		*h.health = health{}
 	}
 	if m := g.machineLocked(id); m != nil {
 		m.recovered()
@@ -309,11 +303,14 @@ func (g *Group) connected(id string, conn *mux.Conn) {
 	g.unlock()
 }
 
-// host returns the host of this ID as it is configured now, nil if there is none.
-func (g *Group) host(id string) *host {
+// findHost returns the host of this ID as it is configured now.
+func (g *Group) findHost(id string) (*host, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.hosts[id]
+	if h := g.hosts[id]; h != nil {
+		return h, nil
+	}
+	return nil, fmt.Errorf("instance %s is not in the group", id)
 }
 
 // allLinux reports whether all instances run Linux.
@@ -323,13 +320,13 @@ func (g *Group) allLinux() bool {
 	return !slices.ContainsFunc(g.machines, func(m *machine) bool { return !m.removed && m.member.linux() != nil })
 }
 
-// hasOther reports whether there is an instance that might take a build that has tried those hosts.
+// hasOther reports whether an instance may take a build that has tried the hosts.
 func (g *Group) hasOther(tried []string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return !m.leadsOver(tried) && m.takes() && !m.hopeless(now)
+		return !m.goesThrough(tried) && m.takes() && m.host.health.refused(now) == nil
 	})
 }
 
@@ -340,4 +337,22 @@ func (g *Group) machineLocked(id string) *machine {
 		}
 	}
 	return nil
+}
+
+// Follow keeps the group up to date from watch until that returns, and returns its error. watch calls update with the
+// whole set, soon and after each change, one call at a time, until ctx ends, and returns ctx's cause, or why it cannot
+// go on; inventory.File has such a method. update returns an error for an invalid set. The set before then
+// stays in force, as it does after Follow. Builds wait meanwhile even if no instance takes any: watch may bring one.
+func (g *Group) Follow(
+	ctx context.Context, watch func(ctx context.Context, update func([]Instance) error) error,
+) error {
+	g.follow(1)
+	defer g.follow(-1)
+	return watch(ctx, g.Update)
+}
+
+func (g *Group) follow(n int) {
+	g.mu.Lock()
+	g.sources += n
+	g.unlock()
 }

@@ -28,7 +28,9 @@ var servers = []struct {
 }{
 	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }},
 	{"OpenSSH", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
-	{"OpenSSH without forwarding", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "AllowStreamLocalForwarding no") }},
+	{"OpenSSH without forwarding", func(t testing.TB) *sshtest.Server {
+		return sshtest.OpenSSH(t, "AllowStreamLocalForwarding no")
+	}},
 	{noRelay, func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
 }
 
@@ -48,7 +50,7 @@ func onServers(t *testing.T, test func(*testing.T, *vm)) {
 	}
 }
 
-// vm is a VM with a temporary directory of its own, which shows what builds leave.
+// vm is a VM with its own temporary directory, in which a test finds files that builds leave.
 type vm struct {
 	*sshtest.Server
 	tmp    string
@@ -74,7 +76,8 @@ func (v *vm) via(t testing.TB, addr string) *vm {
 func withoutRelay(t testing.TB) []string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "runner.sh")
-	text := `[ "$2" != relay ] || { echo "unknown command: steps relay" >&2; exit 1; }; exec ` + runnertest.Command(t)[0] + ` "$@"`
+	text := `[ "$2" != relay ] || { echo "unknown command: steps relay" >&2; exit 1; }; ` +
+		"exec " + runnertest.Command(t)[0] + ` "$@"`
 	require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700))
 	return []string{path}
 }
@@ -95,7 +98,9 @@ func (v *vm) instance(t testing.TB, capacity int) instance.Instance {
 	}
 }
 
-func (v *vm) provider(t testing.TB, capacity int, change func(*instance.Config, *instance.Instance)) *instance.Provider {
+func (v *vm) provider(
+	t testing.TB, capacity int, change func(*instance.Config, *instance.Instance),
+) *instance.Provider {
 	t.Helper()
 	in := v.instance(t, capacity)
 	cfg := instance.Config{}

@@ -6,33 +6,38 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
 )
 
-// host is a machine that is dialed: an instance, or one on the way. What it says of the way there is never
-// changed: a Group gets another host instead.
+// host is a machine that is dialed: an instance or a jump host. The way to it never changes: a Group gets another host
+// instead.
 type host struct {
 	id, addr string
 	ssh      mux.Config
 	revision string
-	via      string // ID of the host it is reached through, empty if none
+	via      string // ID of the host it is reached through; may be empty
 	instance bool
-	depth    int      // hosts on the way to it
-	path     []string // their IDs, its own first
-	way      string   // differs where it is to be reached in another way
+	path     []string // the IDs of the hosts on the way to it, its own first
+	way      string   // two hosts with the same way are reached in the same way
 
-	// guarded by Group.mu
+	// Group.mu guards the following.
 	behind      int       // hosts that are reached through it
 	connections int       // made so far
-	conn        *mux.Conn // the newest; for its Stat only
+	conn        pool.Conn // the newest; for its Stat only
+	health      *health   // shared with the host it replaces if the way is the same
 }
 
-// connStat returns the newest connection's Stat. Callers hold Group.mu.
-func (h *host) connStat() mux.Stat {
-	if h.conn == nil {
-		return mux.Stat{}
+// newHost returns an instance or a jump host as one that is dialed.
+func newHost(in *Instance, instance bool) *host {
+	h := &host{id: in.ID, addr: in.Addr, ssh: in.SSH, revision: in.Revision, instance: instance, health: &health{}}
+	if in.Jump != nil {
+		h.via = in.Jump.ID
 	}
-	return h.conn.Stat()
+	return h
 }
+
+// server names the server that logins to h go to.
+func (h *host) server() string { return h.via + " " + h.addr }
 
 // locate follows the way to h, and notes it.
 func (h *host) locate(all map[string]*host) error {
@@ -50,22 +55,22 @@ func (h *host) locate(all map[string]*host) error {
 		}
 		way += " " + at.login()
 	}
-	h.depth, h.path, h.way = len(path)-1, path, way
+	h.path, h.way = path, way
 	return nil
 }
 
 func (h *host) login() string { return fmt.Sprintf("%q %q %q", h.addr, h.ssh.User, h.revision) }
 
-// takeOverLocked makes hosts those of the group. Of the hosts before it keeps the counts and, for the builds
-// of machines that left, those that are missing now. It returns the IDs of those that are reached in another
-// way.
+// takeOverLocked makes hosts the hosts of the group. It keeps the counts of the hosts before them and, for the builds
+// of machines that left, the hosts that are missing now. It returns the IDs of hosts that are reached in another way.
 func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool) {
 	changed = map[string]bool{}
 	var kept []*host
 	for id, old := range g.hosts {
 		h := hosts[id]
 		if h == nil {
-			h = &host{id: id, addr: old.addr, ssh: old.ssh, revision: old.revision, via: old.via, instance: old.instance}
+			same := *old
+			h = &same
 			hosts[id] = h
 			kept = append(kept, h)
 		}
@@ -77,16 +82,19 @@ func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool)
 		}
 	}
 	for id, old := range g.hosts {
-		if h := hosts[id]; h.way != old.way {
+		h := hosts[id]
+		h.health = old.health
+		if h.way != old.way {
 			changed[id] = true
+			h.health = &health{}
 		}
 	}
 	g.hosts, g.stale = hosts, true
 	return changed
 }
 
-// forgetLocked drops the hosts that no machine needs any more, and returns them.
-func (g *Group) forgetLocked() []outHost {
+// forgetLocked drops the hosts that the machines need no longer, and returns them.
+func (g *Group) forgetLocked() []retirement {
 	if !g.stale {
 		return nil
 	}
@@ -100,7 +108,7 @@ func (g *Group) forgetLocked() []outHost {
 			needed[h.id] = true
 		}
 	}
-	var out []outHost
+	var out []retirement
 	for id, h := range g.hosts {
 		h.behind = 0
 		if needed[id] {
@@ -109,9 +117,9 @@ func (g *Group) forgetLocked() []outHost {
 		delete(g.hosts, id)
 		cause := errNotNeeded
 		if h.instance {
-			cause = outError(Removed)
+			cause = outOfServiceError(Removed)
 		}
-		out = append(out, outHost{id, cause})
+		out = append(out, retirement{id, cause})
 	}
 	for _, h := range g.hosts {
 		if h.via != "" {

@@ -11,13 +11,13 @@ import (
 )
 
 // behind returns an instance that is reached through a jump host.
-func behind(id string, jump *JumpHost) Instance {
+func behind(id string, jump *Instance) Instance {
 	in := vm(id, 1)
 	in.Jump = jump
 	return in
 }
 
-func bastion(addr string) *JumpHost { return &JumpHost{ID: "bastion", Addr: addr} }
+func bastion(addr string) *Instance { return &Instance{ID: "bastion", Addr: addr} }
 
 // jumps returns the IDs of the jump hosts that are no instances.
 func (f *fleet) jumps() []string {
@@ -28,7 +28,7 @@ func (f *fleet) jumps() []string {
 	return all
 }
 
-// takeClosed returns what was closed, in order.
+// takeClosed returns the connections that were closed, in order.
 func (f *fleet) takeClosed() []string {
 	all := slices.Sorted(slices.Values(f.closed))
 	f.closed = nil
@@ -44,23 +44,23 @@ func TestAJumpHostGoesWithTheLastInstanceBehindIt(t *testing.T) {
 	require.NoError(t, f.Update([]Instance{vm("c", 1)}))
 	require.Empty(t, f.closed)
 	require.Equal(t, []string{"bastion"}, f.jumps(), "a build may connect anew")
-	require.Equal(t, 1, f.host("a").depth)
+	require.Len(t, f.hosts["a"].path, 2)
 	s.release()
 	require.Equal(t, []string{
 		"a: the instance takes no more builds: it is removed",
 		"bastion: no instance is reached through it any more",
 	}, f.takeClosed())
 	require.Empty(t, f.jumps())
-	require.Nil(t, f.host("bastion"))
+	require.Nil(t, f.hosts["bastion"])
 	require.Equal(t, "not needed", CloseReason(errNotNeeded))
 }
 
 func TestAJumpHostThatIsReachedInAnotherWayChangesTheWayToThoseBehindIt(t *testing.T) {
-	for name, other := range map[string]*JumpHost{
+	for name, other := range map[string]*Instance{
 		"address":   bastion("other:22"),
 		"user":      {ID: "bastion", Addr: "b:22", SSH: mux.Config{User: "other"}},
 		"revision":  {ID: "bastion", Addr: "b:22", Revision: "2"},
-		"jump host": {ID: "bastion", Addr: "b:22", Jump: &JumpHost{ID: "first", Addr: "first:22"}},
+		"jump host": {ID: "bastion", Addr: "b:22", Jump: &Instance{ID: "first", Addr: "first:22"}},
 	} {
 		f := newFleet(t, behind("a", bastion("b:22")), vm("b", 1))
 		f.connected("bastion", nil)
@@ -73,18 +73,19 @@ func TestAJumpHostThatIsReachedInAnotherWayChangesTheWayToThoseBehindIt(t *testi
 }
 
 func TestAnUpdateWithALoopChangesNothing(t *testing.T) {
-	f := newFleet(t, vm("a", 1), behind("b", &JumpHost{ID: "a"}))
-	loop := []Instance{behind("a", &JumpHost{ID: "b"}), behind("b", &JumpHost{ID: "a"}), vm("c", 1)}
+	f := newFleet(t, vm("a", 1), behind("b", &Instance{ID: "a"}))
+	loop := []Instance{behind("a", &Instance{ID: "b"}), behind("b", &Instance{ID: "a"}), vm("c", 1)}
 	require.ErrorContains(t, f.Update(loop), "form a loop: ")
-	require.ErrorContains(t, f.Update([]Instance{behind("b", &JumpHost{ID: "a"})}), "jump host a has no address and is no instance")
+	err := f.Update([]Instance{behind("b", &Instance{ID: "a"})})
+	require.ErrorContains(t, err, "jump host a has no address and is no instance")
 	require.Len(t, f.Instances(), 2)
-	require.Nil(t, f.host("c"))
-	require.Zero(t, f.host("a").depth)
+	require.Nil(t, f.hosts["c"])
+	require.Len(t, f.hosts["a"].path, 1)
 	require.Empty(t, f.closed)
 }
 
 func TestADrainedInstanceStaysConnectedWhileOthersAreBehindIt(t *testing.T) {
-	f := newFleet(t, vm("near", 1), behind("far", &JumpHost{ID: "near"}))
+	f := newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near"}))
 	require.NoError(t, f.Drain("near"))
 	require.Empty(t, f.closed)
 	require.NoError(t, f.Update([]Instance{vm("near", 1), vm("far", 1)}))
@@ -95,14 +96,14 @@ func TestADrainedInstanceStaysConnectedWhileOthersAreBehindIt(t *testing.T) {
 }
 
 func TestAnInstanceThatIsGoneMayGoOnAsAJumpHost(t *testing.T) {
-	f := newFleet(t, vm("near", 1), behind("far", &JumpHost{ID: "near", Addr: "near:22"}))
+	f := newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near", Addr: "near:22"}))
 	_, needed, err := f.remove("near")
 	require.NoError(t, err)
 	require.True(t, needed)
 	require.Empty(t, f.closed)
 	require.Equal(t, []string{"near"}, f.jumps())
 
-	f = newFleet(t, vm("near", 1), behind("far", &JumpHost{ID: "near"}))
+	f = newFleet(t, vm("near", 1), behind("far", &Instance{ID: "near"}))
 	_, _, err = f.remove("near")
 	require.EqualError(t, err, "remove instance near: instance far: jump host near has no address and is no instance")
 	require.Len(t, f.Instances(), 2)
@@ -115,7 +116,7 @@ func TestABuildDoesNotReachAnInstanceThatIsGone(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, needed)
 	require.Equal(t, "a:22", was.Addr)
-	require.Nil(t, f.host("a"))
+	require.Nil(t, f.hosts["a"])
 	require.Len(t, f.takeClosed(), 2)
 	require.Equal(t, Removed, f.state("a"))
 	s.release()
@@ -138,33 +139,33 @@ func TestBuildsWaitWhereInstancesAreAddedByHand(t *testing.T) {
 }
 
 func TestAWayThatBecomesTooLongIsGivenUp(t *testing.T) {
-	chain := func(n int) *JumpHost {
-		var j *JumpHost
+	chain := func(n int) *Instance {
+		var j *Instance
 		for i := range n {
-			j = &JumpHost{ID: string(rune('0' + i)), Addr: "x:22", Jump: j}
+			j = &Instance{ID: string(rune('0' + i)), Addr: "x:22", Jump: j}
 		}
 		return j
 	}
-	f := newFleet(t, behind("a", &JumpHost{ID: "bastion", Addr: "b:22", Jump: &JumpHost{ID: "middle", Addr: "m:22"}}))
+	f := newFleet(t, behind("a", &Instance{ID: "bastion", Addr: "b:22", Jump: &Instance{ID: "middle", Addr: "m:22"}}))
 	s := take(t, f.Group)
-	require.NoError(t, f.Update([]Instance{behind("c", &JumpHost{ID: "middle", Addr: "m:22", Jump: chain(7)})}))
-	require.Nil(t, f.host("a"), "ten hosts would be on the way")
-	require.Equal(t, 8, f.host("c").depth)
+	require.NoError(t, f.Update([]Instance{behind("c", &Instance{ID: "middle", Addr: "m:22", Jump: chain(7)})}))
+	require.Nil(t, f.hosts["a"], "ten hosts would be on the way")
+	require.Len(t, f.hosts["c"].path, 9)
 	s.release()
 	require.Equal(t, State("gone"), f.state("a"))
 }
 
 func TestJumpHostsThatAreInstancesAreShared(t *testing.T) {
 	login := func(user string) mux.Config { return mux.Config{User: user} }
-	at := func(id, addr, user string, jump *JumpHost) Instance {
+	at := func(id, addr, user string, jump *Instance) Instance {
 		return Instance{ID: id, Addr: addr, SSH: login(user), Jump: jump}
 	}
-	to := func(id, addr, user string, jump *JumpHost) *JumpHost {
-		return &JumpHost{ID: id, Addr: addr, SSH: login(user), Jump: jump}
+	to := func(id, addr, user string, jump *Instance) *Instance {
+		return &Instance{ID: id, Addr: addr, SSH: login(user), Jump: jump}
 	}
 	all := []Instance{
 		at("near", "10.0.0.5:22", "ci", nil),
-		at("inside", "10.0.0.5:22", "ci", &JumpHost{ID: "near"}),
+		at("inside", "10.0.0.5:22", "ci", &Instance{ID: "near"}),
 		at("same", "x:22", "ci", to("j", "10.0.0.5:22", "ci", nil)),
 		at("user", "x:22", "ci", to("j", "10.0.0.5:22", "me", nil)),
 		at("elsewhere", "x:22", "ci", to("j", "10.0.0.5:22", "ci", to("k", "b:22", "ci", nil))),
@@ -173,15 +174,15 @@ func TestJumpHostsThatAreInstancesAreShared(t *testing.T) {
 	}
 	shared := ShareJumpHosts(all)
 	require.Nil(t, shared[0].Jump)
-	require.Equal(t, &JumpHost{ID: "near"}, shared[1].Jump)
-	require.Equal(t, &JumpHost{ID: "near"}, shared[2].Jump)
+	require.Equal(t, &Instance{ID: "near"}, shared[1].Jump)
+	require.Equal(t, &Instance{ID: "near"}, shared[2].Jump)
 	require.Equal(t, all[3].Jump, shared[3].Jump)
 	require.Equal(t, all[4].Jump, shared[4].Jump, "networks behind different bastions may have the same addresses")
-	require.Equal(t, to("j", "y:22", "ci", &JumpHost{ID: "near"}), shared[5].Jump)
-	require.Equal(t, &JumpHost{ID: "inside"}, shared[6].Jump, "it is that one by its whole way")
+	require.Equal(t, to("j", "y:22", "ci", &Instance{ID: "near"}), shared[5].Jump)
+	require.Equal(t, &Instance{ID: "inside"}, shared[6].Jump, "it is that one by its whole way")
 	require.Equal(t, "k", all[5].Jump.Jump.ID, "what was given is not changed")
 
 	loop := to("j", "l:22", "ci", nil)
 	loop.Jump = loop
-	ShareJumpHosts([]Instance{at("a", "x:22", "ci", loop), at("b", "x:22", "ci", &JumpHost{ID: "b"})}) // ends
+	ShareJumpHosts([]Instance{at("a", "x:22", "ci", loop), at("b", "x:22", "ci", &Instance{ID: "b"})}) // ends
 }

@@ -31,12 +31,12 @@ func sshConfig(s *sshtest.Server) mux.Config {
 	}
 }
 
-func machine(id string, s *sshtest.Server, jump *instance.JumpHost) instance.Instance {
+func machine(id string, s *sshtest.Server, jump *instance.Instance) instance.Instance {
 	return instance.Instance{ID: id, Addr: s.Addr, SSH: sshConfig(s), Jump: jump}
 }
 
-func jumpHost(id string, s *sshtest.Server, jump *instance.JumpHost) *instance.JumpHost {
-	return &instance.JumpHost{ID: id, Addr: s.Addr, SSH: sshConfig(s), Jump: jump}
+func jumpHost(id string, s *sshtest.Server, jump *instance.Instance) *instance.Instance {
+	return &instance.Instance{ID: id, Addr: s.Addr, SSH: sshConfig(s), Jump: jump}
 }
 
 func newProvider(t testing.TB, cfg instance.Config, all ...instance.Instance) *instance.Provider {
@@ -122,7 +122,8 @@ func TestBuildOnAMachineBehindABastion(t *testing.T) {
 	bastion := sshtest.OpenSSH(t)
 	in.Jump = jumpHost("bastion", bastion, nil)
 	log := &sshtest.Log{}
-	require.NoError(t, build(sshtest.Within(t), newProvider(t, instance.Config{}, in), "b-1", script("echo by way of a bastion"), log))
+	p := newProvider(t, instance.Config{}, in)
+	require.NoError(t, build(sshtest.Within(t), p, "b-1", script("echo by way of a bastion"), log))
 	require.Contains(t, log.String(), "by way of a bastion")
 	require.Equal(t, 1, bastion.TotalConns())
 	require.Equal(t, 1, v.TotalConns())
@@ -133,7 +134,7 @@ func TestBuildOnAMachineBehindABastion(t *testing.T) {
 func TestMachineBehindAMachineSharesItsConnection(t *testing.T) {
 	bastion, near, far := sshtest.OpenSSH(t), sshtest.OpenSSH(t), sshtest.OpenSSH(t)
 	p := newProvider(t, instance.Config{},
-		machine("far", far, &instance.JumpHost{ID: "near"}),
+		machine("far", far, &instance.Instance{ID: "near"}),
 		machine("farther", far, jumpHost("near", near, jumpHost("bastion", bastion, nil))),
 		machine("near", near, jumpHost("bastion", bastion, nil)))
 	end, errs := prepareAll(t, p, 3)
@@ -150,7 +151,8 @@ func TestDialsThatWaitForTheirJumpHostsDoNotHoldThemUp(t *testing.T) {
 	var all []instance.Instance
 	for i := range n {
 		middle, vm := sshtest.InProcess(t, embeddedvm.Config{}), sshtest.InProcess(t, embeddedvm.Config{})
-		all = append(all, machine(fmt.Sprintf("vm-%d", i), vm, jumpHost(fmt.Sprintf("middle-%d", i), middle, jumpHost("bastion", bastion, nil))))
+		jump := jumpHost(fmt.Sprintf("middle-%d", i), middle, jumpHost("bastion", bastion, nil))
+		all = append(all, machine(fmt.Sprintf("vm-%d", i), vm, jump))
 	}
 	end, errs := prepareAll(t, newProvider(t, instance.Config{}, all...), n)
 	requireNone(t, errs)
@@ -196,13 +198,13 @@ func TestBuildWhoseBastionCannotBeReachedGoesWhereNoneIsNeeded(t *testing.T) {
 	p := newProvider(t, instance.Config{}, all...)
 	end, errs := prepareAll(t, p, 1)
 	requireNone(t, errs)
-	aside := 0
+	quarantined := 0
 	for _, in := range p.Stat().Instances {
-		if in.State == instance.Aside {
-			aside++
+		if in.State == instance.Quarantined {
+			quarantined++
 		}
 	}
-	require.Equal(t, 1, aside)
+	require.Equal(t, 1, quarantined)
 	require.Equal(t, 1, statOf(p, "direct").Used)
 	end()
 }
@@ -235,7 +237,8 @@ func TestBastionsConnectionOutlivesThoseBehindIt(t *testing.T) {
 	end()
 	log.Await(t, `leaves service" instance=bastion reason="connection was idle"`)
 	text := []byte(log.String())
-	require.Less(t, bytes.Index(text, []byte(`leaves service" instance=vm`)), bytes.Index(text, []byte(`leaves service" instance=bastion`)))
+	vmLeaves := bytes.Index(text, []byte(`leaves service" instance=vm`))
+	require.Less(t, vmLeaves, bytes.Index(text, []byte(`leaves service" instance=bastion`)))
 	require.NotContains(t, log.String(), "lost")
 	require.Equal(t, 1, bastion.TotalConns())
 }
@@ -244,7 +247,7 @@ func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
 	s := sshtest.InProcess(t, embeddedvm.Config{})
 	loop := jumpHost("a", s, nil)
 	loop.Jump = jumpHost("b", s, loop)
-	var long *instance.JumpHost
+	var long *instance.Instance
 	for i := range 9 {
 		long = jumpHost(fmt.Sprintf("hop-%d", i), s, long)
 	}
@@ -253,14 +256,16 @@ func TestJumpHostsThatCannotBeAreRefused(t *testing.T) {
 	for want, all := range map[string][]instance.Instance{
 		"loop of them": {machine("vm", s, loop)},
 		"form a loop: vm-[12] -> vm-[12] -> vm-[12]": {
-			machine("vm-1", s, &instance.JumpHost{ID: "vm-2"}), machine("vm-2", s, &instance.JumpHost{ID: "vm-1"}),
+			machine("vm-1", s, &instance.Instance{ID: "vm-2"}), machine("vm-2", s, &instance.Instance{ID: "vm-1"}),
 		},
-		"form a loop: vm -> vm":        {machine("vm", s, &instance.JumpHost{ID: "vm"})},
-		"more than 8":                  {machine("vm", s, long)},
-		"a jump host has no ID":        {machine("vm", s, jumpHost("", s, nil))},
-		"no address and is no":         {machine("vm", s, &instance.JumpHost{ID: "bastion"})},
-		"give each an ID of its own":   {machine("vm-1", s, jumpHost("bastion", s, nil)), machine("vm-2", s, other)},
-		"or reached in two ways: give": {machine("vm-1", s, jumpHost("b", s, nil)), machine("vm-2", s, jumpHost("b", s, jumpHost("a", s, nil)))},
+		"form a loop: vm -> vm":      {machine("vm", s, &instance.Instance{ID: "vm"})},
+		"more than 8":                {machine("vm", s, long)},
+		"a jump host has no ID":      {machine("vm", s, jumpHost("", s, nil))},
+		"no address and is no":       {machine("vm", s, &instance.Instance{ID: "bastion"})},
+		"give each an ID of its own": {machine("vm-1", s, jumpHost("bastion", s, nil)), machine("vm-2", s, other)},
+		"or reached in two ways: give": {
+			machine("vm-1", s, jumpHost("b", s, nil)), machine("vm-2", s, jumpHost("b", s, jumpHost("a", s, nil))),
+		},
 	} {
 		_, err := instance.NewGroup(all...)
 		require.Error(t, err, want)
@@ -284,7 +289,11 @@ func TestMachinesThatComeAndGoAreTrustedByIdentity(t *testing.T) {
 		return vm
 	}
 	at := func(id string) instance.Instance {
-		return instance.Instance{ID: id, Addr: addr, SSH: mux.Config{User: "ci", Auth: []login.Auth{login.Key("k", client)}, HostKeys: keys}}
+		return instance.Instance{
+			ID:   id,
+			Addr: addr,
+			SSH:  mux.Config{User: "ci", Auth: []login.Auth{login.Key("k", client)}, HostKeys: keys},
+		}
 	}
 	vm := start()
 	p := newProvider(t, instance.Config{}, at("i-0"))

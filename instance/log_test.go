@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -62,7 +63,7 @@ func TestALogThatBlocksEndsItsBuild(t *testing.T) {
 		e := prepared(t, p, "b1", newStuckLog(t))
 		err := e.Execute(sshtest.Within(t), flood())
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
-		failed := (*connector.LogError)(nil)
+		failed := (*buildlog.Error)(nil)
 		require.ErrorAs(t, err, &failed)
 		require.ErrorContains(t, err, "write build log: it took nothing for 3s")
 		require.NoError(t, e.Cleanup(sshtest.Within(t)), "while the write goes on")
@@ -145,7 +146,7 @@ func TestALogThatFailsAtSomeByteEndsItsBuildAndNoOther(t *testing.T) {
 	v.requireClean(t)
 }
 
-// numbers is what seq prints.
+// numbers is the output of seq.
 func numbers(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -194,10 +195,13 @@ func TestASlowLogGetsAllInOrder(t *testing.T) {
 
 func TestTheStepRunnersOwnWordsAreMarkedInTheLog(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
-		v.runner = []string{runnerScript(t, `[ "$2" != serve ] || exec `+v.runner[0]+` "$@" --allow-unauthenticated; exec `+v.runner[0]+` "$@"`)}
+		v.runner = []string{
+			runnerScript(t, `[ "$2" != serve ] || exec `+v.runner[0]+` "$@" --allow-unauthenticated; exec `+v.runner[0]+` "$@"`),
+		}
 		p := v.provider(t, 1, nil)
 		out := &sshtest.Log{}
-		require.NoError(t, build(sshtest.Within(t), p, "b1", script("echo 'step runner: no secret guards this socket'; echo mine"), out))
+		job := script("echo 'step runner: no secret guards this socket'; echo mine")
+		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))
 		lines := strings.SplitAfter(out.String(), "\n")
 		require.Len(t, lines, 4, "%s", out)
 		require.Contains(t, lines, "step runner:| no secret guards this socket\n")

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,56 +10,63 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
-// defaultStopTimeout is enough for a job's grace, a step runner's and the removal of what they leave.
+// defaultStopTimeout is enough for the grace of a job and of a step runner, and for the removal of their files.
 const defaultStopTimeout = 20 * time.Second
 
-// Config says what a Provider works with.
+// Config is the configuration of a Provider.
 type Config struct {
 	// Group holds the instances. Required.
 	Group *Group
 	// Route is how the builds' step runners are started and reached. If empty, connector.Auto.
 	Route connector.Route
-	// Bootstrap are programs that may be put on an instance whose step runner is missing or does not do; see
-	// connector.Config. If empty, none is.
-	Bootstrap []*connector.Binary
-	// Version is that of this program: a warning tells if an instance's is another. If empty, none does.
+	// Bootstrap are programs that may be copied to an instance whose step runner is missing or not usable; see
+	// connector.Config. If empty, nothing is copied.
+	Bootstrap []*program.Binary
+	// Version is the version of this program. A warning is logged for an instance with another version. If
+	// empty, versions are not compared.
 	Version string
-	// DialTimeout bounds one connection's set-up: TCP, handshake and login. If zero, 30s.
+	// DialTimeout bounds one connection's set-up, TCP, handshake and login, with its retries. If zero, 30s.
 	DialTimeout time.Duration
-	// IdleTimeout closes a connection no build uses. If zero, 5m. If negative, off.
+	// IdleTimeout closes a connection without builds. If zero, 5m. If negative, off.
 	IdleTimeout time.Duration
-	// MaxAge recycles connections: an older one takes no new builds and closes when its last has
+	// MaxAge recycles connections: an older one takes no new builds and closes when its last build has
 	// ended. If zero, off.
 	MaxAge time.Duration
 	// ReadyTimeout bounds the wait for a build's steps serve. If zero, 30s.
 	ReadyTimeout time.Duration
-	// StopTimeout bounds the wait for it to be gone. If zero, 20s.
+	// StopTimeout bounds the wait for its end. If zero, 20s.
 	StopTimeout time.Duration
-	// LogTimeout is how long a build's Log may take for one write before that ends the build, as a failure of the
-	// system. If zero, 5m.
+	// LogTimeout bounds one write to a build's Log. A write that takes longer ends the build, as a failure of
+	// the system. If zero, 5m.
 	LogTimeout time.Duration
-	// Grace is the time between SIGTERM and SIGKILL for scripts and commands that are stopped. Their end
-	// is waited for no more than a second longer. If zero, 10s.
+	// Grace is the time between SIGTERM and SIGKILL for scripts and commands that are stopped. The wait for
+	// their end is at most a second longer. If zero, 10s.
 	Grace time.Duration
-	// Logger receives what an operator may want to know. If nil, nothing is logged.
+	// Logger receives messages for an operator. If nil, nothing is logged.
 	Logger *slog.Logger
-	// Trace is told what happens to the builds' step runners. If nil, nobody is.
+	// Trace holds hooks for the builds' step runners. It may be nil.
 	Trace *connector.Trace
-	// PoolTrace is told what happens to leases and dials, ConnTrace to connections whose instance or jump host
-	// has no Trace of its own. If nil, nobody is.
-	PoolTrace *pool.Trace
+	// ConnTrace holds hooks for connections whose instance or jump host has no Trace of its own. It may be nil.
 	ConnTrace *mux.Trace
+	// DialStart is called before each attempt to connect to an instance or jump host, DialDone with its
+	// outcome; attempt counts from 1. Retired is called when a connection has left service; see CloseReason.
+	// They may be nil, and are called from many goroutines at once.
+	DialStart func(id string, attempt int)
+	DialDone  func(id string, attempt int, took time.Duration, err error)
+	Retired   func(id string, cause error)
 }
 
-// Provider makes executors for builds and owns the connections they share, one per instance and one per host
-// on the way to instances. It is safe for concurrent use.
+// Provider makes executors for builds and owns the connections they share, one per instance and one per jump host.
+// Shutdown and Close end them. It is safe for concurrent use.
 type Provider struct {
 	cfg   Config
-	conns *connections
+	conns *connections[*mux.Conn]
 }
 
 // NewProvider returns a Provider. It connects to nothing yet. The caller calls Shutdown or Close.
@@ -66,11 +74,14 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if cfg.Group == nil {
 		return nil, errors.New("instance: Config.Group is nil")
 	}
-	if cfg.DialTimeout < 0 || cfg.MaxAge < 0 || cfg.ReadyTimeout < 0 || cfg.StopTimeout < 0 || cfg.LogTimeout < 0 || cfg.Grace < 0 {
+	if min(cfg.DialTimeout, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout, cfg.Grace) < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
 	if cfg.DialTimeout == 0 {
 		cfg.DialTimeout = 30 * time.Second
+	}
+	if cfg.DialStart == nil {
+		cfg.DialStart = func(string, int) {}
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -79,105 +90,101 @@ func NewProvider(cfg Config) (*Provider, error) {
 		cfg.StopTimeout = defaultStopTimeout
 	}
 	p := &Provider{cfg: cfg}
-	p.conns = newConnections(cfg.Group, cfg.ConnTrace, pool.Config[*mux.Conn]{
-		DialTimeout: cfg.DialTimeout,
+	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn]) (*mux.Conn, error) {
+		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace))
+	}
+	conns := &connections[*mux.Conn]{
+		group: cfg.Group, connect: dial, timeout: cfg.DialTimeout, start: cfg.DialStart, done: p.logDial,
+	}
+	p.conns = conns.open(pool.Config[*mux.Conn]{
 		IdleTimeout: cfg.IdleTimeout,
 		MaxAge:      cfg.MaxAge,
-		Trace:       p.poolTrace(),
+		Retired:     p.logRetired,
 	})
-	cfg.Group.provide(p.out)
+	cfg.Group.provide(p.retire)
 	return p, nil
 }
 
-// poolTrace is the configured one, which is told besides.
-func (p *Provider) poolTrace() *pool.Trace {
-	var trace, told pool.Trace
-	if p.cfg.PoolTrace != nil {
-		trace, told = *p.cfg.PoolTrace, *p.cfg.PoolTrace
-	}
-	trace.DialDone = func(key pool.Key, attempt int, took time.Duration, err error) {
-		p.logDial(key, attempt, took, err)
-		if told.DialDone != nil {
-			told.DialDone(key, attempt, took, err)
-		}
-	}
-	trace.Retire = func(key pool.Key, cause error) {
-		p.logRetire(key, cause)
-		if told.Retire != nil {
-			told.Retire(key, cause)
-		}
-	}
-	return &trace
-}
-
-// logDial says how a dial went.
-func (p *Provider) logDial(key pool.Key, attempt int, took time.Duration, err error) {
+// logDial logs the outcome of an attempt to connect.
+func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
-		p.cfg.Logger.Warn("not connected", "instance", key, "attempt", attempt, "took", took, "error", err)
-		return
+		p.cfg.Logger.Warn("not connected", "instance", id, "attempt", attempt, "took", took, "error", err)
+	} else {
+		p.cfg.Logger.Info("connected", "instance", id, "attempt", attempt, "took", took)
 	}
-	p.cfg.Logger.Info("connected", "instance", key, "attempt", attempt, "took", took)
+	if p.cfg.DialDone != nil {
+		p.cfg.DialDone(id, attempt, took, err)
+	}
 }
 
-// out lets the connection of an instance take no more builds, and closes it with its last one.
-func (p *Provider) out(id string, cause error) {
+// retire takes the connection of an instance or jump host out of service. It is closed with its last lease.
+func (p *Provider) retire(id string, cause error) {
 	level := slog.LevelInfo
-	if errors.Is(cause, outError(UsedUp)) {
-		level = slog.LevelWarn // nobody asked for it just now
+	if errors.Is(cause, outOfServiceError(UsedUp)) {
+		level = slog.LevelWarn // this happens without an operator's request
 	}
 	p.cfg.Logger.Log(context.Background(), level, "connection is to be closed", "instance", id, "reason", cause)
-	p.conns.retire(id, cause)
+	p.conns.pool.Retire(pool.Key(id), cause)
 }
 
-// logRetire says why a connection leaves service, and to the group if it died.
-func (p *Provider) logRetire(key pool.Key, cause error) {
+// logRetired logs why a connection has left service, and tells the group of one that died.
+func (p *Provider) logRetired(key pool.Key, cause error) {
 	p.cfg.Logger.Info("connection leaves service", "instance", key, "reason", cause)
 	if died := (*mux.ConnError)(nil); errors.As(cause, &died) {
 		p.cfg.Group.lost(string(key), cause)
 	}
+	if p.cfg.Retired != nil {
+		p.cfg.Retired(string(key), cause)
+	}
 }
 
-// Build is one build as its executor needs to know it.
+// Build describes a build to its executor.
 type Build struct {
-	// ID names the build, uniquely among those that run: 1 to 64 characters of A-Z a-z 0-9 . _ -.
+	// ID names the build, uniquely among running builds: 1 to 64 characters of A-Z a-z 0-9 . _ -.
 	// Required.
 	ID string
-	// Log is the build's log, written to as a [connector.Log] does it: one write at a time, the step runner's own
-	// lines marked. If it fails or blocks that ends the build, and nothing else. If nil it is discarded.
+	// Log is the build's log, written to by a [buildlog.Log]: one write at a time, the step runner's own lines
+	// marked. A Log that fails or blocks ends its build and no other. If nil, the log is discarded.
 	Log io.Writer
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
 }
 
-// Executor returns the executor of b. It does no I/O. The caller calls Cleanup at the end, whatever
-// happened.
+// Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.
 func (p *Provider) Executor(b Build) *Executor {
 	if b.Log == nil {
 		b.Log = io.Discard
 	}
-	e := &Executor{provider: p, build: b, log: connector.NewLog(b.Log, p.cfg.LogTimeout)}
+	e := &Executor{provider: p, build: b, log: buildlog.New(b.Log, p.cfg.LogTimeout)}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	return e
 }
 
-// Dial makes a connection of its own to an instance, outside the pool but by way of the pooled connections to
-// the hosts on the way; trace, if it is not nil, is told of it instead of the configured one. It is for who examines an
-// instance. The caller closes the connection, before the Provider. Errors are as for mux.Dial, or say that
-// there is no such instance.
+// Dial makes a connection to an instance outside the pool, through the pooled connections of its jump hosts, in order
+// to examine the instance. trace, if it is not nil, replaces the configured one. The caller closes the connection,
+// before the Provider. Errors are as for mux.Dial, or say that the instance is not in the group.
 func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.Conn, error) {
-	return p.conns.connect(ctx, id, trace)
+	h, err := p.cfg.Group.findHost(id)
+	if err != nil {
+		return nil, err
+	}
+	via, err := p.conns.leaseVia(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	return connect(ctx, h, via, cmp.Or(trace, h.ssh.Trace, p.cfg.ConnTrace))
 }
 
-// Add adds an instance to the Group's set; see Group.Update for what is an error. From the first Add or Remove
-// on builds wait also while no instance takes any: another may be added.
+// Add adds an instance to the Group's set; its errors are those of Group.Update. After the first Add or Remove,
+// builds wait even while no instance takes any: another may be added.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
-// Remove takes an instance out of the Group's set because the machine is gone or is to go: no new builds, its
-// connection is closed with the last of those that run, and what was learned of its host key is forgotten. (A
-// build that has its slot and no step runner yet fails.) A machine at the same address is another one and
-// needs another ID. One that is also a jump host with an address of its own goes on as that, and its key is
-// kept; one that others go through by its ID alone is not removed, which is an error. ctx bounds the wait for
-// other processes that use the same file of host keys.
+// Remove takes an instance out of the Group's set because the machine is gone, or will be: no new builds, its
+// connection is closed with the last running build, and its learned host key is forgotten. (A build that has its slot
+// and no step runner yet fails.) A later machine at the same address is another one and needs another ID. An instance
+// that is also a jump host with an address goes on as that, and its key is kept. Remove returns an error if other
+// instances name it as jump host by its ID alone. ctx bounds the wait for other processes that use the same file of
+// host keys.
 func (p *Provider) Remove(ctx context.Context, id string) error {
 	was, needed, err := p.cfg.Group.remove(id)
 	if err != nil || needed {
@@ -191,8 +198,8 @@ func (p *Provider) Remove(ctx context.Context, id string) error {
 
 // Shutdown refuses new builds, waits until those that run have been cleaned up, then closes all
 // connections. When ctx ends first it closes them at once and returns ctx's cause.
-func (p *Provider) Shutdown(ctx context.Context) error { return p.conns.Shutdown(ctx) }
+func (p *Provider) Shutdown(ctx context.Context) error { return p.conns.pool.Shutdown(ctx) }
 
 // Close closes all connections now, under the builds that run. It is idempotent and waits for the
 // Provider's goroutines.
-func (p *Provider) Close() error { return p.conns.Close() }
+func (p *Provider) Close() error { return p.conns.pool.Close() }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// errChanged is why a connection leaves service whose instance is to be reached in another way.
+// errChanged is why a connection leaves service when the way to its instance has changed.
 var errChanged = errors.New("the instance's configuration changed")
 
 // slot is one build's place on an instance.
@@ -23,11 +23,11 @@ type slot struct {
 // waiter is a build without a slot.
 type waiter struct {
 	build  string
-	tried  []string    // hosts that it does not go over
+	tried  []string    // hosts that it does not go to, nor through
 	served chan served // has room for one
 }
 
-// served is what a waiter gets.
+// served is the outcome of a wait.
 type served struct {
 	slot *slot
 	err  error
@@ -42,7 +42,7 @@ func (s *slot) release() {
 	s.group.unlock()
 }
 
-// giveBack gives back a slot that no build made use of. Idempotent.
+// giveBack gives back a slot whose build did not reach the instance: it is no use of it. Idempotent.
 func (s *slot) giveBack() {
 	s.group.mu.Lock()
 	if _, held := s.machine.slots[s]; held {
@@ -54,13 +54,13 @@ func (s *slot) giveBack() {
 
 func (m *machine) vacate(s *slot) {
 	delete(m.slots, s)
-	if m.trial == s {
-		m.trial = nil
+	if m.probe == s {
+		m.probe = nil
 	}
 }
 
-// unlock hands out what has come free, sees to the instances that are out, and unlocks mu. Whoever changed
-// something calls it in place of mu.Unlock.
+// unlock hands out free slots, retires connections that are no longer used, and unlocks mu. It is called in place of
+// mu.Unlock after a change.
 func (g *Group) unlock() {
 	now := time.Now()
 	g.serveLocked(now)
@@ -76,7 +76,7 @@ func (g *Group) unlock() {
 	}
 }
 
-// serveLocked gives waiters slots, in order, or the reason why there will be none.
+// serveLocked gives waiters slots, in order, or the reason why they will not get one.
 func (g *Group) serveLocked(now time.Time) {
 	var next *list.Element
 	for e := g.waiters.Front(); e != nil && g.pickLocked(nil, now) != nil; e = next {
@@ -90,15 +90,15 @@ func (g *Group) serveLocked(now time.Time) {
 	if g.waiters.Len() == 0 {
 		return
 	}
-	none := g.noneLocked(nil, now)
-	if none == nil && g.choosy == 0 {
+	refusal := g.refusalLocked(nil, now)
+	if refusal == nil && g.picky == 0 {
 		return
 	}
 	for e := g.waiters.Front(); e != nil; e = next {
 		next = e.Next()
-		w, err := e.Value.(*waiter), none
+		w, err := e.Value.(*waiter), refusal
 		if err == nil && len(w.tried) > 0 {
-			err = g.noneLocked(w.tried, now)
+			err = g.refusalLocked(w.tried, now)
 		}
 		if err != nil {
 			g.leaveLocked(e)
@@ -110,23 +110,23 @@ func (g *Group) serveLocked(now time.Time) {
 // leaveLocked removes a waiter.
 func (g *Group) leaveLocked(e *list.Element) {
 	if w := g.waiters.Remove(e).(*waiter); len(w.tried) > 0 {
-		g.choosy--
+		g.picky--
 	}
 }
 
-// pickLocked returns the machine with the most free slots that leads over none of those, nil if none has any. One
-// that may be gone comes after all others.
+// pickLocked returns the machine with the most free slots that is not reached over tried hosts, nil if all are full.
+// A suspect one comes after all others.
 func (g *Group) pickLocked(tried []string, now time.Time) *machine {
 	var best *machine
 	most := 0
 	for _, m := range g.machines {
 		free := m.free(now)
-		if free == 0 || m.leadsOver(tried) {
+		if free == 0 || m.goesThrough(tried) {
 			continue
 		}
 		better := free > most
-		if best != nil && (best.failures > 0) != (m.failures > 0) {
-			better = m.failures == 0
+		if best != nil && best.suspect() != m.suspect() {
+			better = best.suspect()
 		}
 		if best == nil || better {
 			best, most = m, free
@@ -141,25 +141,25 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	m.slots[s] = struct{}{}
 	m.uses++
 	m.closed = false
-	if m.failures > 0 {
-		m.trial = s
+	if m.suspect() {
+		m.probe = s
 	}
 	return s
 }
 
-// noneLocked returns why no machine, but for those that lead over tried, will take a build unless something is
-// changed; nil if one may.
-func (g *Group) noneLocked(tried []string, now time.Time) error {
+// refusalLocked returns nil if a machine that is not reached over tried hosts may take a build sooner or later, and else
+// why not.
+func (g *Group) refusalLocked(tried []string, now time.Time) error {
 	var refused, full error
 	for _, m := range g.machines {
 		switch {
-		case m.removed, m.leadsOver(tried):
+		case m.removed, m.goesThrough(tried):
 		case m.usedUp():
 			full = fmt.Errorf("no instance takes builds any more: %s has had its %d uses", m.member.ID, m.uses)
-		case m.drained, !m.hopeless(now):
+		case m.drained, m.host.health.refused(now) == nil:
 			return nil
 		default:
-			refused = fmt.Errorf("no instance can be reached: instance %s: %w", m.member.ID, m.reason)
+			refused = fmt.Errorf("no instance can be reached: instance %s: %w", m.member.ID, m.host.health.suspect)
 		}
 	}
 	switch {
@@ -176,7 +176,7 @@ func (g *Group) noneLocked(tried []string, now time.Time) error {
 	}
 }
 
-// armLocked sees to it that who waits is served when the next instance that was put aside comes back.
+// armLocked sets the timer that serves waiters when the next quarantine ends.
 func (g *Group) armLocked(now time.Time) {
 	if g.wake != nil {
 		g.wake.Stop()
@@ -187,8 +187,9 @@ func (g *Group) armLocked(now time.Time) {
 	}
 	var next time.Time
 	for _, m := range g.machines {
-		if m.takes() && m.failures > 0 && now.Before(m.aside) && (next.IsZero() || m.aside.Before(next)) {
-			next = m.aside
+		h := m.host.health
+		if m.takes() && h.quarantined(now) && (next.IsZero() || h.retryAt.Before(next)) {
+			next = h.retryAt
 		}
 	}
 	if next.IsZero() {
@@ -200,10 +201,10 @@ func (g *Group) armLocked(now time.Time) {
 	})
 }
 
-// closeLocked returns the hosts whose connections are to be closed, once each, and forgets the machines that
-// left the set.
-func (g *Group) closeLocked(now time.Time) []outHost {
-	var out []outHost
+// closeLocked forgets machines that left the set and have no builds. It returns the connections to be closed, each
+// once.
+func (g *Group) closeLocked(now time.Time) []retirement {
+	var out []retirement
 	g.machines = slices.DeleteFunc(g.machines, func(m *machine) bool {
 		switch {
 		case m.takes() || len(m.slots) > 0:
@@ -213,23 +214,25 @@ func (g *Group) closeLocked(now time.Time) []outHost {
 			return true
 		case !m.closed && m.host.behind == 0:
 			m.closed = true
-			out = append(out, outHost{m.member.ID, outError(m.state(now))})
+			out = append(out, retirement{m.member.ID, outOfServiceError(m.state(now))})
 		}
 		return false
 	})
 	return append(out, g.forgetLocked()...)
 }
 
-// outError is why a connection leaves service whose instance takes no more builds.
-type outError State
+// outOfServiceError is why a connection leaves service whose instance takes no more builds.
+type outOfServiceError State
 
-func (e outError) Error() string { return "the instance takes no more builds: it is " + string(e) }
+func (e outOfServiceError) Error() string {
+	return "the instance takes no more builds: it is " + string(e)
+}
 
 // errNotNeeded is why the connection to a jump host leaves service.
 var errNotNeeded = errors.New("no instance is reached through it any more")
 
-// outHost is a host whose connection is to be closed, and why.
-type outHost struct {
+// retirement is a host whose connection is to be closed, and why.
+type retirement struct {
 	id    string
 	cause error
 }

@@ -25,7 +25,7 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 	p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = connector.Relay })
 	require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
 	relay := relayPID(t, v)
-	ahead := awaitSpare(t, relay, 0)
+	prestarted := awaitSpare(t, relay, 0)
 
 	out := &sshtest.Log{}
 	gate := filepath.Join(t.TempDir(), "gate")
@@ -34,19 +34,21 @@ func TestTheNextServeIsStartedAhead(t *testing.T) {
 		ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
 	}()
 	out.Await(t, "started")
-	require.Equal(t, ahead, servePID(t, v, "b2"), "the one that was started ahead serves the build")
-	next := awaitSpare(t, relay, ahead)
+	require.Equal(t, prestarted, servePID(t, v, "b2"), "the prestarted one serves the build")
+	next := awaitSpare(t, relay, prestarted)
 	require.NoError(t, os.WriteFile(gate, nil, 0o600))
 	require.NoError(t, <-ended)
 	v.requireClean(t)
-	require.Eventually(t, func() bool { return !isAlive(ahead) }, sshtest.Bound, time.Millisecond, "it ends with its build")
+	gone := func() bool { return !isAlive(prestarted) }
+	require.Eventually(t, gone, sshtest.Bound, time.Millisecond, "it ends with its build")
 
 	require.NoError(t, syscall.Kill(next, syscall.SIGKILL))
 	require.Eventually(t, func() bool { // reaped: one whose threads are still ending looks dead before it is
 		_, err := os.Stat(fmt.Sprintf("/proc/%d", next))
 		return errors.Is(err, os.ErrNotExist)
 	}, sshtest.Bound, time.Millisecond)
-	require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "without it a build starts its own")
+	err := build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{})
+	require.NoError(t, err, "without it a build starts its own")
 	last := awaitSpare(t, relay, next)
 	require.NoError(t, p.Close())
 	require.Eventually(t, func() bool { return !isAlive(last) && !isAlive(relay) }, sshtest.Bound, time.Millisecond)
@@ -62,7 +64,8 @@ func awaitSpare(t testing.TB, relay, other int) (pid int) {
 			text, _ := os.ReadFile(list) // a thread may have ended
 			for _, field := range strings.Fields(string(text)) {
 				line, _ := os.ReadFile("/proc/" + field + "/cmdline")
-				if n, err := strconv.Atoi(field); err == nil && n != other && strings.HasSuffix(string(line), "\x00--socket\x00-\x00--secret-stdin\x00") {
+				if n, err := strconv.Atoi(field); err == nil && n != other &&
+					strings.HasSuffix(string(line), "\x00--socket\x00-\x00--secret-stdin\x00") {
 					pid = n
 					return true
 				}
@@ -89,7 +92,7 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			v.runner = []string{own}
 			p := v.provider(t, 2, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 			require.NoError(t, build(sshtest.Within(t), p, "b1", script("true"), &sshtest.Log{}))
-			ahead := awaitSessionSpare(t, own, "serve", 0)
+			prestarted := awaitSessionSpare(t, own, "serve", 0)
 			bridge := 0
 			if route == connector.Session {
 				bridge = awaitSessionSpare(t, own, "proxy", 0)
@@ -102,11 +105,11 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 				ended <- build(sshtest.Within(t), p, "b2", script("echo started; until [ -e "+gate+" ]; do sleep 0.01; done"), out)
 			}()
 			out.Await(t, "started")
-			require.Equal(t, ahead, servePID(t, v, "b2"))
-			next := awaitSessionSpare(t, own, "serve", ahead)
+			require.Equal(t, prestarted, servePID(t, v, "b2"))
+			next := awaitSessionSpare(t, own, "serve", prestarted)
 			nextBridge := 0
 			if route == connector.Session {
-				require.True(t, isAlive(bridge), "the build's bridge goes by the proxy that was started ahead")
+				require.True(t, isAlive(bridge), "the build's bridge goes by the prestarted proxy")
 				nextBridge = awaitSessionSpare(t, own, "proxy", bridge)
 			}
 			require.NoError(t, os.WriteFile(gate, nil, 0o600))
@@ -116,8 +119,10 @@ func TestTheNextServeIsStartedAheadInASessionToo(t *testing.T) {
 			if route == connector.Session {
 				require.NoError(t, syscall.Kill(nextBridge, syscall.SIGKILL))
 			}
-			require.Eventually(t, func() bool { return p.Stat().Instances[0].Conn.Sessions.Open == 0 }, sshtest.Bound, time.Millisecond)
-			require.NoError(t, build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{}), "without it a build starts its own")
+			closed := func() bool { return p.Stat().Instances[0].Conn.Sessions.Open == 0 }
+			require.Eventually(t, closed, sshtest.Bound, time.Millisecond)
+			err := build(sshtest.Within(t), p, "b3", script("true"), &sshtest.Log{})
+			require.NoError(t, err, "without it a build starts its own")
 			last := []int{awaitSessionSpare(t, own, "serve", next)}
 			if route == connector.Session {
 				last = append(last, awaitSessionSpare(t, own, "proxy", nextBridge))
@@ -157,7 +162,7 @@ func awaitSessionSpare(t testing.TB, program, verb string, other int) (pid int) 
 			}
 		}
 		return false
-	}, sshtest.Bound, time.Millisecond, "no %s that was started ahead", verb)
+	}, sshtest.Bound, time.Millisecond, "no prestarted %s", verb)
 	return pid
 }
 

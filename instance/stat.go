@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -19,66 +20,47 @@ type State string
 const (
 	// Ready: it takes builds.
 	Ready State = "ready"
-	// Suspect: its connection died. It gets one build at a time until it was reached again.
+	// Suspect: its connection died. It gets one build at a time until it is reached again.
 	Suspect State = "suspect"
-	// Aside: it could not be reached, and gets no build until RetryAt.
-	Aside State = "aside"
-	// Draining: an operator lets it take no new builds.
+	// Quarantined: it could not be reached, and gets no build until RetryAt. Its text is that of earlier
+	// versions, which dashboards may know.
+	Quarantined State = "aside"
+	// Draining: an operator stopped it from taking new builds.
 	Draining State = "draining"
-	// UsedUp: it has had all the builds it may.
+	// UsedUp: it has reached its MaxUses.
 	UsedUp State = "used up"
 	// Removed: it left the set, and still has builds.
 	Removed State = "removed"
 )
 
-// ConnState says what there is of a connection.
-type ConnState string
-
-// The states of a connection.
-const (
-	ConnNone    ConnState = "none"    // none was made, or it was closed
-	ConnDialing ConnState = "dialing" // one is being made
-	ConnUp      ConnState = "up"      // one is in service
-	ConnLeaving ConnState = "leaving" // it takes no new builds, and closes when its last has ended
-)
-
 // Stat is a snapshot of a Provider.
 type Stat struct {
 	Instances []VMStat
-	JumpHosts []JumpStat // that are no instances, sorted by ID
-	Waiting   int        // builds without a slot
+	JumpHosts []VMStat // those that are no instances, sorted by ID; only ID, Addr and the connection are set
+	Waiting   int      // builds without a slot
 }
 
-// VMStat is a snapshot of one instance and its connection.
+// VMStat is a snapshot of one instance or jump host, and its connection.
 type VMStat struct {
-	ID, Addr       string
+	ID, Addr string
+
+	Connections int        // number made by this Provider; one is in use at a time
+	ConnState   pool.State // of the newest
+	Conn        mux.Stat   // of the newest connection; zero before the first
+
 	Labels         map[string]string
 	State          State
-	Reason         string      // why it is Suspect or Aside
-	RetryAt        time.Time   // when it comes back from Aside; else zero
-	Used, Capacity int         // slots
-	Uses, MaxUses  int         // slots handed out in all, and how many may be, 0 for any number
-	Builds         []BuildStat // those that have the slots, oldest first
+	Reason         string     // why it is Suspect or Quarantined
+	RetryAt        time.Time  // when its quarantine ends; else zero
+	Used, Capacity int        // slots
+	Uses, MaxUses  int        // slots handed out in all, and their limit, 0 for any number
+	Builds         []struct { // the builds that have the slots, oldest first
+		ID    string
+		Since time.Time // when it got the slot
+	}
 
-	Connections int               // made since the Provider was; one is in use at a time
-	ConnState   ConnState         // of the newest
-	Conn        mux.Stat          // of the newest connection; zero before the first
-	Route       connector.Choice  // what builds take there; empty while unknown
-	Program     connector.Program // the step runner that was found there; zero while unknown
-}
-
-// JumpStat is a snapshot of a jump host and its connection.
-type JumpStat struct {
-	ID, Addr    string
-	Connections int       // made since the Provider was; one is in use at a time
-	ConnState   ConnState // of the newest
-	Conn        mux.Stat  // of the newest connection; zero before the first
-}
-
-// BuildStat is a snapshot of one build that has its slot.
-type BuildStat struct {
-	ID    string
-	Since time.Time // when it got the slot
+	Route   connector.Choice // of the builds there; empty while unknown
+	Program program.Program  // the step runner that was found there; zero while unknown
 }
 
 // Stat returns a snapshot.
@@ -86,25 +68,12 @@ func (p *Provider) Stat() Stat {
 	conns := p.conns.states()
 	s := p.cfg.Group.stat()
 	for i := range s.Instances {
-		s.Instances[i].ConnState = cmp.Or(conns[s.Instances[i].ID], ConnNone)
+		s.Instances[i].ConnState = cmp.Or(conns[s.Instances[i].ID], pool.None)
 	}
 	for i := range s.JumpHosts {
-		s.JumpHosts[i].ConnState = cmp.Or(conns[s.JumpHosts[i].ID], ConnNone)
+		s.JumpHosts[i].ConnState = cmp.Or(conns[s.JumpHosts[i].ID], pool.None)
 	}
 	return s
-}
-
-func connState(k pool.KeyStat) ConnState {
-	switch n := len(k.Conns); {
-	case n > 0 && !k.Conns[n-1].Draining:
-		return ConnUp
-	case k.Dialing:
-		return ConnDialing
-	case n > 0:
-		return ConnLeaving
-	default:
-		return ConnNone
-	}
 }
 
 func (g *Group) stat() Stat {
@@ -119,41 +88,42 @@ func (g *Group) stat() Stat {
 	}
 	for _, h := range g.hosts {
 		if !instances[h] {
-			s.JumpHosts = append(s.JumpHosts, JumpStat{ID: h.id, Addr: h.addr, Connections: h.connections, Conn: h.connStat()})
+			s.JumpHosts = append(s.JumpHosts, h.stat())
 		}
 	}
-	slices.SortFunc(s.JumpHosts, func(a, b JumpStat) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(s.JumpHosts, func(a, b VMStat) int { return cmp.Compare(a.ID, b.ID) })
+	return s
+}
+
+// stat returns the part of a VMStat that a jump host has too. Callers hold Group.mu.
+func (h *host) stat() VMStat {
+	s := VMStat{ID: h.id, Addr: h.addr, Connections: h.connections}
+	if conn, ok := h.conn.(*mux.Conn); ok && conn != nil {
+		s.Conn = conn.Stat()
+	}
 	return s
 }
 
 func (m *machine) stat(now time.Time) VMStat {
-	in := m.member
-	s := VMStat{
-		ID:          in.ID,
-		Addr:        in.Addr,
-		Labels:      maps.Clone(in.Labels),
-		State:       m.state(now),
-		Used:        len(m.slots),
-		Capacity:    in.Capacity,
-		Uses:        m.uses,
-		MaxUses:     in.MaxUses,
-		Connections: m.host.connections,
-		Conn:        m.host.connStat(),
-		Route:       in.vm.Choice(),
-		Program:     in.vm.Program(),
+	in, s := m.member, m.host.stat()
+	s.Addr, s.Labels = in.Addr, maps.Clone(in.Labels)
+	s.State = m.state(now)
+	s.Used, s.Capacity = len(m.slots), in.Capacity
+	s.Uses, s.MaxUses = m.uses, in.MaxUses
+	s.Route, s.Program = in.vm.Choice(), in.vm.Program()
+	if s.State == Quarantined {
+		s.RetryAt = m.host.health.retryAt
 	}
-	if s.State == Aside {
-		s.RetryAt = m.aside
+	if s.State == Quarantined || s.State == Suspect {
+		s.Reason = reasonText(m.host.health.suspect)
 	}
-	if s.State == Aside || s.State == Suspect {
-		s.Reason = reasonText(m.reason)
-	}
-	for slot := range m.slots {
-		s.Builds = append(s.Builds, BuildStat{ID: slot.build, Since: slot.since})
-	}
-	slices.SortFunc(s.Builds, func(a, b BuildStat) int {
-		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
+	slots := slices.SortedFunc(maps.Keys(m.slots), func(a, b *slot) int {
+		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.build, b.build))
 	})
+	s.Builds = slices.Grow(s.Builds, len(slots))[:len(slots)]
+	for i, slot := range slots {
+		s.Builds[i].ID, s.Builds[i].Since = slot.build, slot.since
+	}
 	return s
 }
 
@@ -165,19 +135,19 @@ func (m *machine) state(now time.Time) State {
 		return Draining
 	case m.usedUp():
 		return UsedUp
-	case m.failures > 0 && now.Before(m.aside):
-		return Aside
-	case m.failures > 0:
+	case m.host.health.quarantined(now):
+		return Quarantined
+	case m.suspect():
 		return Suspect
 	default:
 		return Ready
 	}
 }
 
-// reasonText leaves out what the pool says of the instance, which is known here.
+// reasonText returns the text of err without the instance's name.
 func reasonText(err error) string {
-	if failed := (*pool.DialError)(nil); errors.As(err, &failed) {
-		return failed.Err.Error()
+	if failed := (*dialError)(nil); errors.As(err, &failed) {
+		return failed.err.Error()
 	}
 	return err.Error()
 }

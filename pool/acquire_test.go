@@ -3,6 +3,7 @@ package pool_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,18 +16,9 @@ import (
 func TestNewPanicsOnMisuse(t *testing.T) {
 	require.PanicsWithValue(t, "pool: Dial is nil", func() { pool.New(pool.Config[*conn]{}) })
 	v := &vms{}
-	for _, cfg := range []pool.Config[*conn]{
-		{Dial: v.Dial, DialTimeout: -1},
-		{Dial: v.Dial, DialAttempts: -1},
-		{Dial: v.Dial, RetryBase: -1},
-		{Dial: v.Dial, RetryMax: -1},
-		{Dial: v.Dial, MaxDials: -1},
-		{Dial: v.Dial, MaxServerDials: -1},
-		{Dial: v.Dial, DialSpacing: -1},
-		{Dial: v.Dial, MaxAge: -1},
-	} {
-		require.PanicsWithValue(t, "pool: negative limit in Config", func() { pool.New(cfg) })
-	}
+	require.PanicsWithValue(t, "pool: negative limit in Config", func() {
+		pool.New(pool.Config[*conn]{Dial: v.Dial, MaxAge: -1})
+	})
 }
 
 func TestLeasesOfOneKeyShareOneConnection(t *testing.T) {
@@ -107,22 +99,121 @@ func TestDialThatBeganGoesOnWhenAllWaitersLeft(t *testing.T) {
 	})
 }
 
-func TestDialThatWaitsForItsTurnIsGivenUpWhenAllWaitersLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		v := &vms{takes: time.Second}
-		p := newPool(t, v, pool.Config[*conn]{MaxDials: 1})
-		first := acquireLater(t.Context(), p, "vm-1")
-		synctest.Wait()
+// standby waits in pool.Standby for release before it dials.
+func standby(v *vms, release <-chan struct{}) func(context.Context, pool.Key) (*conn, error) {
+	return func(ctx context.Context, key pool.Key) (*conn, error) {
+		err := pool.Standby(ctx, func() error {
+			select {
+			case <-release:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		return v.Dial(ctx, key)
+	}
+}
 
+func TestDialInStandbyIsGivenUpWhenAllWaitersLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, turn := &vms{takes: time.Second}, make(chan struct{})
+		p := newPool(t, v, pool.Config[*conn]{Dial: standby(v, turn)})
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		_, err := p.Acquire(ctx, "vm-2")
+		_, err := p.Acquire(ctx, "vm-1")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.NoError(t, (<-first).err)
+		require.False(t, keyStat(p, "vm-1").Dialing)
 		synctest.Wait()
-		require.Equal(t, 1, v.dials(), "nobody waits for vm-2")
+		require.Zero(t, p.Known())
 
-		require.Equal(t, pool.Key("vm-2"), acquire(t, p, "vm-2").Conn().key, "it can be asked for again")
+		close(turn)
+		require.Equal(t, pool.Key("vm-1"), acquire(t, p, "vm-1").Conn().key, "it can be asked for again")
+		require.Equal(t, 1, v.dials())
+	})
+}
+
+func TestDialThatGoesToStandbyWithoutWaitersIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{}
+		p := newPool(t, v, pool.Config[*conn]{Dial: func(ctx context.Context, key pool.Key) (*conn, error) {
+			time.Sleep(time.Second) //nolint:forbidigo // in a synctest bubble time does not pass otherwise
+			if err := pool.Standby(ctx, func() error { return nil }); err != nil {
+				return nil, err
+			}
+			return v.Dial(ctx, key)
+		}})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := p.Acquire(ctx, "vm-1")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.True(t, keyStat(p, "vm-1").Dialing, "it goes on until it stands by")
+		pass(time.Second)
+		require.Zero(t, p.Known())
+		require.Zero(t, v.dials())
+	})
+}
+
+func TestStandbyOutsideADialOnlyCallsItsFunction(t *testing.T) {
+	require.Equal(t, errCut, pool.Standby(t.Context(), func() error { return errCut }))
+}
+
+func TestAllWaitersGetTheErrorOfTheDial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: time.Second, fail: failFirst(1, errRefused)}
+		p := newPool(t, v, pool.Config[*conn]{})
+		first := acquireLater(t.Context(), p, "vm-1")
+		second := acquireLater(t.Context(), p, "vm-1")
+		require.Equal(t, errRefused, (<-first).err)
+		require.Equal(t, errRefused, (<-second).err)
+		acquire(t, p, "vm-1")
+		require.Equal(t, 2, v.dials(), "the next Acquire dials again, at once")
+	})
+}
+
+func TestConnectionThatIsDeadOnArrivalIsAFailedDial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{}
+		p := newPool(t, nil, pool.Config[*conn]{
+			Dial: func(ctx context.Context, key pool.Key) (*conn, error) {
+				c, err := v.Dial(ctx, key)
+				if v.dials() == 1 {
+					c.end(errCut)
+				}
+				return c, err
+			},
+		})
+		_, err := p.Acquire(t.Context(), "vm-1")
+		require.ErrorIs(t, err, errCut)
+		require.EqualError(t, err, "connect vm-1: connection ended at once: cable cut")
+		require.Equal(t, 1, v.conns[0].closed())
+		require.Same(t, v.conns[1], acquire(t, p, "vm-1").Conn())
+	})
+}
+
+func TestOneKeyIsDialedOnceAtATimeWhateverItsCallersDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := &vms{takes: 3 * time.Second}
+		var busy atomic.Int32
+		p := newPool(t, nil, pool.Config[*conn]{
+			Dial: func(ctx context.Context, key pool.Key) (*conn, error) {
+				if busy.Add(1) > 1 {
+					t.Error("two dials at once")
+				}
+				defer busy.Add(-1)
+				return v.Dial(context.WithoutCancel(ctx), key)
+			},
+		})
+		for range 5 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := p.Acquire(ctx, "vm-1")
+			require.Error(t, err)
+			p.Retire("vm-1", nil)
+			cancel()
+		}
+		acquire(t, p, "vm-1")
 	})
 }
 

@@ -5,35 +5,137 @@ import (
 	"fmt"
 )
 
-// dial is one effort to connect, shared by all who wait for it: one or more calls of Config.Dial. It
-// is under way, and may be joined, while it is its entry's dial; settling it ends that.
+// dial is one call of Config.Dial, shared by all its waiters. It is under way, and may be joined, while it is its
+// entry's dial; settling it ends that.
+//
+// It is not an internal/flight: each waiter gets a lease together with the result, under the pool's lock, and Retire
+// settles a dial before its work ends.
 type dial[C Conn] struct {
+	p       *Pool[C]
 	e       *entry[C]
-	cancel  context.CancelCauseFunc
-	settled chan struct{} // closed once m or err is set
+	cancel  context.CancelCauseFunc // ends Config.Dial; called when the dial is settled
+	settled chan struct{}           // closed once m or err is set
 
 	m     *member[C] // with a lease for each waiter
-	err   error      // what the waiters get
-	cause error      // why a connection that arrives in spite of err is not wanted
+	err   error      // for the waiters
+	cause error      // why a connection that arrives in spite of err is retired
 
 	// Pool.mu guards the following.
-	waiters  int
-	trying   bool // Config.Dial is being called
-	attempts int
-	server   string // at which it is
+	waiters int
+	working bool // Config.Dial was called and is not in Standby: the dial goes on without waiters
 }
 
-// joinLocked counts one more who waits for the entry's dial, and begins that if there is none.
+// joinLocked adds a waiter to the entry's dial, and begins the dial if necessary.
 func (p *Pool[C]) joinLocked(ctx context.Context, e *entry[C]) *dial[C] {
 	if e.dial == nil {
 		ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-		e.dial = &dial[C]{e: e, cancel: cancel, settled: make(chan struct{})}
+		e.dial = &dial[C]{p: p, e: e, cancel: cancel, settled: make(chan struct{})}
 		e.dialers++
 		p.running++
-		go p.run(ctx, e.dial)
+		go p.run(context.WithValue(ctx, dialKey{}, e.dial), e.dial)
 	}
 	e.dial.waiters++
 	return e.dial
+}
+
+// run is the goroutine of a dial. Its ctx ends when the dial is settled.
+func (p *Pool[C]) run(ctx context.Context, d *dial[C]) {
+	defer p.exitDial(d)
+	select {
+	case d.e.turn <- struct{}{}:
+	case <-ctx.Done():
+		return
+	}
+	defer func() { <-d.e.turn }()
+	if p.awaitClosing(ctx, d.e) != nil || !d.begin() {
+		return
+	}
+	conn, err := p.cfg.Dial(ctx, d.e.key)
+	if err == nil {
+		select {
+		case <-conn.Done():
+			err = fmt.Errorf("connect %s: connection ended at once: %w", d.e.key, conn.Err())
+			_ = conn.Close() // it has ended, and err says why
+		default:
+		}
+	}
+	if err == nil {
+		p.publish(d, conn)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if d.e.dial == d {
+		p.settleLocked(d, nil, err, err)
+	}
+}
+
+// awaitClosing waits until connections that are out of service and have no leases have ended: only a connection with
+// leases may stand beside a new one.
+func (p *Pool[C]) awaitClosing(ctx context.Context, e *entry[C]) error {
+	var closing []*member[C]
+	p.mu.Lock()
+	for _, m := range e.members {
+		if m.outLocked() && m.leases == 0 {
+			closing = append(closing, m)
+		}
+	}
+	p.mu.Unlock()
+	for _, m := range closing {
+		select {
+		case <-m.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// begin counts the call of Config.Dial that follows. It returns false if the dial is settled.
+func (d *dial[C]) begin() bool {
+	d.p.mu.Lock()
+	defer d.p.mu.Unlock()
+	if d.e.dial != d {
+		return false
+	}
+	d.working = true
+	d.p.dials++
+	return true
+}
+
+// dialKey is the key of a dial in the context of its Config.Dial.
+type dialKey struct{}
+
+// Standby calls wait, for a Config.Dial that waits for its turn or between two attempts; ctx is Dial's, or derived
+// from it. A dial whose last caller has left is given up while it is in Standby, which ends ctx, and goes on
+// otherwise. Standby returns the error of wait, or the cause of ctx if that has ended. Outside a Config.Dial it only
+// calls wait.
+func Standby(ctx context.Context, wait func() error) error {
+	d, ok := ctx.Value(dialKey{}).(interface{ setWorking(working bool) })
+	if !ok {
+		return wait()
+	}
+	d.setWorking(false)
+	err := wait()
+	d.setWorking(true)
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return err
+}
+
+func (d *dial[C]) setWorking(working bool) {
+	d.p.mu.Lock()
+	defer d.p.mu.Unlock()
+	d.working = working
+	d.abandonLocked()
+}
+
+// abandonLocked gives the dial up if it only waits and has no waiters.
+func (d *dial[C]) abandonLocked() {
+	if d.waiters == 0 && !d.working && d.e.dial == d {
+		d.p.settleLocked(d, nil, errAbandoned, errAbandoned)
+	}
 }
 
 // await waits for a dial that was joined, and returns the connection with a lease taken.
@@ -43,28 +145,32 @@ func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
 		return d.m, d.err
 	case <-ctx.Done():
 	}
-	err := fmt.Errorf("acquire %s: %w", d.e.key, context.Cause(ctx))
-	if last := p.leave(d); last != nil {
-		// As text: this caller's wait failed because of its ctx.
-		err = fmt.Errorf("%w (last attempt to connect: %s)", err, last.Error())
-	}
-	return nil, err
-}
-
-// leave undoes a join. It returns the error of the last attempt to connect, if that failed.
-func (p *Pool[C]) leave(d *dial[C]) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case d.m != nil:
+	if d.m != nil {
 		p.releaseLocked(d.m) // the dial was faster
-	case d.e.dial == d:
+	} else {
 		d.waiters--
-		if d.waiters == 0 && !d.trying {
-			p.settleLocked(d, nil, errAbandoned, errAbandoned)
-		}
+		d.abandonLocked()
 	}
-	return d.e.lastErr
+	return nil, fmt.Errorf("acquire %s: %w", d.e.key, context.Cause(ctx))
+}
+
+// publish puts a new connection into service, or retires it if it is no longer wanted.
+func (p *Pool[C]) publish(d *dial[C], conn C) {
+	m := p.newMember(d.e, conn)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := d.e
+	e.members = append(e.members, m)
+	if e.dial == d {
+		e.current = m
+		p.settleLocked(d, m, nil, nil)
+	} else {
+		p.retireLocked(m, d.cause)
+	}
+	p.running++
+	go p.keep(m)
 }
 
 // settleLocked ends a dial that is under way: with a connection, which gets a lease for each waiter,
@@ -77,4 +183,14 @@ func (p *Pool[C]) settleLocked(d *dial[C], m *member[C], err, cause error) {
 	d.e.dial = nil
 	close(d.settled)
 	d.cancel(cause)
+}
+
+// exitDial is the last act of a dial's goroutine.
+func (p *Pool[C]) exitDial(d *dial[C]) {
+	d.cancel(nil)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d.e.dialers--
+	p.forgetLocked(d.e)
+	p.exitLocked()
 }

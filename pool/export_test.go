@@ -6,6 +6,3 @@ func (p *Pool[C]) Known() int {
 	defer p.mu.Unlock()
 	return len(p.entries)
 }
-
-// Backoff is backoff.
-var Backoff = backoff

@@ -2,9 +2,9 @@ package pool
 
 import "sync/atomic"
 
-// Lease is a share of a connection. Release or Retire ends it; until then the pool does not close the
-// connection (but in Pool.Close), though it may die by itself, which its users see as they see it
-// without a pool. A Lease is safe for concurrent use.
+// Lease is a share of a connection. Release or Retire ends it; until then only Pool.Close closes the
+// connection. A connection that dies by itself shows that to its users as it does without a pool. A
+// Lease is safe for concurrent use.
 type Lease[C Conn] struct {
 	p     *Pool[C]
 	m     *member[C]
@@ -20,9 +20,8 @@ func (l *Lease[C]) Release() {
 		return
 	}
 	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
 	l.p.releaseLocked(l.m)
-	l.p.mu.Unlock()
-	l.p.cfg.Trace.release(l.m.e.key)
 }
 
 // Retire ends the lease and takes its connection out of service because of err, which may be nil: no
@@ -36,8 +35,7 @@ func (l *Lease[C]) Retire(err error) {
 		err = errRetired
 	}
 	l.p.mu.Lock()
+	defer l.p.mu.Unlock()
 	l.p.retireLocked(l.m, err)
 	l.p.releaseLocked(l.m)
-	l.p.mu.Unlock()
-	l.p.cfg.Trace.release(l.m.e.key)
 }

@@ -25,8 +25,7 @@ var (
 // errLogin is a refused login.
 type errLogin struct{}
 
-func (errLogin) Error() string   { return "login refused" }
-func (errLogin) Permanent() bool { return true }
+func (errLogin) Error() string { return "login refused" }
 
 // conn is a connection to nowhere.
 type conn struct {
@@ -149,7 +148,7 @@ func acquire(t testing.TB, p *pool.Pool[*conn], key pool.Key) *pool.Lease[*conn]
 	return l
 }
 
-// outcome is what an Acquire returned.
+// outcome is the result of an Acquire.
 type outcome struct {
 	lease *pool.Lease[*conn]
 	err   error
@@ -171,7 +170,7 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// keyStat returns what the pool knows of one key, zero if nothing.
+// keyStat returns the Stat of one key, zero if the pool does not know it.
 func keyStat(p *pool.Pool[*conn], key pool.Key) pool.KeyStat {
 	for _, k := range p.Stat().Keys {
 		if k.Key == key {

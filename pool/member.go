@@ -55,14 +55,13 @@ func (m *member[C]) ended() bool {
 // keep is the goroutine of a connection, from its dial until it is closed and has no leases.
 func (p *Pool[C]) keep(m *member[C]) {
 	p.watch(m)
-	p.cfg.Trace.retire(m.e.key, m.cause)
+	p.cfg.Retired(m.e.key, m.cause)
 	select {
 	case <-m.drained:
-	case <-m.done: // dead: its users need no more of it
+	case <-m.done: // it is dead, whatever leases it has
 	case <-p.now:
 	}
-	err := m.conn.Close()
-	p.cfg.Trace.close(m.e.key, err)
+	_ = m.conn.Close() // the cause is known
 	select {
 	case <-m.drained:
 	case <-p.now:
@@ -75,7 +74,7 @@ func (p *Pool[C]) keep(m *member[C]) {
 	p.exitLocked()
 }
 
-// watch returns when m is out of service, which it sees to when m dies, is idle or expires.
+// watch retires m when it dies, is idle or expires, and returns once m is out of service.
 func (p *Pool[C]) watch(m *member[C]) {
 	timer := time.NewTimer(p.review(m))
 	defer timer.Stop()

@@ -4,70 +4,54 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 )
 
 // Pool keeps one connection for each key in use. It is safe for concurrent use.
 //
 // It owns one goroutine for each dial and one for each connection; Close waits for all of them. A key
-// without connection or dial is forgotten, once the pacing of its failures is over.
+// without connection or dial is forgotten.
 type Pool[C Conn] struct {
 	cfg   Config[C]
-	fleet *pacer
 	force sync.Once     // closes now
 	now   chan struct{} // closed by Close: leases are no longer waited for
 	gone  chan struct{} // closed once the pool is closed and its goroutines have ended
 
-	mu      sync.Mutex // guards the following and what entries, dials and members say it guards
+	mu      sync.Mutex // guards the following, and fields of entries, dials and members that say so
 	entries map[Key]*entry[C]
-	sweepAt int  // entries at which those that can be forgotten are looked for
-	closed  bool // no new leases
-	running int  // goroutines
-	dials   uint64
-	failed  uint64
+	closed  bool   // no new leases
+	running int    // goroutines
+	dials   uint64 // calls of Config.Dial
 }
 
-// New returns a pool without connections. It panics if cfg.Dial is nil or a limit is negative. The
+// New returns a pool without connections. It panics if cfg.Dial is nil or cfg.MaxAge is negative. The
 // caller ends the pool with Close or Shutdown.
 func New[C Conn](cfg Config[C]) *Pool[C] {
-	cfg = cfg.checked()
 	return &Pool[C]{
-		cfg:     cfg,
-		fleet:   newPacer(cfg.MaxDials, cfg.MaxServerDials, cfg.DialSpacing),
+		cfg:     cfg.checked(),
 		now:     make(chan struct{}),
 		gone:    make(chan struct{}),
 		entries: map[Key]*entry[C]{},
-		sweepAt: minSweep,
 	}
 }
 
 // Acquire returns a lease on the key's connection, which the caller ends with Release or Retire. If
-// none is in service, Acquire waits for the dial under way or begins one. A connection that is known
-// to have ended is never returned.
+// no connection is in service, Acquire waits for the dial under way or begins one. It never returns a
+// connection that is known to have ended.
 //
 // ctx governs this caller's wait and nothing after it. When it ends, Acquire returns an error that
-// wraps its cause; the dial goes on for the others. A dial that has no callers left is given up if it
-// is waiting for its turn, and else goes on within Config.DialTimeout: the connection it makes is then
-// idle.
+// wraps its cause; the dial goes on for the others. A dial that has no callers left is given up while
+// it waits (see Standby); otherwise it goes on, and the connection it makes is then idle.
 //
-// A dial that fails gives all its callers one [*DialError]. The next Acquire dials again, once the
-// pause is over that Config.RetryMax describes; but while the pause after a permanent error lasts,
-// Acquire returns that error at once: waiting would only delay the same answer. Acquire returns an
-// error that wraps ErrClosed if the pool is closed, before or meanwhile.
+// All callers of a dial that fails get the error of Config.Dial, as it is. Acquire returns an error
+// that wraps ErrClosed if the pool is closed, before or meanwhile.
 func (p *Pool[C]) Acquire(ctx context.Context, key Key) (*Lease[C], error) {
 	if ctx.Err() != nil {
-		err := fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
-		p.cfg.Trace.acquire(key, 0, err)
-		return nil, err
+		return nil, fmt.Errorf("acquire %s: %w", key, context.Cause(ctx))
 	}
 	m, d, err := p.leaseOrJoin(ctx, key)
-	var waited time.Duration
 	if d != nil {
-		start := time.Now()
 		m, err = p.await(ctx, d)
-		waited = time.Since(start)
 	}
-	p.cfg.Trace.acquire(key, waited, err)
 	if err != nil {
 		return nil, err
 	}
@@ -82,31 +66,26 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 		if p.closed {
 			return nil, nil, closedError(key)
 		}
-		e := p.entries[key]
-		if e == nil {
-			e = p.addLocked(key)
-		}
+		e := p.entryLocked(key)
 		m := e.current
 		switch {
-		case m == nil && e.dial == nil && e.refused != nil && time.Now().Before(e.retryAt):
-			return nil, nil, e.refused
 		case m == nil:
 			return nil, p.joinLocked(ctx, e), nil
 		case !m.ended():
 			m.leases++
 			return m, nil, nil
 		}
-		// It died, and its own goroutine has not come round to saying so.
+		// It died, and its own goroutine has not retired it yet.
 		p.mu.Unlock()
 		p.retire(m, m.conn.Err())
 		p.mu.Lock()
 	}
 }
 
-// Retire takes the key's connection out of service, because the machine is gone or is not what it
-// was: no new leases; closed with its last one, at once if it has none. A dial under way is ended,
-// and its callers get a [*DialError] that wraps err. err may be nil. Retire does not wait, and does
-// nothing for a key without connection or dial. The next Acquire dials anew.
+// Retire takes the key's connection out of service, because the machine is gone or has changed: no
+// new leases; closed with its last one, at once if it is not leased. A dial under way is ended, and its
+// callers get an error that wraps err. err may be nil. Retire does not wait, and does nothing for a
+// key without connection or dial. The next Acquire dials anew.
 func (p *Pool[C]) Retire(key Key, err error) {
 	if err == nil {
 		err = errRetired
@@ -121,13 +100,13 @@ func (p *Pool[C]) Retire(key Key, err error) {
 		p.retireLocked(e.current, err)
 	}
 	if d := e.dial; d != nil {
-		p.settleLocked(d, nil, &DialError{Key: key, Attempts: d.attempts, Err: err}, err)
+		p.settleLocked(d, nil, fmt.Errorf("connect %s: %w", key, err), err)
 	}
 }
 
 // Shutdown refuses new leases, ends the wait of callers in Acquire, both with ErrClosed, and closes
 // each connection with its last lease. It returns nil when all are closed and the pool's goroutines
-// have ended. If ctx ends first it does what Close does and returns an error that wraps ctx's cause.
+// have ended. If ctx ends first it acts as Close and returns an error that wraps ctx's cause.
 // It may be called more than once, and together with Close.
 func (p *Pool[C]) Shutdown(ctx context.Context) error {
 	p.drain()

@@ -8,24 +8,43 @@ import (
 
 // Stat is a snapshot of a pool.
 type Stat struct {
-	Keys     []KeyStat // sorted by key
-	Leases   int       // leases out
-	Waiting  int       // callers that wait in Acquire
-	Dials    uint64    // calls of Config.Dial since New
-	Failures uint64    // those that failed
+	Keys    []KeyStat // sorted by key
+	Leases  int       // leases out
+	Waiting int       // callers that wait in Acquire
+	Dials   uint64    // calls of Config.Dial since New
 }
 
-// KeyStat is a snapshot of one key. Its counts begin anew when the pool has forgotten the key between.
+// KeyStat is a snapshot of one key.
 type KeyStat struct {
-	Key      Key
-	Conns    []ConnStat // oldest first; at most one is not Draining
-	Dialing  bool       // a dial is under way, or waits for its turn
-	Waiting  int        // callers that wait for it
-	Dials    uint64     // calls of Config.Dial
-	Opened   uint64     // connections those made
-	Failures int        // calls that failed since one last succeeded
-	LastErr  error      // why the last of these failed, nil if none
-	RetryAt  time.Time  // no call before, zero if none failed
+	Key     Key
+	Conns   []ConnStat // oldest first; at most one is not Draining
+	Dialing bool       // a dial is under way
+	Waiting int        // callers that wait for it
+}
+
+// State says which connection a key has.
+type State string
+
+// The states of a key.
+const (
+	None    State = "none"    // no connection was made, or it was closed
+	Dialing State = "dialing" // one is being made
+	Up      State = "up"      // one is in service
+	Leaving State = "leaving" // one takes no new leases, and closes with its last
+)
+
+// State returns the state of the newest connection.
+func (k KeyStat) State() State {
+	switch n := len(k.Conns); {
+	case n > 0 && !k.Conns[n-1].Draining:
+		return Up
+	case k.Dialing:
+		return Dialing
+	case n > 0:
+		return Leaving
+	default:
+		return None
+	}
 }
 
 // ConnStat is a snapshot of one connection.
@@ -40,8 +59,7 @@ type ConnStat struct {
 func (p *Pool[C]) Stat() Stat {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.sweepLocked()
-	s := Stat{Keys: make([]KeyStat, 0, len(p.entries)), Dials: p.dials, Failures: p.failed}
+	s := Stat{Keys: make([]KeyStat, 0, len(p.entries)), Dials: p.dials}
 	for _, e := range p.entries {
 		k := e.statLocked()
 		for _, c := range k.Conns {
@@ -55,14 +73,7 @@ func (p *Pool[C]) Stat() Stat {
 }
 
 func (e *entry[C]) statLocked() KeyStat {
-	k := KeyStat{
-		Key:      e.key,
-		Dials:    e.dials,
-		Opened:   e.opened,
-		Failures: e.failures,
-		LastErr:  e.lastErr,
-		RetryAt:  e.retryAt,
-	}
+	k := KeyStat{Key: e.key}
 	if e.dial != nil {
 		k.Dialing, k.Waiting = true, e.dial.waiters
 	}

@@ -66,8 +66,8 @@ type target struct {
 
 func (t target) String() string { return t.folder + "." + t.name }
 
-// Run fuzzes all targets and returns the results of this run. The error names the targets that failed, or the reason why
-// nothing could be fuzzed. The end of ctx is not an error.
+// Run fuzzes all targets and returns the results of this run. The error names the targets that failed, or the reason
+// why nothing could be fuzzed. The end of ctx is not an error.
 func (f *Fuzzing) Run(ctx context.Context) ([]Fuzzed, error) {
 	limit, err := time.ParseDuration(f.Each)
 	if inputs, byNumber := strings.CutSuffix(f.Each, "x"); byNumber {

@@ -34,10 +34,10 @@ type kindSpec struct {
 	wrapper   string // a shell command that comes before the step runner is executed
 }
 
-// Routes are those that builds may be told to take.
+// Routes are the values of --route.
 var Routes = []string{"auto", "relay", "streamlocal", "session"}
 
-// viaRelay are the routes that have a relay, viaProxy those that have proxies.
+// viaRelay are the routes with a relay, viaProxy the routes with proxies.
 var (
 	viaRelay  = []string{"auto", "relay"}
 	viaProxy  = []string{"session"}

@@ -267,7 +267,7 @@ func (r *rig) probeOnce(ctx context.Context, provider *fleet, try int) (failed e
 		if err == nil {
 			err = e.Execute(ctx, connector.Job{Script: "exit 0"})
 		}
-		if err == nil { // the next one goes elsewhere, even to one that was put aside
+		if err == nil { // the next build goes elsewhere, even to a quarantined VM
 			err = provider.group.Drain(e.Instance())
 		}
 		if err != nil {

@@ -55,7 +55,7 @@ const (
 
 var phases = []phase{atConnect, atReady, atJob, atJob, atJob, atEnd, atClose}
 
-// exitCodes are those of scripts; most succeed.
+// exitCodes are the exit codes of scripts; most succeed.
 var exitCodes = []int{0, 0, 0, 0, 0, 0, 1, 2, 3, 42, 100, 124, 130, 137, 143, 255}
 
 // Filter says which rounds are wanted: of these kinds and routes. An empty list means all.

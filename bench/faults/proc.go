@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// process is one of the machine's, as /proc has it (proc(5)).
+// process is a process of the machine, from /proc (proc(5)).
 type process struct {
 	pid, parent int
 	state       string // Z for a zombie

@@ -14,7 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// shortSeed is that of the rounds that run as tests.
+// shortSeed is the seed of the rounds that run as tests.
 const shortSeed = 1
 
 func testOptions(t *testing.T) (Options, Filter) {

@@ -37,7 +37,7 @@ type soakSample struct {
 	Goroutines float64 `json:"goroutines"`
 	Files      float64 `json:"files"`
 	Processes  float64 `json:"processes"` // of all VMs
-	// Connections are those that are open, as they are not yet to be recycled. The rest follows them up and down.
+	// Connections is the number of open connections. The other figures follow it up and down.
 	Connections float64 `json:"connections"`
 }
 
@@ -60,7 +60,7 @@ func StartSoak(ctx context.Context, s Soak, opts Options, talk io.Writer) (SoakR
 	return r.Soaked, err
 }
 
-// soakKinds returns the faults of a soak: those that need nothing which is not there for all.
+// soakKinds returns the faults of a soak: the kinds without needs of their own.
 func soakKinds(private bool) []Kind {
 	return slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool {
 		s := kinds[k]

@@ -31,7 +31,7 @@ const (
 	sshdPatience = 30 * time.Second
 	// portTries bounds the attempts to find a port for it.
 	portTries = 20
-	// tmpSize is how large a temporary directory is that is a file system of its own.
+	// tmpSize is the size of a temporary directory with a file system of its own.
 	tmpSize = 256 << 20
 )
 

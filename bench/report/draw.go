@@ -40,7 +40,7 @@ const (
 	pictureHeight = 10 * vg.Centimeter
 	// legendGap is between the plot and its legend.
 	legendGap = 4 * vg.Millimeter
-	// fontWidth is how much wider a reader's font may be than the one that is measured here.
+	// fontWidth is the ratio by which a reader's font may be wider than the font that is measured here.
 	fontWidth = 1.25
 )
 
@@ -207,7 +207,7 @@ func distribution(r *results, samples []sample, bench string) *figurePlot {
 	return p
 }
 
-// shareTicks are those of an axis from nothing to all.
+// shareTicks are the ticks of an axis from 0 to 1.
 var shareTicks = plot.ConstantTicks{{Value: 0, Label: "0"}, {Value: 0.25}, {Value: 0.5, Label: "0.5"}, {Value: 0.75},
 	{Value: 1, Label: "1"}}
 
@@ -394,7 +394,7 @@ func (p *figurePlot) widen() {
 	}
 }
 
-// plainTicks are those of a logarithmic axis, as plain numbers: 1, 2, 5, 10, ...
+// plainTicks are the ticks of a logarithmic axis, as plain numbers: 1, 2, 5, 10, ...
 type plainTicks struct{}
 
 func (plainTicks) Ticks(low, high float64) []plot.Tick {

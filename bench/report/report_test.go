@@ -21,7 +21,8 @@ BenchmarkSpawnLatency/first-byte/CapacityPerInstance=1-2  1  1.6 relay-x/fork  0
 --- BENCH: BenchmarkSpawnLatency/first-byte/CapacityPerInstance=1-2
     spawn_start_test.go:1: missing: SpawnLatency/first-byte/CapacityPerInstance=1: ssh: not there
     spawn_start_test.go:1: missing: SpawnLatency/first-byte/CapacityPerInstance=1: ssh: not there
-BenchmarkProxyThroughput/down/CapacityPerInstance=1-2  1  400 relay-MB/s  800 raw-MB/s  0.5 relay-x/raw` + "  0.3 relay-x/raw-noise" + `
+BenchmarkProxyThroughput/down/CapacityPerInstance=1-2  1  400 relay-MB/s  800 raw-MB/s` +
+	"  0.5 relay-x/raw  0.3 relay-x/raw-noise" + `
 BenchmarkProxyThroughput/down/CapacityPerInstance=8-2  1  300 relay-MB/s  700 raw-MB/s
 BenchmarkDensity/serve-idle  1  8 serve-PSS-MiB
 PASS

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -27,14 +26,14 @@ func newCICommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ci [flags]",
 		Short: "Run the steps in the environment variable STEPS, or serve gRPC on a port",
-		Long: `Run the steps that the environment variable STEPS holds: a list of steps, or a document with the list below run:.
-It is for the script of a CI job. The environment is what its expressions know as job variables (vars.X, job.X); the
-steps themselves get a small environment, and what they ask for. The job runs in CI_PROJECT_DIR or, if that is not
-set, in the current directory, and leaves its trace there in trace.json, or where --output-file says; an empty name
-is for none. Tokens that CI jobs are known to have are masked, and what --mask names.
+		Long: `Run the steps in the environment variable STEPS: a list of steps, or a document with the list below run:.
+This command is for the script of a CI job. Expressions know the environment as job variables (vars.X, job.X); the
+steps get a small environment, and the variables they ask for. The job runs in CI_PROJECT_DIR or, if that is not set,
+in the current directory. It writes its trace to trace.json there, or to --output-file; an empty name means no trace.
+The known tokens of CI jobs are masked, and the variables of --mask.
 
-With --port it serves the step service (gRPC) on 127.0.0.1 until SIGINT, SIGTERM or SIGHUP ends it. Calls need the
-metadata "authorization: Bearer TOKEN". The token is the first line of --token-file, else the environment variable
+With --port it serves the step service (gRPC) on 127.0.0.1 until SIGINT, SIGTERM or SIGHUP. Calls need the metadata
+"authorization: Bearer TOKEN". The token is the first line of --token-file, else the environment variable
 STEPMUX_TOKEN, else a new one, which is printed on standard error.
 
 ` + jobExitHelp,
@@ -113,7 +112,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	})
 }
 
-// token returns the token of the service, and whether it is new.
+// token returns the token of the service. made tells that it is new.
 func (f *ciFlags) token() (token string, made bool, err error) {
 	from := "the environment variable " + standalone.TokenVariable
 	token = os.Getenv(standalone.TokenVariable)
@@ -134,6 +133,3 @@ func (f *ciFlags) token() (token string, made bool, err error) {
 	}
 	return token, false, nil
 }
-
-// defaultJobGrace is the default of --grace.
-const defaultJobGrace = 10 * time.Second

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,7 +9,7 @@ import (
 	"github.com/stepmux/stepmux/instance/control"
 )
 
-// controlTimeout bounds the wait for a run's answer.
+// controlTimeout bounds the wait for the answer of a run.
 const controlTimeout = 10 * time.Second
 
 const controlExitHelp = `Exit codes:
@@ -23,12 +22,12 @@ func newPsCommand() *cobra.Command {
 	var builds bool
 	cmd := &cobra.Command{
 		Use:   "ps",
-		Short: "Show the VMs of a stepmux run that is under way, and what they do",
-		Long:  "Show the VMs of a stepmux run that is under way on this machine, and what they do.\n\n" + controlExitHelp,
+		Short: "Show the VMs and builds of a running stepmux run",
+		Long:  "Show the VMs and builds of a stepmux run that is running on this machine.\n\n" + controlExitHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return usageError(fmt.Errorf("--output %q: use text or json", output))
+			if err := checkOutput(output); err != nil {
+				return usageError(err)
 			}
 			return withRun(cmd, path, func(ctx context.Context, run *control.Client) error {
 				status, err := run.Status(ctx)
@@ -45,19 +44,19 @@ func newPsCommand() *cobra.Command {
 	}
 	controlFlag(cmd, &path)
 	cmd.Flags().StringVar(&output, "output", "text", "text or json")
-	cmd.Flags().BoolVar(&builds, "builds", false, "show each build too (json always does)")
+	cmd.Flags().BoolVar(&builds, "builds", false, "also show each build (json always does)")
 	return cmd
 }
 
 func newDrainCommand() *cobra.Command {
-	return newVerbCommand("drain ID...", "Let VMs of a stepmux run take no new builds",
-		`Let VMs take no new builds. Those they have go on; when the last has ended, the VM's connection is closed.`,
+	return newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux run",
+		`Send no new builds to VMs. Running builds go on; after the last of them the connection to the VM is closed.`,
 		(*control.Client).Drain)
 }
 
 func newUndrainCommand() *cobra.Command {
-	return newVerbCommand("undrain ID...", "Let VMs of a stepmux run take builds again",
-		`Let VMs that were drained take builds again.`, (*control.Client).Undrain)
+	return newVerbCommand("undrain ID...", "Send builds to drained VMs of a stepmux run again",
+		`Send builds to drained VMs again.`, (*control.Client).Undrain)
 }
 
 func newVerbCommand(use, short, long string, verb func(*control.Client, context.Context, string) error) *cobra.Command {
@@ -86,7 +85,7 @@ func controlFlag(cmd *cobra.Command, path *string) {
 	cmd.Flags().StringVar(path, "control", "", "socket of the run (default that of the only run of this user)")
 }
 
-// withRun lets use talk to a run.
+// withRun connects to a run and calls use.
 func withRun(cmd *cobra.Command, path string, use func(context.Context, *control.Client) error) error {
 	run, err := control.NewClient(path)
 	if err != nil {

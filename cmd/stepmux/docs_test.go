@@ -13,10 +13,10 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
-// times are what differs between two runs.
+// times matches durations, which differ between two runs.
 var times = regexp.MustCompile(` +[0-9.]+(m[0-9.]+s|ms|s|µs)\b`)
 
-// timeless is text with every time as in the examples.
+// timeless replaces all times in text by the time of the examples.
 func timeless(text string) string {
 	return times.ReplaceAllStringFunc(text, func(found string) string {
 		if strings.HasPrefix(found, "  ") { // in a column
@@ -26,8 +26,8 @@ func timeless(text string) string {
 	})
 }
 
-// The examples of docs/commands.md. A block whose first line is "# name" is a file; one of the language console is
-// what a shell shows.
+// The examples of docs/commands.md. A block whose first line is "# name" is a file; a block of the language console is
+// the output of a shell.
 func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
 	program := runnertest.Command(t)[0]
 	data, err := os.ReadFile("../../docs/commands.md")
@@ -60,7 +60,7 @@ func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
 	require.FileExists(t, filepath.Join(dir, "trace.json"))
 }
 
-// shell runs a line, after one that ended with status, and returns all that is shown and its own status.
+// shell runs a line after a command that ended with status, and returns the output and the status of the line.
 func shell(t *testing.T, dir, program, status, line string) (shown, ended string) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "stepmux() { "+program+` "$@"; }; (exit `+status+"); "+line+"\necho \"$?\" >&3")

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 
@@ -14,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/instance/doctor"
 )
 
-// maxExamined bounds the VMs that are examined at once.
+// maxExamined bounds the VMs examined at once.
 const maxExamined = 8
 
 type doctorFlags struct {
@@ -26,11 +25,11 @@ func newDoctorCommand() *cobra.Command {
 	var f doctorFlags
 	cmd := &cobra.Command{
 		Use:   "doctor --instance ssh://[USER@]HOST[:PORT]",
-		Short: "Examine VMs: can builds run there, and what would make them run better",
+		Short: "Examine VMs: can builds run there, and how could they run better",
 		Long: `Examine VMs: the login, the host key, the server's version, the sessions it allows, its forwarding, the login
-shell, the stepmux there, the directory for temporary files, the clock. A step runner is started as for a build, and
-ended. Each finding is ok, warn or fail, with what to change and what that gains. VMs are reached as by run: through
-their jump hosts, by the same keys and policies for host keys.
+shell, the stepmux there, the directory for temporary files, the clock. It starts a step runner as for a build, and
+ends it. Each finding is ok, warn or fail, with a remedy and its gain. Doctor connects as run does: through the same
+jump hosts, with the same keys and host key policies.
 
 ` + vmHelp + `
 
@@ -50,11 +49,11 @@ Exit codes:
 }
 
 func (f *doctorFlags) run(cmd *cobra.Command) error {
-	switch {
-	case f.output != "text" && f.output != "json":
-		return usageError(fmt.Errorf("--output %q: use text or json", f.output))
-	case len(f.instances) == 0 && f.inventory == "":
-		return usageError(errors.New("which VM? name it with --instance or --inventory"))
+	if err := checkOutput(f.output); err != nil {
+		return usageError(err)
+	}
+	if len(f.instances) == 0 && f.inventory == "" {
+		return usageError(errors.New("the VM is missing; name it with --instance or --inventory"))
 	}
 	ctx, stop := untilSignal(cmd.Context())
 	defer stop()
@@ -86,7 +85,7 @@ func (f *doctorFlags) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// examine examines all, some at once, and returns the reports in order.
+// examine examines all VMs, some at once, and returns the reports in order.
 func examine(ctx context.Context, p *instance.Provider, all []instance.Instance) []doctor.Report {
 	reports := make([]doctor.Report, len(all))
 	turns := semaphore.NewWeighted(maxExamined)

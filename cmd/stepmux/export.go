@@ -16,13 +16,13 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// provenanceFlags are those of the commands that write provenance.
+// provenanceFlags are the flags of the commands that write provenance.
 type provenanceFlags struct {
 	builder  string
 	subjects []string
 }
 
-const builderUsage = "the `URI` of who runs the job, and is to be trusted for what provenance says (default " +
+const builderUsage = "the `URI` of the builder, which runs the job and vouches for the provenance (default " +
 	provenance.DefaultBuilder + ")"
 
 func (f *provenanceFlags) register(fl *pflag.FlagSet) {
@@ -35,9 +35,9 @@ func (f *provenanceFlags) register(fl *pflag.FlagSet) {
 func (f *provenanceFlags) checkProvenance(file string) error {
 	switch {
 	case file == "" && f.builder != "":
-		return errors.New("--builder-id is for --provenance; name the file to write")
+		return errors.New("--builder-id needs --provenance; name the file to write")
 	case file == "" && len(f.subjects) > 0:
-		return errors.New("--subject is for --provenance; name the file to write")
+		return errors.New("--subject needs --provenance; name the file to write")
 	case f.builder == "":
 		return nil
 	}
@@ -59,7 +59,7 @@ func (f *provenanceFlags) statement(t *trace.Trace, name string, data []byte, di
 	return provenance.Statement(t, cfg)
 }
 
-// write writes the provenance of t to file. Without a name the file of the trace is the one it would have.
+// write writes the provenance of t to file. name is the file of the trace; if empty, trace.json.
 func (f *provenanceFlags) write(file string, t *trace.Trace, name, dir string) error {
 	data, err := t.Encode()
 	if err != nil {
@@ -83,10 +83,9 @@ func newTraceExportCommand() *cobra.Command {
 	var f exportFlags
 	cmd := &cobra.Command{
 		Use:   "export [flags] TRACE",
-		Short: "Say what a trace says in the forms of in-toto",
-		Long: `Write what a trace says as statements of in-toto, which are not signed: as one with SLSA provenance v1 about the job,
-or as one for each command that was run (link v0.3). Nothing that is masked is in them. docs/trace.md tells which part
-of a trace becomes what.`,
+		Short: "Export a trace as in-toto statements",
+		Long: `Write a trace as unsigned in-toto statements: one with SLSA provenance v1 about the job, or one for each
+command (link v0.3). Masked values are left out. docs/trace.md has the mapping.`,
 		Example: `  stepmux trace export trace.json --format slsa-v1 --subject 'dist/*.tar.gz' > provenance.json
   stepmux trace export trace.json --format in-toto-links --out links`,
 		Args: cobra.ExactArgs(1),
@@ -95,9 +94,9 @@ of a trace becomes what.`,
 	fl := cmd.Flags()
 	f.register(fl)
 	fl.StringVar(&f.format, "format", "slsa-v1", "slsa-v1 or in-toto-links")
-	fl.StringVar(&f.out, "out", "", "of slsa-v1 the file to write, of in-toto-links the directory, made if missing "+
-		"(default standard output, current directory)")
-	fl.StringVar(&f.dir, "work-dir", ".", "where the files of --subject are")
+	fl.StringVar(&f.out, "out", "", "the file to write for slsa-v1 (default standard output), or the directory for "+
+		"in-toto-links, made if missing (default the current directory)")
+	fl.StringVar(&f.dir, "work-dir", ".", "the directory of the files of --subject")
 	return cmd
 }
 
@@ -130,7 +129,7 @@ func (f *exportFlags) run(cmd *cobra.Command, file string) error {
 		return nil
 	case "in-toto-links":
 		if f.builder != "" || len(f.subjects) > 0 {
-			return usageError(errors.New("--builder-id and --subject are for slsa-v1; a link is about the outputs of its " +
+			return usageError(errors.New("--builder-id and --subject need slsa-v1; a link is about the outputs of its " +
 				"command"))
 		}
 		return f.links(t)

@@ -21,7 +21,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// fleetRun is a stepmux run that is under way.
+// fleetRun is a running stepmux run.
 type fleetRun struct {
 	program, socket, inventory, gate string
 	cmd                              *exec.Cmd
@@ -29,7 +29,7 @@ type fleetRun struct {
 	ended                            chan error
 }
 
-// startFleetRun starts six builds on an inventory. They end once the gate is there.
+// startFleetRun starts six builds on an inventory. They end when the gate exists.
 func startFleetRun(t *testing.T, inventory, knownHosts string) *fleetRun {
 	t.Helper()
 	dir := sshtest.SocketDir(t)
@@ -59,7 +59,7 @@ func (r *fleetRun) write(t *testing.T, text string) {
 	require.NoError(t, os.WriteFile(r.inventory, []byte(text), 0o600))
 }
 
-// stepmux runs a verb for operators and returns what it says, and its exit code.
+// stepmux runs an operator's command and returns its output and exit code.
 func (r *fleetRun) stepmux(verb string, args ...string) (string, int) {
 	out, err := exec.Command(r.program, append([]string{verb, "--control", r.socket}, args...)...).CombinedOutput()
 	if err != nil {
@@ -75,7 +75,7 @@ func exitOf(err error) int {
 	return -1
 }
 
-// awaitStatus waits until ps tells what is wanted.
+// awaitStatus waits for a status of ps.
 func (r *fleetRun) awaitStatus(t *testing.T, what string, want func(control.Status) bool) {
 	t.Helper()
 	var last [1]string
@@ -145,7 +145,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	require.Contains(t, scraped, "stepmux_builds_running 2\n")
 	require.Equal(t, "ok\n", get(t, strings.Replace(url, "/metrics", "/healthz", 1)))
 
-	// A mistake changes nothing, and is told.
+	// A mistake changes nothing, and is reported.
 	r.write(t, "instances:\n  - {id: vm-2, adddress: x}\n")
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGHUP))
 	r.awaitStatus(t, "the mistake is told", func(s control.Status) bool {
@@ -154,7 +154,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	})
 	r.stderr.Await(t, "the one before stays in force")
 
-	// What is taken out ends its builds. Nobody says that the file has changed.
+	// Removing a VM ends its builds. The run notices the change of the file by itself.
 	r.write(t, "instances:\n"+entry["vm-2"])
 	r.awaitStatus(t, "it is removed",
 		func(s control.Status) bool { return stateOf(s, "vm-1") == "removed" && s.Inventory == "" })

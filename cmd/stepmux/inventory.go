@@ -16,22 +16,21 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// endSignals are the signals that end a run. With an inventory SIGHUP is none: it has it read again.
+// endSignals returns the signals that end a run. With an inventory SIGHUP does not: it rereads the file.
 func (f *vmFlags) endSignals() []os.Signal {
-	all := []os.Signal{syscall.SIGTERM, syscall.SIGINT}
-	if f.inventory == "" {
-		all = append(all, syscall.SIGHUP)
+	if f.inventory != "" {
+		return []os.Signal{syscall.SIGTERM, syscall.SIGINT}
 	}
-	return all
+	return endSignals
 }
 
-// fromInventory returns the VMs of the inventory, as it is from time to time until the function it returns
-// is called. ctx bounds the commands that are asked for what is needed at first.
+// fromInventory returns the VMs of the inventory. The group follows the file until the returned function is called. ctx
+// bounds the commands that the first reading runs.
 func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if len(f.instances) > 0 {
 		return nil, nil, usageError(errors.New("--inventory and --instance: use one of them"))
 	}
-	// From here on: the first one shall not end the program because it was quick.
+	// Before the file is read, so that an early SIGHUP does not end the program.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	file, group, err := f.openInventory(ctx, log)
@@ -42,7 +41,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 	f.inventoryErr = file.Err
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = group.Follow(ctx, file) }) // it ends with ctx only: a File reports its mistakes itself
+	wg.Go(func() { _ = group.Follow(ctx, file.Watch) }) // ends only with ctx: a File reports its mistakes itself
 	wg.Go(func() {
 		for {
 			select {
@@ -88,11 +87,11 @@ func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*invento
 	return file, group, err
 }
 
-// reach is how an inventory asks what --instance is resolved by.
+// reach lets an inventory use the resolver of --instance.
 type reach struct{ *sshtarget.Resolver }
 
 // Resolve implements inventory.Resolver.
-func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
+func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Config, *instance.Instance, error) {
 	t, err := r.Target(ctx, sshtarget.Machine(m))
 	if err != nil {
 		return "", mux.Config{}, nil, err

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,16 +19,16 @@ import (
 const jobExitHelp = `Exit codes:
   0        the job succeeded
   2        wrong usage, or steps that are not valid
-  3        the system failed; it says nothing about the steps
+  3        the system failed; the steps may be right
   124      the job took longer than --timeout
   130 143  interrupted (Ctrl-C), terminated: the job's processes got SIGTERM and, after --grace or a second signal,
            SIGKILL; steps with when: always still ran
   other    the exit code of the step that failed; 1 if it has none
-A step's exit code may be one of those above: the reason in the results of --report and --output json tells.`
+A step's exit code may be one of those above. The reason in the results of --report and --output json tells them apart.`
 
-// jobFlags are those of the commands that run one job.
+// jobFlags are the flags of the commands that run one job.
 type jobFlags struct {
-	input      string // the file that says what to run; empty if none does
+	input      string // the file of the job; empty without one
 	workDir    string
 	masked     []string
 	timeout    time.Duration
@@ -38,7 +36,7 @@ type jobFlags struct {
 	output     string
 	outputFile string // for the trace
 	report     string
-	// defaultTrace is the file of the trace if none is named, in the work directory; empty for none.
+	// defaultTrace is the default file of the trace, in the work directory; empty for no trace.
 	defaultTrace string
 	cacheDir     string
 	provenance   string
@@ -46,36 +44,41 @@ type jobFlags struct {
 }
 
 func (f *jobFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.workDir, "work-dir", "", "run the job in this directory")
+	f.registerCommon(fl, "run the job in this directory")
 	fl.StringArrayVar(&f.masked, "mask", nil,
 		"the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
-	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
-	fl.DurationVar(&f.grace, "grace", defaultJobGrace,
-		"time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
-	fl.StringVar(&f.cacheDir, "cache-dir", "",
-		"where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
-	fl.StringVar(&f.output, "output", "text", "text or json")
 	fl.StringVar(&f.outputFile, "output-file", "",
-		"write the trace of the job to this file: what each step was, got and gave; secrets are masked")
+		"write the trace of the job to this file: the definition, inputs and outputs of each step; secrets are masked")
 	fl.StringVar(&f.provenance, "provenance", "",
 		"write SLSA provenance of the job to this file, as a statement of in-toto")
 	f.provenanceFlags.register(fl)
-	fl.StringVar(&f.report, "report", "", "write the results to this file, as --output json has them")
+	fl.StringVar(&f.report, "report", "", "write the results to this file, in the form of --output json")
 }
 
-// graceOf returns --grace as the packages take it.
+// registerCommon registers the flags that replay has too.
+func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
+	fl.StringVar(&f.workDir, "work-dir", "", workDir)
+	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
+	fl.DurationVar(&f.grace, "grace", 10*time.Second,
+		"time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
+	fl.StringVar(&f.cacheDir, "cache-dir", "",
+		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
+	fl.StringVar(&f.output, "output", "text", "text or json")
+}
+
+// graceOf returns --grace in the form of the packages.
 func (f *jobFlags) graceOf() (time.Duration, error) {
 	switch {
 	case f.grace < 0:
 		return 0, fmt.Errorf("--grace %v is negative", f.grace)
 	case f.grace == 0:
-		return -1, nil // none, to the packages
+		return -1, nil // no grace, for the packages
 	default:
 		return f.grace, nil
 	}
 }
 
-// dir returns the directory the job runs in.
+// dir returns the work directory of the job.
 func (f *jobFlags) dir() (string, error) {
 	dir, err := filepath.Abs(f.workDir)
 	if err != nil {
@@ -91,7 +94,7 @@ func (f *jobFlags) dir() (string, error) {
 	return dir, nil
 }
 
-// runJob runs the job that source finds.
+// runJob runs the job of source.
 func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error)) error {
 	cfg, err := f.config()
 	if err != nil {
@@ -111,16 +114,8 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 	}
 	cfg.Stdout, cfg.Stderr, cfg.Observe = show.stdout, show.stderr, show.talk.Observe
 
-	// Who stops reading our output shall not keep us from cleaning up.
-	// (Not ignored, but handled: what we start would inherit that.)
-	brokenPipe := make(chan os.Signal, 1)
-	signal.Notify(brokenPipe, syscall.SIGPIPE)
-	defer signal.Stop(brokenPipe)
-	ctx, stop := untilSignal(cmd.Context())
+	ctx, abort, stop := endings(cmd.Context(), endSignals...)
 	defer stop()
-	abort, stopAbort := untilSecondSignal(ctx)
-	defer stopAbort()
-
 	report, err := standalone.Run(ctx, abort, j, cfg)
 	if report != nil {
 		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
@@ -146,7 +141,7 @@ func (f *jobFlags) config() (cfg standalone.Config, err error) {
 	if err := f.checkProvenance(f.provenance); err != nil {
 		return cfg, err
 	}
-	taken := map[string]string{f.input: "what to run"}
+	taken := map[string]string{f.input: "the job"}
 	for _, flag := range []struct{ name, file string }{
 		{"--output-file", f.outputFile},
 		{"--report", f.report},
@@ -168,14 +163,13 @@ func (f *jobFlags) config() (cfg standalone.Config, err error) {
 	return cfg, nil
 }
 
-// traceInto has the trace written that is asked for. One that is not asked for, but there by default, is not to keep
-// the job from running.
+// traceInto sets the file of the trace. If the default file cannot be used the job runs without a trace.
 func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 	file := f.outputFile
 	if file == "" && f.defaultTrace != "" {
 		file = filepath.Join(cfg.WorkDir, f.defaultTrace)
 		if err := standalone.CheckTraceFile(file); err != nil {
-			talk.Notice(fmt.Sprintf("there will be no trace: %v; name another file with --output-file", err))
+			talk.Notice(fmt.Sprintf("no trace is written: %v; name another file with --output-file", err))
 			file = ""
 		}
 	}
@@ -184,8 +178,9 @@ func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 	}
 }
 
-// writeProvenance writes the provenance of a job that has ended, if that is asked for. One that did not succeed may not
-// have made the files it was to be about: then it is about the trace.
+// writeProvenance writes the provenance of a job, if that was asked for. A job that failed may not have made the files
+// of
+// --subject: its provenance is about the trace.
 func (f *jobFlags) writeProvenance(report *standalone.Report, cfg standalone.Config) error {
 	if f.provenance == "" || report.Trace == nil {
 		return nil
@@ -201,7 +196,7 @@ func (f *jobFlags) writeProvenance(report *standalone.Report, cfg standalone.Con
 	return about.write(f.provenance, report.Trace, name, cfg.WorkDir)
 }
 
-// refused writes the trace of a job that err kept from running, if one was asked for.
+// refused writes the trace of a job that did not run because of err, if a trace was asked for.
 func (f *jobFlags) refused(err error) error {
 	if f.outputFile == "" {
 		return nil
@@ -209,7 +204,7 @@ func (f *jobFlags) refused(err error) error {
 	return standalone.WriteRefused(f.outputFile, err, version())
 }
 
-// read reads the job, and says where it runs.
+// read reads the job, and sets its work directory.
 func (f *jobFlags) read(source func() (standalone.Source, error), cfg *standalone.Config) (*standalone.Job, error) {
 	src, err := source()
 	if err != nil {
@@ -222,11 +217,11 @@ func (f *jobFlags) read(source func() (standalone.Source, error), cfg *standalon
 	return standalone.Read(src)
 }
 
-// jobShower shows a job: what its steps write, what there is to say, and the results.
+// jobShower shows a job: the output of its steps, messages, and the results.
 type jobShower struct {
 	talk           *standalone.Talk
 	stdout, stderr io.Writer // for the steps
-	results        io.Writer // for JSON; nil for text
+	results        io.Writer // for JSON; nil with text
 }
 
 func (f *jobFlags) shower(stdout, stderr io.Writer) (*jobShower, error) {
@@ -245,7 +240,7 @@ func (f *jobFlags) shower(stdout, stderr io.Writer) (*jobShower, error) {
 	return s, nil
 }
 
-// end shows the results, and writes them to file unless that is empty.
+// end shows the results. If file is not empty it also writes them there.
 func (s *jobShower) end(report *standalone.Report, file string) error {
 	if s.results != nil {
 		data, err := report.JSON(false)
@@ -289,8 +284,6 @@ func reportCode(ctx context.Context, report *standalone.Report) int {
 		return exitTimeout
 	case standalone.Script:
 		return scriptCode(report.ExitCode)
-	case standalone.Cancelled, standalone.System:
-		return exitSystem
 	default:
 		return exitSystem
 	}

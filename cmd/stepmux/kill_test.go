@@ -21,7 +21,7 @@ import (
 
 const bound = 30 * time.Second
 
-// What becomes of the VM when the manager ends, however it does. The job has children in its process
+// The state of the VM after any end of the manager. The job has children in its process
 // group, out of it, and in sessions of their own.
 func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 	kill := func(t *testing.T, p *os.Process) { require.NoError(t, p.Kill()) }
@@ -80,7 +80,7 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 	}
 }
 
-// startedIn returns the build directories of n builds once all have started.
+// startedIn waits until n builds have started, and returns their directories.
 func startedIn(t *testing.T, stdout interface{ Read([]byte) (int, error) }, n int) []string {
 	t.Helper()
 	var dirs []string
@@ -95,7 +95,7 @@ func startedIn(t *testing.T, stdout interface{ Read([]byte) (int, error) }, n in
 	return dirs
 }
 
-// requireNothingIn waits until a build's directory is gone and no process has to do with it.
+// requireNothingIn waits until a build's directory and all processes that use it are gone.
 func requireNothingIn(t *testing.T, dir string) {
 	t.Helper()
 	var left []string

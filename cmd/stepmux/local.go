@@ -24,14 +24,14 @@ func newLocalCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "local [flags] FILE | local [flags] --json TEXT|-",
 		Short: "Run a file of steps, or a job of a .gitlab-ci.yml, on this machine",
-		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, by this user and without any
+		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and without any
 isolation. FILE may be - for standard input.
 
-A .gitlab-ci.yml is read with include: local, extends, !reference, default and variables; what is for a server or a
-runner, as image, artifacts, cache and rules, is left out and named in a note. Other includes are refused.
+A .gitlab-ci.yml may use include: local, extends, !reference, default and variables. Keys for a server or a runner,
+such as image, artifacts, cache and rules, are left out and named in a note. Other includes are refused.
 
-Standard output has what the steps write there, and nothing else; everything that stepmux says is on standard error.
-With --output json standard output has the results as one object, and the steps' output goes to standard error.
+Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
+standard output has the results as one object, and the steps' output goes to standard error.
 
 ` + jobExitHelp,
 		Example: `  stepmux local examples/hello.yml
@@ -51,7 +51,7 @@ With --output json standard output has the results as one object, and the steps'
 		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
 	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
 	fl.StringArrayVar(&f.inputs, "input", nil,
-		"`name=value` for an input that the spec of the steps has; JSON if its type is not string; repeatable")
+		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringVar(&f.json, "json", "", "run these steps, in JSON; - reads them from standard input")
@@ -60,14 +60,14 @@ With --output json standard output has the results as one object, and the steps'
 	return cmd
 }
 
-// source returns what the flags and the file say is to be run.
+// source returns the job that the flags and the file name.
 func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.Source, err error) {
 	isJSON := cmd.Flags().Changed("json")
 	switch {
 	case isJSON && len(files) > 0:
-		return src, errors.New("--json stands in the place of FILE; give one of them")
+		return src, errors.New("use either --json or FILE")
 	case !isJSON && len(files) == 0:
-		return src, errors.New("what to run is missing; name a FILE, or give steps with --json")
+		return src, errors.New("the job is missing; name a FILE, or give steps with --json")
 	case isJSON && f.json == "-":
 		src.Text, err = standalone.ReadFile("-", cmd.InOrStdin())
 		src.Name, src.Format = "stdin", standalone.JSON

@@ -24,13 +24,13 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// localJob is a job of `stepmux local` under test that has begun.
+// localJob is a running job of `stepmux local`.
 type localJob struct {
 	cmd    *exec.Cmd
 	lines  *bufio.Scanner
 	stderr bytes.Buffer
 	temp   string
-	pid    int // of a process of it that does not end by itself
+	pid    int // of a process of the job that does not end by itself
 }
 
 // startLocal starts a job whose first line of output is the number of a process.
@@ -52,7 +52,7 @@ func startLocal(t *testing.T, script string, flags ...string) *localJob {
 	return j
 }
 
-// wait waits for the end, after which nothing is left, and returns the exit code and the rest of the output.
+// wait waits for the end, requires that nothing is left, and returns the exit code and the rest of the output.
 func (j *localJob) wait(t *testing.T) (code int, rest []string) {
 	t.Helper()
 	for j.lines.Scan() {
@@ -107,7 +107,7 @@ func TestSecondSignalCutsALocalJobShort(t *testing.T) {
 	require.NotContains(t, rest, "cleaning")
 }
 
-// A trace that is lost leaves the one before, or nothing.
+// If a trace cannot be written, the file keeps its old content or stays missing.
 func TestKilledLocalJobLeavesNoHalfTrace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "trace.json")
 	j := startLocal(t, "setsid sleep 600 >/dev/null & echo $!; wait", "--output-file", file)
@@ -138,7 +138,7 @@ type cliCase struct {
 	}
 }
 
-// They name the program of the published examples, which this one stands in for.
+// The cases name the program of the published examples, which this program replaces.
 func TestConformanceOfTheCommandLine(t *testing.T) {
 	root := os.Getenv("STEPMUX_CASES")
 	if root == "" {
@@ -183,7 +183,7 @@ func TestConformanceOfTheCommandLine(t *testing.T) {
 	}
 }
 
-// The program's exit codes are on the page that its help and docs share.
+// The help and the docs list all exit codes of the program.
 func TestHelpOfLocalCommandsNamesTheExitCodes(t *testing.T) {
 	page, err := os.ReadFile("../../docs/commands.md")
 	require.NoError(t, err)

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// logFlags say what is logged, and how.
+// logFlags are the flags of the log.
 type logFlags struct {
 	verbose bool
 	format  string
@@ -17,20 +17,19 @@ type logFlags struct {
 
 func (f *logFlags) register(fl *pflag.FlagSet) {
 	fl.BoolVarP(&f.verbose, "verbose", "v", false,
-		"say on standard error what happens to connections, as --log-level info does")
-	fl.StringVar(&f.level, "log-level", "warn", "log to standard error what is at least that: debug, info, warn or error")
-	fl.StringVar(&f.format, "log-format", "text", "of the log: text or json")
+		"log the events of connections on standard error: the same as --log-level info")
+	fl.StringVar(&f.level, "log-level", "warn",
+		"the least level that is logged on standard error: debug, info, warn or error")
+	fl.StringVar(&f.format, "log-format", "text", "format of the log: text or json")
 }
 
-// check says what is wrong with the flags.
+// check checks the flags.
 func (f *logFlags) check() error {
 	if f.format != "text" && f.format != "json" {
 		return fmt.Errorf("--log-format %q: use text or json", f.format)
 	}
-	if _, err := f.least(); err != nil {
-		return err
-	}
-	return nil
+	_, err := f.least()
+	return err
 }
 
 // least returns the least level that is logged.
@@ -52,7 +51,7 @@ func (f *logFlags) least() (slog.Level, error) {
 
 // logger returns the log, which is written to w.
 func (f *logFlags) logger(w io.Writer) *slog.Logger {
-	level, _ := f.least() // which check has seen
+	level, _ := f.least() // valid, see check
 	options := &slog.HandlerOptions{Level: level}
 	if f.format == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))

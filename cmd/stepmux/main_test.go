@@ -36,7 +36,7 @@ func TestScripts(t *testing.T) {
 			}
 			env.Values[tbKey{}] = tb
 			env.Setenv("EXAMPLES", examples)
-			// Short enough for sockets, and the script can see what is left in it.
+			// Short enough for sockets, and visible to the script.
 			env.Setenv("TMPDIR", sshtest.SocketDir(tb))
 			env.Setenv("HOME", env.WorkDir)
 			stepmux, err := exec.LookPath("stepmux") // of testscript.Main
@@ -44,7 +44,7 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// The program itself, and a stand-in for another: a test binary is neither.
+			// The program itself, and a stand-in for another program: a test binary cannot be either.
 			program, err := runnertest.Program()
 			env.Setenv("PROGRAM", program)
 			env.Setenv("GITLAB_RUNNER", runnertest.GitLabRunner(tb)[0])
@@ -59,10 +59,10 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// tbKey is where a script's testing.TB is.
+// tbKey is the key of a script's testing.TB.
 type tbKey struct{}
 
-// startVM starts a VM of a kind and tells how to reach it: vm openssh|in-process [sshd_config lines].
+// startVM starts a VM and sets variables with its address: vm openssh|in-process [sshd_config lines].
 func startVM(ts *testscript.TestScript, _ bool, args []string) {
 	if len(args) == 0 {
 		ts.Fatalf("usage: vm openssh|in-process [sshd_config line...]")

@@ -11,30 +11,30 @@ import (
 	"github.com/stepmux/stepmux/instance/metrics"
 )
 
-// operateFlags say how those who operate a run see it.
+// operateFlags are the flags for operators of a run.
 type operateFlags struct {
 	control string
 	metrics string
 }
 
 func (f *operateFlags) register(fl *pflag.FlagSet) {
-	fl.StringVar(&f.control, "control", "", "socket on which ps, drain and undrain find this run (default one of its "+
-		"own in $XDG_RUNTIME_DIR or a directory for temporary files)")
+	fl.StringVar(&f.control, "control", "", "socket for ps, drain and undrain (default a new one in $XDG_RUNTIME_DIR or "+
+		"a directory for temporary files)")
 	fl.StringVar(&f.metrics, "metrics", "",
-		"serve Prometheus metrics, and /healthz, on [HOST]:PORT; without HOST for this machine only (default not)")
+		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
 }
 
-// hooks returns what counts for the metrics, nil if nobody wants them, and adds it to cfg.
+// hooks returns the metrics and adds their hooks to cfg. It returns nil without --metrics.
 func (f *operateFlags) hooks(cfg *instance.Config) *metrics.Metrics {
 	if f.metrics == "" {
 		return nil
 	}
 	m := metrics.New()
-	cfg.PoolTrace, cfg.ConnTrace = m.PoolTrace(), m.ConnTrace()
+	cfg.ConnTrace, cfg.DialDone, cfg.Retired = m.ConnTrace(), m.Dialed, m.Retired
 	return m
 }
 
-// operate lets operators see the run, until the function it returns is called.
+// operate serves metrics and the control socket until the returned function is called.
 func (f *operateFlags) operate(
 	p *instance.Provider, group *instance.Group, m *metrics.Metrics, inventoryErr func() error, log *slog.Logger,
 ) (func(), error) {
@@ -64,7 +64,7 @@ func (f *operateFlags) operate(
 		stop()
 		return nil, usageError(fmt.Errorf("--control: %w", err))
 	default:
-		// Nobody asked for it.
+		// The socket is a default; nobody asked for it.
 		log.Warn("no control socket: ps, drain and undrain will not find this run", "error", err)
 		return stop, nil
 	}

@@ -31,7 +31,7 @@ func blocks(t *testing.T, page, language string) []string {
 	return all
 }
 
-// The commands on the operators' page do what it says, one after the other, on three real sshds: two VMs and a bastion.
+// The commands on the operators' page work as described, in order, on three real sshds: two VMs and a bastion.
 func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh-keyscan")
 	stepmux := runnertest.Command(t)[0]
@@ -54,7 +54,7 @@ func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 		"vm-2":    sshtest.OpenSSH(t, authorized, "SetEnv SHLVL=1 "+path),
 		"bastion": sshtest.OpenSSH(t, authorized, "AllowTcpForwarding local"),
 	}
-	// The page's ssh_config comes last, as what it says of vm-* is for all of them.
+	// The page's ssh_config comes last, because its part about vm-* applies to all VMs.
 	config, hosts := "", ""
 	for name, vm := range vms {
 		host, port, err := net.SplitHostPort(vm.Addr)
@@ -87,7 +87,7 @@ func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 	}
 	run("ssh-keygen -q -p -N secret -f locked")
 
-	// A machine of the page is somewhere else here.
+	// The machines of the page have other addresses here.
 	host, port, err := net.SplitHostPort(vms["vm-1"].Addr)
 	require.NoError(t, err)
 	here := strings.NewReplacer("ssh-keyscan -p 22 vm-1", "ssh-keyscan -p "+port+" "+host, "ssh://ci@vm-1:22",
@@ -103,7 +103,7 @@ func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 		}
 	}
 
-	// And what it says of a machine that is not the one it was.
+	// And the page's part about a machine that was replaced.
 	i := slices.IndexFunc(commands, func(c string) bool { return strings.Contains(c, "first-use:machines") })
 	require.NotEqual(t, -1, i)
 	first, _, _ := strings.Cut(commands[i], "\n")

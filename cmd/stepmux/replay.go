@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -24,7 +22,7 @@ const (
 	exitRefused   = 5
 )
 
-// maxChecks is the most runs of one replay.
+// maxChecks is the largest number of runs of one replay.
 const maxChecks = 10_000
 
 type replayFlags struct {
@@ -41,29 +39,29 @@ func newReplayCommand() *cobra.Command {
 	var f replayFlags
 	cmd := &cobra.Command{
 		Use:   "replay [flags] TRACE",
-		Short: "Run again what a trace tells of, and compare",
-		Long: `Run the job of a trace once more and compare what came of it. It runs in the current directory, as local does, with
-the variables, inputs and environment of the trace, and not those of now. What is in that directory is as it is: replay
-puts no files of the project back.
+		Short: "Run the job of a trace again, and compare",
+		Long: `Run the job of a trace again and compare the results. The job runs in the current directory, as with local,
+but with the variables, inputs and environment of the trace. Replay does not restore the files of the project in that
+directory.
 
-Steps that were fetched are those of the trace, to the byte: from the cache or, if they are not there, fetched by their
-commit or digest, whatever became of the branch or tag. Steps of the project, programs and stepmux itself must have the
-digests they had. What is not as it was is refused before anything runs.
+Fetched steps are the same as in the trace, to the byte: from the cache or fetched by their commit or digest, wherever
+the branch or tag leads now. Steps of the project, programs and stepmux itself must have the digests in the trace. If
+one of them differs, the replay is refused before anything runs.
 
-A trace has no secrets. They are given with --secret, each by the name of its variable or input; the message that some
-are missing names them. One that is not the same is used, and reported as different.
+A trace has no secrets. Give them with --secret, by the name of the variable or input; an error names those that are
+missing. A secret that differs from the recorded one is used, and reported as a difference.
 
-Standard output has what the steps write there, and nothing else; the differences are on standard error. With --output
-json standard output has them as one object.
+Standard output has only the output of the steps; the differences are on standard error. With --output json standard
+output has the differences as one object.
 
 Exit codes:
-  0        it was the same
-  1        it was different
+  0        the job did the same
+  1        the job did something different
   2        wrong usage, or a trace that is not valid or cannot be repeated
-  3        the system failed; it says nothing about the job
-  5        refused: a step, a program or stepmux itself is not to be had as it was, and nothing was run; or the job
-           came to need a step that the trace does not have
-  124      it was different, and took longer than --timeout
+  3        the system failed; the job may be right
+  5        refused: a step, a program or stepmux itself differs or is missing, and nothing was run; or the job needed a
+           step that the trace does not have
+  124      the job did something different, and took longer than --timeout
   130 143  interrupted (Ctrl-C), terminated, as with local`,
 		Example: `  stepmux local job.yml --output-file trace.json
   stepmux replay trace.json
@@ -73,24 +71,19 @@ Exit codes:
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.workDir, "work-dir", "", "run the job in this directory, where the steps of the project are")
-	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
-	fl.DurationVar(&f.grace, "grace", defaultJobGrace,
-		"time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
-	fl.StringVar(&f.cacheDir, "cache-dir", "",
-		"where steps that were fetched are kept (default stepmux-steps in the user's cache directory)")
-	fl.StringVar(&f.output, "output", "text", "text or json")
+	f.registerCommon(fl, "run the job in this directory, which has the steps of the project")
 	fl.StringVar(&f.outputFile, "output-file", "",
-		"write the trace of the new run to this file; with --check that of the first that was different, or of the last")
+		"write the trace of the new run to this file; with --check that of the first different run, or of the last")
 	fl.StringArrayVar(&f.secrets, "secret", nil,
-		"`NAME=env:VARIABLE` or NAME=file:PATH, the value of what is masked in the trace; repeatable")
-	fl.BoolVar(&f.offline, "offline", false, "ask no server for steps: they are in the cache, or the replay is refused")
+		"`NAME=env:VARIABLE` or NAME=file:PATH, the value of a secret that is masked in the trace; repeatable")
+	fl.BoolVar(&f.offline, "offline", false,
+		"ask no server for steps: if the cache does not have them, the replay is refused")
 	fl.StringVar(&f.runtime, "runtime", string(replay.ExactRuntime),
 		"another machine, stepmux or program is refused (exact), named and not compared (warn), or not compared (ignore)")
 	fl.BoolVar(&f.allowChanged, "allow-changed-components", false,
 		"run also if steps of the project were changed; the differences tell")
 	fl.StringArrayVar(&f.ignore, "ignore", nil, "do not compare these: logs; repeatable")
-	fl.IntVar(&f.check, "check", 1, "run so many times, and tell how often each difference was there")
+	fl.IntVar(&f.check, "check", 1, "run this many times, and count each difference")
 	return cmd
 }
 
@@ -116,19 +109,11 @@ func (f *replayFlags) run(cmd *cobra.Command, file string) error {
 	if err != nil {
 		return systemError(err)
 	}
-	defer func() { _ = store.Close() }() // it has given up all it holds by then
+	defer func() { _ = store.Close() }() // never fails
 	plan.Store = store
 
-	// Who stops reading our output shall not keep us from cleaning up.
-	// (Not ignored, but handled: what we start would inherit that.)
-	brokenPipe := make(chan os.Signal, 1)
-	signal.Notify(brokenPipe, syscall.SIGPIPE)
-	defer signal.Stop(brokenPipe)
-	ctx, stop := untilSignal(cmd.Context())
+	ctx, abort, stop := endings(cmd.Context(), endSignals...)
 	defer stop()
-	abort, stopAbort := untilSecondSignal(ctx)
-	defer stopAbort()
-
 	p, err := replay.Prepare(ctx, t, plan)
 	if err != nil {
 		return replayError(ctx, err)
@@ -156,7 +141,7 @@ func (f *replayFlags) run(cmd *cobra.Command, file string) error {
 	return replayOutcome(result)
 }
 
-// plan returns what the flags say about how to repeat.
+// plan returns the configuration of the replay from the flags.
 func (f *replayFlags) plan() (cfg replay.Config, ignore trace.Ignore, err error) {
 	cfg = replay.Config{AllowChanged: f.allowChanged, Version: version()}
 	if cfg.WorkDir, err = f.dir(); err != nil {
@@ -195,8 +180,8 @@ func readSecrets(given []string) (map[string]string, error) {
 		kind, where, found := strings.Cut(from, ":")
 		switch {
 		case name == "" || !found || where == "":
-			return nil, errors.New("--secret: write NAME=env:VARIABLE or NAME=file:PATH; the value itself is for nobody to " +
-				"see here")
+			return nil, errors.New("--secret: write NAME=env:VARIABLE or NAME=file:PATH; the value itself must not be on the " +
+				"command line")
 		case kind == "env":
 			value, set := os.LookupEnv(where)
 			if !set {

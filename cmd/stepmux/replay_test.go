@@ -17,7 +17,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// slowReplay starts a replay of a job that ends at once when its trace is made, and not by itself after that.
+// slowReplay starts a replay of a job that ended at once in its trace, and does not end by itself in the replay.
 func slowReplay(t *testing.T, args ...string) *localJob {
 	t.Helper()
 	program := runnertest.Command(t)[0]

@@ -5,26 +5,25 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 )
 
-// maxLine is how long a log line may be before it is shown in parts.
+// maxLine is the longest log line, in bytes. A longer line is shown in parts.
 const maxLine = 64 << 10
 
-// redrawEvery bounds how often the progress line is drawn.
+// redrawEvery is the least time between two progress lines.
 const redrawEvery = 100 * time.Millisecond
 
-// reporter shows a run: logs and results on their streams, progress on a terminal. Its methods may
-// be called at the same time.
+// reporter shows a run: logs and results on their streams, progress on a terminal. Its methods are safe for concurrent
+// use.
 type reporter struct {
 	json     bool
 	terminal bool
@@ -41,21 +40,12 @@ type reporter struct {
 }
 
 func newReporter(format string, out, err io.Writer) (*reporter, error) {
-	r := &reporter{out: out, err: err, running: map[string]bool{}}
-	switch format {
-	case "text":
-	case "json":
-		r.json = true
-	default:
-		return nil, fmt.Errorf("--output %q: use text or json", format)
-	}
-	if f, ok := err.(*os.File); ok {
-		r.terminal = term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
-	}
-	return r, nil
+	return &reporter{
+		json: format == "json", terminal: isTerminal(err), out: out, err: err, running: map[string]bool{},
+	}, checkOutput(format)
 }
 
-// begin says how many builds there will be.
+// begin sets the number of builds.
 func (r *reporter) begin(total int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,8 +60,8 @@ func (r *reporter) started(build, _ string) {
 	r.drawLocked(false)
 }
 
-// ended shows a build's end, and its result as JSON.
-func (r *reporter) ended(report instance.Report) {
+// ended shows the end of a build and, as JSON, its result.
+func (r *reporter) ended(report batch.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.running, report.Build)
@@ -100,7 +90,7 @@ func (r *reporter) drawLocked(now bool) {
 	r.drawn, r.lastDraw = true, time.Now()
 }
 
-// clearLocked takes the progress line away.
+// clearLocked removes the progress line.
 func (r *reporter) clearLocked() {
 	if r.drawn {
 		fmt.Fprint(r.err, "\r\x1b[K")
@@ -108,7 +98,7 @@ func (r *reporter) clearLocked() {
 	}
 }
 
-// talk returns a writer for messages beside the progress line.
+// talk returns a writer for messages that clears the progress line first.
 func (r *reporter) talk() io.Writer { return talkWriter{r} }
 
 // say shows a line of text.
@@ -123,7 +113,7 @@ func (t talkWriter) Write(p []byte) (int, error) {
 	return t.r.err.Write(p)
 }
 
-// log returns the log of a build, which shows each line with the build's name.
+// log returns the log of a build. Each line is shown with the name of the build.
 func (r *reporter) log(build string) io.WriteCloser {
 	return &prefixed{r: r, prefix: []byte(build + " | ")}
 }
@@ -199,7 +189,7 @@ type jsonRoute struct {
 	BridgeReason string          `json:"bridge_reason"`
 }
 
-func jsonBuildOf(r instance.Report) jsonBuild {
+func jsonBuildOf(r batch.Report) jsonBuild {
 	b := jsonBuild{
 		Build:       r.Build,
 		Instance:    r.Instance,
@@ -223,31 +213,27 @@ type jsonSummary struct {
 	Builds      int                    `json:"builds"`
 	Failed      int                    `json:"failed"`
 	Connections map[string]int         `json:"connections"`
-	JumpHosts   map[string]int         `json:"jump_hosts"` // connections to those that are no instances
+	JumpHosts   map[string]int         `json:"jump_hosts"` // connections to jump hosts that are not instances
 	Sessions    map[string]int         `json:"sessions_at_once"`
-	Programs    map[string]jsonProgram `json:"step_runners"` // of the instances where one was found
+	Programs    map[string]jsonProgram `json:"step_runners"` // of the instances with one
 }
 
 type jsonProgram struct {
-	Kind     connector.Kind `json:"kind"`
-	Version  string         `json:"version,omitempty"`
-	Platform string         `json:"platform,omitempty"`
-	Command  []string       `json:"command"`
-	Uploaded bool           `json:"uploaded"`
+	Kind     program.Kind `json:"kind"`
+	Version  string       `json:"version,omitempty"`
+	Platform string       `json:"platform,omitempty"`
+	Command  []string     `json:"command"`
+	Uploaded bool         `json:"uploaded"`
 }
 
-// summary shows how the run went as a whole.
-func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
+// summary shows the totals of the run.
+func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.clearLocked()
 	if r.json {
 		sum := jsonSummary{
-			len(reports), r.failed,
-			map[string]int{},
-			map[string]int{},
-			map[string]int{},
-			map[string]jsonProgram{},
+			len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]int{}, map[string]jsonProgram{},
 		}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
@@ -284,8 +270,9 @@ func (r *reporter) summary(reports []instance.Report, stat instance.Stat) {
 	}
 }
 
-// routesOn says how many builds on an instance took which routes, and why, in the order of the first.
-func routesOn(id string, reports []instance.Report) []string {
+// routesOn returns a line for each route on an instance, with the number of builds and the reason, in the order of
+// their first use.
+func routesOn(id string, reports []batch.Report) []string {
 	type way struct {
 		verb   string
 		route  connector.Route
@@ -315,8 +302,8 @@ func routesOn(id string, reports []instance.Report) []string {
 	return lines
 }
 
-// firstOutputs returns the builds' times to first output, sorted.
-func firstOutputs(reports []instance.Report) []time.Duration {
+// firstOutputs returns the sorted times to first output of the builds.
+func firstOutputs(reports []batch.Report) []time.Duration {
 	var all []time.Duration
 	for _, r := range reports {
 		if r.FirstOutput > 0 {
@@ -327,7 +314,7 @@ func firstOutputs(reports []instance.Report) []time.Duration {
 	return all
 }
 
-// quantile returns the q-quantile of sorted by the nearest rank.
+// quantile returns the q-quantile of sorted, by the nearest rank.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	rank := int(q*float64(len(sorted)) + 0.5)
 	return sorted[min(max(rank-1, 0), len(sorted)-1)].Round(100 * time.Microsecond)
@@ -336,7 +323,7 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 func writeJSON(w io.Writer, v any) {
 	line, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("BUG: encode %T: %v", v, err)) // only our own types come here
+		panic(fmt.Sprintf("BUG: encode %T: %v", v, err)) // all callers pass our own types
 	}
-	_, _ = w.Write(append(line, '\n')) // who reads no more does not want the rest
+	_, _ = w.Write(append(line, '\n')) // a reader that went away does not want the rest
 }

@@ -8,20 +8,19 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
-// maxBuilds bounds --builds: each waiting build costs memory.
+// maxBuilds bounds --builds, as each waiting build costs memory.
 const maxBuilds = 100_000
 
 type runFlags struct {
@@ -35,7 +34,7 @@ type runFlags struct {
 	vars    []string
 	masked  []string
 	output  string
-	// outputFile says where the builds' traces go.
+	// outputFile is the file or directory of the traces.
 	outputFile string
 	provenance runProvenance
 }
@@ -45,15 +44,15 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] FILE...",
 		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
-		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. The builds' logs go to standard output,
-each line with its build's name; progress and a summary go to standard error.
+		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. The logs of the builds go to standard
+output, each line with the name of its build; progress and a summary go to standard error.
 
-Without --instance a VM embedded in this program, on this machine, runs them: good for a first try, without any
+Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try, without any
 isolation.
 
-Builds are started by a relay, one program on each VM that takes one SSH session for all of them, and reached by
-SSH's own forwarding or by the relay; where a VM has no relay, each build takes a session, and waits for one. --route
-forces one way: relay, streamlocal (a session each, SSH's forwarding) or session (two sessions each).
+A relay on each VM starts all its builds over one SSH session. A build is reached by SSH's own forwarding or by the
+relay. On a VM without a relay each build takes a session of its own, and waits until one is free. --route forces a
+route: relay, streamlocal (one session each, and SSH's forwarding) or session (two sessions each).
 
 ` + vmHelp + `
 
@@ -83,8 +82,9 @@ logs go to standard error.
 		"the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	f.provenance.register(fl)
-	fl.StringVar(&f.outputFile, "output-file", "", "write the trace of each build to this file, in whose name {build} "+
-		"stands for the build, or into this directory, which is made if its name ends in /")
+	fl.StringVar(&f.outputFile, "output-file", "",
+		"write the trace of each build to this file, with {build} for the name "+
+			"of the build, or into this directory, which is made if its name ends in /")
 	return cmd
 }
 
@@ -124,17 +124,8 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	defer endTraces()
 
-	// Who stops reading our output shall not keep us from cleaning up: a write then fails, and its build.
-	// (Not ignored, but handled: what we start would inherit that.)
-	brokenPipe := make(chan os.Signal, 1)
-	signal.Notify(brokenPipe, syscall.SIGPIPE)
-	defer signal.Stop(brokenPipe)
-	// The first signal cancels the builds, with their grace; a second cuts them short.
-	ctx, stop := untilSignalOf(cmd.Context(), f.endSignals()...)
+	ctx, abort, stop := endings(cmd.Context(), f.endSignals()...)
 	defer stop()
-	abort, stopAbort := untilSecondSignal(ctx)
-	defer stopAbort()
-
 	bootstrap, err := f.bootstraps()
 	if err != nil {
 		return usageError(err)
@@ -158,44 +149,45 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) error {
 	}
 	defer stopOperating()
 
-	batch := instance.Batch{
+	all := batch.Batch{
+		Logger:  logger,
 		Timeout: f.timeout,
 		Builds:  f.batchBuilds(jobs, vars, traces, report),
 		OnStart: report.started,
-		OnEnd: func(r instance.Report) {
+		OnEnd: func(r batch.Report) {
 			if counts != nil {
 				counts.Ended(r)
 			}
 			report.ended(r)
 		},
 	}
-	report.begin(len(batch.Builds))
-	reports := provider.RunBatch(ctx, abort, batch)
+	report.begin(len(all.Builds))
+	reports := batch.Run(ctx, abort, provider, all)
 	report.summary(reports, provider.Stat())
 	return outcome(ctx, reports)
 }
 
-// batchBuilds returns all builds of the run. IDs start with one that is this run's alone: other runs
-// may use the same VMs.
+// batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
+// VMs.
 func (f *runFlags) batchBuilds(
 	jobs []connector.Job, vars []connector.Variable, traces string, report *reporter,
-) []instance.BatchBuild {
+) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
-	var builds []instance.BatchBuild
+	var builds []batch.Build
 	for range f.builds {
 		for _, job := range jobs {
 			id := fmt.Sprintf("%s-%d", hex.EncodeToString(prefix[:]), len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
 			job.Timeout, job.Vars = f.timeout, vars
 			job := f.provenance.of(withTrace(job, traces, id, report.say), traces, id, report.say)
-			builds = append(builds, instance.BatchBuild{ID: id, Job: job, Log: report.log(id)})
+			builds = append(builds, batch.Build{ID: id, Job: job, Log: report.log(id)})
 		}
 	}
 	return builds
 }
 
-// variables are those of all builds.
+// variables returns the variables of all builds.
 func (f *runFlags) variables() ([]connector.Variable, error) {
 	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
 	if err != nil {
@@ -224,7 +216,7 @@ func readJobs(files []string) ([]connector.Job, error) {
 	return jobs, nil
 }
 
-// readFile reads a steps file, but no more of it than the parser would look at.
+// readFile reads a steps file, up to one byte more than the parser accepts.
 func readFile(name string) ([]byte, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -238,9 +230,8 @@ func readFile(name string) ([]byte, error) {
 	return text, nil
 }
 
-// outcome returns the run's exit code as an error. Failures of the system come before those of
-// scripts: the run as a whole then says nothing about the scripts.
-func outcome(ctx context.Context, reports []instance.Report) error {
+// outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.
+func outcome(ctx context.Context, reports []batch.Report) error {
 	if code := signalCode(ctx); code != 0 {
 		return &exitError{code: code}
 	}
@@ -260,7 +251,7 @@ func outcome(ctx context.Context, reports []instance.Report) error {
 	return &exitError{code: code}
 }
 
-// exitCode returns the exit code a build's failure gives, and its weight among those of others.
+// exitCode returns the exit code of a build's failure, and its rank among other failures.
 func exitCode(err *instance.BuildError) (code, weight int) {
 	switch err.Reason {
 	case instance.ScriptFailure:
@@ -269,14 +260,12 @@ func exitCode(err *instance.BuildError) (code, weight int) {
 		return exitTimeout, 2
 	case instance.ConfigurationError:
 		return exitUsage, 3
-	case instance.RunnerSystemFailure, instance.JobCanceled:
-		return exitSystem, 4
 	default:
 		return exitSystem, 4
 	}
 }
 
-// scriptCode returns a failed build's exit code, never one that would mean success.
+// scriptCode returns the exit code of a failed build. It is never 0.
 func scriptCode(code int) int {
 	if code <= 0 || code > 255 {
 		return 1
@@ -284,24 +273,7 @@ func scriptCode(code int) int {
 	return code
 }
 
-var errSecondSignal = errors.New("a second signal")
-
-// untilSecondSignal returns a context that ends when, after ctx has, another signal comes.
-func untilSecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	abort, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	stopped := context.AfterFunc(ctx, func() {
-		again, stop := untilSignal(abort)
-		defer stop()
-		<-again.Done()
-		cancel(errSecondSignal)
-	})
-	return abort, func() {
-		stopped()
-		cancel(nil)
-	}
-}
-
-// splitCommand splits a runner command into words. It is not a shell: quotes mean nothing.
+// splitCommand splits a runner command into words, at blanks. Quotes have no meaning.
 func splitCommand(s string) ([]string, error) {
 	words := strings.Fields(s)
 	if len(words) == 0 && s != "" {

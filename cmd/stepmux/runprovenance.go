@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
-// runProvenance are the flags of provenance for builds on VMs. Files for it to be about are not here, but there.
+// runProvenance are the flags of provenance for builds on VMs. There is no --subject: the files are on the VMs.
 type runProvenance struct {
 	file    string
 	pattern string // of the files, one for each build; empty for none
@@ -20,13 +20,13 @@ type runProvenance struct {
 }
 
 func (p *runProvenance) register(fl *pflag.FlagSet) {
-	fl.StringVar(&p.file, "provenance", "", "write SLSA provenance of each build to this file, in whose name {build} "+
-		"stands for the build, or into this directory")
+	fl.StringVar(&p.file, "provenance", "", "write SLSA provenance of each build to this file, with {build} for the "+
+		"name of the build, or into this directory")
 	fl.StringVar(&p.builder, "builder-id", "", builderUsage)
 }
 
-// prepare checks the flags of a run with so many builds. Provenance is made of traces: without a pattern for these it
-// returns one in a directory of its own, which end removes.
+// prepare checks the flags of a run with this number of builds. Provenance is made from traces: if traces is empty it
+// returns a pattern in a temporary directory, which end removes.
 func (p *runProvenance) prepare(traces string, builds int) (pattern string, end func(), err error) {
 	end = func() {}
 	if err := p.checkProvenance(p.file); err != nil || p.file == "" {
@@ -45,8 +45,8 @@ func (p *runProvenance) prepare(traces string, builds int) (pattern string, end 
 	return filepath.Join(dir, buildMark+".trace.json"), func() { _ = os.RemoveAll(dir) }, nil
 }
 
-// of returns job, whose trace goes where pattern says, so that its provenance is written as well. say is told why there
-// is none.
+// of returns job with a hook that writes its provenance from its trace, the file of pattern. say is called if that
+// fails.
 func (p *runProvenance) of(job connector.Job, pattern, build string, say func(string)) connector.Job {
 	if p.pattern == "" {
 		return job
@@ -55,7 +55,7 @@ func (p *runProvenance) of(job connector.Job, pattern, build string, say func(st
 	job.OnTrace = func(err error) {
 		traced(err)
 		if err != nil {
-			return // there is no trace, and that was said
+			return // the missing trace was reported
 		}
 		t, err := trace.Read(file)
 		if err == nil {

@@ -15,13 +15,14 @@ import (
 // buildMark stands for the name of a build in --output-file.
 const buildMark = "{build}"
 
-// tracePattern returns where the trace of each build goes that --output-file asks for: a name with {build} in it.
-// A directory is for files that are called by their build, and made if its name ends in /. Empty is for none.
+// tracePattern returns the file of each build's trace, a name with {build} in it, for the value text of --output-file.
+// If text is a directory, its files are named after the builds; it is made if its name ends in /. Empty means no
+// traces.
 func tracePattern(text string, builds int) (string, error) {
 	return buildPattern(text, "trace", builds)
 }
 
-// buildPattern is tracePattern for something that each build has.
+// buildPattern is tracePattern for any file of a build.
 func buildPattern(text, what string, builds int) (string, error) {
 	if text == "" {
 		return "", nil
@@ -35,11 +36,11 @@ func buildPattern(text, what string, builds int) (string, error) {
 		text = filepath.Join(text, buildMark+"."+what+".json")
 	}
 	if builds > 1 && !strings.Contains(text, buildMark) {
-		return "", fmt.Errorf("%s: there are %d builds, and each has a %s; name a directory (ending in /, it is made), or "+
+		return "", fmt.Errorf("%s: there are %d builds, each with a %s; name a directory (one that ends in / is made), or "+
 			"put %s into the name", text, builds, what, buildMark)
 	}
 	if strings.Contains(filepath.Dir(text), buildMark) {
-		return text, errors.New(buildMark + " is for the name of the file, and not for that of its directory")
+		return text, errors.New(buildMark + " must be in the name of the file, not of its directory")
 	}
 	if err := standalone.CheckOutputFile(text); err != nil {
 		return "", err
@@ -47,7 +48,7 @@ func buildPattern(text, what string, builds int) (string, error) {
 	return text, nil
 }
 
-// withTrace returns job so that the trace of the build goes where pattern says. say is told why there is none.
+// withTrace returns job with its trace written to the file of pattern. say is called if that fails.
 func withTrace(job connector.Job, pattern, build string, say func(string)) connector.Job {
 	if pattern == "" {
 		return job
@@ -62,7 +63,7 @@ func withTrace(job connector.Job, pattern, build string, say func(string)) conne
 	return job
 }
 
-// traceFile is a file that is made when something is written to it. It is used by one goroutine at a time.
+// traceFile is a file that the first write makes. It is for one goroutine at a time.
 type traceFile struct {
 	path string
 	file *trace.File // nil before
@@ -78,7 +79,7 @@ func (f *traceFile) Write(p []byte) (int, error) {
 	return f.file.Write(p)
 }
 
-// end puts the file in its place, unless err is why it is not complete.
+// end commits the file or, if err tells that it is not complete, discards it.
 func (f *traceFile) end(err error) error {
 	file := f.file
 	f.file = nil

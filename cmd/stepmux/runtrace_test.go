@@ -26,7 +26,7 @@ func TestTracesOfBuildsHaveNamesOfTheirOwn(t *testing.T) {
 	require.DirExists(t, made)
 	for text, says := range map[string]string{
 		there + "/one.json":     "there are 2 builds",
-		dir + "/{build}/t.json": "is for the name of the file",
+		dir + "/{build}/t.json": "must be in the name of the file",
 		dir + "/no/{build}":     "its directory",
 	} {
 		_, err := tracePattern(text, 2)

@@ -23,7 +23,7 @@ type example struct {
 	t       *testing.T
 	sources *fetchtest.Sources
 	program string
-	dir     string // where the user is
+	dir     string // the directory of the user
 	vars    []string
 }
 
@@ -43,7 +43,7 @@ func newExample(t *testing.T) *example {
 	}
 }
 
-// run runs stepmux and returns what it says, and its exit code.
+// run runs stepmux and returns its output and exit code.
 func (e *example) run(args ...string) (stdout, stderr string, code int) {
 	e.t.Helper()
 	cmd := exec.Command(e.program, args...)
@@ -59,7 +59,7 @@ func (e *example) run(args ...string) (stdout, stderr string, code int) {
 	return out.String(), said.String(), cmd.ProcessState.ExitCode()
 }
 
-// well is run, for what succeeds.
+// well is run for a command that must succeed.
 func (e *example) well(args ...string) string {
 	e.t.Helper()
 	stdout, stderr, code := e.run(args...)
@@ -115,7 +115,7 @@ func TestExampleOfAllSourcesIsRunAndReplayed(t *testing.T) {
 	require.Contains(t, found, e.sources.Zip)
 	require.Contains(t, found, "pkg:oci/echo@sha256%3A"+first.Identity.Steps[3].Component.Digest[trace.SHA256])
 
-	// The branch goes on, the tag and the archive are replaced: the replay does not care.
+	// New commits on the branch, and another tag and archive, do not affect the replay.
 	other := fetchtest.Texts(map[string]string{
 		"steps/step.yml": "spec: {}\n---\nexec: {command: [echo, other]}\n",
 		"step.yml":       "spec: {}\n---\nexec: {command: [echo, other]}\n",
@@ -128,7 +128,7 @@ func TestExampleOfAllSourcesIsRunAndReplayed(t *testing.T) {
 	require.Equal(t, first.ID, e.trace("again.json").ID)
 	require.Empty(t, e.well("trace", "diff", "trace.json", "again.json"))
 
-	// What nobody has any more is said, before anything runs. The commit is still to be had.
+	// A missing archive is reported before anything runs. The commit still exists.
 	out, stderr, code := e.run("replay", "trace.json", "--cache-dir", filepath.Join(e.dir, "empty"))
 	require.Equal(t, exitRefused, code)
 	require.Empty(t, out)
@@ -160,7 +160,7 @@ func TestExampleOfAllSourcesLeavesTheSameTraceOnVMs(t *testing.T) {
 	}
 }
 
-// requireSameSteps requires that two traces tell the same of what was asked for and of all steps, but for the
+// requireSameSteps requires that two traces have the same job and the same steps, except for the
 // environment of the machine.
 func requireSameSteps(t *testing.T, a, b *trace.Trace) {
 	t.Helper()

@@ -15,10 +15,10 @@ import (
 func newStepsCommand() *cobra.Command {
 	steps := &cobra.Command{
 		Use:   "steps",
-		Short: "The VM's end: what a manager starts there",
+		Short: "The VM's end: the commands that a manager starts there",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError(errors.New("steps what? use serve, proxy, relay or script"))
+			return usageError(errors.New("steps needs a command: serve, proxy, relay or script"))
 		},
 	}
 	steps.AddCommand(newServeCommand(), newProxyCommand(), newRelayCommand(), newScriptCommand())
@@ -30,38 +30,38 @@ func newServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --socket PATH",
 		Short: "Run the step service of one build",
-		Long: `Run the step service of one build on a unix socket, in a private directory that is made for it and removed
-with everything in it at the end. Once it listens it says so on stderr:
+		Long: `Run the step service of one build on a unix socket, in a new private directory that is removed at the end.
+When it listens it prints on standard error:
 
   step-runner is listening on socket PATH
 
-It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket. Its jobs end
-with it: SIGTERM, then SIGKILL after --grace.
+It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket. Its jobs end with
+it: SIGTERM, then SIGKILL after --grace.
 
-With --secret-stdin it first reads a secret from standard input, a line of 43 to 128 characters of base64url,
-and refuses calls that do not carry it as metadata, "authorization: Bearer SECRET". Without it every process of the
-same user can use the socket; serve says so.`,
+With --secret-stdin it first reads a secret from standard input, a line of 43 to 128 characters of base64url. It
+refuses calls without the metadata "authorization: Bearer SECRET". Without a secret every process of the same user can
+use the socket; serve prints a warning about that.`,
 		Example: "  stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return vmCommand(cmd.Context(), func(ctx context.Context, stdio remote.Stdio) error {
 				if cfg.Grace == 0 {
-					cfg.Grace = -1 // none, to the package
+					cfg.Grace = -1 // no grace, for the package
 				}
 				cfg.Version = version()
 				return remote.Serve(ctx, stdio, cfg)
 			})
 		},
 	}
-	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input says it")
+	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input is the path")
 	cmd.Flags().BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
-		"read the secret that calls must carry from standard input, the first line, or the second after --socket -")
+		"read the secret of all calls from the first line of standard input, or the second after --socket -")
 	cmd.Flags().BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false,
-		"take calls without the secret too; serve says so")
+		"also accept calls without the secret; serve prints a warning")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 5*time.Second,
-		"time between SIGTERM and SIGKILL for jobs that run at the end; 0 for SIGKILL at once")
-	cmd.Flags().StringVar(&cfg.CacheDir, "cache-dir", "", "where steps that were fetched are kept, for all builds of "+
-		"this user (default stepmux-steps in the user's cache directory)")
+		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
+	cmd.Flags().StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
+		"(default stepmux-steps in the user's cache directory)")
 	return cmd
 }
 
@@ -78,7 +78,7 @@ func newProxyCommand() *cobra.Command {
 			})
 		},
 	}
-	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input says it")
+	socketFlag(cmd, &cfg.Socket, "; -: the first line of standard input is the path")
 	return cmd
 }
 
@@ -87,18 +87,17 @@ func newRelayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "relay [--temp-dir DIR]",
 		Short: "Start processes and reach sockets for a manager, all in one session",
-		Long: `Start the step runners of builds and connect to their sockets, any number at a time, for the manager at the
-other end of standard input and output. That saves each build its SSH sessions, of which a server allows 10 on a
-connection.
+		Long: `Start the step runners of builds and connect to their sockets, any number at once, for the manager at the
+other end of standard input and output. So a build needs no SSH session of its own; a server allows 10 per connection.
 
-A manager starts it, once per VM, and speaks the protocol of docs/protocol.md with it: there is nothing to be done
-with it by hand. It ends with its standard input, with SIGTERM, SIGINT or SIGHUP, and when the manager gives no
-sign of life for 45 s. Every process it started ends with it: SIGTERM, then SIGKILL after --grace.`,
+A manager starts one relay per VM and speaks the protocol of docs/protocol.md with it. It is not for use by hand. It
+ends with its standard input, with SIGTERM, SIGINT or SIGHUP, and when it hears nothing from the manager for 45 s. All
+its processes end with it: SIGTERM, then SIGKILL after --grace.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return vmCommand(cmd.Context(), func(ctx context.Context, stdio remote.Stdio) error {
 				if cfg.Grace == 0 {
-					cfg.Grace = -1 // none, to the package
+					cfg.Grace = -1 // no grace, for the package
 				}
 				runtime.GOMAXPROCS(relayProcessors(runtime.NumCPU()))
 				return remote.Relay(ctx, stdio, cfg)
@@ -106,7 +105,7 @@ sign of life for 45 s. Every process it started ends with it: SIGTERM, then SIGK
 		},
 	}
 	cmd.Flags().StringVar(&cfg.TempDir, "temp-dir", "/tmp",
-		"where the builds' sockets are: it connects to DIR/gitlab-runner-steps/<build id>/<socket> and nothing else")
+		"directory of the builds' sockets: the relay connects only to DIR/gitlab-runner-steps/<build id>/<socket>")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 15*time.Second,
 		"time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; "+
 			"0 for SIGKILL at once")
@@ -118,12 +117,12 @@ func newScriptCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "script --bytes N -- SHELL [ARG]...",
 		Short: "Run a script that arrives on standard input, for a manager",
-		Long: `Run a script by a shell, for the manager at the other end of standard input and output. A relay starts it;
-there is nothing to be done with it by hand.
+		Long: `Run a script in a shell, for the manager at the other end of standard input and output. A relay starts it. It
+is not for use by hand.
 
-Standard input has a line with a key and then the script. The script begins when all of it is there, and ends with
-standard input, or with SIGTERM, SIGINT or SIGHUP: SIGTERM to its processes, then SIGKILL after --grace. Nothing
-that it started is left in the end.`,
+Standard input has a line with a key and then the script. The script starts after its last byte has arrived. It ends
+with standard input, or with SIGTERM, SIGINT or SIGHUP: SIGTERM to its processes, then SIGKILL after --grace. At the
+end none of its processes is left.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg.Shell = args
@@ -141,13 +140,13 @@ that it started is left in the end.`,
 	}
 	cmd.Flags().Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
 	cmd.Flags().DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
-	_ = cmd.MarkFlagRequired("bytes") // fails only for a flag that is not there
+	_ = cmd.MarkFlagRequired("bytes") // fails only for an unknown flag
 	return cmd
 }
 
-// relayProcessors returns how many processors a relay uses on a machine that has n. A relay and a proxy hand on
-// bytes from one system call to the next: more processors mostly wake each other, which costs a quarter of the
-// work, and the jobs have better use for them. SSH's own end of it takes one.
+// relayProcessors returns the number of processors that a relay uses on a machine with n. A relay and a proxy copy
+// bytes between system calls. More processors mostly wake each other, which costs a quarter of the work, and the jobs
+// have better use for them. The SSH server takes one.
 func relayProcessors(n int) int {
 	if n <= 2 {
 		return 1
@@ -158,20 +157,18 @@ func relayProcessors(n int) int {
 func socketFlag(cmd *cobra.Command, to *string, more string) {
 	cmd.Flags().StringVar(to, "socket", "",
 		"path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock (required)"+more)
-	_ = cmd.MarkFlagRequired("socket") // fails only for a flag that is not there
+	_ = cmd.MarkFlagRequired("socket") // fails only for an unknown flag
 }
 
-// vmCommand runs a command of the VM's end until it ends or a signal asks it to.
+// vmCommand runs a command of the VM's end until it ends or a signal ends it.
 func vmCommand(ctx context.Context, command func(context.Context, remote.Stdio) error) error {
 	ctx, stop := untilSignal(ctx)
 	defer stop()
 	err := command(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
-	switch code := signalCode(ctx); {
-	case err != nil && ctx.Err() == nil:
-		return systemError(err)
-	case code != 0:
+	if code := signalCode(ctx); code != 0 {
 		return &exitError{code: code}
-	case err != nil:
+	}
+	if err != nil {
 		return systemError(err)
 	}
 	return nil

@@ -15,11 +15,11 @@ func newTraceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "trace",
 		Short: "Read the traces of jobs: show, compare, export as provenance",
-		Long: `Read the traces that --output-file of local, ci and run has written. docs/trace.md describes them. A trace that was
-changed after it was written is refused.`,
+		Long: `Read the traces that local, ci and run have written with --output-file. docs/trace.md describes them. A trace
+that was changed later is refused.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError(errors.New("trace what? use show, diff or export"))
+			return usageError(errors.New("trace needs a command: show, diff or export"))
 		},
 	}
 	cmd.AddCommand(newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand())
@@ -29,7 +29,7 @@ changed after it was written is refused.`,
 func newTraceShowCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "show TRACE",
-		Short:   "Show a trace: what each step was, got, ran and gave",
+		Short:   "Show a trace: the definition, inputs, command and outputs of each step",
 		Example: "  stepmux trace show trace.json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,14 +52,14 @@ func newTraceDiffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff [flags] OLD NEW",
 		Short: "Compare two traces",
-		Long: `Compare two traces, and print a line for each difference. Times, process ids and paths are not compared. Values that
-are masked in both are compared by their sums if both traces have the same salt, as those of a replay have; else
-nobody can tell.
+		Long: `Compare two traces, and print a line for each difference. Times, process ids and paths are not compared.
+Values that are masked in both are compared by their sums if both traces have the same salt, as a trace and its replay
+have. Otherwise they cannot be compared.
 
 Exit codes:
-  0        they are the same
-  1        they are different
-  2        wrong usage, or a file that is no trace`,
+  0        the traces are the same
+  1        the traces differ
+  2        wrong usage, or a file that is not a trace`,
 		Example: `  stepmux trace diff trace.json again.json
   stepmux trace diff --output json trace.json again.json`,
 		Args: cobra.ExactArgs(2),
@@ -75,8 +75,8 @@ Exit codes:
 			if what.Logs, err = ignoresLogs(ignore); err != nil {
 				return usageError(err)
 			}
-			if output != "text" && output != "json" {
-				return usageError(fmt.Errorf("--output %q: use text or json", output))
+			if err := checkOutput(output); err != nil {
+				return usageError(err)
 			}
 			c, err := trace.Compare(traces[0], traces[1], what)
 			if err != nil {

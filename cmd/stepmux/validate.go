@@ -19,12 +19,12 @@ func newValidateCommand() *cobra.Command {
 	var f validateFlags
 	cmd := &cobra.Command{
 		Use:   "validate [flags] FILE...",
-		Short: "Say what is wrong with steps, definitions of steps, and .gitlab-ci.yml",
+		Short: "Check steps, definitions of steps, and .gitlab-ci.yml",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, or a
-.gitlab-ci.yml. Each mistake is a line on standard output, with file, line and column and what to write instead. Of
-steps it is the first mistake, of a .gitlab-ci.yml that of each job.
+.gitlab-ci.yml. Each mistake is a line on standard output, with file, line, column and a remedy: the first mistake in
+steps, and the first mistake of each job in a .gitlab-ci.yml.
 
-With --output json standard output has one object, with each file's mistakes. --schema prints a JSON Schema for
+With --output json standard output has one object with the mistakes of each file. --schema prints a JSON Schema for
 editors.
 
 Exit codes:
@@ -37,7 +37,7 @@ Exit codes:
 	fl := cmd.Flags()
 	fl.StringVar(&f.format, "format", "",
 		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
-	fl.StringVar(&f.workDir, "work-dir", ".", "where a .gitlab-ci.yml finds the files it includes")
+	fl.StringVar(&f.workDir, "work-dir", ".", "directory of the files that a .gitlab-ci.yml includes")
 	fl.StringVar(&f.output, "output", "text", "text or json")
 	fl.BoolVar(&f.schema, "schema", false, "print the JSON Schema of steps")
 	return cmd
@@ -54,9 +54,10 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 		}
 		return nil
 	case len(files) == 0:
-		return usageError(fmt.Errorf("what to check is missing; name a FILE"))
-	case f.output != "text" && f.output != "json":
-		return usageError(fmt.Errorf("--output %q: use text or json", f.output))
+		return usageError(fmt.Errorf("the file to check is missing; name a FILE"))
+	}
+	if err := checkOutput(f.output); err != nil {
+		return usageError(err)
 	}
 	valid := true
 	verdicts := make([]standalone.Verdict, len(files))

@@ -17,7 +17,7 @@ import (
 // release is set by the linker for releases: -X main.release=v1.2.3.
 var release string
 
-// version returns the release, or what the build knows of its source.
+// version returns the release, or the version in the build information.
 func version() string {
 	if release != "" {
 		return release
@@ -29,7 +29,7 @@ func version() string {
 	return info.Main.Version
 }
 
-// versionText has the lines by which managers, ours and GitLab Runner's, know what a program is.
+// versionText returns the lines by which managers, ours and GitLab Runner's, identify a program.
 func versionText() string {
 	return wire.VersionText(wire.Program{
 		Name:     wire.ProgramName,
@@ -58,11 +58,11 @@ func newVersionCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&checksum, "checksum", false, "print the SHA-256 of the program's file too")
+	cmd.Flags().BoolVar(&checksum, "checksum", false, "also print the SHA-256 of the program's file")
 	return cmd
 }
 
-// ownChecksum returns the SHA-256 of the file this program was started from.
+// ownChecksum returns the SHA-256 of this program's file.
 func ownChecksum() (string, error) {
 	path, err := os.Executable()
 	if err != nil {

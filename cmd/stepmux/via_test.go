@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
 
-// A bastion, VMs behind it, and a VM behind one of those: each is connected to once, by run and by doctor.
+// A bastion, VMs behind it, and a VM behind one of those: run and doctor connect to each of them once.
 func TestAnInventoryOfVMsBehindABastion(t *testing.T) {
 	t.Parallel()
 	stepmux, dir := runnertest.Command(t)[0], sshtest.SocketDir(t)

@@ -18,19 +18,19 @@ import (
 	"github.com/stepmux/stepmux/mux/login"
 )
 
-// embeddedStop bounds the wait for what runs on the embedded VM at the end.
+// embeddedStop bounds the wait for processes on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
 
 // vmHelp describes the flags of vmFlags that need more than a line.
-const vmHelp = `A VM is named by ssh://[USER@]HOST[:PORT], or by [USER@]NAME[:PORT] with a NAME that ~/.ssh/config knows, with its
-HostName, Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
-UserKnownHostsFile. ID= before it gives the machine an identity (an instance id): a new machine at an old address needs
-a new one. VMs behind a jump host share one connection to it. What the file of --inventory says goes before the flags,
-and those before ~/.ssh/config.
+const vmHelp = `A VM is ssh://[USER@]HOST[:PORT], or [USER@]NAME[:PORT] with a NAME in ~/.ssh/config, whose HostName,
+Port, User, IdentityFile, IdentitiesOnly, IdentityAgent, CertificateFile, ProxyJump, HostKeyAlias and
+UserKnownHostsFile apply. ID= before it gives the machine an identity (an instance id): a new machine at an old
+address needs a new one. VMs behind a jump host share one connection to it. The file of --inventory overrides the
+flags, and they override ~/.ssh/config.
 
 ` + sshtarget.PolicyHelp
 
-// vmFlags say which VMs there are and how to reach them.
+// vmFlags name the VMs and the ways to reach them.
 type vmFlags struct {
 	instances       []string
 	inventory       string
@@ -44,7 +44,7 @@ type vmFlags struct {
 	sshConfig       string
 	runner          string
 
-	inventoryErr func() error // what is wrong with the inventory; nil without one
+	inventoryErr func() error // the mistake in the inventory; nil without an inventory
 }
 
 var defaultHostKey = []string{"known-hosts"}
@@ -53,28 +53,28 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
 		"may repeat (run: without any, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
-		"file that lists the VMs, in YAML; run reads it again when it changes and on SIGHUP")
-	fl.IntVar(&f.capacity, "capacity", 1, "how many builds each VM takes at once")
+		"YAML file that lists the VMs; run rereads it when it changes and on SIGHUP")
+	fl.IntVar(&f.capacity, "capacity", 1, "largest number of builds on each VM at once")
 	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
-		"what ssh_config names, else the ssh-agent, then ~/.ssh/id_*)")
+		"the keys in ssh_config, else the ssh-agent, then ~/.ssh/id_*)")
 	fl.StringVar(&f.passphrase, "passphrase-command", "",
-		"command that prints the passphrase of the key file %f; words are split at blanks")
+		"command that prints the passphrase of the key file %f; it is split into words at blanks")
 	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate "+
 		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
 	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil,
 		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
-	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "who may answer: known-hosts, pinned:ID=KEY, "+
+	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "policy for host keys: known-hosts, pinned:ID=KEY, "+
 		"command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
 	fl.StringVar(&f.jump, "jump", "",
-		"hosts to go through, separated by commas, for all VMs; none for none (default what ssh_config says)")
+		"jump hosts for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
 	fl.StringVar(&f.sshConfig, "ssh-config", "",
-		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for none")
+		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for no file")
 	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or "+
 		"step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
 }
 
-// group returns the VMs the flags name, and a function that ends what was started for them. ctx bounds the
-// commands that are asked for what is needed; log is told of changes.
+// group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
+// commands of the flags. log gets changes of the inventory.
 func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.capacity < 1 {
 		return nil, nil, usageError(fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity))
@@ -83,9 +83,9 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
-		if flag := f.useless(); flag != "" {
+		if flag := f.unusedFlag(); flag != "" {
 			return nil, nil,
-				usageError(fmt.Errorf("--%s is for VMs that --instance or --inventory names, and there are none", flag))
+				usageError(fmt.Errorf("--%s needs a VM, named by --instance or --inventory", flag))
 		}
 		return f.embedded(ctx)
 	}
@@ -100,28 +100,28 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	return group, func() {}, nil
 }
 
-// useless returns one of the flags that were given and mean nothing to the embedded VM; empty if there is none.
-func (f *vmFlags) useless() string {
-	switch {
-	case len(f.identities) > 0:
-		return "identity"
-	case f.passphrase != "":
-		return "passphrase-command"
-	case f.identityCommand != "":
-		return "identity-command"
-	case len(f.knownHosts) > 0:
-		return "known-hosts"
-	case !slices.Equal(f.hostKey, defaultHostKey):
-		return "host-key"
-	case f.jump != "":
-		return "jump"
-	case f.sshConfig != "":
-		return "ssh-config"
+// unusedFlag returns a given flag that has no effect on the embedded VM, or "".
+func (f *vmFlags) unusedFlag() string {
+	for _, flag := range []struct {
+		name  string
+		given bool
+	}{
+		{"identity", len(f.identities) > 0},
+		{"passphrase-command", f.passphrase != ""},
+		{"identity-command", f.identityCommand != ""},
+		{"known-hosts", len(f.knownHosts) > 0},
+		{"host-key", !slices.Equal(f.hostKey, defaultHostKey)},
+		{"jump", f.jump != ""},
+		{"ssh-config", f.sshConfig != ""},
+	} {
+		if flag.given {
+			return flag.name
+		}
 	}
 	return ""
 }
 
-// resolve returns the VMs that --instance names.
+// resolve returns the VMs of --instance.
 func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	runner, err := splitCommand(f.runner)
 	if err != nil {
@@ -136,7 +136,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		return nil, err
 	}
 	all := make([]instance.Instance, len(f.instances))
-	first := map[string]string{} // what names the VM of an ID
+	first := map[string]string{} // the --instance of each ID
 	for i, text := range f.instances {
 		id, where, ok := strings.Cut(text, "=")
 		if !ok {
@@ -162,7 +162,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 	return instance.ShareJumpHosts(all), nil
 }
 
-// resolver says what finds out how machines are reached.
+// resolver returns the configuration that resolves addresses, keys and host keys.
 func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
 	cfg := sshtarget.ResolverConfig{
 		SSHConfig:         f.sshConfig,
@@ -187,14 +187,14 @@ func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
 }
 
 // jumpHost returns a target as a jump host.
-func jumpHost(t *sshtarget.Target) *instance.JumpHost {
+func jumpHost(t *sshtarget.Target) *instance.Instance {
 	if t == nil {
 		return nil
 	}
-	return &instance.JumpHost{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
+	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
 }
 
-// embedded starts a VM in this process. It has no isolation and runs this very program.
+// embedded starts a VM in this process. It has no isolation, and runs this program.
 func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -210,10 +210,10 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		return nil, nil, systemError(fmt.Errorf("start the embedded VM: %w", err))
 	}
 	stop := func() {
-		// What still runs there is asked to end first, as by a machine that shuts down.
+		// Processes get SIGTERM first, as when a machine shuts down.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), embeddedStop)
 		defer cancel()
-		_ = vm.Shutdown(ctx) // then it is made to
+		_ = vm.Shutdown(ctx) // kills them at the end of ctx
 		if err := os.RemoveAll(dir); err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
 		}

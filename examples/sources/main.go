@@ -1,5 +1,5 @@
-// The servers of the example job.yml, which runs one step of each source: a git server, one of zip archives and a
-// registry, on this machine, until Ctrl-C. It prints the commands to run the job with.
+// Command sources serves the steps of the example job.yml, one step of each source: it runs a git server, a server of zip
+// archives and a registry on this machine until Ctrl-C, and prints the commands that run the job.
 package main
 
 import (
@@ -81,7 +81,7 @@ func (h *host) Errorf(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format+"\n", args...)
 }
 
-// end undoes what was done, the last first.
+// end runs the clean-ups, the last one first.
 func (h *host) end() {
 	for _, f := range slices.Backward(h.cleanups) {
 		f()

@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// maxAnswer bounds an answer, in bytes: that of a manager with ten thousand instances has less.
+// maxAnswer bounds an answer, in bytes. A manager with ten thousand instances needs less.
 const maxAnswer = 64 << 20
 
 // Client asks a manager. It holds no connection and is safe for concurrent use.
@@ -50,7 +50,7 @@ func only(dir string) (string, error) {
 	}
 	switch len(alive) {
 	case 0:
-		return "", fmt.Errorf("no stepmux run of this user is under way (none has its socket in %s); "+
+		return "", fmt.Errorf("no stepmux run of this user is under way (there is no socket in %s); "+
 			"if it was started with --control, or by another user, name its socket with --control", dir)
 	case 1:
 		return alive[0], nil
@@ -117,7 +117,7 @@ func (c *Client) doError(err error) error {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("nobody listens at %s: the stepmux run is dead, or that is no control socket", c.path)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
-		return fmt.Errorf("ask stepmux run at %s: %w (only the user who started it, and root, may)", c.path, err)
+		return fmt.Errorf("ask stepmux run at %s: %w (only the user that started it, and root, may)", c.path, err)
 	default:
 		return fmt.Errorf("ask stepmux run at %s: %w", c.path, err)
 	}

@@ -283,7 +283,7 @@ func TestAnswersThatMakeNoSenseAreErrors(t *testing.T) {
 		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{]x":                "its answer makes no sense",
 		"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n":                 "it answered 500 Oops",
 		"HTTP/1.1 404 No\r\nContent-Length: 13\r\n\r\n{\"error\":\"x\"}": "x",
-		"": "only the user who started it",
+		"": "only the user that started it",
 	} {
 		path := socketPath(t)
 		listener, err := net.Listen("unix", path)

@@ -56,7 +56,7 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 	return listener, dir, err
 }
 
-// makeDir makes a directory of this user alone, or sees that it is one.
+// makeDir makes a directory for this user only, or checks that the existing one is.
 func makeDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make directory for control socket: %w", err)
@@ -118,7 +118,7 @@ func lockDir(dir *os.File) error {
 	}
 }
 
-// removeStale removes the socket of a manager that is dead. That of one that lives is an error, and so is
+// removeStale removes the socket of a dead manager. The socket of a living manager is an error, and so is
 // anything else.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)

@@ -20,7 +20,7 @@ type Config struct {
 	// Status describes Provider, and drain acts on Group. Both are required.
 	Provider *instance.Provider
 	Group    *instance.Group
-	// Version is that of the program.
+	// Version is the program's version.
 	Version string
 	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
 	InventoryErr func() error
@@ -72,7 +72,7 @@ func (s *Server) Close() {
 func change(verb func(id string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := verb(r.PathValue("id"))
-		if unknown := (*instance.UnknownError)(nil); errors.As(err, &unknown) {
+		if errors.Is(err, instance.ErrUnknown) {
 			answer(w, http.StatusNotFound, problem{err.Error()})
 			return
 		}

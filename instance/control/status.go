@@ -6,6 +6,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
 )
 
 // Status is the state of a manager. Times are in RFC 3339, durations in seconds.
@@ -16,7 +17,7 @@ type Status struct {
 	Waiting   int       `json:"waiting"`                   // builds without a slot
 	Inventory string    `json:"inventory_error,omitempty"` // what is wrong with the inventory's newest state
 	Instances []VM      `json:"instances"`
-	// JumpHosts are those that are no instances.
+	// JumpHosts are the jump hosts that are not instances.
 	JumpHosts []JumpHost `json:"jump_hosts"`
 }
 
@@ -122,8 +123,8 @@ func vmOf(in instance.VMStat) VM {
 	return vm
 }
 
-func connOf(made int, state instance.ConnState, conn mux.Stat) Connection {
-	if state != instance.ConnUp && state != instance.ConnLeaving {
+func connOf(made int, state pool.State, conn mux.Stat) Connection {
+	if state != pool.Up && state != pool.Leaving {
 		return Connection{State: string(state), Made: made}
 	}
 	return Connection{

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -172,7 +173,7 @@ func (e *examination) binary(ctx context.Context) {
 }
 
 // instead notes that builds do without the program that is missing: another was found.
-func (e *examination) instead(p connector.Program) {
+func (e *examination) instead(p program.Program) {
 	for i := range e.report.Findings {
 		f := &e.report.Findings[i]
 		if f.Check != checkBinary || f.Status != Fail {
@@ -263,13 +264,13 @@ func judgeTemp(dir string, facts map[string]string, stderr string) Finding {
 		f.Change = "make room there"
 	case has("noexec"):
 		f.Status = Warn
-		f.Detail += "; what is put there cannot be executed (mounted noexec)"
+		f.Detail += "; files there cannot be executed (mounted noexec)"
 		f.Change = "mount it without noexec, or name another directory with temp_dir: in the inventory"
-		f.Gain = "steps that execute what they put there work"
+		f.Gain = "steps can execute the files that they put there"
 	case err == nil && free < lowSpace:
 		f.Status = Warn
 		f.Change = "make room there"
-		f.Gain = "logs and what builds put there fit"
+		f.Gain = "logs and the files of builds fit"
 	}
 	return f
 }
@@ -301,7 +302,7 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 		f.Status = Warn
 		f.Detail = fmt.Sprintf("%v off", time.Duration(math.Round(skew.Seconds()))*time.Second)
 		f.Change = "let a time service run there: timedatectl set-ntp true"
-		f.Gain = "certificates are valid when they should be, times in logs fit together, make builds what is old"
+		f.Gain = "certificates are valid when they should be, times in logs fit together, make rebuilds the right files"
 	}
 	return f
 }

@@ -41,14 +41,14 @@ const (
 
 // Config says how to examine.
 type Config struct {
-	// Version is that of this program: the VM's is compared with it. If empty, it is not.
+	// Version is this program's version. If it is not empty, the VM's version is compared with it.
 	Version string
 	// Timeout bounds the examination of one instance. If zero, 60s.
 	Timeout time.Duration
 }
 
-// Examine examines an instance of p's Group. It makes two connections, one after the other and as p makes them, and runs
-// commands that leave nothing on the VM. When ctx ends or the time is up, it returns the findings so far.
+// Examine examines an instance of p's Group. It makes two connections, one after the other and as p makes them, and
+// runs commands that leave nothing on the VM. When ctx ends or the time is up, it returns the findings so far.
 func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
@@ -126,7 +126,7 @@ func (e *examination) login(ctx context.Context) bool {
 		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"]))
 	if took["login"] > slowLogin {
 		f.Status = Warn
-		f.Change = "see what the server waits for: UseDNS no and GSSAPIAuthentication no in sshd_config; PAM modules " +
+		f.Change = "find the delay: set UseDNS no and GSSAPIAuthentication no in sshd_config, check PAM modules " +
 			"that ask a network"
 		f.Gain = "the first build on the VM starts that much sooner"
 	}
@@ -135,7 +135,7 @@ func (e *examination) login(ctx context.Context) bool {
 	return true
 }
 
-// hostKey is one that the server has shown, and the policy that accepted it.
+// hostKey is the key that the server has shown, and the policy that accepted it.
 type hostKey struct {
 	ssh.PublicKey
 	by string
@@ -158,7 +158,7 @@ func (e *examination) refused(err error, key hostKey) {
 	case refused != nil && refused.Stage == "host key":
 		f.Check = checkHostKey
 		if f.Change == "" {
-			f.Change = "compare the key with what the VM's console shows " +
+			f.Change = "compare the key with the one on the VM's console " +
 				"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
 		}
 		e.report.skip("the host key was not accepted", checkLogin)
@@ -300,11 +300,11 @@ func (e *examination) streamlocalFinding(choice connector.Choice) {
 	e.report.add(f)
 }
 
-// unshared is the lease on a connection that nobody else uses.
+// unshared is the only lease on a connection.
 type unshared struct{ conn *mux.Conn }
 
-func (u unshared) Conn() *mux.Conn { return u.conn }
-func (u unshared) Release()        {}
+func (u unshared) Conn() connector.Conn { return u.conn }
+func (u unshared) Release()             {}
 
 // round makes a time short enough to read.
 func round(d time.Duration) time.Duration {

@@ -165,7 +165,7 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	t.Parallel()
 	bastion := sshtest.OpenSSH(t)
 	in := instanceOf(t, sshtest.OpenSSH(t))
-	in.Jump = &instance.JumpHost{ID: "bastion", Addr: bastion.Addr, SSH: mux.Config{
+	in.Jump = &instance.Instance{ID: "bastion", Addr: bastion.Addr, SSH: mux.Config{
 		User: bastion.User, Auth: []login.Auth{login.Key("of the test", bastion.Signer)}, HostKeys: login.InsecureHostKeys(),
 	}}
 	in.SSH.HostKeys = login.InsecureHostKeys()

@@ -223,7 +223,7 @@ func (r *reader) readHostKeys(n *yaml.Node) ([]ssh.PublicKey, error) {
 
 // via reads a jump host. An empty text means a direct connection, even if the defaults name a jump host.
 func (r *reader) via(n *yaml.Node) (string, error) {
-	if err := r.plain(n, yaml.ScalarNode, "via", `a text; for none write ""`); err != nil {
+	if err := r.plain(n, yaml.ScalarNode, "via", `a text; for a direct connection write ""`); err != nil {
 		return "", err
 	}
 	if strings.ContainsAny(n.Value, " /,") {

@@ -25,11 +25,11 @@ type Config struct {
 	Fallback Fallback
 	// Interval is how often Watch looks whether the file has changed. If zero, 1s.
 	Interval time.Duration
-	// Logger is told of reloads, and of those that fail. If nil, nobody is.
+	// Logger gets a line for each reload, and for each that fails. May be nil.
 	Logger *slog.Logger
 }
 
-// File is an inventory in a file, an instance.Source. It is safe for concurrent use.
+// File is an inventory in a file, for instance.Group.Follow. It is safe for concurrent use.
 type File struct {
 	cfg    Config
 	reload chan struct{} // has room for one
@@ -94,7 +94,7 @@ func (f *File) Reload() {
 	}
 }
 
-// Watch implements instance.Source. It reads the file again when it has changed and then stood still from
+// Watch is for instance.Group.Follow. It reads the file again when it has changed and then stood still from
 // one look to the next. What it cannot read, or update refuses, changes nothing: it is logged, and Err says
 // it.
 func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error) error {

@@ -40,11 +40,11 @@ func writeKey(t testing.TB, path string) string {
 }
 
 // way is a Resolver that knows a key, a jump host and no names.
-type way struct{ jump *instance.JumpHost }
+type way struct{ jump *instance.Instance }
 
 func (w way) KeyFile(_ context.Context, file string) (login.Auth, error) { return login.KeyFile(file) }
 
-func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config, *instance.JumpHost, error) {
+func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config, *instance.Instance, error) {
 	if m.Place == "unknown" {
 		return "", mux.Config{}, nil, errors.New("no way to log in")
 	}
@@ -65,7 +65,7 @@ func (w way) Resolve(_ context.Context, m inventory.Machine) (string, mux.Config
 		if !named {
 			user, host = cmp.Or(m.JumpUser, "me"), m.Jump
 		}
-		jump := &instance.JumpHost{ID: "jump " + user + "@" + addr(host), Addr: addr(host),
+		jump := &instance.Instance{ID: "jump " + user + "@" + addr(host), Addr: addr(host),
 			SSH: mux.Config{User: user, Auth: m.JumpAuth}}
 		if jump.Addr == addr(m.Place) && user == cfg.User {
 			jump = nil // it is that host itself
@@ -153,7 +153,7 @@ instances:
 	require.NotEqual(t, first.Revision, second.Revision)
 
 	require.Equal(t, "[2001:db8::2]:22", third.Addr)
-	require.Equal(t, &instance.JumpHost{ID: "here"}, third.Jump, "one that is an instance is that one")
+	require.Equal(t, &instance.Instance{ID: "here"}, third.Jump, "one that is an instance is that one")
 	require.Equal(t, first.Revision, third.Revision)
 	for i, user := range []string{"ci", "other"} {
 		jump := all[3+i].Jump
@@ -175,7 +175,7 @@ func TestParseFallsBackToWhatTheProgramWasTold(t *testing.T) {
 func TestWithoutViaTheResolverKnowsTheWay(t *testing.T) {
 	f := fallback(t)
 	f.Resolver = func() (inventory.Resolver, error) {
-		return way{&instance.JumpHost{ID: "b", Addr: "b:22", SSH: mux.Config{User: "me"}}}, nil
+		return way{&instance.Instance{ID: "b", Addr: "b:22", SSH: mux.Config{User: "me"}}}, nil
 	}
 	all, err := inventory.Parse(t.Context(), "f", t.TempDir(), []byte(`instances:
   - {id: one, address: x}
@@ -185,7 +185,7 @@ func TestWithoutViaTheResolverKnowsTheWay(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "b", all[0].Jump.ID)
 	require.Nil(t, all[1].Jump)
-	require.Equal(t, &instance.JumpHost{ID: "two"}, all[2].Jump)
+	require.Equal(t, &instance.Instance{ID: "two"}, all[2].Jump)
 	require.Equal(t, "c:22", all[3].Jump.Addr)
 }
 

@@ -33,7 +33,7 @@ type Resolver interface {
 	// KeyFile reads a private key.
 	KeyFile(ctx context.Context, file string) (login.Auth, error)
 	// Resolve returns the address of a machine, how to log in there, and the jump host, nil for a direct connection.
-	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.JumpHost, err error)
+	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.Instance, err error)
 }
 
 // resolver returns the fallback's, which is asked for once for each text.
@@ -79,7 +79,7 @@ func (r *reader) instance(e entry, ids map[string]entry) (instance.Instance, err
 	}
 	switch {
 	case byID:
-		jump = &instance.JumpHost{ID: e.via}
+		jump = &instance.Instance{ID: e.via}
 	case jump != nil && m.JumpAuth != nil:
 		jump.Revision = revision(r.defaults.key, nil)
 	}

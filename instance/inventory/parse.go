@@ -33,8 +33,8 @@ type Fallback struct {
 	Resolver func() (Resolver, error)
 }
 
-// Parse reads an inventory. name stands for the text in errors; paths in it are relative to dir. ctx bounds the calls of
-// the Resolver. The error is an [*Error] with the first mistake found.
+// Parse reads an inventory. name stands for the text in errors; paths in it are relative to dir. ctx bounds the calls
+// of the Resolver. The error is an [*Error] with the first mistake found.
 //
 //	defaults:            # for all instances; each may have its own
 //	  user: ci
@@ -176,7 +176,7 @@ func (r *reader) list(n *yaml.Node, what string) ([]*yaml.Node, error) {
 	return n.Content, nil
 }
 
-// text reads a text that is not empty. A number or a date is one too: the id 42 is as good as any.
+// text reads a text that is not empty. Numbers and dates are texts too: 42 is a valid id.
 func (r *reader) text(n *yaml.Node, what string) (string, error) {
 	if err := r.plain(n, yaml.ScalarNode, what, "a text"); err != nil {
 		return "", err

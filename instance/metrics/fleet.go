@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/pool"
 )
 
 // fleet collects the state of a Provider's instances at each scrape.
@@ -47,7 +48,7 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value int, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(value), labels...)
 	}
-	states, conns := map[instance.State]int{}, map[instance.ConnState]int{}
+	states, conns := map[instance.State]int{}, map[pool.State]int{}
 	slots, builds := 0, 0
 	for _, in := range stat.Instances {
 		states[in.State]++
@@ -56,7 +57,7 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		if in.State == instance.Ready || in.State == instance.Suspect {
 			slots += in.Capacity
 		}
-		if in.ConnState != instance.ConnUp && in.ConnState != instance.ConnLeaving {
+		if in.ConnState != pool.Up && in.ConnState != pool.Leaving {
 			continue
 		}
 		sessions := in.Conn.Sessions
@@ -72,12 +73,12 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 	for _, j := range stat.JumpHosts {
 		conns[j.ConnState]++
 	}
-	for _, s := range []instance.State{instance.Ready, instance.Suspect, instance.Aside, instance.Draining,
+	for _, s := range []instance.State{instance.Ready, instance.Suspect, instance.Quarantined, instance.Draining,
 		instance.UsedUp, instance.Removed} {
 		gauge(instances, states[s], string(s))
 	}
-	for _, s := range []instance.ConnState{instance.ConnNone, instance.ConnDialing, instance.ConnUp,
-		instance.ConnLeaving} {
+	for _, s := range []pool.State{pool.None, pool.Dialing, pool.Up,
+		pool.Leaving} {
 		gauge(connections, conns[s], string(s))
 	}
 	gauge(capacity, slots)

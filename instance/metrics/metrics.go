@@ -10,8 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/mux"
-	"github.com/stepmux/stepmux/pool"
 )
 
 // Metrics counts and measures. It is safe for concurrent use.
@@ -82,14 +82,14 @@ func counter(name, help string, labels ...string) *prometheus.CounterVec {
 // Watch adds the state of p's instances to each scrape. It is called once.
 func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }
 
-// PoolTrace returns hooks for instance.Config.PoolTrace.
-func (m *Metrics) PoolTrace() *pool.Trace {
-	return &pool.Trace{
-		DialDone: func(_ pool.Key, _ int, took time.Duration, err error) {
-			m.dials.WithLabelValues(dialResult(err)).Observe(took.Seconds())
-		},
-		Retire: func(_ pool.Key, cause error) { m.closed.WithLabelValues(instance.CloseReason(cause)).Inc() },
-	}
+// Retired counts a connection that left service, for instance.Config.Retired.
+func (m *Metrics) Retired(_ string, cause error) {
+	m.closed.WithLabelValues(instance.CloseReason(cause)).Inc()
+}
+
+// Dialed measures an attempt to connect, for instance.Config.DialDone.
+func (m *Metrics) Dialed(_ string, _ int, took time.Duration, err error) {
+	m.dials.WithLabelValues(dialResult(err)).Observe(took.Seconds())
 }
 
 // ConnTrace returns hooks for instance.Config.ConnTrace.
@@ -107,7 +107,7 @@ func (m *Metrics) ConnTrace() *mux.Trace {
 }
 
 // Ended counts a build.
-func (m *Metrics) Ended(r instance.Report) {
+func (m *Metrics) Ended(r batch.Report) {
 	reason := instance.FailureReason(success)
 	if r.Err != nil {
 		reason = r.Err.Reason

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/metrics"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
@@ -64,21 +65,23 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		},
 	})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, Route: connector.Streamlocal, PoolTrace: m.PoolTrace(),
-		ConnTrace: m.ConnTrace()})
+	p, err := instance.NewProvider(instance.Config{
+		Group: group, Route: connector.Streamlocal,
+		ConnTrace: m.ConnTrace(), DialDone: m.Dialed, Retired: m.Retired,
+	})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)
 	server := serve(t, m)
 	require.Contains(t, scrape(t, server, "/metrics"), `stepmux_connections{state="none"} 1`)
 
-	batch := instance.Batch{OnEnd: m.Ended}
+	all := batch.Batch{OnEnd: m.Ended}
 	for _, script := range []string{"true", "sleep 0.1", "exit 3"} {
-		batch.Builds = append(batch.Builds, instance.BatchBuild{
+		all.Builds = append(all.Builds, batch.Build{
 			ID: "b-" + strings.ReplaceAll(script, " ", "-"), Job: connector.Job{Script: script}, Log: nothing{io.Discard},
 		})
 	}
-	p.RunBatch(sshtest.Within(t), sshtest.Within(t), batch)
+	batch.Run(sshtest.Within(t), sshtest.Within(t), p, all)
 	text := scrape(t, server, "/metrics")
 	for _, want := range []string{
 		`stepmux_builds_total{result="success"} 2`,
@@ -100,7 +103,7 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 	} {
 		require.True(t, strings.Contains(text, want+"\n"), "no %s in\n%s", want, text)
 	}
-	// One for each build, one that finds the step runner, and some for serves that are started ahead.
+	// One for each build, one that finds the step runner, and some for serves that are prestarted.
 	require.Regexp(t, `stepmux_channel_open_seconds_count\{result="ok",route="session"\} ([4-9]|\d\d)\n`, text)
 	require.NotContains(t, text, "b-true", "no build has a label of its own")
 
@@ -151,7 +154,9 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 		HostKeys: login.PinnedHostKeys(s.HostKey),
 	}})
 	require.NoError(t, err)
-	p, err := instance.NewProvider(instance.Config{Group: group, PoolTrace: m.PoolTrace(), ConnTrace: m.ConnTrace()})
+	p, err := instance.NewProvider(instance.Config{
+		Group: group, ConnTrace: m.ConnTrace(), DialDone: m.Dialed, Retired: m.Retired,
+	})
 	require.NoError(t, err)
 	defer p.Close()
 	m.Watch(p)
@@ -165,8 +170,8 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 
 func TestEndedCountsBuildsByReason(t *testing.T) {
 	m := metrics.New()
-	m.Ended(instance.Report{Err: &instance.BuildError{Reason: instance.JobCanceled, Err: errors.New("x")}})
-	m.Ended(instance.Report{})
+	m.Ended(batch.Report{Err: &instance.BuildError{Reason: instance.JobCanceled, Err: errors.New("x")}})
+	m.Ended(batch.Report{})
 	text := scrape(t, serve(t, m), "/metrics")
 	require.Contains(t, text, `stepmux_builds_total{result="job_canceled"} 1`)
 	require.Contains(t, text, `stepmux_builds_total{result="success"} 1`)

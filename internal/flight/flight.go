@@ -124,6 +124,41 @@ func (f *Flight[T]) leave(c *call[T]) {
 	}
 }
 
+// Claim makes the caller do the work itself: it calls report once with the result, of which the first call counts.
+// report is nil if a result is kept or other work is under way.
+func (f *Flight[T]) Claim() (report func(result T, keep time.Duration)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed || f.now != nil && f.freshLocked(f.now) {
+		return nil
+	}
+	c := &call[T]{cancel: func(error) {}, done: make(chan struct{})}
+	f.now = c
+	var once sync.Once
+	return func(result T, keep time.Duration) {
+		once.Do(func() {
+			c.result, c.forever, c.until = result, keep < 0, time.Now().Add(keep)
+			close(c.done)
+		})
+	}
+}
+
+// Wait waits for work that is under way, if there is any. When ctx ends first it returns its cause.
+func (f *Flight[T]) Wait(ctx context.Context) error {
+	f.mu.Lock()
+	c := f.now
+	f.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // Kept returns the result that is kept, if there is one and it still holds.
 func (f *Flight[T]) Kept() (result T, ok bool) {
 	f.mu.Lock()

@@ -139,6 +139,38 @@ func TestCloseEndsTheWorkAndWaitsForIt(t *testing.T) {
 	})
 }
 
+func TestClaimedWorkIsReportedToThoseThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var f Flight[int]
+		defer f.Close()
+		require.NoError(t, f.Wait(t.Context()), "nothing is under way")
+		report := f.Claim()
+		require.NotNil(t, report)
+		require.Nil(t, f.Claim(), "another caller does the work")
+		_, ok := f.Kept()
+		require.False(t, ok)
+		ended, cancel := context.WithCancelCause(t.Context())
+		cancel(errors.New("enough"))
+		require.ErrorContains(t, f.Wait(ended), "enough")
+		go func() {
+			time.Sleep(time.Second) //nolint:forbidigo // fake time
+			report(7, -1)
+			report(8, -1)
+		}()
+		require.NoError(t, f.Wait(t.Context()))
+		got, ok := f.Kept()
+		require.True(t, ok)
+		require.Equal(t, 7, got, "the first report counts")
+		require.Nil(t, f.Claim(), "a result is kept")
+		f.Forget()
+		report = f.Claim()
+		report(0, 0)
+		_, ok = f.Kept()
+		require.False(t, ok)
+		require.NotNil(t, f.Claim(), "nothing was learned")
+	})
+}
+
 func TestStartDoesNotWaitAndOthersJoin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := Flight[int]{GoOn: true}

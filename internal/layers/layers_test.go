@@ -28,13 +28,20 @@ var allowed = map[string][]string{
 		"mux/channel", "mux/relay", "mux/login",
 		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
 	},
-	"connector": {"mux", "mux/relay", "pool", "internal/wire", "internal/tail", "remote/api/**"},
-	"instance":  {"connector", "mux", "pool", "internal/wire"},
+	"connector": {
+		"connector/program", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail", "internal/flight", "remote/api/**",
+	},
+	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/script":   {"connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/buildlog": {"internal/termtext"},
+
+	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
-	"instance/control":   {"instance", "mux", "internal/boundedhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "mux", "mux/login", "internal/termtext"},
-	"instance/metrics":   {"instance", "mux", "pool", "internal/boundedhttp"},
+	"instance/batch":     {"instance", "connector"},
+	"instance/control":   {"instance", "mux", "pool", "internal/boundedhttp", "internal/termtext"},
+	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext"},
+	"instance/metrics":   {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
 		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
@@ -116,15 +123,16 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
 	"cmd/stepmux": {
-		"instance/**", "connector", "mux", "mux/login", "pool", "remote", "remote/standalone",
+		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
 		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace", "remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm",
 	},
 	// The example uses servers that are made for tests.
-	"examples/sources":      {"internal/fetchtest"},
-	"examples/library/pool": {"mux", "mux/login", "pool"},
-	"bench":                 {"**"},
-	"bench/report":          {},
+	"examples/sources":        {"internal/fetchtest"},
+	"examples/library/runner": {"instance", "connector", "mux", "mux/login"},
+	"examples/library/pool":   {"mux", "mux/login", "pool"},
+	"bench":                   {"**"},
+	"bench/report":            {},
 }
 
 func TestPackagesImportOnlyWhatTheirLayerMay(t *testing.T) {

@@ -29,14 +29,14 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No false success: what ends without telling its end is the machine's failure",
-		file:    "connector/guard.go",
-		code:    "case g.native && code >= 0:",
+		file:    "connector/script/process.go",
+		code:    "case p.native && code >= 0:",
 		without: "case code >= 0:",
-		test:    "connector.TestWhatRunsTheScriptIsKilled",
+		test:    "connector/script.TestWhatRunsTheScriptIsKilled",
 	},
 	{
 		promise: "No silent loss: output goes on where it was cut off",
-		file:    "connector/steps.go",
+		file:    "connector/execute.go",
 		code:    "stdout += int64(len(msg.GetStream()))",
 		without: "_ = stdout",
 		test:    "instance.TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn",
@@ -162,10 +162,10 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "The memory that a build's log takes is bounded",
-		file:    "connector/log.go",
+		file:    "connector/buildlog/log.go",
 		code:    "len(l.queue)+n > room && len(l.queue) > 0 {",
 		without: "false {",
-		test:    "connector.TestALogThatTakesNothingFailsAfterItsTime",
+		test:    "connector/buildlog.TestALogThatTakesNothingFailsAfterItsTime",
 	},
 }
 

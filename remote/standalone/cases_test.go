@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
-// testCase is a conformance case of a .gitlab-ci.yml, as far as those have more than others.
+// testCase is a conformance case of a .gitlab-ci.yml, with the fields that only such cases have.
 type testCase struct {
 	Name       string
 	Kind       string
@@ -42,8 +42,8 @@ type testCase struct {
 	}
 }
 
-// TestConformance runs the cases of a .gitlab-ci.yml, and the one that cancels a job. Those of the command line
-// are run where that is.
+// TestConformance runs the cases of a .gitlab-ci.yml, and the case that cancels a job. The tests of cmd/stepmux
+// run the cases of the command line.
 func TestConformance(t *testing.T) {
 	root := os.Getenv("STEPMUX_CASES")
 	if root == "" {
@@ -80,7 +80,7 @@ func (c *testCase) run(t *testing.T) {
 		tr.file(name, text)
 	}
 	if strings.Contains(c.GitLabCI, "$[[") {
-		onlySh(t) // to bash $[ is arithmetic
+		onlySh(t) // in bash $[ means arithmetic
 	}
 	src := Source{Name: ".gitlab-ci.yml", Text: []byte(c.GitLabCI), Format: GitLabCI, JobName: c.JobName}
 	if c.GitLabCI == "" {
@@ -104,7 +104,7 @@ func (c *testCase) run(t *testing.T) {
 	c.check(t, tr, j, report)
 }
 
-// onlySh leaves no other shell than a plain sh.
+// onlySh removes all shells but a plain sh.
 func onlySh(t *testing.T) {
 	sh, err := exec.LookPath("dash")
 	if err != nil {
@@ -143,8 +143,8 @@ func (c *testCase) check(t *testing.T, tr *trial, j *Job, report *Report) {
 	}
 }
 
-// runFetching runs a job that has steps of other projects, which are laid out here: what is tried is the reading
-// of the job, and not the fetching.
+// runFetching runs a job with steps of other projects, which are laid out here: the case is about the reading
+// of the job, not about fetching.
 func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 	fetcher := projects{}
 	for url, remote := range c.GitRemotes {
@@ -152,7 +152,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 		for name, text := range remote.Files {
 			path := filepath.Join(dir, name)
 			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-			// The steps of some cases have an input without a type, which other cases say is wrong.
+			// The steps of some cases have an input without a type, which other cases expect to be an error.
 			text = strings.Replace(text, "    key:\n      default", "    key:\n      type: string\n      default", 1)
 			require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 		}
@@ -170,7 +170,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 	}
 }
 
-// projects are directories by the URLs of projects. The step of a reference is the file that its path names below
+// projects has the directories of projects by their URLs. The step of a reference is the file of its path below
 // steps, or the project's own.
 type projects map[string]string
 

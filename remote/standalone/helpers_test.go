@@ -15,7 +15,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
-// patience bounds the waits of tests for what must happen; none of them takes it.
+// patience is the deadline of waits for events that must happen. No passing test takes that long.
 const patience = 30 * time.Second
 
 // trial is a job under test.
@@ -23,7 +23,7 @@ type trial struct {
 	t              testing.TB
 	cfg            Config
 	stdout, stderr *output
-	all            *output // both, with "<name status>" for each change of a step
+	all            *output // both streams, with "<name status>" for each change of a step
 }
 
 func newTrial(t testing.TB) *trial {
@@ -54,7 +54,7 @@ func (tr *trial) steps(text string) *Job {
 	return tr.read(Source{Name: "job.yml", Text: []byte(text), Format: Steps})
 }
 
-// run runs a job to its end, after which nothing is left of it.
+// run runs a job to its end, and requires that nothing of it is left.
 func (tr *trial) run(ctx, abort context.Context, j *Job) (*Report, error) {
 	tr.t.Helper()
 	report, err := Run(ctx, abort, j, tr.cfg)
@@ -64,7 +64,7 @@ func (tr *trial) run(ctx, abort context.Context, j *Job) (*Report, error) {
 	return report, err
 }
 
-// finish runs a job that nobody stops.
+// finish runs a job without stopping it.
 func (tr *trial) finish(j *Job) *Report {
 	tr.t.Helper()
 	report, err := tr.run(tr.t.Context(), tr.t.Context(), j)
@@ -79,7 +79,7 @@ func (tr *trial) file(name, text string) {
 	require.NoError(tr.t, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// output collects what is written, and calls a func when a text has come.
+// output collects its input, and calls a function when a text has arrived.
 type output struct {
 	also *output
 
@@ -117,7 +117,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// requireGone waits until there is no process of the number in text.
+// requireGone waits until the process with the number in text has ended.
 func requireGone(t testing.TB, pid int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return unix.Kill(pid, 0) == unix.ESRCH }, patience, time.Millisecond)

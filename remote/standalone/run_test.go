@@ -26,7 +26,7 @@ func TestOutputIsShownInTheOrderItCameAbout(t *testing.T) {
 	}
 	report := tr.finish(tr.steps(text.String()))
 	require.Equal(t, "success", report.Status)
-	// Of the two streams of one step neither comes first.
+	// The two streams of one step have no order between them.
 	got := tr.all.String()
 	for i := range 30 {
 		n := strconv.Itoa(i)
@@ -153,7 +153,7 @@ func TestJobThatIsWrongIsFoundOutBeforeItsFirstStep(t *testing.T) {
 	require.Empty(t, tr.stdout.String())
 }
 
-// brokenWriter takes n bytes.
+// brokenWriter accepts n bytes and then fails.
 type brokenWriter struct{ n int }
 
 func (b *brokenWriter) Write(p []byte) (int, error) {
@@ -226,7 +226,7 @@ j:
 	require.Contains(t, report.Steps[1].Message, "timeout")
 }
 
-// cancelled runs the job of a .gitlab-ci.yml, which is cancelled when it has told that it started.
+// cancelled runs the job of a .gitlab-ci.yml, and cancels it after its first output.
 func cancelled(t *testing.T, text string) (*trial, *Report) {
 	t.Helper()
 	tr := newTrial(t)

@@ -21,7 +21,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// served is a service under test, and how to end it.
+// served is a service under test, and the function that ends it.
 type served struct {
 	pb.StepRunnerClient
 	addr   string

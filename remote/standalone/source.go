@@ -47,7 +47,7 @@ func ParseFormat(text, name string) (Format, error) {
 
 // Source is the text of a job, and values that the caller adds.
 type Source struct {
-	// Name is what errors call the text.
+	// Name is the name of the text in errors.
 	Name   string
 	Text   []byte
 	Format Format

@@ -56,7 +56,7 @@ func TestTraceIsWrittenWhenAJobIsCancelled(t *testing.T) {
 	require.Equal(t, "cancelled", made.Identity.Reason)
 }
 
-// Output is summed up as the logs have it: with secrets masked, and split at the steps.
+// The sums of the output are those of the logs: with secrets masked, and split at the steps.
 func TestTraceSumsUpWhatIsInTheLog(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Trace = &Trace{}

@@ -26,7 +26,7 @@ func TestValidateSaysWhatIsWrongAndWhere(t *testing.T) {
 		},
 		"step of one": {
 			"step.yml", "run: [{name: a, script: a}]\n", Steps, "step",
-			[]string{"step.yml:1:1: a step has two documents, its spec and what it runs; write --- on a line between them"},
+			[]string{"step.yml:1:1: a step has two documents, its spec and its command or steps; write --- on a line between them"},
 		},
 		"gitlab": {"ci.yml", "a: {script: [x]}\n", GitLabCI, "gitlab-ci", nil},
 		"gitlab, wrong in two jobs": {

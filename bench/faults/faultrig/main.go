@@ -57,17 +57,17 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	fl := flag.NewFlagSet("run", flag.ExitOnError)
-	seed := fl.Uint64("seed", 1, "what all is drawn from")
+	seed := fl.Uint64("seed", 1, "seed of everything random")
 	n := fl.Int("n", 200, "how many faults")
-	round := fl.Int("round", -1, "run this round only, and show what happens in it")
+	round := fl.Int("round", -1, "run only this round, and show its log")
 	kinds := fl.String("kinds", "",
 		"kinds of faults, separated by commas (default all but clock, which is the whole machine's)")
 	routes := fl.String("routes", "", "routes, separated by commas (default all)")
-	limit := fl.Duration("time", time.Hour, "how long at most; what is left is done by the next run")
+	limit := fl.Duration("time", time.Hour, "time limit; the next run goes on where this one stops")
 	jobs := fl.Int("jobs", 2, "rounds at once")
 	program := fl.String("program", "bin/stepmux", "the stepmux program")
 	dir := fl.String("dir", "bin/faults", "where results are kept")
-	shared := fl.Bool("shared", false, "without namespaces, as where there are none")
+	shared := fl.Bool("shared", false, "run without namespaces")
 	_ = fl.Parse(args) // it exits
 	opts, filter, err := options(ctx, *program, *shared)
 	if err != nil {
@@ -108,9 +108,9 @@ func run(ctx context.Context, args []string) error {
 // soak runs a soak and keeps its result.
 func soak(ctx context.Context, args []string) error {
 	fl := flag.NewFlagSet("soak", flag.ExitOnError)
-	seed := fl.Uint64("seed", 1, "what all is drawn from")
-	warmUp := fl.Duration("warm-up", 30*time.Minute, "how long before that, for caches to fill")
-	duration := fl.Duration("duration", time.Hour, "how long what is sampled must not grow")
+	seed := fl.Uint64("seed", 1, "seed of everything random")
+	warmUp := fl.Duration("warm-up", 30*time.Minute, "time before that, for caches to fill")
+	duration := fl.Duration("duration", time.Hour, "time in which the sampled figures must not grow")
 	program := fl.String("program", "bin/stepmux", "the stepmux program")
 	dir := fl.String("dir", "bin/faults", "where results are kept")
 	_ = fl.Parse(args) // it exits
@@ -141,7 +141,7 @@ func fuzz(ctx context.Context, args []string) error {
 	targets := fl.String("targets", "^Fuzz", "a regular expression: the targets to be fuzzed")
 	each := fl.String("each", "10s", "how long each, or, as 500x, with how many inputs")
 	jobs := fl.Int("jobs", 2, "targets at once")
-	path := fl.String("journal", "", "keep in this file what was done, and give each target only what it lacks")
+	path := fl.String("journal", "", "file for the results; targets get only the time that they still lack")
 	keep := fl.String("keep", "bin/fuzz", "where test programs are built")
 	_ = fl.Parse(args) // it exits
 	matching, err := regexp.Compile(*targets)

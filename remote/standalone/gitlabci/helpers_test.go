@@ -9,7 +9,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// project is files by their paths.
+// project has files by their paths.
 type project map[string]string
 
 func (p project) open(path string) ([]byte, error) {
@@ -20,7 +20,7 @@ func (p project) open(path string) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// job reads a job of a file that is valid.
+// job reads a job of a valid file.
 func job(t testing.TB, text, name string, files ...project) *Job {
 	t.Helper()
 	all := project{}
@@ -34,7 +34,7 @@ func job(t testing.TB, text, name string, files ...project) *Job {
 	return j
 }
 
-// wrong returns what is wrong with the job j of a file, or with the file.
+// wrong returns the mistake in the job j of a file, or in the file.
 func wrong(text string, files project) string {
 	file, err := Read("ci.yml", []byte(text), files.open)
 	if err == nil {
@@ -46,7 +46,7 @@ func wrong(text string, files project) string {
 	return err.Error()
 }
 
-// script is what the script of a job runs.
+// script returns the text of a job's script.
 func script(j *Job) string {
 	for _, s := range j.Definition.GetSteps() {
 		if s.GetName() == scriptStep {

@@ -181,7 +181,7 @@ func (d *draft) readInherit() error {
 // inherits reports whether the job takes name of what: of default or of variables.
 func (d *draft) inherits(what, name string) bool { return !d.inherit[what] || d.inherit[what+"."+name] }
 
-// get returns the value of key in the job or, if it has none, in default.
+// get returns the value of key in the job or else in default.
 func (d *draft) get(key string) (*yaml.Node, error) {
 	if n := find(d.node, key); n != nil {
 		return n, nil

@@ -87,7 +87,7 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 	}
 }
 
-// bombs are small files that stand for large ones.
+// bombs are small files that expand to large ones.
 func bombs() map[string]string {
 	aliases := "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
 	extends := ".e0: {variables: {A: b}}\n"
@@ -101,7 +101,7 @@ func bombs() map[string]string {
 	}
 	return map[string]string{
 		"aliases":    aliases + "j: {script: [a]}\n",
-		"extends":    extends + "j: {extends: .e9, script: [a]}\n", // which is cheap: each job is extended once
+		"extends":    extends + "j: {extends: .e9, script: [a]}\n", // cheap: each job is extended once
 		"references": references + "j: {script: !reference [.r9, s]}\n",
 		"variables":  vars + "j: {script: [a]}\n",
 		"itself":     "j: &j {script: [*j]}\n",
@@ -156,7 +156,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// requirePlaced requires that err is one that has its place, and is a line.
+// requirePlaced requires that err has a place, and is one line.
 func requirePlaced(t *testing.T, err error) {
 	t.Helper()
 	bad := (*lang.Error)(nil)

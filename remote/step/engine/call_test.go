@@ -94,7 +94,7 @@ func TestInputsHaveALimit(t *testing.T) {
 func TestWhatIsKnownToBeWrongFailsBeforeTheFirstStep(t *testing.T) {
 	for name, tc := range map[string]struct{ file, text, want string }{
 		"misspelt key":   {"b/step.yml", "{}\n---\nexec: {comand: [a]}\n", `step "b": b/step.yml:3:8: unknown key "comand", did you mean "command"?`},
-		"second level":   {"b/step.yml", "{}\n---\nrun: [{name: c, step: ../c}]\n", `step "b": step "c": ../c/step.yml:1:1: a step has two documents, its spec and what it runs; write --- on a line between them`},
+		"second level":   {"b/step.yml", "{}\n---\nrun: [{name: c, step: ../c}]\n", `step "b": step "c": ../c/step.yml:1:1: a step has two documents, its spec and its command or steps; write --- on a line between them`},
 		"not a text":     {"b/step.yml/x", "", `step "b": read step b: step.yml is not a regular file`},
 		"an inline list": {"d/step.yml", "{}\n---\nrun: [{name: x, run: [{name: y, step: ../c}]}]\n", `step "b": find step b: it has neither func.yml nor step.yml: file does not exist`},
 	} {

@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// testCase is a conformance case, as far as it tells about expressions.
+// testCase is a conformance case, without the fields that do not concern expressions.
 type testCase struct {
 	Name      string
 	Kind      string
@@ -89,7 +89,7 @@ func TestTablesOfExpressionsGiveWhatTheySay(t *testing.T) {
 	require.NotZero(t, found, "no table of expressions was found")
 }
 
-// The cases of one expression hand it to a step as the input v, and the step prints V=<v>.
+// A case of one expression passes it to a step as the input v, and the step prints V=<v>.
 func TestExpressionsOfStepsGiveWhatTheStepPrints(t *testing.T) {
 	found := 0
 	for _, c := range cases(t, filepath.Join("neighbour", "today")) {
@@ -162,7 +162,7 @@ func acceptScalars(t *testing.T, n *yaml.Node) int {
 	return found
 }
 
-// documents returns the YAML documents of text; none if it is not YAML.
+// documents returns the YAML documents of text, or nil if it is not YAML.
 func documents(t *testing.T, text string) []*yaml.Node {
 	t.Helper()
 	loader, err := yaml.NewLoader(strings.NewReader(text))

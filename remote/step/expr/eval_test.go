@@ -95,17 +95,17 @@ func TestExpressionsHaveTheirValue(t *testing.T) {
 
 func TestErrorsTellPlaceCauseAndRemedy(t *testing.T) {
 	for text, want := range map[string]string{
-		// Names that are not there.
+		// Missing names.
 		"${{ env.HOEM }}":               "1:8: env.HOEM was not found; did you mean HOME?",
 		"${{ env.home }}":               "1:8: env.home was not found; did you mean HOME?",
 		"ä\nö ${{ env.UNDEFINED_KEY }}": "2:10: env.UNDEFINED_KEY was not found",
 		"${{ env.build-id }}":           `1:8: env.build was not found; write a key with a hyphen as ["build-id"]`,
 		"${{ inptus.name }}":            "1:5: inptus was not found; did you mean inputs?",
-		"${{ other }}": "1:5: other was not found; there are env, i, inputs, key, steps, vars; a " +
-			"text is written in quotes",
+		"${{ other }}": "1:5: other was not found; there are env, i, inputs, key, steps, vars; write " +
+			"a text in quotes",
 		"${{ steps.build.outputs['two'] }}": "1:24: steps.build.outputs.two was not found",
 		`${{ env["b c"] }}`:                 `1:8: env["b c"] was not found`,
-		"${{ inputs.list[i].x }}": "1:19: inputs.list[...] is an array, which has no keys; an item is read by " +
+		"${{ inputs.list[i].x }}": "1:19: inputs.list[...] is an array, which has no keys; read an item by " +
 			"its number: [0]",
 		"${{ env['A' + 'B'] }}": "1:8: the key of env was not found",
 		"${{ inputs.list[2] }}": "1:16: the item of inputs.list was not found; the index is outside of the " +

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// seeds are texts with something of everything.
+// seeds are texts that use every part of the language.
 var seeds = []string{
 	"", "$", `\${{ a }} \\${{ 1 }}`, "a ${{ env.HOME }} b", "${{ 1 + 2 * -3 % 4 / 5 - 6 }}", "${{", "${{ }}", "}}",
 	`${{ "a\n\u0041\ud83d\ude00${{ 'b' }}" }}`, `${{ 'a\'b' }}`, "${{ [1, {a: 2, 'b': 3, (key): 4,},][i].name }}",
@@ -52,7 +52,7 @@ func FuzzParseAndEval(f *testing.F) {
 		if !strings.Contains(text, opening) {
 			require.Equal(t, text, va.Text())
 		}
-		// Nobody can tell two secrets apart by what is not sensitive.
+		// Results that are not sensitive must not differ between two secrets.
 		if errA == nil && errB == nil && !equal(va, vb) {
 			require.True(t, va.Sensitive() && vb.Sensitive(), "%q: %s, %s", text, va.Text(), vb.Text())
 		}
@@ -91,7 +91,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A value that is written as JSON is an expression for it, once ${{ is escaped.
+// The JSON form of a value is an expression with that value, after ${{ is escaped.
 func FuzzRenderedValuesAreExpressions(f *testing.F) {
 	for _, seed := range []string{
 		`null`, `[1,-1e21,2e-7,true]`, `{"a b":"\"\\\n\u0000 ${{ x }} \\${{","":[{}]}`,

@@ -19,7 +19,7 @@ func secret(t testing.TB, x any) Value {
 	return value(t, x).MarkSensitive()
 }
 
-// scope is what the tests read.
+// scope has the names of the tests.
 func scope(t testing.TB) Scope {
 	t.Helper()
 	return Scope{
@@ -36,7 +36,7 @@ func scope(t testing.TB) Scope {
 	}
 }
 
-// eval evaluates a text that must have a value.
+// eval evaluates a valid text.
 func eval(t testing.TB, s Scope, text string) Value {
 	t.Helper()
 	tmpl, err := ParseTemplate(text)
@@ -46,7 +46,7 @@ func eval(t testing.TB, s Scope, text string) Value {
 	return v
 }
 
-// evalError returns the error of a text that must have one, in its syntax or in its evaluation.
+// evalError returns the error of the syntax or the evaluation of a text.
 func evalError(t testing.TB, s Scope, text string) *Error {
 	t.Helper()
 	tmpl, err := ParseTemplate(text)

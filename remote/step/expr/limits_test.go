@@ -82,7 +82,7 @@ func TestAnEvaluationDoesAtMost256MiBOfWork(t *testing.T) {
 	}
 }
 
-// deep returns an array in arrays, n of them.
+// deep returns n nested arrays.
 func deep(n int) any {
 	var x any = []any{}
 	for range n - 1 {

@@ -28,7 +28,7 @@ func TestWhatIsComputedFromASensitiveValueIsSensitive(t *testing.T) {
 		"${{ secrets.none || 'a' }}":              true,
 		"${{ vars.TOKEN == 'a' && 'b' || 'c' }}":  true,
 		"${{ vars.PORT && 'a' }}":                 false,
-		"${{ 'a' || vars.TOKEN }}":                false, // it was not read
+		"${{ 'a' || vars.TOKEN }}":                false, // the token was not read
 		"${{ vars.PORT && vars.TOKEN }}":          true,
 		"${{ [1, vars.TOKEN] }}":                  true,
 		"${{ [1, vars.TOKEN][0] }}":               false,
@@ -40,7 +40,7 @@ func TestWhatIsComputedFromASensitiveValueIsSensitive(t *testing.T) {
 		"${{ {a: vars.TOKEN, b: 1}.b }}":          false,
 		"${{ {(vars.TOKEN): 1} }}":                true,
 		"${{ {(vars.TOKEN): 1, b: 2}.b }}":        true,
-		"${{ vars }}":                             true, // as a whole it shows the token
+		"${{ vars }}":                             true, // the whole object has the token
 		"${{ vars.ALL }}":                         true,
 		"${{ vars.ALL.L }}":                       false,
 		"${{ vars.ALL.K }}":                       true,

@@ -55,7 +55,7 @@ func TestOnlyALoneExpressionKeepsItsType(t *testing.T) {
 		value any
 	}{
 		"${{ 42 }}":         {true, 42},
-		"${{42}}\n":         {true, 42}, // as a block of YAML ends
+		"${{42}}\n":         {true, 42}, // the end of a YAML block
 		"${{ 'x' }}\n":      {true, "x\n"},
 		"${{ [1] }}\n":      {true, []any{1}},
 		"${{ 42 }} ":        {false, "42 "},

@@ -19,7 +19,7 @@ const (
 	secret = "s3cr3t-t0ken"
 )
 
-// private makes h want credentials.
+// private makes h require credentials.
 func (h *gitHost) private() Login {
 	h.User, h.Password = user, secret
 	return Login{h.URL, user, secret}
@@ -40,7 +40,7 @@ func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
 	require.Equal(t, 1, h.Fetches())
 	get(t, s, strings.Replace(ref, "//", "//"+user+":"+secret+"@", 1)) // in the reference
 
-	for _, ref := range []string{ref, pinned} { // though it is in the cache
+	for _, ref := range []string{ref, pinned} { // although it is in the cache
 		require.Contains(t, refused(t, s, ref), "the server wants credentials")
 		require.Equal(t, "the server refuses the credentials (HTTP status 401)",
 			refused(t, s, ref, Login{h.URL, user, "another"}))

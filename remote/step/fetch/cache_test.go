@@ -47,7 +47,7 @@ func TestCacheOfAnotherUserIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, refused(t, s, ref), want)
 	}
-	// Who owns it is what the system says; what is done about it does not take another user.
+	// The owner comes from the system; the check does not need another user.
 	info, err := os.Stat(dir)
 	require.NoError(t, err)
 	theirs := *info.Sys().(*syscall.Stat_t)
@@ -105,7 +105,7 @@ func TestDefaultDirIsTheUsers(t *testing.T) {
 	require.Regexp(t, `^/t/stepmux-cache-\d+$`, DefaultDir())
 }
 
-// change changes a file of a component, as a step can whose user may.
+// change changes a file of a component, as a step of the same user can.
 func change(t *testing.T, c *Component, name, text string) {
 	t.Helper()
 	path := filepath.Join(c.Root, name)

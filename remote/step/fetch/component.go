@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// Source says what a component is and where it came from. Fields that do not apply are empty.
+// Source is the identity and the origin of a component. Fields that do not apply are empty.
 type Source struct {
 	// Kind is git, zip or oci.
 	Kind string `json:"kind"`

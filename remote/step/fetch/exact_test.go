@@ -12,7 +12,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 )
 
-// exactly fetches again, into s, what c was for the same reference.
+// exactly fetches c again into s, for the same reference.
 func exactly(t testing.TB, s *Store, text string, want Source) (*Component, error) {
 	t.Helper()
 	c, err := s.FetchExactly(t.Context(), reference(t, text), want, Credentials{})
@@ -26,7 +26,7 @@ func TestBranchThatMovedOnIsFetchedAsItWas(t *testing.T) {
 	h := newGitHost(t)
 	r := h.repository("g/sub/echo")
 	old := r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "old", "steps/x/step.yml": "x"}))
-	at := h.URL + "/g/sub/echo/x@main" // where the repository ends is found by asking
+	at := h.URL + "/g/sub/echo/x@main" // only the server knows the end of the repository's path
 	was := get(t, newStore(t), at)
 	require.Equal(t, old, was.Commit)
 	r.Commit("main", fetchtest.Texts(map[string]string{"steps/step.yml": "new"}))

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzListing reads what git says of a tree: what is read fits the limits.
+// FuzzListing parses listings of git: the result is within the limits.
 func FuzzListing(f *testing.F) {
 	f.Add("100644 blob 0123 5\ta\x00120000 blob 0123 1\tl\x00160000 commit 0123 -\tm\x00")
 	f.Add("100644 blob 0123 99999999999999999999\ta\x00")
@@ -42,7 +42,7 @@ func FuzzListing(f *testing.F) {
 	})
 }
 
-// saying is a registry that says the same of each manifest, and the same of each blob.
+// saying is a registry with the same answer for all manifests, and the same for all blobs.
 type saying struct {
 	manifest, blob []byte
 	kind           string
@@ -60,7 +60,7 @@ func (s saying) RoundTrip(r *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// FuzzManifest reads what a registry says of an image: an image of that, or an error that is fit to be read.
+// FuzzManifest reads answers of a registry about an image: the result is an image or a printable error.
 func FuzzManifest(f *testing.F) {
 	const digest = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 	f.Add([]byte(`{"schemaVersion":2,"config":{"digest":"`+digest+`","size":0},`+
@@ -87,7 +87,7 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// FuzzLayers writes what the layers of an image say, and looks for what is where it should not be.
+// FuzzLayers writes the layers of an image, and looks for files outside of the tree.
 func FuzzLayers(f *testing.F) {
 	archive := func(headers ...tar.Header) []byte {
 		var b bytes.Buffer

@@ -80,7 +80,7 @@ func TestBranchIsAskedForAgainAndCommitIsNot(t *testing.T) {
 	require.Equal(t, "second", read(t, get(t, s, h.URL+"/c/echo@main"), "a"))
 	require.Len(t, components(t, s), 2)
 
-	h.Close() // nobody is asked for a commit
+	h.Close() // a commit needs no server
 	c := get(t, s, h.URL+"/c/echo@"+first)
 	require.Equal(t, "first", read(t, c, "a"))
 	require.True(t, c.Cached)

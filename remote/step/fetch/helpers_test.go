@@ -15,12 +15,12 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// patience bounds the waits of tests for what must happen; none of them takes it.
+// patience is the deadline of waits for events that must happen. No passing test takes that long.
 const patience = 30 * time.Second
 
 const stepText = "spec: {}\n---\nexec: {command: [echo, x]}\n"
 
-// newStore returns a store with a cache of its own, of which no scratch is left at the end.
+// newStore returns a store with a cache of its own. At the end no scratch directory may be left.
 func newStore(t testing.TB, change ...func(*Config)) *Store {
 	t.Helper()
 	cfg := Config{Dir: filepath.Join(t.TempDir(), "cache")}
@@ -36,7 +36,7 @@ func newStore(t testing.TB, change ...func(*Config)) *Store {
 	return s
 }
 
-// requireTidy requires that nothing is left in a cache that nobody needs.
+// requireTidy requires that a cache has no scratch directories and no locks.
 func requireTidy(t testing.TB, dir string) {
 	t.Helper()
 	for _, name := range []string{scratchBase, lockDir} {
@@ -68,7 +68,7 @@ func reference(t testing.TB, text string) *pb.Reference {
 	return ref
 }
 
-// get fetches what a reference says; it is released at the end of the test.
+// get fetches a reference, and releases the component at the end of the test.
 func get(t testing.TB, s *Store, text string, logins ...Login) *Component {
 	t.Helper()
 	c, err := s.Fetch(t.Context(), reference(t, text), Credentials{logins})
@@ -77,7 +77,7 @@ func get(t testing.TB, s *Store, text string, logins ...Login) *Component {
 	return c
 }
 
-// refused requires that what a reference says is not fetched, and returns why.
+// refused requires that the fetch of a reference fails, and returns the error.
 func refused(t testing.TB, s *Store, text string, logins ...Login) string {
 	t.Helper()
 	c, err := s.Fetch(t.Context(), reference(t, text), Credentials{logins})
@@ -96,7 +96,7 @@ func read(t testing.TB, c *Component, name string) string {
 	return string(data)
 }
 
-// gitHost is a server of repositories, and where they are.
+// gitHost is a server of repositories and their directory.
 type gitHost struct {
 	*fetchtest.GitServer
 	root string
@@ -109,7 +109,7 @@ func newGitHost(t testing.TB) *gitHost {
 	return &gitHost{fetchtest.ServeGit(t, root), root, t}
 }
 
-// repository makes the repository that is served as name.
+// repository makes a repository that is served as name.
 func (h *gitHost) repository(name string, args ...string) *fetchtest.Repository {
 	h.t.Helper()
 	return fetchtest.NewRepository(h.t, filepath.Join(h.root, name), args...)

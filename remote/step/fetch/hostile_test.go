@@ -16,7 +16,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// What a reference may not be is said where it is read; a store is not told by what.
+// Package lang checks references in texts; a store must refuse bad ones from elsewhere, too.
 func TestReferencesThatMeanHarmRunNothing(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/echo")
@@ -55,7 +55,7 @@ func TestReferencesThatMeanHarmRunNothing(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-// tree makes a commit of a tree with an entry that git itself would not make.
+// tree makes a commit of a tree with an entry that git itself refuses.
 func hostileTree(t *testing.T, r *fetchtest.Repository, mode, name string) string {
 	t.Helper()
 	blob := r.Input("../../../../etc/passwd", "hash-object", "-w", "--stdin")
@@ -126,7 +126,7 @@ func TestMirrorTakesThePlaceOfARepository(t *testing.T) {
 	require.Contains(t, refused(t, s, "local.example/c/none@v1"), "HTTP status 404")
 }
 
-// What git would do with a repository that it checks out, or with the machine's configuration, is not done.
+// The attributes and hooks of a repository, and the configuration of the machine, have no effect.
 func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 	dir := t.TempDir()
 	pwned := filepath.Join(dir, "pwned")

@@ -27,7 +27,7 @@ var (
 	killSeed = flag.Uint64("killseed", 1, "where the random numbers of TestCacheIsRightAfterKills begin")
 )
 
-// fetchRole fetches each reference of its arguments into the cache that the first of them names.
+// fetchRole fetches the references in its arguments into the cache named by its first argument.
 func fetchRole() int {
 	s, err := New(Config{Dir: os.Args[1]})
 	if err != nil {
@@ -56,8 +56,8 @@ func fetchCommand(t *testing.T, dir string, refs ...string) *exec.Cmd {
 	return cmd
 }
 
-// A process is killed at random points while it fetches from a repository and an archive. What it leaves is no harm to
-// the next one, which gets what there is to get, and removes what the other left. The flag -kills=200 makes it more
+// A process is killed at random points while it fetches from a repository and an archive. Its remains do not harm
+// the next process, which fetches both and removes the remains. The flag -kills=200 repeats it more
 // often.
 func TestCacheIsRightAfterKills(t *testing.T) {
 	h := newGitHost(t)
@@ -83,7 +83,7 @@ func TestCacheIsRightAfterKills(t *testing.T) {
 		if *kills == 0 && time.Since(started) > 15*time.Second {
 			break
 		}
-		if i%4 == 0 { // a cache with nothing in it
+		if i%4 == 0 { // an empty cache
 			require.NoError(t, rmtree.Remove(dir))
 		}
 		cmd := fetchCommand(t, dir, refs...)
@@ -96,7 +96,7 @@ func TestCacheIsRightAfterKills(t *testing.T) {
 	checkAfterKills(t, dir, refs, texts)
 }
 
-// checkAfterKills fetches from the cache in dir, which is tidy then. What git was killed with may take a moment to go.
+// checkAfterKills fetches from the cache in dir, which is tidy then. Children of a killed git may take a moment to end.
 func checkAfterKills(t *testing.T, dir string, refs []string, texts map[string]string) {
 	t.Helper()
 	s, err := New(Config{Dir: dir})

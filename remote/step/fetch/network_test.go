@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 )
 
-// A server of a certificate that the machine's own authorities do not know is trusted where SSL_CERT_FILE names it.
+// A server with a certificate of an unknown authority is trusted if SSL_CERT_FILE names the authority.
 func TestGitIsFetchedOverTLSFromWhomWeTrust(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("group/echo.git")
@@ -30,7 +30,7 @@ func TestGitIsFetchedOverTLSFromWhomWeTrust(t *testing.T) {
 	address := secure.URL[len("https://"):] + "/group/echo"
 
 	t.Setenv("SSL_CERT_FILE", "")
-	t.Setenv("GIT_SSL_CAINFO", "") // which goes before it
+	t.Setenv("GIT_SSL_CAINFO", "") // it would come first
 	require.Contains(t, refused(t, newStore(t), address+"@v1"), "certificate")
 
 	file := filepath.Join(t.TempDir(), "authority.pem")
@@ -38,7 +38,7 @@ func TestGitIsFetchedOverTLSFromWhomWeTrust(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 	t.Setenv("SSL_CERT_FILE", file)
 	s := newStore(t)
-	known := x509.NewCertPool() // Go's library has read the variable before, and does so once
+	known := x509.NewCertPool() // Go's library reads the variable only once, before this
 	known.AddCert(secure.Certificate())
 	s.client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{RootCAs: known, MinVersion: tls.VersionTLS12}
 	c := get(t, s, address+"@v1")

@@ -30,7 +30,7 @@ type ociHost struct {
 	*httptest.Server
 	host     string
 	password atomic.Value
-	lie      atomic.Bool // about what is in blobs
+	lie      atomic.Bool // about the content of blobs
 	blobs    atomic.Int64
 }
 
@@ -69,7 +69,7 @@ func layer(t testing.TB, entries ...tar.Header) v1.Layer {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range entries {
-		text := h.Uname // what a file has, as there is nowhere else
+		text := h.Uname // the content of a file, as the header has no other place for it
 		h.Uname, h.Size = "", int64(len(text))
 		if h.Mode == 0 {
 			h.Mode = 0o644

@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 )
 
-// fetchAll fetches a reference n times at once, by several stores, as the jobs of several builds do.
+// fetchAll fetches a reference n times at once by several stores, as several builds do.
 func fetchAll(t *testing.T, stores []*Store, text string, n int, logins ...Login) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -67,7 +67,7 @@ func TestManyJobsFetchWhatIsPrivateOnce(t *testing.T) {
 	require.Equal(t, 1, h.Fetches())
 }
 
-// slowHost answers nothing until it is let go.
+// slowHost does not answer before it is released.
 func slowHost(t *testing.T) (h *gitHost, asked <-chan struct{}, letGo func()) {
 	t.Helper()
 	h = newGitHost(t)
@@ -144,7 +144,7 @@ func TestGitEndsWithTheContext(t *testing.T) {
 	var once sync.Once
 	h.Before = func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodPost {
-			_, _ = io.Copy(io.Discard, r.Body) // else nobody sees that the client is gone
+			_, _ = io.Copy(io.Discard, r.Body) // otherwise the server does not notice that the client is gone
 			once.Do(func() { close(posted) })
 			<-r.Context().Done()
 		}

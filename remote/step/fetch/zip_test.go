@@ -27,7 +27,7 @@ type zipHost struct {
 	data    []byte
 	noTag   bool
 	private bool
-	sent    int // how often the whole archive was sent
+	sent    int // the number of times the whole archive was sent
 	asked   int
 }
 
@@ -175,7 +175,7 @@ func TestWhatIsNoArchiveIsRefused(t *testing.T) {
 	}
 }
 
-// entryOf is an archive with one entry more than a step.
+// entryOf is an archive with a step and one more entry.
 func entryOf(t testing.TB, name, content string, mode fs.FileMode) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -248,7 +248,7 @@ func TestDirectoryOfAnArchiveIsBoundedBeforeItIsInMemory(t *testing.T) {
 		return b.Bytes()
 	}
 	const endSize = 22
-	lies := archive(5000, "") // of how many there are
+	lies := archive(5000, "") // about the number of entries
 	binary.LittleEndian.PutUint16(lies[len(lies)-endSize+10:], 1)
 	one := archive(1, "")
 	at := len(one) - endSize
@@ -294,7 +294,7 @@ func TestLinksThatLeadOutsideTogetherAreRefused(t *testing.T) {
 	get(t, s, zipFile(t, fetchtest.Files{"a/b/l": link("../../f"), "f": {}, "loop": link("loop"), "f2": link("f/x")}))
 }
 
-// FuzzExtractZip writes whatever an archive says, and looks for what is where it should not be.
+// FuzzExtractZip extracts any archive, and looks for files outside of the tree.
 func FuzzExtractZip(f *testing.F) {
 	f.Add(entryOf(f, "a/b", "x", 0o755))
 	f.Add(entryOf(f, "../../evil", "x", 0o644))

@@ -34,7 +34,7 @@ func TestInputsTakeValuesOfTheirTypeOnly(t *testing.T) {
 	require.EqualError(t, err, "the value is an array, and must be a struct")
 }
 
-// The blueprint's inputs have no types: what YAML takes for a number is the text of one.
+// Inputs of the blueprint have no types: a YAML number becomes its text.
 func TestUntypedInputsTakeScalarsAsText(t *testing.T) {
 	for want, x := range map[string]any{"3.1": 3.1, "true": true, "x": "x"} {
 		got, err := accept(&pb.Spec_Input{}, value(t, x))

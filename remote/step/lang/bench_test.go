@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// manySteps is a job of n steps, each of which reads outputs of the one before.
+// manySteps returns a job of n steps. Each reads outputs of the step before it.
 func manySteps(n int) []byte {
 	var b strings.Builder
 	b.WriteString("run:\n")

@@ -20,7 +20,7 @@ func isName(s string) bool {
 	return s != ""
 }
 
-// checkName checks the name w, which errors call what.
+// checkName checks the name w, which is called what in errors.
 func checkName(w word, what string) error {
 	if len(w.text) > maxName || !isName(w.text) {
 		return w.at.errorf("the %s%s is not valid; use letters, digits and _, not a digit first, at most %d in all",

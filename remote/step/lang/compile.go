@@ -329,7 +329,7 @@ func compileTimeout(w word) (*durationpb.Duration, error) {
 		return nil, w.at.errorf("timeout is a time such as 90s, 5m or 1h30m")
 	}
 	if d <= 0 {
-		return nil, w.at.beyond().errorf("the timeout is 0, and nothing can run for so long; leave it out for none")
+		return nil, w.at.beyond().errorf("the timeout is 0; leave the key out for no timeout")
 	}
 	return durationpb.New(d), nil
 }

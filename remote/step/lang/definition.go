@@ -1,6 +1,6 @@
 package lang
 
-// Limits of what a text may hold. They are checked while it is read.
+// The limits of a text. They are checked while it is read.
 const (
 	// MaxText is the longest YAML text, in bytes.
 	MaxText = 1 << 20

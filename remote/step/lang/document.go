@@ -26,8 +26,8 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 	case 0:
 		return nil, r.text.errorf("the text is empty; write the spec of the step, a line ---, and exec or run")
 	case 1:
-		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and what it runs; write --- on a " +
-			"line between them")
+		return nil, r.at(docs[0]).beyond().errorf("a step has two documents, its spec and its command or steps; " +
+			"write --- on a line between them")
 	case 2:
 		return r.stepFile(docs)
 	default:
@@ -36,7 +36,7 @@ func (r *reader) step(docs []*yaml.Node) (*draftDefinition, error) {
 }
 
 func (r *reader) third(n *yaml.Node) error {
-	return r.at(n).beyond().errorf("there are at most two documents, the spec and what it runs; this is a third")
+	return r.at(n).beyond().errorf("there are at most two documents, a spec and a definition; this is a third")
 }
 
 // stepFile reads a spec and a definition.
@@ -166,7 +166,7 @@ func (r *reader) definition(n *yaml.Node, v0 bool) (*draftDefinition, error) {
 	}
 	d := &draftDefinition{at: r.at(n), v0: true}
 	var kind word
-	for _, it := range items {
+	err = each(items, "a definition with a type", definitionV0, func(it item) (err error) {
 		switch it.key.text {
 		case "type":
 			kind, err = r.word(it.value, "type")
@@ -176,12 +176,11 @@ func (r *reader) definition(n *yaml.Node, v0 bool) (*draftDefinition, error) {
 			d.run, err = r.run(it.value)
 		case "env":
 			d.env, err = r.env(it.value)
-		default:
-			err = unknown(it.key, "a definition with a type", definitionV0)
 		}
-		if err != nil {
-			return nil, err
-		}
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	return d, d.checkType(kind)
 }
@@ -307,7 +306,7 @@ func (r *reader) reference(n *yaml.Node, key string) (*draftReference, error) {
 		return nil, err
 	}
 	ref.long = true
-	for _, it := range items {
+	return ref, each(items, key, []string{"git", "zip", "oci"}, func(it item) (err error) {
 		switch it.key.text {
 		case "git":
 			ref.git, err = r.fields(it.value, "git", gitKeys, gitRequired)
@@ -315,14 +314,9 @@ func (r *reader) reference(n *yaml.Node, key string) (*draftReference, error) {
 			ref.zip, err = r.fields(it.value, "zip", zipKeys, zipRequired)
 		case "oci":
 			ref.oci, err = r.fields(it.value, "oci", ociKeys, ociRequired)
-		default:
-			err = unknown(it.key, key, []string{"git", "zip", "oci"})
 		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return ref, nil
+		return err
+	})
 }
 
 // fields reads a mapping of texts. It may have the keys known and must have the keys required.
@@ -332,18 +326,16 @@ func (r *reader) fields(n *yaml.Node, what string, known, required []string) ([]
 		return nil, err
 	}
 	fields := make([]field, 0, len(items))
-	for _, it := range items {
-		if !slices.Contains(known, it.key.text) {
-			return nil, unknown(it.key, what, known)
-		}
+	err = each(items, what, known, func(it item) error {
 		value, err := r.word(it.value, it.key.text)
-		if err != nil {
-			return nil, err
-		}
-		if value.text == "" {
-			return nil, value.at.errorf("%s is empty", it.key.text)
+		if err == nil && value.text == "" {
+			err = value.at.errorf("%s is empty", it.key.text)
 		}
 		fields = append(fields, field{it.key, value})
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
 	for _, key := range required {
 		if !slices.ContainsFunc(fields, func(f field) bool { return f.key.text == key }) {
@@ -386,15 +378,7 @@ func (r *reader) words(n *yaml.Node, what string) ([]word, error) {
 	if err != nil {
 		return nil, err
 	}
-	words := make([]word, 0, len(nodes))
-	for _, node := range nodes {
-		w, err := r.word(node, "an argument of "+what)
-		if err != nil {
-			return nil, err
-		}
-		words = append(words, w)
-	}
-	return words, nil
+	return collect(nodes, func(n *yaml.Node) (word, error) { return r.word(n, "an argument of "+what) })
 }
 
 func (r *reader) env(n *yaml.Node) ([]pair, error) {
@@ -402,15 +386,10 @@ func (r *reader) env(n *yaml.Node) ([]pair, error) {
 	if err != nil {
 		return nil, err
 	}
-	pairs := make([]pair, 0, len(items))
-	for _, it := range items {
+	return collect(items, func(it item) (pair, error) {
 		value, err := r.word(it.value, "the value of"+Quote(it.key.text))
-		if err != nil {
-			return nil, err
-		}
-		pairs = append(pairs, pair{it.key, value})
-	}
-	return pairs, nil
+		return pair{it.key, value}, err
+	})
 }
 
 // namedValues reads a mapping of values of any type.
@@ -419,13 +398,8 @@ func (r *reader) namedValues(n *yaml.Node, what string) ([]namedValue, error) {
 	if err != nil {
 		return nil, err
 	}
-	values := make([]namedValue, 0, len(items))
-	for _, it := range items {
+	return collect(items, func(it item) (namedValue, error) {
 		value, err := r.anyValue(it.value, "the value of"+Quote(it.key.text))
-		if err != nil {
-			return nil, err
-		}
-		values = append(values, namedValue{it.key, value})
-	}
-	return values, nil
+		return namedValue{it.key, value}, err
+	})
 }

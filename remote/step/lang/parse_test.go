@@ -18,7 +18,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// job is a definition of today's dialect with steps.
+// job returns a definition of today's dialect with steps.
 func job(list ...*pb.Step) *pb.Definition {
 	for _, s := range list {
 		s.When = cmp.Or(s.GetWhen(), OnSuccess)
@@ -31,7 +31,7 @@ func job(list ...*pb.Step) *pb.Definition {
 	}
 }
 
-// script is a step that runs text.
+// script returns a step that runs text.
 func script(name, text string) *pb.Step {
 	return &pb.Step{
 		Name:      name,
@@ -41,7 +41,7 @@ func script(name, text string) *pb.Step {
 	}
 }
 
-// command is a step that runs a command.
+// command returns a step that runs a command.
 func command(name, dir string, argv ...string) *pb.Step {
 	return &pb.Step{Name: name, Definition: &pb.Definition{
 		Type:    pb.DefinitionType_exec,
@@ -294,7 +294,7 @@ func TestParseNamesTheMistakeItsPlaceAndTheRemedy(t *testing.T) {
 		},
 		"three documents": {
 			"{}\n---\nrun: [{script: x}]\n---\na: b\n",
-			`j:5:1: there are at most two documents, the spec and what it runs; this is a third`,
+			`j:5:1: there are at most two documents, a spec and a definition; this is a third`,
 		},
 		"merge key": {
 			"- &a {script: x}\n- {<<: *a, name: b}\n",

@@ -55,7 +55,7 @@ func (r *reader) value(n *yaml.Node) (*yaml.Node, error) {
 	return target, nil
 }
 
-// word reads a text, which errors call what.
+// word reads a text, which is called what in errors.
 func (r *reader) word(n *yaml.Node, what string) (word, error) {
 	v, err := r.value(n)
 	if err != nil {
@@ -143,7 +143,33 @@ func (r *reader) optional(n *yaml.Node, what string) ([]item, error) {
 	return r.mapping(n, what)
 }
 
-// unknown returns the error for a key of what that is not in known.
+// each calls read for each key of items, a mapping that errors call what. It refuses keys that are not in known.
+func each(items []item, what string, known []string, read func(item) error) error {
+	for _, it := range items {
+		if !slices.Contains(known, it.key.text) {
+			return unknown(it.key, what, known)
+		}
+		if err := read(it); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// collect reads each part of list.
+func collect[T, U any](list []T, read func(T) (U, error)) ([]U, error) {
+	all := make([]U, 0, len(list))
+	for _, part := range list {
+		u, err := read(part)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, u)
+	}
+	return all, nil
+}
+
+// unknown returns the error for a key that is not in known.
 func unknown(key word, what string, known []string) *Error {
 	return key.at.errorf("unknown key%s%s", Quote(key.text),
 		Suggest(key.text, known, fmt.Sprintf("; %s has %s", what, strings.Join(known, ", "))))

@@ -68,8 +68,7 @@ func parseZip(text string) (*pb.Reference, error) {
 	location, fragment, _ := strings.Cut(strings.TrimPrefix(text, "zip+"), "#")
 	options, err := url.ParseQuery(fragment)
 	if err != nil {
-		return nil, errors.New("the reference is invalid: after # there is a list such as sha256=0a1b&dir=sub, and this " +
-			"is none")
+		return nil, errors.New("the reference is invalid: write a list such as sha256=0a1b&dir=sub after #")
 	}
 	ref := &pb.Reference{Protocol: pb.Reference_zip, Url: location}
 	for key, values := range options {

@@ -41,7 +41,7 @@ func ref(name string) object { return object{"$ref": "#/$defs/" + name} }
 
 func arrayOf(items any) object { return object{"type": "array", "items": items} }
 
-// mapping is an object with the properties, and no others.
+// mapping returns the schema of an object with these properties and no others.
 func mapping(properties object, required ...string) object {
 	m := object{"type": "object", "properties": properties, "additionalProperties": false}
 	if len(required) > 0 {
@@ -52,7 +52,7 @@ func mapping(properties object, required ...string) object {
 
 func orNull(schema object) object { return object{"anyOf": []any{object{"type": "null"}, schema}} }
 
-// only keeps the properties with the keys, and fails if one is missing: the keys are the parser's.
+// only keeps the properties with the parser's keys, and fails if one is missing.
 func only(properties object, keys []string) object {
 	kept := object{}
 	for _, key := range keys {
@@ -268,7 +268,7 @@ func newValidator(t testing.TB) validator {
 	return v
 }
 
-// accepts reports whether the schema accepts a text: each document as what it is and as any.
+// accepts reports whether the schema accepts a text: each document by its own schema and by that of any document.
 func (v validator) accepts(text []byte, job bool) bool {
 	docs, ok := documents(text)
 	if !ok {
@@ -293,14 +293,14 @@ func (v validator) accepts(text []byte, job bool) bool {
 	return true
 }
 
-// documents are the documents of data as JSON; false if they are none.
+// documents returns the documents of data as JSON, and false if data is not YAML.
 func documents(data []byte) ([]any, bool) {
 	_, nodes, err := load("j", data)
 	if err != nil {
 		return nil, false
 	}
 	var docs []any
-	budget := 2 * maxCost / nodeCost // an alias is a node, and what it stands for
+	budget := 2 * maxCost / nodeCost // an alias counts as a node, plus its target
 	for _, n := range nodes {
 		doc, ok := asAny(n, 0, &budget)
 		if !ok {
@@ -311,10 +311,10 @@ func documents(data []byte) ([]any, bool) {
 	return docs, true
 }
 
-// asAny is n as JSON; false if it has none, or budget nodes and more.
+// asAny returns n as JSON, and false if it has no JSON form or at least budget nodes.
 func asAny(n *yaml.Node, depth int, budget *int) (any, bool) {
 	if *budget--; depth > 2*maxDepth || *budget < 0 {
-		return nil, false // aliases of aliases, or one of itself
+		return nil, false // an alias of an alias, or of itself
 	}
 	switch n.Kind {
 	case yaml.AliasNode:
@@ -344,7 +344,7 @@ func asAny(n *yaml.Node, depth int, budget *int) (any, bool) {
 	}
 }
 
-// scalar is n as JSON. What JSON does not have, such as a date, is a value that no property takes.
+// scalar returns n as JSON. A type that JSON lacks, such as a date, becomes a value that no property accepts.
 func scalar(n *yaml.Node) (any, bool) {
 	switch n.ShortTag() {
 	case "!!str":
@@ -364,7 +364,7 @@ func scalar(n *yaml.Node) (any, bool) {
 	}
 }
 
-// agree fails if only one of the parser and the schema accepts text, and that could be otherwise.
+// agree fails if only the parser or only the schema accepts text, unless the mistake is beyond a schema.
 func agree(t testing.TB, v validator, text []byte, job bool) {
 	t.Helper()
 	parse := ParseStep
@@ -452,7 +452,7 @@ type corpusFile struct {
 	want string // the error; empty if it is accepted
 }
 
-// corpus reads testdata. What is refused says so in its first line, as "# error: " and a part of the
+// corpus reads testdata. The first line of a refused text is "# error: " and a part of the
 // error.
 func corpus(t testing.TB) []corpusFile {
 	t.Helper()

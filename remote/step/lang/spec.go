@@ -1,8 +1,6 @@
 package lang
 
 import (
-	"slices"
-
 	"go.yaml.in/yaml/v4"
 )
 
@@ -30,7 +28,7 @@ func (r *reader) spec(n *yaml.Node, spec *draftSpec, v0 bool) error {
 	if err != nil {
 		return err
 	}
-	for _, it := range items {
+	return each(items, "spec", specKeys, func(it item) (err error) {
 		switch it.key.text {
 		case "inputs":
 			known := inputKeys
@@ -42,14 +40,9 @@ func (r *reader) spec(n *yaml.Node, spec *draftSpec, v0 bool) error {
 			err = r.specOutputs(it.value, spec, v0)
 		case "requests":
 			spec.requests, err = r.requests(it.value)
-		default:
-			err = unknown(it.key, "spec", specKeys)
 		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return err
+	})
 }
 
 // specOutputs reads the outputs of a spec: their list, or the word delegate.
@@ -75,15 +68,11 @@ func (r *reader) params(n *yaml.Node, what string, known []string, v0 bool) ([]d
 	if err != nil {
 		return nil, err
 	}
-	params := make([]draftParam, 0, len(items))
-	for _, it := range items {
+	return collect(items, func(it item) (draftParam, error) {
 		p := draftParam{name: it.key}
-		if err := r.param(it, &p, known, v0); err != nil {
-			return nil, err
-		}
-		params = append(params, p)
-	}
-	return params, nil
+		err := r.param(it, &p, known, v0)
+		return p, err
+	})
 }
 
 func (r *reader) param(it item, p *draftParam, known []string, v0 bool) error {
@@ -95,13 +84,8 @@ func (r *reader) param(it item, p *draftParam, known []string, v0 bool) error {
 	if err != nil {
 		return err
 	}
-	for _, k := range keys {
-		if !slices.Contains(known, k.key.text) {
-			return unknown(k.key, "it", known)
-		}
-		if err := r.paramKey(p, k); err != nil {
-			return err
-		}
+	if err := each(keys, "it", known, func(k item) error { return r.paramKey(p, k) }); err != nil {
+		return err
 	}
 	if !v0 && !p.kind.given {
 		return it.key.at.errorf("%s has no type; give it one of %s", p.label(), typeList)
@@ -143,20 +127,15 @@ func (r *reader) requests(n *yaml.Node) (*draftRequests, error) {
 		return nil, err
 	}
 	req := &draftRequests{}
-	for _, it := range items {
+	return req, each(items, "requests", requestKeys, func(it item) (err error) {
 		switch it.key.text {
 		case "env":
 			req.env, err = r.words(it.value, "env")
 		case "vars":
 			req.vars, err = r.words(it.value, "vars")
-		default:
-			err = unknown(it.key, "requests", requestKeys)
 		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return req, nil
+		return err
+	})
 }
 
 func (r *reader) boolean(n *yaml.Node, what string) (bool, error) {

@@ -1,0 +1,320 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
+)
+
+// starter starts processes on a VM: a Conn, a relay or a reservation.
+type starter interface {
+	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
+}
+
+// build is the state of a build that has its plan. Connect makes it; its bridges and Close use it after that.
+type build struct {
+	c        *Connector
+	conn     Conn
+	program  *program.Program
+	relay    *relay.Relay     // nil if the build is started by session
+	sessions *mux.Reservation // nil if the build needs no session, or prestarted processes have them
+	starter  starter
+	serve    *serve           // nil before it has started
+	proxy    chan *prestarted // see startProxy; nil if no proxy was started ahead of its bridge
+	early    chan *bridge     // holds a bridge that was opened before the first call of dial
+	native   atomic.Bool      // the build has a place in VM.native
+
+	mu      sync.Mutex // guards the following
+	choice  Choice
+	bridges map[*bridge]struct{}
+	bridged bool // a bridge has been open
+}
+
+// start finds the step runner, plans, starts serve, waits until it listens and finds a route to it.
+func (c *Connector) start() (*build, error) {
+	conn := c.cfg.Lease.Conn()
+	found, err := c.cfg.VM.findProgram(c.life, &c.cfg, conn)
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.cfg.VM.plan(c.life, &c.cfg, conn, found.Command)
+	if err != nil {
+		return nil, err
+	}
+	if p.report != nil {
+		defer p.report(capability{}, 0) // unless the probe has a result
+	}
+	b := &build{
+		c: c, conn: conn, program: found, relay: p.relay, choice: p.Choice,
+		early: make(chan *bridge, 1), bridges: map[*bridge]struct{}{},
+	}
+	b.native.Store(p.native)
+	switch {
+	case p.relay == nil:
+		err = b.startBySession(&p)
+	case p.Bridge == Relay:
+		err = b.startWithBridge()
+	default:
+		b.publish(b.relay)
+		err = b.startServe(nil)
+	}
+	if err == nil && p.report != nil {
+		err = b.probe(p.report)
+	}
+	return b, err
+}
+
+// publish makes the build known to Close, which ends it. starter starts its processes.
+func (b *build) publish(s starter) {
+	b.starter = s
+	b.c.mu.Lock()
+	defer b.c.mu.Unlock()
+	b.c.build = b
+}
+
+// startWithBridge starts serve and opens the first bridge to it by the relay at the same time: the relay itself waits
+// for serve to listen.
+func (b *build) startWithBridge() error {
+	b.publish(b.relay)
+	type result struct {
+		stream *mux.Stream
+		err    error
+	}
+	ctx, cancel := context.WithCancel(b.c.life)
+	defer cancel()
+	opened := make(chan result, 1)
+	b.c.wg.Go(func() {
+		stream, err := b.relay.DialReady(ctx, b.c.socket)
+		opened <- result{stream, err}
+	})
+	err := b.startServe(nil)
+	if err != nil {
+		cancel()
+	}
+	defer time.AfterFunc(b.c.cfg.ReadyTimeout, cancel).Stop()
+	bridge := <-opened // soon: serve is ready or ctx has ended
+	switch {
+	case err != nil && bridge.err == nil:
+		bridge.stream.Close()
+		return err
+	case err != nil:
+		return err
+	case bridge.err != nil:
+		return bridgeError(bridge.err)
+	}
+	return b.keepEarly(bridge.stream)
+}
+
+// startBySession starts serve in a session of its own.
+func (b *build) startBySession(p *plan) error {
+	serve, proxy := b.takePrestarted(p)
+	if err := b.reserve(p, &serve, &proxy); err != nil {
+		serve.discard()
+		proxy.discard()
+		return err
+	}
+	var s starter = b.conn
+	if b.sessions != nil {
+		s = b.sessions
+	}
+	b.publish(s)
+	if p.Bridge == Session && b.program.Kind == program.Stepmux {
+		b.startProxy(proxy)
+	}
+	if err := b.startServe(serve); err != nil {
+		return err
+	}
+	b.prestartNext()
+	return nil
+}
+
+// reserve reserves the sessions that the plan needs and the prestarted processes do not have. Serve and a bridge by
+// session take theirs together: builds that each hold one and wait for the second would wait for ever. For the same
+// reason a build whose prestarted processes hold some discards them before it waits for all.
+func (b *build) reserve(p *plan, serve, proxy **prestarted) (err error) {
+	need, held := 2, 0
+	if p.Bridge == Streamlocal {
+		need = 1
+	}
+	for _, p := range []*prestarted{*serve, *proxy} {
+		if p != nil {
+			held++
+		}
+	}
+	if held == need {
+		return nil
+	}
+	if held > 0 {
+		b.sessions, err = b.conn.TryReserve(b.c.life, need-held)
+		if !errors.Is(err, mux.ErrSaturated) {
+			return err
+		}
+		(*serve).discard()
+		(*proxy).discard()
+		*serve, *proxy = nil, nil
+	}
+	b.sessions, err = b.conn.Reserve(b.c.life, need)
+	if errors.Is(err, mux.ErrForbidden) && p.report != nil {
+		// The server never allows two at once: one is enough if streamlocal works.
+		b.sessions, err = b.conn.Reserve(b.c.life, 1)
+	}
+	return err
+}
+
+// startServe starts serve, or uses the prestarted one, and waits until it listens.
+func (b *build) startServe(ready *prestarted) error {
+	c, begin := b.c, time.Now()
+	stderr := newServeStderr(c.log.Remarks(c.closing))
+	process := ready.use(c.life, append([]byte(c.socket+"\n"), c.secret.Line()...), stderr)
+	if process == nil {
+		var err error
+		if process, err = b.starter.Start(c.life, b.serveCommand(stderr)); err != nil {
+			return b.startError(err)
+		}
+	}
+	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Command}
+	b.serve = s
+	c.wg.Go(func() {
+		s.copyStdout(c.log.Remarks(c.closing)) // ends with the process, at the latest
+		select {
+		case <-process.Exited():
+		case <-c.deadline.Done():
+		}
+		if isDone(process.Exited()) { // also if both hold: its last lines belong to the log
+			c.end(s.exitError())
+		}
+	})
+	if err := s.awaitReady(c.life, c.cfg.ReadyTimeout); err != nil {
+		return err
+	}
+	c.cfg.Trace.ServeReady(c.cfg.BuildID, b.routes().Start, time.Since(begin))
+	return nil
+}
+
+// serveCommand starts the build's step runner: a stepmux watches its stdin, which begins with the build's secret;
+// another step runner needs a leash.
+func (b *build) serveCommand(stderr *serveStderr) mux.Command {
+	command := mux.Command{Ready: b.c.socket, Stderr: stderr}
+	if b.program.Kind == program.StepRunner {
+		command.Argv = leashArgv(b.program.Command, b.c.socket, min(maxLeashGrace, b.c.cfg.StopTimeout/2))
+		return command
+	}
+	command.Argv, command.Input = serveArgv(b.program.Command, b.c.socket), b.c.secret.Line()
+	return command
+}
+
+// startError turns a relay's refusal of a missing program into the error that a login shell's exit code gives.
+func (b *build) startError(err error) error {
+	refused := (*relay.RefusedError)(nil)
+	if errors.As(err, &refused) && refused.Reason == relay.RefusedNotFound {
+		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
+	}
+	return err
+}
+
+// probe finds out whether streamlocal reaches the socket of a serve that listens, and reports it. A refusal counts only
+// if the next route then reaches serve: a serve that died meanwhile says nothing about the VM.
+func (b *build) probe(report func(capability, time.Duration)) error {
+	stream, err := b.conn.DialUnix(b.c.life, b.serve.socket)
+	if err == nil {
+		const reason = "works on this VM and costs no session"
+		b.choose(Streamlocal, reason)
+		b.found(report, capability{true, reason})
+		b.native.Store(b.relay != nil && b.c.cfg.VM.takeNative())
+		return b.keepEarly(stream)
+	}
+	if !isRefused(err) {
+		return err
+	}
+	forbidden := capability{false, fmt.Sprintf("the VM refuses streamlocal forwarding: %v", err)}
+	route, bridge, err := b.dialInstead()
+	switch {
+	case err == nil:
+	case b.c.life.Err() != nil:
+		return context.Cause(b.c.life)
+	case !errors.Is(err, mux.ErrForbidden): // that holds for all builds on this VM
+		return bridgeError(err)
+	}
+	b.choose(route, forbidden.reason)
+	b.found(report, forbidden)
+	if err != nil {
+		return bridgeError(err)
+	}
+	return b.keepEarly(bridge)
+}
+
+// found reports and logs the result of a probe.
+func (b *build) found(report func(capability, time.Duration), result capability) {
+	report(result, forever)
+	choice := b.routes()
+	b.c.cfg.Logger.Info("bridge route found", "route", choice.Bridge, "reason", choice.BridgeReason)
+}
+
+// choose sets the bridge route. Streamlocal frees the session that was reserved for a bridge by session.
+func (b *build) choose(route Route, reason string) {
+	b.mu.Lock()
+	b.choice.Bridge, b.choice.BridgeReason = route, reason
+	b.mu.Unlock()
+	if route == Streamlocal && b.sessions != nil {
+		b.sessions.Release()
+	}
+}
+
+// routes returns the build's routes.
+func (b *build) routes() Choice {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.choice
+}
+
+// giveNative gives back the build's place in VM.native.
+func (b *build) giveNative() {
+	if b.native.Swap(false) {
+		b.c.cfg.VM.native.Add(-1)
+	}
+}
+
+// stop closes the bridges, ends serve and waits for its end, bounded by ctx.
+func (b *build) stop(ctx context.Context) error {
+	b.closeBridges()
+	b.takeProxy().discard()
+	b.giveNative()
+	if b.sessions != nil {
+		defer b.sessions.Release()
+	}
+	s, cfg := b.serve, &b.c.cfg
+	if s == nil {
+		return nil
+	}
+	begin := time.Now()
+	cfg.Trace.ServeStop(cfg.BuildID)
+	b.c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; fails only if the channel is gone
+	err := s.awaitExit(ctx)
+	cfg.Trace.ServeGone(cfg.BuildID, time.Since(begin), err)
+	s.process.Close()
+	if s.leftDirectory() {
+		b.removeDirectory(ctx, path.Dir(s.socket))
+	}
+	return err
+}
+
+// removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM
+// removes it.
+func (b *build) removeDirectory(ctx context.Context, dir string) {
+	p, err := b.starter.Start(ctx, mux.Command{Argv: removeArgv(dir)})
+	if err == nil {
+		defer p.Close()
+		err = p.Wait(ctx)
+	}
+	if err != nil {
+		b.c.cfg.Logger.Warn("build directory left on the VM, its next step runner removes it", "dir", dir, "error", err)
+	}
+}

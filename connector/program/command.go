@@ -1,0 +1,135 @@
+package program
+
+import (
+	"slices"
+	"strconv"
+)
+
+// Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
+// variable of a job is ever part of one.
+
+// relayArgv starts the VM's relay.
+func relayArgv(runner []string, tempDir string) []string {
+	return slices.Concat(runner, []string{"steps", "relay", "--temp-dir", tempDir})
+}
+
+// removeArgv removes a directory.
+func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
+
+// askWrapper runs a command that may hang until the command or stdin ends.
+const askWrapper = `exec 3<&0
+if command -v setsid >/dev/null; then setsid "$@" </dev/null 3<&- & p=-$!; else "$@" </dev/null 3<&- & p=$!; fi
+{ while read -r x; do :; done; kill -s KILL -- "$p"; } <&3 >/dev/null 2>&1 3<&- & watch=$!
+wait "${p#-}"; s=$?
+kill -s KILL "$watch"
+exit "$s"`
+
+// versionArgv asks a runner for its version.
+func versionArgv(runner []string) []string {
+	return slices.Concat([]string{"sh", "-c", askWrapper, "stepmux-ask"}, runner, []string{"--version"})
+}
+
+// inspectPrefix begins each line of inspectScript: a login shell may print other lines.
+const inspectPrefix = "stepmux-inspect: "
+
+// inspectScript prints the VM's platform, the path of the program $1 and the first bytes of its file, and those of
+// the programs after it that are installed.
+const inspectScript = `say() { echo "` + inspectPrefix + `$*"; }
+say platform "$(uname -s)" "$(uname -m)"
+case $1 in
+*/*) p=$1; [ -f "$p" ] || p= ;;
+*)
+	p=$(command -v "$1"); IFS=:
+	[ -n "$p" ] || for d in $PATH; do [ ! -f "$d/$1" ] || { p=$d/$1; break; }; done
+	unset IFS;;
+esac
+if [ -n "$p" ]; then
+	say program "$p"
+	say head "$(od -An -tx1 -N20 "$p" | tr -d ' \n')"
+fi
+shift
+for p; do command -v "$p" >/dev/null && say other "$p"; done; :`
+
+// inspectArgv inspects a VM on which a program does not start.
+func inspectArgv(program string) []string {
+	return slices.Concat([]string{"sh", "-c", inspectScript, "stepmux-inspect", program}, otherRunners)
+}
+
+// uploadPrefix begins each line of uploadScript.
+const uploadPrefix = "stepmux-upload: "
+
+// uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM, in the user's cache if $1 is "cache" and
+// else in a directory of the user's below $1. The checksum is part of the path, so that an upload does not disturb
+// another version that runs. If the file is there the script prints "at PATH". Else it prints "send", takes the bytes
+// from stdin, checks them, renames them into place and prints "at PATH". The directory is private and no symbolic
+// link, and no other user may rename it. Programs that were not requested for 14 days and that no process of this
+// user runs are removed.
+const uploadScript = `place=$1 sum=$2 size=$3
+umask 077
+export LC_ALL=C
+no() { echo "$1" >&2; exit 9; }
+say() { echo "` + uploadPrefix + `$*"; }
+uid=$(id -u)
+case $place in
+cache)
+	case ${XDG_CACHE_HOME:-} in
+	/*) up=$XDG_CACHE_HOME ;;
+	*)
+		case ${HOME:-} in
+		/*) [ -d "$HOME" ] || no "$HOME is no directory"; up=$HOME/.cache ;;
+		*) no "there is no HOME" ;;
+		esac ;;
+	esac
+	mkdir -p "$up" || exit 9
+	root=$up/stepmux ;;
+*)
+	up=$place root=${place%/}/stepmux-$uid
+	[ -d "$up" ] || no "$up is no directory" ;;
+esac
+set -- $(ls -ldLn "$up")
+case $1 in ?????w???[!tT]* | ????????w[!tT]*) no "$up lets other users rename what is in it" ;; esac
+[ "$3" = "$uid" ] || [ "$3" = 0 ] || no "$up belongs to user $3"
+[ -e "$root" ] || [ -L "$root" ] || mkdir "$root" || [ -d "$root" ] || exit 9
+[ ! -L "$root" ] || no "$root is a symbolic link"
+[ -d "$root" ] || no "$root is no directory"
+[ -O "$root" ] || no "$root belongs to another user"
+chmod 700 "$root" || exit 9
+part=$(mktemp "$root/.part.XXXXXX") || { rmdir "$root" 2>/dev/null; exit 9; }
+trap 's=$?; rm -f "$part"; [ "$s" = 0 ] || rmdir "${dir:-$root}" "$root" 2>/dev/null; exit "$s"' EXIT
+trap 'exit 9' HUP INT TERM PIPE
+{ printf '#!/bin/sh\nexit 0\n' >"$part" && chmod 700 "$part"; } || exit 9
+"$part" || no "programs in $root cannot be executed: is it mounted noexec?"
+sum() {
+	s=$({ sha256sum || shasum -a 256 || openssl dgst -sha256 -r; } <"$1" 2>/dev/null)
+	s=${s%% *}
+	[ "${#s}" -eq 64 ] || s=$("$1" version --checksum 2>/dev/null | sed -n 's/^SHA-256: //p')
+	echo "$s"
+}
+dir=$root/$(echo "$sum" | cut -c1-16)
+program=$dir/stepmux
+[ ! -L "$dir" ] || rm -f "$dir"
+mkdir -p "$dir" || exit 9
+if [ -f "$program" ] && [ ! -L "$program" ] && chmod 700 "$program" && [ "$(sum "$program")" = "$sum" ]; then
+	touch "$dir"
+else
+	say send
+	head -c "$size" >"$part" || exit 9
+	[ "$(wc -c <"$part")" -eq "$size" ] || no "it did not arrive whole"
+	[ "$(sum "$part")" = "$sum" ] || no "what arrived has another checksum than the file had"
+	sync "$part" 2>/dev/null || sync
+	{ mkdir -p "$dir" && mv -f "$part" "$program"; } || exit 9
+	sync "$dir" 2>/dev/null || sync
+fi
+for old in "$root"/*; do
+	[ "$old" != "$dir" ] && [ -n "$(find "$old" -prune -mtime +14)" ] || continue
+	used=
+	for p in /proc/[0-9]*/exe; do [ ! "$p" -ef "$old/stepmux" ] || { used=1; break; }; done
+	[ -n "$used" ] || rm -rf "$old"
+done
+find "$root"/.part.* -prune -mtime +0 -exec rm -f {} \; 2>/dev/null
+say at "$program"`
+
+// uploadArgv puts a program on the VM.
+func uploadArgv(place string, bin *Binary) []string {
+	return []string{"sh", "-c", uploadScript, "stepmux-upload", place, bin.sum, strconv.FormatInt(bin.size, 10)}
+}

@@ -1,0 +1,133 @@
+package program
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// unusable inspects the VM after a runner did not start and returns the error that says why. An error that is not the
+// VM's fault is returned without an *unusableError. hinted, which may be nil, is the error to return where only a relay
+// is accepted.
+func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeError, hinted error) error {
+	bad := &unusableError{err: failed, problem: "is not on the VM"}
+	out, _, err := f.run(ctx, inspectArgv(runner[0]))
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case mux.IsLost(err):
+		return err
+	}
+	seen := parseInspection(out) // facts that are missing are unknown
+	bad.platform, bad.others = seen.platform, seen.others
+	name := strings.Join(runner, " ")
+	failed.Hint = MissingHint(runner)
+	switch {
+	case seen.program == "":
+	case seen.built != "" && seen.platform != "" && seen.built != seen.platform:
+		bad.problem = "is built for " + seen.built
+		failed.Hint = fmt.Sprintf("%q is built for %s, the VM is %s: install the one for that%s",
+			name, seen.built, seen.platform, orBootstrap)
+	case failed.ExitCode == 126:
+		bad.problem = "cannot be executed"
+		failed.Hint = fmt.Sprintf("%q is there and cannot be executed: look at its mode, its directories' and the "+
+			"options of its file system%s", name, orBootstrap)
+	case failed.ExitCode == 127:
+		bad.problem = "cannot be started"
+		failed.Hint = fmt.Sprintf("%q is there, but not the interpreter or the libraries it needs%s", name, orBootstrap)
+	default:
+		failed.Hint = "is the runner command a step runner?"
+		return failed
+	}
+	if f.Relay == OnlyRelay && hinted != nil {
+		bad.err = hinted
+	}
+	return bad
+}
+
+// inspection is the result of inspectScript.
+type inspection struct {
+	platform string   // os/arch, in Go's names if Go has them; empty if unknown
+	program  string   // the runner's path; empty if it is not there
+	built    string   // the platform of its file; empty if it is no ELF file
+	others   []string // those of otherRunners that are installed
+}
+
+// parseInspection reads the lines of inspectScript among the text of a login shell.
+func parseInspection(out []byte) inspection {
+	var seen inspection
+	for line := range bytes.Lines(out) {
+		_, text, ok := strings.Cut(strings.TrimRight(string(line), "\r\n"), inspectPrefix)
+		if !ok {
+			continue
+		}
+		key, value, _ := strings.Cut(text, " ")
+		switch key {
+		case "platform":
+			system, machine, _ := strings.Cut(value, " ")
+			if seen.platform = platformOf(system, machine); !wire.ValidPlatform(seen.platform) {
+				seen.platform = "" // it goes into error texts, and no program is built for it
+			}
+		case "program":
+			seen.program = value
+		case "head":
+			seen.built = elfPlatform(value)
+		case "other":
+			if slices.Contains(otherRunners, value) {
+				seen.others = append(seen.others, value)
+			}
+		}
+	}
+	return seen
+}
+
+// machines maps uname's names to Go's where they differ.
+var machines = map[string]string{
+	"x86_64": "amd64", "aarch64": "arm64", "i386": "386", "i486": "386", "i586": "386", "i686": "386",
+	"armv5l": "arm", "armv6l": "arm", "armv7l": "arm", "armv8l": "arm", "loongarch64": "loong64",
+}
+
+// platformOf returns os/arch for the output of uname -s and uname -m.
+func platformOf(system, machine string) string {
+	if arch, ok := machines[machine]; ok {
+		machine = arch
+	}
+	return strings.ToLower(system) + "/" + machine
+}
+
+var elfMachines = map[elf.Machine]string{
+	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
+	elf.EM_S390: "s390x", elf.EM_LOONGARCH: "loong64",
+}
+
+// elfPlatform returns the platform of an ELF file from its first bytes, up to e_machine, in hexadecimal. It is empty
+// for any other file and for a rare machine.
+func elfPlatform(head string) string {
+	b, err := hex.DecodeString(head)
+	if err != nil || len(b) < 20 || string(b[:4]) != elf.ELFMAG {
+		return ""
+	}
+	var order binary.ByteOrder = binary.LittleEndian
+	if elf.Data(b[elf.EI_DATA]) == elf.ELFDATA2MSB {
+		order = binary.BigEndian
+	}
+	machine := elf.Machine(order.Uint16(b[18:]))
+	if machine == elf.EM_PPC64 {
+		if order == binary.LittleEndian {
+			return "linux/ppc64le"
+		}
+		return "linux/ppc64"
+	}
+	if arch, ok := elfMachines[machine]; ok {
+		return "linux/" + arch
+	}
+	return ""
+}

@@ -1,0 +1,188 @@
+package program
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
+)
+
+// maxAnswer bounds the output of a program that is asked for its version, its platform or its path.
+const maxAnswer = wire.MaxVersionText
+
+// otherRunners are the step runners that may take the place of one that is not configured and missing.
+var otherRunners = []string{"gitlab-runner", "step-runner"}
+
+// finder looks for one VM's step runner.
+type finder struct {
+	Config
+	noRelay string // why the VM has no relay; empty if that was not found
+}
+
+// Find returns the VM's step runner. A relay that starts reports its program; without one the program is asked in a
+// session. A program that is missing or cannot run is replaced if cfg allows it. noRelay says why the program has no
+// relay; it is empty if it has one or that was not tried.
+func Find(ctx context.Context, cfg Config) (p *Program, noRelay string, err error) {
+	f := &finder{Config: cfg}
+	p, err = f.find(ctx)
+	return p, f.noRelay, err
+}
+
+func (f *finder) find(ctx context.Context) (*Program, error) {
+	p, err := f.look(ctx, f.Runner)
+	bad := (*unusableError)(nil)
+	if !errors.As(err, &bad) {
+		return p, err
+	}
+	if len(f.Bootstrap) > 0 {
+		p, err := f.bootstrap(ctx, bad)
+		if err == nil || bad.program == nil || f.Relay == OnlyRelay || mux.IsLost(err) || ctx.Err() != nil {
+			return p, err
+		}
+		f.Logger.Warn("the VM keeps its stepmux, which has no relay for this program", "error", err)
+		f.noRelay = bad.Error()
+		return bad.program, nil
+	}
+	if f.Others && f.Relay != OnlyRelay {
+		for _, name := range bad.others {
+			if p, err := f.askVersion(ctx, []string{name}); err == nil {
+				f.noRelay = bad.Error()
+				return p, nil
+			}
+		}
+	}
+	return nil, bad.err
+}
+
+// look finds the program of a runner command: by its relay, which is needed anyway, or else by its version. The error
+// is an *unusableError if another program may be usable.
+func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
+	var refused error
+	if f.Relay != NoRelay {
+		started, err := f.StartRelay(ctx, runner)
+		if err == nil {
+			f.noRelay = ""
+			told := started.Program()
+			return &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner}, nil
+		}
+		failed := (*relay.Error)(nil)
+		switch {
+		case errors.As(err, &failed) && failed.Version != 0:
+			return f.otherProtocol(runner, failed, err)
+		case errors.As(err, &failed) && (failed.ExitCode == 126 || failed.ExitCode == 127):
+			missing := &ServeError{ExitCode: failed.ExitCode, Stderr: failed.Stderr, Err: failed.Err}
+			return nil, f.unusable(ctx, runner, missing, err)
+		case !HasNoRelay(err):
+			return nil, err
+		}
+		refused = err
+	}
+	p, err := f.askVersion(ctx, runner)
+	switch {
+	case err != nil && f.Relay == OnlyRelay && !mux.IsLost(err) && len(f.Bootstrap) == 0:
+		return nil, refused
+	case err != nil:
+		return nil, err
+	case f.Relay == OnlyRelay:
+		return nil, refused
+	case refused != nil:
+		f.noRelay = refused.Error()
+	}
+	return p, nil
+}
+
+// otherProtocol handles a stepmux whose relay has another version of the protocol.
+func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted error) (*Program, error) {
+	p := &Program{Kind: Stepmux, Command: runner}
+	switch {
+	case failed.Version < wire.RelayVersion && len(f.Bootstrap) > 0:
+		problem := fmt.Sprintf("speaks version %d of the relay's protocol", failed.Version)
+		return nil, &unusableError{err: hinted, problem: problem, program: p}
+	case f.Relay == OnlyRelay:
+		return nil, hinted
+	default:
+		f.noRelay = hinted.Error()
+		return p, nil
+	}
+}
+
+// askVersion runs `<runner> --version` in a session.
+func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, error) {
+	out, stderr, err := f.run(ctx, versionArgv(runner))
+	name := strings.Join(runner, " ")
+	code := mux.ExitCode(err)
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case mux.IsLost(err) || errors.Is(err, mux.ErrForbidden):
+		return nil, err
+	case err != nil && code < 0:
+		return nil, &ServeError{
+			ExitCode: -1,
+			Stderr:   stderr,
+			Err:      fmt.Errorf("ask %q for its version: %w", name, err),
+			Hint:     "is it a step runner?",
+		}
+	case err != nil:
+		failed := &ServeError{ExitCode: code, Stderr: stderr, Err: fmt.Errorf("%q --version: %w", name, err)}
+		return nil, f.unusable(ctx, runner, failed, nil)
+	}
+	told, err := wire.ParseVersionText(out)
+	if err != nil {
+		text := bytes.TrimSpace(out)
+		return nil, &ServeError{
+			ExitCode: -1,
+			Stderr:   stderr,
+			Err:      fmt.Errorf("%q --version printed %q: %w", name, text[:min(len(text), 80)], err),
+			Hint:     "is the runner command a stepmux, a gitlab-runner or a step-runner?",
+		}
+	}
+	p := &Program{Kind: StepRunner, Version: told.Version, Platform: told.Platform, Command: runner}
+	if told.Name == wire.ProgramName {
+		p.Kind = Stepmux
+		if told.Protocol < wire.RelayVersion && len(f.Bootstrap) > 0 {
+			err := fmt.Errorf("%q speaks version %d of the relay's protocol, this program version %d",
+				name, told.Protocol, wire.RelayVersion)
+			return nil, &unusableError{err: err, problem: "is too old", program: p}
+		}
+	}
+	return p, nil
+}
+
+// noAnswerError is the cause of a context that ended before a program answered. Its value is the time that passed.
+type noAnswerError time.Duration
+
+func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %v", time.Duration(e)) }
+
+// run runs a command in a session, with an open stdin and nothing on it, and closes it if there is no end within
+// Timeout: the command ends with its stdin. The error is the process's or a noAnswerError.
+func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr string, err error) {
+	said := &tail.Writer{}
+	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, noAnswerError(f.Timeout))
+	defer cancel()
+	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said})
+	if err != nil {
+		return nil, "", err
+	}
+	defer process.Close()
+	defer context.AfterFunc(ctx, func() { process.Close() })()
+	out, err = io.ReadAll(io.LimitReader(process, maxAnswer+1))
+	if len(out) > maxAnswer {
+		return nil, said.String(), fmt.Errorf("it printed more than %d bytes", maxAnswer)
+	}
+	if err == nil {
+		err = process.Wait(ctx)
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return out, said.String(), err
+}

@@ -1,0 +1,350 @@
+package script
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+)
+
+const (
+	// stopMargin is the time beyond the grace after which a process that is being stopped is given up.
+	stopMargin = 750 * time.Millisecond
+	// stuckInput is how long the end of stdin may take to be sent.
+	stuckInput = 250 * time.Millisecond
+	// closeDelay is how long a channel may stay open after the process reported its end: processes that were left
+	// behind and not found may hold it open.
+	closeDelay = 2 * time.Second
+	// frameSize is the largest piece of a framed stdin.
+	frameSize = 64 << 10
+)
+
+// process is a process on the VM that ends with its channel. `steps script` or a wrapper runs it and reports its end;
+// a native one is run by the relay itself.
+type process struct {
+	remote *mux.Process
+	grace  time.Duration
+	native bool
+	framed bool // stdin is sent in pieces
+
+	stdout *wire.EndScanner // used by Read only, like rest
+	rest   []byte
+	stderr *stderrScanner
+
+	stopOnce  sync.Once
+	closed    chan struct{} // closed once its channel is
+	closeOnce sync.Once
+}
+
+// spec describes a process to start. argv gets the word that finds its processes.
+type spec struct {
+	argv   func(mark string) []string
+	line   string // instead of argv: native, by the login shell
+	framed bool
+	stderr io.Writer
+	grace  time.Duration
+}
+
+// start starts a process. The caller calls run, close or stop.
+func start(ctx context.Context, starter Starter, s spec) (*process, error) {
+	key, mark := newKey(), newKey()[:16]
+	p := &process{
+		grace:  s.grace,
+		native: s.line != "",
+		framed: s.framed,
+		stdout: wire.NewEndScanner(key),
+		stderr: &stderrScanner{to: s.stderr, scanner: wire.NewEndScanner(key), told: make(chan struct{})},
+		closed: make(chan struct{}),
+	}
+	cmd := mux.Command{Line: s.line, Stderr: s.stderr}
+	if !p.native {
+		cmd.Argv, cmd.Stderr = s.argv(mark), p.stderr
+	}
+	var err error
+	if p.remote, err = starter.Start(ctx, cmd); err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, err
+	}
+	if !p.native {
+		defer context.AfterFunc(ctx, func() { p.remote.Close() })() // wakes a write that the peer does not take
+		_, _ = io.WriteString(p.remote, key+"\n")                   // a failure shows in the process's end
+	}
+	return p, nil
+}
+
+// newKey returns a key that cannot be guessed.
+func newKey() string {
+	var b [wire.EndKeySize / 2]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// Read reads stdout. It returns io.EOF once all output before the reported end has been read.
+func (p *process) Read(b []byte) (int, error) {
+	for {
+		if len(p.rest) > 0 {
+			n := copy(b, p.rest)
+			p.rest = p.rest[n:]
+			return n, nil
+		}
+		if _, ended := p.stdout.End(); ended {
+			return 0, io.EOF
+		}
+		n, err := p.remote.Read(b)
+		if p.native {
+			return n, err
+		}
+		pass := p.stdout.Scan(b[:n])
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			pass = append(pass[:len(pass):len(pass)], p.stdout.Rest()...)
+		}
+		n = copy(b, pass)
+		p.rest = append(p.rest[:0], pass[n:]...)
+		if n > 0 {
+			return n, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Write writes to stdin.
+func (p *process) Write(b []byte) (int, error) {
+	if !p.framed {
+		return p.remote.Write(b)
+	}
+	total := 0
+	for len(b) > 0 {
+		n := min(len(b), frameSize)
+		frame := append(strconv.AppendInt(make([]byte, 0, n+8), int64(n), 10), '\n')
+		if _, err := p.remote.Write(append(frame, b[:n]...)); err != nil {
+			return total, err
+		}
+		total += n
+		b = b[n:]
+	}
+	return total, nil
+}
+
+// closeWrite ends the stdin of a native or framed process. Any other process takes that for its end.
+func (p *process) closeWrite() error {
+	if p.framed {
+		_, err := io.WriteString(p.remote, "0\n")
+		return err
+	}
+	return p.remote.CloseWrite()
+}
+
+// awaitEnd waits until the end is known, or cannot become known, or ctx ends. Output may still come.
+func (p *process) awaitEnd(ctx context.Context) error {
+	select {
+	case <-p.stderr.told:
+	case <-p.remote.Exited():
+	case <-p.closed:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// exit returns the process's end, once awaitEnd has returned nil.
+func (p *process) exit() (code int, err error) {
+	if end, told := p.stderr.end(); told {
+		if end.Stage == "" {
+			return end.Code, nil
+		}
+		return 0, machineError(end.Stage, end.Text, nil)
+	}
+	select {
+	case <-p.remote.Exited():
+	default:
+		return 0, errStopped
+	}
+	err = p.remote.Err()
+	code = mux.ExitCode(err)
+	switch {
+	case p.native && code >= 0:
+		return code, nil
+	case code >= 0:
+		if err == nil {
+			err = errors.New("it ended without a word")
+		}
+		return 0, machineError(stageGuard, p.stderr.lastLines(), err)
+	default:
+		return 0, err
+	}
+}
+
+// run passes stdout on and waits for the end. When ctx ends, or an output fails, it stops the process. The error
+// is ctx's, that of the output, or that of exit.
+func (p *process) run(ctx context.Context, out *outputs) (code int, err error) {
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer p.close()
+	defer out.release()
+	complete := make(chan struct{})
+	var cut error       // why stdout is not complete; valid once complete is closed
+	reading.Go(func() { //nolint:contextcheck // a stopped process is read to its end
+		defer close(complete)
+		cut = drain(p, out.writer(out.stdout))
+		_ = p.awaitEnd(context.Background()) // soon: stdout has ended, or we have closed it
+	})
+	select {
+	case <-complete:
+	case <-out.failed.Done():
+		p.stop(complete)
+		return 0, out.failure()
+	case <-ctx.Done():
+		p.stop(complete)
+		return 0, ctx.Err()
+	}
+	p.stderr.flush()
+	if err := out.flush(ctx); err != nil {
+		return 0, err
+	}
+	if out.failed.Err() != nil {
+		return 0, out.failure()
+	}
+	code, err = p.exit()
+	if err == nil && mux.IsLost(cut) {
+		return 0, cut // the end, reported on stderr, arrived before the loss
+	}
+	return code, err
+}
+
+// stop ends the process: SIGTERM to its process group, the grace, SIGKILL. It returns, with the channel closed, when
+// the process is seen gone and read, if not nil, is closed, or when that takes too long; the VM's end finishes the
+// work by itself. Output must be read meanwhile.
+func (p *process) stop(read <-chan struct{}) {
+	p.stopOnce.Do(func() {
+		var asking sync.WaitGroup
+		defer asking.Wait()
+		defer p.shut() // wakes it
+		deadline := time.NewTimer(p.grace + stopMargin)
+		defer deadline.Stop()
+		p.ask(&asking)
+		kill := (<-chan time.Time)(nil)
+		if p.native {
+			timer := time.NewTimer(p.grace)
+			defer timer.Stop()
+			kill = timer.C
+		}
+		for exited := p.remote.Exited(); exited != nil || read != nil; {
+			select {
+			case <-exited:
+				exited = nil
+			case <-read:
+				read = nil
+			case <-kill:
+				asking.Go(func() { _ = p.remote.Signal("KILL") }) // fails only if it has ended
+			case <-deadline.C:
+				return
+			}
+		}
+	})
+}
+
+// ask asks the process to end.
+func (p *process) ask(asking *sync.WaitGroup) {
+	asked := make(chan struct{})
+	asking.Go(func() {
+		defer close(asked)
+		if p.native {
+			_ = p.remote.Signal("TERM") // fails only if it has ended
+		}
+		_ = p.remote.CloseWrite() // as above
+	})
+	stuck := time.NewTimer(stuckInput)
+	defer stuck.Stop()
+	select {
+	case <-asked:
+	case <-p.remote.Exited():
+	case <-stuck.C:
+		// The end of stdin waits behind input that is not read. The end of the channel stops the process too.
+		_ = p.remote.Close() // always nil
+	}
+}
+
+// close closes the channel of a process that has ended or been stopped.
+func (p *process) close() {
+	timer := time.NewTimer(closeDelay)
+	defer timer.Stop()
+	select {
+	case <-p.remote.Exited():
+	case <-p.closed:
+	case <-timer.C:
+	}
+	p.shut()
+}
+
+// shut closes the channel.
+func (p *process) shut() {
+	p.closeOnce.Do(func() { close(p.closed) })
+	_ = p.remote.Close() // always nil
+}
+
+// stderrScanner takes the stderr of a process: it finds the report of the end, passes the rest on and keeps the last
+// lines for an error message.
+type stderrScanner struct {
+	to io.Writer
+
+	mu      sync.Mutex // guards the following
+	scanner *wire.EndScanner
+	tail    []byte
+
+	told chan struct{} // closed once the end was reported
+}
+
+// Write never fails: the report of the end still matters after an output has failed.
+func (s *stderrScanner) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	_, before := s.scanner.End()
+	pass := s.scanner.Scan(b)
+	s.tail = tail.Append(s.tail, pass)
+	_, after := s.scanner.End()
+	s.mu.Unlock()
+	if len(pass) > 0 {
+		_, _ = s.to.Write(pass)
+	}
+	if after && !before {
+		close(s.told)
+	}
+	return len(b), nil
+}
+
+// end returns the end if it was reported.
+func (s *stderrScanner) end() (wire.End, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scanner.End()
+}
+
+// lastLines returns the end of the text, for an error message.
+func (s *stderrScanner) lastLines() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return tail.Lines(append(s.tail[:len(s.tail):len(s.tail)], s.scanner.Rest()...))
+}
+
+// flush passes on the text that the scanner held back, once the process has exited.
+func (s *stderrScanner) flush() {
+	s.mu.Lock()
+	rest := s.scanner.Rest()
+	s.tail = tail.Append(s.tail, rest)
+	s.mu.Unlock()
+	if len(rest) > 0 {
+		_, _ = s.to.Write(rest)
+	}
+}

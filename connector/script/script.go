@@ -1,0 +1,80 @@
+package script
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
+)
+
+const defaultGrace = 10 * time.Second
+
+// Starter starts processes on a VM: a *mux.Conn, in sessions of its own, or a *relay.Relay.
+type Starter interface {
+	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
+}
+
+// Script is a shell script.
+type Script struct {
+	// Shell is the shell's command, to which Text is given on stdin. If empty, bash.
+	Shell []string
+	// Text is the script. It travels on stdin, never on a command line.
+	Text []byte
+	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero, 10s.
+	Grace time.Duration
+	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
+	// through a Log of its own. If nil the output is discarded.
+	Stdout, Stderr io.Writer
+}
+
+// Run runs s and returns its exit code (128 plus the signal's number if one ended it). By a relay the VM's stepmux
+// runs it. A session needs a POSIX sh, mktemp, head, setsid and grep on the VM, among others as common.
+//
+// When ctx ends, the shell's process group gets SIGTERM and after the grace SIGKILL; Run waits for that, not much
+// longer than the grace, and returns ctx.Err(). The same happens on the VM when the connection is lost or this program
+// is killed. Processes that the shell leaves behind are killed at its end; a session finds those that left the shell's
+// process group only by their environment. Any other error is a [*MachineError] when the VM could not run the script,
+// a *buildlog.Error, a *mux.ConnError or a *relay.Error.
+func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
+	if len(s.Shell) == 0 {
+		s.Shell = []string{"bash"}
+	}
+	if s.Shell[0] == "" {
+		return 0, &MachineError{Stage: "shell", Text: "its name is empty", Hint: "configure another"}
+	}
+	if s.Grace <= 0 {
+		s.Grace = defaultGrace
+	}
+	out := openOutputs(ctx, s.Stdout, s.Stderr)
+	defer out.close(ctx)
+	p, err := start(ctx, starter, spec{
+		argv: func(mark string) []string {
+			if isRelay(starter) {
+				return helperArgv(s.Shell, len(s.Text), s.Grace)
+			}
+			return scriptArgv(s.Shell, len(s.Text), s.Grace, mark)
+		},
+		stderr: out.writer(out.stderr),
+		grace:  s.Grace,
+	})
+	if err != nil {
+		return 0, err
+	}
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		// A failure shows in the process's end. stdin stays open: it is the leash.
+		_, _ = p.Write(s.Text)
+	}()
+	code, err = p.run(ctx, out)
+	<-sent // soon: run has closed the channel it writes to
+	return code, lossOf("run script", err)
+}
+
+// isRelay reports whether the processes of starter are started by a relay, which is a stepmux.
+func isRelay(starter Starter) bool {
+	_, ok := starter.(*relay.Relay)
+	return ok
+}

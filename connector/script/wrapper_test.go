@@ -1,0 +1,142 @@
+package script
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+const testKey = "0123456789abcdef0123456789abcdef"
+
+// wrapped runs a wrapper by a shell and returns what it wrote to stdout and the end it told there and, the
+// same, on stderr. stdin ends after what is given, unless it is to be held open.
+func wrapped(t *testing.T, sh []string, argv []string, stdin string, hold bool, env ...string) (string, wire.End) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), sh[0], append(sh[1:], argv[1:]...)...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.WaitDelay = time.Minute
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	require.NoError(t, cmd.Start())
+	go func() {
+		_, _ = in.Write([]byte(testKey + "\n" + stdin))
+		if !hold {
+			in.Close()
+		}
+	}()
+	_ = cmd.Wait() // the line tells
+	in.Close()
+	outScan, errScan := wire.NewEndScanner(testKey), wire.NewEndScanner(testKey)
+	out := string(outScan.Scan(stdout.Bytes()))
+	_ = errScan.Scan(stderr.Bytes())
+	end, ok := outScan.End()
+	require.True(t, ok, "stdout %q, stderr %q", &stdout, &stderr)
+	same, _ := errScan.End()
+	require.Equal(t, end, same)
+	return out, end
+}
+
+// shells are those that a VM may have as its sh.
+func shells(t *testing.T, test func(t *testing.T, sh []string)) {
+	for _, sh := range [][]string{{"dash"}, {"bash", "--posix"}, {"busybox", "sh"}, {"ksh"}, {"zsh", "--emulate", "sh"}} {
+		if _, err := exec.LookPath(sh[0]); err == nil {
+			t.Run(sh[0], func(t *testing.T) { test(t, sh) })
+		}
+	}
+}
+
+func TestScriptThatDidNotArriveWholeIsNotRun(t *testing.T) {
+	shells(t, func(t *testing.T, sh []string) {
+		out, end := wrapped(t, sh, scriptArgv([]string{"sh"}, 100, time.Second, "x"), "echo run\n", false)
+		require.Empty(t, out)
+		require.Equal(t, "truncated", end.Stage)
+		require.Contains(t, end.Text, "9 of 100 bytes")
+	})
+}
+
+func TestWrappersWorkInEachShell(t *testing.T) {
+	shells(t, func(t *testing.T, sh []string) {
+		script := "echo out; printf tail; exit 7"
+		out, end := wrapped(t, sh, scriptArgv([]string{"sh"}, len(script), time.Second, "x1"), script, true)
+		require.Equal(t, "out\ntail", out)
+		require.Equal(t, wire.End{Code: 7}, end)
+
+		out, end = wrapped(t, sh, lineArgv("cat; exit 9", true, time.Second, "x2"), "3\na\nb5\n\x00\xff\nx\n0\n", true)
+		require.Equal(t, "a\nb\x00\xff\nx\n", out)
+		require.Equal(t, wire.End{Code: 9}, end)
+
+		out, end = wrapped(t, sh, lineArgv("read x; read y; echo $y $x; exit 3", false, time.Second, "x3"), "a\nb\n", true)
+		require.Equal(t, "b a\n", out)
+		require.Equal(t, wire.End{Code: 3}, end)
+	})
+}
+
+func TestWrappersEndWithTheirStdin(t *testing.T) {
+	shells(t, func(t *testing.T, sh []string) {
+		file := filepath.Join(t.TempDir(), "pids")
+		line := "echo $$ >>" + file + "; setsid sh -c 'echo $$ >>" + file + "; sleep 600; true' & exec sleep 600"
+		for name, run := range map[string]func() wire.End{
+			"script": func() wire.End {
+				_, end := wrapped(t, sh, scriptArgv([]string{"sh"}, len(line), time.Second, "y1"), line, false)
+				return end
+			},
+			"command": func() wire.End {
+				_, end := wrapped(t, sh, lineArgv(line, false, time.Second, "y2"), "", false)
+				return end
+			},
+			"command with pieces": func() wire.End {
+				_, end := wrapped(t, sh, lineArgv(line, true, time.Second, "y3"), "5\nab", false)
+				return end
+			},
+		} {
+			end := run()
+			require.Equal(t, wire.End{Code: 143}, end, name)
+		}
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, field := range strings.Fields(string(text)) {
+			pid, err := strconv.Atoi(field)
+			require.NoError(t, err)
+			require.Eventually(t, func() bool {
+				stat, err := os.ReadFile("/proc/" + field + "/stat")
+				return err != nil || bytes.Contains(stat, []byte(") Z "))
+			}, time.Minute, 5*time.Millisecond, "process %d", pid)
+		}
+	})
+}
+
+func TestWrapperThatIsKilledLeavesNoCommand(t *testing.T) {
+	shells(t, func(t *testing.T, sh []string) {
+		file := filepath.Join(t.TempDir(), "pid")
+		argv := lineArgv("read x; echo $$ >"+file+"; kill -KILL $PPID; exec sleep 600", false, time.Second, "z1")
+		cmd := exec.CommandContext(t.Context(), sh[0], append(sh[1:], argv[1:]...)...)
+		in, err := cmd.StdinPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		_, err = in.Write([]byte(testKey + "\nx\n")) // what brings it the x is the leash
+		require.NoError(t, err)
+		var pid string
+		require.Eventually(t, func() bool {
+			text, _ := os.ReadFile(file)
+			pid = strings.TrimSpace(string(text))
+			return pid != ""
+		}, time.Minute, 5*time.Millisecond)
+		in.Close()
+		_ = cmd.Wait() // killed
+		require.Eventually(t, func() bool {
+			stat, err := os.ReadFile("/proc/" + pid + "/stat")
+			return err != nil || bytes.Contains(stat, []byte(") Z "))
+		}, time.Minute, 5*time.Millisecond)
+	})
+}

@@ -1,0 +1,157 @@
+// Package batch runs many builds at once on the instances of a provider, and reports how each went.
+//
+// [Run] runs a [Batch] and returns a [Report] for each build. It owns the builds' executors, and has cleaned them up
+// when it returns. See package instance for one build.
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+)
+
+// Build is one build of a batch.
+type Build struct {
+	ID  string
+	Job connector.Job
+	// Log receives the build's log and is closed at the build's end. Required.
+	Log io.WriteCloser
+}
+
+// Batch is many builds. As many run at once as the group has slots.
+type Batch struct {
+	Builds []Build
+	// Timeout bounds each build, counted from the moment it has its slot. (Making the instance's
+	// connection has a bound of its own.) If zero, unbounded.
+	Timeout time.Duration
+	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both
+	// are called from the builds' goroutines, at the same time. They may be nil.
+	OnStart func(build, instance string)
+	OnEnd   func(Report)
+	// Logger receives messages for an operator. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Report says how one build went.
+type Report struct {
+	Build    string
+	Instance string // empty if it never had a slot
+	Err      *instance.BuildError
+	Route    connector.Choice
+	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
+	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
+	// build did not get there.
+	Connect, FirstOutput, Duration time.Duration
+	// Cleanup is not nil if something of the build may be left on the VM.
+	Cleanup error
+}
+
+// Run runs all builds of b on p's instances and returns when the last has ended and is cleaned up. When ctx ends the
+// running builds are cancelled with their grace, and waiting builds never start; when abort ends too, the builds are
+// cut short.
+func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
+	if b.Logger == nil {
+		b.Logger = slog.New(slog.DiscardHandler)
+	}
+	reports := make([]Report, len(b.Builds))
+	var wg sync.WaitGroup
+	for i, build := range b.Builds {
+		wg.Go(func() {
+			reports[i] = runOne(ctx, abort, p, b, build)
+			if b.OnEnd != nil {
+				b.OnEnd(reports[i])
+			}
+		})
+	}
+	wg.Wait()
+	return reports
+}
+
+func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Build) Report {
+	log := &firstWrite{w: build.Log}
+	e := p.Executor(instance.Build{ID: build.ID, Log: log})
+	report := Report{Build: build.ID}
+	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
+	err := e.Prepare(ctx)
+	report.Instance = e.Instance()
+	if err == nil {
+		if b.OnStart != nil {
+			b.OnStart(build.ID, report.Instance)
+		}
+		err = connectAndExecute(ctx, b, build, e, &report)
+	}
+	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
+	_ = build.Log.Close()             // a Write has reported its failure already
+	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
+		report.Err = failed // as every error of an Executor
+	}
+	report.Route = e.Choice()
+	if started := e.Started(); !started.IsZero() {
+		report.Duration = time.Since(started)
+		if first := log.first.Load(); first != 0 {
+			report.FirstOutput = time.Unix(0, first).Sub(started)
+		}
+	}
+	b.logEnd(report)
+	return report
+}
+
+// logEnd logs how a build went.
+func (b *Batch) logEnd(r Report) {
+	result, log := "success", b.Logger.With(
+		"build", r.Build, "instance", r.Instance, "route", r.Route.Start, "bridge", r.Route.Bridge)
+	if r.Err != nil {
+		result = string(r.Err.Reason)
+	}
+	if r.Cleanup != nil {
+		log.Warn("something of the build may be left", "error", r.Cleanup)
+	}
+	log.Debug("build ended", "result", result, "took", r.Duration)
+}
+
+// connectAndExecute runs a build that has its slot.
+func connectAndExecute(
+	ctx context.Context, b Batch, build Build, e *instance.Executor, report *Report,
+) error {
+	if b.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))
+		defer cancel()
+	}
+	if _, err := e.Connect(ctx); err != nil {
+		return err
+	}
+	report.Connect = time.Since(e.Started())
+	return e.Execute(ctx, build.Job)
+}
+
+// firstWrite records the time of the first byte.
+type firstWrite struct {
+	w     io.Writer
+	first atomic.Int64 // unix nanoseconds, 0 before
+}
+
+func (f *firstWrite) Write(p []byte) (int, error) {
+	if len(p) > 0 {
+		f.first.CompareAndSwap(0, time.Now().UnixNano())
+	}
+	return f.w.Write(p)
+}
+
+// timeoutError says that a build took longer than it may.
+type timeoutError time.Duration
+
+func (e timeoutError) Error() string {
+	return fmt.Sprintf("the build took longer than %v", time.Duration(e))
+}
+
+// Unwrap makes it the end of a context's time.
+func (e timeoutError) Unwrap() error { return context.DeadlineExceeded }
