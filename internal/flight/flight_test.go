@@ -152,11 +152,11 @@ func TestClaimedWorkIsReportedToThoseThatWait(t *testing.T) {
 		ended, cancel := context.WithCancelCause(t.Context())
 		cancel(errors.New("enough"))
 		require.ErrorContains(t, f.Wait(ended), "enough")
-		go func() {
+		go func(report func(int, time.Duration)) {
 			time.Sleep(time.Second) //nolint:forbidigo // fake time
 			report(7, -1)
 			report(8, -1)
-		}()
+		}(report)
 		require.NoError(t, f.Wait(t.Context()))
 		got, ok := f.Kept()
 		require.True(t, ok)
