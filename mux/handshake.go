@@ -73,6 +73,7 @@ func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 		}
 		return nil, &DialError{Stage: stage, Addr: h.addr, User: h.cfg.User, Hint: hint, Err: reason}
 	}
+	//nolint:contextcheck // the connection outlives the dial
 	return newConn(wrapped, cc, chans, reqs, h.addr, h.cfg), nil
 }
 

@@ -168,7 +168,8 @@ func relayCommand(t testing.TB) mux.Command {
 // relayOf returns the relay of c.
 func relayOf(t testing.TB, c *mux.Conn) *relay.Relay {
 	t.Helper()
-	r, err := c.Relay(sshtest.Within(t), relayCommand(t))
+	cmd := relayCommand(t) // builds the program first, which takes no part of the bound
+	r, err := c.Relay(sshtest.Within(t), cmd)
 	require.NoError(t, err)
 	return r
 }

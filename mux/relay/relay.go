@@ -166,7 +166,7 @@ func (r *Relay) startError(ctx context.Context, err error) error {
 	}
 	_ = r.link.Close() // always nil
 	_ = r.carrier.Close()
-	exit := r.awaitExit()
+	exit := r.awaitExit() //nolint:contextcheck // ctx may have ended
 	if lost := r.cfg.Lost("start relay"); lost != nil {
 		return lost
 	}
