@@ -145,9 +145,10 @@ generate: ## generate the protocol code again (needs protoc)
 	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
 
 .PHONY: check
-check: build ## what CI runs: build, vet, lint, tests with the race detector
+check: build ## what CI runs: build, vet, lint, the limits of .ci/house, tests with the race detector
 	go vet ./...
 	$(MAKE) lint
+	.ci/house --check
 	$(MAKE) race
 
 .PHONY: help
