@@ -215,7 +215,7 @@ func (c *Connector) begin(ctx context.Context) error {
 	c.life, c.end = context.WithCancelCause(ctx)
 	c.deadline, c.giveUp = context.WithCancel(context.WithoutCancel(ctx))
 	forget := c.log.OnFailure(c.end)
-	context.AfterFunc(c.life, func() { forget() })
+	context.AfterFunc(c.life, func() { forget() }) //nolint:contextcheck // it takes none
 	return nil
 }
 

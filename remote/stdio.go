@@ -18,6 +18,6 @@ type Stdio struct {
 	Err io.Writer // the ready marker and notices, one Write each
 }
 
-// SocketOnStdin, as the path of a socket, says that the path is the first line of stdin. A manager prestarts a serve or
-// a proxy with it, before it knows their build.
+// SocketOnStdin stands for the path of a socket: the path is the first line of stdin. A manager prestarts a serve or a
+// proxy with it, before it knows their build.
 const SocketOnStdin = pipe.SocketOnStdin

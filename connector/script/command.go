@@ -145,8 +145,8 @@ func (r *Running) Close() error {
 		_ = remote.SetDeadline(time.Unix(1, 0)) // fails only if the channel is closed, like the next
 		r.mu.Unlock()
 		for _, call := range []*sync.Mutex{&r.reading, &r.writing} {
-			call.Lock() // soon: its deadline has passed
-			call.Unlock()
+			call.Lock()   // soon: its deadline has passed
+			call.Unlock() //nolint:staticcheck // to have waited is all
 		}
 		_ = remote.SetDeadline(time.Time{})
 		var reading sync.WaitGroup

@@ -60,7 +60,8 @@ var allowed = map[string][]string{
 	},
 	"remote/job": {
 		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr",
-		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire", "internal/rmtree",
+		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire",
+		"internal/rmtree",
 	},
 	"remote/step/engine": {
 		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
@@ -70,8 +71,8 @@ var allowed = map[string][]string{
 		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
 	},
 	"remote/standalone": {
-		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job", "remote/step/engine",
-		"remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
+		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
+		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/api/**",
 	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},

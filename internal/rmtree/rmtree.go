@@ -28,14 +28,19 @@ func Remove(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return RemoveIn(context.Background(), parent, filepath.Base(path))
+	return remove(parent, filepath.Base(path), func() error { return nil })
 }
 
 // RemoveIn removes name, an entry of parent, and everything below it. It follows no symbolic link and stays within
 // parent. Unlike RemoveAll it opens directories that were made unreadable or unwritable, as module caches are. It
 // removes as much as it can and returns the first error. When ctx ends it stops and returns ctx's cause.
 func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
-	if err := context.Cause(ctx); err != nil {
+	return remove(parent, name, func() error { return context.Cause(ctx) })
+}
+
+// remove is RemoveIn; it ends when stopped returns an error.
+func remove(parent *os.Root, name string, stopped func() error) error {
+	if err := stopped(); err != nil {
 		return err
 	}
 	fi, err := parent.Lstat(name)
@@ -55,7 +60,7 @@ func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
 	}
 	// A process may still write there, so an emptied directory may not be empty: try again.
 	for range 3 {
-		if err = empty(ctx, parent, name); err != nil {
+		if err = empty(parent, name, stopped); err != nil {
 			return err
 		}
 		if err = parent.Remove(name); !errors.Is(err, unix.ENOTEMPTY) {
@@ -69,7 +74,7 @@ func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
 }
 
 // empty removes the entries of the directory name of parent.
-func empty(ctx context.Context, parent *os.Root, name string) error {
+func empty(parent *os.Root, name string, stopped func() error) error {
 	root, err := parent.OpenRoot(name)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", name, oserr.Bare(err))
@@ -84,14 +89,14 @@ func empty(ctx context.Context, parent *os.Root, name string) error {
 		failed = 0
 		var first error
 		for _, child := range names {
-			if err := RemoveIn(ctx, root, child); err != nil {
+			if err := remove(root, child, stopped); err != nil {
 				failed++
 				if first == nil {
 					first = fmt.Errorf("%s: %w", name, err)
 				}
 			}
 		}
-		if ctx.Err() != nil || len(names) < most || failed == len(names) {
+		if stopped() != nil || len(names) < most || failed == len(names) {
 			return first
 		}
 	}

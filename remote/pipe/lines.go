@@ -12,8 +12,8 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// SocketOnStdin, as the path of a socket, says that the path is the first line of stdin. A manager prestarts a serve or
-// a proxy with it, before it knows their build.
+// SocketOnStdin stands for the path of a socket: the path is the first line of stdin. A manager prestarts a serve or a
+// proxy with it, before it knows their build.
 const SocketOnStdin = "-"
 
 // Lines reads the first lines of stdin. Rest returns the bytes it has read beyond them. Its owner closes it.

@@ -70,8 +70,12 @@ func TestFramesThatMakeNoSenseCostARelayNoMemory(t *testing.T) {
 	const many = 1000
 	nothing := bytes.Repeat([]byte{'D', 0, 0, 0}, many)
 	for _, last := range [][]byte{
-		{'X', 0, 0, 0}, {'D', 0xff, 0xff, 0xff}, {'C', 0, 0, 5, 'D', 0xff, 0xff, 0xff, 0xff},
-		{'K', 0, 1, 0}, {'S', 0, 0, 0}, {'?', 0, 0, 0},
+		{'X', 0, 0, 0},
+		{'D', 0xff, 0xff, 0xff},
+		{'C', 0, 0, 5, 'D', 0xff, 0xff, 0xff, 0xff},
+		{'K', 0, 1, 0},
+		{'S', 0, 0, 0},
+		{'?', 0, 0, 0},
 	} {
 		floodRelay(t, func(m *manager, sample func()) {
 			s, err := m.session.OpenStream()

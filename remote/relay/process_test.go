@@ -99,13 +99,15 @@ func TestRelayRefusesACommandThatCannotStart(t *testing.T) {
 		want    string
 	}{
 		"a missing program": {
-			wire.RelayStart{Argv: []string{"no-such-program"}}, wire.RelayNotFound,
+			wire.RelayStart{Argv: []string{"no-such-program"}},
+			wire.RelayNotFound,
 			`"no-such-program": no directory of the PATH`,
 		},
 		"a missing path":        {wire.RelayStart{Argv: []string{"/no/such"}}, wire.RelayNotFound, "no such file"},
 		"a missing interpreter": {wire.RelayStart{Argv: []string{dir + "/orphan"}}, wire.RelayNotFound, "interpreter"},
 		"a missing directory": {
-			wire.RelayStart{Argv: []string{"true"}, Dir: "/no/such"}, wire.RelayNotFound,
+			wire.RelayStart{Argv: []string{"true"}, Dir: "/no/such"},
+			wire.RelayNotFound,
 			`working directory "/no/such": no such file`,
 		},
 		"a file as directory": {
@@ -117,7 +119,8 @@ func TestRelayRefusesACommandThatCannotStart(t *testing.T) {
 		},
 		"a script without #!": {wire.RelayStart{Argv: []string{dir + "/text"}}, wire.RelayFailed, "no interpreter"},
 		"too long an argument": {
-			wire.RelayStart{Argv: []string{"true", remotetest.Repeat(200 << 10)}}, wire.RelayFailed,
+			wire.RelayStart{Argv: []string{"true", remotetest.Repeat(200 << 10)}},
+			wire.RelayFailed,
 			"pass what is large on stdin",
 		},
 	} {

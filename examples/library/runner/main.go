@@ -71,7 +71,7 @@ func run(ctx context.Context, vm, identity, knownHosts, command, file string, lo
 	if err != nil {
 		return err
 	}
-	defer provider.Close()
+	defer func() { _ = provider.Close() }() // the builds have ended
 
 	build := provider.Executor(instance.Build{ID: "build-1", Log: log})
 	defer func() { err = errors.Join(err, build.Cleanup(context.WithoutCancel(ctx))) }()

@@ -248,7 +248,8 @@ func TestFetchedStepCannotReferToWhatIsOutside(t *testing.T) {
 	require.Equal(t, "inside\n", tr.stdout.String())
 	for _, dir := range []string{"out", "abs", "link", "dynamic"} {
 		_, res := run(dir)
-		require.Contains(t, res.Message, "it is outside of the fetched component, and a fetched step cannot refer to that", dir)
+		require.Contains(t, res.Message,
+			"it is outside of the fetched component, and a fetched step cannot refer to that", dir)
 	}
 }
 

@@ -65,7 +65,8 @@ func TestDefinitionsHaveATextThatCompilesToThem(t *testing.T) {
 		"spec: {outputs: {o: {type: string}}}\n---\nexec: {command: [a, '${{ output_file }}']}\n",
 		"spec: {outputs: delegate}\n---\nrun:\n- {name: a, step: ./a}\ndelegate: a\n",
 		"spec: {inputs: {n: {type: number}}, requests: {env: [A], vars: [B]}}\n---\ntype: exec\nexec: {command: [a]}\n",
-		"spec: {inputs: {i: {type: string, default: a, options: [a, b]}, j: {type: string, default: a, match: '^a'}}}\n---\ntype: steps\nsteps:\n- {step: ./a}\n- {script: b}\n",
+		"spec: {inputs: {i: {type: string, default: a, options: [a, b]}, j: {type: string, default: a, match: '^a'}}}\n" +
+			"---\ntype: steps\nsteps:\n- {step: ./a}\n- {script: b}\n",
 	}
 	examples, err := filepath.Glob("../../../examples/*.yml")
 	require.NoError(t, err)
@@ -131,7 +132,10 @@ func TestADefinitionThatNoTextBecomesIsRefused(t *testing.T) {
 		"lists in lists without an end": func(def *pb.Definition) {
 			inner := proto.CloneOf(def)
 			for range maxDepth + 2 {
-				inner = &pb.Definition{Type: pb.DefinitionType_steps, Dialect: pb.Definition_v1, Steps: []*pb.Step{{Name: "a", When: OnSuccess, Definition: inner}}}
+				inner = &pb.Definition{
+					Type: pb.DefinitionType_steps, Dialect: pb.Definition_v1,
+					Steps: []*pb.Step{{Name: "a", When: OnSuccess, Definition: inner}},
+				}
 			}
 			def.Steps[13].Definition = inner
 		},

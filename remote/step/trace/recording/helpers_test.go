@@ -63,7 +63,7 @@ func newTrial(t testing.TB, yaml string, record Config, change ...func(*engine.C
 		c(&job)
 	}
 	tr.Recorder = New(job, record)
-	tr.Recorder.job.Events = tr.Recorder
+	tr.job.Events = tr.Recorder
 	tr.place = engine.Place{
 		WorkDir: t.TempDir(), ScriptDir: t.TempDir(), Stdout: tr.Tap(0, tr.stdout), Stderr: tr.Tap(1, tr.stderr),
 	}

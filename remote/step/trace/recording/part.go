@@ -144,13 +144,6 @@ func (p *part) log() (trace.Log, *trace.Range) {
 	if p.asIs != nil {
 		asIs = hex.EncodeToString(p.asIs.Sum(nil))
 	}
-	return trace.Log{
-			Bytes:     p.marked,
-			SHA256:    sum,
-			Truncated: p.truncated,
-		}, &trace.Range{
-			Offset: p.offset,
-			Bytes:  p.bytes,
-			SHA256: asIs,
-		}
+	log := trace.Log{Bytes: p.marked, SHA256: sum, Truncated: p.truncated}
+	return log, &trace.Range{Offset: p.offset, Bytes: p.bytes, SHA256: asIs}
 }
