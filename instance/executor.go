@@ -115,8 +115,8 @@ func (e *Executor) tryElsewhere(err error) bool {
 	e.mu.Lock()
 	s := e.slot
 	e.mu.Unlock()
-	failed, changed := (*dialError)(nil), errors.Is(err, errChanged)
-	if s == nil || !changed && !errors.As(err, &failed) {
+	failed, gone, changed := (*dialError)(nil), outOfServiceError(""), errors.Is(err, errChanged)
+	if s == nil || !changed && !errors.As(err, &failed) && !errors.As(err, &gone) {
 		return false
 	}
 	group := e.provider.cfg.Group
@@ -134,8 +134,12 @@ func (e *Executor) tryElsewhere(err error) bool {
 	if e.tries >= maxTries || !group.hasOther(e.tried) {
 		return false
 	}
+	reason := error(gone)
+	if failed != nil {
+		reason = failed.err
+	}
 	e.provider.cfg.Logger.Warn("build goes to another instance",
-		"build", e.build.ID, "instance", s.member.ID, "error", failed.err)
+		"build", e.build.ID, "instance", s.member.ID, "error", reason)
 	return e.keep(func() { e.slot = nil })
 }
 

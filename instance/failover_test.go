@@ -201,6 +201,30 @@ func TestABuildThatIsBeingConnectedFollowsANewConfiguration(t *testing.T) {
 	require.Equal(t, 1, statOf(p, in.ID).Uses)
 }
 
+func TestABuildWhoseInstanceIsRemovedWhileItIsBeingConnectedGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	gone, there := v.instance(t, 2), v.instance(t, 1)
+	gone.ID, gone.Addr, there.ID = "gone", silent.Addr().String(), "there"
+	group, err := instance.NewGroup(gone, there)
+	require.NoError(t, err)
+	dialing := make(chan struct{}, 9)
+	p, err := instance.NewProvider(instance.Config{
+		Group: group, DialStart: func(string, int) { dialing <- struct{}{} },
+	})
+	require.NoError(t, err)
+	defer p.Close()
+	ended := make(chan error, 1)
+	go func() { ended <- build(sshtest.Within(t), p, "b", script("true"), &sshtest.Log{}) }()
+	<-dialing
+	require.NoError(t, p.Remove(sshtest.Within(t), "gone"))
+	require.NoError(t, <-ended)
+	require.Equal(t, 1, statOf(p, "there").Uses)
+}
+
 func TestABuildThatIsCancelledBeforeItIsConnectedIsNoUse(t *testing.T) {
 	t.Parallel()
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))

@@ -180,11 +180,11 @@ func (p *Provider) Dial(ctx context.Context, id string, trace *mux.Trace) (*mux.
 func (p *Provider) Add(in Instance) error { return p.cfg.Group.add(in) }
 
 // Remove takes an instance out of the Group's set because the machine is gone, or will be: no new builds, its
-// connection is closed with the last running build, and its learned host key is forgotten. (A build that has its slot
-// and no step runner yet fails.) A later machine at the same address is another one and needs another ID. An instance
-// that is also a jump host with an address goes on as that, and its key is kept. Remove returns an error if other
-// instances name it as jump host by its ID alone. ctx bounds the wait for other processes that use the same file of
-// host keys.
+// connection is closed with the last running build, and its learned host key is forgotten. (A build that has its
+// connection and no step runner yet fails.) A later machine at the same address is another one and needs another ID.
+// An instance that is also a jump host with an address goes on as that, and its key is kept. Remove returns an error
+// if other instances name it as jump host by its ID alone. ctx bounds the wait for other processes that use the same
+// file of host keys.
 func (p *Provider) Remove(ctx context.Context, id string) error {
 	was, needed, err := p.cfg.Group.remove(id)
 	if err != nil || needed {
