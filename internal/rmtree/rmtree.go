@@ -20,6 +20,9 @@ const batch = 1024
 
 // Remove removes path and everything below it. A path that does not exist is no error. See [RemoveIn].
 func Remove(path string) error {
+	if filepath.Base(path) == "." {
+		return fmt.Errorf("remove %q: it names no entry of a directory", path)
+	}
 	parent, err := os.OpenRoot(filepath.Dir(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

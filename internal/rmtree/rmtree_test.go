@@ -47,6 +47,16 @@ func TestRemoveFollowsNoLinkAndTakesMoreThanABatch(t *testing.T) {
 	require.NoError(t, Remove(filepath.Join(dir, "no", "such", "directory")))
 }
 
+func TestRemoveWantsTheNameOfAnEntry(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	require.NoError(t, os.WriteFile("precious", nil, 0o600))
+	for _, path := range []string{"", ".", "./", "..", dir + "/."} {
+		require.Error(t, Remove(path), "%q", path)
+	}
+	require.FileExists(t, "precious")
+}
+
 func TestRemoveInEndsWithItsContext(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "tree"), 0o700))

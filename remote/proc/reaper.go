@@ -178,6 +178,9 @@ func (r *reaper) killOnce() (n int) {
 		return 0
 	}
 	children := ListChildren()
+	if len(children) == 0 {
+		n = 1 // there is at least one, but the list cannot be read now
+	}
 	// Groups first, each at once: a group that forks cannot outrun a signal to all of it.
 	for pid := range r.running {
 		_ = unix.Kill(-pid, unix.SIGKILL)

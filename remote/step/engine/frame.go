@@ -18,7 +18,7 @@ import (
 type frame struct {
 	def     *pb.Definition
 	builtin string // its name if it is built in
-	script  string // label a script step runs
+	script  string // the text of a script step
 	// scriptSensitive tells that the script was made of something that is.
 	scriptSensitive bool
 	// outer is the frame of the list that an inline definition stands in. Its context is visible inside.
@@ -26,11 +26,11 @@ type frame struct {
 	path  []string // of its steps; that of the job is empty
 	dir   string   // where the definition is; its references are relative to that
 	root  string   // which they must not leave; empty if they may
-	env   []layer  // label the job's text says so far, the innermost last
+	env   []layer  // set by the job's text so far, the innermost last
 	// requests are the outside variables that the definition asks for; nil for all.
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
-	files    *files // of label runs a command
+	files    *files // of a step that runs a command
 	limits   *limit
 
 	ran    map[string]*StepResult // the steps that are over

@@ -46,9 +46,13 @@ func Format(def *pb.Definition) (string, error) {
 	return text.String(), nil
 }
 
-// ParseKept is ParseCalled for a text that was compiled before or comes from Format: it may be longer than MaxText.
+// maxKept is the longest text of ParseKept, in bytes: the memory to read a text is up to 150 times its length.
+const maxKept = 16 * MaxText
+
+// ParseKept is ParseCalled for a text that was compiled before or comes from Format: it may be longer than MaxText, up
+// to 16 MiB.
 func ParseKept(name, text string) (*pb.Definition, error) {
-	t, docs, err := load(name, []byte(text), len(text))
+	t, docs, err := load(name, []byte(text), maxKept)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package lang
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -97,6 +99,16 @@ func TestDefinitionsHaveATextThatCompilesToThem(t *testing.T) {
 	def, err := Script("script", "echo ${{ not an expression")
 	require.NoError(t, err)
 	require.NoError(t, roundTrip(def))
+}
+
+func TestKeptTextHasALimitOfItsOwn(t *testing.T) {
+	const script = "- script: echo\n"
+	def, err := ParseKept("j", script+strings.Repeat("#", maxKept-len(script)))
+	require.NoError(t, err)
+	_, err = ParseKept("j", script+strings.Repeat("#", maxKept-len(script)+1))
+	require.EqualError(t, err, "j: the text has more than 16 MiB; move scripts into files")
+	def.Steps[0].Inputs[inputScript] = structpb.NewStringValue(strings.Repeat("x", maxKept))
+	require.ErrorContains(t, roundTrip(def), "more than 16 MiB")
 }
 
 func TestADefinitionThatNoTextBecomesIsRefused(t *testing.T) {

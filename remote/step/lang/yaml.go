@@ -78,7 +78,7 @@ func load(name string, data []byte, longest int) (*text, []*yaml.Node, error) {
 // check refuses texts that are too long or have invalid bytes.
 func (t *text) check(longest int) error {
 	if len(t.data) > longest {
-		return t.errorf("the text has more than 1 MiB; move scripts into files")
+		return t.errorf("the text has more than %d MiB; move scripts into files", longest>>20)
 	}
 	for i := 0; i < len(t.data); {
 		c, size := utf8.DecodeRuneInString(t.data[i:])

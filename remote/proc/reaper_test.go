@@ -1,0 +1,33 @@
+package proc
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestKillAllGoesOnWhileChildrenCannotBeListed(t *testing.T) {
+	r := newReaper()
+	for _, pid := range ListChildren() {
+		r.before[pid] = true
+	}
+	child, err := r.start(func() (int, error) {
+		return syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{
+			Env: []string{}, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
+		})
+	})
+	require.NoError(t, err)
+
+	var files unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: files.Max}))
+	left := r.killOnce()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
+
+	require.NotZero(t, left)
+	require.Zero(t, r.killAll(time.After(10*time.Second)))
+	require.True(t, child.Status().Signaled())
+}
