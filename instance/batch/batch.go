@@ -91,7 +91,9 @@ func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Bui
 	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
 	_ = build.Log.Close()             // a Write has reported its failure already
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
-		report.Err = failed // as every error of an Executor
+		report.Err = failed
+	} else if err != nil { // an error is never a success, also one that no Executor classified
+		report.Err = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: err}
 	}
 	report.Route = e.Choice()
 	if started := e.Started(); !started.IsZero() {
