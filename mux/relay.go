@@ -121,7 +121,12 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (*relay.Relay, error
 				return nil
 			}
 		},
-		Lost:   c.alive,
+		Lost: c.alive,
+		Leftover: func(wait func()) {
+			if !c.spawn(wait) {
+				wait() // soon: the connection has ended
+			}
+		},
 		Begin:  c.count,
 		End:    c.uncount,
 		Opened: func(took time.Duration, err error) { c.trace.ChannelOpen(RelayChannel, took, err) },
@@ -132,7 +137,10 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (*relay.Relay, error
 	}
 	c.exempt(p.sshChannel)
 	awaitEnd := func() {
-		<-r.Done()
+		select {
+		case <-r.Done():
+		case <-c.done:
+		}
 		_ = r.Close() // always nil; it waits for the relay's goroutines
 	}
 	if !c.spawn(awaitEnd) {

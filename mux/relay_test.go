@@ -289,6 +289,8 @@ func TestRelayThatNeverSaysHelloIsGivenUp(t *testing.T) {
 	p, err := conn.Start(sshtest.Within(t), mux.Command{Argv: []string{"true"}})
 	require.NoError(t, err, "the connection is well")
 	require.NoError(t, p.Wait(sshtest.Within(t)))
+	require.NoError(t, conn.Close())
+	require.False(t, running("relay.(*link).readLoop"))
 }
 
 func TestGreetingOfALoginShellBeforeARelayIsIgnored(t *testing.T) {

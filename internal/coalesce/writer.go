@@ -7,6 +7,7 @@ package coalesce
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync"
 )
 
@@ -25,6 +26,7 @@ type Writer struct {
 	busy     bool   // a write of the underlying Writer is under way
 	reserved int    // bytes reserved and not yet released
 	queue    []*reservation
+	unused   []*reservation // for later calls
 	closed   bool
 	err      error // of to
 }
@@ -32,7 +34,7 @@ type Writer struct {
 // reservation is a call of Reserve that waits.
 type reservation struct {
 	n     int
-	ready chan struct{} // closed once the bytes are reserved, or will never be
+	ready chan struct{} // has an element once the bytes are reserved, or will never be
 }
 
 // ErrClosed is returned by Write after Close.
@@ -140,24 +142,39 @@ func (w *Writer) Reserve(n int, stop <-chan struct{}) bool {
 		w.mu.Unlock()
 		return true
 	}
-	r := &reservation{n: n, ready: make(chan struct{})}
+	r := w.reservationLocked()
+	r.n = n
 	w.queue = append(w.queue, r)
 	w.mu.Unlock()
+	granted := true
 	select {
 	case <-r.ready:
-		return true
 	case <-stop:
+		granted = false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for i, other := range w.queue {
-		if other == r {
-			w.queue = append(w.queue[:i], w.queue[i+1:]...)
+	if !granted {
+		if i := slices.Index(w.queue, r); i >= 0 {
+			w.queue = slices.Delete(w.queue, i, i+1)
 			w.grantLocked()
-			return false
+		} else {
+			<-r.ready // granted at the same moment
+			granted = true
 		}
 	}
-	return true // granted at the same moment
+	w.unused = append(w.unused, r)
+	return granted
+}
+
+func (w *Writer) reservationLocked() *reservation {
+	last := len(w.unused) - 1
+	if last < 0 {
+		return &reservation{ready: make(chan struct{}, 1)}
+	}
+	r := w.unused[last]
+	w.unused = w.unused[:last]
+	return r
 }
 
 // Release gives reserved bytes back.
@@ -176,10 +193,9 @@ func (w *Writer) fitsLocked(n int) bool {
 func (w *Writer) grantLocked() {
 	for len(w.queue) > 0 && w.fitsLocked(w.queue[0].n) {
 		r := w.queue[0]
-		w.queue[0] = nil
-		w.queue = w.queue[1:]
+		w.queue = slices.Delete(w.queue, 0, 1)
 		w.reserved += r.n
-		close(r.ready)
+		r.ready <- struct{}{} // has room
 	}
 }
 

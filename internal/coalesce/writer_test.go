@@ -211,3 +211,17 @@ func TestReserveWaitsInOrderUntilThereIsRoom(t *testing.T) {
 		require.NoError(t, <-done)
 	})
 }
+
+func TestReserveThatWaitsTakesNoMemory(t *testing.T) {
+	w := coalesce.New(io.Discard, 100, nil)
+	require.True(t, w.Reserve(50, nil))
+	stop := make(chan struct{})
+	close(stop)
+	require.Less(t, testing.AllocsPerRun(1000, func() {
+		require.False(t, w.Reserve(1, stop))
+	}), 1.0)
+	require.Less(t, testing.AllocsPerRun(1000, func() {
+		go w.Release(50)
+		require.True(t, w.Reserve(50, nil))
+	}), 2.0, "of the test's goroutine")
+}

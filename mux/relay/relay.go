@@ -48,6 +48,9 @@ type Config struct {
 	// Lost returns the error for op if the carrier was lost, nil if it is well or ended at the program's word. If
 	// Lost is nil, each end of the carrier is the program's.
 	Lost func(op string) error
+	// Leftover is called when New fails. wait returns once the carrier's Read and Write have returned and the goroutines
+	// that called them are gone. May be nil.
+	Leftover func(wait func())
 
 	// Begin is called before a stream is opened; its error refuses it. End is called with the number of streams that
 	// are no longer open, of those that Begin has let pass. Both may be nil.
@@ -68,6 +71,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Lost == nil {
 		c.Lost = func(string) error { return nil }
+	}
+	if c.Leftover == nil {
+		c.Leftover = func(func()) {}
 	}
 	if c.Begin == nil {
 		c.Begin = func(string) error { return nil }
@@ -166,6 +172,7 @@ func (r *Relay) startError(ctx context.Context, err error) error {
 	}
 	_ = r.link.Close() // always nil
 	_ = r.carrier.Close()
+	r.cfg.Leftover(r.wg.Wait)
 	exit := r.awaitExit() //nolint:contextcheck // ctx may have ended
 	if lost := r.cfg.Lost("start relay"); lost != nil {
 		return lost

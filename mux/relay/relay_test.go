@@ -329,6 +329,44 @@ func TestWhatIsNoRelayIsAnErrorThatSaysWhatItPrinted(t *testing.T) {
 	require.ErrorContains(t, err, "too slow")
 }
 
+// Symptom: Conn.Close did not wait for the goroutine that read from a program that was no relay.
+func TestFailedStartTellsOfTheGoroutinesThatItLeaves(t *testing.T) {
+	carrier := &deafCarrier{release: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	gone := make(chan struct{})
+	_, err := relay.New(ctx, carrier, relay.Config{Leftover: func(wait func()) {
+		go func() {
+			wait()
+			close(gone)
+		}()
+	}})
+	require.ErrorIs(t, err, context.Canceled)
+	select {
+	case <-gone:
+		t.Fatal("Read has not returned")
+	case <-time.After(50 * time.Millisecond):
+	}
+	close(carrier.release)
+	select {
+	case <-gone:
+	case <-within(t).Done():
+		t.Fatal("wait goes on after Read has returned")
+	}
+}
+
+// deafCarrier is a Duplex whose Read returns some time after Close, as that of an SSH channel.
+type deafCarrier struct{ release chan struct{} }
+
+func (c *deafCarrier) Read([]byte) (int, error) {
+	<-c.release
+	return 0, io.EOF
+}
+
+func (*deafCarrier) Write(p []byte) (int, error) { return len(p), nil }
+func (*deafCarrier) CloseWrite() error           { return nil }
+func (*deafCarrier) Close() error                { return nil }
+
 type halfPipe struct{ net.Conn }
 
 func (halfPipe) CloseWrite() error { return nil }
