@@ -82,10 +82,11 @@ var allowed = map[string][]string{
 		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
 	},
-	"remote/step/trace/inspect": {"remote/step/trace", "remote/step/mask"},
+	"remote/step/trace/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.
 	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask"},
 	"remote/standalone/replay": {
+		"internal/termtext",
 		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"syscall"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -60,11 +60,4 @@ func shownPath(location string) string {
 }
 
 // graphic is a text of a trace for people: not too long, and without anything that a terminal could obey.
-func graphic(text string) string {
-	const most = 400
-	if len(text) > most {
-		text = text[:most] + "..."
-	}
-	quoted := strconv.QuoteToGraphic(text)
-	return quoted[1 : len(quoted)-1]
-}
+func graphic(text string) string { return termtext.Escape(termtext.Cut(text, 400)) }

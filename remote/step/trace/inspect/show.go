@@ -7,10 +7,10 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -184,18 +184,4 @@ func textOf(t mask.Text) string {
 }
 
 // one returns text as a piece of one line that can be shown.
-func one(text string) string { return cut(graphic(text)) }
-
-// graphic returns text with all that cannot be seen escaped.
-func graphic(text string) string {
-	var b strings.Builder
-	for _, c := range text {
-		if strconv.IsGraphic(c) {
-			b.WriteRune(c)
-			continue
-		}
-		quoted := strconv.QuoteRuneToGraphic(c)
-		b.WriteString(quoted[1 : len(quoted)-1])
-	}
-	return b.String()
-}
+func one(text string) string { return cut(termtext.Escape(text)) }
