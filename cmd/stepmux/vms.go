@@ -13,6 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
@@ -214,7 +215,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), embeddedStop)
 		defer cancel()
 		_ = vm.Shutdown(ctx) // kills them at the end of ctx
-		if err := os.RemoveAll(dir); err != nil {
+		if err := rmtree.Remove(dir); err != nil {
 			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
 		}
 	}

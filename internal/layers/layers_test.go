@@ -133,7 +133,7 @@ var allowed = map[string][]string{
 	"cmd/stepmux": {
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
 		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace/**", "remote/standalone/provenance",
-		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm",
+		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree",
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},

@@ -2,6 +2,7 @@
 //
 //	runner --vm ci@vm.example:22 --identity ~/.ssh/id_ed25519 --known-hosts ~/.ssh/known_hosts steps.yml
 //
+// The VM needs stepmux on its PATH; --command names another place.
 // A real runner keeps the Provider for its life and makes an Executor for each build: all builds of a VM share one SSH
 // connection.
 package main
