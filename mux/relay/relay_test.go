@@ -345,7 +345,7 @@ func TestFailedStartTellsOfTheGoroutinesThatItLeaves(t *testing.T) {
 	select {
 	case <-gone:
 		t.Fatal("Read has not returned")
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(50 * time.Millisecond): //nolint:forbidigo // a wait that returns early would by then
 	}
 	close(carrier.release)
 	select {
