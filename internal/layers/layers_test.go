@@ -64,6 +64,7 @@ var allowed = map[string][]string{
 		"internal/rmtree",
 	},
 	"remote/step/engine": {
+		"internal/oserr",
 		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
 	},

@@ -74,14 +74,12 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		grace = time.Nanosecond
 	}
 	var made *trace.Trace
-	err = store.Create(job.Spec{
+	spec := job.Spec{
 		Trace: j.trace(cfg.Trace, &made),
-		ID:    jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets,
-		Config: engine.Config{
-			Definition: j.Definition, Timeout: cfg.Timeout, Grace: grace,
-			Inputs: j.Inputs, Vars: j.Vars, Env: j.Env, RunnerEnv: j.RunnerEnv, MayFail: j.MayFail,
-		},
-	})
+		ID:    jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets, Config: j.Config,
+	}
+	spec.Timeout, spec.Grace = cfg.Timeout, grace
+	err = store.Create(spec)
 	if err != nil {
 		return nil, err
 	}

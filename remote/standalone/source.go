@@ -11,10 +11,8 @@ import (
 	"slices"
 	"strings"
 
-	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -74,17 +72,12 @@ type Given struct {
 	// Notices are lines about parts of the source that do not apply here.
 	Notices []string
 	// Source describes the text of the job, for a trace.
-	Source     trace.Source
-	Definition *pb.Definition
+	Source trace.Source
+	// Config has the job's Definition, Inputs, Vars, Env and MayFail. RunnerEnv replaces the environment of this
+	// process, of which few variables reach a step; if nil, it does not. [Run] sets the rest.
+	engine.Config
 	// Steps is a text that compiles to Definition. If empty, a trace has one that is made of Definition.
 	Steps string
-	// Inputs, Vars, Env and MayFail are those of [engine.Config].
-	Inputs  map[string]expr.Value
-	Vars    []engine.Variable
-	Env     map[string]string
-	MayFail []string
-	// RunnerEnv replaces the environment of this process, of which few variables reach a step. If nil, it does not.
-	RunnerEnv []string
 	// Secrets are texts that are masked, in addition to the values of masked variables.
 	Secrets []string
 }
@@ -151,7 +144,10 @@ func readSteps(src Source) (*Job, error) {
 	if _, err := lang.Bind(def.GetSpec(), inputs); err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	return NewJob(Given{Definition: def, Steps: string(src.Text), Inputs: inputs, Vars: src.Vars}), nil
+	return NewJob(Given{
+		Steps:  string(src.Text),
+		Config: engine.Config{Definition: def, Inputs: inputs, Vars: src.Vars},
+	}), nil
 }
 
 // readGitLabCI reads a job of a .gitlab-ci.yml.
@@ -179,7 +175,10 @@ func readGitLabCI(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := NewJob(Given{Definition: job.Definition, MayFail: job.MayFail, Notices: job.Notices})
+	j := NewJob(Given{
+		Notices: job.Notices,
+		Config:  engine.Config{Definition: job.Definition, MayFail: job.MayFail},
+	})
 	j.name = name
 	for _, v := range job.Variables {
 		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: isMasked(src.Vars, v.Name)})

@@ -25,7 +25,9 @@ import (
 
 // restore returns the job that a trace tells of.
 func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
-	given := standalone.Given{MayFail: job.MayFail, Env: map[string]string{}, Inputs: map[string]expr.Value{}}
+	given := standalone.Given{Config: engine.Config{
+		MayFail: job.MayFail, Env: map[string]string{}, Inputs: map[string]expr.Value{},
+	}}
 	compile, err := kept(job, s)
 	if err != nil {
 		return given, err

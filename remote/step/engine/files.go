@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
@@ -81,13 +82,13 @@ func readPlain(path string) ([]byte, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, errors.New("the step has removed it; write to the file that is there")
 	case err != nil:
-		return nil, bare(err)
+		return nil, oserr.Bare(err)
 	}
 	defer file.Close()
 	info, err := file.Stat()
 	switch {
 	case err != nil:
-		return nil, bare(err)
+		return nil, oserr.Bare(err)
 	case !info.Mode().IsRegular():
 		return nil, errors.New(
 			"the step has replaced it by something that is no regular file; write to the file that is there",
@@ -102,19 +103,11 @@ func readPlain(path string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	switch {
 	case err != nil:
-		return nil, bare(err)
+		return nil, oserr.Bare(err)
 	case len(data) > maxFile:
 		return nil, fmt.Errorf("it grows while it is read, beyond the limit of %d bytes", maxFile)
 	}
 	return data, nil
-}
-
-// bare strips the path of an error, which says nothing to a reader.
-func bare(err error) error {
-	if path, ok := errors.AsType[*fs.PathError](err); ok {
-		return path.Err
-	}
-	return err
 }
 
 // writePrivate writes text to a new file at path that only its owner can read. Errors name it by label. The file of
