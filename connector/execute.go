@@ -344,25 +344,36 @@ func (e *execution) followIO(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		for {
-			msg, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return progress, nil
-			}
-			if err != nil {
-				return progress, err
-			}
+		return receive(stream, func(msg *pb.FollowIOResponse) error {
 			if err := writeLog(ctx, e.log, msg.GetStream()); err != nil {
-				return progress, err
+				return err
 			}
-			progress = true
 			if msg.GetStreamType() == pb.FollowIOResponse_stderr {
 				stderr += int64(len(msg.GetStream()))
 			} else {
 				stdout += int64(len(msg.GetStream()))
 			}
-		}
+			return nil
+		})
 	})
+}
+
+// receive passes the messages of a stream to take, until the stream ends or take fails. It reports whether take has
+// succeeded for any.
+func receive[M any](stream grpc.ServerStreamingClient[M], take func(*M) error) (progress bool, err error) {
+	for {
+		msg, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return progress, nil
+		}
+		if err == nil {
+			err = take(msg)
+		}
+		if err != nil {
+			return progress, err
+		}
+		progress = true
+	}
 }
 
 // writeLog writes a job's output to its log, until ctx ends.

@@ -2,9 +2,7 @@ package connector
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -130,20 +128,13 @@ func (e *gitlabExecution) followLogs(ctx context.Context) (progress bool, err er
 	if err != nil {
 		return false, err
 	}
-	for {
-		msg, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return progress, nil
-		}
-		if err != nil {
-			return progress, err
-		}
+	return receive(stream, func(msg *runnerproto.FollowLogsResponse) error {
 		if err := writeLog(ctx, e.log, msg.GetData()); err != nil {
-			return progress, err
+			return err
 		}
-		progress = true
 		e.offset += int64(len(msg.GetData()))
-	}
+		return nil
+	})
 }
 
 // finalStatus returns the status of a job whose log has ended. For a job that still runs it returns an error after

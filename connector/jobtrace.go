@@ -2,9 +2,7 @@ package connector
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -24,22 +22,12 @@ func (e *execution) fetchTrace(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		for {
-			msg, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return progress, nil
-			}
-			if err != nil {
-				return progress, err
-			}
+		return receive(stream, func(msg *pb.TraceResponse) error {
 			if offset += int64(len(msg.GetData())); offset > maxTrace {
-				return progress, fmt.Errorf("the trace has more than %d bytes", maxTrace)
+				return fmt.Errorf("the trace has more than %d bytes", maxTrace)
 			}
-			if err := e.writeTrace(ctx, msg.GetData()); err != nil {
-				return progress, err
-			}
-			progress = true
-		}
+			return e.writeTrace(ctx, msg.GetData())
+		})
 	})
 	if status.Code(err) == codes.Unimplemented {
 		return ErrNoTrace
