@@ -331,9 +331,13 @@ func TestWhatIsNoRelayIsAnErrorThatSaysWhatItPrinted(t *testing.T) {
 
 // Symptom: Conn.Close did not wait for the goroutine that read from a program that was no relay.
 func TestFailedStartTellsOfTheGoroutinesThatItLeaves(t *testing.T) {
-	carrier := &deafCarrier{release: make(chan struct{})}
+	carrier := &deafCarrier{reading: make(chan struct{}), release: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	defer cancel()
+	go func() {
+		<-carrier.reading
+		cancel()
+	}()
 	gone := make(chan struct{})
 	_, err := relay.New(ctx, carrier, relay.Config{Leftover: func(wait func()) {
 		go func() {
@@ -356,9 +360,13 @@ func TestFailedStartTellsOfTheGoroutinesThatItLeaves(t *testing.T) {
 }
 
 // deafCarrier is a Duplex whose Read returns some time after Close, as that of an SSH channel.
-type deafCarrier struct{ release chan struct{} }
+type deafCarrier struct {
+	once             sync.Once
+	reading, release chan struct{}
+}
 
 func (c *deafCarrier) Read([]byte) (int, error) {
+	c.once.Do(func() { close(c.reading) })
 	<-c.release
 	return 0, io.EOF
 }

@@ -130,11 +130,11 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 		start := time.Now()
 		s, err := r.ask(op, message, pending)
 		r.cfg.Opened(time.Since(start), err)
+		if err != nil {
+			r.finish() // before the caller hears of it
+		}
 		answered <- answer{s, err}
-		switch {
-		case err != nil:
-			r.finish()
-		case !<-taken:
+		if err == nil && !<-taken {
 			s.hangUp()
 		}
 	})
