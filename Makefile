@@ -6,8 +6,15 @@ BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
 PROTOC_GRPC := google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
-# Releases leave out the debugging pages of gRPC: they slow down every start of the VM's end.
-RELEASE := -trimpath -tags grpcnotrace
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+INFO    := github.com/stepmux/stepmux/internal/buildinfo
+
+# Without the debugging pages of gRPC, which slow down every start of the VM's end. The VM's end fetches by HTTP/1.1.
+BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)'
+TAGS     := grpcnotrace
+VM_TAGS  := grpcnotrace,nethttpomithttp2
+MACHINES := linux-amd64 linux-arm64
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
@@ -23,12 +30,40 @@ TIME     ?= 1h
 JOBS     ?= 2
 DURATION ?= 1h
 WARMUP   ?= 30m
+PREFIX   ?= /usr/local
 
 .DEFAULT_GOAL := help
 
 .PHONY: build
-build: ## build bin/stepmux, the program for both ends
-	CGO_ENABLED=0 go build $(RELEASE) -o bin/stepmux ./cmd/stepmux
+build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and bin/stepmux-vm, the VM's end alone
+	$(BUILD) -tags $(TAGS),carry -o bin/stepmux ./cmd/stepmux
+	cp bin/stepmux-vm-$(shell go env GOOS)-$(shell go env GOARCH) bin/stepmux-vm
+
+# A file is packed again only if the go command has built it anew.
+.PHONY: carry-%
+carry-%:
+	mkdir -p bin cmd/stepmux/carried
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(BUILD) -tags $(VM_TAGS) -o bin/stepmux-vm-$* ./cmd/stepmux-vm
+	@[ cmd/stepmux/carried/$*.gz -nt bin/stepmux-vm-$* ] || { gzip -9nc bin/stepmux-vm-$* >bin/$*.gz && mv bin/$*.gz cmd/stepmux/carried/$*.gz; }
+
+.PHONY: install
+install: build ## copy stepmux and stepmux-vm to PREFIX/bin
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install bin/stepmux bin/stepmux-vm $(DESTDIR)$(PREFIX)/bin
+
+# Archives of the manager for each machine, the VM's ends as files, and their checksums.
+.PHONY: release
+release: $(MACHINES:%=carry-%) ## write archives of both programs for all machines, and their checksums, to bin/release
+	rm -rf bin/release
+	mkdir -p bin/release
+	for m in $(MACHINES); do \
+	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
+	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -o $$dir/stepmux ./cmd/stepmux && \
+	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp README.md CHANGELOG.md LICENSE $$dir && \
+	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \
+	  cp bin/stepmux-vm-$$m bin/release/stepmux-vm-$(VERSION)-$$m && rm -r $$dir || exit 1; \
+	done
+	cd bin/release && sha256sum stepmux* >SHA256SUMS && cat SHA256SUMS
 
 .PHONY: run
 run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program
@@ -72,8 +107,8 @@ fuzz-long: ## fuzz until each target has had FUZZTIME in all, over several runs;
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
 
 .PHONY: hostile
-hostile: ## let hostile servers and relays send MESSAGES messages of each kind, and measure our memory
-	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./remote
+hostile: ## let hostile servers, relays and step runners send MESSAGES messages of each kind, and measure our memory
+	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./connector ./remote/relay ./cmd/stepmux
 	for i in 1 2 3 4 5 6 7 8 9 10; do \
 	  STEPMUX_HOSTILE=$$(($(MESSAGES) / 10)) go test -count=1 -timeout 3h -run Nothing ./mux || exit 1; \
 	done # ten processes, since goroutines that the SSH library leaks end with their process
@@ -144,11 +179,14 @@ generate: ## generate the protocol code again (needs protoc)
 	  --go-grpc_out=remote/api --go-grpc_opt=paths=source_relative \
 	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
 
-.PHONY: check
-check: build ## what CI runs: build, vet, lint, the limits of .ci/house, tests with the race detector
+.PHONY: static
+static: build ## all of check but the tests
 	go vet ./...
 	$(MAKE) lint
 	.ci/house --check
+
+.PHONY: check
+check: static ## what CI runs: build, vet, lint, the limits of .ci/house, tests with the race detector
 	$(MAKE) race
 
 .PHONY: help

@@ -21,8 +21,10 @@ type builds struct {
 	path map[string]string // by target
 }
 
-// stepmux returns the path of the program, built as for a release.
-func stepmux(b *testing.B) string { return programs.build(b, "github.com/stepmux/stepmux/cmd/stepmux") }
+// stepmux returns the path of the VM's end, built as for a release.
+func stepmux(b *testing.B) string {
+	return programs.build(b, "github.com/stepmux/stepmux/cmd/stepmux-vm")
+}
 
 // empty returns the path of a program that does nothing.
 func empty(b *testing.B) string { return programs.build(b, "./testdata/empty") }
@@ -43,7 +45,8 @@ func (p *builds) build(b *testing.B, target string) string {
 		p.dir, p.path = dir, make(map[string]string)
 	}
 	path := filepath.Join(p.dir, filepath.Base(target))
-	cmd := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace", "-o", path, target)
+	cmd := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace,nethttpomithttp2",
+		"-ldflags", "-s -w", "-o", path, target)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := cmd.CombinedOutput()
 	require.NoError(b, err, "build %s: %s", target, out)

@@ -244,7 +244,7 @@ func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
 						c.Runner, c.Route = []string{path}, route
 					})
 					require.NoError(t, b.runs(t))
-					require.True(t, b.program().Uploaded)
+					require.Equal(t, []string{place(t, filepath.Join(v.cache, "stepmux"))}, b.program().Command)
 
 					b = v.build(t, "b2", func(c *connector.Config) {
 						c.Runner, c.Route, c.Bootstrap = []string{path}, route, nil
@@ -282,7 +282,8 @@ func TestAStepmuxWithoutARelayIsReplacedIfAllowed(t *testing.T) {
 		require.Equal(t, connector.Session, b.Choice().Start)
 		b = v.build(t, "b3", func(c *connector.Config) { c.Runner, c.Route = []string{path}, route })
 		require.NoError(t, b.runs(t))
-		require.True(t, b.program().Uploaded)
+		require.Equal(t, []string{place(t, filepath.Join(v.cache, "stepmux"))}, b.program().Command)
+		require.Equal(t, route == connector.Auto, b.program().Uploaded, "only the first build sends it")
 	}
 }
 
@@ -439,6 +440,38 @@ func TestAFileThatIsNotWhatWasPutThereIsReplaced(t *testing.T) {
 	}
 }
 
+// A build that put another program in the place of ours decided about the results of the builds after it.
+func TestAProgramThatABuildReplacedIsNotRunForTheNextBuilds(t *testing.T) {
+	onBareVMs(t, func(t *testing.T, v *bareVM) {
+		for _, route := range []connector.Route{connector.Auto, connector.Session} {
+			t.Run(string(route), func(t *testing.T) {
+				first := v.build(t, "b1", func(c *connector.Config) { c.Route = route })
+				require.NoError(t, first.runs(t))
+				program := place(t, filepath.Join(v.cache, "stepmux"))
+				ran := filepath.Join(t.TempDir(), "ran")
+				require.NoError(t, os.Remove(program))
+				require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n: >"+ran+"\nexit 3\n"), 0o700))
+				for _, id := range []string{"b2", "b3", "b4"} {
+					next := v.build(t, id, func(c *connector.Config) {
+						c.VM, c.Lease, c.Route = first.vm, first.lease, route
+					})
+					err := next.runs(t)
+					// The relay starts the program that it runs itself. By session b2 may have a step runner that was
+					// started ahead, before the program was replaced.
+					if route == connector.Auto || id == "b2" && err == nil {
+						require.NoError(t, err)
+						continue
+					}
+					require.ErrorContains(t, err, "has changed since stepmux put it there")
+				}
+				require.NoFileExists(t, ran)
+				require.NoError(t, v.build(t, "b5", func(c *connector.Config) { c.Route = route }).runs(t),
+					"over another connection it is put there again")
+			})
+		}
+	})
+}
+
 func TestOldProgramsAreSweptUnlessTheyRun(t *testing.T) {
 	v := newBareVM(t)
 	dir := filepath.Join(v.cache, "stepmux")
@@ -563,7 +596,7 @@ func TestAnotherBuildGoesOnWhenTheFirstGivesUp(t *testing.T) {
 		require.NoError(t, second.Close(sshtest.Within(t)))
 		require.NoError(t, first.Close(sshtest.Within(t)))
 	}
-	require.True(t, vm.Program().Uploaded)
+	require.Equal(t, []string{place(t, filepath.Join(v.cache, "stepmux"))}, vm.Program().Command)
 }
 
 func TestALoginShellThatTalksDoesNotDisturbAnUpload(t *testing.T) {

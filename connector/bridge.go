@@ -1,11 +1,13 @@
 package connector
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -50,17 +52,18 @@ func (b *build) dial() (net.Conn, error) {
 	default:
 	}
 	raw, err := b.dialRoute()
-	if err != nil {
-		if life.Err() != nil {
-			return nil, context.Cause(life)
-		}
+	switch {
+	case err == nil:
+		return b.adopt(raw)
+	case life.Err() != nil:
+		return nil, context.Cause(life)
+	default:
 		return nil, bridgeError(err)
 	}
-	return orNil(b.adopt(raw))
 }
 
 // adopt makes raw a bridge of the build, or closes it.
-func (b *build) adopt(raw net.Conn) (*bridge, error) {
+func (b *build) adopt(raw net.Conn) (net.Conn, error) {
 	br := &bridge{Conn: raw, build: b}
 	b.mu.Lock()
 	if isDone(b.c.closing) {
@@ -87,9 +90,12 @@ func (b *build) keepEarly(raw net.Conn) error {
 }
 
 func (b *build) dialRoute() (net.Conn, error) {
-	route := b.routes().Bridge
-	if route != Streamlocal {
-		return b.dialBy(route)
+	switch b.routes().Bridge {
+	case Relay:
+		return orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
+	case Session:
+		return orNil(b.dialSession())
+	case Auto, Streamlocal:
 	}
 	stream, err := b.conn.DialUnix(b.c.life, b.serve.socket)
 	switch {
@@ -109,14 +115,6 @@ func (b *build) dialRoute() (net.Conn, error) {
 		b.c.end(err) // another attempt would fail too
 	}
 	return nil, err
-}
-
-// dialBy opens a bridge by relay or session.
-func (b *build) dialBy(route Route) (net.Conn, error) {
-	if route == Relay {
-		return orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
-	}
-	return orNil(b.dialSession())
 }
 
 // orNil returns a nil interface with an error.
@@ -144,7 +142,7 @@ func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
 // dialInstead bridges by the route that comes after streamlocal, and checks that serve is at its other end.
 func (b *build) dialInstead() (Route, net.Conn, error) {
 	if b.relay != nil {
-		stream, err := b.dialBy(Relay)
+		stream, err := orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
 		return Relay, stream, err
 	}
 	bridge, err := b.dialSession()
@@ -168,26 +166,21 @@ func (b *build) dialInstead() (Route, net.Conn, error) {
 // dialSession bridges by `steps proxy` in a session.
 func (b *build) dialSession() (*proxyBridge, error) {
 	stderr := &tail.Writer{}
-	process := b.takeProxy().use(b.c.life, []byte(b.serve.socket+"\n"), stderr)
-	if process == nil {
-		var err error
-		argv := proxyArgv(b.program.Command, b.serve.socket)
-		if process, err = b.starter.Start(b.c.life, mux.Command{Argv: argv, Stderr: stderr}); err != nil {
-			return nil, err
-		}
+	cmd := mux.Command{Argv: proxyArgv(b.program.Argv(), b.serve.socket), Stderr: stderr}
+	process, err := b.startOr(b.takeProxy(), []byte(b.serve.socket+"\n"), cmd)
+	if err != nil {
+		return nil, err
 	}
-	return &proxyBridge{Process: process, stderr: stderr, fatal: b.c.end}, nil
+	from := bufio.NewReaderSize(process, 16) // no smaller one exists
+	return &proxyBridge{Process: process, from: from, stderr: stderr, fatal: b.c.end}, nil
 }
 
 // closeBridges closes the open bridges. No new ones come: closing is closed.
 func (b *build) closeBridges() {
 	b.mu.Lock()
-	open := make([]*bridge, 0, len(b.bridges))
-	for br := range b.bridges {
-		open = append(open, br)
-	}
+	open := maps.Clone(b.bridges)
 	b.mu.Unlock()
-	for _, br := range open {
+	for br := range open {
 		_ = br.Close() // fails only if the channel was gone already
 	}
 }
@@ -210,49 +203,43 @@ var http2Settings = []byte{4, 0, 0, 0, 0, 0}
 // finds that and returns an error that says so, before gRPC fails on it.
 type proxyBridge struct {
 	*mux.Process
+	from    *bufio.Reader // of the process; it holds the first frame header and then nothing
 	stderr  *tail.Writer
 	fatal   context.CancelCauseFunc // ends the build
-	checked bool                    // the first frame header was read
-	head    []byte                  // the part of it that Read has not returned yet
+	checked bool                    // the first frame header
 }
 
 // Read reads from the socket.
 func (b *proxyBridge) Read(p []byte) (n int, err error) {
 	if !b.checked {
 		b.checked = true
-		if b.head, err = b.readHead(); err != nil {
+		if err := b.checkHead(); err != nil {
 			return 0, err
 		}
 	}
-	if len(b.head) > 0 {
-		n = copy(p, b.head)
-		b.head = b.head[n:]
-		return n, nil
-	}
-	if n, err = b.Process.Read(p); errors.Is(err, io.EOF) && b.stderr.String() != "" {
+	if n, err = b.from.Read(p); errors.Is(err, io.EOF) && b.stderr.String() != "" {
 		err = fmt.Errorf("steps proxy ended: %s", b.stderr.String())
 	}
 	return n, err
 }
 
-// readHead reads the first frame header.
-func (b *proxyBridge) readHead() ([]byte, error) {
-	head := make([]byte, http2Header)
-	n, err := io.ReadFull(b.Process, head)
+// checkHead checks the first frame header.
+func (b *proxyBridge) checkHead() error {
+	head, err := b.from.Peek(http2Header)
 	switch said := b.stderr.String(); {
 	case mux.IsLost(err):
-		return nil, err
-	case errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, fmt.Errorf("the VM's login shell printed %q instead of starting steps proxy: %s", head[:n], said)
+		return err
+	case errors.Is(err, io.EOF) && len(head) > 0:
+		return fmt.Errorf("the VM's login shell printed %q instead of starting steps proxy: %s", head, said)
 	case errors.Is(err, io.EOF) && said != "":
-		return nil, fmt.Errorf("steps proxy ended: %s", said)
+		return fmt.Errorf("steps proxy ended: %s", said)
 	case err != nil:
-		return nil, err
+		return err
 	case head[0] != 0 || !bytes.Equal(head[3:], http2Settings): // the frame is short
 		err = fmt.Errorf("the VM's login shell prints text into the bridge, beginning %q: let its start-up "+
 			"files be silent when no terminal is there (or allow streamlocal forwarding)", head)
 		b.fatal(err) // another bridge would fail too
-		return nil, err
+		return err
 	}
-	return head, nil
+	return nil
 }

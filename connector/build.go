@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"path"
 	"sync"
 	"sync/atomic"
@@ -29,7 +31,7 @@ type build struct {
 	starter  starter
 	serve    *serve           // nil before it has started
 	proxy    chan *prestarted // see startProxy; nil if no proxy was started ahead of its bridge
-	early    chan *bridge     // holds a bridge that was opened before the first call of dial
+	early    chan net.Conn    // holds a bridge that was opened before the first call of dial
 	native   atomic.Bool      // the build has a place in VM.native
 
 	mu      sync.Mutex // guards the following
@@ -45,7 +47,7 @@ func (c *Connector) start() (*build, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := c.cfg.VM.plan(c.life, &c.cfg, conn, found.Command)
+	p, err := c.cfg.VM.plan(c.life, &c.cfg, conn, found.Argv())
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +56,7 @@ func (c *Connector) start() (*build, error) {
 	}
 	b := &build{
 		c: c, conn: conn, program: found, relay: p.relay, choice: p.Choice,
-		early: make(chan *bridge, 1), bridges: map[*bridge]struct{}{},
+		early: make(chan net.Conn, 1), bridges: map[*bridge]struct{}{},
 	}
 	b.native.Store(p.native)
 	switch {
@@ -84,41 +86,61 @@ func (b *build) publish(s starter) {
 // for serve to listen.
 func (b *build) startWithBridge() error {
 	b.publish(b.relay)
-	type result struct {
-		stream *mux.Stream
-		err    error
-	}
 	ctx, cancel := context.WithCancel(b.c.life)
 	defer cancel()
-	opened := make(chan result, 1)
-	b.c.wg.Go(func() {
-		stream, err := b.relay.DialReady(ctx, b.c.socket)
-		opened <- result{stream, err}
-	})
+	var stream *mux.Stream
+	var dialErr error
+	var dial sync.WaitGroup
+	dial.Go(func() { stream, dialErr = b.relay.DialReady(ctx, b.c.socket) })
 	err := b.startServe(nil)
 	if err != nil {
 		cancel()
 	}
 	defer time.AfterFunc(b.c.cfg.ReadyTimeout, cancel).Stop()
-	bridge := <-opened // soon: serve is ready or ctx has ended
+	dial.Wait() // soon: serve is ready or ctx has ended
 	switch {
-	case err != nil && bridge.err == nil:
-		bridge.stream.Close()
+	case err != nil && dialErr == nil:
+		stream.Close()
 		return err
 	case err != nil:
 		return err
-	case bridge.err != nil:
-		return bridgeError(bridge.err)
+	case dialErr != nil:
+		return bridgeError(dialErr)
 	}
-	return b.keepEarly(bridge.stream)
+	return b.keepEarly(stream)
 }
 
-// startBySession starts serve in a session of its own.
-func (b *build) startBySession(p *plan) error {
+// startBySession starts serve in a session of its own. It reserves the sessions that the plan needs and the prestarted
+// processes do not have. Serve and a bridge by session take theirs together: builds that each hold one and wait for the
+// second would wait for ever. For the same reason a build whose prestarted processes hold some discards them before it
+// waits for all.
+func (b *build) startBySession(p *plan) (err error) {
 	serve, proxy := b.takePrestarted(p)
-	if err := b.reserve(p, &serve, &proxy); err != nil {
+	need, held := 2, 0
+	if p.Bridge == Streamlocal {
+		need = 1
+	}
+	for _, process := range []*prestarted{serve, proxy} {
+		if process != nil {
+			held++
+		}
+	}
+	if held > 0 && held < need {
+		b.sessions, err = b.conn.TryReserve(b.c.life, need-held)
+	}
+	if err != nil {
 		serve.discard()
 		proxy.discard()
+		serve, proxy = nil, nil
+	}
+	if held == 0 || errors.Is(err, mux.ErrSaturated) {
+		b.sessions, err = b.conn.Reserve(b.c.life, need)
+		if errors.Is(err, mux.ErrForbidden) && p.report != nil {
+			// The server never allows two at once: one is enough if streamlocal works.
+			b.sessions, err = b.conn.Reserve(b.c.life, 1)
+		}
+	}
+	if err != nil {
 		return err
 	}
 	var s starter = b.conn
@@ -136,54 +158,27 @@ func (b *build) startBySession(p *plan) error {
 	return nil
 }
 
-// reserve reserves the sessions that the plan needs and the prestarted processes do not have. Serve and a bridge by
-// session take theirs together: builds that each hold one and wait for the second would wait for ever. For the same
-// reason a build whose prestarted processes hold some discards them before it waits for all.
-func (b *build) reserve(p *plan, serve, proxy **prestarted) (err error) {
-	need, held := 2, 0
-	if p.Bridge == Streamlocal {
-		need = 1
-	}
-	for _, p := range []*prestarted{*serve, *proxy} {
-		if p != nil {
-			held++
-		}
-	}
-	if held == need {
-		return nil
-	}
-	if held > 0 {
-		b.sessions, err = b.conn.TryReserve(b.c.life, need-held)
-		if !errors.Is(err, mux.ErrSaturated) {
-			return err
-		}
-		(*serve).discard()
-		(*proxy).discard()
-		*serve, *proxy = nil, nil
-	}
-	b.sessions, err = b.conn.Reserve(b.c.life, need)
-	if errors.Is(err, mux.ErrForbidden) && p.report != nil {
-		// The server never allows two at once: one is enough if streamlocal works.
-		b.sessions, err = b.conn.Reserve(b.c.life, 1)
-	}
-	return err
-}
-
 // startServe starts serve, or uses the prestarted one, and waits until it listens.
 func (b *build) startServe(ready *prestarted) error {
 	c, begin := b.c, time.Now()
 	stderr := newServeStderr(c.log.Remarks(c.closing))
-	process := ready.use(c.life, append([]byte(c.socket+"\n"), c.secret.Line()...), stderr)
-	if process == nil {
-		var err error
-		if process, err = b.starter.Start(c.life, b.serveCommand(stderr)); err != nil {
-			return b.startError(err)
-		}
+	input := append([]byte(c.socket+"\n"), c.secret.Line()...)
+	process, err := b.startOr(ready, input, b.serveCommand(stderr))
+	refused, ok := errors.AsType[*relay.RefusedError](err)
+	switch {
+	case ok && refused.Reason == relay.RefusedNotFound: // as a login shell says it by its exit code
+		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
+	case err != nil:
+		return err
 	}
-	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Command}
+	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Argv()}
 	b.serve = s
 	c.wg.Go(func() {
-		s.copyStdout(c.log.Remarks(c.closing)) // ends with the process, at the latest
+		// serve prints nothing on its stdout, a login shell may. The copy ends with the process, at the latest, whose end
+		// tells of an error. Its buffer is small: idle builds are many.
+		stdout := c.log.Remarks(c.closing)
+		_, _ = io.CopyBuffer(stdout, process, make([]byte, 4<<10))
+		stdout.Flush()
 		select {
 		case <-process.Exited():
 		case <-c.deadline.Done():
@@ -200,23 +195,20 @@ func (b *build) startServe(ready *prestarted) error {
 }
 
 // serveCommand starts the build's step runner: a stepmux watches its stdin, which begins with the build's secret;
-// another step runner needs a leash.
+// another step runner needs a leash. A relay starts the program that it runs itself: a build may have put another one
+// in its place.
 func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 	command := mux.Command{Ready: b.c.socket, Stderr: stderr}
 	if b.program.Kind == program.StepRunner {
 		command.Argv = leashArgv(b.program.Command, b.c.socket, min(maxLeashGrace, b.c.cfg.StopTimeout/2))
 		return command
 	}
-	command.Argv, command.Input = serveArgv(b.program.Command, b.c.socket), b.c.secret.Line()
-	return command
-}
-
-// startError turns a relay's refusal of a missing program into the error that a login shell's exit code gives.
-func (b *build) startError(err error) error {
-	if refused, ok := errors.AsType[*relay.RefusedError](err); ok && refused.Reason == relay.RefusedNotFound {
-		return &ServeError{ExitCode: 127, Err: err, Hint: program.MissingHint(b.program.Command)}
+	runner := b.program.Argv()
+	if b.relay != nil {
+		runner = []string{"/proc/self/exe"}
 	}
-	return err
+	command.Argv, command.Input = serveArgv(runner, b.c.socket), b.c.secret.Line()
+	return command
 }
 
 // probe finds out whether streamlocal reaches the socket of a serve that listens, and reports it. A refusal counts only
@@ -296,10 +288,16 @@ func (b *build) stop(ctx context.Context) error {
 	begin := time.Now()
 	cfg.Trace.ServeStop(cfg.BuildID)
 	b.c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; fails only if the channel is gone
-	err := s.awaitExit(ctx)
+	var err error
+	select {
+	case <-s.process.Exited():
+	case <-ctx.Done():
+		err = fmt.Errorf("stop steps serve: it is not gone after its time: %w", context.Cause(ctx))
+	}
 	cfg.Trace.ServeGone(cfg.BuildID, time.Since(begin), err)
 	s.process.Close()
-	if s.leftDirectory() {
+	// One that was killed after it had listened, over a connection that still lives, did not clean up.
+	if _, killed := errors.AsType[*mux.ExitError](s.process.Err()); killed && s.ready.Load() {
 		b.removeDirectory(ctx, path.Dir(s.socket))
 	}
 	return err

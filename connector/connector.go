@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/hooks"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -144,8 +145,10 @@ func (cfg *Config) setDefaults() error {
 	cfg.Log = cmp.Or(cfg.Log, io.Discard)
 	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
-	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
-	cfg.Trace = cfg.Trace.orNothing()
+	cfg.Logger = cfg.VM.logs.Logger(cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)))
+	trace := *cmp.Or(cfg.Trace, &Trace{})
+	hooks.Fill(&trace)
+	cfg.Trace = &trace
 	_, err := ParseRoute(string(cfg.Route))
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -21,19 +24,34 @@ import (
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
 const (
-	// maxMessage bounds one message to or from the step runner.
+	// maxMessage bounds one message to the step runner: a job.
 	maxMessage = 64 << 20
+	// maxAnswer bounds one message from the step runner: a piece of output or of a trace, or the state of a step. Another
+	// step runner keeps to this limit too, which is gRPC's default.
+	maxAnswer = 4 << 20
+	// window is how many bytes of a stream the step runner may send before they are read.
+	window = 1 << 20
+	// maxHeaders bounds the metadata of an answer. An error may quote the job.
+	maxHeaders = 4 << 20
+	// maxText bounds a message about a job, in bytes: the caller may keep many.
+	maxText = 4 << 10
+	// maxEvents bounds the changes of steps that are reported. A job of stepmux has 10,000 steps at most.
+	maxEvents = 100_000
 	// stallLimit is how long calls may fail one after the other, over a connection and a serve that
 	// both live, before the build is given up.
 	stallLimit = 30 * time.Second
 	// pingAfter is how long the step runner may be silent before it is asked for an answer, and pingTimeout how long
 	// that may take, before its bridge counts as broken.
 	pingAfter, pingTimeout = 30 * time.Second, 30 * time.Second
+	// gitlabPingAfter is pingAfter for another step runner: by its default policy a gRPC server closes a connection with
+	// more than one ping in five minutes (keepalive.EnforcementPolicy).
+	gitlabPingAfter = 6 * time.Minute
 	// cancelLimit bounds the wait for the end of a cancelled job beyond its grace.
 	cancelLimit = 10 * time.Second
 
@@ -114,7 +132,9 @@ type Result struct {
 // through a [buildlog.Log] unless it is one. It returns when the job has ended and all its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers the job's last output, then
-// returns ctx.Err(). A bridge that breaks is opened anew and the output goes on where it stopped.
+// returns ctx.Err(). A ctx that ends after the step runner has reported the job's end does not change the Result: the
+// delivery of its output and its trace goes on, for the grace and ten seconds at most. A bridge that breaks is opened
+// anew and the output goes on where it stopped.
 //
 // The Result is valid exactly when the error is nil: then the step runner reported the job's end. Else
 // the error is ctx.Err(), a [*RequestError], a [*buildlog.Error], or the reason of the end of the build's life: a
@@ -125,12 +145,8 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	if b == nil || !connected || b.serve == nil || !b.serve.ready.Load() {
 		return Result{}, errors.New("connector: Execute without a Connect that succeeded")
 	}
-	if job.ID == "" {
-		job.ID = c.cfg.BuildID
-	}
-	if job.Grace == 0 {
-		job.Grace = defaultGrace
-	}
+	job.ID = cmp.Or(job.ID, c.cfg.BuildID)
+	job.Grace = cmp.Or(job.Grace, defaultGrace)
 	traced := errors.New("the job did not get as far as that")
 	if job.Trace != nil && job.OnTrace != nil {
 		defer func() { job.OnTrace(traced) }()
@@ -149,17 +165,21 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, err
 	}
 	defer client.Close()
-	result, traceErr, err := b.execute(ctx, calls, end, client, job, log)
-	traced = cmp.Or(traceErr, err)
-	switch {
-	case ctx.Err() != nil:
-		return Result{}, ctx.Err()
-	case err != nil && calls.Err() != nil:
-		return Result{}, context.Cause(calls)
-	case err != nil:
-		return Result{}, err
+	var result Result
+	result, traced, err = b.execute(ctx, calls, end, client, job, log)
+	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {
+		err = context.Cause(calls)
 	}
-	return result, nil
+	result.Message = termtext.Cut(result.Message, maxText)
+	return result, shortened(err)
+}
+
+// shortened returns err with at most maxText of a text from the VM.
+func shortened(err error) error {
+	if told, ok := status.FromError(err); ok && len(told.Message()) > maxText {
+		return status.Error(told.Code(), termtext.Cut(told.Message(), maxText))
+	}
+	return err
 }
 
 // execute runs job by the service of the VM's step runner. calls is the life of its calls, which end ends.
@@ -167,37 +187,38 @@ func (b *build) execute(
 	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log *buildlog.Log,
 ) (result Result, traceErr, err error) {
 	if b.program.Kind == program.StepRunner {
-		if job.WorkDir == "" {
-			job.WorkDir = workDir(b.serve.socket)
-		}
+		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
 		e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
 		result, err = e.run(ctx, calls, end)
 		return result, ErrNoTrace, err
 	}
-	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log}
-	e.traceTimeout = cmp.Or(b.c.cfg.LogTimeout, buildlog.DefaultTimeout)
+	traceTimeout := cmp.Or(b.c.cfg.LogTimeout, buildlog.DefaultTimeout)
+	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log, traceTimeout: traceTimeout}
 	if err := e.submit(ctx, calls); err != nil {
-		return Result{}, nil, err
+		return Result{}, err, err
 	}
-	result, err = e.follow(ctx, calls, end)
-	return result, e.traceErr, err
+	return e.follow(ctx, calls, end)
 }
 
 // newClient returns a gRPC client over this build's bridges.
 func (b *build) newClient() (*grpc.ClientConn, error) {
+	ping := keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}
+	if b.program.Kind == program.StepRunner {
+		ping.Time = gitlabPingAfter
+	}
+	again := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second}
 	client, err := grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
 		b.c.withCredentials(),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b.dial() }),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second,
-			},
-			MinConnectTimeout: stallLimit,
-		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage),
+			grpc.ForceCodecV2(leanCodec{encoding.GetCodecV2(grpcproto.Name)})),
+		grpc.WithStaticStreamWindowSize(window),
+		grpc.WithStaticConnWindowSize(4*window), // given back on receipt, so it bounds no memory, only the speed
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: stallLimit}),
 		// A serve that is frozen keeps its socket open: only silence shows it.
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.WithKeepaliveParams(ping),
 		grpc.WithReadBufferSize(16<<10), // a frame (RFC 9113, section 4.2): idle builds are many
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
@@ -214,7 +235,6 @@ type execution struct {
 	job          Job
 	log          *buildlog.Log
 	traceTimeout time.Duration // for one write to the job's Trace
-	traceErr     error         // why the trace is missing or incomplete
 }
 
 // submit delivers the job. The step runner takes a job that is sent twice for one, so a call that broke is repeated.
@@ -224,13 +244,11 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		WorkDir: e.job.WorkDir,
 		Env:     e.job.Env,
 		Grace:   durationpb.New(e.job.Grace),
+		Timeout: durationpb.New(max(e.job.Timeout, 0)),
 		Trace:   e.job.Trace != nil,
 	}
 	for _, v := range e.job.Vars {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
-	}
-	if e.job.Timeout > 0 {
-		req.Timeout = durationpb.New(e.job.Timeout)
 	}
 	if e.job.Steps != nil {
 		req.Type, req.StepsYaml = pb.RunRequest_step, string(e.job.Steps)
@@ -243,10 +261,9 @@ func (e *execution) submit(ctx, calls context.Context) error {
 	}, e.cancel)
 }
 
-// deliver repeats a call that delivers a job until it arrives.
-func deliver(
-	ctx, calls context.Context, req proto.Message, call func(context.Context) error, cancel func(calls context.Context),
-) error {
+// deliver repeats a call that delivers a job until it arrives. cancel asks for the end of a job that ctx's end may have
+// overtaken.
+func deliver(ctx, calls context.Context, req proto.Message, call, cancel func(context.Context) error) error {
 	if size := proto.Size(req); size > maxMessage {
 		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", size, maxMessage)}
 	}
@@ -258,84 +275,109 @@ func deliver(
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		cancel(calls) // it may have arrived
+		retryCancel(calls, cancel) // it may have arrived
 		return ctx.Err()
 	case calls.Err() != nil:
 		return context.Cause(calls)
-	}
-	switch status.Code(err) { //nolint:exhaustive // the others do not refuse the request
-	case codes.InvalidArgument, codes.AlreadyExists:
+	case status.Code(err) == codes.InvalidArgument, status.Code(err) == codes.AlreadyExists:
 		return &RequestError{Message: status.Convert(err).Message()}
 	default:
 		return fmt.Errorf("deliver job: %w", err)
 	}
 }
 
-// follow delivers the job's output and returns its result. When ctx ends it cancels the job, which has its grace and
-// cancelLimit to end.
-func (e *execution) follow(ctx, calls context.Context, end context.CancelCauseFunc) (Result, error) {
+// follow delivers the job's output and its trace, and returns its result. When ctx ends before that is known, it
+// cancels the job. Either way the rest may take the grace and cancelLimit from then on.
+func (e *execution) follow(
+	ctx, calls context.Context, end context.CancelCauseFunc,
+) (result Result, traceErr, err error) {
 	group, following := errgroup.WithContext(calls)
 	var last *pb.Job
-	group.Go(func() error { return e.followIO(following) })
+	var late error // ctx's, if it ended before the job
+	var known atomic.Bool
+	var stdout, stderr int64
 	group.Go(func() (err error) {
-		last, err = e.followSteps(following)
+		stdout, stderr, err = e.followIO(following)
 		return err
 	})
-	ended := cancelAfter(ctx, e.job.Grace, func() { e.cancel(calls) }, end)
-	err := group.Wait()
+	group.Go(func() (err error) {
+		last, err = e.followSteps(following)
+		late = ctx.Err()
+		known.Store(true)
+		return err
+	})
+	defer cancelAfter(ctx, calls, e.job.Grace, func(ctx context.Context) error {
+		if known.Load() {
+			return nil // the step runner would remove a job that has ended
+		}
+		return e.cancel(ctx)
+	}, end)()
+	err = group.Wait()
 	if err == nil {
 		err = e.log.Flush(calls)
 	}
+	switch {
+	case err != nil:
+	case stdout < last.GetStdoutLen():
+		err = fmt.Errorf("output was lost: %d of %d bytes of stdout arrived", stdout, last.GetStdoutLen())
+	case stderr < last.GetStderrLen():
+		err = fmt.Errorf("output was lost: %d of %d bytes of stderr arrived", stderr, last.GetStderrLen())
+	}
 	if err == nil && e.job.Trace != nil {
-		e.traceErr = e.fetchTrace(calls)
+		traceErr = e.fetchTrace(calls)
 	}
-	ended()
-	if err != nil {
-		return Result{}, err
+	switch {
+	case late != nil:
+		return Result{}, cmp.Or(traceErr, err), late
+	case err != nil:
+		return Result{}, err, err
 	}
-	return resultOf(last), nil
+	return resultOf(last), traceErr, nil
 }
 
 // cancelAfter cancels a job when ctx ends, and ends its calls if it has not ended after its grace and cancelLimit. The
 // caller calls ended when the job has ended.
-func cancelAfter(ctx context.Context, grace time.Duration, cancel func(), end context.CancelCauseFunc) (ended func()) {
-	over, done := make(chan struct{}), make(chan struct{})
-	go func() {
+func cancelAfter(
+	ctx, calls context.Context, grace time.Duration, cancel func(context.Context) error, end context.CancelCauseFunc,
+) (ended func()) {
+	running, over := context.WithCancel(calls)
+	done := make(chan struct{})
+	forget := context.AfterFunc(ctx, func() {
 		defer close(done)
-		select {
-		case <-over:
-			return
-		case <-ctx.Done():
-		}
-		cancel()
+		retryCancel(running, cancel)
 		timer := time.NewTimer(grace + cancelLimit)
 		defer timer.Stop()
 		select {
-		case <-over:
+		case <-running.Done():
 		case <-timer.C:
-			end(errors.New("the cancelled job did not end"))
+			end(fmt.Errorf("the job, or the delivery of its output, did not end within %v", grace+cancelLimit))
 		}
-	}()
+	})
 	return func() {
-		close(over)
-		<-done
+		if over(); !forget() {
+			<-done
+		}
 	}
 }
 
-// cancel asks for the job's end. The job's status then shows the effect.
-func (e *execution) cancel(calls context.Context) {
-	calls, cancel := context.WithTimeout(calls, cancelLimit)
-	defer cancel()
-	_ = retry(calls, func() (bool, error) {
-		_, err := e.rpc.Cancel(calls, &pb.CancelRequest{Id: e.job.ID})
-		return false, err
-	})
+// retryCancel asks for a job's end until the step runner has heard it. The job's status then shows the effect.
+func retryCancel(calls context.Context, cancel func(context.Context) error) {
+	calls, stop := context.WithTimeout(calls, cancelLimit)
+	defer stop()
+	_ = retry(calls, func() (bool, error) { return false, cancel(calls) })
 }
 
-// followIO delivers both streams, until both have ended. After a break it goes on where it stopped.
-func (e *execution) followIO(ctx context.Context) error {
-	var stdout, stderr int64
-	return retry(ctx, func() (progress bool, err error) {
+func (e *execution) cancel(ctx context.Context) error {
+	_, err := e.rpc.Cancel(ctx, &pb.CancelRequest{Id: e.job.ID})
+	return err
+}
+
+// followIO delivers both streams, until both have ended, and returns their lengths. After a break it goes on where it
+// stopped.
+func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err error) {
+	log := logWriter{ctx, e.log}
+	err = retry(ctx, func() (progress bool, err error) {
+		before := stdout + stderr
 		stream, err := e.rpc.FollowIO(ctx, &pb.FollowIORequest{
 			Id:           e.job.ID,
 			ReadStdout64: stdout,
@@ -344,48 +386,60 @@ func (e *execution) followIO(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		return receive(stream, func(msg *pb.FollowIOResponse) error {
-			if err := writeLog(ctx, e.log, msg.GetStream()); err != nil {
+		err = receive(stream, func(msg *pb.FollowIOResponse) error {
+			from, isStderr := stdout, msg.GetStreamType() == pb.FollowIOResponse_stderr
+			if isStderr {
+				from = stderr
+			}
+			if msg.GetOffset() != from {
+				return fmt.Errorf("the step runner sent output from byte %d, not from byte %d", msg.GetOffset(), from)
+			}
+			if _, err := log.Write(msg.GetStream()); err != nil {
 				return err
 			}
-			if msg.GetStreamType() == pb.FollowIOResponse_stderr {
+			if isStderr {
 				stderr += int64(len(msg.GetStream()))
 			} else {
 				stdout += int64(len(msg.GetStream()))
 			}
 			return nil
 		})
+		return stdout+stderr > before, err
 	})
+	return stdout, stderr, err
 }
 
-// receive passes the messages of a stream to take, until the stream ends or take fails. It reports whether take has
-// succeeded for any.
-func receive[M any](stream grpc.ServerStreamingClient[M], take func(*M) error) (progress bool, err error) {
+// receive passes the messages of a stream to take, until the stream ends or take fails.
+func receive[M any](stream grpc.ServerStreamingClient[M], take func(*M) error) error {
 	for {
 		msg, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return progress, nil
+			return nil
 		}
 		if err == nil {
 			err = take(msg)
 		}
 		if err != nil {
-			return progress, err
+			return err
 		}
-		progress = true
 	}
 }
 
-// writeLog writes a job's output to its log, until ctx ends.
-func writeLog(ctx context.Context, log *buildlog.Log, output []byte) error {
-	_, err := log.WriteUntil(ctx.Done(), output)
+// logWriter writes a job's output to its log, until ctx ends.
+type logWriter struct {
+	ctx context.Context //nolint:containedctx // a Writer for one call
+	log *buildlog.Log
+}
+
+func (w logWriter) Write(output []byte) (int, error) {
+	n, err := w.log.WriteUntil(w.ctx.Done(), output)
 	switch {
 	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return n, nil
+	case w.ctx.Err() != nil:
+		return n, context.Cause(w.ctx)
 	default:
-		return &buildlog.Error{Err: err}
+		return n, &buildlog.Error{Err: err}
 	}
 }
 
@@ -394,7 +448,7 @@ func writeLog(ctx context.Context, log *buildlog.Log, output []byte) error {
 func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 	reported := 0
 	err = retry(ctx, func() (progress bool, err error) {
-		stream, err := e.rpc.Follow(ctx, &pb.FollowRequest{Id: e.job.ID})
+		stream, err := e.rpc.Follow(ctx, &pb.FollowRequest{Id: e.job.ID, Brief: true})
 		if err != nil {
 			return false, err
 		}
@@ -408,27 +462,20 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 			case msg.GetJob() != nil:
 				last = msg.GetJob()
 				return true, nil
+			case n == maxEvents:
+				return progress, fmt.Errorf("the step runner reported more than %d changes of steps", maxEvents)
 			}
-			if n >= reported {
-				progress = true
-				reported = n + 1
-				e.report(msg.GetResult())
+			if n < reported {
+				continue
+			}
+			progress, reported = true, n+1
+			if r := msg.GetResult(); r != nil && e.job.OnStep != nil {
+				name, status, code := r.GetStep().GetName(), r.GetStatus().String(), int(r.GetExitCode())
+				e.job.OnStep(StepEvent{Name: name, Status: status, ExitCode: code, Message: r.GetMessage()})
 			}
 		}
 	})
 	return last, err
-}
-
-func (e *execution) report(r *pb.StepResult) {
-	if e.job.OnStep == nil || r == nil {
-		return
-	}
-	e.job.OnStep(StepEvent{
-		Name:     r.GetStep().GetName(),
-		Status:   r.GetStatus().String(),
-		ExitCode: int(r.GetExitCode()),
-		Message:  r.GetMessage(),
-	})
 }
 
 // resultOf translates the job's final state. A status that is not known is not success.
@@ -477,10 +524,6 @@ func retry(ctx context.Context, call func() (progress bool, err error)) error {
 
 // broken reports whether err is a failure of the transport, which a new bridge may repair.
 func broken(err error) bool {
-	switch status.Code(err) { //nolint:exhaustive // all others are answers of the step runner, or our own errors
-	case codes.Unavailable, codes.Canceled, codes.Internal:
-		return true
-	default:
-		return false
-	}
+	code := status.Code(err) // all others are answers of the step runner, or our own errors
+	return code == codes.Unavailable || code == codes.Canceled || code == codes.Internal
 }

@@ -1,8 +1,12 @@
 package connector
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,23 +17,28 @@ import (
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
 // closeLimit bounds the wait for a step runner to forget a job that has ended.
 const closeLimit = 5 * time.Second
 
 // gitlabExecution is one call of Execute on GitLab's step runner: it has the service that the manager of GitLab Runner
-// calls, and not ours.
+// calls, and not ours. It does not mask, so that is done here.
 type gitlabExecution struct {
-	rpc    runnerproto.StepRunnerClient
-	job    Job
-	log    *buildlog.Log
-	offset int64 // of the job's log that is delivered
+	rpc     runnerproto.StepRunnerClient
+	job     Job
+	log     *buildlog.Log
+	secrets mask.Set
+	offset  int64 // of the job's log that is delivered
 }
 
 // run runs the job. It ends with ctx, after a cancellation, or with the job's own timeout.
 func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCauseFunc) (Result, error) {
 	req, err := e.request()
+	if err == nil {
+		err = e.hide(calls)
+	}
 	if err != nil {
 		return Result{}, err
 	}
@@ -41,7 +50,7 @@ func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCaus
 	}
 	err = deliver(limited, calls, req, func(ctx context.Context) error {
 		_, err := e.rpc.Run(ctx, req)
-		return e.redact(err)
+		return e.refusal(req, err)
 	}, e.cancel)
 	var last *runnerproto.Status
 	late := limited.Err() != nil
@@ -53,14 +62,45 @@ func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCaus
 		}
 		e.forget(calls)
 	}
-	switch {
-	case ctx.Err() == nil && late && calls.Err() == nil && last.GetStatus() != runnerproto.Status_success:
+	switch succeeded := last.GetStatus() == runnerproto.Status_success; {
+	case late && !succeeded && ctx.Err() != nil:
+		return Result{}, ctx.Err()
+	case late && !succeeded && calls.Err() == nil:
 		message := fmt.Sprintf("the job took longer than %v", e.job.Timeout)
 		return Result{Status: Failed, TimedOut: true, Message: message}, nil
 	case err != nil:
-		return Result{}, err
+		return Result{}, e.masked(err)
 	}
-	return gitlabResult(last), nil
+	result := gitlabResult(last)
+	result.Message = e.secrets.Message(result.Message)
+	return result, nil
+}
+
+// masked returns err without secrets in the text that the step runner sent with it.
+func (e *gitlabExecution) masked(err error) error {
+	told, ok := status.FromError(err)
+	if text := e.secrets.Mask(told.Message()); ok && text != told.Message() {
+		return status.Error(told.Code(), text)
+	}
+	return err
+}
+
+// hide makes the values of masked variables secrets. The log names those that are too short for that.
+func (e *gitlabExecution) hide(calls context.Context) error {
+	says := e.log.Remarks(calls.Done())
+	for _, v := range e.job.Vars {
+		if !v.Masked || v.Value == "" {
+			continue
+		}
+		err := e.secrets.Add(v.Value)
+		switch {
+		case errors.Is(err, mask.ErrShort):
+			fmt.Fprintf(says, "Variable %s is not masked: %v\n", v.Key, err)
+		case err != nil:
+			return &RequestError{Message: fmt.Sprintf("mask variable %s: %v", v.Key, err)}
+		}
+	}
+	return nil
 }
 
 // request returns the job as this service takes it.
@@ -74,62 +114,80 @@ func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
 		job.Variables = append(job.Variables,
 			&runnerproto.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 	}
-	return &runnerproto.RunRequest{
-		Id: e.job.ID, WorkDir: e.job.WorkDir, Env: e.job.Env, Job: job, Steps: text,
-	}, nil
+	return &runnerproto.RunRequest{Id: e.job.ID, WorkDir: e.job.WorkDir, Env: e.job.Env, Job: job, Steps: text}, nil
 }
 
-// redact returns err without the values of the job's environment and variables: some step runners quote all of a
-// request that they refuse.
-func (e *gitlabExecution) redact(err error) error {
+// mistakes are the words with which GitLab's step runner begins an error about the steps. Its errors have no codes of
+// their own. The others that it returns for a job are about the machine.
+var mistakes = []string{"loading step: ", "failed to start step runner service: "}
+
+// refusal returns the error of a Run, if there is one, with a code that tells a mistake in the job from a fault of the
+// machine. Some step runners quote all of a request that they refuse: the text has neither the steps nor the values of
+// the job's environment and variables.
+func (e *gitlabExecution) refusal(req *runnerproto.RunRequest, err error) error {
 	const least, most = 4, 400 // bytes of a value that is replaced, and of the message
 	if err == nil {
 		return nil
 	}
 	told := status.Convert(err)
-	text := told.Message()
+	code := told.Code()
+	text := strings.Replace(told.Message(), "reading steps "+strconv.Quote(req.GetSteps())+": ", "", 1)
+	isMistake := func(words string) bool { return strings.HasPrefix(text, words) }
+	if code == codes.Unknown && slices.ContainsFunc(mistakes, isMistake) {
+		code = codes.InvalidArgument
+	}
+	values := slices.Clone(e.job.Vars)
 	for key, value := range e.job.Env {
-		if len(value) >= least {
-			text = strings.ReplaceAll(text, value, "["+key+"]")
-		}
+		values = append(values, Variable{Key: key, Value: value})
 	}
-	for _, v := range e.job.Vars {
+	// The longest first: one may be the beginning of another.
+	slices.SortFunc(values, func(a, b Variable) int {
+		return cmp.Or(len(b.Value)-len(a.Value), strings.Compare(a.Key, b.Key))
+	})
+	var pairs []string
+	for _, v := range values {
 		if len(v.Value) >= least {
-			text = strings.ReplaceAll(text, v.Value, "["+v.Key+"]")
+			pairs = append(pairs, v.Value, "["+v.Key+"]")
 		}
 	}
+	// First what is masked: the value of another variable may be a part of it.
+	text = strings.NewReplacer(pairs...).Replace(e.secrets.Mask(text))
 	if len(text) > most {
 		text = strings.ToValidUTF8(text[:most], "") + "..."
 	}
-	return status.Error(told.Code(), text)
+	return status.Error(code, text)
 }
 
 // follow delivers the job's log and returns its final status. When ctx ends the job is cancelled.
 func (e *gitlabExecution) follow(
 	ctx, calls context.Context, end context.CancelCauseFunc,
 ) (last *runnerproto.Status, err error) {
-	defer cancelAfter(ctx, e.job.Grace, func() { e.cancel(calls) }, end)()
+	defer cancelAfter(ctx, calls, e.job.Grace, e.cancel, end)()
+	masked := e.secrets.NewWriter(logWriter{calls, e.log})
 	err = retry(calls, func() (progress bool, err error) {
-		if progress, err = e.followLogs(calls); err != nil {
-			return progress, err
+		before := e.offset
+		if err = e.followLogs(calls, masked); err == nil {
+			last, err = e.finalStatus(calls)
 		}
-		last, err = e.finalStatus(calls)
 		if status.Code(err) == codes.NotFound && ctx.Err() != nil {
 			err = nil // a step runner without Cancel forgets the job
 		}
-		return progress, err
+		return e.offset > before, err
 	})
+	if err == nil { // else its last bytes may be a part of a secret
+		err = masked.Close()
+	}
 	return last, err
 }
 
 // followLogs delivers the rest of the log.
-func (e *gitlabExecution) followLogs(ctx context.Context) (progress bool, err error) {
+func (e *gitlabExecution) followLogs(ctx context.Context, to io.Writer) error {
 	stream, err := e.rpc.FollowLogs(ctx, &runnerproto.FollowLogsRequest{Id: e.job.ID, Offset: e.offset})
 	if err != nil {
-		return false, err
+		return err
 	}
 	return receive(stream, func(msg *runnerproto.FollowLogsResponse) error {
-		if err := writeLog(ctx, e.log, msg.GetData()); err != nil {
+		if _, err := to.Write(msg.GetData()); err != nil {
 			return err
 		}
 		e.offset += int64(len(msg.GetData()))
@@ -156,17 +214,12 @@ func (e *gitlabExecution) finalStatus(ctx context.Context) (*runnerproto.Status,
 	return nil, status.Error(codes.NotFound, "the step runner does not know the job any more")
 }
 
-// cancel asks for the job's end. The job's status then shows the effect.
-func (e *gitlabExecution) cancel(calls context.Context) {
-	calls, stop := context.WithTimeout(calls, cancelLimit)
-	defer stop()
-	_ = retry(calls, func() (bool, error) {
-		_, err := e.rpc.Cancel(calls, &runnerproto.CancelRequest{Id: e.job.ID})
-		if status.Code(err) == codes.Unimplemented {
-			_, err = e.rpc.Close(calls, &runnerproto.CloseRequest{Id: e.job.ID})
-		}
-		return false, err
-	})
+func (e *gitlabExecution) cancel(ctx context.Context) error {
+	_, err := e.rpc.Cancel(ctx, &runnerproto.CancelRequest{Id: e.job.ID})
+	if status.Code(err) == codes.Unimplemented {
+		_, err = e.rpc.Close(ctx, &runnerproto.CloseRequest{Id: e.job.ID})
+	}
+	return err
 }
 
 // forget lets the step runner remove the job's data. Close removes the rest with its directory.
@@ -178,7 +231,7 @@ func (e *gitlabExecution) forget(calls context.Context) {
 
 // gitlabResult translates the job's final status. A status that is not known is not success.
 func gitlabResult(s *runnerproto.Status) Result {
-	r := Result{Status: Failed, Message: s.GetMessage()}
+	r := Result{Status: Failed, Message: cmp.Or(s.GetMessage(), "the step runner did not say why")}
 	switch s.GetStatus() { //nolint:exhaustive // no other is success
 	case runnerproto.Status_success:
 		return Result{Status: Succeeded}
@@ -186,9 +239,6 @@ func gitlabResult(s *runnerproto.Status) Result {
 		r.Status = Cancelled
 	default:
 		r.ExitCode = exitStatusIn(r.Message)
-	}
-	if r.Message == "" {
-		r.Message = "the step runner did not say why"
 	}
 	return r
 }
@@ -200,11 +250,11 @@ func exitStatusIn(message string) int {
 	if i < 0 {
 		return 0
 	}
-	n, err := strconv.Atoi(message[i+len(words):])
-	if err != nil || n < 0 {
+	n, err := strconv.ParseUint(message[i+len(words):], 10, 31)
+	if err != nil {
 		return 0
 	}
-	return n
+	return int(n)
 }
 
 // gitlabSteps returns the job's steps as this service takes them: two YAML documents, the first of them a
@@ -218,11 +268,10 @@ func gitlabSteps(job Job) (string, error) {
 		return "{}\n---\nrun:\n- name: script\n  script: " + strconv.QuoteToASCII(job.Script) + "\n", nil
 	}
 	text := string(job.Steps)
-	if !utf8.ValidString(text) {
-		return "", &RequestError{Message: "the steps are not UTF-8"}
-	}
 	first, more := documents(text)
 	switch {
+	case !utf8.ValidString(text):
+		return "", &RequestError{Message: "the steps are not UTF-8"}
 	case more:
 		return text, nil
 	case first:

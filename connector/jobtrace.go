@@ -22,12 +22,14 @@ func (e *execution) fetchTrace(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		return receive(stream, func(msg *pb.TraceResponse) error {
+		before := offset
+		err = receive(stream, func(msg *pb.TraceResponse) error {
 			if offset += int64(len(msg.GetData())); offset > maxTrace {
 				return fmt.Errorf("the trace has more than %d bytes", maxTrace)
 			}
 			return e.writeTrace(ctx, msg.GetData())
 		})
+		return offset > before, err
 	})
 	if status.Code(err) == codes.Unimplemented {
 		return ErrNoTrace

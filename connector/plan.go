@@ -36,10 +36,10 @@ func ParseRoute(s string) (Route, error) {
 
 // Choice names the routes of a build, and the reason for each.
 type Choice struct {
-	Start        Route // of its steps serve: Session or Relay; empty before it was chosen
-	StartReason  string
-	Bridge       Route // to its socket: Session, Streamlocal or Relay; empty before it was chosen
-	BridgeReason string
+	Start        Route  `json:"start"` // of its steps serve: Session or Relay; empty before it was chosen
+	StartReason  string `json:"start_reason"`
+	Bridge       Route  `json:"bridge"` // to its socket: Session, Streamlocal or Relay; empty before it was chosen
+	BridgeReason string `json:"bridge_reason"`
 }
 
 // forced is the reason of a route that the configuration names.
@@ -99,7 +99,7 @@ func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []st
 	if cfg.Route == Auto && known && !before.works {
 		return nil, before.reason, nil
 	}
-	search := cfg.search(conn)
+	search, start := cfg.search(conn), time.Now()
 	relay, err := search.StartRelay(ctx, runner)
 	switch {
 	case err == nil && cfg.Route == Relay:
@@ -114,7 +114,7 @@ func (v *VM) startRelay(ctx context.Context, cfg *Config, conn Conn, runner []st
 	case cfg.Route == Relay || !program.HasNoRelay(err):
 		return nil, "", err
 	}
-	v.relay.Set(capability{false, err.Error()}, forever)
+	v.noRelay(program.Refusal{Reason: err.Error(), Lasts: program.Lasts(err)}, time.Since(start))
 	cfg.Logger.Info("start route found", "route", Session, "reason", err.Error())
 	return nil, err.Error(), nil
 }
@@ -130,8 +130,8 @@ func StartRelay(ctx context.Context, cfg Config) (*relay.Relay, error) {
 		return nil, err
 	}
 	runner := cfg.runner()
-	if found := cfg.VM.Program(); found.Uploaded {
-		runner = found.Command
+	if found := cfg.VM.Program(); found.Kind == program.Stepmux { // it may be one that was put there
+		runner = found.Argv()
 	}
 	relay, _, err := cfg.VM.startRelay(ctx, &cfg, cfg.Lease.Conn(), runner)
 	return relay, err

@@ -25,40 +25,32 @@ const (
 // relay does the same for itself.) It uses a session only while no build waits for one, and ends with the connection.
 type prestarter struct {
 	mu     sync.Mutex // held to take a process out of the following
-	flight flight.Flight[*spare]
-}
-
-// spare is a process that no build has taken yet.
-type spare struct {
-	conn   Conn
-	argv   []string
-	spare  *mux.Spare
-	stderr *lateWriter
-}
-
-func (s *spare) is(conn Conn, argv []string) bool {
-	return s.conn == conn && slices.Equal(s.argv, argv)
+	flight flight.Flight[*prestarted]
 }
 
 // prestarted is a process that was started before its socket's path was known.
 type prestarted struct {
-	*mux.Process
-	stderr *lateWriter
+	*mux.Process // nil while no build has taken it from spare
+	stderr       *lateWriter
+
+	// The prestarter's:
+	conn  Conn
+	argv  []string
+	spare *mux.Spare
 }
 
-// use writes the process's input, and sends its stderr to a Writer. It returns nil if there is no process, or it has
-// died. The end of life wakes it from a peer that does not take the input.
-func (p *prestarted) use(life context.Context, input []byte, stderr io.Writer) *mux.Process {
-	if p == nil {
-		return nil
+// startOr uses ready, to which it writes input, or starts cmd if there is no such process or it has died. The end of
+// the build's life wakes it from a peer that does not take the input.
+func (b *build) startOr(ready *prestarted, input []byte, cmd mux.Command) (*mux.Process, error) {
+	if ready != nil {
+		ready.stderr.direct(cmd.Stderr)
+		defer context.AfterFunc(b.c.life, func() { ready.Close() })()
+		if _, err := ready.Write(input); err == nil {
+			return ready.Process, nil
+		}
+		ready.Close()
 	}
-	p.stderr.direct(stderr)
-	defer context.AfterFunc(life, func() { p.Close() })()
-	if _, err := p.Write(input); err != nil {
-		p.Close()
-		return nil
-	}
-	return p.Process
+	return b.starter.Start(b.c.life, cmd)
 }
 
 // discard ends the process if there is one.
@@ -72,23 +64,22 @@ func (p *prestarted) discard() {
 // way: that takes no longer than another start.
 func (s *prestarter) take(ctx context.Context, conn Conn, argv []string) *prestarted {
 	_ = s.flight.Wait(ctx) // a process is not used once ctx has ended
-	ready := s.remove(func(ready *spare) bool { return ready.is(conn, argv) })
-	if ready == nil {
+	ready := s.remove(conn, argv, true)
+	if ready != nil {
+		ready.Process = ready.spare.Take()
+	}
+	if ready == nil || ready.Process == nil {
 		return nil
 	}
-	process := ready.spare.Take()
-	if process == nil {
-		return nil
-	}
-	return &prestarted{process, ready.stderr}
+	return ready
 }
 
-// remove takes out the process that is ready, if there is one and match accepts it.
-func (s *prestarter) remove(match func(*spare) bool) *spare {
+// remove takes out the process that is ready, if there is one and it is of this command on conn, or is not.
+func (s *prestarter) remove(conn Conn, argv []string, same bool) *prestarted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ready, ok := s.flight.Kept()
-	if !ok || !match(ready) {
+	if !ok || same != (ready.conn == conn && slices.Equal(ready.argv, argv)) {
 		return nil
 	}
 	s.flight.Forget()
@@ -97,11 +88,11 @@ func (s *prestarter) remove(match func(*spare) bool) *spare {
 
 // prepare starts a process unless there is one. It waits for that, bounded by ctx.
 func (s *prestarter) prepare(ctx context.Context, conn Conn, argv []string) {
-	if stale := s.remove(func(ready *spare) bool { return !ready.is(conn, argv) }); stale != nil {
+	if stale := s.remove(conn, argv, false); stale != nil {
 		stale.spare.Close()
 	}
 	// An error means that no session is to spare, or that the next build reports it.
-	_, _ = s.flight.Do(ctx, func(ctx context.Context) (*spare, time.Duration, error) {
+	_, _ = s.flight.Do(ctx, func(ctx context.Context) (*prestarted, time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, prestartTimeout)
 		defer cancel()
 		stderr := &lateWriter{}
@@ -113,7 +104,7 @@ func (s *prestarter) prepare(ctx context.Context, conn Conn, argv []string) {
 		if err != nil {
 			return nil, 0, err
 		}
-		return &spare{conn, argv, started, stderr}, forever, nil
+		return &prestarted{stderr: stderr, conn: conn, argv: argv, spare: started}, forever, nil
 	})
 }
 
@@ -148,7 +139,7 @@ func (b *build) takePrestarted(p *plan) (serve, proxy *prestarted) {
 	if b.program.Kind != program.Stepmux || p.report != nil { // a probe may need two sessions at once
 		return nil, nil
 	}
-	vm, runner := b.c.cfg.VM, b.program.Command
+	vm, runner := b.c.cfg.VM, b.program.Argv()
 	serve = vm.serves.take(b.c.life, b.conn, serveArgv(runner, socketOnStdin))
 	if p.Bridge == Session {
 		proxy = vm.proxies.take(b.c.life, b.conn, proxyArgv(runner, socketOnStdin))
@@ -159,19 +150,18 @@ func (b *build) takePrestarted(p *plan) (serve, proxy *prestarted) {
 // startProxy starts the build's proxy beside its serve, unless it was prestarted: it needs a login shell as well.
 func (b *build) startProxy(proxy *prestarted) {
 	b.proxy = make(chan *prestarted, 1)
-	if proxy != nil {
-		b.proxy <- proxy
-		close(b.proxy)
-		return
-	}
 	b.c.wg.Go(func() {
 		defer close(b.proxy)
-		stderr := &lateWriter{}
-		argv := proxyArgv(b.program.Command, socketOnStdin)
-		process, err := b.starter.Start(b.c.life, mux.Command{Argv: argv, Stderr: stderr})
-		if err == nil { // else the bridge starts its own, and returns its error
-			b.proxy <- &prestarted{process, stderr}
+		if proxy == nil {
+			stderr := &lateWriter{}
+			argv := proxyArgv(b.program.Argv(), socketOnStdin)
+			process, err := b.starter.Start(b.c.life, mux.Command{Argv: argv, Stderr: stderr})
+			if err != nil {
+				return // the bridge starts its own, and returns its error
+			}
+			proxy = &prestarted{Process: process, stderr: stderr}
 		}
+		b.proxy <- proxy
 	})
 }
 
@@ -196,7 +186,7 @@ func (b *build) prestartNext() {
 		case <-timer.C:
 		case <-b.c.closing:
 		}
-		vm, runner := b.c.cfg.VM, b.program.Command
+		vm, runner := b.c.cfg.VM, b.program.Argv()
 		vm.serves.prepare(b.c.deadline, b.conn, serveArgv(runner, socketOnStdin))
 		if b.routes().Bridge == Session {
 			vm.proxies.prepare(b.c.deadline, b.conn, proxyArgv(runner, socketOnStdin))

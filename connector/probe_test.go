@@ -79,6 +79,57 @@ func TestTheVersionIsFoundBehindALoginShellsGreeting(t *testing.T) {
 	require.Equal(t, "17.11.0", b.program().Version)
 }
 
+func TestARelayThatDidNotStartIsTriedAgainAndTakesTheBuilds(t *testing.T) {
+	// Symptom: one failed start of a relay kept a VM at sessions, that is at eight builds, while its connection lived.
+	connector.SetRelayRetry(t, time.Millisecond)
+	s := embedded(t)
+	conn, vm := connect(t, s), new(connector.VM)
+	broken := filepath.Join(t.TempDir(), "broken")
+	require.NoError(t, os.WriteFile(broken, nil, 0o600))
+	path := filepath.Join(t.TempDir(), "stepmux")
+	command := "#!/bin/sh\n[ \"$2\" != relay ] || [ ! -e " + broken + " ] || exit 1\nexec " +
+		runnertest.Command(t)[0] + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(path, []byte(command), 0o700))
+	start := func() connector.Route {
+		b := newBuild(t, s, "b1", path, func(c *connector.Config) {
+			c.VM, c.Lease, c.Route = vm, &lease{conn: conn}, connector.Auto
+		})
+		_, err := b.Connect(sshtest.Within(t))
+		require.NoError(t, err)
+		defer b.Close(sshtest.Within(t)) //nolint:errcheck // the connection ends the rest
+		return b.Choice().Start
+	}
+	require.Equal(t, connector.Session, start())
+	require.NoError(t, os.Remove(broken))
+	require.Eventually(t, func() bool { return start() == connector.Relay }, sshtest.Bound, time.Millisecond)
+}
+
+func TestAProgramThatSaysItHasNoRelayIsTriedOncePerConnection(t *testing.T) {
+	connector.SetRelayRetry(t, 0)
+	s := embedded(t)
+	const version = `printf 'Version: 0.1\nName: stepmux\nProtocol: 0\nOS/Arch: linux/amd64\n'`
+	for name, rest := range map[string]string{
+		"of another make": "exec " + runnertest.GitLabRunner(t)[0],
+		"too old":         `[ "$1" != --version ] || { ` + version + "; exit; }\nexec " + runnertest.Command(t)[0],
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, vm, asked := connect(t, s), new(connector.VM), filepath.Join(t.TempDir(), "asked")
+			path := filepath.Join(t.TempDir(), "runner")
+			command := "#!/bin/sh\n[ \"$2\" != relay ] || { echo x >>" + asked + "; exit 1; }\n" + rest + " \"$@\"\n"
+			require.NoError(t, os.WriteFile(path, []byte(command), 0o700))
+			for i := range 3 {
+				b := newBuild(t, s, "b"+strconv.Itoa(i), path, func(c *connector.Config) {
+					c.VM, c.Lease, c.Route = vm, &lease{conn: conn}, connector.Auto
+				})
+				require.NoError(t, b.runs(t))
+			}
+			text, err := os.ReadFile(asked)
+			require.NoError(t, err)
+			require.Equal(t, "x\n", string(text))
+		})
+	}
+}
+
 func TestAProgramIsAskedOncePerConnection(t *testing.T) {
 	s := embedded(t)
 	asked := filepath.Join(t.TempDir(), "asked")

@@ -1,16 +1,18 @@
 package connector
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -24,44 +26,28 @@ type serve struct {
 	ready   atomic.Bool
 }
 
-// copyStdout passes serve's stdout on to the log, to its end. serve prints nothing there, a login shell may.
-func (s *serve) copyStdout(log *buildlog.Remarks) {
-	_, _ = io.CopyBuffer(log, s.process, make([]byte, 4<<10)) // the process's end tells of an error; idle builds are many
-	log.Flush()
-}
-
-// awaitReady waits for the ready marker. life ends with serve.
+// awaitReady waits for the ready marker and checks the path that serve reports. life ends with serve.
 func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case got := <-s.stderr.ready:
-		return s.accept(got)
-	case <-timer.C:
-		return &ServeError{
-			ExitCode: -1,
-			Stderr:   s.stderr.lastLines(),
-			Hint:     "the VM may be overloaded, or the command is no step runner",
-			Err:      fmt.Errorf("it was not ready within %v", timeout),
+		if wire.CheckSocketPath(got) != nil || !wire.SameBuildSocket(s.socket, got) {
+			const hint = "the command is another step runner than the one for this build"
+			return &ServeError{ExitCode: -1, Hint: hint, Err: fmt.Errorf("it listens on %q instead of %q", got, s.socket)}
 		}
+		s.socket = got
+		s.ready.Store(true)
+		return nil
+	case <-timer.C:
+		const hint = "the VM may be overloaded, or the command is no step runner"
+		err := fmt.Errorf("it was not ready within %v", timeout)
+		s.stderr.flush()
+		return &ServeError{ExitCode: -1, Stderr: s.stderr.tail.String(), Hint: hint, Err: err}
 	case <-life.Done():
 		// A serve that reported ready and ended at once counts as ended.
 		return context.Cause(life)
 	}
-}
-
-// accept checks the path that serve reports.
-func (s *serve) accept(got string) error {
-	if err := wire.CheckSocketPath(got); err != nil || !wire.SameBuildSocket(s.socket, got) {
-		return &ServeError{
-			ExitCode: -1,
-			Err:      fmt.Errorf("it listens on %q instead of %q", got, s.socket),
-			Hint:     "the command is another step runner than the one for this build",
-		}
-	}
-	s.socket = got
-	s.ready.Store(true)
-	return nil
 }
 
 // exitError returns the error of a serve whose process has exited.
@@ -71,7 +57,7 @@ func (s *serve) exitError() error {
 	if mux.IsLost(err) {
 		return err
 	}
-	e := &ServeError{Ready: s.ready.Load(), ExitCode: mux.ExitCode(err), Stderr: s.stderr.lastLines(), Err: err}
+	e := &ServeError{Ready: s.ready.Load(), ExitCode: mux.ExitCode(err), Stderr: s.stderr.tail.String(), Err: err}
 	if err == nil {
 		e.Err = errors.New("exit status 0")
 	}
@@ -88,19 +74,72 @@ func (s *serve) exitError() error {
 	return e
 }
 
-// awaitExit waits until serve is gone; its leash has ended.
-func (s *serve) awaitExit(ctx context.Context) error {
-	select {
-	case <-s.process.Exited():
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("stop steps serve: it is not gone after its time: %w", context.Cause(ctx))
-	}
+// serveStderr takes serve's standard error: it finds the ready marker, keeps the last lines for an error message, and
+// passes all lines but the marker's on to the log.
+type serveStderr struct {
+	log   *buildlog.Remarks
+	ready chan string // receives the marker's path, once
+
+	mu      sync.Mutex // guards the following
+	scanner wire.MarkerScanner
+	found   bool
+	line    []byte // an unfinished line, held back until the marker is found
+
+	tail tail.Writer
 }
 
-// leftDirectory reports whether serve was killed after it had listened, over a connection that still lives: then it
-// did not clean up.
-func (s *serve) leftDirectory() bool {
-	_, killed := errors.AsType[*mux.ExitError](s.process.Err())
-	return killed && s.ready.Load()
+func newServeStderr(log *buildlog.Remarks) *serveStderr {
+	return &serveStderr{log: log, ready: make(chan string, 1)}
+}
+
+// Write never fails: a log that cannot be written ends the build by itself.
+func (s *serveStderr) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	text := s.takeLocked(p)
+	s.mu.Unlock()
+	s.pass(text)
+	return len(p), nil
+}
+
+// takeLocked returns the text for the log: p and the line held back so far, without the marker.
+func (s *serveStderr) takeLocked(p []byte) []byte {
+	if s.found {
+		return p
+	}
+	var pass []byte
+	for len(p) > 0 {
+		line, rest, ended := bytes.Cut(p, []byte{'\n'})
+		if ended {
+			line = p[:len(line)+1]
+		}
+		p = rest
+		_, _ = s.scanner.Write(line) // never fails
+		s.line = append(s.line, line...)
+		path, found := s.scanner.Path()
+		switch {
+		case found:
+			s.found, s.line = true, nil
+			s.ready <- path
+			return append(pass, p...)
+		case ended || len(s.line) > tail.MaxBytes:
+			pass = append(pass, s.line...)
+			s.line = s.line[:0]
+		}
+	}
+	return pass
+}
+
+// flush passes an unfinished line on, at the end.
+func (s *serveStderr) flush() {
+	s.mu.Lock()
+	rest := s.line
+	s.line = nil
+	s.mu.Unlock()
+	s.pass(rest)
+	s.log.Flush()
+}
+
+func (s *serveStderr) pass(text []byte) {
+	_, _ = s.tail.Write(text) // never fails, nor does the next
+	_, _ = s.log.Write(text)
 }

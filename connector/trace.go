@@ -18,27 +18,3 @@ type Trace struct {
 	// ServeGone is called when serve is seen gone after ServeStop, or, with an error, given up.
 	ServeGone func(build string, took time.Duration, err error)
 }
-
-// orNothing returns a copy of t in which no hook is nil.
-func (t *Trace) orNothing() *Trace {
-	var all Trace
-	if t != nil {
-		all = *t
-	}
-	if all.ServeReady == nil {
-		all.ServeReady = func(string, Route, time.Duration) {}
-	}
-	if all.BridgeOpen == nil {
-		all.BridgeOpen = func(string, Route) {}
-	}
-	if all.BridgeClose == nil {
-		all.BridgeClose = func(string) {}
-	}
-	if all.ServeStop == nil {
-		all.ServeStop = func(string) {}
-	}
-	if all.ServeGone == nil {
-		all.ServeGone = func(string, time.Duration, error) {}
-	}
-	return &all
-}

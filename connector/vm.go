@@ -10,6 +10,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/flight"
+	"github.com/stepmux/stepmux/internal/vmlog"
 )
 
 // maxNative is how many streamlocal bridges a VM's connection has at once where a relay can take the rest:
@@ -23,6 +24,7 @@ type VM struct {
 	serves, proxies    prestarter
 	native             atomic.Int32 // open streamlocal bridges of builds that a relay started
 	skewTold           atomic.Bool  // the warning about another version was logged
+	logs               vmlog.Limiter
 
 	mu     sync.Mutex // guards the following
 	search *search    // of the last build; nil before the first
@@ -36,6 +38,10 @@ type capability struct {
 
 // forever keeps a capability until it is replaced.
 const forever = -1
+
+// relayRetry is how long, at least, builds go by session before a relay that did not start is tried again. Tests change
+// it.
+var relayRetry = time.Minute
 
 // search looks for the VM's step runner over one connection, and keeps the result.
 type search struct {
@@ -55,10 +61,11 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 	}
 	v.mu.Unlock()
 	return s.flight.Do(ctx, func(ctx context.Context) (*program.Program, time.Duration, error) {
+		start := time.Now()
 		v.relay.Forget() // another program may have taken the place of the one it was known of
 		p, noRelay, err := program.Find(ctx, cfg.search(conn))
-		if noRelay != "" {
-			v.relay.Set(capability{false, noRelay}, forever)
+		if noRelay.Reason != "" {
+			v.noRelay(noRelay, time.Since(start))
 		}
 		if err != nil {
 			return nil, 0, err
@@ -72,6 +79,16 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 		}
 		return p, forever, nil
 	})
+}
+
+// noRelay keeps why there is no relay, which took so long to find out. Another try costs builds a tenth of their time
+// at the most.
+func (v *VM) noRelay(no program.Refusal, took time.Duration) {
+	keep := max(relayRetry, 10*took)
+	if no.Lasts {
+		keep = forever
+	}
+	v.relay.Set(capability{false, no.Reason}, keep)
 }
 
 // Program returns the step runner that was found last, the zero value before that.

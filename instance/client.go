@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 
 	"golang.org/x/crypto/ssh"
@@ -29,9 +31,8 @@ type Client struct {
 	end     context.CancelCauseFunc
 	running sync.WaitGroup // calls of Run, and starts of commands
 
-	mu     sync.Mutex // guards the following
-	closed bool
-	conns  map[io.Closer]struct{}
+	mu    sync.Mutex // guards the following, and the end of life
+	conns map[io.Closer]struct{}
 
 	closing sync.Mutex // held by Close
 }
@@ -54,13 +55,9 @@ var errClientClosed = fmt.Errorf("the build's client is closed: %w", net.ErrClos
 
 // Client returns a client of the instance that Prepare found. ctx bounds the wait for its connection. The
 // caller calls Close; Cleanup does so too.
-func (e *Executor) Client(ctx context.Context) (*Client, error) {
-	ctx, finish := e.bind(ctx)
-	c, err := e.client(ctx)
-	return c, finish(err)
-}
-
-func (e *Executor) client(ctx context.Context) (*Client, error) {
+func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
+	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
+	defer finish(&err)
 	e.mu.Lock()
 	s, prepared := e.slot, e.lease != nil
 	e.mu.Unlock()
@@ -80,46 +77,33 @@ func (e *Executor) client(ctx context.Context) (*Client, error) {
 	return c, nil
 }
 
-// begin counts a call. It returns a context that ends with ctx and with Close, and a function that turns the
-// call's error into a BuildError and ends the call.
-func (c *Client) begin(ctx context.Context) (bound context.Context, finish func(error) error, err error) {
+// do runs call with a context that ends with ctx and with Close, which waits for it, and makes its error a BuildError.
+func (c *Client) do(ctx context.Context, call func(ctx context.Context) error) (err error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil, nil, &BuildError{Reason: RunnerSystemFailure, Err: errClientClosed}
+	if c.life.Err() != nil {
+		c.mu.Unlock()
+		return &BuildError{Reason: RunnerSystemFailure, Err: errClientClosed}
 	}
 	c.running.Add(1)
-	bound, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(c.life, func() { cancel(errClientClosed) })
-	return bound, func(err error) error {
-		defer c.running.Done()
-		stop()
-		cancel(nil)
-		if err != nil && ctx.Err() == nil && c.life.Err() != nil {
-			err = errClientClosed
-		}
-		return classify(ctx, err)
-	}, nil
+	c.mu.Unlock()
+	defer c.running.Done()
+	ctx, finish := bind(ctx, c.life, errClientClosed)
+	defer finish(&err)
+	return call(ctx)
 }
 
 // Run runs a command and waits for its end. It returns nil for exit code 0, and for another a [*BuildError] with that
 // code and the reason ScriptFailure. When ctx ends, or the Client is closed, the command's process group on the
 // instance gets SIGTERM, and SIGKILL after the Grace of the configuration; Run waits for that.
 func (c *Client) Run(ctx context.Context, opts RunOptions) error {
-	ctx, finish, err := c.begin(ctx)
-	if err != nil {
-		return err
-	}
-	starter, err := c.owner.starter(ctx, c.slot, c.lease)
-	if err != nil {
-		return finish(err)
-	}
-	code, err := script.RunCommand(ctx, starter, script.Command{
-		Line:   opts.Command,
-		Grace:  c.owner.provider.cfg.Grace,
-		Stderr: opts.Stderr,
-	}, opts.Stdin, opts.Stdout)
-	return finish(exitError(code, err))
+	return c.do(ctx, func(ctx context.Context) error {
+		starter, err := c.owner.starter(ctx, c.slot, c.lease)
+		if err != nil {
+			return err
+		}
+		command := script.Command{Line: opts.Command, Grace: c.owner.provider.cfg.Grace, Stderr: opts.Stderr}
+		return exitError(script.RunCommand(ctx, starter, command, opts.Stdin, opts.Stdout))
+	})
 }
 
 // DialRun starts a command and returns a connection to its standard input and output, a [*CommandConn]. Its
@@ -134,48 +118,37 @@ func (c *Client) DialRun(ctx context.Context, command string) (net.Conn, error) 
 }
 
 // DialCommand is DialRun with the caller's Writer for the standard error. One goroutine writes to it, as output comes.
-func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writer) (*CommandConn, error) {
-	ctx, finish, err := c.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	starter, err := c.owner.starter(ctx, c.slot, c.lease)
-	if err != nil {
-		return nil, finish(err)
-	}
-	running, err := script.StartCommand(ctx, starter, script.Command{
-		Line:   command,
-		Grace:  c.owner.provider.cfg.Grace,
-		Stderr: stderr,
+func (c *Client) DialCommand(ctx context.Context, command string, stderr io.Writer) (conn *CommandConn, err error) {
+	err = c.do(ctx, func(ctx context.Context) error {
+		starter, err := c.owner.starter(ctx, c.slot, c.lease)
+		if err != nil {
+			return err
+		}
+		started, err := script.StartCommand(ctx, starter,
+			script.Command{Line: command, Grace: c.owner.provider.cfg.Grace, Stderr: stderr})
+		if err != nil {
+			return err
+		}
+		conn = &CommandConn{started, clientConn{c, clientAddr{"exec", command}}}
+		return c.adopt(conn)
 	})
-	if err != nil {
-		return nil, finish(err)
-	}
-	conn := &CommandConn{running, clientConn{c, clientAddr{"exec", command}}}
-	if err := finish(c.adopt(conn)); err != nil {
-		return nil, err
-	}
-	return conn, nil
+	return conn, err
 }
 
 // Dial connects to addr as seen from the instance, by the forwarding of its sshd: network is "tcp", "tcp4" or "tcp6",
 // with addr host:port, or "unix", with addr a path. The connection also has CloseWrite. DialTimeout bounds Dial.
-func (c *Client) Dial(network, addr string) (net.Conn, error) {
+func (c *Client) Dial(network, addr string) (conn net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.owner.provider.cfg.DialTimeout)
 	defer cancel()
-	ctx, finish, err := c.begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	stream, err := c.lease.Conn().Dial(ctx, network, addr)
-	if err != nil {
-		return nil, finish(dialHint(network, err))
-	}
-	conn := &dialedConn{stream, clientConn{c, clientAddr{network, addr}}}
-	if err := finish(c.adopt(conn)); err != nil {
-		return nil, err
-	}
-	return conn, nil
+	err = c.do(ctx, func(ctx context.Context) error {
+		stream, err := c.lease.Conn().Dial(ctx, network, addr)
+		if err != nil {
+			return dialHint(network, err)
+		}
+		conn = &dialedConn{stream, clientConn{c, clientAddr{network, addr}}}
+		return c.adopt(conn)
+	})
+	return conn, err
 }
 
 // dialHint adds a hint to a refusal.
@@ -183,31 +156,27 @@ func dialHint(network string, err error) error {
 	refusal := (*ssh.OpenChannelError)(nil)
 	switch {
 	case !errors.As(err, &refusal):
-		return err
 	case network == "unix":
-		return fmt.Errorf("%w (does a process listen there? "+
+		err = fmt.Errorf("%w (does a process listen there? "+
 			"Does the instance's sshd_config have AllowStreamLocalForwarding yes?)", err)
 	case errors.Is(err, mux.ErrForbidden):
-		return fmt.Errorf("%w (the instance's sshd_config needs AllowTcpForwarding yes, "+
+		err = fmt.Errorf("%w (the instance's sshd_config needs AllowTcpForwarding yes, "+
 			"and PermitOpen must allow the address)", err)
-	default:
-		return err
 	}
+	return err
 }
 
 // adopt registers conn for Close, or closes it if the Client is closed.
 func (c *Client) adopt(conn io.Closer) error {
 	c.mu.Lock()
-	closed := c.closed
-	if !closed {
+	if c.life.Err() == nil {
 		c.conns[conn] = struct{}{}
+		c.mu.Unlock()
+		return nil
 	}
 	c.mu.Unlock()
-	if closed {
-		_ = conn.Close() // always nil
-		return errClientClosed
-	}
-	return nil
+	_ = conn.Close() // always nil
+	return errClientClosed
 }
 
 // Close ends the commands and connections that the Client has started, waits for their end, at most for the Grace of
@@ -215,13 +184,9 @@ func (c *Client) adopt(conn io.Closer) error {
 // Idempotent: later calls wait for the first. It returns nil.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	c.closed = true
-	conns := make([]io.Closer, 0, len(c.conns))
-	for conn := range c.conns {
-		conns = append(conns, conn)
-	}
-	c.mu.Unlock()
 	c.end(errClientClosed)
+	conns := slices.Collect(maps.Keys(c.conns))
+	c.mu.Unlock()
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	var ending sync.WaitGroup

@@ -180,18 +180,17 @@ func (e *viaError) Unwrap() error { return e.err }
 func connect(ctx context.Context, h *host, via *pool.Lease[*mux.Conn], trace *mux.Trace) (*mux.Conn, error) {
 	cfg := h.ssh
 	cfg.MachineID, cfg.Trace = h.id, trace
-	if via == nil {
-		return mux.Dial(ctx, h.addr, &cfg)
-	}
-	cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
-		nc, err := via.Conn().DialNet(ctx, addr)
-		if err != nil {
-			return nil, fmt.Errorf("by way of %s: %w", h.via, err)
+	if via != nil {
+		cfg.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
+			nc, err := via.Conn().DialNet(ctx, addr)
+			if err != nil {
+				return nil, fmt.Errorf("by way of %s: %w", h.via, err)
+			}
+			return &leasedConn{nc, via}, nil
 		}
-		return &leasedConn{nc, via}, nil
 	}
 	conn, err := mux.Dial(ctx, h.addr, &cfg)
-	if err != nil {
+	if err != nil && via != nil {
 		via.Release()
 	}
 	return conn, err

@@ -1,10 +1,13 @@
 package instance
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -317,6 +320,37 @@ func TestANewWayToAnInstanceForgetsARefusedLogin(t *testing.T) {
 		r.lease(t, "a")
 		require.Equal(t, []time.Duration{0}, d.gaps())
 	})
+}
+
+// A host that was removed while it had a build, and added again, failed for the rest of 30 s with the old error.
+func TestAHostThatIsRemovedAndAddedAgainForgetsARefusedLogin(t *testing.T) {
+	for name, test := range map[string]struct {
+		refused Instance // it, or its jump host
+		build   bool     // one is on it all the time
+	}{
+		"idle":               {vm("a", 2), false},
+		"with a build":       {vm("a", 2), true},
+		"behind a jump host": {behind("a", bastion("b:22")), false},
+		"and with a build":   {behind("a", bastion("b:22")), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := &dials{fail: failFirst(1, errLogin{})}
+				r := newRig(t, d, time.Minute, test.refused, vm("other", 1))
+				if test.build {
+					s, err := r.acquire(t.Context(), "build", "other")
+					require.NoError(t, err)
+					defer s.release()
+				}
+				_, err := r.Acquire(t.Context(), "a")
+				require.ErrorIs(t, err, errLogin{})
+				require.NoError(t, r.Update([]Instance{vm("other", 1)}))
+				require.NoError(t, r.Update([]Instance{test.refused, vm("other", 1)}))
+				require.Equal(t, Ready, r.state("a"))
+				r.lease(t, "a")
+			})
+		})
+	}
 }
 
 func TestCallerThatLeavesDuringThePauseLearnsItsReason(t *testing.T) {
@@ -717,4 +751,15 @@ func TestOneHostIsDialedOnceAtATimeWhateverItsCallersDo(t *testing.T) {
 		}
 		r.lease(t, "a")
 	})
+}
+
+// A jump host that refused a connection was warned about at each of its attempts, in the same words.
+func TestOnlyTheFirstOfSeveralAttemptsIsAWarning(t *testing.T) {
+	var log bytes.Buffer
+	p := &Provider{cfg: Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}}
+	for attempt := 1; attempt <= 3; attempt++ {
+		p.logDial("bastion", attempt, time.Second, errors.New("connection refused"))
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "level=WARN"), log.String())
+	require.Equal(t, 2, strings.Count(log.String(), "level=INFO"), log.String())
 }

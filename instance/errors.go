@@ -28,7 +28,7 @@ const (
 	// RunnerSystemFailure: the machine, the connection or the step runner failed.
 	RunnerSystemFailure FailureReason = "runner_system_failure"
 	// ConfigurationError: the job cannot be run as it is written.
-	ConfigurationError FailureReason = "configuration_error"
+	ConfigurationError FailureReason = "runner_configuration_error"
 	// JobCanceled: the build was stopped on request.
 	JobCanceled FailureReason = "job_canceled"
 	// JobExecutionTimeout: the build exceeded its timeout.
@@ -58,6 +58,7 @@ func classify(ctx context.Context, err error) error {
 		serve   *connector.ServeError
 		request *connector.RequestError
 	)
+	failed := &BuildError{Reason: RunnerSystemFailure, Err: err}
 	switch {
 	case err == nil:
 		return nil
@@ -65,40 +66,40 @@ func classify(ctx context.Context, err error) error {
 		return err
 	case ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return endOf(ctx)
-	case errors.As(err, &lost):
-		return &BuildError{Reason: RunnerSystemFailure, Err: err}
+	case errors.As(err, &lost): // first: it may be the cause of the others
 	case errors.As(err, &serve):
-		return &BuildError{Reason: RunnerSystemFailure, ExitCode: max(serve.ExitCode, 0), Err: err}
+		failed.ExitCode = max(serve.ExitCode, 0)
 	case errors.As(err, &request):
-		return &BuildError{Reason: ConfigurationError, Err: err}
-	default:
-		return &BuildError{Reason: RunnerSystemFailure, Err: err}
+		failed.Reason = ConfigurationError
 	}
+	return failed
 }
 
 // endOf returns the error of a build whose ctx has ended.
 func endOf(ctx context.Context) error {
-	cause := context.Cause(ctx)
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(cause, context.DeadlineExceeded) {
-		return &BuildError{Reason: JobExecutionTimeout, Err: cause}
+	failed := &BuildError{Reason: JobCanceled, Err: context.Cause(ctx)}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(failed.Err, context.DeadlineExceeded) {
+		failed.Reason = JobExecutionTimeout
 	}
-	return &BuildError{Reason: JobCanceled, Err: cause}
+	return failed
 }
 
 // outcome turns a step runner's result into the build's.
 func outcome(r connector.Result) error {
+	failed := &BuildError{Err: errors.New(r.Message)}
 	switch {
 	case r.Status == connector.Succeeded:
 		return nil
 	case r.TimedOut:
-		return &BuildError{Reason: JobExecutionTimeout, Err: errors.New(r.Message)}
+		failed.Reason = JobExecutionTimeout
 	case r.System:
-		return &BuildError{Reason: RunnerSystemFailure, Err: errors.New(r.Message)}
+		failed.Reason = RunnerSystemFailure
 	case r.Status == connector.Cancelled:
-		return &BuildError{Reason: JobCanceled, Err: errors.New(r.Message)}
+		failed.Reason = JobCanceled
 	default:
-		return &BuildError{Reason: ScriptFailure, ExitCode: r.ExitCode, Err: errors.New(r.Message)}
+		failed.Reason, failed.ExitCode = ScriptFailure, r.ExitCode
 	}
+	return failed
 }
 
 // CloseReason returns one of few words for why a connection left service: "idle", "age", "shutdown", "reconfigured",

@@ -42,19 +42,19 @@ type Executor struct {
 	cleaned   bool
 }
 
-// bind returns a context that ends with ctx and with Cleanup, and a function that turns a method's
-// error into the build's and releases the context.
-func (e *Executor) bind(ctx context.Context) (bound context.Context, finish func(error) error) {
+// bind returns a context that ends with ctx and with life. The function, which the caller defers, turns a method's
+// error into the build's, or into closed if life's end is its cause, and releases the context.
+func bind(ctx, life context.Context, closed error) (bound context.Context, finish func(*error)) {
 	bound, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(e.life, func() { cancel(ErrCleanedUp) })
-	return bound, func(err error) error {
+	stop := context.AfterFunc(life, func() { cancel(closed) })
+	return bound, func(err *error) {
 		stop()
 		cancel(nil)
 		// Cleanup alone closes the connector, before it ends the life.
-		if err != nil && ctx.Err() == nil && (e.life.Err() != nil || errors.Is(err, connector.ErrClosed)) {
-			err = ErrCleanedUp
+		if *err != nil && ctx.Err() == nil && (life.Err() != nil || errors.Is(*err, connector.ErrClosed)) {
+			*err = closed
 		}
-		return classify(ctx, err)
+		*err = classify(ctx, *err)
 	}
 }
 
@@ -63,21 +63,14 @@ const maxTries = 3
 
 // Prepare takes a slot on an instance, waiting for one if necessary, and connects to the instance. If it cannot be
 // reached, Prepare tries others, three in all.
-func (e *Executor) Prepare(ctx context.Context) error {
-	ctx, finish := e.bind(ctx)
-	return finish(e.prepare(ctx))
-}
-
-func (e *Executor) prepare(ctx context.Context) error {
+func (e *Executor) Prepare(ctx context.Context) (err error) {
+	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
+	defer finish(&err)
 	if e.Instance() != "" {
 		return errors.New("instance: Prepare called twice")
 	}
 	for {
-		err := e.take(ctx)
-		if err == nil {
-			return nil
-		}
-		if !e.tryElsewhere(err) {
+		if err := e.take(ctx); err == nil || !e.tryElsewhere(err) {
 			return err
 		}
 	}
@@ -184,13 +177,9 @@ func (e *Executor) Choice() connector.Choice {
 // Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
 // connection; calls over them carry Credentials. ctx bounds the start only: the step runner lives until Cleanup, so
 // that a cancelled build can still be told to stop, and its last output read.
-func (e *Executor) Connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
-	ctx, finish := e.bind(ctx)
-	dial, err := e.connect(ctx)
-	return dial, finish(err)
-}
-
-func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, error), error) {
+func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
+	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
+	defer finish(&err)
 	e.mu.Lock()
 	s, prepared, connected := e.slot, e.lease != nil, e.connector != nil
 	e.mu.Unlock()
@@ -208,21 +197,13 @@ func (e *Executor) connect(ctx context.Context) (func() (io.ReadWriteCloser, err
 	if err != nil {
 		return nil, err
 	}
+	cfg := e.provider.cfg
 	c, err := connector.New(connector.Config{
-		Lease:        sharedConn{lease},
-		VM:           s.member.vm,
-		BuildID:      e.build.ID,
-		Runner:       s.member.Runner,
-		TempDir:      s.member.TempDir,
-		Route:        e.provider.cfg.Route,
-		Bootstrap:    e.provider.cfg.Bootstrap,
-		Version:      e.provider.cfg.Version,
-		Log:          e.log,
-		LogTimeout:   e.provider.cfg.LogTimeout,
-		ReadyTimeout: e.provider.cfg.ReadyTimeout,
-		StopTimeout:  e.provider.cfg.StopTimeout,
-		Logger:       e.provider.cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
-		Trace:        e.provider.cfg.Trace,
+		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
+		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
+		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
+		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
+		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	})
 	if err != nil {
 		lease.Release()
@@ -270,48 +251,45 @@ func (e *Executor) Credentials() credentials.PerRPCCredentials {
 
 // Execute runs job in the step runner that Connect started, with its output to the build's log. It
 // returns nil when the job succeeded. When ctx ends the job is cancelled, with its grace.
-func (e *Executor) Execute(ctx context.Context, job connector.Job) error {
-	_, finish := e.bind(ctx) // Cleanup ends it by closing the connector
+func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
+	_, finish := bind(ctx, e.life, ErrCleanedUp) // Cleanup ends it by closing the connector
+	defer finish(&err)
 	e.mu.Lock()
 	c := e.connector
 	e.mu.Unlock()
 	if c == nil {
-		return finish(errors.New("instance: Execute before Connect"))
+		return errors.New("instance: Execute before Connect")
 	}
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {
-		return finish(err)
+		return err
 	}
-	return finish(outcome(result))
+	return outcome(result)
 }
 
 // Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
 // needed there. It returns nil for exit code 0. When ctx ends, the shell and its descendants are stopped,
 // with their grace.
-func (e *Executor) Run(ctx context.Context, text []byte) error {
-	ctx, finish := e.bind(ctx)
+func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
+	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
+	defer finish(&err)
 	ended := make(chan struct{})
 	defer close(ended)
 	var lease *pool.Lease[*mux.Conn]
 	var s *slot
 	if !e.keep(func() { lease, s, e.running = e.lease, e.slot, ended }) {
-		return finish(ErrCleanedUp)
+		return ErrCleanedUp
 	}
 	if lease == nil {
-		return finish(errors.New("instance: Run before Prepare"))
+		return errors.New("instance: Run before Prepare")
 	}
 	starter, err := e.starter(ctx, s, lease)
 	if err != nil {
-		return finish(err)
+		return err
 	}
-	code, err := script.Run(ctx, starter, script.Script{
-		Shell:  e.build.Shell,
-		Text:   text,
-		Grace:  e.provider.cfg.Grace,
-		Stdout: e.log,
-		Stderr: e.log,
-	})
-	return finish(exitError(code, err))
+	return exitError(script.Run(ctx, starter, script.Script{
+		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
+	}))
 }
 
 // sharedConn is a lease as package connector takes it.
@@ -326,12 +304,9 @@ func (e *Executor) starter(ctx context.Context, s *slot, lease *pool.Lease[*mux.
 		return nil, err
 	}
 	relay, err := connector.StartRelay(ctx, connector.Config{
-		Lease:   sharedConn{lease},
-		VM:      s.member.vm,
-		Runner:  s.member.Runner,
-		TempDir: s.member.TempDir,
-		Route:   e.provider.cfg.Route,
-		Logger:  e.provider.cfg.Logger.With("instance", s.member.ID),
+		Lease: sharedConn{lease}, VM: s.member.vm,
+		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: e.provider.cfg.Route,
+		Logger: e.provider.cfg.Logger.With("instance", s.member.ID),
 	})
 	if relay == nil {
 		return lease.Conn(), err

@@ -124,6 +124,7 @@ var finalStates = []struct {
 		runner: func(t *testing.T, program string) string {
 			return runnerScript(t, `[ "$2" != serve ] || { echo "out of luck" >&2; exit 7; }; exec `+program+` "$@"`)
 		},
+		routes: []connector.Route{connector.Session}, // a relay starts the program that it runs itself, not the script
 		reason: instance.RunnerSystemFailure,
 		code:   7,
 		check:  func(t *testing.T, err error) { require.ErrorContains(t, err, "out of luck") },

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -67,7 +69,8 @@ type Group struct {
 	byHand   bool             // instances were added or removed one by one, and more may be
 	wake     *time.Timer
 
-	retire func(id string, cause error) // closes a connection that has no builds; nil without a Provider
+	changed []retirement                 // of hosts that are reached in another way now; unlock hands them to retire
+	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider
 }
 
 // NewGroup checks the instances and makes a group of them.
@@ -95,7 +98,8 @@ func (g *Group) Update(instances []Instance) error {
 // change replaces the set by edit's result.
 func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) error {
 	g.mu.Lock()
-	hosts := map[string]*host{}
+	defer g.unlock()
+	var hosts map[string]*host
 	set, err := edit(g.setLocked())
 	if err == nil {
 		err = check(set)
@@ -104,51 +108,36 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 		hosts, err = hostsOf(set)
 	}
 	if err != nil {
-		g.mu.Unlock()
 		return err
 	}
 	g.byHand = g.byHand || byHand
-	changed := g.replaceLocked(set, hosts)
-	retire := g.retire
-	g.unlock()
-	for id := range changed {
-		if retire != nil {
-			retire(id, errChanged)
-		}
-	}
-	return nil
-}
-
-// replaceLocked makes instances the set, and hosts the ways to them. It returns the IDs of hosts whose connections must
-// be replaced.
-func (g *Group) replaceLocked(instances []Instance, hosts map[string]*host) (changed map[string]bool) {
-	changed = g.takeOverLocked(hosts)
-	left := map[string]*machine{}
+	changed := g.takeOverLocked(hosts)
+	known := map[string]*machine{}
 	for _, m := range g.machines {
-		left[m.member.ID] = m
+		known[m.member.ID] = m
+		m.removed = true
 	}
-	set := make([]*machine, 0, len(instances))
-	for _, in := range instances {
-		m := left[in.ID]
-		delete(left, in.ID)
+	machines := make([]*machine, 0, len(set))
+	for _, in := range set {
+		m, h := known[in.ID], hosts[in.ID]
 		if m == nil {
-			m = newMachine(in, hosts[in.ID])
-		} else if m.configure(in, hosts[in.ID]) {
+			m = &machine{member: &member{in, &connector.VM{}}, host: h, slots: map[*slot]struct{}{}}
+		} else if m.configure(in, h) {
 			changed[in.ID] = true
 		}
-		set = append(set, m)
+		machines = append(machines, m)
 	}
 	for _, m := range g.machines {
-		if left[m.member.ID] != nil {
-			m.removed = true
-			if h := hosts[m.member.ID]; h != nil {
-				m.host = h
-			}
-			set = append(set, m)
+		if m.removed {
+			m.host = cmp.Or(hosts[m.member.ID], m.host)
+			machines = append(machines, m)
 		}
 	}
-	g.machines = set
-	return changed
+	g.machines = machines
+	for id := range changed {
+		g.changed = append(g.changed, retirement{id, errChanged})
+	}
+	return nil
 }
 
 // add adds an instance to the set.
@@ -275,8 +264,8 @@ func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*sl
 // reached notes that a slot's instance was reached.
 func (g *Group) reached(s *slot) {
 	g.mu.Lock()
+	defer g.unlock()
 	s.machine.recovered()
-	g.unlock()
 }
 
 // lost notes that an instance's connection has died. The instance may be gone: until it is reached again it gets one
@@ -331,10 +320,8 @@ func (g *Group) hasOther(tried []string) bool {
 }
 
 func (g *Group) machineLocked(id string) *machine {
-	for _, m := range g.machines {
-		if m.member.ID == id {
-			return m
-		}
+	if i := slices.IndexFunc(g.machines, func(m *machine) bool { return m.member.ID == id }); i >= 0 {
+		return g.machines[i]
 	}
 	return nil
 }
@@ -353,6 +340,6 @@ func (g *Group) Follow(
 
 func (g *Group) follow(n int) {
 	g.mu.Lock()
+	defer g.unlock()
 	g.sources += n
-	g.unlock()
 }

@@ -178,3 +178,10 @@ func TestOutcome(t *testing.T) {
 	// What is not known is no success.
 	require.Error(t, outcome(connector.Result{}))
 }
+
+// A job that is not valid had a reason that GitLab does not know: configuration_error.
+func TestReasonsAreGitLabsWords(t *testing.T) {
+	require.Equal(t, []FailureReason{
+		"script_failure", "runner_system_failure", "runner_configuration_error", "job_canceled", "job_execution_timeout",
+	}, []FailureReason{ScriptFailure, RunnerSystemFailure, ConfigurationError, JobCanceled, JobExecutionTimeout})
+}

@@ -99,10 +99,7 @@ func isPermanent(err error) bool {
 
 // backoff returns the pause after the n-th failure in a row, n from 1.
 func backoff(n int) time.Duration {
-	d := backoffBase
-	for i := 1; i < n && d < backoffMax; i++ {
-		d = min(2*d, backoffMax)
-	}
+	d := min(backoffBase<<min(n-1, 10), backoffMax)
 	return d - rand.N(d/2+1)
 }
 

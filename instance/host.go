@@ -19,12 +19,13 @@ type host struct {
 	instance bool
 	path     []string // the IDs of the hosts on the way to it, its own first
 	way      string   // two hosts with the same way are reached in the same way
+	left     bool     // it is not in the newest set, and builds may still be on the way to it
 
 	// Group.mu guards the following.
 	behind      int       // hosts that are reached through it
 	connections int       // made so far
 	conn        pool.Conn // the newest; for its Stat only
-	health      *health   // shared with the host it replaces if the way is the same
+	health      *health   // shared with the host it replaces, unless the way is another or that host had left
 }
 
 // newHost returns an instance or a jump host as one that is dialed.
@@ -64,29 +65,26 @@ func (h *host) login() string { return fmt.Sprintf("%q %q %q", h.addr, h.ssh.Use
 // takeOverLocked makes hosts the hosts of the group. It keeps the counts of the hosts before them and, for the builds
 // of machines that left, the hosts that are missing now. It returns the IDs of hosts that are reached in another way.
 func (g *Group) takeOverLocked(hosts map[string]*host) (changed map[string]bool) {
+	for id, old := range g.hosts {
+		if hosts[id] == nil {
+			kept := *old
+			kept.left = true
+			hosts[id] = &kept
+		}
+	}
 	changed = map[string]bool{}
-	var kept []*host
 	for id, old := range g.hosts {
 		h := hosts[id]
-		if h == nil {
-			same := *old
-			h = &same
-			hosts[id] = h
-			kept = append(kept, h)
+		if h.locate(hosts) != nil { // the way of a host that was kept has become too long
+			defer delete(hosts, id)
 		}
 		h.connections, h.conn = old.connections, old.conn
-	}
-	for _, h := range kept {
-		if h.locate(hosts) != nil { // the way has become too long
-			defer delete(hosts, h.id)
-		}
-	}
-	for id, old := range g.hosts {
-		h := hosts[id]
-		h.health = old.health
-		if h.way != old.way {
+		switch {
+		case h.way != old.way:
 			changed[id] = true
 			h.health = &health{}
+		case h.left || !old.left: // it has not been added again
+			h.health = old.health
 		}
 	}
 	g.hosts, g.stale = hosts, true

@@ -56,53 +56,41 @@ func addJump(all map[string]*host, j *Instance) error {
 // address reached in the same way, is named by that instance's ID: they then share its connection. It does not change
 // its argument.
 func ShareJumpHosts(instances []Instance) []Instance {
-	s := &sharing{byID: map[string]*Instance{}, byWay: map[string]string{}}
-	for i := range instances {
-		s.byID[instances[i].ID] = &instances[i]
-	}
-	for i := range instances {
-		way := s.way(&instances[i], 0)
-		if _, twice := s.byWay[way]; !twice {
-			s.byWay[way] = instances[i].ID
-		}
-	}
 	all := slices.Clone(instances)
+	byID, byWay := map[string]*Instance{}, map[string]string{} // the latter to IDs
+	for i := range instances {
+		byID[instances[i].ID] = &instances[i]
+	}
+	for _, in := range slices.Backward(instances) {
+		byWay[wayOf(&in, byID)] = in.ID // the first one's, if there are several
+	}
 	for i := range all {
-		all[i].Jump = s.shared(all[i].Jump, 0)
+		at := &all[i].Jump
+		for hops := 0; *at != nil && (*at).Addr != "" && hops <= maxHops; hops++ {
+			if id, ok := byWay[wayOf(*at, byID)]; ok {
+				*at = &Instance{ID: id}
+				break
+			}
+			other := **at
+			*at = &other
+			at = &other.Jump
+		}
 	}
 	return all
 }
 
-// sharing finds instances among jump hosts.
-type sharing struct {
-	byID  map[string]*Instance
-	byWay map[string]string // IDs
-}
-
-// way returns a text that is the same for the same login by the same way. The Group refuses a way that is too long.
-func (s *sharing) way(in *Instance, hops int) string {
-	text, jump := in.SSH.User+"@"+in.Addr, in.Jump
-	if jump == nil || hops > maxHops {
-		return text
+// wayOf returns a text that is the same for the same login by the same way. The Group refuses a way that is too long.
+func wayOf(in *Instance, byID map[string]*Instance) string {
+	text := ""
+	for hops := 0; in != nil && hops <= maxHops; hops++ {
+		if named := byID[in.ID]; in.Addr == "" && named != nil {
+			in = named
+		}
+		if in.Addr == "" {
+			return text + in.ID
+		}
+		text += in.SSH.User + "@" + in.Addr + " "
+		in = in.Jump
 	}
-	if named := s.byID[jump.ID]; jump.Addr == "" && named != nil {
-		jump = named
-	}
-	if jump.Addr == "" {
-		return text + " " + jump.ID
-	}
-	return text + " " + s.way(jump, hops+1)
-}
-
-// shared returns the jump host j with the instances on the way named by their IDs.
-func (s *sharing) shared(j *Instance, hops int) *Instance {
-	if j == nil || j.Addr == "" || hops > maxHops {
-		return j
-	}
-	if id, ok := s.byWay[s.way(j, 0)]; ok {
-		return &Instance{ID: id}
-	}
-	other := *j
-	other.Jump = s.shared(j.Jump, hops+1)
-	return &other
+	return text
 }

@@ -198,7 +198,9 @@ func TestTheStepRunnersOwnWordsAreMarkedInTheLog(t *testing.T) {
 		v.runner = []string{
 			runnerScript(t, `[ "$2" != serve ] || exec `+v.runner[0]+` "$@" --allow-unauthenticated; exec `+v.runner[0]+` "$@"`),
 		}
-		p := v.provider(t, 1, nil)
+		p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) {
+			c.Route = connector.Session // a relay starts the program that it runs itself, not the script
+		})
 		out := &sshtest.Log{}
 		job := script("echo 'step runner: no secret guards this socket'; echo mine")
 		require.NoError(t, build(sshtest.Within(t), p, "b1", job, out))

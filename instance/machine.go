@@ -28,21 +28,19 @@ type machine struct {
 	probe *slot // the build that finds out whether a suspect instance is back; may be nil
 }
 
-func newMachine(in Instance, h *host) *machine {
-	return &machine{member: &member{Instance: in, vm: &connector.VM{}}, host: h, slots: map[*slot]struct{}{}}
-}
-
 // configure takes over an instance's new configuration. It reports whether the connection must be replaced.
 func (m *machine) configure(in Instance, h *host) (changed bool) {
 	was := m.member
 	changed = h.way != m.host.way || in.TempDir != was.TempDir || !slices.Equal(in.Runner, was.Runner)
-	m.host, m.removed, m.gone = h, false, false
 	vm := was.vm
 	if changed {
 		vm = &connector.VM{} // findings about the old one may be wrong now
 		h.health = &health{} // as are its failures
+	}
+	if h.health != m.host.health {
 		m.probe = nil
 	}
+	m.host, m.removed, m.gone = h, false, false
 	m.member = &member{Instance: in, vm: vm}
 	return changed
 }

@@ -16,9 +16,6 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// defaultStopTimeout is enough for the grace of a job and of a step runner, and for the removal of their files.
-const defaultStopTimeout = 20 * time.Second
-
 // Config is the configuration of a Provider.
 type Config struct {
 	// Group holds the instances. Required.
@@ -77,17 +74,11 @@ func NewProvider(cfg Config) (*Provider, error) {
 	if min(cfg.DialTimeout, cfg.MaxAge, cfg.ReadyTimeout, cfg.StopTimeout, cfg.LogTimeout, cfg.Grace) < 0 {
 		return nil, errors.New("instance: a time in Config is negative")
 	}
-	if cfg.DialTimeout == 0 {
-		cfg.DialTimeout = 30 * time.Second
-	}
+	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 30*time.Second)
+	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, 20*time.Second) // for the graces of a job and a step runner, and their files
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.DialStart == nil {
 		cfg.DialStart = func(string, int) {}
-	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	if cfg.StopTimeout == 0 {
-		cfg.StopTimeout = defaultStopTimeout
 	}
 	p := &Provider{cfg: cfg}
 	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn]) (*mux.Conn, error) {
@@ -96,19 +87,21 @@ func NewProvider(cfg Config) (*Provider, error) {
 	conns := &connections[*mux.Conn]{
 		group: cfg.Group, connect: dial, timeout: cfg.DialTimeout, start: cfg.DialStart, done: p.logDial,
 	}
-	p.conns = conns.open(pool.Config[*mux.Conn]{
-		IdleTimeout: cfg.IdleTimeout,
-		MaxAge:      cfg.MaxAge,
-		Retired:     p.logRetired,
-	})
+	p.conns = conns.open(pool.Config[*mux.Conn]{IdleTimeout: cfg.IdleTimeout, MaxAge: cfg.MaxAge, Retired: p.logRetired})
 	cfg.Group.provide(p.retire)
 	return p, nil
 }
 
-// logDial logs the outcome of an attempt to connect.
+// logDial logs the outcome of an attempt to connect. The first failure is a warning; what the last one says is in the
+// errors of the builds that waited.
 func (p *Provider) logDial(id string, attempt int, took time.Duration, err error) {
 	if err != nil {
-		p.cfg.Logger.Warn("not connected", "instance", id, "attempt", attempt, "took", took, "error", err)
+		level := slog.LevelInfo
+		if attempt == 1 {
+			level = slog.LevelWarn
+		}
+		p.cfg.Logger.Log(context.Background(), level, "not connected",
+			"instance", id, "attempt", attempt, "took", took, "error", err)
 	} else {
 		p.cfg.Logger.Info("connected", "instance", id, "attempt", attempt, "took", took)
 	}
@@ -152,10 +145,7 @@ type Build struct {
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.
 func (p *Provider) Executor(b Build) *Executor {
-	if b.Log == nil {
-		b.Log = io.Discard
-	}
-	e := &Executor{provider: p, build: b, log: buildlog.New(b.Log, p.cfg.LogTimeout)}
+	e := &Executor{provider: p, build: b, log: buildlog.New(cmp.Or(b.Log, io.Discard), p.cfg.LogTimeout)}
 	e.life, e.end = context.WithCancelCause(context.Background())
 	return e
 }

@@ -34,26 +34,20 @@ type served struct {
 }
 
 // release gives back the slot of a build that has ended. Idempotent.
-func (s *slot) release() {
-	s.group.mu.Lock()
-	if _, held := s.machine.slots[s]; held {
-		s.machine.vacate(s)
-	}
-	s.group.unlock()
-}
+func (s *slot) release() { s.vacate(0) }
 
 // giveBack gives back a slot whose build did not reach the instance: it is no use of it. Idempotent.
-func (s *slot) giveBack() {
-	s.group.mu.Lock()
-	if _, held := s.machine.slots[s]; held {
-		s.machine.vacate(s)
-		s.machine.uses--
-	}
-	s.group.unlock()
-}
+func (s *slot) giveBack() { s.vacate(1) }
 
-func (m *machine) vacate(s *slot) {
+func (s *slot) vacate(unused int) {
+	s.group.mu.Lock()
+	defer s.group.unlock()
+	m := s.machine
+	if _, held := m.slots[s]; !held {
+		return
+	}
 	delete(m.slots, s)
+	m.uses -= unused
 	if m.probe == s {
 		m.probe = nil
 	}
@@ -65,14 +59,14 @@ func (g *Group) unlock() {
 	now := time.Now()
 	g.serveLocked(now)
 	g.armLocked(now)
-	out := g.closeLocked(now)
+	out := append(g.closeLocked(now), g.changed...)
+	g.changed = nil
 	retire := g.retire
 	g.mu.Unlock()
-	if retire == nil {
-		return
-	}
 	for _, h := range out {
-		retire(h.id, h.cause)
+		if retire != nil {
+			retire(h.id, h.cause)
+		}
 	}
 }
 
@@ -192,13 +186,12 @@ func (g *Group) armLocked(now time.Time) {
 			next = h.retryAt
 		}
 	}
-	if next.IsZero() {
-		return
+	if !next.IsZero() {
+		g.wake = time.AfterFunc(next.Sub(now), func() {
+			g.mu.Lock()
+			g.unlock()
+		})
 	}
-	g.wake = time.AfterFunc(next.Sub(now), func() {
-		g.mu.Lock()
-		g.unlock()
-	})
 }
 
 // closeLocked forgets machines that left the set and have no builds. It returns the connections to be closed, each

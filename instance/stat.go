@@ -67,11 +67,10 @@ type VMStat struct {
 func (p *Provider) Stat() Stat {
 	conns := p.conns.states()
 	s := p.cfg.Group.stat()
-	for i := range s.Instances {
-		s.Instances[i].ConnState = cmp.Or(conns[s.Instances[i].ID], pool.None)
-	}
-	for i := range s.JumpHosts {
-		s.JumpHosts[i].ConnState = cmp.Or(conns[s.JumpHosts[i].ID], pool.None)
+	for _, all := range [][]VMStat{s.Instances, s.JumpHosts} {
+		for i := range all {
+			all[i].ConnState = cmp.Or(conns[all[i].ID], pool.None)
+		}
 	}
 	return s
 }

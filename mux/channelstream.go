@@ -3,7 +3,6 @@ package mux
 import (
 	"io"
 	"sync"
-	"time"
 
 	"github.com/stepmux/stepmux/mux/channel"
 )
@@ -12,8 +11,6 @@ const (
 	// chunkSize is how much a stream hands to the SSH library at once: the largest packet it and OpenSSH exchange.
 	// Larger pieces would be passed between goroutines less often; measurements showed no difference.
 	chunkSize = 32 << 10
-	// writeLinger is how long, at least, the goroutine that writes waits for more.
-	writeLinger = 20 * time.Millisecond
 	// idleChunk is the size of the buffer that waits for the peer's first byte. It is small because many streams are
 	// idle.
 	idleChunk = 512
@@ -75,9 +72,8 @@ func (b *readBuffer) free() {
 
 // channelStream is the [channel.Transport] of an SSH channel.
 //
-// The SSH library's own Read and Write can only be woken by the peer, so each direction has a goroutine, started by its
-// first use. Close does not wait for them, and the Conn's Close does. The goroutine that writes ends once nothing was
-// written for a while.
+// The SSH library's own Read and Write can only be woken by the peer, so goroutines call them: one reads, from the
+// first Read on, and one is started for each piece to send. Close does not wait for them, and the Conn's Close does.
 type channelStream struct {
 	*sshChannel
 
@@ -86,13 +82,8 @@ type channelStream struct {
 	spent    chan struct{} // to the reader goroutine: the piece is used up
 	current  piece         // owned by Read
 
-	out     chan outPiece // to the writer goroutine
-	written chan error    // from the writer goroutine, one for each outPiece
-	owed    bool          // an answer that Write did not wait for; owned by Write
-
-	writeMu sync.Mutex // guards the following
-	writing bool       // there is a writer goroutine
-	sending int        // callers of send
+	sent chan error // the end of the goroutine that sends
+	owed bool       // an end that Write did not wait for; owned by Write
 }
 
 // piece is the result of one read of the channel.
@@ -101,20 +92,12 @@ type piece struct {
 	err  error
 }
 
-// outPiece tells the writer goroutine to send n bytes of buf, which it gives back, or, without a buf, the end of the
-// stream. One goroutine does both because the library allows no other.
-type outPiece struct {
-	buf *[chunkSize]byte
-	n   int
-}
-
 func newChannelStream(ch *sshChannel) *channelStream {
 	return &channelStream{
 		sshChannel: ch,
 		filled:     make(chan piece),
 		spent:      make(chan struct{}, 1),
-		out:        make(chan outPiece),
-		written:    make(chan error, 1),
+		sent:       make(chan error, 1),
 	}
 }
 
@@ -180,123 +163,54 @@ func (s *channelStream) readLoop() {
 func (s *channelStream) Write(p []byte, stop <-chan struct{}) (int, error) {
 	total := 0
 	for len(p) > 0 {
-		piece := outPiece{buf: chunks.Get().(*[chunkSize]byte)}
-		piece.n = copy(piece.buf[:], p)
-		taken, err := s.send(piece, stop)
+		buf := chunks.Get().(*[chunkSize]byte)
+		n := copy(buf[:], p)
+		taken, err := s.send(stop, func() error {
+			defer chunks.Put(buf)
+			_, err := s.ssh.Write(buf[:n])
+			return err
+		})
 		if taken {
-			total += piece.n
+			total += n
 		}
 		if err != nil {
 			return total, s.sendError("write", err)
 		}
-		p = p[piece.n:]
+		p = p[n:]
 	}
 	return total, nil
 }
 
 // CloseWrite implements [channel.Transport].
 func (s *channelStream) CloseWrite(stop <-chan struct{}) error {
-	if _, err := s.send(outPiece{}, stop); err != nil {
+	if _, err := s.send(stop, s.ssh.CloseWrite); err != nil {
 		return s.sendError("close write", err)
 	}
 	return nil
 }
 
-// send passes a piece to the writer goroutine and waits for its answer. taken says whether the piece is on its way: the
-// writer has the buffer then, also if stop has ended the wait.
-func (s *channelStream) send(piece outPiece, stop <-chan struct{}) (taken bool, err error) {
+// send calls transmit in a goroutine, after the one before it has ended, and waits for its end. taken says whether
+// transmit is called, also if stop has ended the wait.
+func (s *channelStream) send(stop <-chan struct{}, transmit func() error) (taken bool, err error) {
 	if s.owed {
-		if err := s.answer(stop); err != nil {
-			return false, s.unsent(piece, err)
+		if err := s.awaitSent(stop); err != nil {
+			return false, err
 		}
 	}
-	s.wantWriter()
-	defer s.doneSending()
-	select {
-	case s.out <- piece:
-	case <-stop:
-		return false, s.unsent(piece, channel.ErrStopped)
-	case <-s.gone:
-		return false, s.unsent(piece, io.EOF)
-	case <-s.conn.done:
-		return false, s.unsent(piece, io.EOF)
+	if s.owed = s.conn.spawn(func() { s.sent <- transmit() }); !s.owed {
+		return false, io.EOF
 	}
-	s.owed = true
-	err = s.answer(stop)
+	err = s.awaitSent(stop)
 	return err == nil || s.owed, err
 }
 
-// answer waits for the writer goroutine's answer to a piece.
-func (s *channelStream) answer(stop <-chan struct{}) error {
+// awaitSent waits for the end of the goroutine that sends, and returns its error.
+func (s *channelStream) awaitSent(stop <-chan struct{}) error {
 	select {
-	case err := <-s.written:
+	case err := <-s.sent:
 		s.owed = false
 		return err
 	case <-stop:
 		return channel.ErrStopped
 	}
-}
-
-// unsent gives back the buffer of a piece that was not sent because of err.
-func (s *channelStream) unsent(piece outPiece, err error) error {
-	if piece.buf != nil {
-		chunks.Put(piece.buf)
-	}
-	return err
-}
-
-// wantWriter sees to it that there is a writer goroutine, until doneSending.
-func (s *channelStream) wantWriter() {
-	s.writeMu.Lock()
-	defer s.writeMu.Unlock()
-	s.sending++
-	if !s.writing {
-		s.writing = s.conn.spawn(s.writeLoop) // if not spawned, the connection has ended
-	}
-}
-
-func (s *channelStream) doneSending() {
-	s.writeMu.Lock()
-	defer s.writeMu.Unlock()
-	s.sending--
-}
-
-// retire reports whether the writer goroutine may end: no caller has a piece for it.
-func (s *channelStream) retire() bool {
-	s.writeMu.Lock()
-	defer s.writeMu.Unlock()
-	s.writing = s.sending > 0
-	return !s.writing
-}
-
-// writeLoop passes pieces to the SSH library until the stream is closed, or no piece came for a while.
-func (s *channelStream) writeLoop() {
-	ticker := time.NewTicker(writeLinger)
-	defer ticker.Stop()
-	idle := false
-	for {
-		select {
-		case piece := <-s.out:
-			idle = false
-			s.written <- s.transmit(piece) // has room: one piece is on its way at a time
-		case <-ticker.C:
-			if idle && s.retire() {
-				return
-			}
-			idle = true
-		case <-s.closed:
-			return
-		case <-s.gone:
-			return
-		}
-	}
-}
-
-func (s *channelStream) transmit(piece outPiece) error {
-	if piece.buf == nil {
-		return s.ssh.CloseWrite()
-	}
-	_, err := s.ssh.Write(piece.buf[:piece.n])
-	chunks.Put(piece.buf)
-	return err
 }

@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,11 +73,12 @@ func (c *Config) withDefaults() (*Config, error) {
 	case d.KeepaliveInterval < 0 || d.KeepaliveTimeout < 0:
 		return nil, errors.New("mux: Config.KeepaliveInterval or KeepaliveTimeout is negative; a dead peer must be found")
 	}
-	if d.KeepaliveInterval == 0 {
-		d.KeepaliveInterval = defaultKeepaliveInterval
-	}
-	if d.KeepaliveTimeout == 0 {
-		d.KeepaliveTimeout = defaultKeepaliveTimeout
+	d.KeepaliveInterval = cmp.Or(d.KeepaliveInterval, defaultKeepaliveInterval)
+	d.KeepaliveTimeout = cmp.Or(d.KeepaliveTimeout, defaultKeepaliveTimeout)
+	if d.DialNet == nil {
+		d.DialNet = func(ctx context.Context, addr string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+		}
 	}
 	d.Trace = d.Trace.withDefaults()
 	return &d, nil

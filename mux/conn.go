@@ -27,23 +27,25 @@ const causeTimeout = 100 * time.Millisecond
 // Conn is one SSH connection. It is safe for concurrent use.
 //
 // It owns these goroutines: the keepalive and its probe, one that writes and one that waits for its end, two that
-// answer the server's requests, one for each channel (two while it is opened), up to two for each stream, and those of
-// its relays. All are gone when Close returns. (The goroutine that delivers a process's stderr belongs to the process's
-// Wait: it ends with the channel, but not before the caller's Writer returns.) A server that breaks the protocol can
-// make the SSH library leave some behind: see libraryEnded and openRaw.
+// answer the server's requests, one for each channel (two while it is opened), one for each stream that is read, one
+// for each Write that is under way, and those of its relays. All are gone when Close returns. (The goroutine that
+// delivers a process's stderr belongs to the process's Wait: it ends with the channel, but not before the caller's
+// Writer returns.) A server that breaks the protocol can make the SSH library leave some behind: see libraryEnded and
+// openRaw.
 type Conn struct {
 	addr, user string
 	since      time.Time
 	nc         *netConn
 	ssh        ssh.Conn
-	sessions   *sessions
+	sessions   *budget
+	streams    *budget // without a limit: channels that are not sessions
 	trace      *Trace
 	rtt        atomic.Int64 // nanoseconds of the last keepalive, 0 before the first
-	streams    atomic.Int64 // channels open that are not sessions
 
-	done chan struct{} // closed once err is set
-	over chan struct{} // closed once the library has ended all channels; done follows within causeTimeout
-	wg   sync.WaitGroup
+	done  chan struct{} // closed once err is set
+	over  chan struct{} // closed once the library has ended all channels; done follows within causeTimeout
+	empty chan struct{} // closed once it is draining and has no channels
+	wg    sync.WaitGroup
 
 	probe flight.Flight[time.Duration] // asks the peer for an answer; see keepalive
 
@@ -53,7 +55,6 @@ type Conn struct {
 	draining bool                                    // Shutdown was called: no new channels
 	relays   map[string]*flight.Flight[*relay.Relay] // by command line
 	spares   map[*Spare]struct{}                     // not taken and not closed
-	empty    chan struct{}
 }
 
 func newConn(
@@ -65,10 +66,12 @@ func newConn(
 		since:    time.Now(),
 		nc:       nc,
 		ssh:      cc,
-		sessions: newSessions(cfg.SessionLimit),
+		sessions: &budget{limit: cfg.SessionLimit},
+		streams:  &budget{},
 		trace:    cfg.Trace,
 		done:     make(chan struct{}),
 		over:     make(chan struct{}),
+		empty:    make(chan struct{}),
 	}
 	c.probe.GoOn = true
 	c.sessions.scarce = c.giveUpSpares
@@ -156,18 +159,14 @@ func (c *Conn) Close() error {
 // ends first, it closes at once and returns ctx's cause.
 func (c *Conn) Shutdown(ctx context.Context) error {
 	c.mu.Lock()
-	c.draining = true
-	if c.empty == nil {
-		c.empty = make(chan struct{})
-		if c.channels == 0 {
-			close(c.empty)
-		}
+	if !c.draining && c.channels == 0 {
+		close(c.empty)
 	}
-	empty := c.empty
+	c.draining = true
 	c.mu.Unlock()
 	var err error
 	select {
-	case <-empty:
+	case <-c.empty:
 	case <-c.done:
 	case <-ctx.Done():
 		err = context.Cause(ctx)
@@ -175,7 +174,7 @@ func (c *Conn) Shutdown(ctx context.Context) error {
 	return errors.Join(err, c.Close())
 }
 
-// ended returns the error for op on a connection that is done.
+// ended returns the error for op if the connection has ended, and nil while it lives.
 func (c *Conn) ended(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -189,29 +188,8 @@ func (c *Conn) endedLocked(op string) error {
 	return c.err
 }
 
-// alive returns nil, or the error for op if the connection has ended.
-func (c *Conn) alive(op string) error {
-	select {
-	case <-c.done:
-		return c.ended(op)
-	default:
-		return nil
-	}
-}
-
-// begin counts a channel that is about to be opened, and its goroutine. It returns an error if the connection takes no
-// new channels.
-func (c *Conn) begin(op string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := c.countLocked(op); err != nil {
-		return err
-	}
-	c.wg.Add(1)
-	return nil
-}
-
-// count is begin for a stream of a relay.
+// count counts a channel that is about to be opened, or a stream of a relay. It returns an error if the connection
+// takes no new channels.
 func (c *Conn) count(op string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,14 +197,19 @@ func (c *Conn) count(op string) error {
 }
 
 func (c *Conn) countLocked(op string) error {
-	switch {
-	case c.err != nil:
-		return c.endedLocked(op)
-	case c.draining:
-		return ErrClosed
+	if err := c.refusalLocked(op); err != nil {
+		return err
 	}
 	c.channels++
 	return nil
+}
+
+// refusalLocked returns the error for op if the connection takes no new channels.
+func (c *Conn) refusalLocked(op string) error {
+	if c.err == nil && c.draining {
+		return ErrClosed
+	}
+	return c.endedLocked(op)
 }
 
 // uncount undoes count, n times.
@@ -243,7 +226,8 @@ func (c *Conn) uncountLocked(n int) {
 	}
 }
 
-// exempt stops counting a channel, so that Shutdown does not wait for it: a relay's session, or a spare process.
+// exempt stops counting a channel, so that Shutdown does not wait for it: it has ended, or it is a relay's session or a
+// spare process.
 func (c *Conn) exempt(ch *sshChannel) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,17 +248,11 @@ func (c *Conn) spawn(fn func()) bool {
 	return true
 }
 
-// finish undoes begin. ch is nil if the channel could not be opened.
-func (c *Conn) finish(ch *sshChannel) {
-	c.mu.Lock()
-	if ch == nil || !ch.exempt {
-		if ch != nil {
-			ch.exempt = true
-		}
-		c.uncountLocked(1)
+// spawnOrRun is spawn that runs fn here if the connection has ended: fn waits for that end, and returns soon.
+func (c *Conn) spawnOrRun(fn func()) {
+	if !c.spawn(fn) {
+		fn()
 	}
-	c.mu.Unlock()
-	c.wg.Done()
 }
 
 // Stat is a snapshot of a connection.
@@ -307,7 +285,7 @@ func (c *Conn) Stat() Stat {
 		ServerVersion: string(c.ssh.ServerVersion()),
 		Since:         c.since,
 		RTT:           time.Duration(c.rtt.Load()),
-		Streams:       int(c.streams.Load()),
+		Streams:       c.streams.stat().Open,
 		Relayed:       c.relayed(),
 		Sessions:      c.sessions.stat(),
 	}

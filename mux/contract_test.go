@@ -93,7 +93,7 @@ func TestStreamThatIsCutOffIsLostAndDoesNotEnd(t *testing.T) {
 func TestCloseWakesRead(t *testing.T) {
 	onStreams(t, func(t *testing.T, r *rig) {
 		s := r.open(silent)
-		read := inBlockedCall(t, func() error {
+		read := sshtest.InBlockedCall(t, func() error {
 			_, err := s.Read(make([]byte, 1))
 			return err
 		})
@@ -137,7 +137,7 @@ func TestCloseAndDeadlinesWakeCallsOnAFrozenLink(t *testing.T) {
 		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 
 		require.NoError(t, s.SetDeadline(time.Time{}))
-		read := inBlockedCall(t, func() error {
+		read := sshtest.InBlockedCall(t, func() error {
 			_, err := s.Read(make([]byte, 1))
 			return err
 		})
@@ -149,6 +149,7 @@ func TestCloseAndDeadlinesWakeCallsOnAFrozenLink(t *testing.T) {
 		for _, woken := range []<-chan error{read, wrote, filled} {
 			require.ErrorIs(t, receive(t, woken), io.ErrClosedPipe)
 		}
+		require.NoError(t, r.conn.Err(), "Close woke them, and not the end of the connection")
 	})
 }
 
@@ -298,7 +299,7 @@ func TestIdleStreamHasNoWriterGoroutine(t *testing.T) {
 			_, err = io.ReadFull(s, got)
 			require.NoError(t, err)
 			require.Equal(t, message, string(got))
-			eventually(t, func() bool { return !running("mux.(*channelStream).writeLoop") })
+			eventually(t, func() bool { return !running("mux.(*channelStream).send") })
 		}
 	})
 }

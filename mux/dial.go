@@ -23,50 +23,41 @@ func Dial(ctx context.Context, addr string, cfg *Config) (*Conn, error) {
 		return nil, err
 	}
 	start := time.Now()
-	nc, err := cfg.dialNet(ctx, addr)
+	nc, err := cfg.DialNet(ctx, addr)
 	cfg.Trace.DialPhase("connect", time.Since(start), err)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, dialCause(ctx, addr, cfg, "connect")
-		}
-		return nil, &DialError{Stage: "connect", Addr: addr, User: cfg.User, Err: err, Hint: connectHint(err)}
+		return nil, cfg.dialError(ctx, addr, "connect", connectHint(err), err)
 	}
 	return shake.run(ctx, nc)
 }
 
-func (c *Config) dialNet(ctx context.Context, addr string) (net.Conn, error) {
-	if c.DialNet != nil {
-		return c.DialNet(ctx, addr)
-	}
-	return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-}
-
-// dialCause reports that ctx ended the dial at stage.
-func dialCause(ctx context.Context, addr string, cfg *Config, stage string) error {
-	e := &DialError{Stage: stage, Addr: addr, User: cfg.User, Err: context.Cause(ctx)}
-	if errors.Is(e.Err, context.DeadlineExceeded) && stage != "prepare" {
-		e.Hint = "no answer in time: is the address right, is this an SSH port, does a firewall drop packets?"
+// dialError returns err as that of a stage of the dial, or says that ctx ended the dial.
+func (c *Config) dialError(ctx context.Context, addr, stage, hint string, err error) error {
+	e := &DialError{Stage: stage, Addr: addr, User: c.User, Hint: hint, Err: err}
+	if ctx.Err() != nil {
+		e.Err, e.Hint = context.Cause(ctx), ""
+		if errors.Is(e.Err, context.DeadlineExceeded) && stage != "prepare" {
+			e.Hint = "no answer in time: is the address right, is this an SSH port, does a firewall drop packets?"
+		}
 	}
 	return e
 }
 
 func connectHint(err error) string {
+	_, noName := errors.AsType[*net.DNSError](err)
+	_, refused := errors.AsType[*ssh.OpenChannelError](err)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "nothing listens there: is sshd running, is the port right?"
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		return "no route to the machine"
-	}
-	if dns := (*net.DNSError)(nil); errors.As(err, &dns) {
+	case noName:
 		return "the name cannot be resolved"
-	}
-	refusal := (*ssh.OpenChannelError)(nil)
-	switch {
-	case !errors.As(err, &refusal):
-		return ""
-	case errors.Is(err, ErrForbidden):
+	case refused && errors.Is(err, ErrForbidden):
 		return "the jump host forbids it: see AllowTcpForwarding and PermitOpen in its sshd_config"
-	default:
+	case refused:
 		return "the jump host cannot connect to it: is the address right as seen from there, is sshd running?"
+	default:
+		return ""
 	}
 }

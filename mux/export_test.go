@@ -8,11 +8,11 @@ import (
 // StartWatched is c.Start. exited reports whether the server has told how the process ended, which it does before the
 // rest of its output.
 func StartWatched(ctx context.Context, c *Conn, cmd Command) (p *Process, exited func() bool, err error) {
-	started, err := c.startSession(ctx, cmd)
+	started, p, err := c.startSession(ctx, cmd, c.openSessions)
 	if err != nil {
 		return nil, nil, err
 	}
-	return started.process(cmd), started.exitReceived.Load, nil
+	return p, started.exitReceived.Load, nil
 }
 
 // SetRelayStartTime changes the time limit of the start of a relay, until the test ends.

@@ -34,11 +34,7 @@ func prepare(ctx context.Context, addr string, cfg *Config) (*handshake, error) 
 		MachineID:    cfg.MachineID,
 	})
 	if err != nil {
-		if ctx.Err() != nil {
-			err = dialCause(ctx, addr, cfg, "prepare")
-		} else {
-			err = &DialError{Stage: "prepare", Addr: addr, User: cfg.User, Err: err}
-		}
+		err = cfg.dialError(ctx, addr, "prepare", "", err)
 	}
 	cfg.Trace.DialPhase("prepare", time.Since(start), err)
 	return &handshake{addr: addr, cfg: cfg, login: l}, err
@@ -62,7 +58,7 @@ func (h *handshake) run(ctx context.Context, nc net.Conn) (*Conn, error) {
 			cc.Close()
 		}
 		<-wrapped.done
-		return nil, dialCause(ctx, h.addr, h.cfg, "handshake")
+		return nil, h.cfg.dialError(ctx, h.addr, "handshake", "", err)
 	}
 	if err != nil {
 		_ = wrapped.Close() // the handshake's error counts
@@ -86,6 +82,4 @@ func (h *handshake) hostKeyVerified(key ssh.PublicKey, policy string, err error)
 	}
 }
 
-func (h *handshake) endPhase(err error) {
-	h.cfg.Trace.DialPhase(h.phase, time.Since(h.since), err)
-}
+func (h *handshake) endPhase(err error) { h.cfg.Trace.DialPhase(h.phase, time.Since(h.since), err) }

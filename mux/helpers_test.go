@@ -1,14 +1,12 @@
 package mux_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -272,29 +270,6 @@ func inBackground(fn func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- fn() }()
 	return done
-}
-
-// inBlockedCall is inBackground that returns once fn waits for something.
-func inBlockedCall(t testing.TB, fn func() error) <-chan error {
-	t.Helper()
-	id := make(chan []byte, 1)
-	done := inBackground(func() error {
-		stack := make([]byte, 64)
-		runtime.Stack(stack, false) // "goroutine 7 [running]:"
-		id <- stack[:bytes.IndexByte(stack, '[')]
-		return fn()
-	})
-	prefix := receive(t, id)
-	eventually(t, func() bool { return isBlocked(prefix) })
-	return done
-}
-
-// isBlocked reports whether the goroutine whose stack begins with prefix waits for a channel.
-func isBlocked(prefix []byte) bool {
-	stacks := make([]byte, 4<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	_, state, found := bytes.Cut(stacks, append([]byte("\n"), prefix...))
-	return found && (bytes.HasPrefix(state, []byte("[select")) || bytes.HasPrefix(state, []byte("[chan ")))
 }
 
 // fill writes to s until nothing more fits, and returns the error of the Write that waits then.

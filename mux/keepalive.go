@@ -12,7 +12,7 @@ import (
 // other code declares a connection dead; all other waits rely on it.
 func (c *Conn) keepalive(interval, timeout time.Duration) {
 	ask := func() { c.probe.Start(context.Background(), c.probePeer) }
-	if err := alive.Watch(c.done, interval, timeout, c.nc.heard, ask); err != nil {
+	if err := alive.Watch(c.done, interval, timeout, c.nc.pulse.Heard, ask); err != nil {
 		c.fail("keepalive", err)
 	}
 }
@@ -38,8 +38,8 @@ func (c *Conn) Ping(ctx context.Context) (time.Duration, error) {
 		return rtt, nil
 	}
 	if ctx.Err() == nil {
-		c.settle(c.done)
-		if lost := c.alive("ping"); lost != nil {
+		settle(c.done)
+		if lost := c.ended("ping"); lost != nil {
 			return 0, lost
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
+	"github.com/stepmux/stepmux/internal/alive"
 	"github.com/stepmux/stepmux/internal/coalesce"
 )
 
@@ -28,12 +28,10 @@ type netConn struct {
 	wrote chan struct{} // closed once nothing more is written
 	done  chan struct{} // closed once the goroutine that writes has ended
 
-	start    time.Time    // with the monotonic clock, on which lastRead is based
-	lastRead atomic.Int64 // nanoseconds from start to the last byte from the peer
-	quickAck atomic.Bool  // ask for immediate ACKs after each read
+	pulse    alive.Pulse // of the peer
+	quickAck atomic.Bool // ask for immediate ACKs after each read
 
 	closeOnce sync.Once
-	closeErr  error
 
 	mu      sync.Mutex // guards the following
 	onError func(op string, err error)
@@ -42,7 +40,7 @@ type netConn struct {
 }
 
 func newNetConn(nc net.Conn) *netConn {
-	c := &netConn{Conn: nc, wrote: make(chan struct{}), done: make(chan struct{}), start: time.Now()}
+	c := &netConn{Conn: nc, wrote: make(chan struct{}), done: make(chan struct{})}
 	c.in.Store(bufio.NewReaderSize(readerFunc(c.receive), netBuffer))
 	c.out = coalesce.New(nc, netBuffer, nil).Directly(netDirect)
 	c.quickAck.Store(true)
@@ -74,7 +72,7 @@ func (c *netConn) Read(p []byte) (int, error) {
 func (c *netConn) receive(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
-		c.lastRead.Store(int64(time.Since(c.start)))
+		c.pulse.Beat()
 		if c.quickAck.Load() {
 			setQuickAck(c.Conn)
 		}
@@ -99,17 +97,12 @@ func (c *netConn) Write(p []byte) (int, error) {
 func (c *netConn) Close() error {
 	c.closeOnce.Do(func() {
 		_ = c.out.Close() // always nil
-		timer := time.NewTimer(closeSettle)
-		defer timer.Stop()
-		select {
-		case <-c.wrote:
-		case <-timer.C:
-		}
-		c.closeErr = c.Conn.Close()
-		<-c.wrote // soon: the connection is closed
+		settle(c.wrote)
+		_ = c.Conn.Close() // nothing more is to be done
+		<-c.wrote          // soon: the connection is closed
 		c.in.Store(nil)
 	})
-	return c.closeErr
+	return nil
 }
 
 // report keeps the first error and calls onError with it, once.
@@ -136,6 +129,3 @@ func (c *netConn) notify(fn func(op string, err error)) {
 		fn(op, err)
 	}
 }
-
-// heard returns when the peer was last heard.
-func (c *netConn) heard() time.Time { return c.start.Add(time.Duration(c.lastRead.Load())) }

@@ -23,67 +23,33 @@ type (
 // Start starts a process. When the server allows no more sessions at the moment, it waits for one, bounded by ctx. ctx
 // means nothing to the process once it runs. The caller calls Wait, Close, or both.
 func (c *Conn) Start(ctx context.Context, cmd Command) (*Process, error) {
-	p, err := c.startSession(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
-	return p.process(cmd), nil
+	_, p, err := c.startSession(ctx, cmd, c.openSessions)
+	return p, err
 }
 
 // TryStart is Start that returns ErrSaturated instead of waiting for a session.
 func (c *Conn) TryStart(ctx context.Context, cmd Command) (*Process, error) {
-	p, err := c.tryStartSession(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
-	return p.process(cmd), nil
-}
-
-func (c *Conn) startSession(ctx context.Context, cmd Command) (*sessionProcess, error) {
-	if err := cmd.Check(); err != nil {
-		return nil, err
-	}
-	sessions, err := c.openSessions(ctx, "start", 1)
-	if err != nil {
-		return nil, err
-	}
-	return sessions[0].start(ctx, cmd)
-}
-
-func (c *Conn) tryStartSession(ctx context.Context, cmd Command) (*sessionProcess, error) {
-	if err := cmd.Check(); err != nil {
-		return nil, err
-	}
-	sessions, err := c.tryOpenSessions(ctx, "start", 1)
-	if err != nil {
-		return nil, err
-	}
-	return sessions[0].start(ctx, cmd)
+	_, p, err := c.startSession(ctx, cmd, c.tryOpenSessions)
+	return p, err
 }
 
 // shellLine returns c as a line for the login shell.
-func shellLine(c Command) (string, error) {
-	line := c.Line
-	if len(c.Argv) > 0 {
-		var err error
-		if line, err = wire.Quote(c.Argv...); err != nil {
-			return "", fmt.Errorf("start: %w", err)
+func shellLine(c Command) (line string, err error) {
+	quote := func(words ...string) string {
+		quoted, e := wire.Quote(words...)
+		if e != nil {
+			err = fmt.Errorf("start: %w", e)
 		}
+		return quoted
 	}
-	before := ""
 	if len(c.Env) > 0 {
-		export, err := wire.Quote(append([]string{"export"}, c.Env...)...)
-		if err != nil {
-			return "", fmt.Errorf("start: %w", err)
-		}
-		before = export + "; "
+		line = quote(append([]string{"export"}, c.Env...)...) + "; "
 	}
 	if c.Dir != "" {
-		cd, err := wire.Quote("cd", "--", c.Dir)
-		if err != nil {
-			return "", fmt.Errorf("start: %w", err)
-		}
-		before += cd + " || exit 126; "
+		line += quote("cd", "--", c.Dir) + " || exit 126; "
 	}
-	return before + line, nil
+	if len(c.Argv) > 0 {
+		return line + quote(c.Argv...), err
+	}
+	return line + c.Line, err
 }

@@ -20,7 +20,5 @@ func setQuickAck(nc net.Conn) {
 		return
 	}
 	// An error only makes it slower: the socket is not TCP, or closed.
-	_ = rc.Control(func(fd uintptr) {
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1)
-	})
+	_ = rc.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) })
 }

@@ -1,6 +1,7 @@
 package mux
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,13 +30,7 @@ func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 		return nil, err
 	}
 	c.mu.Lock()
-	switch {
-	case c.err != nil:
-		err = c.endedLocked("start relay")
-	case c.draining:
-		err = ErrClosed
-	}
-	if err != nil {
+	if err := c.refusalLocked("start relay"); err != nil {
 		c.mu.Unlock()
 		return nil, err
 	}
@@ -52,11 +47,7 @@ func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 	}
 	c.mu.Unlock()
 	r, err := start.Do(ctx, func(ctx context.Context) (*relay.Relay, time.Duration, error) {
-		r, err := c.startRelay(ctx, cmd)
-		if err != nil {
-			return nil, 0, err
-		}
-		return r, -1, nil
+		return c.startRelay(ctx, cmd)
 	})
 	switch {
 	case errors.Is(err, flight.ErrClosed):
@@ -69,21 +60,21 @@ func (c *Conn) Relay(ctx context.Context, cmd Command) (*relay.Relay, error) {
 
 // closeRelays ends the start of relays. It is called once the connection has ended, and waits.
 func (c *Conn) closeRelays() {
-	c.mu.Lock()
-	starts := slices.Collect(maps.Values(c.relays))
-	c.mu.Unlock()
-	for _, start := range starts {
+	for _, start := range c.relayStarts() {
 		start.Close()
 	}
 }
 
+func (c *Conn) relayStarts() []*flight.Flight[*relay.Relay] {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.relays))
+}
+
 // relayed returns how many processes and sockets are open by way of relays.
 func (c *Conn) relayed() int {
-	c.mu.Lock()
-	starts := slices.Collect(maps.Values(c.relays))
-	c.mu.Unlock()
 	n := 0
-	for _, start := range starts {
+	for _, start := range c.relayStarts() {
 		if r, ok := start.Kept(); ok {
 			n += r.Streams()
 		}
@@ -91,24 +82,21 @@ func (c *Conn) relayed() int {
 	return n
 }
 
-// startRelay starts the program in a session and exchanges hellos with it.
-func (c *Conn) startRelay(ctx context.Context, cmd Command) (*relay.Relay, error) {
+// startRelay starts the program in a session and exchanges hellos with it. It is the work of a Flight, which keeps the
+// relay, but no error.
+func (c *Conn) startRelay(ctx context.Context, cmd Command) (_ *relay.Relay, keep time.Duration, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, relayStartTimeout,
 		fmt.Errorf("it did not say hello within %v", relayStartTimeout))
 	defer cancel()
 	said := &tail.Writer{}
-	if to := cmd.Stderr; to != nil {
-		cmd.Stderr = io.MultiWriter(said, to)
-	} else {
-		cmd.Stderr = said
-	}
+	cmd.Stderr = io.MultiWriter(said, cmp.Or[io.Writer](cmd.Stderr, io.Discard))
 	rtt := c.measureRTT(ctx)
-	p, err := c.startSession(ctx, cmd)
+	p, _, err := c.startSession(ctx, cmd, c.openSessions)
 	if err != nil {
-		if ctx.Err() != nil && c.alive("start relay") == nil {
-			return nil, &relay.Error{Op: "start", Err: err}
+		if ctx.Err() != nil && c.ended("start relay") == nil {
+			return nil, 0, &relay.Error{Op: "start", Err: err}
 		}
-		return nil, err
+		return nil, 0, err
 	}
 	r, err := relay.New(ctx, relayCarrier{p}, relay.Config{
 		RTT:    rtt,
@@ -121,32 +109,25 @@ func (c *Conn) startRelay(ctx context.Context, cmd Command) (*relay.Relay, error
 				return nil
 			}
 		},
-		Lost: c.alive,
-		Leftover: func(wait func()) {
-			if !c.spawn(wait) {
-				wait() // soon: the connection has ended
-			}
-		},
-		Begin:  c.count,
-		End:    c.uncount,
-		Opened: func(took time.Duration, err error) { c.trace.ChannelOpen(RelayChannel, took, err) },
-		Closed: func() { c.trace.ChannelClose(RelayChannel) },
+		Lost:     c.ended,
+		Leftover: c.spawnOrRun,
+		Begin:    c.count,
+		End:      c.uncount,
+		Opened:   func(took time.Duration, err error) { c.trace.ChannelOpen(RelayChannel, took, err) },
+		Closed:   func() { c.trace.ChannelClose(RelayChannel) },
 	})
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	c.exempt(p.sshChannel)
-	awaitEnd := func() {
+	c.spawnOrRun(func() {
 		select {
 		case <-r.Done():
 		case <-c.done:
 		}
 		_ = r.Close() // always nil; it waits for the relay's goroutines
-	}
-	if !c.spawn(awaitEnd) {
-		awaitEnd()
-	}
-	return r, nil
+	})
+	return r, -1, nil
 }
 
 // relayCarrier is the session of a relay. It reads and writes the SSH library's channel without the goroutines of a
@@ -163,7 +144,11 @@ func (c relayCarrier) Read(p []byte) (int, error) {
 
 func (c relayCarrier) Write(p []byte) (int, error) { return c.p.ssh.Write(p) }
 func (c relayCarrier) CloseWrite() error           { return c.p.ssh.CloseWrite() }
-func (c relayCarrier) Close() error                { return c.p.Close() }
+
+func (c relayCarrier) Close() error {
+	c.p.Close()
+	return nil
+}
 
 func isDone(done <-chan struct{}) bool {
 	select {

@@ -22,29 +22,26 @@ type Reservation struct {
 	conn *Conn
 
 	mu   sync.Mutex // guards the following
-	idle []*session
+	idle []*sshChannel
 }
 
 // Reserve opens n sessions together. If the server allows no more at the moment it waits, in the order of calls and
 // bounded by ctx. It fails with ErrForbidden if the server allows fewer than n even if nothing else is open. The caller
 // calls Release.
 func (c *Conn) Reserve(ctx context.Context, n int) (*Reservation, error) {
-	if n < 1 {
-		panic(fmt.Sprintf("mux: Reserve of %d sessions", n))
-	}
-	sessions, err := c.openSessions(ctx, "open session", n)
-	if err != nil {
-		return nil, err
-	}
-	return &Reservation{conn: c, idle: sessions}, nil
+	return c.reserve(ctx, "Reserve", n, c.openSessions)
 }
 
 // TryReserve is Reserve that returns ErrSaturated instead of waiting.
 func (c *Conn) TryReserve(ctx context.Context, n int) (*Reservation, error) {
+	return c.reserve(ctx, "TryReserve", n, c.tryOpenSessions)
+}
+
+func (c *Conn) reserve(ctx context.Context, call string, n int, open opener) (*Reservation, error) {
 	if n < 1 {
-		panic(fmt.Sprintf("mux: TryReserve of %d sessions", n))
+		panic(fmt.Sprintf("mux: %s of %d sessions", call, n))
 	}
-	sessions, err := c.tryOpenSessions(ctx, "open session", n)
+	sessions, err := open(ctx, "open session", n)
 	if err != nil {
 		return nil, err
 	}
@@ -53,29 +50,21 @@ func (c *Conn) TryReserve(ctx context.Context, n int) (*Reservation, error) {
 
 // Start is [Conn.Start] in one of the reserved sessions, or in a new one if all are used up.
 func (r *Reservation) Start(ctx context.Context, cmd Command) (*Process, error) {
-	if err := cmd.Check(); err != nil {
-		return nil, err
-	}
-	s := r.take()
-	if s == nil {
-		return r.conn.Start(ctx, cmd)
-	}
-	p, err := s.start(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
-	return p.process(cmd), nil
+	_, p, err := r.conn.startSession(ctx, cmd, r.take)
+	return p, err
 }
 
-func (r *Reservation) take() *session {
+// take is the opener that takes reserved sessions, or opens new ones if too few are left.
+func (r *Reservation) take(ctx context.Context, op string, n int) ([]*sshChannel, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.idle) == 0 {
-		return nil
+	if len(r.idle) < n {
+		r.mu.Unlock()
+		return r.conn.openSessions(ctx, op, n)
 	}
-	s := r.idle[0]
-	r.idle = r.idle[1:]
-	return s
+	defer r.mu.Unlock()
+	taken := r.idle[:n]
+	r.idle = r.idle[n:]
+	return taken, nil
 }
 
 // Release closes the sessions that were not used. The others belong to their processes. Idempotent.
@@ -87,18 +76,21 @@ func (r *Reservation) Release() {
 	closeSessions(idle)
 }
 
-func closeSessions(all []*session) {
+func closeSessions(all []*sshChannel) {
 	for _, s := range all {
 		s.Close()
 	}
 }
 
-// openSessions opens n sessions together, and tries again if the server refuses.
-func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, error) {
+// opener opens n sessions together.
+type opener func(ctx context.Context, op string, n int) ([]*sshChannel, error)
+
+// openSessions is the opener that tries again if the server refuses.
+func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChannel, error) {
 	var refusedAlone time.Time // since when the server has refused although nothing of ours was open
 	for try := 0; ; try++ {
 		if err := c.sessions.acquire(ctx, c.done, n); err != nil {
-			if lost := c.alive(op); lost != nil {
+			if lost := c.ended(op); lost != nil {
 				return nil, lost
 			}
 			return nil, fmt.Errorf("%s: wait for one of the server's sessions: %w", op, err)
@@ -130,9 +122,9 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*session, 
 	}
 }
 
-// tryOpenSessions opens n sessions together, or returns ErrSaturated if the server has not so many free.
-func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*session, error) {
-	if lost := c.alive(op); lost != nil {
+// tryOpenSessions is the opener that returns ErrSaturated if the server has not so many free.
+func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*sshChannel, error) {
+	if lost := c.ended(op); lost != nil {
 		return nil, lost
 	}
 	if !c.sessions.tryAcquire(n) {
@@ -153,10 +145,10 @@ func (c *Conn) tryOpenSessions(ctx context.Context, op string, n int) ([]*sessio
 
 // tryOpen opens n sessions for which slots are taken. On an error it returns the sessions that it opened, and the slots
 // of the others are free again.
-func (c *Conn) tryOpen(ctx context.Context, op string, n int) ([]*session, error) {
-	opened := make([]*session, 0, n)
+func (c *Conn) tryOpen(ctx context.Context, op string, n int) ([]*sshChannel, error) {
+	opened := make([]*sshChannel, 0, n)
 	for len(opened) < n {
-		s, err := c.openSession(ctx, op)
+		s, err := c.open(ctx, op, "session", nil, c.sessions)
 		if err != nil {
 			for range n - len(opened) - 1 {
 				c.sessions.closed(false)

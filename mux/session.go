@@ -5,104 +5,66 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"sync"
 
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// maxSignal bounds the name of a signal.
-const maxSignal = 32
-
-// session is a session channel (RFC 4254, section 6), and the end of its process as the server told it.
-type session struct {
-	*sshChannel
-
-	mu     sync.Mutex // guards the following
-	exited bool
-	exit   ExitError
-}
-
-// sessionProcess is a Process in a session.
+// sessionProcess is the [channel.ProcessTransport] of a process in a session channel (RFC 4254, section 6).
 type sessionProcess struct {
 	*channelStream
-	session *session
-	exited  chan struct{} // closed once the channel is gone and all of stderr has been delivered
+	exited chan struct{} // closed once the channel is gone and all of stderr has been delivered
 }
 
-// openSession opens a session channel, for which the caller has taken a slot. The slot is given back when the channel
-// has ended.
-func (c *Conn) openSession(ctx context.Context, op string) (*session, error) {
-	s := &session{}
-	ch, err := c.open(ctx, openSpec{
-		op:      op,
-		kind:    "session",
-		request: s.request,
-		opened:  c.sessions.opened,
-		closed:  c.sessions.closed,
-	})
-	if err != nil {
-		return nil, err
+// startSession starts cmd in a session that open opens: openSessions, or tryOpenSessions.
+func (c *Conn) startSession(ctx context.Context, cmd Command, open opener) (*sessionProcess, *Process, error) {
+	if err := cmd.Check(); err != nil {
+		return nil, nil, err
 	}
-	s.sshChannel = ch
-	return s, nil
+	sessions, err := open(ctx, "start", 1)
+	if err != nil {
+		return nil, nil, err
+	}
+	return sessions[0].start(ctx, cmd)
 }
 
-// start runs cmd in s, and closes s if it cannot.
-func (s *session) start(ctx context.Context, cmd Command) (*sessionProcess, error) {
-	if err := s.exec(ctx, cmd); err != nil {
-		s.Close()
-		return nil, err
+// start runs cmd in a session, and closes that if it cannot.
+func (ch *sshChannel) start(ctx context.Context, cmd Command) (*sessionProcess, *Process, error) {
+	if err := ch.exec(ctx, cmd); err != nil {
+		ch.Close()
+		return nil, nil, err
 	}
 	// sshd sets TCP_NODELAY at a connection's first exec. From now on it does not wait for our ACKs.
-	s.conn.nc.quickAck.Store(false)
-	p := &sessionProcess{channelStream: newChannelStream(s.sshChannel), session: s, exited: make(chan struct{})}
-	to := cmd.Stderr
-	if to == nil {
-		to = io.Discard
-	}
-	go p.pumpStderr(to)
-	if err := p.giveInput(ctx, cmd.Input); err != nil {
+	ch.conn.nc.quickAck.Store(false)
+	p := &sessionProcess{newChannelStream(ch), make(chan struct{})}
+	go p.pumpStderr(cmd.Stderr)
+	// A process may exit before it reads the beginning of its stdin. It still counts as started, and Wait tells its end.
+	if _, err := p.Write(cmd.Input, ctx.Done()); errors.Is(err, channel.ErrStopped) {
 		p.Close()
-		return nil, err
+		return nil, nil, fmt.Errorf("start: %w", context.Cause(ctx))
 	}
-	return p, nil
-}
-
-// process returns p, started by cmd, as a Process.
-func (p *sessionProcess) process(cmd Command) *Process {
-	return channel.NewProcess(p, p.conn.local(), cmd)
-}
-
-// giveInput writes the beginning of stdin, bounded by ctx. A process may exit before it reads that. It still counts as
-// started, and its end is told by the Process.
-func (p *sessionProcess) giveInput(ctx context.Context, input []byte) error {
-	if _, err := p.Write(input, ctx.Done()); errors.Is(err, channel.ErrStopped) {
-		return fmt.Errorf("start: %w", context.Cause(ctx))
-	}
-	return nil
+	return p, channel.NewProcess(p, ch.conn.local(), cmd), nil
 }
 
 // exec asks for a command to be run (RFC 4254, section 6.5).
-func (s *session) exec(ctx context.Context, cmd Command) error {
+func (ch *sshChannel) exec(ctx context.Context, cmd Command) error {
 	line, err := shellLine(cmd)
 	if err != nil {
 		return err
 	}
 	answer := make(chan error, 1)
-	spawned := s.conn.spawn(func() {
-		ok, err := s.ssh.SendRequest("exec", true, ssh.Marshal(struct{ Command string }{line}))
+	spawned := ch.conn.spawn(func() {
+		ok, err := ch.ssh.SendRequest("exec", true, ssh.Marshal(struct{ Command string }{line}))
 		if err == nil && !ok {
 			err = fmt.Errorf("start: %w: the server refused to run a command", ErrForbidden)
 		} else if err != nil {
-			err = s.sendError("start", err)
+			err = ch.sendError("start", err)
 		}
 		answer <- err
 	})
 	if !spawned {
-		return s.conn.ended("start")
+		return ch.conn.ended("start")
 	}
 	select {
 	case err := <-answer:
@@ -112,7 +74,7 @@ func (s *session) exec(ctx context.Context, cmd Command) error {
 	}
 }
 
-// pumpStderr delivers stderr until the channel ends. It belongs to Wait.
+// pumpStderr delivers stderr to a Writer, which may be nil, until the channel ends. It belongs to Wait.
 func (p *sessionProcess) pumpStderr(to io.Writer) {
 	defer close(p.exited)
 	defer func() { <-p.gone }()
@@ -134,56 +96,20 @@ func (p *sessionProcess) pumpStderr(to io.Writer) {
 	}
 }
 
-// request keeps the process's end (RFC 4254, section 6.10).
-func (s *session) request(ch *sshChannel, req *ssh.Request) {
-	var exit ExitError
-	switch req.Type {
-	case "exit-status":
-		var msg struct{ Status uint32 }
-		if ssh.Unmarshal(req.Payload, &msg) != nil {
-			return
-		}
-		exit.Status = int(msg.Status)
-	case "exit-signal":
-		var msg struct {
-			Signal     string
-			CoreDumped bool
-			Message    string
-			Language   string
-		}
-		if ssh.Unmarshal(req.Payload, &msg) != nil || msg.Signal == "" {
-			return
-		}
-		exit.Signal = strings.ToValidUTF8(msg.Signal[:min(len(msg.Signal), maxSignal)], "?")
-		exit.Message = strings.ToValidUTF8(msg.Message[:min(len(msg.Message), maxForeign)], "?")
-	default:
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.exited {
-		s.exited, s.exit = true, exit
-		ch.exitReceived.Store(true)
-	}
-}
-
 // Exited implements [channel.ProcessTransport].
 func (p *sessionProcess) Exited() <-chan struct{} { return p.exited }
 
 // Err implements [channel.ProcessTransport].
 func (p *sessionProcess) Err() error {
-	p.session.mu.Lock()
-	exited, exit := p.session.exited, p.session.exit
-	p.session.mu.Unlock()
 	switch {
 	case p.lost:
 		return p.conn.ended("wait for remote process")
-	case !exited:
+	case p.exit == nil:
 		return &ExitError{}
-	case exit == ExitError{}:
+	case *p.exit == ExitError{}:
 		return nil
 	default:
-		return &exit
+		return p.exit
 	}
 }
 

@@ -6,7 +6,6 @@ import "context"
 // spare is given up: its stdin ends and its session closes. [Conn.Shutdown] does not wait for it. It is safe for
 // concurrent use.
 type Spare struct {
-	conn    *Conn
 	process *Process
 	channel *sshChannel
 }
@@ -14,12 +13,12 @@ type Spare struct {
 // StartSpare starts a process for a later [Spare.Take]. It returns ErrSaturated if no session is free, or a caller
 // waits for one. ctx bounds the start only. The caller calls Take or Close.
 func (c *Conn) StartSpare(ctx context.Context, cmd Command) (*Spare, error) {
-	p, err := c.tryStartSession(ctx, cmd)
+	p, process, err := c.startSession(ctx, cmd, c.tryOpenSessions)
 	if err != nil {
 		return nil, err
 	}
 	c.exempt(p.sshChannel)
-	s := &Spare{conn: c, process: p.process(cmd), channel: p.sshChannel}
+	s := &Spare{process, p.sshChannel}
 	c.mu.Lock()
 	if c.spares == nil {
 		c.spares = make(map[*Spare]struct{})
@@ -36,7 +35,7 @@ func (c *Conn) StartSpare(ctx context.Context, cmd Command) (*Spare, error) {
 // Take returns the process, or nil if it has ended, was given up, or was taken already. From now on it belongs to the
 // caller, as if Start had started it.
 func (s *Spare) Take() *Process {
-	c := s.conn
+	c := s.channel.conn
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, there := c.spares[s]
@@ -50,10 +49,11 @@ func (s *Spare) Take() *Process {
 
 // Close gives up the process if it was not taken. It does not wait for the process's end. Idempotent.
 func (s *Spare) Close() {
-	s.conn.mu.Lock()
-	_, there := s.conn.spares[s]
-	delete(s.conn.spares, s)
-	s.conn.mu.Unlock()
+	c := s.channel.conn
+	c.mu.Lock()
+	_, there := c.spares[s]
+	delete(c.spares, s)
+	c.mu.Unlock()
 	if there {
 		s.process.Close()
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,9 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
+// maxSignal bounds the name of a signal.
+const maxSignal = 32
+
 // sshChannel is one open SSH channel (RFC 4254, section 5). A goroutine opens it, answers the peer's requests, and ends
 // with it.
 type sshChannel struct {
@@ -21,6 +25,7 @@ type sshChannel struct {
 	ssh  ssh.Channel
 	gone chan struct{} // closed once the peer has closed the channel or the connection has ended
 	lost bool          // the connection ended before the peer had closed; read after gone is closed
+	exit *ExitError    // how its process ended as the server told it, nil if it has not; read after gone is closed
 
 	exitReceived atomic.Bool   // the peer has told how its process ended, so the end of the channel is no loss
 	closed       chan struct{} // closed by Close
@@ -29,24 +34,12 @@ type sshChannel struct {
 	exempt bool // not, or no longer, counted in Conn.channels; guarded by Conn.mu
 }
 
-// openSpec describes a channel to open, and has its hooks.
-type openSpec struct {
-	op    string // for errors
-	kind  string // channel type
-	extra []byte // its payload
-	// request is called with each request of the peer, on the channel's goroutine. May be nil.
-	request func(*sshChannel, *ssh.Request)
-	// opened is called when the peer has confirmed the channel. closed is called exactly once: when the channel has
-	// ended, or when it could not be opened (then wasOpen is false).
-	opened func()
-	closed func(wasOpen bool)
-}
-
-// open opens a channel. ctx bounds the wait only: a channel that the peer confirms later is closed at once. The library
-// takes no context, so a goroutine waits.
-func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
-	if err := c.begin(spec.op); err != nil {
-		spec.closed(false)
+// open opens a channel, for which the caller has taken a slot of the budget. The slot is given back when the channel
+// has ended, or could not be opened. ctx bounds the wait only: a channel that the peer confirms later is closed at
+// once. The library takes no context, so a goroutine waits.
+func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *budget) (*sshChannel, error) {
+	if err := c.count(op); err != nil {
+		slots.closed(false)
 		return nil, err
 	}
 	var (
@@ -54,52 +47,88 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
 		failed    = make(chan error, 1)
 		abandoned = make(chan struct{})
 	)
-	go func() {
-		var ch *sshChannel
-		defer func() { c.finish(ch) }()
-		kind, start := channelKind(spec.kind), time.Now()
-		raw, reqs, err := c.openRaw(spec.kind, spec.extra)
-		c.trace.ChannelOpen(kind, time.Since(start), err)
+	spawned := c.spawn(func() {
+		start := time.Now()
+		raw, reqs, err := c.openRaw(kind, extra)
+		c.trace.ChannelOpen(channelKinds[kind], time.Since(start), err)
 		if err != nil {
-			spec.closed(false)
+			c.uncount(1)
+			slots.closed(false)
 			failed <- err
 			return
 		}
-		spec.opened()
-		ch = &sshChannel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
+		slots.opened()
+		ch := &sshChannel{conn: c, ssh: raw, gone: make(chan struct{}), closed: make(chan struct{})}
 		select {
 		case confirmed <- ch:
 		case <-abandoned:
 			ch.Close()
 		}
 		for req := range reqs {
-			if spec.request != nil {
-				spec.request(ch, req)
+			if kind == "session" {
+				ch.noteExit(req)
 			}
 			if req.WantReply {
 				_ = req.Reply(false, nil) // an error means the channel is ending
 			}
 		}
 		if !ch.exitReceived.Load() {
-			c.settle(c.done)
+			settle(c.done)
 		}
 		if isDone(c.over) {
 			<-c.done // soon
 		}
 		// Also after an exit status: the output that may follow it would be missing.
-		ch.lost = c.alive(spec.op) != nil
-		spec.closed(true)
-		c.trace.ChannelClose(kind)
+		ch.lost = c.ended(op) != nil
+		slots.closed(true)
+		c.trace.ChannelClose(channelKinds[kind])
 		close(ch.gone)
-	}()
+		c.exempt(ch)
+	})
+	if !spawned {
+		c.uncount(1)
+		slots.closed(false)
+		return nil, c.ended(op)
+	}
 	select {
 	case ch := <-confirmed:
 		return ch, nil
 	case err := <-failed:
-		return nil, c.openError(spec.op, err)
+		return nil, c.openError(op, err)
 	case <-ctx.Done():
 		close(abandoned)
-		return nil, fmt.Errorf("%s: %w", spec.op, context.Cause(ctx))
+		return nil, fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	}
+}
+
+// noteExit keeps the end of the channel's process (RFC 4254, section 6.10). The first message counts.
+func (ch *sshChannel) noteExit(req *ssh.Request) {
+	var exit ExitError
+	switch req.Type {
+	case "exit-status":
+		var msg struct{ Status uint32 }
+		if ssh.Unmarshal(req.Payload, &msg) != nil {
+			return
+		}
+		exit.Status = int(msg.Status)
+	case "exit-signal":
+		var msg struct {
+			Signal     string
+			CoreDumped bool
+			Message    string
+			Language   string
+		}
+		if ssh.Unmarshal(req.Payload, &msg) != nil || msg.Signal == "" {
+			return
+		}
+		exit.Signal = strings.ToValidUTF8(msg.Signal[:min(len(msg.Signal), maxSignal)], "?")
+		exit.Message = strings.ToValidUTF8(msg.Message[:min(len(msg.Message), maxForeign)], "?")
+	default:
+		return
+	}
+	if ch.exit == nil {
+		ch.exit = &exit
+		ch.exitReceived.Store(true)
 	}
 }
 
@@ -107,31 +136,25 @@ func (c *Conn) open(ctx context.Context, spec openSpec) (*sshChannel, error) {
 // can add its channel to the library's list after the library has ended all channels on that list. Nothing wakes it
 // then, and a Conn may leave its goroutine behind.
 func (c *Conn) openRaw(kind string, extra []byte) (ssh.Channel, <-chan *ssh.Request, error) {
-	type opened struct {
+	var (
 		ch   ssh.Channel
 		reqs <-chan *ssh.Request
 		err  error
-	}
-	answer := make(chan opened, 1)
+		done = make(chan struct{}) // closed once the above are set
+	)
 	go func() {
-		ch, reqs, err := c.ssh.OpenChannel(kind, extra)
-		answer <- opened{ch, reqs, err}
+		defer close(done)
+		ch, reqs, err = c.ssh.OpenChannel(kind, extra)
 	}()
-	var timeout <-chan time.Time
-	over := c.over
-	for {
-		select {
-		case o := <-answer:
-			return o.ch, o.reqs, o.err
-		case <-over: // the library has woken all calls that it will ever wake
-			over = nil
-			timer := time.NewTimer(closeSettle)
-			defer timer.Stop()
-			timeout = timer.C
-		case <-timeout:
-			return nil, nil, io.EOF
-		}
+	select {
+	case <-done:
+	case <-c.over: // the library has woken all calls that it will ever wake
+		settle(done)
 	}
+	if !isDone(done) {
+		return nil, nil, io.EOF
+	}
+	return ch, reqs, err
 }
 
 // openError returns the error for op that an error of OpenChannel stands for. A refusal keeps the library's
@@ -141,11 +164,11 @@ func (c *Conn) openError(op string, err error) error {
 	err = shorten(err)
 	switch {
 	case !errors.As(err, &refusal):
-		c.settle(c.done)
+		settle(c.done)
 		if isDone(c.over) {
 			<-c.done // soon
 		}
-		if lost := c.alive(op); lost != nil {
+		if lost := c.ended(op); lost != nil {
 			return lost
 		}
 		return fmt.Errorf("%s: %w", op, err)
@@ -157,11 +180,9 @@ func (c *Conn) openError(op string, err error) error {
 }
 
 // settle waits until done is closed, but only for a moment.
-func (c *Conn) settle(done <-chan struct{}) {
-	select {
-	case <-done:
+func settle(done <-chan struct{}) {
+	if isDone(done) {
 		return
-	default:
 	}
 	timer := time.NewTimer(closeSettle)
 	defer timer.Stop()
@@ -174,19 +195,14 @@ func (c *Conn) settle(done <-chan struct{}) {
 // readError returns the error that an error of the library's Read stands for. The library returns io.EOF when the peer
 // is done, but also when the connection has died; see closeSettle.
 func (ch *sshChannel) readError(err error) error {
-	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.alive("read") == nil {
+	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.ended("read") == nil {
 		return io.EOF
 	}
-	ch.conn.settle(ch.gone)
-	select {
-	case <-ch.gone:
-		if !ch.lost {
-			break
-		}
+	settle(ch.gone)
+	switch { // if it is not gone, the peer is done writing and goes on reading, or the error is another
+	case isDone(ch.gone) && ch.lost:
 		return ch.conn.ended("read")
-	default: // the peer is done writing and goes on reading, or the error is another
-	}
-	if errors.Is(err, io.EOF) {
+	case errors.Is(err, io.EOF):
 		return io.EOF
 	}
 	return fmt.Errorf("read: %w", err)
@@ -197,7 +213,7 @@ func (ch *sshChannel) sendError(op string, err error) error {
 	if errors.Is(err, channel.ErrStopped) {
 		return err
 	}
-	if lost := ch.conn.alive(op); lost != nil {
+	if lost := ch.conn.ended(op); lost != nil {
 		return lost
 	}
 	if errors.Is(err, io.EOF) {
@@ -207,7 +223,7 @@ func (ch *sshChannel) sendError(op string, err error) error {
 }
 
 // Close closes the channel and wakes calls that wait on it. It does not wait for the peer. Idempotent.
-func (ch *sshChannel) Close() error {
+func (ch *sshChannel) Close() {
 	ch.closeOnce.Do(func() {
 		close(ch.closed)
 		// The library's Close writes to the connection, which a frozen peer may have filled up, so a goroutine does
@@ -217,8 +233,7 @@ func (ch *sshChannel) Close() error {
 			defer close(sent)
 			_ = ch.ssh.Close() // an error means the peer or the connection was first
 		}) {
-			ch.conn.settle(sent)
+			settle(sent)
 		}
 	})
-	return nil
 }

@@ -67,17 +67,8 @@ func (c *Conn) DialNet(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 func (c *Conn) dialStream(ctx context.Context, to channel.Addr, kind string, extra []byte) (*Stream, error) {
-	ch, err := c.open(ctx, openSpec{
-		op:     "dial " + to.Net + " " + to.Text,
-		kind:   kind,
-		extra:  extra,
-		opened: func() { c.streams.Add(1) },
-		closed: func(wasOpen bool) {
-			if wasOpen {
-				c.streams.Add(-1)
-			}
-		},
-	})
+	c.streams.tryAcquire(1)
+	ch, err := c.open(ctx, "dial "+to.Net+" "+to.Text, kind, extra, c.streams)
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/hooks"
 )
 
 // ChannelKind is a kind of channel, for a [Trace].
@@ -46,38 +48,13 @@ func (t *Trace) withDefaults() *Trace {
 	if t != nil {
 		d = *t
 	}
-	if d.DialPhase == nil {
-		d.DialPhase = func(string, time.Duration, error) {}
-	}
-	if d.HostKey == nil {
-		d.HostKey = func(ssh.PublicKey, string, error) {}
-	}
-	if d.ChannelOpen == nil {
-		d.ChannelOpen = func(ChannelKind, time.Duration, error) {}
-	}
-	if d.ChannelClose == nil {
-		d.ChannelClose = func(ChannelKind) {}
-	}
-	if d.Refused == nil {
-		d.Refused = func() {}
-	}
-	if d.Keepalive == nil {
-		d.Keepalive = func(time.Duration) {}
-	}
-	if d.Close == nil {
-		d.Close = func(error) {}
-	}
+	hooks.Fill(&d)
 	return &d
 }
 
-// channelKind returns the kind of a channel type of SSH.
-func channelKind(sshType string) ChannelKind {
-	switch sshType {
-	case "session":
-		return SessionChannel
-	case "direct-tcpip":
-		return TCPChannel
-	default:
-		return StreamlocalChannel
-	}
+// channelKinds holds the kinds of SSH's channel types.
+var channelKinds = map[string]ChannelKind{
+	"session":                        SessionChannel,
+	"direct-streamlocal@openssh.com": StreamlocalChannel,
+	"direct-tcpip":                   TCPChannel,
 }

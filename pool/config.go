@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -51,9 +52,7 @@ func (c Config[C]) checked() Config[C] {
 	if c.MaxAge < 0 {
 		panic("pool: negative limit in Config")
 	}
-	if c.IdleTimeout == 0 {
-		c.IdleTimeout = defaultIdleTimeout
-	}
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, defaultIdleTimeout)
 	if c.Retired == nil {
 		c.Retired = func(Key, error) {}
 	}

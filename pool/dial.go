@@ -3,6 +3,8 @@ package pool
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"time"
 )
 
 // dial is one call of Config.Dial, shared by all its waiters. It is under way, and may be joined, while it is its
@@ -51,13 +53,9 @@ func (p *Pool[C]) run(ctx context.Context, d *dial[C]) {
 		return
 	}
 	conn, err := p.cfg.Dial(ctx, d.e.key)
-	if err == nil {
-		select {
-		case <-conn.Done():
-			err = fmt.Errorf("connect %s: connection ended at once: %w", d.e.key, conn.Err())
-			_ = conn.Close() // it has ended, and err says why
-		default:
-		}
+	if err == nil && isDone(conn.Done()) {
+		err = fmt.Errorf("connect %s: connection ended at once: %w", d.e.key, conn.Err())
+		_ = conn.Close() // it has ended, and err says why
 	}
 	if err == nil {
 		p.publish(d, conn)
@@ -158,10 +156,14 @@ func (p *Pool[C]) await(ctx context.Context, d *dial[C]) (*member[C], error) {
 
 // publish puts a new connection into service, or retires it if it is no longer wanted.
 func (p *Pool[C]) publish(d *dial[C], conn C) {
-	m := p.newMember(d.e, conn)
+	now, e := time.Now(), d.e
+	m := &member[C]{e: e, conn: conn, done: conn.Done(), since: now, idleSince: now}
+	m.retired, m.drained = make(chan struct{}), make(chan struct{})
+	if age := p.cfg.MaxAge; age > 0 {
+		m.expires = now.Add(age - rand.N(age/10+1))
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e := d.e
 	e.members = append(e.members, m)
 	if e.dial == d {
 		e.current = m

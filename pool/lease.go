@@ -1,6 +1,9 @@
 package pool
 
-import "sync/atomic"
+import (
+	"cmp"
+	"sync/atomic"
+)
 
 // Lease is a share of a connection. Release or Retire ends it; until then only Pool.Close closes the
 // connection. A connection that dies by itself shows that to its users as it does without a pool. A
@@ -15,27 +18,22 @@ type Lease[C Conn] struct {
 func (l *Lease[C]) Conn() C { return l.m.conn }
 
 // Release ends the lease. It does not wait. After the first Release or Retire it does nothing.
-func (l *Lease[C]) Release() {
-	if l.ended.Swap(true) {
-		return
-	}
-	l.p.mu.Lock()
-	defer l.p.mu.Unlock()
-	l.p.releaseLocked(l.m)
-}
+func (l *Lease[C]) Release() { l.end(nil) }
 
 // Retire ends the lease and takes its connection out of service because of err, which may be nil: no
 // new leases, closed with its last one. A newer connection of the same key is left alone. Retire does
 // not wait. After the first Release or Retire it does nothing.
-func (l *Lease[C]) Retire(err error) {
+func (l *Lease[C]) Retire(err error) { l.end(cmp.Or(err, errRetired)) }
+
+// end ends the lease, and takes its connection out of service if cause is not nil.
+func (l *Lease[C]) end(cause error) {
 	if l.ended.Swap(true) {
 		return
 	}
-	if err == nil {
-		err = errRetired
-	}
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
-	l.p.retireLocked(l.m, err)
+	if cause != nil {
+		l.p.retireLocked(l.m, cause)
+	}
 	l.p.releaseLocked(l.m)
 }

@@ -2,7 +2,6 @@ package pool
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -26,26 +25,10 @@ type member[C Conn] struct {
 	cause     error     // why it is out of service; set once
 }
 
-func (p *Pool[C]) newMember(e *entry[C], conn C) *member[C] {
-	m := &member[C]{
-		e:       e,
-		conn:    conn,
-		done:    conn.Done(),
-		since:   time.Now(),
-		retired: make(chan struct{}),
-		drained: make(chan struct{}),
-	}
-	m.idleSince = m.since
-	if age := p.cfg.MaxAge; age > 0 {
-		m.expires = m.since.Add(age - rand.N(age/10+1))
-	}
-	return m
-}
-
-// ended reports whether the connection is known to have ended.
-func (m *member[C]) ended() bool {
+// isDone reports whether a channel is closed.
+func isDone(done <-chan struct{}) bool {
 	select {
-	case <-m.done:
+	case <-done:
 		return true
 	default:
 		return false
@@ -149,11 +132,4 @@ func (p *Pool[C]) releaseLocked(m *member[C]) {
 }
 
 // outLocked reports whether m is out of service.
-func (m *member[C]) outLocked() bool {
-	select {
-	case <-m.retired:
-		return true
-	default:
-		return false
-	}
-}
+func (m *member[C]) outLocked() bool { return isDone(m.retired) }

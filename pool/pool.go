@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -71,7 +72,7 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 		switch {
 		case m == nil:
 			return nil, p.joinLocked(ctx, e), nil
-		case !m.ended():
+		case !isDone(m.done):
 			m.leases++
 			return m, nil, nil
 		}
@@ -87,20 +88,23 @@ func (p *Pool[C]) leaseOrJoin(ctx context.Context, key Key) (*member[C], *dial[C
 // callers get an error that wraps err. err may be nil. Retire does not wait, and does nothing for a
 // key without connection or dial. The next Acquire dials anew.
 func (p *Pool[C]) Retire(key Key, err error) {
-	if err == nil {
-		err = errRetired
-	}
+	err = cmp.Or(err, errRetired)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e := p.entries[key]
 	if e == nil {
 		return
 	}
-	if e.current != nil {
-		p.retireLocked(e.current, err)
+	p.endLocked(e, fmt.Errorf("connect %s: %w", key, err), err)
+}
+
+// endLocked takes a key's connection out of service because of cause, and ends its dial with err for the waiters.
+func (p *Pool[C]) endLocked(e *entry[C], err, cause error) {
+	if e.dial != nil {
+		p.settleLocked(e.dial, nil, err, cause)
 	}
-	if d := e.dial; d != nil {
-		p.settleLocked(d, nil, fmt.Errorf("connect %s: %w", key, err), err)
+	if e.current != nil {
+		p.retireLocked(e.current, cause)
 	}
 }
 
@@ -115,10 +119,8 @@ func (p *Pool[C]) Shutdown(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 	}
-	select {
-	case <-p.gone:
+	if isDone(p.gone) {
 		return nil
-	default:
 	}
 	leases := p.Stat().Leases
 	_ = p.Close() // nil
@@ -144,12 +146,7 @@ func (p *Pool[C]) drain() {
 	}
 	p.closed = true
 	for key, e := range p.entries {
-		if e.dial != nil {
-			p.settleLocked(e.dial, nil, closedError(key), ErrClosed)
-		}
-		if e.current != nil {
-			p.retireLocked(e.current, ErrClosed)
-		}
+		p.endLocked(e, closedError(key), ErrClosed)
 	}
 	p.running++ // as if drain were a goroutine: with none left, this closes gone
 	p.exitLocked()

@@ -13,7 +13,7 @@ import (
 )
 
 func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
-	root, home := t.TempDir(), t.TempDir()
+	root, home := t.TempDir(), fetchtest.CacheDir(t)
 	h := fetchtest.ServeGit(t, root)
 	r := fetchtest.NewRepository(t, filepath.Join(root, "c", "echo"))
 	commit := r.Commit(

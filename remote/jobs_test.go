@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -262,6 +264,80 @@ func TestEverythingOfAJobIsInTheBuildsDirectory(t *testing.T) {
 	require.Equal(t, []string{"42"}, remotetest.Names(t, filepath.Join(tmp, wire.SocketBase)))
 	require.NoError(t, s.stdin.Close())
 	s.requireExit(t, 0, socket)
+}
+
+// A directory that its job had renamed stayed until the next build came and swept, with the script in clear text;
+// outside of the base it stayed for good.
+func TestAJobThatRenamesItsDirectoriesLeavesNothing(t *testing.T) {
+	outside := []string{"the job's, elsewhere", "all jobs', elsewhere"}
+	for name, move := range map[string]string{
+		"the build's, beside":                    `cd / && mv "$build" "$build-moved"`,
+		"the build's, elsewhere":                 `cd / && mv "$build" "$tmp/stash"`,
+		"the build's, with another in its place": `cd / && mv "$build" "$tmp/stash" && mkdir "$build"`,
+		"the build's, below one that is closed":  `cd / && mkdir "$tmp/d" && mv "$build" "$tmp/d" && chmod 0500 "$tmp/d"`,
+		"the job's, elsewhere":                   `job=$(dirname "$PWD"); cd / && mv "$job" "$tmp/stash"`,
+		"the job's, beside, with a link to it":   `j=$(dirname "$PWD"); cd / && mv "$j" "$j-x" && ln -s "$j-x" "$j"`,
+		"all jobs', elsewhere":                   `jobs=$(dirname "$(dirname "$PWD")"); cd / && mv "$jobs" "$tmp/stash"`,
+	} {
+		for _, end := range []string{"the job has ended", "the job runs", "serve is killed"} {
+			if end == "serve is killed" && slices.Contains(outside, name) {
+				continue // the shims know the build's directory only
+			}
+			t.Run(name+"; "+end, func(t *testing.T) {
+				tmp := remotetest.ShortTemp(t)
+				t.Cleanup(func() { _ = os.Chmod(filepath.Join(tmp, "d"), 0o700) })
+				socket := remotetest.SocketIn(t, tmp, "42")
+				s := startServe(t, socket)
+				client := clientOf(t, socket)
+				v := newVitals(t)
+				script := "# geheim\nbuild=" + filepath.Dir(socket) + " tmp=" + tmp + "\n" + move + "\n"
+				if end == "the job has ended" {
+					runScript(t, client, "job", script)
+					require.Empty(t, finalState(t, client, "job").GetMessage())
+					requireNoScript(t, tmp)
+				} else {
+					runScript(t, client, "job", script+v.script(t, "wait"))
+					v.waitUp(t)
+				}
+				if end == "serve is killed" {
+					require.NoError(t, s.cmd.Process.Kill())
+				} else {
+					require.NoError(t, s.stdin.Close())
+				}
+				<-s.exited
+				if end != "the job has ended" {
+					require.Empty(t, v.waitGone(t))
+				}
+				gone := func() bool { return len(left(t, tmp)) == 0 }
+				require.Eventually(t, gone, time.Minute, 10*time.Millisecond, "%v", left(t, tmp))
+			})
+		}
+	}
+}
+
+// left returns the files below tmp that are not empty, and the directories that jobs have.
+func left(t *testing.T, tmp string) (paths []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(tmp, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err == nil && (!d.IsDir() || d.Name() == "jobs" || d.Name() == "work") {
+			paths = append(paths, path)
+		}
+		return err
+	}))
+	return paths
+}
+
+// requireNoScript requires that no file below tmp has the text of a job.
+func requireNoScript(t *testing.T, tmp string) {
+	t.Helper()
+	for _, path := range left(t, tmp) {
+		if text, err := os.ReadFile(path); err == nil {
+			require.NotContains(t, string(text), "geheim", path)
+		}
+	}
 }
 
 // stdioConn is a connection made of a process's stdin and stdout. Deadlines do nothing.

@@ -53,32 +53,28 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 		return fmt.Errorf("proxy: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
-	in, restoreIn, err := pipe.Wakeable(stdio.In)
+	in, err := pipe.Open(stdio.In)
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	defer restoreIn()
 	defer in.Close()
-	out, restoreOut, err := pipe.Wakeable(stdio.Out)
+	out, err := pipe.Open(stdio.Out)
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
-	defer restoreOut()
 	defer out.Close()
-	pipe.Widen(in)
-	pipe.Widen(out)
-	rawIn, inErr := pipe.NewRaw(in, in.Name())
-	rawOut, outErr := pipe.NewRaw(out, out.Name())
-	rawSocket, socketErr := pipe.NewRaw(conn, cfg.Socket)
-	if err := errors.Join(inErr, outErr, socketErr); err != nil {
+	in.Widen()
+	out.Widen()
+	socket, err := pipe.NewRaw(conn, cfg.Socket)
+	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
 
 	// Closing all three wakes every goroutine that waits for one of them.
 	closeAll := func() {
 		_ = conn.Close()
-		in.Close()
 		out.Close()
+		in.Close()
 	}
 	stop := context.AfterFunc(ctx, closeAll)
 	defer stop()
@@ -88,12 +84,11 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	up := make(chan struct{}) // closed once upErr is set
 	wg.Go(func() {
 		defer close(up)
-		upErr = sendUp(rawSocket, conn, io.MultiReader(bytes.NewReader(first), rawIn), closeAll)
+		upErr = sendUp(socket, conn, io.MultiReader(bytes.NewReader(first), in), closeAll)
 	})
-	err = pipe.Copy(rawOut, rawSocket)
+	err = pipe.Copy(out, socket)
 	if err == nil {
 		out.Close()
-		restoreOut()
 		endOutput(stdio.Out)
 		wg.Go(func() {
 			pipe.WaitHangup(conn)

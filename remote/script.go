@@ -43,13 +43,12 @@ const scriptExit = 1
 // program may start processes.
 func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfig) (status int, err error) {
 	defer pipe.WithstandSIGPIPE()()
-	in, restore, err := pipe.Wakeable(stdin)
+	in, err := pipe.Open(stdin)
 	if err != nil {
 		return scriptExit, fmt.Errorf("script: %w", err)
 	}
-	defer restore()
 	defer in.Close()
-	stopReading := context.AfterFunc(ctx, func() { _ = in.SetReadDeadline(time.Unix(1, 0)) })
+	stopReading := context.AfterFunc(ctx, func() { in.SetReadDeadline(time.Unix(1, 0)) })
 	defer stopReading()
 	key, err := readEndKey(in)
 	if err != nil {
@@ -83,7 +82,7 @@ func readEndKey(in io.Reader) (string, error) {
 }
 
 // receiveAndRun reads the script and runs it.
-func receiveAndRun(ctx context.Context, in, stdout, stderr *os.File, cfg ScriptConfig) wire.End {
+func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, cfg ScriptConfig) wire.End {
 	text, failed := receiveScript(in, cfg.Size)
 	if failed != nil {
 		return *failed
@@ -103,7 +102,7 @@ func receiveAndRun(ctx context.Context, in, stdout, stderr *os.File, cfg ScriptC
 	select {
 	case <-shell.Exited():
 	case <-leashed.Done():
-		stopShell(children, shell, cfg.Grace)
+		children.Stop(shell, cfg.Grace)
 	}
 	left := children.KillAll()
 	if !shell.Ended() {
@@ -120,7 +119,7 @@ func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 		return nil, &wire.End{Stage: "tmp", Text: fmt.Sprintf("keep the script in memory: %v", err)}
 	}
 	text := os.NewFile(uintptr(fd), "script")
-	n, err := io.CopyN(onlyWriter{text}, in, size)
+	n, err := io.CopyN(text, in, size)
 	if err == nil {
 		_, err = text.Seek(0, io.SeekStart)
 	}
@@ -135,57 +134,23 @@ func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 	return nil, &wire.End{Stage: stage, Text: fmt.Sprintf("%d of %d bytes arrived: %v", n, size, err)}
 }
 
-// onlyWriter hides ReadFrom: the splice(2) that a file does there spins while the pipe is empty.
-type onlyWriter struct{ io.Writer }
-
 // startShell starts the shell on its script.
 func startShell(children *proc.Children, argv []string, text, stdout, stderr *os.File) (*proc.Child, error) {
 	c, err := relay.NewCommand(&wire.RelayStart{Argv: argv})
 	if err != nil {
 		return nil, err
 	}
-	var started *proc.Child
-	err = withFds(func(fds [3]int) error {
-		started, err = c.Start(children, fds)
-		return err
-	}, text, stdout, stderr)
-	return started, err
-}
-
-// withFds calls fn with the descriptors of three files, and leaves their modes as they are.
-func withFds(fn func([3]int) error, files ...*os.File) error {
 	var fds [3]int
-	var use func(i int) error
-	use = func(i int) error {
-		if i == len(fds) {
-			return fn(fds)
+	for i, f := range []*os.File{text, stdout, stderr} {
+		raw, err := f.SyscallConn() // not Fd, which may change the mode
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { fds[i] = int(fd) })
 		}
-		raw, err := files[i].SyscallConn()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		var inner error
-		err = raw.Control(func(fd uintptr) {
-			fds[i] = int(fd)
-			inner = use(i + 1)
-		})
-		return errors.Join(err, inner)
 	}
-	return use(0)
-}
-
-// stopShell sends SIGTERM to the shell's group, and waits for its end for at most the grace.
-func stopShell(children *proc.Children, shell *proc.Child, grace time.Duration) {
-	if grace <= 0 {
-		return
-	}
-	children.Signal(shell, unix.SIGTERM)
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
-	select {
-	case <-shell.Alone():
-	case <-timer.C:
-	}
+	return c.Start(children, fds)
 }
 
 // shellEnd returns the end of the script by the end of its shell. If the shell ends with 126 or 127 before it has read

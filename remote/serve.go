@@ -133,24 +133,22 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	ln := service.Track(listener)
 	var wg sync.WaitGroup // the sweep and the server
 	defer wg.Wait()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	wg.Go(func() {
 		if err := dir.Sweep(ctx); err != nil {
 			log.Printf("%v", err)
 		}
 	})
-	wg.Go(func() {
-		if err := jobs.server.Serve(ln); err != nil {
-			cancel(&serverError{err})
-		}
-	})
-	<-ctx.Done()
-	var failed *serverError
-	if errors.As(context.Cause(ctx), &failed) {
-		err = fmt.Errorf("serve: accept on %s: %w", dir.Socket(), failed)
+	failed := make(chan error, 1)
+	wg.Go(func() { failed <- jobs.server.Serve(ln) })
+	select {
+	case <-ctx.Done():
+	case err := <-failed:
+		err = fmt.Errorf("serve: accept on %s: %w", dir.Socket(), err)
+		return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
 	}
-	return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
+	return end(alive, jobs, ln, cfg.Grace)
 }
 
 // takeLines reads the lines of stdin that cfg asks for. It sets Socket, to "" if the manager has no use for this serve,
@@ -179,17 +177,9 @@ func (cfg *ServeConfig) takeLines(ctx context.Context, in *os.File) ([]grpc.Serv
 	return []grpc.ServerOption{service.RequireSecret(secret)}, nil
 }
 
-// serverError is the cause of a context that ended because the server did.
-type serverError struct{ err error }
-
-func (e *serverError) Error() string { return e.err.Error() }
-func (e *serverError) Unwrap() error { return e.err }
-
 // end stops the jobs and then the server. ln is nil if the server does not serve yet.
 func end(ctx context.Context, jobs *jobRunner, ln *service.Listener, grace time.Duration) error {
-	err := service.Stop(jobs.server, ln, func() error {
-		return jobs.stop(ctx, max(cmp.Or(grace, defaultGrace), 0))
-	})
+	err := service.Stop(jobs.server, ln, func() error { return jobs.stop(ctx, max(cmp.Or(grace, defaultGrace), 0)) })
 	if err = errors.Join(err, jobs.close()); err != nil {
 		return fmt.Errorf("serve: stop jobs: %w", err)
 	}

@@ -134,10 +134,10 @@ func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phas
 // runner returns the step runner's command on a VM.
 func (r *rig) runner(m *machine) []string {
 	if r.spec.wrapper == "" {
-		return []string{r.opts.Program}
+		return []string{r.opts.VMsEnd}
 	}
 	path := filepath.Join(m.dir, "stepmux")
-	text := "#!/bin/sh\n" + r.spec.wrapper + "\nexec " + r.opts.Program + ` "$@"` + "\n"
+	text := "#!/bin/sh\n" + r.spec.wrapper + "\nexec " + r.opts.VMsEnd + ` "$@"` + "\n"
 	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 		return []string{path, err.Error()} // which fails, with the reason
 	}

@@ -3,7 +3,6 @@ package faults
 import (
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -20,8 +19,10 @@ func (p *process) is(part string) bool {
 	if part == "shim" {
 		return len(p.args) == 2 && p.args[1] == "__shim"
 	}
-	i := slices.Index(p.args, "steps")
-	return i == 1 && len(p.args) > 2 && p.args[2] == part && strings.HasPrefix(filepath.Base(p.args[0]), "stepmux")
+	if len(p.args) < 3 || p.args[1] != "steps" || p.args[2] != part {
+		return false
+	}
+	return p.args[0] == "/proc/self/exe" || strings.HasPrefix(filepath.Base(p.args[0]), "stepmux")
 }
 
 // String shows it as ps does.

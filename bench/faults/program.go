@@ -90,7 +90,7 @@ func (r *rig) writeInventory() (string, error) {
 	for _, m := range r.vms {
 		fmt.Fprintf(&s, "  - id: %s\n    address: %s\n    user: %s\n    key: %s\n    capacity: %d\n    runner: %s\n"+
 			"    temp_dir: %s\n    host_keys: [%q]\n",
-			m.id, m.dialed(), r.who.user, r.who.file, len(r.builds), r.opts.Program, m.tmp,
+			m.id, m.dialed(), r.who.user, r.who.file, len(r.builds), r.opts.VMsEnd, m.tmp,
 			strings.TrimSpace(string(ssh.MarshalAuthorizedKey(m.hostKey.PublicKey()))))
 	}
 	path := filepath.Join(r.dir, "inventory.yml")

@@ -108,6 +108,8 @@ func TestPartsOfTheVMsEndAreTold(t *testing.T) {
 	require.False(t, serve.is("relay"))
 	require.False(t, serve.is("shim"))
 	require.False(t, shell.is("serve"))
+	byRelay := process{args: []string{"/proc/self/exe", "steps", "serve"}}
+	require.True(t, byRelay.is("serve"))
 	renamed := process{args: []string{"/opt/stepmux-1.2", "steps", "relay"}}
 	require.True(t, renamed.is("relay"))
 }

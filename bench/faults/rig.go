@@ -31,7 +31,8 @@ const (
 
 // Options say where rounds run.
 type Options struct {
-	Program string // the stepmux program
+	Program string // the stepmux program, the manager
+	VMsEnd  string // the program on the VMs: stepmux-vm
 	Private bool   // rounds have namespaces of their own
 	// Clean is how long the VMs may take until they are clean. If zero, it depends on the kind of fault.
 	Clean time.Duration

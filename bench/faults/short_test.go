@@ -20,7 +20,7 @@ const shortSeed = 1
 func testOptions(t *testing.T) (Options, Filter) {
 	t.Helper()
 	sshtest.RequirePart(t, "openssh-server", sshdPath)
-	opts := Options{Program: runnertest.Command(t)[0], Private: true}
+	opts := Options{Program: runnertest.Manager(t), VMsEnd: runnertest.Command(t)[0], Private: true}
 	if err := CanBePrivate(t.Context()); err != nil {
 		t.Logf("left out, as there are no namespaces here (%v): %v", err, NeedPrivate())
 		opts.Private = false
@@ -69,10 +69,10 @@ func TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean(t *testing.T) {
 func TestARoundFindsWhatIsLeftBehind(t *testing.T) {
 	opts, _ := testOptions(t)
 	runner := filepath.Join(t.TempDir(), "stepmux")
-	text := "#!/bin/sh\nsetsid sleep 600 </dev/null >/dev/null 2>&1 &\n: >>$TMPDIR/left\nexec " + opts.Program +
+	text := "#!/bin/sh\nsetsid sleep 600 </dev/null >/dev/null 2>&1 &\n: >>$TMPDIR/left\nexec " + opts.VMsEnd +
 		` "$@"` + "\n"
 	require.NoError(t, os.WriteFile(runner, []byte(text), 0o700))
-	opts.Program, opts.Clean = runner, time.Second
+	opts.VMsEnd, opts.Clean = runner, time.Second
 	plan := DrawShort(shortSeed, Filter{Kinds: []Kind{"none"}}, 4)[0]
 	plan.Route = "session"
 	r, talk, err := StartRound(t.Context(), plan, opts)

@@ -46,7 +46,7 @@ const (
 	bySystem  = "runner_system_failure"
 	canceled  = "job_canceled"
 	timedOut  = "job_execution_timeout"
-	wrongYAML = "configuration_error"
+	wrongYAML = "runner_configuration_error"
 )
 
 // circumstances excuse the end of a build.

@@ -20,8 +20,9 @@ type bootstrapFlags struct {
 }
 
 func (f *bootstrapFlags) register(fl *pflag.FlagSet) {
-	fl.BoolVar(&f.bootstrap, "bootstrap", false, "copy this program to VMs whose stepmux is missing, cannot "+
-		"run, or is too old for a relay: to ~/.cache/stepmux or a directory for temporary files")
+	fl.BoolVar(&f.bootstrap, "bootstrap", false, "copy stepmux to VMs whose stepmux is missing, cannot run, or "+
+		"is too old for a relay: to ~/.cache/stepmux or a directory for temporary files. \"stepmux version\" says which "+
+		"platforms this program carries it for")
 	fl.StringArrayVar(&f.binaries, "bootstrap-binary", nil,
 		"OS/ARCH=FILE, a stepmux to copy to VMs of that platform, as --bootstrap does; repeatable")
 }
@@ -43,12 +44,16 @@ func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
 		}
 		all = append(all, b)
 	}
-	if f.bootstrap {
+	if !f.bootstrap {
+		return all, nil
+	}
+	ends := carried()
+	if len(ends) == 0 {
 		own, err := program.LoadBinary(ownFile)
 		if err != nil {
 			return nil, fmt.Errorf("--bootstrap: %w", err)
 		}
-		all = append(all, own) // after those that were named
+		ends = []*program.Binary{own}
 	}
-	return all, nil
+	return append(all, ends...), nil // after those that were named
 }

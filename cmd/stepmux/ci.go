@@ -2,7 +2,7 @@ package main
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -11,7 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
@@ -39,7 +40,13 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 ` + jobExitHelp,
 		Example: `  STEPS="$(cat steps.yml)" stepmux ci
   stepmux ci --port 8080`,
-		Args: cobra.NoArgs,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return fmt.Errorf("ci takes no FILE, its steps are in the environment variable STEPS; to run a file: "+
+				"stepmux local %s", args[0])
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("port") {
 				return f.serve(cmd)
@@ -51,7 +58,10 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 	f.register(fl)
 	fl.IntVar(&f.port, "port", 0, "serve gRPC on this port of 127.0.0.1; 0 picks a free one")
 	fl.StringVar(&f.tokenFile, "token-file", "", "file whose first line is the token of --port")
-	for _, other := range []string{"output", "output-file", "report", "provenance", "mask", "timeout"} {
+	for _, other := range []string{
+		"output", "output-file", "report", "provenance", "builder-id", "subject", "sign-key", "passphrase-command", "mask",
+		"timeout",
+	} {
 		cmd.MarkFlagsMutuallyExclusive("port", other)
 	}
 	return cmd
@@ -59,64 +69,61 @@ STEPMUX_TOKEN, else a new one, which is printed on standard error.
 
 func (f *ciFlags) run(cmd *cobra.Command) error {
 	if f.tokenFile != "" {
-		return usageError(errors.New("--token-file is for --port"))
+		return errors.New("--token-file is for --port")
 	}
 	if !cmd.Flags().Changed("output-file") {
 		f.defaultTrace = "trace.json"
 	}
 	return f.runJob(cmd, func() (standalone.Source, error) {
-		text, ok := os.LookupEnv(standalone.StepsVariable)
-		if !ok || strings.TrimSpace(text) == "" {
+		text := os.Getenv(standalone.StepsVariable)
+		if strings.TrimSpace(text) == "" {
 			return standalone.Source{}, errors.New(`the environment variable STEPS is not set; it holds the steps to run, as ` +
 				`in STEPS="$(cat steps.yml)" stepmux ci`)
 		}
-		if dir := os.Getenv("CI_PROJECT_DIR"); f.workDir == "" && dir != "" {
-			f.workDir = dir
-		}
-		vars, err := standalone.EnvironmentVars(os.Environ(), f.masked)
-		if err != nil {
-			return standalone.Source{}, err
-		}
-		return standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps, Vars: vars},
-			nil
+		f.workDir = cmp.Or(f.workDir, os.Getenv("CI_PROJECT_DIR"))
+		src := standalone.Source{Name: standalone.StepsVariable, Text: []byte(text), Format: standalone.Steps}
+		var err error
+		src.Vars, err = standalone.EnvironmentVars(os.Environ(), f.masked)
+		return src, err
 	})
 }
 
 func (f *ciFlags) serve(cmd *cobra.Command) error {
 	if f.port < 0 || f.port > 65535 {
-		return usageError(fmt.Errorf("--port %d: use 0 to 65535", f.port))
-	}
-	grace, err := f.graceOf()
-	if err != nil {
-		return usageError(err)
+		return fmt.Errorf("--port %d: use 0 to 65535", f.port)
 	}
 	dir, err := f.dir()
 	if err != nil {
-		return usageError(err)
+		return err
 	}
 	token, made, err := f.token()
 	if err != nil {
-		return usageError(err)
+		return err
 	}
 	stderr := cmd.ErrOrStderr()
-	return vmCommand(cmd.Context(), func(ctx context.Context, _ remote.Stdio) error {
-		return standalone.Serve(ctx, standalone.ServeConfig{
-			Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir,
-			Version: version(), Grace: grace, Ready: func(addr net.Addr) {
-				if made {
-					fmt.Fprintf(stderr, "token: %s\n", token)
-				}
-				fmt.Fprintf(stderr, "stepmux is listening on %s\n", addr)
-			},
-		})
+	ready := func(addr net.Addr) {
+		if made {
+			fmt.Fprintf(stderr, "token: %s\n", token)
+		}
+		fmt.Fprintf(stderr, "stepmux is listening on %s\n", addr)
+	}
+	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	defer stop()
+	err = standalone.Serve(ctx, standalone.ServeConfig{
+		Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: buildinfo.Version(), Grace: f.grace,
+		Ready: ready,
 	})
+	if code := endsignal.Code(ctx); code != 0 {
+		return withCode(code, nil)
+	}
+	return systemError(err)
 }
 
 // token returns the token of the service. made tells that it is new.
 func (f *ciFlags) token() (token string, made bool, err error) {
-	from := "the environment variable " + standalone.TokenVariable
-	token = os.Getenv(standalone.TokenVariable)
-	if f.tokenFile != "" {
+	from, token := "the environment variable "+standalone.TokenVariable, os.Getenv(standalone.TokenVariable)
+	switch {
+	case f.tokenFile != "":
 		from = "--token-file"
 		data, err := standalone.ReadFile(f.tokenFile, os.Stdin)
 		if err != nil {
@@ -124,8 +131,7 @@ func (f *ciFlags) token() (token string, made bool, err error) {
 		}
 		line, _, _ := bytes.Cut(data, []byte("\n"))
 		token = string(bytes.TrimSpace(line))
-	}
-	if token == "" && f.tokenFile == "" {
+	case token == "":
 		return standalone.NewToken(), true, nil
 	}
 	if err := standalone.CheckToken(token); err != nil {

@@ -1,7 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,38 +19,29 @@ const controlTimeout = 10 * time.Second
 
 const controlExitHelp = `Exit codes:
   0        done
-  2        wrong usage
+  2        wrong usage, or --control has to say which of several runs
   3        no run was found, it did not answer, or it has no such VM`
 
 func newPsCommand() *cobra.Command {
-	var path, output string
-	var builds bool
+	var output string
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "Show the VMs and builds of a running stepmux run",
-		Long:  "Show the VMs and builds of a stepmux run that is running on this machine.\n\n" + controlExitHelp,
-		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output); err != nil {
-				return usageError(err)
-			}
-			return withRun(cmd, path, func(ctx context.Context, run *control.Client) error {
-				status, err := run.Status(ctx)
-				if err != nil {
-					return err
-				}
-				if output == "json" {
-					writeJSON(cmd.OutOrStdout(), status)
-					return nil
-				}
-				return status.WriteText(cmd.OutOrStdout(), time.Now(), builds)
-			})
-		},
+		Long:  "Show the VMs and builds of a stepmux run that is running on this machine.",
+		Args:  arguments(),
 	}
-	controlFlag(cmd, &path)
-	cmd.Flags().StringVar(&output, "output", "text", "text or json")
-	cmd.Flags().BoolVar(&builds, "builds", false, "also show each build (json always does)")
-	return cmd
+	outputFlag(cmd.Flags(), &output, "text or json")
+	builds := cmd.Flags().Bool("builds", false, "also show each build (json always does)")
+	return withRun(cmd, func(ctx context.Context, run *control.Client, _ []string) error {
+		status, err := run.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if output == "json" {
+			return writeJSON(cmd.OutOrStdout(), status)
+		}
+		return status.WriteText(cmd.OutOrStdout(), time.Now(), *builds)
+	})
 }
 
 func newDrainCommand() *cobra.Command {
@@ -60,41 +56,56 @@ func newUndrainCommand() *cobra.Command {
 }
 
 func newVerbCommand(use, short, long string, verb func(*control.Client, context.Context, string) error) *cobra.Command {
-	var path string
-	cmd := &cobra.Command{
-		Use:   use,
-		Short: short,
-		Long:  long + "\n\n'stepmux ps' shows the IDs.\n\n" + controlExitHelp,
-		Args:  cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, ids []string) error {
-			return withRun(cmd, path, func(ctx context.Context, run *control.Client) error {
-				for _, id := range ids {
-					if err := verb(run, ctx, id); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-		},
-	}
-	controlFlag(cmd, &path)
-	return cmd
+	long += "\n\n'stepmux ps' shows the IDs."
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: arguments("ID...")}
+	return withRun(cmd, func(ctx context.Context, run *control.Client, ids []string) error {
+		for _, id := range ids {
+			if err := verb(run, ctx, id); err != nil {
+				return fmt.Errorf("%w%s", err, otherVMs(ctx, run, id))
+			}
+		}
+		return nil
+	})
 }
 
-func controlFlag(cmd *cobra.Command, path *string) {
-	cmd.Flags().StringVar(path, "control", "", "socket of the run (default that of the only run of this user)")
-}
+// maxNamed is how many VMs a message names.
+const maxNamed = 20
 
-// withRun connects to a run and calls use.
-func withRun(cmd *cobra.Command, path string, use func(context.Context, *control.Client) error) error {
-	run, err := control.NewClient(path)
+// otherVMs names the VMs of a run that does not have the VM id. It returns "" if the run has it.
+func otherVMs(ctx context.Context, run *control.Client, id string) string {
+	status, err := run.Status(ctx)
 	if err != nil {
-		return systemError(err)
+		return "" // the first error tells more
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), controlTimeout)
-	defer cancel()
-	if err := use(ctx, run); err != nil {
-		return systemError(err)
+	var names []string
+	for _, vm := range status.Instances {
+		names = append(names, vm.ID)
 	}
-	return nil
+	if slices.Contains(names, id) {
+		return ""
+	}
+	near := cmp.Or(meant("%q", id, names), ".")
+	if len(names) > maxNamed {
+		names = append(names[:maxNamed], fmt.Sprintf("and %d more", len(names)-maxNamed))
+	}
+	return near + " The VMs of this run are " + strings.Join(names, ", ")
+}
+
+// withRun returns cmd, which connects to a run and calls use with its arguments.
+func withRun(cmd *cobra.Command, use func(context.Context, *control.Client, []string) error) *cobra.Command {
+	cmd.Long += "\n\n" + controlExitHelp
+	path := cmd.Flags().String("control", "", "socket of the run (default that of the only run of this user)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		run, err := control.NewClient(*path)
+		switch {
+		case errors.Is(err, control.ErrSeveral):
+			return err
+		case err != nil:
+			return systemError(err)
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), controlTimeout)
+		defer cancel()
+		return systemError(use(ctx, run, args))
+	}
+	return cmd
 }

@@ -29,7 +29,7 @@ func timeless(text string) string {
 // The examples of docs/commands.md. A block whose first line is "# name" is a file; a block of the language console is
 // the output of a shell.
 func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
-	program := runnertest.Command(t)[0]
+	program := runnertest.Manager(t)
 	data, err := os.ReadFile("../../docs/commands.md")
 	require.NoError(t, err)
 	dir := t.TempDir()
@@ -77,4 +77,23 @@ func shell(t *testing.T, dir, program, status, line string) (shown, ended string
 	n, err := r.Read(code)
 	require.NoError(t, err)
 	return string(out), strings.TrimSpace(string(code[:n]))
+}
+
+// Users copy our examples, and a script goes on after a line that fails unless it says set -e.
+func TestScriptsOfOurExamplesEndWithALineThatFails(t *testing.T) {
+	checked := 0
+	for _, pattern := range []string{"README.md", "docs/*.md", "examples/*.yml", "examples/*/*.yml"} {
+		files, err := filepath.Glob(filepath.Join("..", "..", pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, pattern)
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			require.NoError(t, err)
+			for _, script := range regexp.MustCompile(`(?m)^ *(- )?script: \|.*\n.*`).FindAllString(string(text), -1) {
+				require.Regexp(t, `\n +set -e`, script, file)
+				checked++
+			}
+		}
+	}
+	require.Greater(t, checked, 3)
 }

@@ -1,20 +1,16 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"errors"
-	"log/slog"
-	"sync"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/doctor"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
 )
-
-// maxExamined bounds the VMs examined at once.
-const maxExamined = 8
 
 type doctorFlags struct {
 	vmFlags
@@ -40,64 +36,39 @@ Exit codes:
   130      interrupted (Ctrl-C)`,
 		Example: `  stepmux doctor --instance ssh://ci@vm-1
   stepmux doctor --inventory fleet.yml --output json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
+		Args: arguments(),
+		RunE: f.run,
 	}
 	f.register(cmd.Flags())
-	cmd.Flags().StringVar(&f.output, "output", "text", "text, or json for an object per VM")
+	outputFlag(cmd.Flags(), &f.output, "text, or json for an object per VM")
 	return cmd
 }
 
-func (f *doctorFlags) run(cmd *cobra.Command) error {
-	if err := checkOutput(f.output); err != nil {
-		return usageError(err)
-	}
+func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if len(f.instances) == 0 && f.inventory == "" {
-		return usageError(errors.New("the VM is missing; name it with --instance or --inventory"))
+		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
-	ctx, stop := untilSignal(cmd.Context())
+	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
-	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
+	reports, err := onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) doctor.Report {
+		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version()})
+	})
 	if err != nil {
 		return err
 	}
-	defer closeVMs()
-	provider, err := instance.NewProvider(instance.Config{Group: group})
-	if err != nil {
-		return systemError(err)
-	}
-	defer func() { _ = provider.Close() }() // nil
-	usable := true
-	for _, r := range examine(ctx, provider, group.Instances()) {
-		usable = usable && r.Usable
+	code := 0
+	for _, r := range reports {
+		if !r.Usable {
+			code = 1
+		}
 		if f.output == "json" {
-			writeJSON(cmd.OutOrStdout(), r)
-		} else if err := r.WriteText(cmd.OutOrStdout()); err != nil {
+			err = writeJSON(cmd.OutOrStdout(), r)
+		} else {
+			err = r.WriteText(cmd.OutOrStdout())
+		}
+		if err != nil {
 			return systemError(err)
 		}
 	}
-	switch code := signalCode(ctx); {
-	case code != 0:
-		return &exitError{code: code}
-	case !usable:
-		return &exitError{code: 1}
-	}
-	return nil
-}
-
-// examine examines all VMs, some at once, and returns the reports in order.
-func examine(ctx context.Context, p *instance.Provider, all []instance.Instance) []doctor.Report {
-	reports := make([]doctor.Report, len(all))
-	turns := semaphore.NewWeighted(maxExamined)
-	var wg sync.WaitGroup
-	for i, in := range all {
-		wg.Go(func() {
-			if turns.Acquire(ctx, 1) == nil {
-				defer turns.Release(1)
-			}
-			reports[i] = doctor.Examine(ctx, p, in, doctor.Config{Version: version()})
-		})
-	}
-	wg.Wait()
-	return reports
+	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -10,7 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/sshtarget"
+	"github.com/stepmux/stepmux/mux/login"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/standalone/provenance"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -18,31 +22,74 @@ import (
 
 // provenanceFlags are the flags of the commands that write provenance.
 type provenanceFlags struct {
-	builder  string
-	subjects []string
+	builder    string
+	subjects   []string
+	signKey    string
+	passphrase []string // the command
+
+	key *provenance.Key // nil without a signKey, and before checkProvenance
 }
 
-const builderUsage = "the `URI` of the builder, which runs the job and vouches for the provenance (default " +
-	provenance.DefaultBuilder + ")"
+const (
+	builderUsage = "the `URI` of the builder, which runs the job and vouches for the provenance (default " +
+		provenance.DefaultBuilder + ")"
+	signUsage = "sign the provenance with the ed25519 or ECDSA private key in this file: the file is a DSSE envelope"
+)
 
 func (f *provenanceFlags) register(fl *pflag.FlagSet) {
 	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
 	fl.StringArrayVar(&f.subjects, "subject", nil,
 		"the provenance is about the files that match this `GLOB`, such as dist/*.tar.gz (default the trace); repeatable")
+	fl.StringVar(&f.signKey, "sign-key", "", signUsage)
+	wordsFlag(fl, &f.passphrase, "passphrase-command",
+		"`command` that prints the passphrase of --sign-key, the file %f; it is split into words at blanks")
 }
 
-// checkProvenance checks the flags of a command that writes provenance to file, if that is not empty.
-func (f *provenanceFlags) checkProvenance(file string) error {
-	switch {
-	case file == "" && f.builder != "":
-		return errors.New("--builder-id needs --provenance; name the file to write")
-	case file == "" && len(f.subjects) > 0:
-		return errors.New("--subject needs --provenance; name the file to write")
-	case f.builder == "":
+// checkProvenance checks the flags of a command that writes provenance to file, if that is not empty, and reads the
+// key.
+func (f *provenanceFlags) checkProvenance(ctx context.Context, file string) error {
+	for _, flag := range []struct {
+		name  string
+		given bool
+	}{{"builder-id", f.builder != ""}, {"subject", len(f.subjects) > 0}, {"sign-key", f.signKey != ""}} {
+		if file == "" && flag.given {
+			return fmt.Errorf("--%s needs --provenance; name the file to write", flag.name)
+		}
+	}
+	if f.builder != "" {
+		if err := provenance.CheckBuilder(f.builder); err != nil {
+			return fmt.Errorf("--builder-id: %w", err)
+		}
+	}
+	if f.signKey == "" {
+		if len(f.passphrase) > 0 {
+			return errors.New("--passphrase-command is for --sign-key; name the file of the key")
+		}
 		return nil
 	}
-	if err := provenance.CheckBuilder(f.builder); err != nil {
-		return fmt.Errorf("--builder-id: %w", err)
+	if err := f.readKey(ctx); err != nil {
+		return fmt.Errorf("--sign-key: %w", err)
+	}
+	return nil
+}
+
+// readKey reads the key of --sign-key. It stays in the memory of this process.
+func (f *provenanceFlags) readKey(ctx context.Context) error {
+	text, err := login.ReadKeyFile(f.signKey)
+	if err != nil {
+		return err
+	}
+	f.key, err = provenance.ParsePrivateKey(text, nil)
+	if missing := (*ssh.PassphraseMissingError)(nil); errors.As(err, &missing) && len(f.passphrase) > 0 {
+		var secret []byte
+		if secret, err = sshtarget.Passphrase(ctx, f.passphrase, f.signKey); err == nil {
+			f.key, err = provenance.ParsePrivateKey(text, secret)
+		}
+	} else if missing != nil {
+		return fmt.Errorf("%s has a passphrase: name a command that prints it with --passphrase-command", f.signKey)
+	}
+	if err != nil {
+		return fmt.Errorf("read private key %s: %w", f.signKey, err)
 	}
 	return nil
 }
@@ -56,17 +103,20 @@ func (f *provenanceFlags) statement(t *trace.Trace, name string, data []byte, di
 			return nil, fmt.Errorf("--subject: %w", err)
 		}
 	}
-	return provenance.Statement(t, cfg)
+	statement, err := provenance.Statement(t, cfg)
+	if err != nil || f.key == nil {
+		return statement, err
+	}
+	return f.key.Sign(statement)
 }
 
-// write writes the provenance of t to file. name is the file of the trace; if empty, trace.json.
+// write writes the provenance of t to file. name is the file of the trace.
 func (f *provenanceFlags) write(file string, t *trace.Trace, name, dir string) error {
 	data, err := t.Encode()
 	if err != nil {
 		return err
 	}
-	data, err = f.statement(t, cmp.Or(name, "trace.json"), data, dir)
-	if err != nil {
+	if data, err = f.statement(t, name, data, dir); err != nil {
 		return err
 	}
 	return standalone.WriteFile(file, data)
@@ -84,65 +134,58 @@ func newTraceExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export [flags] TRACE",
 		Short: "Export a trace as in-toto statements",
-		Long: `Write a trace as unsigned in-toto statements: one with SLSA provenance v1 about the job, or one for each
-command (link v0.3). Masked values are left out. docs/trace.md has the mapping.`,
+		Long: `Write a trace as in-toto statements: one with SLSA provenance v1 about the job, or one for each command (link
+v0.3). Masked values are left out. With --sign-key they are signed, in DSSE envelopes; the links then are those that
+in-toto's verifiers read, each in a file STEP.KEYID.link. docs/trace.md has the mapping.`,
 		Example: `  stepmux trace export trace.json --format slsa-v1 --subject 'dist/*.tar.gz' > provenance.json
   stepmux trace export trace.json --format in-toto-links --out links`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+		Args: arguments("TRACE"),
+		RunE: f.run,
 	}
 	fl := cmd.Flags()
 	f.register(fl)
-	fl.StringVar(&f.format, "format", "slsa-v1", "slsa-v1 or in-toto-links")
+	f.format = "slsa-v1"
+	choiceFlag(fl, &f.format, "format", "slsa-v1 or in-toto-links", "slsa-v1", "in-toto-links")
 	fl.StringVar(&f.out, "out", "", "the file to write for slsa-v1 (default standard output), or the directory for "+
 		"in-toto-links, made if missing (default the current directory)")
 	fl.StringVar(&f.dir, "work-dir", ".", "the directory of the files of --subject")
 	return cmd
 }
 
-func (f *exportFlags) run(cmd *cobra.Command, file string) error {
-	if err := f.checkProvenance(f.format); err != nil {
-		return usageError(err)
+func (f *exportFlags) run(cmd *cobra.Command, args []string) error {
+	file := args[0]
+	if err := f.checkProvenance(cmd.Context(), f.format); err != nil {
+		return err
 	}
 	data, err := trace.ReadFile(file)
 	if err != nil {
-		return usageError(err)
+		return err
 	}
 	t, err := trace.Parse(data)
 	if err != nil {
-		return usageError(fmt.Errorf("%s: %w", file, err))
+		return fmt.Errorf("%s: %w", file, err)
 	}
-	switch f.format {
-	case "slsa-v1":
-		data, err = f.statement(t, filepath.Base(file), data, f.dir)
-		if err != nil {
-			return usageError(err)
-		}
-		if f.out != "" {
-			err = standalone.WriteFile(f.out, data)
-		} else {
-			_, err = cmd.OutOrStdout().Write(data)
-		}
-		if err != nil {
-			return systemError(err)
-		}
-		return nil
-	case "in-toto-links":
-		if f.builder != "" || len(f.subjects) > 0 {
-			return usageError(errors.New("--builder-id and --subject need slsa-v1; a link is about the outputs of its " +
-				"command"))
-		}
+	if f.format == "in-toto-links" {
 		return f.links(t)
-	default:
-		return usageError(fmt.Errorf("--format %.40q: use slsa-v1 or in-toto-links", f.format))
 	}
+	if data, err = f.statement(t, filepath.Base(file), data, f.dir); err != nil {
+		return err
+	}
+	if f.out != "" {
+		return systemError(standalone.WriteFile(f.out, data))
+	}
+	_, err = cmd.OutOrStdout().Write(data)
+	return systemError(err)
 }
 
 // links writes a file for each command.
 func (f *exportFlags) links(t *trace.Trace) error {
-	links, err := provenance.Links(t)
+	if f.builder != "" || len(f.subjects) > 0 {
+		return errors.New("--builder-id and --subject need slsa-v1; a link is about the outputs of its command")
+	}
+	links, err := provenance.Links(t, f.key)
 	if err != nil {
-		return usageError(err)
+		return err
 	}
 	dir := cmp.Or(f.out, ".")
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -34,7 +35,7 @@ func startFleetRun(t *testing.T, inventory, knownHosts string) *fleetRun {
 	t.Helper()
 	dir := sshtest.SocketDir(t)
 	r := &fleetRun{
-		program:   runnertest.Command(t)[0],
+		program:   runnertest.Manager(t),
 		socket:    filepath.Join(dir, "control.sock"),
 		inventory: filepath.Join(dir, "fleet.yml"),
 		gate:      filepath.Join(dir, "gate"),
@@ -96,6 +97,23 @@ func stateOf(s control.Status, id string) string {
 	return "gone"
 }
 
+// It was an error of the system.
+func TestASocketThatHasToBeNamedIsAMatterOfUsage(t *testing.T) {
+	dir := sshtest.SocketDir(t)
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "stepmux"), 0o700))
+	for _, name := range []string{"1.sock", "2.sock"} {
+		listener, err := net.Listen("unix", filepath.Join(dir, "stepmux", name))
+		require.NoError(t, err)
+		t.Cleanup(func() { listener.Close() })
+	}
+	ps := exec.Command(runnertest.Manager(t), "ps")
+	ps.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+dir)
+	out, err := ps.CombinedOutput()
+	require.Equal(t, exitUsage, exitOf(err), string(out))
+	require.Contains(t, string(out), "2 runs are under way; name the socket of one with --control: ")
+	require.Contains(t, string(out), "See 'stepmux ps --help'")
+}
+
 func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	first, second := sshtest.OpenSSH(t), sshtest.OpenSSH(t)
@@ -130,7 +148,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	r.awaitStatus(t, "it does no more", func(s control.Status) bool { return stateOf(s, "vm-1") == "ready" })
 	out, code = r.stepmux("drain", "vm-9")
 	require.Equal(t, exitSystem, code)
-	require.Contains(t, out, `there is no instance "vm-9"`)
+	require.Contains(t, out, `there is no instance "vm-9", did you mean "vm-1"? The VMs of this run are vm-1, vm-2`)
 
 	// Another run does not take its socket away.
 	another := exec.Command(r.program, "run", "--control", r.socket, filepath.Join(filepath.Dir(r.gate), "job.yml"))

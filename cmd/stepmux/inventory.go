@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/inventory"
+	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/mux"
 )
@@ -21,70 +22,54 @@ func (f *vmFlags) endSignals() []os.Signal {
 	if f.inventory != "" {
 		return []os.Signal{syscall.SIGTERM, syscall.SIGINT}
 	}
-	return endSignals
+	return endsignal.All
 }
 
 // fromInventory returns the VMs of the inventory. The group follows the file until the returned function is called. ctx
 // bounds the commands that the first reading runs.
 func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if len(f.instances) > 0 {
-		return nil, nil, usageError(errors.New("--inventory and --instance: use one of them"))
+		return nil, nil, errors.New("--inventory and --instance: use one of them")
 	}
 	// Before the file is read, so that an early SIGHUP does not end the program.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
-	file, group, err := f.openInventory(ctx, log)
-	if err != nil {
+	following, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	stop := func() {
 		signal.Stop(hangups)
-		return nil, nil, usageError(err)
+		cancel()
+		wg.Wait()
+	}
+	file, err := inventory.Open(ctx, inventory.Config{Path: f.inventory, Logger: log, Fallback: inventory.Fallback{
+		Capacity: f.capacity,
+		Runner:   f.runner,
+		Resolver: func() (inventory.Resolver, error) {
+			r, err := sshtarget.NewResolver(f.way)
+			return reach{r}, err
+		},
+	}})
+	var group *instance.Group
+	if err == nil {
+		group, err = instance.NewGroup(file.Instances()...)
+	}
+	if err != nil {
+		stop()
+		return nil, nil, fmt.Errorf("--inventory: %w", err)
 	}
 	f.inventoryErr = file.Err
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = group.Follow(ctx, file.Watch) }) // ends only with ctx: a File reports its mistakes itself
+	wg.Go(func() { _ = group.Follow(following, file.Watch) }) // ends only with its context: a File reports its mistakes
 	wg.Go(func() {
 		for {
 			select {
 			case <-hangups:
 				file.Reload()
-			case <-ctx.Done():
+			case <-following.Done():
 				return
 			}
 		}
 	})
-	return group, func() {
-		signal.Stop(hangups)
-		cancel()
-		wg.Wait()
-	}, nil
-}
-
-func (f *vmFlags) openInventory(ctx context.Context, log *slog.Logger) (*inventory.File, *instance.Group, error) {
-	runner, err := splitCommand(f.runner)
-	if err != nil {
-		return nil, nil, err
-	}
-	cfg, err := f.resolver()
-	if err != nil {
-		return nil, nil, err
-	}
-	file, err := inventory.Open(ctx, inventory.Config{
-		Path:   f.inventory,
-		Logger: log,
-		Fallback: inventory.Fallback{
-			Capacity: f.capacity,
-			Runner:   runner,
-			Resolver: func() (inventory.Resolver, error) {
-				r, err := sshtarget.NewResolver(cfg)
-				return reach{r}, err
-			},
-		},
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("--inventory: %w", err)
-	}
-	group, err := instance.NewGroup(file.Instances()...)
-	return file, group, err
+	return group, stop, nil
 }
 
 // reach lets an inventory use the resolver of --instance.
@@ -96,5 +81,5 @@ func (r reach) Resolve(ctx context.Context, m inventory.Machine) (string, mux.Co
 	if err != nil {
 		return "", mux.Config{}, nil, err
 	}
-	return t.Addr, t.SSH, jumpHost(t.Jump), nil
+	return t.Addr, t.SSH, instanceOf(t.Jump), nil
 }

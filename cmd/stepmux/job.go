@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
@@ -58,24 +61,13 @@ func (f *jobFlags) register(fl *pflag.FlagSet) {
 // registerCommon registers the flags that replay has too.
 func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 	fl.StringVar(&f.workDir, "work-dir", "", workDir)
-	fl.DurationVar(&f.timeout, "timeout", 0, "end the job when it takes longer (default 24h)")
-	fl.DurationVar(&f.grace, "grace", 10*time.Second,
-		"time between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
+	timeFlag(fl, &f.timeout, "timeout", "end the job when it takes longer than this `time` (default 24h)")
+	f.grace = 10 * time.Second
+	timeFlag(fl, &f.grace, "grace",
+		"`time` between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
 	fl.StringVar(&f.cacheDir, "cache-dir", "",
 		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
-	fl.StringVar(&f.output, "output", "text", "text or json")
-}
-
-// graceOf returns --grace in the form of the packages.
-func (f *jobFlags) graceOf() (time.Duration, error) {
-	switch {
-	case f.grace < 0:
-		return 0, fmt.Errorf("--grace %v is negative", f.grace)
-	case f.grace == 0:
-		return -1, nil // no grace, for the packages
-	default:
-		return f.grace, nil
-	}
+	outputFlag(fl, &f.output, "text or json")
 }
 
 // dir returns the work directory of the job.
@@ -96,69 +88,54 @@ func (f *jobFlags) dir() (string, error) {
 
 // runJob runs the job of source.
 func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error)) error {
-	cfg, err := f.config()
+	cfg, err := f.config(cmd.Context())
 	if err != nil {
-		return usageError(err)
+		return err
 	}
-	show, err := f.shower(cmd.OutOrStdout(), cmd.ErrOrStderr())
-	if err != nil {
-		return usageError(err)
-	}
+	show := f.shower(cmd, &cfg)
 	j, err := f.read(source, &cfg)
 	if err != nil {
-		return usageError(errors.Join(err, show.end(standalone.Refused(err), f.report), f.refused(err)))
+		refused := errors.Join(err, show.end(standalone.Refused(err), f.report))
+		if f.outputFile != "" {
+			refused = errors.Join(refused, standalone.WriteRefused(f.outputFile, err, buildinfo.Version()))
+		}
+		return refused
 	}
 	f.traceInto(&cfg, show.talk)
-	for _, notice := range j.Notices {
-		show.talk.Notice(notice)
-	}
-	cfg.Stdout, cfg.Stderr, cfg.Observe = show.stdout, show.stderr, show.talk.Observe
-
-	ctx, abort, stop := endings(cmd.Context(), endSignals...)
+	show.notices(j)
+	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
 	report, err := standalone.Run(ctx, abort, j, cfg)
 	if report != nil {
 		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
 	}
-	if err != nil && signalCode(ctx) == 0 {
+	if err != nil && endsignal.Code(ctx) == 0 {
 		return systemError(err)
 	}
-	if code := reportCode(ctx, report); code != 0 {
-		return &exitError{code: code, err: err}
-	}
-	return err
+	return withCode(reportCode(ctx, report), err)
 }
 
 // config checks the flags.
-func (f *jobFlags) config() (cfg standalone.Config, err error) {
-	if f.timeout < 0 {
-		return cfg, fmt.Errorf("--timeout %v is negative", f.timeout)
-	}
-	cfg.Timeout, cfg.CacheDir, cfg.Version = f.timeout, f.cacheDir, version()
-	if cfg.Grace, err = f.graceOf(); err != nil {
+func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
+	cfg = standalone.Config{Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Version: buildinfo.Version()}
+	if err := f.checkProvenance(ctx, f.provenance); err != nil {
 		return cfg, err
 	}
-	if err := f.checkProvenance(f.provenance); err != nil {
-		return cfg, err
+	files := []struct{ flag, file string }{
+		{"the job", f.input}, {"--output-file", f.outputFile}, {"--report", f.report}, {"--provenance", f.provenance},
 	}
-	taken := map[string]string{f.input: "the job"}
-	for _, flag := range []struct{ name, file string }{
-		{"--output-file", f.outputFile},
-		{"--report", f.report},
-		{"--provenance", f.provenance},
-	} {
-		if flag.file == "" {
+	for i, of := range files {
+		if i == 0 || of.file == "" {
 			continue
 		}
-		if err := standalone.CheckOutputFile(flag.file); err != nil {
-			return cfg, fmt.Errorf("%s: %w", flag.name, err)
+		if err := standalone.CheckOutputFile(of.file); err != nil {
+			return cfg, fmt.Errorf("%s: %w", of.flag, err)
 		}
-		for file, what := range taken {
-			if standalone.IsSameFile(file, flag.file) {
-				return cfg, fmt.Errorf("%s: %s is the file of %s; name another", flag.name, flag.file, what)
+		for _, other := range files[:i] {
+			if standalone.IsSameFile(other.file, of.file) {
+				return cfg, fmt.Errorf("%s: %s is the file of %s; name another", of.flag, of.file, other.flag)
 			}
 		}
-		taken[flag.file] = flag.name
 	}
 	return cfg, nil
 }
@@ -179,29 +156,16 @@ func (f *jobFlags) traceInto(cfg *standalone.Config, talk *standalone.Talk) {
 }
 
 // writeProvenance writes the provenance of a job, if that was asked for. A job that failed may not have made the files
-// of
-// --subject: its provenance is about the trace.
+// of --subject: its provenance is about the trace.
 func (f *jobFlags) writeProvenance(report *standalone.Report, cfg standalone.Config) error {
 	if f.provenance == "" || report.Trace == nil {
 		return nil
-	}
-	name := ""
-	if cfg.Trace.File != "" {
-		name = filepath.Base(cfg.Trace.File)
 	}
 	about := f.provenanceFlags
 	if report.Status != "success" {
 		about.subjects = nil
 	}
-	return about.write(f.provenance, report.Trace, name, cfg.WorkDir)
-}
-
-// refused writes the trace of a job that did not run because of err, if a trace was asked for.
-func (f *jobFlags) refused(err error) error {
-	if f.outputFile == "" {
-		return nil
-	}
-	return standalone.WriteRefused(f.outputFile, err, version())
+	return about.write(f.provenance, report.Trace, filepath.Base(cmp.Or(cfg.Trace.File, "trace.json")), cfg.WorkDir)
 }
 
 // read reads the job, and sets its work directory.
@@ -217,38 +181,36 @@ func (f *jobFlags) read(source func() (standalone.Source, error), cfg *standalon
 	return standalone.Read(src)
 }
 
-// jobShower shows a job: the output of its steps, messages, and the results.
+// jobShower shows messages about a job, and its results.
 type jobShower struct {
-	talk           *standalone.Talk
-	stdout, stderr io.Writer // for the steps
-	results        io.Writer // for JSON; nil with text
+	talk    *standalone.Talk
+	results io.Writer // for JSON; nil with text
 }
 
-func (f *jobFlags) shower(stdout, stderr io.Writer) (*jobShower, error) {
+// shower returns a shower beside the output of the steps, which it directs in cfg.
+func (f *jobFlags) shower(cmd *cobra.Command, cfg *standalone.Config) *jobShower {
+	stdout, stderr := cmd.OutOrStdout(), cmd.ErrOrStderr()
 	s := &jobShower{talk: standalone.NewTalk(stderr, isTerminal(stderr) && os.Getenv("NO_COLOR") == "")}
-	s.stdout, s.stderr = stdout, s.talk.Beside(stderr)
-	switch f.output {
-	case "text":
-		if isTerminal(stdout) && isTerminal(stderr) {
-			s.stdout = s.talk.Beside(stdout)
-		}
-	case "json":
-		s.stdout, s.results = s.stderr, stdout
-	default:
-		return nil, fmt.Errorf("--output %q: use text or json", f.output)
+	cfg.Stdout, cfg.Stderr, cfg.Observe = stdout, s.talk.Beside(stderr), s.talk.Observe
+	if f.output == "json" {
+		cfg.Stdout, s.results = cfg.Stderr, stdout
+	} else if isTerminal(stdout) && isTerminal(stderr) {
+		cfg.Stdout = s.talk.Beside(stdout)
 	}
-	return s, nil
+	return s
+}
+
+func (s *jobShower) notices(j *standalone.Job) {
+	for _, notice := range j.Notices {
+		s.talk.Notice(notice)
+	}
 }
 
 // end shows the results. If file is not empty it also writes them there.
 func (s *jobShower) end(report *standalone.Report, file string) error {
 	if s.results != nil {
-		data, err := report.JSON(false)
-		if err == nil {
-			_, err = s.results.Write(data)
-		}
-		if err != nil {
-			return fmt.Errorf("write results: %w", err)
+		if err := writeJSON(s.results, report); err != nil {
+			return err
 		}
 	} else if report.Reason != standalone.Invalid || len(report.Steps) > 0 {
 		s.talk.End(report)
@@ -266,24 +228,20 @@ func isTerminal(w io.Writer) bool {
 
 // reportCode returns the exit code of a job.
 func reportCode(ctx context.Context, report *standalone.Report) int {
-	if report == nil || report.Status != "success" {
-		if code := signalCode(ctx); code != 0 {
-			return code
-		}
-	}
+	code := endsignal.Code(ctx)
 	switch {
+	case report != nil && report.Status == "success":
+		return 0
+	case code != 0:
+		return code
 	case report == nil:
 		return exitSystem
-	case report.Status == "success":
-		return 0
-	}
-	switch report.Reason {
-	case standalone.Invalid:
+	case report.Reason == standalone.Invalid:
 		return exitUsage
-	case standalone.TimedOut:
+	case report.Reason == standalone.TimedOut:
 		return exitTimeout
-	case standalone.Script:
-		return scriptCode(report.ExitCode)
+	case report.Reason == standalone.Script:
+		return scriptCode(*cmp.Or(report.ExitCode, new(0)))
 	default:
 		return exitSystem
 	}

@@ -48,7 +48,7 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := sshtest.OpenSSH(t)
-			program := runnertest.Command(t)[0]
+			program := runnertest.Manager(t)
 			job := filepath.Join(t.TempDir(), "job.yml")
 			require.NoError(t, os.WriteFile(job, []byte(`run:
   - script: |

@@ -12,7 +12,7 @@ import (
 
 type localFlags struct {
 	jobFlags
-	format  string
+	formatFlag
 	jobName string
 	inputs  []string
 	vars    []string
@@ -37,7 +37,7 @@ standard output has the results as one object, and the steps' output goes to sta
 		Example: `  stepmux local examples/hello.yml
   stepmux local .gitlab-ci.yml --format gitlab-ci --job-name hello-world --output-file trace.json
   stepmux local --json '[{"script": "echo hello"}]'`,
-		Args: cobra.MaximumNArgs(1),
+		Args: arguments("[FILE]"),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			if len(files) > 0 {
 				f.input = files[0]
@@ -46,9 +46,8 @@ standard output has the results as one object, and the steps' output goes to sta
 		},
 	}
 	fl := cmd.Flags()
-	f.register(fl)
-	fl.StringVar(&f.format, "format", "",
-		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
+	f.jobFlags.register(fl)
+	f.formatFlag.register(fl)
 	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
@@ -74,14 +73,7 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	case isJSON:
 		src.Name, src.Text, src.Format = "--json", []byte(f.json), standalone.JSON
 	default:
-		if src.Format, err = standalone.ParseFormat(f.format, files[0]); err != nil {
-			return src, fmt.Errorf("--format: %w", err)
-		}
-		src.Name = files[0]
-		if src.Name == "-" {
-			src.Name = "stdin"
-		}
-		src.Text, err = standalone.ReadFile(files[0], cmd.InOrStdin())
+		src, err = f.readFile(files[0], cmd.InOrStdin())
 	}
 	if err != nil {
 		return src, err
@@ -90,8 +82,6 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	if src.Inputs, err = standalone.Inputs(f.inputs); err != nil {
 		return src, fmt.Errorf("--input: %w", err)
 	}
-	if src.Vars, err = standalone.Vars(f.vars, f.masked, os.LookupEnv); err != nil {
-		return src, fmt.Errorf("--var: %w", err)
-	}
-	return src, nil
+	src.Vars, err = standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	return src, err
 }

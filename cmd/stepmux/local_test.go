@@ -39,7 +39,7 @@ func startLocal(t *testing.T, script string, flags ...string) *localJob {
 	steps, err := json.Marshal([]map[string]string{{"script": script}, {"script": "echo cleaning", "when": "always"}})
 	require.NoError(t, err)
 	j := &localJob{temp: t.TempDir()}
-	j.cmd = exec.Command(runnertest.Command(t)[0], append([]string{"local", "--json", string(steps)}, flags...)...)
+	j.cmd = exec.Command(runnertest.Manager(t), append([]string{"local", "--json", string(steps)}, flags...)...)
 	j.cmd.Env = append(os.Environ(), "TMPDIR="+j.temp)
 	j.cmd.Stderr = &j.stderr
 	stdout, err := j.cmd.StdoutPipe()
@@ -145,7 +145,7 @@ func TestConformanceOfTheCommandLine(t *testing.T) {
 		t.Skip("part missing: STEPMUX_CASES, the folder of the conformance cases")
 	}
 	bin := t.TempDir()
-	require.NoError(t, os.Symlink(runnertest.Command(t)[0], filepath.Join(bin, "step-runner")))
+	require.NoError(t, os.Symlink(runnertest.Manager(t), filepath.Join(bin, "step-runner")))
 	files, err := filepath.Glob(filepath.Join(root, "engine", "*-cli-*.json"))
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
@@ -187,7 +187,7 @@ func TestConformanceOfTheCommandLine(t *testing.T) {
 func TestHelpOfLocalCommandsNamesTheExitCodes(t *testing.T) {
 	page, err := os.ReadFile("../../docs/commands.md")
 	require.NoError(t, err)
-	for _, code := range []int{exitUsage, exitSystem, exitTimeout, exitSignal + int(syscall.SIGINT), exitSignal +
+	for _, code := range []int{exitUsage, exitSystem, exitTimeout, 128 + int(syscall.SIGINT), 128 +
 		int(syscall.SIGTERM)} {
 		named := regexp.MustCompile(fmt.Sprintf(`(?m)\b%d\b`, code))
 		require.Regexp(t, named, jobExitHelp)

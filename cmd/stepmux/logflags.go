@@ -1,11 +1,12 @@
 package main
 
 import (
-	"fmt"
 	"io"
 	"log/slog"
 
 	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 // logFlags are the flags of the log.
@@ -18,41 +19,29 @@ type logFlags struct {
 func (f *logFlags) register(fl *pflag.FlagSet) {
 	fl.BoolVarP(&f.verbose, "verbose", "v", false,
 		"log the events of connections on standard error: the same as --log-level info")
-	fl.StringVar(&f.level, "log-level", "warn",
-		"the least level that is logged on standard error: debug, info, warn or error")
-	fl.StringVar(&f.format, "log-format", "text", "format of the log: text or json")
-}
-
-// check checks the flags.
-func (f *logFlags) check() error {
-	if f.format != "text" && f.format != "json" {
-		return fmt.Errorf("--log-format %q: use text or json", f.format)
-	}
-	_, err := f.least()
-	return err
-}
-
-// least returns the least level that is logged.
-func (f *logFlags) least() (slog.Level, error) {
-	level := slog.LevelInfo
-	switch f.level {
-	case "debug", "info", "warn", "error":
-		if err := level.UnmarshalText([]byte(f.level)); err != nil {
-			return 0, fmt.Errorf("--log-level: %w", err)
-		}
-	default:
-		return 0, fmt.Errorf("--log-level %q: use debug, info, warn or error", f.level)
-	}
-	if f.verbose {
-		level = min(level, slog.LevelInfo)
-	}
-	return level, nil
+	f.level, f.format = "warn", "text"
+	choiceFlag(fl, &f.level, "log-level", "the least level that is logged on standard error: debug, info, warn or error",
+		"debug", "info", "warn", "error")
+	choiceFlag(fl, &f.format, "log-format", "format of the log: text or json", "text", "json")
 }
 
 // logger returns the log, which is written to w.
 func (f *logFlags) logger(w io.Writer) *slog.Logger {
-	level, _ := f.least() // valid, see check
-	options := &slog.HandlerOptions{Level: level}
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(f.level)) // it is one of slog's
+	if f.verbose {
+		level = min(level, slog.LevelInfo)
+	}
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if err, ok := a.Value.Any().(error); ok || a.Value.Kind() == slog.KindString {
+			text := a.Value.String()
+			if ok {
+				text = err.Error()
+			}
+			a.Value = slog.StringValue(termtext.Line(text))
+		}
+		return a
+	}}
 	if f.format == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}

@@ -2,15 +2,21 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/grpclog"
 
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
@@ -19,7 +25,6 @@ const (
 	exitSystem  = 3
 	exitUsage   = 2
 	exitTimeout = 124 // as timeout(1)
-	exitSignal  = 128 // plus the signal's number
 )
 
 const exitHelp = `Exit codes:
@@ -32,6 +37,8 @@ const exitHelp = `Exit codes:
 
 func main() {
 	proc.Main() // this binary is also the shim of the processes it starts
+	// gRPC would print what a VM's step runner sends. Its errors are returned as well.
+	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	os.Exit(run(os.Args[1:]))
 }
 
@@ -39,40 +46,50 @@ func main() {
 func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
-	err := root.Execute()
+	cmd, err := root.ExecuteC()
 	if err == nil {
 		return 0
 	}
-	coded := (*exitError)(nil)
-	if !errors.As(err, &coded) {
-		coded = &exitError{code: exitUsage, err: err} // errors of cobra are about usage
+	coded, ok := errors.AsType[*exitError](err)
+	if !ok {
+		coded = &exitError{exitUsage, err}
+	}
+	if errors.Is(coded.err, errShown) {
+		return coded.code
 	}
 	if coded.err != nil {
-		fmt.Fprintf(os.Stderr, "stepmux: %v\n", coded.err)
+		showError(os.Stderr, coded.err)
 	}
 	if coded.code == exitUsage {
-		fmt.Fprintln(os.Stderr, "See 'stepmux --help'.")
+		fmt.Fprintf(os.Stderr, "See '%s --help'.\n", cmd.CommandPath())
 	}
 	return coded.code
 }
 
-// exitError is an error with an exit code. If err is nil, it was reported already.
+// exitError is an error with an exit code. If err is nil, it was reported already. An error of a command that has no
+// exitError is about usage.
 type exitError struct {
 	code int
 	err  error
 }
 
-func (e *exitError) Error() string {
-	if e.err == nil {
-		return fmt.Sprintf("exit code %d", e.code)
+func (e *exitError) Error() string { return fmt.Sprintf("exit code %d: %v", e.code, e.err) }
+
+// withCode gives err, which may be nil, an exit code. With code 0 it returns err.
+func withCode(code int, err error) error {
+	if code == 0 {
+		return err
 	}
-	return e.err.Error()
+	return &exitError{code, err}
 }
 
-func (e *exitError) Unwrap() error { return e.err }
-
-func usageError(err error) error  { return &exitError{exitUsage, err} }
-func systemError(err error) error { return &exitError{exitSystem, err} }
+// systemError makes err, unless it is nil, an error of the system.
+func systemError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return withCode(exitSystem, err)
+}
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
@@ -84,59 +101,32 @@ step runner there, in a private directory. At its end all its processes and file
 Start with:  stepmux run examples/hello.yml
 
 ` + exitHelp,
+		Args:          unknownCommand,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Version:       version(),
+		Version:       buildinfo.Version(),
 	}
-	root.SetVersionTemplate(versionText())
+	root.SetVersionTemplate(buildinfo.Text())
+	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(&cobra.Command{
+		Use:   "help [command]",
+		Short: "Help about any command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err == nil && cmd.DisableFlagParsing { // it has its own help
+				return cmd.RunE(cmd, append(rest, "--help"))
+			}
+			if err = cmp.Or(err, unknownCommand(cmd, rest)); err != nil {
+				return err
+			}
+			return cmd.Help()
+		},
+	})
 	root.AddCommand(newRunCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
-		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newStepsCommand(),
-		newVersionCommand())
+		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
+		newStepsCommand(), newVersionCommand())
 	return root
-}
-
-// endSignals are the signals that end the program.
-var endSignals = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
-
-// untilSignal returns a context that ends with SIGTERM, SIGINT or SIGHUP. Its cause names the signal.
-func untilSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	return untilSignalOf(ctx, endSignals...)
-}
-
-// untilSignalOf is untilSignal for other signals.
-func untilSignalOf(ctx context.Context, which ...os.Signal) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, which...)
-	done := make(chan struct{})
-	go func() {
-		select {
-		case s := <-signals:
-			cancel(signalError{s})
-		case <-done:
-		}
-	}()
-	return ctx, func() {
-		signal.Stop(signals)
-		close(done)
-		cancel(nil)
-	}
-}
-
-// signalError names the signal that ended the program.
-type signalError struct{ os.Signal }
-
-func (e signalError) Error() string { return "signal: " + e.String() }
-
-// signalCode returns the exit code of the signal that ended ctx, or 0.
-func signalCode(ctx context.Context) int {
-	by := signalError{}
-	if errors.As(context.Cause(ctx), &by) {
-		if n, ok := by.Signal.(syscall.Signal); ok {
-			return exitSignal + int(n)
-		}
-	}
-	return 0
 }
 
 // endings returns the two contexts of a job: ctx ends with the first of the signals and asks the job to end, abort ends
@@ -145,36 +135,21 @@ func signalCode(ctx context.Context) int {
 func endings(parent context.Context, which ...os.Signal) (ctx, abort context.Context, stop func()) {
 	brokenPipe := make(chan os.Signal, 1)
 	signal.Notify(brokenPipe, syscall.SIGPIPE)
-	ctx, stopFirst := untilSignalOf(parent, which...)
-	abort, stopSecond := untilSecondSignal(ctx)
+	ctx, stopFirst := endsignal.Until(parent, which...)
+	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
+	stopSecond := context.AfterFunc(ctx, func() {
+		again, stop := endsignal.Until(abort, endsignal.All...)
+		defer stop()
+		<-again.Done()
+		kill(errors.New("a second signal"))
+	})
 	return ctx, abort, func() {
 		stopSecond()
+		kill(nil)
 		stopFirst()
 		signal.Stop(brokenPipe)
 	}
 }
 
-var errSecondSignal = errors.New("a second signal")
-
-// untilSecondSignal returns a context that ends with a signal that comes after ctx has ended.
-func untilSecondSignal(ctx context.Context) (context.Context, context.CancelFunc) {
-	abort, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	stopped := context.AfterFunc(ctx, func() {
-		again, stop := untilSignal(abort)
-		defer stop()
-		<-again.Done()
-		cancel(errSecondSignal)
-	})
-	return abort, func() {
-		stopped()
-		cancel(nil)
-	}
-}
-
-// checkOutput checks a flag --output.
-func checkOutput(output string) error {
-	if output != "text" && output != "json" {
-		return fmt.Errorf("--output %q: use text or json", output)
-	}
-	return nil
-}
+// showError shows the error that ends the program.
+func showError(w io.Writer, err error) { fmt.Fprintln(w, "stepmux: "+termtext.Text(err.Error())) }

@@ -2,13 +2,13 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/control"
 	"github.com/stepmux/stepmux/instance/metrics"
+	"github.com/stepmux/stepmux/internal/buildinfo"
 )
 
 // operateFlags are the flags for operators of a run.
@@ -24,48 +24,36 @@ func (f *operateFlags) register(fl *pflag.FlagSet) {
 		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
 }
 
-// hooks returns the metrics and adds their hooks to cfg. It returns nil without --metrics.
-func (f *operateFlags) hooks(cfg *instance.Config) *metrics.Metrics {
-	if f.metrics == "" {
-		return nil
-	}
-	m := metrics.New()
-	cfg.ConnTrace, cfg.DialDone, cfg.Retired = m.ConnTrace(), m.Dialed, m.Retired
-	return m
-}
-
 // operate serves metrics and the control socket until the returned function is called.
-func (f *operateFlags) operate(
-	p *instance.Provider, group *instance.Group, m *metrics.Metrics, inventoryErr func() error, log *slog.Logger,
-) (func(), error) {
-	stop := func() {}
-	if m != nil {
+func (f *runFlags) operate(p *instance.Provider, cfg instance.Config, m *metrics.Metrics) (func(), error) {
+	var servers []interface{ Close() }
+	stop := func() {
+		for _, s := range servers {
+			s.Close()
+		}
+	}
+	if f.metrics != "" {
 		m.Watch(p)
 		server, err := metrics.Serve(f.metrics, m)
 		if err != nil {
-			return nil, usageError(fmt.Errorf("--metrics: %w", err))
+			return nil, fmt.Errorf("--metrics: %w", err)
 		}
-		log.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
-		stop = server.Close
+		cfg.Logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
+		servers = append(servers, server)
 	}
 	server, err := control.Serve(control.Config{
-		Path: f.control, Provider: p, Group: group, Version: version(),
-		InventoryErr: inventoryErr,
+		Path: f.control, Provider: p, Group: cfg.Group, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
 	})
 	switch {
 	case err == nil:
-		log.Info("control socket", "path", server.Path())
-		withoutControl := stop
-		return func() {
-			server.Close()
-			withoutControl()
-		}, nil
+		cfg.Logger.Info("control socket", "path", server.Path())
+		servers = append(servers, server)
 	case f.control != "":
 		stop()
-		return nil, usageError(fmt.Errorf("--control: %w", err))
+		return nil, fmt.Errorf("--control: %w", err)
 	default:
 		// The socket is a default; nobody asked for it.
-		log.Warn("no control socket: ps, drain and undrain will not find this run", "error", err)
-		return stop, nil
+		cfg.Logger.Warn("no control socket: ps, drain and undrain will not find this run", "error", err)
 	}
+	return stop, nil
 }

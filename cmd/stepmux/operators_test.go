@@ -34,7 +34,7 @@ func blocks(t *testing.T, page, language string) []string {
 // The commands on the operators' page work as described, in order, on three real sshds: two VMs and a bastion.
 func TestCommandsOfTheOperatorsPageWork(t *testing.T) {
 	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh-keyscan")
-	stepmux := runnertest.Command(t)[0]
+	stepmux := runnertest.Manager(t)
 	dir := t.TempDir()
 	path := "PATH=" + filepath.Dir(stepmux) + ":" + os.Getenv("PATH")
 	put := func(name, text string, mode os.FileMode) string {

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/standalone/replay"
 	"github.com/stepmux/stepmux/remote/step/fetch"
@@ -30,9 +32,9 @@ type replayFlags struct {
 	jobFlags
 	secrets      []string
 	offline      bool
-	runtime      string
+	runtime      replay.Runtime
 	allowChanged bool
-	ignore       []string
+	ignore       string
 	check        int
 }
 
@@ -68,8 +70,8 @@ Exit codes:
   stepmux replay trace.json
   stepmux replay trace.json --secret TOKEN=env:TOKEN --offline --output-file again.json
   stepmux replay trace.json --check 20 --ignore logs`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
+		Args: arguments("TRACE"),
+		RunE: f.run,
 	}
 	fl := cmd.Flags()
 	f.registerCommon(fl, "run the job in this directory, which has the steps of the project")
@@ -79,98 +81,71 @@ Exit codes:
 		"`NAME=env:VARIABLE` or NAME=file:PATH, the value of a secret that is masked in the trace; repeatable")
 	fl.BoolVar(&f.offline, "offline", false,
 		"ask no server for steps: if the cache does not have them, the replay is refused")
-	fl.StringVar(&f.runtime, "runtime", string(replay.ExactRuntime),
-		"another machine, stepmux or program is refused (exact), named and not compared (warn), or not compared (ignore)")
+	f.runtime = replay.ExactRuntime
+	choiceFlag(fl, &f.runtime, "runtime", "another machine, stepmux or program is refused (exact), named and not "+
+		"compared (warn), or not compared (ignore)", "exact", "warn", "ignore")
 	fl.BoolVar(&f.allowChanged, "allow-changed-components", false,
 		"run also if steps of the project were changed; the differences tell")
-	fl.StringArrayVar(&f.ignore, "ignore", nil, "do not compare these: logs; repeatable")
+	choiceFlag(fl, &f.ignore, "ignore", "do not compare these: logs; repeatable", "logs")
 	fl.IntVar(&f.check, "check", 1, "run this many times, and count each difference")
 	return cmd
 }
 
-func (f *replayFlags) run(cmd *cobra.Command, file string) error {
-	f.input = file
-	cfg, err := f.config()
+func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
+	f.input = args[0]
+	cfg, err := f.config(cmd.Context())
 	if err != nil {
-		return usageError(err)
+		return err
 	}
-	plan, ignore, err := f.plan()
-	if err != nil {
-		return usageError(err)
+	if cfg.WorkDir, err = f.dir(); err != nil {
+		return err
 	}
-	show, err := f.shower(cmd.OutOrStdout(), cmd.ErrOrStderr())
-	if err != nil {
-		return usageError(err)
+	if f.check < 1 || f.check > maxChecks {
+		return fmt.Errorf("--check %d: use 1 to %d", f.check, maxChecks)
 	}
-	t, err := trace.Read(file)
+	secrets, err := readSecrets(f.secrets)
 	if err != nil {
-		return usageError(err)
+		return err
+	}
+	show := f.shower(cmd, &cfg)
+	t, err := trace.Read(f.input)
+	if err != nil {
+		return err
 	}
 	store, err := fetch.New(fetch.Config{Dir: f.cacheDir, Offline: f.offline})
 	if err != nil {
 		return systemError(err)
 	}
 	defer func() { _ = store.Close() }() // never fails
-	plan.Store = store
 
-	ctx, abort, stop := endings(cmd.Context(), endSignals...)
+	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
-	p, err := replay.Prepare(ctx, t, plan)
+	p, err := replay.Prepare(ctx, t, replay.Config{
+		WorkDir: cfg.WorkDir, Runtime: f.runtime, Secrets: secrets, AllowChanged: f.allowChanged, Store: store,
+		Version: buildinfo.Version(), VMsEnd: vmsEndSum,
+	})
 	if err != nil {
 		return replayError(ctx, err)
 	}
 	defer p.Close()
-	for _, notice := range p.Job.Notices {
-		show.talk.Notice(notice)
-	}
-	cfg.Stdout, cfg.Stderr, cfg.Observe = show.stdout, show.stderr, show.talk.Observe
+	show.notices(p.Job)
 	cfg.Trace = &standalone.Trace{File: f.outputFile}
+	ignore := inspect.Ignore{Logs: f.ignore == "logs", Runtime: f.runtime != replay.ExactRuntime}
 	result, err := p.Run(ctx, abort, t, f.check, ignore, cfg, func(r *standalone.Report) {
 		if show.results == nil {
 			show.talk.End(r)
 		}
 	})
-	if err == nil {
-		err = showReplay(show, result)
-	}
-	if code := signalCode(ctx); code != 0 {
-		return &exitError{code: code, err: err}
+	if err == nil && show.results != nil {
+		err = writeJSON(show.results, result)
 	}
 	if err != nil {
 		return replayError(ctx, err)
 	}
-	return replayOutcome(result)
-}
-
-// plan returns the configuration of the replay from the flags.
-func (f *replayFlags) plan() (cfg replay.Config, ignore inspect.Ignore, err error) {
-	cfg = replay.Config{AllowChanged: f.allowChanged, Version: version()}
-	if cfg.WorkDir, err = f.dir(); err != nil {
-		return cfg, ignore, err
+	if show.results == nil {
+		showReplay(show.talk, result)
 	}
-	if cfg.Runtime, err = replay.ParseRuntime(f.runtime); err != nil {
-		return cfg, ignore, fmt.Errorf("--runtime: %w", err)
-	}
-	ignore.Runtime = cfg.Runtime != replay.ExactRuntime
-	if ignore.Logs, err = ignoresLogs(f.ignore); err != nil {
-		return cfg, ignore, err
-	}
-	if f.check < 1 || f.check > maxChecks {
-		return cfg, ignore, fmt.Errorf("--check %d: use 1 to %d", f.check, maxChecks)
-	}
-	cfg.Secrets, err = readSecrets(f.secrets)
-	return cfg, ignore, err
-}
-
-// ignoresLogs reads --ignore.
-func ignoresLogs(list []string) (logs bool, err error) {
-	for _, what := range list {
-		if what != "logs" {
-			return false, fmt.Errorf("--ignore %.40q: use logs", what)
-		}
-		logs = true
-	}
-	return logs, nil
+	return withCode(cmp.Or(endsignal.Code(ctx), replayCode(result)), nil)
 }
 
 // readSecrets reads the values of given, each NAME=env:VARIABLE or NAME=file:PATH.
@@ -179,24 +154,27 @@ func readSecrets(given []string) (map[string]string, error) {
 	for _, text := range given {
 		name, from, _ := strings.Cut(text, "=")
 		kind, where, found := strings.Cut(from, ":")
-		switch {
-		case name == "" || !found || where == "":
+		if name == "" || !found || where == "" {
 			return nil, errors.New("--secret: write NAME=env:VARIABLE or NAME=file:PATH; the value itself must not be on the " +
 				"command line")
-		case kind == "env":
+		}
+		var err error
+		switch kind {
+		case "env":
 			value, set := os.LookupEnv(where)
 			if !set {
-				return nil, fmt.Errorf("--secret %s: the variable %s is not in the environment", name, where)
+				err = fmt.Errorf("the variable %s is not in the environment", where)
 			}
 			secrets[name] = value
-		case kind == "file":
-			data, err := standalone.ReadFile(where, os.Stdin)
-			if err != nil {
-				return nil, fmt.Errorf("--secret %s: %w", name, err)
-			}
+		case "file":
+			var data []byte
+			data, err = standalone.ReadFile(where, os.Stdin)
 			secrets[name] = string(data)
 		default:
-			return nil, fmt.Errorf("--secret %s: a value comes from env:VARIABLE or file:PATH", name)
+			err = errors.New("a value comes from env:VARIABLE or file:PATH")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--secret %s: %w", name, err)
 		}
 	}
 	return secrets, nil
@@ -204,43 +182,35 @@ func readSecrets(given []string) (map[string]string, error) {
 
 // replayError gives err its exit code.
 func replayError(ctx context.Context, err error) error {
-	refused, missing := (*replay.RefusedError)(nil), (*replay.MissingError)(nil)
-	switch code := signalCode(ctx); {
+	code := endsignal.Code(ctx)
+	_, refused := errors.AsType[*replay.RefusedError](err)
+	_, missing := errors.AsType[*replay.MissingError](err)
+	switch {
 	case code != 0:
-		return &exitError{code: code, err: err}
-	case errors.As(err, &refused):
-		return &exitError{code: exitRefused, err: err}
-	case errors.As(err, &missing), errors.Is(err, replay.ErrTrace):
-		return usageError(err)
+		return withCode(code, err)
+	case refused:
+		return withCode(exitRefused, err)
+	case missing, errors.Is(err, replay.ErrTrace):
+		return err
 	default:
 		return systemError(err)
 	}
 }
 
 // showReplay shows how a replay compares with its trace.
-func showReplay(show *jobShower, r *replay.Result) error {
-	if show.results != nil {
-		data, err := json.Marshal(r)
-		if err == nil {
-			_, err = show.results.Write(append(data, '\n'))
-		}
-		if err != nil {
-			return fmt.Errorf("write results: %w", err)
-		}
-		return nil
-	}
+func showReplay(talk *standalone.Talk, r *replay.Result) {
 	for _, d := range r.Differences {
 		text := d.String()
 		if r.Runs > 1 {
 			text += fmt.Sprintf(" (in %d of %d runs)", d.Runs, r.Runs)
 		}
-		show.talk.Say(text)
+		talk.Say(text)
 	}
 	if r.More > 0 {
-		show.talk.Say(fmt.Sprintf("and %d more differences", r.More))
+		talk.Say(fmt.Sprintf("and %d more differences", r.More))
 	}
 	if r.Unknown > 0 {
-		show.talk.Notice(fmt.Sprintf("%d masked values could not be compared", r.Unknown))
+		talk.Notice(fmt.Sprintf("%d masked values could not be compared", r.Unknown))
 	}
 	text := "replay: the same as the trace"
 	if !r.Same {
@@ -249,20 +219,19 @@ func showReplay(show *jobShower, r *replay.Result) error {
 	if r.Runs > 1 {
 		text += fmt.Sprintf(" (%d runs)", r.Runs)
 	}
-	show.talk.Say(text)
-	return nil
+	talk.Say(text)
 }
 
-// replayOutcome returns the exit code of a replay as an error.
-func replayOutcome(r *replay.Result) error {
+// replayCode returns the exit code of a replay.
+func replayCode(r *replay.Result) int {
 	switch {
 	case r.Same:
-		return nil
+		return 0
 	case r.Reason == standalone.System:
-		return &exitError{code: exitSystem}
+		return exitSystem
 	case r.Reason == standalone.TimedOut:
-		return &exitError{code: exitTimeout}
+		return exitTimeout
 	default:
-		return &exitError{code: exitDifferent}
+		return exitDifferent
 	}
 }

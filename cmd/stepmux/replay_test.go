@@ -20,7 +20,7 @@ import (
 // slowReplay starts a replay of a job that ended at once in its trace, and does not end by itself in the replay.
 func slowReplay(t *testing.T, args ...string) *localJob {
 	t.Helper()
-	program := runnertest.Command(t)[0]
+	program := runnertest.Manager(t)
 	dir, temp := t.TempDir(), sshtest.SocketDir(t)
 	job := "- script: \"test -e again || exit 0; trap 'echo ending; exit 1' TERM; setsid sleep 600 >/dev/null & echo " +
 		"$!; while :; do sleep 0.01; done\"\n- {script: 'echo cleaning', when: always}\n"

@@ -2,55 +2,72 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/term"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/internal/termtext"
 )
 
 // maxLine is the longest log line, in bytes. A longer line is shown in parts.
 const maxLine = 64 << 10
 
-// redrawEvery is the least time between two progress lines.
-const redrawEvery = 100 * time.Millisecond
-
 // reporter shows a run: logs and results on their streams, progress on a terminal. Its methods are safe for concurrent
-// use.
+// use. The caller calls close.
 type reporter struct {
 	json     bool
 	terminal bool
+	total    int // builds
+	logs     *stream
+	plain    bool    // logs are made harmless for a terminal
+	out      *stream // results
+	err      *stream // progress and summary; it may be out
 
-	mu       sync.Mutex // guards the following and both streams
-	out      io.Writer  // results, and logs in text form
-	err      io.Writer  // progress, summary, and logs beside JSON
-	total    int
-	running  map[string]bool // builds
-	done     int
-	failed   int
-	drawn    bool // the progress line stands on the terminal
-	lastDraw time.Time
+	mu      sync.Mutex      // guards the following
+	running map[string]bool // builds
+	done    int
+	failed  int
 }
 
-func newReporter(format string, out, err io.Writer) (*reporter, error) {
-	return &reporter{
-		json: format == "json", terminal: isTerminal(err), out: out, err: err, running: map[string]bool{},
-	}, checkOutput(format)
+// newReporter returns a reporter whose output is text, raw or json.
+func newReporter(total int, output string, out, err io.Writer) *reporter {
+	r := &reporter{total: total, json: output == "json", terminal: isTerminal(err), running: map[string]bool{}}
+	r.out = newStream("standard output", out)
+	r.err = r.out
+	if !sameFile(out, err) { // else their texts keep their order
+		r.err = newStream("standard error", err)
+	}
+	r.logs = r.out
+	if r.json {
+		r.logs = r.err
+	}
+	file, ok := r.logs.to.(*os.File)
+	r.plain = ok && output != "raw" && term.IsTerminal(int(file.Fd()))
+	return r
 }
 
-// begin sets the number of builds.
-func (r *reporter) begin(total int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.total = total
-	r.drawLocked(true)
+// sameFile reports whether two outputs are one file, pipe or terminal.
+func sameFile(a, b io.Writer) bool {
+	f, ok := a.(*os.File)
+	g, also := b.(*os.File)
+	if !ok || !also {
+		return a == b
+	}
+	one, err := f.Stat()
+	other, otherErr := g.Stat()
+	return err == nil && otherErr == nil && os.SameFile(one, other) || isTerminal(a) && isTerminal(b)
 }
 
 func (r *reporter) started(build, _ string) {
@@ -66,204 +83,199 @@ func (r *reporter) ended(report batch.Report) {
 	defer r.mu.Unlock()
 	delete(r.running, report.Build)
 	r.done++
-	r.clearLocked()
 	if report.Err != nil {
 		r.failed++
-		fmt.Fprintf(r.err, "%s: %v\n", report.Build, report.Err)
+		r.showLocked("%s: %v", report.Build, report.Err)
 	}
 	if report.Cleanup != nil {
-		fmt.Fprintf(r.err, "%s: clean-up on %s: %v\n", report.Build, report.Instance, report.Cleanup)
+		r.showLocked("%s: clean-up on %s: %v", report.Build, report.Instance, report.Cleanup)
 	}
 	if r.json {
-		writeJSON(r.out, jsonBuildOf(report))
+		_ = writeJSON(r.out, jsonBuildOf(report)) // close tells of lost text
 	}
 	r.drawLocked(r.done == r.total)
 }
 
+// showLocked shows a message, which may have foreign text in it.
+func (r *reporter) showLocked(format string, args ...any) {
+	fmt.Fprintln(r.err, termtext.Text(fmt.Sprintf(format, args...)))
+}
+
 // drawLocked draws the progress line.
 func (r *reporter) drawLocked(now bool) {
-	if !r.terminal || !now && time.Since(r.lastDraw) < redrawEvery {
-		return
-	}
-	r.clearLocked()
-	fmt.Fprintf(r.err, "%d of %d builds done, %d running, %d failed", r.done, r.total, len(r.running), r.failed)
-	r.drawn, r.lastDraw = true, time.Now()
-}
-
-// clearLocked removes the progress line.
-func (r *reporter) clearLocked() {
-	if r.drawn {
-		fmt.Fprint(r.err, "\r\x1b[K")
-		r.drawn = false
+	if r.terminal {
+		r.err.show(fmt.Sprintf("%d of %d builds done, %d running, %d failed", r.done, r.total, len(r.running), r.failed), now)
 	}
 }
 
-// talk returns a writer for messages that clears the progress line first.
-func (r *reporter) talk() io.Writer { return talkWriter{r} }
+// say shows a line of text, which may be foreign.
+func (r *reporter) say(text string) { r.err.say([]byte(termtext.Text(text) + "\n")) }
 
-// say shows a line of text.
-func (r *reporter) say(text string) { fmt.Fprintln(r.talk(), text) }
+// Write shows messages. It never waits: if nobody takes them, some are dropped.
+func (r *reporter) Write(text []byte) (int, error) {
+	r.err.say(text)
+	return len(text), nil
+}
 
-type talkWriter struct{ r *reporter }
-
-func (t talkWriter) Write(p []byte) (int, error) {
-	t.r.mu.Lock()
-	defer t.r.mu.Unlock()
-	t.r.clearLocked()
-	return t.r.err.Write(p)
+// close waits for the readers as stream.close does. If results or logs are lost it says so, as far as that is possible.
+func (r *reporter) close(ctx, abort context.Context, patience time.Duration) error {
+	lost := r.out.close(ctx, abort, patience)
+	if r.err == r.out {
+		return lost
+	}
+	if lost != nil {
+		fmt.Fprintf(r.err, "stepmux: %v\n", lost)
+	}
+	if failed := r.err.close(ctx, abort, patience); r.json { // else it had messages only
+		lost = errors.Join(lost, failed)
+	}
+	return lost
 }
 
 // log returns the log of a build. Each line is shown with the name of the build.
 func (r *reporter) log(build string) io.WriteCloser {
-	return &prefixed{r: r, prefix: []byte(build + " | ")}
+	return &prefixed{share: r.logs.share(), plain: r.plain, prefix: []byte(build + " | ")}
 }
 
-// prefixed shows whole lines. One build writes to it at a time.
+// prefixed shows whole lines. Close may be called while a Write waits for the reader.
 type prefixed struct {
-	r      *reporter
+	share  share
+	plain  bool
 	prefix []byte
-	part   []byte // a line that has not ended
+
+	mu   sync.Mutex // guards part
+	part []byte     // a line that has not ended
 }
 
 func (p *prefixed) Write(text []byte) (int, error) {
-	n := len(text)
-	var lines []byte
-	for len(text) > 0 {
-		line, rest, ended := bytes.Cut(text, []byte{'\n'})
-		text = rest
-		p.part = append(p.part, line...)
-		if ended || len(p.part) >= maxLine {
-			lines = append(append(append(lines, p.prefix...), p.part...), '\n')
-			p.part = p.part[:0]
+	for rest := text; len(rest) > 0; {
+		var lines []byte
+		if lines, rest = p.lines(rest); len(lines) > 0 {
+			if err := p.share.put(lines, true); err != nil {
+				return len(text), err
+			}
 		}
 	}
-	return n, p.show(lines)
+	return len(text), nil
 }
 
-// Close shows a last line that has no end.
+// lines returns the lines that end in text, as they are shown, and keeps the last if it has no end. It returns the rest
+// of a text of which more lines would not fit in the build's share of the queue.
+func (p *prefixed) lines(text []byte) (shown, rest []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(text) > 0 && len(shown) < shareRoom/2 {
+		line, after, ended := bytes.Cut(text, []byte{'\n'})
+		text = after
+		p.part = append(p.part, line...)
+		if !ended && len(p.part) < maxLine {
+			break
+		}
+		shown = append(shown, p.prefix...)
+		if p.plain {
+			shown = termtext.LogLine(shown, p.part)
+		} else {
+			shown = append(shown, p.part...)
+		}
+		shown = append(shown, '\n')
+		p.part = p.part[:0]
+	}
+	return shown, text
+}
+
+// Close shows a last line that has no end. It does not wait.
 func (p *prefixed) Close() error {
-	if len(p.part) == 0 {
+	p.mu.Lock()
+	open := len(p.part) > 0
+	p.mu.Unlock()
+	if !open {
 		return nil
 	}
-	line := append(append(slices.Clone(p.prefix), p.part...), '\n')
-	p.part = nil
-	return p.show(line)
-}
-
-func (p *prefixed) show(lines []byte) error {
-	if len(lines) == 0 {
-		return nil
-	}
-	r := p.r
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.clearLocked()
-	to := r.out
-	if r.json {
-		to = r.err
-	}
-	_, err := to.Write(lines)
-	r.drawLocked(false)
-	return err
+	last, _ := p.lines([]byte{'\n'})
+	return p.share.put(last, false)
 }
 
 // jsonBuild is one build's result.
 type jsonBuild struct {
-	Build       string    `json:"build"`
-	Instance    string    `json:"instance"`
-	Status      string    `json:"status"`
-	Reason      string    `json:"reason"`
-	ExitCode    int       `json:"exit_code"`
-	Error       string    `json:"error,omitempty"`
-	Cleanup     string    `json:"cleanup_error,omitempty"`
-	Route       jsonRoute `json:"route"`
-	Connect     float64   `json:"connect_s"`
-	FirstOutput float64   `json:"first_output_s"`
-	Duration    float64   `json:"duration_s"`
-}
-
-type jsonRoute struct {
-	Start        connector.Route `json:"start"`
-	StartReason  string          `json:"start_reason"`
-	Bridge       connector.Route `json:"bridge"`
-	BridgeReason string          `json:"bridge_reason"`
+	Build       string           `json:"build"`
+	Instance    string           `json:"instance"`
+	Status      string           `json:"status"`
+	Reason      string           `json:"reason"`
+	ExitCode    *int             `json:"exit_code,omitempty"` // nil if no script ended
+	Error       string           `json:"error,omitempty"`
+	Cleanup     string           `json:"cleanup_error,omitempty"`
+	Route       connector.Choice `json:"route"`
+	Connect     float64          `json:"connect_s"`
+	FirstOutput float64          `json:"first_output_s"`
+	Duration    float64          `json:"duration_s"`
 }
 
 func jsonBuildOf(r batch.Report) jsonBuild {
 	b := jsonBuild{
-		Build:       r.Build,
-		Instance:    r.Instance,
-		Status:      "success",
-		Route:       jsonRoute(r.Route),
-		Connect:     r.Connect.Seconds(),
-		FirstOutput: r.FirstOutput.Seconds(),
-		Duration:    r.Duration.Seconds(),
+		Build: r.Build, Instance: r.Instance, Status: "success", Route: r.Route,
+		Connect: r.Connect.Seconds(), FirstOutput: r.FirstOutput.Seconds(), Duration: r.Duration.Seconds(),
 	}
-	if r.Err != nil {
-		b.Status, b.Reason, b.ExitCode, b.Error = "failed", string(r.Err.Reason), r.Err.ExitCode, r.Err.Err.Error()
+	if r.Err == nil {
+		b.ExitCode = new(0)
+	} else {
+		b.Status, b.Reason, b.Error = "failed", string(r.Err.Reason), termtext.Text(r.Err.Err.Error())
+	}
+	if r.Err != nil && r.Err.Reason == instance.ScriptFailure && r.Err.ExitCode != 0 {
+		b.ExitCode = &r.Err.ExitCode
 	}
 	if r.Cleanup != nil {
-		b.Cleanup = r.Cleanup.Error()
+		b.Cleanup = termtext.Text(r.Cleanup.Error())
 	}
 	return b
 }
 
 // jsonSummary is the last object of a run.
 type jsonSummary struct {
-	Builds      int                    `json:"builds"`
-	Failed      int                    `json:"failed"`
-	Connections map[string]int         `json:"connections"`
-	JumpHosts   map[string]int         `json:"jump_hosts"` // connections to jump hosts that are not instances
-	Sessions    map[string]int         `json:"sessions_at_once"`
-	Programs    map[string]jsonProgram `json:"step_runners"` // of the instances with one
-}
-
-type jsonProgram struct {
-	Kind     program.Kind `json:"kind"`
-	Version  string       `json:"version,omitempty"`
-	Platform string       `json:"platform,omitempty"`
-	Command  []string     `json:"command"`
-	Uploaded bool         `json:"uploaded"`
+	Builds      int                        `json:"builds"`
+	Failed      int                        `json:"failed"`
+	Connections map[string]int             `json:"connections"`
+	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts that are not instances
+	Sessions    map[string]int             `json:"sessions_at_once"`
+	Programs    map[string]program.Program `json:"step_runners"` // of the instances with one
 }
 
 // summary shows the totals of the run.
 func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.clearLocked()
 	if r.json {
 		sum := jsonSummary{
-			len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]int{}, map[string]jsonProgram{},
+			len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]int{}, map[string]program.Program{},
 		}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
 			if in.Program.Kind != "" {
-				sum.Programs[in.ID] = jsonProgram(in.Program)
+				sum.Programs[in.ID] = in.Program
 			}
 		}
 		for _, j := range stat.JumpHosts {
 			sum.JumpHosts[j.ID] = j.Connections
 		}
-		writeJSON(r.out, map[string]jsonSummary{"summary": sum})
+		_ = writeJSON(r.out, map[string]jsonSummary{"summary": sum})
 		return
 	}
 	fmt.Fprintf(r.err, "\n%d builds, %d failed\n", len(reports), r.failed)
 	for _, in := range stat.Instances {
 		sessions := in.Conn.Sessions
-		fmt.Fprintf(r.err, "%s: connections: %d, sessions at once: %d", in.ID, in.Connections, sessions.Peak)
+		allowed := ""
 		if sessions.Limit > 0 {
-			fmt.Fprintf(r.err, " of %d the server allows", sessions.Limit)
+			allowed = fmt.Sprintf(" of %d the server allows", sessions.Limit)
 		}
-		fmt.Fprintln(r.err)
+		r.showLocked("%s: connections: %d, sessions at once: %d%s", in.ID, in.Connections, sessions.Peak, allowed)
 		if in.Program.Kind != "" {
-			fmt.Fprintf(r.err, "  step runner: %s\n", in.Program)
+			r.showLocked("  step runner: %s", in.Program)
 		}
 		for _, line := range routesOn(in.ID, reports) {
-			fmt.Fprintf(r.err, "  %s\n", line)
+			r.showLocked("  %s", line)
 		}
 	}
 	for _, j := range stat.JumpHosts {
-		fmt.Fprintf(r.err, "jump host %s: connections: %d\n", j.ID, j.Connections)
+		r.showLocked("jump host %s: connections: %d", j.ID, j.Connections)
 	}
 	if first := firstOutputs(reports); len(first) > 0 {
 		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))
@@ -280,21 +292,20 @@ func routesOn(id string, reports []batch.Report) []string {
 	}
 	builds := map[way]int{}
 	var order []way
-	for _, r := range reports {
-		for _, w := range []way{
-			{"started by", r.Route.Start, r.Route.StartReason},
-			{"bridged by", r.Route.Bridge, r.Route.BridgeReason},
-		} {
+	for _, of := range []func(connector.Choice) way{
+		func(c connector.Choice) way { return way{"started by", c.Start, c.StartReason} },
+		func(c connector.Choice) way { return way{"bridged by", c.Bridge, c.BridgeReason} },
+	} {
+		for _, r := range reports {
+			w := of(r.Route)
 			if r.Instance != id || w.route == "" {
 				continue
 			}
-			if builds[w] == 0 {
+			if builds[w]++; builds[w] == 1 {
 				order = append(order, w)
 			}
-			builds[w]++
 		}
 	}
-	slices.SortStableFunc(order, func(a, b way) int { return -strings.Compare(a.verb, b.verb) })
 	lines := make([]string, len(order))
 	for i, w := range order {
 		lines[i] = fmt.Sprintf("%s %s: %d (%s)", w.verb, w.route, builds[w], w.reason)
@@ -320,10 +331,10 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(max(rank-1, 0), len(sorted)-1)].Round(100 * time.Microsecond)
 }
 
-func writeJSON(w io.Writer, v any) {
-	line, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("BUG: encode %T: %v", v, err)) // all callers pass our own types
+// writeJSON writes v as a line.
+func writeJSON(w io.Writer, v any) error {
+	if err := json.NewEncoder(w).Encode(v); err != nil {
+		return fmt.Errorf("write results: %w", err)
 	}
-	_, _ = w.Write(append(line, '\n')) // a reader that went away does not want the rest
+	return nil
 }

@@ -1,14 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +14,9 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
+	"github.com/stepmux/stepmux/instance/metrics"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
@@ -28,15 +29,13 @@ type runFlags struct {
 	logFlags
 	operateFlags
 	bootstrapFlags
+	runFiles
 	builds  int
-	route   string
+	route   connector.Route
 	timeout time.Duration
 	vars    []string
 	masked  []string
 	output  string
-	// outputFile is the file or directory of the traces.
-	outputFile string
-	provenance runProvenance
 }
 
 func newRunCommand() *cobra.Command {
@@ -56,15 +55,16 @@ route: relay, streamlocal (one session each, and SSH's forwarding) or session (t
 
 ` + vmHelp + `
 
-With --output json, standard output has one object for each build as it ends and a last one with the summary; the
-logs go to standard error.
+On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
+them as they are. With --output json, standard output has one object for each build as it ends and a last one with the
+summary; the logs go to standard error.
 
 ` + exitHelp,
 		Example: `  stepmux run --builds 6 --capacity 6 examples/hello.yml
   stepmux run --instance ssh://ci@vm-1 --instance ssh://ci@vm-2:2222 --capacity 8 --builds 200 examples/hello.yml
   stepmux run --inventory examples/inventory.yml --builds 200 --metrics :9100 examples/hello.yml`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, files []string) error { return f.run(cmd, files) },
+		Args: arguments("FILE..."),
+		RunE: f.run,
 	}
 	fl := cmd.Flags()
 	f.vmFlags.register(fl)
@@ -72,116 +72,105 @@ logs go to standard error.
 	f.operateFlags.register(fl)
 	f.bootstrapFlags.register(fl)
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
-	fl.StringVar(&f.route, "route", string(connector.Auto),
-		"how to start and reach a build's step runner: auto, relay, streamlocal or session")
-	fl.DurationVar(&f.timeout, "timeout", 0,
-		"end a build that takes longer, from the moment it has its slot (default none)")
+	f.route = connector.Auto
+	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
+		"auto", "session", "streamlocal", "relay")
+	timeFlag(fl, &f.timeout, "timeout",
+		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
 		"the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
-	fl.StringVar(&f.output, "output", "text", "text or json")
-	f.provenance.register(fl)
-	fl.StringVar(&f.outputFile, "output-file", "",
-		"write the trace of each build to this file, with {build} for the name "+
-			"of the build, or into this directory, which is made if its name ends in /")
+	f.output = "text"
+	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
+	f.runFiles.register(fl)
 	return cmd
 }
 
-func (f *runFlags) run(cmd *cobra.Command, files []string) error {
-	route, err := connector.ParseRoute(f.route)
-	if err != nil {
-		return usageError(fmt.Errorf("--route: %w", err))
-	}
-	switch {
-	case f.builds < 1 || f.builds > maxBuilds:
-		return usageError(fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds))
-	case f.timeout < 0:
-		return usageError(fmt.Errorf("--timeout %v is negative", f.timeout))
-	}
-	if err := f.check(); err != nil {
-		return usageError(err)
-	}
-	report, err := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr())
-	if err != nil {
-		return usageError(err)
+func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
+	if f.builds < 1 || f.builds > maxBuilds {
+		return fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds)
 	}
 	vars, err := f.variables()
 	if err != nil {
-		return usageError(err)
+		return err
 	}
 	jobs, err := readJobs(files)
 	if err != nil {
-		return usageError(err)
+		return err
 	}
-	traces, err := tracePattern(f.outputFile, f.builds*len(jobs))
+	removeTraces, err := f.prepare(cmd.Context(), f.builds*len(jobs), f.way.PassphraseCommand)
 	if err != nil {
-		return usageError(fmt.Errorf("--output-file: %w", err))
+		return err
 	}
-	traces, endTraces, err := f.provenance.prepare(traces, f.builds*len(jobs))
-	if err != nil {
-		return usageError(err)
-	}
-	defer endTraces()
+	defer removeTraces()
 
 	ctx, abort, stop := endings(cmd.Context(), f.endSignals()...)
 	defer stop()
 	bootstrap, err := f.bootstraps()
 	if err != nil {
-		return usageError(err)
+		return err
 	}
-	logger := f.logger(report.talk())
+	report := newReporter(f.builds*len(jobs), f.output, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	defer func() {
+		if lost := report.close(ctx, abort, f.patience()); lost != nil && err == nil {
+			err = withCode(exitSystem, nil) // close has said it
+		}
+	}()
+	logger := f.logger(report)
 	group, closeVMs, err := f.group(ctx, logger)
 	if err != nil {
 		return err
 	}
 	defer closeVMs()
-	cfg := instance.Config{Group: group, Route: route, Bootstrap: bootstrap, Version: version(), Logger: logger}
-	counts := f.hooks(&cfg)
+	counts := metrics.New()
+	cfg := instance.Config{
+		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
+		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
+	}
 	provider, err := instance.NewProvider(cfg)
 	if err != nil {
-		return usageError(err)
+		return err
 	}
 	defer func() { _ = provider.Close() }() // all builds have ended
-	stopOperating, err := f.operate(provider, group, counts, f.inventoryErr, logger)
+	stopOperating, err := f.operate(provider, cfg, counts)
 	if err != nil {
 		return err
 	}
 	defer stopOperating()
 
 	all := batch.Batch{
-		Logger:  logger,
-		Timeout: f.timeout,
-		Builds:  f.batchBuilds(jobs, vars, traces, report),
-		OnStart: report.started,
+		Logger: logger, Timeout: f.timeout, Builds: f.batchBuilds(jobs, vars, report), OnStart: report.started,
 		OnEnd: func(r batch.Report) {
-			if counts != nil {
-				counts.Ended(r)
-			}
+			counts.Ended(r)
 			report.ended(r)
 		},
 	}
-	report.begin(len(all.Builds))
 	reports := batch.Run(ctx, abort, provider, all)
 	report.summary(reports, provider.Stat())
 	return outcome(ctx, reports)
 }
 
+// patience is how long a run waits at its end for a reader that takes nothing.
+func (f *runFlags) patience() time.Duration {
+	if f.timeout > 0 {
+		return 10 * time.Second
+	}
+	return 5 * time.Minute // as long as a build waits
+}
+
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
-func (f *runFlags) batchBuilds(
-	jobs []connector.Job, vars []connector.Variable, traces string, report *reporter,
-) []batch.Build {
+func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, report *reporter) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []batch.Build
 	for range f.builds {
 		for _, job := range jobs {
-			id := fmt.Sprintf("%s-%d", hex.EncodeToString(prefix[:]), len(builds)+1)
+			id := fmt.Sprintf("%x-%d", prefix, len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
 			job.Timeout, job.Vars = f.timeout, vars
-			job := f.provenance.of(withTrace(job, traces, id, report.say), traces, id, report.say)
-			builds = append(builds, batch.Build{ID: id, Job: job, Log: report.log(id)})
+			builds = append(builds, batch.Build{ID: id, Job: f.traced(job, id, report.say), Log: report.log(id)})
 		}
 	}
 	return builds
@@ -191,11 +180,11 @@ func (f *runFlags) batchBuilds(
 func (f *runFlags) variables() ([]connector.Variable, error) {
 	given, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
 	if err != nil {
-		return nil, fmt.Errorf("--var: %w", err)
+		return nil, err
 	}
 	vars := make([]connector.Variable, len(given))
 	for i, v := range given {
-		vars[i] = connector.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked}
+		vars[i] = connector.Variable(v)
 	}
 	return vars, nil
 }
@@ -223,42 +212,30 @@ func readFile(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, remote.MaxSteps+1))
-	if err != nil {
-		return nil, err // names the file
-	}
-	return text, nil
+	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // an error names the file
 }
 
 // outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.
 func outcome(ctx context.Context, reports []batch.Report) error {
-	if code := signalCode(ctx); code != 0 {
-		return &exitError{code: code}
-	}
 	code, worst := 0, 0
 	for _, r := range reports {
-		if r.Err == nil {
-			continue
-		}
-		c, weight := exitCode(r.Err)
-		if weight > worst {
+		if c, weight := exitCode(r.Err); weight > worst {
 			code, worst = c, weight
 		}
 	}
-	if code == 0 {
-		return nil
-	}
-	return &exitError{code: code}
+	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
 }
 
-// exitCode returns the exit code of a build's failure, and its rank among other failures.
+// exitCode returns the exit code of a build, and the rank of its failure among others.
 func exitCode(err *instance.BuildError) (code, weight int) {
-	switch err.Reason {
-	case instance.ScriptFailure:
+	switch {
+	case err == nil:
+		return 0, 0
+	case err.Reason == instance.ScriptFailure:
 		return scriptCode(err.ExitCode), 1
-	case instance.JobExecutionTimeout:
+	case err.Reason == instance.JobExecutionTimeout:
 		return exitTimeout, 2
-	case instance.ConfigurationError:
+	case err.Reason == instance.ConfigurationError:
 		return exitUsage, 3
 	default:
 		return exitSystem, 4
@@ -271,13 +248,4 @@ func scriptCode(code int) int {
 		return 1
 	}
 	return code
-}
-
-// splitCommand splits a runner command into words, at blanks. Quotes have no meaning.
-func splitCommand(s string) ([]string, error) {
-	words := strings.Fields(s)
-	if len(words) == 0 && s != "" {
-		return nil, errors.New("--runner-command is blank")
-	}
-	return words, nil
 }

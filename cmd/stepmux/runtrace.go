@@ -1,28 +1,70 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/spf13/pflag"
+
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// buildMark stands for the name of a build in --output-file.
+// buildMark stands for the name of a build in --output-file and --provenance.
 const buildMark = "{build}"
 
-// tracePattern returns the file of each build's trace, a name with {build} in it, for the value text of --output-file.
-// If text is a directory, its files are named after the builds; it is made if its name ends in /. Empty means no
-// traces.
-func tracePattern(text string, builds int) (string, error) {
-	return buildPattern(text, "trace", builds)
+// runFiles are the flags of the files that a run writes for each build. There is no --subject: the files are on the
+// VMs. After prepare the names are patterns with a buildMark; an empty one is for no file.
+type runFiles struct {
+	traces      string
+	provenances string
+	provenanceFlags
 }
 
-// buildPattern is tracePattern for any file of a build.
+func (f *runFiles) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.provenances, "provenance", "", "write SLSA provenance of each build to this file, with {build} for "+
+		"the name of the build, or into this directory")
+	fl.StringVar(&f.builder, "builder-id", "", builderUsage)
+	fl.StringVar(&f.signKey, "sign-key", "", signUsage)
+	fl.StringVar(&f.traces, "output-file", "", "write the trace of each build to this file, with {build} for the name "+
+		"of the build, or into this directory, which is made if its name ends in /")
+}
+
+// prepare checks the flags of a run with this number of builds. passphrase is the command for the passphrases of keys.
+// Provenance is made from traces: without --output-file they are in a temporary directory, which remove removes.
+func (f *runFiles) prepare(ctx context.Context, builds int, passphrase []string) (remove func(), err error) {
+	if f.signKey != "" {
+		f.passphrase = passphrase
+	}
+	if err := f.checkProvenance(ctx, f.provenances); err != nil {
+		return nil, err
+	}
+	if f.traces, err = buildPattern(f.traces, "trace", builds); err != nil {
+		return nil, fmt.Errorf("--output-file: %w", err)
+	}
+	if f.provenances, err = buildPattern(f.provenances, "provenance", builds); err != nil {
+		return nil, fmt.Errorf("--provenance: %w", err)
+	}
+	if f.provenances == "" || f.traces != "" {
+		return func() {}, nil
+	}
+	dir, err := os.MkdirTemp("", "stepmux-traces-")
+	if err != nil {
+		return nil, fmt.Errorf("make directory for traces: %w", err)
+	}
+	f.traces = filepath.Join(dir, buildMark+".trace.json")
+	return func() { _ = os.RemoveAll(dir) }, nil
+}
+
+// buildPattern returns the pattern of a file of each build, its what, for the value text of a flag. If text is a
+// directory, its files are named after the builds; it is made if its name ends in /.
 func buildPattern(text, what string, builds int) (string, error) {
 	if text == "" {
 		return "", nil
@@ -40,27 +82,40 @@ func buildPattern(text, what string, builds int) (string, error) {
 			"put %s into the name", text, builds, what, buildMark)
 	}
 	if strings.Contains(filepath.Dir(text), buildMark) {
-		return text, errors.New(buildMark + " must be in the name of the file, not of its directory")
+		return "", errors.New(buildMark + " must be in the name of the file, not of its directory")
 	}
-	if err := standalone.CheckOutputFile(text); err != nil {
-		return "", err
-	}
-	return text, nil
+	return text, standalone.CheckOutputFile(text)
 }
 
-// withTrace returns job with its trace written to the file of pattern. say is called if that fails.
-func withTrace(job connector.Job, pattern, build string, say func(string)) connector.Job {
-	if pattern == "" {
+// traced returns job with the files of the build. say is called if one cannot be written.
+func (f *runFiles) traced(job connector.Job, build string, say func(string)) connector.Job {
+	if f.traces == "" {
 		return job
 	}
-	f := &traceFile{path: strings.ReplaceAll(pattern, buildMark, build)}
-	job.Trace = f
+	file := &traceFile{path: strings.ReplaceAll(f.traces, buildMark, build)}
+	job.Trace = file
 	job.OnTrace = func(err error) {
-		if err = f.end(err); err != nil {
+		if err = file.end(err); err != nil {
 			say(fmt.Sprintf("%s: there is no trace: %v", build, err))
+			return
+		}
+		if err := f.writeProvenance(file.path, build); err != nil {
+			say(fmt.Sprintf("%s: there is no provenance: %v", build, err))
 		}
 	}
 	return job
+}
+
+// writeProvenance writes the provenance of a build, if that was asked for, from its trace.
+func (f *runFiles) writeProvenance(file, build string) error {
+	if f.provenances == "" {
+		return nil
+	}
+	t, err := trace.Read(file)
+	if err != nil {
+		return err
+	}
+	return f.write(strings.ReplaceAll(f.provenances, buildMark, build), t, filepath.Base(file), "")
 }
 
 // traceFile is a file that the first write makes. It is for one goroutine at a time.
@@ -84,10 +139,8 @@ func (f *traceFile) end(err error) error {
 	file := f.file
 	f.file = nil
 	switch {
-	case file == nil && err == nil:
-		return errors.New("it is empty")
 	case file == nil:
-		return err
+		return cmp.Or(err, errors.New("it is empty"))
 	case err != nil:
 		file.Discard()
 		return err

@@ -19,7 +19,7 @@ func TestTracesOfBuildsHaveNamesOfTheirOwn(t *testing.T) {
 		made + "/":              made + "/{build}.trace.json",
 		there + "/x-{build}.js": there + "/x-{build}.js",
 	} {
-		got, err := tracePattern(text, 2)
+		got, err := buildPattern(text, "trace", 2)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
@@ -29,10 +29,10 @@ func TestTracesOfBuildsHaveNamesOfTheirOwn(t *testing.T) {
 		dir + "/{build}/t.json": "must be in the name of the file",
 		dir + "/no/{build}":     "its directory",
 	} {
-		_, err := tracePattern(text, 2)
+		_, err := buildPattern(text, "trace", 2)
 		require.ErrorContains(t, err, says, text)
 	}
-	got, err := tracePattern(there+"/one.json", 1)
+	got, err := buildPattern(there+"/one.json", "trace", 1)
 	require.NoError(t, err)
 	require.Equal(t, there+"/one.json", got)
 }

@@ -36,7 +36,7 @@ func newExample(t *testing.T) *example {
 	require.NoError(t, os.CopyFS(project, os.DirFS(files)))
 	s := fetchtest.ServeSources(t, t.TempDir(), os.DirFS(files))
 	return &example{
-		t: t, sources: s, program: runnertest.Command(t)[0], dir: t.TempDir(),
+		t: t, sources: s, program: runnertest.Manager(t), dir: fetchtest.CacheDir(t),
 		vars: []string{
 			project + "/job.yml", "--var", "PROJECT=" + project, "--var", "GIT=" + s.Git, "--var", "ZIP=" + s.Zip,
 			"--var", "IMAGE=" + s.Image,
@@ -146,7 +146,7 @@ func TestExampleOfAllSourcesLeavesTheSameTraceOnVMs(t *testing.T) {
 		"embedded": nil,
 		"openssh": {
 			"--instance", "ssh://" + vm.User + "@" + vm.Addr, "--identity", vm.IdentityFile, "--known-hosts", vm.KnownHosts,
-			"--runner-command", e.program,
+			"--runner-command", runnertest.Command(t)[0],
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestExampleOfAllSourcesLeavesTheSameTraceOnVMs(t *testing.T) {
 			data, err := os.ReadFile(filepath.Join(e.dir, name+".provenance.json"))
 			require.NoError(t, err)
 			require.Contains(t, string(data), "git+"+e.sources.Git+"@refs/heads/main")
-			require.Contains(t, e.well("replay", name+".json", "--runtime", "warn"), inTheEnd)
+			require.Contains(t, e.well("replay", name+".json"), inTheEnd)
 		})
 	}
 }
@@ -168,6 +168,7 @@ func requireSameSteps(t *testing.T, a, b *trace.Trace) {
 	for _, tr := range []*trace.Trace{a, b} {
 		tr.Identity.Job.Source = trace.Source{}
 		tr.Identity.Job.Env, tr.Identity.Job.OSEnv = nil, nil
+		tr.Identity.Runtime.Runner.Digest = nil // the VM's end is a program of its own
 		for i := range tr.Identity.Steps {
 			tr.Identity.Steps[i].Env = nil
 		}

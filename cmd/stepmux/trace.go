@@ -1,30 +1,25 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
 
 func newTraceCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withCommands(&cobra.Command{
 		Use:   "trace",
-		Short: "Read the traces of jobs: show, compare, export as provenance",
+		Short: "Read the traces of jobs: show, compare, export as provenance, verify that",
 		Long: `Read the traces that local, ci and run have written with --output-file. docs/trace.md describes them. A trace
 that was changed later is refused.`,
-		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			return usageError(errors.New("trace needs a command: show, diff or export"))
-		},
-	}
-	cmd.AddCommand(newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand())
-	return cmd
+	}, newTraceShowCommand(), newTraceDiffCommand(), newTraceExportCommand(), newTraceVerifyCommand())
 }
 
 func newTraceShowCommand() *cobra.Command {
@@ -32,11 +27,11 @@ func newTraceShowCommand() *cobra.Command {
 		Use:     "show TRACE",
 		Short:   "Show a trace: the definition, inputs, command and outputs of each step",
 		Example: "  stepmux trace show trace.json",
-		Args:    cobra.ExactArgs(1),
+		Args:    arguments("TRACE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			t, err := trace.Read(args[0])
 			if err != nil {
-				return usageError(err)
+				return err
 			}
 			if err := inspect.Show(cmd.OutOrStdout(), t); err != nil {
 				return systemError(fmt.Errorf("write trace: %w", err))
@@ -47,8 +42,7 @@ func newTraceShowCommand() *cobra.Command {
 }
 
 func newTraceDiffCommand() *cobra.Command {
-	var ignore []string
-	var output string
+	var ignore, output string
 	var noRuntime bool
 	cmd := &cobra.Command{
 		Use:   "diff [flags] OLD NEW",
@@ -63,65 +57,65 @@ Exit codes:
   2        wrong usage, or a file that is not a trace`,
 		Example: `  stepmux trace diff trace.json again.json
   stepmux trace diff --output json trace.json again.json`,
-		Args: cobra.ExactArgs(2),
+		Args: arguments("OLD", "NEW"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var traces [2]*trace.Trace
-			var err error
-			for i, file := range args {
-				if traces[i], err = trace.Read(file); err != nil {
-					return usageError(err)
-				}
-			}
-			what := inspect.Ignore{Runtime: noRuntime}
-			if what.Logs, err = ignoresLogs(ignore); err != nil {
-				return usageError(err)
-			}
-			if err := checkOutput(output); err != nil {
-				return usageError(err)
-			}
-			c, err := inspect.Compare(traces[0], traces[1], what)
+			was, err := trace.Read(args[0])
 			if err != nil {
-				return usageError(err)
+				return err
+			}
+			is, err := trace.Read(args[1])
+			if err != nil {
+				return err
+			}
+			c, err := inspect.Compare(was, is, inspect.Ignore{Runtime: noRuntime, Logs: ignore == "logs"})
+			if err != nil {
+				return err
 			}
 			if err := showComparison(cmd.OutOrStdout(), c, output == "json"); err != nil {
 				return systemError(fmt.Errorf("write differences: %w", err))
 			}
 			if !c.Same() {
-				return &exitError{code: exitDifferent}
+				return withCode(exitDifferent, nil)
 			}
 			return nil
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&ignore, "ignore", nil, "do not compare these: logs; repeatable")
+	choiceFlag(fl, &ignore, "ignore", "do not compare these: logs; repeatable", "logs")
 	fl.BoolVar(&noRuntime, "ignore-runtime", false,
 		"do not compare the machines, the versions of stepmux and the digests of programs")
-	fl.StringVar(&output, "output", "text", "text or json")
+	outputFlag(fl, &output, "text or json")
 	return cmd
 }
 
 func showComparison(w io.Writer, c *inspect.Comparison, asJSON bool) error {
 	if asJSON {
-		data, err := json.Marshal(c)
-		if err == nil {
-			_, err = w.Write(append(data, '\n'))
-		}
-		return err
+		return json.NewEncoder(w).Encode(c)
 	}
+	var text bytes.Buffer
 	for _, d := range c.Differences {
-		if _, err := fmt.Fprintln(w, d); err != nil {
-			return err
-		}
+		fmt.Fprintln(&text, termtext.Line(d.String()))
 	}
-	for _, more := range []struct {
-		count int
-		what  string
-	}{{c.More, "more differences"}, {c.Unknown, "masked values could not be compared"}} {
-		if more.count > 0 {
-			if _, err := fmt.Fprintln(w, more.count, more.what); err != nil {
-				return err
-			}
-		}
+	if c.More > 0 {
+		fmt.Fprintln(&text, c.More, "more differences")
 	}
-	return nil
+	if c.Unknown > 0 {
+		fmt.Fprintln(&text, c.Unknown, "masked values could not be compared")
+	}
+	_, err := text.WriteTo(w)
+	return err
+}
+
+// withCommands returns cmd, which does nothing itself, with commands below it.
+func withCommands(cmd *cobra.Command, below ...*cobra.Command) *cobra.Command {
+	var names []string
+	for _, c := range below {
+		names = append(names, c.Name())
+	}
+	cmd.Args = unknownCommand
+	cmd.RunE = func(*cobra.Command, []string) error {
+		return fmt.Errorf("%s needs a command: %s", cmd.Name(), either(names))
+	}
+	cmd.AddCommand(below...)
+	return cmd
 }

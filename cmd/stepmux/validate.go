@@ -1,15 +1,19 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
 type validateFlags struct {
-	format  string
+	formatFlag
 	workDir string
 	output  string
 	schema  bool
@@ -22,7 +26,8 @@ func newValidateCommand() *cobra.Command {
 		Short: "Check steps, definitions of steps, and .gitlab-ci.yml",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, or a
 .gitlab-ci.yml. Each mistake is a line on standard output, with file, line, column and a remedy: the first mistake in
-steps, and the first mistake of each job in a .gitlab-ci.yml.
+steps, and the first mistake of each job in a .gitlab-ci.yml. Local steps are checked too; nothing is fetched.
+A warning is about something valid that may not do what it seems to; it does not change the exit code.
 
 With --output json standard output has one object with the mistakes of each file. --schema prints a JSON Schema for
 editors.
@@ -32,13 +37,13 @@ Exit codes:
   2  wrong usage, or a FILE that is not valid or cannot be read`,
 		Example: `  stepmux validate examples/hello.yml
   stepmux validate --schema >steps.schema.json`,
-		RunE: func(cmd *cobra.Command, files []string) error { return f.run(cmd, files) },
+		RunE: f.run,
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.format, "format", "",
-		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)")
-	fl.StringVar(&f.workDir, "work-dir", ".", "directory of the files that a .gitlab-ci.yml includes")
-	fl.StringVar(&f.output, "output", "text", "text or json")
+	f.register(fl)
+	fl.StringVar(&f.workDir, "work-dir", ".",
+		"directory of the job, with its local steps and the files that a .gitlab-ci.yml includes")
+	outputFlag(fl, &f.output, "text or json")
 	fl.BoolVar(&f.schema, "schema", false, "print the JSON Schema of steps")
 	return cmd
 }
@@ -47,53 +52,63 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 	out := cmd.OutOrStdout()
 	switch {
 	case f.schema && len(files) > 0:
-		return usageError(fmt.Errorf("--schema takes no FILE"))
+		return errors.New("--schema takes no FILE")
 	case f.schema:
-		if _, err := out.Write(standalone.Schema()); err != nil {
-			return systemError(err)
-		}
-		return nil
+		_, err := out.Write(standalone.Schema())
+		return systemError(err)
 	case len(files) == 0:
-		return usageError(fmt.Errorf("the file to check is missing; name a FILE"))
-	}
-	if err := checkOutput(f.output); err != nil {
-		return usageError(err)
+		return errors.New("the file to check is missing; name a FILE")
 	}
 	valid := true
 	verdicts := make([]standalone.Verdict, len(files))
 	for i, name := range files {
-		var err error
-		if verdicts[i], err = f.check(cmd, name); err != nil {
-			return usageError(fmt.Errorf("--format: %w", err))
+		if src, err := f.readFile(name, cmd.InOrStdin()); err != nil {
+			verdicts[i] = standalone.Unreadable(name, err)
+		} else {
+			verdicts[i] = standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir)
 		}
 		valid = valid && verdicts[i].Valid
 		if f.output == "text" {
-			for _, problem := range verdicts[i].Errors {
-				fmt.Fprintln(out, problem)
-			}
+			showProblems(out, verdicts[i])
 		}
 	}
 	if f.output == "json" {
-		writeJSON(out, map[string]any{"valid": valid, "files": verdicts})
+		if err := writeJSON(out, map[string]any{"valid": valid, "files": verdicts}); err != nil {
+			return systemError(err)
+		}
 	}
 	if !valid {
-		return &exitError{code: exitUsage}
+		return withCode(exitUsage, nil)
 	}
 	return nil
 }
 
-// check checks one file.
-func (f *validateFlags) check(cmd *cobra.Command, name string) (standalone.Verdict, error) {
-	format, err := standalone.ParseFormat(f.format, name)
-	if err != nil {
-		return standalone.Verdict{}, err
+// formatFlag is --format, of files with steps.
+type formatFlag struct{ format string }
+
+func (f *formatFlag) register(fl *pflag.FlagSet) {
+	choiceFlag(fl, &f.format, "format",
+		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)", "steps", "gitlab-ci")
+}
+
+// readFile reads a file, or standard input if name is "-".
+func (f *formatFlag) readFile(name string, stdin io.Reader) (src standalone.Source, err error) {
+	if src.Format, err = standalone.ParseFormat(f.format, name); err != nil {
+		return src, err
 	}
-	text, err := standalone.ReadFile(name, cmd.InOrStdin())
-	if err != nil {
-		return standalone.Unreadable(name, err), nil
+	if src.Name = name; name == "-" {
+		src.Name = "stdin"
 	}
-	if name == "-" {
-		name = "stdin"
+	src.Text, err = standalone.ReadFile(name, stdin)
+	return src, err
+}
+
+func showProblems(w io.Writer, v standalone.Verdict) {
+	for _, problem := range v.Errors {
+		fmt.Fprintln(w, termtext.Text(problem.String()))
 	}
-	return standalone.Validate(name, text, format, f.workDir), nil
+	for _, warning := range v.Warnings {
+		warning.Message = "warning: " + warning.Message
+		fmt.Fprintln(w, termtext.Text(warning.String()))
+	}
 }

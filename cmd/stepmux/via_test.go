@@ -18,7 +18,7 @@ import (
 // A bastion, VMs behind it, and a VM behind one of those: run and doctor connect to each of them once.
 func TestAnInventoryOfVMsBehindABastion(t *testing.T) {
 	t.Parallel()
-	stepmux, dir := runnertest.Command(t)[0], sshtest.SocketDir(t)
+	stepmux, dir := runnertest.Manager(t), sshtest.SocketDir(t)
 	put := func(name, text string) string {
 		t.Helper()
 		file := filepath.Join(dir, name)
@@ -83,7 +83,7 @@ instances:
 
 func TestAnInventoryThatLoopsIsAMistake(t *testing.T) {
 	t.Parallel()
-	stepmux, dir := runnertest.Command(t)[0], t.TempDir()
+	stepmux, dir := runnertest.Manager(t), t.TempDir()
 	file := filepath.Join(dir, "fleet.yml")
 	text := "instances:\n  - {id: a, address: x, via: b}\n  - {id: b, address: y, via: a}\n"
 	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
@@ -18,6 +20,9 @@ import (
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
+
+// maxAtOnce bounds the VMs that a command looks at, at once.
+const maxAtOnce = 8
 
 // embeddedStop bounds the wait for processes on the embedded VM at the end.
 const embeddedStop = 10 * time.Second
@@ -33,106 +38,121 @@ flags, and they override ~/.ssh/config.
 
 // vmFlags name the VMs and the ways to reach them.
 type vmFlags struct {
-	instances       []string
-	inventory       string
-	capacity        int
-	identities      []string
-	passphrase      string
-	identityCommand string
-	knownHosts      []string
-	hostKey         []string
-	jump            string
-	sshConfig       string
-	runner          string
+	instances []string
+	inventory string
+	capacity  int
+	runner    []string
+	way       sshtarget.ResolverConfig
 
+	flags        *pflag.FlagSet
 	inventoryErr func() error // the mistake in the inventory; nil without an inventory
 }
 
-var defaultHostKey = []string{"known-hosts"}
-
 func (f *vmFlags) register(fl *pflag.FlagSet) {
+	f.flags = fl
 	fl.StringArrayVar(&f.instances, "instance", nil, "a VM, [ID=]ssh://[USER@]HOST[:PORT] or [ID=]NAME of ssh_config; "+
 		"may repeat (run: without any, a VM embedded in this program)")
 	fl.StringVar(&f.inventory, "inventory", "",
 		"YAML file that lists the VMs; run rereads it when it changes and on SIGHUP")
 	fl.IntVar(&f.capacity, "capacity", 1, "largest number of builds on each VM at once")
-	fl.StringArrayVar(&f.identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
+	fl.StringArrayVar(&f.way.Identities, "identity", nil, "file with a private key to log in with; may repeat (default "+
 		"the keys in ssh_config, else the ssh-agent, then ~/.ssh/id_*)")
-	fl.StringVar(&f.passphrase, "passphrase-command", "",
-		"command that prints the passphrase of the key file %f; it is split into words at blanks")
-	fl.StringVar(&f.identityCommand, "identity-command", "", "command that prints a private key, and its certificate "+
+	wordsFlag(fl, &f.way.PassphraseCommand, "passphrase-command",
+		"`command` that prints the passphrase of the key file %f, of --identity or (run) --sign-key; it is split into words "+
+			"at blanks")
+	wordsFlag(fl, &f.way.IdentityCommand, "identity-command", "`command` that prints a private key, and its certificate "+
 		"if it has one, for each connection to %r@%h:%p; words are split at blanks")
-	fl.StringArrayVar(&f.knownHosts, "known-hosts", nil,
+	fl.StringArrayVar(&f.way.KnownHosts, "known-hosts", nil,
 		"file with the VMs' host keys; may repeat (default ~/.ssh/known_hosts and /etc/ssh/ssh_known_hosts)")
-	fl.StringArrayVar(&f.hostKey, "host-key", defaultHostKey, "policy for host keys: known-hosts, pinned:ID=KEY, "+
-		"command:CMD, first-use[:FILE] or insecure; may repeat, the first answer counts")
-	fl.StringVar(&f.jump, "jump", "",
+	known, _ := sshtarget.ParsePolicy("known-hosts") // it is one
+	f.way.Policies = []sshtarget.Policy{known}
+	fl.Func("host-key", "`policy` for host keys: known-hosts, pinned:ID=KEY, command:CMD, first-use[:FILE] or insecure; "+
+		"may repeat, the first answer counts (default known-hosts)", func(text string) error {
+		policy, err := sshtarget.ParsePolicy(text)
+		if !fl.Changed("host-key") {
+			f.way.Policies = nil
+		}
+		f.way.Policies = append(f.way.Policies, policy)
+		return err
+	})
+	fl.StringVar(&f.way.Jump, "jump", "",
 		"jump hosts for all VMs, separated by commas; none for no jump host (default those of ssh_config)")
-	fl.StringVar(&f.sshConfig, "ssh-config", "",
+	fl.StringVar(&f.way.SSHConfig, "ssh-config", "",
 		"file to read instead of ~/.ssh/config and /etc/ssh/ssh_config; none for no file")
-	fl.StringVar(&f.runner, "runner-command", "", "the step runner's command on the VMs, a stepmux, gitlab-runner or "+
-		"step-runner; words are split at blanks (default stepmux, or one of the others where that is missing)")
+	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
+		"or step-runner that has steps serve; words are split at blanks (default stepmux, or one of the others where that "+
+		"is missing)")
 }
 
 // group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
 // commands of the flags. log gets changes of the inventory.
 func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
 	if f.capacity < 1 {
-		return nil, nil, usageError(fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity))
+		return nil, nil, fmt.Errorf("--capacity %d: a VM takes at least one build", f.capacity)
+	}
+	if slices.ContainsFunc(f.way.Policies, sshtarget.Policy.Insecure) {
+		fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
+			"read and change all that is sent")
 	}
 	if f.inventory != "" {
 		return f.fromInventory(ctx, log)
 	}
 	if len(f.instances) == 0 {
-		if flag := f.unusedFlag(); flag != "" {
-			return nil, nil,
-				usageError(fmt.Errorf("--%s needs a VM, named by --instance or --inventory", flag))
+		if err := f.needsVM(); err != nil {
+			return nil, nil, err
 		}
 		return f.embedded(ctx)
 	}
 	all, err := f.resolve(ctx)
 	if err != nil {
-		return nil, nil, usageError(err)
+		return nil, nil, err
 	}
 	group, err := instance.NewGroup(all...)
-	if err != nil {
-		return nil, nil, usageError(err)
-	}
-	return group, func() {}, nil
+	return group, func() {}, err
 }
 
-// unusedFlag returns a given flag that has no effect on the embedded VM, or "".
-func (f *vmFlags) unusedFlag() string {
-	for _, flag := range []struct {
-		name  string
-		given bool
-	}{
-		{"identity", len(f.identities) > 0},
-		{"passphrase-command", f.passphrase != ""},
-		{"identity-command", f.identityCommand != ""},
-		{"known-hosts", len(f.knownHosts) > 0},
-		{"host-key", !slices.Equal(f.hostKey, defaultHostKey)},
-		{"jump", f.jump != ""},
-		{"ssh-config", f.sshConfig != ""},
+// needsVM returns an error for a flag that was given and means nothing without a VM.
+func (f *vmFlags) needsVM() error {
+	for _, name := range []string{
+		"identity", "passphrase-command", "identity-command", "known-hosts", "host-key", "jump", "ssh-config",
 	} {
-		if flag.given {
-			return flag.name
+		forSigning := name == "passphrase-command" && f.flags.Changed("sign-key")
+		if f.flags.Changed(name) && !forSigning {
+			return fmt.Errorf("--%s needs a VM, named by --instance or --inventory", name)
 		}
 	}
-	return ""
+	return nil
+}
+
+// onEach calls do for all VMs of the flags, some at once, and returns the results in order.
+func onEach[T any](ctx context.Context, f *vmFlags, do func(*instance.Provider, instance.Instance) T) ([]T, error) {
+	group, closeVMs, err := f.group(ctx, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	defer closeVMs()
+	provider, err := instance.NewProvider(instance.Config{Group: group})
+	if err != nil {
+		return nil, systemError(err)
+	}
+	defer func() { _ = provider.Close() }() // nil
+	all := group.Instances()
+	results := make([]T, len(all))
+	var calls errgroup.Group
+	calls.SetLimit(maxAtOnce)
+	for i, in := range all {
+		calls.Go(func() error {
+			results[i] = do(provider, in)
+			return nil
+		})
+	}
+	_ = calls.Wait() // nil
+	return results, nil
 }
 
 // resolve returns the VMs of --instance.
 func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
-	runner, err := splitCommand(f.runner)
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := f.resolver()
-	if err != nil {
-		return nil, err
-	}
-	resolver, err := sshtarget.NewResolver(cfg)
+	resolver, err := sshtarget.NewResolver(f.way)
 	if err != nil {
 		return nil, err
 	}
@@ -151,56 +171,25 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		if other, there := first[t.Name]; there {
 			return nil, fmt.Errorf("--instance %s and %s: two VMs of the ID %s; give one an ID of its own, as in --instance "+
-				"other=%s",
-				other, text, t.Name, where)
+				"other=%s", other, text, t.Name, where)
 		}
 		first[t.Name] = text
-		all[i] = instance.Instance{
-			ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump), Capacity: f.capacity,
-			Runner: runner,
-		}
+		all[i] = *instanceOf(t)
+		all[i].Capacity, all[i].Runner = f.capacity, f.runner
 	}
 	return instance.ShareJumpHosts(all), nil
 }
 
-// resolver returns the configuration that resolves addresses, keys and host keys.
-func (f *vmFlags) resolver() (sshtarget.ResolverConfig, error) {
-	cfg := sshtarget.ResolverConfig{
-		SSHConfig:         f.sshConfig,
-		Identities:        f.identities,
-		PassphraseCommand: strings.Fields(f.passphrase),
-		IdentityCommand:   strings.Fields(f.identityCommand),
-		KnownHosts:        f.knownHosts,
-		Jump:              f.jump,
-	}
-	for _, text := range f.hostKey {
-		policy, err := sshtarget.ParsePolicy(text)
-		if err != nil {
-			return cfg, fmt.Errorf("--host-key %w", err)
-		}
-		if policy.Insecure() {
-			fmt.Fprintln(os.Stderr, "stepmux: warning: --host-key insecure: anybody on the network can pose as the VMs, and "+
-				"read and change all that is sent")
-		}
-		cfg.Policies = append(cfg.Policies, policy)
-	}
-	return cfg, nil
-}
-
-// jumpHost returns a target as a jump host.
-func jumpHost(t *sshtarget.Target) *instance.Instance {
+// instanceOf returns a target as an instance, and nil for nil.
+func instanceOf(t *sshtarget.Target) *instance.Instance {
 	if t == nil {
 		return nil
 	}
-	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: jumpHost(t.Jump)}
+	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: instanceOf(t.Jump)}
 }
 
-// embedded starts a VM in this process. It has no isolation, and runs this program.
+// embedded starts a VM in this process. It has no isolation.
 func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, nil, systemError(fmt.Errorf("find this program: %w", err))
-	}
 	dir, err := os.MkdirTemp("", "stepmux-")
 	if err != nil {
 		return nil, nil, systemError(fmt.Errorf("make a directory for the embedded VM: %w", err))
@@ -219,12 +208,13 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 			fmt.Fprintf(os.Stderr, "stepmux: remove the embedded VM's directory: %v\n", err)
 		}
 	}
+	runner, err := embeddedRunner(dir)
+	if err != nil {
+		stop()
+		return nil, nil, systemError(err)
+	}
 	group, err := instance.NewGroup(instance.Instance{
-		ID:       "embedded",
-		Addr:     vm.Addr(),
-		Capacity: f.capacity,
-		Runner:   []string{program},
-		TempDir:  dir,
+		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},
@@ -236,4 +226,21 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 		return nil, nil, systemError(err)
 	}
 	return group, stop, nil
+}
+
+// embeddedRunner returns the program that is the embedded VM's end: the one that this program carries, put into dir, or
+// this program.
+func embeddedRunner(dir string) (string, error) {
+	if end := ownEnd(); end != nil {
+		file := filepath.Join(dir, "stepmux-vm")
+		if err := end.Install(file); err != nil {
+			return "", fmt.Errorf("put stepmux-vm on the embedded VM: %w", err)
+		}
+		return file, nil
+	}
+	file, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	return file, nil
 }

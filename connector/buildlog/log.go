@@ -2,10 +2,12 @@ package buildlog
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"time"
 )
@@ -59,9 +61,7 @@ type Log struct {
 // New returns a Log that writes to w, which may take as long as timeout for one write. If timeout is zero,
 // DefaultTimeout. The caller calls Close at the end; w stays the caller's.
 func New(w io.Writer, timeout time.Duration) *Log {
-	if timeout == 0 {
-		timeout = DefaultTimeout
-	}
+	timeout = cmp.Or(timeout, DefaultTimeout)
 	l := &Log{w: w, timeout: timeout, cursor: cursor{lineStart: true}, more: make(chan struct{})}
 	l.failed, l.fail = context.WithCancelCause(context.Background())
 	return l
@@ -89,14 +89,12 @@ func (l *Log) Write(p []byte) (int, error) { return l.WriteUntil(nil, p) }
 // WriteUntil is Write that also stops waiting when done is closed.
 func (l *Log) WriteUntil(done <-chan struct{}, p []byte) (int, error) {
 	total := 0
-	for len(p) > 0 {
-		piece := p[:min(len(p), outputRoom)]
+	for piece := range slices.Chunk(p, outputRoom) {
 		err := l.put(done, len(piece), outputRoom, func() { l.queue = l.cursor.appendOutput(l.queue, piece) })
 		if err != nil {
 			return total, err
 		}
 		total += len(piece)
-		p = p[len(piece):]
 	}
 	return total, nil
 }
@@ -217,12 +215,11 @@ func (l *Log) Close(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 		defer cancel()
 	}
-	if err := l.Flush(ctx); err == nil {
-		return
+	if l.Flush(ctx) != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.queue = nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.queue = nil
 }
 
 // mark begins each line of the step runner.
@@ -270,7 +267,5 @@ func (c *cursor) appendRemark(b []byte, line string) []byte {
 		b = append(b, '\n')
 	}
 	c.lineStart, c.matched = true, 0
-	b = append(b, mark...)
-	b = append(b, line...)
-	return append(b, '\n')
+	return fmt.Appendf(b, "%s%s\n", mark, line)
 }

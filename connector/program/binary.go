@@ -1,25 +1,72 @@
 package program
 
 import (
+	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"sync"
 
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// programPath is the package path in the build information of our program.
-const programPath = "github.com/stepmux/stepmux/cmd/stepmux"
+// programPaths are the package paths in the build information of our programs.
+var programPaths = []string{"github.com/stepmux/stepmux/cmd/stepmux-vm", "github.com/stepmux/stepmux/cmd/stepmux"}
 
-// Binary is a file of the stepmux program that may be put on VMs. It is immutable.
+// Binary is a stepmux program that may be put on VMs. It is immutable.
 type Binary struct {
-	path     string
+	name     string // for messages
 	platform string
-	size     int64
-	sum      string // SHA-256, hexadecimal
+	open     func() (io.ReadCloser, error) // the program's bytes
+	packed   func() (io.ReadCloser, error) // the same by gzip; nil if it is packed for each upload
+	facts    func() (facts, error)
+}
+
+// facts identify the bytes of a program.
+type facts struct {
+	size int64
+	sum  string // SHA-256, hexadecimal
+}
+
+func readFacts(r io.Reader) (facts, error) {
+	sum := sha256.New()
+	size, err := io.Copy(sum, r)
+	return facts{size: size, sum: hex.EncodeToString(sum.Sum(nil))}, err
+}
+
+// PackedBinary returns the program of a platform, os/arch as Go names them, from a gzip file that has nothing else. The
+// manager's program carries such files; open opens the file. Uploads fail if it is damaged.
+func PackedBinary(platform string, open func() (io.ReadCloser, error)) *Binary {
+	b := &Binary{name: "the stepmux for " + platform + " in this program", platform: platform, packed: open}
+	b.open = func() (io.ReadCloser, error) {
+		file, err := open()
+		if err != nil {
+			return nil, err
+		}
+		plain, err := gzip.NewReader(file)
+		if err != nil {
+			file.Close()
+			return nil, err
+		}
+		return struct {
+			io.Reader
+			io.Closer
+		}{plain, file}, nil
+	}
+	b.facts = sync.OnceValues(func() (facts, error) {
+		plain, err := b.open()
+		if err != nil {
+			return facts{}, err
+		}
+		defer plain.Close()
+		return readFacts(plain)
+	})
+	return b
 }
 
 // LoadBinary reads the platform and the checksum of a stepmux program, built for any platform, that may be put on VMs
@@ -34,28 +81,85 @@ func LoadBinary(path string) (*Binary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s is no stepmux program: %w", path, err)
 	}
-	if info.Path != programPath {
+	if !slices.Contains(programPaths, info.Path) {
 		return nil, fmt.Errorf("%s is no stepmux program, but %s", path, info.Path)
 	}
-	b := &Binary{path: path}
 	settings := map[string]string{}
 	for _, s := range info.Settings {
 		settings[s.Key] = s.Value
 	}
-	b.platform = settings["GOOS"] + "/" + settings["GOARCH"]
-	if !wire.ValidPlatform(b.platform) {
+	platform := settings["GOOS"] + "/" + settings["GOARCH"]
+	if !wire.ValidPlatform(platform) {
 		return nil, fmt.Errorf("%s does not say which platform it is built for", path)
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
-	sum := sha256.New()
-	if b.size, err = io.Copy(sum, file); err != nil {
+	loaded, err := readFacts(file)
+	if err != nil {
 		return nil, err // names the file
 	}
-	b.sum = hex.EncodeToString(sum.Sum(nil))
-	return b, nil
+	return &Binary{
+		name: path, platform: platform,
+		open:  func() (io.ReadCloser, error) { return os.Open(path) },
+		facts: func() (facts, error) { return loaded, nil },
+	}, nil
 }
 
 // Platform returns os/arch as Go names them.
 func (b *Binary) Platform() string { return b.platform }
+
+// SHA256 returns the checksum of the program's file, in hexadecimal.
+func (b *Binary) SHA256() (string, error) {
+	told, err := b.facts()
+	return told.sum, err
+}
+
+// writeTo writes the program's bytes to w, packed by gzip or as they are. A *os.PathError is about the file and not
+// about w.
+func (b *Binary) writeTo(w io.Writer, pack bool, size int64) error {
+	open := b.open
+	if pack && b.packed != nil {
+		open = b.packed
+	}
+	file, err := open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	switch {
+	case !pack:
+		return b.copy(w, file, size)
+	case b.packed != nil:
+		_, err := io.Copy(w, file)
+		return err
+	}
+	zip, err := gzip.NewWriterLevel(w, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	return errors.Join(b.copy(zip, file, size), zip.Close())
+}
+
+func (b *Binary) copy(w io.Writer, file io.Reader, size int64) error {
+	_, err := io.CopyN(w, file, size)
+	if errors.Is(err, io.EOF) {
+		return &os.PathError{Op: "read", Path: b.name, Err: errors.New("it has changed since it was loaded")}
+	}
+	return err
+}
+
+// Install writes the program to a new file at path, which its owner may execute.
+func (b *Binary) Install(path string) error {
+	plain, err := b.open()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", b.name, err)
+	}
+	defer plain.Close()
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o700)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(file, plain)
+	return errors.Join(err, file.Close())
+}

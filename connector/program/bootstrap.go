@@ -2,6 +2,7 @@ package program
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,25 +30,25 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	if err != nil {
 		return nil, err
 	}
-	f.Logger.Info("stepmux put on the VM", "path", command,
-		"because", strings.Join(f.Runner, " ")+" "+instead.problem)
-	p, err := f.look(ctx, []string{command})
-	bad, unusable := errors.AsType[*unusableError](err)
-	switch {
-	case unusable:
-		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // best effort: a later upload sweeps it
-		return nil, &ServeError{
-			ExitCode: -1,
-			Err:      fmt.Errorf("the stepmux that was put on the VM does not run there: %w", bad.err),
-			Hint:     "take one that is built with CGO_ENABLED=0",
-		}
-	case err != nil:
+	sum, err := bin.SHA256()
+	if err != nil {
 		return nil, err
 	}
-	p.Uploaded = true
-	if p.Platform == "" {
-		p.Platform = bin.platform
+	if f.sent {
+		f.Logger.Info("stepmux put on the VM", "path", command, "because", strings.Join(f.Runner, " ")+" "+instead.problem)
 	}
+	checked := checkedArgv(sum, command)
+	p, err := f.look(ctx, checked)
+	if bad, unusable := errors.AsType[*unusableError](err); unusable {
+		_, _, _ = f.run(ctx, removeArgv(path.Dir(command))) // best effort: a later upload sweeps it
+		err := fmt.Errorf("the stepmux that was put on the VM does not run there: %w", bad.err)
+		return nil, notStarted(err, "", "take one that is built with CGO_ENABLED=0")
+	}
+	if err != nil {
+		return nil, err
+	}
+	p.Command, p.argv, p.Uploaded = []string{command}, checked, f.sent
+	p.Platform = cmp.Or(p.Platform, bin.platform)
 	return p, nil
 }
 
@@ -59,12 +60,8 @@ func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary
 			if mux.IsLost(err) {
 				return nil, err
 			}
-			return nil, &ServeError{
-				ExitCode: -1,
-				Stderr:   stderr,
-				Err:      errors.New("find out the VM's platform: it reports no platform that Go programs exist for"),
-				Hint:     "a POSIX sh and uname are needed there to put a stepmux on it",
-			}
+			err = errors.New("find out the VM's platform: it reports no platform that Go programs exist for")
+			return nil, notStarted(err, stderr, "a POSIX sh and uname are needed there to put a stepmux on it")
 		}
 	}
 	for _, b := range f.Bootstrap {
@@ -72,22 +69,15 @@ func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary
 			return b, nil
 		}
 	}
-	return nil, &ServeError{
-		ExitCode: -1,
-		Err:      fmt.Errorf("%w; there is no stepmux for %s to put there", instead.err, instead.platform),
-		Hint:     fmt.Sprintf("name one: stepmux run --bootstrap-binary %s=FILE", instead.platform),
-	}
+	err := fmt.Errorf("%w; there is no stepmux for %s to put there", instead.err, instead.platform)
+	return nil, notStarted(err, "", "name one: stepmux run --bootstrap-binary "+instead.platform+"=FILE")
 }
 
-// places are the directories for a program on a VM, the best first. "cache" is the user's cache.
-func (f *finder) places() []string {
-	return slices.Compact([]string{"cache", f.TempDir, "/var/tmp"})
-}
-
-// upload puts bin in the first place that accepts it, unless it is there already, and returns its path.
+// upload puts bin in the first place that accepts it, unless it is there already, and returns its path. "cache" is the
+// user's cache.
 func (f *finder) upload(ctx context.Context, bin *Binary) (string, error) {
 	var tried []string
-	for _, place := range f.places() {
+	for _, place := range slices.Compact([]string{"cache", f.TempDir, "/var/tmp"}) {
 		command, err := f.uploadTo(ctx, place, bin)
 		_, local := errors.AsType[*os.PathError](err)
 		switch {
@@ -103,38 +93,39 @@ func (f *finder) upload(ctx context.Context, bin *Binary) (string, error) {
 		}
 		tried = append(tried, fmt.Sprintf("in %s: %v", place, err))
 	}
-	return "", &ServeError{
-		ExitCode: -1,
-		Err:      fmt.Errorf("put stepmux for %s on the VM: %s", bin.platform, strings.Join(tried, "; ")),
-		Hint:     "make room, or install it there",
-	}
+	err := fmt.Errorf("put stepmux for %s on the VM: %s", bin.platform, strings.Join(tried, "; "))
+	return "", notStarted(err, "", "make room, or install it there")
 }
 
 // uploadTo puts bin in one place. The error's text says why the place does not accept it.
 func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout, fmt.Errorf("it took longer than %v", uploadTimeout))
 	defer cancel()
-	file, err := os.Open(bin.path)
+	told, err := bin.facts()
 	if err != nil {
-		return "", err
+		return "", &os.PathError{Op: "read", Path: bin.name, Err: err}
 	}
-	defer file.Close()
+	f.sent = false
 	stderr := &tail.Writer{}
-	process, err := f.Conn.Start(ctx, mux.Command{Argv: uploadArgv(place, bin), Stderr: stderr})
+	process, err := f.Conn.Start(ctx, mux.Command{Argv: uploadArgv(place, told), Stderr: stderr})
 	if err != nil {
 		return "", err
 	}
 	defer process.Close()
 	defer context.AfterFunc(ctx, func() { process.Close() })()
 	answers := bufio.NewReader(io.LimitReader(process, maxAnswer))
-	command, err := readAnswer(answers)
-	if err == nil && command == "" {
-		_, err = io.CopyN(process, file, bin.size)
-		switch {
-		case err == nil:
-			command, err = readAnswer(answers)
-		case errors.Is(err, io.EOF):
-			return "", &os.PathError{Op: "read", Path: bin.path, Err: errors.New("it has changed since it was loaded")}
+	answer, err := readAnswer(answers)
+	if err == nil && (answer == sendPlain || answer == sendPacked) {
+		f.sent = true
+		if err = bin.writeTo(process, answer == sendPacked, told.size); err == nil {
+			if answer == sendPacked {
+				err = process.CloseWrite() // gzip reads to the end
+			}
+			if err == nil {
+				answer, err = readAnswer(answers)
+			}
+		} else if _, local := errors.AsType[*os.PathError](err); local {
+			return "", err
 		}
 	}
 	_ = process.CloseWrite() // fails only if the process has ended
@@ -144,8 +135,8 @@ func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (strin
 		return "", ended
 	case ctx.Err() != nil:
 		return "", context.Cause(ctx)
-	case err == nil && ended == nil && path.IsAbs(command):
-		return command, nil
+	case err == nil && ended == nil && path.IsAbs(answer):
+		return answer, nil
 	case stderr.String() != "":
 		return "", errors.New(stderr.String())
 	case ended != nil:
@@ -155,20 +146,25 @@ func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (strin
 	}
 }
 
-// readAnswer reads the next answer of uploadScript: the path of the program, or "", which asks for its bytes.
-func readAnswer(r *bufio.Reader) (command string, err error) {
+// Answers of uploadScript that ask for the program's bytes.
+const (
+	sendPlain  = "send"
+	sendPacked = "send gzip"
+)
+
+// readAnswer reads the next answer of uploadScript: sendPlain, sendPacked, or the path of the program.
+func readAnswer(r *bufio.Reader) (string, error) {
 	for {
 		line, err := r.ReadString('\n')
 		if err != nil {
 			return "", err
 		}
-		if _, answer, ok := strings.Cut(strings.TrimRight(line, "\r\n"), uploadPrefix); ok {
-			if answer == "send" {
-				return "", nil
-			}
-			if command, ok := strings.CutPrefix(answer, "at "); ok {
-				return command, nil
-			}
+		_, answer, _ := strings.Cut(strings.TrimRight(line, "\r\n"), uploadPrefix)
+		if answer == sendPlain || answer == sendPacked {
+			return answer, nil
+		}
+		if at, ok := strings.CutPrefix(answer, "at "); ok {
+			return at, nil
 		}
 	}
 }

@@ -3,6 +3,8 @@ package program
 import (
 	"slices"
 	"strconv"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
@@ -60,8 +62,9 @@ const uploadPrefix = "stepmux-upload: "
 
 // uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM, in the user's cache if $1 is "cache" and
 // else in a directory of the user's below $1. The checksum is part of the path, so that an upload does not disturb
-// another version that runs. If the file is there the script prints "at PATH". Else it prints "send", takes the bytes
-// from stdin, checks them, renames them into place and prints "at PATH". The directory is private and no symbolic
+// another version that runs. If the file is there the script prints "at PATH". Else it prints "send gzip" and takes a
+// gzip file from stdin, or "send" and the program's bytes if the VM has no gzip. It checks the bytes, renames them into
+// place and prints "at PATH". The directory is private and no symbolic
 // link, and no other user may rename it. Programs that were not requested for 14 days and that no process of this
 // user runs are removed.
 const uploadScript = `place=$1 sum=$2 size=$3
@@ -112,8 +115,13 @@ mkdir -p "$dir" || exit 9
 if [ -f "$program" ] && [ ! -L "$program" ] && chmod 700 "$program" && [ "$(sum "$program")" = "$sum" ]; then
 	touch "$dir"
 else
-	say send
-	head -c "$size" >"$part" || exit 9
+	if command -v gzip >/dev/null; then
+		say send gzip
+		gzip -dc >"$part" || exit 9
+	else
+		say send
+		head -c "$size" >"$part" || exit 9
+	fi
 	[ "$(wc -c <"$part")" -eq "$size" ] || no "it did not arrive whole"
 	[ "$(sum "$part")" = "$sum" ] || no "what arrived has another checksum than the file had"
 	sync "$part" 2>/dev/null || sync
@@ -130,6 +138,34 @@ find "$root"/.part.* -prune -mtime +0 -exec rm -f {} \; 2>/dev/null
 say at "$program"`
 
 // uploadArgv puts a program on the VM.
-func uploadArgv(place string, bin *Binary) []string {
-	return []string{"sh", "-c", uploadScript, "stepmux-upload", place, bin.sum, strconv.FormatInt(bin.size, 10)}
+func uploadArgv(place string, told facts) []string {
+	return []string{"sh", "-c", uploadScript, "stepmux-upload", place, told.sum, strconv.FormatInt(told.size, 10)}
+}
+
+// checkedScript runs the program $2, with the arguments after it, if its file has the SHA-256 $1: a build may have
+// put another one in its place. It runs the file that it has open, so that another file at its path is never run; a
+// write into that file between the check and the start is not seen. The program closes descriptor 3, see
+// remote/commands. A VM without a program that computes checksums runs it unchecked.
+const checkedScript = `sum=$1 program=$2
+shift 2
+command exec 3<"$program" || exit 127
+s=$({ sha256sum || shasum -a 256 || openssl dgst -sha256 -r; } <&3 2>/dev/null)
+s=${s%% *}
+[ "${#s}" -ne 64 ] || [ "$s" = "$sum" ] || { echo "$program has changed since stepmux put it there" >&2; exit 9; }
+exec ` + wire.OpenProgram + ` "$@"`
+
+// checkedName is the name of checkedScript as its shell is told it.
+const checkedName = "stepmux-checked"
+
+// checkedArgv runs a program that was put on the VM.
+func checkedArgv(sum, command string) []string {
+	return []string{"sh", "-c", checkedScript, checkedName, sum, command}
+}
+
+// shown returns a runner command as people know it: without the check of checkedArgv.
+func shown(runner []string) []string {
+	if i := slices.Index(runner, checkedName); i >= 0 {
+		return runner[i+2:]
+	}
+	return runner
 }

@@ -22,30 +22,33 @@ type ServeError struct {
 }
 
 func (e *ServeError) Error() string {
-	var b strings.Builder
+	text := "steps serve did not start: "
 	if e.Ready {
-		b.WriteString("the build's steps serve ended")
-	} else {
-		b.WriteString("steps serve did not start")
+		text = "the build's steps serve ended: "
 	}
-	fmt.Fprintf(&b, ": %v", e.Err)
+	text += fmt.Sprint(e.Err)
 	if e.Hint != "" {
-		fmt.Fprintf(&b, " (%s)", e.Hint)
+		text += " (" + e.Hint + ")"
 	}
 	if e.Stderr != "" {
-		fmt.Fprintf(&b, "; it said: %s", e.Stderr)
+		text += "; it said: " + e.Stderr
 	}
-	return b.String()
+	return text
 }
 
 // Unwrap returns the cause.
 func (e *ServeError) Unwrap() error { return e.Err }
 
+// notStarted returns the error of a step runner that did not start, without an exit code.
+func notStarted(err error, stderr, hint string) error {
+	return &ServeError{ExitCode: -1, Stderr: stderr, Hint: hint, Err: err}
+}
+
 // MissingHint is the advice for a runner command that is not on the VM.
 func MissingHint(runner []string) string {
 	return fmt.Sprintf("is %q installed on the VM, executable, and on the PATH of a non-interactive login? "+
 		"install it, name its path as the runner command (stepmux run --runner-command)%s",
-		strings.Join(runner, " "), orBootstrap)
+		strings.Join(shown(runner), " "), orBootstrap)
 }
 
 // orBootstrap ends a hint to install a program.

@@ -47,6 +47,7 @@ func FuzzAnswer(f *testing.F) {
 			for line := range bytes.Lines(said) {
 				if bytes.HasSuffix(line, []byte("\n")) {
 					require.NotEqual(t, uploadPrefix+"send\n", string(line))
+					require.NotEqual(t, uploadPrefix+"send gzip\n", string(line))
 				}
 			}
 			return

@@ -2,6 +2,7 @@ package program
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"debug/elf"
 	"encoding/binary"
@@ -19,7 +20,7 @@ import (
 // is accepted.
 func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeError, hinted error) error {
 	bad := &unusableError{err: failed, problem: "is not on the VM"}
-	out, _, err := f.run(ctx, inspectArgv(runner[0]))
+	out, _, err := f.run(ctx, inspectArgv(shown(runner)[0]))
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -28,7 +29,7 @@ func (f *finder) unusable(ctx context.Context, runner []string, failed *ServeErr
 	}
 	seen := parseInspection(out) // facts that are missing are unknown
 	bad.platform, bad.others = seen.platform, seen.others
-	name := strings.Join(runner, " ")
+	name := strings.Join(shown(runner), " ")
 	failed.Hint = MissingHint(runner)
 	switch {
 	case seen.program == "":
@@ -73,7 +74,8 @@ func parseInspection(out []byte) inspection {
 		switch key {
 		case "platform":
 			system, machine, _ := strings.Cut(value, " ")
-			if seen.platform = platformOf(system, machine); !wire.ValidPlatform(seen.platform) {
+			seen.platform = strings.ToLower(system) + "/" + cmp.Or(machines[machine], machine)
+			if !wire.ValidPlatform(seen.platform) {
 				seen.platform = "" // it goes into error texts, and no program is built for it
 			}
 		case "program":
@@ -95,17 +97,9 @@ var machines = map[string]string{
 	"armv5l": "arm", "armv6l": "arm", "armv7l": "arm", "armv8l": "arm", "loongarch64": "loong64",
 }
 
-// platformOf returns os/arch for the output of uname -s and uname -m.
-func platformOf(system, machine string) string {
-	if arch, ok := machines[machine]; ok {
-		machine = arch
-	}
-	return strings.ToLower(system) + "/" + machine
-}
-
 var elfMachines = map[elf.Machine]string{
 	elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64", elf.EM_386: "386", elf.EM_ARM: "arm", elf.EM_RISCV: "riscv64",
-	elf.EM_S390: "s390x", elf.EM_LOONGARCH: "loong64",
+	elf.EM_S390: "s390x", elf.EM_LOONGARCH: "loong64", elf.EM_PPC64: "ppc64",
 }
 
 // elfPlatform returns the platform of an ELF file from its first bytes, up to e_machine, in hexadecimal. It is empty
@@ -119,15 +113,12 @@ func elfPlatform(head string) string {
 	if elf.Data(b[elf.EI_DATA]) == elf.ELFDATA2MSB {
 		order = binary.BigEndian
 	}
-	machine := elf.Machine(order.Uint16(b[18:]))
-	if machine == elf.EM_PPC64 {
-		if order == binary.LittleEndian {
-			return "linux/ppc64le"
-		}
-		return "linux/ppc64"
-	}
-	if arch, ok := elfMachines[machine]; ok {
+	switch arch := elfMachines[elf.Machine(order.Uint16(b[18:]))]; {
+	case arch == "":
+		return ""
+	case arch == "ppc64" && order == binary.LittleEndian:
+		return "linux/ppc64le"
+	default:
 		return "linux/" + arch
 	}
-	return ""
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -24,13 +23,21 @@ var otherRunners = []string{"gitlab-runner", "step-runner"}
 // finder looks for one VM's step runner.
 type finder struct {
 	Config
-	noRelay string // why the VM has no relay; empty if that was not found
+	noRelay Refusal
+	sent    bool // the last attempt to put a program there sent it: it was not there yet
+}
+
+// Refusal says why the VM's program has no relay.
+type Refusal struct {
+	// Reason is empty if the program has a relay, or none was tried.
+	Reason string
+	// Lasts says that the program cannot have a relay that we understand. If false, another try may succeed.
+	Lasts bool
 }
 
 // Find returns the VM's step runner. A relay that starts reports its program; without one the program is asked in a
-// session. A program that is missing or cannot run is replaced if cfg allows it. noRelay says why the program has no
-// relay; it is empty if it has one or that was not tried.
-func Find(ctx context.Context, cfg Config) (p *Program, noRelay string, err error) {
+// session. A program that is missing or cannot run is replaced if cfg allows it.
+func Find(ctx context.Context, cfg Config) (p *Program, noRelay Refusal, err error) {
 	f := &finder{Config: cfg}
 	p, err = f.find(ctx)
 	return p, f.noRelay, err
@@ -48,13 +55,13 @@ func (f *finder) find(ctx context.Context) (*Program, error) {
 			return p, err
 		}
 		f.Logger.Warn("the VM keeps its stepmux, which has no relay for this program", "error", err)
-		f.noRelay = bad.Error()
+		f.noRelay = Refusal{bad.Error(), true}
 		return bad.program, nil
 	}
 	if f.Others && f.Relay != OnlyRelay {
 		for _, name := range bad.others {
 			if p, err := f.askVersion(ctx, []string{name}); err == nil {
-				f.noRelay = bad.Error()
+				f.noRelay = Refusal{bad.Error(), true}
 				return p, nil
 			}
 		}
@@ -69,7 +76,7 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 	if f.Relay != NoRelay {
 		started, err := f.StartRelay(ctx, runner)
 		if err == nil {
-			f.noRelay = ""
+			f.noRelay = Refusal{}
 			told := started.Program()
 			return &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner}, nil
 		}
@@ -94,7 +101,7 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 	case f.Relay == OnlyRelay:
 		return nil, refused
 	case refused != nil:
-		f.noRelay = refused.Error()
+		f.noRelay.Reason = refused.Error()
 	}
 	return p, nil
 }
@@ -109,15 +116,15 @@ func (f *finder) otherProtocol(runner []string, failed *relay.Error, hinted erro
 	case f.Relay == OnlyRelay:
 		return nil, hinted
 	default:
-		f.noRelay = hinted.Error()
+		f.noRelay = Refusal{hinted.Error(), true}
 		return p, nil
 	}
 }
 
-// askVersion runs `<runner> --version` in a session.
+// askVersion runs `<runner> --version` in a session. It also tells noRelay whether the program can have a relay.
 func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, error) {
 	out, stderr, err := f.run(ctx, versionArgv(runner))
-	name := strings.Join(runner, " ")
+	name := strings.Join(shown(runner), " ")
 	code := mux.ExitCode(err)
 	switch {
 	case ctx.Err() != nil:
@@ -125,12 +132,7 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 	case mux.IsLost(err) || errors.Is(err, mux.ErrForbidden):
 		return nil, err
 	case err != nil && code < 0:
-		return nil, &ServeError{
-			ExitCode: -1,
-			Stderr:   stderr,
-			Err:      fmt.Errorf("ask %q for its version: %w", name, err),
-			Hint:     "is it a step runner?",
-		}
+		return nil, notStarted(fmt.Errorf("ask %q for its version: %w", name, err), stderr, "is it a step runner?")
 	case err != nil:
 		failed := &ServeError{ExitCode: code, Stderr: stderr, Err: fmt.Errorf("%q --version: %w", name, err)}
 		return nil, f.unusable(ctx, runner, failed, nil)
@@ -138,14 +140,11 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 	told, err := wire.ParseVersionText(out)
 	if err != nil {
 		text := bytes.TrimSpace(out)
-		return nil, &ServeError{
-			ExitCode: -1,
-			Stderr:   stderr,
-			Err:      fmt.Errorf("%q --version printed %q: %w", name, text[:min(len(text), 80)], err),
-			Hint:     "is the runner command a stepmux, a gitlab-runner or a step-runner?",
-		}
+		err = fmt.Errorf("%q --version printed %q: %w", name, text[:min(len(text), 80)], err)
+		return nil, notStarted(err, stderr, "is the runner command a stepmux, a gitlab-runner or a step-runner?")
 	}
 	p := &Program{Kind: StepRunner, Version: told.Version, Platform: told.Platform, Command: runner}
+	f.noRelay.Lasts = told.Name != wire.ProgramName || told.Protocol < wire.RelayVersion
 	if told.Name == wire.ProgramName {
 		p.Kind = Stepmux
 		if told.Protocol < wire.RelayVersion && len(f.Bootstrap) > 0 {
@@ -157,16 +156,11 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 	return p, nil
 }
 
-// noAnswerError is the cause of a context that ended before a program answered. Its value is the time that passed.
-type noAnswerError time.Duration
-
-func (e noAnswerError) Error() string { return fmt.Sprintf("no answer within %v", time.Duration(e)) }
-
 // run runs a command in a session, with an open stdin and nothing on it, and closes it if there is no end within
-// Timeout: the command ends with its stdin. The error is the process's or a noAnswerError.
+// Timeout: the command ends with its stdin.
 func (f *finder) run(ctx context.Context, argv []string) (out []byte, stderr string, err error) {
 	said := &tail.Writer{}
-	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, noAnswerError(f.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, f.Timeout, fmt.Errorf("no answer within %v", f.Timeout))
 	defer cancel()
 	process, err := f.Conn.Start(ctx, mux.Command{Argv: argv, Stderr: said})
 	if err != nil {

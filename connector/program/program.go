@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/tail"
@@ -26,29 +27,40 @@ const (
 
 // Program is the step runner of a VM, as it was found there.
 type Program struct {
-	Kind Kind
+	Kind Kind `json:"kind"`
 	// Version and Platform (os/arch as Go names them) are as the program reports them; empty if it does not.
-	Version, Platform string
+	Version  string `json:"version,omitempty"`
+	Platform string `json:"platform,omitempty"`
 	// Command starts it.
-	Command []string
-	// Uploaded tells that it was put there from here, by Config.Bootstrap.
-	Uploaded bool
+	Command []string `json:"command"`
+	// Uploaded tells that it was put there now, by Config.Bootstrap.
+	Uploaded bool `json:"uploaded"`
+
+	argv []string // runs it; nil: Command does
+}
+
+// Argv returns the command that runs the program, for more arguments. A program that Config.Bootstrap put there, now or
+// before, runs only as long as its file has the checksum of ours.
+func (p Program) Argv() []string {
+	if p.argv != nil {
+		return p.argv
+	}
+	return p.Command
 }
 
 // String describes p for people.
 func (p Program) String() string {
-	parts := []string{string(p.Kind)}
+	text, how := string(p.Kind), ", as "
 	if p.Version != "" {
-		parts = append(parts, p.Version)
+		text += " " + p.Version
 	}
 	if p.Platform != "" {
-		parts = append(parts, "for "+p.Platform)
+		text += " for " + p.Platform
 	}
-	how := "as "
 	if p.Uploaded {
-		how = "uploaded to "
+		how = ", uploaded to "
 	}
-	return strings.Join(parts, " ") + ", " + how + strings.Join(p.Command, " ")
+	return text + how + strings.Join(p.Command, " ")
 }
 
 // Conn is the connection to the VM. A *mux.Conn is one.
@@ -88,10 +100,23 @@ type Config struct {
 
 // StartRelay returns the relay of a runner command, which it starts if it does not run.
 func (cfg *Config) StartRelay(ctx context.Context, runner []string) (*relay.Relay, error) {
-	relay, err := cfg.Conn.Relay(ctx, mux.Command{
-		Argv: relayArgv(runner, cfg.TempDir), Stderr: relayLog{cfg.Logger},
-	})
-	return relay, relayHint(runner, err)
+	log := &relayLog{logger: cfg.Logger}
+	started, err := cfg.Conn.Relay(ctx, mux.Command{Argv: relayArgv(runner, cfg.TempDir), Stderr: log})
+	if err == nil {
+		log.begin()
+	}
+	failed, ok := errors.AsType[*relay.Error](err)
+	switch {
+	case !ok, failed.ExitCode == 0 && (failed.Version != 0 || failed.Op != "start"):
+		return started, err
+	case failed.ExitCode == 0:
+		return nil, fmt.Errorf("%w (does the login run the command it is given, and is that a stepmux that has the "+
+			"command steps relay?)", err)
+	case failed.ExitCode == 126, failed.ExitCode == 127:
+		return nil, fmt.Errorf("%w (%s)", err, MissingHint(runner))
+	default:
+		return nil, fmt.Errorf("%w (is the runner command a stepmux that has the command steps relay?)", err)
+	}
 }
 
 // HasNoRelay reports whether an error of StartRelay says that there is no relay, on a connection that works.
@@ -100,32 +125,42 @@ func HasNoRelay(err error) bool {
 	return failed || errors.Is(err, mux.ErrForbidden)
 }
 
-// relayHint adds advice to the error of a relay that did not start.
-func relayHint(runner []string, err error) error {
+// Lasts reports whether an error of StartRelay says that there is no relay, nor will there be one: the program is
+// missing, or speaks another version of the protocol.
+func Lasts(err error) bool {
 	failed, ok := errors.AsType[*relay.Error](err)
-	if !ok {
-		return err
-	}
-	switch failed.ExitCode {
-	case 0:
-		if failed.Version != 0 || failed.Op != "start" {
-			return err
-		}
-		return fmt.Errorf("%w (does the login run the command it is given, and is that a stepmux that has the "+
-			"command steps relay?)", err)
-	case 126, 127:
-		return fmt.Errorf("%w (%s)", err, MissingHint(runner))
-	default:
-		return fmt.Errorf("%w (is the runner command a stepmux that has the command steps relay?)", err)
-	}
+	return ok && (failed.Version != 0 || failed.ExitCode == 126 || failed.ExitCode == 127)
 }
 
-// relayLog passes a relay's stderr on to a logger.
-type relayLog struct{ logger *slog.Logger }
+// relayLog passes a relay's stderr on to a logger once the relay has started. The error of one that does not start has
+// it too, and may be no reason for a warning: another program takes its place.
+type relayLog struct {
+	logger *slog.Logger
 
-func (l relayLog) Write(p []byte) (int, error) {
-	if text := tail.Lines(p); text != "" {
+	mu      sync.Mutex // guards the following
+	started bool
+	held    tail.Writer // before
+}
+
+func (l *relayLog) begin() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.started = true
+	l.sayLocked(l.held.String())
+}
+
+func (l *relayLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.started {
+		return l.held.Write(p)
+	}
+	l.sayLocked(tail.Lines(p[max(0, len(p)-tail.MaxBytes):]))
+	return len(p), nil
+}
+
+func (l *relayLog) sayLocked(text string) {
+	if text != "" {
 		l.logger.Warn("relay", "says", text)
 	}
-	return len(p), nil
 }

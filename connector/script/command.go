@@ -38,8 +38,8 @@ type Running struct {
 // StartCommand starts a command. ctx bounds the start only. The caller calls Close. Writing to the Running
 // writes to the command's standard input, which ends with Close; reading reads its standard output.
 //
-// By a relay it needs no other program. By a session the VM needs a POSIX sh, setsid and grep, among others as
-// common; Wait returns a [*MachineError] if one is missing.
+// By a relay it needs no other program. By a session the VM needs dash, bash or BusyBox as its sh, setsid and
+// grep, among others as common; Wait returns a [*MachineError] if one is missing.
 func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, error) {
 	released := make(chan struct{})
 	stderr := c.Stderr
@@ -56,21 +56,16 @@ func StartCommand(ctx context.Context, starter Starter, c Command) (*Running, er
 	return &Running{process: p, released: released, closed: make(chan struct{})}, nil
 }
 
-func startCommand(
-	ctx context.Context, starter Starter, c Command, stderr io.Writer, framed bool,
-) (*process, error) {
+func startCommand(ctx context.Context, starter Starter, c Command, stderr io.Writer, framed bool) (*process, error) {
 	if c.Line == "" {
 		return nil, errors.New("run command: it is empty")
 	}
 	if c.Grace <= 0 {
 		c.Grace = defaultGrace
 	}
-	s := spec{stderr: stderr, grace: c.Grace}
-	if isRelay(starter) {
-		s.line = c.Line
-	} else {
-		s.framed = framed
-		s.argv = func(mark string) []string { return lineArgv(c.Line, framed, c.Grace, mark) }
+	s := spec{line: c.Line, stderr: stderr, grace: c.Grace}
+	if !isRelay(starter) {
+		s = spec{argv: lineArgv(c.Line, framed, c.Grace, newMark()), framed: framed, stderr: stderr, grace: c.Grace}
 	}
 	return start(ctx, starter, s)
 }
@@ -150,7 +145,7 @@ func (r *Running) Close() error {
 		}
 		_ = remote.SetDeadline(time.Time{})
 		var reading sync.WaitGroup
-		reading.Go(func() { _ = drain(r.process, nil) }) // unread output would block the process
+		reading.Go(func() { _ = drain(r.process, io.Discard) }) // unread output would block the process
 		if _, told := r.process.stderr.end(); told {
 			r.process.close()
 		} else {

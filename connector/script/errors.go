@@ -3,7 +3,6 @@ package script
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/stepmux/stepmux/mux"
 )
@@ -24,21 +23,20 @@ type MachineError struct {
 }
 
 func (e *MachineError) Error() string {
-	var b strings.Builder
-	b.WriteString("the VM could not run the script")
+	text := "the VM could not run the script"
 	if e.Stage == stageGuard {
-		b.WriteString(", or not to its end")
+		text += ", or not to its end"
 	}
 	if e.Err != nil {
-		fmt.Fprintf(&b, ": %v", e.Err)
+		text += ": " + e.Err.Error()
 	}
 	if e.Text != "" {
-		fmt.Fprintf(&b, ": %s", e.Text)
+		text += ": " + e.Text
 	}
 	if e.Hint != "" {
-		fmt.Fprintf(&b, " (%s)", e.Hint)
+		text += " (" + e.Hint + ")"
 	}
-	return b.String()
+	return text
 }
 
 // Unwrap returns the cause.
@@ -46,23 +44,19 @@ func (e *MachineError) Unwrap() error { return e.Err }
 
 const stageGuard = "guard"
 
+// hints names the change that helps, by the stage of a fault.
+var hints = map[string]string{
+	"shell": "install the shell on the VM, or configure another",
+	"tmp":   "make room in the VM's directory for temporary files, TMPDIR or /tmp, and let the login write there",
+	"tool": "install it on the VM, for example with coreutils, util-linux and grep; " +
+		"or install stepmux there, which needs no other program",
+	"truncated": "the connection broke while it was sent; try again",
+	stageGuard:  "was it killed, by lack of memory perhaps? Does the login run the command it is given?",
+}
+
 // machineError returns the error of a fault at a stage.
 func machineError(stage, text string, err error) *MachineError {
-	e := &MachineError{Stage: stage, Text: text, Err: err}
-	switch stage {
-	case "shell":
-		e.Hint = "install the shell on the VM, or configure another"
-	case "tmp":
-		e.Hint = "make room in the VM's directory for temporary files, TMPDIR or /tmp, and let the login write there"
-	case "tool":
-		e.Hint = "install it on the VM, for example with coreutils, util-linux and grep; " +
-			"or install stepmux there, which needs no other program"
-	case "truncated":
-		e.Hint = "the connection broke while it was sent; try again"
-	case stageGuard:
-		e.Hint = "was it killed, by lack of memory perhaps? Does the login run the command it is given?"
-	}
-	return e
+	return &MachineError{Stage: stage, Text: text, Hint: hints[stage], Err: err}
 }
 
 // errStopped is the error of a process that was stopped and not seen to end.

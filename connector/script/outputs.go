@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"sync"
 
 	"github.com/stepmux/stepmux/connector/buildlog"
 )
@@ -17,14 +16,15 @@ type outputs struct {
 	failed context.Context // ends when a log fails, or with an error given to fail
 	fail   context.CancelCauseFunc
 
-	released    chan struct{} // closed when writers shall not wait for a log any more
-	releaseOnce sync.Once
+	released context.Context // ends when writers shall not wait for a log any more
+	release  context.CancelFunc
 }
 
 // openOutputs makes logs of two Writers, each of which may be nil. The caller calls close.
 func openOutputs(ctx context.Context, stdout, stderr io.Writer) *outputs {
-	o := &outputs{released: make(chan struct{})}
+	o := &outputs{}
 	o.failed, o.fail = context.WithCancelCause(context.WithoutCancel(ctx))
+	o.released, o.release = context.WithCancel(context.WithoutCancel(ctx))
 	o.stdout = o.open(stdout)
 	o.stderr = o.open(stderr)
 	return o
@@ -42,7 +42,7 @@ func (o *outputs) open(w io.Writer) *buildlog.Log {
 }
 
 // writer returns a Writer to one of the logs that waits for it until release.
-func (o *outputs) writer(l *buildlog.Log) io.Writer { return logWriter{l, o.released} }
+func (o *outputs) writer(l *buildlog.Log) io.Writer { return logWriter{l, o.released.Done()} }
 
 // failure returns the cause of failed.
 func (o *outputs) failure() error { return context.Cause(o.failed) }
@@ -55,9 +55,6 @@ func (o *outputs) flush(ctx context.Context) error {
 	}
 	return err
 }
-
-// release wakes the writers that wait for a log. Idempotent.
-func (o *outputs) release() { o.releaseOnce.Do(func() { close(o.released) }) }
 
 // close delivers the output so far, even if ctx has ended, and closes the logs that openOutputs made.
 func (o *outputs) close(ctx context.Context) {
@@ -80,20 +77,10 @@ func (w logWriter) Write(p []byte) (int, error) { return w.log.WriteUntil(w.done
 
 // drain copies a process's stdout to its end and returns its error, nil for io.EOF. When the Writer fails the rest is
 // read and discarded: unread output would block the process.
-func drain(from io.Reader, to io.Writer) error {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 && to != nil {
-			if _, werr := to.Write(buf[:n]); werr != nil {
-				to = nil
-			}
-		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return err
-		}
+func drain(from *process, to io.Writer) error {
+	_, err := io.Copy(to, from)
+	if err != nil { // the Writer's, or that of each Read from now on
+		_, err = io.Copy(io.Discard, from)
 	}
+	return err
 }

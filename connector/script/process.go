@@ -5,9 +5,10 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"os"
-	"strconv"
+	"slices"
 	"sync"
 	"time"
 
@@ -40,14 +41,13 @@ type process struct {
 	rest   []byte
 	stderr *stderrScanner
 
-	stopOnce  sync.Once
-	closed    chan struct{} // closed once its channel is
-	closeOnce sync.Once
+	closed chan struct{} // closed once its channel is
+	shut   func()        // closes the channel. Idempotent
 }
 
-// spec describes a process to start. argv gets the word that finds its processes.
+// spec describes a process to start.
 type spec struct {
-	argv   func(mark string) []string
+	argv   []string
 	line   string // instead of argv: native, by the login shell
 	framed bool
 	stderr io.Writer
@@ -56,7 +56,7 @@ type spec struct {
 
 // start starts a process. The caller calls run, close or stop.
 func start(ctx context.Context, starter Starter, s spec) (*process, error) {
-	key, mark := newKey(), newKey()[:16]
+	key := newKey()
 	p := &process{
 		grace:  s.grace,
 		native: s.line != "",
@@ -67,8 +67,12 @@ func start(ctx context.Context, starter Starter, s spec) (*process, error) {
 	}
 	cmd := mux.Command{Line: s.line, Stderr: s.stderr}
 	if !p.native {
-		cmd.Argv, cmd.Stderr = s.argv(mark), p.stderr
+		cmd.Argv, cmd.Stderr = s.argv, p.stderr
 	}
+	p.shut = sync.OnceFunc(func() {
+		close(p.closed)
+		_ = p.remote.Close() // always nil
+	})
 	var err error
 	if p.remote, err = starter.Start(ctx, cmd); err != nil {
 		if ctx.Err() != nil {
@@ -89,6 +93,9 @@ func newKey() string {
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
+
+// newMark returns the word that finds the processes of a script or a command on a machine without a stepmux.
+func newMark() string { return newKey()[:16] }
 
 // Read reads stdout. It returns io.EOF once all output before the reported end has been read.
 func (p *process) Read(b []byte) (int, error) {
@@ -126,14 +133,12 @@ func (p *process) Write(b []byte) (int, error) {
 		return p.remote.Write(b)
 	}
 	total := 0
-	for len(b) > 0 {
-		n := min(len(b), frameSize)
-		frame := append(strconv.AppendInt(make([]byte, 0, n+8), int64(n), 10), '\n')
-		if _, err := p.remote.Write(append(frame, b[:n]...)); err != nil {
+	for piece := range slices.Chunk(b, frameSize) {
+		frame := fmt.Appendf(make([]byte, 0, len(piece)+8), "%d\n", len(piece))
+		if _, err := p.remote.Write(append(frame, piece...)); err != nil {
 			return total, err
 		}
-		total += n
-		b = b[n:]
+		total += len(piece)
 	}
 	return total, nil
 }
@@ -181,7 +186,8 @@ func (p *process) exit() (code int, err error) {
 		if err == nil {
 			err = errors.New("it ended without a word")
 		}
-		return 0, machineError(stageGuard, p.stderr.lastLines(), err)
+		p.stderr.flush()
+		return 0, machineError(stageGuard, p.stderr.tail.String(), err)
 	default:
 		return 0, err
 	}
@@ -228,32 +234,30 @@ func (p *process) run(ctx context.Context, out *outputs) (code int, err error) {
 // the process is seen gone and read, if not nil, is closed, or when that takes too long; the VM's end finishes the
 // work by itself. Output must be read meanwhile.
 func (p *process) stop(read <-chan struct{}) {
-	p.stopOnce.Do(func() {
-		var asking sync.WaitGroup
-		defer asking.Wait()
-		defer p.shut() // wakes it
-		deadline := time.NewTimer(p.grace + stopMargin)
-		defer deadline.Stop()
-		p.ask(&asking)
-		kill := (<-chan time.Time)(nil)
-		if p.native {
-			timer := time.NewTimer(p.grace)
-			defer timer.Stop()
-			kill = timer.C
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	defer p.shut() // wakes it
+	deadline := time.NewTimer(p.grace + stopMargin)
+	defer deadline.Stop()
+	p.ask(&asking)
+	kill := (<-chan time.Time)(nil)
+	if p.native {
+		timer := time.NewTimer(p.grace)
+		defer timer.Stop()
+		kill = timer.C
+	}
+	for exited := p.remote.Exited(); exited != nil || read != nil; {
+		select {
+		case <-exited:
+			exited = nil
+		case <-read:
+			read = nil
+		case <-kill:
+			asking.Go(func() { _ = p.remote.Signal("KILL") }) // fails only if it has ended
+		case <-deadline.C:
+			return
 		}
-		for exited := p.remote.Exited(); exited != nil || read != nil; {
-			select {
-			case <-exited:
-				exited = nil
-			case <-read:
-				read = nil
-			case <-kill:
-				asking.Go(func() { _ = p.remote.Signal("KILL") }) // fails only if it has ended
-			case <-deadline.C:
-				return
-			}
-		}
-	})
+	}
 }
 
 // ask asks the process to end.
@@ -289,12 +293,6 @@ func (p *process) close() {
 	p.shut()
 }
 
-// shut closes the channel.
-func (p *process) shut() {
-	p.closeOnce.Do(func() { close(p.closed) })
-	_ = p.remote.Close() // always nil
-}
-
 // stderrScanner takes the stderr of a process: it finds the report of the end, passes the rest on and keeps the last
 // lines for an error message.
 type stderrScanner struct {
@@ -302,8 +300,8 @@ type stderrScanner struct {
 
 	mu      sync.Mutex // guards the following
 	scanner *wire.EndScanner
-	tail    []byte
 
+	tail tail.Writer
 	told chan struct{} // closed once the end was reported
 }
 
@@ -312,12 +310,9 @@ func (s *stderrScanner) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	_, before := s.scanner.End()
 	pass := s.scanner.Scan(b)
-	s.tail = tail.Append(s.tail, pass)
 	_, after := s.scanner.End()
 	s.mu.Unlock()
-	if len(pass) > 0 {
-		_, _ = s.to.Write(pass)
-	}
+	s.pass(pass)
 	if after && !before {
 		close(s.told)
 	}
@@ -331,20 +326,17 @@ func (s *stderrScanner) end() (wire.End, bool) {
 	return s.scanner.End()
 }
 
-// lastLines returns the end of the text, for an error message.
-func (s *stderrScanner) lastLines() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return tail.Lines(append(s.tail[:len(s.tail):len(s.tail)], s.scanner.Rest()...))
-}
-
 // flush passes on the text that the scanner held back, once the process has exited.
 func (s *stderrScanner) flush() {
 	s.mu.Lock()
 	rest := s.scanner.Rest()
-	s.tail = tail.Append(s.tail, rest)
 	s.mu.Unlock()
-	if len(rest) > 0 {
-		_, _ = s.to.Write(rest)
+	s.pass(rest)
+}
+
+func (s *stderrScanner) pass(text []byte) {
+	if len(text) > 0 {
+		_, _ = s.tail.Write(text) // never fails
+		_, _ = s.to.Write(text)
 	}
 }

@@ -30,7 +30,8 @@ type Script struct {
 }
 
 // Run runs s and returns its exit code (128 plus the signal's number if one ended it). By a relay the VM's stepmux
-// runs it. A session needs a POSIX sh, mktemp, head, setsid and grep on the VM, among others as common.
+// runs it. A session needs dash, bash or BusyBox as the sh of the VM, and mktemp, head, setsid and grep, among others
+// as common.
 //
 // When ctx ends, the shell's process group gets SIGTERM and after the grace SIGKILL; Run waits for that, not much
 // longer than the grace, and returns ctx.Err(). The same happens on the VM when the connection is lost or this program
@@ -49,16 +50,11 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	}
 	out := openOutputs(ctx, s.Stdout, s.Stderr)
 	defer out.close(ctx)
-	p, err := start(ctx, starter, spec{
-		argv: func(mark string) []string {
-			if isRelay(starter) {
-				return helperArgv(s.Shell, len(s.Text), s.Grace)
-			}
-			return scriptArgv(s.Shell, len(s.Text), s.Grace, mark)
-		},
-		stderr: out.writer(out.stderr),
-		grace:  s.Grace,
-	})
+	argv := scriptArgv(s.Shell, len(s.Text), s.Grace, newMark())
+	if isRelay(starter) {
+		argv = helperArgv(s.Shell, len(s.Text), s.Grace)
+	}
+	p, err := start(ctx, starter, spec{argv: argv, stderr: out.writer(out.stderr), grace: s.Grace})
 	if err != nil {
 		return 0, err
 	}

@@ -175,7 +175,7 @@ func TestShellThatCannotBeStartedIsTheMachinesFault(t *testing.T) {
 
 func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 	bin := t.TempDir()
-	tools := []string{"sh", "bash", "mktemp", "head", "wc", "setsid", "sleep", "grep", "rm", "cat", "sed"}
+	tools := []string{"sh", "bash", "mktemp", "head", "wc", "setsid", "sleep", "grep", "tr", "rm", "cat", "sed"}
 	for _, tool := range tools {
 		path, err := exec.LookPath(tool)
 		require.NoError(t, err)
@@ -198,7 +198,7 @@ func TestMachineThatCannotRunAScriptIsNamed(t *testing.T) {
 		},
 		"no login": {vm: embeddedvm.Config{Shell: silent}, stage: "guard", says: "this account is not available"},
 	}
-	for _, tool := range tools[2:9] {
+	for _, tool := range tools[2:10] {
 		without := filepath.Join(t.TempDir(), "without")
 		require.NoError(t, os.Mkdir(without, 0o700))
 		for _, other := range tools {

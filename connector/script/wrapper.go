@@ -1,24 +1,38 @@
 package script
 
+import (
+	"slices"
+	"strconv"
+	"time"
+)
+
 // The wrappers take the place of our program on a machine without it, for a POSIX sh. SSH cannot end a process
 // with its channel, so they make stdin a leash: its end stops the job. The job gets a session, and so a process group,
 // of its own, and a word in its environment that finds the processes that leave the group. The wrappers report its
 // end, or that it could not be run, by a line with a key, which is the first line of stdin (wire.End).
 
-// wrapperStart is the common beginning. fail reports why the job cannot be run; hunt kills the processes that have the
-// word; await waits for the job and for the process that stops it, and kills the rest.
+// wrapperStart is the common beginning. fail reports why the job cannot be run; marked prints the pids of the processes
+// that have the word, and hunt kills them; await waits for the job and for the process that stops it, and kills the
+// rest. An environment is made lines before grep sees it, because BusyBox's grep reads no further than to a NUL byte.
 const wrapperStart = `say() {
   printf '\036stepmux-end %s %s\n' "$key" "$*"
   printf '\036stepmux-end %s %s\n' "$key" "$*" >&2
 }
 fail() { set -f; stage=$1; shift; set -- $*; say fail "$stage" "$@"; exit 1; }
 need() { for tool; do command -v "$tool" >/dev/null || fail tool "$tool is not installed"; done; }
+marked() {
+  head -c 99999999 /proc/[0-9]*/environ 2>/dev/null | tr '\0' '\n' |
+  LC_ALL=C grep -F -e '==> /proc/' -e "STEPMUX_SCRIPT=$mark" | while read -r word file rest; do
+    case $word in
+    '==>') p=${file#/proc/} ;;
+    "STEPMUX_SCRIPT=$mark") echo "${p%/environ}" ;;
+    esac
+  done
+}
 hunt() {
   for again in 1 2 3 4 5; do
     found=
-    for p in $(grep -lsF "STEPMUX_SCRIPT=$mark" /proc/[0-9]*/environ); do
-      p=${p#/proc/}; kill -s KILL "${p%/environ}" 2>/dev/null && found=1
-    done
+    for p in $(marked); do kill -s KILL "$p" 2>/dev/null && found=1; done
     [ "$found" ] || return 0
   done
 }
@@ -49,7 +63,7 @@ kill -s KILL -- "-$1"`
 // arrive whole is not run. From then on the end of stdin stops the shell, which has $2 tenths of a second. A
 // shell that ends with 126 or 127 and has read nothing of its script could not be started.
 const scriptWrapper = `n=$1 grace=$2 mark=$3; shift 3
-` + wrapperStart + `need mktemp head wc setsid sleep grep rm cat
+` + wrapperStart + `need mktemp head wc setsid sleep grep tr rm cat
 command -v -- "$1" >/dev/null || fail shell "$1 is not installed, or not in the PATH of the login"
 f=$(mktemp "${TMPDIR:-/tmp}/stepmux-script.XXXXXX" 2>&1) || fail tmp "$f"
 trap 'rm -f "$f" 2>/dev/null' EXIT; trap 'exit 1' TERM INT HUP PIPE
@@ -74,7 +88,7 @@ say exit "$s"`
 // does a manager that no longer takes output: a command that does not read its stdin hides the end of stdin.
 // Linux opens the other end of a pipe by its name in /proc; that makes a pipe without a file.
 const lineWrapper = `mode=$1 grace=$2 mark=$3 line=$4
-` + wrapperStart + `need cat setsid sleep grep
+` + wrapperStart + `need cat setsid sleep head grep tr
 if [ "$mode" = framed ]; then
   dd bs=1 count=0 iflag=fullblock </dev/null >/dev/null 2>&1 || fail tool "there is no dd that has iflag=fullblock"
 fi
@@ -110,3 +124,36 @@ await
 kill -s KILL "$watch"
 say exit "$s"
 }`
+
+// Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
+// variable of a job is ever part of one.
+
+// helperArgv runs a shell for a script of n bytes that follows on stdin, by the relay's own program: only a relay may
+// start it. So the two are of one version, wherever the program is installed.
+func helperArgv(shell []string, n int, grace time.Duration) []string {
+	return slices.Concat([]string{
+		"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(n), "--grace", grace.String(), "--",
+	}, shell)
+}
+
+// scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.
+func scriptArgv(shell []string, n int, grace time.Duration, mark string) []string {
+	size := strconv.Itoa(n)
+	return slices.Concat([]string{"sh", "-c", scriptWrapper, "stepmux-script", size, tenths(grace), mark}, shell)
+}
+
+// lineArgv runs a command line by the login shell, on a machine without a stepmux. stdin follows, raw or, if framed,
+// in pieces with their lengths.
+func lineArgv(line string, framed bool, grace time.Duration, mark string) []string {
+	mode := "raw"
+	if framed {
+		mode = "framed"
+	}
+	return []string{"sh", "-c", lineWrapper, "stepmux-run", mode, tenths(grace), mark, line}
+}
+
+// tenths returns a grace as the wrappers count it, in tenths of a second.
+func tenths(grace time.Duration) string {
+	const tenth = 100 * time.Millisecond
+	return strconv.FormatInt(int64((grace+tenth-1)/tenth), 10)
+}

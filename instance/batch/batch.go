@@ -5,6 +5,7 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,9 +59,7 @@ type Report struct {
 // running builds are cancelled with their grace, and waiting builds never start; when abort ends too, the builds are
 // cut short.
 func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
-	if b.Logger == nil {
-		b.Logger = slog.New(slog.DiscardHandler)
-	}
+	b.Logger = cmp.Or(b.Logger, slog.New(slog.DiscardHandler))
 	reports := make([]Report, len(b.Builds))
 	var wg sync.WaitGroup
 	for i, build := range b.Builds {
@@ -80,14 +79,8 @@ func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Bui
 	e := p.Executor(instance.Build{ID: build.ID, Log: log})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
-	err := e.Prepare(ctx)
+	err := b.execute(ctx, e, build, &report)
 	report.Instance = e.Instance()
-	if err == nil {
-		if b.OnStart != nil {
-			b.OnStart(build.ID, report.Instance)
-		}
-		err = connectAndExecute(ctx, b, build, e, &report)
-	}
 	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
 	_ = build.Log.Close()             // a Write has reported its failure already
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
@@ -119,10 +112,14 @@ func (b *Batch) logEnd(r Report) {
 	log.Debug("build ended", "result", result, "took", r.Duration)
 }
 
-// connectAndExecute runs a build that has its slot.
-func connectAndExecute(
-	ctx context.Context, b Batch, build Build, e *instance.Executor, report *Report,
-) error {
+// execute runs a build, up to its clean-up.
+func (b *Batch) execute(ctx context.Context, e *instance.Executor, build Build, report *Report) error {
+	if err := e.Prepare(ctx); err != nil {
+		return err
+	}
+	if b.OnStart != nil {
+		b.OnStart(build.ID, e.Instance())
+	}
 	if b.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadlineCause(ctx, e.Started().Add(b.Timeout), timeoutError(b.Timeout))

@@ -10,12 +10,16 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"syscall"
 )
 
 // maxAnswer bounds an answer, in bytes. A manager with ten thousand instances needs less.
 const maxAnswer = 64 << 20
+
+// ErrSeveral is wrapped by the error of NewClient without a path if there are several managers.
+var ErrSeveral = errors.New("runs are under way")
 
 // Client asks a manager. It holds no connection and is safe for concurrent use.
 type Client struct {
@@ -32,22 +36,15 @@ func NewClient(path string) (*Client, error) {
 			return nil, err
 		}
 	}
-	return &Client{path: path, http: http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-	}}}, nil
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}
+	return &Client{path, http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}}, nil
 }
 
 // only returns the path of the only socket in a directory on which a manager listens.
 func only(dir string) (string, error) {
-	var alive []string
-	for _, path := range sockets(dir) {
-		if isAlive(path) {
-			alive = append(alive, path)
-		}
-	}
+	alive := slices.DeleteFunc(sockets(dir), func(path string) bool { return !isAlive(path) })
 	switch len(alive) {
 	case 0:
 		return "", fmt.Errorf("no stepmux run of this user is under way (there is no socket in %s); "+
@@ -55,7 +52,7 @@ func only(dir string) (string, error) {
 	case 1:
 		return alive[0], nil
 	default:
-		return "", fmt.Errorf("%d runs are under way; name the socket of one with --control: %s", len(alive),
+		return "", fmt.Errorf("%d %w; name the socket of one with --control: %s", len(alive), ErrSeveral,
 			strings.Join(alive, " "))
 	}
 }
@@ -92,8 +89,7 @@ func (c *Client) do(ctx context.Context, method, path string, to any) error {
 		return c.doError(err)
 	}
 	if resp.StatusCode >= 300 {
-		p := problem{}
-		if json.Unmarshal(body, &p) == nil && p.Error != "" {
+		if p := (problem{}); json.Unmarshal(body, &p) == nil && p.Error != "" {
 			return errors.New(p.Error)
 		}
 		return fmt.Errorf("ask stepmux run at %s: it answered %s", c.path, resp.Status)

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const (
@@ -24,7 +27,6 @@ const (
 	aliveTimeout = time.Second
 	// lockTimeout bounds the wait for other managers that make a socket in the same directory.
 	lockTimeout  = 5 * time.Second
-	lockRetry    = 5 * time.Millisecond
 	socketSuffix = ".sock"
 )
 
@@ -58,10 +60,11 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 
 // makeDir makes a directory for this user only, or checks that the existing one is.
 func makeDir(dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make directory for control socket: %w", err)
+	err := os.Mkdir(dir, 0o700)
+	info, statErr := os.Lstat(dir)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = statErr
 	}
-	info, err := os.Lstat(dir)
 	if err != nil {
 		return fmt.Errorf("make directory for control socket: %w", err)
 	}
@@ -89,7 +92,9 @@ func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("control socket: lock %s: %w", dir, err)
 	}
 	if sweep {
-		sweepDir(dir)
+		for _, killed := range sockets(dir) {
+			_ = removeStale(killed) // those that are left are somebody's
+		}
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
@@ -108,14 +113,9 @@ func listenIn(dir, name string, sweep bool) (*net.UnixListener, error) {
 // lockDir locks an open directory, until it is closed. In a directory that is everybody's somebody may hold
 // the lock for ever: the wait is bounded.
 func lockDir(dir *os.File) error {
-	retry := time.NewTicker(lockRetry)
-	defer retry.Stop()
-	for until := time.Now().Add(lockTimeout); ; <-retry.C {
-		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(until) {
-			return err
-		}
-	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), lockTimeout, unix.EWOULDBLOCK)
+	defer cancel()
+	return filelock.Wait(ctx, dir)
 }
 
 // removeStale removes the socket of a dead manager. The socket of a living manager is an error, and so is
@@ -146,13 +146,6 @@ func isAlive(path string) bool {
 		return true
 	}
 	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist)
-}
-
-// sweepDir removes the sockets of managers that were killed.
-func sweepDir(dir string) {
-	for _, path := range sockets(dir) {
-		_ = removeStale(path) // those that are left are somebody's
-	}
 }
 
 // sockets returns the paths of the sockets in a directory, sorted.

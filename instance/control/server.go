@@ -71,16 +71,14 @@ func (s *Server) Close() {
 // change returns the handler of a verb for one instance.
 func change(verb func(id string) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		err := verb(r.PathValue("id"))
-		if errors.Is(err, instance.ErrUnknown) {
+		switch err := verb(r.PathValue("id")); {
+		case err == nil:
+			w.WriteHeader(http.StatusNoContent)
+		case errors.Is(err, instance.ErrUnknown):
 			answer(w, http.StatusNotFound, problem{err.Error()})
-			return
-		}
-		if err != nil {
+		default:
 			answer(w, http.StatusInternalServerError, problem{err.Error()})
-			return
 		}
-		w.WriteHeader(http.StatusNoContent)
 	}
 }
 

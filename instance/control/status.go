@@ -4,6 +4,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -66,12 +67,7 @@ type Sessions struct {
 }
 
 // Route is how builds are started and reached.
-type Route struct {
-	Start        string `json:"start"`
-	StartReason  string `json:"start_reason"`
-	Bridge       string `json:"bridge"`
-	BridgeReason string `json:"bridge_reason"`
-}
+type Route = connector.Choice
 
 // Build is one build that has its slot.
 type Build struct {
@@ -99,22 +95,11 @@ func (s *Server) status() Status {
 
 func vmOf(in instance.VMStat) VM {
 	vm := VM{
-		ID:       in.ID,
-		Addr:     in.Addr,
-		Labels:   in.Labels,
-		State:    string(in.State),
-		Reason:   in.Reason,
-		RetryAt:  optional(in.RetryAt),
-		Capacity: in.Capacity,
-		Uses:     in.Uses,
-		MaxUses:  in.MaxUses,
-		Conn:     connOf(in.Connections, in.ConnState, in.Conn),
-		Route: Route{
-			Start:        string(in.Route.Start),
-			StartReason:  in.Route.StartReason,
-			Bridge:       string(in.Route.Bridge),
-			BridgeReason: in.Route.BridgeReason,
-		},
+		ID: in.ID, Addr: in.Addr, Labels: in.Labels,
+		State: string(in.State), Reason: in.Reason, RetryAt: optional(in.RetryAt),
+		Capacity: in.Capacity, Uses: in.Uses, MaxUses: in.MaxUses,
+		Conn:   connOf(in.Connections, in.ConnState, in.Conn),
+		Route:  in.Route,
 		Builds: make([]Build, len(in.Builds)),
 	}
 	for i, b := range in.Builds {
@@ -127,21 +112,11 @@ func connOf(made int, state pool.State, conn mux.Stat) Connection {
 	if state != pool.Up && state != pool.Leaving {
 		return Connection{State: string(state), Made: made}
 	}
+	s := conn.Sessions
 	return Connection{
-		State:   string(state),
-		Made:    made,
-		Since:   optional(conn.Since),
-		Server:  conn.ServerVersion,
-		RTT:     conn.RTT.Seconds(),
-		Streams: conn.Streams,
-		Relayed: conn.Relayed,
-		Sessions: Sessions{
-			Open:    conn.Sessions.Open,
-			Waiting: conn.Sessions.Waiting,
-			Limit:   conn.Sessions.Limit,
-			Source:  conn.Sessions.LimitSource(),
-			Refused: conn.Sessions.Refused,
-		},
+		State: string(state), Made: made, Since: optional(conn.Since),
+		Server: conn.ServerVersion, RTT: conn.RTT.Seconds(), Streams: conn.Streams, Relayed: conn.Relayed,
+		Sessions: Sessions{s.Open, s.Waiting, s.Limit, s.LimitSource(), s.Refused},
 	}
 }
 

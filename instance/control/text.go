@@ -16,51 +16,50 @@ import (
 // WriteText writes a table of the instances for people, and if builds is set one of the builds. now is what
 // ages are counted to.
 func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "INSTANCE\tSTATE\tCONNECTION\tROUTE\tSESSIONS\tBUILDS\tOLDEST\tUSES\tLABELS")
-	for i := range s.Instances {
-		vm := &s.Instances[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\n", vm.ID, vm.State,
-			connText(vm.Conn, now), routeText(vm.Route), sessionsText(vm.Conn.Sessions),
-			len(vm.Builds), vm.Capacity, oldestText(vm.Builds, now), usesText(vm), labelsText(vm.Labels))
+	for _, vm := range s.Instances {
+		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), sessionsText(vm.Conn.Sessions),
+			fmt.Sprintf("%d/%d", len(vm.Builds), vm.Capacity), oldestText(vm.Builds, now), outOf(vm.Uses, vm.MaxUses),
+			labelsText(vm.Labels))
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	for i := range s.Instances {
-		if vm := &s.Instances[i]; vm.Reason != "" {
-			fmt.Fprintf(w, "%s: %s%s\n", vm.ID, termtext.Line(vm.Reason), retryText(vm.RetryAt, now))
+	_ = t.Flush() // b takes everything
+	for _, vm := range s.Instances {
+		if vm.Reason != "" {
+			row(&b, vm.ID+": "+vm.Reason+retryText(vm.RetryAt, now))
 		}
 	}
 	if len(s.JumpHosts) > 0 {
 		fmt.Fprintln(t, "JUMP HOST\tCONNECTION\tCARRIES")
 	}
 	for _, j := range s.JumpHosts {
-		fmt.Fprintf(t, "%s\t%s\t%d\n", termtext.Line(j.ID), connText(j.Conn, now), j.Conn.Streams)
+		row(t, j.ID, connText(j.Conn, now), fmt.Sprint(j.Conn.Streams))
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	_ = t.Flush()
 	if s.Inventory != "" {
-		fmt.Fprintf(w, "inventory not read, the one before is in force: %s\n", termtext.Line(s.Inventory))
+		row(&b, "inventory not read, the one before is in force: "+s.Inventory)
 	}
 	if builds {
-		s.writeBuilds(t, now)
+		fmt.Fprintln(t, "BUILD\tINSTANCE\tAGE")
+		for _, vm := range s.Instances {
+			for _, b := range vm.Builds {
+				row(t, b.ID, vm.ID, age(b.Since, now))
+			}
+		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "%d builds wait for a slot; run %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
+	_ = t.Flush()
+	fmt.Fprintf(&b, "%d builds wait for a slot; run %d, since %s\n", s.Waiting, s.PID, age(s.Since, now))
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func (s *Status) writeBuilds(t io.Writer, now time.Time) {
-	fmt.Fprintln(t, "BUILD\tINSTANCE\tAGE")
-	for i := range s.Instances {
-		for _, b := range s.Instances[i].Builds {
-			fmt.Fprintf(t, "%s\t%s\t%s\n", b.ID, s.Instances[i].ID, age(b.Since, now))
-		}
+// row writes a row of fields, which may have foreign text in them.
+func row(w io.Writer, fields ...string) {
+	for i, field := range fields {
+		fields[i] = termtext.Line(field)
 	}
+	_, _ = fmt.Fprintln(w, strings.Join(fields, "\t"))
 }
 
 func connText(c Connection, now time.Time) string {
@@ -74,18 +73,23 @@ func routeText(r Route) string {
 	if r.Start == "" {
 		return "-"
 	}
-	return r.Start + "/" + cmp.Or(r.Bridge, "-")
+	return string(r.Start + "/" + cmp.Or(r.Bridge, "-"))
 }
 
 func sessionsText(s Sessions) string {
-	text := fmt.Sprint(s.Open)
-	if s.Limit > 0 {
-		text = fmt.Sprintf("%d/%d", s.Open, s.Limit)
-	}
+	text := outOf(s.Open, s.Limit)
 	if s.Waiting > 0 {
 		text += fmt.Sprintf(" +%d wait", s.Waiting)
 	}
 	return text
+}
+
+// outOf returns a count, and its limit if that is not 0.
+func outOf(n, limit int) string {
+	if limit == 0 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%d/%d", n, limit)
 }
 
 func oldestText(builds []Build, now time.Time) string {
@@ -95,17 +99,10 @@ func oldestText(builds []Build, now time.Time) string {
 	return age(builds[0].Since, now)
 }
 
-func usesText(vm *VM) string {
-	if vm.MaxUses == 0 {
-		return fmt.Sprint(vm.Uses)
-	}
-	return fmt.Sprintf("%d/%d", vm.Uses, vm.MaxUses)
-}
-
 func labelsText(labels map[string]string) string {
 	var all []string
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, termtext.Line(key+"="+labels[key]))
+		all = append(all, key+"="+labels[key])
 	}
 	return cmp.Or(strings.Join(all, ","), "-")
 }

@@ -1,13 +1,12 @@
 package doctor
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -60,20 +60,15 @@ func (e *examination) run(ctx context.Context, argv ...string) (output, error) {
 	if err != nil && !errors.As(err, &exit) {
 		return output{}, err
 	}
-	return output{stdout.String(), strings.TrimSpace(stderr.String()), took, err}, nil
+	return output{string(stdout.text), strings.TrimSpace(string(stderr.text)), took, err}, nil
 }
 
 // bounded keeps the first bytes written to it.
-type bounded struct{ bytes.Buffer }
+type bounded struct{ text []byte }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	b.Buffer.Write(p[:min(len(p), max(maxOutput-b.Len(), 0))])
+	b.text = append(b.text, p[:min(len(p), maxOutput-len(b.text))]...)
 	return len(p), nil
-}
-
-// ReadFrom hides Buffer's, which has no bound.
-func (b *bounded) ReadFrom(r io.Reader) (int64, error) {
-	return io.Copy(struct{ io.Writer }{b}, r)
 }
 
 // shell measures the start of the login shell, by which sshd runs all commands.
@@ -85,45 +80,32 @@ func (e *examination) shell(ctx context.Context) bool {
 			err = fmt.Errorf("the command true failed: %w: %s", out.err, out.stderr)
 		}
 		if err != nil {
-			e.report.add(Finding{
-				Check: checkShell, Status: Fail, Detail: err.Error(),
-				Change: "let the account run commands: a login shell, no ForceCommand, MaxSessions at least 1",
-			})
+			e.report.add(failure(checkShell, err.Error(),
+				"let the account run commands: a login shell, no ForceCommand, MaxSessions at least 1"))
 			return false
 		}
 		if out.stdout != "" {
-			e.report.add(Finding{
-				Check: checkShell, Status: Warn, Detail: fmt.Sprintf("prints %q before a command's own output", first(out.stdout)),
-				Change: "let the shell's start-up files be silent when no terminal is there: first in .bashrc, [ -t 1 ] || return",
-				Gain:   "a relay can run, and a build be reached by a session",
-			})
+			e.report.add(warning(checkShell, fmt.Sprintf("prints %q before a command's own output", first(out.stdout)),
+				"let the shell's start-up files be silent when no terminal is there: first in .bashrc, [ -t 1 ] || return",
+				"a relay can run, and a build be reached by a session"))
 			return true
 		}
 		all = append(all, out.took)
 	}
 	slices.Sort(all)
 	median := max(all[len(all)/2]-e.rtt, 0)
-	f := Finding{
-		Check: checkShell, Status: OK,
-		Detail: fmt.Sprintf("starts a command in %v (median of %d)", round(median), shellRuns),
-	}
+	f := okay(checkShell, fmt.Sprintf("starts a command in %v (median of %d)", round(median), shellRuns))
 	if median > slowShell {
-		f.Status = Warn
-		f.Change = "let the shell's start-up files do less when no terminal is there: first in .bashrc, [ -t 1 ] || return"
-		f.Gain = "each build without a relay starts that much sooner, and the relay itself"
+		f = warning(checkShell, f.Detail,
+			"let the shell's start-up files do less when no terminal is there: first in .bashrc, [ -t 1 ] || return",
+			"each build without a relay starts that much sooner, and the relay itself")
 	}
 	e.report.add(f)
 	return true
 }
 
 // first returns the beginning of a text.
-func first(s string) string {
-	const most = 60
-	if len(s) > most {
-		return strings.ToValidUTF8(s[:most], "?") + "..."
-	}
-	return s
-}
+func first(s string) string { return termtext.Cut(s, 60) }
 
 // runner is the step runner's command on the VM.
 func runner(in instance.Instance) []string {
@@ -133,64 +115,46 @@ func runner(in instance.Instance) []string {
 	return in.Runner
 }
 
-// install returns the command that installs this program on an instance.
+// install says how the VM's end gets on an instance.
 func install(in instance.Instance) string {
 	name := runner(in)[0]
 	if !strings.Contains(name, "/") {
 		name = "/usr/local/bin/" + name
 	}
-	host, port, err := net.SplitHostPort(in.Addr)
-	if err != nil {
-		host, port = in.Addr, "22"
-	}
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
-	return fmt.Sprintf("let run --bootstrap upload it, or, as a user with write access there, scp -P %s stepmux %s@%s:%s",
-		port, in.SSH.User, host, name)
+	return "let stepmux run --bootstrap upload it, or install stepmux-vm as " + name
 }
 
 // binary looks for the step runner.
 func (e *examination) binary(ctx context.Context) {
-	argv := append(slices.Clone(runner(e.in)), "--version")
 	name := strings.Join(runner(e.in), " ")
-	out, err := e.run(ctx, argv...)
-	f := Finding{Check: checkBinary, Status: OK}
+	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "--version")...)
 	exit := (*mux.ExitError)(nil)
 	switch {
 	case err != nil:
-		f.Status, f.Detail = Fail, err.Error()
+		e.report.add(failure(checkBinary, err.Error(), ""))
 	case errors.As(out.err, &exit) && (exit.Status == 126 || exit.Status == 127):
-		f.Status = Fail
-		f.Detail = fmt.Sprintf("%s cannot be executed: %s", name, first(out.stderr))
-		f.Change = fmt.Sprintf("%s, or name its path with --runner-command; it must be on the PATH of a login that is "+
-			"not interactive", install(e.in))
+		e.report.add(failure(checkBinary, fmt.Sprintf("%s cannot be executed: %s", name, first(out.stderr)),
+			install(e.in)+", or name its path with --runner-command; it must be on the PATH of a login that is not interactive"))
 	case out.err != nil:
-		f.Status = Warn
-		f.Detail = fmt.Sprintf("%s does not tell its version: %v: %s", name, out.err, first(out.stderr))
+		e.report.add(warning(checkBinary,
+			fmt.Sprintf("%s does not tell its version: %v: %s", name, out.err, first(out.stderr)), "", ""))
 	default:
-		f = e.judgeVersion(f, name, out.stdout)
+		e.report.add(e.judgeVersion(name, out.stdout))
 	}
-	e.report.add(f)
 }
 
 // instead notes that builds do without the program that is missing: another was found.
 func (e *examination) instead(p program.Program) {
-	for i := range e.report.Findings {
-		f := &e.report.Findings[i]
-		if f.Check != checkBinary || f.Status != Fail {
-			continue
-		}
-		*f = Finding{
-			Check: checkBinary, Status: Warn,
-			Detail: fmt.Sprintf("%s is missing; builds are run by %v", runner(e.in)[0], p),
-			Change: install(e.in),
-			Gain:   "a relay can run, which starts the builds' step runners without a login shell each",
+	for i, f := range e.report.Findings {
+		if f.Check == checkBinary && f.Status == Fail {
+			e.report.Findings[i] = warning(checkBinary,
+				fmt.Sprintf("%s is missing; builds are run by %v", runner(e.in)[0], p), install(e.in),
+				"a relay can run, which starts the builds' step runners without a login shell each")
 		}
 	}
 }
 
-func (e *examination) judgeVersion(f Finding, name, text string) Finding {
+func (e *examination) judgeVersion(name, text string) Finding {
 	found := ""
 	for line := range strings.Lines(text) {
 		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "Version:"); ok {
@@ -198,17 +162,15 @@ func (e *examination) judgeVersion(f Finding, name, text string) Finding {
 			break
 		}
 	}
-	f.Detail = fmt.Sprintf("%s, version %s", name, found)
+	detail := fmt.Sprintf("%s, version %s", name, found)
 	switch {
 	case found == "":
-		f.Status, f.Detail = Warn, fmt.Sprintf("%s tells no version; is it a step runner?", name)
+		return warning(checkBinary, name+" tells no version; is it a step runner?", "", "")
 	case e.cfg.Version != "" && found != e.cfg.Version:
-		f.Status = Warn
-		f.Detail += "; this program is version " + e.cfg.Version
-		f.Change = install(e.in)
-		f.Gain = "both ends are known to work together"
+		return warning(checkBinary, detail+"; this program is version "+e.cfg.Version, install(e.in),
+			"both ends are known to work together")
 	}
-	return f
+	return okay(checkBinary, detail)
 }
 
 // factsScript prints facts about time and temporary files, one a line. $1 is the directory.
@@ -222,17 +184,14 @@ chmod 700 "$f" && "$f" || echo noexec`
 
 // facts looks at the VM's directory for temporary files, and its clock.
 func (e *examination) facts(ctx context.Context) {
-	dir := e.in.TempDir
-	if dir == "" {
-		dir = "/tmp"
-	}
+	dir := cmp.Or(e.in.TempDir, "/tmp")
 	before := time.Now()
 	out, err := e.run(ctx, "sh", "-c", factsScript, "sh", dir)
 	if err == nil && out.err != nil {
 		err = fmt.Errorf("look at %s: %w: %s", dir, out.err, first(out.stderr))
 	}
 	if err != nil {
-		e.report.add(Finding{Check: checkTemp, Status: Fail, Detail: err.Error()})
+		e.report.add(failure(checkTemp, err.Error(), ""))
 		e.report.skip("the VM did not tell", checkClock)
 		return
 	}
@@ -247,34 +206,29 @@ func (e *examination) facts(ctx context.Context) {
 }
 
 func judgeTemp(dir string, facts map[string]string, stderr string) Finding {
-	f := Finding{Check: checkTemp, Status: OK, Detail: dir}
+	const elsewhere = "name another directory with temp_dir: in the inventory"
 	has := func(fact string) bool { _, ok := facts[fact]; return ok }
+	detail := dir
 	free, err := strconv.ParseInt(facts["space"], 10, 64)
 	if err == nil {
-		f.Detail = fmt.Sprintf("%s, %s free", dir, mib(free))
+		detail = fmt.Sprintf("%s, %s free", dir, mib(free))
 	}
 	switch {
 	case has("missing"):
-		f.Status, f.Detail = Fail, dir+" does not exist"
-		f.Change = "mkdir -m 1777 " + dir + ", or name another with temp_dir: in the inventory"
+		return failure(checkTemp, dir+" does not exist",
+			"mkdir -m 1777 "+dir+", or name another with temp_dir: in the inventory")
 	case has("readonly"):
-		f.Status, f.Detail = Fail, fmt.Sprintf("%s cannot be written to: %s", dir, first(stderr))
-		f.Change = "let the account write there, or name another directory with temp_dir: in the inventory"
+		return failure(checkTemp, fmt.Sprintf("%s cannot be written to: %s", dir, first(stderr)),
+			"let the account write there, or "+elsewhere)
 	case has("full"), err == nil && free < noSpace:
-		f.Status = Fail
-		f.Detail += ": it is full"
-		f.Change = "make room there"
+		return failure(checkTemp, detail+": it is full", "make room there")
 	case has("noexec"):
-		f.Status = Warn
-		f.Detail += "; files there cannot be executed (mounted noexec)"
-		f.Change = "mount it without noexec, or name another directory with temp_dir: in the inventory"
-		f.Gain = "steps can execute the files that they put there"
+		return warning(checkTemp, detail+"; files there cannot be executed (mounted noexec)",
+			"mount it without noexec, or "+elsewhere, "steps can execute the files that they put there")
 	case err == nil && free < lowSpace:
-		f.Status = Warn
-		f.Change = "make room there"
-		f.Gain = "logs and the files of builds fit"
+		return warning(checkTemp, detail, "make room there", "logs and the files of builds fit")
 	}
-	return f
+	return okay(checkTemp, detail)
 }
 
 // mib returns a number of KiB for people.
@@ -298,42 +252,34 @@ func judgeClock(there string, here time.Time, give time.Duration) Finding {
 		give += time.Second
 	}
 	skew := time.Unix(seconds, nanos).Sub(here)
-	f := Finding{
-		Check: checkClock, Status: OK,
-		Detail: fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give))),
-	}
 	if skew.Abs() > maxSkew+give {
-		f.Status = Warn
-		f.Detail = fmt.Sprintf("%v off", time.Duration(math.Round(skew.Seconds()))*time.Second)
-		f.Change = "let a time service run there: timedatectl set-ntp true"
-		f.Gain = "certificates are valid when they should be, times in logs fit together, make rebuilds the right files"
+		return warning(checkClock, fmt.Sprintf("%v off", time.Duration(math.Round(skew.Seconds()))*time.Second),
+			"let a time service run there: timedatectl set-ntp true",
+			"certificates are valid when they should be, times in logs fit together, make rebuilds the right files")
 	}
-	return f
+	return okay(checkClock, fmt.Sprintf("within %v of this machine's", round(max(skew.Abs(), give))))
 }
 
 // sessions counts the sessions that the server allows at once, over a fresh connection.
 func (e *examination) sessions(ctx context.Context) {
 	conn, err := e.provider.Dial(ctx, e.in.ID, nil)
 	if err != nil {
-		e.report.add(Finding{
-			Check: checkSessions, Status: Warn,
-			Detail: "a second connection could not be made: " + err.Error(),
-		})
+		e.report.add(warning(checkSessions, "a second connection could not be made: "+err.Error(), "", ""))
 		return
 	}
 	defer conn.Close()
 	n, refused, err := conn.CountSessions(ctx, mostSessions)
 	if err != nil {
-		e.report.add(Finding{Check: checkSessions, Status: Warn, Detail: err.Error()})
+		e.report.add(warning(checkSessions, err.Error(), "", ""))
 		return
 	}
 	e.report.add(e.judgeSessions(n, refused))
 }
 
 func (e *examination) judgeSessions(n int, refused bool) Finding {
-	f := Finding{Check: checkSessions, Status: OK, Detail: fmt.Sprintf("%d at once on a connection (MaxSessions)", n)}
+	detail := fmt.Sprintf("%d at once on a connection (MaxSessions)", n)
 	if !refused {
-		f.Detail = fmt.Sprintf("%d or more at once on a connection", n)
+		detail = fmt.Sprintf("%d or more at once on a connection", n)
 	}
 	need := 2
 	if e.forward {
@@ -342,12 +288,12 @@ func (e *examination) judgeSessions(n int, refused bool) Finding {
 	capacity := max(e.in.Capacity, 1)
 	switch {
 	case e.relay:
-		f.Detail += "; the relay takes one for all builds"
+		detail += "; the relay takes one for all builds"
 	case e.works && refused && n < need*capacity:
-		f.Status = Warn
-		f.Detail += fmt.Sprintf("; without a relay a build takes %d, so of %d builds some wait", need, capacity)
-		f.Change = fmt.Sprintf("install a stepmux that has a relay, or MaxSessions %d in sshd_config", need*capacity+2)
-		f.Gain = fmt.Sprintf("%d builds run at once", capacity)
+		return warning(checkSessions,
+			fmt.Sprintf("%s; without a relay a build takes %d, so of %d builds some wait", detail, need, capacity),
+			fmt.Sprintf("install a stepmux that has a relay, or MaxSessions %d in sshd_config", need*capacity+2),
+			fmt.Sprintf("%d builds run at once", capacity))
 	}
-	return f
+	return okay(checkSessions, detail)
 }

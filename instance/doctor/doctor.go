@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -81,7 +82,7 @@ func (e *examination) examine(ctx context.Context) {
 		return
 	}
 	defer e.conn.Close()
-	e.server()
+	e.report.add(judgeServer(e.conn.Stat().ServerVersion))
 	e.keepalive(ctx)
 	if !e.shell(ctx) {
 		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
@@ -121,14 +122,11 @@ func (e *examination) login(ctx context.Context) bool {
 		return false
 	}
 	e.conn = conn
-	f := Finding{Check: checkLogin, Status: OK}
-	f.Detail = fmt.Sprintf("%v (connect %v, key exchange %v, login %v)",
-		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"]))
+	f := okay(checkLogin, fmt.Sprintf("%v (connect %v, key exchange %v, login %v)",
+		round(all), round(took["connect"]), round(took["handshake"]), round(took["login"])))
 	if took["login"] > slowLogin {
-		f.Status = Warn
-		f.Change = "find the delay: set UseDNS no and GSSAPIAuthentication no in sshd_config, check PAM modules " +
-			"that ask a network"
-		f.Gain = "the first build on the VM starts that much sooner"
+		f = warning(checkLogin, f.Detail, "find the delay: set UseDNS no and GSSAPIAuthentication no in sshd_config, "+
+			"check PAM modules that ask a network", "the first build on the VM starts that much sooner")
 	}
 	e.report.add(f)
 	e.hostKeyFine(key)
@@ -143,32 +141,27 @@ type hostKey struct {
 
 // refused says why there is no connection.
 func (e *examination) refused(err error, key hostKey) {
-	f := Finding{Check: checkLogin, Status: Fail, Detail: err.Error()}
+	f := failure(checkLogin, err.Error(), "")
 	refused := (*mux.DialError)(nil)
+	stage := ""
 	if errors.As(err, &refused) {
-		f.Detail = fmt.Sprintf("%s: %v", refused.Stage, refused.Err)
-		f.Change = refused.Hint
+		stage = refused.Stage
+		f = failure(checkLogin, fmt.Sprintf("%s: %v", stage, refused.Err), refused.Hint)
 		if jump := (*mux.DialError)(nil); errors.As(refused.Err, &jump) { // on the way
 			f.Change = fmt.Sprintf("at the jump host %s@%s: %s", jump.User, jump.Addr, jump.Hint)
 		}
 	}
-	rest := []string{
-		checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
-		checkStreamlocal, checkSessions,
-	}
-	switch {
-	case refused != nil && refused.Stage == "host key":
+	switch stage {
+	case "host key":
 		f.Check = checkHostKey
-		if f.Change == "" {
-			f.Change = "compare the key with the one on the VM's console " +
-				"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known"
-		}
+		f.Change = cmp.Or(f.Change, "compare the key with the one on the VM's console "+
+			"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub); then make it known")
 		e.report.skip("the host key was not accepted", checkLogin)
 		e.report.add(f)
-	case refused != nil && refused.Stage == "login":
+	case "login":
 		if strings.Contains(refused.Err.Error(), "attempted methods [none]") {
-			f.Detail = "the server takes no keys, only other ways to log in"
-			f.Change = "PubkeyAuthentication yes in sshd_config, and no AuthenticationMethods without publickey"
+			f = failure(checkLogin, "the server takes no keys, only other ways to log in",
+				"PubkeyAuthentication yes in sshd_config, and no AuthenticationMethods without publickey")
 		}
 		e.report.add(f)
 		e.hostKeyFine(key)
@@ -176,7 +169,8 @@ func (e *examination) refused(err error, key hostKey) {
 		e.report.add(f)
 		e.report.skip("no connection", checkHostKey)
 	}
-	e.report.skip("not logged in", rest...)
+	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
+		checkStreamlocal, checkSessions)
 }
 
 // hostKeyFine names the accepted host key, and the policy that accepted it.
@@ -185,14 +179,10 @@ func (e *examination) hostKeyFine(key hostKey) {
 		e.report.skip("the server showed none", checkHostKey)
 		return
 	}
-	f := Finding{
-		Check: checkHostKey, Status: OK,
-		Detail: fmt.Sprintf("%s %s, accepted by %s", key.Type(), ssh.FingerprintSHA256(key), key.by),
-	}
+	f := okay(checkHostKey, fmt.Sprintf("%s %s, accepted by %s", key.Type(), ssh.FingerprintSHA256(key), key.by))
 	if key.by == login.InsecurePolicy {
-		f.Status = Warn
-		f.Change = "--host-key known-hosts or another policy, or host_keys: in the inventory"
-		f.Gain = "nobody on the network can pose as the VM"
+		f = warning(checkHostKey, f.Detail, "--host-key known-hosts or another policy, or host_keys: in the inventory",
+			"nobody on the network can pose as the VM")
 	}
 	e.report.add(f)
 }
@@ -204,17 +194,15 @@ func (e *examination) keepalive(ctx context.Context) {
 	for range 3 { // the first may carry what the login left to be done
 		rtt, err := e.conn.Ping(ctx)
 		if err != nil {
-			e.report.add(Finding{
-				Check: checkKeepalive, Status: Fail, Detail: err.Error(),
-				Change: "the server must answer keepalive@openssh.com, if only with a refusal, as OpenSSH does",
-			})
+			e.report.add(failure(checkKeepalive, err.Error(),
+				"the server must answer keepalive@openssh.com, if only with a refusal, as OpenSSH does"))
 			return
 		}
 		if e.rtt == 0 || rtt < e.rtt {
 			e.rtt = rtt
 		}
 	}
-	e.report.add(Finding{Check: checkKeepalive, Status: OK, Detail: fmt.Sprintf("answered in %v", round(e.rtt))})
+	e.report.add(okay(checkKeepalive, fmt.Sprintf("answered in %v", round(e.rtt))))
 }
 
 // routes starts a step runner as a build would, and tells by which routes.
@@ -231,7 +219,7 @@ func (e *examination) routes(ctx context.Context) {
 		ReadyTimeout: 15 * time.Second,
 	})
 	if err != nil {
-		e.report.add(Finding{Check: checkRelay, Status: Fail, Detail: err.Error()})
+		e.report.add(failure(checkRelay, err.Error(), ""))
 		return
 	}
 	start := time.Now()
@@ -247,18 +235,15 @@ func (e *examination) routes(ctx context.Context) {
 		e.notStarted(err)
 		return
 	case closed != nil:
-		e.report.add(Finding{
-			Check: checkRelay, Status: Fail,
-			Detail: fmt.Sprintf("a step runner was started, and did not end: %v", closed),
-		})
+		e.report.add(failure(checkRelay, fmt.Sprintf("a step runner was started, and did not end: %v", closed), ""))
 		return
 	}
 	e.works = true
 	e.instead(vm.Program())
 	e.relay = choice.Start == connector.Relay
 	e.forward = choice.Bridge == connector.Streamlocal
-	e.relayFinding(choice, took)
-	e.streamlocalFinding(choice)
+	e.report.add(e.judgeRelay(choice, took))
+	e.report.add(e.judgeStreamlocal(choice))
 }
 
 // notStarted says why no step runner could be.
@@ -268,40 +253,30 @@ func (e *examination) notStarted(err error) {
 		e.report.skip("there is no step runner to start", checkRelay, checkStreamlocal)
 		return
 	}
-	e.report.add(Finding{Check: checkRelay, Status: Fail, Detail: "no step runner could be started: " + err.Error()})
+	e.report.add(failure(checkRelay, "no step runner could be started: "+err.Error(), ""))
 	e.report.skip("there is no step runner to reach", checkStreamlocal)
 }
 
-func (e *examination) relayFinding(choice connector.Choice, took time.Duration) {
-	f := Finding{Check: checkRelay, Status: OK}
+func (e *examination) judgeRelay(choice connector.Choice, took time.Duration) Finding {
 	if e.relay {
-		f.Detail = fmt.Sprintf("runs; the first step runner listened after %v", round(took))
-	} else {
-		f.Status = Warn
-		f.Detail = "does not run: " + choice.StartReason
-		f.Change = "install this version of stepmux there: " + install(e.in)
-		f.Gain = "all builds share one SSH session, and a step runner starts without a login shell"
+		return okay(checkRelay, fmt.Sprintf("runs; the first step runner listened after %v", round(took)))
 	}
-	e.report.add(f)
+	return warning(checkRelay, "does not run: "+choice.StartReason,
+		"install this version of stepmux there: "+install(e.in),
+		"all builds share one SSH session, and a step runner starts without a login shell")
 }
 
-func (e *examination) streamlocalFinding(choice connector.Choice) {
-	f := Finding{Check: checkStreamlocal, Status: OK}
-	switch {
-	case e.forward:
-		f.Detail = "allowed"
-	case e.relay:
-		f.Status = Warn
-		f.Detail = "not allowed; the relay carries the builds' output instead"
-		f.Change = "AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)"
-		f.Gain = "more throughput, above all over a long way"
-	default:
-		f.Status = Warn
-		f.Detail = choice.BridgeReason
-		f.Change = "AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)"
-		f.Gain = "each build takes one session instead of two"
+func (e *examination) judgeStreamlocal(choice connector.Choice) Finding {
+	if e.forward {
+		return okay(checkStreamlocal, "allowed")
 	}
-	e.report.add(f)
+	detail, gain := choice.BridgeReason, "each build takes one session instead of two"
+	if e.relay {
+		detail, gain = "not allowed; the relay carries the builds' output instead",
+			"more throughput, above all over a long way"
+	}
+	return warning(checkStreamlocal, detail,
+		"AllowStreamLocalForwarding yes in sshd_config (and DisableForwarding no)", gain)
 }
 
 // unshared is the only lease on a connection.

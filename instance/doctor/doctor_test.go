@@ -111,7 +111,7 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	f := requireFinding(t, r, checkRelay, Warn, "^does not run: ")
-	require.Regexp(t, `scp -P \d+ stepmux .*@127.0.0.1:`+in.Runner[0], f.Change)
+	require.Contains(t, f.Change, "let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0])
 	requireFinding(t, r, checkStreamlocal, Warn, "refuses streamlocal forwarding")
 	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, so of 4 builds some wait")
 	require.Contains(t, f.Change, "MaxSessions 10")
@@ -192,7 +192,7 @@ func TestAMissingBinaryIsExplained(t *testing.T) {
 	r := examine(t, in)
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkBinary, Fail, "^/no/such/stepmux cannot be executed: ")
-	require.Contains(t, f.Change, ":/no/such/stepmux, or name its path with --runner-command")
+	require.Contains(t, f.Change, "as /no/such/stepmux, or name its path with --runner-command")
 	requireFinding(t, r, checkRelay, Skip, "no step runner")
 	requireFinding(t, r, checkTemp, OK, "")
 	require.Len(t, r.Findings, 11)
@@ -209,7 +209,7 @@ func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
 	require.Len(t, r.Findings, 11)
 	f := requireFinding(t, r, checkBinary, Warn,
 		"^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
-	require.Contains(t, f.Change, "scp -P")
+	require.Contains(t, f.Change, "stepmux run --bootstrap")
 	requireFinding(t, r, checkRelay, Warn, "^does not run: ")
 }
 

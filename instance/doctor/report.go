@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,6 +32,16 @@ type Finding struct {
 	Gain   string `json:"gain,omitempty"`
 }
 
+func okay(check, detail string) Finding { return Finding{Check: check, Status: OK, Detail: detail} }
+
+func failure(check, detail, change string) Finding {
+	return Finding{Check: check, Status: Fail, Detail: detail, Change: change}
+}
+
+func warning(check, detail, change, gain string) Finding {
+	return Finding{Check: check, Status: Warn, Detail: detail, Change: change, Gain: gain}
+}
+
 // Report is the findings on one instance.
 type Report struct {
 	Instance string    `json:"instance"`
@@ -53,12 +64,7 @@ func (r *Report) skip(why string, checks ...string) {
 // finish sums the findings up.
 func (r *Report) finish(took time.Duration) {
 	r.Seconds = took.Seconds()
-	r.Usable = true
-	for _, f := range r.Findings {
-		if f.Status == Fail {
-			r.Usable = false
-		}
-	}
+	r.Usable = !slices.ContainsFunc(r.Findings, func(f Finding) bool { return f.Status == Fail })
 }
 
 // WriteText writes the report as lines for people. Foreign text is made harmless.
@@ -68,14 +74,15 @@ func (r *Report) WriteText(w io.Writer) error {
 		verdict = "builds would fail here"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s (%s@%s): %s\n", r.Instance, r.User, r.Addr, verdict)
+	line := func(format string, args ...any) { b.WriteString(termtext.Line(fmt.Sprintf(format, args...)) + "\n") }
+	line("%s (%s@%s): %s", r.Instance, r.User, r.Addr, verdict)
 	for _, f := range r.Findings {
-		fmt.Fprintf(&b, "  %-4s  %-12s  %s\n", f.Status, f.Check, termtext.Line(f.Detail))
+		line("  %-4s  %-12s  %s", f.Status, f.Check, f.Detail)
 		if f.Change != "" {
-			fmt.Fprintf(&b, "%22schange: %s\n", "", termtext.Line(f.Change))
+			line("%22schange: %s", "", f.Change)
 		}
 		if f.Gain != "" {
-			fmt.Fprintf(&b, "%22sgain:   %s\n", "", termtext.Line(f.Gain))
+			line("%22sgain:   %s", "", f.Gain)
 		}
 	}
 	_, err := io.WriteString(w, b.String())

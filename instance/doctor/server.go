@@ -2,32 +2,22 @@ package doctor
 
 import (
 	"fmt"
-	"regexp"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
+
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 )
 
-// version is major.minor of an OpenSSH release, with its p number.
-type version struct{ major, minor, patch int }
+// version is major, minor and p number of an OpenSSH release.
+type version [3]int
 
-func (v version) less(w version) bool {
-	if v.major != w.major {
-		return v.major < w.major
-	}
-	if v.minor != w.minor {
-		return v.minor < w.minor
-	}
-	return v.patch < w.patch
-}
+func (v version) less(w version) bool { return slices.Compare(v[:], w[:]) < 0 }
 
-func (v version) String() string { return fmt.Sprintf("%d.%dp%d", v.major, v.minor, v.patch) }
+func (v version) String() string { return fmt.Sprintf("%d.%dp%d", v[0], v[1], v[2]) }
 
-// openSSH matches the version string of a portable OpenSSH, with its distribution's suffix. It is compiled when it is
-// needed: this program is started for each step on a VM.
-var openSSH = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^SSH-2\.0-OpenSSH_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?p(\d{1,3})(?: (\S+))?`)
-})
+// openSSH matches the version string of a portable OpenSSH, with its distribution's suffix.
+var openSSH = lazyregexp.New(`^SSH-2\.0-OpenSSH_(\d{1,3})\.(\d{1,3})(?:\.\d{1,3})?p(\d{1,3})(?: (\S+))?`)
 
 // flaw is a known fault of some versions of OpenSSH's server.
 type flaw struct {
@@ -50,22 +40,16 @@ var flaws = []flaw{
 	{version{9, 5, 1}, version{9, 9, 2}, "CVE-2025-26466: memory and processor time can be used up without a login", 0},
 }
 
-// server judges the version of the server.
-func (e *examination) server() {
-	e.report.add(judgeServer(e.conn.Stat().ServerVersion))
-}
-
+// judgeServer judges the version of the server.
 func judgeServer(identification string) Finding {
-	f := Finding{Check: checkServer, Status: OK, Detail: identification}
 	m := openSSH().FindStringSubmatch(identification)
 	if m == nil {
-		f.Detail += " (not a portable OpenSSH: nothing is known of it)"
-		return f
+		return okay(checkServer, identification+" (not a portable OpenSSH: nothing is known of it)")
 	}
 	var v version
-	v.major, _ = strconv.Atoi(m[1]) // they are short numbers
-	v.minor, _ = strconv.Atoi(m[2])
-	v.patch, _ = strconv.Atoi(m[3])
+	for i := range v {
+		v[i], _ = strconv.Atoi(m[i+1]) // they are short numbers
+	}
 	var found []string
 	var fixed version
 	for _, flaw := range flaws {
@@ -78,17 +62,15 @@ func judgeServer(identification string) Finding {
 		}
 	}
 	if len(found) == 0 {
-		return f
+		return okay(checkServer, identification)
 	}
-	f.Status = Warn
-	f.Detail += ": " + strings.Join(found, "; ")
-	f.Change = fmt.Sprintf("install OpenSSH %v or newer", fixed)
+	detail := identification + ": " + strings.Join(found, "; ")
+	change := fmt.Sprintf("install OpenSSH %v or newer", fixed)
 	if m[4] != "" {
-		f.Detail += " (unless " + m[4] + " has the fixes, which the number does not tell)"
-		f.Change = "install the distribution's security updates, or OpenSSH " + fixed.String() + " or newer"
+		detail += " (unless " + m[4] + " has the fixes, which the number does not tell)"
+		change = "install the distribution's security updates, or OpenSSH " + fixed.String() + " or newer"
 	}
-	f.Gain = "builds run either way; it closes known holes"
-	return f
+	return warning(checkServer, detail, change, "builds run either way; it closes known holes")
 }
 
 // debian12 returns the number of a security update of Debian 12's package, 0 if that is another package.

@@ -1,8 +1,6 @@
 package inventory
 
 import (
-	"crypto/sha256"
-	"errors"
 	"maps"
 	"net"
 	"os"
@@ -15,6 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/mux/login"
 )
 
@@ -24,312 +23,228 @@ var entryKeys = []string{
 	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir",
 }
 
-// maxID is how long an ID may be, in bytes.
-const maxID = 128
-
-// validID matches valid IDs: an ID stands in tables, on command lines and in addresses of requests. (No
-// regexp: this program is started for each step on a VM, and would compile it there.)
-func validID(id string) bool {
-	for i, c := range []byte(id) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
-		case i > 0 && strings.IndexByte("._:-", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return id != "" && len(id) <= maxID
-}
+// idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
+var idForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 
 // entry is an instance as it is written, or the defaults.
 type entry struct {
 	at       *yaml.Node
 	id, addr string
 	user     string
-	key      *keyFile
+	auth     []login.Auth // empty if not said
 	capacity int
 	maxUses  int
 	labels   map[string]string
 	hostKeys []ssh.PublicKey
 	via      string // empty for none
 	viaSaid  bool
-	ownVia   bool // via: stands in the instance itself
 	runner   []string
 	tempDir  string
 }
 
-// keyFile is a private key.
-type keyFile struct {
-	auth login.Auth
-	sum  [sha256.Size]byte // of the file
-}
-
 // entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
-func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) (entry, error) {
-	items, err := r.mapping(n, what, known)
-	if err != nil {
-		return entry{}, err
-	}
+func (r *reader) entry(n *yaml.Node, what string, known []string, from entry) entry {
+	items := r.mapping(n, what, known)
 	e := from
-	e.at = n
-	e.labels = maps.Clone(from.labels)
+	e.at, e.labels = n, maps.Clone(from.labels)
 	for _, key := range entryKeys { // in this order, so that the same text has the same first mistake
-		if value, given := items[key]; given {
-			if err := r.field(&e, key, value); err != nil {
-				return entry{}, err
-			}
+		if value, given := items[key]; given && r.err == nil {
+			r.field(&e, key, value)
 		}
 	}
-	return e, nil
+	if items["via"] == nil && e.via == e.id {
+		e.via = "" // the defaults are not meant for the jump host itself
+	}
+	return e
 }
 
-func (r *reader) field(e *entry, key string, n *yaml.Node) (err error) {
+func (r *reader) field(e *entry, key string, n *yaml.Node) {
 	switch key {
 	case "id":
-		e.id, err = r.id(n)
+		if e.id = r.text(n, "id"); !idForm().MatchString(e.id) {
+			r.fail(n,
+				"the id %q cannot be used: it has 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit", e.id)
+		}
 	case "address":
-		e.addr, err = r.address(n)
+		e.addr = r.address(n)
 	case "user":
-		e.user, err = r.text(n, "user")
+		e.user = r.text(n, "user")
 	case "key":
-		e.key, err = r.keyFile(n)
+		e.auth = r.keyFile(n)
 	case "capacity":
-		e.capacity, err = r.count(n, "capacity",
+		e.capacity = r.count(n, "capacity",
 			"an instance takes at least one build at once; for none use stepmux drain, or remove it")
 	case "max_uses":
-		e.maxUses, err = r.count(n, "max_uses", "an instance takes at least one build; for any number leave it out")
+		e.maxUses = r.count(n, "max_uses", "an instance takes at least one build; for any number leave it out")
 	case "labels":
-		e.labels, err = r.labels(n, e.labels)
+		e.labels = r.labels(n, e.labels)
 	case "host_keys":
-		e.hostKeys, err = r.readHostKeys(n)
+		e.hostKeys = r.readHostKeys(n)
 	case "via":
-		e.via, err = r.via(n)
-		e.viaSaid, e.ownVia = true, true
+		e.via, e.viaSaid = r.via(n), true
 	case "runner":
-		e.runner, err = r.runner(n)
+		e.runner = r.runner(n)
 	case "temp_dir":
-		if e.tempDir, err = r.text(n, "temp_dir"); err == nil && !strings.HasPrefix(e.tempDir, "/") {
-			err = r.errorf(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
+		if e.tempDir = r.text(n, "temp_dir"); !strings.HasPrefix(e.tempDir, "/") {
+			r.fail(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
 		}
 	}
-	return err
-}
-
-func (r *reader) id(n *yaml.Node) (string, error) {
-	id, err := r.text(n, "id")
-	if err == nil && !validID(id) {
-		err = r.errorf(n,
-			"the id %q cannot be used: it has 1 to 128 of A-Z a-z 0-9 . _ : - and begins with a letter or digit", id)
-	}
-	return id, err
 }
 
 // address reads host or host:port, and returns it so.
-func (r *reader) address(n *yaml.Node) (string, error) {
-	text, err := r.text(n, "address")
-	if err != nil {
-		return "", err
-	}
+func (r *reader) address(n *yaml.Node) string {
+	text := r.text(n, "address")
 	if strings.ContainsAny(text, "/@ ") {
-		return "", r.errorf(n, "the address %q is not host or host:port (the account goes to user:)", text)
+		r.fail(n, "the address %q is not host or host:port (the account goes to user:)", text)
 	}
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
 		host = strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")
 		if host == "" || strings.Contains(host, ":") && net.ParseIP(host) == nil {
-			return "", r.errorf(n, "the address %q is not host or host:port", text)
+			r.fail(n, "the address %q is not host or host:port", text)
 		}
-		return host, nil
+		return host
 	}
 	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 || host == "" {
-		return "", r.errorf(n, "the address %q is not host or host:port", text)
+		r.fail(n, "the address %q is not host or host:port", text)
 	}
-	return net.JoinHostPort(host, port), nil
+	return net.JoinHostPort(host, port)
 }
 
 // keyFile reads the private key in a file.
-func (r *reader) keyFile(n *yaml.Node) (*keyFile, error) {
-	path, err := r.text(n, "key")
-	if err != nil {
-		return nil, err
-	}
+func (r *reader) keyFile(n *yaml.Node) []login.Auth {
+	path := r.text(n, "key")
 	if strings.Contains(path, "PRIVATE KEY") {
-		return nil, r.errorf(n, "key names a file; the private key itself does not belong here")
+		r.fail(n, "key names a file; the private key itself does not belong here")
 	}
 	if rest, home := strings.CutPrefix(path, "~/"); home {
 		dir, err := os.UserHomeDir()
 		if err != nil {
-			return nil, r.errorf(n, "key %s: %v", path, err)
+			r.fail(n, "key %s: %v", path, err)
 		}
 		path = filepath.Join(dir, rest)
 	} else if !filepath.IsAbs(path) {
 		path = filepath.Join(r.dir, path)
 	}
+	if r.err != nil {
+		return nil
+	}
 	resolver, err := r.resolver()
 	if err != nil {
-		return nil, r.errorf(n, "key: %v", err)
+		r.fail(n, "key: %v", err)
+		return nil
 	}
 	auth, err := resolver.KeyFile(r.ctx, path)
 	if err != nil {
-		return nil, r.errorf(n, "key: %v", err)
+		r.fail(n, "key: %v", err)
 	}
-	text, err := os.ReadFile(path) // it is small: it was just read
-	if err != nil {
-		return nil, r.errorf(n, "key: %v", err)
-	}
-	return &keyFile{auth: auth, sum: sha256.Sum256(text)}, nil
+	return []login.Auth{auth}
 }
 
 // labels adds an instance's labels to those of the defaults.
-func (r *reader) labels(n *yaml.Node, from map[string]string) (map[string]string, error) {
-	items, err := r.mapping(n, "labels", nil)
-	if err != nil {
-		return nil, err
-	}
+func (r *reader) labels(n *yaml.Node, from map[string]string) map[string]string {
 	all := map[string]string{}
 	maps.Copy(all, from)
-	for key, value := range items {
-		if err := r.plain(value, yaml.ScalarNode, "the label "+key, "a text"); err != nil {
-			return nil, err
+	for key, value := range r.mapping(n, "labels", nil) {
+		if r.plain(value, yaml.ScalarNode, "the label "+key, "a text") {
+			all[key] = value.Value
 		}
-		all[key] = value.Value
 	}
-	return all, nil
+	return all
 }
 
-func (r *reader) readHostKeys(n *yaml.Node) ([]ssh.PublicKey, error) {
-	list, err := r.list(n, "host_keys")
-	if err != nil {
-		return nil, err
-	}
-	if len(list) == 0 {
-		return nil, r.errorf(n, "host_keys is empty: no server could be the right one; leave it out to use known_hosts")
-	}
-	keys := make([]ssh.PublicKey, len(list))
-	for i, item := range list {
-		text, err := r.text(item, "a host key")
-		if err != nil {
-			return nil, err
-		}
-		key, _, options, _, err := ssh.ParseAuthorizedKey([]byte(text))
+func (r *reader) readHostKeys(n *yaml.Node) []ssh.PublicKey {
+	var keys []ssh.PublicKey
+	for _, item := range r.list(n, "host_keys",
+		"host_keys is empty: no server could be the right one; leave it out to use known_hosts") {
+		key, _, options, _, err := ssh.ParseAuthorizedKey([]byte(r.text(item, "a host key")))
 		if err != nil || len(options) > 0 {
-			return nil, r.errorf(item,
+			r.fail(item,
 				`this is no host key; write it as "ssh-ed25519 AAAA...", as in the VM's /etc/ssh/ssh_host_ed25519_key.pub`)
 		}
-		keys[i] = key
+		keys = append(keys, key)
 	}
-	return keys, nil
+	return keys
 }
 
 // via reads a jump host. An empty text means a direct connection, even if the defaults name a jump host.
-func (r *reader) via(n *yaml.Node) (string, error) {
-	if err := r.plain(n, yaml.ScalarNode, "via", `a text; for a direct connection write ""`); err != nil {
-		return "", err
-	}
+func (r *reader) via(n *yaml.Node) string {
+	r.plain(n, yaml.ScalarNode, "via", `a text; for a direct connection write ""`)
 	if strings.ContainsAny(n.Value, " /,") {
-		return "", r.errorf(n, "via %q is neither the id of an instance nor [user@]host[:port]", n.Value)
+		r.fail(n, "via %q is neither the id of an instance nor [user@]host[:port]", n.Value)
 	}
-	return n.Value, nil
+	return n.Value
 }
 
 // runner reads a command: a text that is split at blanks, or a list.
-func (r *reader) runner(n *yaml.Node) ([]string, error) {
+func (r *reader) runner(n *yaml.Node) []string {
 	if n.Kind == yaml.ScalarNode {
-		text, err := r.text(n, "runner")
-		words := strings.Fields(text)
-		if err == nil && len(words) == 0 {
-			err = r.errorf(n, "runner is empty")
+		words := strings.Fields(r.text(n, "runner"))
+		if len(words) == 0 {
+			r.fail(n, "runner is empty")
 		}
-		return words, err
+		return words
 	}
-	list, err := r.list(n, "runner")
-	if err != nil {
-		return nil, err
+	var words []string
+	for _, item := range r.list(n, "runner", "runner is empty") {
+		words = append(words, r.text(item, "a word of runner"))
 	}
-	if len(list) == 0 {
-		return nil, r.errorf(n, "runner is empty")
-	}
-	words := make([]string, len(list))
-	for i, item := range list {
-		if words[i], err = r.text(item, "a word of runner"); err != nil {
-			return nil, err
-		}
-	}
-	return words, nil
+	return words
 }
 
 // instances reads the list of instances.
-func (r *reader) instances(n *yaml.Node, defaults entry) ([]instance.Instance, error) {
-	list, err := r.list(n, "instances:")
-	if err != nil {
-		return nil, err
+func (r *reader) instances(n *yaml.Node) []instance.Instance {
+	list := r.list(n, "instances:", "the inventory lists no instances; to let them take no builds use stepmux drain")
+	if len(list) > maxInstances {
+		r.fail(n, "the inventory lists %d instances, at most %d are possible", len(list), maxInstances)
 	}
-	switch {
-	case len(list) == 0:
-		return nil, r.errorf(n, "the inventory lists no instances; to let them take no builds use stepmux drain")
-	case len(list) > maxInstances:
-		return nil, r.errorf(n, "the inventory lists %d instances, at most %d are possible", len(list), maxInstances)
+	var entries []entry
+	ids := map[string]entry{}
+	for _, item := range list {
+		e := r.entry(item, "an instance", entryKeys, r.defaults)
+		r.checkNamed(e, ids)
+		entries = append(entries, e)
+		ids[e.id] = e
+		if r.err != nil {
+			return nil
+		}
 	}
-	r.defaults = defaults
-	entries := make([]entry, len(list))
-	ids := make(map[string]entry, len(list))
-	for i, item := range list {
-		from := defaults
-		from.ownVia = false
-		e, err := r.entry(item, "an instance", entryKeys, from)
-		if err != nil {
-			return nil, err
+	var all []instance.Instance
+	for _, e := range entries {
+		r.checkVia(e.id, ids)
+		if r.err != nil {
+			return nil
 		}
-		if err := r.named(e, ids); err != nil {
-			return nil, err
-		}
-		if !e.ownVia && e.via == e.id {
-			e.via = "" // the defaults are not meant for the jump host itself
-		}
-		entries[i], ids[e.id] = e, e
-	}
-	all := make([]instance.Instance, len(list))
-	for i, e := range entries {
-		if err := r.checkVia(e.id, ids); err != nil {
-			return nil, err
-		}
-		if all[i], err = r.instance(e, ids); err != nil {
-			return nil, err
-		}
+		all = append(all, r.instance(e, ids))
 	}
 	all = instance.ShareJumpHosts(all)
 	if _, err := instance.NewGroup(all...); err != nil {
-		return nil, r.errorf(n, "%v", err)
+		r.fail(n, "%v", err)
 	}
-	return all, nil
+	return all
 }
 
-// named checks that an entry has its required keys, and a unique id.
-func (r *reader) named(e entry, before map[string]entry) error {
+// checkNamed checks that an entry has its required keys, and a unique id.
+func (r *reader) checkNamed(e entry, before map[string]entry) {
+	other, twice := before[e.id]
 	switch {
 	case e.id == "":
-		return r.errorf(e.at, "the instance has no id:")
+		r.fail(e.at, "the instance has no id:")
 	case e.addr == "":
-		return r.errorf(e.at, "the instance %s has no address:", e.id)
+		r.fail(e.at, "the instance %s has no address:", e.id)
+	case twice:
+		r.fail(e.at, "the id %q is that of the instance in line %d already", e.id, other.at.Line)
 	}
-	if other, twice := before[e.id]; twice {
-		return r.errorf(e.at, "the id %q is that of the instance in line %d already", e.id, other.at.Line)
-	}
-	return nil
 }
 
 // checkVia follows the way to an instance.
-func (r *reader) checkVia(id string, entries map[string]entry) error {
+func (r *reader) checkVia(id string, entries map[string]entry) {
 	way := []string{id}
-	for via := entries[id].via; via != ""; via = entries[via].via {
+	for via := entries[id].via; via != "" && r.err == nil; via = entries[via].via {
 		loop := slices.Contains(way, via)
 		way = append(way, via)
 		if loop {
-			return r.errorf(entries[id].at, "the way to %s never arrives: %s", id, strings.Join(way, " via "))
+			r.fail(entries[id].at, "the way to %s never arrives: %s", id, strings.Join(way, " via "))
 		}
 	}
-	return nil
 }
-
-// errFallback is the error of Open for an incomplete Fallback.
-var errFallback = errors.New("inventory: Fallback.Resolver is nil")

@@ -22,10 +22,14 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
 }
 
-func (r *reader) errorf(n *yaml.Node, format string, args ...any) error {
+// fail notes a mistake at n, or one of the whole text if n is nil, unless there was one before.
+func (r *reader) fail(n *yaml.Node, format string, args ...any) {
+	if r.err != nil {
+		return
+	}
 	e := &Error{File: r.name, Message: fmt.Sprintf(format, args...)}
 	if n != nil {
 		e.Line, e.Column = n.Line, n.Column
 	}
-	return e
+	r.err = e
 }

@@ -1,7 +1,9 @@
 package inventory
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -36,38 +38,30 @@ type File struct {
 
 	mu     sync.Mutex // guards the following
 	all    []instance.Instance
-	loaded version // of the file that was read last, well or not
-	err    error   // of that
+	loaded fs.FileInfo // the file that was read last, well or not; nil if it was not there
+	err    error       // of that
 }
 
-// version tells two states of a file apart.
-type version struct {
-	size  int64
-	mtime time.Time
-	file  fs.FileInfo
-}
-
-func (v version) same(w version) bool {
-	return v.size == w.size && v.mtime.Equal(w.mtime) && os.SameFile(v.file, w.file)
+// same reports whether two states are of the same file, unchanged. No state is the same as nil.
+func same(a, b fs.FileInfo) bool {
+	return os.SameFile(a, b) && a.Size() == b.Size() && a.ModTime().Equal(b.ModTime())
 }
 
 // Open reads an inventory. ctx bounds the calls of the Resolver.
 func Open(ctx context.Context, cfg Config) (*File, error) {
 	if cfg.Fallback.Resolver == nil {
-		return nil, errFallback
+		return nil, errors.New("inventory: Fallback.Resolver is nil")
 	}
 	if cfg.Interval <= 0 {
 		cfg.Interval = defaultInterval
 	}
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	f := &File{cfg: cfg, reload: make(chan struct{}, 1)}
-	all, v, err := f.read(ctx)
+	var err error
+	f.all, f.loaded, err = f.read(ctx)
 	if err != nil {
 		return nil, err
 	}
-	f.all, f.loaded = all, v
 	return f, nil
 }
 
@@ -103,7 +97,7 @@ func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error
 	}
 	look := time.NewTicker(f.cfg.Interval)
 	defer look.Stop()
-	var seen version // by the look before
+	var seen fs.FileInfo // by the look before
 	for {
 		select {
 		case <-ctx.Done():
@@ -113,14 +107,11 @@ func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error
 			continue
 		case <-look.C:
 		}
-		info, err := os.Stat(f.cfg.Path)
+		now, err := os.Stat(f.cfg.Path)
 		if err != nil {
-			seen = version{}
-			f.lose(fmt.Errorf("read inventory: %w", err))
-			continue
-		}
-		now := versionOf(info)
-		if now.same(seen) && !f.isLoaded(now) {
+			now = nil
+			f.note(nil, nil, fmt.Errorf("read inventory: %w", err)) // it is read when it is there again, the same or not
+		} else if same(now, seen) && !f.isLoaded(now) {
 			f.load(ctx, update)
 		}
 		seen = now
@@ -129,78 +120,62 @@ func (f *File) Watch(ctx context.Context, update func([]instance.Instance) error
 
 // load reads the file and hands it on.
 func (f *File) load(ctx context.Context, update func([]instance.Instance) error) {
-	all, v, err := f.read(ctx)
+	all, info, err := f.read(ctx)
 	if ctx.Err() != nil {
 		return // what it then says is not the file's fault
 	}
 	if err == nil {
 		err = update(all)
 	}
-	f.mu.Lock()
-	if v.file != nil {
-		f.loaded = v
-	}
-	if err == nil {
-		f.all, f.err = all, nil
-	}
-	f.mu.Unlock()
-	if err != nil {
-		f.note(err)
-		return
-	}
-	f.cfg.Logger.Info("inventory read", "file", f.cfg.Path, "instances", len(all))
+	f.note(all, info, err)
 }
 
-// note keeps and logs a mistake, once.
-func (f *File) note(err error) {
+// note keeps and logs the outcome of a reading; a mistake is logged once.
+func (f *File) note(all []instance.Instance, info fs.FileInfo, err error) {
 	f.mu.Lock()
-	known := f.err != nil && f.err.Error() == err.Error()
-	f.err = err
+	known := err != nil && f.err != nil && f.err.Error() == err.Error()
+	f.loaded, f.err = info, err
+	if err == nil {
+		f.all = all
+	}
 	f.mu.Unlock()
-	if !known {
+	switch {
+	case err == nil:
+		f.cfg.Logger.Info("inventory read", "file", f.cfg.Path, "instances", len(all))
+	case !known:
 		f.cfg.Logger.Error("inventory not read, the one before stays in force", "file", f.cfg.Path, "error", err)
 	}
 }
 
-// lose notes that the file is not there. When it is again it is read, the same or not.
-func (f *File) lose(err error) {
-	f.mu.Lock()
-	f.loaded = version{}
-	f.mu.Unlock()
-	f.note(err)
-}
-
-func (f *File) isLoaded(v version) bool {
+func (f *File) isLoaded(info fs.FileInfo) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.loaded.same(v)
+	return same(f.loaded, info)
 }
 
-func versionOf(info fs.FileInfo) version {
-	return version{size: info.Size(), mtime: info.ModTime(), file: info}
+// read reads the file as it is now. It returns its state just before, nil if it cannot be opened at all.
+func (f *File) read(ctx context.Context) ([]instance.Instance, fs.FileInfo, error) {
+	text, info, err := f.text()
+	if err != nil {
+		return nil, info, fmt.Errorf("read inventory: %w", err)
+	}
+	all, err := Parse(ctx, f.cfg.Path, filepath.Dir(f.cfg.Path), text, f.cfg.Fallback)
+	return all, info, err
 }
 
-// read reads the file as it is now.
-func (f *File) read(ctx context.Context) ([]instance.Instance, version, error) {
+func (f *File) text() ([]byte, fs.FileInfo, error) {
 	info, err := os.Stat(f.cfg.Path)
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is not a regular file", f.cfg.Path) // to open a pipe would wait for its other end
 	}
 	if err != nil {
-		return nil, version{}, fmt.Errorf("read inventory: %w", err)
+		return nil, nil, err
 	}
 	file, err := os.Open(f.cfg.Path)
 	if err != nil {
-		return nil, versionOf(info), fmt.Errorf("read inventory: %w", err)
+		return nil, info, err
 	}
 	defer file.Close()
-	if info, err = file.Stat(); err != nil {
-		return nil, version{}, fmt.Errorf("read inventory: %w", err)
-	}
 	text, err := io.ReadAll(io.LimitReader(file, maxText+1))
-	if err != nil {
-		return nil, versionOf(info), fmt.Errorf("read inventory: %w", err)
-	}
-	all, err := Parse(ctx, f.cfg.Path, filepath.Dir(f.cfg.Path), text, f.cfg.Fallback)
-	return all, versionOf(info), err
+	return text, info, err
 }

@@ -348,6 +348,36 @@ func TestRevisionChangesWithTheKeysAndNothingElse(t *testing.T) {
 	require.NotEqual(t, was, revision(""))
 }
 
+// keys is a Resolver that knows one key, and a jump host with the same.
+type keys struct{ file string }
+
+func (k keys) KeyFile(_ context.Context, file string) (login.Auth, error) { return login.KeyFile(file) }
+
+func (k keys) Resolve(context.Context, inventory.Machine) (string, mux.Config, *instance.Instance, error) {
+	key, err := login.KeyFile(k.file)
+	cfg := mux.Config{User: "me", Auth: []login.Auth{key}, HostKeys: login.InsecureHostKeys()}
+	return "x:22", cfg, &instance.Instance{ID: "jump", Addr: "j:22", SSH: cfg}, err
+}
+
+// A key of --identity or of ssh_config that was replaced was not used for connections until the old one had failed, and
+// then refused with its error for 30 s more.
+func TestRevisionChangesWithTheKeysThatTheResolverKnows(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "id")
+	read := func() instance.Instance {
+		f := inventory.Fallback{Resolver: func() (inventory.Resolver, error) { return keys{file}, nil }}
+		all, err := inventory.Parse(t.Context(), "f", t.TempDir(), []byte("instances: [{id: a, address: x}]"), f)
+		require.NoError(t, err)
+		return all[0]
+	}
+	writeKey(t, file)
+	was := read()
+	require.Equal(t, was.Revision, read().Revision)
+	require.Equal(t, was.Jump.Revision, read().Jump.Revision)
+	writeKey(t, file)
+	require.NotEqual(t, was.Revision, read().Revision)
+	require.NotEqual(t, was.Jump.Revision, read().Jump.Revision)
+}
+
 func TestTheExampleIsAnInventory(t *testing.T) {
 	file, err := inventory.Open(t.Context(), inventory.Config{Path: "../../examples/inventory.yml", Fallback: fallback(t)})
 	require.NoError(t, err)

@@ -36,28 +36,9 @@ type Resolver interface {
 	Resolve(ctx context.Context, m Machine) (addr string, cfg mux.Config, jump *instance.Instance, err error)
 }
 
-// resolver returns the fallback's, which is asked for once for each text.
-func (r *reader) resolver() (Resolver, error) {
-	if r.asked == nil {
-		asked, err := r.fallback.Resolver()
-		if err != nil {
-			return nil, err
-		}
-		r.asked = asked
-	}
-	return r.asked, nil
-}
-
 // instance makes an entry an instance. Its way may lead through one of ids.
-func (r *reader) instance(e entry, ids map[string]entry) (instance.Instance, error) {
-	resolver, err := r.resolver()
-	if err != nil {
-		return instance.Instance{}, r.errorf(e.at, "the instance %s: %v", e.id, err)
-	}
-	m := Machine{ID: e.id, Place: e.addr, User: e.user}
-	if e.key != nil {
-		m.Auth = []login.Auth{e.key.auth}
-	}
+func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
+	m := Machine{ID: e.id, Place: e.addr, User: e.user, Auth: e.auth}
 	if len(e.hostKeys) > 0 {
 		pinned := login.PinnedHostKeys(e.hostKeys...)
 		m.HostKeys = &pinned
@@ -68,57 +49,38 @@ func (r *reader) instance(e entry, ids map[string]entry) (instance.Instance, err
 	case byID || e.via == "":
 		m.Jump = "none"
 	default:
-		m.Jump, m.JumpUser = e.via, r.defaults.user
-		if r.defaults.key != nil {
-			m.JumpAuth = []login.Auth{r.defaults.key.auth}
+		m.Jump, m.JumpUser, m.JumpAuth = e.via, r.defaults.user, r.defaults.auth
+	}
+	in := instance.Instance{
+		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner, TempDir: e.tempDir,
+	}
+	resolver, err := r.resolver()
+	if err == nil {
+		in.Addr, in.SSH, in.Jump, err = resolver.Resolve(r.ctx, m)
+	}
+	if err != nil {
+		r.fail(e.at, "the instance %s: %v", e.id, err)
+	}
+	in.Revision = revision(in.SSH.Auth, e.hostKeys)
+	for j := in.Jump; j != nil && j.Revision == ""; j = j.Jump {
+		j.Revision = revision(j.SSH.Auth, nil)
+	}
+	if byID {
+		in.Jump = &instance.Instance{ID: e.via}
+	}
+	return in
+}
+
+// revision tells keys from others. The keys of an agent and of a command are not known before a login.
+func revision(auths []login.Auth, hostKeys []ssh.PublicKey) string {
+	sum := sha256.New()
+	for _, a := range auths {
+		if key := a.PublicKey(); key != nil {
+			sum.Write(key.Marshal())
 		}
 	}
-	addr, cfg, jump, err := resolver.Resolve(r.ctx, m)
-	if err != nil {
-		return instance.Instance{}, r.errorf(e.at, "the instance %s: %v", e.id, err)
-	}
-	switch {
-	case byID:
-		jump = &instance.Instance{ID: e.via}
-	case jump != nil && m.JumpAuth != nil:
-		jump.Revision = revision(r.defaults.key, nil)
-	}
-	return instance.Instance{
-		ID:       e.id,
-		Addr:     addr,
-		SSH:      cfg,
-		Jump:     jump,
-		Capacity: e.builds(r.fallback),
-		MaxUses:  e.maxUses,
-		Labels:   e.labels,
-		Runner:   e.command(r.fallback),
-		TempDir:  e.tempDir,
-		Revision: revision(e.key, e.hostKeys),
-	}, nil
-}
-
-func (e entry) builds(f Fallback) int {
-	if e.capacity == 0 {
-		return max(f.Capacity, 1)
-	}
-	return e.capacity
-}
-
-func (e entry) command(f Fallback) []string {
-	if len(e.runner) == 0 {
-		return f.Runner
-	}
-	return e.runner
-}
-
-// revision tells keys from others.
-func revision(key *keyFile, hostKeys []ssh.PublicKey) string {
-	sum := sha256.New()
-	if key != nil {
-		sum.Write(key.sum[:])
-	}
-	for _, k := range hostKeys {
-		sum.Write(ssh.MarshalAuthorizedKey(k))
+	for _, key := range hostKeys {
+		sum.Write(key.Marshal())
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }

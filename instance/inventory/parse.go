@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"go.yaml.in/yaml/v4"
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
@@ -48,157 +49,162 @@ type Fallback struct {
 //	    max_uses: 100    # builds in all
 //	    host_keys: [ssh-ed25519 AAAA...]
 func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback) ([]instance.Instance, error) {
-	r := &reader{ctx: ctx, name: name, dir: dir, fallback: fallback}
-	root, err := r.load(text)
-	if err != nil {
-		return nil, err
-	}
-	items, err := r.mapping(root, "an inventory", []string{"defaults", "instances"})
-	if err != nil {
-		return nil, err
-	}
-	var defaults entry
+	r := &reader{ctx: ctx, name: name, dir: dir, resolver: sync.OnceValues(fallback.Resolver)}
+	root := r.load(text)
+	items := r.mapping(root, "an inventory", []string{"defaults", "instances"})
+	r.defaults = entry{capacity: max(fallback.Capacity, 1), runner: fallback.Runner}
 	if n, given := items["defaults"]; given {
-		if defaults, err = r.entry(n, "defaults:", entryKeys[2:], entry{}); err != nil {
-			return nil, err
-		}
+		r.defaults = r.entry(n, "defaults:", entryKeys[2:], r.defaults)
 	}
 	list, given := items["instances"]
 	if !given {
-		return nil, r.errorf(root, "the key instances: is missing; it lists the VMs")
+		r.fail(root, "the key instances: is missing; it lists the VMs")
 	}
-	return r.instances(list, defaults)
+	all := r.instances(list)
+	if r.err != nil {
+		return nil, r.err
+	}
+	return all, nil
 }
 
-// reader reads one text.
+// reader reads one text. Its methods note the first mistake in err, and then return without a result.
 type reader struct {
 	ctx       context.Context // that of Parse
 	name, dir string
-	fallback  Fallback
+	resolver  func() (Resolver, error)
 	defaults  entry
-	asked     Resolver // nil before
+	err       error
 }
 
 // load returns the only document of a text.
-func (r *reader) load(text []byte) (*yaml.Node, error) {
+func (r *reader) load(text []byte) *yaml.Node {
 	if len(text) > maxText {
-		return nil, r.errorf(nil, "the inventory has more than %d MiB", maxText>>20)
+		r.fail(nil, "the inventory has more than %d MiB", maxText>>20)
+		return nil
 	}
 	loader, err := yaml.NewLoader(bytes.NewReader(text),
 		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
-		return nil, r.errorf(nil, "%v", err)
+		r.fail(nil, "%v", err)
+		return nil
 	}
-	var docs []*yaml.Node
-	for len(docs) < 2 {
-		doc := new(yaml.Node)
-		err := loader.Load(doc)
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return nil, r.syntaxError(err)
-		}
-		if doc.Kind != yaml.DocumentNode || len(doc.Content) != 1 {
-			return nil, r.errorf(nil, "the inventory is not a YAML document")
-		}
-		docs = append(docs, doc.Content[0])
+	root := r.document(loader)
+	if root == nil {
+		r.fail(nil, "the inventory is empty; it needs the key instances:")
+		return nil
 	}
-	switch len(docs) {
-	case 0:
-		return nil, r.errorf(nil, "the inventory is empty; it needs the key instances:")
-	case 1:
-		return docs[0], nil
-	default:
-		return nil, r.errorf(docs[1], "an inventory is one YAML document, here begins another")
+	if next := r.document(loader); next != nil {
+		r.fail(next, "an inventory is one YAML document, here begins another")
 	}
+	return root
 }
 
-func (r *reader) syntaxError(err error) error {
+// document returns the next document, or nil at the end of the text.
+func (r *reader) document(loader *yaml.Loader) *yaml.Node {
+	doc := new(yaml.Node)
+	err := loader.Load(doc)
+	switch {
+	case errors.Is(err, io.EOF):
+	case err != nil:
+		r.failSyntax(err)
+	case doc.Kind != yaml.DocumentNode || len(doc.Content) != 1:
+		r.fail(nil, "the inventory is not a YAML document")
+	default:
+		return doc.Content[0]
+	}
+	return nil
+}
+
+func (r *reader) failSyntax(err error) {
 	bad, ok := errors.AsType[*yaml.LoadError](err)
 	if !ok {
-		return r.errorf(nil, "not valid YAML: %v", err)
+		r.fail(nil, "not valid YAML: %v", err)
+		return
 	}
 	message := bad.Message
 	if bad.ContextMsg != "" {
 		message += " " + bad.ContextMsg
 	}
-	if bad.Mark.Line <= 0 {
-		return r.errorf(nil, "not valid YAML: %s", message)
+	var at *yaml.Node
+	if bad.Mark.Line > 0 {
+		at = &yaml.Node{Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1)}
 	}
-	return &Error{
-		File: r.name, Line: bad.Mark.Line, Column: max(bad.Mark.Column, 1), Message: "not valid YAML: " + message,
-	}
+	r.fail(at, "not valid YAML: %s", message)
 }
 
-// plain checks that n is of a kind, without anchors, aliases and tags. like describes the kind.
-func (r *reader) plain(n *yaml.Node, kind yaml.Kind, what, like string) error {
+// plain checks that n is of a kind, without anchors, aliases and tags. like describes the kind. It reports whether no
+// mistake was found so far.
+func (r *reader) plain(n *yaml.Node, kind yaml.Kind, what, like string) bool {
 	switch {
+	case r.err != nil:
 	case n.Kind == yaml.AliasNode, n.Anchor != "":
-		return r.errorf(n, "anchors and aliases are not supported here; what all instances share goes to defaults:")
+		r.fail(n, "anchors and aliases are not supported here; what all instances share goes to defaults:")
 	case n.Style&yaml.TaggedStyle != 0:
-		return r.errorf(n, "tags are not supported here; remove the one that begins with !")
+		r.fail(n, "tags are not supported here; remove the one that begins with !")
 	case n.Kind != kind, kind == yaml.ScalarNode && n.ShortTag() == "!!null":
-		return r.errorf(n, "%s must be %s", what, like)
+		r.fail(n, "%s must be %s", what, like)
 	}
-	return nil
+	return r.err == nil
 }
 
 // mapping reads a mapping with some of the known keys, or with any keys if known is empty.
-func (r *reader) mapping(n *yaml.Node, what string, known []string) (map[string]*yaml.Node, error) {
-	if err := r.plain(n, yaml.MappingNode, what, "a mapping (key: value)"); err != nil {
-		return nil, err
+func (r *reader) mapping(n *yaml.Node, what string, known []string) map[string]*yaml.Node {
+	if !r.plain(n, yaml.MappingNode, what, "a mapping (key: value)") {
+		return nil
 	}
 	items := map[string]*yaml.Node{}
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := n.Content[i]
-		if err := r.plain(key, yaml.ScalarNode, "a key", "a text"); err != nil {
-			return nil, err
+		if !r.plain(key, yaml.ScalarNode, "a key", "a text") {
+			return nil
 		}
 		if _, twice := items[key.Value]; twice {
-			return nil, r.errorf(key, "the key %q stands here for the second time", key.Value)
+			r.fail(key, "the key %q stands here for the second time", key.Value)
 		}
 		if known != nil && !slices.Contains(known, key.Value) {
 			if near := spell.Nearest(key.Value, known); near != "" {
-				return nil, r.errorf(key, "unknown key %q, did you mean %q?", key.Value, near)
+				r.fail(key, "unknown key %q, did you mean %q?", key.Value, near)
 			}
-			return nil, r.errorf(key, "unknown key %q; %s has %s", key.Value, what, strings.Join(known, ", "))
+			r.fail(key, "unknown key %q; %s has %s", key.Value, what, strings.Join(known, ", "))
 		}
 		items[key.Value] = n.Content[i+1]
 	}
-	return items, nil
+	return items
 }
 
-// list reads a list.
-func (r *reader) list(n *yaml.Node, what string) ([]*yaml.Node, error) {
-	if err := r.plain(n, yaml.SequenceNode, what, "a list"); err != nil {
-		return nil, err
+// list reads a list that is not empty. empty is the mistake if it is.
+func (r *reader) list(n *yaml.Node, what, empty string) []*yaml.Node {
+	if !r.plain(n, yaml.SequenceNode, what, "a list") {
+		return nil
 	}
-	return n.Content, nil
+	if len(n.Content) == 0 {
+		r.fail(n, "%s", empty)
+	}
+	return n.Content
 }
 
 // text reads a text that is not empty. Numbers and dates are texts too: 42 is a valid id.
-func (r *reader) text(n *yaml.Node, what string) (string, error) {
-	if err := r.plain(n, yaml.ScalarNode, what, "a text"); err != nil {
-		return "", err
+func (r *reader) text(n *yaml.Node, what string) string {
+	if !r.plain(n, yaml.ScalarNode, what, "a text") {
+		return ""
 	}
 	if n.Value == "" {
-		return "", r.errorf(n, "%s is empty", what)
+		r.fail(n, "%s is empty", what)
 	}
-	return n.Value, nil
+	return n.Value
 }
 
 // count reads a number of at least 1. less is the advice for a smaller number.
-func (r *reader) count(n *yaml.Node, what, less string) (int, error) {
-	if err := r.plain(n, yaml.ScalarNode, what, "a number"); err != nil {
-		return 0, err
+func (r *reader) count(n *yaml.Node, what, less string) int {
+	if !r.plain(n, yaml.ScalarNode, what, "a number") {
+		return 0
 	}
 	v, err := strconv.Atoi(n.Value)
 	switch {
 	case err != nil:
-		return 0, r.errorf(n, "%s must be a whole number, not %q", what, n.Value)
+		r.fail(n, "%s must be a whole number, not %q", what, n.Value)
 	case v < 1:
-		return 0, r.errorf(n, "%s %d: %s", what, v, less)
+		r.fail(n, "%s %d: %s", what, v, less)
 	}
-	return v, nil
+	return v
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stepmux/stepmux/instance"
@@ -22,35 +23,39 @@ type Metrics struct {
 	phases    *prometheus.HistogramVec
 	channels  *prometheus.HistogramVec
 	refusals  prometheus.Counter
-	keepalive prometheus.Histogram
+	keepalive prometheus.Observer
 	closed    *prometheus.CounterVec
 	builds    *prometheus.CounterVec
 }
 
 // New returns Metrics that have seen nothing yet.
 func New() *Metrics {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		opts := prometheus.HistogramOpts{Namespace: namespace, Name: name, Help: help, Buckets: buckets}
+		return promauto.With(registry).NewHistogramVec(opts, labels)
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		opts := prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}
+		return promauto.With(registry).NewCounterVec(opts, labels)
+	}
 	m := &Metrics{
-		registry: prometheus.NewRegistry(),
+		registry: registry,
 		dials: histogram("dial_seconds", "Time to connect to an instance and log in, by how that went.",
 			prometheus.ExponentialBuckets(0.01, 2, 13), "result"),
 		phases: histogram("dial_phase_seconds", "Time of each phase of a dial.",
 			prometheus.ExponentialBuckets(0.001, 2, 15), "phase"),
 		channels: histogram("channel_open_seconds", "Time to open a channel, by route and how that went.",
 			prometheus.ExponentialBuckets(0.0001, 2.5, 13), "route", "result"),
-		refusals: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Name: "session_refusals_total",
-			Help: "Sessions that servers refused because they allow no more on a connection.",
-		}),
-		keepalive: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: namespace, Name: "keepalive_rtt_seconds",
-			Help:    "Time to a sign of life of an instance that was asked for one.",
-			Buckets: prometheus.ExponentialBuckets(0.0001, 2.5, 13),
-		}),
+		refusals: counter("session_refusals_total",
+			"Sessions that servers refused because they allow no more on a connection.").WithLabelValues(),
+		keepalive: histogram("keepalive_rtt_seconds", "Time to a sign of life of an instance that was asked for one.",
+			prometheus.ExponentialBuckets(0.0001, 2.5, 13)).WithLabelValues(),
 		closed: counter("connections_closed_total", "Connections that left service, by reason.", "reason"),
 		builds: counter("builds_total", "Builds that ended, by result: success or the reason of the failure.", "result"),
 	}
-	m.registry.MustRegister(m.dials, m.phases, m.channels, m.refusals, m.keepalive, m.closed, m.builds,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	// What may happen is there from the beginning, so that its first time shows as an increase.
 	for _, reason := range []string{
 		"idle", "age", "shutdown", "reconfigured", "not needed", "keepalive", "read", "write", "other",
@@ -70,17 +75,6 @@ const (
 	namespace = "stepmux"
 	success   = "success"
 )
-
-func histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Namespace: namespace, Name: name, Help: help,
-		Buckets: buckets,
-	}, labels)
-}
-
-func counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-}
 
 // Watch adds the state of p's instances to each scrape. It is called once.
 func (m *Metrics) Watch(p *instance.Provider) { m.registry.MustRegister(fleet{p}) }

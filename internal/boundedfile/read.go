@@ -1,11 +1,14 @@
-// Package boundedfile reads files that an operator named: regular files of a bounded size.
+// Package boundedfile reads regular files: those that an operator named, of a bounded size, and digests of any.
 package boundedfile
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"syscall"
 )
 
 // ErrTooLarge is wrapped by the error for a file that is larger than its limit.
@@ -37,4 +40,38 @@ func Read(name string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s %w: it is larger than %d bytes", name, ErrTooLarge, limit)
 	}
 	return data, nil
+}
+
+// Opener is os.OpenFile, or the method of an [os.Root].
+type Opener func(name string, flag int, perm fs.FileMode) (*os.File, error)
+
+// Open opens a regular file to read. A pipe does not hold it up.
+func Open(open Opener, name string) (*os.File, error) {
+	file, err := open(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file", name)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// SHA256 returns the SHA-256 of a regular file, in hexadecimal.
+func SHA256(open Opener, name string) (string, error) {
+	file, err := Open(open, name)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, file); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }

@@ -22,15 +22,19 @@ var allowed = map[string][]string{
 	"pool":        {},
 	"mux/channel": {},
 	// The relay's client end, over any byte stream.
-	"mux/relay": {"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail"},
+	"mux/relay": {
+		"mux/channel", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail", "internal/hooks",
+	},
 	"mux/login": {"internal/boundedfile", "internal/firstuse", "internal/percent", "internal/subprocess"},
 	"mux": {
 		"mux/channel", "mux/relay", "mux/login",
-		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail",
+		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail", "internal/hooks",
 	},
 	"connector": {
+		"internal/termtext",
 		"connector/program", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail",
-		"internal/flight", "remote/api/**",
+		"internal/flight", "internal/hooks", "internal/vmlog", "remote/api/**",
+		"remote/step/mask", // for another step runner, which does not mask
 	},
 	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/script":   {"connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
@@ -38,16 +42,21 @@ var allowed = map[string][]string{
 
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell"},
+	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
 	"instance/batch":     {"instance", "connector"},
-	"instance/control":   {"instance", "mux", "pool", "internal/boundedhttp", "internal/termtext"},
-	"instance/doctor":    {"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext"},
-	"instance/metrics":   {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
+	"instance/control": {
+		"instance", "connector", "mux", "pool", "internal/boundedhttp", "internal/filelock", "internal/termtext",
+	},
+	"instance/doctor": {
+		"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext", "internal/lazyregexp",
+	},
+	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
 		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
+	"remote/commands": {"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal"},
 	"remote/relay": {
 		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
 		"internal/oserr",
@@ -55,6 +64,7 @@ var allowed = map[string][]string{
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
 	"remote/job/service": {
+		"internal/lazyregexp",
 		"remote/job", "remote/step/trace", "remote/step/engine", "remote/job/joblog", "remote/step/lang",
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},
@@ -64,7 +74,7 @@ var allowed = map[string][]string{
 		"internal/rmtree",
 	},
 	"remote/step/engine": {
-		"internal/oserr",
+		"internal/oserr", "internal/rmtree",
 		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
 	},
@@ -77,30 +87,37 @@ var allowed = map[string][]string{
 		"remote/step/mask", "remote/api/**",
 	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
-	"remote/step/lang":           {"remote/step/expr", "remote/api/**", "internal/wire", "internal/spell"},
-	"remote/step/trace":          {"remote/step/mask", "remote/step/expr", "remote/api/**"},
+	"remote/step/lang": {
+		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/wire", "internal/spell",
+	},
+	"remote/step/trace": {"internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**"},
 	"remote/step/trace/recording": {
+		"internal/lazyregexp",
 		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
 	},
 	"remote/step/trace/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
 	// Users of a finished trace: other formats, and replay.
-	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask"},
+	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/boundedfile"},
 	"remote/standalone/replay": {
-		"internal/termtext",
+		"internal/termtext", "internal/boundedfile",
 		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
-	"remote/step/expr":  {"internal/spell"},
+	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
 	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
 	"remote/job/joblog": {"internal/oserr"},
-	"remote/step/mask":  {"remote/step/expr"},
+	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
 
 	"internal/wire":        {},
+	"internal/buildinfo":   {"internal/wire"},
+	"internal/endsignal":   {},
+	"internal/lazyregexp":  {},
 	"internal/alive":       {},
+	"internal/hooks":       {},
 	"internal/flight":      {},
 	"internal/coalesce":    {},
 	"internal/percent":     {},
@@ -108,7 +125,8 @@ var allowed = map[string][]string{
 	"internal/firstuse":    {"internal/filelock"},
 	"internal/sshtarget":   {"mux", "mux/login", "internal/boundedfile", "internal/percent", "internal/subprocess"},
 	"internal/spell":       {},
-	"internal/termtext":    {},
+	"internal/termtext":    {"internal/lazyregexp"},
+	"internal/vmlog":       {"internal/termtext"},
 	"internal/tail":        {},
 	"internal/rmtree":      {"internal/oserr"},
 	"internal/filelock":    {},
@@ -125,16 +143,21 @@ var allowed = map[string][]string{
 	"internal/runnertest/gitlabrunner": {
 		"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire",
 	},
-	"internal/fetchtest": {},
+	"internal/fetchtest": {"internal/rmtree"},
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
+	// The VM's end is a program of its own: vmsend_test.go has the list of all that it links.
+	"cmd/stepmux-vm": {"remote/commands", "remote/proc"},
+
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
 	"cmd/stepmux": {
+		"remote/commands", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
 		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace/**", "remote/standalone/provenance",
-		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree",
+		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
+		"internal/termtext", "internal/boundedfile", "internal/tail",
 	},
 	// The example uses servers that are made for tests.
 	"examples/sources":        {"internal/fetchtest"},
@@ -195,7 +218,7 @@ func TestLayeringIsAcyclicAndNothingImportsBenchOrCmd(t *testing.T) {
 			if pkg == "bench" {
 				continue
 			}
-			require.NotContains(t, []string{"bench", "cmd/stepmux", "**"}, m, "%s may import %s", pkg, m)
+			require.NotContains(t, []string{"bench", "cmd/stepmux", "cmd/stepmux-vm", "**"}, m, "%s may import %s", pkg, m)
 		}
 	}
 	done := map[string]int{} // 1 being visited, 2 done

@@ -141,13 +141,13 @@ func FillDisk(t testing.TB, dir string) {
 func BlockingPair(t testing.TB, kind string) (near, far *os.File) {
 	t.Helper()
 	var fds [2]int
+	var err error
 	if kind == "socket" {
-		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-		require.NoError(t, err)
-		fds = pair
+		fds, err = unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	} else {
-		require.NoError(t, unix.Pipe2(fds[:], unix.O_CLOEXEC))
+		err = unix.Pipe2(fds[:], unix.O_CLOEXEC)
 	}
+	require.NoError(t, err)
 	near, far = os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
 	t.Cleanup(func() {
 		near.Close()
@@ -174,10 +174,10 @@ func Repeat(n int) string { return strings.Repeat("stepmux ", n/8+1)[:n] }
 type Output struct {
 	Ready chan struct{} // closed with the marker
 
-	mu      sync.Mutex // guards the following
-	text    bytes.Buffer
-	marker  wire.MarkerScanner
-	isReady bool
+	mu     sync.Mutex // guards the following
+	text   bytes.Buffer
+	marker wire.MarkerScanner
+	ready  sync.Once
 }
 
 // NewOutput returns an empty Output.
@@ -189,9 +189,8 @@ func (o *Output) Write(p []byte) (int, error) {
 	defer o.mu.Unlock()
 	o.text.Write(p)
 	_, _ = o.marker.Write(p)
-	if _, found := o.marker.Path(); found && !o.isReady {
-		o.isReady = true
-		close(o.Ready)
+	if _, found := o.marker.Path(); found {
+		o.ready.Do(func() { close(o.Ready) })
 	}
 	return len(p), nil
 }

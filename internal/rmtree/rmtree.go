@@ -3,6 +3,7 @@ package rmtree
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -15,8 +16,10 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// batch is how many names of a directory are read at once.
-const batch = 1024
+const (
+	batch    = 1024 // names of a directory that are read at once
+	maxDepth = 64   // directories that are open at once
+)
 
 // Remove removes path and everything below it. A path that does not exist is no error. See [RemoveIn].
 func Remove(path string) error {
@@ -31,19 +34,78 @@ func Remove(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return remove(parent, filepath.Base(path), func() error { return nil })
+	r := &removal{stopped: func() error { return nil }}
+	return r.remove(parent, filepath.Base(path), 0)
 }
 
 // RemoveIn removes name, an entry of parent, and everything below it. It follows no symbolic link and stays within
 // parent. Unlike RemoveAll it opens directories that were made unreadable or unwritable, as module caches are. It
 // removes as much as it can and returns the first error. When ctx ends it stops and returns ctx's cause.
 func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
-	return remove(parent, name, func() error { return context.Cause(ctx) })
+	r := &removal{stopped: func() error { return context.Cause(ctx) }}
+	return r.remove(parent, name, 0)
 }
 
-// remove is RemoveIn; it ends when stopped returns an error.
-func remove(parent *os.Root, name string, stopped func() error) error {
-	if err := stopped(); err != nil {
+// RemoveOpen removes the open directory dir and everything below it, wherever it is now: its user may have moved it.
+// It is no error if it has been removed.
+func RemoveOpen(dir *os.File) error {
+	err := EmptyOpen(dir, func(string) bool { return false })
+	path, linkErr := os.Readlink(openPath(dir))
+	if linkErr != nil {
+		return errors.Join(err, linkErr)
+	}
+	parent, parentErr := os.OpenRoot(filepath.Dir(path))
+	if errors.Is(parentErr, fs.ErrNotExist) {
+		return err
+	}
+	if parentErr != nil {
+		return errors.Join(err, parentErr)
+	}
+	defer parent.Close()
+	ours, statErr := dir.Stat()
+	now, lstatErr := parent.Lstat(filepath.Base(path))
+	switch {
+	case statErr != nil:
+		return errors.Join(err, statErr)
+	case lstatErr != nil || !os.SameFile(ours, now): // it was removed: the system calls it "path (deleted)"
+		return err
+	default:
+		return errors.Join(err, unstopped().remove(parent, filepath.Base(path), 0))
+	}
+}
+
+// EmptyOpen removes all that is in the open directory dir, but for the entries that keep returns true of. It is no
+// error if dir has been removed.
+func EmptyOpen(dir *os.File, keep func(name string) bool) error {
+	_ = dir.Chmod(0o700) // if it fails, so does the next line
+	root, err := os.OpenRoot(openPath(dir))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	err = unstopped().empty(root, ".", 0, keep)
+	if errors.Is(err, fs.ErrNotExist) { // dir was removed
+		return nil
+	}
+	return err
+}
+
+// openPath is a path of dir as long as it is open, whatever its name is.
+func openPath(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
+
+// removal is the removal of one tree.
+type removal struct {
+	stopped func() error // an error ends the removal
+	top     *os.Root     // the tree's uppermost directory
+	lifted  int          // how many directories were moved there
+}
+
+// unstopped returns a removal that ends by itself only.
+func unstopped() *removal { return &removal{stopped: func() error { return nil }} }
+
+// remove is RemoveIn for an entry that is depth levels below the top.
+func (r *removal) remove(parent *os.Root, name string, depth int) error {
+	if err := r.stopped(); err != nil {
 		return err
 	}
 	fi, err := parent.Lstat(name)
@@ -59,11 +121,14 @@ func remove(parent *os.Root, name string, stopped func() error) error {
 		return nil
 	}
 	if fi.Mode().Perm()&0o700 != 0o700 {
-		_ = parent.Chmod(name, 0o700) // if it fails, so does the next line
+		_ = parent.Chmod(name, 0o700) // if it fails, so does the next step
+	}
+	if depth == maxDepth {
+		return r.lift(parent, name)
 	}
 	// A process may still write there, so an emptied directory may not be empty: try again.
 	for range 3 {
-		if err = empty(parent, name, stopped); err != nil {
+		if err = r.empty(parent, name, depth, func(string) bool { return false }); err != nil {
 			return err
 		}
 		if err = parent.Remove(name); !errors.Is(err, unix.ENOTEMPTY) {
@@ -76,15 +141,38 @@ func remove(parent *os.Root, name string, stopped func() error) error {
 	return nil
 }
 
-// empty removes the entries of the directory name of parent.
-func empty(parent *os.Root, name string, stopped func() error) error {
+// lift moves the directory name of parent to the top, which removes it later. So a tree of any depth needs few open
+// files, and no long path.
+func (r *removal) lift(parent *os.Root, name string) error {
+	from, err := parent.Open(".")
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := r.top.Open(".")
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	if err := unix.Renameat(int(from.Fd()), name, int(to.Fd()), rand.Text()); err != nil {
+		return fmt.Errorf("move %s up: %w", name, err)
+	}
+	r.lifted++
+	return nil
+}
+
+// empty removes the entries of the directory name of parent, but for those that keep returns true of.
+func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name string) bool) error {
 	root, err := parent.OpenRoot(name)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", name, oserr.Bare(err))
 	}
 	defer root.Close()
+	if depth == 0 {
+		r.top = root
+	}
 	for failed := 0; ; {
-		most := batch + failed // entries that cannot be removed are listed again
+		most, lifted := batch+failed, r.lifted // entries that stay are listed again
 		names, err := list(root, most)
 		if err != nil {
 			return fmt.Errorf("list %s: %w", name, oserr.Bare(err))
@@ -92,14 +180,18 @@ func empty(parent *os.Root, name string, stopped func() error) error {
 		failed = 0
 		var first error
 		for _, child := range names {
-			if err := remove(root, child, stopped); err != nil {
+			if keep(child) {
+				failed++
+				continue
+			}
+			if err := r.remove(root, child, depth+1); err != nil {
 				failed++
 				if first == nil {
 					first = fmt.Errorf("%s: %w", name, err)
 				}
 			}
 		}
-		if stopped() != nil || len(names) < most || failed == len(names) {
+		if r.stopped() != nil || lifted == r.lifted && (len(names) < most || failed == len(names)) {
 			return first
 		}
 	}

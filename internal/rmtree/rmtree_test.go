@@ -92,3 +92,60 @@ func TestRemoveReportsWhatItCannotRemoveAndRemovesTheRest(t *testing.T) {
 	require.Len(t, left, 1)
 	require.Equal(t, "m-busy", left[0].Name())
 }
+
+func TestRemoveOpenFindsADirectoryThatWasMoved(t *testing.T) {
+	top := t.TempDir()
+	at := filepath.Join(top, "dir")
+	require.NoError(t, os.MkdirAll(filepath.Join(at, "closed"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(at, "closed", "file"), nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(at, "keep"), nil, 0o600))
+	require.NoError(t, os.Chmod(filepath.Join(at, "closed"), 0))
+	dir, err := os.Open(at)
+	require.NoError(t, err)
+	defer dir.Close()
+	require.NoError(t, os.Rename(at, at+"-moved"))
+	require.NoError(t, os.Mkdir(at, 0o700))
+
+	require.NoError(t, EmptyOpen(dir, func(name string) bool { return name == "keep" }))
+	require.NoDirExists(t, filepath.Join(at+"-moved", "closed"))
+	require.FileExists(t, filepath.Join(at+"-moved", "keep"))
+	require.NoError(t, RemoveOpen(dir))
+	require.NoDirExists(t, at+"-moved")
+	require.DirExists(t, at, "another one")
+	require.NoError(t, RemoveOpen(dir), "it was removed")
+	require.DirExists(t, at)
+}
+
+// deepTree makes n nested directories, deeper than a path can tell, and returns the first.
+func deepTree(t *testing.T, n int) string {
+	t.Helper()
+	top := filepath.Join(t.TempDir(), "top")
+	require.NoError(t, os.Mkdir(top, 0o700))
+	dir, err := unix.Open(top, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	for range n {
+		require.NoError(t, unix.Mkdirat(dir, "directory", 0o700))
+		next, err := unix.Openat(dir, "directory", unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, unix.Fchmod(dir, 0o500))
+		require.NoError(t, unix.Close(dir))
+		dir = next
+	}
+	require.NoError(t, unix.Close(dir))
+	return top
+}
+
+// A tree that was deeper than the limit of open files, or than a path can tell, stayed for ever.
+func TestATreeOfAnyDepthIsRemoved(t *testing.T) {
+	var before unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	t.Cleanup(func() { require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) })
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: before.Max}))
+	top := deepTree(t, 3000)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(top), "precious"), nil, 0o600))
+	require.NoError(t, Remove(top))
+	require.NoDirExists(t, top)
+	left, err := os.ReadDir(filepath.Dir(top))
+	require.NoError(t, err)
+	require.Len(t, left, 1, "nothing else was touched or left")
+}

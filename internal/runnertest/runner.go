@@ -4,10 +4,16 @@
 package runnertest
 
 import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -49,8 +55,59 @@ func Command(t testing.TB) []string {
 	return []string{program}
 }
 
-// Program builds the program, once, and returns its path.
-var Program = sync.OnceValues(func() (string, error) { return build("stepmux", "cmd/stepmux") })
+// Program builds the VM's end, once, and returns its path.
+var Program = sync.OnceValues(func() (string, error) { return build("stepmux-vm", "cmd/stepmux-vm") })
+
+// Manager builds the program of the manager, once, as `make build` does: it carries the VM's end for this machine. It
+// returns the program's path.
+func Manager(t testing.TB) string {
+	t.Helper()
+	path, err := manager()
+	require.NoError(t, err)
+	return path
+}
+
+var manager = sync.OnceValues(func() (string, error) {
+	end, err := Program()
+	if err != nil {
+		return "", err
+	}
+	return buildManager(end)
+})
+
+// buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
+// file is where make puts it.
+func buildManager(end string) (string, error) {
+	plain, err := os.ReadFile(end)
+	if err != nil {
+		return "", err
+	}
+	packed := &bytes.Buffer{}
+	zip := gzip.NewWriter(packed)
+	if _, err := zip.Write(plain); err != nil {
+		return "", err
+	}
+	if err := zip.Close(); err != nil {
+		return "", err
+	}
+	source, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/stepmux/stepmux/cmd/stepmux").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the source of cmd/stepmux: %w", err)
+	}
+	carried := filepath.Join(strings.TrimSpace(string(source)), "carried", runtime.GOOS+"-"+runtime.GOARCH+".gz")
+	file := end + ".gz"
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{carried: file}})
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(file, packed.Bytes(), 0o600); err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(end+".overlay", overlay, 0o600); err != nil {
+		return "", err
+	}
+	return build("stepmux", "cmd/stepmux", "-tags", "carry", "-overlay", end+".overlay")
+}
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
 // it.
@@ -66,15 +123,15 @@ var gitLabRunner = sync.OnceValues(func() (string, error) {
 })
 
 // build builds a program of this module, without debug information: tests send it to VMs.
-func build(name, pkg string) (string, error) {
+func build(name, pkg string, flags ...string) (string, error) {
 	in, err := tempDir()
 	if err != nil {
 		return "", err
 	}
 	program := filepath.Join(in, name)
-	cmd := exec.Command(
-		"go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-o", program, "github.com/stepmux/stepmux/"+pkg,
-	)
+	args := slices.Concat([]string{"build", "-buildvcs=false", "-ldflags", "-s -w", "-o", program}, flags,
+		[]string{"github.com/stepmux/stepmux/" + pkg})
+	cmd := exec.Command("go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w: %s", name, err, out)

@@ -74,7 +74,7 @@ func (r *Resolver) KeyFile(ctx context.Context, file string) (login.Auth, error)
 	missing := (*ssh.PassphraseMissingError)(nil)
 	if errors.As(err, &missing) && len(r.cfg.PassphraseCommand) > 0 {
 		var secret []byte
-		if secret, err = r.passphrase(ctx, file); err == nil {
+		if secret, err = Passphrase(ctx, r.cfg.PassphraseCommand, file); err == nil {
 			key, err = login.LockedKeyFile(file, secret)
 		}
 	}
@@ -95,13 +95,13 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// passphrase returns the first line that the operator's command prints, the passphrase of a key.
-func (r *Resolver) passphrase(ctx context.Context, file string) ([]byte, error) {
-	words, err := percent.ExpandAll(r.cfg.PassphraseCommand[1:], map[byte]string{'f': file})
+// Passphrase returns the first line that command, the operator's, prints: the passphrase of a key.
+func Passphrase(ctx context.Context, command []string, file string) ([]byte, error) {
+	words, err := percent.ExpandAll(command[1:], map[byte]string{'f': file})
 	if err != nil {
 		return nil, fmt.Errorf("--passphrase-command: %w", err)
 	}
-	out, err := subprocess.Output(ctx, append([]string{r.cfg.PassphraseCommand[0]}, words...), passphraseLimit)
+	out, err := subprocess.Output(ctx, append([]string{command[0]}, words...), passphraseLimit)
 	if err != nil {
 		return nil, fmt.Errorf("get the passphrase of %s: %w", file, err)
 	}

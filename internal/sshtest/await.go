@@ -3,6 +3,7 @@ package sshtest
 import (
 	"bytes"
 	"context"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,29 @@ func Within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), Bound)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// InBlockedCall runs fn in a goroutine and returns once fn waits for something. The channel gets fn's error.
+func InBlockedCall(t testing.TB, fn func() error) <-chan error {
+	t.Helper()
+	id, done := make(chan []byte, 1), make(chan error, 1)
+	go func() {
+		stack := make([]byte, 64)
+		runtime.Stack(stack, false) // "goroutine 7 [running]:"
+		id <- stack[:bytes.IndexByte(stack, '[')]
+		done <- fn()
+	}()
+	prefix := append([]byte("\n"), <-id...)
+	require.Eventually(t, func() bool { return isBlocked(prefix) }, Bound, time.Millisecond)
+	return done
+}
+
+// isBlocked reports whether the goroutine whose stack begins with prefix waits for a channel.
+func isBlocked(prefix []byte) bool {
+	stacks := make([]byte, 4<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	_, state, found := bytes.Cut(stacks, prefix)
+	return found && (bytes.HasPrefix(state, []byte("[select")) || bytes.HasPrefix(state, []byte("[chan ")))
 }
 
 // Log is a build log that may be read while it grows.

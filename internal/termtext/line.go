@@ -1,5 +1,6 @@
 // Package termtext makes foreign text, such as a VM's, fit for a terminal, a log or an error message: it cannot move
-// the cursor, hide other text or reverse its order.
+// the cursor, hide other text, reverse its order, pass for a line of ours or go on without end. Whatever writes such
+// text to a terminal calls [Text] or [Line].
 package termtext
 
 import (
@@ -9,8 +10,27 @@ import (
 	"unicode/utf8"
 )
 
-// Line returns s as one line. Line breaks and tabs become blanks; every other character that is not printable
-// (unicode.IsPrint), such as a control, a change of direction or invalid UTF-8, becomes a ?.
+// The most of a foreign text that is shown.
+const (
+	maxShown = 4 << 10 // bytes
+	maxLines = 50
+)
+
+// Text returns s as lines, of which all but the first are indented, so that none of them passes for a line of ours. At
+// most 50 lines and 4 KiB of s are left, and each is as Line has it.
+func Text(s string) string {
+	lines := strings.SplitN(Cut(s, maxShown), "\n", maxLines+1)
+	if len(lines) > maxLines {
+		lines[maxLines] = "..."
+	}
+	for i, line := range lines {
+		lines[i] = Line(strings.TrimSuffix(line, "\r"))
+	}
+	return strings.Join(lines, "\n    ")
+}
+
+// Line returns s as one line, with at most 4 KiB of s. Line breaks and tabs become blanks; every other character that
+// is not printable (unicode.IsPrint), such as a control, a change of direction or invalid UTF-8, becomes a ?.
 func Line(s string) string {
 	return strings.Map(func(c rune) rune {
 		switch {
@@ -20,7 +40,7 @@ func Line(s string) string {
 			return '?'
 		}
 		return c
-	}, s)
+	}, Cut(s, maxShown))
 }
 
 // Escape is Line for text whose every character matters: it escapes characters that are not printable, as in Go

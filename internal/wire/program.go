@@ -31,11 +31,20 @@ type Program struct {
 	Protocol int
 }
 
+// OpenProgram is the name by which a manager starts a program whose file its shell holds open as OpenDescriptor.
+const (
+	OpenProgram    = "/proc/self/fd/3"
+	OpenDescriptor = 3
+)
+
 // VersionText returns the output of --version: the lines that a manager of GitLab Runner knows, and lines that identify
-// our program.
-func VersionText(p Program, goVersion string) string {
-	return fmt.Sprintf("Version: %s\nName: %s\nProtocol: %d\nGo version: %s\nOS/Arch: %s\n",
-		p.Version, p.Name, p.Protocol, goVersion, p.Platform)
+// our program. The commit may be empty.
+func VersionText(p Program, goVersion, commit string) string {
+	if commit != "" {
+		commit = "Git revision: " + commit + "\n"
+	}
+	return fmt.Sprintf("Version: %s\n%sName: %s\nProtocol: %d\nGo version: %s\nOS/Arch: %s\n",
+		p.Version, commit, p.Name, p.Protocol, goVersion, p.Platform)
 }
 
 // ParseVersionText reads the output of --version. A login shell's greeting may come first, so the last Version line

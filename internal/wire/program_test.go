@@ -14,8 +14,8 @@ func TestVersionTextDescribesAProgram(t *testing.T) {
 		text string
 		want Program
 	}{
-		"ours":             {VersionText(ours, "go1.26.8"), ours},
-		"after a greeting": {"Welcome!\nVersion: of the greeting\n\n" + VersionText(ours, "go1.26.8"), ours},
+		"ours":             {VersionText(ours, "go1.26.8", ""), ours},
+		"after a greeting": {"Welcome!\nVersion: of the greeting\n\n" + VersionText(ours, "go1.26.8", "abc"), ours},
 		"after a prompt": {
 			"user@vm:~$ Version: 1\nOS/Arch: linux/arm64\n", Program{Version: "1", Platform: "linux/arm64"},
 		},
@@ -84,11 +84,12 @@ func TestProgramHelloIsAGreetingToOlderManagers(t *testing.T) {
 }
 
 func FuzzProgram(f *testing.F) {
-	f.Add([]byte("noise\n" + VersionText(Program{Name: ProgramName, Version: "v1", Platform: "a/b", Protocol: 1}, "go1")))
+	ours := Program{Name: ProgramName, Version: "v1", Platform: "a/b", Protocol: 1}
+	f.Add([]byte("noise\n" + VersionText(ours, "go1", "")))
 	f.Add([]byte("$ " + ProgramHello("v1", "linux/amd64")))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if p, err := ParseVersionText(data); err == nil && p.Name == ProgramName {
-			again, err := ParseVersionText([]byte(VersionText(p, "go")))
+			again, err := ParseVersionText([]byte(VersionText(p, "go", "")))
 			require.NoError(t, err)
 			require.Equal(t, p, again)
 		}

@@ -11,22 +11,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// shells returns the POSIX shells of this machine; sh is always among them.
+// shells returns the POSIX shells of this machine; sh is always among them. If STEPMUX_REQUIRE_PARTS is 1, none may be
+// missing.
 func shells(t testing.TB) []string {
 	t.Helper()
 	sh, err := exec.LookPath("sh")
 	require.NoError(t, err)
 	found := []string{sh}
-	for _, name := range []string{"bash", "dash", "zsh", "ksh"} {
-		if path, err := exec.LookPath(name); err == nil {
-			found = append(found, path)
+	for _, name := range []string{"bash", "dash", "zsh", "ksh", "busybox"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			require.NotEqual(t, "1", os.Getenv("STEPMUX_REQUIRE_PARTS"), err)
+			continue
 		}
-	}
-	if path, err := exec.LookPath("busybox"); err == nil {
-		// It is a shell by the name it is called with.
-		sh := filepath.Join(t.TempDir(), "sh")
-		require.NoError(t, os.Symlink(path, sh))
-		found = append(found, sh)
+		if name == "busybox" { // it is a shell by the name it is called with
+			sh := filepath.Join(t.TempDir(), "sh")
+			require.NoError(t, os.Symlink(path, sh))
+			path = sh
+		}
+		found = append(found, path)
 	}
 	return found
 }
@@ -79,6 +82,9 @@ func TestQuotedCommandWordIsNeverSyntax(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			var exit *exec.ExitError
 			require.ErrorAs(t, err, &exit, "%s -c %q: %s", shell, line, out)
+			if word == "[[" && strings.HasSuffix(string(out), "missing ]]\n") {
+				continue // BusyBox has a command of this name, as others have one of the name [
+			}
 			require.Contains(
 				t, []int{126, 127}, exit.ExitCode(), "%s -c %q was not looked up as a command: %s", shell, line, out,
 			)

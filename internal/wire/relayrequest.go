@@ -67,6 +67,14 @@ type RelayResponse struct {
 	Text string // the reason, if Code is not RelayOK
 }
 
+// RefuseRelay returns the answer that refuses a request.
+func RefuseRelay(code RelayCode, format string, args ...any) RelayResponse {
+	return RelayResponse{code, fmt.Sprintf(format, args...)}
+}
+
+// Error implements error, for a request that is refused.
+func (r RelayResponse) Error() string { return r.Text }
+
 // AppendRelayStart appends r in its wire form.
 func AppendRelayStart(b []byte, r RelayStart) ([]byte, error) {
 	return appendMessage(b, relayStart, func(body *cryptobyte.Builder) {

@@ -10,6 +10,8 @@ var past = time.Unix(0, 1)
 
 // deadline is a time that can be moved while calls wait for it.
 type deadline struct {
+	tell func(time.Time) error // moves the transport's own; nil if it has none
+
 	mu     sync.Mutex // guards the following
 	timer  *time.Timer
 	passed chan struct{} // closed once the deadline has passed; a new one once it is moved after that
@@ -22,14 +24,16 @@ func (d *deadline) channel() <-chan struct{} {
 	return d.passed
 }
 
-// set moves the deadline and tells the transport's own. A closed stream's deadline has passed for good.
-func (d *deadline) set(t time.Time, closed <-chan struct{}, tell func(t time.Time)) {
+// set moves the deadline and the transport's own. A closed stream's deadline has passed for good.
+func (d *deadline) set(t time.Time, closed <-chan struct{}) (err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if isDone(closed) {
-		t = past
+		t, err = past, &closedError{"set deadline"}
 	}
-	tell(t)
+	if d.tell != nil {
+		_ = d.tell(t)
+	}
 	if d.timer != nil && !d.timer.Stop() {
 		<-d.passed // the timer closes it now, or has closed it
 	}
@@ -45,4 +49,5 @@ func (d *deadline) set(t time.Time, closed <-chan struct{}, tell func(t time.Tim
 		passed := d.passed
 		d.timer = time.AfterFunc(left, func() { close(passed) })
 	}
+	return err
 }

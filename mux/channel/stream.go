@@ -28,7 +28,7 @@ type Transport interface {
 	// CloseWrite tells the other end that no more comes. It is called until it has returned nil.
 	CloseWrite(stop <-chan struct{}) error
 	// Close ends the transport. It does not wait for the peer, and is called once.
-	Close() error
+	Close()
 }
 
 // Stream is a duplex byte stream to something on the VM, and a net.Conn. It is safe for concurrent use.
@@ -37,7 +37,6 @@ type Stream struct {
 	local, remote Addr
 	closed        chan struct{}
 	closeOnce     sync.Once
-	closeErr      error
 
 	reading   sync.Mutex // held by Read
 	readUntil deadline
@@ -63,14 +62,15 @@ func (a Addr) String() string { return a.Text }
 
 // NewStream returns a Stream that owns t. local is this end's address, remote the other's.
 func NewStream(t Transport, local, remote Addr) *Stream {
-	return &Stream{
-		transport:  t,
-		local:      local,
-		remote:     remote,
-		closed:     make(chan struct{}),
-		readUntil:  deadline{passed: make(chan struct{})},
-		writeUntil: deadline{passed: make(chan struct{})},
+	s := &Stream{transport: t, local: local, remote: remote, closed: make(chan struct{})}
+	s.readUntil.passed, s.writeUntil.passed = make(chan struct{}), make(chan struct{})
+	if d, ok := t.(interface{ SetReadDeadline(t time.Time) error }); ok {
+		s.readUntil.tell = d.SetReadDeadline
 	}
+	if d, ok := t.(interface{ SetWriteDeadline(t time.Time) error }); ok {
+		s.writeUntil.tell = d.SetWriteDeadline
+	}
+	return s
 }
 
 // Read reads the bytes that the other end sent. It returns io.EOF only when the other end has said that it is done. A
@@ -121,15 +121,15 @@ func (s *Stream) CloseWrite() error {
 	return err
 }
 
-// Close closes the stream and wakes calls that wait on it. It does not wait for the peer. Idempotent.
+// Close closes the stream and wakes calls that wait on it. It does not wait for the peer. Idempotent; it returns
+// nil.
 func (s *Stream) Close() error {
 	s.closeOnce.Do(func() {
 		close(s.closed)
-		s.setReadDeadline(past)
-		s.setWriteDeadline(past)
-		s.closeErr = s.transport.Close()
+		_ = s.SetDeadline(past) // the error says that the stream is closed
+		s.transport.Close()
 	})
-	return s.closeErr
+	return nil
 }
 
 // begin returns the channel that stops a call with this deadline, or why the call must not begin.
@@ -176,38 +176,10 @@ func (s *Stream) SetDeadline(t time.Time) error {
 }
 
 // SetReadDeadline sets the deadline of Read, also of one that waits.
-func (s *Stream) SetReadDeadline(t time.Time) error {
-	if isDone(s.closed) {
-		return &closedError{"set deadline"}
-	}
-	s.setReadDeadline(t)
-	return nil
-}
+func (s *Stream) SetReadDeadline(t time.Time) error { return s.readUntil.set(t, s.closed) }
 
 // SetWriteDeadline sets the deadline of Write and CloseWrite, also of calls that wait.
-func (s *Stream) SetWriteDeadline(t time.Time) error {
-	if isDone(s.closed) {
-		return &closedError{"set deadline"}
-	}
-	s.setWriteDeadline(t)
-	return nil
-}
-
-func (s *Stream) setReadDeadline(t time.Time) {
-	s.readUntil.set(t, s.closed, func(t time.Time) {
-		if d, ok := s.transport.(interface{ SetReadDeadline(t time.Time) error }); ok {
-			_ = d.SetReadDeadline(t)
-		}
-	})
-}
-
-func (s *Stream) setWriteDeadline(t time.Time) {
-	s.writeUntil.set(t, s.closed, func(t time.Time) {
-		if d, ok := s.transport.(interface{ SetWriteDeadline(t time.Time) error }); ok {
-			_ = d.SetWriteDeadline(t)
-		}
-	})
-}
+func (s *Stream) SetWriteDeadline(t time.Time) error { return s.writeUntil.set(t, s.closed) }
 
 func isDone(done <-chan struct{}) bool {
 	select {

@@ -1,7 +1,6 @@
 package login
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -51,9 +50,8 @@ func listAgent(ctx context.Context, socket string, only []ssh.PublicKey) ([]ssh.
 	}
 	var signers []ssh.Signer
 	for _, k := range keys {
-		key := plainAgentKey(k).Marshal()
-		named := slices.ContainsFunc(only, func(o ssh.PublicKey) bool { return bytes.Equal(o.Marshal(), key) })
-		if named || len(only) == 0 {
+		key := plainAgentKey(k)
+		if len(only) == 0 || slices.ContainsFunc(only, func(o ssh.PublicKey) bool { return sameKey(o, key) }) {
 			signers = append(signers, &agentSigner{ctx: ctx, socket: socket, key: k})
 		}
 	}

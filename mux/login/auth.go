@@ -84,8 +84,7 @@ func allSigners(ctx context.Context, auths []Auth, sha1 bool) (all []ssh.Signer,
 // back to SHA-1. It returns other keys unchanged.
 func rsaSigner(key ssh.Signer, algorithms ...string) (ssh.Signer, error) {
 	signer, ok := key.(ssh.AlgorithmSigner)
-	switch keyType := key.PublicKey().Type(); {
-	case keyType != ssh.KeyAlgoRSA && keyType != ssh.CertAlgoRSAv01, !ok:
+	if keyType := key.PublicKey().Type(); !ok || keyType != ssh.KeyAlgoRSA && keyType != ssh.CertAlgoRSAv01 {
 		return key, nil
 	}
 	return ssh.NewSignerWithAlgorithms(signer, algorithms)
@@ -129,6 +128,4 @@ func Key(name string, signer ssh.Signer) Auth {
 }
 
 // Password logs in with a password. It also answers a server that asks for it interactively with one prompt.
-func Password(secret string) Auth {
-	return Auth{name: "password", password: secret}
-}
+func Password(secret string) Auth { return Auth{name: "password", password: secret} }

@@ -18,11 +18,16 @@ import (
 type HostKeys struct{ rules []hostKeyRule }
 
 // hostKeyRule is one rule of a policy.
-type hostKeyRule interface {
+type hostKeyRule struct {
 	// lookup is called once for each connection, before it is made.
-	lookup(context.Context, server) (knowledge, error)
-	// forget drops the key that was learned for a machine.
-	forget(ctx context.Context, machine string) error
+	lookup func(context.Context, server) (knowledge, error)
+	// forget drops the keys that were learned for machines. It is nil if the rule does not learn.
+	forget func(ctx context.Context, machines ...string) error
+}
+
+// policyOf returns a policy of one rule that does not learn.
+func policyOf(lookup func(context.Context, server) (knowledge, error)) HostKeys {
+	return HostKeys{[]hostKeyRule{{lookup: lookup}}}
 }
 
 // server is a server whose host key is verified.
@@ -77,14 +82,16 @@ func FirstOf(policies ...HostKeys) HostKeys {
 func (h HostKeys) Forget(ctx context.Context, machine string) error {
 	var err error
 	for _, r := range h.rules {
-		err = errors.Join(err, r.forget(ctx, machine))
+		if r.forget != nil {
+			err = errors.Join(err, r.forget(ctx, machine))
+		}
 	}
 	return err
 }
 
 // lookup asks all rules for the keys of a server.
 func (h HostKeys) lookup(ctx context.Context, s server) (*verifier, error) {
-	v := &verifier{server: s}
+	v := &verifier{}
 	for _, r := range h.rules {
 		k, err := r.lookup(ctx, s)
 		if err != nil {
@@ -97,8 +104,7 @@ func (h HostKeys) lookup(ctx context.Context, s server) (*verifier, error) {
 
 // verifier verifies the host key of one connection.
 type verifier struct {
-	server server
-	known  []knowledge
+	known []knowledge
 
 	// key is the accepted key, and by the rule that accepted it. The first check sets them while the handshake waits;
 	// later they are only read.
@@ -110,45 +116,46 @@ type verifier struct {
 // them, then the others, so that a changed key of another type is seen.
 func (v *verifier) algorithms(sha1 bool) []string {
 	var algos []string
+	add := func(more ...string) {
+		for _, a := range more {
+			if !slices.Contains(algos, a) {
+				algos = append(algos, a)
+			}
+		}
+	}
+	// A certificate is of use only where an authority is known.
+	isCert := func(algo string) bool { return strings.Contains(algo, "-cert-v01@") }
 	supported := ssh.SupportedAlgorithms().HostKeys
 	for _, k := range v.known {
-		if k.authority {
-			for _, a := range supported {
-				if isCertAlgorithm(a) {
-					algos = append(algos, a)
-				}
+		for _, a := range supported {
+			if k.authority && isCert(a) {
+				add(a)
 			}
 		}
 		for _, t := range k.types {
-			algos = append(algos, keyAlgorithms(t, sha1)...)
+			add(keyAlgorithms(t, sha1)...)
 		}
 	}
-	for _, a := range supported {
-		// A certificate is of use only where an authority is known.
-		if !isCertAlgorithm(a) {
-			algos = append(algos, a)
-		}
-	}
+	add(slices.DeleteFunc(supported, isCert)...) // a fresh slice of the library's
 	if sha1 {
-		algos = append(algos, ssh.KeyAlgoRSA)
+		add(ssh.KeyAlgoRSA)
 	}
-	return unique(algos)
+	return algos
 }
 
 // check decides about a key. The SSH library calls it for each key exchange of the connection.
 func (v *verifier) check(ctx context.Context, remote net.Addr, key ssh.PublicKey) error {
 	if v.key != nil {
-		if bytes.Equal(v.key.Marshal(), key.Marshal()) {
+		if sameKey(v.key, key) {
 			return nil
 		}
 		return errors.New("the server shows another key than when the connection was made")
 	}
 	for _, k := range v.known {
-		if k.veto == nil {
-			continue
-		}
-		if err := k.veto(key); err != nil {
-			return err
+		if k.veto != nil {
+			if err := k.veto(key); err != nil {
+				return err
+			}
 		}
 	}
 	var reasons []string
@@ -166,14 +173,6 @@ func (v *verifier) check(ctx context.Context, remote net.Addr, key ssh.PublicKey
 	return errors.New(strings.Join(reasons, "; "))
 }
 
-// learn lets the rule that accepted the key remember it. It is called after the login.
-func (v *verifier) learn(ctx context.Context) error {
-	if v.by.learn == nil {
-		return nil
-	}
-	return v.by.learn(ctx, v.key)
-}
-
 // keyAlgorithms returns the signature algorithms of a key type. RSA keys sign with SHA-2 (RFC 8332), and with SHA-1
 // only if sha1 is set.
 func keyAlgorithms(keyType string, sha1 bool) []string {
@@ -188,18 +187,7 @@ func keyAlgorithms(keyType string, sha1 bool) []string {
 	return []string{keyType}
 }
 
-func isCertAlgorithm(algo string) bool { return strings.Contains(algo, "-cert-v01@") }
-
-// unique removes repetitions.
-func unique(all []string) []string {
-	var out []string
-	for _, a := range all {
-		if !slices.Contains(out, a) {
-			out = append(out, a)
-		}
-	}
-	return out
-}
+func sameKey(a, b ssh.PublicKey) bool { return bytes.Equal(a.Marshal(), b.Marshal()) }
 
 // plainKey returns the key, or the key that a certificate is for.
 func plainKey(key ssh.PublicKey) ssh.PublicKey {

@@ -40,7 +40,7 @@ func HostKeyCommand(argv ...string) (HostKeys, error) {
 	if _, err := c.expand(server{name: "host:22", addr: "host:22"}, "ORDER", nil); err != nil {
 		return HostKeys{}, fmt.Errorf("command for host keys: %w", err)
 	}
-	return HostKeys{[]hostKeyRule{fixedRule(c.lookup)}}, nil
+	return policyOf(c.lookup), nil
 }
 
 type hostKeyCommand []string

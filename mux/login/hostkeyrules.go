@@ -1,7 +1,6 @@
 package login
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -11,12 +10,6 @@ import (
 	"github.com/stepmux/stepmux/internal/firstuse"
 )
 
-// fixedRule is a rule that does not learn.
-type fixedRule func(context.Context, server) (knowledge, error)
-
-func (r fixedRule) lookup(ctx context.Context, s server) (knowledge, error) { return r(ctx, s) }
-func (r fixedRule) forget(context.Context, string) error                    { return nil }
-
 // PinnedHostKeys accepts exactly the given keys, at any address. Without keys it passes every key to the next rule.
 func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 	known := knowledge{policy: "pinned", check: func(_ context.Context, _ net.Addr, got ssh.PublicKey) error {
@@ -24,7 +17,7 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 			return notKnown("no key is pinned; the server's is " + describe(got))
 		}
 		for _, want := range keys {
-			if bytes.Equal(want.Marshal(), plainKey(got).Marshal()) {
+			if sameKey(want, plainKey(got)) {
 				return nil
 			}
 		}
@@ -33,7 +26,7 @@ func PinnedHostKeys(keys ...ssh.PublicKey) HostKeys {
 	for _, k := range keys {
 		known.types = append(known.types, k.Type())
 	}
-	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
+	return policyOf(func(context.Context, server) (knowledge, error) { return known, nil })
 }
 
 // InsecurePolicy is the policy that a mux.Trace's HostKey hook gets for a key that only InsecureHostKeys accepted.
@@ -43,7 +36,7 @@ const InsecurePolicy = "insecure: any key is accepted"
 // everything. It is for machines without an identity that could be verified.
 func InsecureHostKeys() HostKeys {
 	known := knowledge{policy: InsecurePolicy, check: func(context.Context, net.Addr, ssh.PublicKey) error { return nil }}
-	return HostKeys{[]hostKeyRule{fixedRule(func(context.Context, server) (knowledge, error) { return known, nil })}}
+	return policyOf(func(context.Context, server) (knowledge, error) { return known, nil })
 }
 
 // FirstUse is trust on first use: it accepts any key from a machine without a known key, and from then on only that
@@ -57,45 +50,40 @@ func FirstUse(file string) (HostKeys, error) {
 	if err != nil {
 		return HostKeys{}, err
 	}
-	return HostKeys{[]hostKeyRule{firstUseRule{store}}}, nil
+	lookup := func(_ context.Context, s server) (knowledge, error) { return firstUse(store, s) }
+	return HostKeys{[]hostKeyRule{{lookup: lookup, forget: store.Forget}}}, nil
 }
 
-type firstUseRule struct{ store *firstuse.Store }
-
-func (r firstUseRule) lookup(_ context.Context, s server) (knowledge, error) {
-	kept, err := r.store.Key(s.machine)
+// firstUse returns the knowledge of FirstUse about a server.
+func firstUse(store *firstuse.Store, s server) (knowledge, error) {
+	kept, err := store.Key(s.machine)
 	if err != nil {
 		return knowledge{}, err
 	}
+	changed := func(kept, got ssh.PublicKey) error {
+		return fmt.Errorf("HOST KEY CHANGED: machine %s at %s shows %s, but showed %s when it was first reached: "+
+			"somebody may be in between; if it was built anew give it a new identity, or remove its line from %s",
+			s.machine, s.addr, describe(got), describe(kept), store.Path())
+	}
 	known := knowledge{
-		policy: "first-use: the first key of this machine, to be kept in " + r.store.Path(),
+		policy: "first-use: the first key of this machine, to be kept in " + store.Path(),
 		check: func(_ context.Context, _ net.Addr, key ssh.PublicKey) error {
-			if kept == nil || bytes.Equal(kept.Marshal(), plainKey(key).Marshal()) {
+			if kept == nil || sameKey(kept, plainKey(key)) {
 				return nil
 			}
-			return r.changed(s, kept, key)
+			return changed(kept, key)
 		},
 		learn: func(ctx context.Context, key ssh.PublicKey) error {
-			now, err := r.store.Keep(ctx, s.machine, plainKey(key))
-			if err == nil && !bytes.Equal(now.Marshal(), plainKey(key).Marshal()) {
-				err = r.changed(s, now, key) // another process was first
+			now, err := store.Keep(ctx, s.machine, plainKey(key))
+			if err == nil && !sameKey(now, plainKey(key)) {
+				err = changed(now, key) // another process was first
 			}
 			return err
 		},
 	}
 	if kept != nil {
-		known.policy = "first-use: the key that is kept in " + r.store.Path()
+		known.policy = "first-use: the key that is kept in " + store.Path()
 		known.types = []string{kept.Type()}
 	}
 	return known, nil
-}
-
-func (r firstUseRule) changed(s server, kept, got ssh.PublicKey) error {
-	return fmt.Errorf("HOST KEY CHANGED: machine %s at %s shows %s, but showed %s when it was first reached: "+
-		"somebody may be in between; if it was built anew give it a new identity, or remove its line from %s",
-		s.machine, s.addr, describe(got), describe(kept), r.store.Path())
-}
-
-func (r firstUseRule) forget(ctx context.Context, machine string) error {
-	return r.store.Forget(ctx, machine)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -32,21 +33,35 @@ func LockedKeyFile(path string, passphrase []byte) (Auth, error) {
 }
 
 func keyFile(path string, passphrase []byte) (Auth, error) {
-	pem, err := boundedfile.Read(path, maxKeyFile)
-	switch {
-	case errors.Is(err, boundedfile.ErrTooLarge):
-		return Auth{}, fmt.Errorf("read private key: %w: it is not a private key", err)
-	case err != nil:
-		return Auth{}, fmt.Errorf("read private key: %w", err)
-	}
-	if err := checkPrivate(path); err != nil {
-		return Auth{}, fmt.Errorf("read private key %s: %w", path, err)
+	pem, err := ReadKeyFile(path)
+	if err != nil {
+		return Auth{}, err
 	}
 	signer, err := parseKey(pem, passphrase)
 	if err != nil {
 		return Auth{}, fmt.Errorf("read private key %s: %w", path, err)
 	}
 	return Key(path, signer), nil
+}
+
+// ReadKeyFile reads the file of a private key. Like ssh, it refuses a file of ours that others may read.
+func ReadKeyFile(path string) ([]byte, error) {
+	pem, err := boundedfile.Read(path, maxKeyFile)
+	switch {
+	case errors.Is(err, boundedfile.ErrTooLarge):
+		return nil, fmt.Errorf("read private key: %w: it is not a private key", err)
+	case err != nil:
+		return nil, fmt.Errorf("read private key: %w", err)
+	}
+	_, _, _, _, notPublic := ssh.ParseAuthorizedKey(pem)
+	if notPublic == nil && !bytes.Contains(pem, []byte("-----BEGIN ")) { // a private key may be followed by its public one
+		return nil, fmt.Errorf("read private key %s: it is a public key; name the private key, %s",
+			path, strings.TrimSuffix(path, ".pub"))
+	}
+	if err := checkPrivate(path); err != nil {
+		return nil, fmt.Errorf("read private key %s: %w", path, err)
+	}
+	return pem, nil
 }
 
 // checkPrivate returns an error if a file is ours and others may read it.
@@ -68,7 +83,7 @@ func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
 	missing := (*ssh.PassphraseMissingError)(nil)
 	switch locked := errors.As(err, &missing); {
 	case locked && passphrase == nil:
-		return nil, fmt.Errorf("it has a passphrase: name a command that prints it, "+
+		return nil, fmt.Errorf("it has a passphrase: name a command that prints it (--passphrase-command), "+
 			"or load it into ssh-agent and use the agent: %w", err)
 	case locked:
 		if signer, err = ssh.ParsePrivateKeyWithPassphrase(pem, passphrase); err != nil {
@@ -84,25 +99,29 @@ func parseKey(pem, passphrase []byte) (ssh.Signer, error) {
 // OpenSSH or PEM form and, before or after it, an optional certificate for it in the form of a -cert.pub file. Error
 // messages have the name.
 func ParseIdentity(name string, text []byte) (Auth, error) {
-	signer, err := parseKey(text, nil)
+	signer, err := parseIdentity(text)
 	if err != nil {
 		return Auth{}, fmt.Errorf("read identity of %s: %w", name, err)
 	}
-	key := Key(name, signer)
-	for line := range bytes.Lines(text) {
-		if !bytes.Contains(line, []byte("-cert-v01@openssh.com ")) {
-			continue
-		}
-		cert, err := parseCertificate(line)
-		if err == nil {
-			signer, err = certify(signer, cert)
-		}
-		if err != nil {
-			return Auth{}, fmt.Errorf("read identity of %s: %w", name, err)
-		}
-		return Key(name, signer), nil
+	return Key(name, signer), nil
+}
+
+// parseIdentity returns the key in text, with its certificate if there is one.
+func parseIdentity(text []byte) (ssh.Signer, error) {
+	signer, err := parseKey(text, nil)
+	if err != nil {
+		return nil, err
 	}
-	return key, nil
+	for line := range bytes.Lines(text) {
+		if bytes.Contains(line, []byte("-cert-v01@openssh.com ")) {
+			cert, err := parseCertificate(line)
+			if err != nil {
+				return nil, err
+			}
+			return certify(signer, cert)
+		}
+	}
+	return signer, nil
 }
 
 // WithCertificate adds a user certificate for one of a's keys, in a file as ssh-keygen -s writes it. It is tried
@@ -124,9 +143,7 @@ func (a Auth) WithCertificate(file string) (Auth, error) {
 		if certErr != nil || len(keys) == 0 {
 			return keys, errors.Join(err, certErr)
 		}
-		i := slices.IndexFunc(keys, func(k ssh.Signer) bool {
-			return bytes.Equal(k.PublicKey().Marshal(), cert.Key.Marshal())
-		})
+		i := slices.IndexFunc(keys, func(k ssh.Signer) bool { return sameKey(k.PublicKey(), cert.Key) })
 		if i < 0 {
 			certErr = fmt.Errorf("use certificate %s: it is for another key, %s", file, describe(cert.Key))
 			return keys, errors.Join(err, certErr)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/skeema/knownhosts"
@@ -25,7 +26,7 @@ func KnownHosts(files ...string) (HostKeys, error) {
 	if _, err := readKnownHosts(files); err != nil {
 		return HostKeys{}, err
 	}
-	return HostKeys{[]hostKeyRule{fixedRule(func(_ context.Context, s server) (knowledge, error) {
+	return policyOf(func(_ context.Context, s server) (knowledge, error) {
 		db, err := readKnownHosts(files)
 		if err != nil {
 			return knowledge{}, err
@@ -35,7 +36,7 @@ func KnownHosts(files ...string) (HostKeys, error) {
 			return db.check(s, remote, key)
 		}
 		return known, nil
-	})}}, nil
+	}), nil
 }
 
 // hostDB holds the content of known_hosts files.
@@ -46,30 +47,31 @@ type hostDB struct {
 }
 
 func readKnownHosts(files []string) (*hostDB, error) {
-	d := &hostDB{source: fmt.Sprintf("%v", files), revoked: map[string]bool{}}
-	for _, name := range files {
-		data, err := boundedfile.Read(name, maxKnownHosts)
-		if err != nil {
-			return nil, fmt.Errorf("read known hosts: %w", err)
-		}
-		d.revoke(data)
-	}
-	var err error
-	if d.db, err = knownhosts.NewDB(files...); err != nil {
-		return nil, fmt.Errorf("read known hosts: %w", err) // has the file and the line
+	d, err := readHosts(fmt.Sprintf("%v", files), files...)
+	if err != nil {
+		return nil, fmt.Errorf("read known hosts: %w", err)
 	}
 	return d, nil
 }
 
-// revoke notes the keys that data, in the form of known_hosts, marks as revoked. It skips bad lines: knownhosts.NewDB
-// reports them.
-func (d *hostDB) revoke(data []byte) {
-	for line := range bytes.Lines(data) {
-		marker, _, key, _, _, err := ssh.ParseKnownHosts(line)
-		if err == nil && marker == "revoked" {
-			d.revoked[string(key.Marshal())] = true
+// readHosts reads files in the form of known_hosts. source names them in messages.
+func readHosts(source string, files ...string) (*hostDB, error) {
+	d := &hostDB{source: source, revoked: map[string]bool{}}
+	for _, name := range files {
+		data, err := boundedfile.Read(name, maxKnownHosts)
+		if err != nil {
+			return nil, err
+		}
+		for line := range bytes.Lines(data) {
+			marker, _, key, _, _, err := ssh.ParseKnownHosts(line) // NewDB reports bad lines
+			if err == nil && marker == "revoked" {
+				d.revoked[string(key.Marshal())] = true
+			}
 		}
 	}
+	var err error
+	d.db, err = knownhosts.NewDB(files...) // the error has the file and the line
+	return d, err
 }
 
 // knowledge returns the entries for s, without the check.
@@ -110,7 +112,7 @@ func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 		case cert.Signature != nil && cert.Signature.Format == ssh.KeyAlgoRSA:
 			return errors.New("the server's certificate is signed with SHA-1: " +
 				"have it signed anew, with rsa-sha2-512 or another type of key")
-		case d.byAuthority(s, cert):
+		case d.lists(s, cert.SignatureKey, true):
 			if err := d.db.HostKeyCallback()(s.name, remote, cert); err != nil {
 				return fmt.Errorf("the server's certificate %q is not valid for %s: %w", cert.KeyId, s.name, err)
 			}
@@ -120,7 +122,7 @@ func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 	}
 	err := d.db.HostKeyCallback()(s.name, remote, key)
 	switch {
-	case err == nil && !d.lists(s, key):
+	case err == nil && !d.lists(s, key, false):
 		return fmt.Errorf("%s shows the key of an authority of %s as its own: "+
 			"a host must have a key and a certificate of its own", s.name, d.source)
 	case err == nil:
@@ -139,24 +141,11 @@ func (d *hostDB) check(s server, remote net.Addr, key ssh.PublicKey) error {
 	}
 }
 
-// byAuthority reports whether cert is signed by an authority for s.
-func (d *hostDB) byAuthority(s server, cert *ssh.Certificate) bool {
-	for _, key := range d.db.HostKeys(s.name) {
-		if key.Cert && bytes.Equal(key.Marshal(), cert.SignatureKey.Marshal()) {
-			return true
-		}
-	}
-	return false
-}
-
-// lists reports whether key is listed for s as its own key, not as an authority.
-func (d *hostDB) lists(s server, key ssh.PublicKey) bool {
-	for _, k := range d.db.HostKeys(s.name) {
-		if !k.Cert && bytes.Equal(k.Marshal(), key.Marshal()) {
-			return true
-		}
-	}
-	return false
+// lists reports whether key is listed for s: as an authority's, or as its own.
+func (d *hostDB) lists(s server, key ssh.PublicKey, authority bool) bool {
+	return slices.ContainsFunc(d.db.HostKeys(s.name), func(k knownhosts.PublicKey) bool {
+		return k.Cert == authority && sameKey(k, key)
+	})
 }
 
 // parseKnownHosts reads text in the form of known_hosts. The library only reads files.
@@ -170,9 +159,8 @@ func parseKnownHosts(text []byte, source string) (*hostDB, error) {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	d := &hostDB{source: source, revoked: map[string]bool{}}
-	d.revoke(text)
-	if d.db, err = knownhosts.NewDB(f.Name()); err != nil {
+	d, err := readHosts(source, f.Name())
+	if err != nil {
 		return nil, errors.New(strings.ReplaceAll(err.Error(), f.Name(), "line"))
 	}
 	return d, nil

@@ -33,15 +33,6 @@ type Config struct {
 	MachineID string
 }
 
-// server returns the server that is dialed.
-func (c *Config) server() server {
-	name := c.Addr
-	if c.HostKeyAlias != "" {
-		name = net.JoinHostPort(c.HostKeyAlias, "22") // known_hosts leaves out this port
-	}
-	return server{machine: c.MachineID, name: name, addr: c.Addr, user: c.User}
-}
-
 // Login is one login to a server. Its methods are called by one handshake.
 type Login struct {
 	cfg      Config
@@ -56,7 +47,11 @@ type Login struct {
 // Prepare does everything a login needs before the server is reached, because a server waits for a login only for
 // a short time: it looks up the host key and gets the credentials. ctx bounds it and means nothing afterwards.
 func Prepare(ctx context.Context, cfg Config) (*Login, error) {
-	verifier, err := cfg.HostKeys.lookup(ctx, cfg.server())
+	name := cfg.Addr
+	if cfg.HostKeyAlias != "" {
+		name = net.JoinHostPort(cfg.HostKeyAlias, "22") // known_hosts leaves out this port
+	}
+	verifier, err := cfg.HostKeys.lookup(ctx, server{cfg.MachineID, name, cfg.Addr, cfg.User})
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +103,9 @@ func (l *Login) ClientConfig(
 // Learn remembers the host key if its policy wants that ([FirstUse]). It is called after the login succeeded; the
 // connection must be closed if it fails.
 func (l *Login) Learn(ctx context.Context) error {
-	l.refused = l.verifier.learn(ctx)
+	if learn := l.verifier.by.learn; learn != nil {
+		l.refused = learn(ctx, l.verifier.key)
+	}
 	return l.refused
 }
 

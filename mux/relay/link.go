@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/alive"
 	"github.com/stepmux/stepmux/internal/coalesce"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -34,8 +34,7 @@ type link struct {
 	piece  piece       // owned by Read
 	taken  int         // bytes of piece.data that Read has returned
 
-	last   atomic.Int64 // nanoseconds from start to the last byte from the peer
-	start  time.Time
+	pulse  alive.Pulse // of the carrier
 	closed chan struct{}
 	once   sync.Once
 
@@ -54,14 +53,16 @@ func newLink(carrier Duplex, stall time.Duration, wg *sync.WaitGroup) *link {
 		carrier: carrier,
 		filled:  make(chan piece),
 		empty:   make(chan []byte, 2),
-		start:   time.Now(),
 		closed:  make(chan struct{}),
 	}
-	to := &stallWriter{to: carrier, limit: stall, stalled: func() {
-		l.setFailure(fmt.Errorf("%w for %v", errTakesNothing, stall))
-		_ = l.Close() // always nil
-	}}
-	l.out = coalesce.New(to, linkWrite, wire.YamuxBodyFollows)
+	l.out = coalesce.New(writerFunc(func(p []byte) (int, error) {
+		stalled := time.AfterFunc(stall, func() {
+			l.setFailure(fmt.Errorf("%w for %v", errTakesNothing, stall))
+			_ = l.Close() // always nil
+		})
+		defer stalled.Stop()
+		return carrier.Write(p)
+	}), linkWrite, wire.YamuxBodyFollows)
 	l.empty <- make([]byte, linkRead)
 	l.empty <- make([]byte, linkRead)
 	wg.Go(l.readLoop)
@@ -73,23 +74,9 @@ func newLink(carrier Duplex, stall time.Duration, wg *sync.WaitGroup) *link {
 	return l
 }
 
-// stallWriter calls stalled when a write takes longer than limit.
-type stallWriter struct {
-	to      io.Writer
-	limit   time.Duration
-	stalled func()
-	timer   *time.Timer
-}
+type writerFunc func(p []byte) (int, error)
 
-func (w *stallWriter) Write(p []byte) (int, error) {
-	if w.timer == nil {
-		w.timer = time.AfterFunc(w.limit, w.stalled)
-	} else {
-		w.timer.Reset(w.limit)
-	}
-	defer w.timer.Stop()
-	return w.to.Write(p)
-}
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // readLoop reads one piece ahead.
 func (l *link) readLoop() {
@@ -103,7 +90,7 @@ func (l *link) readLoop() {
 		}
 		n, err := l.carrier.Read(buf)
 		if n > 0 {
-			l.last.Store(int64(time.Since(l.start)))
+			l.pulse.Beat()
 		}
 		if err != nil {
 			l.setFailure(err)
@@ -161,9 +148,6 @@ func (l *link) Close() error {
 	})
 	return nil
 }
-
-// heard returns when the last byte came from the peer.
-func (l *link) heard() time.Time { return l.start.Add(time.Duration(l.last.Load())) }
 
 // setFailure keeps the first failure.
 func (l *link) setFailure(err error) {

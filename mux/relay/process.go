@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -48,18 +49,14 @@ func newProcess(s *stream, cmd channel.Command) *process {
 
 // receive delivers the frames of the stream until it ends.
 func (p *process) receive() {
-	exited := false
-	err := p.readFrames(&exited)
+	err := p.readFrames()
 	switch {
-	case !exited && errors.Is(err, wire.ErrRelayProtocol):
+	case errors.Is(err, wire.ErrRelayProtocol):
 		p.lost = fmt.Errorf("wait for remote process: %w", err)
-	case !exited:
+	case err != nil:
 		p.lost = p.relay.streamError("wait for remote process", err)
 	}
-	end := p.lost
-	if end == nil {
-		end = io.EOF
-	}
+	end := cmp.Or(p.lost, io.EOF)
 	p.stdout.end(end)
 	p.stderr.end(end)
 	p.deliverStderr()
@@ -67,8 +64,8 @@ func (p *process) receive() {
 	p.hangUp()
 }
 
-// readFrames returns why there are no more frames, which is nil after FrameExit.
-func (p *process) readFrames(exited *bool) error {
+// readFrames returns nil after the process's exit, or why that did not come.
+func (p *process) readFrames() error {
 	buf := make([]byte, smallFrame)
 	for {
 		kind, n, err := wire.ReadFrameHeader(p.raw)
@@ -95,8 +92,7 @@ func (p *process) readFrames(exited *bool) error {
 			err = p.credit(payload)
 		case wire.FrameExit:
 			p.exit, err = wire.ParseRelayExit(payload)
-			*exited = err == nil // a malformed exit is no exit, least of all a good one
-			return err
+			return err // a malformed exit is no exit, least of all a good one
 		default:
 			err = fmt.Errorf("%w: a frame %q from a process", wire.ErrRelayProtocol, kind)
 		}
@@ -247,10 +243,9 @@ func (p *process) credit(payload []byte) error {
 }
 
 // Close ends the process, if it runs: the relay sees the end of the stream. Its stderr still comes until it is gone.
-func (p *process) Close() error {
+func (p *process) Close() {
 	p.stdout.discard()
 	p.hangUp()
-	return nil
 }
 
 // Exited implements [channel.ProcessTransport].

@@ -12,6 +12,7 @@ import (
 	"github.com/hashicorp/yamux"
 
 	"github.com/stepmux/stepmux/internal/alive"
+	"github.com/stepmux/stepmux/internal/hooks"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
 )
@@ -62,34 +63,6 @@ type Config struct {
 	Closed func()
 }
 
-func (c Config) withDefaults() Config {
-	if c.Stderr == nil {
-		c.Stderr = func() string { return "" }
-	}
-	if c.Exit == nil {
-		c.Exit = func(context.Context) error { return nil }
-	}
-	if c.Lost == nil {
-		c.Lost = func(string) error { return nil }
-	}
-	if c.Leftover == nil {
-		c.Leftover = func(func()) {}
-	}
-	if c.Begin == nil {
-		c.Begin = func(string) error { return nil }
-	}
-	if c.End == nil {
-		c.End = func(int) {}
-	}
-	if c.Opened == nil {
-		c.Opened = func(time.Duration, error) {}
-	}
-	if c.Closed == nil {
-		c.Closed = func() {}
-	}
-	return c
-}
-
 // Relay starts processes and connects to sockets by way of one program on the VM. It is safe for concurrent use.
 //
 // It owns these goroutines: two that carry bytes, yamux's two, two that watch, one for each process, and one for each
@@ -122,9 +95,10 @@ type Program struct {
 // New exchanges hellos with the relay at the other end of carrier. ctx bounds that, and means nothing afterwards. New
 // owns carrier, also when it fails. Its error is an [*Error], or Config.Lost. The caller closes the Relay.
 func New(ctx context.Context, carrier Duplex, cfg Config) (*Relay, error) {
-	r := &Relay{cfg: cfg.withDefaults(), carrier: carrier, ending: make(chan struct{}), done: make(chan struct{})}
 	yamuxConfig := wire.RelayConfig(wire.RelayWindow(cfg.RTT))
 	yamuxConfig.StreamCloseTimeout = closeTimeout
+	hooks.Fill(&cfg)
+	r := &Relay{cfg: cfg, carrier: carrier, ending: make(chan struct{}), done: make(chan struct{})}
 	r.link = newLink(carrier, yamuxConfig.ConnectionWriteTimeout, &r.wg)
 	stop := context.AfterFunc(ctx, func() {
 		_ = r.link.Close() // always nil
@@ -207,7 +181,7 @@ func (r *Relay) watch() {
 		ask := func() {
 			pings.Go(func() { _, _ = r.session.Ping() }) // any byte that comes is a sign of life
 		}
-		if err := alive.Watch(ended, keepaliveInterval, keepaliveTimeout, r.link.heard, ask); err != nil {
+		if err := alive.Watch(ended, keepaliveInterval, keepaliveTimeout, r.link.pulse.Heard, ask); err != nil {
 			silence <- err
 		}
 	})
@@ -224,7 +198,12 @@ func (r *Relay) watch() {
 	if lost := r.cfg.Lost("relay"); lost != nil {
 		err = lost
 	}
-	r.fail(err)
+	r.mu.Lock()
+	r.err = err
+	close(r.done)
+	open := r.open
+	r.mu.Unlock()
+	r.cfg.End(open)
 	_ = r.link.Close() // always nil
 	_ = r.session.Close()
 	_ = r.carrier.Close()
@@ -258,16 +237,6 @@ func (r *Relay) endError() error {
 	return e
 }
 
-// fail ends the relay for everything that goes by it.
-func (r *Relay) fail(err error) {
-	r.mu.Lock()
-	r.err = err
-	close(r.done)
-	open := r.open
-	r.mu.Unlock()
-	r.cfg.End(open)
-}
-
 // begin counts a stream that is about to be opened.
 func (r *Relay) begin(op string) error {
 	if err := r.cfg.Begin(op); err != nil {
@@ -290,7 +259,7 @@ func (r *Relay) begin(op string) error {
 func (r *Relay) finish() {
 	r.mu.Lock()
 	r.open--
-	ended := r.err != nil // then fail has told of all streams
+	ended := r.err != nil // then watch has told of all streams
 	r.mu.Unlock()
 	if !ended {
 		r.cfg.End(1)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/nettest"
 
 	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux/channel"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -248,30 +249,26 @@ func TestRelayOverAPipeWakesCallsOnAFrozenLink(t *testing.T) {
 	onRoutes(t, func(t *testing.T, h *host, open func() conn) {
 		s := open()
 		h.pipe.freeze()
-		wrote := make(chan error, 1)
-		go func() {
+		wrote := sshtest.InBlockedCall(t, func() error {
 			for {
 				if _, err := s.Write(make([]byte, 10_000)); err != nil {
-					wrote <- err
-					return
+					return err
 				}
 			}
-		}()
+		})
 		require.NoError(t, s.SetDeadline(time.Now().Add(200*time.Millisecond)))
 		_, err := s.Read(make([]byte, 1))
 		require.ErrorIs(t, err, os.ErrDeadlineExceeded)
 		require.ErrorIs(t, <-wrote, os.ErrDeadlineExceeded)
 		require.NoError(t, s.SetDeadline(time.Time{}))
-		read := make(chan error, 1)
-		go func() {
+		read := sshtest.InBlockedCall(t, func() error {
 			_, err := s.Read(make([]byte, 1))
-			read <- err
-		}()
-		go func() {
+			return err
+		})
+		wrote = sshtest.InBlockedCall(t, func() error {
 			_, err := s.Write(make([]byte, 8<<20))
-			wrote <- err
-		}()
-		time.Sleep(50 * time.Millisecond) //nolint:forbidigo // most likely both wait by then
+			return err
+		})
 		require.NoError(t, s.Close())
 		require.ErrorIs(t, <-read, net.ErrClosed)
 		require.ErrorIs(t, <-wrote, net.ErrClosed)

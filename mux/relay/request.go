@@ -1,12 +1,12 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -78,35 +78,6 @@ func (r *Relay) Start(ctx context.Context, cmd channel.Command) (*channel.Proces
 	return channel.NewProcess(p, local, cmd), nil
 }
 
-// pendingRequest is a request that waits for its answer, and may be given up.
-type pendingRequest struct {
-	stop chan struct{} // closed by giveUp
-
-	mu     sync.Mutex // guards the following
-	stream *stream
-	gaveUp bool
-}
-
-// opened keeps the request's stream, and reports whether the request is still wanted.
-func (p *pendingRequest) opened(s *stream) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.stream = s
-	return !p.gaveUp
-}
-
-// giveUp ends the wait for the answer.
-func (p *pendingRequest) giveUp() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.gaveUp = true
-	close(p.stop)
-	if p.stream != nil {
-		_ = p.stream.SetWriteDeadline(longAgo)    // never fails
-		_ = p.stream.raw.SetReadDeadline(longAgo) // as above
-	}
-}
-
 // request opens a stream with message as its request, and waits for the answer.
 func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream, error) {
 	if err := context.Cause(ctx); err != nil {
@@ -118,23 +89,20 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 	if err := r.begin(op); err != nil {
 		return nil, err
 	}
-	type answer struct {
-		stream *stream
-		err    error
-	}
 	// yamux has no context for this, so a goroutine waits.
-	answered := make(chan answer, 1)
-	pending := &pendingRequest{stop: make(chan struct{})}
-	taken := make(chan bool, 1) // whether the caller takes the answer
+	answered, failed := make(chan *stream), make(chan error, 1)
 	spawned := r.spawn(func() {
 		start := time.Now()
-		s, err := r.ask(op, message, pending)
+		s, err := r.ask(ctx, op, message)
 		r.cfg.Opened(time.Since(start), err)
 		if err != nil {
 			r.finish() // before the caller hears of it
+			failed <- err
+			return
 		}
-		answered <- answer{s, err}
-		if err == nil && !<-taken {
+		select {
+		case answered <- s:
+		case <-ctx.Done():
 			s.hangUp()
 		}
 	})
@@ -143,50 +111,54 @@ func (r *Relay) request(ctx context.Context, op string, message []byte) (*stream
 		return nil, r.ended(op)
 	}
 	select {
-	case a := <-answered:
-		taken <- true
-		return a.stream, a.err
+	case s := <-answered:
+		return s, nil
+	case err := <-failed:
+		return nil, err
 	case <-ctx.Done():
-		pending.giveUp()
-		taken <- false
 		return nil, fmt.Errorf("%s: %w", op, context.Cause(ctx))
 	}
 }
 
-// ask sends the request and reads the answer.
-func (r *Relay) ask(op string, message []byte, pending *pendingRequest) (*stream, error) {
+// ask sends the request and reads the answer, until ctx ends.
+func (r *Relay) ask(ctx context.Context, op string, message []byte) (_ *stream, err error) {
 	raw, err := r.session.OpenStream()
 	if err != nil {
 		return nil, r.streamError(op, err)
 	}
 	s := newStream(r, raw)
-	fail := func(err error) (*stream, error) {
-		_ = raw.Close() // an error means that the session has ended
-		return nil, err
-	}
-	if !pending.opened(s) {
-		return fail(context.Canceled) // nobody hears it
-	}
-	for len(message) > 0 {
-		n, err := s.send(message[:min(len(message), wire.MaxRelayFrame)], pending.stop)
+	stop := context.AfterFunc(ctx, func() {
+		_ = s.SetWriteDeadline(longAgo)  // never fails
+		_ = raw.SetReadDeadline(longAgo) // as above
+	})
+	defer func() {
+		if !stop() {
+			err = fmt.Errorf("%s: %w", op, context.Cause(ctx))
+		}
 		if err != nil {
-			return fail(r.streamError(op, err))
+			_ = raw.Close() // an error means that the session has ended
+		}
+	}()
+	for len(message) > 0 {
+		n, err := s.send(message[:min(len(message), wire.MaxRelayFrame)], ctx.Done())
+		if err != nil {
+			return nil, r.streamError(op, err)
 		}
 		message = message[n:]
 	}
 	response, err := wire.ReadRelayResponse(raw)
-	if err != nil {
-		return fail(r.streamError(op, err))
-	}
-	if response.Code != wire.RelayOK {
-		return fail(refusal(op, response))
+	switch {
+	case err != nil:
+		return nil, r.streamError(op, err)
+	case response.Code != wire.RelayOK:
+		return nil, refusal(op, response)
 	}
 	return s, nil
 }
 
 // refusal returns a response as an error.
 func refusal(op string, response wire.RelayResponse) error {
-	reason, ok := map[wire.RelayCode]RefusalReason{
+	reason := map[wire.RelayCode]RefusalReason{
 		wire.RelayInvalid:   RefusedInvalid,
 		wire.RelayForbidden: RefusedForbidden,
 		wire.RelayNotFound:  RefusedNotFound,
@@ -194,10 +166,8 @@ func refusal(op string, response wire.RelayResponse) error {
 		wire.RelayBusy:      RefusedBusy,
 		wire.RelayClosing:   RefusedClosing,
 	}[response.Code]
-	if !ok {
-		reason = RefusedFailed
-	}
-	return &RefusedError{Op: op, Reason: reason, Text: response.Text[:min(len(response.Text), tail.MaxBytes)]}
+	text := response.Text[:min(len(response.Text), tail.MaxBytes)]
+	return &RefusedError{Op: op, Reason: cmp.Or(reason, RefusedFailed), Text: text}
 }
 
 // streamError returns the error for op that an error of yamux stands for. yamux says io.EOF when the peer has closed

@@ -111,11 +111,10 @@ type socket struct {
 	*stream
 
 	// Owned by Read:
-	head   [wire.RelayFrameHeader]byte
-	have   int // bytes of head
-	header bytes.Reader
-	left   int  // bytes of the frame's payload that are still to be read
-	end    bool // the other end is done
+	head [wire.RelayFrameHeader]byte
+	have int  // bytes of head
+	left int  // bytes of the frame's payload that are still to be read
+	end  bool // the other end is done
 
 	// Owned by Write and CloseWrite:
 	frame  *frame // the buffer of unsent; may be nil
@@ -153,8 +152,7 @@ func (s *socket) next() error {
 			}
 		}
 		s.have = 0
-		s.header.Reset(s.head[:])
-		kind, n, err := wire.ReadFrameHeader(&s.header)
+		kind, n, err := wire.ReadFrameHeader(bytes.NewReader(s.head[:]))
 		switch {
 		case err != nil:
 			return err
@@ -228,7 +226,4 @@ func (s *socket) CloseWrite(stop <-chan struct{}) error {
 }
 
 // Close implements [channel.Transport]. The end of the stream without FrameEnd tells the relay to close the socket.
-func (s *socket) Close() error {
-	s.hangUp()
-	return nil
-}
+func (s *socket) Close() { s.hangUp() }

@@ -31,7 +31,8 @@ type Config struct {
 	Linger time.Duration
 	// MaxJobs is the most jobs that run or are kept. A new job replaces the one that ended first. If zero, 1,000.
 	MaxJobs int
-	// OutputLimit is the most bytes of each stream that are kept. If zero, 256 MiB. If negative, there is no limit.
+	// OutputLimit is the most bytes of each stream that are kept. Beyond it, bytes that a follower has read make room for
+	// later ones; where there are too few, later ones are dropped. If zero, 256 MiB. If negative, there is no limit.
 	OutputLimit int64
 	// KeepBytes is the most bytes of output that all jobs that have ended keep together. The jobs that ended first are
 	// removed, but never the last one. If zero, 10 GiB. If negative, there is no limit.
@@ -47,13 +48,10 @@ type Config struct {
 // withDefaults returns c with its zero values replaced.
 func (c Config) withDefaults() (Config, error) {
 	var err error
-	if c.WorkBase == "" {
-		c.WorkBase = "."
+	if c.WorkBase, err = filepath.Abs(cmp.Or(c.WorkBase, ".")); err == nil {
+		c.Dir, err = filepath.Abs(c.Dir)
 	}
-	if c.WorkBase, err = filepath.Abs(c.WorkBase); err != nil {
-		return c, fmt.Errorf("find working directory: %w", err)
-	}
-	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
+	if err != nil {
 		return c, fmt.Errorf("find working directory: %w", err)
 	}
 	c.Keep = cmp.Or(c.Keep, 30*time.Minute)

@@ -1,5 +1,5 @@
-// Package job keeps the jobs of a step runner. Each runs once, can be followed from its start at any time, and is
-// removed some time after its end.
+// Package job keeps the jobs of a step runner. Each runs once, can be followed from its start while its output is kept,
+// and is removed some time after its end.
 //
 // A [Store] takes jobs ([Store.Create]) and runs all of them at once, each in a goroutine and a directory of its own:
 //

@@ -1,17 +1,23 @@
 package job
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
-	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
+
+var stateOf = map[engine.Status]State{
+	engine.Success: Succeeded, engine.Failure: Failed, engine.Cancelled: Cancelled,
+}
 
 // execute is the life of a job's goroutine.
 func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
@@ -21,25 +27,24 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	// The record is kept for a while, without the job's text, its variables and its secrets.
 	j.output = nil
 	j.runner.Store(nil)
-	state := Failed
-	switch result.Status { //nolint:exhaustive // a job that has run has no other status
-	case engine.Success:
-		state = Succeeded
-	case engine.Cancelled:
-		state = Cancelled
+	state := stateOf[result.Status]
+	if state == Cancelled {
 		// Only Shutdown did this, and no caller. An error of the output may precede it in the message.
 		result.System = strings.HasSuffix(result.Message, ErrShutdown.Error())
 	}
+	size := traceSize
+	for _, log := range j.logs {
+		size += log.Size()
+	}
 	s.mu.Lock()
 	j.tracePath, j.traceErr = tracePath, traceErr
-	j.state, j.result, j.finished, j.size = state, result, time.Now(), j.written()+traceSize
+	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
 	s.finished = append(s.finished, j)
 	s.kept += j.size
 	if j.discard {
 		s.removeLocked(j)
 	}
 	s.mu.Unlock()
-	j.end()
 	s.wakeCollector()
 	close(j.done)
 }
@@ -48,9 +53,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result engine.Result) {
 	fail := func(err error) {
 		message := j.output.secrets.Message(err.Error())
-		result = engine.Result{
-			Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition),
-		}
+		result = engine.Result{Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition)}
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -64,21 +67,7 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 			result.Message = err.Error() + "; " + result.Message // the exit status stays at the end
 		}
 	}()
-	if err := j.open(s.cfg.OutputLimit); err != nil {
-		fail(err)
-		return result
-	}
-	if err := j.openTrace(spec.Trace); err != nil {
-		fail(err)
-		return result
-	}
-	notices, err := hideAll(&j.output.secrets, spec.Vars, spec.Secrets)
-	if err != nil {
-		fail(err)
-		return result
-	}
-	j.output.connect(j.logs, notices)
-	place, err := j.place(s.cfg.WorkBase)
+	place, err := j.prepare(spec, s.cfg.WorkBase)
 	if err != nil {
 		fail(err)
 		return result
@@ -86,44 +75,49 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 	return s.run(j.life, runner, place)
 }
 
-// open makes the job's directory and its logs.
-func (j *record) open(limit int64) error {
-	defer close(j.opened)
+// prepare makes the job's directories and files. base is that of a relative work directory.
+func (j *record) prepare(spec Spec, base string) (place engine.Place, err error) {
 	if err := os.Mkdir(j.dir, 0o700); err != nil {
-		return fmt.Errorf("create job directory: %w", err)
+		return place, fmt.Errorf("create job directory: %w", err)
 	}
-	for stream, name := range streamNames {
-		if Stream(stream) == Merged && !j.merged {
-			continue
+	if j.home, err = os.Open(j.dir); err != nil {
+		return place, fmt.Errorf("create job directory: %w", err)
+	}
+	if t := spec.Trace; t != nil {
+		path := cmp.Or(t.File, filepath.Join(j.dir, traceName))
+		if j.traceFile, err = recording.Create(path, TraceRoom); err != nil {
+			return place, err
 		}
-		j.logs[stream] = joblog.New(filepath.Join(j.dir, name), limit)
 	}
-	return nil
+	notices, err := hideAll(&j.output.secrets, spec.Vars, spec.Secrets)
+	if err != nil {
+		return place, err
+	}
+	j.output.connect(j.logs, notices)
+	place = engine.Place{ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
+	if spec.WorkDir == "" {
+		place.WorkDir = filepath.Join(j.dir, "work")
+		if err := os.Mkdir(place.WorkDir, 0o700); err != nil {
+			return place, fmt.Errorf("create work directory: %w", err)
+		}
+		return place, nil
+	}
+	if place.WorkDir = filepath.Clean(spec.WorkDir); !filepath.IsAbs(place.WorkDir) {
+		place.WorkDir = filepath.Join(base, place.WorkDir)
+	}
+	if err := os.MkdirAll(place.WorkDir, 0o755); err != nil {
+		return place, fmt.Errorf("create work_dir %s: %w", place.WorkDir, err)
+	}
+	return place, nil
 }
 
-// place makes the job's work directory.
-func (j *record) place(base string) (engine.Place, error) {
-	p := engine.Place{
-		ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr],
-	}
-	if j.workDir == "" {
-		p.WorkDir = j.tempWorkDir()
-		if err := os.Mkdir(p.WorkDir, 0o700); err != nil {
-			return p, fmt.Errorf("create work directory: %w", err)
-		}
-		return p, nil
-	}
-	if p.WorkDir = filepath.Clean(j.workDir); !filepath.IsAbs(p.WorkDir) {
-		p.WorkDir = filepath.Join(base, p.WorkDir)
-	}
-	if err := os.MkdirAll(p.WorkDir, 0o755); err != nil {
-		return p, fmt.Errorf("create work_dir %s: %w", p.WorkDir, err)
-	}
-	return p, nil
-}
+// traceName is in the names of a trace's file, also while it is written.
+const traceName = "trace.json"
 
-// tempWorkDir is the work directory of a job without a WorkDir.
-func (j *record) tempWorkDir() string { return filepath.Join(j.dir, "work") }
+// isKept reports whether the file name of a job's directory stays until the job is removed: its logs and its trace.
+func isKept(name string) bool {
+	return slices.Contains(streamNames[:], name) || strings.Contains(name, traceName)
+}
 
 // finish closes the logs and removes the job's temporary files. The error names output that was lost and files that
 // could not be removed.
@@ -133,15 +127,14 @@ func (j *record) finish() error {
 		errs = append(errs, fmt.Errorf("the job's output is not complete: %w", err))
 	}
 	for stream, log := range j.logs {
-		if log == nil {
-			continue
-		}
 		if err := log.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("the job's %v is not complete: %w", Stream(stream), err))
 		}
 	}
-	if err := rmtree.Remove(j.tempWorkDir()); err != nil {
-		errs = append(errs, fmt.Errorf("remove work directory: %w", err))
+	if j.home != nil {
+		if err := rmtree.EmptyOpen(j.home, isKept); err != nil {
+			errs = append(errs, fmt.Errorf("remove the job's files: %w", err))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 
@@ -38,8 +39,25 @@ type Follower struct {
 // Event returns change number n, from 0, of the job's steps. It waits for the change until the job has ended (io.EOF)
 // or ctx ends (its cause).
 func (f *Follower) Event(ctx context.Context, n int) (engine.StepResult, error) {
-	e, err := f.job.event(ctx, n)
-	return e.result, err
+	var over bool
+	for {
+		f.job.mu.Lock()
+		changed, events := f.job.changed, f.job.events
+		f.job.mu.Unlock()
+		switch {
+		case n < len(events):
+			return events[n].result, nil
+		case over:
+			return engine.StepResult{}, io.EOF
+		}
+		select {
+		case <-changed:
+		case <-f.job.done:
+			over = true
+		case <-ctx.Done():
+			return engine.StepResult{}, context.Cause(ctx)
+		}
+	}
 }
 
 // Past returns change number n, from 0, if it has happened, and how many bytes of stdout and stderr there were then.
@@ -66,7 +84,10 @@ func (f *Follower) Stat() Stat {
 // (io.EOF) or ctx ends (its cause). For an offset that is negative, or beyond the end of a stream that has ended, the
 // error is [joblog.ErrOffset]; for Merged of a job without that stream it is ErrNotMerged.
 func (f *Follower) ReadAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
-	n, err := f.job.readAt(ctx, stream, p, offset)
+	if int(stream) >= len(f.job.logs) {
+		return 0, ErrNotMerged
+	}
+	n, err := f.job.logs[stream].ReadAt(ctx, p, offset)
 	if errors.Is(err, os.ErrClosed) {
 		return n, fmt.Errorf("read %s: %w", stream, ErrNotFound)
 	}

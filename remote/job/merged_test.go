@@ -54,7 +54,7 @@ func TestMergedLogIsThereForJobsThatWereAskedTo(t *testing.T) {
 }
 
 func TestMergedLogHidesASecretThatIsInNeitherStream(t *testing.T) {
-	var logs [3]*joblog.Log
+	logs := make([]*joblog.Log, len(streamNames))
 	for stream, name := range streamNames {
 		log := joblog.New(filepath.Join(t.TempDir(), name), 0)
 		defer log.Remove()

@@ -19,9 +19,9 @@ type output struct {
 	recorder *recording.Recorder
 }
 
-// connect opens the writers into logs, whose merged one may be nil. notices are lines for the merged log.
-func (o *output) connect(logs [3]*joblog.Log, notices []string) {
-	if logs[Merged] != nil {
+// connect opens the writers into logs. notices are lines for the merged log.
+func (o *output) connect(logs []*joblog.Log, notices []string) {
+	if len(logs) > int(Merged) {
 		o.merged = &merged{to: o.secrets.NewWriter(logs[Merged]), notices: notices}
 	}
 	for stream := range o.streams {

@@ -3,9 +3,8 @@ package job
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
-	"fmt"
-	"io"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,8 +25,6 @@ type event struct {
 type record struct {
 	id      string
 	digest  [sha256.Size]byte
-	workDir string // as asked for
-	merged  bool   // there is a log of that name
 	dir     string
 	started time.Time
 	grace   time.Duration
@@ -37,10 +34,12 @@ type record struct {
 	life context.Context // its end kills the job's processes
 	kill context.CancelCauseFunc
 
-	opened chan struct{} // closed once the logs are set, or cannot be
-	logs   [3]*joblog.Log
+	logs   []*joblog.Log // by Stream; Merged is missing if the job does not have it
 	output *output       // used by the job's goroutine only, nil at the end
-	done   chan struct{} // closed once the state is final
+	done   chan struct{} // closed once the state is final, after the last event
+
+	// home is the open directory dir: the job may move it. It is nil if that could not be made.
+	home *os.File
 
 	traceFile *recording.File // used by the job's goroutine only; nil without a trace
 
@@ -61,22 +60,18 @@ type record struct {
 	mu      sync.Mutex // guards the following
 	events  []event
 	changed chan struct{} // closed with the next event, then replaced
-	ended   bool          // there will be no more events
 }
 
-func newRecord(spec Spec, dir string) *record {
+// newRecord returns the record of a job with the directory dir and logs of at most limit bytes.
+func newRecord(spec Spec, dir string, limit int64) *record {
 	j := &record{
-		id:      spec.ID,
-		digest:  spec.Digest,
-		workDir: spec.WorkDir,
-		merged:  spec.Merged,
-		dir:     dir,
-		started: time.Now(),
-		state:   Running,
-		opened:  make(chan struct{}),
-		output:  &output{},
-		done:    make(chan struct{}),
-		changed: make(chan struct{}),
+		id: spec.ID, digest: spec.Digest, dir: dir, started: time.Now(), state: Running, output: &output{},
+		done: make(chan struct{}), changed: make(chan struct{}),
+	}
+	for stream, name := range streamNames {
+		if Stream(stream) != Merged || spec.Merged {
+			j.logs = append(j.logs, joblog.New(filepath.Join(dir, name), limit))
+		}
 	}
 	j.life, j.kill = context.WithCancelCause(context.Background())
 	return j
@@ -105,97 +100,26 @@ func (j *record) observe(r engine.StepResult) {
 	j.changed = make(chan struct{})
 }
 
-// end says that the last event has come.
-func (j *record) end() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.ended = true
-	close(j.changed)
-	j.changed = make(chan struct{})
-}
-
-// event waits for the event with number n, from 0. After the last one it returns io.EOF.
-func (j *record) event(ctx context.Context, n int) (event, error) {
-	for {
-		j.mu.Lock()
-		changed, ended := j.changed, j.ended
-		if n < len(j.events) {
-			defer j.mu.Unlock()
-			return j.events[n], nil
-		}
-		j.mu.Unlock()
-		if ended {
-			return event{}, io.EOF
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return event{}, context.Cause(ctx)
-		}
-	}
-}
-
-// readAt reads one of the streams, as [joblog.Log.ReadAt] does. A job that never had logs reads as empty.
-func (j *record) readAt(ctx context.Context, stream Stream, p []byte, offset int64) (int, error) {
-	select {
-	case <-j.opened:
-	case <-ctx.Done():
-		return 0, context.Cause(ctx)
-	}
-	log := j.logs[stream]
-	switch {
-	case stream == Merged && !j.merged:
-		return 0, ErrNotMerged
-	case log != nil:
-		return log.ReadAt(ctx, p, offset)
-	case offset != 0:
-		return 0, fmt.Errorf("read log at %d of 0 bytes: %w", offset, joblog.ErrOffset)
-	default:
-		return 0, io.EOF
-	}
-}
-
-// written returns the length of the output.
-func (j *record) written() (n int64) {
-	for _, log := range j.logs {
-		if log != nil {
-			n += log.Len()
-		}
-	}
-	return n
-}
-
 func (j *record) statLocked() Stat {
-	stat := Stat{
-		ID:       j.id,
-		State:    j.state,
-		Started:  j.started,
-		Finished: j.finished,
-		ExitCode: j.result.ExitCode,
-		Message:  j.result.Message,
-		TimedOut: j.result.TimedOut,
-		System:   j.result.System,
+	r := j.result
+	return Stat{
+		ID: j.id, State: j.state, Started: j.started, Finished: j.finished,
+		ExitCode: r.ExitCode, Message: r.Message, TimedOut: r.TimedOut, System: r.System,
+		Stdout: j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
 	}
-	select {
-	case <-j.opened:
-		if j.logs[Stdout] != nil {
-			stat.Stdout, stat.Stderr = j.logs[Stdout].Len(), j.logs[Stderr].Len()
-		}
-	default:
-	}
-	return stat
 }
 
 // remove deletes the files of the job, which has ended. Reads fail afterwards.
 func (j *record) remove() {
 	j.removal.Do(func() {
-		var errs []error
-		for _, log := range j.logs {
-			if log != nil {
-				errs = append(errs, log.Remove())
-			}
-		}
 		// Closing the store removes the rest, or returns an error.
-		_ = errors.Join(append(errs, rmtree.Remove(j.dir))...)
+		for _, log := range j.logs {
+			_ = log.Remove()
+		}
+		if j.home != nil {
+			_ = rmtree.RemoveOpen(j.home)
+			j.home.Close()
+		}
+		_ = rmtree.Remove(j.dir)
 	})
 }

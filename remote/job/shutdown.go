@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -82,5 +83,13 @@ func (s *Store) Close() error {
 	if err != nil {
 		return err
 	}
-	return rmtree.Remove(s.dir)
+	s.mu.Lock()
+	home := s.home
+	s.home = nil
+	s.mu.Unlock()
+	if home == nil { // closed before
+		return nil
+	}
+	defer home.Close()
+	return errors.Join(rmtree.RemoveOpen(home), rmtree.Remove(s.dir))
 }

@@ -1,9 +1,6 @@
 package job
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
 // State is the state of a job.
 type State int
@@ -16,20 +13,9 @@ const (
 	Cancelled
 )
 
-func (s State) String() string {
-	switch s {
-	case Running:
-		return "running"
-	case Succeeded:
-		return "succeeded"
-	case Failed:
-		return "failed"
-	case Cancelled:
-		return "cancelled"
-	default:
-		return fmt.Sprintf("State(%d)", int(s))
-	}
-}
+var stateNames = [...]string{Running: "running", Succeeded: "succeeded", Failed: "failed", Cancelled: "cancelled"}
+
+func (s State) String() string { return stateNames[s] }
 
 // Stat is a snapshot of a job.
 type Stat struct {

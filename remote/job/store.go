@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // Store holds the jobs. It has one goroutine for each running job, and one that removes jobs. Shutdown waits for all of
@@ -35,6 +37,7 @@ type Store struct {
 	removed  []*record // no longer in jobs, but perhaps followed
 	serial   int       // number of the last directory
 	shutdown bool
+	home     *os.File // the open directory dir, which a job may move; nil once it is removed
 }
 
 // New returns a store. The caller ends it with Close, or with Shutdown if the process ends then too.
@@ -50,10 +53,13 @@ func New(cfg Config) (*Store, error) {
 		wake: make(chan struct{}, 1),
 		jobs: map[string]*record{},
 	}
-	if err := rmtree.Remove(s.dir); err != nil {
-		return nil, fmt.Errorf("open job store: %w", err)
+	if err = rmtree.Remove(s.dir); err == nil {
+		err = os.Mkdir(s.dir, 0o700)
 	}
-	if err := os.Mkdir(s.dir, 0o700); err != nil {
+	if err == nil {
+		s.home, err = os.Open(s.dir)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("open job store: %w", err)
 	}
 	s.stopped, s.stop = context.WithCancel(context.Background())
@@ -66,40 +72,34 @@ func New(cfg Config) (*Store, error) {
 // ErrShutdown.
 func (s *Store) Create(spec Spec) error {
 	s.mu.Lock()
-	if j := s.jobs[spec.ID]; j != nil {
-		defer s.mu.Unlock()
-		if j.digest != spec.Digest {
-			return ErrExists
-		}
+	defer s.mu.Unlock()
+	switch j := s.jobs[spec.ID]; {
+	case j != nil && j.digest != spec.Digest:
+		return ErrExists
+	case j != nil:
 		return nil
-	}
-	if s.shutdown {
-		s.mu.Unlock()
+	case s.shutdown:
 		return ErrShutdown
-	}
-	full := len(s.jobs) >= s.cfg.MaxJobs
-	if full {
-		if len(s.finished) == 0 {
-			s.mu.Unlock()
-			return ErrFull
-		}
+	case len(s.jobs) < s.cfg.MaxJobs:
+	case len(s.finished) == 0:
+		return ErrFull
+	default:
 		s.removeLocked(s.finished[0])
+		s.wakeCollector()
 	}
 	s.serial++
-	j := newRecord(spec, filepath.Join(s.dir, fmt.Sprintf("%x-%d", sha256.Sum256([]byte(spec.ID)), s.serial)))
+	dir := filepath.Join(s.dir, fmt.Sprintf("%x-%d", sha256.Sum256([]byte(spec.ID)), s.serial))
+	j := newRecord(spec, dir, s.cfg.OutputLimit)
 	j.grace = cmp.Or(spec.Grace, s.cfg.Grace)
 	runner := s.newRunner(spec, j)
 	j.runner.Store(runner)
 	s.jobs[spec.ID] = j
 	go s.execute(j, spec, runner)
-	s.mu.Unlock()
-	if full {
-		s.wakeCollector()
-	}
 	return nil
 }
 
-// newRunner returns the engine's runner for j, and prestarts the shim of its first process.
+// newRunner returns the engine's runner for j, watched by a Recorder if a trace is wanted, and prestarts the shim of
+// its first process.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
 	cfg.Fetcher = s.cfg.Fetcher
@@ -108,7 +108,13 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
-	s.record(spec.Trace, j, &cfg)
+	if t := spec.Trace; t != nil {
+		j.output.recorder = recording.New(cfg, recording.Config{
+			Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version,
+			Room: func(size int64) error { return j.traceFile.Reserve(size) },
+		})
+		cfg.Events = j.output.recorder
+	}
 	if starter := s.cfg.Starter; starter != nil {
 		cfg.Start = starter.Start
 		starter.Prepare() // while the job's files are made
@@ -125,43 +131,44 @@ func (s *Store) Discard(id string) { s.cancel(id, false, true) }
 
 // Stop stops a running job, as Cancel does. It keeps a job that has ended.
 func (s *Store) Stop(id string) {
-	s.mu.Lock()
-	j := s.jobs[id]
-	s.mu.Unlock()
-	if j != nil {
+	if j := s.find(id); j != nil {
 		j.stop("the job was cancelled", j.grace)
 	}
 }
 
 // Kill kills a job that runs, with all its processes. One that has ended stays.
 func (s *Store) Kill(id string) {
-	s.mu.Lock()
-	j := s.jobs[id]
-	s.mu.Unlock()
-	if j != nil {
+	if j := s.find(id); j != nil {
 		j.kill(errors.New("the job was killed"))
 	}
+}
+
+// find returns the job id, or nil.
+func (s *Store) find(id string) *record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.jobs[id]
 }
 
 func (s *Store) cancel(id string, force, discard bool) {
 	s.mu.Lock()
 	j := s.jobs[id]
-	ended := j != nil && j.state != Running
-	followed := j != nil && j.followers > 0
-	switch {
-	case ended:
-		s.removeLocked(j)
-	case j != nil:
-		j.discard = j.discard || discard
+	if j == nil {
+		s.mu.Unlock()
+		return
 	}
+	ended, followed := j.state != Running, j.followers > 0
+	if ended {
+		s.removeLocked(j)
+	}
+	j.discard = j.discard || discard
 	s.mu.Unlock()
 	switch {
-	case j == nil:
-	case ended && !followed:
-		j.remove() // waits for the collector if that is removing it
-		s.wakeCollector()
 	case ended:
-		s.wakeCollector() // it removes the job after its last follower, or after Linger
+		if !followed {
+			j.remove() // waits for the collector if that is removing it
+		}
+		s.wakeCollector() // it removes a followed job after its last follower, or after Linger
 	case force:
 		j.kill(errors.New("the job was killed"))
 	default:
@@ -172,22 +179,14 @@ func (s *Store) cancel(id string, force, discard bool) {
 // List returns the jobs with the given ids, or all jobs, sorted by their start. It leaves out ids without a job.
 func (s *Store) List(ids ...string) []Stat {
 	s.mu.Lock()
-	var found []*record
 	if len(ids) == 0 {
-		for _, j := range s.jobs {
-			found = append(found, j)
-		}
+		ids = slices.Collect(maps.Keys(s.jobs))
 	}
-	seen := make(map[string]bool, len(ids))
-	for _, id := range ids {
-		if j := s.jobs[id]; j != nil && !seen[id] {
-			seen[id] = true
-			found = append(found, j)
+	stats := make([]Stat, 0, len(ids))
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(ids))) {
+		if j := s.jobs[id]; j != nil {
+			stats = append(stats, j.statLocked())
 		}
-	}
-	stats := make([]Stat, len(found))
-	for i, j := range found {
-		stats[i] = j.statLocked()
 	}
 	s.mu.Unlock()
 	slices.SortFunc(stats, func(a, b Stat) int {

@@ -4,13 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
-	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
 // TraceRoom is the disk space that is reserved for a trace before its job begins, in bytes.
@@ -30,32 +28,6 @@ type TraceSpec struct {
 	Done func(*trace.Trace)
 }
 
-// record lets a Recorder watch the job that cfg is for, if a trace is wanted.
-func (s *Store) record(t *TraceSpec, j *record, cfg *engine.Config) {
-	if t == nil {
-		return
-	}
-	j.output.recorder = recording.New(*cfg, recording.Config{
-		Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version,
-		Room: func(size int64) error { return j.traceFile.Reserve(size) },
-	})
-	cfg.Events = j.output.recorder
-}
-
-// openTrace makes the file of the trace and reserves its space, if t is not nil.
-func (j *record) openTrace(t *TraceSpec) error {
-	if t == nil {
-		return nil
-	}
-	path := t.File
-	if path == "" {
-		path = filepath.Join(j.dir, "trace.json")
-	}
-	var err error
-	j.traceFile, err = recording.Create(path, TraceRoom)
-	return err
-}
-
 // writeTrace writes the trace of j, which ended with result, if t is not nil. It returns the trace's path, and its size
 // if it is among the job's files. It returns a panic as an error: a panic must not end the other jobs.
 func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, size int64, err error) {
@@ -70,13 +42,13 @@ func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, si
 	}()
 	made := j.output.recorder.Trace(result, j.started, time.Now())
 	data, err := made.Encode()
+	if err == nil {
+		_, err = j.traceFile.Write(data)
+	}
+	if err == nil {
+		err = j.traceFile.Commit()
+	}
 	if err != nil {
-		return "", 0, err
-	}
-	if _, err := j.traceFile.Write(data); err != nil {
-		return "", 0, err
-	}
-	if err := j.traceFile.Commit(); err != nil {
 		return "", 0, err
 	}
 	if t.Done != nil {
@@ -93,12 +65,11 @@ func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, si
 func (f *Follower) Trace() (*os.File, error) {
 	f.store.mu.Lock()
 	err, path := f.job.traceErr, f.job.tracePath
-	ended := f.job.state != Running
 	f.store.mu.Unlock()
 	switch {
 	case err != nil:
 		return nil, err
-	case path == "" || !ended:
+	case path == "":
 		return nil, ErrNoTrace
 	}
 	file, err := os.Open(path)

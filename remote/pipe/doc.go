@@ -1,7 +1,7 @@
 // Package pipe has the plumbing of the VM's commands: their stdin and stdout, and the copying between those and
 // sockets.
 //
-//   - [Wakeable] makes a blocked Read or Write of a stdin or stdout end when the file is closed.
+//   - [File] is a stdin or stdout on which a blocked Read or Write ends when the file is closed.
 //   - [Leash] turns the end of stdin into the end of a context: the manager is gone.
 //   - [Lines] reads the lines that come before everything else on stdin: a socket's path and a secret.
 //   - [Raw] and [Copy] carry bulk with few switches between threads.

@@ -22,20 +22,17 @@ func Leash(parent context.Context, in *os.File) (ctx context.Context, stop func(
 		ctx, cancel := context.WithCancel(parent)
 		return ctx, cancel, nil
 	}
-	f, restore, err := Wakeable(in)
+	f, err := Open(in)
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, stopWatch := Watch(parent, f)
-	return ctx, func() {
-		stopWatch()
-		restore()
-	}, nil
+	ctx, stop = Watch(parent, f)
+	return ctx, stop, nil
 }
 
-// Watch returns a context that ends with parent, or with ErrLeash when f, which is [Wakeable], ends. Bytes that arrive
-// on f are discarded. The caller must call stop, which closes f and waits until it is no longer read.
-func Watch(parent context.Context, f *os.File) (ctx context.Context, stop func()) {
+// Watch returns a context that ends with parent, or with ErrLeash when f ends. Bytes that arrive on f are discarded.
+// The caller must call stop, which closes f and waits until it is no longer read.
+func Watch(parent context.Context, f *File) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	done := make(chan struct{})
 	go func() {

@@ -18,31 +18,26 @@ const SocketOnStdin = "-"
 
 // Lines reads the first lines of stdin. Rest returns the bytes it has read beyond them. Its owner closes it.
 type Lines struct {
-	file    *os.File // a duplicate
-	restore func()
-	stop    func() bool
-	r       *bufio.Reader
+	file *File
+	stop func() bool
+	r    *bufio.Reader
 }
 
 // OpenLines returns the Lines of in. The end of ctx ends their waits; the methods that read must get the same ctx. in
 // stays open.
 func OpenLines(ctx context.Context, in *os.File) (*Lines, error) {
-	f, restore, err := Wakeable(in)
+	f, err := Open(in)
 	if err != nil {
 		return nil, err
 	}
-	l := &Lines{file: f, restore: restore}
-	// On a file that has no deadlines a read never waits.
-	l.stop = context.AfterFunc(ctx, func() { _ = f.SetReadDeadline(time.Unix(1, 0)) })
-	l.r = bufio.NewReaderSize(f, max(wire.MaxSocketPath+1, wire.MaxSecretLine))
-	return l, nil
+	stop := context.AfterFunc(ctx, func() { f.SetReadDeadline(time.Unix(1, 0)) })
+	return &Lines{f, stop, bufio.NewReaderSize(f, max(wire.MaxSocketPath+1, wire.MaxSecretLine))}, nil
 }
 
 // Close stops reading and restores the mode of stdin.
 func (l *Lines) Close() {
 	l.stop()
 	l.file.Close()
-	l.restore()
 }
 
 // Rest returns the bytes that were read beyond the lines. No line can be read after it.
@@ -87,7 +82,7 @@ func (l *Lines) Socket(ctx context.Context) (string, error) {
 // Secret reads the next line, a secret that must come within the timeout, and returns its verifier. The secret itself
 // is not kept.
 func (l *Lines) Secret(ctx context.Context, timeout time.Duration) (wire.Verifier, error) {
-	late := time.AfterFunc(timeout, func() { _ = l.file.SetReadDeadline(time.Unix(1, 0)) })
+	late := time.AfterFunc(timeout, func() { l.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer late.Stop()
 	line, err := l.next(ctx)
 	defer clear(line)

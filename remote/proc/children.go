@@ -5,7 +5,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -24,10 +23,9 @@ type Children struct {
 	fork ForkExec
 
 	wasSubreaper int
-	sigchld      chan os.Signal
+	sigchld      chan os.Signal // closed by Release
 	unignored    chan os.Signal // nobody receives from it
-	released     chan struct{}
-	done         chan struct{} // closed once the goroutine has ended
+	done         chan struct{}  // closed once the goroutine has ended
 }
 
 // Adopt makes this process the parent of all orphans that will descend from it. fork starts its processes;
@@ -38,7 +36,6 @@ func Adopt(fork ForkExec) (*Children, error) {
 		fork:      fork,
 		sigchld:   make(chan os.Signal, 1),
 		unignored: make(chan os.Signal, 1),
-		released:  make(chan struct{}),
 		done:      make(chan struct{}),
 	}
 	if err := closeOnExec(); err != nil {
@@ -57,7 +54,12 @@ func Adopt(fork ForkExec) (*Children, error) {
 	}
 	catchIgnored(c.unignored)
 	signal.Notify(c.sigchld, unix.SIGCHLD)
-	go c.reap()
+	go func() {
+		defer close(c.done)
+		for range c.sigchld {
+			c.collect()
+		}
+	}()
 	return c, nil
 }
 
@@ -65,7 +67,7 @@ func Adopt(fork ForkExec) (*Children, error) {
 func (c *Children) Release() {
 	signal.Stop(c.sigchld)
 	signal.Stop(c.unignored)
-	close(c.released)
+	close(c.sigchld)
 	<-c.done
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, uintptr(c.wasSubreaper), 0, 0, 0)
 }
@@ -73,27 +75,6 @@ func (c *Children) Release() {
 // Start starts a process, which attr should make the leader of a session.
 func (c *Children) Start(program string, argv []string, attr *syscall.ProcAttr) (*Child, error) {
 	return c.start(func() (int, error) { return c.fork(program, argv, attr) })
-}
-
-// KillAll kills every process that descends from this one, except for children that it had before Adopt. It returns how
-// many are left after 5 s: some cannot be killed.
-func (c *Children) KillAll() (left int) {
-	timer := time.NewTimer(killTimeout)
-	defer timer.Stop()
-	return c.killAll(timer.C)
-}
-
-// reap reaps children until Release.
-func (c *Children) reap() {
-	defer close(c.done)
-	for {
-		select {
-		case <-c.sigchld:
-			c.collect()
-		case <-c.released:
-			return
-		}
-	}
 }
 
 // catchIgnored makes processes start with no signal ignored, whatever this one was started with: it catches the two

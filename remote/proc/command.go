@@ -30,9 +30,9 @@ type Command struct {
 	OrphanDir string
 }
 
-// maxCommand bounds the message with a command, in bytes. The kernel takes less: 6 MiB of arguments and environment at
-// most, for a stack of any size.
-const maxCommand = 8 << 20
+// maxCommand bounds the arguments and the environment of a command together, in bytes. The kernel takes 6 MiB at most,
+// for a stack of any size.
+const maxCommand = 4 << 20
 
 // check returns an error for a command that cannot run, as far as it can tell without running it.
 func (c *Command) check() error {
@@ -66,13 +66,12 @@ func (c *Command) check() error {
 		case strings.ContainsRune(entry, 0):
 			return fmt.Errorf("start %q: environment variable %q has a NUL byte", c.Argv[0], key)
 		case len(entry) > longest:
-			return tooLarge(c.Argv[0], "environment variable %q has %d bytes, the limit for one is %d",
-				key, len(entry), longest)
+			return tooLarge(c.Argv[0], "environment variable %q has %d bytes, the limit for one is %d", key, len(entry), longest)
 		}
 		size += len(entry) + 1
 	}
-	if limit := maxCommand / 2; size > limit { // the rest is for the lengths: a million empty arguments
-		return tooLarge(c.Argv[0], "its arguments and environment have %d bytes, the limit is %d", size, limit)
+	if size > maxCommand {
+		return tooLarge(c.Argv[0], "its arguments and environment have %d bytes, the limit is %d", size, maxCommand)
 	}
 	return nil
 }

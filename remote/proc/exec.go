@@ -7,22 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// execute starts the command of o as the leader of a session of its own, and returns its family. This process enters
-// the working directory for it.
-func execute(o *order) (*family, *failure) {
-	if err := unix.Chdir(o.dir); err != nil {
+// execute starts c as the leader of a session of its own, and returns its family. This process enters the working
+// directory for it.
+func execute(c *Command) (*family, *failure) {
+	if err := unix.Chdir(c.Dir); err != nil {
 		return nil, fail(stageDir, err)
 	}
-	program, err := Find(o.argv[0], "", o.env)
+	program, err := Find(c.Argv[0], "", c.Env)
 	if err != nil {
 		return nil, fail(stagePath, err)
 	}
-	attr := &syscall.ProcAttr{
-		Env:   o.env,
-		Files: []uintptr{0, 1, 2},
-		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
-	}
-	f, err := newFamily(func() (int, error) { return syscall.ForkExec(program, o.argv, attr) })
+	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	attr := &syscall.ProcAttr{Env: c.Env, Files: []uintptr{0, 1, 2}, Sys: sys}
+	f := &family{reaper: newReaper()}
+	f.leader, err = f.start(func() (int, error) { return syscall.ForkExec(program, c.Argv, attr) })
 	if err != nil {
 		return nil, fail(stageExec, err)
 	}

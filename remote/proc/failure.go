@@ -7,7 +7,7 @@ import (
 )
 
 // stage is the step at which the shim failed to start a command.
-type stage uint64
+type stage uint8
 
 const (
 	stageShim   stage = iota // setting itself up
@@ -27,16 +27,6 @@ func fail(at stage, err error) *failure {
 	errno := syscall.EINVAL
 	_ = errors.As(err, &errno)
 	return &failure{at, errno}
-}
-
-func (f *failure) encode() []byte { return encodeNumbers(uint64(f.at), uint64(f.errno)) }
-
-func decodeFailure(b []byte) (*failure, error) {
-	v, err := numbers(b, 2)
-	if err != nil {
-		return nil, err
-	}
-	return &failure{stage(v[0]), syscall.Errno(v[1])}, nil
 }
 
 // error returns the error of Start for c.

@@ -1,7 +1,6 @@
 package proc
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -12,38 +11,20 @@ import (
 
 // startSlots bounds how many commands start at a time. A start only takes processor time: with more at once, all of
 // them would be late instead of some.
-var startSlots = make(slots, 8)
-
-// slots is a semaphore that a context can leave.
-type slots chan struct{}
-
-func (s slots) acquire(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	select {
-	case s <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-func (s slots) release() { <-s }
+var startSlots = make(chan struct{}, 8)
 
 // launch starts a shim that has no command yet, and the goroutine that listens to it.
 func launch() (*Process, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer null.Close()
 	control, theirs, err := channelPair()
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
-	if err != nil {
-		control.close()
-		return nil, err
-	}
-	defer null.Close()
 	p := newProcess(control)
 	err = startShim(p, &os.ProcAttr{
 		Dir:   "/",
@@ -52,7 +33,7 @@ func launch() (*Process, error) {
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		control.close()
+		control.Close()
 		return nil, fmt.Errorf("start its shim: %w", oserr.Bare(err))
 	}
 	go p.listen()
@@ -80,8 +61,5 @@ func (p *Process) connect(c *Command) error {
 		p.pumps = append(p.pumps, pump)
 		ends[i] = end
 	}
-	if err := p.control.sendFiles(ends); err != nil {
-		p.abandon() // it has gone already; begin sees that
-	}
-	return nil
+	return sendCommand(p.control, c, ends[0], ends[1])
 }

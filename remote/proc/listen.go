@@ -1,9 +1,11 @@
 package proc
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,11 +24,11 @@ func (p *Process) listen() {
 	if !errors.Is(err, io.EOF) {
 		p.abandon() // it broke the protocol
 	}
-	p.control.close()
+	p.control.Close()
 	state, waitErr := p.shim.Wait()
 	forgetShim(p)
 	if waitErr != nil || !state.Success() {
-		left += uint64(killStrays(killTimeout)) // the processes that the shim held
+		left += killStrays(killTimeout) // the processes that the shim held
 	}
 	if p.exitedAt.IsZero() {
 		// The kernel has killed the command with its shim, but not the rest of its process group.
@@ -49,37 +51,29 @@ func (p *Process) listen() {
 	}
 }
 
-// hear handles messages of the shim until the channel ends: then the error is io.EOF. It returns how many processes the
+// hear handles reports of the shim until the channel ends: then the error is io.EOF. It returns how many processes the
 // shim could not kill.
-func (p *Process) hear() (left uint64, err error) {
+func (p *Process) hear() (left int, err error) {
 	for {
-		kind, payload, err := p.control.receive(maxReply)
-		if err != nil {
+		var r report
+		if err := binary.Read(p.control, binary.LittleEndian, &r); err != nil {
 			return left, err
 		}
+		begins := p.leader == 0 && p.failed == nil
 		switch {
-		case kind == frameStarted && p.leader == 0 && p.failed == nil:
-			if p.leader, err = decodeStarted(payload); err == nil {
-				close(p.started)
-			}
-		case kind == frameFailed && p.leader == 0 && p.failed == nil:
-			if p.failed, err = decodeFailure(payload); err == nil {
-				close(p.started)
-			}
-		case kind == frameExited && p.leader != 0 && p.exitedAt.IsZero():
-			if p.exit, err = decodeExited(payload); err == nil {
-				p.setExited()
-			}
-		case kind == frameLeft:
-			var v []uint64
-			if v, err = numbers(payload, 1); err == nil {
-				left = v[0]
-			}
+		case r.Kind == reportStarted && begins && r.PID > 1: // a signal to "-1" goes to every process
+			p.leader = int(r.PID)
+			close(p.started)
+		case r.Kind == reportFailed && begins:
+			p.failed = &failure{r.At, syscall.Errno(r.Errno)}
+			close(p.started)
+		case r.Kind == reportExited && p.leader != 0 && p.exitedAt.IsZero():
+			p.exit = r.exit()
+			p.setExited()
+		case r.Kind == reportLeft:
+			left = int(r.Left)
 		default:
-			err = fmt.Errorf("message %q out of turn", kind)
-		}
-		if err != nil {
-			return left, err
+			return left, errMessage
 		}
 	}
 }
@@ -89,8 +83,8 @@ func (p *Process) setExited() {
 	close(p.exited)
 }
 
-// tell sends the shim a message without content. A shim that is gone needs no message.
-func (p *Process) tell(kind byte) { _ = p.control.send(kind, nil) }
+// tell sends the shim a message. A shim that is gone needs no message.
+func (p *Process) tell(message byte) { _, _ = p.control.Write([]byte{message}) }
 
 // abandon kills the shim, which ends the command too.
 func (p *Process) abandon() { _ = p.shim.Kill() } // fails only if it has ended

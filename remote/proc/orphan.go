@@ -18,15 +18,9 @@ import (
 // its channel, and other shims may still be killing the processes that write there.
 const orphanTimeout = 2 * time.Second
 
-// orphanDir is the directory that a dead server leaves, nil if the command has no orphan directory. It is open, so it
-// stays the same one whatever comes to its path.
-type orphanDir struct {
-	path string
-	dir  *os.File
-}
-
-// openOrphan opens the directory path, which must be ours.
-func openOrphan(path string) (*orphanDir, *failure) {
+// openOrphan opens the directory path, which a dead server would leave and which must be ours. As it is open it stays
+// the same one whatever comes to its path. It returns nil if the command has no orphan directory.
+func openOrphan(path string) (*os.File, *failure) {
 	if path == "" {
 		return nil, nil
 	}
@@ -41,29 +35,30 @@ func openOrphan(path string) (*orphanDir, *failure) {
 	if int(st.Uid) != os.Geteuid() {
 		return nil, fail(stageOrphan, unix.EPERM)
 	}
-	return &orphanDir{path, os.NewFile(uintptr(fd), path)}, nil
+	return os.NewFile(uintptr(fd), path), nil
 }
 
-// remove removes the directory, if no process has it locked and it is still at its path. All shims of one server try;
-// the first to lock it removes it. If some of it resists, the rest of it stays under a name that says it is being
-// removed.
-func (o *orphanDir) remove() {
-	if o == nil {
+// removeOrphan removes the directory, wherever a job may have moved it, if no process has it locked. It does nothing
+// for nil. All shims of one server try; the first to lock it removes it. If some of it resists, the rest of it stays
+// under a name that says it is being removed.
+func removeOrphan(dir *os.File) {
+	if dir == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), orphanTimeout)
 	defer cancel()
-	if filelock.Poll(ctx, func() (bool, error) { return filelock.Try(o.dir) == nil, nil }) != nil {
+	if filelock.Poll(ctx, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {
 		return
 	}
-	parent, err := os.OpenRoot(path.Dir(o.path))
+	parent, err := os.OpenRoot(path.Dir(dir.Name()))
 	if err != nil {
 		return
 	}
-	name := path.Base(o.path)
+	name := path.Base(dir.Name())
 	now, err := parent.Lstat(name)
-	ours, statErr := o.dir.Stat()
-	if err != nil || statErr != nil || !os.SameFile(now, ours) {
+	ours, statErr := dir.Stat()
+	if err != nil || statErr != nil || !os.SameFile(now, ours) { // a job has moved it
+		_ = rmtree.RemoveOpen(dir)
 		return
 	}
 	scratch := "~" + strconv.FormatUint(rand.Uint64(), 36)

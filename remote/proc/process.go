@@ -26,7 +26,7 @@ const (
 // output.
 type Process struct {
 	shim    *os.Process
-	control *channel
+	control *os.File
 	closing sync.Once
 
 	program string // these two are set once there is a command
@@ -62,10 +62,14 @@ func startBy(ctx context.Context, c *Command, get func() (*Process, error)) (*Pr
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	if err := startSlots.acquire(ctx); err != nil {
-		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], err)
+	select {
+	case startSlots <- struct{}{}:
+		defer func() { <-startSlots }()
+	case <-ctx.Done():
 	}
-	defer startSlots.release()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], context.Cause(ctx))
+	}
 	p, err := get()
 	if err != nil {
 		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
@@ -83,9 +87,6 @@ func (p *Process) begin(ctx context.Context, c *Command) error {
 	if err := p.connect(c); err != nil {
 		return fmt.Errorf("start %q: %w", c.Argv[0], err)
 	}
-	if err := p.control.sendContext(ctx, frameCommand, encodeCommand(c)); err != nil && ctx.Err() == nil {
-		p.abandon() // started follows
-	}
 	select {
 	case <-p.started:
 	case <-ctx.Done():
@@ -100,16 +101,11 @@ func (p *Process) begin(ctx context.Context, c *Command) error {
 	return nil
 }
 
-func newProcess(control *channel) *Process {
-	p := &Process{
-		control: control,
-		started: make(chan struct{}),
-		exited:  make(chan struct{}),
-		gone:    make(chan struct{}),
-	}
+func newProcess(control *os.File) *Process {
+	p := &Process{control: control, started: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{})}
 	p.stopping = stopper{
-		term:    func() { p.tell(frameTerm) },
-		kill:    func() { p.tell(frameKill) },
+		term:    func() { p.tell(messageTerm) },
+		kill:    func() { p.tell(messageKill) },
 		abandon: p.abandonUnlessExited,
 		timeout: shimTimeout,
 	}
@@ -140,7 +136,9 @@ func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	}
 	var failed []error
 	for _, pump := range p.pumps {
-		failed = append(failed, pump.failure())
+		if err := pump.err.Load(); err != nil {
+			failed = append(failed, *err)
+		}
 	}
 	return p.exit, errors.Join(failed...)
 }
@@ -175,8 +173,7 @@ func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()
-		p.tell(frameClose)
-		p.control.closeWrite()
+		p.tell(messageClose)
 		timer := time.NewTimer(p.stopping.timeout)
 		defer timer.Stop()
 		select {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -32,8 +33,7 @@ type pump struct {
 	to   io.Writer
 	done chan struct{} // closed once the pump has ended
 
-	mu  sync.Mutex // guards the following
-	err error
+	err atomic.Pointer[error] // the first; nil if there is none
 }
 
 // newPump returns a pump and the end the command writes to, which the caller closes.
@@ -101,17 +101,7 @@ func deliver(to io.Writer, b []byte) (err error) {
 }
 
 func (p *pump) fail(err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.err == nil {
-		p.err = err
-	}
-}
-
-func (p *pump) failure() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.err
+	p.err.CompareAndSwap(nil, &err)
 }
 
 // finish waits until the pump has ended. Every writer should be gone, so the pipe ends. If a process has got away,

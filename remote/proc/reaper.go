@@ -25,9 +25,6 @@ func (c *Child) PID() int { return c.pid }
 // Exited is closed once the process has ended and was reaped.
 func (c *Child) Exited() <-chan struct{} { return c.exited }
 
-// Alone is closed once the process was reaped and its process group is empty.
-func (c *Child) Alone() <-chan struct{} { return c.alone }
-
 // Status returns how the process ended. It is valid once Exited is closed.
 func (c *Child) Status() syscall.WaitStatus { return c.status }
 
@@ -53,31 +50,48 @@ type reaper struct {
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
 	mu        sync.Mutex
+	starting  int // calls of start that are under way
 	running   map[int]*Child
 	lingering map[int]*Child // reaped, but their groups have members left
+	early     map[int]*Child // reaped while starting was not 0 and before anybody knew them
 }
 
 func newReaper() *reaper {
 	return &reaper{
-		before:    make(map[int]bool),
-		reaped:    make(chan struct{}, 1),
-		running:   make(map[int]*Child),
-		lingering: make(map[int]*Child),
+		before: map[int]bool{}, reaped: make(chan struct{}, 1),
+		running: map[int]*Child{}, lingering: map[int]*Child{}, early: map[int]*Child{},
 	}
 }
 
-// start starts a process. Only one process is started at a time, as the kernel does for one parent anyway.
+// start starts a process. It holds no lock meanwhile, because an exec from a mount that hangs does not return. So the
+// process may be reaped before its pid is known here.
 func (r *reaper) start(fork func() (pid int, err error)) (*Child, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.starting++
+	r.mu.Unlock()
 	pid, err := fork()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.early[pid]
+	delete(r.early, pid)
+	if r.starting--; r.starting == 0 {
+		clear(r.early)
+	}
 	if err != nil {
 		return nil, err
 	}
 	r.aloneLocked(pid) // a number that is used again is that of an empty group
-	c := &Child{pid: pid, exited: make(chan struct{}), alone: make(chan struct{})}
+	if c != nil && errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil), unix.ECHILD) {
+		r.lingering[pid] = c
+		return c, nil
+	}
+	c = newChild(pid) // also if a process that was reaped meanwhile had the same pid before
 	r.running[pid] = c
 	return c, nil
+}
+
+func newChild(pid int) *Child {
+	return &Child{pid: pid, exited: make(chan struct{}), alone: make(chan struct{})}
 }
 
 // collect reaps the children that have ended.
@@ -109,14 +123,21 @@ func (r *reaper) collectLocked() (none bool) {
 			return err != nil
 		}
 		delete(r.before, pid)
-		if c := r.running[pid]; c != nil {
+		c := r.running[pid]
+		switch {
+		case c != nil:
 			delete(r.running, pid)
 			r.lingering[pid] = c
-			c.status, c.usage = status, usage
-			close(c.exited)
-			if r.exited != nil {
-				r.exited(c)
-			}
+		case r.starting > 0:
+			c = newChild(pid)
+			r.early[pid] = c
+		default:
+			continue
+		}
+		c.status, c.usage = status, usage
+		close(c.exited)
+		if r.exited != nil {
+			r.exited(c)
 		}
 	}
 }
@@ -147,26 +168,46 @@ func anyInGroup(children []int, group int) bool {
 	})
 }
 
+// Stop sends SIGTERM to the process group of c and waits until it is empty, for at most the grace. It reports whether
+// it is. With a grace of 0 or less it does nothing.
+func (r *reaper) Stop(c *Child, grace time.Duration) (alone bool) {
+	if grace <= 0 {
+		return false
+	}
+	r.Signal(c, unix.SIGTERM)
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-c.alone:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// KillAll kills every process that descends from this one, except for the children that it had first. It returns how
+// many are left after 5 s: some cannot be killed.
+func (r *reaper) KillAll() (left int) {
+	timer := time.NewTimer(killTimeout)
+	defer timer.Stop()
+	return r.killAll(timer.C)
+}
+
 // killAll kills and reaps children until none is left, or until the deadline; then it returns how many are left.
 // Killing a process may orphan others, which become children then.
 func (r *reaper) killAll(deadline <-chan time.Time) (left int) {
-	pause := time.Millisecond
-	for {
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		left := r.killOnce()
 		if left == 0 {
 			return 0
 		}
-		timer := time.NewTimer(pause)
 		select {
 		case <-r.reaped:
 			pause = time.Millisecond
-		case <-timer.C:
-			pause = min(2*pause, 50*time.Millisecond)
+		case <-time.NewTimer(pause).C:
 		case <-deadline:
-			timer.Stop()
 			return left
 		}
-		timer.Stop()
 	}
 }
 

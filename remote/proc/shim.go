@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"math"
 	"os"
 	"os/signal"
@@ -45,74 +46,59 @@ func runShim() int {
 		_, _ = os.Stderr.WriteString("stepmux: __shim is started by stepmux itself, and does nothing by hand\n")
 		return 2
 	}
-	control := &channel{os.NewFile(controlFD, "control")}
+	control := os.NewFile(controlFD, "control")
 	setUpErr := setUp()
 	// A prestarted shim waits here. The server may close the channel without a command, or die.
-	output, err := control.receiveFiles()
+	c, output, err := receiveCommand(control)
 	if err != nil {
 		return 0
-	}
-	kind, payload, err := control.receive(maxCommand)
-	if err != nil || kind != frameCommand {
-		return 0
-	}
-	o, err := decodeCommand(payload)
-	if err != nil {
-		return 1
 	}
 	if setUpErr == nil {
 		setUpErr = takeOutput(output)
 	}
-	orphan, f, failed := prepare(o, setUpErr)
+	orphan, f, failed := prepare(c, setUpErr)
 	if failed != nil {
-		_ = control.send(frameFailed, failed.encode())
+		report{Kind: reportFailed, At: failed.at, Errno: uint32(failed.errno)}.send(control)
 		return 0
 	}
 	letGo()
-	_ = control.send(frameStarted, encodeNumbers(uint64(f.leader.pid)))
-	f.exited = func(c *Child) { _ = control.send(frameExited, encodeExited(c.status, &c.usage)) }
+	report{Kind: reportStarted, PID: int32(f.leader.pid)}.send(control)
+	f.exited = func(c *Child) { exited(c.status, &c.usage).send(control) }
 	go f.reap()
 	withstandSignals()
 	closed := obey(control, f)
-	if left := f.end(killTimeout); left > 0 {
-		_ = control.send(frameLeft, encodeNumbers(uint64(left)))
+	if left := f.KillAll(); left > 0 {
+		report{Kind: reportLeft, Left: uint32(left)}.send(control)
 	}
 	if !closed {
-		orphan.remove()
+		removeOrphan(orphan)
 	}
 	return 0
 }
 
-// prepare opens the orphan directory of o and starts its command.
-func prepare(o *order, setUpErr error) (*orphanDir, *family, *failure) {
+// prepare opens the orphan directory of c and starts c.
+func prepare(c *Command, setUpErr error) (*os.File, *family, *failure) {
 	if setUpErr != nil {
 		return nil, nil, fail(stageShim, setUpErr)
 	}
-	orphan, failed := openOrphan(o.orphanDir)
+	orphan, failed := openOrphan(c.OrphanDir)
 	if failed != nil {
 		return nil, nil, failed
 	}
-	f, failed := execute(o)
+	f, failed := execute(c)
 	return orphan, f, failed
 }
 
 // setUp makes this process a shim.
 func setUp() error {
-	if err := closeOnExec(); err != nil {
-		return err
-	}
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return err
-	}
-	// Jobs run as our user. No job may attach a debugger to free its processes from the shim.
-	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return err
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return err
-	}
 	catchIgnored(make(chan os.Signal, 1))
-	return nil
+	return errors.Join(
+		closeOnExec(),
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
+		// Jobs run as our user. No job may attach a debugger to free its processes from the shim.
+		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0),
+		unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
+	)
 }
 
 // withstandSignals makes this process survive signals that are sent to all processes of a user: otherwise its processes
@@ -167,17 +153,17 @@ func letGo() {
 }
 
 // obey does as the server's messages say. It returns true after a close, and false if the server is gone without one.
-func obey(control *channel, f *family) (closed bool) {
-	for {
-		kind, _, err := control.receive(0)
-		switch {
-		case err != nil: // io.EOF, or a malformed message
+func obey(control *os.File, f *family) (closed bool) {
+	for message := make([]byte, 1); ; {
+		if _, err := control.Read(message); err != nil {
 			return false
-		case kind == frameTerm:
-			f.term()
-		case kind == frameKill:
-			f.kill()
-		case kind == frameClose:
+		}
+		switch message[0] {
+		case messageTerm:
+			f.Signal(f.leader, unix.SIGTERM)
+		case messageKill:
+			go f.killAll(nil) // ends with the last child; the process may end first
+		case messageClose:
 			return true
 		}
 	}

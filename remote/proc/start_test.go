@@ -170,7 +170,7 @@ func TestProgramIsLookedUpInItsOwnPathRelativeToItsDirectory(t *testing.T) {
 
 func TestStartWaitsForItsTurnAsLongAsItsContext(t *testing.T) {
 	for range cap(startSlots) {
-		require.NoError(t, startSlots.acquire(t.Context()))
+		startSlots <- struct{}{}
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	because := errors.New("changed my mind")
@@ -182,7 +182,7 @@ func TestStartWaitsForItsTurnAsLongAsItsContext(t *testing.T) {
 	cancel(because)
 	require.ErrorIs(t, <-done, because)
 	for range cap(startSlots) {
-		startSlots.release()
+		<-startSlots
 	}
 	_, err := Start(ctx, shell("true"))
 	require.ErrorIs(t, err, because)

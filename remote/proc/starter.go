@@ -8,9 +8,8 @@ import (
 // Starter starts commands as [Start] does, and keeps one shim prestarted: most of the time of a command's start goes
 // into its shim. The zero value is ready to use. Its owner calls Close at the end. It is safe for concurrent use.
 type Starter struct {
-	mu     sync.Mutex    // guards the following
-	ready  *Process      // has a shim and no command; may be nil
-	making chan struct{} // closed once the next ready shim is made; nil if no shim is being made
+	mu     sync.Mutex      // guards the following
+	next   func() *Process // returns the prestarted shim once it is made, nil if that failed; nil if no shim is prestarted
 	closed bool
 
 	makers sync.WaitGroup
@@ -27,11 +26,7 @@ func (s *Starter) Start(ctx context.Context, c Command) (*Process, error) {
 
 // shim returns the prestarted shim, after a wait if it is being made, or else a new one.
 func (s *Starter) shim() (*Process, error) {
-	p, making := s.take()
-	if making != nil {
-		<-making
-		p, _ = s.take()
-	}
+	p := s.take()
 	if p == nil {
 		return launch()
 	}
@@ -44,12 +39,16 @@ func (s *Starter) shim() (*Process, error) {
 	}
 }
 
-// take takes the prestarted shim. If one is being made, it returns a channel to wait for it.
-func (s *Starter) take() (p *Process, making <-chan struct{}) {
+// take takes the prestarted shim, which is nil if there is none.
+func (s *Starter) take() *Process {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, s.ready = s.ready, nil
-	return p, s.making
+	next := s.next
+	s.next = nil
+	s.mu.Unlock()
+	if next == nil {
+		return nil
+	}
+	return next()
 }
 
 // Prepare prestarts a shim, unless there is one. It does not wait, and does nothing while the most commands that may
@@ -57,7 +56,7 @@ func (s *Starter) take() (p *Process, making <-chan struct{}) {
 func (s *Starter) Prepare() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ready != nil || s.making != nil || s.closed {
+	if s.next != nil || s.closed {
 		return
 	}
 	select {
@@ -65,24 +64,15 @@ func (s *Starter) Prepare() {
 	default:
 		return
 	}
-	s.making = make(chan struct{})
-	s.makers.Go(s.make)
-}
-
-// make prestarts a shim. If that fails, the next Start returns the error.
-func (s *Starter) make() {
-	p, _ := launch()
-	startSlots.release()
-	s.mu.Lock()
-	close(s.making)
-	s.making = nil
-	if !s.closed {
-		s.ready, p = p, nil
-	}
-	s.mu.Unlock()
-	if p != nil {
-		_ = p.Close() // without a command it always ends
-	}
+	next := sync.OnceValue(func() *Process {
+		p, _ := launch() // if it fails, the next Start returns the error
+		return p
+	})
+	s.next = next
+	s.makers.Go(func() {
+		next()
+		<-startSlots
+	})
 }
 
 // Close ends the prestarted shim, and waits until it is gone. It does not touch commands that were started. A later
@@ -90,11 +80,9 @@ func (s *Starter) make() {
 func (s *Starter) Close() {
 	s.mu.Lock()
 	s.closed = true
-	p := s.ready
-	s.ready = nil
 	s.mu.Unlock()
-	s.makers.Wait()
-	if p != nil {
-		_ = p.Close() // as above
+	if p := s.take(); p != nil {
+		_ = p.Close() // without a command it always ends
 	}
+	s.makers.Wait()
 }

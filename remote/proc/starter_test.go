@@ -15,17 +15,27 @@ func newStarter(t *testing.T) *Starter {
 	t.Cleanup(s.Close)
 	s.Prepare()
 	s.makers.Wait()
-	require.NotNil(t, s.ready)
+	require.NotNil(t, s.ready())
 	return s
+}
+
+// ready returns the shim that is ready, nil if there is none.
+func (s *Starter) ready() *Process {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.next == nil {
+		return nil
+	}
+	return s.next()
 }
 
 func TestStarterTakesTheShimThatIsReadyAndGetsAnotherReady(t *testing.T) {
 	s := newStarter(t)
 	for range 3 {
-		ready := s.ready
+		ready := s.ready()
 		s.Prepare() // one is enough
 		s.makers.Wait()
-		require.Same(t, ready, s.ready)
+		require.Same(t, ready, s.ready())
 		var out, errs bytes.Buffer
 		c := shell("echo out; echo err >&2; exit 3")
 		c.Stdout, c.Stderr = &out, &errs
@@ -37,13 +47,13 @@ func TestStarterTakesTheShimThatIsReadyAndGetsAnotherReady(t *testing.T) {
 		require.Equal(t, "out\n", out.String())
 		require.Equal(t, "err\n", errs.String())
 		s.makers.Wait()
-		require.NotNil(t, s.ready)
+		require.NotNil(t, s.ready())
 	}
 }
 
 func TestStarterGoesOnWhenItsReadyShimWasKilled(t *testing.T) {
 	s := newStarter(t)
-	killed := s.ready
+	killed := s.ready()
 	require.NoError(t, killed.shim.Kill())
 	<-killed.gone
 	p, err := s.Start(t.Context(), shell("exit 3"))
@@ -55,7 +65,7 @@ func TestStarterGoesOnWhenItsReadyShimWasKilled(t *testing.T) {
 
 func TestClosedStarterLeavesNothingAndStillStarts(t *testing.T) {
 	s := newStarter(t)
-	ready := s.ready
+	ready := s.ready()
 	s.Prepare()
 	s.Close()
 	require.True(t, ended(ready.shim.Pid))
@@ -65,20 +75,20 @@ func TestClosedStarterLeavesNothingAndStillStarts(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, wait(t, p).Code)
 	require.NoError(t, p.Close())
-	require.Nil(t, s.ready)
+	require.Nil(t, s.ready())
 
 	s = new(Starter) // closed while one is being made ready
 	s.Prepare()
 	s.Close()
-	require.Nil(t, s.ready)
+	require.Nil(t, s.ready())
 }
 
 func TestStarterKeepsItsShimWhenACommandCannotBeStarted(t *testing.T) {
 	s := newStarter(t)
-	ready := s.ready
+	ready := s.ready()
 	_, err := s.Start(t.Context(), Command{Dir: "/"})
 	require.ErrorContains(t, err, "it has no program")
-	require.Same(t, ready, s.ready, "it was not needed to tell that")
+	require.Same(t, ready, s.ready(), "it was not needed to tell that")
 	_, err = s.Start(t.Context(), Command{Argv: []string{"/no/such"}, Dir: "/"})
 	require.ErrorIs(t, err, ErrNotFound)
 	require.True(t, ended(ready.shim.Pid))
@@ -100,5 +110,5 @@ func TestStarterStartsManyAtOnceAndHasOneReadyAtTheEnd(t *testing.T) {
 	wg.Wait()
 	s.Prepare()
 	s.makers.Wait()
-	require.NotNil(t, s.ready)
+	require.NotNil(t, s.ready())
 }

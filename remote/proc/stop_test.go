@@ -93,17 +93,3 @@ func TestStopperTakesItsCourse(t *testing.T) {
 		})
 	}
 }
-
-func TestStopperIgnoresATimerThatWasArmedAgainWhileItFired(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		kills := 0
-		s := stopper{term: func() {}, kill: func() { kills++ }, abandon: func() { t.Error("abandoned") }, timeout: time.Hour}
-		defer s.end()
-		s.stop(time.Minute)
-		s.next()
-		require.Zero(t, kills, "the grace is not over")
-		s.stop(0)
-		s.next()
-		require.Equal(t, 1, kills)
-	})
-}

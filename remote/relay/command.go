@@ -38,17 +38,14 @@ func NewCommand(request *wire.RelayStart) (*Command, error) {
 		return c, nil
 	}
 	var err error
-	if c.program, err = proc.Find(c.argv[0], c.dir, c.env); errors.Is(err, unix.ENOENT) {
-		err = errNotInPath
-	}
-	if err != nil {
+	if c.program, err = proc.Find(c.argv[0], c.dir, c.env); err != nil {
 		return nil, c.refusal(err)
 	}
 	return c, nil
 }
 
-// refusal says why the command could not be started. The system's error alone does not name the missing file.
-func (c *Command) refusal(err error) *refusal {
+// refusal says why the command could not be found or started. The system's error alone does not name the missing file.
+func (c *Command) refusal(err error) error {
 	name := c.argv[0]
 	if fi, statErr := os.Stat(c.dir); statErr != nil || !fi.IsDir() {
 		code := wire.RelayFailed
@@ -58,29 +55,25 @@ func (c *Command) refusal(err error) *refusal {
 		case errors.Is(statErr, fs.ErrNotExist):
 			code = wire.RelayNotFound
 		}
-		return refuse(code, "start %.160q: enter working directory %.160q: %v", name, c.dir, oserr.Bare(statErr))
+		return wire.RefuseRelay(code, "start %.160q: enter working directory %.160q: %v", name, c.dir, oserr.Bare(statErr))
 	}
-	why := ""
 	switch {
-	case errors.Is(err, errNotInPath):
-		return refuse(wire.RelayNotFound, "start %.160q: no directory of the PATH on this machine has it", name)
+	case errors.Is(err, unix.ENOENT) && c.program == "":
+		return wire.RefuseRelay(wire.RelayNotFound, "start %.160q: no directory of the PATH on this machine has it", name)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-		return refuse(wire.RelayNotFound,
+		return wire.RefuseRelay(wire.RelayNotFound,
 			"start %.160q: %v (the program, or the interpreter its first line names)", name, err)
-	case errors.Is(err, unix.ENOEXEC):
-		why = " (it is no program of this kind of machine, or a script whose first line names no interpreter)"
-	case errors.Is(err, unix.E2BIG):
-		why = " (arguments and environment together; pass what is large on stdin)"
-	case errors.Is(err, unix.EAGAIN):
-		why = " (the user has as many processes as allowed: raise ulimit -u, or TasksMax of the user's slice)"
-	case errors.Is(err, unix.EMFILE):
-		why = " (raise ulimit -n for logins on this machine)"
 	}
-	return refuse(wire.RelayFailed, "start %.160q: %v%s", name, err, why)
+	errno, _ := errors.AsType[syscall.Errno](err)
+	return wire.RefuseRelay(wire.RelayFailed, "start %.160q: %v%s", name, err, remedies[errno])
 }
 
-// errNotInPath says that a program is in no directory of the PATH.
-var errNotInPath = errors.New("not in PATH")
+var remedies = map[syscall.Errno]string{
+	unix.ENOEXEC: " (it is no program of this kind of machine, or a script whose first line names no interpreter)",
+	unix.E2BIG:   " (arguments and environment together; pass what is large on stdin)",
+	unix.EAGAIN:  " (the user has as many processes as allowed: raise ulimit -u, or TasksMax of the user's slice)",
+	unix.EMFILE:  " (raise ulimit -n for logins on this machine)",
+}
 
 // homeDir returns the user's home, or the root if there is none.
 func homeDir() string {

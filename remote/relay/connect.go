@@ -29,16 +29,14 @@ func (s *stream) connect(request *wire.RelayConnect) {
 	defer s.wake()
 	defer cancel(nil)
 	var err error
-	if b.conn, err = s.reach(ctx, request); err != nil {
+	if b.conn, err = s.reach(ctx, request); err == nil {
+		defer func() { _ = b.conn.Close() }()
+		b.socket, err = pipe.NewRaw(b.conn, request.Path)
+	}
+	if err != nil {
 		s.answer(err)
 		return
 	}
-	if b.socket, err = pipe.NewRaw(b.conn, request.Path); err != nil {
-		s.answer(err)
-		_ = b.conn.Close()
-		return
-	}
-	defer func() { _ = b.conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { // wakes both directions
 		_ = b.conn.Close()
 		_ = s.raw.SetWriteDeadline(time.Unix(1, 0)) // never fails
@@ -49,31 +47,23 @@ func (s *stream) connect(request *wire.RelayConnect) {
 	b.sendDown()
 }
 
-// reach connects to the socket of the request, after waiting for it if the request says so.
+// reach connects to the socket of the request. If the request says so, it first waits until a process listens there,
+// and takes the path that the process told.
 func (s *stream) reach(ctx context.Context, request *wire.RelayConnect) (*net.UnixConn, error) {
-	if err := socketdir.CheckBuild(s.relay.tempDir, request.Path); err != nil {
-		return nil, err
-	}
-	path := request.Path
-	if request.Wait > 0 {
-		var err error
-		if path, err = s.awaitReady(ctx, path, request.Wait); err != nil {
-			return nil, err
+	path, tempDir := request.Path, s.relay.tempDir
+	err := socketdir.CheckBuild(tempDir, path)
+	if err == nil && request.Wait > 0 {
+		wait, cancel := context.WithTimeoutCause(ctx, request.Wait,
+			wire.RefuseRelay(wire.RelayNotReady, "nobody came to listen on %s within %v", path, request.Wait))
+		defer cancel()
+		if path, err = s.relay.sockets.await(wait, path, s.relay.closing); err == nil {
+			err = socketdir.CheckBuild(tempDir, path)
 		}
 	}
-	return socketdir.ConnectBuild(ctx, path)
-}
-
-// awaitReady waits until a process listens on path, and returns the path that the process told.
-func (s *stream) awaitReady(ctx context.Context, path string, most time.Duration) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, most,
-		refuse(wire.RelayNotReady, "nobody came to listen on %s within %v", path, most))
-	defer cancel()
-	told, err := s.relay.sockets.await(ctx, path, s.relay.closing)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return told, socketdir.CheckBuild(s.relay.tempDir, told)
+	return socketdir.ConnectBuild(ctx, path)
 }
 
 // bridge is a stream and the socket it is joined to.
@@ -136,9 +126,8 @@ func (b *bridge) sendDown() {
 	if err != nil {
 		return // closed
 	}
-	from := source{raw: raw}
 	for {
-		f, n, err := from.next(wire.MaxRelayFrame)
+		f, n, err := readFrame(raw.Read, wire.MaxRelayFrame)
 		if err != nil {
 			// A server that exits before it has read everything resets the connection, after its last bytes.
 			if !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {

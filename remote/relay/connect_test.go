@@ -366,14 +366,14 @@ func TestReadySocketsForgetAll(t *testing.T) {
 		require.NotNil(t, s)
 		require.Nil(t, r.own(path), "one is enough")
 		if i%2 == 0 {
-			r.listens(path, path, s)
+			r.listens(s, path)
 			told, err := r.await(t.Context(), path, closing)
 			require.NoError(t, err)
 			require.Equal(t, path, told)
 		}
-		r.disown(path, s, io.EOF)
-		r.disown(path, s, io.EOF)
-		r.listens(path, path, s)
+		r.disown(s, "it has ended")
+		r.disown(s, "it has ended")
+		r.listens(s, path)
 	}
 	require.Empty(t, r.paths)
 	close(closing)

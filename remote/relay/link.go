@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/yamux"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/alive"
 	"github.com/stepmux/stepmux/internal/coalesce"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
@@ -37,53 +38,34 @@ var errStuck = errors.New("the manager takes nothing any more")
 // link is stdin and stdout as one connection for yamux, on which Close wakes a blocked Read. A goroutine of its own
 // writes; finish waits for it.
 type link struct {
-	in, out  *os.File
-	rawIn    pipe.Raw
+	in, out  *pipe.File
 	buffered *bufio.Reader    // of in
 	gathered *coalesce.Writer // to out
 	written  chan struct{}    // closed once the last byte is written to out
-	restore  func()
 
-	start time.Time
-	last  atomic.Int64 // when the last byte came, nanoseconds since start
+	pulse alive.Pulse // of stdin
 
 	inEnded atomic.Bool // stdin has ended or failed, other than by Close
 }
 
 func openLink(stdin, stdout *os.File) (*link, error) {
-	in, restoreIn, err := pipe.Wakeable(stdin)
+	in, err := pipe.Open(stdin)
 	if err != nil {
 		return nil, err
 	}
-	out, restoreOut, err := pipe.Wakeable(stdout)
+	out, err := pipe.Open(stdout)
 	if err != nil {
 		in.Close()
-		restoreIn()
 		return nil, err
 	}
-	rawIn, inErr := pipe.NewRaw(in, in.Name())
-	rawOut, outErr := pipe.NewRaw(out, out.Name())
-	if err := errors.Join(inErr, outErr); err != nil {
-		in.Close()
-		out.Close()
-		restoreOut()
-		restoreIn()
-		return nil, err
-	}
+	in.Widen()
+	out.Widen()
 	l := &link{
 		in:       in,
 		out:      out,
-		rawIn:    rawIn,
-		gathered: coalesce.New(rawOut, linkBuffer, wire.YamuxBodyFollows),
+		gathered: coalesce.New(out, linkBuffer, wire.YamuxBodyFollows),
 		written:  make(chan struct{}),
-		start:    time.Now(),
-		restore: func() {
-			restoreOut()
-			restoreIn()
-		},
 	}
-	pipe.Widen(in)
-	pipe.Widen(out)
 	l.buffered = bufio.NewReaderSize(linkInput{l}, readAhead)
 	go func() {
 		defer close(l.written)
@@ -96,24 +78,20 @@ func openLink(stdin, stdout *os.File) (*link, error) {
 type linkInput struct{ *link }
 
 func (l linkInput) Read(p []byte) (int, error) {
-	n, err := l.rawIn.Read(p)
+	n, err := l.in.Read(p)
 	if n > 0 {
-		l.last.Store(int64(time.Since(l.start)))
+		l.pulse.Beat()
 	}
-	if err != nil && !errors.Is(err, os.ErrClosed) {
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		l.inEnded.Store(true)
 	}
 	return n, err
 }
 
-// heard returns when the last byte came.
-func (l *link) heard() time.Time { return l.start.Add(time.Duration(l.last.Load())) }
-
 // shakeHands exchanges hellos and tells the program's version. If ctx ends first the error is its cause.
 func (l *link) shakeHands(ctx context.Context, program string) error {
-	// On a file that has no deadlines a read never waits.
-	_ = l.in.SetReadDeadline(time.Now().Add(helloTimeout))
-	stop := context.AfterFunc(ctx, func() { _ = l.in.SetReadDeadline(time.Unix(1, 0)) })
+	l.in.SetReadDeadline(time.Now().Add(helloTimeout))
+	stop := context.AfterFunc(ctx, func() { l.in.SetReadDeadline(time.Unix(1, 0)) })
 	version, err := wire.ReadManagerHello(l.buffered)
 	switch {
 	case !stop():
@@ -126,7 +104,7 @@ func (l *link) shakeHands(ctx context.Context, program string) error {
 	case err != nil:
 		return err
 	}
-	_ = l.in.SetReadDeadline(time.Time{})
+	l.in.SetReadDeadline(time.Time{})
 	hello := wire.ProgramHello(program, runtime.GOOS+"/"+runtime.GOARCH) + wire.RelayHello(wire.RelayVersion)
 	if _, err := l.gathered.Write([]byte(hello)); err != nil {
 		return fmt.Errorf("say hello: %w", err)
@@ -147,7 +125,7 @@ func (l *link) Write(p []byte) (int, error) { return l.gathered.Write(p) }
 // Close implements io.Closer. Bytes that were written before are still sent.
 func (l *link) Close() error {
 	_ = l.gathered.Close() // always nil
-	l.in.Close()
+	l.in.SetReadDeadline(time.Unix(1, 0))
 	return nil
 }
 
@@ -176,5 +154,5 @@ func (l *link) finish() {
 	}
 	l.out.Close()
 	<-l.written
-	l.restore()
+	l.in.Close()
 }

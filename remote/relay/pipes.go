@@ -1,9 +1,11 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -16,7 +18,7 @@ type window struct {
 	more chan struct{} // has an element when there may be more room
 }
 
-func (w *window) init() { w.room, w.more = wire.RelayProcessWindow, make(chan struct{}, 1) }
+func newWindow() *window { return &window{room: wire.RelayProcessWindow, more: make(chan struct{}, 1)} }
 
 // grow adds the manager's credit for n bytes.
 func (w *window) grow(n int) error {
@@ -60,8 +62,8 @@ func (w *window) wait(gone <-chan struct{}) int {
 // carryOutput sends stdout and stderr to the manager until both have ended.
 func (p *process) carryOutput() {
 	var stderr sync.WaitGroup
-	stderr.Go(func() { p.carry(p.stderr, wire.FrameStderr, &p.room.stderr, p.scanner()) })
-	p.carry(p.stdout, wire.FrameData, &p.room.stdout, nil)
+	stderr.Go(func() { p.carry(p.stderr, wire.FrameStderr, p.room.stderr, p.scanner()) })
+	p.carry(p.stdout, wire.FrameData, p.room.stdout, nil)
 	_ = p.write(wire.AppendFrame(nil, wire.FrameEnd, nil)) // the manager may have gone
 	stderr.Wait()
 }
@@ -74,17 +76,14 @@ func (p *process) carry(pipe *os.File, kind wire.RelayFrame, w *window, look fun
 	if err != nil {
 		return // closed
 	}
-	from := source{raw: raw}
-	next, rest := from.next, 0
+	wait, rest := raw.Read, 0
 	for {
 		room := w.wait(p.gone)
-		most := room
-		if most == 0 {
-			most = wire.MaxRelayFrame // dropped below
-		}
-		f, n, err := next(min(most, wire.MaxRelayFrame))
+		most := min(cmp.Or(room, wire.MaxRelayFrame), wire.MaxRelayFrame) // without room the bytes are dropped below
+		f, n, err := readFrame(wait, most)
 		if errors.Is(err, os.ErrDeadlineExceeded) && rest == 0 {
-			next, rest = from.now, pipeSize // send no more than is in the pipe now
+			rest = pipeSize // send no more than is in the pipe now
+			wait = func(read func(uintptr) bool) error { return raw.Control(func(fd uintptr) { read(fd) }) }
 			continue
 		}
 		if err != nil {
@@ -111,15 +110,14 @@ func (p *process) scanner() func([]byte) {
 	if p.ready == nil {
 		return nil
 	}
-	scan, found := new(wire.MarkerScanner), false
+	scan := new(wire.MarkerScanner)
 	return func(b []byte) {
-		if found {
+		if isClosed(p.ready.done) {
 			return
 		}
 		_, _ = scan.Write(b) // never fails
-		var path string
-		if path, found = scan.Path(); found {
-			p.relay.sockets.listens(p.path, path, p.ready)
+		if path, found := scan.Path(); found {
+			p.relay.sockets.listens(p.ready, path)
 		}
 	}
 }
@@ -134,8 +132,6 @@ type input struct {
 	closed bool // the process wants no more
 	more   chan struct{}
 }
-
-func (i *input) init() { i.more = make(chan struct{}, 1) }
 
 func (i *input) wakeLocked() {
 	select {
@@ -210,10 +206,7 @@ func (p *process) giveInput(b []byte) error {
 	if err := p.input.put(b); err != nil {
 		return err
 	}
-	if !p.fed {
-		p.fed = true
-		p.feeder.Go(p.feed)
-	}
+	p.fed.Do(func() { p.feeder.Go(p.feed) })
 	return nil
 }
 
@@ -221,17 +214,10 @@ func (p *process) giveInput(b []byte) error {
 // so that the manager is not held up.
 func (p *process) feed() {
 	defer p.stdin.Close()
-	var queue []byte
-	for {
-		queue = p.input.take(queue)
-		if queue == nil {
-			return
-		}
-		for rest := queue; len(rest) > 0; {
-			n := min(len(rest), wire.MaxRelayFrame)
-			_, _ = p.stdin.Write(rest[:n])
-			rest = rest[n:]
-			if credit := p.input.through(n); credit > 0 {
+	for queue := p.input.take(nil); queue != nil; queue = p.input.take(queue) {
+		for part := range slices.Chunk(queue, wire.MaxRelayFrame) {
+			_, _ = p.stdin.Write(part)
+			if credit := p.input.through(len(part)); credit > 0 {
 				_ = p.write(wire.RelayCredit{Kind: wire.FrameData, N: uint32(credit)}.Append(nil))
 			}
 		}

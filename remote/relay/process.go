@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/wire"
-	"github.com/stepmux/stepmux/remote/proc"
 )
 
 const (
@@ -29,17 +28,14 @@ const (
 // takes the manager's frames; one for each of stdout and stderr; and one that feeds stdin, from its first byte on.
 type process struct {
 	*stream
-	child          *proc.Child
-	stdin          *os.File
-	stdout, stderr *os.File
-	path           string       // of the socket on which it will listen, if ready is not nil
-	ready          *readySocket // nil: it will not listen
+	*spawned
+	ready *readySocket // on which it will listen; nil: it will not
 
 	input  input
 	feeder sync.WaitGroup
-	fed    bool // feeder runs; only the goroutine that takes frames uses it
+	fed    sync.Once // feeder runs
 
-	room struct{ stdout, stderr window } // the manager's windows
+	room struct{ stdout, stderr *window } // the manager's windows
 
 	gone  chan struct{} // closed once the manager's frames have ended and broke is set
 	broke error         // how they broke the protocol, nil if the manager has closed the stream
@@ -53,12 +49,14 @@ func (s *stream) start(request *wire.RelayStart) {
 		return
 	}
 	defer s.relay.processes.Done()
-	p := &process{stream: s, path: request.Ready, gone: make(chan struct{}), over: make(chan struct{})}
-	if p.path != "" {
-		p.ready = s.relay.sockets.own(p.path)
+	p := &process{stream: s, gone: make(chan struct{}), over: make(chan struct{})}
+	p.input.more, p.room.stdout, p.room.stderr = make(chan struct{}, 1), newWindow(), newWindow()
+	if request.Ready != "" {
+		p.ready = s.relay.sockets.own(request.Ready)
 	}
-	if err := p.exec(request); err != nil {
-		p.disown(err)
+	var err error
+	if p.spawned, err = s.relay.exec(request); err != nil {
+		s.relay.sockets.disown(p.ready, err.Error())
 		s.answer(err)
 		return
 	}
@@ -67,19 +65,15 @@ func (s *stream) start(request *wire.RelayStart) {
 }
 
 // exec starts the process, or takes a prestarted one. The error is a refusal.
-func (p *process) exec(request *wire.RelayStart) error {
+func (r *relay) exec(request *wire.RelayStart) (*spawned, error) {
 	c, err := NewCommand(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s := p.relay.spares.take(c, request)
-	if s == nil {
-		if s, err = p.relay.spawn(c); err != nil {
-			return err
-		}
+	if spare := r.spares.take(c, request); spare != nil {
+		return spare, nil
 	}
-	p.child, p.stdin, p.stdout, p.stderr = s.child, s.stdin, s.stdout, s.stderr
-	return nil
+	return r.spawn(c)
 }
 
 // spawn starts a process with pipes as its stdio. The error is a refusal.
@@ -119,9 +113,6 @@ func pipeFile(fd int) *os.File {
 
 // run carries the process's bytes until it has ended, and kills the rest of its group.
 func (p *process) run() {
-	p.input.init()
-	p.room.stdout.init()
-	p.room.stderr.init()
 	var frames sync.WaitGroup
 	frames.Go(p.takeFrames)
 	output := make(chan struct{})
@@ -138,7 +129,7 @@ func (p *process) run() {
 	}
 	p.drain(output)
 	close(p.over)
-	p.disown(errors.New("it has ended"))
+	p.relay.sockets.disown(p.ready, "it has ended")
 	p.input.close()
 	p.stdin.Close()
 	p.wake()
@@ -155,18 +146,11 @@ func (p *process) run() {
 // process that cannot be killed until the relay gives that up.
 func (p *process) end() {
 	r := p.relay
-	p.disown(errors.New("it is being ended"))
+	r.sockets.disown(p.ready, "it is being ended")
 	p.input.close()
 	p.stdin.Close()
-	if r.grace > 0 {
-		r.children.Signal(p.child, unix.SIGTERM)
-		timer := time.NewTimer(r.grace)
-		defer timer.Stop()
-		select {
-		case <-p.child.Alone():
-			return
-		case <-timer.C:
-		}
+	if r.children.Stop(p.child, r.grace) {
+		return
 	}
 	r.children.Signal(p.child, unix.SIGKILL)
 	select {
@@ -189,14 +173,6 @@ func (p *process) drain(output <-chan struct{}) {
 	_ = p.stdout.SetReadDeadline(time.Unix(1, 0)) // never fails for a pipe
 	_ = p.stderr.SetReadDeadline(time.Unix(1, 0))
 	<-output
-}
-
-// disown notes that the process will not listen any more.
-func (p *process) disown(why error) {
-	if p.ready != nil {
-		p.relay.sockets.disown(p.path, p.ready,
-			fmt.Errorf("the process that was to listen on %s does not: %w", p.path, why))
-	}
 }
 
 // takeFrames takes the manager's frames until the process is over or they end.
@@ -242,7 +218,14 @@ func (p *process) take(kind wire.RelayFrame, n int) error {
 	}
 	switch {
 	case kind == wire.FrameCredit:
-		return p.takeCredit(payload)
+		credit, err := wire.ParseRelayCredit(payload)
+		if err != nil {
+			return err
+		}
+		if credit.Kind == wire.FrameStderr {
+			return p.room.stderr.grow(int(credit.N))
+		}
+		return p.room.stdout.grow(int(credit.N))
 	case kind == wire.FrameSignal:
 		p.signal(string(payload))
 		return nil
@@ -251,17 +234,6 @@ func (p *process) take(kind wire.RelayFrame, n int) error {
 	default:
 		return fmt.Errorf("%w: a frame %q of %d bytes to a process", wire.ErrRelayProtocol, kind, n)
 	}
-}
-
-func (p *process) takeCredit(payload []byte) error {
-	credit, err := wire.ParseRelayCredit(payload)
-	if err != nil {
-		return err
-	}
-	if credit.Kind == wire.FrameStderr {
-		return p.room.stderr.grow(int(credit.N))
-	}
-	return p.room.stdout.grow(int(credit.N))
 }
 
 // signals are those of RFC 4254, section 6.10.

@@ -16,11 +16,12 @@ type readySockets struct {
 
 // readySocket is a socket that a connect waits for or on which a process is expected to listen.
 type readySocket struct {
+	path    string
 	waiters int  // guarded by readySockets.mu
 	owned   bool // guarded by it too: there is or was a process
 
-	done chan struct{} // closed once path or err is set
-	path string        // where it listens
+	done chan struct{} // closed once told or err is set
+	told string        // the path on which the process says that it listens
 	err  error         // why it will not
 }
 
@@ -43,36 +44,37 @@ func (r *readySockets) own(path string) *readySocket {
 func (r *readySockets) getLocked(path string) *readySocket {
 	s := r.paths[path]
 	if s == nil {
-		s = &readySocket{done: make(chan struct{})}
+		s = &readySocket{path: path, done: make(chan struct{})}
 		r.paths[path] = s
 	}
 	return s
 }
 
 // listens notes that the process has said that it listens on told.
-func (r *readySockets) listens(path, told string, s *readySocket) {
+func (r *readySockets) listens(s *readySocket, told string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if isClosed(s.done) {
 		return // too late
 	}
-	if wire.SameBuildSocket(path, told) {
-		s.path = told
-	} else {
-		s.err = refuse(wire.RelayNotReady, "the process listens on %.160q, not on %s", told, path)
+	if s.told = told; !wire.SameBuildSocket(s.path, told) {
+		s.err = wire.RefuseRelay(wire.RelayNotReady, "the process listens on %.160q, not on %s", told, s.path)
 	}
 	close(s.done)
 }
 
-// disown notes that the process will not listen any more, and why. It is idempotent.
-func (r *readySockets) disown(path string, s *readySocket, why error) {
+// disown notes that the process will not listen any more, and why. It is idempotent, and does nothing if s is nil.
+func (r *readySockets) disown(s *readySocket, why string) {
+	if s == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.paths[path] == s {
-		delete(r.paths, path)
+	if r.paths[s.path] == s {
+		delete(r.paths, s.path)
 	}
 	if !isClosed(s.done) {
-		s.err = &refusal{wire.RelayNotReady, why.Error()}
+		s.err = wire.RefuseRelay(wire.RelayNotReady, "the process that was to listen on %s does not: %s", s.path, why)
 		close(s.done)
 	}
 }
@@ -84,10 +86,10 @@ func (r *readySockets) await(ctx context.Context, path string, closing <-chan st
 	s := r.getLocked(path)
 	s.waiters++
 	r.mu.Unlock()
-	defer r.leave(path, s)
+	defer r.leave(s)
 	select {
 	case <-s.done:
-		return s.path, s.err
+		return s.told, s.err
 	case <-closing:
 		return "", errClosing
 	case <-ctx.Done():
@@ -96,11 +98,11 @@ func (r *readySockets) await(ctx context.Context, path string, closing <-chan st
 }
 
 // leave undoes await.
-func (r *readySockets) leave(path string, s *readySocket) {
+func (r *readySockets) leave(s *readySocket) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.waiters--
-	if s.waiters == 0 && !s.owned && r.paths[path] == s {
-		delete(r.paths, path)
+	if s.waiters == 0 && !s.owned && r.paths[s.path] == s {
+		delete(r.paths, s.path)
 	}
 }

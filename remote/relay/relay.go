@@ -37,10 +37,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	streams:  16 << 10,
-	request:  30 * time.Second,
-	interval: 15 * time.Second,
-	timeout:  30 * time.Second,
+	streams: 16 << 10, request: 30 * time.Second, interval: 15 * time.Second, timeout: 30 * time.Second,
 }
 
 // Config says which sockets a relay may reach and how it ends processes.
@@ -68,9 +65,7 @@ func Run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config) error
 }
 
 // run is Run with its limits and the function that starts processes.
-func run(
-	ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bounds limits, fork proc.ForkExec,
-) error {
+func run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bounds limits, fork proc.ForkExec) error {
 	defer pipe.WithstandSIGPIPE()()
 	if cfg.TempDir == "" {
 		cfg.TempDir = "/tmp"
@@ -104,12 +99,12 @@ func run(
 		session:   session,
 		children:  children,
 		sockets:   newReadySockets(),
-		failed:    make(chan error, 1),
 		closing:   make(chan struct{}),
 		abandoned: make(chan struct{}),
 	}
 	r.spares = &spares{relay: r}
 	r.life, r.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	ctx, r.fail = context.WithCancelCause(ctx)
 	return r.run(ctx)
 }
 
@@ -130,7 +125,7 @@ type relay struct {
 	life    context.Context // of everything but processes; ends after them
 	endLife context.CancelFunc
 
-	failed    chan error    // why the relay ends; has room for the first reason
+	fail      func(error)   // ends the relay; the first reason counts
 	closing   chan struct{} // closed when the relay is about to end and stops its processes
 	abandoned chan struct{} // closed when the relay gives up the processes that have not ended
 
@@ -147,12 +142,8 @@ func (r *relay) run(ctx context.Context) error {
 	own.Go(r.accept)
 	own.Go(r.watch)
 	own.Go(r.sweep)
-	var reason error
-	select {
-	case <-ctx.Done():
-		reason = context.Cause(ctx)
-	case reason = <-r.failed:
-	}
+	<-ctx.Done()
+	reason := context.Cause(ctx)
 	// Hang up before any process is stopped: the manager must not take SIGTERM for a process's own end.
 	r.hangUp()
 	r.mu.Lock()
@@ -179,14 +170,6 @@ func (r *relay) hangUp() {
 	r.endLife()
 }
 
-// fail ends the relay.
-func (r *relay) fail(err error) {
-	select {
-	case r.failed <- err:
-	default:
-	}
-}
-
 // beginProcess counts a process that is about to be started. It returns false if the relay is about to end.
 func (r *relay) beginProcess() bool {
 	r.mu.Lock()
@@ -205,7 +188,8 @@ func (r *relay) watch() {
 	ask := func() {
 		ping.Go(func() { _, _ = r.session.Ping() }) // any byte received counts
 	}
-	if err := alive.Watch(r.session.CloseChan(), r.limits.interval, r.limits.timeout, r.link.heard, ask); err != nil {
+	err := alive.Watch(r.session.CloseChan(), r.limits.interval, r.limits.timeout, r.link.pulse.Heard, ask)
+	if err != nil {
 		r.fail(fmt.Errorf("the manager gave %w", err))
 	}
 }

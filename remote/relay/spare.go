@@ -21,11 +21,10 @@ const spareDelay = 10 * time.Millisecond
 type spares struct {
 	relay *relay
 
-	mu      sync.Mutex // guards the following
-	command []string   // of idle: its argv
-	idle    *spawned   // nil if there is none
-	timer   *time.Timer
-	coming  chan struct{} // not nil while a spare is being started; closed at the end of that
+	mu      sync.Mutex      // guards the following
+	command []string        // the spare's argv
+	next    func() *spawned // returns the spare once it is started, nil if that failed; nil if there is no spare
+	timer   *time.Timer     // starts one
 }
 
 // serveCommand returns the argv of a request with pipe.SocketOnStdin in place of its socket's path. It returns nil
@@ -60,25 +59,20 @@ func (s *spares) take(c *Command, request *wire.RelayStart) *spawned {
 		return nil
 	}
 	s.mu.Lock()
-	for s.coming != nil { // it comes sooner than one that is started now
-		coming := s.coming
-		s.mu.Unlock()
-		<-coming
-		s.mu.Lock()
+	var next func() *spawned
+	if slices.Equal(s.command, command) {
+		next, s.next = s.next, nil
 	}
-	idle := s.idle
-	if !slices.Equal(s.command, command) {
-		idle = nil
-	}
-	if idle != nil {
-		s.idle = nil
-	}
-	if s.idle == nil && s.timer == nil {
-		next := *c
-		next.argv = command
-		s.timer = time.AfterFunc(spareDelay, func() { s.prestart(&next, command) })
+	if s.next == nil && s.timer == nil {
+		prestarted := *c
+		prestarted.argv = command
+		s.timer = time.AfterFunc(spareDelay, func() { s.prestart(&prestarted) })
 	}
 	s.mu.Unlock()
+	if next == nil {
+		return nil
+	}
+	idle := next() // if it is being started, it comes sooner than one that is started now
 	if idle == nil {
 		return nil
 	}
@@ -90,36 +84,30 @@ func (s *spares) take(c *Command, request *wire.RelayStart) *spawned {
 }
 
 // prestart starts a spare, unless the relay is about to end.
-func (s *spares) prestart(c *Command, command []string) {
+func (s *spares) prestart(c *Command) {
 	if !s.relay.beginProcess() {
 		return
 	}
 	defer s.relay.processes.Done()
-	coming := make(chan struct{})
-	defer close(coming)
+	next := sync.OnceValue(func() *spawned {
+		spare, _ := s.relay.spawn(c) // if it fails, the next build starts its own serve, and reports the error
+		return spare
+	})
 	s.mu.Lock()
-	s.coming = coming
+	s.timer, s.next, s.command = nil, next, c.argv
 	s.mu.Unlock()
-	spare, err := s.relay.spawn(c)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.timer, s.coming = nil, nil
-	if err != nil {
-		return // the next build starts its own serve, and reports the error
-	}
-	if s.idle != nil {
-		s.idle.close()
-	}
-	s.idle, s.command = spare, command
+	next()
 }
 
 // close gives up the spare, which ends with its stdin. No request takes or prestarts one any more.
 func (s *spares) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.idle != nil {
-		s.idle.close()
-		s.idle = nil
+	if s.next == nil {
+		return
+	}
+	if idle := s.next(); idle != nil {
+		idle.close()
 	}
 }
 

@@ -3,11 +3,8 @@ package relay
 import (
 	"bufio"
 	"errors"
-	"fmt"
 	"io"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -15,7 +12,6 @@ import (
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
-	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
 // idleBuffer is the size of the buffer that waits for the manager's next frame. It is small because many streams are
@@ -43,20 +39,8 @@ type stream struct {
 	large bool          // a large frame was read, so yamux keeps a large buffer
 }
 
-// refusal is the reason for which a request is refused.
-type refusal struct {
-	code wire.RelayCode
-	text string
-}
-
-func (e *refusal) Error() string { return e.text }
-
-func refuse(code wire.RelayCode, format string, args ...any) *refusal {
-	return &refusal{code, fmt.Sprintf(format, args...)}
-}
-
 // errClosing refuses a request that comes too late.
-var errClosing = &refusal{wire.RelayClosing, "the relay is about to end"}
+var errClosing error = wire.RelayResponse{Code: wire.RelayClosing, Text: "the relay is about to end"}
 
 // accept serves the manager's streams until the session ends.
 func (r *relay) accept() {
@@ -69,7 +53,7 @@ func (r *relay) accept() {
 		s := &stream{relay: r, raw: raw, in: bufio.NewReaderSize(raw, idleBuffer)}
 		if r.count.Add(1) > int64(r.limits.streams) {
 			r.count.Add(-1)
-			s.answer(&refusal{wire.RelayBusy, "the relay has as many streams as it takes"})
+			s.answer(wire.RefuseRelay(wire.RelayBusy, "the relay has as many streams as it takes"))
 			_ = raw.Close() // an error means that the session has ended
 			continue
 		}
@@ -88,10 +72,10 @@ func (s *stream) serve() {
 	_ = s.raw.SetReadDeadline(time.Time{})
 	switch {
 	case errors.Is(err, wire.ErrRelayProtocol):
-		s.answer(&refusal{wire.RelayInvalid, err.Error()})
+		s.answer(wire.RefuseRelay(wire.RelayInvalid, "%v", err))
 		return
 	case errors.Is(err, yamux.ErrTimeout):
-		s.answer(&refusal{wire.RelayInvalid, "no whole request came within " + s.relay.limits.request.String()})
+		s.answer(wire.RefuseRelay(wire.RelayInvalid, "no whole request came within %v", s.relay.limits.request))
 		return
 	case err != nil:
 		return // the manager has closed the stream
@@ -110,15 +94,8 @@ func (s *stream) serve() {
 // answer grants the request if err is nil, and refuses it with err otherwise.
 func (s *stream) answer(err error) {
 	response := wire.RelayResponse{Code: wire.RelayOK}
-	if err != nil {
-		response = wire.RelayResponse{Code: wire.RelayFailed, Text: err.Error()}
-		refused, unreachable := (*refusal)(nil), (*socketdir.ConnectError)(nil)
-		switch {
-		case errors.As(err, &refused):
-			response.Code = refused.code
-		case errors.As(err, &unreachable):
-			response.Code = unreachable.Code
-		}
+	if err != nil && !errors.As(err, &response) {
+		response = wire.RefuseRelay(wire.RelayFailed, "%v", err)
 	}
 	_ = s.write(wire.AppendRelayResponse(nil, response)) // the reader of the stream notices its end
 }
@@ -156,55 +133,24 @@ func (s *stream) next() (kind wire.RelayFrame, n int, err error) {
 // wake makes every read of s return, now and later, unless bytes are buffered.
 func (s *stream) wake() { _ = s.raw.SetReadDeadline(time.Unix(1, 0)) }
 
-// source reads pipes and sockets into frames. It holds no frame while it waits.
-type source struct {
-	raw  syscall.RawConn
-	most int // bytes to read at once
-	got  *frame
-	n    int
-	err  error
-}
-
-// next waits for bytes, and returns at most so many of them in the place of a frame's payload. The error is io.EOF at
-// the end, os.ErrDeadlineExceeded when the deadline has passed, and os.ErrClosed or another one.
-func (s *source) next(most int) (*frame, int, error) {
-	s.most = most
-	if err := s.raw.Read(s.read); err != nil {
-		return nil, 0, err
-	}
-	return s.result()
-}
-
-// now is next without a wait: if there are no bytes the error is os.ErrDeadlineExceeded.
-func (s *source) now(most int) (*frame, int, error) {
-	s.most, s.n, s.err = most, 0, os.ErrDeadlineExceeded
-	if err := s.raw.Control(func(fd uintptr) { s.read(fd) }); err != nil {
-		return nil, 0, err
-	}
-	return s.result()
-}
-
-func (s *source) result() (*frame, int, error) {
-	got := s.got
-	s.got = nil
-	return got, s.n, s.err
-}
-
-// read reports whether there is a result.
-func (s *source) read(fd uintptr) bool {
-	f := getFrame()
-	n, err := pipe.ReadFD(fd, f.payload()[:s.most])
-	switch {
-	case n > 0:
-		s.got, s.n, s.err = f, n, nil
-		return true
-	case errors.Is(err, unix.EAGAIN):
+// readFrame waits until a pipe or socket has bytes, and returns at most so many of them in the place of a frame's
+// payload. It holds no frame while it waits. wait is the Read of the file's syscall.RawConn. The error is io.EOF at the
+// end, os.ErrDeadlineExceeded when the deadline has passed, and os.ErrClosed or another one.
+func readFrame(wait func(func(uintptr) bool) error, most int) (f *frame, n int, err error) {
+	waitErr := wait(func(fd uintptr) bool {
+		f = getFrame()
+		n, err = pipe.ReadFD(fd, f.payload()[:most])
+		if n > 0 {
+			return true
+		}
 		frames.Put(f)
-		return false
-	case err == nil:
-		err = io.EOF
+		if err == nil {
+			err = io.EOF
+		}
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if waitErr != nil {
+		return nil, 0, waitErr
 	}
-	frames.Put(f)
-	s.n, s.err = 0, err
-	return true
+	return f, n, err
 }

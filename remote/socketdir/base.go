@@ -40,40 +40,27 @@ type base struct {
 // openBase opens the base at path and makes it if it is missing. If its name is wire.SocketBase and it belongs to
 // another user, openBase takes our own wire.SocketBase-<uid> beside it.
 func openBase(path string) (*base, error) {
-	b, err := openBaseAt(path)
+	b, err := openBaseAt(path, true)
 	var found *FoundError
 	if errors.As(err, &found) && found.foreign() && filepath.Base(path) == wire.SocketBase {
-		return openBaseAt(path + "-" + strconv.Itoa(os.Geteuid()))
+		return openBaseAt(path+"-"+strconv.Itoa(os.Geteuid()), true)
 	}
 	return b, err
 }
 
-func openBaseAt(path string) (*base, error) {
+// openBaseAt opens the base at path. If there is none it makes one, if it shall, or else the error is fs.ErrNotExist.
+func openBaseAt(path string, create bool) (_ *base, err error) {
 	tmp, name := filepath.Dir(path), filepath.Base(path)
 	parent, err := openTmp(tmp)
 	if err != nil {
 		return nil, err
 	}
 	defer parent.Close()
-	if err := parent.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("create socket base %s: %w", path, oserr.Hint(oserr.Bare(err), tmp))
+	if create {
+		if err := parent.Mkdir(name, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("create socket base %s: %w", path, oserr.Hint(oserr.Bare(err), tmp))
+		}
 	}
-	return openBaseIn(parent, path)
-}
-
-// findBase opens the base at path. If there is none the error is fs.ErrNotExist.
-func findBase(path string) (*base, error) {
-	parent, err := openTmp(filepath.Dir(path))
-	if err != nil {
-		return nil, err
-	}
-	defer parent.Close()
-	return openBaseIn(parent, path)
-}
-
-// openBaseIn opens the base at path, which is in parent.
-func openBaseIn(parent *os.Root, path string) (_ *base, err error) {
-	name := filepath.Base(path)
 	fi, err := parent.Lstat(name)
 	if err != nil {
 		return nil, fmt.Errorf("inspect socket base %s: %w", path, oserr.Bare(err))
@@ -87,10 +74,10 @@ func openBaseIn(parent *os.Root, path string) (_ *base, err error) {
 			b.close()
 		}
 	}()
-	if b.root, err = parent.OpenRoot(name); err != nil {
-		return nil, fmt.Errorf("open socket base %s: %w", path, oserr.Hint(oserr.Bare(err), path))
+	if b.root, err = parent.OpenRoot(name); err == nil {
+		b.dir, err = b.root.Open(".")
 	}
-	if b.dir, err = b.root.Open("."); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("open socket base %s: %w", path, oserr.Hint(oserr.Bare(err), path))
 	}
 	// OpenRoot follows a symbolic link: accept only the directory that Lstat saw.
@@ -206,14 +193,11 @@ func (b *base) claim(name string) (_ *os.File, err error) {
 	}
 	// The last holder of the lock may have renamed or removed the directory.
 	now, err := b.root.Lstat(name)
-	if err != nil {
-		return nil, oserr.Bare(err)
-	}
-	opened, err := dir.Stat()
-	if err != nil {
-		return nil, oserr.Bare(err)
-	}
-	if !os.SameFile(now, opened) {
+	opened, statErr := dir.Stat()
+	switch {
+	case err != nil || statErr != nil:
+		return nil, errors.Join(oserr.Bare(err), oserr.Bare(statErr))
+	case !os.SameFile(now, opened):
 		return nil, filelock.ErrTaken
 	}
 	return dir, nil

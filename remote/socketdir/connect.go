@@ -17,21 +17,8 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// ConnectError says why a socket cannot be connected to, in words for the operator and by a code for the manager.
-type ConnectError struct {
-	Code wire.RelayCode
-	Text string
-}
-
-// Error implements error.
-func (e *ConnectError) Error() string { return e.Text }
-
-func refuse(code wire.RelayCode, format string, args ...any) error {
-	return &ConnectError{code, fmt.Sprintf(format, args...)}
-}
-
 // Connect connects to the unix socket path, in any directory. It refuses a socket on which a process of another user
-// than ours or root listens. Errors with a known cause are *ConnectError.
+// than ours or root listens. Errors with a known cause are [wire.RelayResponse].
 func Connect(ctx context.Context, path string) (*net.UnixConn, error) {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return nil, err
@@ -48,7 +35,7 @@ func Connect(ctx context.Context, path string) (*net.UnixConn, error) {
 
 // ConnectBuild connects to the socket of a build, <tmp>/<base>/<build id>/<name>, for which [CheckBuild] returns nil.
 // The base and the build's directory must be ours. From the base on it follows no symbolic link, and it connects to the
-// very socket it has looked at. Errors with a known cause are *ConnectError.
+// very socket it has looked at. Errors with a known cause are [wire.RelayResponse].
 func ConnectBuild(ctx context.Context, path string) (*net.UnixConn, error) {
 	socket, err := openSocket(path)
 	if err != nil {
@@ -58,7 +45,7 @@ func ConnectBuild(ctx context.Context, path string) (*net.UnixConn, error) {
 	return dial(ctx, fmt.Sprintf("/proc/self/fd/%d", socket.Fd()), path)
 }
 
-// CheckBuild returns a *ConnectError unless path is the path of a build's socket in a base of our user in tmp.
+// CheckBuild returns a [wire.RelayResponse] unless path is the path of a build's socket in a base of our user in tmp.
 func CheckBuild(tmp, path string) error {
 	base, _, err := splitPath(path)
 	if err == nil && (filepath.Dir(base) != tmp || !slices.Contains(ourBases(), filepath.Base(base))) {
@@ -67,7 +54,7 @@ func CheckBuild(tmp, path string) error {
 	if err == nil {
 		return nil
 	}
-	return refuse(wire.RelayForbidden, "%v: this relay connects to %s/<build id>/<socket name> only",
+	return wire.RefuseRelay(wire.RelayForbidden, "%v: this relay connects to %s/<build id>/<socket name> only",
 		err, filepath.Join(tmp, "{"+strings.Join(ourBases(), ",")+"}"))
 }
 
@@ -76,10 +63,10 @@ func dial(ctx context.Context, address, path string) (*net.UnixConn, error) {
 	nc, err := new(net.Dialer).DialContext(ctx, "unix", address)
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
-		return nil, refuse(wire.RelayNotFound,
+		return nil, wire.RefuseRelay(wire.RelayNotFound,
 			"connect to %s: nobody listens on it: its serve has died; start the build again", path)
 	case errors.Is(err, unix.EAGAIN):
-		return nil, refuse(wire.RelayBusy, "connect to %s: too many connections wait to be accepted", path)
+		return nil, wire.RefuseRelay(wire.RelayBusy, "connect to %s: too many connections wait to be accepted", path)
 	case err != nil:
 		if op, ok := errors.AsType[*net.OpError](err); ok {
 			err = op.Err
@@ -92,28 +79,28 @@ func dial(ctx context.Context, address, path string) (*net.UnixConn, error) {
 	}
 	if err := checkPeer(conn); err != nil {
 		_ = conn.Close()
-		return nil, refuse(wire.RelayForbidden, "connect to %s: %v", path, err)
+		return nil, wire.RefuseRelay(wire.RelayForbidden, "connect to %s: %v", path, err)
 	}
 	return conn, nil
 }
 
 // inspectError returns the error of a connect to path that has found err there.
 func inspectError(path string, err error) error {
-	found, refused := (*FoundError)(nil), (*ConnectError)(nil)
+	found, refused := (*FoundError)(nil), wire.RelayResponse{}
 	switch {
 	case errors.As(err, &refused):
 		return refused
 	case errors.Is(err, fs.ErrNotExist):
-		return refuse(wire.RelayNotFound,
+		return wire.RefuseRelay(wire.RelayNotFound,
 			"connect to %s: there is no such socket: the build has ended, or its serve has not started", path)
 	case errors.As(err, &found):
-		return refuse(wire.RelayForbidden, "connect to %s: %v", path, err)
+		return wire.RefuseRelay(wire.RelayForbidden, "connect to %s: %v", path, err)
 	}
 	return fmt.Errorf("connect to %s: %w", path, oserr.Hint(oserr.Bare(err), path))
 }
 
 // openSocket opens the socket itself (O_PATH, open(2)), so that no process can put another one in its place. The error
-// is a *FoundError or a *ConnectError for anything that is not ours or not a socket.
+// is a *FoundError or a [wire.RelayResponse] for anything that is not ours or not a socket.
 func openSocket(path string) (*os.File, error) {
 	build := filepath.Dir(path)
 	base := filepath.Dir(build)
@@ -122,31 +109,31 @@ func openSocket(path string) (*os.File, error) {
 		return nil, err
 	}
 	defer root.Close()
-	dir, err := root.Open(".")
+	at, err := root.Open(".")
 	if err != nil {
 		return nil, oserr.Bare(err)
 	}
-	defer dir.Close()
-	baseDir, err := openAt(dir, base, ourDir)
-	if err != nil {
-		return nil, err
+	for _, next := range []struct {
+		path  string
+		check func(string, fs.FileInfo) error
+	}{{base, ourDir}, {build, ourDir}, {path, isSocket}} {
+		dir := at
+		at, err = openAt(dir, next.path, next.check)
+		dir.Close()
+		if err != nil {
+			return nil, err
+		}
 	}
-	defer baseDir.Close()
-	buildDir, err := openAt(baseDir, build, ourDir)
-	if err != nil {
-		return nil, err
-	}
-	defer buildDir.Close()
-	return openAt(buildDir, path, isSocket)
+	return at, nil
 }
 
-// isSocket returns a *ConnectError unless fi, of path, is a socket. The socket's owner does not matter: dial looks at
-// the user that listens.
+// isSocket returns a [wire.RelayResponse] unless fi, of path, is a socket. The socket's owner does not matter: dial
+// looks at the user that listens.
 func isSocket(path string, fi fs.FileInfo) error {
 	if fi.Mode().Type() == fs.ModeSocket {
 		return nil
 	}
-	return refuse(wire.RelayForbidden, "connect to %s: it is %s, not a socket", path, kind(fi.Mode()))
+	return wire.RefuseRelay(wire.RelayForbidden, "connect to %s: it is %s, not a socket", path, kind(fi.Mode()))
 }
 
 // openAt opens path, an entry of dir, if check accepts it.

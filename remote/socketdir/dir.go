@@ -10,6 +10,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
@@ -100,21 +101,18 @@ func (d *Dir) Socket() string { return d.socket }
 // Sweep removes the directories of dead serves beside d. See [Sweep].
 func (d *Dir) Sweep(ctx context.Context) error { return d.base.sweep(ctx) }
 
-// Remove removes the directory with everything in it, if it is still there, and gives up the lock. It waits for the
-// file system only, no longer than ctx. It must be called once.
+// Remove removes the directory with everything in it, wherever a job may have moved it, and gives up the lock. It
+// waits for the file system only, no longer than ctx. It must be called once.
 func (d *Dir) Remove(ctx context.Context) error {
 	defer d.base.close()
 	defer d.lock.Close()
 	now, err := d.base.root.Lstat(d.id)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
 	ours, statErr := d.lock.Stat()
 	switch {
-	case err != nil || statErr != nil:
+	case statErr != nil || err != nil && !errors.Is(err, os.ErrNotExist):
 		err = errors.Join(oserr.Bare(err), oserr.Bare(statErr))
-	case !os.SameFile(now, ours):
-		return nil // a job moved ours away and made another
+	case err != nil || !os.SameFile(now, ours): // a job moved ours away, and may have made another
+		err = rmtree.RemoveOpen(d.lock)
 	default:
 		err = d.base.discard(ctx, d.id)
 	}

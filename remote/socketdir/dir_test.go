@@ -289,6 +289,7 @@ func TestSockDirRemoveLeavesADirectoryThatTookItsPlace(t *testing.T) {
 	require.NoError(t, os.Mkdir(d.Path(), 0o700))
 	require.NoError(t, d.Remove(t.Context()))
 	require.DirExists(t, d.Path())
+	require.NoDirExists(t, d.Path()+".moved")
 }
 
 func TestSockDirSaysThatTheDiskIsFull(t *testing.T) {

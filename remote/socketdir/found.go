@@ -1,6 +1,7 @@
 package socketdir
 
 import (
+	"cmp"
 	"fmt"
 	"io/fs"
 	"os"
@@ -36,18 +37,13 @@ func ourDir(path string, fi fs.FileInfo) error {
 }
 
 func kind(mode fs.FileMode) string {
-	switch mode.Type() {
-	case 0:
-		return "a regular file"
-	case fs.ModeDir:
-		return "a directory"
-	case fs.ModeSymlink:
-		return "a symbolic link"
-	case fs.ModeSocket:
-		return "a socket"
-	case fs.ModeNamedPipe:
-		return "a named pipe"
-	default:
-		return "a device"
-	}
+	return cmp.Or(kinds[mode.Type()], "a device")
+}
+
+var kinds = map[fs.FileMode]string{
+	0:                "a regular file",
+	fs.ModeDir:       "a directory",
+	fs.ModeSymlink:   "a symbolic link",
+	fs.ModeSocket:    "a socket",
+	fs.ModeNamedPipe: "a named pipe",
 }

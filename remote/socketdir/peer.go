@@ -56,18 +56,13 @@ func (l *peerListener) Accept() (net.Conn, error) {
 // when it connected or listened (SO_PEERCRED, unix(7)).
 func checkPeer(conn *net.UnixConn) error {
 	rc, err := conn.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("identify peer: %w", err)
-	}
-	var (
-		cred *unix.Ucred
-		fail error
-	)
-	err = rc.Control(func(fd uintptr) {
-		cred, fail = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
+	var cred *unix.Ucred
 	if err == nil {
-		err = fail
+		var fail error
+		err = rc.Control(func(fd uintptr) {
+			cred, fail = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		})
+		err = errors.Join(err, fail)
 	}
 	if err != nil {
 		return fmt.Errorf("identify peer: %w", err)

@@ -24,7 +24,7 @@ const maxSweep = 4096
 // base.
 func Sweep(ctx context.Context, tmp string) (errs []error) {
 	for _, name := range ourBases() {
-		b, err := findBase(filepath.Join(tmp, name))
+		b, err := openBaseAt(filepath.Join(tmp, name), false)
 		found := (*FoundError)(nil)
 		switch {
 		case errors.Is(err, fs.ErrNotExist), errors.As(err, &found) && found.foreign():
@@ -54,23 +54,17 @@ func (b *base) sweep(ctx context.Context) error {
 		return fmt.Errorf("sweep %s: %w", b.path, oserr.Bare(err))
 	}
 	defer list.Close()
+	entries, err := list.ReadDir(maxSweep)
 	var first error
-	for seen := 0; seen < maxSweep; {
-		entries, err := list.ReadDir(128)
-		for _, entry := range entries {
-			if ctx.Err() != nil {
-				return first
-			}
-			if err := b.sweepOne(ctx, entry.Name()); err != nil && first == nil && ctx.Err() == nil {
-				first = fmt.Errorf("sweep %s: %w", filepath.Join(b.path, entry.Name()), err)
-			}
-		}
-		seen += len(entries)
-		if err != nil { // io.EOF too
-			if !errors.Is(err, io.EOF) && first == nil {
-				first = fmt.Errorf("sweep %s: %w", b.path, oserr.Bare(err))
-			}
+	if err != nil && !errors.Is(err, io.EOF) {
+		first = fmt.Errorf("sweep %s: %w", b.path, oserr.Bare(err))
+	}
+	for _, entry := range entries {
+		if ctx.Err() != nil {
 			break
+		}
+		if err := b.sweepOne(ctx, entry.Name()); err != nil && first == nil && ctx.Err() == nil {
+			first = fmt.Errorf("sweep %s: %w", filepath.Join(b.path, entry.Name()), err)
 		}
 	}
 	return first

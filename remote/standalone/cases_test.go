@@ -1,6 +1,7 @@
 package standalone
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -118,7 +119,7 @@ func onlySh(t *testing.T) {
 func (c *testCase) check(t *testing.T, tr *trial, j *Job, report *Report) {
 	e := c.Expect
 	require.Equal(t, e.Status+e.JobStatus, report.Status, "%s\n%s", report.Message, tr.all)
-	require.Equal(t, e.ExitCode, report.ExitCode)
+	require.Equal(t, e.ExitCode, *cmp.Or(report.ExitCode, new(0)))
 	log := tr.stdout.String() + tr.stderr.String()
 	for _, text := range slices.Concat(e.LogContains, e.StdoutContains) {
 		require.Contains(t, log, text)
@@ -165,7 +166,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 	result := r.Run(t.Context(),
 		engine.Place{WorkDir: tr.cfg.WorkDir, ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr})
 	return &Report{
-		Status: result.Status.String(), ExitCode: result.ExitCode, Message: result.Message,
+		Status: result.Status.String(), ExitCode: &result.ExitCode, Message: result.Message,
 		Steps: stepReports(result.Steps),
 	}
 }

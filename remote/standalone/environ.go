@@ -56,12 +56,12 @@ func Vars(given, masked []string, lookup func(string) (string, bool)) ([]engine.
 	for _, text := range given {
 		name, value, ok := strings.Cut(text, "=")
 		if !lang.IsName(name) {
-			return nil, fmt.Errorf("the variable name%s is not valid; write NAME=VALUE, or NAME for its value in the "+
+			return nil, fmt.Errorf("--var: the variable name%s is not valid; write NAME=VALUE, or NAME for its value in the "+
 				"environment", lang.Quote(name))
 		}
 		if !ok {
 			if value, ok = lookup(name); !ok {
-				return nil, fmt.Errorf("the variable %s is not in the environment; write %s=VALUE", name, name)
+				return nil, fmt.Errorf("--var: the variable %s is not in the environment; write %s=VALUE", name, name)
 			}
 		}
 		v := engine.Variable{Key: name, Value: value, Masked: slices.Contains(masked, name)}

@@ -21,23 +21,15 @@ func ReadFile(name string, stdin io.Reader) ([]byte, error) {
 	if name == "-" {
 		return readText(stdin)
 	}
-	file, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not block
+	return readRegular(os.OpenFile, name)
+}
+
+// readRegular reads a regular file with open, which may be that of a directory.
+func readRegular(open func(name string, flag int, perm fs.FileMode) (*os.File, error), name string) ([]byte, error) {
+	file, err := open(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return nil, err
 	}
-	return readRegular(file)
-}
-
-// readIn is ReadFile below a directory.
-func readIn(root *os.Root, name string) ([]byte, error) {
-	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	return readRegular(file)
-}
-
-func readRegular(file *os.File) ([]byte, error) {
 	defer file.Close()
 	info, err := file.Stat()
 	switch {

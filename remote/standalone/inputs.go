@@ -1,6 +1,7 @@
 package standalone
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,24 +24,14 @@ func readInputs(spec *pb.Spec, given map[string]string) (map[string]expr.Value, 
 }
 
 // readInput converts text to a value of the type kind. lang.Bind reports inputs that are not declared.
-func readInput(kind pb.Spec_InputType, text string) (expr.Value, error) {
+func readInput(kind pb.Spec_InputType, text string) (v expr.Value, err error) {
 	if kind == pb.Spec_string || kind == pb.Spec_spec_type_unspecified {
 		return expr.New(text)
 	}
-	var v expr.Value
 	if err := v.UnmarshalJSON([]byte(text)); err != nil {
-		return v, fmt.Errorf("the value must be JSON, as 3, true or [\"a\"], since its type is %s", typeName(kind))
+		name := map[pb.Spec_InputType]string{pb.Spec_bool: "boolean", pb.Spec_list: "array"}[kind]
+		return v, fmt.Errorf("the value must be JSON, as 3, true or [\"a\"], since its type is %s",
+			cmp.Or(name, kind.String()))
 	}
 	return v, nil
-}
-
-func typeName(kind pb.Spec_InputType) string {
-	switch kind { //nolint:exhaustive // the others are called as they are
-	case pb.Spec_bool:
-		return "boolean"
-	case pb.Spec_list:
-		return "array"
-	default:
-		return kind.String()
-	}
 }

@@ -17,8 +17,9 @@ type Report struct {
 	// Status is success, failure or cancelled.
 	Status string `json:"status"`
 	// Reason is the reason of a failure; empty after a success.
-	Reason   Reason           `json:"reason,omitempty"`
-	ExitCode int              `json:"exit_code"`
+	Reason Reason `json:"reason,omitempty"`
+	// ExitCode is 0 after a success, else that of the step that failed; nil if that has none, as after a timeout.
+	ExitCode *int             `json:"exit_code,omitempty"`
 	Message  string           `json:"message,omitempty"`
 	Started  time.Time        `json:"started"`
 	Finished time.Time        `json:"finished"`
@@ -36,11 +37,11 @@ type StepReport struct {
 	Name string `json:"name"`
 	// Status is success, failure, cancelled or skipped.
 	Status   string           `json:"status"`
-	ExitCode int              `json:"exit_code"`
+	ExitCode *int             `json:"exit_code,omitempty"` // nil if the step never ran, or failed without a code
 	Message  string           `json:"message,omitempty"`
 	Warnings []string         `json:"warnings,omitempty"`
-	Started  *time.Time       `json:"started,omitempty"`
-	Finished *time.Time       `json:"finished,omitempty"`
+	Started  time.Time        `json:"started,omitzero"`
+	Finished time.Time        `json:"finished,omitzero"`
 	Duration float64          `json:"duration_s"`
 	Outputs  map[string]value `json:"outputs,omitempty"`
 	Exports  map[string]value `json:"exports,omitempty"`
@@ -66,7 +67,7 @@ func newReport(stat job.Stat, r engine.Result) *Report {
 		Schema:   schema,
 		Status:   r.Status.String(),
 		Reason:   reasonOf(r),
-		ExitCode: r.ExitCode,
+		ExitCode: trace.ExitCode(r.Status.String(), r.ExitCode),
 		Message:  r.Message,
 		Started:  stat.Started,
 		Finished: stat.Finished,
@@ -100,11 +101,11 @@ func stepReports(results []engine.StepResult) []StepReport {
 		reports[i] = StepReport{
 			Name:     r.Name,
 			Status:   r.Status.String(),
-			ExitCode: r.ExitCode,
+			ExitCode: trace.ExitCode(r.Status.String(), r.ExitCode),
 			Message:  r.Message,
 			Warnings: r.Warnings,
-			Started:  when(r.Started),
-			Finished: when(r.Finished),
+			Started:  r.Started,
+			Finished: r.Finished,
 			Outputs:  valuesOf(r.Outputs),
 			Exports:  valuesOf(r.Exports),
 			Steps:    stepReports(r.Steps),
@@ -114,14 +115,6 @@ func stepReports(results []engine.StepResult) []StepReport {
 		}
 	}
 	return reports
-}
-
-// when returns t, or nil if it is zero.
-func when(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
 }
 
 // value is a value whose JSON form is {"masked": true} if it is or holds a secret.

@@ -74,13 +74,15 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		grace = time.Nanosecond
 	}
 	var made *trace.Trace
-	spec := job.Spec{
-		Trace: j.trace(cfg.Trace, &made),
-		ID:    jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets, Config: j.Config,
-	}
+	spec := job.Spec{ID: jobID, WorkDir: cfg.WorkDir, Secrets: j.Secrets, Config: j.Config}
 	spec.Timeout, spec.Grace = cfg.Timeout, grace
-	err = store.Create(spec)
-	if err != nil {
+	if cfg.Trace != nil {
+		spec.Trace = &job.TraceSpec{
+			Source: j.Source, Text: j.text, Steps: j.Steps, Salt: cfg.Trace.Salt, File: cfg.Trace.File,
+			Done: func(t *trace.Trace) { made = t },
+		}
+	}
+	if err := store.Create(spec); err != nil {
 		return nil, err
 	}
 	follower, err := store.Follow(jobID)
@@ -112,17 +114,6 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		report.Trace = made
 	}
 	return report, showErr
-}
-
-// trace returns the job's side of t, the trace that is asked for. The trace will be in made.
-func (j *Job) trace(t *Trace, made **trace.Trace) *job.TraceSpec {
-	if t == nil {
-		return nil
-	}
-	return &job.TraceSpec{
-		Source: j.Source, Text: j.text, Steps: j.Steps, Salt: t.Salt, File: t.File,
-		Done: func(t *trace.Trace) { *made = t },
-	}
 }
 
 // openStore returns a job store in a new private directory below tempDir, named after pattern, and a function that

@@ -2,6 +2,7 @@ package standalone
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -58,7 +59,7 @@ outputs: {said: hi, secret: do-not-tell}
 - {name: c, script: echo never}
 `))
 	require.Equal(t, Script, report.Reason)
-	require.Equal(t, 7, report.ExitCode)
+	require.Equal(t, new(7), report.ExitCode)
 	require.Equal(t, `step "b": exec: exit status 7`, report.Message)
 	require.Len(t, report.Steps, 3)
 	require.Equal(t, []string{"success", "failure", "skipped"},
@@ -153,6 +154,31 @@ func TestJobThatIsWrongIsFoundOutBeforeItsFirstStep(t *testing.T) {
 	require.Empty(t, tr.stdout.String())
 }
 
+// A job that was refused, timed out or stopped had the exit code of a success.
+func TestResultsHaveAnExitCodeOnlyWhereAScriptEnded(t *testing.T) {
+	codes := func(report *Report) (codes []any) {
+		data, err := json.Marshal(report)
+		require.NoError(t, err)
+		type result struct {
+			ExitCode any `json:"exit_code"`
+			Steps    []result
+		}
+		var got result
+		require.NoError(t, json.Unmarshal(data, &got))
+		codes = append(codes, got.ExitCode)
+		for _, s := range got.Steps {
+			codes = append(codes, s.ExitCode)
+		}
+		return codes
+	}
+	tr := newTrial(t)
+	require.Equal(t, []any{7.0, 0.0, 7.0, nil}, codes(tr.finish(
+		tr.steps("- {name: a, script: 'true'}\n- {name: b, script: exit 7}\n- {name: c, script: echo}\n"))))
+	require.Equal(t, []any{nil}, codes(Refused(errors.New("no"))))
+	tr.cfg.Timeout = time.Millisecond
+	require.Nil(t, codes(tr.finish(tr.steps("- {name: a, script: 'true'}")))[0])
+}
+
 // brokenWriter accepts n bytes and then fails.
 type brokenWriter struct{ n int }
 
@@ -199,9 +225,9 @@ j:
   after_script: ['echo "after $CI_JOB_STATUS [$X] $WHO"', exit 9]
 `)}))
 			require.Equal(t, test.reason, report.Reason, report.Message)
-			require.Equal(t, test.code, report.ExitCode)
+			require.Equal(t, &test.code, report.ExitCode)
 			require.Equal(t, "kept you j\n"+test.told+" [] you\n", tr.stdout.String())
-			require.Equal(t, 9, report.Steps[1].ExitCode)
+			require.Equal(t, new(9), report.Steps[1].ExitCode)
 		})
 	}
 }

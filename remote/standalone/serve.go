@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/net/netutil"
@@ -36,10 +37,8 @@ func CheckToken(token string) error {
 	if len(token) < minToken {
 		return fmt.Errorf("the token has %d bytes; it must have at least %d", len(token), minToken)
 	}
-	for i := range len(token) {
-		if token[i] <= ' ' || token[i] > '~' {
-			return errors.New("the token must consist of visible ASCII characters")
-		}
+	if strings.ContainsFunc(token, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return errors.New("the token must consist of visible ASCII characters")
 	}
 	return nil
 }

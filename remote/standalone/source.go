@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
@@ -167,21 +166,25 @@ func readGitLabCI(src Source) (*Job, error) {
 		}
 		name = jobs[0]
 	}
+	predefined := []gitlabci.Variable{
+		{Name: "CI", Value: "true"},
+		{Name: "CI_PROJECT_DIR", Value: src.WorkDir},
+		{Name: "CI_PROJECT_NAME", Value: filepath.Base(src.WorkDir)},
+	}
 	given := make([]gitlabci.Variable, len(src.Vars))
+	masked := map[string]bool{}
 	for i, v := range src.Vars {
 		given[i] = gitlabci.Variable{Name: v.Key, Value: v.Value}
+		masked[v.Key] = v.Masked
 	}
-	job, err := file.Job(name, predefined(src.WorkDir), given...)
+	job, err := file.Job(name, predefined, given...)
 	if err != nil {
 		return nil, err
 	}
-	j := NewJob(Given{
-		Notices: job.Notices,
-		Config:  engine.Config{Definition: job.Definition, MayFail: job.MayFail},
-	})
+	j := NewJob(Given{Notices: job.Notices, Config: engine.Config{Definition: job.Definition, MayFail: job.MayFail}})
 	j.name = name
 	for _, v := range job.Variables {
-		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: isMasked(src.Vars, v.Name)})
+		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})
 	}
 	if job.Script {
 		j.Env = map[string]string{}
@@ -203,24 +206,10 @@ func openGitLabCI(src Source) (*gitlabci.File, error) {
 	}
 	defer root.Close()
 	return gitlabci.Read(src.Name, src.Text, func(path string) ([]byte, error) {
-		data, err := readIn(root, path)
+		data, err := readRegular(root.OpenFile, path)
 		if errors.Is(err, fs.ErrNotExist) { // the file itself may lie elsewhere, with this one beside it
 			err = fmt.Errorf("the work directory %s has no such file", src.WorkDir)
 		}
 		return data, err
 	})
-}
-
-// predefined returns the variables that a job has without a server.
-func predefined(workDir string) []gitlabci.Variable {
-	return []gitlabci.Variable{
-		{Name: "CI", Value: "true"},
-		{Name: "CI_PROJECT_DIR", Value: workDir},
-		{Name: "CI_PROJECT_NAME", Value: filepath.Base(workDir)},
-	}
-}
-
-func isMasked(vars []engine.Variable, name string) bool {
-	i := slices.IndexFunc(vars, func(v engine.Variable) bool { return v.Key == name })
-	return i >= 0 && vars[i].Masked
 }

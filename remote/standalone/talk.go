@@ -71,7 +71,7 @@ func (t *Talk) Say(text string) { t.line(termtext.Line(text)) }
 // Observe shows that a step begins.
 func (t *Talk) Observe(r engine.StepResult) {
 	if r.Status == engine.Running && r.Kind != engine.Unknown {
-		t.line(t.paint(bold, "> "+strings.Join(r.Path, " / ")))
+		t.line(t.paint(bold, "> "+termtext.Line(strings.Join(r.Path, " / "))))
 	}
 }
 
@@ -83,9 +83,9 @@ func (t *Talk) End(r *Report) {
 	}
 	text := fmt.Sprintf("%s in %s", r.Status, seconds(r.Duration))
 	if r.Message != "" {
-		text += ": " + termtext.Line(r.Message)
+		text += ": " + r.Message
 	}
-	t.line(t.paint(colour, text))
+	t.line(t.paint(colour, termtext.Line(text)))
 	t.tree(r.Steps, "  ")
 }
 
@@ -98,9 +98,10 @@ func (t *Talk) tree(steps []StepReport, indent string) {
 		case engine.Skipped.String():
 			colour, took = dim, ""
 		}
-		text := fmt.Sprintf("%s%s %7s  %s", indent, t.paint(colour, fmt.Sprintf("%-9s", s.Status)), took, s.Name)
-		if s.ExitCode != 0 && len(s.Steps) == 0 {
-			text += fmt.Sprintf(" (exit status %d)", s.ExitCode)
+		status := t.paint(colour, fmt.Sprintf("%-9s", termtext.Line(s.Status)))
+		text := fmt.Sprintf("%s%s %7s  %s", indent, status, took, termtext.Line(s.Name))
+		if s.ExitCode != nil && *s.ExitCode != 0 && len(s.Steps) == 0 {
+			text += fmt.Sprintf(" (exit status %d)", *s.ExitCode)
 		}
 		t.line(text)
 		for _, w := range s.Warnings {

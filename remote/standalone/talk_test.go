@@ -21,8 +21,8 @@ func TestTalkTellsNamesAsStepsBeginAndATreeInTheEnd(t *testing.T) {
 	talk.Observe(engine.StepResult{Path: []string{"a", "b"}, Status: engine.Failure, Kind: engine.Command})
 	talk.Observe(engine.StepResult{Path: []string{"c"}, Status: engine.Running, Kind: engine.Command})
 	talk.End(&Report{Status: "failure", Message: "exit\x1b[2Jstatus", Duration: 61.4, Steps: []StepReport{
-		{Name: "a", Status: "failure", Duration: 1.2345, ExitCode: 2, Steps: []StepReport{
-			{Name: "b", Status: "failure", Duration: 0.0124, ExitCode: 2, Warnings: []string{"no output"}},
+		{Name: "a", Status: "failure", Duration: 1.2345, ExitCode: new(2), Steps: []StepReport{
+			{Name: "b", Status: "failure", Duration: 0.0124, ExitCode: new(2), Warnings: []string{"no output"}},
 		}},
 		{Name: "c", Status: "skipped"},
 	}})

@@ -51,21 +51,17 @@ func CheckTraceFile(path string) error {
 // WriteRefused writes the trace of a job that did not run because of why: its source is not valid. The trace has no
 // definition. version is that of this program.
 func WriteRefused(path string, why error, version string) error {
-	t := refusedTrace(why, version)
-	data, err := t.Encode()
-	if err != nil {
-		return err
-	}
-	return WriteFile(path, data)
-}
-
-func refusedTrace(why error, version string) *trace.Trace {
 	now := time.Now().UTC()
-	return &trace.Trace{
+	t := &trace.Trace{
 		Identity: trace.Identity{
 			Runtime: recording.Runtime(version), Status: trace.Failure, Reason: string(Invalid), Steps: []trace.Step{},
 			Job: trace.Job{Vars: map[string]trace.Variable{}},
 		},
 		Volatile: trace.Volatile{Started: now, Ended: now, Message: why.Error(), Steps: []trace.StepRun{}},
 	}
+	data, err := t.Encode()
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, data)
 }

@@ -1,9 +1,14 @@
 package standalone
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 
+	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -14,6 +19,8 @@ type Verdict struct {
 	Kind   string    `json:"kind"`
 	Valid  bool      `json:"valid"`
 	Errors []Problem `json:"errors,omitempty"`
+	// Warnings are about parts that are valid, and may not do what they seem to.
+	Warnings []Problem `json:"warnings,omitempty"`
 }
 
 // Problem is a mistake in a file.
@@ -40,23 +47,16 @@ const (
 )
 
 // Validate checks a file. It reports the first mistake of a job or of a step, and the first mistake in each job of a
-// .gitlab-ci.yml. Of the files that a text refers to it reads only those that a .gitlab-ci.yml includes from workDir.
-func Validate(name string, text []byte, format Format, workDir string) Verdict {
+// .gitlab-ci.yml. A job runs in workDir: files that a .gitlab-ci.yml includes and local steps are read there, as far as
+// they are read before the first step of a job runs. The local steps of a definition are beside its file.
+func Validate(ctx context.Context, name string, text []byte, format Format, workDir string) Verdict {
 	v := Verdict{File: name}
-	var errs []error
 	if format == GitLabCI {
-		v.Kind = kindGitLabCI
-		errs = validateGitLabCI(Source{Name: name, Text: text, WorkDir: workDir})
+		v.gitLabCI(ctx, Source{Name: name, Text: text, WorkDir: workDir})
 	} else {
-		var err error
-		if v.Kind, err = validateSteps(name, text); err != nil {
-			errs = []error{err}
-		}
+		v.steps(ctx, text, workDir)
 	}
-	for _, err := range errs {
-		v.Errors = append(v.Errors, problemOf(err))
-	}
-	v.Valid = len(errs) == 0
+	v.Valid = len(v.Errors) == 0
 	return v
 }
 
@@ -72,27 +72,59 @@ func problemOf(err error) Problem {
 	return Problem{Message: err.Error()}
 }
 
-func validateGitLabCI(src Source) []error {
-	file, err := openGitLabCI(src)
-	if err != nil {
-		return []error{err}
+func (v *Verdict) add(errs ...error) {
+	for _, err := range errs {
+		v.Errors = append(v.Errors, problemOf(err))
 	}
-	return file.Check()
 }
 
-// validateSteps checks a job, or the definition of a step: a file with the name of one, or with two documents.
-func validateSteps(name string, text []byte) (kind string, err error) {
-	base := filepath.Base(name)
-	isStep := base == "func.yml" || base == "step.yml"
-	if src, loadErr := lang.Load(name, text); loadErr == nil && len(src.Docs) > 1 {
-		isStep = true
+func (v *Verdict) warn(warnings []*lang.Error) {
+	for _, w := range warnings {
+		if p := problemOf(w); !slices.Contains(v.Warnings, p) { // jobs may share a step
+			v.Warnings = append(v.Warnings, p)
+		}
 	}
-	if isStep {
-		_, err = lang.ParseStep(name, text)
-		return kindStep, err
+}
+
+func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
+	v.Kind = kindGitLabCI
+	file, err := openGitLabCI(src)
+	if err != nil {
+		v.add(err)
+		return
 	}
-	_, err = lang.ParseCalled(name, text)
-	return kindJob, err
+	v.add(file.Check(func(name string, job *gitlabci.Job) error {
+		v.warn(job.Warnings)
+		if err := engine.Check(ctx, job.Definition, src.WorkDir); err != nil {
+			return &lang.Error{Where: src.Name, Message: fmt.Sprintf("job %.64q: %v", name, err)}
+		}
+		return nil
+	})...)
+}
+
+// steps checks a job, or the definition of a step: a file with the name of one, or with two documents. A file of two
+// documents with another name can be a job with inputs, too, whose local steps are in workDir.
+func (v *Verdict) steps(ctx context.Context, text []byte, workDir string) {
+	dirs := []string{workDir}
+	v.Kind = kindJob
+	if src, err := lang.Load(v.File, text); err == nil && len(src.Docs) > 1 {
+		v.Kind, dirs = kindStep, []string{filepath.Dir(v.File), workDir}
+	}
+	if base := filepath.Base(v.File); base == "func.yml" || base == "step.yml" {
+		v.Kind, dirs = kindStep, []string{filepath.Dir(v.File)}
+	}
+	def, warnings, err := lang.Vet(v.File, text, v.Kind == kindStep)
+	v.warn(warnings)
+	if err != nil {
+		v.add(err)
+		return
+	}
+	for _, dir := range dirs {
+		if err = engine.Check(ctx, def, dir); err == nil {
+			return
+		}
+	}
+	v.add(&lang.Error{Where: v.File, Message: err.Error()})
 }
 
 // Schema returns a JSON Schema of jobs and steps, for editors. It must not be changed.

@@ -2,6 +2,8 @@ package standalone
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,7 +46,7 @@ func TestValidateSaysWhatIsWrongAndWhere(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := Validate(test.file, []byte(test.text), test.format, t.TempDir())
+			v := Validate(t.Context(), test.file, []byte(test.text), test.format, t.TempDir())
 			require.Equal(t, test.kind, v.Kind)
 			require.Equal(t, len(test.errors) == 0, v.Valid)
 			var got []string
@@ -57,4 +59,42 @@ func TestValidateSaysWhatIsWrongAndWhere(t *testing.T) {
 	v := Unreadable("x.yml", os.ErrNotExist)
 	require.False(t, v.Valid)
 	require.Equal(t, "file does not exist", v.Errors[0].String())
+}
+
+// A job whose first step is not there passed, though it can never run.
+func TestValidateRefusesAStepThatIsNotThere(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(dir, "greet"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "greet", "func.yml"),
+		[]byte("spec: {inputs: {who: {type: string}}}\n---\nexec: {command: [echo]}\n"), 0o600))
+	const nosuch = "find step nosuch: it has neither func.yml nor step.yml: file does not exist"
+	for text, want := range map[string]string{
+		"- step: ./nosuch\n":                    `step "step_1": ` + nosuch,
+		"- step: ./greet/no.yml\n":              `step "step_1": find step greet/no.yml: file does not exist`,
+		"- {step: ./greet, inputs: {who: a}}\n": "",
+		"- {step: ./greet, inputs: {woh: a}}\n": `step "step_1": the step takes no input "woh", did ` +
+			`you mean "who"?`,
+		"- {step: ./nosuch, if: env.A == \"b\"}\n":              "",
+		"- {step: ./nosuch, when: on_failure}\n":                "",
+		"- script: make steps\n- step: ./made\n":                "",
+		"- run: [{step: ./nosuch}]\n":                           `step "step_1": step "step_1": ` + nosuch,
+		"- {step: ./greet, inputs: {who: a}}\n- step: ./made\n": "",
+		"- step: \"./${{ vars.NAME }}\"\n":                      "",
+		"- step: git.example.com/steps@v1\n":                    "",
+	} {
+		v := Validate(t.Context(), "job.yml", []byte(text), Steps, dir)
+		var got []string
+		for _, p := range v.Errors {
+			got = append(got, strings.TrimPrefix(p.String(), "job.yml: "))
+		}
+		require.Equal(t, want, strings.Join(got, "\n"), text)
+		require.Equal(t, want == "", v.Valid, text)
+	}
+	v := Validate(t.Context(), ".gitlab-ci.yml", []byte("a: {run: [{step: ./nosuch}]}\n"), GitLabCI, dir)
+	require.False(t, v.Valid)
+	require.Equal(t, `.gitlab-ci.yml: job "a": step "step_1": `+nosuch, v.Errors[0].String())
+	step := filepath.Join(dir, "outer.yml")
+	text := "spec: {}\n---\nrun: [{name: a, step: ./greet, inputs: {who: b}}]\n"
+	v = Validate(t.Context(), step, []byte(text), Steps, t.TempDir())
+	require.Empty(t, v.Errors, "the steps of a definition are beside it")
 }

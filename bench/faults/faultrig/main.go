@@ -21,8 +21,8 @@ import (
 )
 
 const usage = `usage: faults run    [-seed N] [-n FAULTS] [-round N] [-kinds K,...] [-routes R,...]
-                     [-time D] [-jobs N] [-program FILE] [-dir DIR] [-shared]
-       faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-dir DIR]
+                     [-time D] [-jobs N] [-program FILE] [-vms-end FILE] [-dir DIR] [-shared]
+       faults soak   [-seed N] [-warm-up D] [-duration D] [-program FILE] [-vms-end FILE] [-dir DIR]
        faults fuzz   [-targets REGEXP] [-each D|Nx] [-jobs N] [-journal FILE] [-keep DIR]
        faults report [-dir DIR] [-page FILE]
 `
@@ -65,11 +65,12 @@ func run(ctx context.Context, args []string) error {
 	routes := fl.String("routes", "", "routes, separated by commas (default all)")
 	limit := fl.Duration("time", time.Hour, "time limit; the next run goes on where this one stops")
 	jobs := fl.Int("jobs", 2, "rounds at once")
-	program := fl.String("program", "bin/stepmux", "the stepmux program")
+	program := fl.String("program", "bin/stepmux", "the stepmux program, which is the manager")
+	end := fl.String("vms-end", "bin/stepmux-vm", "the stepmux-vm program, which is on the VMs")
 	dir := fl.String("dir", "bin/faults", "where results are kept")
 	shared := fl.Bool("shared", false, "run without namespaces")
 	_ = fl.Parse(args) // it exits
-	opts, filter, err := options(ctx, *program, *shared)
+	opts, filter, err := options(ctx, *program, *end, *shared)
 	if err != nil {
 		return err
 	}
@@ -113,10 +114,11 @@ func soak(ctx context.Context, args []string) error {
 	seed := fl.Uint64("seed", 1, "seed of everything random")
 	warmUp := fl.Duration("warm-up", 30*time.Minute, "time before that, for caches to fill")
 	duration := fl.Duration("duration", time.Hour, "time in which the sampled figures must not grow")
-	program := fl.String("program", "bin/stepmux", "the stepmux program")
+	program := fl.String("program", "bin/stepmux", "the stepmux program, which is the manager")
+	end := fl.String("vms-end", "bin/stepmux-vm", "the stepmux-vm program, which is on the VMs")
 	dir := fl.String("dir", "bin/faults", "where results are kept")
 	_ = fl.Parse(args) // it exits
-	opts, _, err := options(ctx, *program, false)
+	opts, _, err := options(ctx, *program, *end, false)
 	if err != nil {
 		return err
 	}
@@ -237,10 +239,14 @@ func readSoak(path string) (*faults.SoakResult, error) {
 }
 
 // options returns how rounds run here, and a filter that leaves out the rounds this machine cannot run. It prints them.
-func options(ctx context.Context, program string, shared bool) (faults.Options, faults.Filter, error) {
-	path, err := filepath.Abs(program)
-	if err != nil {
-		return faults.Options{}, faults.Filter{}, err
+func options(ctx context.Context, program, end string, shared bool) (faults.Options, faults.Filter, error) {
+	var opts faults.Options
+	var err error
+	if opts.Program, err = filepath.Abs(program); err != nil {
+		return opts, faults.Filter{}, err
+	}
+	if opts.VMsEnd, err = filepath.Abs(end); err != nil {
+		return opts, faults.Filter{}, err
 	}
 	err = errors.New("asked for")
 	if !shared {
@@ -248,9 +254,10 @@ func options(ctx context.Context, program string, shared bool) (faults.Options, 
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stdout, "left out, as rounds have no namespaces (%v): %v\n", err, faults.NeedPrivate())
-		return faults.Options{Program: path}, faults.Filter{Shared: true}, nil
+		return opts, faults.Filter{Shared: true}, nil
 	}
-	return faults.Options{Program: path, Private: true}, faults.Filter{}, nil
+	opts.Private = true
+	return opts, faults.Filter{}, nil
 }
 
 func writeJSON(path string, v any) error {

@@ -25,7 +25,9 @@ import (
 	"syscall"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -109,9 +111,14 @@ type front struct {
 	old   bool
 }
 
-// Run implements runnerproto.StepRunnerServer, as do the others.
+// Run implements runnerproto.StepRunnerServer, as do the others. Like the real program it refuses steps with an error
+// that has no code and quotes them all.
 func (f *front) Run(ctx context.Context, req *runnerproto.RunRequest) (*runnerproto.RunResponse, error) {
-	return f.inner.Run(ctx, req)
+	resp, err := f.inner.Run(ctx, req)
+	if status.Code(err) == codes.InvalidArgument {
+		err = fmt.Errorf("loading step: reading steps %q: %s", req.GetSteps(), status.Convert(err).Message())
+	}
+	return resp, err
 }
 
 // Status passes the call on.

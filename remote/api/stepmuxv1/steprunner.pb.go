@@ -480,8 +480,10 @@ func (*RunResponse) Descriptor() ([]byte, []int) {
 }
 
 type FollowRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// brief asks for results without lists: no outputs, exports, warnings, paths and no tree of steps.
+	Brief         bool `protobuf:"varint,20,opt,name=brief,proto3" json:"brief,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -521,6 +523,13 @@ func (x *FollowRequest) GetId() string {
 		return x.Id
 	}
 	return ""
+}
+
+func (x *FollowRequest) GetBrief() bool {
+	if x != nil {
+		return x.Brief
+	}
+	return false
 }
 
 type FollowResponse struct {
@@ -1350,9 +1359,10 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x12\n" +
 	"\x04file\x18\x03 \x01(\bR\x04file\x12\x16\n" +
 	"\x06masked\x18\x04 \x01(\bR\x06masked\"\r\n" +
-	"\vRunResponse\"\x1f\n" +
+	"\vRunResponse\"5\n" +
 	"\rFollowRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"c\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05brief\x18\x14 \x01(\bR\x05brief\"c\n" +
 	"\x0eFollowResponse\x12.\n" +
 	"\x06result\x18\x01 \x01(\v2\x16.stepmux.v1.StepResultR\x06result\x12!\n" +
 	"\x03job\x18\x14 \x01(\v2\x0f.stepmux.v1.JobR\x03job\"\xa2\a\n" +

@@ -43,10 +43,18 @@ func FuzzReadsAtOffsetsConcatenateToWhatWasWritten(f *testing.F) {
 		}
 		require.NoError(t, l.Close())
 
-		want := written
-		if limit > 0 && len(written) > int(limit) {
-			want = append(bytes.Clone(written[:limit]), l.marker()...)
-			require.Equal(t, int64(len(written)-int(limit)), l.Dropped())
+		want := bytes.Clone(written[:int64(len(written))-l.Dropped()])
+		unread := len(want)
+		if start == 0 {
+			unread -= int(off)
+		}
+		if limit > 0 {
+			require.Equal(t, l.Dropped() > 0, l.full)
+			require.LessOrEqual(t, unread, int(limit))
+			require.LessOrEqual(t, l.Size(), int64(int(limit)+len(l.marker())))
+		}
+		if l.full {
+			want = append(want, l.marker()...)
 		}
 		require.Equal(t, int64(len(want)), l.Len())
 		if off > int64(len(want)) {

@@ -18,8 +18,10 @@ type Log struct {
 	appending sync.Mutex // held by the one Write that appends; readers never take it
 	file      *os.File   // nil before the first byte; readers look at it only when there is one
 
-	mu      sync.Mutex    // guards the following
-	length  int64         // bytes of the file that may be read
+	mu      sync.Mutex    // guards the following; all but seen, removed and changed change under appending too
+	length  int64         // where the next byte will be
+	first   int64         // bytes before it are not in the file any more
+	seen    int64         // a reader has had each byte before it
 	dropped int64         // bytes that were written but are not in the file
 	full    bool          // the limit's marker is in the file, nothing follows it
 	err     error         // why the file is shorter than the output
@@ -28,10 +30,10 @@ type Log struct {
 	changed chan struct{} // closed with the next change of length or closed; nil while nobody waits
 }
 
-// New returns an empty log. The first byte creates its file at path, where no file may exist then, readable by our user
-// alone. A limit above 0 bounds the log: after that many bytes comes a line that says so, and the rest is dropped. A
-// limit of 0 is no limit, and a negative one panics. The caller must call Close after the last Write, and Remove after
-// the last read.
+// New returns an empty log. The first byte creates its file at path, where no file may exist then, readable by our
+// user alone. A limit above 0 bounds the file. When it is reached, bytes that a reader has had make room for new
+// ones. Where there are too few, a line that says so ends the log, and the rest is dropped. A limit of 0 is no limit,
+// and a negative one panics. The caller must call Close after the last Write, and Remove after the last read.
 func New(path string, limit int64) *Log {
 	if limit < 0 {
 		panic("joblog: limit is negative")
@@ -39,11 +41,18 @@ func New(path string, limit int64) *Log {
 	return &Log{path: path, limit: limit}
 }
 
-// Len returns how many bytes can be read now, the limit's marker included. It grows until Close.
+// Len returns the length of the log, the limit's marker included. It grows until Close.
 func (l *Log) Len() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.length
+}
+
+// Size returns how many bytes of the log are kept.
+func (l *Log) Size() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.length - l.first
 }
 
 // Dropped returns how many bytes were written and are not in the log, because of its limit or an error.

@@ -208,6 +208,70 @@ func TestLimitKeepsSoMuchSaysSoOnceAndCountsTheRest(t *testing.T) {
 	}
 }
 
+// A follower that had read all so far got no more than the limit.
+func TestWhatAReaderHasHadMakesRoomForMore(t *testing.T) {
+	const limit, piece = 1 << 20, 64 << 10
+	l := create(t, limit)
+	text := func(i int) string { return strings.Repeat(string(rune('a'+i%26)), piece) }
+	buf := make([]byte, piece)
+	for i := range 20 * limit / piece {
+		write(t, l, text(i))
+		n, err := l.ReadAt(t.Context(), buf, int64(i*piece))
+		require.NoError(t, err)
+		require.Equal(t, text(i), string(buf[:n]))
+		require.LessOrEqual(t, l.Size(), int64(limit))
+	}
+	require.EqualValues(t, 20*limit, l.Len())
+	require.Zero(t, l.Dropped())
+	var st unix.Stat_t
+	require.NoError(t, unix.Stat(l.path, &st))
+	require.LessOrEqual(t, st.Blocks*512, int64(limit+piece), "on the disk")
+
+	_, err := l.ReadAt(t.Context(), buf, 0)
+	require.ErrorIs(t, err, ErrOffset)
+	require.ErrorContains(t, err, "is not kept any more: it was read, and the limit is 1048576 bytes")
+	again := int64(20*limit - limit/4)
+	n, err := l.ReadAt(t.Context(), buf, again)
+	require.NoError(t, err, "a reader whose connection broke is a little behind")
+	require.Equal(t, text(int(again)/piece), string(buf[:n]))
+
+	for i := range 2 * limit / piece { // nobody reads
+		write(t, l, text(i))
+	}
+	require.NoError(t, l.Close())
+	rest, err := readAll(t.Context(), l, 20*limit, piece)
+	require.NoError(t, err)
+	require.Contains(t, string(rest), "output limit of 1048576 bytes reached")
+	require.EqualValues(t, 2*limit, l.Dropped()+int64(len(rest)-len(l.marker())))
+	require.LessOrEqual(t, l.Size(), int64(limit+len(l.marker())))
+}
+
+func TestOutputThatNobodyHasReadMakesNoRoom(t *testing.T) {
+	l := create(t, 1000)
+	write(t, l, strings.Repeat("x", 1000))
+	_, err := l.ReadAt(t.Context(), make([]byte, 100), 900)
+	require.NoError(t, err)
+	write(t, l, "y")
+	require.EqualValues(t, 1, l.Dropped(), "the last 100 bytes were read, the first 900 were not")
+	got := make([]byte, 1000)
+	_, err = l.ReadAt(t.Context(), got, 0)
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat("x", 1000), string(got))
+}
+
+// A slow reader looks at the length, room is made for more, and then it reads: zeros.
+func TestReadThatRoomIsMadeUnderReturnsAnError(t *testing.T) {
+	l := create(t, 1<<20)
+	write(t, l, strings.Repeat("x", 1<<20))
+	_, err := l.ReadAt(t.Context(), make([]byte, 1<<20), 0)
+	require.NoError(t, err)
+	_, err = l.await(t.Context(), 0)
+	require.NoError(t, err)
+	write(t, l, "more")
+	_, err = l.had(0, 100)
+	require.ErrorIs(t, err, ErrOffset)
+}
+
 func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can mount a small file system")

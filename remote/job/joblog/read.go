@@ -9,8 +9,8 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
-// ErrOffset is wrapped by the error of a read at an offset the log does not have: a negative one, or one
-// past the end of a closed log.
+// ErrOffset is wrapped by the error of a read at an offset the log does not have: a negative one, one past the end of a
+// closed log, or one of bytes that made room for others.
 var ErrOffset = errors.New("offset out of range")
 
 // ReadAt reads at least one byte at off into p. It waits for that byte, also if off is past the present end. At the end
@@ -27,12 +27,31 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	n, err := l.file.ReadAt(p[:min(int64(len(p)), length-off)], off)
 	switch {
 	case n > 0:
-		return n, nil // the next read returns the error
+		return l.had(off, n) // the next read returns the error
 	case errors.Is(err, io.EOF):
 		// The file is shorter than the log. A reader must not take that for the log's end.
 		err = io.ErrUnexpectedEOF
 	}
 	return 0, fmt.Errorf("read log %s: %w", l.path, oserr.Bare(err))
+}
+
+// had takes note that a reader has had n bytes at off. If they have made room meanwhile, it may have had zeros instead,
+// and had returns the error of ReadAt.
+func (l *Log) had(off int64, n int) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if off < l.first {
+		return 0, l.goneLocked(off)
+	}
+	if off <= l.seen {
+		l.seen = max(l.seen, off+int64(n))
+	}
+	return n, nil
+}
+
+func (l *Log) goneLocked(off int64) error {
+	return fmt.Errorf("read log %s: %w: %d is before %d, and is not kept any more: it was read, and the limit is %d bytes",
+		l.path, ErrOffset, off, l.first, l.limit)
 }
 
 // await waits until the log is longer than off, and returns its length. The errors are those of ReadAt.
@@ -41,32 +60,30 @@ func (l *Log) await(ctx context.Context, off int64) (int64, error) {
 		if ctx.Err() != nil {
 			return 0, context.Cause(ctx)
 		}
-		length, changed, err := l.at(off)
-		if changed == nil {
-			return length, err
+		l.mu.Lock()
+		length, closed := l.length, l.closed
+		if off >= length && !closed && l.changed == nil {
+			l.changed = make(chan struct{})
+		}
+		changed := l.changed
+		var gone error
+		if off < l.first {
+			gone = l.goneLocked(off)
+		}
+		l.mu.Unlock()
+		switch {
+		case gone != nil:
+			return 0, gone
+		case off < length:
+			return length, nil
+		case closed && off == length:
+			return 0, io.EOF
+		case closed:
+			return 0, fmt.Errorf("read log %s: %w: %d is past the end at %d", l.path, ErrOffset, off, length)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
 		}
 	}
-}
-
-// at returns the log's length if it has a byte at off, an error if it never will, or else a channel that is closed with
-// the next change.
-func (l *Log) at(off int64) (length int64, changed <-chan struct{}, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case off < l.length:
-		return l.length, nil, nil
-	case l.closed && off == l.length:
-		return 0, nil, io.EOF
-	case l.closed:
-		return 0, nil, fmt.Errorf("read log %s: %w: %d is past the end at %d", l.path, ErrOffset, off, l.length)
-	}
-	if l.changed == nil {
-		l.changed = make(chan struct{})
-	}
-	return 0, l.changed, nil
 }

@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stepmux/stepmux/internal/oserr"
 )
 
@@ -14,37 +16,55 @@ import (
 func (l *Log) Write(p []byte) (int, error) {
 	l.appending.Lock()
 	defer l.appending.Unlock()
-	l.mu.Lock()
-	keep, mark, at := l.roomLocked(len(p)), false, l.length
-	closed := l.closed
-	if keep < len(p) && l.err == nil && !l.full && !closed {
-		mark = true
-		l.full = true
-	}
-	l.mu.Unlock()
-	if closed {
+	if l.closed {
 		return 0, fmt.Errorf("write log %s: %w", l.path, fs.ErrClosed)
 	}
-	n, err := l.put(p[:keep], at)
-	if mark && err == nil {
-		var m int
-		m, err = l.put(l.marker(), at+int64(n))
-		l.finish(n, m, len(p)-n, err)
-		return len(p), nil
+	keep, marker := p, []byte(nil)
+	if l.full || l.err != nil {
+		keep = nil
+	} else if room := l.room(int64(len(p))); room < int64(len(p)) {
+		keep, marker = p[:room], l.marker()
 	}
-	l.finish(n, 0, len(p)-n, err)
+	kept, err := l.put(keep, l.length)
+	marked := 0
+	if err == nil {
+		marked, err = l.put(marker, l.length+int64(kept))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.full = l.full || marker != nil
+	l.length += int64(kept + marked)
+	l.dropped += int64(len(p) - kept)
+	if err != nil {
+		// For good: if later bytes found room again, they would stand at wrong offsets.
+		l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err))
+	}
+	if kept+marked > 0 {
+		l.wakeLocked()
+	}
 	return len(p), nil
 }
 
-// roomLocked returns how many of the next n bytes go into the file.
-func (l *Log) roomLocked(n int) int {
-	switch {
-	case l.err != nil || l.full || l.closed:
-		return 0
-	case l.limit > 0:
-		return int(min(int64(n), l.limit-l.length))
+// room returns for how many of the next n bytes the limit has room. If it has too little, room removes from the file
+// what a reader has had, but for a quarter of the limit: a reader whose connection breaks goes on a little before.
+func (l *Log) room(n int64) int64 {
+	free := l.limit - l.Size()
+	if l.limit == 0 || n <= free {
+		return n
 	}
-	return n
+	l.mu.Lock()
+	before := l.first
+	l.first = max(l.first, l.seen-l.limit/4) // first: from now on no read returns what is removed
+	gone := l.first - before
+	l.mu.Unlock()
+	const hole = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
+	if gone > 0 && unix.Fallocate(int(l.file.Fd()), hole, before, gone) != nil {
+		l.mu.Lock()
+		l.first = before // a file system that cannot
+		l.mu.Unlock()
+		gone = 0
+	}
+	return min(n, free+gone)
 }
 
 // put writes p at the offset at and returns how many bytes it has written.
@@ -65,21 +85,6 @@ func (l *Log) put(p []byte, at int64) (int, error) {
 // marker is the last line of a log that reached its limit.
 func (l *Log) marker() []byte {
 	return fmt.Appendf(nil, "\n[output limit of %d bytes reached, the rest is dropped]\n", l.limit)
-}
-
-// finish publishes the bytes that a Write has put into the file.
-func (l *Log) finish(written, marked, dropped int, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.length += int64(written + marked)
-	l.dropped += int64(dropped)
-	if err != nil {
-		// For good: if later bytes found room again, they would stand at wrong offsets.
-		l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err))
-	}
-	if written+marked > 0 {
-		l.wakeLocked()
-	}
 }
 
 // wakeLocked wakes all readers that wait.

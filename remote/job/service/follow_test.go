@@ -2,11 +2,14 @@ package service
 
 import (
 	"context"
+	"errors"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +39,23 @@ func TestFollowTellsEachChangeAndThenTheWhole(t *testing.T) {
 		require.Equal(t, "b", tree.GetChildrenStepResults()[1].GetStep().GetName())
 		require.NotNil(t, tree.GetChildrenStepResults()[1].GetFinishedTime())
 	}
+}
+
+func TestFollowIsBriefIfAsked(t *testing.T) {
+	h := newHarness(t)
+	h.run(yaml("1", "- {name: one, script: exit 42}\n"))
+	stream, err := h.Follow(t.Context(), &pb.FollowRequest{Id: "1", Brief: true})
+	require.NoError(t, err)
+	var last *pb.FollowResponse
+	for last.GetJob() == nil {
+		last, err = stream.Recv()
+		require.NoError(t, err)
+		r := last.GetResult()
+		require.Empty(t, r.GetPath())
+		require.Empty(t, r.GetChildrenStepResults())
+	}
+	require.Equal(t, pb.StepResult_failure, last.GetResult().GetStatus())
+	require.EqualValues(t, 42, last.GetJob().GetExitCode())
 }
 
 func TestFollowTellsChangesAsTheyHappen(t *testing.T) {
@@ -207,11 +227,40 @@ func TestReaderThatDoesNotReadHoldsUpNoJob(t *testing.T) {
 func TestOutputLimitIsSaidAndTheJobGoesOn(t *testing.T) {
 	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
 	h.run(script("1", `head -c 5000000 /dev/zero | tr '\0' x; echo END >&2`))
-	o := h.output("1")
 	require.Equal(t, succeeded, h.end("1").GetStatus())
+	o := h.output("1") // nobody read it before
 	require.LessOrEqual(t, len(o.stdout()), 1_000_200)
 	require.Contains(t, o.stdout()[1_000_000:], "output limit")
 	require.Equal(t, "END\n", o.stderr())
+}
+
+// What a client had followed up to the limit was all it got.
+func TestClientThatKeepsUpGetsMoreThanTheLimit(t *testing.T) {
+	h := newHarness(t, func(c *job.Config) { c.OutputLimit = 1_000_000 })
+	going := t.TempDir()
+	h.run(script("1", "for i in 1 2 3 4 5 6 7 8 9; do head -c 500000 /dev/zero | tr '\\0' $i; "+
+		"while [ ! -e "+going+"/$i ]; do sleep 0.01; done; done"))
+	stream, err := h.FollowIO(t.Context(), &pb.FollowIORequest{Id: "1"})
+	require.NoError(t, err)
+	total := 0
+	for {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		require.EqualValues(t, total, piece.GetOffset())
+		for i, c := range piece.GetStream() {
+			require.EqualValues(t, '1'+(total+i)/500000, c)
+		}
+		if total += len(piece.GetStream()); total%500000 == 0 {
+			require.NoError(t, os.WriteFile(filepath.Join(going, strconv.Itoa(total/500000)), nil, 0o600))
+		}
+	}
+	require.Equal(t, 4_500_000, total)
+	require.Equal(t, succeeded, h.end("1").GetStatus())
+	late := h.followIO(t.Context(), &pb.FollowIORequest{Id: "1"}, 0)
+	require.Equal(t, codes.OutOfRange, status.Code(late.err))
 }
 
 func TestClientThatGoesAwayDoesNotCancelTheJob(t *testing.T) {

@@ -31,12 +31,6 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 	case stderr < 0:
 		return status.Error(codes.InvalidArgument, "read_stderr: an offset is not negative")
 	}
-	f, err := r.store.Follow(req.GetId())
-	if err != nil {
-		return statusOf(req.GetId(), err)
-	}
-	defer f.Close()
-
 	var sending sync.Mutex // a stream takes one message at a time
 	send := func(kind pb.FollowIOResponse_StreamType) func([]byte, int64) error {
 		return func(piece []byte, offset int64) error {
@@ -45,30 +39,24 @@ func (r *runner) FollowIO(req *pb.FollowIORequest, stream grpc.ServerStreamingSe
 			return stream.Send(&pb.FollowIOResponse{Stream: piece, StreamType: kind, Offset: offset})
 		}
 	}
-	group, ctx := errgroup.WithContext(stream.Context())
-	group.Go(func() error { return follow(ctx, f, job.Stdout, stdout, send(pb.FollowIOResponse_stdout)) })
-	group.Go(func() error { return follow(ctx, f, job.Stderr, stderr, send(pb.FollowIOResponse_stderr)) })
-	return followed(stream.Context(), req.GetId(), f, group.Wait())
+	return follow(r.store, req.GetId(), func(f *job.Follower) error {
+		group, ctx := errgroup.WithContext(stream.Context())
+		group.Go(func() error { return sendStream(ctx, f, job.Stdout, stdout, send(pb.FollowIOResponse_stdout)) })
+		group.Go(func() error { return sendStream(ctx, f, job.Stderr, stderr, send(pb.FollowIOResponse_stderr)) })
+		return group.Wait()
+	})
 }
 
-// followed ends a call that followed the output of the job id until err or its end. It returns nil only when the job's
-// state is final.
-func followed(ctx context.Context, id string, f *job.Follower, err error) error {
-	if err == nil {
-		_, _, err = f.Wait(ctx)
-	}
-	if err != nil && status.Code(err) == codes.Unknown { // not the stream's own
-		return statusOf(id, err)
-	}
-	return err
-}
-
-// follow sends stream from offset to its end, each piece with its offset.
-func follow(
+// sendStream sends stream from offset to its end, each piece with its offset, and waits until the job's state is final.
+func sendStream(
 	ctx context.Context, f *job.Follower, stream job.Stream, offset int64, send func(piece []byte, offset int64) error,
 ) error {
 	read := func(p []byte, at int64) (int, error) { return f.ReadAt(ctx, stream, p, at) }
-	return sendPieces(read, offset, send)
+	if err := sendPieces(read, offset, send); err != nil {
+		return err
+	}
+	_, _, err := f.Wait(ctx)
+	return err
 }
 
 // sendPieces sends the bytes of read from offset to io.EOF, each piece with its offset.

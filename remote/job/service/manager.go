@@ -23,10 +23,7 @@ func (m *manager) Run(_ context.Context, req *runnerproto.RunRequest) (*runnerpr
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := m.store.Create(spec); err != nil {
-		return nil, statusOf(req.GetId(), err)
-	}
-	return &runnerproto.RunResponse{}, nil
+	return &runnerproto.RunResponse{}, statusOf(spec.ID, m.store.Create(spec))
 }
 
 // FollowLogs implements the manager's StepRunner service.
@@ -36,15 +33,10 @@ func (m *manager) FollowLogs(
 	if req.GetOffset() < 0 {
 		return status.Error(codes.InvalidArgument, "offset: an offset is not negative")
 	}
-	f, err := m.store.Follow(req.GetId())
-	if err != nil {
-		return statusOf(req.GetId(), err)
-	}
-	defer f.Close()
-	err = follow(stream.Context(), f, job.Merged, req.GetOffset(), func(piece []byte, _ int64) error {
-		return stream.Send(&runnerproto.FollowLogsResponse{Data: piece})
+	send := func(piece []byte, _ int64) error { return stream.Send(&runnerproto.FollowLogsResponse{Data: piece}) }
+	return follow(m.store, req.GetId(), func(f *job.Follower) error {
+		return sendStream(stream.Context(), f, job.Merged, req.GetOffset(), send)
 	})
-	return followed(stream.Context(), req.GetId(), f, err)
 }
 
 // Status implements the manager's StepRunner service.
@@ -59,7 +51,10 @@ func (m *manager) Status(_ context.Context, req *runnerproto.StatusRequest) (*ru
 	}
 	resp := &runnerproto.StatusResponse{}
 	for _, stat := range stats {
-		resp.Jobs = append(resp.Jobs, managerStatus(stat))
+		resp.Jobs = append(resp.Jobs, &runnerproto.Status{
+			Id: stat.ID, Message: valid(stat.Message), Status: managerState[stat.State],
+			StartTime: timestamp(stat.Started), EndTime: timestamp(stat.Finished),
+		})
 	}
 	return resp, nil
 }
@@ -81,14 +76,4 @@ var managerState = map[job.State]runnerproto.Status_State{
 	job.Succeeded: runnerproto.Status_success,
 	job.Failed:    runnerproto.Status_failure,
 	job.Cancelled: runnerproto.Status_cancelled,
-}
-
-func managerStatus(s job.Stat) *runnerproto.Status {
-	return &runnerproto.Status{
-		Id:        s.ID,
-		Message:   valid(s.Message),
-		Status:    managerState[s.State],
-		StartTime: timestamp(s.Started),
-		EndTime:   timestamp(s.Finished),
-	}
 }

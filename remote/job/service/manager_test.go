@@ -183,6 +183,14 @@ func TestManagersStepsAreTwoDocumentsAndTheSameIDTwiceIsOneJob(t *testing.T) {
 	}
 }
 
+// The same steps ran by themselves, as a list or as the run of one document, and were refused here.
+func TestManagersStepsGetTheNamesThatALocalJobGives(t *testing.T) {
+	h := newHarness(t)
+	h.runManaged(managed("1", "- script: echo hi\n- run: [{script: echo inner}]\n- {name: last, script: 'true'}\n"))
+	require.Equal(t, "Running step \"step_1\"\nhi\nRunning step \"step_1\"\ninner\nRunning step \"last\"\n",
+		h.logs(h.manager, "1", 0, ""))
+}
+
 func TestManagersDirectoriesAreRelativeToTheServers(t *testing.T) {
 	base := t.TempDir()
 	h := newHarness(t, func(c *job.Config) { c.WorkBase = base })

@@ -16,22 +16,10 @@ const maxKey = 255
 
 // managerSpecOf checks req and returns the job it asks for. The error names the field.
 func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
-	spec := job.Spec{
-		ID:      req.GetId(),
-		WorkDir: cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir()),
-		Merged:  true,
-		Config:  engine.Config{Env: req.GetEnv()},
-	}
-	if err := checkID(spec.ID); err != nil {
-		return spec, err
-	}
-	if err := checkPath("work_dir", req.GetWorkDir()); err != nil {
-		return spec, err
-	}
-	if err := checkPath("job.build_dir", req.GetJob().GetBuildDir()); err != nil {
-		return spec, err
-	}
-	err := lang.CheckEnv("env", spec.Env)
+	dir := cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir())
+	spec := job.Spec{ID: req.GetId(), WorkDir: dir, Merged: true, Config: engine.Config{Env: req.GetEnv()}}
+	dirs := map[string]string{"work_dir": req.GetWorkDir(), "job.build_dir": req.GetJob().GetBuildDir()}
+	err := check(&spec, dirs)
 	if err != nil {
 		return spec, err
 	}
@@ -40,23 +28,17 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 			return spec, fmt.Errorf("job.variables[%d].key: use letters, digits and _, not a digit first, at most %d in all",
 				i, maxKey)
 		}
-		spec.Vars = setVariable(spec.Vars, engine.Variable{
-			Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked(),
-		})
+		// A manager may send several variables of a key, and the last one counts, in the first one's place.
+		last := engine.Variable{Key: v.GetKey(), Value: v.GetValue(), File: v.GetFile(), Masked: v.GetMasked()}
+		at := slices.IndexFunc(spec.Vars, func(other engine.Variable) bool { return other.Key == last.Key })
+		if at < 0 {
+			spec.Vars, at = append(spec.Vars, last), len(spec.Vars)
+		}
+		spec.Vars[at] = last
 	}
 	if spec.Definition, err = lang.Parse("steps", []byte(req.GetSteps())); err != nil {
 		return spec, err
 	}
 	spec.Digest, err = digest(req)
 	return spec, err
-}
-
-// setVariable appends v, or replaces a variable of the same key: a manager may send several, and the last one counts.
-func setVariable(vars []engine.Variable, v engine.Variable) []engine.Variable {
-	i := slices.IndexFunc(vars, func(other engine.Variable) bool { return other.Key == v.Key })
-	if i < 0 {
-		return append(vars, v)
-	}
-	vars[i] = v
-	return vars
 }

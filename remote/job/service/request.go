@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/lazyregexp"
+
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -19,8 +21,6 @@ import (
 )
 
 const (
-	// maxID is the longest id of a job, in bytes.
-	maxID = 256
 	// maxPath is the longest path the system takes (PATH_MAX less the final NUL).
 	maxPath = 4095
 	// maxGrace is the longest grace a job may ask for: a runner that ends has to wait for it.
@@ -30,13 +30,7 @@ const (
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Config: engine.Config{Env: req.GetEnv()}}
-	if err := checkID(spec.ID); err != nil {
-		return spec, err
-	}
-	if err := checkPath("work_dir", spec.WorkDir); err != nil {
-		return spec, err
-	}
-	err := lang.CheckEnv("env", spec.Env)
+	err := check(&spec, map[string]string{"work_dir": spec.WorkDir})
 	if err != nil {
 		return spec, err
 	}
@@ -67,9 +61,8 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	text := []byte(req.GetStepsYaml() + req.GetCiScript()) // there is one of them at most
 	if len(text) == 0 {
 		var err error
-		text, err = proto.MarshalOptions{Deterministic: true}.Marshal(&pb.RunRequest{Steps: req.GetSteps()})
-		if err != nil {
-			return nil, errors.New("the request cannot be encoded again")
+		if text, err = encode(&pb.RunRequest{Steps: req.GetSteps()}); err != nil {
+			return nil, err
 		}
 	}
 	sum := sha256.Sum256(text)
@@ -81,26 +74,36 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 
 // digest returns the digest of a request, by which the store recognises the same job.
 func digest(req proto.Message) ([sha256.Size]byte, error) {
+	payload, err := encode(req)
+	return sha256.Sum256(payload), err
+}
+
+func encode(req proto.Message) ([]byte, error) {
 	payload, err := proto.MarshalOptions{Deterministic: true}.Marshal(req)
 	if err != nil {
-		return [sha256.Size]byte{}, errors.New("the request cannot be encoded again")
+		return nil, errors.New("the request cannot be encoded again")
 	}
-	return sha256.Sum256(payload), nil
+	return payload, nil
 }
 
-func checkID(id string) error {
-	if !validID(id) {
-		return fmt.Errorf("id: use 1 to %d characters of A-Z a-z 0-9 . _ -", maxID)
-	}
-	return nil
-}
+// idForm matches the id of a job, which has at most maxID bytes.
+var idForm = lazyregexp.New(`^[A-Za-z0-9._-]+$`)
 
-// checkPath checks the path of a field.
-func checkPath(field, path string) error {
-	if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
-		return fmt.Errorf("%s: use a path of at most %d bytes, without NUL", field, maxPath)
+const maxID = 256
+
+func validID(id string) bool { return len(id) <= maxID && idForm().MatchString(id) }
+
+// check checks what all requests for jobs have: the id, the environment, and paths, by the names of their fields.
+func check(spec *job.Spec, paths map[string]string) error {
+	if !validID(spec.ID) {
+		return errors.New("id: use 1 to 256 characters of A-Z a-z 0-9 . _ -")
 	}
-	return nil
+	for field, path := range paths {
+		if len(path) > maxPath || strings.IndexByte(path, 0) >= 0 {
+			return fmt.Errorf("%s: use a path of at most %d bytes, without NUL", field, maxPath)
+		}
+	}
+	return lang.CheckEnv("env", spec.Env)
 }
 
 // maxVariables bounds the values of a job's variables, in bytes.
@@ -117,9 +120,8 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 			return nil, fmt.Errorf("variables[%d].key: use letters, digits and _, not a digit first", i)
 		case seen[key]:
 			return nil, fmt.Errorf("variables[%d].key: an earlier variable has the same", i)
-		default:
-			seen[key] = true
 		}
+		seen[v.GetKey()] = true
 		if total += len(v.GetValue()); total > maxVariables {
 			return nil, fmt.Errorf("variables: the values have more than %d bytes in all; put some into files of the project",
 				maxVariables)
@@ -132,50 +134,30 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 // definitionOf compiles the steps or the script of req.
 func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
-	switch req.GetType() {
-	case pb.RunRequest_script:
-		if isSteps || isYAML {
-			return nil, errors.New("type: a job of type script has ci_script, not steps or steps_yaml")
-		}
-		return lang.Script("ci_script", req.GetCiScript())
-	case pb.RunRequest_step:
-		switch {
-		case isScript:
-			return nil, errors.New("type: a job of type step has steps or steps_yaml, not ci_script")
-		case isSteps && isYAML:
-			return nil, errors.New("steps_yaml: the request has steps too; send one of them")
-		case isYAML:
-			return lang.Parse("steps_yaml", []byte(req.GetStepsYaml()))
-		default:
-			return lang.FromProto(req.GetSteps())
-		}
-	case pb.RunRequest_unknown:
+	switch t := req.GetType(); {
+	case t == pb.RunRequest_unknown:
 		return nil, errors.New("type: say what the job is, step or script")
+	case t != pb.RunRequest_script && t != pb.RunRequest_step:
+		return nil, fmt.Errorf("type: %d is not known to this version; use step or script", t)
+	case t == pb.RunRequest_script && (isSteps || isYAML):
+		return nil, errors.New("type: a job of type script has ci_script, not steps or steps_yaml")
+	case t == pb.RunRequest_script:
+		return lang.Script("ci_script", req.GetCiScript())
+	case isScript:
+		return nil, errors.New("type: a job of type step has steps or steps_yaml, not ci_script")
+	case isSteps && isYAML:
+		return nil, errors.New("steps_yaml: the request has steps too; send one of them")
+	case isYAML:
+		return lang.Parse("steps_yaml", []byte(req.GetStepsYaml()))
 	default:
-		return nil, fmt.Errorf("type: %d is not known to this version; use step or script", req.GetType())
+		return lang.FromProto(req.GetSteps())
 	}
 }
 
 // duration returns d, of the field, which must not be negative.
 func duration(field string, d *durationpb.Duration) (time.Duration, error) {
-	if d == nil {
-		return 0, nil
-	}
-	if err := d.CheckValid(); err != nil || d.AsDuration() < 0 {
+	if d != nil && d.CheckValid() != nil || d.AsDuration() < 0 {
 		return 0, fmt.Errorf("%s: use a duration that is not negative", field)
 	}
 	return d.AsDuration(), nil
-}
-
-// validID reports whether id is [A-Za-z0-9._-]{1,256}.
-func validID(id string) bool {
-	for i := range len(id) {
-		c := id[i]
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return id != "" && len(id) <= maxID
 }

@@ -32,16 +32,12 @@ var jobStatus = map[job.State]pb.Job_JobStatus{
 // the rest, which may be secret.
 func stepResult(r engine.StepResult) *pb.StepResult {
 	result := &pb.StepResult{
-		Step:         &pb.Step{Name: r.Name},
-		Status:       stepStatus[r.Status],
-		ExitCode:     int32(r.ExitCode),
-		Message:      valid(r.Message),
-		StartTime:    timestamp(r.Started),
-		FinishedTime: timestamp(r.Finished),
-		Path:         r.Path,
-		Warnings:     validAll(r.Warnings),
-		Outputs:      outputsOf(r.Outputs),
-		Exports:      outputsOf(r.Exports),
+		Step: &pb.Step{Name: r.Name}, Path: r.Path, Status: stepStatus[r.Status], ExitCode: int32(r.ExitCode),
+		StartTime: timestamp(r.Started), FinishedTime: timestamp(r.Finished),
+		Message: valid(r.Message), Outputs: outputsOf(r.Outputs), Exports: outputsOf(r.Exports),
+	}
+	for _, w := range r.Warnings {
+		result.Warnings = append(result.Warnings, valid(w))
 	}
 	for _, s := range r.Steps {
 		result.ChildrenStepResults = append(result.ChildrenStepResults, stepResult(s))
@@ -82,45 +78,16 @@ func outputsOf(values map[string]expr.Value) map[string]*pb.StepResult_Output {
 	return outputs
 }
 
-// jobResult returns the tree of results of a job that has ended.
-func jobResult(stat job.Stat, r engine.Result) *pb.StepResult {
-	return stepResult(engine.StepResult{
-		Status:   r.Status,
-		ExitCode: r.ExitCode,
-		Message:  r.Message,
-		Started:  stat.Started,
-		Finished: stat.Finished,
-		Outputs:  r.Outputs,
-		Exports:  r.Exports,
-		Steps:    r.Steps,
-	})
-}
-
 func jobOf(s job.Stat) *pb.Job {
 	return &pb.Job{
-		Id:           s.ID,
-		Status:       jobStatus[s.State],
-		StartTime:    timestamp(s.Started),
-		FinishedTime: timestamp(s.Finished),
-		ExitCode:     int32(s.ExitCode),
-		Message:      valid(s.Message),
-		StdoutLen:    s.Stdout,
-		StderrLen:    s.Stderr,
-		TimedOut:     s.TimedOut,
-		SystemFailed: s.System,
+		Id: s.ID, Status: jobStatus[s.State], StartTime: timestamp(s.Started), FinishedTime: timestamp(s.Finished),
+		ExitCode: int32(s.ExitCode), Message: valid(s.Message), TimedOut: s.TimedOut, SystemFailed: s.System,
+		StdoutLen: s.Stdout, StderrLen: s.Stderr,
 	}
 }
 
 // valid returns text as valid UTF-8: a message with another field cannot be encoded at all.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
-
-func validAll(texts []string) []string {
-	all := make([]string, len(texts))
-	for i, text := range texts {
-		all[i] = valid(text)
-	}
-	return all
-}
 
 // timestamp returns t as a message, or nil for the zero time.
 func timestamp(t time.Time) *timestamppb.Timestamp {

@@ -13,6 +13,7 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/joblog"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 // runner implements the StepRunner service. The .proto documents its methods.
@@ -27,37 +28,40 @@ func (r *runner) Run(_ context.Context, req *pb.RunRequest) (*pb.RunResponse, er
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if err := r.store.Create(spec); err != nil {
-		return nil, statusOf(req.GetId(), err)
-	}
-	return &pb.RunResponse{}, nil
+	return &pb.RunResponse{}, statusOf(spec.ID, r.store.Create(spec))
 }
 
 // Follow implements the StepRunner service.
 func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer[pb.FollowResponse]) error {
-	ctx := stream.Context()
-	f, err := r.store.Follow(req.GetId())
-	if err != nil {
-		return statusOf(req.GetId(), err)
+	send := func(m *pb.FollowResponse) error {
+		if r := m.GetResult(); req.GetBrief() {
+			r.Outputs, r.Exports, r.Warnings, r.Path, r.ChildrenStepResults = nil, nil, nil, nil, nil
+		}
+		return stream.Send(fit(m))
 	}
-	defer f.Close()
-	for n := 0; ; n++ {
-		event, err := f.Event(ctx, n)
-		if errors.Is(err, io.EOF) {
-			break
+	return follow(r.store, req.GetId(), func(f *job.Follower) error {
+		for n := 0; ; n++ {
+			event, err := f.Event(stream.Context(), n)
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			if err := send(&pb.FollowResponse{Result: stepResult(event)}); err != nil {
+				return err
+			}
 		}
+		stat, result, err := f.Wait(stream.Context())
 		if err != nil {
-			return statusOf(req.GetId(), err)
-		}
-		if err := stream.Send(fit(&pb.FollowResponse{Result: stepResult(event)})); err != nil {
 			return err
 		}
-	}
-	stat, result, err := f.Wait(ctx)
-	if err != nil {
-		return statusOf(req.GetId(), err)
-	}
-	return stream.Send(fit(&pb.FollowResponse{Result: jobResult(stat, result), Job: jobOf(stat)}))
+		tree := stepResult(engine.StepResult{
+			Status: result.Status, ExitCode: result.ExitCode, Message: result.Message, Steps: result.Steps,
+			Outputs: result.Outputs, Exports: result.Exports, Started: stat.Started, Finished: stat.Finished,
+		})
+		return send(&pb.FollowResponse{Result: tree, Job: jobOf(stat)})
+	})
 }
 
 // Cancel implements the StepRunner service.
@@ -75,29 +79,45 @@ func (r *runner) List(_ context.Context, req *pb.ListRequest) (*pb.ListResponse,
 	return resp, nil
 }
 
-// statusOf translates an error of the store about the job id.
+// codeOf are the codes of errors that are not statuses yet.
+var codeOf = []struct {
+	err  error
+	code codes.Code
+}{
+	{job.ErrExists, codes.AlreadyExists},
+	{job.ErrNotFound, codes.NotFound},
+	{job.ErrNotMerged, codes.FailedPrecondition},
+	{job.ErrNoTrace, codes.FailedPrecondition},
+	{job.ErrFull, codes.ResourceExhausted},
+	{job.ErrShutdown, codes.Unavailable},
+	{joblog.ErrOffset, codes.OutOfRange},
+	{context.Canceled, codes.Canceled},
+	{context.DeadlineExceeded, codes.DeadlineExceeded},
+}
+
+// statusOf translates an error of the store about the job id. A status, of the stream's own errors, stays as it is.
 func statusOf(id string, err error) error {
+	if status.Code(err) != codes.Unknown {
+		return err
+	}
 	code := codes.Internal
-	switch {
-	case errors.Is(err, job.ErrExists):
-		code = codes.AlreadyExists
-	case errors.Is(err, job.ErrNotFound):
-		code = codes.NotFound
-	case errors.Is(err, job.ErrNotMerged), errors.Is(err, job.ErrNoTrace):
-		code = codes.FailedPrecondition
-	case errors.Is(err, job.ErrFull):
-		code = codes.ResourceExhausted
-	case errors.Is(err, job.ErrShutdown):
-		code = codes.Unavailable
-	case errors.Is(err, joblog.ErrOffset):
-		code = codes.OutOfRange
-	case errors.Is(err, context.Canceled):
-		code = codes.Canceled
-	case errors.Is(err, context.DeadlineExceeded):
-		code = codes.DeadlineExceeded
+	for _, known := range codeOf {
+		if errors.Is(err, known.err) {
+			code = known.code
+		}
 	}
 	if !validID(id) { // do not repeat it
 		return status.Error(code, err.Error())
 	}
 	return status.Error(code, fmt.Sprintf("job %q: %v", id, err))
+}
+
+// follow calls with with a follower of the job id, and returns its error as a status.
+func follow(store *job.Store, id string, with func(*job.Follower) error) error {
+	f, err := store.Follow(id)
+	if err == nil {
+		defer f.Close()
+		err = with(f)
+	}
+	return statusOf(id, err)
 }

@@ -50,23 +50,19 @@ func NewServer(store *job.Store, options ...grpc.ServerOption) *grpc.Server {
 // errPanic is the error of a call that panicked. It does not repeat the panic's value, which may be secret.
 var errPanic = status.Error(codes.Internal, "internal error of the step runner")
 
-// recoverUnary turns a panic into the failure of its call. Without it, one bad call would end every job of the build.
-func recoverUnary(
-	ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
-) (resp any, err error) {
-	defer func() {
-		if recover() != nil {
-			resp, err = nil, errPanic
-		}
-	}()
+// recovered turns a panic into the error of its call. Without it, one bad call would end every job of the build.
+func recovered(err *error) {
+	if recover() != nil {
+		*err = errPanic
+	}
+}
+
+func recoverUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
+	defer recovered(&err)
 	return handle(ctx, req)
 }
 
 func recoverStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	defer func() {
-		if recover() != nil {
-			err = errPanic
-		}
-	}()
+	defer recovered(&err)
 	return handle(srv, stream)
 }

@@ -1,7 +1,9 @@
 package service
 
 import (
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,10 +41,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 
 func (l *Listener) closeConns() {
 	l.mu.Lock()
-	conns := make([]net.Conn, 0, len(l.conns))
-	for c := range l.conns {
-		conns = append(conns, c)
-	}
+	conns := slices.Collect(maps.Keys(l.conns))
 	l.mu.Unlock()
 	for _, c := range conns {
 		_ = c.Close()

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"io"
 
@@ -18,42 +17,27 @@ func (r *runner) Trace(req *pb.TraceRequest, stream grpc.ServerStreamingServer[p
 	if req.GetOffset() < 0 {
 		return status.Error(codes.InvalidArgument, "offset: it is not negative")
 	}
-	f, err := r.store.Follow(req.GetId())
-	if err != nil {
-		return statusOf(req.GetId(), err)
-	}
-	defer f.Close()
-	if err := sendTrace(stream.Context(), f, req.GetOffset(), stream); err != nil {
-		if status.Code(err) == codes.Unknown { // not the stream's own
-			return statusOf(req.GetId(), err)
+	return follow(r.store, req.GetId(), func(f *job.Follower) error {
+		if _, _, err := f.Wait(stream.Context()); err != nil {
+			return err
 		}
-		return err
-	}
-	return nil
-}
-
-func sendTrace(
-	ctx context.Context, f *job.Follower, offset int64, stream grpc.ServerStreamingServer[pb.TraceResponse],
-) error {
-	if _, _, err := f.Wait(ctx); err != nil {
-		return err
-	}
-	file, err := f.Trace()
-	switch {
-	case errors.Is(err, job.ErrNoTrace):
-		return err
-	case err != nil:
-		return status.Error(codes.DataLoss, err.Error())
-	}
-	defer file.Close()
-	read := func(p []byte, at int64) (int, error) {
-		n, err := file.ReadAt(p, at)
-		if err != nil && !errors.Is(err, io.EOF) {
-			err = status.Error(codes.DataLoss, err.Error())
+		file, err := f.Trace()
+		switch {
+		case errors.Is(err, job.ErrNoTrace):
+			return err
+		case err != nil:
+			return status.Error(codes.DataLoss, err.Error())
 		}
-		return n, err
-	}
-	return sendPieces(read, offset, func(piece []byte, _ int64) error {
-		return stream.Send(&pb.TraceResponse{Data: piece})
+		defer file.Close()
+		read := func(p []byte, at int64) (int, error) {
+			n, err := file.ReadAt(p, at)
+			if err != nil && !errors.Is(err, io.EOF) {
+				err = status.Error(codes.DataLoss, err.Error())
+			}
+			return n, err
+		}
+		return sendPieces(read, req.GetOffset(), func(piece []byte, _ int64) error {
+			return stream.Send(&pb.TraceResponse{Data: piece})
+		})
 	})
 }

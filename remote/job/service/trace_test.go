@@ -48,7 +48,7 @@ func TestTraceComesWhenTheJobHasEnded(t *testing.T) {
 		require.NoError(t, err)
 		made, err := trace.Parse([]byte(text))
 		require.NoError(t, err)
-		require.Equal(t, 3, made.Identity.ExitCode)
+		require.Equal(t, new(3), made.Identity.ExitCode)
 		require.Equal(t, trace.FromGRPC, made.Identity.Job.Source.Kind)
 		require.Len(t, made.Identity.Job.Source.Digest[trace.SHA256], 64)
 		require.Equal(t, "v1", made.Identity.Runtime.Runner.Version)

@@ -32,12 +32,13 @@ const jobStatus = `${{ steps.script.status == "success" && "success" || steps.sc
 	`"canceled" || "failed" }}`
 
 // compile makes the definition of the job.
-func (d *draft) compile(job *Job) error {
+func (d *draft) compile(job *Job) {
+	t := d.file.tree
 	parts := map[string]*yaml.Node{}
 	for _, key := range slices.Concat(stepLists, scripts) {
-		n, err := d.get(key)
-		if err != nil {
-			return err
+		n := d.get(key)
+		if n != nil {
+			n = d.file.resolve(n, nil)
 		}
 		if !isNull(n) {
 			parts[key] = n
@@ -50,35 +51,28 @@ func (d *draft) compile(job *Job) error {
 		parts["run"] = nil // from default, for jobs without a script
 	}
 	if parts["run"] == nil && parts["script"] == nil {
-		return d.file.tree.errorf(d.at, "the job%s has nothing to run; give it a script or a run", lang.Quote(d.name))
+		t.failf(d.at, "the job%s has nothing to run; give it a script or a run", lang.Quote(d.name))
+		return
 	}
 	job.Script = parts["script"] != nil
-	list := d.file.tree.made(d.at, yaml.SequenceNode)
-	for _, add := range []func() error{
-		func() error { return d.addSteps(list, "setup", parts["setup"], 0) },
-		func() error { return d.addSteps(list, "run", parts["run"], 0) },
-		func() error { return d.addScript(list, parts, job) },
-		func() error { return d.addAfterScript(list, parts, job) },
-		func() error { return d.addTeardown(list, parts["teardown"]) },
-	} {
-		if err := add(); err != nil {
-			return err
-		}
-	}
-	if done, err := d.fromVariable(parts, job); done || err != nil {
-		return err
+	list := t.made(d.at, yaml.SequenceNode)
+	d.addSteps(list, "setup", parts["setup"], 0)
+	d.addSteps(list, "run", parts["run"], 0)
+	d.addScripts(list, parts, job)
+	d.addTeardown(list, parts["teardown"])
+	if t.err != nil || d.fromVariable(parts, job) {
+		return
 	}
 	var err error
-	job.Definition, err = lang.FromNode(list, d.file.tree.origin)
-	return err
+	if job.Definition, job.Warnings, err = lang.FromNode(list, t.origin); err != nil {
+		t.fail(err)
+	}
 }
 
 // addTeardown adds the steps in n, which always run unless they have a when.
-func (d *draft) addTeardown(list, n *yaml.Node) error {
+func (d *draft) addTeardown(list, n *yaml.Node) {
 	from := len(list.Content)
-	if err := d.addSteps(list, "teardown", n, 0); err != nil {
-		return err
-	}
+	d.addSteps(list, "teardown", n, 0)
 	t := d.file.tree
 	for i := from; i < len(list.Content); i++ {
 		step := list.Content[i]
@@ -89,95 +83,69 @@ func (d *draft) addTeardown(list, n *yaml.Node) error {
 		always.Content = append(slices.Clone(step.Content), t.text(step, "when"), t.text(step, lang.Always))
 		list.Content[i] = always
 	}
-	return nil
 }
 
 // addSteps adds the steps in n. References may have made n a list of lists.
-func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) error {
+func (d *draft) addSteps(list *yaml.Node, key string, n *yaml.Node, depth int) {
 	switch {
 	case n == nil:
-		return nil
+		return
 	case n.Kind != yaml.SequenceNode:
-		return d.file.tree.errorf(n, "%s must be a list of steps, not %s", key, describe(n))
+		d.file.tree.failf(n, "%s must be a list of steps, not %s", key, describe(n))
+		return
 	case depth > maxReferences:
-		return d.file.tree.errorf(n, "%s is nested deeper than %d", key, maxReferences)
+		d.file.tree.failf(n, "%s is nested deeper than %d", key, maxReferences)
+		return
 	}
 	d.unresolved(n)
 	for _, step := range n.Content {
-		if step.Kind != yaml.SequenceNode {
+		if step.Kind == yaml.SequenceNode {
+			d.addSteps(list, key, step, depth+1)
+		} else {
 			list.Content = append(list.Content, step)
-			continue
-		}
-		if err := d.addSteps(list, key, step, depth+1); err != nil {
-			return err
 		}
 	}
-	return nil
 }
 
-// addScript adds the lines of before_script and script as one step.
-func (d *draft) addScript(list *yaml.Node, parts map[string]*yaml.Node, job *Job) error {
+// addScripts adds the lines of before_script and script as one step, and after_script as a step that always runs, for
+// a bounded time.
+func (d *draft) addScripts(list *yaml.Node, parts map[string]*yaml.Node, job *Job) {
 	if parts["script"] == nil {
-		return nil
+		return
 	}
-	var lines []string
-	for _, key := range []string{"before_script", "script"} {
-		more, err := d.lines(key, parts[key], 0)
-		if err != nil {
-			return err
-		}
-		lines = append(lines, more...)
-	}
-	step, err := d.scriptStep(parts["script"], scriptStep, lines)
-	if err != nil {
-		return err
-	}
-	if err := d.limit(step, job, scriptTimeout, ""); err != nil {
-		return err
-	}
+	lines := append(d.lines("before_script", parts["before_script"], 0), d.lines("script", parts["script"], 0)...)
+	step := d.scriptStep(parts["script"], scriptStep, lines)
+	d.limit(step, job, scriptTimeout, "")
 	list.Content = append(list.Content, step)
-	return nil
-}
 
-// addAfterScript adds after_script as a step that always runs, for a bounded time.
-func (d *draft) addAfterScript(list *yaml.Node, parts map[string]*yaml.Node, job *Job) error {
 	n := parts["after_script"]
-	if n == nil || parts["script"] == nil {
-		return nil
+	if lines = d.lines("after_script", n, 0); len(lines) == 0 {
+		return
 	}
-	lines, err := d.lines("after_script", n, 0)
-	if err != nil || len(lines) == 0 {
-		return err
-	}
-	step, err := d.scriptStep(n, afterScriptStep, lines)
-	if err != nil {
-		return err
-	}
-	if err := d.limit(step, job, afterScriptTimeout, defaultAfterScript); err != nil {
-		return err
-	}
+	step = d.scriptStep(n, afterScriptStep, lines)
+	d.limit(step, job, afterScriptTimeout, defaultAfterScript)
 	d.set(step, "when", lang.Always)
 	t := d.file.tree
 	step.Content = append(step.Content, t.text(n, "env"),
 		t.made(n, yaml.MappingNode, t.text(n, "CI_JOB_STATUS"), t.text(n, jobStatus)))
 	list.Content = append(list.Content, step)
 	job.MayFail = append(job.MayFail, afterScriptStep)
-	return nil
 }
 
 // scriptStep returns a step that runs lines. ${{ has no meaning in them.
-func (d *draft) scriptStep(at *yaml.Node, name string, lines []string) (*yaml.Node, error) {
+func (d *draft) scriptStep(at *yaml.Node, name string, lines []string) *yaml.Node {
 	t := d.file.tree
 	text := strings.Join(lines, "\n")
 	if strings.TrimSpace(text) == "" {
-		return nil, t.errorf(at, "%s is empty; write the commands for the shell", name)
+		t.failf(at, "%s is empty; write the commands for the shell", name)
 	}
 	step := t.made(at, yaml.MappingNode)
 	d.set(step, "name", name)
 	d.set(step, "step", legacyScript)
 	inputs := t.made(at, yaml.MappingNode, t.text(at, "script"), t.text(at, lang.Escape(text)))
 	step.Content = append(step.Content, t.text(at, "inputs"), inputs)
-	return step, t.spend(inputs.Content[1])
+	t.spend(inputs.Content[1])
+	return step
 }
 
 func (d *draft) set(step *yaml.Node, key, value string) {
@@ -186,43 +154,38 @@ func (d *draft) set(step *yaml.Node, key, value string) {
 }
 
 // limit gives a step the timeout in a variable or, without one, otherwise.
-func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) error {
+func (d *draft) limit(step *yaml.Node, job *Job, variable, otherwise string) {
 	limit := cmp.Or(valueOf(job.Variables, variable), otherwise)
 	if limit == "" {
-		return nil
+		return
 	}
 	if took, err := time.ParseDuration(limit); err != nil || took <= 0 {
-		return d.file.tree.errorf(step, "the variable %s must be a time above 0, such as 90s, 5m or 1h30m", variable)
+		d.file.tree.failf(step, "the variable %s must be a time above 0, such as 90s, 5m or 1h30m", variable)
 	}
 	d.set(step, "timeout", limit)
-	return nil
 }
 
 // maxNested is the deepest nesting of lists of lines.
 const maxNested = 10
 
 // lines returns the lines of a script: a text, or nested lists of texts.
-func (d *draft) lines(key string, n *yaml.Node, depth int) ([]string, error) {
+func (d *draft) lines(key string, n *yaml.Node, depth int) (all []string) {
 	switch {
 	case n == nil:
-		return nil, nil
+		return nil
 	case depth > maxNested:
-		return nil, d.file.tree.errorf(n, "%s is nested deeper than %d", key, maxNested)
+		d.file.tree.failf(n, "%s is nested deeper than %d", key, maxNested)
+		return nil
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == "!!str":
 		d.unresolved(n)
-		return []string{n.Value}, nil
+		return []string{n.Value}
 	case n.Kind != yaml.SequenceNode:
-		return nil, d.file.tree.errorf(n, "a line of %s must be a text, not %s", key, describe(n))
+		d.file.tree.failf(n, "a line of %s must be a text, not %s", key, describe(n))
 	}
-	var all []string
 	for _, item := range n.Content {
-		more, err := d.lines(key, item, depth+1)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, more...)
+		all = append(all, d.lines(key, item, depth+1)...)
 	}
-	return all, nil
+	return all
 }
 
 // unresolved adds a notice if n has $[[ ]].
@@ -241,25 +204,26 @@ func holdsText(n *yaml.Node, text string) bool {
 // stepsVariable holds the steps that the command ci of this program runs.
 const stepsVariable = "STEPS"
 
-// fromVariable compiles a job whose script only runs the steps in the variable STEPS.
-func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) (done bool, err error) {
+// fromVariable compiles a job whose script only runs the steps in the variable STEPS. It returns false for others.
+func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) bool {
 	if parts["before_script"] != nil || parts["setup"] != nil || parts["teardown"] != nil {
-		return false, nil
+		return false
 	}
-	lines, err := d.lines("script", parts["script"], 0)
+	lines := d.lines("script", parts["script"], 0)
 	text := valueOf(job.Variables, stepsVariable)
-	if err != nil || text == "" || len(lines) != 1 || !callsUs(lines[0]) {
-		return false, err
+	if text == "" || len(lines) != 1 || !callsUs(lines[0]) {
+		return false
 	}
+	var err error
 	if job.Definition, err = lang.Parse(stepsVariable, []byte(text)); err != nil {
-		return true, err
+		d.file.tree.fail(err)
 	}
 	job.Variables = slices.DeleteFunc(job.Variables, func(v Variable) bool { return v.Name == stepsVariable })
 	job.Script, job.MayFail = false, nil
 	if parts["after_script"] != nil {
 		d.notices = append(d.notices, "after_script does not run in a job that runs STEPS; add a step with when: always")
 	}
-	return true, nil
+	return true
 }
 
 // callsUs reports whether a line is the ci command of this program: /path/to/step-runner ci.

@@ -32,15 +32,12 @@ func Read(name string, data []byte, open func(path string) ([]byte, error)) (*Fi
 		return nil, err
 	}
 	f := &File{tree: &tree{main: src, others: map[*yaml.Node]*lang.Source{}}, whole: map[string]*yaml.Node{}}
-	in := &includer{file: f, open: open, stack: []string{name}}
-	if f.top, err = in.load(src); err != nil {
-		return nil, err
-	}
+	f.top = (&includer{file: f, open: open, stack: []string{name}}).load(src)
 	if len(f.jobs()) == 0 {
-		return nil, src.Errorf(nil,
-			"the file has no job; a job is a name at the start of a line, and below it script: or run:")
+		f.tree.fail(src.Errorf(nil,
+			"the file has no job; a job is a name at the start of a line, and below it script: or run:"))
 	}
-	return f, nil
+	return f, f.tree.err
 }
 
 // Jobs returns the names of the jobs that can run, in the order of the file.
@@ -53,12 +50,25 @@ func (f *File) jobs() []string {
 	return slices.DeleteFunc(keys(f.top), func(key string) bool { return slices.Contains(globals, key) })
 }
 
-// Check compiles all jobs and returns the first mistake of each, in order. The errors have the type [*lang.Error].
-func (f *File) Check() []error {
+// Check compiles all jobs, as parts of one pipeline, and returns the first mistake of each, in order. The errors have
+// the type [*lang.Error]. A job that starts another pipeline is checked too, but not compiled. If inspect is not nil,
+// it is called with each job that was compiled; Check adds its errors.
+func (f *File) Check(inspect func(name string, job *Job) error) []error {
 	var errs []error
 	reported := map[string]bool{} // jobs may share the part with the mistake
 	for _, name := range f.Jobs() {
-		if _, err := f.Job(name, nil); err != nil && !reported[err.Error()] {
+		f.tree.err = nil
+		d := f.find(name)
+		d.check()
+		d.checkPlace()
+		err := f.tree.err
+		if err == nil && findKey(d.node, "trigger") == nil {
+			var job *Job
+			if job, err = f.Job(name, nil); err == nil && inspect != nil {
+				err = inspect(name, job)
+			}
+		}
+		if err != nil && !reported[err.Error()] {
 			reported[err.Error()] = true
 			errs = append(errs, err)
 		}
@@ -67,7 +77,7 @@ func (f *File) Check() []error {
 }
 
 // topOf returns the mapping of jobs in the documents of src.
-func (f *File) topOf(src *lang.Source) (*yaml.Node, error) {
+func (f *File) topOf(src *lang.Source) *yaml.Node {
 	docs := src.Docs
 	if len(docs) == 2 && find(docs[0], "spec") != nil {
 		docs = docs[1:]
@@ -75,19 +85,16 @@ func (f *File) topOf(src *lang.Source) (*yaml.Node, error) {
 	}
 	switch {
 	case len(docs) == 0:
-		return nil, src.Errorf(nil, "the file is empty; write a job: a name, and below it script: or run:")
+		return f.tree.fail(src.Errorf(nil, "the file is empty; write a job: a name, and below it script: or run:"))
 	case len(docs) > 1:
-		return nil, src.Errorf(docs[1], "the file has one document, after one with a spec; this is one too many")
+		return f.tree.fail(src.Errorf(docs[1], "the file has one document, after one with a spec; this is one too many"))
 	}
-	top, err := f.tree.expand(src, docs[0], 0)
-	if err != nil {
-		return nil, err
-	}
+	top := f.tree.expand(src, docs[0], 0)
 	if top.Kind != yaml.MappingNode {
-		return nil, src.Errorf(docs[0],
-			"the file must be a mapping of jobs, not %s; for a list of steps use the format steps", describe(top))
+		return f.tree.fail(src.Errorf(docs[0],
+			"the file must be a mapping of jobs, not %s; for a list of steps use the format steps", describe(top)))
 	}
-	return top, nil
+	return top
 }
 
 // notice adds a notice about the file, once.

@@ -23,28 +23,15 @@ type includer struct {
 }
 
 // load returns the content of src, merged over its includes.
-func (in *includer) load(src *lang.Source) (*yaml.Node, error) {
-	top, err := in.file.topOf(src)
-	if err != nil {
-		return nil, err
-	}
+func (in *includer) load(src *lang.Source) *yaml.Node {
+	top := in.file.topOf(src)
 	include := find(top, "include")
 	if isNull(include) {
-		return top, nil
-	}
-	entries := []*yaml.Node{include}
-	if include.Kind == yaml.SequenceNode {
-		entries = include.Content
+		return top
 	}
 	var base *yaml.Node
-	for _, entry := range entries {
-		included, err := in.entry(entry)
-		if err != nil {
-			return nil, err
-		}
-		if base, err = in.file.tree.merge(base, included); err != nil {
-			return nil, err
-		}
+	for _, entry := range itemsOf(include) {
+		base = in.file.tree.merge(base, in.entry(entry))
 	}
 	return in.file.tree.merge(base, top)
 }
@@ -59,13 +46,13 @@ var kinds = map[string]string{
 }
 
 // entry reads the file that one entry of include names.
-func (in *includer) entry(n *yaml.Node) (*yaml.Node, error) {
+func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	t := in.file.tree
 	name, at := "", n
 	switch n.Kind { //nolint:exhaustive // there are no others
 	case yaml.ScalarNode:
 		if name = n.Value; strings.Contains(name, "://") {
-			return nil, in.refuse(n, "remote")
+			return in.refuse(n, "remote")
 		}
 	case yaml.MappingNode:
 		for _, key := range keys(n) {
@@ -74,57 +61,60 @@ func (in *includer) entry(n *yaml.Node) (*yaml.Node, error) {
 				at = find(n, key)
 				name = at.Value
 			case kinds[key] != "":
-				return nil, in.refuse(findKey(n, key), key)
+				return in.refuse(findKey(n, key), key)
 			case key == "rules":
 				in.file.notice("rules of include")
 			case key == "inputs":
 				in.file.notice("inputs of include")
 			case key == "file" || key == "ref" || key == "job": // keys of the refused kinds
 			default:
-				return nil, t.errorf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
+				return t.failf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
 			}
 		}
 	}
 	if name == "" || at.Kind != yaml.ScalarNode {
-		return nil, t.errorf(at, "include takes the path of a file of this project, such as - local: ci/jobs.yml")
+		return t.failf(at, "include takes the path of a file of this project, such as - local: ci/jobs.yml")
 	}
 	return in.read(at, name)
 }
 
-func (in *includer) refuse(n *yaml.Node, kind string) error {
-	return in.file.tree.errorf(n, "include: %s takes files from %s, which this program does not fetch; save the file "+
+func (in *includer) refuse(n *yaml.Node, kind string) *yaml.Node {
+	return in.file.tree.failf(n, "include: %s takes files from %s, which this program does not fetch; save the file "+
 		"in the project and use local", kind, kinds[kind])
 }
 
 // read reads the file name, which stands at the node at.
-func (in *includer) read(at *yaml.Node, name string) (*yaml.Node, error) {
+func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
 	t := in.file.tree
+	if t.err != nil {
+		return &yaml.Node{}
+	}
 	shown := lang.Quote(strings.ReplaceAll(name, "/", " "))
 	if shown != "" {
 		shown = ` "` + name + `"`
 	}
 	switch {
 	case strings.ContainsAny(name, "*?["):
-		return nil, t.errorf(at, "include: wildcards are not supported; name each file")
+		return t.failf(at, "include: wildcards are not supported; name each file")
 	case strings.Contains(name, "$"):
-		return nil, t.errorf(at, "include: variables are not supported; write the path out")
+		return t.failf(at, "include: variables are not supported; write the path out")
 	case in.open == nil:
-		return nil, t.errorf(at, "include: no other files can be read here")
+		return t.failf(at, "include: no other files can be read here")
 	}
 	name = strings.TrimPrefix(path.Clean("/"+name), "/")
 	if slices.Contains(in.stack, name) {
-		return nil, t.errorf(at, "include: the file%s includes itself", shown)
+		return t.failf(at, "include: the file%s includes itself", shown)
 	}
 	if in.count++; in.count > maxIncludes {
-		return nil, t.errorf(at, "include: there are more than %d files", maxIncludes)
+		return t.failf(at, "include: there are more than %d files", maxIncludes)
 	}
 	data, err := in.open(name)
 	if err != nil {
-		return nil, t.errorf(at, "include: read%s: %v", shown, bare(err))
+		return t.failf(at, "include: read%s: %v", shown, bare(err))
 	}
 	src, err := lang.Load(name, data)
 	if err != nil {
-		return nil, err
+		return t.fail(err)
 	}
 	in.stack = append(in.stack, name)
 	defer func() { in.stack = in.stack[:len(in.stack)-1] }()

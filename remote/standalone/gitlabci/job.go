@@ -23,6 +23,8 @@ type Job struct {
 	MayFail []string
 	// Notices are lines about keys that have no effect here.
 	Notices []string
+	// Warnings are about steps that may not do what they seem to; see [lang.Vet].
+	Warnings []*lang.Error
 }
 
 // The keys of a job.
@@ -43,6 +45,9 @@ var (
 	inheritable = append(append(slices.Clone(stepLists), "before_script", "after_script"), ignored...)
 )
 
+// defaultStage is the stage of a job that names none.
+const defaultStage = "test"
+
 // jobKeys are all keys of a job.
 var jobKeys = slices.Concat(stepLists, scripts, about, ignored, []string{"trigger"})
 
@@ -60,22 +65,18 @@ type draft struct {
 // there is no such job the error suggests another name or lists the jobs. Errors of the file have the type
 // [*lang.Error].
 func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job, error) {
-	d, err := f.find(name)
-	if err != nil {
-		return nil, err
+	f.tree.err = nil // that of another job
+	d := f.find(name)
+	d.check()
+	if trigger := findKey(d.node, "trigger"); trigger != nil {
+		f.tree.failf(trigger, "the job%s starts another pipeline, which is not possible here", lang.Quote(d.name))
 	}
-	if err := d.check(); err != nil {
-		return nil, err
-	}
-	vars, err := d.variables(predefined, given)
-	if err != nil {
-		return nil, err
-	}
-	job := &Job{Variables: vars}
-	if err := d.compile(job); err != nil {
-		return nil, err
-	}
+	job := &Job{Variables: d.variables(predefined, given)}
+	d.compile(job)
 	job.Notices = d.allNotices()
+	if f.tree.err != nil {
+		return nil, f.tree.err
+	}
 	return job, nil
 }
 
@@ -83,33 +84,24 @@ func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job,
 const maxListed = 20
 
 // find returns the job name, merged over the jobs it extends.
-func (f *File) find(name string) (*draft, error) {
-	key := findKey(f.top, name)
+func (f *File) find(name string) *draft {
+	t := f.tree
+	d := &draft{file: f, name: name, at: findKey(f.top, name), node: &yaml.Node{}}
 	switch {
-	case key == nil || slices.Contains(globals, name):
-		return nil, f.noJob(name)
+	case d.at == nil || slices.Contains(globals, name):
+		t.fail(t.main.Errorf(nil, "there is no job%s%s", lang.Quote(name),
+			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs()))))
+		d.at = f.top
 	case strings.HasPrefix(name, "."):
-		return nil, f.tree.errorf(key, "the job%s is hidden: its name begins with a dot, and other jobs extend it",
-			lang.Quote(name))
+		t.failf(d.at, "the job%s is hidden: its name begins with a dot, and other jobs extend it", lang.Quote(name))
+	default:
+		d.node = f.resolve(f.extended(name, d.at, nil), nil)
 	}
-	n, err := f.extended(name, key, nil)
-	if err != nil {
-		return nil, err
+	if d.node.Kind != yaml.MappingNode {
+		t.failf(d.at, "the job%s must be a mapping with script: or run:, not %s", lang.Quote(name), describe(d.node))
+		d.node = &yaml.Node{}
 	}
-	if n, err = f.resolve(n, nil); err != nil {
-		return nil, err
-	}
-	if n.Kind != yaml.MappingNode {
-		return nil, f.tree.errorf(key, "the job%s must be a mapping with script: or run:, not %s", lang.Quote(name),
-			describe(n))
-	}
-	return &draft{file: f, name: name, at: key, node: n}, nil
-}
-
-func (f *File) noJob(name string) error {
-	jobs := f.Jobs()
-	return f.tree.main.Errorf(nil, "there is no job%s%s", lang.Quote(name),
-		lang.Suggest(name, jobs, "; there is "+List(jobs)))
+	return d
 }
 
 // List returns names in quotes, without those after the first 20.
@@ -127,40 +119,80 @@ func List(names []string) string {
 }
 
 // check checks the keys of the job.
-func (d *draft) check() error {
+func (d *draft) check() {
 	t := d.file.tree
 	for key := range entries(d.node) {
-		if slices.Contains(jobKeys, key.Value) {
-			continue
+		if !slices.Contains(jobKeys, key.Value) {
+			t.failf(key, "unknown key%s of a job%s", lang.Quote(key.Value), lang.Suggest(key.Value, jobKeys, ""))
 		}
-		return t.errorf(key, "unknown key%s of a job%s", lang.Quote(key.Value), lang.Suggest(key.Value, jobKeys, ""))
-	}
-	if trigger := findKey(d.node, "trigger"); trigger != nil {
-		return t.errorf(trigger, "the job%s starts another pipeline, which is not possible here", lang.Quote(d.name))
 	}
 	if find(d.node, "run") != nil {
 		for _, key := range scripts {
 			if other := findKey(d.node, key); other != nil {
-				return t.errorf(other, "the job%s has both run and %s; a job has one of them", lang.Quote(d.name), key)
+				t.failf(other, "the job%s has both run and %s; a job has one of them", lang.Quote(d.name), key)
 			}
 		}
 	}
-	return d.readInherit()
+	d.readInherit()
+}
+
+// stages returns the stages of the pipeline.
+func (f *File) stages() []string {
+	names := []string{"build", "test", "deploy"}
+	if n := find(f.top, "stages"); !isNull(n) {
+		names = nil
+		for _, item := range f.resolve(n, nil).Content {
+			names = append(names, item.Value)
+		}
+	}
+	return slices.Concat([]string{".pre"}, names, []string{".post"})
+}
+
+// checkPlace checks that the stage of the job exists, and the jobs that it needs. Names with variables are for a
+// server.
+func (d *draft) checkPlace() {
+	t, stages, jobs := d.file.tree, d.file.stages(), d.file.Jobs()
+	there := "; there are " + strings.Join(stages[:min(len(stages), maxListed)], ", ")
+	switch n := find(d.node, "stage"); {
+	case n == nil && !slices.Contains(stages, defaultStage):
+		t.failf(d.at, "the job%s has no stage, and %q does not exist%s", lang.Quote(d.name), defaultStage, there)
+	case n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(stages, n.Value):
+		t.failf(n, "the job%s has a stage that does not exist%s", lang.Quote(d.name), lang.Suggest(n.Value, stages, there))
+	}
+	needs := find(d.node, "needs")
+	if isNull(needs) {
+		return
+	}
+	for _, n := range itemsOf(needs) {
+		if n.Kind == yaml.MappingNode {
+			optional := find(n, "optional")
+			if find(n, "pipeline") != nil || find(n, "project") != nil || optional != nil && optional.Value == "true" {
+				continue
+			}
+			n = find(n, "job")
+		}
+		if n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(jobs, n.Value) {
+			t.failf(n, "the job%s needs%s, and there is no such job%s", lang.Quote(d.name), lang.Quote(n.Value),
+				lang.Suggest(n.Value, jobs, ""))
+		}
+	}
 }
 
 // readInherit reads the parts of default and the global variables that the job takes.
-func (d *draft) readInherit() error {
+func (d *draft) readInherit() {
+	t := d.file.tree
 	d.inherit = map[string]bool{}
 	n := find(d.node, "inherit")
 	if isNull(n) {
-		return nil
+		return
 	}
 	if n.Kind != yaml.MappingNode {
-		return d.file.tree.errorf(n, "inherit must be a mapping with default and variables, not %s", describe(n))
+		t.failf(n, "inherit must be a mapping with default and variables, not %s", describe(n))
+		return
 	}
 	for key, value := range entries(n) {
 		if key.Value != "default" && key.Value != "variables" {
-			return d.file.tree.errorf(key, "unknown key%s of inherit; it has default, variables", lang.Quote(key.Value))
+			t.failf(key, "unknown key%s of inherit; it has default, variables", lang.Quote(key.Value))
 		}
 		switch {
 		case value.Kind == yaml.ScalarNode && value.Value == "true":
@@ -172,89 +204,65 @@ func (d *draft) readInherit() error {
 				d.inherit[key.Value+"."+item.Value] = true
 			}
 		default:
-			return d.file.tree.errorf(value, "inherit: %s takes true, false or a list of names", key.Value)
+			t.failf(value, "inherit: %s takes true, false or a list of names", key.Value)
 		}
 	}
-	return nil
 }
 
 // inherits reports whether the job takes name of what: of default or of variables.
 func (d *draft) inherits(what, name string) bool { return !d.inherit[what] || d.inherit[what+"."+name] }
 
-// get returns the value of key in the job or else in default.
-func (d *draft) get(key string) (*yaml.Node, error) {
+// get returns the value of key in the job or else in default, or nil. In default, references are not resolved.
+func (d *draft) get(key string) *yaml.Node {
 	if n := find(d.node, key); n != nil {
-		return n, nil
+		return n
 	}
 	if !slices.Contains(inheritable, key) || !d.inherits("default", key) {
-		return nil, nil
+		return nil
 	}
 	n := find(find(d.file.top, "default"), key)
 	if n == nil && slices.Contains(globals, key) {
 		n = find(d.file.top, key) // an older form of default
 	}
-	if n == nil {
-		return nil, nil
-	}
-	return d.file.resolve(n, nil)
+	return n
 }
 
 // variables returns the variables of the job.
-func (d *draft) variables(predefined, given []Variable) ([]Variable, error) {
+func (d *draft) variables(predefined, given []Variable) []Variable {
 	literal := func(list []variable, vars []Variable) []variable {
 		for _, v := range vars {
 			list = setVariable(list, variable{at: d.at, name: v.Name, value: v.Value})
 		}
 		return list
 	}
-	stage := "test"
+	stage := defaultStage
 	if n := find(d.node, "stage"); n != nil && n.Kind == yaml.ScalarNode {
 		stage = n.Value
 	}
 	list := literal(nil, predefined)
 	list = literal(list, []Variable{{"CI_JOB_NAME", d.name}, {"CI_JOB_STAGE", stage}})
-	global, err := d.file.globalVariables()
-	if err != nil {
-		return nil, err
-	}
-	for _, v := range global {
-		if d.inherits("variables", v.name) {
-			list = setVariable(list, v)
+	if global := find(d.file.top, "variables"); global != nil {
+		for _, v := range d.file.variables(nil, d.file.resolve(global, nil)) {
+			if d.inherits("variables", v.name) {
+				list = setVariable(list, v)
+			}
 		}
 	}
-	if list, err = d.file.variables(list, find(d.node, "variables")); err != nil {
-		return nil, err
-	}
+	list = d.file.variables(list, find(d.node, "variables"))
 	list = literal(list, given)
 	e := d.file.expander(list)
 	vars := make([]Variable, len(list))
 	for i, v := range list {
-		value, err := e.value(v.name)
-		if err != nil {
-			return nil, err
-		}
-		vars[i] = Variable{v.name, value}
+		vars[i] = Variable{v.name, e.value(v.name)}
 	}
-	return vars, nil
-}
-
-func (f *File) globalVariables() ([]variable, error) {
-	n := find(f.top, "variables")
-	if n == nil {
-		return nil, nil
-	}
-	n, err := f.resolve(n, nil)
-	if err != nil {
-		return nil, err
-	}
-	return f.variables(nil, n)
+	return vars
 }
 
 // allNotices returns the notices of the job.
 func (d *draft) allNotices() []string {
 	var left []string
 	for _, key := range ignored {
-		if n, err := d.get(key); err == nil && !isNull(n) {
+		if !isNull(d.get(key)) {
 			left = append(left, key)
 		}
 	}

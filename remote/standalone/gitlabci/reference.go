@@ -20,75 +20,65 @@ func isReference(n *yaml.Node) bool { return n.Kind == yaml.SequenceNode && n.Ta
 
 // extended returns the job name merged over the jobs it extends. at is the node that names it, chain the jobs that led
 // here.
-func (f *File) extended(name string, at *yaml.Node, chain []string) (*yaml.Node, error) {
-	if n := f.whole[name]; n != nil {
-		return n, nil
+func (f *File) extended(name string, at *yaml.Node, chain []string) *yaml.Node {
+	switch n := f.whole[name]; {
+	case f.tree.err != nil:
+		return &yaml.Node{}
+	case n != nil:
+		return n
 	}
-	n, err := f.extend(name, at, chain)
-	if err == nil {
+	n := f.extend(name, at, chain)
+	if f.tree.err == nil {
 		f.whole[name] = n
 	}
-	return n, err
+	return n
 }
 
-func (f *File) extend(name string, at *yaml.Node, chain []string) (*yaml.Node, error) {
+func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 	t := f.tree
 	n := find(f.top, name)
 	switch {
 	case slices.Contains(chain, name):
-		return nil, t.errorf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
+		return t.failf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
 			strings.Join(append(chain, name), " > "))
 	case n == nil:
-		return nil, t.errorf(at, "extends: there is no job%s%s", lang.Quote(name), lang.Suggest(name, f.jobs(), ""))
+		return t.failf(at, "extends: there is no job%s%s", lang.Quote(name), lang.Suggest(name, f.jobs(), ""))
 	case len(chain) > maxExtends:
-		return nil, t.errorf(at, "extends: jobs extend each other more than %d deep", maxExtends)
-	case n.Kind != yaml.MappingNode:
-		return n, nil // such as a list of script lines, for references
+		return t.failf(at, "extends: jobs extend each other more than %d deep", maxExtends)
+	case n.Kind != yaml.MappingNode: // such as a list of script lines, for references
+		return n
 	}
 	extends := find(n, "extends")
 	if isNull(extends) {
-		return n, nil
-	}
-	bases := []*yaml.Node{extends}
-	if extends.Kind == yaml.SequenceNode {
-		bases = extends.Content
+		return n
 	}
 	var all *yaml.Node
-	for _, b := range bases {
+	for _, b := range itemsOf(extends) {
 		if b.Kind != yaml.ScalarNode {
-			return nil, t.errorf(b, "extends takes the name of a job, or a list of names")
+			return t.failf(b, "extends takes the name of a job, or a list of names")
 		}
-		base, err := f.extended(b.Value, b, append(slices.Clip(chain), name))
-		if err != nil {
-			return nil, err
-		}
+		base := f.extended(b.Value, b, append(slices.Clip(chain), name))
 		if base.Kind != yaml.MappingNode {
-			return nil, t.errorf(b, "extends:%s is %s, not a job", lang.Quote(b.Value), describe(base))
+			return t.failf(b, "extends:%s is %s, not a job", lang.Quote(b.Value), describe(base))
 		}
-		if all, err = t.merge(all, base); err != nil {
-			return nil, err
-		}
+		all = t.merge(all, base)
 	}
 	return t.merge(all, n)
 }
 
 // resolve returns n with its references replaced by the named nodes. chain has the references that led here.
-func (f *File) resolve(n *yaml.Node, chain []string) (*yaml.Node, error) {
+func (f *File) resolve(n *yaml.Node, chain []string) *yaml.Node {
 	if isReference(n) {
 		return f.refer(n, chain)
 	}
 	if len(n.Content) == 0 || !holdsReference(n) {
-		return n, nil
+		return n
 	}
 	c := f.tree.copyOf(n)
 	for _, item := range n.Content {
-		r, err := f.resolve(item, chain)
-		if err != nil {
-			return nil, err
-		}
-		c.Content = append(c.Content, r)
+		c.Content = append(c.Content, f.resolve(item, chain))
 	}
-	return c, nil
+	return c
 }
 
 func holdsReference(n *yaml.Node) bool {
@@ -96,69 +86,48 @@ func holdsReference(n *yaml.Node) bool {
 }
 
 // refer returns a copy of the node that the reference n names.
-func (f *File) refer(n *yaml.Node, chain []string) (*yaml.Node, error) {
+func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 	t := f.tree
 	path := make([]string, len(n.Content))
 	for i, part := range n.Content {
 		if part.Kind != yaml.ScalarNode {
-			return nil, t.errorf(n, "!reference takes names, such as !reference [.setup, script]")
+			return t.failf(n, "!reference takes names, such as !reference [.setup, script]")
 		}
 		path[i] = part.Value
 	}
-	if len(path) == 0 {
-		return nil, t.errorf(n, "!reference is empty; write the job and its key, such as !reference [.setup, script]")
-	}
 	shown := strings.Join(path, "\x00")
 	switch {
+	case t.err != nil:
+		return &yaml.Node{}
+	case len(path) == 0:
+		return t.failf(n, "!reference is empty; write the job and its key, such as !reference [.setup, script]")
 	case slices.Contains(chain, shown):
-		return nil, t.errorf(n, "!reference:%s leads back to itself", lang.Quote(strings.Join(path, " ")))
+		return t.failf(n, "!reference:%s leads back to itself", lang.Quote(strings.Join(path, " ")))
 	case len(chain) >= maxReferences:
-		return nil, t.errorf(n, "!reference: references lead to others more than %d deep", maxReferences)
+		return t.failf(n, "!reference: references lead to others more than %d deep", maxReferences)
 	}
-	found, err := f.extendedPart(path, n)
-	if err != nil {
-		return nil, err
-	}
-	// Copied, because the node may be used in many places.
-	resolved, err := f.resolve(found, append(slices.Clip(chain), shown))
-	if err != nil {
-		return nil, err
-	}
-	return f.duplicate(resolved)
-}
-
-func (f *File) extendedPart(path []string, at *yaml.Node) (*yaml.Node, error) {
 	found := find(f.top, path[0])
 	if found != nil && !slices.Contains(globals, path[0]) {
-		var err error
-		if found, err = f.extended(path[0], at, nil); err != nil {
-			return nil, err
-		}
+		found = f.extended(path[0], n, nil)
 	}
 	for _, key := range path[1:] {
-		if found == nil {
-			break
-		}
 		found = find(found, key)
 	}
 	if found == nil {
-		return nil, f.tree.errorf(at, "!reference: there is no%s", lang.Quote(strings.Join(path, " ")))
+		return t.failf(n, "!reference: there is no%s", lang.Quote(strings.Join(path, " ")))
 	}
-	return found, nil
+	// Copied, because the node may be used in many places.
+	return t.duplicate(f.resolve(found, append(slices.Clip(chain), shown)))
 }
 
 // duplicate returns a copy of n with its content, and counts its cost.
-func (f *File) duplicate(n *yaml.Node) (*yaml.Node, error) {
-	if err := f.tree.spend(n); err != nil {
-		return nil, err
+func (t *tree) duplicate(n *yaml.Node) *yaml.Node {
+	if !t.spend(n) {
+		return &yaml.Node{}
 	}
-	c := f.tree.copyOf(n)
+	c := t.copyOf(n)
 	for _, item := range n.Content {
-		d, err := f.duplicate(item)
-		if err != nil {
-			return nil, err
-		}
-		c.Content = append(c.Content, d)
+		c.Content = append(c.Content, t.duplicate(item))
 	}
-	return c, nil
+	return c
 }

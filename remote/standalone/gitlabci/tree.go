@@ -19,8 +19,9 @@ const (
 )
 
 // tree makes copies of nodes, without aliases and merge keys. It knows the text that each node comes from, and counts
-// their cost.
+// their cost. It keeps the first mistake; from then on its nodes are empty, and results need no errors beside them.
 type tree struct {
+	err    error // the first mistake
 	main   *lang.Source
 	others map[*yaml.Node]*lang.Source // the texts of nodes that are not from main
 	cost   int
@@ -34,17 +35,25 @@ func (t *tree) origin(n *yaml.Node) *lang.Source {
 	return t.main
 }
 
-// errorf returns an error about n.
-func (t *tree) errorf(n *yaml.Node, format string, args ...any) error {
-	return t.origin(n).Errorf(n, format, args...)
+// fail keeps err, if it is the first mistake, and returns an empty node.
+func (t *tree) fail(err error) *yaml.Node {
+	if t.err == nil {
+		t.err = err
+	}
+	return &yaml.Node{}
 }
 
-// spend counts a copy of n.
-func (t *tree) spend(n *yaml.Node) error {
+// failf is fail with an error about n.
+func (t *tree) failf(n *yaml.Node, format string, args ...any) *yaml.Node {
+	return t.fail(t.origin(n).Errorf(n, format, args...))
+}
+
+// spend counts a copy of n. It returns false after a mistake: then nothing more is to be copied.
+func (t *tree) spend(n *yaml.Node) bool {
 	if t.cost += nodeCost + len(n.Value) + entryCost*len(n.Content); t.cost > maxCost {
-		return t.errorf(n, "aliases, extends and references make this file too large; write it shorter")
+		t.failf(n, "aliases, extends and references make this file too large; write it shorter")
 	}
-	return nil
+	return t.err == nil
 }
 
 // copyOf returns a copy of n without its content.
@@ -71,73 +80,60 @@ func (t *tree) text(n *yaml.Node, value string) *yaml.Node {
 }
 
 // expand returns a copy of n, a node of src.
-func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) (*yaml.Node, error) {
+func (t *tree) expand(src *lang.Source, n *yaml.Node, depth int) *yaml.Node {
 	if depth > maxDepth {
-		return nil, src.Errorf(n, "it is nested deeper than %d; does an alias hold itself?", maxDepth)
+		return t.fail(src.Errorf(n, "it is nested deeper than %d; does an alias hold itself?", maxDepth))
 	}
 	v := n
 	if n.Kind == yaml.AliasNode {
 		if v = n.Alias; v == nil || v.Kind == yaml.AliasNode {
-			return nil, src.Errorf(n, "the alias has no anchor")
+			return t.fail(src.Errorf(n, "the alias has no anchor"))
 		}
 	}
 	if src != t.main {
 		t.others[v] = src
 	}
-	if err := t.spend(v); err != nil {
-		return nil, err
+	if !t.spend(v) {
+		return &yaml.Node{}
 	}
 	if v.Style&yaml.TaggedStyle != 0 && v.ShortTag() != "!!str" && !isReference(v) {
-		return nil, src.Errorf(v, "this tag is not supported; the only tag is !reference")
+		return t.failf(v, "this tag is not supported; the only tag is !reference")
 	}
 	c := t.copyOf(v)
 	if v.Kind == yaml.MappingNode {
-		return c, t.expandMapping(src, v, c, depth)
+		t.expandMapping(src, v, c, depth)
+		return c
 	}
 	for _, item := range v.Content {
-		e, err := t.expand(src, item, depth+1)
-		if err != nil {
-			return nil, err
-		}
-		c.Content = append(c.Content, e)
+		c.Content = append(c.Content, t.expand(src, item, depth+1))
 	}
-	return c, nil
+	return c
 }
 
 // expandMapping copies the content of the mapping v to c. Keys from merge keys do not replace others.
-func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error {
+func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) {
 	seen := make(map[string]bool, len(v.Content)/2)
 	var merged []*yaml.Node
 	for key, value := range entries(v) {
-		e, err := t.expand(src, value, depth+1)
-		if err != nil {
-			return err
-		}
+		e := t.expand(src, value, depth+1)
 		if key.ShortTag() == "!!merge" {
 			merged = append(merged, e)
 			continue
 		}
-		k, err := t.expand(src, key, depth+1)
-		if err != nil {
-			return err
-		}
-		if k.Kind != yaml.ScalarNode {
-			return t.errorf(k, "a key must be a text")
-		}
-		if seen[k.Value] {
-			return t.errorf(k, "the key%s is given twice", lang.Quote(k.Value))
+		k := t.expand(src, key, depth+1)
+		switch {
+		case k.Kind != yaml.ScalarNode:
+			t.failf(k, "a key must be a text")
+		case seen[k.Value]:
+			t.failf(k, "the key%s is given twice", lang.Quote(k.Value))
 		}
 		seen[k.Value] = true
 		c.Content = append(c.Content, k, e)
 	}
 	for _, m := range merged {
-		sources := []*yaml.Node{m}
-		if m.Kind == yaml.SequenceNode {
-			sources = m.Content
-		}
-		for _, s := range sources {
+		for _, s := range itemsOf(m) {
 			if s.Kind != yaml.MappingNode {
-				return t.errorf(s, "<< takes a mapping, or a list of them")
+				t.failf(s, "<< takes a mapping, or a list of them")
 			}
 			for key, value := range entries(s) {
 				if !seen[key.Value] {
@@ -147,7 +143,14 @@ func (t *tree) expandMapping(src *lang.Source, v, c *yaml.Node, depth int) error
 			}
 		}
 	}
-	return nil
+}
+
+// itemsOf returns the items of the list n, or n alone.
+func itemsOf(n *yaml.Node) []*yaml.Node {
+	if n.Kind == yaml.SequenceNode {
+		return n.Content
+	}
+	return []*yaml.Node{n}
 }
 
 // entries yields the keys and values of the mapping n.
@@ -194,9 +197,9 @@ func keys(n *yaml.Node) []string {
 }
 
 // merge returns base overridden by over: mappings key by key, everything else as a whole. Neither changes.
-func (t *tree) merge(base, over *yaml.Node) (*yaml.Node, error) {
+func (t *tree) merge(base, over *yaml.Node) *yaml.Node {
 	if base == nil || base.Kind != yaml.MappingNode || over.Kind != yaml.MappingNode {
-		return over, nil
+		return over
 	}
 	result := t.copyOf(over)
 	result.Content = slices.Clone(base.Content)
@@ -210,13 +213,10 @@ func (t *tree) merge(base, over *yaml.Node) (*yaml.Node, error) {
 			result.Content = append(result.Content, key, value)
 			continue
 		}
-		merged, err := t.merge(result.Content[j+1], value)
-		if err != nil {
-			return nil, err
-		}
-		result.Content[j], result.Content[j+1] = key, merged
+		result.Content[j], result.Content[j+1] = key, t.merge(result.Content[j+1], value)
 	}
-	return result, t.spend(result)
+	t.spend(result)
+	return result
 }
 
 // isNull reports whether n is missing or null.

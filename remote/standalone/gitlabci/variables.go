@@ -26,21 +26,18 @@ type variable struct {
 var variableKeys = []string{"value", "description", "options", "expand"}
 
 // variables adds the variables in the mapping n to list, and replaces those of the same name.
-func (f *File) variables(list []variable, n *yaml.Node) ([]variable, error) {
+func (f *File) variables(list []variable, n *yaml.Node) []variable {
 	if isNull(n) {
-		return list, nil
+		return list
 	}
 	if n.Kind != yaml.MappingNode {
-		return nil, f.tree.errorf(n, "variables must be a mapping (NAME: value), not %s", describe(n))
+		f.tree.failf(n, "variables must be a mapping (NAME: value), not %s", describe(n))
+		return list
 	}
 	for key, value := range entries(n) {
-		v, err := f.variable(key, value)
-		if err != nil {
-			return nil, err
-		}
-		list = setVariable(list, v)
+		list = setVariable(list, f.variable(key, value))
 	}
-	return list, nil
+	return list
 }
 
 func setVariable(list []variable, v variable) []variable {
@@ -54,34 +51,32 @@ func setVariable(list []variable, v variable) []variable {
 }
 
 // variable reads one variable.
-func (f *File) variable(key, value *yaml.Node) (variable, error) {
+func (f *File) variable(key, value *yaml.Node) variable {
 	t := f.tree
 	v := variable{at: value, name: key.Value, expand: true}
 	if !lang.IsName(v.name) {
-		return v, t.errorf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first",
-			lang.Quote(v.name))
+		t.failf(key, "the variable name%s is not valid; use letters, digits and _, not a digit first", lang.Quote(v.name))
 	}
 	if value.Kind == yaml.MappingNode {
-		for _, k := range keys(value) {
-			if !slices.Contains(variableKeys, k) {
-				return v, t.errorf(findKey(value, k), "unknown key%s of a variable; it has %s", lang.Quote(k),
-					strings.Join(variableKeys, ", "))
+		for k := range entries(value) {
+			if !slices.Contains(variableKeys, k.Value) {
+				t.failf(k, "unknown key%s of a variable; it has %s", lang.Quote(k.Value), strings.Join(variableKeys, ", "))
 			}
 		}
 		if e := find(value, "expand"); e != nil {
 			v.expand = e.Value != "false"
 		}
 		if value = find(value, "value"); value == nil {
-			return v, nil
+			return v
 		}
 	}
-	if value.Kind != yaml.ScalarNode {
-		return v, t.errorf(value, "the value of%s must be a text or a number, not %s", lang.Quote(v.name), describe(value))
-	}
-	if !isNull(value) {
+	switch {
+	case value.Kind != yaml.ScalarNode:
+		t.failf(value, "the value of%s must be a text or a number, not %s", lang.Quote(v.name), describe(value))
+	case !isNull(value):
 		v.value = value.Value
 	}
-	return v, nil
+	return v
 }
 
 // maxValue is the longest value of a variable after expansion, in bytes. Linux passes no longer value to a program.
@@ -106,36 +101,32 @@ func (f *File) expander(list []variable) *expander {
 }
 
 // value returns the expanded value of the variable name, which exists.
-func (e *expander) value(name string) (string, error) {
-	if value, ok := e.done[name]; ok {
-		return value, nil
+func (e *expander) value(name string) string {
+	if value, ok := e.done[name]; ok || e.tree.err != nil {
+		return value
 	}
 	v := e.vars[name]
 	value := v.value
 	if v.expand && strings.Contains(value, "$") {
 		e.busy[name] = true
-		var err error
-		value, err = e.expand(v)
+		value = e.expand(v)
 		e.busy[name] = false
-		if err != nil {
-			return "", err
-		}
 	}
 	if e.size += len(name) + 1 + len(value); e.size > lang.MaxEnv {
-		return "", e.tree.errorf(v.at, "the variables have more than %d bytes in all; put some into files", lang.MaxEnv)
+		e.tree.failf(v.at, "the variables have more than %d bytes in all; put some into files", lang.MaxEnv)
 	}
 	e.done[name] = value
-	return value, nil
+	return value
 }
 
-func (e *expander) expand(v variable) (string, error) {
+func (e *expander) expand(v variable) string {
 	var out strings.Builder
 	rest := v.value
 	for {
 		before, after, found := strings.Cut(rest, "$")
 		out.WriteString(before)
 		if !found {
-			return out.String(), nil
+			return out.String()
 		}
 		name, size := nameIn(after)
 		_, known := e.vars[name]
@@ -144,17 +135,14 @@ func (e *expander) expand(v variable) (string, error) {
 			out.WriteString("$")
 			size = 1
 		case name != "" && known && !e.busy[name]:
-			value, err := e.value(name)
-			if err != nil {
-				return "", err
-			}
-			out.WriteString(value)
+			out.WriteString(e.value(name))
 		default:
 			out.WriteString("$" + after[:size])
 		}
 		if out.Len() > maxValue {
-			return "", e.tree.errorf(v.at, "the value of%s has more than %d bytes when the variables in it are replaced",
+			e.tree.failf(v.at, "the value of%s has more than %d bytes when the variables in it are replaced",
 				lang.Quote(v.name), maxValue)
+			return ""
 		}
 		rest = after[size:]
 	}

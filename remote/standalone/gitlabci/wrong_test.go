@@ -145,7 +145,7 @@ func FuzzRead(f *testing.F) {
 			requirePlaced(t, err)
 			return
 		}
-		for _, err := range file.Check() {
+		for _, err := range file.Check(nil) {
 			requirePlaced(t, err)
 		}
 		for _, name := range file.Jobs() {
@@ -163,4 +163,55 @@ func requirePlaced(t *testing.T, err error) {
 	require.True(t, errors.As(err, &bad), "%v", err)
 	require.NotEmpty(t, bad.Where)
 	require.NotContains(t, err.Error(), "\n")
+}
+
+// A job that starts another pipeline is legal, though only a server can run it; validate refused the file. Stages and
+// needs that do not exist passed, and GitLab refuses the file.
+func TestCheckKnowsThePipeline(t *testing.T) {
+	const usual = " a stage that does not exist; there are .pre, build, test, deploy, .post"
+	for text, want := range map[string]string{
+		"a: {script: [x]}\nb: {trigger: {include: child.yml}, stage: deploy, needs: [a]}\n": "",
+		"a: {script: [x], stage: tset}\n": `.gitlab-ci.yml:1:25: the job "a" has a stage that does not exist, did you ` +
+			`mean "test"?`,
+		"stages: [one, two]\na: {script: [x], stage: three}\n": `.gitlab-ci.yml:2:25: the job "a" has a stage that does ` +
+			`not exist; there are .pre, one, two, .post`,
+		"stages: [one, two]\na: {script: [x]}\n": `.gitlab-ci.yml:2:1: the job "a" has no stage, and "test" does not ` +
+			`exist; there are .pre, one, two, .post`,
+		"stages: [one]\na: {script: [x], stage: .pre}\nb: {script: [x], stage: one}\n": "",
+		"a: {script: [x], needs: [bb]}\nb: {script: [x]}\n": `.gitlab-ci.yml:1:26: the job "a" needs "bb", and there is ` +
+			`no such job`,
+		"a: {script: [x], needs: [{job: build-ap}]}\nbuild-app: {script: [x]}\n": `.gitlab-ci.yml:1:32: the job "a" ` +
+			`needs "build-ap", and there is no such job, did you mean "build-app"?`,
+		"a: {script: [x], needs: [{job: bb, optional: true}]}\n":                      "",
+		"a: {script: [x], needs: [{pipeline: $P, job: bb}, {project: p, job: cc}]}\n": "",
+		"a: {script: [x], needs: []}\n":                                               "",
+		"stages: !reference [.s]\n.s: [one]\na: {script: [x], stage: one}\n":          "",
+
+		"a: {trigger: other/project, stage: nosuch}\n":               `.gitlab-ci.yml:1:36: the job "a" has` + usual,
+		".base: {stage: nosuch}\na: {extends: .base, script: [x]}\n": `.gitlab-ci.yml:1:16: the job "a" has` + usual,
+	} {
+		f, err := Read(".gitlab-ci.yml", []byte(text), nil)
+		require.NoError(t, err, text)
+		var got []string
+		for _, err := range f.Check(nil) {
+			got = append(got, err.Error())
+		}
+		require.Equal(t, want, strings.Join(got, "\n"), text)
+	}
+}
+
+// Each job extends the next one many times. After the first mistake, here of the cost, no job is merged any more.
+func TestAMistakeEndsTheWork(t *testing.T) {
+	var text strings.Builder
+	for i := range 10 {
+		fmt.Fprintf(&text, "j%d: {script: [x], extends: [%s]}\n", i, strings.Repeat(fmt.Sprintf("j%d, ", i+1), 30))
+	}
+	text.WriteString("j10:\n")
+	for i := range 40_000 {
+		fmt.Fprintf(&text, "  k%d: 1\n", i)
+	}
+	f, err := Read("ci.yml", []byte(text.String()), nil)
+	require.NoError(t, err)
+	_, err = f.Job("j0", nil)
+	require.ErrorContains(t, err, "aliases, extends and references make this file too large")
 }

@@ -7,11 +7,9 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/gowebpki/jcs"
 	link "github.com/in-toto/attestation/go/predicates/link/v0"
 	intoto "github.com/in-toto/attestation/go/v1"
 
-	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -22,22 +20,32 @@ type Link struct {
 	Data []byte
 }
 
-// Links returns a statement for each command that was run, in the order of the steps.
-func Links(t *trace.Trace) ([]Link, error) {
+// linkType is the type of in-toto's own links, which its verifiers read.
+const linkType = "link"
+
+// Links returns a statement for each command that was run, in the order of the steps. With a key each is a link of
+// in-toto instead, in a DSSE envelope that the key has signed, in a file with the name that in-toto's verifiers want.
+func Links(t *trace.Trace, key *Key) ([]Link, error) {
 	var links []Link
 	var failed error
-	count := 0
 	walk(t.Identity.Steps, nil, func(s *trace.Step, names []string) {
 		if s.Exec == nil || failed != nil {
 			return
 		}
-		count++
-		data, err := linkOf(s, strings.Join(names, "/"))
-		if err != nil {
-			failed = fmt.Errorf("step %q: %w", strings.Join(names, "."), err)
+		l := Link{File: fmt.Sprintf("%03d-%.100s.link.json", len(links)+1, fit(names, "-"))}
+		if key == nil {
+			l.Data, failed = linkOf(s, strings.Join(names, "/"))
+		} else {
+			l.File = fmt.Sprintf("%s.%.8s.link", fit(names, "."), key.ID)
+			if l.Data, failed = signedLink(s, names); failed == nil {
+				l.Data, failed = key.Sign(l.Data)
+			}
+		}
+		if failed != nil {
+			failed = fmt.Errorf("step %q: %w", strings.Join(names, "."), failed)
 			return
 		}
-		links = append(links, Link{fileName(count, names), data})
+		links = append(links, l)
 	})
 	return links, failed
 }
@@ -45,42 +53,72 @@ func Links(t *trace.Trace) ([]Link, error) {
 // unusual matches characters that names of steps do not have.
 var unusual = regexp.MustCompile(`[^A-Za-z0-9_-]+`)
 
-// fileName names the file of a link. Names of a trace that was not written by us are made fit for one.
-func fileName(number int, names []string) string {
-	name := unusual.ReplaceAllString(strings.Join(names, "-"), "_")
-	return fmt.Sprintf("%03d-%.100s.link.json", number, name)
+// fit joins names as a part of a file name. Names of a trace that was not written by us are made fit for one.
+func fit(names []string, with string) string {
+	fitting := make([]string, len(names))
+	for i, name := range names {
+		fitting[i] = unusual.ReplaceAllString(name, "_")
+	}
+	return strings.Join(fitting, with)
 }
 
+// linkOf returns the statement about the command of s.
 func linkOf(s *trace.Step, name string) ([]byte, error) {
-	outputs, err := digestOf(s.Outputs)
+	p, outputs, err := predicate(s, name)
 	if err != nil {
 		return nil, err
 	}
-	byproducts := map[string]any{"exit_code": s.Exec.ExitCode, "return-value": s.Exec.ExitCode}
-	subjects := []Subject{{"outputs", outputs}}
+	return encode(LinkType, p, []Subject{{"outputs", outputs}})
+}
+
+// signedLink returns the link of in-toto about the command of s, in canonical JSON.
+func signedLink(s *trace.Step, names []string) ([]byte, error) {
+	p, outputs, err := predicate(s, strings.Join(names, "."))
+	if err != nil {
+		return nil, err
+	}
+	materials := map[string]any{}
+	for _, m := range p.GetMaterials() {
+		materials[m.GetName()] = m.GetDigest()
+	}
+	return canonical(json.Marshal(map[string]any{
+		"_type": linkType, "name": p.GetName(), "command": append([]string{}, p.GetCommand()...),
+		"materials": materials, "products": map[string]any{"outputs": map[string]string{trace.SHA256: outputs}},
+		"byproducts": p.GetByproducts().AsMap(), "environment": p.GetEnvironment().AsMap(),
+	}))
+}
+
+// predicate describes the command of s. outputs is the digest of the step's outputs.
+func predicate(s *trace.Step, name string) (p *link.Link, outputs string, err error) {
+	data, err := canonical(json.Marshal(s.Outputs))
+	if err != nil {
+		return nil, "", err
+	}
+	byproducts := map[string]any{}
+	if code := s.Exec.ExitCode; code != nil {
+		byproducts["exit_code"], byproducts["return-value"] = *code, *code
+	}
 	if s.Logs.Stdout.SHA256 != "" {
 		byproducts["stdout"] = trace.SHA256 + ":" + s.Logs.Stdout.SHA256
 		byproducts["stderr"] = trace.SHA256 + ":" + s.Logs.Stderr.SHA256
 	}
-	p := &link.Link{Name: name, Materials: named(distinct(materials(s)))}
+	p = &link.Link{Name: name, Materials: named(distinct(materials(s)))}
 	for _, arg := range s.Exec.Argv {
 		p.Command = append(p.Command, textOf(arg))
 	}
-	if p.Byproducts, err = structOf(byproducts); err != nil {
-		return nil, err
+	if p.Byproducts, err = structOf(json.Marshal(byproducts)); err != nil {
+		return nil, "", err
 	}
-	p.Environment, err = structOf(map[string]any{
-		"variables": sortedKeys(s.Env), "work_dir": textOf(s.Exec.WorkDir),
-	})
-	if err != nil {
-		return nil, err
+	about := map[string]any{"variables": sortedKeys(s.Env), "work_dir": textOf(s.Exec.WorkDir)}
+	if p.Environment, err = structOf(json.Marshal(about)); err != nil {
+		return nil, "", err
 	}
 	for _, m := range p.GetMaterials() {
 		if err := m.Validate(); err != nil {
-			return nil, fmt.Errorf("write provenance: %w", err)
+			return nil, "", fmt.Errorf("write provenance: %w", err)
 		}
 	}
-	return encode(LinkType, p, subjects)
+	return p, fmt.Sprintf("%x", sha256.Sum256(data)), nil
 }
 
 // named makes the names in list differ: a link's materials are known by them.
@@ -92,16 +130,4 @@ func named(list []*intoto.ResourceDescriptor) []*intoto.ResourceDescriptor {
 		}
 	}
 	return list
-}
-
-// digestOf is the digest of values as the trace has them, in the canonical form of JSON.
-func digestOf(values mask.Values) (string, error) {
-	data, err := json.Marshal(values)
-	if err == nil {
-		data, err = jcs.Transform(data)
-	}
-	if err != nil {
-		return "", fmt.Errorf("write provenance: %w", err)
-	}
-	return fmt.Sprintf("%x", sha256.Sum256(data)), nil
 }

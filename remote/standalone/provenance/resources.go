@@ -24,12 +24,14 @@ func textOf(t mask.Text) string {
 	return t.Value
 }
 
+// sortedKeys returns the keys of m, sorted. It is not nil, so that in JSON it is a list, too.
 func sortedKeys[T any](m map[string]T) []string {
-	keys := slices.Sorted(maps.Keys(m))
-	if keys == nil {
-		return []string{} // in JSON it is a list, too
-	}
-	return keys
+	return append([]string{}, slices.Sorted(maps.Keys(m))...)
+}
+
+// descriptor describes a file by its SHA-256.
+func descriptor(name, uri, digest string) *intoto.ResourceDescriptor {
+	return &intoto.ResourceDescriptor{Name: name, Uri: uri, Digest: map[string]string{trace.SHA256: digest}}
 }
 
 // walk calls visit for each of steps and those below them, with the names that lead there.
@@ -111,10 +113,8 @@ func local(c *trace.Component) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	add := func(name, kind string) {
 		if digest := c.Digest[kind]; isDigest(kind, digest) {
-			list = append(
-				list,
-				&intoto.ResourceDescriptor{Name: name, Uri: fileURI(name), Digest: map[string]string{kind: digest}},
-			)
+			list = append(list,
+				&intoto.ResourceDescriptor{Name: name, Uri: fileURI(name), Digest: map[string]string{kind: digest}})
 		}
 	}
 	add(c.Location, trace.SHA256Tree)
@@ -128,9 +128,7 @@ func program(p *trace.Program) *intoto.ResourceDescriptor {
 		!isDigest(trace.SHA256, p.Digest[trace.SHA256]) {
 		return nil
 	}
-	return &intoto.ResourceDescriptor{
-		Name: p.Path.Value, Uri: fileURI(p.Path.Value), Digest: map[string]string{trace.SHA256: p.Digest[trace.SHA256]},
-	}
+	return descriptor(p.Path.Value, fileURI(p.Path.Value), p.Digest[trace.SHA256])
 }
 
 // fileURI returns the URI of a path: of one in the job's directory it is relative to that.
@@ -181,16 +179,11 @@ func isDigest(kind, text string) bool {
 func logs(id *trace.Identity) []*intoto.ResourceDescriptor {
 	var list []*intoto.ResourceDescriptor
 	walk(id.Steps, nil, func(s *trace.Step, names []string) {
-		for _, stream := range []struct {
-			name string
-			log  trace.Log
-		}{{"stdout", s.Logs.Stdout}, {"stderr", s.Logs.Stderr}} {
-			if isDigest(trace.SHA256, stream.log.SHA256) {
-				name := strings.Join(names, "/") + "/" + stream.name
-				list = append(
-					list,
-					&intoto.ResourceDescriptor{Name: name, Digest: map[string]string{trace.SHA256: stream.log.SHA256}},
-				)
+		for _, stream := range []struct{ name, digest string }{
+			{"stdout", s.Logs.Stdout.SHA256}, {"stderr", s.Logs.Stderr.SHA256},
+		} {
+			if isDigest(trace.SHA256, stream.digest) {
+				list = append(list, descriptor(strings.Join(names, "/")+"/"+stream.name, "", stream.digest))
 			}
 		}
 	})

@@ -62,11 +62,11 @@ func Statement(t *trace.Trace, cfg Config) ([]byte, error) {
 	if err := CheckBuilder(cfg.Builder); err != nil {
 		return nil, err
 	}
-	external, err := structOf(externalParameters(&t.Identity))
+	external, err := structOf(json.Marshal(externalParameters(&t.Identity)))
 	if err != nil {
 		return nil, err
 	}
-	internal, err := structOf(internalParameters(&t.Identity))
+	internal, err := structOf(json.Marshal(internalParameters(&t.Identity)))
 	if err != nil {
 		return nil, err
 	}
@@ -143,40 +143,39 @@ func internalParameters(id *trace.Identity) map[string]any {
 
 // encode returns a statement that predicate is true of subjects.
 func encode(kind string, predicate proto.Message, subjects []Subject) ([]byte, error) {
-	data, err := protojson.Marshal(predicate)
+	about, err := structOf(protojson.Marshal(predicate))
 	if err != nil {
-		return nil, fmt.Errorf("write provenance: %w", err)
+		return nil, err
 	}
-	s := &intoto.Statement{Type: intoto.StatementTypeUri, PredicateType: kind, Predicate: &structpb.Struct{}}
-	if err := protojson.Unmarshal(data, s.Predicate); err != nil {
-		return nil, fmt.Errorf("write provenance: %w", err)
-	}
+	s := &intoto.Statement{Type: intoto.StatementTypeUri, PredicateType: kind, Predicate: about}
 	for _, subject := range subjects {
-		s.Subject = append(
-			s.Subject,
-			&intoto.ResourceDescriptor{Name: subject.Name, Digest: map[string]string{trace.SHA256: subject.SHA256}},
-		)
+		s.Subject = append(s.Subject, descriptor(subject.Name, "", subject.SHA256))
 	}
 	if err := s.Validate(); err != nil {
 		return nil, fmt.Errorf("write provenance: %w", err)
 	}
-	if data, err = protojson.Marshal(s); err == nil {
+	data, err := canonical(protojson.Marshal(s))
+	return append(data, '\n'), err
+}
+
+// canonical returns JSON in its canonical form (RFC 8785). It passes an error on.
+func canonical(data []byte, err error) ([]byte, error) {
+	if err == nil {
 		data, err = jcs.Transform(data)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("write provenance: %w", err)
 	}
-	return append(data, '\n'), nil
+	return data, nil
 }
 
-// structOf returns v as protocol buffers have JSON.
-func structOf(v map[string]any) (*structpb.Struct, error) {
-	data, err := json.Marshal(v)
-	if err != nil {
-		return nil, fmt.Errorf("write provenance: %w", err)
-	}
+// structOf returns JSON as protocol buffers have it. It passes an error on.
+func structOf(data []byte, err error) (*structpb.Struct, error) {
 	s := &structpb.Struct{}
-	if err := protojson.Unmarshal(data, s); err != nil {
+	if err == nil {
+		err = protojson.Unmarshal(data, s)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("write provenance: %w", err)
 	}
 	return s, nil

@@ -41,7 +41,7 @@ func sample(t testing.TB) *trace.Trace {
 	exec := func(code int) *trace.Exec {
 		return &trace.Exec{
 			Argv:    []mask.Text{{Value: "bash"}, s.Text("echo " + secret)},
-			WorkDir: mask.Text{Value: "@work/sub"}, ExitCode: code,
+			WorkDir: mask.Text{Value: "@work/sub"}, ExitCode: &code,
 			Program: &trace.Program{Path: mask.Text{Value: "/usr/bin/b c"}, Digest: trace.Digest{trace.SHA256: sum}},
 			Interpreter: &trace.Program{
 				Path:   mask.Text{Value: "@cache/" + sum + "/run"},
@@ -107,7 +107,7 @@ func sample(t testing.TB) *trace.Trace {
 		},
 		{Name: "never", Status: trace.Skipped},
 	}
-	steps[5].Exec.ExitCode = 3
+	steps[5].Exec.ExitCode = new(3)
 	runtime := trace.Runtime{OS: "linux", Arch: "amd64"}
 	runtime.Runner.Version, runtime.Runner.Digest = "1.2", trace.Digest{trace.SHA256: sum}
 	return &trace.Trace{
@@ -271,7 +271,7 @@ func TestProvenanceIsByTheRulesOfItsSchema(t *testing.T) {
 
 func TestLinksAreByTheRulesOfTheirSchema(t *testing.T) {
 	tr := sample(t)
-	links, err := Links(tr)
+	links, err := Links(tr, nil)
 	require.NoError(t, err)
 	require.Len(t, links, 7, "one for each command")
 	files := map[string]bool{}
@@ -311,7 +311,7 @@ func TestNamesOfATraceThatMeansHarmLeadNowhere(t *testing.T) {
 	tr.Identity.Steps[0].Component.Digest = trace.Digest{"sha256": "../x", "sha256tree": "ABC", "md5": "x"}
 	tr.Identity.Steps[0].Exec.Program.Digest = trace.Digest{"sha256": "no"}
 	tr.Identity.Steps[0].Logs.Stdout.SHA256 = "no"
-	links, err := Links(tr)
+	links, err := Links(tr, nil)
 	require.NoError(t, err)
 	require.Regexp(t, `^001-_etc_x+\.link\.json$`, links[0].File)
 	require.Less(t, len(links[0].File), 200)

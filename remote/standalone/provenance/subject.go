@@ -1,13 +1,12 @@
 package provenance
 
 import (
-	"crypto/sha256"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"slices"
-	"syscall"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
 )
 
 // maxSubjects is the most files a provenance is about.
@@ -32,11 +31,8 @@ func Subjects(dir string, patterns []string) ([]Subject, error) {
 			return err != nil || !info.Mode().IsRegular()
 		})
 		if len(found) == 0 {
-			return nil, fmt.Errorf(
-				"subject %.100q: no file in %s matches it; write a path relative to that, such as dist/*.tar.gz",
-				pattern,
-				dir,
-			)
+			return nil, fmt.Errorf("subject %.100q: no file in %s matches it; write a path relative to that, such as "+
+				"dist/*.tar.gz", pattern, dir)
 		}
 		names = append(names, found...)
 	}
@@ -47,31 +43,11 @@ func Subjects(dir string, patterns []string) ([]Subject, error) {
 	}
 	subjects := make([]Subject, len(names))
 	for i, name := range names {
-		digest, err := fileDigest(root, name)
+		digest, err := boundedfile.SHA256(root.OpenFile, name)
 		if err != nil {
 			return nil, fmt.Errorf("read subject: %w", err)
 		}
 		subjects[i] = Subject{name, digest}
 	}
 	return subjects, nil
-}
-
-func fileDigest(root *os.Root, name string) (string, error) {
-	file, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return "", err
-	}
-	if !info.Mode().IsRegular() {
-		return "", fmt.Errorf("%s is not a regular file", name)
-	}
-	h := sha256.New()
-	if _, err := io.Copy(h, file); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }

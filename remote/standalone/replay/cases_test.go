@@ -179,7 +179,7 @@ func (c *testCase) export(t *testing.T, first *trace.Trace) {
 		require.NoError(t, err)
 		statements = append(statements, data)
 	} else {
-		links, err := provenance.Links(first)
+		links, err := provenance.Links(first, nil)
 		require.NoError(t, err)
 		require.Len(t, links, c.Expect.FilesCount)
 		statements = append(statements, links[0].Data)

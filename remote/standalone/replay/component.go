@@ -53,10 +53,7 @@ func sourceOf(c *trace.Component, paths *recording.Paths) fetch.Source {
 // Exact is where components come from as they were: a [*fetch.Store].
 type Exact interface {
 	FetchExactly(
-		ctx context.Context,
-		ref *pb.Reference,
-		want fetch.Source,
-		with fetch.Credentials,
+		ctx context.Context, ref *pb.Reference, want fetch.Source, with fetch.Credentials,
 	) (*fetch.Component, error)
 }
 
@@ -75,10 +72,7 @@ type recorded struct {
 
 // obtain gets all components that were fetched, and holds them until release.
 func (r *recorded) obtain(
-	ctx context.Context,
-	id *trace.Identity,
-	def *pb.Definition,
-	paths *recording.Paths,
+	ctx context.Context, id *trace.Identity, def *pb.Definition, paths *recording.Paths,
 ) (reasons []string) {
 	seen := map[fetch.Source]bool{}
 	visit(id.Steps, def, "", func(s *trace.Step, step *pb.Step, name string) {
@@ -104,10 +98,8 @@ func (r *recorded) obtain(
 			}
 		}
 		if err != nil {
-			reasons = append(
-				reasons,
-				fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err),
-			)
+			reasons = append(reasons,
+				fmt.Sprintf("step %s: %s: %v", graphic(name), graphic(lang.WithoutUserinfo(want.Location)), err))
 		}
 	})
 	return reasons

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
@@ -47,7 +48,7 @@ type trial struct {
 
 func newTrial(t testing.TB) *trial {
 	t.Helper()
-	return &trial{t: t, work: t.TempDir(), cache: filepath.Join(t.TempDir(), "cache")}
+	return &trial{t: t, work: t.TempDir(), cache: filepath.Join(fetchtest.CacheDir(t), "cache")}
 }
 
 func (tr *trial) file(name, text string) {

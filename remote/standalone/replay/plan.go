@@ -30,6 +30,9 @@ type Config struct {
 	AllowChanged bool
 	// Version is that of this program.
 	Version string
+	// VMsEnd returns the SHA-256 of the VM's end that belongs to this program. A trace of that program is one of this
+	// program. Optional.
+	VMsEnd func() (string, error)
 }
 
 // Plan is a job that repeats a trace.
@@ -42,6 +45,7 @@ type Plan struct {
 	Salt       *mask.Salt
 	components *recorded
 	workDir    string
+	vmsEnd     bool // the VM's end that belongs to this program made the trace
 }
 
 // Prepare checks that t can be repeated, fetches its components, and returns the plan. It runs nothing of the job.
@@ -51,11 +55,7 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	paths := &recording.Paths{}
 	paths.Add(cfg.WorkDir, trace.WorkDir)
 	s := &secrets{
-		sums:     t.Secrets,
-		paths:    paths,
-		given:    cfg.Secrets,
-		used:     map[string]bool{},
-		restored: map[string]string{},
+		sums: t.Secrets, paths: paths, given: cfg.Secrets, used: map[string]bool{}, restored: map[string]string{},
 	}
 	given, err := restore(&t.Identity.Job, s)
 	if missing := (*MissingError)(nil); err != nil && !errors.As(err, &missing) {
@@ -68,12 +68,21 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 	plan := &Plan{workDir: cfg.WorkDir, Salt: t.Secrets, components: &recorded{store: cfg.Store, next: map[string]int{}}}
 	plan.Fetcher = plan.components
 	for _, name := range s.wrong {
-		given.Notices = append(
-			given.Notices,
-			fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)),
-		)
+		given.Notices = append(given.Notices,
+			fmt.Sprintf("the secret %s is not the one the job had; what it is used for will be different", shownPath(name)))
 	}
-	notices, refused := cfg.compare(&t.Identity, paths)
+	own := recording.Runtime(cfg.Version)
+	then := t.Identity.Runtime.Runner.Digest[trace.SHA256]
+	if cfg.VMsEnd != nil && then != own.Runner.Digest[trace.SHA256] {
+		end, err := cfg.VMsEnd()
+		if err != nil {
+			return nil, err
+		}
+		if plan.vmsEnd = end == then; plan.vmsEnd {
+			own.Runner = t.Identity.Runtime.Runner
+		}
+	}
+	notices, refused := cfg.compare(&t.Identity, own, paths)
 	given.Notices = append(given.Notices, notices...)
 	if len(refused.Reasons) > 0 {
 		return nil, refused
@@ -97,7 +106,9 @@ func Prepare(ctx context.Context, t *trace.Trace, cfg Config) (*Plan, error) {
 
 // compare finds differences of the machine, the programs and the project's steps. It returns them as notices if cfg
 // accepts them, else in refused.
-func (c *Config) compare(id *trace.Identity, paths *recording.Paths) (notices []string, refused *RefusedError) {
+func (c *Config) compare(
+	id *trace.Identity, own trace.Runtime, paths *recording.Paths,
+) (notices []string, refused *RefusedError) {
 	refused = &RefusedError{}
 	found := func(changed []string, allowed bool, hint string) {
 		switch {
@@ -108,14 +119,11 @@ func (c *Config) compare(id *trace.Identity, paths *recording.Paths) (notices []
 		}
 	}
 	if mode := cmp.Or(c.Runtime, ExactRuntime); mode != IgnoreRuntime {
-		found(changedRuntime(id, recording.Runtime(c.Version), paths), mode == WarnRuntime,
+		found(changedRuntime(id, own, paths), mode == WarnRuntime,
 			"use the machine and the programs of the trace, or --runtime warn")
 	}
-	found(
-		changedLocals(id, paths),
-		c.AllowChanged,
-		"put back the steps of the project as they were, or use --allow-changed-components",
-	)
+	found(changedLocals(id, paths), c.AllowChanged,
+		"put back the steps of the project as they were, or use --allow-changed-components")
 	return notices, refused
 }
 

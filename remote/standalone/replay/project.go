@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -56,12 +58,8 @@ func checkLocal(c *trace.Component, dir string) error {
 	if was == "" {
 		return nil
 	}
-	is, err := fetch.DirTree(
-		dir,
-		maxEntries,
-		maxBytes,
-		func(path string, _ fs.FileInfo) (string, error) { return fileDigest(path) },
-	)
+	is, err := fetch.DirTree(dir, maxEntries, maxBytes,
+		func(path string, _ fs.FileInfo) (string, error) { return boundedfile.SHA256(os.OpenFile, path) })
 	if err != nil {
 		return err
 	}

@@ -87,10 +87,10 @@ func TestFailedJobFailsTheSameWay(t *testing.T) {
 		"- {name: a, script: 'echo partial; exit 3'}\n- {name: b, script: echo never}\n- {name: c, script: echo last, " +
 			"when: always}\n",
 	)
-	require.Equal(t, 3, first.Identity.ExitCode)
+	require.Equal(t, new(3), first.Identity.ExitCode)
 	result := tr.replay(first)
 	tr.requireSame(result)
-	require.Equal(t, 3, result.ExitCode)
+	require.Equal(t, new(3), result.ExitCode)
 }
 
 func TestWhatIsDifferentIsNamed(t *testing.T) {
@@ -182,13 +182,13 @@ func TestBranchThatMovedOnIsNotFollowed(t *testing.T) {
 
 	tr.requireSame(tr.replay(first))
 	require.Contains(t, tr.log.String(), "first")
-	tr.cache = filepath.Join(t.TempDir(), "empty")
+	tr.cache = filepath.Join(fetchtest.CacheDir(t), "empty")
 	tr.requireSame(tr.replay(first)) // fetched again
 	require.NotContains(t, tr.log.String(), "second")
 	server.Close()
 	offline := func(c *Config) { c.Store = tr.store(func(s *fetch.Config) { s.Offline = true }) }
 	tr.requireSame(tr.replay(first, offline))
-	tr.cache = filepath.Join(t.TempDir(), "another")
+	tr.cache = filepath.Join(fetchtest.CacheDir(t), "another")
 	require.Contains(t, tr.refused(first, offline), "offline")
 }
 

@@ -24,10 +24,8 @@ import (
 )
 
 // restore returns the job that a trace tells of.
-func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
-	given := standalone.Given{Config: engine.Config{
-		MayFail: job.MayFail, Env: map[string]string{}, Inputs: map[string]expr.Value{},
-	}}
+func restore(job *trace.Job, s *secrets) (given standalone.Given, err error) {
+	given.MayFail, given.Env, given.Inputs = job.MayFail, map[string]string{}, map[string]expr.Value{}
 	compile, err := kept(job, s)
 	if err != nil {
 		return given, err
@@ -42,10 +40,8 @@ func restore(job *trace.Job, s *secrets) (standalone.Given, error) {
 	}
 	given.RunnerEnv = []string{}
 	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
-		given.RunnerEnv = append(
-			given.RunnerEnv,
-			name+"="+s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name)),
-		)
+		value := s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name))
+		given.RunnerEnv = append(given.RunnerEnv, name+"="+value)
 	}
 	for _, name := range slices.Sorted(maps.Keys(job.Inputs)) {
 		if given.Inputs[name], err = input(job.Inputs[name], name, s); err != nil {
@@ -79,20 +75,17 @@ func check(g *standalone.Given) error {
 }
 
 // input returns the value that was given for an input.
-func input(v mask.Value, name string, s *secrets) (expr.Value, error) {
+func input(v mask.Value, name string, s *secrets) (value expr.Value, err error) {
 	if !v.Masked {
 		return expandAll(v.Value, s.paths)
 	}
 	text := s.value(name, "/job/inputs/"+pointerEscapes.Replace(name), v.HMAC)
 	if v.Type == "string" || slices.Contains(s.missing, name) {
-		value, err := expr.New(text)
-		return value.MarkSensitive(), err
+		value, err = expr.New(text)
+	} else if value.UnmarshalJSON([]byte(text)) != nil {
+		err = fmt.Errorf("the secret must be JSON, since the input's type is %.16s", v.Type)
 	}
-	var value expr.Value
-	if err := value.UnmarshalJSON([]byte(text)); err != nil {
-		return value, fmt.Errorf("the secret must be JSON, since the input's type is %.16s", v.Type)
-	}
-	return value.MarkSensitive(), nil
+	return value.MarkSensitive(), err
 }
 
 // expandAll returns v with paths in the place of markers.
@@ -158,9 +151,8 @@ func kept(job *trace.Job, s *secrets) (compile func() (*pb.Definition, string, e
 // definition returns the definition that was kept as data.
 func definition(data json.RawMessage, s *secrets) (*pb.Definition, error) {
 	if len(data) == 0 {
-		return nil, errors.New(
-			"the trace has no definition of the job: it could not be read, or was too large; there is nothing to repeat",
-		)
+		return nil, errors.New("the trace has no definition of the job: it could not be read, or was too large; " +
+			"there is nothing to repeat")
 	}
 	var tree any
 	if err := json.Unmarshal(data, &tree); err != nil {

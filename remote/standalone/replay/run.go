@@ -21,7 +21,7 @@ type Result struct {
 	// Status, Reason and ExitCode are those of the last one.
 	Status   string            `json:"status"`
 	Reason   standalone.Reason `json:"reason,omitempty"`
-	ExitCode int               `json:"exit_code"`
+	ExitCode *int              `json:"exit_code,omitempty"`
 	// Differences are all that was different in any of them, with the values of the first.
 	Differences []Difference `json:"differences"`
 	// More is how many beyond these the run with most of them had.
@@ -72,7 +72,11 @@ func (p *Plan) Run(
 		if err != nil {
 			return nil, err
 		}
-		if err := result.compare(t, report.Trace, ignore); err != nil {
+		now := *report.Trace
+		if p.vmsEnd {
+			now.Identity.Runtime.Runner = t.Identity.Runtime.Runner
+		}
+		if err := result.compare(t, &now, ignore); err != nil {
 			return nil, err
 		}
 		if !result.Same {

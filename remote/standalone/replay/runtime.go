@@ -2,9 +2,11 @@ package replay
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
+	"github.com/stepmux/stepmux/internal/boundedfile"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
@@ -38,10 +40,8 @@ func ParseRuntime(text string) (Runtime, error) {
 func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Paths) (reasons []string) {
 	was := id.Runtime
 	if was.OS != own.OS || was.Arch != own.Arch {
-		reasons = append(
-			reasons,
-			fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch),
-		)
+		reasons = append(reasons,
+			fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
 	}
 	if is, then := own.Runner.Digest[trace.SHA256], was.Runner.Digest[trace.SHA256]; is != then {
 		reasons = append(reasons, fmt.Sprintf("stepmux: its digest was %s (version %s) and is %s (version %s)",
@@ -72,7 +72,7 @@ func changedProgram(p *trace.Program, paths *recording.Paths) string {
 	if was == "" || strings.HasPrefix(p.Path.Value, "@") || !filepath.IsAbs(path) {
 		return ""
 	}
-	is, err := fileDigest(path)
+	is, err := boundedfile.SHA256(os.OpenFile, path)
 	switch {
 	case err != nil:
 		return fmt.Sprintf("the program %s, whose digest was %s: %v", shownPath(path), shown(was), err)

@@ -37,11 +37,8 @@ func (s *secrets) value(name, pointer, sum string) string {
 
 func (s *secrets) find(name, pointer, sum string) string {
 	for _, known := range []string{pointer, name} {
-		if known == "" {
-			continue
-		}
 		value, found := s.given[known]
-		if !found {
+		if known == "" || !found {
 			continue
 		}
 		s.used[known] = true
@@ -59,10 +56,7 @@ func (s *secrets) find(name, pointer, sum string) string {
 			return exact
 		}
 	}
-	if name == "" {
-		name = pointer
-	}
-	if !slices.Contains(s.missing, name) {
+	if name = cmp.Or(name, pointer); !slices.Contains(s.missing, name) {
 		s.missing = append(s.missing, name)
 	}
 	return ""
@@ -107,10 +101,8 @@ func (s *secrets) end() (hide, notices []string, err error) {
 		case s.used[name], value != "" && s.within(value):
 			hide = append(hide, value)
 		case !isCredential(name):
-			return nil, nil, fmt.Errorf(
-				"the trace has nothing masked that is called%s; see its vars_used, or leave the secret out",
-				lang.Quote(name),
-			)
+			return nil, nil, fmt.Errorf("the trace has nothing masked that is called%s; see its vars_used, or leave the "+
+				"secret out", lang.Quote(name))
 		}
 	}
 	hide = slices.DeleteFunc(hide, func(value string) bool { return value == "" })

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -155,6 +156,27 @@ func TestDynamicReferenceIsResolvedWhenItsStepRuns(t *testing.T) {
 		fail(`step "call": the reference is invalid; an image is written as registry/repository:tag`)
 }
 
+func TestInnerStepHidesAnOuterOneOfItsName(t *testing.T) {
+	export := func(text string) string {
+		return `script: "echo '{\"name\":\"WHICH\",\"value\":\"` + text + `\"}' > ${{ export_file }}"`
+	}
+	tr := newTrial(t, `
+- {name: same, `+export("outer")+`}
+- name: list
+  run:
+  - {name: same, `+export("inner")+`}
+  - {name: one, script: "echo ${{ steps.same.exports.WHICH }}"}
+  - {name: all, script: "echo '${{ str(steps) }}'"}
+- {name: after, script: "echo ${{ steps.same.exports.WHICH }}"}
+`)
+	tr.succeed()
+	lines := strings.Split(tr.stdout.String(), "\n")
+	require.Equal(t, "inner", lines[0])
+	require.Contains(t, lines[1], `"WHICH":"inner"`)
+	require.NotContains(t, lines[1], "outer")
+	require.Equal(t, "outer", lines[2])
+}
+
 func TestStepThatCallsItselfFails(t *testing.T) {
 	res := newTrial(t, `- {name: a, step: ./loop}`).
 		files(map[string]string{"loop/step.yml": "{}\n---\nrun: [{name: again, step: ../loop}]\n"}).run()
@@ -190,6 +212,27 @@ func TestJobRunsABoundedNumberOfSteps(t *testing.T) {
 	}).run()
 	require.Equal(t, Failure, res.Status)
 	require.Contains(t, res.Message, "the job runs more than 10000 steps")
+}
+
+// 101 steps that call 98 each, and the first one: 10,000.
+func TestJobMayRunTenThousandStepsAndNoneMore(t *testing.T) {
+	calls := func(n int, step string) string {
+		var text strings.Builder
+		text.WriteString("{}\n---\nrun:\n")
+		for i := range n {
+			fmt.Fprintf(&text, "- {name: s%d, step: %s}\n", i, step)
+		}
+		return text.String()
+	}
+	files := map[string]string{
+		"most/step.yml": calls(101, "../many"),
+		"many/step.yml": calls(98, "../few"),
+		"few/step.yml":  "{}\n---\nrun: [{name: never, if: false, script: x}]\n",
+	}
+	quiet := func(c *Config) { c.Observe = nil }
+	newTrial(t, `- {name: all, step: ./most}`, quiet).files(files).succeed()
+	newTrial(t, `[{name: all, step: ./most}, {name: more, step: ./few}]`, quiet).files(files).
+		fail(`step "more": the job runs more than 10000 steps`)
 }
 
 // fakeFetcher has fetched everything already.

@@ -2,8 +2,10 @@ package engine
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -11,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -66,47 +69,42 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
 	case expired != nil:
 		expired.extend(r.cfg.AlwaysLimit)
-		return timedOut(expired.why, exit)
+		return exited(exit.Code, expired.why.Error())
 	}
 	o := concluded(exit, err)
-	if o.status == Success && given != nil {
+	if o.status != Success {
+		return o
+	}
+	if given != nil {
 		return failed(given)
 	}
-	if o.status == Success {
-		for name, v := range res.Exports {
-			r.exports[name] = v
-		}
-	}
+	maps.Copy(r.exports, res.Exports)
 	return o
 }
 
-// concluded is how a process ended by itself. What fails is worded so that "exit status N" comes last:
-// callers take the code from there.
+// concluded is how a process ended by itself.
 func concluded(exit proc.Exit, err error) outcome {
-	o := outcome{status: Failure}
 	switch {
 	case err != nil:
-		o.code, o.why, o.system = startExitCode(err), err.Error(), proc.MachineFailed(err)
+		o := exited(startExitCode(err), err.Error())
+		o.system = proc.MachineFailed(err)
+		return o
 	case exit.Signal != 0:
-		o.code, o.why = exit.Code, fmt.Sprintf("exec: ended by signal %d (%v)", int(exit.Signal), exit.Signal)
+		return exited(exit.Code, fmt.Sprintf("exec: ended by signal %d (%v)", int(exit.Signal), exit.Signal))
 	case exit.Code != 0:
-		o.code, o.why = exit.Code, "exec"
+		return exited(exit.Code, "exec")
 	default:
 		return outcome{status: Success}
 	}
-	if o.code != 0 {
-		o.why += fmt.Sprintf(": exit status %d", o.code)
-	}
-	return o
 }
 
-// timedOut is how a process ended that was ended by a limit.
-func timedOut(why error, exit proc.Exit) outcome {
-	o := outcome{status: Failure, code: exit.Code, why: why.Error()}
-	if o.code != 0 {
-		o.why += fmt.Sprintf(": exit status %d", o.code)
+// exited is the failure of a process with an exit code. Its message ends in "exit status N": callers take the code from
+// there.
+func exited(code int, why string) outcome {
+	if code != 0 {
+		why += fmt.Sprintf(": exit status %d", code)
 	}
-	return o
+	return outcome{status: Failure, code: code, why: why}
 }
 
 // collect reads the outputs and exports from the files of the step, also after a failure. The error says why they are
@@ -138,7 +136,9 @@ func (f *frame) v0() bool { return f.dialect() == pb.Definition_v0 }
 
 // clean removes the files of a step. Those that resist go with ScriptDir.
 func (r *Runner) clean(g *frame) {
-	g.files.remove()
+	if g.files.wanted {
+		_ = rmtree.Remove(g.files.dir)
+	}
 	if g.builtin != "" {
 		_ = os.Remove(r.scriptFile())
 	}
@@ -150,11 +150,7 @@ func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "
 // with.
 func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Value, err error) {
 	cmd = proc.Command{
-		Dir:       r.place.WorkDir,
-		Env:       environ(env),
-		Stdout:    r.place.Stdout,
-		Stderr:    r.place.Stderr,
-		OrphanDir: r.cfg.OrphanDir,
+		Dir: r.place.WorkDir, Env: environ(env), Stdout: r.place.Stdout, Stderr: r.place.Stderr, OrphanDir: r.cfg.OrphanDir,
 	}
 	if g.builtin != "" {
 		return cmd, nil, r.script(g, &cmd)
@@ -184,7 +180,7 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 // script makes cmd run a script. Its text is in a file, so that it has no limit of length, which the
 // shell reads as if it stood in its place.
 func (r *Runner) script(g *frame, cmd *proc.Command) error {
-	sh, err := shell(g.inputs[inputShell].Text(), lookup(cmd.Env, "PATH"), cmd.Dir)
+	sh, err := shell(g.inputs[inputShell].Text(), cmd.Dir, cmd.Env)
 	if err != nil {
 		return err
 	}
@@ -210,28 +206,27 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 		return nil
 	}
 	r.tell(func(e Events) { e.VariablesRead(describing(nil)) })
-	allowed := map[string]expr.Value{}
-	for key, v := range r.varValues {
-		if g.mayKnowVar(key) {
-			allowed[key] = v
-		}
-	}
 	for name, kind := range map[string]string{
 		"OUTPUT_FILE": "output", "STEP_RUNNER_OUTPUT": "output", "ENV_FILE": "export", "STEP_RUNNER_ENV": "export",
 		"STEP_JSON": "step.json",
 	} {
 		cmd.Env = append(cmd.Env, name+"="+g.files.path(kind)) // the last one of a name counts
 	}
-	return g.files.describeStep(res.Name, g.inputs, g.dir, description(allowed))
+	about, err := json.Marshal(map[string]any{
+		"version": 1, "inputs": g.inputs, "job": description(r.knownVars(g)),
+		"step":        map[string]string{"name": res.Name, "component": g.dir},
+		"output_file": g.files.path("output"), "export_file": g.files.path("export"),
+	})
+	if err != nil {
+		return fmt.Errorf("describe step: %w", err)
+	}
+	return writePrivate(g.files.path("step.json"), string(about), "step.json")
 }
 
 // runProcess starts a step's process and waits for its end. The error says why there is no exit
 // status. When ctx ends, all processes of the step are killed. A limit that was reached is returned.
 func (r *Runner) runProcess(
-	ctx context.Context,
-	g *frame,
-	res *StepResult,
-	cmd proc.Command,
+	ctx context.Context, g *frame, res *StepResult, cmd proc.Command,
 ) (proc.Exit, *limit, error) {
 	p, err := r.cfg.Start(ctx, cmd)
 	if err != nil {
@@ -239,7 +234,7 @@ func (r *Runner) runProcess(
 	}
 	r.tell(func(e Events) { e.CommandStarted(res, p.PID()) })
 	r.kept = append(r.kept, p)
-	r.attach(p)
+	r.attach(func(s *stop) { p.Stop(time.Until(s.killAt)) })
 	l := g.limits.next()
 	var expired atomic.Pointer[time.Time] // when the process is killed
 	if l != nil {
@@ -251,20 +246,22 @@ func (r *Runner) runProcess(
 		defer timer.Stop()
 	}
 	exit, err := p.Wait(ctx)
-	ending := func() (time.Time, bool) {
+	killAt := func() (at time.Time) { // zero if p is not being ended
 		if s := r.stopping(); s != nil && r.after == nil {
-			return s.killAt, true
+			return s.killAt
 		}
-		if at := expired.Load(); at != nil {
-			return *at, true
+		if end := expired.Load(); end != nil {
+			return *end
 		}
-		return time.Time{}, false
+		return at
 	}
-	switch {
-	case err != nil, awaitGroup(ctx, p, ending):
-		r.closeLast()
-	case len(r.kept) > r.maxKept && groupEnded(p):
-		r.closeLast()
+	isEnded := err == nil && !killAt().IsZero()
+	if isEnded {
+		awaitGroup(ctx, p, killAt)
+	}
+	if err != nil || isEnded || len(r.kept) > r.maxKept && groupEnded(p) {
+		r.closeErr = errors.Join(r.closeErr, p.Close())
+		r.kept = r.kept[:len(r.kept)-1]
 	}
 	if expired.Load() == nil {
 		l = nil
@@ -272,57 +269,23 @@ func (r *Runner) runProcess(
 	return exit, l, err
 }
 
-// awaitGroup waits, if p is being ended, until p's process group is empty or the grace is over, and reports whether p
-// is being ended. The shell of a script dies of SIGTERM at once, while its children use the grace to clean up. ending
-// says whether p is being ended, and when it is killed.
-func awaitGroup(ctx context.Context, p *proc.Process, ending func() (time.Time, bool)) bool {
-	killAt, is := ending()
-	if !is {
-		return false
-	}
+// awaitGroup waits until the process group of p, which is being ended, is empty or p is killed. The shell of a script
+// dies of SIGTERM at once, while its children use the grace to clean up.
+func awaitGroup(ctx context.Context, p *proc.Process, killAt func() time.Time) {
 	// Nothing tells when a process group ends.
 	tick := time.NewTicker(groupPause)
 	defer tick.Stop()
-	for time.Now().Before(killAt) && !groupEnded(p) {
+	for time.Now().Before(killAt()) && !groupEnded(p) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return true
+			return
 		}
-		killAt, _ = ending()
 	}
-	return true
 }
 
 // groupEnded reports whether nothing is left of p's process group.
 func groupEnded(p *proc.Process) bool { return errors.Is(unix.Kill(-p.PID(), 0), unix.ESRCH) }
-
-// attach makes p the process that Stop ends, unless it belongs to a step that runs because the job was
-// stopped. If Stop came before, it ends p now.
-func (r *Runner) attach(p *proc.Process) {
-	if r.after != nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.current = p
-	if r.stopped != nil {
-		p.Stop(time.Until(r.stopped.killAt))
-	}
-}
-
-// release undoes attach. It returns why the job was stopped if that ended the step.
-func (r *Runner) release() *stop {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	attached := r.current != nil
-	r.current = nil
-	if !attached || r.stopped == nil {
-		return nil
-	}
-	s := *r.stopped
-	return &s
-}
 
 // startExitCode is the exit code a shell would have given for err, or 0.
 func startExitCode(err error) int {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,11 +16,6 @@ import (
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
-)
-
-const (
-	defaultGrace       = 10 * time.Second
-	defaultAlwaysLimit = 5 * time.Minute
 )
 
 const (
@@ -105,7 +101,6 @@ type Runner struct {
 
 	results []StepResult
 	top     *frame // of the job's steps
-	invalid bool   // the job was found to be wrong before its first step
 	count   int    // steps that were run
 	serial  int    // of the last step that had files
 	given   int    // bytes that steps gave
@@ -119,10 +114,8 @@ type Runner struct {
 	mu sync.Mutex // guards the following
 	// stopped says why the job was stopped; nil if it was not.
 	stopped *stop
-	// current is the process of the step that runs, if Stop is to end it.
-	current *proc.Process
-	// fetching ends the fetch that is under way, if Stop is to end it.
-	fetching context.CancelCauseFunc
+	// current ends the process or the fetch of the step that runs; nil if Stop is not to end it.
+	current func(*stop)
 }
 
 // New returns a Runner for cfg. It does nothing before Run.
@@ -136,12 +129,8 @@ func New(cfg Config) *Runner {
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
 	}
-	if cfg.Grace == 0 {
-		cfg.Grace = defaultGrace
-	}
-	if cfg.AlwaysLimit == 0 {
-		cfg.AlwaysLimit = defaultAlwaysLimit
-	}
+	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
+	cfg.AlwaysLimit = cmp.Or(cfg.AlwaysLimit, 5*time.Minute)
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
@@ -162,16 +151,16 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		if p := recover(); p != nil {
 			abort(r.results)
 			result = r.result(ctx)
-			result.Status, result.Message = Failure, r.cfg.Secrets.Message(
-				fmt.Sprintf("internal error of the step runner: %v", p),
-			)
-			result.System = true
+			message := fmt.Sprintf("internal error of the step runner: %v", p)
+			result.Status, result.Message, result.System = Failure, r.cfg.Secrets.Message(message), true
 		}
 		if r.cancel != nil {
 			r.cancel()
 		}
 		err := r.end()
-		r.releaseComponents()
+		for _, c := range r.components {
+			c.Release()
+		}
 		if err != nil {
 			err = fmt.Errorf("end the processes of the job: %w", err)
 		}
@@ -185,10 +174,8 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	}()
 	if r.cfg.Timeout > 0 {
 		timer := time.AfterFunc(r.cfg.Timeout, func() {
-			r.stop(
-				&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true},
-				r.cfg.Grace,
-			)
+			r.stop(&stop{message: fmt.Sprintf("timeout: the job ran for longer than %v", r.cfg.Timeout), timedOut: true},
+				r.cfg.Grace)
 		})
 		defer timer.Stop()
 	}
@@ -203,8 +190,15 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 
 // begin makes the frame of the job's steps, and finds the mistakes that are visible before the first of them.
 func (r *Runner) begin(ctx context.Context) (*frame, error) {
-	r.requestEnv, r.exports = layerOf(r.cfg.Env), layer{}
-	r.credentials = r.jobCredentials()
+	r.requestEnv, r.exports = layer{}, layer{}
+	for name, value := range r.cfg.Env {
+		r.requestEnv[name] = text(value)
+	}
+	values := make(map[string]string, len(r.cfg.Vars))
+	for _, v := range r.cfg.Vars {
+		values[v.Key] = v.Value
+	}
+	r.credentials = fetch.FromVariables(func(name string) string { return values[name] })
 	var err error
 	if r.varValues, err = r.variables(); err != nil {
 		return nil, err
@@ -239,18 +233,12 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 
 // refuse is the result of a job that cannot run.
 func (r *Runner) refuse(err error) Result {
-	r.invalid = true
 	for i := range r.results {
 		r.cfg.Observe(r.results[i])
 	}
 	system := proc.MachineFailed(err)
-	return Result{
-		Status:  Failure,
-		Invalid: !system,
-		System:  system,
-		Message: r.cfg.Secrets.Message(err.Error()),
-		Steps:   r.results,
-	}
+	message := r.cfg.Secrets.Message(err.Error())
+	return Result{Status: Failure, Invalid: !system, System: system, Message: message, Steps: r.results}
 }
 
 // due reports whether a step of f with when shall run now, the context for that, and whether it runs
@@ -284,7 +272,10 @@ func (r *Runner) result(ctx context.Context) Result {
 	}
 	if r.cuts == 0 {
 		if res.Status == Success && r.top != nil {
-			r.giveOutputs(&res)
+			var err error
+			if res.Outputs, _, err = r.sequenceOutputs(r.top); err != nil {
+				res.Status, res.Message = Failure, r.cfg.Secrets.Message(err.Error())
+			}
 		}
 		return res
 	}
@@ -300,30 +291,13 @@ func (r *Runner) result(ctx context.Context) Result {
 	return res
 }
 
-// giveOutputs sets the outputs of the job.
-func (r *Runner) giveOutputs(res *Result) {
-	outputs, _, err := r.sequenceOutputs(r.top)
-	if err != nil {
-		res.Status, res.Message = Failure, r.cfg.Secrets.Message(err.Error())
-	}
-	res.Outputs = outputs
-}
-
-// closeLast ends the background processes of the last step.
-func (r *Runner) closeLast() {
-	last := len(r.kept) - 1
-	r.closeErr = errors.Join(r.closeErr, r.kept[last].Close())
-	r.kept = r.kept[:last]
-}
-
 // end ends the background processes of all steps.
 func (r *Runner) end() error {
-	errs := make([]error, len(r.kept)+1)
-	errs[len(r.kept)] = r.closeErr
+	errs := make([]error, len(r.kept))
 	var wg sync.WaitGroup
 	for i, p := range r.kept {
 		wg.Go(func() { errs[i] = p.Close() })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return errors.Join(errors.Join(errs...), r.closeErr)
 }

@@ -35,14 +35,6 @@ func osLayer(runner []string) layer {
 	return env
 }
 
-func layerOf(env map[string]string) layer {
-	l := make(layer, len(env))
-	for name, value := range env {
-		l[name] = text(value)
-	}
-	return l
-}
-
 // text is s as a value. It is for texts that are known to be within the limits of one.
 func text(s string) expr.Value {
 	v, err := expr.New(s)
@@ -66,12 +58,9 @@ func environ(env layer) []string {
 func (r *Runner) environment(f *frame) layer {
 	env := layer{}
 	for _, outside := range []layer{r.osEnv, r.requestEnv, r.exports} {
-		for name, v := range outside {
-			if f.mayKnow(name) {
-				env[name] = v
-			}
-		}
+		maps.Copy(env, outside)
 	}
+	maps.DeleteFunc(env, func(name string, _ expr.Value) bool { return !f.mayKnow(name) })
 	for _, l := range f.env {
 		maps.Copy(env, l)
 	}

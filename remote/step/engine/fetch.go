@@ -20,10 +20,8 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 	name := lang.Describe(ref)
 	if r.cfg.Fetcher == nil {
 		return Found{}, fmt.Errorf(
-			"fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build",
-			name,
-			ref.GetProtocol(),
-		)
+			"fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build", name,
+			ref.GetProtocol())
 	}
 	ref, err := r.fetchable(f, ref)
 	if err != nil {
@@ -37,7 +35,8 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 		ctx, end = context.WithDeadlineCause(ctx, l.at, l.why)
 		defer end()
 	}
-	defer r.attachFetch(cancel)()
+	r.attach(func(s *stop) { cancel(errors.New(s.message)) })
+	defer r.release()
 	c, err := r.component(ctx, ref)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -93,21 +92,4 @@ func (r *Runner) fetchable(f *frame, ref *pb.Reference) (*pb.Reference, error) {
 	ref = proto.CloneOf(ref)
 	ref.Url = at
 	return ref, err
-}
-
-// jobCredentials are the credentials in the job's variables.
-func (r *Runner) jobCredentials() fetch.Credentials {
-	values := make(map[string]string, len(r.cfg.Vars))
-	for _, v := range r.cfg.Vars {
-		values[v.Key] = v.Value
-	}
-	return fetch.FromVariables(func(name string) string { return values[name] })
-}
-
-// releaseComponents releases the components that the job has fetched.
-func (r *Runner) releaseComponents() {
-	for _, c := range r.components {
-		c.Release()
-	}
-	r.components = nil
 }

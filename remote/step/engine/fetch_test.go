@@ -16,7 +16,7 @@ import (
 // withStore lets a job fetch, into a cache of its own.
 func withStore(t testing.TB) func(*Config) {
 	t.Helper()
-	store, err := fetch.New(fetch.Config{Dir: filepath.Join(t.TempDir(), "cache")})
+	store, err := fetch.New(fetch.Config{Dir: filepath.Join(fetchtest.CacheDir(t), "cache")})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	return func(c *Config) { c.Fetcher = store }
@@ -165,7 +165,7 @@ func TestArchiveOfTheProjectIsOneOfItsDefinition(t *testing.T) {
 }
 
 func TestComponentIsKeptUntilTheJobHasEnded(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "cache")
+	dir := filepath.Join(fetchtest.CacheDir(t), "cache")
 	store, err := fetch.New(fetch.Config{Dir: dir, MaxBytes: 3000})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })

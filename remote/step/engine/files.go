@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"syscall"
 
 	"github.com/stepmux/stepmux/internal/oserr"
-	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
 // maxFile is the longest output or export file that is read, in bytes.
@@ -22,13 +20,6 @@ const maxFile = 8 << 20
 type files struct {
 	dir    string
 	wanted bool // the step is told where they are
-	made   bool // there is something to read, and to remove
-}
-
-// nextFiles returns the files of the step that comes next. They are made when it starts, if at all.
-func (r *Runner) nextFiles() *files {
-	r.serial++
-	return &files{dir: filepath.Join(r.place.ScriptDir, fmt.Sprintf("step-%d", r.serial))}
 }
 
 // path returns the path of the file kind: output, export or step.json.
@@ -39,7 +30,6 @@ func (f *files) create() error {
 	if !f.wanted {
 		return nil
 	}
-	f.made = true
 	if err := os.Mkdir(f.dir, 0o700); err != nil {
 		return fmt.Errorf("create directory for outputs: %w", err)
 	}
@@ -51,20 +41,9 @@ func (f *files) create() error {
 	return nil
 }
 
-// remove removes the directory. What resists goes with the directory of the job.
-func (f *files) remove() {
-	if !f.made {
-		return
-	}
-	if os.RemoveAll(f.dir) != nil {
-		_ = os.Chmod(f.dir, 0o700)
-		_ = os.RemoveAll(f.dir)
-	}
-}
-
 // read returns the content of the file kind. The step may have put anything in its place.
 func (f *files) read(kind string) ([]byte, error) {
-	if !f.made {
+	if !f.wanted {
 		return nil, nil
 	}
 	data, err := readPlain(f.path(kind))
@@ -91,14 +70,10 @@ func readPlain(path string) ([]byte, error) {
 		return nil, oserr.Bare(err)
 	case !info.Mode().IsRegular():
 		return nil, errors.New(
-			"the step has replaced it by something that is no regular file; write to the file that is there",
-		)
+			"the step has replaced it by something that is no regular file; write to the file that is there")
 	case info.Size() > maxFile:
-		return nil, fmt.Errorf(
-			"it has %d bytes, the limit is %d; pass large data in a file of the project",
-			info.Size(),
-			maxFile,
-		)
+		return nil, fmt.Errorf("it has %d bytes, the limit is %d; pass large data in a file of the project", info.Size(),
+			maxFile)
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	switch {
@@ -113,13 +88,11 @@ func readPlain(path string) ([]byte, error) {
 // writePrivate writes text to a new file at path that only its owner can read. Errors name it by label. The file of
 // an earlier step still exists if the file system was read-only when that step ended.
 func writePrivate(path, text, label string) error {
-	create := func() (*os.File, error) { return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) }
-	f, err := create()
-	if errors.Is(err, fs.ErrExist) {
-		if err = os.Remove(path); err == nil {
-			f, err = create()
-		}
+	err := os.Remove(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("create %s: %w", label, err)
 	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("create %s: %w", label, err)
 	}
@@ -132,20 +105,4 @@ func writePrivate(path, text, label string) error {
 		return fmt.Errorf("write %s: %w", label, err)
 	}
 	return nil
-}
-
-// describeStep writes the file that tells a step of the blueprint's dialect all about itself.
-func (f *files) describeStep(name string, inputs map[string]expr.Value, dir string, job map[string]any) error {
-	about, err := json.Marshal(map[string]any{
-		"version":     1,
-		"inputs":      inputs,
-		"step":        map[string]string{"name": name, "component": dir},
-		"job":         job,
-		"output_file": f.path("output"),
-		"export_file": f.path("export"),
-	})
-	if err != nil {
-		return fmt.Errorf("describe step: %w", err)
-	}
-	return writePrivate(f.path("step.json"), string(about), "step.json")
 }

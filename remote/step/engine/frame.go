@@ -41,22 +41,20 @@ type frame struct {
 // mayKnow reports whether the definition may know the environment variable name from outside. There is
 // a PATH always: without it there are no programs.
 func (f *frame) mayKnow(name string) bool {
-	for _, req := range f.requests {
-		if name != "PATH" && !slices.Contains(req.GetEnv(), name) {
-			return false
-		}
-	}
-	return true
+	return name == "PATH" || !slices.ContainsFunc(f.requests, func(req *pb.Spec_Requests) bool {
+		return !slices.Contains(req.GetEnv(), name)
+	})
 }
 
-// mayKnowVar is mayKnow for a job variable.
-func (f *frame) mayKnowVar(name string) bool {
-	for _, req := range f.requests {
-		if !slices.Contains(req.GetVars(), name) {
-			return false
-		}
-	}
-	return true
+// knownVars are the job variables that the definition of f may know.
+func (r *Runner) knownVars(f *frame) map[string]expr.Value {
+	known := maps.Clone(r.varValues)
+	maps.DeleteFunc(known, func(name string, _ expr.Value) bool {
+		return slices.ContainsFunc(f.requests, func(req *pb.Spec_Requests) bool {
+			return !slices.Contains(req.GetVars(), name)
+		})
+	})
+	return known
 }
 
 // with returns the frame as it is for a step that sets env and has files.
@@ -76,13 +74,10 @@ func (r *Runner) text(f *frame, template, label string) (expr.Value, error) {
 		return v, err
 	}
 	t, err := made(v.Text(), label)
-	if err != nil {
-		return v, err
-	}
-	if v.Sensitive() {
+	if err == nil && v.Sensitive() {
 		t = t.MarkSensitive()
 	}
-	return t, nil
+	return t, err
 }
 
 // eval evaluates a template.
@@ -124,8 +119,7 @@ func (r *Runner) condition(f *frame, text string) (bool, error) {
 	if v.Kind() != expr.Boolean {
 		return false, fmt.Errorf(
 			"if: the expression gives a value of type %s, and must give a boolean; compare it with something",
-			lang.TypeName(v.Kind()),
-		)
+			lang.TypeName(v.Kind()))
 	}
 	return v.Truthy(), nil
 }
@@ -271,34 +265,25 @@ func (r *Runner) varsContext(f *frame, name string) (expr.Value, error) {
 		}
 		return r.job, nil
 	}
-	allowed := map[string]expr.Value{}
-	for key, v := range r.varValues {
-		if f.mayKnowVar(key) {
-			allowed[key] = v
-		}
-	}
 	if name == "vars" {
-		return expr.New(allowed)
+		return expr.New(r.knownVars(f))
 	}
-	return jobContext(allowed)
+	return jobContext(r.knownVars(f))
 }
 
 // stepsContext is the value of steps: those finished steps that refs read.
 func (f *frame) stepsContext(refs []expr.Reference) (expr.Value, error) {
-	all := false
-	for _, ref := range refs {
-		all = all || ref.Path[0] == "steps" && len(ref.Path) == 1
-	}
 	context := map[string]any{}
 	for at := f; at != nil; at = at.outer {
 		for _, ref := range refs {
-			if ref.Path[0] == "steps" && len(ref.Path) > 1 {
+			switch {
+			case ref.Path[0] != "steps":
+			case len(ref.Path) > 1:
 				at.addStep(context, ref.Path[1])
-			}
-		}
-		if all {
-			for name := range at.ran {
-				at.addStep(context, name)
+			default:
+				for name := range at.ran {
+					at.addStep(context, name)
+				}
 			}
 		}
 	}

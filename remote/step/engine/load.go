@@ -46,7 +46,11 @@ type cached struct {
 func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	switch ref.GetProtocol() {
 	case pb.Reference_local:
-		return r.local(f, ref)
+		dir, err := f.locate(ref.GetPath())
+		if err != nil {
+			return Found{}, fmt.Errorf("find step %s: %w", lang.Describe(ref), err)
+		}
+		return r.find(dir, ref.GetFile(), f.root, lang.Describe(ref))
 	case pb.Reference_builtin:
 		spec := lang.Builtin(ref.GetPath())
 		if spec == nil {
@@ -54,22 +58,11 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 		}
 		return Found{Definition: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, Builtin: ref.GetPath()}, nil
 	case pb.Reference_action:
-		return Found{}, fmt.Errorf(
-			"run %s: GitHub Actions are not supported by this version; use a step or a script",
-			lang.Describe(ref),
-		)
+		return Found{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script",
+			lang.Describe(ref))
 	default:
 		return r.fetch(ctx, f, ref)
 	}
-}
-
-// local finds a step by its path.
-func (r *Runner) local(f *frame, ref *pb.Reference) (Found, error) {
-	dir, err := f.locate(ref.GetPath())
-	if err != nil {
-		return Found{}, fmt.Errorf("find step %s: %w", lang.Describe(ref), err)
-	}
-	return r.find(dir, ref.GetFile(), f.root, lang.Describe(ref))
 }
 
 // locate returns where a path of this machine is that stands in f.
@@ -99,7 +92,7 @@ func within(root, dir string) error {
 		return err
 	}
 	for _, base := range []string{root, realRoot} {
-		if rel, err := filepath.Rel(base, real); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+		if rel, err := filepath.Rel(base, real); err == nil && filepath.IsLocal(rel) {
 			return nil
 		}
 	}
@@ -109,9 +102,9 @@ func within(root, dir string) error {
 // find reads the definition in dir: from file or, if that is empty, from the first of definitionFiles that exists.
 // Errors call the step name.
 func (r *Runner) find(dir, file, root, name string) (Found, error) {
-	candidates := definitionFiles
-	if file != "" {
-		candidates = []string{file}
+	candidates := []string{file}
+	if file == "" {
+		candidates = definitionFiles
 	}
 	for _, candidate := range candidates {
 		path := filepath.Join(dir, candidate)

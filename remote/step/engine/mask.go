@@ -43,16 +43,13 @@ func (r *Runner) hideValue(v expr.Value) error {
 	if !v.Sensitive() || v.Text() == "" {
 		return nil
 	}
-	switch v.Kind() {
-	case expr.Array, expr.Object:
-		for i := range v.Len() {
-			if err := r.hideValue(v.Index(i)); err != nil {
-				return err
-			}
-		}
-	case expr.String, expr.Number:
-	default:
+	if v.Kind() == expr.Null || v.Kind() == expr.Boolean {
 		return nil
+	}
+	for i := range v.Len() {
+		if err := r.hideValue(v.Index(i)); err != nil {
+			return err
+		}
 	}
 	return r.hide(v.Text())
 }

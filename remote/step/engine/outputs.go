@@ -36,8 +36,9 @@ func parseEntries(data []byte, v0 bool) (entries, error) {
 		return nil, errors.New("it is not valid UTF-8")
 	}
 	found := entries{}
-	count := 0
-	for n, line := range numbered(data) {
+	n, count := 0, 0
+	for line := range bytes.Lines(data) {
+		n++
 		line = bytes.TrimSpace(line)
 		if len(line) == 0 || v0 && line[0] == '#' {
 			continue
@@ -54,35 +55,20 @@ func parseEntries(data []byte, v0 bool) (entries, error) {
 	return found, nil
 }
 
-// numbered yields the lines of data with their numbers, from 1.
-func numbered(data []byte) func(yield func(int, []byte) bool) {
-	return func(yield func(int, []byte) bool) {
-		n := 0
-		for line := range bytes.Lines(data) {
-			if n++; !yield(n, line) {
-				return
-			}
-		}
-	}
-}
-
 func parseEntry(line []byte, v0 bool) (string, expr.Value, error) {
 	if line[0] == '{' {
 		return parseJSONEntry(line)
 	}
 	name, value, found := strings.Cut(string(line), "=")
 	if v0 && found && lang.IsName(name) {
-		unquoted, err := unquote(value)
-		if err != nil {
-			return "", expr.Value{}, err
-		}
-		v, err := expr.New(unquoted)
+		v, err := unquote(value)
 		return name, v, err
 	}
+	form := `JSON such as {"name":"version","value":"1.2"}`
 	if v0 {
-		return "", expr.Value{}, errors.New(`it must be NAME=value, or JSON such as {"name":"version","value":"1.2"}`)
+		form = "NAME=value, or " + form
 	}
-	return "", expr.Value{}, errors.New(`it must be JSON such as {"name":"version","value":"1.2"}`)
+	return "", expr.Value{}, errors.New("it must be " + form)
 }
 
 func parseJSONEntry(line []byte) (string, expr.Value, error) {
@@ -96,10 +82,10 @@ func parseJSONEntry(line []byte) (string, expr.Value, error) {
 		}
 	}
 	for _, key := range []string{"name", "value"} {
-		switch raw, there := fields[key]; {
-		case !there:
+		switch string(fields[key]) {
+		case "":
 			return "", expr.Value{}, fmt.Errorf("%q is missing", key)
-		case string(raw) == "null":
+		case "null":
 			return "", expr.Value{}, fmt.Errorf("%q is null", key)
 		}
 	}
@@ -119,7 +105,7 @@ func parseJSONEntry(line []byte) (string, expr.Value, error) {
 
 // parseValue reads JSON.
 func parseValue(data []byte) (expr.Value, error) {
-	if expr.JSONDepth(data) > maxLevels {
+	if depth, _ := expr.JSONShape(data); depth > maxLevels {
 		return expr.Value{}, fmt.Errorf("it is nested deeper than %d", maxLevels)
 	}
 	var v expr.Value
@@ -143,20 +129,20 @@ func decode(data []byte, into any) error {
 }
 
 // unquote reads the value of NAME=value as a shell would: with quotes around it or without.
-func unquote(value string) (string, error) {
+func unquote(value string) (expr.Value, error) {
 	value = strings.TrimSpace(value)
 	if value == "" || value[0] != '"' && value[0] != '\'' {
-		return value, nil
+		return expr.New(value)
 	}
 	quote := value[0]
 	if len(value) < 2 || value[len(value)-1] != quote {
-		return "", errors.New("the quote is not closed")
+		return expr.Value{}, errors.New("the quote is not closed")
 	}
 	value = value[1 : len(value)-1]
-	if quote == '\'' {
-		return value, nil
+	if quote == '"' {
+		value = strings.NewReplacer(`\\`, `\`, `\"`, `"`, `\$`, `$`, `\n`, "\n").Replace(value)
 	}
-	return strings.NewReplacer(`\\`, `\`, `\"`, `"`, `\$`, `$`, `\n`, "\n").Replace(value), nil
+	return expr.New(value)
 }
 
 // outputs returns the outputs that the command of a step with spec wrote to its file.
@@ -183,16 +169,14 @@ func (f *files) outputs(spec *pb.Spec, dialect pb.Definition_Dialect) (map[strin
 // convert reads the values that were written as NAME=value by the types their outputs have.
 func (e entries) convert(spec *pb.Spec) {
 	for name, v := range e {
-		switch spec.GetSpec().GetOutputs()[name].GetType() {
-		case pb.Spec_number, pb.Spec_bool, pb.Spec_struct, pb.Spec_list:
-		default:
-			continue
-		}
 		if v.Kind() != expr.String {
 			continue
 		}
-		if typed, err := parseValue([]byte(v.Text())); err == nil {
-			e[name] = typed
+		switch spec.GetSpec().GetOutputs()[name].GetType() { //nolint:exhaustive // a text stays one for other types
+		case pb.Spec_number, pb.Spec_bool, pb.Spec_struct, pb.Spec_list:
+			if typed, err := parseValue([]byte(v.Text())); err == nil {
+				e[name] = typed
+			}
 		}
 	}
 }
@@ -205,9 +189,7 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 	}
 	if err := decode(data, &result); err != nil {
 		return nil, fmt.Errorf(
-			`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`,
-			err,
-		)
+			`read output file: it must be the result of a step, such as {"status":"success","outputs":{...}}: %w`, err)
 	}
 	outputs := make(map[string]expr.Value, len(result.Outputs))
 	for name, raw := range result.Outputs {
@@ -254,15 +236,12 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	switch v.Kind() {
 	case expr.String, expr.Number, expr.Boolean:
 	default:
-		return v, fmt.Errorf(
-			"the value is of type %s; only a string, a number or a boolean can be exported",
-			lang.TypeName(v.Kind()),
-		)
+		return v, fmt.Errorf("the value is of type %s; only a string, a number or a boolean can be exported",
+			lang.TypeName(v.Kind()))
 	}
 	if protected[name] {
 		return v, errors.New(
-			"this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed",
-		)
+			"this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed")
 	}
 	text, err := expr.New(v.Text())
 	if err == nil {
@@ -273,16 +252,11 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 
 // together joins errs in one line; nil without errors.
 func together(errs ...error) error {
-	var texts []string
-	for _, err := range errs {
-		if err != nil {
-			texts = append(texts, err.Error())
-		}
-	}
-	if texts == nil {
+	err := errors.Join(errs...)
+	if err == nil {
 		return nil
 	}
-	return errors.New(strings.Join(texts, "; "))
+	return errors.New(strings.ReplaceAll(err.Error(), "\n", "; "))
 }
 
 // size is about how many bytes values take in memory.
@@ -297,19 +271,15 @@ func size(values map[string]expr.Value) (n int) {
 const valueSize = 64
 
 func sizeOf(v expr.Value) int {
-	switch v.Kind() {
-	case expr.String:
+	if v.Kind() == expr.String {
 		return valueSize + len(v.Text())
-	case expr.Array, expr.Object:
-		n := valueSize
-		for _, key := range v.Keys() {
-			n += len(key)
-		}
-		for i := range v.Len() {
-			n += sizeOf(v.Index(i))
-		}
-		return n
-	default:
-		return valueSize
 	}
+	n := valueSize
+	for _, key := range v.Keys() {
+		n += len(key)
+	}
+	for i := range v.Len() {
+		n += sizeOf(v.Index(i))
+	}
+	return n
 }

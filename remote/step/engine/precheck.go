@@ -17,8 +17,16 @@ const prechecked = 2
 // precheck finds mistakes in the steps that f refers to before any of them runs: a job fails in milliseconds, not
 // after an hour. Missing files are no mistake yet: an earlier step may create them.
 func (r *Runner) precheck(ctx context.Context, f *frame) error {
-	c := &checker{r: r, done: map[*pb.Definition]bool{}, found: map[string]Found{}}
+	c := &checker{r: r, done: map[*pb.Definition]bool{}, found: map[string]Found{}, may: true}
 	return c.check(ctx, f, 0)
+}
+
+// Check finds mistakes in the local steps that def refers to, as a run finds them before its first step. def is a job
+// in dir, or the definition of a step in dir. A missing step is a mistake too, if it is sure to run and no step before
+// it can have made it.
+func Check(ctx context.Context, def *pb.Definition, dir string) error {
+	c := &checker{r: New(Config{Definition: def}), done: map[*pb.Definition]bool{}, found: map[string]Found{}}
+	return c.check(ctx, &frame{def: def, dir: dir}, 0)
 }
 
 // maxPrechecked is the most steps that are looked at.
@@ -29,6 +37,8 @@ type checker struct {
 	count int                     // of the steps looked at
 	done  map[*pb.Definition]bool // what was looked at, on the first level
 	found map[string]Found        // by where it was looked for
+	// may tells that a missing step is no mistake: an earlier step may make it, or it may be skipped.
+	may bool
 }
 
 func (c *checker) check(ctx context.Context, f *frame, level int) error {
@@ -39,22 +49,24 @@ func (c *checker) check(ctx context.Context, f *frame, level int) error {
 		if err := c.checkStep(ctx, f, s, level); err != nil {
 			return fmt.Errorf("step %q: %w", s.GetName(), err)
 		}
+		if s.GetDefinition().GetType() != pb.DefinitionType_steps { // its steps were looked at
+			c.may = true
+		}
 	}
 	return nil
 }
 
 func (c *checker) checkStep(ctx context.Context, f *frame, s *pb.Step, level int) error {
+	c.may = c.may || s.GetCondition() != "" || s.GetWhen() == lang.OnFailure
 	if def := s.GetDefinition(); def != nil {
 		return c.check(ctx, &frame{def: def, dir: f.dir, root: f.root}, level)
 	}
 	ref := s.GetReference()
-	switch ref.GetProtocol() {
-	case pb.Reference_local, pb.Reference_builtin:
-	default:
+	if p := ref.GetProtocol(); p != pb.Reference_local && p != pb.Reference_builtin {
 		return nil
 	}
 	found, err := c.load(ctx, f, ref)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) && c.may {
 		return nil
 	}
 	if err == nil {
@@ -70,8 +82,7 @@ func (c *checker) checkStep(ctx context.Context, f *frame, s *pb.Step, level int
 // load is the runner's, once for each step.
 func (c *checker) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, error) {
 	key := strings.Join([]string{f.dir, ref.GetProtocol().String(), ref.GetPath(), ref.GetFile()}, "\x00")
-	found, ok := c.found[key]
-	if ok {
+	if found, ok := c.found[key]; ok {
 		return found, nil
 	}
 	found, err := c.r.load(ctx, f, ref)

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -22,22 +21,11 @@ const (
 	Skipped          // the step never ran
 )
 
-func (s Status) String() string {
-	switch s {
-	case Running:
-		return "running"
-	case Success:
-		return "success"
-	case Failure:
-		return "failure"
-	case Cancelled:
-		return "cancelled"
-	case Skipped:
-		return "skipped"
-	default:
-		return fmt.Sprintf("Status(%d)", int(s))
-	}
+var statusNames = [...]string{
+	Running: "running", Success: "success", Failure: "failure", Cancelled: "cancelled", Skipped: "skipped",
 }
+
+func (s Status) String() string { return statusNames[s] }
 
 // Kind is the kind of a step.
 type Kind int

@@ -58,7 +58,7 @@ func TestShellIsLookedUpRelativeToTheWorkDir(t *testing.T) {
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "bin"), 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin", "bash"), nil, 0o644)) // not executable
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin", "sh"), nil, 0o755))
-	got, err := shell("", "/no/such:bin", dir)
+	got, err := shell("", dir, []string{"PATH=/no/such:bin"})
 	require.NoError(t, err)
 	require.Equal(t, filepath.Join(dir, "bin", "sh"), got)
 }

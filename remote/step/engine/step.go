@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -62,17 +63,15 @@ func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if s.GetCondition() != "" {
 		delete(f.ran, res.Name) // it does not know itself
 		wanted, err := r.condition(f, s.GetCondition())
-		if err == nil {
-			r.tell(func(e Events) { e.ConditionEvaluated(res, wanted) })
-		}
 		f.ran[res.Name] = res
-		if err == nil && !wanted {
-			r.cfg.Observe(*res)
-			return
-		}
 		if err != nil {
 			res.Started = time.Now()
 			r.finish(res, failed(err))
+			return
+		}
+		r.tell(func(e Events) { e.ConditionEvaluated(res, wanted) })
+		if !wanted {
+			r.cfg.Observe(*res)
 			return
 		}
 	}
@@ -137,7 +136,8 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 
 // prepare makes the frame that a step runs in.
 func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
-	own := r.nextFiles()
+	r.serial++
+	own := &files{dir: filepath.Join(r.place.ScriptDir, fmt.Sprintf("step-%d", r.serial))}
 	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec ||
 		s.GetReference().GetProtocol() == pb.Reference_builtin
 	var known *files
@@ -311,7 +311,12 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	res.Steps = notRun(g.def, res.Path)
 	before := r.cuts
 	r.sequence(ctx, g, res.Steps)
-	res.Exports = exportsOf(res.Steps)
+	res.Exports = map[string]expr.Value{}
+	for _, below := range res.Steps {
+		if below.Status == Success || below.Kind == Sequence {
+			maps.Copy(res.Exports, below.Exports)
+		}
+	}
 	tooMuch := r.give(res.Exports)
 	switch stopped := r.stopping(); {
 	case r.cuts > before && stopped != nil && !g.after:
@@ -332,17 +337,6 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 		return failed(err)
 	}
 	return outcome{status: Success}
-}
-
-// exportsOf returns the exports of a sequence's steps.
-func exportsOf(results []StepResult) map[string]expr.Value {
-	all := map[string]expr.Value{}
-	for _, res := range results {
-		if res.Status == Success || res.Kind == Sequence {
-			maps.Copy(all, res.Exports)
-		}
-	}
-	return all
 }
 
 // sequenceOutputs returns the outputs of a list of steps that succeeded.
@@ -375,9 +369,7 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 
 // bindOutputs checks given as the outputs of a list of steps. Secret outputs are masked from now on.
 func (r *Runner) bindOutputs(
-	spec *pb.Spec,
-	dialect pb.Definition_Dialect,
-	given map[string]expr.Value,
+	spec *pb.Spec, dialect pb.Definition_Dialect, given map[string]expr.Value,
 ) (map[string]expr.Value, []string, error) {
 	outputs, warnings, err := lang.BindOutputs(spec, dialect, given)
 	if err := r.hideValues(outputs); err != nil {
@@ -394,9 +386,7 @@ func (r *Runner) give(values ...map[string]expr.Value) error {
 	}
 	if r.given > maxResults {
 		return fmt.Errorf(
-			"the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files",
-			maxResults,
-		)
+			"the outputs and exports of the job's steps have more than %d bytes in all; pass large data in files", maxResults)
 	}
 	return nil
 }

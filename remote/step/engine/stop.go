@@ -1,12 +1,8 @@
 package engine
 
-import (
-	"context"
-	"errors"
-	"time"
-)
+import "time"
 
-// stop is why a job was stopped.
+// stop is why a job was stopped. It does not change.
 type stop struct {
 	message  string
 	timedOut bool
@@ -28,13 +24,12 @@ func (r *Runner) stop(s *stop, grace time.Duration) {
 	if r.stopped == nil {
 		r.stopped = s
 	} else if s.killAt.Before(r.stopped.killAt) {
-		r.stopped.killAt = s.killAt
+		shorter := *r.stopped
+		shorter.killAt = s.killAt
+		r.stopped = &shorter
 	}
 	if r.current != nil {
-		r.current.Stop(grace)
-	}
-	if r.fetching != nil {
-		r.fetching(errors.New(r.stopped.message))
+		r.current(r.stopped)
 	}
 }
 
@@ -42,28 +37,31 @@ func (r *Runner) stop(s *stop, grace time.Duration) {
 func (r *Runner) stopping() *stop {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.stopped == nil {
-		return nil
-	}
-	s := *r.stopped
-	return &s
+	return r.stopped
 }
 
-// attachFetch lets Stop end the current fetch by cancel, unless the step runs because the job was stopped. If Stop
-// came before, attachFetch cancels at once. release undoes it.
-func (r *Runner) attachFetch(cancel context.CancelCauseFunc) (release func()) {
+// attach lets Stop end what the step does now, its process or its fetch, by end, unless the step runs because the job
+// was stopped. If Stop came before, attach calls end at once.
+func (r *Runner) attach(end func(*stop)) {
 	if r.after != nil {
-		return func() {}
+		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fetching = cancel
+	r.current = end
 	if r.stopped != nil {
-		cancel(errors.New(r.stopped.message))
+		end(r.stopped)
 	}
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.fetching = nil
+}
+
+// release undoes attach. It returns why the job was stopped if that ended the step.
+func (r *Runner) release() *stop {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	attached := r.current != nil
+	r.current = nil
+	if !attached {
+		return nil
 	}
+	return r.stopped
 }

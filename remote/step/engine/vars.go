@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,16 +22,13 @@ type Variable struct {
 }
 
 // predefined are the variables a job is described by, where the context job has them.
-var predefined = []struct {
-	variable string
-	path     []string
-}{
-	{"CI_JOB_ID", []string{"id"}},
-	{"CI_JOB_NAME", []string{"name"}},
-	{"CI_PROJECT_ID", []string{"project", "id"}},
-	{"CI_PROJECT_NAME", []string{"project", "name"}},
-	{"CI_PROJECT_PATH", []string{"project", "full_path"}},
-	{"CI_PIPELINE_ID", []string{"pipeline", "id"}},
+var predefined = []struct{ variable, group, key string }{
+	{"CI_JOB_ID", "", "id"},
+	{"CI_JOB_NAME", "", "name"},
+	{"CI_PROJECT_ID", "project", "id"},
+	{"CI_PROJECT_NAME", "project", "name"},
+	{"CI_PROJECT_PATH", "project", "full_path"},
+	{"CI_PIPELINE_ID", "pipeline", "id"},
 }
 
 // variables makes the values of the job's variables, and the files of those that have one.
@@ -80,10 +78,7 @@ func (r *Runner) varsDir() string { return filepath.Join(r.place.ScriptDir, "var
 // jobContext is the value of job in expressions: the variables and, under the names of the blueprint, the description
 // of the job.
 func jobContext(vars map[string]expr.Value) (expr.Value, error) {
-	context := make(map[string]any, len(vars)+len(predefined))
-	for name, v := range description(vars) {
-		context[name] = v
-	}
+	context := description(vars)
 	context["variables"] = vars
 	for key, v := range vars {
 		context[key] = v
@@ -99,16 +94,15 @@ func description(vars map[string]expr.Value) map[string]any {
 		if !found {
 			continue
 		}
-		at := about
-		for _, key := range p.path[:len(p.path)-1] {
-			inner, ok := at[key].(map[string]any)
-			if !ok {
-				inner = map[string]any{}
-				at[key] = inner
-			}
-			at = inner
+		group, _ := about[p.group].(map[string]any)
+		switch {
+		case p.group == "":
+			about[p.key] = v
+		case group == nil:
+			about[p.group] = map[string]any{p.key: v}
+		default:
+			group[p.key] = v
 		}
-		at[p.path[len(p.path)-1]] = v
 	}
 	return about
 }
@@ -116,7 +110,7 @@ func description(vars map[string]expr.Value) map[string]any {
 // describing names the predefined variables that tell the part of the job's description at path.
 func describing(path []string) (names []string) {
 	for _, p := range predefined {
-		if len(path) == 0 || p.path[0] == path[0] {
+		if len(path) == 0 || cmp.Or(p.group, p.key) == path[0] {
 			names = append(names, p.variable)
 		}
 	}

@@ -3,91 +3,77 @@ package expr
 import (
 	"math"
 	"strings"
-
-	"github.com/stepmux/stepmux/internal/spell"
 )
 
-func (n *access) eval(r *run) (Value, error) {
-	v, err := n.base.eval(r)
-	if err != nil {
-		return Value{}, err
-	}
+func (n *access) eval(r *run) Value {
+	v := n.base.eval(r)
 	for i := range n.links {
-		if v, err = n.follow(r, v, i); err != nil {
-			return Value{}, err
-		}
+		v = n.follow(r, v, i)
 	}
-	return v, nil
+	return v
 }
 
 // follow returns the value of link i in v.
-func (n *access) follow(r *run, v Value, i int) (Value, error) {
+func (n *access) follow(r *run, v Value, i int) Value {
 	l := n.links[i]
 	if l.index == nil {
 		return n.child(r, v, i, l.key, true)
 	}
-	index, err := l.index.eval(r)
-	if err != nil {
-		return Value{}, err
-	}
+	index := l.index.eval(r)
 	switch index.kind {
 	case String:
-		v, err = n.child(r, v, i, index.str, false)
+		v = n.child(r, v, i, index.str, false)
 	case Number:
-		v, err = n.item(r, v, i, index)
+		v = n.item(r, v, i, index)
 	default:
-		err = r.errorAt(l.at, "the index is %s, and must be a number or a string", index.kind.phrase())
+		panic(r.errorAt(l.at, "the index is %s, and must be a number or a string", index.kind.phrase()))
 	}
-	return v.sealIf(index.Sensitive()), err
+	return v.sealIf(index.Sensitive())
 }
 
 // child returns the value of v at key. written tells that the key is written in the expression. A computed key may be a
 // secret.
-func (n *access) child(r *run, v Value, i int, key string, written bool) (Value, error) {
-	if v.kind != Object {
-		err := r.errorAt(n.links[i].at, "%s is %s, which has no keys", n.path(i), v.kind.phrase())
-		if v.kind == Array {
-			return Value{}, err.withHint("read an item by its number: [0]")
-		}
-		return Value{}, err
+func (n *access) child(r *run, v Value, i int, key string, written bool) Value {
+	at := n.links[i].at
+	child, found := v.Get(key)
+	switch {
+	case v.kind == Array:
+		panic(r.errorAt(at, "%s is %s, which has no keys", n.path(i), v.kind.phrase()).
+			withHint("read an item by its number: [0]"))
+	case v.kind != Object:
+		panic(r.errorAt(at, "%s is %s, which has no keys", n.path(i), v.kind.phrase()))
+	case found:
+		return child
+	case !written:
+		panic(r.errorAt(at, "the key of %s was not found", n.path(i)))
 	}
-	if child, ok := v.Get(key); ok {
-		return child, nil
-	}
-	if !written {
-		return Value{}, r.errorAt(n.links[i].at, "the key of %s was not found", n.path(i))
-	}
-	err := r.errorAt(n.links[i].at, "%s was not found", n.path(i+1))
+	err := r.errorAt(at, "%s was not found", n.path(i+1))
 	if v.sealed {
-		return Value{}, err
+		panic(err)
 	}
 	for _, k := range v.list.keys {
 		if strings.HasPrefix(k, key+"-") {
-			return Value{}, err.withHint("write a key with a hyphen as [%q]", abbreviate(k))
+			panic(err.withHint("write a key with a hyphen as [%q]", abbreviate(k)))
 		}
 	}
-	if near := spell.Nearest(key, v.list.keys); near != "" {
-		return Value{}, err.withHint("did you mean %s?", near)
-	}
-	return Value{}, err
+	panic(err.withNearest(key, v.list.keys, ""))
 }
 
 // item returns the value of v at a number.
-func (n *access) item(r *run, v Value, i int, index Value) (Value, error) {
+func (n *access) item(r *run, v Value, i int, index Value) Value {
 	at := n.links[i].at
 	switch {
 	case v.kind == Object:
-		return Value{}, r.errorAt(at, "%s is an object, and the index a number", n.path(i)).
-			withHint("convert the index with str()")
+		panic(r.errorAt(at, "%s is an object, and the index a number", n.path(i)).withHint("convert the index with str()"))
 	case v.kind != Array:
-		return Value{}, r.errorAt(at, "%s is %s, which has no items", n.path(i), v.kind.phrase())
+		panic(r.errorAt(at, "%s is %s, which has no items", n.path(i), v.kind.phrase()))
 	case index.num != math.Trunc(index.num):
-		return Value{}, r.errorAt(at, "the index is not an integer")
+		panic(r.errorAt(at, "the index is not an integer"))
 	case index.num < 0 || index.num >= float64(v.Len()):
-		return Value{}, r.errorAt(at, "the item of %s was not found", n.path(i)).
-			withHint("the index is outside of the array; the first item is [0]")
+		panic(r.errorAt(at, "the item of %s was not found", n.path(i)).
+			withHint("the index is outside of the array; the first item is [0]"))
 	}
-	return v.Index(int(index.num)), nil
+	return v.Index(int(index.num))
 }
 
 // path returns the name of the value after the first links, for errors.

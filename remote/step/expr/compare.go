@@ -3,26 +3,14 @@ package expr
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // equal reports whether a and b are equal. Values of different kinds never are.
 func equal(a, b Value) bool {
-	if a.kind != b.kind || a.num != b.num || a.str != b.str {
-		return false
-	}
-	if a.list == b.list {
-		return true
-	}
-	if len(a.list.items) != len(b.list.items) {
-		return false
-	}
-	for i := range a.list.items {
-		if a.list.keys != nil && a.list.keys[i] != b.list.keys[i] || !equal(a.list.items[i], b.list.items[i]) {
-			return false
-		}
-	}
-	return true
+	c, err := order(a, b)
+	return c == 0 && err == nil
 }
 
 // order returns -1, 0 or +1 if a comes before, with or after b. The first items that differ order arrays. Objects are
@@ -31,37 +19,15 @@ func order(a, b Value) (int, error) {
 	if a.kind != b.kind {
 		return 0, fmt.Errorf("%s and %s have no order", a.kind.phrase(), b.kind.phrase())
 	}
-	switch a.kind {
-	case Boolean, Number:
-		return cmp.Compare(a.num, b.num), nil
-	case String:
-		return strings.Compare(a.str, b.str), nil
-	case Array:
-		return orderItems(a.list.items, b.list.items)
-	case Object:
-		return orderObjects(a.list, b.list)
-	default:
-		return 0, nil
+	if a.list == nil {
+		return cmp.Or(cmp.Compare(a.num, b.num), strings.Compare(a.str, b.str)), nil
 	}
-}
-
-func orderItems(a, b []Value) (int, error) {
-	for i := range min(len(a), len(b)) {
-		if c, err := order(a[i], b[i]); c != 0 || err != nil {
-			return c, err
+	c := cmp.Or(cmp.Compare(len(a.list.keys), len(b.list.keys)), slices.Compare(a.list.keys, b.list.keys))
+	for i := 0; c == 0 && i < min(a.Len(), b.Len()); i++ {
+		var err error
+		if c, err = order(a.list.items[i], b.list.items[i]); err != nil {
+			return 0, err
 		}
 	}
-	return cmp.Compare(len(a), len(b)), nil
-}
-
-func orderObjects(a, b *list) (int, error) {
-	if c := cmp.Compare(len(a.keys), len(b.keys)); c != 0 {
-		return c, nil
-	}
-	for i := range a.keys {
-		if c := strings.Compare(a.keys[i], b.keys[i]); c != 0 {
-			return c, nil
-		}
-	}
-	return orderItems(a.items, b.items)
+	return cmp.Or(c, cmp.Compare(a.Len(), b.Len())), nil
 }

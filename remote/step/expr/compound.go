@@ -1,60 +1,50 @@
 package expr
 
-func (p *parser) array() (node, error) {
+func (p *parser) array() node {
 	n := &array{at: p.pos}
 	p.pos++
 	for !p.accept("]") {
-		item, err := p.expression()
-		if err != nil {
-			return nil, err
-		}
-		n.items = append(n.items, item)
+		n.items = append(n.items, p.expression())
 		if !p.accept(",") {
-			return n, p.expect("]")
+			p.expect("]")
+			break
 		}
 	}
-	return n, nil
+	return n
 }
 
-func (p *parser) object() (node, error) {
+func (p *parser) object() node {
 	n := &object{at: p.pos}
 	p.pos++
 	seen := map[string]bool{}
 	for !p.accept("}") {
-		pr, err := p.pair()
-		if err != nil {
-			return nil, err
-		}
+		pr := p.pair()
 		if c, ok := pr.key.(*constant); ok && c.value.kind == String {
 			if seen[c.value.str] {
-				return nil, p.errorAt(pr.at, "the key %s is given twice", quote(c.value.str))
+				panic(p.errorAt(pr.at, "the key %s is given twice", quote(c.value.str)))
 			}
 			seen[c.value.str] = true
 		}
 		n.pairs = append(n.pairs, pr)
 		if !p.accept(",") {
-			return n, p.expect("}")
+			p.expect("}")
+			break
 		}
 	}
-	return n, nil
+	return n
 }
 
 // pair reads key: value.
-func (p *parser) pair() (pair, error) {
+func (p *parser) pair() pair {
 	p.skipSpace()
 	pr := pair{at: p.pos}
-	var err error
-	if pr.key, err = p.key(); err != nil {
-		return pr, err
-	}
-	if err := p.expect(":"); err != nil {
-		return pr, err
-	}
-	pr.value, err = p.expression()
-	return pr, err
+	pr.key = p.key()
+	p.expect(":")
+	pr.value = p.expression()
+	return pr
 }
 
-func (p *parser) key() (node, error) {
+func (p *parser) key() node {
 	switch c := p.peek(); {
 	case c == '"', c == '\'', c == '(':
 		return p.primary()
@@ -62,10 +52,10 @@ func (p *parser) key() (node, error) {
 		at := p.pos
 		word := p.word()
 		if _, ok := literals[word]; ok {
-			return nil, p.errorAt(at, "%s is not a string, and a key must be one", word).withHint("write %q", word)
+			panic(p.errorAt(at, "%s is not a string, and a key must be one", word).withHint("write %q", word))
 		}
-		return &constant{text(word)}, nil
+		return &constant{text(word)}
 	default:
-		return nil, p.unexpected("a key").withHint("a key is a name, a string, or an expression in parentheses")
+		panic(p.unexpected("a key").withHint("a key is a name, a string, or an expression in parentheses"))
 	}
 }

@@ -3,9 +3,7 @@ package expr
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/types/known/structpb"
@@ -25,7 +23,7 @@ type converter struct{ size int }
 
 func (c *converter) convert(x any, depth int) (Value, error) {
 	switch x := x.(type) {
-	case nil:
+	case nil, *structpb.Value_NullValue:
 		return Value{}, nil
 	case Value:
 		return x, c.count(x.size())
@@ -34,7 +32,10 @@ func (c *converter) convert(x any, depth int) (Value, error) {
 	case string:
 		return text(x), c.count(len(x))
 	case float64:
-		return finite(x)
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return Value{}, errors.New("a number is not finite")
+		}
+		return number(x), nil
 	case int:
 		return number(float64(x)), nil
 	case int64:
@@ -54,7 +55,20 @@ func (c *converter) convert(x any, depth int) (Value, error) {
 	case map[string]Value:
 		return convertMap(c, x, depth)
 	case *structpb.Value:
-		return c.fromProto(x, depth)
+		if x != nil && x.GetKind() == nil {
+			return Value{}, errors.New("a value has no kind")
+		}
+		return c.convert(x.GetKind(), depth)
+	case *structpb.Value_BoolValue:
+		return boolean(x.BoolValue), nil
+	case *structpb.Value_NumberValue:
+		return c.convert(x.NumberValue, depth)
+	case *structpb.Value_StringValue:
+		return c.convert(x.StringValue, depth)
+	case *structpb.Value_ListValue:
+		return convertSlice(c, x.ListValue.GetValues(), depth)
+	case *structpb.Value_StructValue:
+		return convertMap(c, x.StructValue.GetFields(), depth)
 	case []*structpb.Value:
 		return convertSlice(c, x, depth)
 	case map[string]*structpb.Value:
@@ -98,95 +112,51 @@ func convertMap[T any](c *converter, x map[string]T, depth int) (Value, error) {
 	if err := c.enter(len(x), depth); err != nil {
 		return Value{}, err
 	}
-	keys := slices.AppendSeq(make([]string, 0, len(x)), maps.Keys(x))
-	items := make([]Value, len(keys))
-	for i, key := range keys {
+	fields := make(map[string]Value, len(x))
+	for key, item := range x {
 		if err := c.count(len(key)); err != nil {
 			return Value{}, err
 		}
 		var err error
-		if items[i], err = c.convert(x[key], depth+1); err != nil {
+		if fields[key], err = c.convert(item, depth+1); err != nil {
 			return Value{}, err
 		}
 	}
-	return newObject(keys, items)
-}
-
-func finite(f float64) (Value, error) {
-	if math.IsNaN(f) || math.IsInf(f, 0) {
-		return Value{}, errors.New("a number is not finite")
-	}
-	return number(f), nil
-}
-
-func (c *converter) fromProto(p *structpb.Value, depth int) (Value, error) {
-	if p == nil {
-		return Value{}, nil
-	}
-	switch k := p.GetKind().(type) {
-	case *structpb.Value_NullValue:
-		return Value{}, nil
-	case *structpb.Value_BoolValue:
-		return boolean(k.BoolValue), nil
-	case *structpb.Value_NumberValue:
-		return finite(k.NumberValue)
-	case *structpb.Value_StringValue:
-		return text(k.StringValue), c.count(len(k.StringValue))
-	case *structpb.Value_ListValue:
-		return convertSlice(c, k.ListValue.GetValues(), depth)
-	case *structpb.Value_StructValue:
-		return convertMap(c, k.StructValue.GetFields(), depth)
-	default:
-		return Value{}, errors.New("a value has no kind")
-	}
+	return newObject(fields)
 }
 
 // Proto returns the value as a new message. The message does not tell that a value is sensitive, and has only UTF-8:
 // other bytes become U+FFFD.
 func (v Value) Proto() *structpb.Value {
-	switch v.kind {
-	case Boolean:
-		return structpb.NewBoolValue(v.Truthy())
-	case Number:
-		return structpb.NewNumberValue(v.num)
-	case String:
-		return structpb.NewStringValue(strings.ToValidUTF8(v.str, "\uFFFD"))
-	case Array:
-		items := make([]*structpb.Value, len(v.list.items))
-		for i, item := range v.list.items {
-			items[i] = item.Proto()
-		}
-		return structpb.NewListValue(&structpb.ListValue{Values: items})
-	case Object:
-		fields := make(map[string]*structpb.Value, len(v.list.items))
-		for i, item := range v.list.items {
-			fields[v.list.keys[i]] = item.Proto()
-		}
-		return structpb.NewStructValue(&structpb.Struct{Fields: fields})
-	default:
-		return structpb.NewNullValue()
+	p, err := structpb.NewValue(v.plain(func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }))
+	if err != nil {
+		panic("BUG: a value that has no message: " + err.Error())
 	}
+	return p
 }
 
 // Any returns the value as a nil, bool, float64, string, or a new []any or map[string]any.
-func (v Value) Any() any {
+func (v Value) Any() any { return v.plain(func(s string) string { return s }) }
+
+// plain is Any with its strings, but not the keys, replaced by those that str returns.
+func (v Value) plain(str func(string) string) any {
 	switch v.kind {
 	case Boolean:
 		return v.Truthy()
 	case Number:
 		return v.num
 	case String:
-		return v.str
+		return str(v.str)
 	case Array:
 		items := make([]any, len(v.list.items))
 		for i, item := range v.list.items {
-			items[i] = item.Any()
+			items[i] = item.plain(str)
 		}
 		return items
 	case Object:
 		fields := make(map[string]any, len(v.list.items))
 		for i, item := range v.list.items {
-			fields[v.list.keys[i]] = item.Any()
+			fields[v.list.keys[i]] = item.plain(str)
 		}
 		return fields
 	default:

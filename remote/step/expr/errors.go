@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/stepmux/stepmux/internal/spell"
 )
 
 // Error is a mistake in an expression, or a failure of its evaluation, with its place. It quotes words of the source,
@@ -33,6 +35,26 @@ func (e *Error) Error() string {
 func (e *Error) withHint(format string, args ...any) *Error {
 	e.Hint = fmt.Sprintf(format, args...)
 	return e
+}
+
+// withNearest sets the hint to the known word that is nearest to word, or to otherwise if none is near.
+func (e *Error) withNearest(word string, known []string, otherwise string) *Error {
+	e.Hint = otherwise
+	if near := spell.Nearest(word, known); near != "" {
+		e.Hint = "did you mean " + near + "?"
+	}
+	return e
+}
+
+// catch sets err to the Error that a parser or an evaluation panicked with, to end from any depth.
+func catch(err *error) {
+	switch e := recover().(type) {
+	case nil:
+	case *Error:
+		*err = e
+	default:
+		panic(e)
+	}
 }
 
 // errorAt returns an Error for the byte at offset of text.

@@ -1,9 +1,10 @@
 package expr
 
-// JSONDepth returns the deepest nesting of arrays and objects in a JSON text, so that it can be checked before the text
-// is parsed. The result for text that is not JSON has no meaning.
-func JSONDepth(data []byte) (most int) {
+// JSONShape returns the deepest nesting of arrays and objects in a JSON text, and how many values it has at most, so
+// that both can be checked before the text is parsed. The results for text that is not JSON have no meaning.
+func JSONShape(data []byte) (depth, values int) {
 	level, inString, escaped := 0, false, false
+	values = 1
 	for _, c := range data {
 		switch {
 		case escaped:
@@ -12,12 +13,15 @@ func JSONDepth(data []byte) (most int) {
 			escaped, inString = c == '\\', c != '"'
 		case c == '"':
 			inString = true
+		case c == ',':
+			values++
 		case c == '[' || c == '{':
+			values++
 			level++
-			most = max(most, level)
+			depth = max(depth, level)
 		case c == ']' || c == '}':
 			level--
 		}
 	}
-	return most
+	return depth, values
 }

@@ -8,10 +8,12 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-func TestJSONDepthIsThatOfItsArraysAndObjects(t *testing.T) {
-	for text, want := range map[string]int{
-		"": 0, "1": 0, "[]": 1, `{"a":[{}]}`: 3, `[[],[[]]]`: 3, `"[[["`: 0, `["\"[["]`: 1, `["\\",[]]`: 2,
+func TestJSONShapeIsThatOfItsArraysAndObjects(t *testing.T) {
+	for text, want := range map[string][2]int{
+		"1": {0, 1}, "[]": {1, 2}, `{"a":[{}]}`: {3, 4}, `[[],[[]]]`: {3, 6}, `"[[[,"`: {0, 1}, `["\"[[,"]`: {1, 2},
+		`["\\",[]]`: {2, 4}, `{"a":1,"b":[2,3]}`: {2, 5},
 	} {
-		require.Equal(t, want, expr.JSONDepth([]byte(text)), text)
+		depth, values := expr.JSONShape([]byte(text))
+		require.Equal(t, want, [2]int{depth, values}, text)
 	}
 }

@@ -14,7 +14,7 @@ const (
 )
 
 // raw reads a string in single quotes. Its only escapes are \\ and \'.
-func (p *parser) raw() (node, error) {
+func (p *parser) raw() node {
 	start := p.pos
 	var b strings.Builder
 	for p.pos++; p.pos < p.end; p.pos++ {
@@ -22,18 +22,18 @@ func (p *parser) raw() (node, error) {
 		switch {
 		case c == '\'':
 			p.pos++
-			return &constant{text(b.String())}, nil
+			return &constant{text(b.String())}
 		case c == '\\' && p.pos+1 < p.end && (p.text[p.pos+1] == '\\' || p.text[p.pos+1] == '\''):
 			p.pos++
 			c = p.text[p.pos]
 		}
 		b.WriteByte(c)
 	}
-	return nil, p.errorAt(start, "the string is not closed").withHint("write ' at its end")
+	panic(p.errorAt(start, "the string is not closed").withHint("write ' at its end"))
 }
 
 // quoted reads a string in double quotes, which may have escapes and expressions.
-func (p *parser) quoted() (node, error) {
+func (p *parser) quoted() node {
 	start := p.pos
 	m := mixer{}
 	for p.pos++; p.pos < p.end; {
@@ -41,32 +41,22 @@ func (p *parser) quoted() (node, error) {
 		switch {
 		case rest[0] == '"':
 			p.pos++
-			return m.node(start), nil
+			return m.node(start)
 		case strings.HasPrefix(rest, escaped):
 			m.text.WriteString(opening)
 			p.pos += len(escaped)
 		case rest[0] == '\\':
-			c, err := p.escape()
-			if err != nil {
-				return nil, err
-			}
-			m.text.WriteString(c)
+			m.text.WriteString(p.escape())
 		case strings.HasPrefix(rest, opening):
 			p.pos += len(opening)
-			n, err := p.expression()
-			if err != nil {
-				return nil, err
-			}
-			if err := p.expect(closing); err != nil {
-				return nil, err
-			}
-			m.add(n)
+			m.add(p.expression())
+			p.expect(closing)
 		default:
 			m.text.WriteByte(rest[0])
 			p.pos++
 		}
 	}
-	return nil, p.errorAt(start, "the string is not closed").withHint(`write " at its end`)
+	panic(p.errorAt(start, "the string is not closed").withHint(`write " at its end`))
 }
 
 // escapes are the escapes of one letter.
@@ -76,26 +66,26 @@ var escapes = map[byte]string{
 }
 
 // escape reads an escape and returns its text.
-func (p *parser) escape() (string, error) {
+func (p *parser) escape() string {
 	start := p.pos
 	if c, ok := p.unicodeEscape(); ok {
 		if !utf16.IsSurrogate(c) {
-			return string(c), nil
+			return string(c)
 		}
 		low, _ := p.unicodeEscape()
 		if c = utf16.DecodeRune(c, low); c == utf8.RuneError {
-			return "", p.errorAt(start, "this is half a character").
-				withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`)
+			panic(p.errorAt(start, "this is half a character").
+				withHint(`a character beyond \uFFFF is a pair of escapes, such as \uD83D\uDE00`))
 		}
-		return string(c), nil
+		return string(c)
 	}
 	if start+1 < p.end {
 		if s, ok := escapes[p.text[start+1]]; ok {
 			p.pos += 2
-			return s, nil
+			return s
 		}
 	}
-	return "", p.errorAt(start, "there is no such escape").withHint(`for a backslash write \\, or use single quotes`)
+	panic(p.errorAt(start, "there is no such escape").withHint(`for a backslash write \\, or use single quotes`))
 }
 
 // unicodeEscape reads \uXXXX if that is next.

@@ -2,7 +2,7 @@ package expr
 
 // node is a part of an expression. The field at of a node is its offset in the text.
 type node interface {
-	eval(r *run) (Value, error)
+	eval(r *run) Value
 }
 
 type (
@@ -50,11 +50,8 @@ type (
 		key, value node
 	}
 
-	unary struct {
-		at      int
-		op      string
-		operand node
-	}
+	// unary is op operand.
+	unary struct{ operation }
 
 	// chain is first op operand op operand..., of operators of one precedence, from left to right. It does not nest, so
 	// that only the length of the expression bounds it.

@@ -1,111 +1,84 @@
 package expr
 
-import (
-	"fmt"
-	"math"
-)
+import "math"
 
-func (n *unary) eval(r *run) (Value, error) {
-	v, err := n.operand.eval(r)
-	if err != nil {
-		return Value{}, err
-	}
+func (n *unary) eval(r *run) Value {
+	v := n.operand.eval(r)
 	if n.op == "!" {
-		return boolean(!v.Truthy()).sealIf(v.Sensitive()), nil
+		return boolean(!v.Truthy()).sealIf(v.Sensitive())
 	}
 	if v.kind != Number {
-		return Value{}, r.errorAt(n.at, "%s takes a number, not %s", n.op, v.kind.phrase())
+		panic(r.errorAt(n.at, "%s takes a number, not %s", n.op, v.kind.phrase()))
 	}
 	if n.op == "-" {
 		v.num = -v.num
 	}
-	return v, nil
+	return v
 }
 
-func (n *chain) eval(r *run) (Value, error) {
-	v, err := n.first.eval(r)
-	for i := 0; i < len(n.rest) && err == nil; i++ {
-		v, err = n.rest[i].apply(r, v)
+func (n *chain) eval(r *run) Value {
+	v := n.first.eval(r)
+	for _, o := range n.rest {
+		v = o.apply(r, v)
 	}
-	return v, err
+	return v
 }
 
-// apply returns left op operand.
-func (o *operation) apply(r *run, left Value) (Value, error) {
-	switch o.op {
-	case "||":
-		return o.choose(r, left, !left.Truthy())
-	case "&&":
-		return o.choose(r, left, left.Truthy())
+// apply returns left op operand. && and || return left if it decides, and else the operand, which is sensitive if left
+// is: the choice tells about left.
+func (o operation) apply(r *run, left Value) Value {
+	if o.op == "||" && left.Truthy() || o.op == "&&" && !left.Truthy() {
+		return left
 	}
-	right, err := o.operand.eval(r)
-	if err != nil {
-		return Value{}, err
+	right := o.operand.eval(r)
+	if o.op == "||" || o.op == "&&" {
+		return right.sealIf(left.Sensitive())
 	}
-	result, err := o.compute(r, left, right)
-	return result.sealIf(left.Sensitive() || right.Sensitive()), err
+	return o.compute(r, left, right).sealIf(left.Sensitive() || right.Sensitive())
 }
 
-// choose returns the operand if operand is true, and left otherwise. The choice tells about left, so the result is
-// sensitive if left is.
-func (o *operation) choose(r *run, left Value, operand bool) (Value, error) {
-	if !operand {
-		return left, nil
-	}
-	right, err := o.operand.eval(r)
-	return right.sealIf(left.Sensitive()), err
-}
-
-func (o *operation) compute(r *run, left, right Value) (Value, error) {
-	if err := r.charge(o.at, left.size()+right.size()); err != nil {
-		return Value{}, err
-	}
+func (o operation) compute(r *run, left, right Value) Value {
+	r.charge(o.at, left.size()+right.size())
 	switch o.op {
 	case "==":
-		return boolean(equal(left, right)), nil
+		return boolean(equal(left, right))
 	case "!=":
-		return boolean(!equal(left, right)), nil
+		return boolean(!equal(left, right))
 	case "<", "<=", ">", ">=":
 		return o.compare(r, left, right)
-	case "+":
+	}
+	takes := "two numbers"
+	if o.op == "+" {
+		takes = "two numbers or two strings"
 		if left.kind == String && right.kind == String {
-			return o.concat(r, left, right)
+			if len(left.str)+len(right.str) > maxSize {
+				r.check(o.at, errSize)
+			}
+			return text(left.str + right.str)
 		}
 	}
 	if left.kind != Number || right.kind != Number {
-		takes := "two numbers"
-		if o.op == "+" {
-			takes = "two numbers or two strings"
-		}
-		return Value{}, r.errorAt(o.at, "%s takes %s, not %s and %s", o.op, takes, left.kind.phrase(), right.kind.phrase()).
-			withHint("%s", hintFor(left, right))
+		panic(r.errorAt(o.at, "%s takes %s, not %s and %s", o.op, takes, left.kind.phrase(), right.kind.phrase()).
+			withHint("%s", hintFor(left, right)))
 	}
-	f, err := arithmetic(o.op, left.num, right.num)
-	return r.made(o.at, number(f), err)
+	return o.arithmetic(r, left.num, right.num)
 }
 
-func (o *operation) compare(r *run, left, right Value) (Value, error) {
+func (o operation) compare(r *run, left, right Value) Value {
 	c, err := order(left, right)
 	if err != nil {
-		return Value{}, r.errorAt(o.at, "%s: %s", o.op, err.Error()).withHint("%s", hintFor(left, right))
+		panic(r.errorAt(o.at, "%s: %s", o.op, err.Error()).withHint("%s", hintFor(left, right)))
 	}
 	switch o.op {
 	case "<":
-		return boolean(c < 0), nil
+		return boolean(c < 0)
 	case "<=":
-		return boolean(c <= 0), nil
+		return boolean(c <= 0)
 	case ">":
-		return boolean(c > 0), nil
+		return boolean(c > 0)
 	default:
-		return boolean(c >= 0), nil
+		return boolean(c >= 0)
 	}
-}
-
-func (o *operation) concat(r *run, left, right Value) (Value, error) {
-	if len(left.str)+len(right.str) > maxSize {
-		return r.made(o.at, Value{}, errSize)
-	}
-	return text(left.str + right.str), nil
 }
 
 // hintFor returns a hint at a conversion that makes the operands fit.
@@ -116,9 +89,9 @@ func hintFor(left, right Value) string {
 	return ""
 }
 
-func arithmetic(op string, a, b float64) (float64, error) {
+func (o operation) arithmetic(r *run, a, b float64) Value {
 	var f float64
-	switch op {
+	switch o.op {
 	case "+":
 		f = a + b
 	case "-":
@@ -127,16 +100,16 @@ func arithmetic(op string, a, b float64) (float64, error) {
 		f = a * b
 	case "/", "%":
 		if b == 0 {
-			return 0, fmt.Errorf("%s: division by zero", op)
+			panic(r.errorAt(o.at, "%s: division by zero", o.op))
 		}
-		if f = a / b; op == "%" {
+		if f = a / b; o.op == "%" {
 			f = math.Mod(a, b)
 		}
 	default:
-		panic("BUG: unknown operator: " + op)
+		panic("BUG: unknown operator: " + o.op)
 	}
 	if math.IsInf(f, 0) {
-		return 0, fmt.Errorf("%s: the result is too large for a number", op)
+		panic(r.errorAt(o.at, "%s: the result is too large for a number", o.op))
 	}
-	return f, nil
+	return number(f)
 }

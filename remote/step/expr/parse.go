@@ -4,11 +4,9 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/stepmux/stepmux/internal/spell"
 )
 
-// parser reads one expression by recursive descent, to a bounded depth.
+// parser reads one expression by recursive descent, to a bounded depth. An error ends it by a panic, see catch.
 type parser struct {
 	text  string
 	pos   int
@@ -39,9 +37,7 @@ func (p *parser) peek() byte {
 }
 
 func (p *parser) skipSpace() {
-	for p.pos < p.end && isSpace(p.text[p.pos]) {
-		p.pos++
-	}
+	p.pos = p.end - len(strings.TrimLeft(p.text[p.pos:p.end], " \t\n\r"))
 }
 
 // accept skips white space, and then s if it is next.
@@ -55,53 +51,41 @@ func (p *parser) accept(s string) bool {
 }
 
 // expect is accept for a required s.
-func (p *parser) expect(s string) error {
+func (p *parser) expect(s string) {
 	if !p.accept(s) {
-		return p.unexpected(s)
+		panic(p.unexpected(s))
 	}
-	return nil
 }
 
 // nested reads a part of another part, one level deeper.
-func (p *parser) nested(read func() (node, error)) (node, error) {
+func (p *parser) nested(read func() node) node {
 	if p.depth == maxDepth {
-		return nil, p.errorAt(p.pos, "the expression nests more than %d deep", maxDepth)
+		panic(p.errorAt(p.pos, "the expression nests more than %d deep", maxDepth))
 	}
 	p.depth++
-	n, err := read()
+	n := read()
 	p.depth--
-	return n, err
+	return n
 }
 
-func (p *parser) expression() (node, error) {
-	return p.nested(func() (node, error) { return p.binary(0) })
+func (p *parser) expression() node {
+	return p.nested(func() node { return p.binary(0) })
 }
 
 // binary reads a chain of the operators at level, or of tighter ones.
-func (p *parser) binary(level int) (node, error) {
+func (p *parser) binary(level int) node {
 	if level == len(operators) {
 		return p.unary()
 	}
-	first, err := p.binary(level + 1)
-	if err != nil {
-		return nil, err
-	}
+	first := p.binary(level + 1)
 	var rest []operation
-	for {
-		at, op := p.operator(level)
-		if op == "" {
-			break
-		}
-		operand, err := p.binary(level + 1)
-		if err != nil {
-			return nil, err
-		}
-		rest = append(rest, operation{at, op, operand})
+	for at, op := p.operator(level); op != ""; at, op = p.operator(level) {
+		rest = append(rest, operation{at, op, p.binary(level + 1)})
 	}
 	if rest == nil {
-		return first, nil
+		return first
 	}
-	return &chain{first, rest}, nil
+	return &chain{first, rest}
 }
 
 func (p *parser) operator(level int) (at int, op string) {
@@ -115,37 +99,23 @@ func (p *parser) operator(level int) (at int, op string) {
 	return at, ""
 }
 
-func (p *parser) unary() (node, error) {
+func (p *parser) unary() node {
 	p.skipSpace()
 	at := p.pos
 	switch c := p.peek(); c {
 	case '!', '-', '+':
 		p.pos++
-		operand, err := p.nested(p.unary)
-		if err != nil {
-			return nil, err
-		}
-		return &unary{at, string(c), operand}, nil
+		return &unary{operation{at, string(c), p.nested(p.unary)}}
 	}
 	return p.postfix()
 }
 
 // postfix reads a value with its keys and indexes.
-func (p *parser) postfix() (node, error) {
-	base, err := p.primary()
-	if err != nil {
-		return nil, err
-	}
+func (p *parser) postfix() node {
+	base := p.primary()
 	n, path := base.(*name) // whether the path of the reference can still grow
 	var links []link
-	for {
-		l, ok, err := p.link()
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			break
-		}
+	for l, ok := p.link(); ok; l, ok = p.link() {
 		links = append(links, l)
 		path = path && l.index == nil
 		if path {
@@ -153,13 +123,13 @@ func (p *parser) postfix() (node, error) {
 		}
 	}
 	if links == nil {
-		return base, nil
+		return base
 	}
-	return &access{base, links}, nil
+	return &access{base, links}
 }
 
 // link reads .key or [index], if one is next.
-func (p *parser) link() (l link, ok bool, err error) {
+func (p *parser) link() (l link, ok bool) {
 	p.skipSpace()
 	l.at = p.pos
 	switch p.peek() {
@@ -167,43 +137,34 @@ func (p *parser) link() (l link, ok bool, err error) {
 		p.pos++
 		p.skipSpace()
 		if l.key = p.word(); l.key == "" {
-			return l, false, p.unexpected("a name after the dot").
-				withHint(`any other key is written ["key"], an index [0]`)
+			panic(p.unexpected("a name after the dot").withHint(`any other key is written ["key"], an index [0]`))
 		}
 	case '[':
 		p.pos++
-		index, err := p.expression()
-		if err != nil {
-			return l, false, err
-		}
-		if err := p.expect("]"); err != nil {
-			return l, false, err
-		}
+		index := p.expression()
+		p.expect("]")
 		if c, constantKey := index.(*constant); constantKey && c.value.kind == String {
 			l.key = c.value.str
 		} else {
 			l.index = index
 		}
 	case '(':
-		return l, false, p.errorAt(p.pos, "this cannot be called").
-			withHint("the functions are %s", strings.Join(functions, ", "))
+		panic(p.errorAt(p.pos, "this cannot be called").withHint("%s", functionsHint))
 	default:
-		return l, false, nil
+		return l, false
 	}
-	return l, true, nil
+	return l, true
 }
 
-func (p *parser) primary() (node, error) {
+func (p *parser) primary() node {
 	p.skipSpace()
 	at := p.pos
 	switch c := p.peek(); {
 	case c == '(':
 		p.pos++
-		inner, err := p.expression()
-		if err != nil {
-			return nil, err
-		}
-		return inner, p.expect(")")
+		inner := p.expression()
+		p.expect(")")
+		return inner
 	case c == '[':
 		return p.array()
 	case c == '{':
@@ -217,7 +178,7 @@ func (p *parser) primary() (node, error) {
 	case isLetter(c):
 		return p.named(at, p.word())
 	default:
-		return nil, p.unexpected("a value")
+		panic(p.unexpected("a value"))
 	}
 }
 
@@ -231,9 +192,9 @@ func (p *parser) word() string {
 }
 
 // named reads a literal, a call or a name that begins with word.
-func (p *parser) named(at int, word string) (node, error) {
+func (p *parser) named(at int, word string) node {
 	if v, ok := literals[word]; ok {
-		return &constant{v}, nil
+		return &constant{v}
 	}
 	p.skipSpace()
 	called := p.peek() == '('
@@ -241,34 +202,28 @@ func (p *parser) named(at int, word string) (node, error) {
 	case slices.Contains(functions, word) && called:
 		return p.call(at, word)
 	case slices.Contains(functions, word):
-		return nil, p.errorAt(at, "%s is a function", word).withHint("call it: %s(value)", word)
+		panic(p.errorAt(at, "%s is a function", word).withHint("call it: %s(value)", word))
 	case called:
-		err := p.errorAt(at, "there is no function %s", abbreviate(word))
-		if near := spell.Nearest(word, functions); near != "" {
-			return nil, err.withHint("did you mean %s?", near)
-		}
-		return nil, err.withHint("the functions are %s", strings.Join(functions, ", "))
+		panic(p.errorAt(at, "there is no function %s", abbreviate(word)).withNearest(word, functions, functionsHint))
 	case slices.Contains(reserved, word):
-		return nil, p.errorAt(at, "%s is a reserved word, not a name", word).withHint("for the text itself write %q", word)
+		panic(p.errorAt(at, "%s is a reserved word, not a name", word).withHint("for the text itself write %q", word))
 	default:
 		p.refs = append(p.refs, Reference{Path: []string{word}, Offset: at})
-		return &name{at, word, len(p.refs) - 1}, nil
+		return &name{at, word, len(p.refs) - 1}
 	}
 }
 
-func (p *parser) call(at int, function string) (node, error) {
+func (p *parser) call(at int, function string) node {
 	p.pos++ // the parenthesis
 	if p.accept(")") {
-		return nil, p.errorAt(at, "%s takes one value, not none", function)
+		panic(p.errorAt(at, "%s takes one value, not none", function))
 	}
-	argument, err := p.expression()
-	if err != nil {
-		return nil, err
-	}
+	argument := p.expression()
 	if p.accept(",") {
-		return nil, p.errorAt(at, "%s takes one value, not several", function)
+		panic(p.errorAt(at, "%s takes one value, not several", function))
 	}
-	return &call{at, function, argument}, p.expect(")")
+	p.expect(")")
+	return &call{at, function, argument}
 }
 
 // unexpected returns an error about the next word, where expected must be.

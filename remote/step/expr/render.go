@@ -3,7 +3,7 @@ package expr
 import (
 	"encoding/json"
 	"strconv"
-	"unicode/utf8"
+	"strings"
 )
 
 // Text returns the value as a text, as str does: a string as it is, a number in its shortest form without an exponent,
@@ -41,9 +41,9 @@ func (v Value) appendJSON(b []byte) []byte {
 	case Boolean:
 		return strconv.AppendBool(b, v.Truthy())
 	case Number:
-		return appendNumber(b, v.num)
+		return appendScalar(b, v.num+0) // -0 + 0 is 0
 	case String:
-		return appendString(b, v.str)
+		return appendScalar(b, v.str)
 	case Array:
 		return v.appendList(b, '[', ']')
 	case Object:
@@ -60,55 +60,24 @@ func (v Value) appendList(b []byte, opening, closing byte) []byte {
 			b = append(b, ',')
 		}
 		if v.list.keys != nil {
-			b = append(appendString(b, v.list.keys[i]), ':')
+			b = append(appendScalar(b, v.list.keys[i]), ':')
 		}
 		b = item.appendJSON(b)
 	}
 	return append(b, closing)
 }
 
-// appendNumber appends f as ECMAScript writes it (RFC 8785, 3.2.2.3).
-func appendNumber(b []byte, f float64) []byte {
-	data, err := json.Marshal(f + 0) // -0 + 0 is 0
+// unescaper undoes the escapes of encoding/json that RFC 8785 (3.2.2.2) does not have.
+var unescaper = strings.NewReplacer(`\\`, `\\`, `\u003c`, "<", `\u003e`, ">", `\u0026`, "&",
+	`\u2028`, "\u2028", `\u2029`, "\u2029", `\ufffd`, "\uFFFD")
+
+// appendScalar appends a string or a number as RFC 8785 has it (3.2.2.2 and 3.2.2.3).
+func appendScalar(b []byte, x any) []byte {
+	data, err := json.Marshal(x)
 	if err != nil {
 		panic("BUG: a number that is not finite")
 	}
-	return append(b, data...)
-}
-
-// escapeLetters has the letter of each character with a one-letter escape.
-var escapeLetters = map[byte]byte{'"': '"', '\\': '\\', '\b': 'b', '\f': 'f', '\n': 'n', '\r': 'r', '\t': 't'}
-
-// appendString appends s as a JSON string with only the necessary escapes (RFC 8785, 3.2.2.2).
-func appendString(b []byte, s string) []byte {
-	b = append(b, '"')
-	start := 0 // of the bytes not copied yet
-	for i := 0; i < len(s); {
-		c, size := rune(s[i]), 1
-		if c >= utf8.RuneSelf {
-			c, size = utf8.DecodeRuneInString(s[i:])
-		}
-		bad := c == utf8.RuneError && size == 1
-		if bad || c < ' ' || c == '"' || c == '\\' {
-			b = append(b, s[start:i]...)
-			b = appendEscape(b, c)
-			start = i + size
-		}
-		i += size
-	}
-	b = append(b, s[start:]...)
-	return append(b, '"')
-}
-
-func appendEscape(b []byte, c rune) []byte {
-	if c == utf8.RuneError {
-		return utf8.AppendRune(b, c)
-	}
-	if letter, ok := escapeLetters[byte(c)]; ok {
-		return append(b, '\\', letter)
-	}
-	const hex = "0123456789abcdef"
-	return append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&0xf])
+	return append(b, unescaper.Replace(string(data))...)
 }
 
 // UnmarshalJSON implements [json.Unmarshaler], with the limits of [New].

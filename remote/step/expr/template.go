@@ -10,17 +10,15 @@ type Expr struct {
 }
 
 // Parse reads a single expression, without ${{ and }}. The error is an [*Error].
-func Parse(text string) (*Expr, error) {
+func Parse(text string) (_ *Expr, err error) {
 	if len(text) > maxExpr {
 		return nil, errorAt(text, 0, "the expression has more than 64 KiB")
 	}
+	defer catch(&err)
 	p := &parser{text: text, end: len(text)}
-	root, err := p.expression()
-	if err != nil {
-		return nil, err
-	}
+	root := p.expression()
 	if p.skipSpace(); p.pos < p.end {
-		return nil, p.unexpected("the end")
+		panic(p.unexpected("the end"))
 	}
 	return &Expr{text, root, p.refs}, nil
 }
@@ -29,112 +27,88 @@ func Parse(text string) (*Expr, error) {
 func (e *Expr) References() []Reference { return e.refs }
 
 // Eval computes the value. The error is an [*Error].
-func (e *Expr) Eval(scope Scope) (Value, error) {
-	r := &run{text: e.text, scope: scope}
-	return e.root.eval(r)
+func (e *Expr) Eval(scope Scope) (_ Value, err error) {
+	defer catch(&err)
+	return e.root.eval(&run{text: e.text, scope: scope}), nil
 }
 
 // Template is a text with any number of expressions. It is immutable.
 type Template struct {
-	text  string
-	parts []node // plain text and expressions, as they follow each other
-	exprs int
-	refs  []Reference
+	text string
+	root node // a constant, or a mixed
+	lone node // the expression if there is only one, see Lone
+	refs []Reference
 }
 
 // ParseTemplate reads a text with any number of ${{ expressions }}. \${{ is the escape of ${{. All other text stays as
 // it is, including $, }} and backslashes. The error is an [*Error].
-func ParseTemplate(text string) (*Template, error) {
+func ParseTemplate(text string) (_ *Template, err error) {
 	if len(text) > maxSize {
 		return nil, errorAt(text, 0, "the text has more than 16 MiB")
 	}
-	t := &Template{text: text}
 	m := mixer{}
-	pos := 0
-	for {
-		i := strings.Index(text[pos:], opening)
-		if i < 0 {
-			break
+	p := &parser{text: text}
+	at := 0 // the last ${{
+	defer func() {
+		switch {
+		case err == nil:
+		case !strings.Contains(text[at+len(opening):], closing):
+			err = p.errorAt(at, "the expression %s is not closed", opening).
+				withHint("write %s at its end, or %s for the text itself", closing, escaped)
+		case p.pos+len(closing) > p.end && p.end < len(text):
+			err = p.errorAt(at, "the expression has more than 64 KiB")
 		}
-		at := pos + i
-		if i > 0 && text[at-1] == '\\' {
-			m.text.WriteString(text[pos : at-1])
-			m.text.WriteString(opening)
-			pos = at + len(opening)
+	}()
+	defer catch(&err)
+	for {
+		before, _, found := strings.Cut(text[p.pos:], opening)
+		if !found {
+			m.text.WriteString(before)
+			t := &Template{text: text, root: m.node(0), refs: p.refs}
+			if m.exprs == 1 && (len(m.parts) == 1 || len(m.parts) == 2 && m.parts[1] == plain("\n")) {
+				t.lone = m.parts[0]
+			}
+			return t, nil
+		}
+		at = p.pos + len(before)
+		p.pos = at + len(opening)
+		if plain, isEscaped := strings.CutSuffix(before, `\`); isEscaped {
+			m.text.WriteString(plain + opening)
 			continue
 		}
-		m.text.WriteString(text[pos:at])
-		n, end, err := t.expression(at)
-		if err != nil {
-			return nil, err
-		}
-		m.add(n)
-		pos = end
+		m.text.WriteString(before)
+		p.end = min(len(text), p.pos+maxExpr)
+		m.add(p.expression())
+		p.expect(closing)
 	}
-	m.text.WriteString(text[pos:])
-	m.flush()
-	t.parts, t.exprs = m.parts, m.exprs
-	return t, nil
-}
-
-// expression reads the expression whose ${{ is at offset at, and returns the offset after its }}.
-func (t *Template) expression(at int) (n node, end int, err error) {
-	start := at + len(opening)
-	p := &parser{text: t.text, pos: start, end: min(len(t.text), start+maxExpr), refs: t.refs}
-	n, err = p.expression()
-	if err == nil {
-		err = p.expect(closing)
-	}
-	t.refs = p.refs
-	switch {
-	case err == nil:
-		return n, p.pos, nil
-	case !strings.Contains(t.text[start:], closing):
-		err = p.errorAt(at, "the expression %s is not closed", opening).
-			withHint("write %s at its end, or %s for the text itself", closing, escaped)
-	case p.pos+len(closing) > p.end && p.end < len(t.text):
-		err = p.errorAt(at, "the expression has more than 64 KiB")
-	}
-	return nil, 0, err
 }
 
 // Literal returns the text, and false if it has an expression.
 func (t *Template) Literal() (string, bool) {
-	switch {
-	case t.exprs > 0:
+	c, ok := t.root.(*constant)
+	if !ok {
 		return "", false
-	case len(t.parts) == 0:
-		return "", true
-	default:
-		return string(t.parts[0].(plain)), true
 	}
+	return c.value.str, true
 }
 
 // Lone reports whether the text is a single expression, so that its value keeps its type. A line break after it, which
 // YAML leaves at the end of a block, is ignored, unless the value is a string.
-func (t *Template) Lone() bool {
-	switch {
-	case t.exprs != 1 || len(t.parts) > 2:
-		return false
-	case len(t.parts) == 1:
-		return true
-	default:
-		return t.parts[1] == plain("\n")
-	}
-}
+func (t *Template) Lone() bool { return t.lone != nil }
 
 // References returns the uses of names of the scope, in the order of the text. The slice must not be changed.
 func (t *Template) References() []Reference { return t.refs }
 
 // Eval computes the value of a lone expression, or the string of any other text. The error is an [*Error].
-func (t *Template) Eval(scope Scope) (Value, error) {
+func (t *Template) Eval(scope Scope) (_ Value, err error) {
+	defer catch(&err)
 	r := &run{text: t.text, scope: scope}
-	if !t.Lone() {
-		return r.join(0, t.parts)
+	if t.lone == nil {
+		return t.root.eval(r), nil
 	}
-	v, err := t.parts[0].eval(r)
-	if err != nil || v.kind != String || len(t.parts) == 1 {
-		return v, err
+	v := t.lone.eval(r)
+	if v.kind == String {
+		v = r.join(0, append([]node{&constant{v}}, t.root.(*mixed).parts[1:]...))
 	}
-	return r.join(0, []node{&constant{v}, t.parts[1]})
+	return v, nil
 }

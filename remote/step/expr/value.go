@@ -2,8 +2,9 @@ package expr
 
 import (
 	"errors"
+	"maps"
 	"slices"
-	"sort"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -20,22 +21,13 @@ const (
 	Object
 )
 
-// String returns the name of the kind: "null", "boolean", "number", "string", "array" or "object".
-func (k Kind) String() string {
-	return [...]string{"null", "boolean", "number", "string", "array", "object"}[k]
-}
+// phrases name the kinds in errors.
+var phrases = [...]string{"null", "a boolean", "a number", "a string", "an array", "an object"}
 
-// phrase returns the kind with an article, for errors.
-func (k Kind) phrase() string {
-	switch k {
-	case Null:
-		return "null"
-	case Array, Object:
-		return "an " + k.String()
-	default:
-		return "a " + k.String()
-	}
-}
+func (k Kind) phrase() string { return phrases[k] }
+
+// String returns the name of the kind: "null", "boolean", "number", "string", "array" or "object".
+func (k Kind) String() string { return phrases[k][strings.IndexByte(phrases[k], ' ')+1:] }
 
 // Value is null, a boolean, a number (a finite float64), a string, an array or an object. It never changes. The zero
 // Value is null; [New] makes others.
@@ -69,11 +61,10 @@ var (
 )
 
 func boolean(b bool) Value {
-	v := Value{kind: Boolean}
 	if b {
-		v.num = 1
+		return Value{kind: Boolean, num: 1}
 	}
-	return v
+	return Value{kind: Boolean}
 }
 
 func number(f float64) Value { return Value{kind: Number, num: f} }
@@ -83,18 +74,15 @@ func text(s string) Value { return Value{kind: String, str: s} }
 // newArray returns an array, which owns items.
 func newArray(items []Value) (Value, error) { return collect(Array, nil, items) }
 
-// newObject returns an object, which owns keys and items. The item of keys[i] is items[i].
-func newObject(keys []string, items []Value) (Value, error) {
-	for _, key := range keys {
+func newObject(fields map[string]Value) (Value, error) {
+	keys := slices.AppendSeq([]string{}, maps.Keys(fields))
+	slices.Sort(keys)
+	items := make([]Value, len(keys))
+	for i, key := range keys {
 		if !utf8.ValidString(key) {
 			return Value{}, errKey
 		}
-	}
-	sort.Sort(byKey{keys, items})
-	for i := 1; i < len(keys); i++ {
-		if keys[i-1] == keys[i] {
-			return Value{}, errTwice
-		}
+		items[i] = fields[key]
 	}
 	return collect(Object, keys, items)
 }
@@ -116,18 +104,6 @@ func collect(kind Kind, keys []string, items []Value) (Value, error) {
 		return Value{}, errDepth
 	}
 	return Value{kind: kind, list: l}, nil
-}
-
-type byKey struct {
-	keys  []string
-	items []Value
-}
-
-func (b byKey) Len() int           { return len(b.keys) }
-func (b byKey) Less(i, j int) bool { return b.keys[i] < b.keys[j] }
-func (b byKey) Swap(i, j int) {
-	b.keys[i], b.keys[j] = b.keys[j], b.keys[i]
-	b.items[i], b.items[j] = b.items[j], b.items[i]
 }
 
 // size returns the approximate size of the value in bytes.
@@ -179,7 +155,7 @@ func (v Value) Len() int {
 
 // Keys returns the sorted keys of an object; nil for any other value. The slice is the caller's.
 func (v Value) Keys() []string {
-	if v.list == nil || v.list.keys == nil {
+	if v.kind != Object {
 		return nil
 	}
 	return slices.Clone(v.list.keys)
@@ -190,12 +166,10 @@ func (v Value) Index(i int) Value { return v.list.items[i].sealIf(v.sealed) }
 
 // Get returns the value of an object at key. It returns false if v has no such key or is not an object.
 func (v Value) Get(key string) (Value, bool) {
-	if v.kind != Object {
-		return Value{}, false
+	if v.kind == Object {
+		if i, found := slices.BinarySearch(v.list.keys, key); found {
+			return v.Index(i), true
+		}
 	}
-	i, found := slices.BinarySearch(v.list.keys, key)
-	if !found {
-		return Value{}, false
-	}
-	return v.Index(i), true
+	return Value{}, false
 }

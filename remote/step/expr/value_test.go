@@ -88,7 +88,7 @@ func TestOnlyTextKeepsBytesThatAreNoUTF8(t *testing.T) {
 	data, err := v.MarshalJSON()
 	require.NoError(t, err)
 	require.Equal(t, "\"a\uFFFDb\"", string(data))
-	_, err = (&object{pairs: []pair{{key: &constant{v}, value: &constant{}}}}).eval(&run{})
+	_, err = (&Expr{root: &object{pairs: []pair{{key: &constant{v}, value: &constant{}}}}}).Eval(nil)
 	require.ErrorContains(t, err, "a key is not valid UTF-8")
 }
 

@@ -5,6 +5,8 @@ import "strings"
 // functions are the names of the functions.
 var functions = []string{"bool", "num", "str"}
 
+var functionsHint = "the functions are " + strings.Join(functions, ", ")
+
 // reserved are the words that can be keys, but not names.
 var reserved = strings.Fields(`array as break case const continue default else fallthrough float for func
 	function goto if import in int let loop map namespace number object package range return string struct
@@ -33,5 +35,3 @@ func isWord(s string) bool {
 func isLetter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_' }
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
-
-func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }

@@ -33,9 +33,8 @@ const (
 type cache struct {
 	dir      string
 	maxBytes int64
-
-	mu       sync.Mutex       // guards the following
-	verified map[string]stamp // of trees whose digest was compared
+	verified sync.Map // the stamps of trees whose digest was compared, by their names
+	proved   sync.Map // commits together with the trees of their files; see prove
 }
 
 // DefaultDir returns the default directory of the cache: stepmux-steps in the user's cache directory ($XDG_CACHE_HOME
@@ -67,24 +66,24 @@ func openCache(dir string, maxBytes int64) (*cache, error) {
 			return nil, fmt.Errorf("make %s private: %w", dir, oserr.Bare(err))
 		}
 	}
-	c := &cache{dir: filepath.Join(dir, layout), maxBytes: maxBytes, verified: map[string]stamp{}}
+	c := &cache{dir: filepath.Join(dir, layout), maxBytes: maxBytes}
 	for _, name := range []string{compDir, indexDir, answerDir, lockDir, scratchBase} {
 		if err := os.MkdirAll(c.path(name), 0o700); err != nil {
 			return nil, fmt.Errorf("create %s: %w", c.path(name), oserr.Bare(err))
 		}
 	}
-	c.sweep()
+	_ = c.sweep() // the next one tries again
 	return c, nil
 }
 
 // checkOwner refuses a directory that another user could change.
 func checkOwner(dir string, info fs.FileInfo) error {
 	owner := info.Sys().(*syscall.Stat_t).Uid
-	switch {
-	case owner != uint32(os.Geteuid()):
+	if owner != uint32(os.Geteuid()) {
 		return fmt.Errorf("%s belongs to user %d, not to us (user %d); remove it, or use another cache directory", dir, owner,
 			os.Geteuid())
-	case !info.IsDir():
+	}
+	if !info.IsDir() {
 		return fmt.Errorf("%s is not a directory; remove it, or use another cache directory", dir)
 	}
 	return nil
@@ -123,37 +122,36 @@ func (s *scratch) remove() {
 	filelock.Release(s.lock)
 }
 
-// sweep removes the scratch directories that no process has locked.
-func (c *cache) sweep() {
-	entries, _ := os.ReadDir(c.path(scratchBase)) // an unreadable directory is not swept
+// sweep removes the scratch directories that no process has locked. It goes on after an error.
+func (c *cache) sweep() error {
+	entries, err := os.ReadDir(c.path(scratchBase))
+	failures := []error{err}
 	for _, e := range entries {
 		path := c.path(scratchBase, e.Name())
-		if dir, err := filelock.Claim(path); err == nil {
-			_ = rmtree.Remove(path) // the next sweep tries again
+		dir, err := filelock.Claim(path)
+		if err == nil {
+			err = rmtree.Remove(path)
 			filelock.Release(dir)
 		}
+		if err != nil && !errors.Is(err, filelock.ErrTaken) {
+			failures = append(failures, fmt.Errorf("remove %s: %w", path, err))
+		}
 	}
+	return errors.Join(failures...)
 }
 
 // lock waits for the lock of key. If ready reports true before that, it returns without the lock, and unlock is nil.
 func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock func(), err error) {
 	path := c.path(lockDir, key)
-	var file *os.File
 	err = filelock.Poll(ctx, func() (bool, error) {
 		if ready() {
 			return true, nil
 		}
-		if file == nil {
-			var err error
-			if file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600); err != nil {
-				return false, err
-			}
+		file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return false, err
 		}
-		err := filelock.Try(file)
-		if errors.Is(err, filelock.ErrTaken) {
-			return false, nil
-		}
-		if err == nil && filelock.StillAt(file, path) {
+		if err = filelock.Try(file); err == nil && filelock.StillAt(file, path) {
 			unlock = func() {
 				_ = os.Remove(path) // before the release: waiters see that it is gone, and make another
 				filelock.Release(file)
@@ -161,12 +159,11 @@ func (c *cache) lock(ctx context.Context, key string, ready func() bool) (unlock
 			return true, nil
 		}
 		file.Close()
-		file = nil
+		if errors.Is(err, filelock.ErrTaken) {
+			err = nil
+		}
 		return false, err
 	})
-	if unlock == nil && file != nil {
-		file.Close()
-	}
 	if err != nil {
 		return nil, fmt.Errorf("wait for another process that is fetching it: %w", err)
 	}

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/filelock"
@@ -114,6 +116,14 @@ func change(t *testing.T, c *Component, name, text string) {
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
+// remove removes a file of a component, as a step of the same user can.
+func remove(t *testing.T, c *Component, name string) {
+	t.Helper()
+	path := filepath.Join(c.Root, name)
+	require.NoError(t, os.Chmod(filepath.Dir(path), 0o755))
+	require.NoError(t, os.Remove(path))
+}
+
 func TestComponentThatWasChangedIsFetchedAgain(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, c *Component){
 		"other bytes": func(t *testing.T, c *Component) {
@@ -124,14 +134,14 @@ func TestComponentThatWasChangedIsFetchedAgain(t *testing.T) {
 			require.NoError(t, os.Chtimes(filepath.Join(c.Root, "a"), before.ModTime(), before.ModTime()))
 		},
 		"other mode": func(t *testing.T, c *Component) { require.NoError(t, os.Chmod(filepath.Join(c.Root, "a"), 0o555)) },
-		"removed":    func(t *testing.T, c *Component) { require.NoError(t, rmtree.Remove(filepath.Join(c.Root, "a"))) },
+		"removed":    func(t *testing.T, c *Component) { remove(t, c, "a") },
 		"all gone":   func(t *testing.T, c *Component) { require.NoError(t, rmtree.Remove(c.Root)) },
 		"a directory for a file": func(t *testing.T, c *Component) {
-			require.NoError(t, rmtree.Remove(filepath.Join(c.Root, "a")))
+			remove(t, c, "a")
 			require.NoError(t, os.Mkdir(filepath.Join(c.Root, "a"), 0o555))
 		},
 		"a link for a file": func(t *testing.T, c *Component) {
-			require.NoError(t, rmtree.Remove(filepath.Join(c.Root, "a")))
+			remove(t, c, "a")
 			require.NoError(t, os.Symlink("/etc/passwd", filepath.Join(c.Root, "a")))
 		},
 		"its list of files": func(t *testing.T, c *Component) {
@@ -346,6 +356,67 @@ func TestWhatIsLeftOfProcessesThatAreGoneIsSwept(t *testing.T) {
 	require.NoDirExists(t, left)
 	require.DirExists(t, mine.path, "a process has it")
 	mine.remove()
+}
+
+// deepTree makes nested directories below dir, deeper than a path can tell, and returns the path of the last.
+func deepTree(t *testing.T, dir string) string {
+	t.Helper()
+	const levels = 1000
+	name := strings.Repeat("d", 20)
+	at, err := unix.Open(dir, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	for range levels {
+		require.NoError(t, unix.Mkdirat(at, name, 0o700))
+		next, err := unix.Openat(at, name, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		require.NoError(t, err)
+		require.NoError(t, unix.Fchmod(at, 0o555))
+		require.NoError(t, unix.Close(at))
+		at = next
+	}
+	require.NoError(t, unix.Close(at))
+	return strings.TrimSuffix(strings.Repeat(name+"/", levels), "/")
+}
+
+// An earlier version took archives of any depth, and could neither use nor remove such a component.
+func TestDeepTreesOfTheCacheAreRemoved(t *testing.T) {
+	s := newStore(t)
+	ref := zipOf(t, "step.yml", stepText)
+	get(t, s, ref).Release()
+	cache, err := s.open()
+	require.NoError(t, err)
+	left := cache.path(scratchBase, "left")
+	require.NoError(t, os.Mkdir(left, 0o700))
+	deepTree(t, left)
+	_, err = openCache(s.cfg.Dir, 1<<20)
+	require.NoError(t, err)
+	require.NoDirExists(t, left)
+
+	deep := keep(t, cache, func(tree string) []node {
+		return []node{{Path: deepTree(t, tree), Mode: modeDir, SHA256: emptyDigest}}
+	})
+	again := get(t, s, ref)
+	require.False(t, again.Cached)
+	require.Equal(t, stepText, read(t, again, "step.yml"))
+	require.NoDirExists(t, cache.path(compDir, deep))
+}
+
+// keep puts a component into the cache that fill writes, in the place of the only one there, and returns its name.
+func keep(t *testing.T, cache *cache, fill func(tree string) []node) string {
+	t.Helper()
+	made := filepath.Join(t.TempDir(), compDir)
+	require.NoError(t, os.MkdirAll(filepath.Join(made, treeName), 0o700))
+	nodes := fill(filepath.Join(made, treeName))
+	require.NoError(t, os.Chmod(filepath.Join(made, treeName), 0o555))
+	name := treeDigest(nodes)
+	data, err := json.Marshal(meta{nodes})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(made, metaName), data, 0o600))
+	require.NoError(t, os.Rename(made, cache.path(compDir, name)))
+	entries, err := os.ReadDir(cache.path(indexDir))
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	require.NoError(t, cache.write(indexDir, entries[0].Name(), entry{Source: Source{Kind: kindZip, Tree: name}}))
+	return name
 }
 
 func TestFullDiskIsToldAndLeavesNothing(t *testing.T) {

@@ -53,24 +53,15 @@ func (c *Component) Release() {
 	}
 }
 
-func (c *Component) file() *os.File {
-	if c == nil {
-		return nil
-	}
-	return c.held
-}
-
 // place sets Dir and File to those of the step called name below dir.
 func (c *Component) place(dir, file, name string) {
 	c.Dir, c.File = filepath.Join(c.Root, filepath.FromSlash(dir)), file
 	if name == "" {
 		return
 	}
-	named := filepath.Join(c.Dir, filepath.FromSlash(name))
-	c.Dir = named
-	if info, err := os.Stat(named + ".yml"); err == nil && info.Mode().IsRegular() {
-		c.Dir, c.File = filepath.Split(named + ".yml")
-		c.Dir = filepath.Clean(c.Dir)
+	c.Dir = filepath.Join(c.Dir, filepath.FromSlash(name))
+	if info, err := os.Stat(c.Dir + ".yml"); err == nil && info.Mode().IsRegular() {
+		c.Dir, c.File = filepath.Dir(c.Dir), filepath.Base(c.Dir)+".yml"
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
 )
 
 // ErrClosed says that the Store was closed.
@@ -39,8 +41,7 @@ func hint(err error, dir string) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT),
-		strings.Contains(err.Error(), "No space left on device"):
+	case oserr.NoSpace(err), strings.Contains(err.Error(), "No space left on device"):
 		return fmt.Errorf("%w (free space or inodes on the file system of %s, or use another cache directory)", err, dir)
 	case errors.Is(err, unix.EROFS), errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w (user %d must be able to write in %s; else use another cache directory)", err, os.Geteuid(),

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"path/filepath"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -76,7 +75,8 @@ func (s Source) IsOf(ref *pb.Reference) bool {
 		_, ok := (&Component{Source: s}).For(ref)
 		return ok
 	case pb.Reference_zip:
-		return s.Kind == kindZip && archiveLocation(ref.GetUrl()) == s.Location &&
+		a, err := archiveAt(ref.GetUrl())
+		return err == nil && s.Kind == kindZip && a.location == s.Location &&
 			(ref.GetDigest() == "" || ref.GetDigest() == s.Digest)
 	case pb.Reference_oci:
 		where, err := name.NewRepository(ref.GetRegistry()+"/"+ref.GetRepository(), name.StrictValidation)
@@ -86,21 +86,6 @@ func (s Source) IsOf(ref *pb.Reference) bool {
 	default:
 		return false
 	}
-}
-
-// archiveLocation is the location of the archive at an address.
-func archiveLocation(address string) string {
-	u, err := url.Parse(address)
-	switch {
-	case filepath.IsAbs(address):
-		return "file://" + address
-	case err != nil:
-		return ""
-	case u.Scheme == "file":
-		return "file://" + u.Path
-	}
-	u.User, u.Fragment, u.RawQuery = nil, "", ""
-	return u.String()
 }
 
 // pin returns a copy of ref that leads to s and to nothing else.
@@ -139,7 +124,7 @@ func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
 // Reference returns a reference to the place that s was fetched from, without credentials, without a query, and without
 // the step's place in it.
 func (s Source) Reference() (*pb.Reference, error) {
-	text, ref := s.Location, &pb.Reference{}
+	ref := &pb.Reference{}
 	switch s.Kind {
 	case kindGit:
 		ref.Protocol, ref.Url, ref.Rev = pb.Reference_git, s.Location, s.Version
@@ -150,7 +135,7 @@ func (s Source) Reference() (*pb.Reference, error) {
 		if s.Version != s.Digest {
 			ref.Tag, ref.Digest = s.Version, ""
 		}
-		ref.Registry, ref.Repository, _ = strings.Cut(text, "/")
+		ref.Registry, ref.Repository, _ = strings.Cut(s.Location, "/")
 	default:
 		return nil, fmt.Errorf("a component of the kind %q is not fetched", termtext.Short(s.Kind, 40))
 	}

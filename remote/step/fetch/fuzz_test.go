@@ -15,6 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
 )
 
 // FuzzListing parses listings of git: the result is within the limits.
@@ -71,7 +73,7 @@ func FuzzManifest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, manifest, blob []byte, kind string) {
 		ref, err := name.ParseReference("registry.test/a/b:c", name.StrictValidation)
 		require.NoError(t, err)
-		from := &fetcher{client: &http.Client{Transport: saying{manifest, blob, kind}}}
+		from := &fetcher{Store: &Store{client: &http.Client{Transport: saying{manifest, blob, kind}}}}
 		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
 		if err != nil {
 			err = refusalOf(err, false)
@@ -109,14 +111,14 @@ func FuzzLayers(f *testing.F) {
 	f.Add(archive(tar.Header{Name: "d", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}),
 		archive(tar.Header{Name: "a/.wh..wh..opq", Typeflag: tar.TypeReg}))
 	f.Fuzz(func(t *testing.T, upper, lower []byte) {
-		dir := t.TempDir()
+		dir := fetchtest.CacheDir(t)
 		inner := filepath.Join(dir, "in")
 		require.NoError(t, os.Mkdir(inner, 0o700))
 		w, err := newTreeWriter(filepath.Join(inner, treeName),
 			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
 		require.NoError(t, err)
 		defer w.close()
-		flat := &flattener{w: w, above: map[string]bool{}, opaque: map[string]bool{}}
+		flat := &flattener{w: w, above: map[string]cover{}}
 		for _, layer := range [][]byte{upper, lower} {
 			if err = flat.layer(tar.NewReader(bytes.NewReader(layer))); err != nil {
 				break
@@ -124,7 +126,7 @@ func FuzzLayers(f *testing.F) {
 		}
 		var nodes []node
 		if err == nil {
-			nodes, err = w.finish()
+			nodes, err = w.finish(t.Context())
 		}
 		for _, d := range []string{dir, inner} {
 			entries, readErr := os.ReadDir(d)

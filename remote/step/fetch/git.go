@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -25,57 +24,46 @@ type repository struct {
 	url string
 	// login is presented to the server; nil if it wants no login.
 	login *Login
+	// local tells that it is a directory of this machine.
 	local bool
-	// stall is the longest time without a byte from the server.
-	stall time.Duration
 }
 
-// program returns git for a new repository in tmp, which fetches from r.
-func (r *repository) program(tmp *scratch, format string) (*gitProgram, error) {
-	g := &gitProgram{tmp: tmp, dir: filepath.Join(tmp.path, "git"), local: r.local, stall: r.stall}
-	if r.login != nil {
-		g.header = r.login.header()
-	}
-	return g, g.init(format)
-}
-
-// git returns the step of a repository that ref names.
-func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (*Component, error) {
+// git returns the step of a repository that ref names. name is the part of an open ref's address after the repository.
+func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (c *Component, name string, err error) {
 	u, err := url.Parse(ref.GetUrl())
 	if err != nil || !isHTTP(u) {
-		return nil, errors.New("the repository's address is invalid; write https://host/path")
+		return nil, "", errors.New("the repository's address is invalid; write https://host/path")
 	}
 	if hasOddPath(u) {
-		return nil, errors.New("the repository's address is invalid: its path has .. or bytes that are not text")
+		return nil, "", errors.New("the repository's address is invalid: its path has .. or bytes that are not text")
 	}
 	login := f.with.forURL(u)
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	commit, pinned := fullCommit(ref.GetRev())
 	if pinned {
-		if c, err := f.pinned(ctx, ref, u, commit); c != nil || err != nil {
-			return c, err
+		if c, name, err := f.pinned(ctx, u, ref.GetOpen(), commit); c != nil || err != nil {
+			return c, name, err
 		}
 	}
 	repo, name, err := f.repository(ctx, u, ref.GetOpen(), login)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	resolved := ""
 	if !pinned {
 		if commit, resolved, err = f.resolve(ctx, repo, ref.GetRev()); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
-	c, err := f.obtain(ctx, keyOf(kindGit, repo.location, commit), repo.login != nil,
+	c, err = f.obtain(ctx, keyOf(kindGit, repo.location, commit), repo.login != nil,
 		func(w *treeWriter, tmp *scratch) (Source, error) {
 			return f.download(ctx, repo, commit, resolved, w, tmp)
 		})
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	c.Version, c.ResolvedRef = ref.GetRev(), resolved
-	c.place(ref.GetPath(), ref.GetFile(), name)
-	return c, nil
+	c.ResolvedRef = resolved
+	return c, name, nil
 }
 
 // hasOddPath reports whether the percent-decoded path of u cannot name a step in a repository.
@@ -86,26 +74,21 @@ func hasOddPath(u *url.URL) bool {
 
 // pinned returns the step if its commit is in the cache and public, so that no server needs to be asked. Otherwise it
 // returns nil.
-func (f *fetcher) pinned(ctx context.Context, ref *pb.Reference, u *url.URL, commit string) (*Component, error) {
+func (f *fetcher) pinned(ctx context.Context, u *url.URL, open bool, commit string) (*Component, string, error) {
 	location, name := u.String(), ""
-	if ref.GetOpen() {
-		a, known := f.boundary(location)
+	if open {
+		repo, known := f.boundary(location)
 		if !known {
-			return nil, nil
+			return nil, "", nil
 		}
-		location, name = a, strings.Trim(strings.TrimPrefix(location, a), "/")
+		location, name = repo, strings.Trim(strings.TrimPrefix(location, repo), "/")
 	}
 	key := keyOf(kindGit, location, commit)
 	if e, found := f.find(key); !found || e.Private {
-		return nil, nil
+		return nil, "", nil
 	}
 	c, err := f.cached(ctx, key)
-	if c == nil || err != nil {
-		return nil, err
-	}
-	c.Version = ref.GetRev()
-	c.place(ref.GetPath(), ref.GetFile(), name)
-	return c, nil
+	return c, name, err
 }
 
 // boundary returns the repository that location, which ends with the name of a step, was found to begin with.
@@ -157,16 +140,14 @@ func (f *fetcher) candidates(u *url.URL) []*url.URL {
 	}
 	all = append(all, u)
 	for n := minSegments; n < len(segments); n++ {
-		c := *u
-		c.Path, c.RawPath = "/"+strings.Join(segments[:n], "/"), ""
-		all = append(all, &c)
+		all = append(all, &url.URL{Scheme: u.Scheme, Host: u.Host, Path: "/" + strings.Join(segments[:n], "/")})
 	}
 	return all
 }
 
 // probe asks whether there is a repository at u. It may present login there.
 func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*repository, error) {
-	repo := &repository{location: u.String(), stall: f.limits.stall}
+	repo := &repository{location: u.String()}
 	target := f.mirrored(repo.location)
 	if filepath.IsAbs(target) {
 		repo.url, repo.local = (&url.URL{Scheme: "file", Path: target}).String(), true
@@ -182,9 +163,7 @@ func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*reposit
 		}
 		u, login = t, f.with.forURL(t)
 	}
-	at, private, err := anonymousFirst(login, func(login *Login) (*url.URL, error) {
-		return f.advertised(ctx, u, login)
-	})
+	at, private, err := anonymousFirst(login, func(login *Login) (*url.URL, error) { return f.advertised(ctx, u, login) })
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +180,7 @@ func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*reposit
 // mirrored returns the mirror of a URL, or the URL itself.
 func (f *fetcher) mirrored(location string) string {
 	best := ""
-	for from := range f.mirrors {
+	for from := range f.cfg.Mirrors {
 		if len(from) > len(best) && strings.HasPrefix(location, from) {
 			best = from
 		}
@@ -209,7 +188,7 @@ func (f *fetcher) mirrored(location string) string {
 	if best == "" {
 		return location
 	}
-	return f.mirrors[best] + strings.TrimPrefix(location, best)
+	return f.cfg.Mirrors[best] + strings.TrimPrefix(location, best)
 }
 
 // advertised asks the server at u for the beginning of git's protocol, and returns the address after redirects, which

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -149,5 +150,53 @@ func TestStepOfARepositoryIsNotFoundOutsideOfIt(t *testing.T) {
 	s := newStore(t)
 	for _, path := range []string{"%2e%2e/%2e%2e/x", "a%2f..%2f../x", ".%2e", "a%00", "a%0a", "a%ff"} {
 		require.Contains(t, refused(t, s, h.URL+"/c/echo/"+path+"@v1"), "its path has .. or bytes that are not text", path)
+	}
+}
+
+// The provenance of a job named the commit that the cache's index claimed; any build of the same user could write
+// another one there.
+func TestFilesAreThoseOfTheirCommit(t *testing.T) {
+	h := newGitHost(t)
+	r := h.repository("c/echo")
+	good := r.Commit("main", fetchtest.Files{
+		"a": {Content: "good"}, "d/x.sh": {Content: "x", Executable: true}, "d.x": {Content: "1"}, "d-x/y": {Content: "2"},
+		"l": {Symlink: "a"}, "sub": {Submodule: strings.Repeat("1", 40)},
+	})
+	bad := r.Commit("other", fetchtest.Texts(map[string]string{"a": "bad"}))
+	s := newStore(t)
+	get(t, s, h.URL+"/c/echo@"+good)
+	c := get(t, s, h.URL+"/c/echo@"+bad)
+	location := c.Location
+	index := func(commit string) string { return s.cache.path(indexDir, keyOf(kindGit, location, commit)) }
+	entryOf := func(commit string) (e entry) {
+		data, err := os.ReadFile(index(commit))
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(data, &e))
+		return e
+	}
+	right, forged := entryOf(good), entryOf(good)
+	forged.Source.Tree = entryOf(bad).Source.Tree
+	whole := entryOf(bad)
+	unproved := right
+	unproved.Git = nil
+	for name, e := range map[string]entry{
+		"other files": forged, "another commit": whole, "files of another tree, said so": {
+			Source: Source{
+				Kind: kindGit, Location: location, Commit: good, GitTree: whole.Source.GitTree, Tree: whole.Source.Tree,
+			},
+			Git: whole.Git,
+		}, "no proof, as of an earlier version": unproved,
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := json.Marshal(e)
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(index(good), data, 0o600))
+			c := get(t, s, h.URL+"/c/echo@"+good)
+			require.Equal(t, "good", read(t, c, "a"))
+			require.Equal(t, good, c.Commit)
+			require.False(t, c.Cached, "it was fetched anew")
+			require.Equal(t, right, entryOf(good))
+			require.True(t, get(t, s, h.URL+"/c/echo@"+good).Cached)
+		})
 	}
 }

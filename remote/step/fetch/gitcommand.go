@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,16 +23,17 @@ import (
 // gitProgram runs git on a private bare repository, dir. No configuration of the machine, the user or a repository has
 // any effect on it.
 type gitProgram struct {
-	tmp *scratch
-	dir string
-	// header is the value of the Authorization header; empty to send no header.
-	header string
-	// local tells that the repository fetched from is a directory of this machine.
-	local bool
-	// stall is the longest time without a byte from the server.
-	stall time.Duration
-	// limit bounds the files that git writes, in bytes. If zero, they are not bounded.
-	limit int64
+	from   *repository
+	tmp    *scratch
+	dir    string
+	limits limits // the total bounds each file that git writes
+}
+
+// newGit makes a repository in tmp, to fetch from another. format is the object format, sha1 or sha256.
+func newGit(ctx context.Context, from *repository, tmp *scratch, l limits, format string) (*gitProgram, error) {
+	g := &gitProgram{from, tmp, filepath.Join(tmp.path, "git"), l}
+	_, err := g.output(ctx, "init", "--quiet", "--bare", "--template=", "--object-format="+format)
+	return g, err
 }
 
 // gitEnv are the variables that git gets from our environment: they find programs and the network.
@@ -41,8 +43,12 @@ var gitEnv = []string{
 }
 
 func (g *gitProgram) environment() []string {
+	allowed := "https:http"
+	if g.from.local {
+		allowed = "file"
+	}
 	env := []string{
-		"LC_ALL=C", "HOME=" + g.tmp.path, "TMPDIR=" + g.tmp.path,
+		"GIT_ALLOW_PROTOCOL=" + allowed, "LC_ALL=C", "HOME=" + g.tmp.path, "TMPDIR=" + g.tmp.path,
 		"GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_SYSTEM=/dev/null", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_ATTR_NOSYSTEM=1",
 		"GIT_TERMINAL_PROMPT=0", "GIT_ASKPASS=", "SSH_ASKPASS=", "GIT_NO_REPLACE_OBJECTS=1", "GIT_OPTIONAL_LOCKS=0",
 	}
@@ -54,31 +60,50 @@ func (g *gitProgram) environment() []string {
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" && os.Getenv("GIT_SSL_CAINFO") == "" {
 		env = append(env, "GIT_SSL_CAINFO="+file) // the TLS library of git may read another variable
 	}
-	if g.header != "" { // not as an argument: all users of the machine can read those
-		env = append(env, "GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=http.extraHeader",
-			"GIT_CONFIG_VALUE_0=Authorization: "+g.header)
-	}
 	return env
 }
 
 // options returns the arguments before every command.
 func (g *gitProgram) options() []string {
-	allow := []string{"https", "http"}
-	if g.local {
-		allow = []string{"file"}
-	}
-	options := []string{"--git-dir=" + g.dir, "-c", "protocol.allow=never"}
-	for _, protocol := range allow {
-		options = append(options, "-c", "protocol."+protocol+".allow=always")
-	}
+	options := []string{"--git-dir=" + g.dir}
 	for _, setting := range []string{
-		"http.followRedirects=false", "http.lowSpeedLimit=1", fmt.Sprintf("http.lowSpeedTime=%d", int(g.stall.Seconds())),
+		"http.followRedirects=false", "http.lowSpeedLimit=1",
+		fmt.Sprintf("http.lowSpeedTime=%d", int(g.limits.stall.Seconds())),
 		"core.hooksPath=/dev/null", "core.fsmonitor=", "core.attributesFile=/dev/null", "core.askPass=", "credential.helper=",
 		"fetch.fsckObjects=true", "fetch.unpackLimit=1", "gc.auto=0", "maintenance.auto=false", "submodule.recurse=false",
 	} {
 		options = append(options, "-c", setting)
 	}
+	if g.from.login != nil { // for this server alone: a proxy may ask, too
+		server := strings.Join(strings.Split(g.from.url, "/")[:3], "/")
+		options = append(options, "-c", "credential."+server+".helper="+loginHelper)
+	}
 	return options
+}
+
+// loginHelper is the program that git asks for the login. It copies the lines of [Login.socket]. It needs no
+// other program than the shell that git starts helpers by.
+const loginHelper = `!f() { while IFS= read -r line; do printf '%s\n' "$line"; done <&4; }; f`
+
+// socket returns a socket that has the login, to be descriptor 4 of git. Every process of this user can read git's
+// arguments and environment, and open again what git has open, files and pipes, but no sockets.
+func (l *Login) socket() (*os.File, error) {
+	if strings.ContainsAny(l.User+l.Password, "\r\n\x00") {
+		return nil, errors.New("git cannot take the login: it has a line break or a NUL byte")
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a socket for git: %w", err)
+	}
+	defer func() { _ = unix.Close(ends[0]) }() // what was sent stays to be read
+	socket := os.NewFile(uintptr(ends[1]), "login")
+	// A user without a name gets one: git presents no empty name, and servers that take such a login look at the password.
+	text := fmt.Sprintf("username=%s\npassword=%s\n", cmp.Or(l.User, "token"), l.Password)
+	if n, err := unix.SendmsgN(ends[0], []byte(text), nil, nil, unix.MSG_DONTWAIT); err != nil || n < len(text) {
+		socket.Close()
+		return nil, errors.New("git cannot take the login: it is too long")
+	}
+	return socket, nil
 }
 
 // maxListing bounds the output of git, in bytes.
@@ -108,6 +133,14 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	// If we die git does. Until then it holds the lock of the directory that it writes to.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.ExtraFiles = []*os.File{g.tmp.lock}
+	if g.from.login != nil {
+		socket, err := g.from.login.socket()
+		if err != nil {
+			return err
+		}
+		defer socket.Close()
+		cmd.ExtraFiles = append(cmd.ExtraFiles, socket)
+	}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 10 * time.Second
 	var stderr tail
@@ -122,12 +155,12 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 		}
 		return fmt.Errorf("start git: %w", err)
 	}
-	if g.limit > 0 { // before git can have received anything
-		most := unix.Rlimit{Cur: uint64(g.limit), Max: uint64(g.limit)}
-		if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_FSIZE, &most, nil); err != nil && !errors.Is(err, unix.ESRCH) {
-			cancel()
-			return errors.Join(fmt.Errorf("limit git: %w", err), cmd.Wait())
-		}
+	defer reap(cmd.Process.Pid) // after Wait
+	// Before git can have received anything.
+	most := unix.Rlimit{Cur: uint64(g.limits.total), Max: uint64(g.limits.total)}
+	if err := unix.Prlimit(cmd.Process.Pid, unix.RLIMIT_FSIZE, &most, nil); err != nil && !errors.Is(err, unix.ESRCH) {
+		cancel()
+		return errors.Join(fmt.Errorf("limit git: %w", err), cmd.Wait())
 	}
 	readErr := read(out)
 	if readErr != nil {
@@ -140,11 +173,26 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil && g.full():
-		return fmt.Errorf("the data of the server: %w", tooLarge(g.limit))
+		return fmt.Errorf("the data of the server: %w", tooLarge(g.limits.total))
 	case err != nil:
 		return &gitError{command: args[0], stderr: stderr.text(), err: err}
 	}
 	return nil
+}
+
+// reap ends the orphans of a process group whose leader was waited for, and waits for them. They are children of this
+// process if it is a child subreaper, as a step runner is; else init waits for them.
+func reap(group int) {
+	for {
+		pid, err := unix.Wait4(-group, nil, unix.WNOHANG, nil)
+		switch {
+		case err != nil && !errors.Is(err, unix.EINTR): // there is no such child
+			return
+		case pid == 0: // it has not ended
+			_ = unix.Kill(-group, unix.SIGKILL)
+			_, _ = unix.Wait4(-group, nil, 0, nil)
+		}
+	}
 }
 
 // full reports whether a file of git has reached the limit. The process that writes it is killed without a message
@@ -153,7 +201,7 @@ func (g *gitProgram) full() (full bool) {
 	_ = filepath.WalkDir(g.dir, func(_ string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
 			info, err := d.Info()
-			full = full || err == nil && g.limit > 0 && info.Size() >= g.limit
+			full = full || err == nil && info.Size() >= g.limits.total
 		}
 		return nil // a file that is gone has not reached it
 	})

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,82 +18,65 @@ func (f *fetcher) download(
 	ctx context.Context, repo *repository, commit, resolved string, w *treeWriter, tmp *scratch,
 ) (Source, error) {
 	source := Source{Kind: kindGit, Location: repo.location}
-	format := ""
+	format := "sha1"
 	if len(commit) == 64 {
 		format = "sha256"
 	}
-	g, err := repo.program(tmp, format)
+	g, err := newGit(ctx, repo, tmp, w.limits, format)
 	if err != nil {
 		return source, err
 	}
-	g.limit = w.limits.total
-	if err := g.fetchCommit(ctx, repo, commit, resolved); err != nil {
+	if source.Commit, source.GitTree, err = g.fetchCommit(ctx, commit, resolved); err != nil {
 		return source, err
 	}
-	if source.Commit, source.GitTree, err = g.peel(ctx, commit); err != nil {
+	text, err := g.output(ctx, "cat-file", "commit", source.Commit)
+	if err == nil && len(text) > maxCommit {
+		err = fmt.Errorf("the commit %s has %d bytes, at most %d are allowed", source.Commit, len(text), maxCommit)
+	}
+	if err != nil {
 		return source, err
 	}
+	w.git = &gitProof{Commit: []byte(text), Links: map[string]string{}}
 	return source, g.writeTree(ctx, source.GitTree, w)
 }
 
-// peel returns the commit that name leads to in the repository, and its tree.
-func (g *gitProgram) peel(ctx context.Context, name string) (commit, tree string, err error) {
-	var fields []string
-	in := strings.NewReader(name + "^{commit}\n" + name + "^{tree}\n")
-	err = g.run(ctx, in, func(r io.Reader) error {
-		out, err := io.ReadAll(io.LimitReader(r, maxTail))
-		fields = strings.Fields(string(out))
-		return err
-	}, "cat-file", "--batch-check=%(objectname) %(objecttype)")
-	if err == nil && (len(fields) != 4 || fields[1] != "commit" || fields[3] != "tree") {
-		err = fmt.Errorf("%s is not a commit", name)
-	}
-	if err != nil {
-		return "", "", err
-	}
-	return fields[0], fields[2], nil
-}
-
-// fetchCommit fetches a commit: alone by its name, or alone by the name of the ref, or, if the server refuses both,
-// with all branches and tags.
-func (g *gitProgram) fetchCommit(ctx context.Context, repo *repository, commit, resolved string) error {
-	attempts := [][]string{{"--depth=1", commit}}
+// fetchCommit fetches a commit, or the commit of a tag: alone by its name, or alone by the name of the ref, or, if the
+// server refuses both, with all branches and tags. It returns the commit and its tree.
+func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (commit, tree string, err error) {
+	attempts := [][]string{{"--depth=1", "--", g.from.url, name}}
 	if resolved != "" && resolved != "HEAD" {
-		attempts = append(attempts, []string{"--depth=1", "+" + resolved + ":refs/fetched/one"})
+		attempts = append(attempts, []string{"--depth=1", "--", g.from.url, "+" + resolved + ":refs/fetched/one"})
 	}
-	attempts = append(attempts, []string{allBranches, allTags})
+	attempts = append(attempts, []string{"--", g.from.url, allBranches, allTags})
 	var first error
 	for _, attempt := range attempts {
-		err := g.fetch(ctx, repo.url, attempt...)
+		err := g.fetch(ctx, attempt...)
 		refused, is := errors.AsType[*gitError](err)
 		switch {
 		case err != nil && (!is || !refused.refusal()):
-			return err
+			return "", "", err
 		case err == nil:
-			if _, err := g.output(ctx, "cat-file", "-e", commit+"^{commit}"); err == nil {
-				return nil
+			if out, err := g.output(ctx, "rev-parse", name+"^{commit}", name+"^{tree}"); err == nil {
+				commit, tree, _ = strings.Cut(strings.TrimSpace(out), "\n")
+				return commit, tree, nil
 			}
 		case first == nil:
 			first = err
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return "", "", context.Cause(ctx)
 		}
 	}
 	if first == nil {
-		return fmt.Errorf("the repository has no commit %s", commit)
+		return "", "", fmt.Errorf("the repository has no commit %s", name)
 	}
-	return fmt.Errorf("the repository has no commit %s: %w", commit, first)
+	return "", "", fmt.Errorf("the repository has no commit %s: %w", name, first)
 }
 
 // refusal reports whether the server refuses to send a commit by its name. It may send it with a branch.
 func (e *gitError) refusal() bool {
-	for _, text := range []string{"not our ref", "unadvertised object", "couldn't find remote ref"} {
-		if strings.Contains(e.stderr, text) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"not our ref", "unadvertised object", "couldn't find remote ref"},
+		func(text string) bool { return strings.Contains(e.stderr, text) })
 }
 
 // object is an entry of a tree of git.
@@ -136,13 +120,10 @@ const modeGitlink = "160000"
 func parseTree(listing string, l limits) ([]object, error) {
 	var objects []object
 	var total int64
-	for line := range strings.SplitSeq(strings.TrimSuffix(listing, "\x00"), "\x00") {
+	for line := range strings.FieldsFuncSeq(listing, func(c rune) bool { return c == 0 }) {
 		about, path, found := strings.Cut(line, "\t")
 		fields := strings.Fields(about)
 		if !found || len(fields) != 4 {
-			if listing == "" {
-				return nil, nil
-			}
 			return nil, errors.New("git lists something that is not an entry of a tree")
 		}
 		o := object{mode: fields[0], id: fields[2], path: path}
@@ -173,6 +154,7 @@ func parseTree(listing string, l limits) ([]object, error) {
 // write writes an object that cat-file prints as "<id> blob <size>\n", the bytes and a newline.
 func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	if o.mode == modeGitlink {
+		w.git.Links[o.path] = o.id
 		return w.dir(o.path)
 	}
 	header, err := r.ReadString('\n')
@@ -184,10 +166,7 @@ func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	}
 	content := io.LimitReader(r, o.size)
 	if o.mode == modeSymlink {
-		var target []byte
-		if target, err = io.ReadAll(io.LimitReader(content, maxTarget+1)); err == nil {
-			err = w.symlink(o.path, string(target))
-		}
+		err = w.symlink(o.path, content)
 	} else {
 		err = w.file(o.path, o.mode == modeExecutable, content)
 	}

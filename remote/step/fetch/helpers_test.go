@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/internal/rmtree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -32,6 +33,7 @@ func newStore(t testing.TB, change ...func(*Config)) *Store {
 	t.Cleanup(func() {
 		require.NoError(t, s.Close())
 		requireTidy(t, cfg.Dir)
+		require.NoError(t, rmtree.Remove(cfg.Dir)) // an ordinary user could not by os.RemoveAll
 	})
 	return s
 }

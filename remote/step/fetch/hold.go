@@ -116,15 +116,13 @@ func (c *cache) evict(tree string) error {
 	if err := os.Rename(dir, filepath.Join(tmp.path, compDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.verified, tree)
+	c.verified.Delete(tree)
 	return nil
 }
 
 // publish moves dir, written by w, to its place in the cache. It returns the locked meta.json and the component's name.
 func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.File, string, error) {
-	nodes, err := w.finish()
+	nodes, err := w.finish(ctx)
 	if err != nil {
 		return nil, "", err
 	}
@@ -143,15 +141,17 @@ func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.Fil
 		}
 		// Equal files fetched from elsewhere may be there already, and may be damaged.
 		there, err := c.component(ctx, entry{Source: Source{Tree: tree}})
-		if there != nil || err != nil {
-			return there.file(), tree, err
+		if err != nil {
+			return nil, "", err
 		}
-		if _, err := os.Lstat(dir); err == nil {
-			if err := c.evict(tree); err != nil {
-				return nil, "", err
-			}
-			continue
+		if there != nil {
+			return there.held, tree, nil
 		}
-		return nil, "", errors.New("another process removed it at once; is the cache too small?")
+		if _, err := os.Lstat(dir); err != nil {
+			return nil, "", errors.New("another process removed it at once; is the cache too small?")
+		}
+		if err := c.evict(tree); err != nil {
+			return nil, "", err
+		}
 	}
 }

@@ -3,12 +3,14 @@ package fetch
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
@@ -161,17 +163,72 @@ func TestNothingOfARepositoryOrOfTheMachineIsRun(t *testing.T) {
 	require.NoFileExists(t, pwned)
 }
 
-func TestCredentialsAreInNoCommandAndNoPage(t *testing.T) {
-	tmp := &scratch{path: t.TempDir()}
-	g := &gitProgram{tmp: tmp, dir: filepath.Join(tmp.path, "git"), header: (&Login{"", user, secret}).header()}
-	require.NoError(t, g.init(""))
-	require.NotContains(t, strings.Join(g.options(), " "), "Authorization")
-	cmd := exec.CommandContext(t.Context(), "git", append(g.options(), "config", "--get", "http.extraHeader")...)
-	cmd.Env = g.environment()
-	out, err := cmd.Output()
-	require.NoError(t, err)
-	require.Equal(t, "Authorization: "+g.header+"\n", string(out))
-	require.False(t, contains(t, tmp.path, "Authorization"))
+// Any process of the same user can read the arguments and the environment of git, and files that it has open.
+func TestCredentialsAreInNothingThatAProcessShows(t *testing.T) {
+	h := newGitHost(t)
+	h.echo("c/private")
+	login := h.private()
+	s := newStore(t)
+	looked := atomic.Int64{}
+	h.Before = func(_ http.ResponseWriter, r *http.Request) bool {
+		_, password, _ := r.BasicAuth()
+		if r.Method != http.MethodPost || password != secret { // git is at work with it
+			return false
+		}
+		forms := []string{secret, (&Login{"", user, secret}).header()[len("Basic "):]}
+		for _, pattern := range []string{"cmdline", "environ", "fd/*"} {
+			all, err := filepath.Glob("/proc/[0-9]*/" + pattern)
+			assert.NoError(t, err)
+			for _, path := range all {
+				if info, err := os.Stat(path); err != nil || !info.Mode().IsRegular() || info.Size() > 1<<20 {
+					continue
+				}
+				data, _ := os.ReadFile(path) // it may have ended
+				if strings.Contains(string(data), "GIT_TERMINAL_PROMPT") {
+					looked.Add(1)
+				}
+				for _, form := range forms {
+					assert.False(t, strings.Contains(string(data), form), path)
+				}
+			}
+		}
+		assert.False(t, contains(t, s.cfg.Dir, secret))
+		return false
+	}
+	get(t, s, h.URL+"/c/private@v1", login)
+	require.Positive(t, looked.Load(), "the environment of git was among them")
+}
+
+func TestCredentialsMayHaveAnyCharacterOfALine(t *testing.T) {
+	for _, login := range [][2]string{
+		{"u", `p %s "x" 'y' \n $HOME ;=é `},
+		{" u=@/ ", " p\xff "},
+		{"token", ""},
+		{"", "p"},
+		{"u", strings.Repeat("long", 4096)},
+	} {
+		h := newGitHost(t)
+		commit := h.echo("c/private")
+		h.Before = func(w http.ResponseWriter, r *http.Request) bool {
+			if name, password, ok := r.BasicAuth(); ok && (name == login[0] || login[0] == "") && password == login[1] {
+				return false
+			}
+			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
+			http.Error(w, "who are you?", http.StatusUnauthorized)
+			return true
+		}
+		require.Equal(t, commit, get(t, newStore(t), h.URL+"/c/private@v1", Login{h.URL, login[0], login[1]}).Commit)
+	}
+	for _, text := range []string{"a\nhost=evil.example", "a\x00", "a\r"} {
+		h := newGitHost(t)
+		h.echo("c/private")
+		h.User, h.Password = user, text
+		message := refused(t, newStore(t), h.URL+"/c/private@v1", Login{h.URL, user, text})
+		require.Contains(t, message, "git cannot take the login: ")
+		require.NotContains(t, message, "evil")
+	}
+	_, err := (&Login{"", user, strings.Repeat("a", 1<<20)}).socket()
+	require.EqualError(t, err, "git cannot take the login: it is too long")
 }
 
 func TestForeignTextIsShownOnOneLineWithoutControls(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -80,9 +81,7 @@ func (f *fetcher) get(
 		cancel(nil)
 		return nil, errors.New("the address is invalid")
 	}
-	for key, values := range header {
-		req.Header[key] = values
-	}
+	maps.Copy(req.Header, header)
 	if login != nil {
 		req.Header.Set("Authorization", login.header())
 	}
@@ -131,9 +130,8 @@ type stallGuard struct {
 }
 
 func newStallGuard(body io.ReadCloser, most time.Duration, cancel context.CancelCauseFunc) *stallGuard {
-	w := &stallGuard{ReadCloser: body, most: most, cancel: cancel}
-	w.timer = time.AfterFunc(most, func() { cancel(fmt.Errorf("the server has sent nothing for %v", most)) })
-	return w
+	stalled := fmt.Errorf("the server has sent nothing for %v", most)
+	return &stallGuard{body, most, time.AfterFunc(most, func() { cancel(stalled) }), cancel}
 }
 
 func (w *stallGuard) Read(p []byte) (int, error) {
@@ -146,12 +144,7 @@ func (w *stallGuard) Read(p []byte) (int, error) {
 
 // Close closes the body and cancels the request.
 func (w *stallGuard) Close() error {
-	err := w.stop()
-	w.cancel(nil)
-	return err
-}
-
-func (w *stallGuard) stop() error {
+	defer w.cancel(nil)
 	w.timer.Stop()
 	return w.ReadCloser.Close()
 }

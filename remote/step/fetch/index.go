@@ -20,6 +20,8 @@ type entry struct {
 	Source Source `json:"source"`
 	// Private tells that the server wanted credentials for it.
 	Private bool `json:"private,omitempty"`
+	// Git proves that the files are those of the commit. It is nil for other components.
+	Git *gitProof `json:"git,omitempty"`
 }
 
 // answer is a server's answer about a name that can change.
@@ -30,8 +32,6 @@ type answer struct {
 	Is string `json:"is"`
 	// Ref is the full name of the ref (git), or the ETag of the archive (zip).
 	Ref string `json:"ref,omitempty"`
-	// Private tells that the server wanted credentials for it.
-	Private bool `json:"private,omitempty"`
 }
 
 // within reports whether the answer is younger than t. An answer from the future has a wrong clock's time.
@@ -57,10 +57,10 @@ func (c *cache) write(dir, key string, v any) error {
 	}
 	defer tmp.remove()
 	path := filepath.Join(tmp.path, key)
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		return fmt.Errorf("write to cache: %w", err)
+	if err = os.WriteFile(path, data, 0o600); err == nil {
+		err = os.Rename(path, c.path(dir, key))
 	}
-	if err := os.Rename(path, c.path(dir, key)); err != nil {
+	if err != nil {
 		return fmt.Errorf("write to cache: %w", err)
 	}
 	return nil

@@ -70,11 +70,11 @@ func TestCacheIsRightAfterKills(t *testing.T) {
 	refs := []string{h.URL + "/c/echo@main", h.URL + "/c/echo@" + commit, "zip+" + archive.URL + "/s.zip"}
 
 	whole := time.Now()
-	require.NoError(t, fetchCommand(t, filepath.Join(t.TempDir(), "cache"), refs...).Run())
+	require.NoError(t, fetchCommand(t, filepath.Join(fetchtest.CacheDir(t), "cache"), refs...).Run())
 	took := time.Since(whole)
 
 	random := rand.New(rand.NewPCG(*killSeed, 0))
-	dir := filepath.Join(t.TempDir(), "cache")
+	dir := filepath.Join(fetchtest.CacheDir(t), "cache")
 	n, started := *kills, time.Now()
 	if n == 0 {
 		n = 40
@@ -114,9 +114,9 @@ func checkAfterKills(t *testing.T, dir string, refs []string, texts map[string]s
 	require.NoError(t, err)
 	nodes, err := cache.nodes(entries[0].Name())
 	require.NoError(t, err)
-	require.NoError(t, compare(cache.path(compDir, entries[0].Name(), treeName), nodes))
+	require.NoError(t, compare(t.Context(), cache.path(compDir, entries[0].Name(), treeName), nodes))
 	require.NoError(t, filelock.Poll(shortContext(t, patience), func() (bool, error) {
-		cache.sweep()
+		require.NoError(t, cache.sweep())
 		left, err := os.ReadDir(filepath.Join(dir, layout, scratchBase))
 		return len(left) == 0, err
 	}))

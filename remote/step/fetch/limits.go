@@ -13,16 +13,16 @@ type limits struct {
 
 const (
 	maxTarget  = 4095 // bytes of a symbolic link's target
-	maxPath    = 4095 // bytes of a path in a component
+	maxLinks   = 40   // links in a path, as in Linux
+	maxPath    = 1024 // bytes of a path in a component
+	maxDepth   = 64   // parts of a path in a component
 	ratioFloor = 16 << 20
 	maxConfig  = 4 << 20 // bytes of an image's configuration
 	nameSize   = 256     // bytes in an archive's directory for each entry, on average, beyond nameFloor
 	nameFloor  = 1 << 20
 )
 
-func defaultLimits(maxBytes int64) limits {
-	return limits{
-		entries: 200_000, file: min(512<<20, maxBytes), total: min(2<<30, maxBytes), ratio: 200,
-		stall: stallTime,
-	}
+// defaultLimits returns the limits in a cache of size bytes.
+func defaultLimits(size int64) limits {
+	return limits{entries: 200_000, file: min(512<<20, size), total: min(2<<30, size), ratio: 200, stall: stallTime}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 )
 
@@ -19,13 +20,18 @@ var ErrTooLarge = errors.New("the directory is too large")
 func DirTree(
 	dir string, entries int, size int64, sum func(path string, info fs.FileInfo) (string, error),
 ) (string, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return "", fmt.Errorf("take the digest of %s: %w", dir, err)
+	}
+	defer root.Close()
 	var nodes []node
 	count, empty := 0, map[string]bool{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case path == dir:
+		case name == ".":
 			return nil
 		case d.Name() == ".git":
 			if d.IsDir() {
@@ -36,23 +42,22 @@ func DirTree(
 		if count++; count > entries {
 			return ErrTooLarge
 		}
-		name, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		delete(empty, filepath.Dir(name))
+		delete(empty, path.Dir(name))
 		if d.IsDir() {
 			empty[name] = true
 			return nil
 		}
-		n, err := nodeOf(path, d, sum)
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		n, err := nodeOf(root, name, info, sum)
 		if err != nil {
 			return err
 		}
 		if size -= n.Size; size < 0 {
 			return ErrTooLarge
 		}
-		n.Path = filepath.ToSlash(name)
 		nodes = append(nodes, n)
 		return nil
 	})
@@ -60,28 +65,28 @@ func DirTree(
 		return "", fmt.Errorf("take the digest of %s: %w", dir, err)
 	}
 	for name := range empty {
-		nodes = append(nodes, node{Path: filepath.ToSlash(name), Mode: modeDir, SHA256: emptyDigest})
+		nodes = append(nodes, emptyDir(name))
 	}
 	return treeDigest(nodes), nil
 }
 
-// nodeOf returns the node of a file or a symbolic link.
-func nodeOf(path string, d fs.DirEntry, sum func(string, fs.FileInfo) (string, error)) (node, error) {
-	info, err := d.Info()
-	if err != nil {
-		return node{}, err
-	}
-	n := node{Size: info.Size(), Mode: modeFile}
+func emptyDir(name string) node { return node{Path: name, Mode: modeDir, SHA256: emptyDigest} }
+
+// nodeOf returns the node of a file or a symbolic link in root.
+func nodeOf(root *os.Root, name string, info fs.FileInfo, sum func(string, fs.FileInfo) (string, error)) (node, error) {
+	n := node{Path: name, Size: info.Size(), Mode: modeFile}
+	at := filepath.Join(root.Name(), name)
 	switch {
 	case info.Mode().Type() == fs.ModeSymlink:
-		target, err := os.Readlink(path)
+		target, err := root.Readlink(name)
 		n.Mode, n.SHA256 = modeSymlink, fmt.Sprintf("%x", sha256.Sum256([]byte(target)))
 		return n, err
 	case !info.Mode().IsRegular():
-		return n, fmt.Errorf("%s is neither a file nor a directory nor a symbolic link", path)
+		return n, fmt.Errorf("%s is neither a file nor a directory nor a symbolic link", at)
 	case info.Mode().Perm()&0o100 != 0:
 		n.Mode = modeExecutable
 	}
-	n.SHA256, err = sum(path, info)
+	var err error
+	n.SHA256, err = sum(at, info)
 	return n, err
 }

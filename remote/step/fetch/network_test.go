@@ -1,9 +1,11 @@
 package fetch
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"io"
 	"log"
 	"net/http"
@@ -11,10 +13,12 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
 )
@@ -79,4 +83,38 @@ func TestServerThatFallsSilentIsGivenUp(t *testing.T) {
 		s.limits.stall = time.Second
 		require.Contains(t, refused(t, s, "http://"+h.Host+"/group/echo@v1"), "too slow")
 	})
+}
+
+// Serve is the parent of its descendants' orphans. Those of a git that was killed stayed as zombies.
+func TestFetchThatIsCutOffLeavesNoProcess(t *testing.T) {
+	require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+	t.Cleanup(func() { require.NoError(t, unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) })
+	h := newGitHost(t)
+	commit := h.echo("c/slow")
+	s := newStore(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	because := errors.New("because")
+	h.Before = func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodPost {
+			return false
+		}
+		_, _ = io.Copy(io.Discard, r.Body)
+		cancel(because) // git and its helper are at work
+		<-r.Context().Done()
+		return true
+	}
+	_, err := s.Fetch(ctx, reference(t, h.URL+"/c/slow@"+commit), Credentials{})
+	require.ErrorIs(t, err, because)
+	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	require.NoError(t, err)
+	for _, path := range all {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		name, rest, _ := strings.Cut(string(data), ") ")
+		if fields := strings.Fields(rest); fields[1] == strconv.Itoa(os.Getpid()) {
+			require.NotContains(t, name, "git", "state %s", fields[0])
+		}
+	}
 }

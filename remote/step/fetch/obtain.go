@@ -1,7 +1,9 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -30,27 +32,31 @@ type fillFunc func(w *treeWriter, tmp *scratch) (Source, error)
 // obtain returns the component of key, from the cache or by fill. Of all processes that need the component one fills
 // it, and the others wait. The caller has checked that it may have the component.
 func (f *fetcher) obtain(ctx context.Context, key string, private bool, fill fillFunc) (*Component, error) {
-	if c, err := f.cached(ctx, key); c != nil || err != nil {
-		return c, err
-	}
-	var c *Component
-	var err error
-	unlock, lockErr := f.cache.lock(ctx, key, func() bool {
-		c, err = f.cached(ctx, key)
-		return c != nil || err != nil
-	})
-	switch {
-	case lockErr != nil:
-		return nil, lockErr
-	case unlock == nil:
-		return c, err
-	}
-	c, err = f.add(ctx, key, private, fill)
-	unlock()
-	if err == nil {
+	c, err := f.once(ctx, key, func() (*Component, error) { return f.cached(ctx, key) },
+		func() (*Component, error) { return f.add(ctx, key, private, fill) })
+	if err == nil && !c.Cached {
 		f.cache.shrink()
 	}
 	return c, err
+}
+
+// once returns the component that have returns or, if that is nil, the one that get returns. Of all processes that wait
+// for the same key one calls get.
+func (f *fetcher) once(ctx context.Context, key string, have, get func() (*Component, error)) (*Component, error) {
+	var c *Component
+	var err error
+	unlock, lockErr := f.cache.lock(ctx, key, func() bool {
+		c, err = have()
+		return c != nil || err != nil
+	})
+	if unlock == nil {
+		return c, cmp.Or(lockErr, err)
+	}
+	defer unlock()
+	if c, err = have(); c != nil || err != nil { // another process may have got it just before
+		return c, err
+	}
+	return get()
 }
 
 // cached returns the component of key, or nil if the cache does not have it.
@@ -59,11 +65,25 @@ func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 	if !found {
 		return nil, nil
 	}
-	c, err := f.cache.component(ctx, e)
-	if c != nil {
-		c.Cached = true
+	if e.Source.Kind == kindGit && keyOf(kindGit, e.Source.Location, e.Source.Commit) != key {
+		return nil, nil // the index claims another commit
 	}
-	return c, err
+	c, err := f.cache.component(ctx, e)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	if c.Kind == kindGit {
+		err = f.cache.prove(e.Source.Tree, e.Source, e.Git)
+	}
+	if err != nil {
+		c.Release()
+		if errors.Is(err, errDamaged) { // fetched anew, it replaces the entry
+			err = nil
+		}
+		return nil, err
+	}
+	c.Cached = true
+	return c, nil
 }
 
 // add fills a component and records it as key.
@@ -91,7 +111,15 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFu
 		return nil, fmt.Errorf("write to cache: %w", err)
 	}
 	source.Tree = tree
-	if err := f.cache.write(indexDir, key, entry{source, private}); err != nil {
+	if source.Kind == kindGit {
+		if err = f.cache.prove(tree, source, w.git); err != nil {
+			err = fmt.Errorf("check the files against the commit %s: %w", source.Commit, err)
+		}
+	}
+	if err == nil {
+		err = f.cache.write(indexDir, key, entry{source, private, w.git})
+	}
+	if err != nil {
 		filelock.Release(held)
 		return nil, err
 	}

@@ -18,12 +18,6 @@ import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// image is a requested image of a registry.
-type image struct {
-	name  name.Reference
-	login *Login
-}
-
 // oci returns the step of an image that ref names.
 func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error) {
 	if _, err := parseDigest(ref.GetDigest()); err != nil {
@@ -33,43 +27,29 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 	if err != nil {
 		return nil, errors.New("the name of the image is invalid; write registry/repository:tag")
 	}
-	img := &image{login: f.with.at(where.RegistryStr())}
-	digest := ref.GetDigest()
+	// Each platform has a component of its own.
+	key := func(digest string) string {
+		return keyOf(kindOCI, where.String(), digest, runtime.GOOS, runtime.GOARCH)
+	}
+	digest, login, private := ref.GetDigest(), f.with.at(where.RegistryStr()), false
+	var image name.Reference = where.Digest(digest)
 	if digest == "" {
-		if img.name, err = name.NewTag(where.String() + ":" + ref.GetTag()); err != nil {
+		if image, err = name.NewTag(where.String() + ":" + ref.GetTag()); err != nil {
 			return nil, errors.New("the tag of the image is invalid")
 		}
-	} else {
-		img.name = where.Digest(digest)
 	}
-	private := false
-	if e, found := f.find(img.key(digest)); digest == "" || !found || e.Private {
-		if digest, private, err = f.manifestDigest(ctx, img); err != nil {
+	if e, found := f.find(key(digest)); digest == "" || !found || e.Private {
+		if digest, private, err = f.manifestDigest(ctx, image, login); err != nil {
 			return nil, err
 		}
 	}
-	c, err := f.obtain(ctx, img.key(digest), private, func(w *treeWriter, tmp *scratch) (Source, error) {
-		at := *img
-		at.name = where.Digest(digest)
-		if !private {
-			at.login = nil
-		}
-		return Source{Kind: kindOCI, Location: where.String(), Digest: digest}, f.pull(ctx, &at, w, tmp)
+	if !private {
+		login = nil
+	}
+	return f.obtain(ctx, key(digest), private, func(w *treeWriter, tmp *scratch) (Source, error) {
+		source := Source{Kind: kindOCI, Location: where.String(), Digest: digest}
+		return source, f.pull(ctx, where.Digest(digest), login, w, tmp)
 	})
-	if err != nil {
-		return nil, err
-	}
-	c.Version = ref.GetTag()
-	if ref.GetDigest() != "" {
-		c.Version = ref.GetDigest()
-	}
-	c.place(ref.GetPath(), ref.GetFile(), "")
-	return c, nil
-}
-
-// key names the component in the cache. Each platform has a component of its own.
-func (i *image) key(digest string) string {
-	return keyOf(kindOCI, i.name.Context().String(), digest, runtime.GOOS, runtime.GOARCH)
 }
 
 // options returns the options of a request that presents login, if that is not nil.
@@ -86,9 +66,9 @@ func (f *fetcher) options(ctx context.Context, login *Login) []remote.Option {
 
 // manifestDigest asks the registry for the digest of an image's manifest. It also reports whether the registry wanted
 // credentials for that.
-func (f *fetcher) manifestDigest(ctx context.Context, img *image) (string, bool, error) {
-	return anonymousFirst(img.login, func(login *Login) (string, error) {
-		d, err := remote.Head(img.name, f.options(ctx, login)...)
+func (f *fetcher) manifestDigest(ctx context.Context, image name.Reference, login *Login) (string, bool, error) {
+	return anonymousFirst(login, func(login *Login) (string, error) {
+		d, err := remote.Head(image, f.options(ctx, login)...)
 		if err != nil {
 			return "", refusalOf(err, login != nil)
 		}
@@ -109,14 +89,13 @@ func refusalOf(err error, presented bool) error {
 	return fmt.Errorf("the registry answers %d %s", failed.StatusCode, http.StatusText(failed.StatusCode))
 }
 
-// pull writes the files of img for this platform to w.
-func (f *fetcher) pull(ctx context.Context, img *image, w *treeWriter, tmp *scratch) error {
+// pull writes the files of an image for this platform to w.
+func (f *fetcher) pull(ctx context.Context, image name.Reference, login *Login, w *treeWriter, tmp *scratch) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	options := f.options(ctx, img.login)
-	d, err := remote.Get(img.name, options...)
+	d, err := remote.Get(image, f.options(ctx, login)...)
 	if err != nil {
-		return refusalOf(err, img.login != nil)
+		return refusalOf(err, login != nil)
 	}
 	picked, err := pick(d)
 	if err != nil {
@@ -169,17 +148,17 @@ func pick(d *remote.Descriptor) (v1.Image, error) {
 	}
 	var others []string
 	for _, m := range list.Manifests {
-		if m.Platform == nil || !m.MediaType.IsImage() {
-			continue
-		}
-		if m.Platform.OS == want.OS && m.Platform.Architecture == want.Architecture {
+		switch {
+		case m.Platform == nil || !m.MediaType.IsImage():
+		case m.Platform.OS == want.OS && m.Platform.Architecture == want.Architecture:
 			img, err := index.Image(m.Digest)
 			if err != nil {
 				return nil, registryError(err)
 			}
 			return img, nil
+		default:
+			others = append(others, m.Platform.String())
 		}
-		others = append(others, m.Platform.String())
 	}
 	return nil, fmt.Errorf("the image has no version for the platform of this machine, %s; it has %s", want,
 		termtext.Short(strings.Join(others, ", "), 200))

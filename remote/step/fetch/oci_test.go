@@ -259,7 +259,8 @@ func TestWhatAnImageMayHoldInMemoryIsBounded(t *testing.T) {
 	for _, size := range []int64{-1, maxConfig + 1} {
 		manifest := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"digest":"sha256:%s","size":%d},"layers":[]}`, emptyDigest,
 			size)
-		from := &fetcher{client: &http.Client{Transport: saying{manifest, nil, string(types.OCIManifestSchema1)}}}
+		client := &http.Client{Transport: saying{manifest, nil, string(types.OCIManifestSchema1)}}
+		from := &fetcher{Store: &Store{client: client}}
 		d, err := remote.Get(ref, from.options(t.Context(), nil)...)
 		require.NoError(t, err)
 		_, err = pick(d)

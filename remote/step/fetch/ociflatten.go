@@ -25,15 +25,21 @@ const (
 // without an error, does not count hidden entries, and hides a directory that stands beside a whiteout of its name.
 type flattener struct {
 	w       *treeWriter
-	entries int // of all layers, also hidden ones
-	// above has the paths that the layers above hold or hide. The value tells whether entries below a path still show.
-	above  map[string]bool
-	opaque map[string]bool // directories that hide the entries of the layers below
+	entries int              // of all layers, also hidden ones
+	above   map[string]cover // what the layers above hide of the layers below, by path
 }
+
+// cover tells what an entry of a layer hides.
+type cover uint8
+
+const (
+	hidesItself cover = 1 << iota // entries of the same path
+	hidesBelow                    // entries below that path
+)
 
 // writeLayers writes the visible files of an image's layers. The last layer is the uppermost.
 func writeLayers(ctx context.Context, layers []v1.Layer, w *treeWriter) error {
-	f := &flattener{w: w, above: map[string]bool{}, opaque: map[string]bool{}}
+	f := &flattener{w: w, above: map[string]cover{}}
 	for i := len(layers) - 1; i >= 0; i-- {
 		r, err := layers[i].Uncompressed()
 		if err != nil {
@@ -50,7 +56,7 @@ func writeLayers(ctx context.Context, layers []v1.Layer, w *treeWriter) error {
 
 // layer writes the entries of a layer that the layers above do not hide.
 func (f *flattener) layer(archive *tar.Reader) error {
-	own, gone, ownOpaque := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	own := map[string]cover{}
 	for {
 		h, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -73,47 +79,36 @@ func (f *flattener) layer(archive *tar.Reader) error {
 		hidden, isWhiteout := strings.CutPrefix(base, whiteout)
 		switch {
 		case base == opaque:
-			ownOpaque[path.Clean(dir)] = true
+			own[path.Clean(dir)] |= hidesBelow
 			continue
-		case isWhiteout:
-			gone[dir+hidden] = true
+		case isWhiteout: // also if this layer has a directory of that name
+			own[dir+hidden] |= hidesItself | hidesBelow
 			continue
+		case h.Typeflag == tar.TypeDir:
+			own[name] |= hidesItself
+		default:
+			own[name] |= hidesItself | hidesBelow
 		}
 		if !f.hidden(name) {
 			if err := f.write(name, h, archive); err != nil {
 				return err
 			}
 		}
-		own[name] = own[name] || h.Typeflag == tar.TypeDir
 	}
-	for name, open := range own {
-		if above, there := f.above[name]; !there || above {
-			f.above[name] = open
-		}
-	}
-	for name := range gone { // also if this layer has a directory of that name
-		f.above[name] = false
-	}
-	for dir := range ownOpaque {
-		f.opaque[dir] = true
+	for name, hides := range own {
+		f.above[name] |= hides
 	}
 	return nil
 }
 
 // hidden reports whether the layers above hide name.
 func (f *flattener) hidden(name string) bool {
-	if _, there := f.above[name]; there {
-		return true
+	hidden := f.above[name]&hidesItself != 0
+	for name != "." && !hidden {
+		name = path.Dir(name)
+		hidden = f.above[name]&hidesBelow != 0
 	}
-	for dir := path.Dir(name); ; dir = path.Dir(dir) {
-		open, there := f.above[dir]
-		switch {
-		case there && !open, f.opaque[dir]:
-			return true
-		case dir == ".":
-			return false
-		}
-	}
+	return hidden
 }
 
 func (f *flattener) write(name string, h *tar.Header, content io.Reader) error {
@@ -123,7 +118,7 @@ func (f *flattener) write(name string, h *tar.Header, content io.Reader) error {
 	case tar.TypeReg:
 		return f.w.file(name, h.Mode&0o111 != 0, content)
 	case tar.TypeSymlink:
-		return f.w.symlink(name, h.Linkname)
+		return f.w.symlink(name, strings.NewReader(h.Linkname))
 	default:
 		return entryError(name, errSpecial)
 	}

@@ -58,22 +58,22 @@ func (l savedLayer) save(
 		return 0, registryError(err)
 	}
 	guard := newStallGuard(body, stall, cancel)
-	defer func() { _ = guard.stop() }()
+	defer guard.timer.Stop()
+	defer body.Close()
 	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return 0, err
 	}
-	defer file.Close()
-	n, err := io.Copy(file, io.LimitReader(contextReader{ctx, guard}, limit+1))
+	n, err := fill(file, contextReader{ctx, guard}, limit)
 	switch {
 	case ctx.Err() != nil:
-		return n, context.Cause(ctx)
-	case err != nil && isFileError(err):
-		return n, oserr.Bare(err)
-	case err != nil:
-		return n, registryError(err)
+		err = context.Cause(ctx)
 	case n > limit:
-		return n, fmt.Errorf("the image: %w", tooLarge(limit))
+		err = fmt.Errorf("the image: %w", err)
+	case err != nil && isFileError(err):
+		err = oserr.Bare(err)
+	case err != nil:
+		err = registryError(err)
 	}
-	return n, file.Close()
+	return n, err
 }

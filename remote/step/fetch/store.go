@@ -57,11 +57,10 @@ func New(cfg Config) (*Store, error) {
 	if cfg.Dir == "" {
 		cfg.Dir = DefaultDir()
 	}
-	dir, err := filepath.Abs(cfg.Dir)
-	if err != nil {
+	var err error
+	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
 		return nil, fmt.Errorf("open component store: %w", err)
 	}
-	cfg.Dir = dir
 	s := &Store{cfg: cfg, limits: defaultLimits(cfg.MaxBytes), client: newClient()}
 	if cfg.Offline {
 		s.client.Transport = offline{}
@@ -79,12 +78,11 @@ func (s *Store) open() (*cache, error) {
 	if s.cache != nil {
 		return s.cache, nil
 	}
-	c, err := openCache(s.cfg.Dir, s.cfg.MaxBytes)
-	if err != nil {
+	var err error
+	if s.cache, err = openCache(s.cfg.Dir, s.cfg.MaxBytes); err != nil {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
-	s.cache = c
-	return c, nil
+	return s.cache, nil
 }
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends. ref has the protocol
@@ -109,27 +107,33 @@ func (s *Store) fetch(ctx context.Context, ref *pb.Reference, with Credentials) 
 	if err != nil {
 		return nil, err
 	}
-	f := &fetcher{cache: cache, client: s.client, mirrors: s.cfg.Mirrors, limits: s.limits, with: with, began: time.Now()}
+	f := &fetcher{s, cache, with, time.Now()}
+	var c *Component
+	name := ""
 	switch ref.GetProtocol() {
 	case pb.Reference_git:
-		return f.git(ctx, ref)
+		c, name, err = f.git(ctx, ref)
 	case pb.Reference_zip:
-		return f.zip(ctx, ref)
+		c, err = f.zip(ctx, ref)
 	case pb.Reference_oci:
-		return f.oci(ctx, ref)
+		c, err = f.oci(ctx, ref)
 	default:
-		return nil, fmt.Errorf("steps of the protocol %v are not fetched", ref.GetProtocol())
+		err = fmt.Errorf("steps of the protocol %v are not fetched", ref.GetProtocol())
 	}
+	if err != nil {
+		return nil, err
+	}
+	c.Version = cmp.Or(ref.GetRev(), ref.GetDigest(), ref.GetTag())
+	c.place(ref.GetPath(), ref.GetFile(), name)
+	return c, nil
 }
 
 // fetcher is one call of Fetch.
 type fetcher struct {
-	cache   *cache
-	client  *http.Client
-	mirrors map[string]string
-	limits  limits
-	with    Credentials
-	began   time.Time
+	*Store
+	cache *cache
+	with  Credentials
+	began time.Time
 }
 
 // Close closes idle connections; later calls of Fetch return ErrClosed. It does not wait for calls that are under way:

@@ -2,17 +2,17 @@ package fetch
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
@@ -49,10 +49,14 @@ func treeDigest(nodes []node) string {
 type treeWriter struct {
 	root   *os.Root
 	limits limits
-	dirs   map[string]bool   // made so far; false if empty
+	at     string            // the directory of the last entry
+	inside *os.Root          // that directory: the next entry often has the same
+	dirs   map[string]bool   // made so far, and the root; false if empty
 	nodes  map[string]node   // files and links by path
+	links  map[string]string // the targets of links
 	folded map[string]string // paths by their lower-case form
 	total  int64
+	git    *gitProof // of the files of a commit
 }
 
 // newTreeWriter makes dir and returns a writer to it.
@@ -65,18 +69,23 @@ func newTreeWriter(dir string, l limits) (*treeWriter, error) {
 		return nil, err
 	}
 	return &treeWriter{
-		root: root, limits: l, dirs: map[string]bool{}, nodes: map[string]node{},
-		folded: map[string]string{},
+		root: root, limits: l, at: ".", inside: root, dirs: map[string]bool{".": true},
+		nodes: map[string]node{}, links: map[string]string{}, folded: map[string]string{},
 	}, nil
 }
 
-func (w *treeWriter) close() { w.root.Close() }
+func (w *treeWriter) close() {
+	w.inside.Close()
+	w.root.Close()
+}
 
 // checkPath refuses a path that is not a plain path below the tree.
 func checkPath(name string) error {
 	switch {
 	case name == "" || len(name) > maxPath || strings.IndexByte(name, 0) >= 0:
 		return errors.New("its name is empty, too long, or has a NUL byte in it")
+	case strings.Count(name, "/") >= maxDepth:
+		return fmt.Errorf("it is more than %d deep", maxDepth)
 	case strings.Contains(name, `\`):
 		return errors.New(`its name has a \ in it`)
 	case strings.HasPrefix(name, "/"):
@@ -95,78 +104,80 @@ func checkPath(name string) error {
 	return nil
 }
 
-// add checks the name of a new entry, and makes its parent directories.
+// add counts a new entry, whose name is valid, makes its parent directories and enters its parent.
 func (w *treeWriter) add(name string) error {
-	if err := checkPath(name); err != nil {
+	parent := path.Dir(name)
+	if err := w.makeDir(parent); err != nil {
 		return err
 	}
-	if len(w.nodes)+len(w.dirs) >= w.limits.entries {
+	w.dirs[parent] = true
+	if len(w.nodes)+len(w.dirs) > w.limits.entries {
 		return fmt.Errorf("there are more than %d entries", w.limits.entries)
 	}
-	if _, twice := w.nodes[name]; twice {
-		return errDuplicate
-	}
-	if err := w.fold(name); err != nil {
-		return err
-	}
-	return w.makeDirs(path.Dir(name))
-}
-
-// fold refuses a name that differs from another only by case.
-func (w *treeWriter) fold(name string) error {
 	key := strings.ToLower(strings.ToUpper(name))
 	if other, found := w.folded[key]; found && other != name {
 		return fmt.Errorf("its name differs from %q only by case", termtext.Short(other, 100))
 	}
 	w.folded[key] = name
+	return w.enter(parent)
+}
+
+// enter opens the directory dir of the tree, unless it is open.
+func (w *treeWriter) enter(dir string) error {
+	if dir == w.at {
+		return nil
+	}
+	from, name := w.root, dir
+	if path.Dir(dir) == w.at {
+		from, name = w.inside, path.Base(dir)
+	}
+	next, err := from.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	if w.at != "." {
+		w.inside.Close()
+	}
+	w.at, w.inside = dir, next
 	return nil
 }
 
-// makeDirs makes the directory dir, to which an entry is added, and its parents.
-func (w *treeWriter) makeDirs(dir string) error {
-	if dir == "." {
-		return nil
-	}
-	if _, made := w.dirs[dir]; made {
-		w.dirs[dir] = true
-		return nil
-	}
+// makeDir makes the directory dir, unless it is there.
+func (w *treeWriter) makeDir(dir string) error {
 	if _, file := w.nodes[dir]; file {
 		return fmt.Errorf("%q is a file, and a directory too (duplicate)", termtext.Short(dir, 100))
 	}
-	if err := w.fold(dir); err != nil {
+	if _, made := w.dirs[dir]; made {
+		return nil
+	}
+	if err := w.add(dir); err != nil {
 		return err
 	}
-	if err := w.makeDirs(path.Dir(dir)); err != nil {
-		return err
-	}
-	w.dirs[dir] = true
-	if len(w.nodes)+len(w.dirs) > w.limits.entries {
-		return fmt.Errorf("there are more than %d entries", w.limits.entries)
-	}
-	return w.root.Mkdir(dir, 0o700)
+	w.dirs[dir] = false
+	return w.inside.Mkdir(path.Base(dir), 0o700)
 }
 
 // dir adds a directory.
 func (w *treeWriter) dir(name string) error {
-	if _, made := w.dirs[name]; made {
-		return nil
-	}
-	err := w.add(name)
+	err := checkPath(name)
 	if err == nil {
-		err = w.makeDirs(name)
+		err = w.makeDir(name)
 	}
 	if err != nil {
 		return entryError(name, err)
 	}
-	w.dirs[name] = false
 	return nil
 }
 
 // entry adds the file or symbolic link n, after write has made it and filled in its size and digest.
 func (w *treeWriter) entry(n node, write func(*node) error) error {
-	err := errDuplicate
-	if _, isDir := w.dirs[n.Path]; !isDir {
+	_, isNode := w.nodes[n.Path]
+	_, isDir := w.dirs[n.Path]
+	err := checkPath(n.Path)
+	if err == nil && (isNode || isDir) {
+		err = errDuplicate
+	}
+	if err == nil {
 		err = w.add(n.Path)
 	}
 	if err == nil {
@@ -186,26 +197,19 @@ func (w *treeWriter) file(name string, executable bool, r io.Reader) error {
 		mode, perm = modeExecutable, 0o555
 	}
 	return w.entry(node{Path: name, Mode: mode}, func(n *node) error {
-		file, err := w.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		file, err := w.inside.OpenFile(path.Base(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return err
 		}
-		defer file.Close()
-		h := sha256.New()
-		limit := min(w.limits.file, w.limits.total-w.total)
-		n.Size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, limit+1))
-		switch {
-		case err != nil:
-			return err
-		case n.Size > limit:
-			return tooLarge(limit)
-		}
 		if err := file.Chmod(perm); err != nil {
+			file.Close()
 			return err
 		}
+		h := sha256.New()
+		n.Size, err = fill(file, io.TeeReader(r, h), min(w.limits.file, w.limits.total-w.total))
 		w.total += n.Size
 		n.SHA256 = fmt.Sprintf("%x", h.Sum(nil))
-		return file.Close()
+		return err
 	})
 }
 
@@ -213,17 +217,23 @@ func tooLarge(limit int64) error {
 	return fmt.Errorf("its size exceeds the limit; %d bytes are left", limit)
 }
 
-// symlink adds a symbolic link.
-func (w *treeWriter) symlink(name, target string) error {
+// symlink adds a symbolic link to the path that r has.
+func (w *treeWriter) symlink(name string, r io.Reader) error {
 	return w.entry(node{Path: name, Mode: modeSymlink}, func(n *node) error {
+		data, err := io.ReadAll(io.LimitReader(r, maxTarget+1))
+		if err != nil {
+			return err
+		}
+		target := string(data)
 		if target == "" || len(target) > maxTarget || strings.IndexByte(target, 0) >= 0 {
 			return errors.New("the symlink leads nowhere")
 		}
 		if path.IsAbs(target) || outside(path.Join(path.Dir(name), target)) {
 			return errLeaves
 		}
-		n.SHA256, n.Size = fmt.Sprintf("%x", sha256.Sum256([]byte(target))), int64(len(target))
-		return w.root.Symlink(target, name)
+		n.SHA256, n.Size = fmt.Sprintf("%x", sha256.Sum256(data)), int64(len(data))
+		w.links[name] = target
+		return w.inside.Symlink(target, path.Base(name))
 	})
 }
 
@@ -240,29 +250,57 @@ func entryError(name string, err error) error {
 	return fmt.Errorf("write %q: %w", termtext.Short(name, 200), oserr.Bare(err))
 }
 
-// finish makes the tree read-only and returns its nodes.
-func (w *treeWriter) finish() ([]node, error) {
-	nodes := make([]node, 0, len(w.nodes))
-	for name, n := range w.nodes {
-		if n.Mode == modeSymlink {
-			// Other links on the way may still lead it out of the tree.
-			_, err := w.root.Stat(name)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ELOOP) && !errors.Is(err, unix.ENOTDIR) {
-				return nil, entryError(name, errLeaves)
-			}
+// checkLinks refuses links that lead out of a tree by way of others. links has the targets of all links of the tree.
+func checkLinks(ctx context.Context, links map[string]string) error {
+	for name := range links {
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case leaves(links, name):
+			return entryError(name, errLeaves)
 		}
-		nodes = append(nodes, n)
 	}
+	return nil
+}
+
+// leaves reports whether a path in a tree with links leads out of it. It follows links as Linux does. (os.Root does not
+// tell: it follows fewer, and a longer chain looks like a loop.)
+func leaves(links map[string]string, name string) bool {
+	at, rest := ".", name
+	for followed := 0; rest != "" && followed <= maxLinks; {
+		var part string
+		part, rest, _ = strings.Cut(rest, "/")
+		if part == ".." && at == "." {
+			return true
+		}
+		at = path.Join(at, part)
+		if target, isLink := links[at]; isLink {
+			if path.IsAbs(target) {
+				return true
+			}
+			followed++
+			at, rest = path.Dir(at), target+"/"+rest
+		}
+	}
+	return false
+}
+
+// finish makes the tree read-only and returns its nodes.
+func (w *treeWriter) finish(ctx context.Context) ([]node, error) {
+	if err := checkLinks(ctx, w.links); err != nil {
+		return nil, err
+	}
+	nodes := slices.AppendSeq(make([]node, 0, len(w.nodes)), maps.Values(w.nodes))
 	for dir, filled := range w.dirs {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
 		if err := w.root.Chmod(dir, 0o555); err != nil {
 			return nil, entryError(dir, err)
 		}
 		if !filled {
-			nodes = append(nodes, node{Path: dir, Mode: modeDir, SHA256: emptyDigest})
+			nodes = append(nodes, emptyDir(dir))
 		}
-	}
-	if err := w.root.Chmod(".", 0o555); err != nil {
-		return nil, entryError(".", err)
 	}
 	return nodes, nil
 }

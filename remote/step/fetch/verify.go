@@ -11,6 +11,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"syscall"
 
@@ -30,70 +31,30 @@ type stamp [sha256.Size]byte
 // interpreters keep beside the source, do not count: they are removed, unless another process uses the component. The
 // error is filelock.ErrTaken if the component was removed meanwhile.
 func (c *cache) verify(ctx context.Context, tree string, file *os.File) error {
-	dir := c.path(compDir, tree, treeName)
-	now, err := fingerprint(dir)
-	if err != nil {
-		return err
-	}
-	c.mu.Lock()
-	same := c.verified[tree] == now
-	c.mu.Unlock()
-	if same {
-		return nil
-	}
 	nodes, err := c.nodes(tree)
 	if err != nil {
 		return err
 	}
-	added, err := findAdded(dir, nodes)
-	if err != nil {
+	dir := c.path(compDir, tree, treeName)
+	now, added, err := scan(ctx, dir, nodes)
+	if last, _ := c.verified.Load(tree); err != nil || last == now {
 		return err
 	}
 	if !added.empty() {
 		if err := removeAdded(ctx, file, added); err != nil {
 			return err
 		}
-		if now, err = fingerprint(dir); err != nil {
-			return err
-		}
-		if added, err = findAdded(dir, nodes); err != nil {
+		if now, added, err = scan(ctx, dir, nodes); err != nil {
 			return err
 		}
 	}
-	if err := compare(dir, nodes); err != nil {
+	if err := compare(ctx, dir, nodes); err != nil {
 		return err
 	}
 	if added.empty() { // else the next call tries to remove them
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.verified[tree] = now
+		c.verified.Store(tree, now)
 	}
 	return nil
-}
-
-// fingerprint returns the stamp of the files in dir. It skips files that vanish meanwhile: compare notices a missing
-// file of the component, and any other file may go at any time.
-func fingerprint(dir string) (stamp, error) {
-	h := sha256.New()
-	var fields [6]int64
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return ignoreNotExist(err)
-		}
-		info, err := d.Info()
-		if err != nil {
-			return ignoreNotExist(err)
-		}
-		st := info.Sys().(*syscall.Stat_t)
-		fields = [6]int64{int64(st.Ino), st.Size, int64(st.Mode), st.Ctim.Sec, st.Ctim.Nsec, int64(len(path))}
-		_ = binary.Write(h, binary.LittleEndian, fields[:])
-		_, _ = io.WriteString(h, path)
-		return nil
-	})
-	if err != nil {
-		return stamp{}, err
-	}
-	return stamp(h.Sum(nil)), nil
 }
 
 // ignoreNotExist returns nil if err means that a file does not exist, and err otherwise.
@@ -120,19 +81,32 @@ func (c *cache) nodes(tree string) ([]node, error) {
 	return m.Nodes, nil
 }
 
-// compare compares the files in dir with nodes.
-func compare(dir string, nodes []node) error {
+// compare compares the files in dir with nodes. A component with a link that leads out of it counts as changed: earlier
+// versions kept some.
+func compare(ctx context.Context, dir string, nodes []node) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return damagedIfMissing(err)
 	}
 	defer root.Close()
+	links := map[string]string{}
 	for _, n := range nodes {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if err := n.check(root); err != nil {
 			return err
 		}
+		if n.Mode == modeSymlink {
+			if links[n.Path], err = root.Readlink(n.Path); err != nil {
+				return damagedIfMissing(err)
+			}
+		}
 	}
-	return nil
+	if err := checkLinks(ctx, links); !errors.Is(err, errLeaves) {
+		return err
+	}
+	return errDamaged
 }
 
 // check compares the entry in root with n.
@@ -141,36 +115,27 @@ func (n node) check(root *os.Root) error {
 	if err != nil {
 		return damagedIfMissing(err)
 	}
-	var digest [sha256.Size]byte
-	mode := ""
+	is, readOnly := emptyDir(n.Path), info.Mode() == 0o444 || info.Mode() == 0o555
 	switch {
 	case info.IsDir():
-		mode, digest = modeDir, sha256.Sum256(nil)
-	case info.Mode().Type() == fs.ModeSymlink:
-		target, err := root.Readlink(n.Path)
-		if err != nil {
-			return damagedIfMissing(err)
-		}
-		mode, digest = modeSymlink, sha256.Sum256([]byte(target))
-	case info.Mode() == 0o444, info.Mode() == 0o555:
-		if mode = modeFile; info.Mode() == 0o555 {
-			mode = modeExecutable
-		}
-		if info.Size() != n.Size {
-			return errDamaged
-		}
-		file, err := root.Open(n.Path)
-		if err != nil {
-			return damagedIfMissing(err)
-		}
-		defer file.Close()
-		h := sha256.New()
-		if _, err := io.Copy(h, file); err != nil {
-			return fmt.Errorf("read component: %w", err)
-		}
-		h.Sum(digest[:0])
+	case info.Size() != n.Size, !readOnly && info.Mode().Type() != fs.ModeSymlink:
+		return errDamaged
+	default:
+		is, err = nodeOf(root, n.Path, info, func(string, fs.FileInfo) (string, error) {
+			file, err := root.Open(n.Path)
+			if err != nil {
+				return "", damagedIfMissing(err)
+			}
+			defer file.Close()
+			h := sha256.New()
+			_, err = io.Copy(h, file)
+			return fmt.Sprintf("%x", h.Sum(nil)), err
+		})
 	}
-	if mode != n.Mode || fmt.Sprintf("%x", digest) != n.SHA256 {
+	switch {
+	case err != nil:
+		return fmt.Errorf("read component: %w", damagedIfMissing(err))
+	case is != n:
 		return errDamaged
 	}
 	return nil
@@ -184,39 +149,47 @@ type added struct {
 
 func (a added) empty() bool { return len(a.paths)+len(a.open) == 0 }
 
-// findAdded returns the additions of steps to the nodes in dir.
-func findAdded(dir string, nodes []node) (a added, err error) {
+// scan returns the stamp of the files in dir, and the additions of steps to nodes. It skips files that vanish: compare
+// notices a missing file of the component, and any other file may go at any time.
+func scan(ctx context.Context, dir string, nodes []node) (stamp, added, error) {
 	known := map[string]bool{".": true}
 	for _, n := range nodes {
-		for p := n.Path; !known[p]; p = filepath.Dir(p) {
+		for p := n.Path; !known[p]; p = path.Dir(p) {
 			known[p] = true
 		}
 	}
-	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
+	var a added
+	h := sha256.New()
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, d fs.DirEntry, err error) error {
+		var info fs.FileInfo
+		if err == nil {
+			info, err = d.Info()
+		}
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, syscall.ENAMETOOLONG): // earlier versions kept components of any depth
+			return errDamaged
+		case err != nil:
 			return ignoreNotExist(err)
 		}
-		rel, err := filepath.Rel(dir, path)
+		st := info.Sys().(*syscall.Stat_t)
+		fields := [6]int64{int64(st.Ino), st.Size, int64(st.Mode), st.Ctim.Sec, st.Ctim.Nsec, int64(len(name))}
+		_ = binary.Write(h, binary.LittleEndian, fields[:])
+		_, _ = io.WriteString(h, name)
+		at := filepath.Join(dir, name)
 		switch {
-		case err != nil:
-			return err
-		case !known[rel]:
-			a.paths = append(a.paths, path)
-			if d.IsDir() {
+		case !known[name]:
+			a.paths = append(a.paths, at)
+			if info.IsDir() {
 				return fs.SkipDir
 			}
-		case d.IsDir():
-			info, err := d.Info()
-			if err != nil {
-				return ignoreNotExist(err)
-			}
-			if info.Mode().Perm() != 0o555 {
-				a.open = append(a.open, path)
-			}
+		case info.IsDir() && info.Mode().Perm() != 0o555:
+			a.open = append(a.open, at)
 		}
 		return nil
 	})
-	return a, err
+	return stamp(h.Sum(nil)), a, err
 }
 
 // removeAdded removes the additions to a component, unless another process uses it. file is the component's meta.json,
@@ -236,16 +209,16 @@ func removeAdded(ctx context.Context, file *os.File, a added) error {
 // remove removes the additions, and makes the directories read-only again. If a process that outlived its step adds
 // more meanwhile, the next call removes that.
 func (a added) remove() error {
-	for _, path := range a.paths {
-		parent := filepath.Dir(path)
-		for _, err := range []error{os.Chmod(parent, 0o700), rmtree.Remove(path), os.Chmod(parent, 0o555)} {
+	for _, at := range a.paths {
+		parent := filepath.Dir(at)
+		for _, err := range []error{os.Chmod(parent, 0o700), rmtree.Remove(at), os.Chmod(parent, 0o555)} {
 			if ignoreNotExist(err) != nil && !errors.Is(err, syscall.ENOTEMPTY) {
 				return fmt.Errorf("remove files that a step has added to its directory: %w", err)
 			}
 		}
 	}
-	for _, path := range a.open {
-		if err := os.Chmod(path, 0o555); ignoreNotExist(err) != nil {
+	for _, dir := range a.open {
+		if err := os.Chmod(dir, 0o555); ignoreNotExist(err) != nil {
 			return err
 		}
 	}

@@ -20,60 +20,62 @@ import (
 
 // archive is a requested zip archive.
 type archive struct {
-	url      *url.URL
-	location string // its address without credentials and query
-	key      string // its address without a login; the query may be secret
+	path     string   // of an archive on this machine
+	url      *url.URL // of any other
+	location string   // its address without credentials and query
+	key      string   // its address without a login; the query may be secret
 	login    *Login
 	digest   string // the digest it must have, in hexadecimal; empty for any
 }
 
-// zip returns the step of a zip archive that ref names.
-func (f *fetcher) zip(ctx context.Context, ref *pb.Reference) (*Component, error) {
-	digest, err := parseDigest(ref.GetDigest())
-	if err != nil {
-		return nil, err
-	}
-	var c *Component
-	u, _ := url.Parse(ref.GetUrl())
+// archiveAt returns the archive at an address, which is a URL or an absolute path.
+func archiveAt(address string) (*archive, error) {
+	u, err := url.Parse(address)
 	switch {
-	case filepath.IsAbs(ref.GetUrl()):
-		c, err = f.localArchive(ctx, ref.GetUrl(), digest)
-	case u != nil && u.Scheme == "file" && (u.Host == "" || u.Host == "localhost") && filepath.IsAbs(u.Path):
-		c, err = f.localArchive(ctx, u.Path, digest)
-	case u != nil && isHTTP(u):
-		a := &archive{url: u, login: f.with.forURL(u), digest: digest}
+	case filepath.IsAbs(address):
+		return &archive{path: address, location: "file://" + address, key: "file"}, nil
+	case err != nil:
+	case u.Scheme == "file" && (u.Host == "" || u.Host == "localhost") && filepath.IsAbs(u.Path):
+		return archiveAt(u.Path)
+	case isHTTP(u):
 		plain := *u
 		plain.User, plain.Fragment = nil, ""
-		a.key = plain.String()
+		a := &archive{url: u, key: plain.String()}
 		plain.RawQuery = ""
 		a.location = plain.String()
-		c, err = f.remoteArchive(ctx, a)
-	default:
-		return nil, errors.New("the archive's address is invalid; write https://host/path or an absolute path")
+		return a, nil
 	}
+	return nil, errors.New("the archive's address is invalid; write https://host/path or an absolute path")
+}
+
+// zip returns the step of a zip archive that ref names.
+func (f *fetcher) zip(ctx context.Context, ref *pb.Reference) (*Component, error) {
+	a, err := archiveAt(ref.GetUrl())
 	if err != nil {
 		return nil, err
 	}
-	c.Version = ref.GetDigest()
-	c.place(ref.GetPath(), ref.GetFile(), "")
-	return c, nil
+	if a.digest, err = parseDigest(ref.GetDigest()); err != nil {
+		return nil, err
+	}
+	if a.url == nil {
+		return f.localArchive(ctx, a)
+	}
+	a.login = f.with.forURL(a.url)
+	return f.remoteArchive(ctx, a)
 }
 
 // parseDigest returns the hexadecimal part of a digest, which may be empty.
 func parseDigest(digest string) (string, error) {
-	if digest == "" {
-		return "", nil
-	}
 	digits, found := strings.CutPrefix(digest, digestPrefix)
-	if !found || len(digits) != 2*sha256.Size || !isHex(digits) {
+	if digest != "" && (!found || len(digits) != 2*sha256.Size || !isHex(digits)) {
 		return "", fmt.Errorf("the digest is not valid: write sha256: and %d hexadecimal digits", 2*sha256.Size)
 	}
 	return digits, nil
 }
 
 // localArchive returns the content of an archive on this machine.
-func (f *fetcher) localArchive(ctx context.Context, path, want string) (*Component, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
+func (f *fetcher) localArchive(ctx context.Context, a *archive) (*Component, error) {
+	file, err := os.OpenFile(a.path, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a FIFO must not block
 	if err != nil {
 		return nil, err
 	}
@@ -83,23 +85,13 @@ func (f *fetcher) localArchive(ctx context.Context, path, want string) (*Compone
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file", path)
+		return nil, fmt.Errorf("%s is not a regular file", a.path)
 	}
-	tmp, err := f.cache.scratch()
+	c, _, err := f.extracted(ctx, a, contextReader{ctx, file}, false)
 	if err != nil {
 		return nil, err
 	}
-	defer tmp.remove()
-	got, err := f.save(contextReader{ctx, file}, tmp)
-	if err != nil {
-		return nil, err
-	}
-	source := Source{Kind: kindZip, Location: "file://" + path}
-	c, err := f.extracted(ctx, got, want, source, keyOf(kindZip, "file"), false)
-	if err != nil {
-		return nil, err
-	}
-	c.Location = source.Location // the cache may have it from an equal archive elsewhere
+	c.Location = a.location // the cache may have it from an equal archive elsewhere
 	return c, nil
 }
 
@@ -108,35 +100,23 @@ func (f *fetcher) remoteArchive(ctx context.Context, a *archive) (*Component, er
 	if a.digest == "" {
 		return f.latestArchive(ctx, a)
 	}
-	key := keyOf(keyOf(kindZip, a.key), a.digest)
-	if c, err := f.cachedArchive(ctx, a, key); c != nil || err != nil {
-		return c, err
-	}
 	// The download has a lock of its own: obtain takes that of the content.
-	unlock, err := f.cache.lock(ctx, keyOf("download", a.key, a.digest), func() bool { return false })
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	if c, err := f.cachedArchive(ctx, a, key); c != nil || err != nil {
-		return c, err
-	}
-	c, _, err := f.downloadArchive(ctx, a, "")
-	return c, err
-}
-
-// cachedArchive returns the content of the archive a if the cache has it, as key, and the caller may have it.
-func (f *fetcher) cachedArchive(ctx context.Context, a *archive, key string) (*Component, error) {
-	e, found := f.find(key)
-	if !found {
-		return nil, nil
-	}
-	if e.Private {
-		if err := f.checkAccess(ctx, a); err != nil {
-			return nil, err
+	return f.once(ctx, keyOf("download", a.key, a.digest), func() (*Component, error) {
+		key := keyOf(keyOf(kindZip, a.key), a.digest)
+		e, found := f.find(key)
+		if !found {
+			return nil, nil
 		}
-	}
-	return f.cached(ctx, key)
+		if e.Private {
+			if err := f.checkAccess(ctx, a); err != nil {
+				return nil, err
+			}
+		}
+		return f.cached(ctx, key)
+	}, func() (*Component, error) {
+		c, _, err := f.downloadArchive(ctx, a, "")
+		return c, err
+	})
 }
 
 // latestArchive returns the present content of the archive a, whose digest is not known.
@@ -168,14 +148,13 @@ func (f *fetcher) latestArchive(ctx context.Context, a *archive) (*Component, er
 
 // checkAccess asks the server whether the caller may have the archive a.
 func (f *fetcher) checkAccess(ctx context.Context, a *archive) error {
-	_, _, err := anonymousFirst(a.login, func(login *Login) (struct{}, error) {
-		resp, err := f.get(ctx, a.url, login, http.Header{"Range": {"bytes=0-0"}}, http.StatusOK, http.StatusPartialContent)
-		if err == nil {
-			drain(resp.Body)
-			resp.Body.Close()
-		}
-		return struct{}{}, err
+	resp, _, err := anonymousFirst(a.login, func(login *Login) (*http.Response, error) {
+		return f.get(ctx, a.url, login, http.Header{"Range": {"bytes=0-0"}}, http.StatusOK, http.StatusPartialContent)
 	})
+	if err == nil {
+		drain(resp.Body)
+		resp.Body.Close()
+	}
 	return err
 }
 
@@ -196,17 +175,8 @@ func (f *fetcher) downloadArchive(ctx context.Context, a *archive, tag string) (
 	if resp.StatusCode == http.StatusNotModified {
 		return nil, answer{}, nil
 	}
-	tmp, err := f.cache.scratch()
-	if err != nil {
-		return nil, answer{}, err
-	}
-	defer tmp.remove()
-	got, err := f.save(resp.Body, tmp)
-	if err != nil {
-		return nil, answer{}, fmt.Errorf("download: %w", err)
-	}
-	c, err := f.extracted(ctx, got, a.digest, Source{Kind: kindZip, Location: a.location}, keyOf(kindZip, a.key), private)
-	return c, answer{Is: got.digest, Ref: resp.Header.Get("ETag"), Private: private}, err
+	c, digest, err := f.extracted(ctx, a, resp.Body, private)
+	return c, answer{Is: digest, Ref: resp.Header.Get("ETag")}, err
 }
 
 // saved is an archive in the scratch directory.
@@ -223,31 +193,48 @@ func (f *fetcher) save(r io.Reader, tmp *scratch) (saved, error) {
 	if err != nil {
 		return s, err
 	}
-	defer file.Close()
 	h := sha256.New()
-	s.size, err = io.Copy(io.MultiWriter(file, h), io.LimitReader(r, f.limits.total+1))
-	switch {
-	case err != nil:
-		return s, oserr.Bare(err)
-	case s.size > f.limits.total:
-		return s, tooLarge(f.limits.total)
-	}
+	s.size, err = fill(file, io.TeeReader(r, h), f.limits.total)
 	s.digest = fmt.Sprintf("%x", h.Sum(nil))
-	return s, file.Close()
+	return s, oserr.Bare(err)
 }
 
-// extracted returns the content of the archive got. If want is not empty it is the digest that the archive must have.
-func (f *fetcher) extracted(
-	ctx context.Context, got saved, want string, source Source, where string, private bool,
-) (*Component, error) {
-	if want != "" && got.digest != want {
-		return nil, fmt.Errorf("its digest is sha256:%s, and not the one that was asked for; the archive was changed, or "+
-			"the digest is wrong", got.digest)
+// fill writes the bytes of r, at most limit, to file, and closes that.
+func fill(file *os.File, r io.Reader, limit int64) (int64, error) {
+	defer file.Close()
+	n, err := io.Copy(file, io.LimitReader(r, limit+1))
+	switch {
+	case err != nil:
+		return n, err
+	case n > limit:
+		return n, tooLarge(limit)
 	}
-	source.Digest = digestPrefix + got.digest
-	return f.obtain(ctx, keyOf(where, got.digest), private, func(w *treeWriter, _ *scratch) (Source, error) {
+	return n, file.Close()
+}
+
+// extracted returns the content of the archive a, whose bytes r has, and its digest.
+func (f *fetcher) extracted(ctx context.Context, a *archive, r io.Reader, private bool) (*Component, string, error) {
+	tmp, err := f.cache.scratch()
+	if err != nil {
+		return nil, "", err
+	}
+	defer tmp.remove()
+	got, err := f.save(r, tmp)
+	switch {
+	case err != nil && a.url != nil:
+		return nil, "", fmt.Errorf("download: %w", err)
+	case err != nil:
+		return nil, "", err
+	case a.digest != "" && got.digest != a.digest:
+		return nil, "", fmt.Errorf("its digest is sha256:%s, and not the one that was asked for; the archive was changed, "+
+			"or the digest is wrong", got.digest)
+	}
+	source := Source{Kind: kindZip, Location: a.location, Digest: digestPrefix + got.digest}
+	key := keyOf(keyOf(kindZip, a.key), got.digest)
+	c, err := f.obtain(ctx, key, private, func(w *treeWriter, _ *scratch) (Source, error) {
 		return source, extractZip(ctx, got, w)
 	})
+	return c, got.digest, err
 }
 
 // contextReader ends with ctx.

@@ -3,7 +3,9 @@ package fetch
 import (
 	"archive/zip"
 	"bytes"
+	"context"
 	"encoding/binary"
+	"errors"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -286,12 +288,84 @@ func TestLinksThatLeadOutsideTogetherAreRefused(t *testing.T) {
 			"x/y/z": {Content: "x"}, "d": link("x/y"), "e/f/g": link("../../d/../../.."),
 			"e/f/h": link("../../d/../.."),
 		},
+		"by more than os.Root follows": {
+			"l": link("."), "a/b/c/s": link("../../.."), "t": link(strings.Repeat("l/", 9) + "a/b/c/s/../../etc/passwd"),
+		},
 	} {
 		s := newStore(t)
 		require.Contains(t, refused(t, s, zipFile(t, files)), "the symlink leads outside", name)
 	}
 	s := newStore(t)
 	get(t, s, zipFile(t, fetchtest.Files{"a/b/l": link("../../f"), "f": {}, "loop": link("loop"), "f2": link("f/x")}))
+}
+
+// A component that an earlier version kept may have a link that leads out: it is fetched again, and refused.
+func TestCachedComponentWithALinkThatLeadsOutsideIsRemoved(t *testing.T) {
+	s := newStore(t)
+	ref := zipOf(t, "step.yml", stepText)
+	get(t, s, ref).Release()
+	cache, err := s.open()
+	require.NoError(t, err)
+	evil := keep(t, cache, func(tree string) (nodes []node) {
+		require.NoError(t, os.Mkdir(filepath.Join(tree, "a"), 0o700))
+		far := strings.Repeat("l/", 9) + "a/s/../../etc/passwd"
+		for name, target := range map[string]string{"l": ".", "a/s": "..", "t": far} {
+			require.NoError(t, os.Symlink(target, filepath.Join(tree, name)))
+			nodes = append(nodes, node{name, modeSymlink, fetchtest.SHA256([]byte(target)), int64(len(target))})
+		}
+		require.NoError(t, os.Chmod(filepath.Join(tree, "a"), 0o555))
+		return nodes
+	})
+	require.False(t, get(t, s, ref).Cached)
+	require.NoDirExists(t, cache.path(compDir, evil))
+}
+
+// directories is an archive of directories.
+func directories(t testing.TB, names ...string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, name := range names {
+		_, err := z.Create(name + "/")
+		require.NoError(t, err)
+	}
+	require.NoError(t, z.Close())
+	return b.Bytes()
+}
+
+// Of an archive of 16 KB with 2,040 nested directories each entry took 13 s, which nothing could end.
+func TestDepthOfAComponentIsBounded(t *testing.T) {
+	s := newStore(t)
+	for name, want := range map[string]string{
+		strings.Repeat("a/", 64) + "a":                        "it is more than 64 deep",
+		strings.Repeat("a/", 2040) + "a":                      "too long",
+		strings.Repeat(strings.Repeat("a", 200)+"/", 6) + "a": "too long",
+	} {
+		path := filepath.Join(t.TempDir(), "s.zip")
+		require.NoError(t, os.WriteFile(path, directories(t, name), 0o600))
+		require.Contains(t, refused(t, s, "zip+"+path), want)
+	}
+	deepest := strings.Repeat("a/", 63) + "a"
+	path := filepath.Join(t.TempDir(), "s.zip")
+	require.NoError(t, os.WriteFile(path, directories(t, "b", deepest, "a/b", deepest+"b", "c"), 0o600))
+	c := get(t, s, "zip+"+path)
+	for _, dir := range []string{"b", deepest, "a/b", deepest + "b", "c"} {
+		require.DirExists(t, filepath.Join(c.Root, dir))
+	}
+}
+
+func TestExtractionLooksAtItsContextForEachEntry(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s.zip")
+	data := directories(t, "a", "b")
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	w, err := newTreeWriter(filepath.Join(t.TempDir(), treeName), defaultLimits(1<<20))
+	require.NoError(t, err)
+	defer w.close()
+	because := errors.New("because")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(because)
+	require.ErrorIs(t, extractZip(ctx, saved{path: path, size: int64(len(data))}, w), because)
+	require.NoDirExists(t, filepath.Join(w.root.Name(), "a"))
 }
 
 // FuzzExtractZip extracts any archive, and looks for files outside of the tree.
@@ -301,7 +375,7 @@ func FuzzExtractZip(f *testing.F) {
 	f.Add(entryOf(f, "dir/l", "../..", 0o777|fs.ModeSymlink))
 	f.Add(entryOf(f, "a\\b", "", fs.ModeDir))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		dir := t.TempDir()
+		dir := fetchtest.CacheDir(t)
 		path := filepath.Join(dir, "a.zip")
 		require.NoError(t, os.WriteFile(path, data, 0o600))
 		inner := filepath.Join(dir, "in")
@@ -312,7 +386,7 @@ func FuzzExtractZip(f *testing.F) {
 		defer w.close()
 		var nodes []node
 		if err = extractZip(t.Context(), saved{path: path, size: int64(len(data))}, w); err == nil {
-			nodes, err = w.finish()
+			nodes, err = w.finish(t.Context())
 		}
 		for _, d := range []string{dir, inner} {
 			entries, readErr := os.ReadDir(d)

@@ -33,6 +33,9 @@ func extractZip(ctx context.Context, a saved, w *treeWriter) error {
 		return err
 	}
 	for _, entry := range z.File {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		if err := writeEntry(ctx, entry, w); err != nil {
 			return err
 		}
@@ -127,11 +130,7 @@ func writeEntry(ctx context.Context, e *zip.File, w *treeWriter) error {
 	}
 	defer r.Close()
 	if mode.Type() == fs.ModeSymlink {
-		target, err := io.ReadAll(io.LimitReader(r, maxTarget+1))
-		if err != nil {
-			return entryError(name, err)
-		}
-		return w.symlink(name, string(target))
+		return w.symlink(name, r)
 	}
 	return w.file(name, mode.Perm()&0o111 != 0, contextReader{ctx, r})
 }

@@ -52,11 +52,7 @@ func phrase(kind expr.Kind) string {
 
 // TypeName returns the name of a value's type in the language.
 func TypeName(kind expr.Kind) string {
-	_, name, found := strings.Cut(phrase(kind), " ")
-	if !found {
-		return phrase(kind)
-	}
-	return name
+	return strings.TrimPrefix(strings.TrimPrefix(phrase(kind), "a "), "an ")
 }
 
 // kindOf returns the kind of a value before its expressions are evaluated; an expression counts as a string.

@@ -61,18 +61,22 @@ func BindOutputs(
 	outputs = make(map[string]expr.Value, len(declared))
 	var wrong []string
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
+	take := func(label, name string, v expr.Value, err error) {
+		if err == nil {
+			v, err = acceptOutput(declared[name], v)
+		}
+		if err != nil {
+			complain("%s %q: %v", label, name, err)
+			return
+		}
+		outputs[name] = v
+	}
 	for _, name := range sortedKeys(given) {
-		out := declared[name]
-		if out == nil {
+		if declared[name] == nil {
 			complain("unexpected output %.64q: %s", name, declaredOutputs(sortedKeys(declared)))
 			continue
 		}
-		v, err := acceptOutput(out, given[name])
-		if err != nil {
-			complain("output %q: %v", name, err)
-			continue
-		}
-		outputs[name] = v
+		take("output", name, given[name], nil)
 	}
 	for _, name := range sortedKeys(declared) {
 		if _, there := given[name]; there {
@@ -81,14 +85,7 @@ func BindOutputs(
 		switch preset := declared[name].GetDefault(); {
 		case preset != nil:
 			v, err := expr.New(preset)
-			if err == nil {
-				v, err = acceptOutput(declared[name], v)
-			}
-			if err != nil {
-				complain("default of output %q: %v", name, err)
-				continue
-			}
-			outputs[name] = v
+			take("default of output", name, v, err)
 		case dialect == pb.Definition_v0:
 			warnings = append(warnings, fmt.Sprintf("missing output %q: the step did not write it", name))
 		default:

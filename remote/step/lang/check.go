@@ -10,14 +10,7 @@ const maxName = 256
 
 // isName reports whether s is a name of a step, an input, an output or a variable: [A-Za-z_][A-Za-z0-9_]*.
 func isName(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c == '_'
-		if !letter && (i == 0 || c < '0' || c > '9') {
-			return false
-		}
-	}
-	return s != ""
+	return s != "" && !strings.Contains(digits, s[:1]) && strings.Trim(s, letters+digits) == ""
 }
 
 // checkName checks the name w, which is called what in errors.

@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,7 +16,8 @@ import (
 // compiler turns a draft into a definition. It makes the checks that a schema can make on the way, and postpones the
 // others to the end: then both report the same first mistake.
 type compiler struct {
-	checks []func() error
+	mistake
+	checks []func() error // for the end
 }
 
 // afterwards postpones a check.
@@ -28,25 +30,22 @@ func (c *compiler) later(err error) {
 	}
 }
 
-// compile compiles a step.
-func compile(d *draftDefinition) (*pb.Definition, error) {
+// compileStep compiles the definition of a step.
+func compileStep(d *draftDefinition) (*pb.Definition, error) {
 	var c compiler
-	s := &scope{spec: d.spec}
-	def, err := c.definition(d, s)
-	if err != nil {
-		return nil, err
+	def := c.definition(d)
+	for i := 0; c.err == nil && i < len(c.checks); i++ {
+		c.fail(c.checks[i]())
 	}
-	for _, check := range c.checks {
-		if err := check(); err != nil {
-			return nil, err
-		}
+	if c.err != nil {
+		return nil, c.err
 	}
 	return def, nil
 }
 
 // compileSequence compiles a job with inputs. If it is a command, that becomes its only step.
 func compileSequence(d *draftDefinition) (*pb.Definition, error) {
-	def, err := compile(d)
+	def, err := compileStep(d)
 	if err == nil && def.GetType() == pb.DefinitionType_exec {
 		def = sequenceOf(def)
 	}
@@ -59,12 +58,10 @@ func compileJob(d *draftDefinition) (*pb.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
-	if d.spec != nil {
-		for _, in := range d.spec.inputs {
-			if in.preset == nil {
-				return nil, in.name.at.beyond().errorf("the input%s is required, and a job is given none; give it a default",
-					Quote(in.name.text))
-			}
+	for _, in := range d.spec.inputs {
+		if in.preset == nil {
+			return nil, in.name.at.beyond().errorf("the input%s is required, and a job is given none; give it a default",
+				Quote(in.name.text))
 		}
 	}
 	return def, nil
@@ -87,75 +84,40 @@ func sequenceOf(def *pb.Definition) *pb.Definition {
 	return outer
 }
 
-func (c *compiler) definition(d *draftDefinition, s *scope) (def *pb.Definition, err error) {
-	def = &pb.Definition{Dialect: pb.Definition_v1}
-	if d.v0 {
-		def.Dialect = pb.Definition_v0
-	}
-	s.v0 = d.v0
-	if def.Spec, err = c.spec(d.spec, d.v0); err != nil {
-		return nil, err
-	}
+func (c *compiler) definition(d *draftDefinition) *pb.Definition {
+	s := &scope{spec: &d.spec, v0: d.v0, files: d.exec != nil}
+	def := &pb.Definition{Dialect: s.dialect(), Spec: c.spec(&d.spec)}
 	switch {
 	case d.run != nil && d.exec != nil:
-		return nil, d.exec.at.errorf("there are both run and exec; write one of them")
-	case d.exec != nil:
-		err = c.execDefinition(d, def, s)
+		c.fail(d.exec.at.errorf("there are both run and exec; write one of them"))
+	case d.run == nil && d.exec == nil:
+		c.fail(d.at.errorf("there are no steps; write run: and below it a list of them"))
 	case d.run != nil:
-		err = c.runDefinition(d, def, s)
-	default:
-		return nil, d.at.errorf("there are no steps; write run: and below it a list of them")
-	}
-	return def, err
-}
-
-func (c *compiler) execDefinition(d *draftDefinition, def *pb.Definition, s *scope) (err error) {
-	switch {
+		c.runDefinition(d, def, s)
 	case len(d.outputs) > 0:
-		return d.outputs[0].name.at.errorf("outputs belongs to run; a command writes its outputs to ${{ output_file }}")
+		c.fail(d.outputs[0].name.at.errorf("outputs belongs to run; a command writes its outputs to ${{ output_file }}"))
 	case d.delegate.given:
-		return d.delegate.at.errorf("delegate belongs to run; a command writes its outputs to ${{ output_file }}")
+		c.fail(d.delegate.at.errorf("delegate belongs to run; a command writes its outputs to ${{ output_file }}"))
+	default:
+		def.Type, def.Env, def.Exec = pb.DefinitionType_exec, c.env(d.env, s), c.exec(d.exec, s)
 	}
-	s.files = true
-	def.Type = pb.DefinitionType_exec
-	if def.Env, err = c.env(d.env, s, 0); err != nil {
-		return err
-	}
-	def.Exec, err = c.exec(d.exec, s, 0)
-	return err
+	return def
 }
 
-func (c *compiler) runDefinition(d *draftDefinition, def *pb.Definition, s *scope) (err error) {
-	def.Type = pb.DefinitionType_steps
-	if def.Env, err = c.env(d.env, s, 0); err != nil {
-		return err
-	}
-	if def.Steps, err = c.run(d.run, s, d.named && !d.v0); err != nil {
-		return err
-	}
-	if def.Outputs, err = c.values(d.outputs, s, len(d.run.steps), "output"); err != nil {
-		return err
-	}
+func (c *compiler) runDefinition(d *draftDefinition, def *pb.Definition, s *scope) {
+	def.Type, def.Env = pb.DefinitionType_steps, c.env(d.env, s)
+	def.Steps = c.run(d.run, s, d.named)
+	def.Outputs = c.values(d.outputs, s.in("", len(d.run.steps)), "output")
 	def.Delegate = d.delegate.text
 	if d.delegate.given {
-		if err := checkName(d.delegate, "delegate"); err != nil {
-			return err
-		}
+		c.fail(checkName(d.delegate, "delegate"))
 	}
 	c.afterwards(func() error { return d.checkOutputs(s) })
-	return nil
 }
 
 // checkOutputs compares the outputs of the definition with its spec.
 func (d *draftDefinition) checkOutputs(s *scope) error {
-	spec := d.spec
-	if spec == nil {
-		spec = &draftSpec{}
-	}
-	declared := make([]string, len(spec.outputs))
-	for i, p := range spec.outputs {
-		declared[i] = p.name.text
-	}
+	declared := paramNames(d.spec.outputs)
 	for _, out := range d.outputs {
 		if slices.Contains(declared, out.name.text) {
 			continue
@@ -168,109 +130,88 @@ func (d *draftDefinition) checkOutputs(s *scope) error {
 		return d.delegate.at.beyond().errorf("delegate names %q, and no step of run has that name", d.delegate.text)
 	case d.delegate.given && len(d.outputs) > 0:
 		return d.delegate.at.beyond().errorf("there are both outputs and delegate; write one of them")
-	case spec.delegate.given && !d.delegate.given:
-		return spec.delegate.at.beyond().errorf("the spec delegates its outputs to a step; name the step with delegate: " +
+	case d.spec.delegate.given && !d.delegate.given:
+		return d.spec.delegate.at.beyond().errorf("the spec delegates its outputs to a step; name the step with delegate: " +
 			"below run")
 	}
 	return nil
 }
 
 // run compiles a list of steps, and sets the names of the scope.
-func (c *compiler) run(run *draftRun, s *scope, named bool) ([]*pb.Step, error) {
+func (c *compiler) run(run *draftRun, s *scope, named bool) []*pb.Step {
 	if len(run.steps) == 0 {
-		return nil, run.at.errorf("there are no steps; write at least one, such as - script: echo hello")
+		c.fail(run.at.errorf("there are no steps; write at least one, such as - script: echo hello"))
 	}
 	list := make([]*pb.Step, len(run.steps))
 	s.names = make(map[string]int, len(run.steps))
 	for i := range run.steps {
 		d := &run.steps[i]
 		if named && !d.name.given {
-			return nil, d.at.errorf("the step has no name; in a definition every step has one")
+			c.fail(d.at.errorf("the step has no name; in a definition every step has one"))
 		}
-		var err error
-		if list[i], err = c.step(d, s, i, named); err != nil {
-			return nil, err
-		}
+		list[i] = c.step(d, s, i, named)
 		name := list[i].GetName()
 		if first := s.names[name]; first > 0 {
-			c.later(d.nameAt().beyond().errorf("the name %q is taken by step %d; the names of a list's steps must differ", name,
-				first))
+			at := d.at
+			if d.name.given {
+				at = d.name.at
+			}
+			c.later(at.beyond().errorf("the name %q is taken by step %d; the names of a list's steps must differ", name, first))
 			continue
 		}
 		s.names[name] = i + 1
 	}
-	return list, nil
+	return list
 }
 
 // step compiles the step at index i of its list.
-func (c *compiler) step(d *draft, s *scope, i int, named bool) (*pb.Step, error) {
-	p := &pb.Step{}
-	var err error
-	if p.Name, err = stepName(d, i); err != nil {
-		return nil, err
+func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
+	p := &pb.Step{Name: d.name.text, When: cmp.Or(d.when.text, OnSuccess)}
+	if d.name.given {
+		c.fail(checkName(d.name, "name"))
+	} else {
+		p.Name = fmt.Sprintf("step_%d", i+1)
 	}
-	if err := d.onlyOne(); err != nil {
-		return nil, err
+	c.fail(d.onlyOne())
+	if d.when.given && !slices.Contains(whens, d.when.text) {
+		c.fail(d.when.at.errorf("when is one of %s", strings.Join(whens, ", ")))
 	}
-	if p.When, err = compileWhen(d.when); err != nil {
-		return nil, err
-	}
-	if p.Timeout, err = compileTimeout(d.timeout); err != nil {
-		return nil, err
-	}
-	p.Condition = c.condition(d.condition, s.in(p.GetName()), i)
+	p.Timeout = c.timeout(d.timeout)
+	s := list.in(p.GetName(), i)
+	p.Condition = c.condition(d.condition, s)
 	// A command or script has files for outputs and exports. A called step has files of its own.
-	inner := s.in(p.GetName())
-	inner.files = d.ref == nil && d.run == nil
-	if p.Env, err = c.env(d.env, inner, i); err != nil {
-		return nil, err
-	}
-	return p, c.way(d, p, inner, i, named)
-}
-
-// way compiles the code of the step.
-func (c *compiler) way(d *draft, p *pb.Step, s *scope, i int, named bool) (err error) {
+	s.files = d.ref == nil && d.run == nil
+	p.Env = c.env(d.env, s)
 	switch {
 	case d.exec != nil:
-		def := &pb.Definition{Type: pb.DefinitionType_exec, Dialect: s.dialect()}
-		def.Exec, err = c.exec(d.exec, s, i)
-		p.Definition = def
+		p.Definition = &pb.Definition{Type: pb.DefinitionType_exec, Dialect: s.dialect(), Exec: c.exec(d.exec, s)}
 	case d.run != nil:
-		def := &pb.Definition{Type: pb.DefinitionType_steps, Dialect: s.dialect()}
-		def.Steps, err = c.run(d.run, &scope{spec: s.spec, v0: s.v0, outer: s, index: i}, named)
-		p.Definition = def
+		steps := c.run(d.run, &scope{spec: s.spec, v0: s.v0, outer: s}, named)
+		p.Definition = &pb.Definition{Type: pb.DefinitionType_steps, Dialect: s.dialect(), Steps: steps}
 	case d.script.given:
-		return c.script(d, p, s, i)
-	default:
-		p.Reference, err = c.reference(d, p, s, i)
-		if err != nil {
-			return err
-		}
-		p.Inputs, err = c.values(d.inputs, s, i, "input")
-		if err == nil && isScript(p.GetReference()) {
-			err = joinScript(d, p)
+		c.script(d, p, s)
+	case d.ref != nil:
+		p.Reference = c.reference(d.ref, p, s)
+		p.Inputs = c.values(d.inputs, s, "input")
+		if isScript(p.GetReference()) {
+			c.fail(joinScript(d, p))
 		}
 	}
-	return err
+	return p
 }
 
 // script compiles the short form of a call of the script step.
-func (c *compiler) script(d *draft, p *pb.Step, s *scope, i int) (err error) {
+func (c *compiler) script(d *draft, p *pb.Step, s *scope) {
 	if strings.TrimSpace(d.script.text) == "" {
-		return d.script.at.errorf("script is empty; write the commands for the shell")
+		c.fail(d.script.at.errorf("script is empty; write the commands for the shell"))
 	}
-	if err := c.template(d.script, s, i, "script"); err != nil {
-		return err
-	}
+	c.template(d.script, s, "script")
 	p.Step, p.Reference = scriptURL, scriptReference()
-	if p.Inputs, err = c.values(d.inputs, s, i, "input"); err != nil {
-		return err
-	}
+	p.Inputs = c.values(d.inputs, s, "input")
 	if p.Inputs == nil {
 		p.Inputs = map[string]*structpb.Value{}
 	}
 	p.Inputs[inputScript] = structpb.NewStringValue(d.script.text)
-	return nil
 }
 
 // onlyOne checks that the step names its code, in one way.
@@ -294,90 +235,57 @@ func (d *draft) onlyOne() error {
 	return nil
 }
 
-func stepName(d *draft, i int) (string, error) {
-	if !d.name.given {
-		return fmt.Sprintf("step_%d", i+1), nil
-	}
-	return d.name.text, checkName(d.name, "name")
-}
-
-func (d *draft) nameAt() place {
-	if d.name.given {
-		return d.name.at
-	}
-	return d.at
-}
-
-func compileWhen(w word) (string, error) {
-	switch {
-	case !w.given:
-		return OnSuccess, nil
-	case slices.Contains(whens, w.text):
-		return w.text, nil
-	default:
-		return "", w.at.errorf("when is one of %s", strings.Join(whens, ", "))
-	}
-}
-
-// compileTimeout reads a time such as 90s, 5m or 1h30m.
-func compileTimeout(w word) (*durationpb.Duration, error) {
+// timeout reads a time such as 90s, 5m or 1h30m.
+func (c *compiler) timeout(w word) *durationpb.Duration {
 	if !w.given {
-		return nil, nil
+		return nil
 	}
 	d, err := time.ParseDuration(w.text)
-	if err != nil || !timeoutPattern.MatchString(w.text) {
-		return nil, w.at.errorf("timeout is a time such as 90s, 5m or 1h30m")
+	switch {
+	case err != nil || !timeoutPattern().MatchString(w.text):
+		c.fail(w.at.errorf("timeout is a time such as 90s, 5m or 1h30m"))
+	case d <= 0:
+		c.fail(w.at.beyond().errorf("the timeout is 0; leave the key out for no timeout"))
 	}
-	if d <= 0 {
-		return nil, w.at.beyond().errorf("the timeout is 0; leave the key out for no timeout")
-	}
-	return durationpb.New(d), nil
+	return durationpb.New(d)
 }
 
-func (c *compiler) exec(d *draftExec, s *scope, i int) (*pb.Exec, error) {
+func (c *compiler) exec(d *draftExec, s *scope) *pb.Exec {
 	if len(d.command) == 0 {
-		return nil, d.commandAt.errorf("command is empty; write the program and its arguments, such as [make, test]")
+		c.fail(d.commandAt.errorf("command is empty; write the program and its arguments, such as [make, test]"))
 	}
 	e := &pb.Exec{Command: make([]string, len(d.command)), WorkDir: d.workDir.text}
 	for j, w := range d.command {
 		if j == 0 && w.text == "" {
-			return nil, w.at.errorf("the program is empty; write its name or path")
+			c.fail(w.at.errorf("the program is empty; write its name or path"))
 		}
-		if err := c.template(w, s, i, "command"); err != nil {
-			return nil, err
-		}
+		c.template(w, s, "command")
 		if len(w.text) > MaxArg {
 			c.later(w.at.beyond().errorf("the argument has %d bytes, at most %d can be passed; put it into a file", len(w.text),
 				MaxArg))
 		}
 		e.Command[j] = w.text
 	}
-	var err error
-	if e.Timeout, err = compileTimeout(d.timeout); err != nil {
-		return nil, err
-	}
-	return e, c.template(d.workDir, s, i, "work_dir")
+	e.Timeout = c.timeout(d.timeout)
+	c.template(d.workDir, s, "work_dir")
+	return e
 }
 
-func (c *compiler) env(pairs []pair, s *scope, i int) (map[string]string, error) {
+func (c *compiler) env(pairs []pair, s *scope) map[string]string {
 	if len(pairs) == 0 {
-		return nil, nil
+		return nil
 	}
 	env := make(map[string]string, len(pairs))
 	for _, p := range pairs {
-		if err := c.key(p.key, s, i, "env"); err != nil {
-			return nil, err
-		}
+		c.key(p.key, s, "env")
 		if !hasExpression(p.key.text) && !isName(p.key.text) {
-			return nil, p.key.at.errorf("%s", badVariable(p.key.text))
+			c.fail(p.key.at.errorf("%s", badVariable(p.key.text)))
 		}
-		if err := c.template(p.value, s, i, "env"); err != nil {
-			return nil, err
-		}
+		c.template(p.value, s, "env")
 		env[p.key.text] = p.value.text
 	}
 	c.later(checkSizes(pairs))
-	return env, nil
+	return env
 }
 
 func checkSizes(pairs []pair) error {
@@ -396,27 +304,20 @@ func checkSizes(pairs []pair) error {
 }
 
 // values compiles the inputs of a call or the outputs of a definition. what is "input" or "output".
-func (c *compiler) values(list []namedValue, s *scope, i int, what string) (map[string]*structpb.Value, error) {
+func (c *compiler) values(list []namedValue, s *scope, what string) map[string]*structpb.Value {
 	if len(list) == 0 {
-		return nil, nil
+		return nil
 	}
 	values := make(map[string]*structpb.Value, len(list))
 	for _, v := range list {
-		if err := c.key(v.name, s, i, what); err != nil {
-			return nil, err
-		}
+		c.key(v.name, s, what)
 		if !hasExpression(v.name.text) {
-			if err := checkName(v.name, "name of the "+what); err != nil {
-				return nil, err
-			}
+			c.fail(checkName(v.name, "name of the "+what))
 		}
-		label := what + Quote(v.name.text)
 		for _, text := range v.value.texts {
-			if err := c.template(text, s, i, label); err != nil {
-				return nil, err
-			}
+			c.template(text, s, what+Quote(v.name.text))
 		}
 		values[v.name.text] = v.value.value
 	}
-	return values, nil
+	return values
 }

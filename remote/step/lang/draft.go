@@ -9,7 +9,7 @@ import "google.golang.org/protobuf/types/known/structpb"
 type draftDefinition struct {
 	at       place
 	v0       bool
-	spec     *draftSpec // nil without a spec
+	spec     draftSpec
 	env      []pair
 	exec     *draftExec
 	run      *draftRun
@@ -49,14 +49,8 @@ type draftReference struct {
 	at     place
 	text   word
 	action bool
-	git    []field
-	zip    []field
-	oci    []field
-	long   bool
+	long   map[string][]pair // the long forms, such as git, and their parts; nil for a text
 }
-
-// field is a key of the long form and its text.
-type field struct{ key, value word }
 
 type draftExec struct {
 	at        place
@@ -84,6 +78,10 @@ type draftParam struct {
 	match       word
 }
 
+func paramNames(list []draftParam) []string {
+	return collect(list, func(p draftParam) string { return p.name.text })
+}
+
 type draftRequests struct{ env, vars []word }
 
 // word is a text and its place.
@@ -93,7 +91,7 @@ type word struct {
 	given bool
 }
 
-// pair is an entry of env.
+// pair is an entry of env, or a part of a reference.
 type pair struct{ key, value word }
 
 // draftValue is a value of any type. texts are the strings in it with expressions or escapes.

@@ -22,21 +22,30 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Where + ": " + e.Message }
 
+// mistake keeps the first mistake that was found.
+type mistake struct{ err error }
+
+// fail keeps err, if it is the first one. err may be nil.
+func (m *mistake) fail(err error) {
+	if m.err == nil {
+		m.err = err
+	}
+}
+
 // maxQuoted is the longest foreign word an error repeats, in bytes.
 const maxQuoted = 64
+
+// letters may begin a name; digits may follow.
+const (
+	letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+	digits  = "0123456789"
+)
 
 // Quote returns a foreign key or name for an error: a space and the word in quotes. It returns "" for a word that does
 // not look like a name: a line of a script in the place of a key may hold a secret.
 func Quote(word string) string {
-	if word == "" || len(word) > maxQuoted {
+	if word == "" || len(word) > maxQuoted || strings.Trim(word, letters+digits+"-. ") != "" {
 		return ""
-	}
-	for _, c := range word {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.ContainsRune("_-. ", c):
-		default:
-			return ""
-		}
 	}
 	return fmt.Sprintf(" %q", word)
 }

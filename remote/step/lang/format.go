@@ -4,12 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
+	"reflect"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -57,9 +56,9 @@ func ParseKept(name, text string) (*pb.Definition, error) {
 		return nil, err
 	}
 	r := &reader{text: t, cost: -maxCost / MaxText * len(text)}
-	d, err := r.job(docs)
-	if err != nil {
-		return nil, err
+	d := r.job(docs)
+	if r.err != nil {
+		return nil, r.err
 	}
 	return compileSequence(d)
 }
@@ -68,30 +67,26 @@ func ParseKept(name, text string) (*pb.Definition, error) {
 type members map[string]any
 
 func (o members) set(key string, value any) {
-	switch v := value.(type) {
-	case string:
-		if v == "" {
-			return
-		}
-	case members:
-		if len(v) == 0 {
-			return
-		}
-	case bool:
-		if !v {
-			return
-		}
-	case []string:
-		if len(v) == 0 {
-			return
-		}
+	if v := reflect.ValueOf(value); v.IsZero() || v.Kind() == reflect.Map && v.Len() == 0 {
+		return
 	}
 	o[key] = value
 }
 
 // documentsOf returns the spec of def, and what it runs.
 func documentsOf(def *pb.Definition) [2]members {
-	spec := specOf(def.GetSpec().GetSpec())
+	content := proto.CloneOf(def.GetSpec().GetSpec())
+	for _, in := range content.GetInputs() {
+		in.Default = mapTexts(in.GetDefault(), escape)
+	}
+	for _, out := range content.GetOutputs() {
+		out.Default = mapTexts(out.GetDefault(), escape)
+	}
+	spec := membersOf(content)
+	if content.GetDelegate() {
+		delete(spec, "delegate")
+		spec["outputs"] = delegateWord
+	}
 	body := members{}
 	if inner := lone(def); inner != nil { // a command that was made a list of one
 		def = inner
@@ -99,14 +94,14 @@ func documentsOf(def *pb.Definition) [2]members {
 		body.set("outputs", valuesOf(def.GetOutputs()))
 		body.set("delegate", def.GetDelegate())
 	}
-	body.set("env", envOf(def.GetEnv()))
+	body.set("env", def.GetEnv())
 	steps := "run"
 	if def.GetDialect() == pb.Definition_v0 {
 		steps = "steps"
 		body["type"] = def.GetType().String()
 	}
 	if def.GetType() == pb.DefinitionType_exec {
-		body["exec"] = commandOf(def.GetExec())
+		body["exec"] = membersOf(def.GetExec())
 	} else {
 		body[steps] = stepsOf(def.GetSteps())
 	}
@@ -138,11 +133,11 @@ func stepOf(s *pb.Step) members {
 	o.set("name", s.GetName())
 	o.set("when", s.GetWhen())
 	o.set("if", s.GetCondition())
-	o.set("timeout", timeoutOf(s.GetTimeout()))
-	o.set("env", envOf(s.GetEnv()))
+	o.set("timeout", timeoutText(s.GetTimeout()))
+	o.set("env", s.GetEnv())
 	switch def := s.GetDefinition(); {
 	case def.GetType() == pb.DefinitionType_exec:
-		o["exec"] = commandOf(def.GetExec())
+		o["exec"] = membersOf(def.GetExec())
 	case def != nil:
 		o["run"] = stepsOf(def.GetSteps())
 	case isShortScript(s):
@@ -152,7 +147,7 @@ func stepOf(s *pb.Step) members {
 		o["step"] = s.GetStep()
 	case s.GetReference().GetProtocol() == pb.Reference_action:
 		o["action"] = s.GetReference().GetRepository() + "@" + s.GetReference().GetRev()
-	default:
+	case s.GetReference() != nil:
 		o["step"] = partsOf(s.GetReference())
 	}
 	o.set("inputs", inputs)
@@ -179,34 +174,21 @@ func partsOf(ref *pb.Reference) members {
 		form, asWritten = ref.GetForm(), func(template string) string { return template }
 	}
 	o := members{}
-	for key, part := range map[string]string{
-		"url": ref.GetUrl(), "rev": ref.GetRev(), "sha256": strings.TrimPrefix(ref.GetDigest(), digestPrefix),
-		"dir": ref.GetPath(), "file": ref.GetFile(), "registry": ref.GetRegistry(), "repository": ref.GetRepository(),
-		"tag": ref.GetTag(),
-	} {
-		o.set(key, asWritten(part))
+	for key, part := range longParts(ref) {
+		o.set(key, asWritten(writtenPart(key, *part)))
 	}
 	return members{form.String(): o}
 }
 
-func commandOf(e *pb.Exec) members {
-	o := members{"command": slices.Concat([]string{}, e.GetCommand())}
-	o.set("work_dir", e.GetWorkDir())
-	o.set("timeout", timeoutOf(e.GetTimeout()))
-	return o
-}
-
-func timeoutOf(t *durationpb.Duration) string {
-	if t == nil {
-		return ""
-	}
-	return timeoutText(t)
-}
-
-func envOf(env map[string]string) members {
+// membersOf returns the fields of m that are set, by the names that they have in texts, too.
+func membersOf(m proto.Message) members {
 	o := members{}
-	for name, value := range env {
-		o[name] = value
+	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	if err == nil {
+		err = json.Unmarshal(data, &o)
+	}
+	if err != nil {
+		return members{} // of no definition that was compiled, and Format finds it out
 	}
 	return o
 }
@@ -217,61 +199,4 @@ func valuesOf(values map[string]*structpb.Value) members {
 		o[name] = v.AsInterface()
 	}
 	return o
-}
-
-func specOf(content *pb.Spec_Content) members {
-	spec, inputs, outputs := members{}, members{}, members{}
-	for name, in := range content.GetInputs() {
-		o := paramOf(in.GetType(), in.GetDefault(), in.GetDescription(), in.GetSensitive())
-		o.set("options", in.GetOptions())
-		o.set("match", in.GetMatch())
-		inputs[name] = o
-	}
-	for name, out := range content.GetOutputs() {
-		outputs[name] = paramOf(out.GetType(), out.GetDefault(), out.GetDescription(), out.GetSensitive())
-	}
-	spec.set("inputs", inputs)
-	spec.set("outputs", outputs)
-	if content.GetDelegate() {
-		spec["outputs"] = delegateWord
-	}
-	if req := content.GetRequests(); req != nil {
-		o := members{}
-		o.set("env", req.GetEnv())
-		o.set("vars", req.GetVars())
-		spec["requests"] = o
-	}
-	return spec
-}
-
-func paramOf(kind pb.Spec_InputType, preset *structpb.Value, description string, sensitive bool) members {
-	o := members{}
-	for _, word := range slices.Sorted(maps.Keys(types)) {
-		if types[word] == kind {
-			o["type"] = word
-		}
-	}
-	if preset != nil {
-		o["default"] = escaped(preset.AsInterface())
-	}
-	o.set("description", description)
-	o.set("sensitive", sensitive)
-	return o
-}
-
-// escaped returns v with templates that stand for its texts: the inverse of unescape.
-func escaped(v any) any {
-	switch v := v.(type) {
-	case string:
-		return escape(v)
-	case []any:
-		for i := range v {
-			v[i] = escaped(v[i])
-		}
-	case map[string]any:
-		for key := range v {
-			v[key] = escaped(v[key])
-		}
-	}
-	return v
 }

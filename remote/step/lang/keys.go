@@ -1,22 +1,16 @@
 package lang
 
-import "regexp"
+import "github.com/stepmux/stepmux/internal/lazyregexp"
 
 // The keys of the language. The reader, its errors and the schema all use these lists.
 var (
 	jobKeys      = []string{"run", "exec", "env", "outputs", "delegate"}
 	definitionV0 = []string{"type", "exec", "steps", "env"}
 	stepKeys     = []string{
-		"name", "step", "func", "script", "exec", "run", "action", "inputs", "env", "when", "if",
-		"timeout",
+		"name", "step", "func", "script", "exec", "run", "action", "inputs", "env", "when", "if", "timeout",
 	}
 	execKeys       = []string{"command", "work_dir", "timeout"}
-	gitKeys        = []string{"url", "rev", "dir", "file"}
-	gitRequired    = []string{"url", "rev"}
-	zipKeys        = []string{"url", "sha256", "dir", "file"}
-	zipRequired    = []string{"url"}
-	ociKeys        = []string{"registry", "repository", "tag", "dir", "file"}
-	ociRequired    = []string{"registry", "repository", "tag"}
+	longForms      = []string{"git", "zip", "oci"}
 	specKeys       = []string{"inputs", "outputs", "requests"}
 	requestKeys    = []string{"env", "vars"}
 	inputKeys      = []string{"type", "default", "description", "sensitive"}
@@ -24,6 +18,16 @@ var (
 	outputKeys     = []string{"type", "default", "description", "sensitive"}
 	whens          = []string{OnSuccess, OnFailure, Always}
 	definitionType = []string{"exec", "steps"}
+)
+
+// longKeys and longRequired are the keys of the long forms of a reference.
+var (
+	longKeys = map[string][]string{
+		"git": {"url", "rev", "dir", "file"},
+		"zip": {"url", "sha256", "dir", "file"},
+		"oci": {"registry", "repository", "tag", "dir", "file"},
+	}
+	longRequired = map[string][]string{"git": {"url", "rev"}, "zip": {"url"}, "oci": {"registry", "repository", "tag"}}
 )
 
 // ways are the keys of a step that name its code; a step has one of them.
@@ -36,4 +40,4 @@ var workDirs = []string{"work_dir", "workdir", "working_dir"}
 const delegateWord = "delegate"
 
 // timeoutPattern matches a timeout. The schema uses it, too.
-var timeoutPattern = regexp.MustCompile(`^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`)
+var timeoutPattern = lazyregexp.New(`^([0-9]+(\.[0-9]+)?(ns|us|ms|s|m|h))+$`)

@@ -34,15 +34,16 @@ func (s *Source) Errorf(n *yaml.Node, format string, args ...any) *Error {
 	return s.text.errorAt(n.Line, n.Column, format, args...)
 }
 
-// FromNode compiles the list of steps n as a job, by the rules of [Parse]. The nodes may be copies, and come from
-// several sources: origin returns the source of a node. The error is an [*Error].
-func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, error) {
+// FromNode compiles the list of steps n as a job, by the rules of [Parse], and returns warnings as [Vet] does. The
+// nodes may be copies, and come from several sources: origin returns the source of a node. The error is an [*Error].
+func FromNode(n *yaml.Node, origin func(*yaml.Node) *Source) (*pb.Definition, []*Error, error) {
 	r := &reader{text: origin(n).text, origin: origin}
-	run, err := r.run(n)
-	if err != nil {
-		return nil, err
+	run := r.run(n)
+	if r.err != nil {
+		return nil, nil, r.err
 	}
-	return compileJob(&draftDefinition{at: r.at(n), run: run})
+	def, err := compileJob(&draftDefinition{at: r.at(n), run: run})
+	return def, run.warnings(), err
 }
 
 // Escape returns a template for any text.

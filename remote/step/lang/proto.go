@@ -17,18 +17,20 @@ func FromProto(list []*pb.Step) (*pb.Definition, error) {
 	if len(list) > MaxSteps {
 		return nil, run.at.errorf("%d steps are too many, at most %d are allowed", len(list), MaxSteps)
 	}
+	var r request
 	for i, s := range list {
-		d, err := draftOf(s, fmt.Sprintf("steps[%d]", i))
-		if err != nil {
-			return nil, err
-		}
-		run.steps[i] = d
+		run.steps[i] = r.step(s, fmt.Sprintf("steps[%d]", i))
+	}
+	if r.err != nil {
+		return nil, r.err
 	}
 	return compileJob(&draftDefinition{at: run.at, run: run})
 }
 
-// draftOf returns the draft of a step of a request. In a request an empty field is not given.
-func draftOf(s *pb.Step, path string) (draft, error) {
+// request reads the messages of a request. An empty field counts as one that is not given.
+type request struct{ mistake }
+
+func (r *request) step(s *pb.Step, path string) draft {
 	at := func(name string) place { return place{path: path + "." + name} }
 	field := func(name, text string) word { return word{at: at(name), text: text, given: text != ""} }
 	d := draft{
@@ -37,101 +39,89 @@ func draftOf(s *pb.Step, path string) (draft, error) {
 		script:    field("script", s.GetScript()),
 		when:      field("when", s.GetWhen()),
 		condition: field("condition", s.GetCondition()),
+		timeout:   r.timeout(s.GetTimeout(), at("timeout")),
 		inputsAt:  at("inputs"),
 	}
 	if s.GetReference() != nil || s.GetDefinition() != nil {
-		return d, d.at.errorf("a request cannot have reference or definition; use step, script or exec")
+		r.fail(d.at.errorf("a request cannot have reference or definition; use step, script or exec"))
 	}
-	if t := s.GetTimeout(); t != nil {
-		if t.CheckValid() != nil || t.AsDuration() <= 0 {
-			return d, at("timeout").errorf("use a duration above 0")
+	given := map[string]bool{"step": s.GetStep() != "", "script": s.GetScript() != "", "exec": s.GetExec() != nil}
+	for _, way := range ways {
+		if given[way] {
+			d.ways = append(d.ways, word{at: at(way), text: way})
 		}
-		d.timeout = field("timeout", timeoutText(t))
 	}
-	if s.GetStep() != "" {
-		d.ways = append(d.ways, word{at: at("step"), text: "step"})
+	if given["step"] {
 		d.ref = &draftReference{at: at("step"), text: field("step", s.GetStep())}
-	}
-	if s.GetScript() != "" {
-		d.ways = append(d.ways, word{at: at("script"), text: "script"})
 	}
 	for _, key := range sortedKeys(s.GetEnv()) {
 		d.env = append(d.env, pair{word{at: at("env"), text: key}, word{at: at("env"), text: s.GetEnv()[key]}})
 	}
 	for _, key := range sortedKeys(s.GetInputs()) {
-		v, err := valueOf(s.GetInputs()[key], at("inputs"))
-		if err != nil {
-			return d, err
-		}
-		d.inputs = append(d.inputs, namedValue{word{at: at("inputs"), text: key}, v})
+		v := draftValue{at: at("inputs"), value: s.GetInputs()[key]}
+		r.collect(&v, v.value, 0)
+		d.inputs = append(d.inputs, namedValue{word{at: v.at, text: key}, v})
 	}
 	if e := s.GetExec(); e != nil {
-		d.ways = append(d.ways, word{at: at("exec"), text: "exec"})
-		var err error
-		if d.exec, err = execOf(e, path+".exec"); err != nil {
-			return d, err
-		}
+		d.exec = r.exec(e, path+".exec")
 	}
-	return d, nil
+	return d
 }
 
-// timeoutText returns a duration as it is written in a text.
+// timeout reads a duration into the text of one, or into an empty word if there is none.
+func (r *request) timeout(d *durationpb.Duration, at place) word {
+	if d == nil {
+		return word{at: at}
+	}
+	if d.CheckValid() != nil || d.AsDuration() <= 0 {
+		r.fail(at.errorf("use a duration above 0"))
+	}
+	return word{at: at, text: timeoutText(d), given: true}
+}
+
+// timeoutText returns a duration as it is written in a text; empty if there is none.
 func timeoutText(d *durationpb.Duration) string {
+	if d == nil {
+		return ""
+	}
 	return strings.ReplaceAll(d.AsDuration().String(), "µ", "u")
 }
 
-func execOf(e *pb.Exec, path string) (*draftExec, error) {
+func (r *request) exec(e *pb.Exec, path string) *draftExec {
 	d := &draftExec{
 		at:        place{path: path},
 		commandAt: place{path: path + ".command"},
 		workDir:   word{at: place{path: path + ".work_dir"}, text: e.GetWorkDir(), given: e.GetWorkDir() != ""},
-	}
-	if t := e.GetTimeout(); t != nil {
-		at := place{path: path + ".timeout"}
-		if t.CheckValid() != nil || t.AsDuration() <= 0 {
-			return nil, at.errorf("use a duration above 0")
-		}
-		d.timeout = word{at: at, text: timeoutText(t), given: true}
+		timeout:   r.timeout(e.GetTimeout(), place{path: path + ".timeout"}),
 	}
 	for j, arg := range e.GetCommand() {
 		d.command = append(d.command, word{at: place{path: fmt.Sprintf("%s.command[%d]", path, j)}, text: arg, given: true})
 	}
-	return d, nil
+	return d
 }
 
-// valueOf returns the draft of a value of a request.
-func valueOf(v *structpb.Value, at place) (draftValue, error) {
-	d := draftValue{at: at, value: v}
-	err := d.collect(v, 0)
-	return d, err
-}
-
-// collect finds the texts in v with expressions or escapes.
-func (d *draftValue) collect(v *structpb.Value, depth int) error {
+// collect finds the texts in v, a part of d, with expressions or escapes.
+func (r *request) collect(d *draftValue, v *structpb.Value, depth int) {
 	if depth > maxDepth {
-		return d.at.errorf("a value is nested deeper than %d", maxDepth)
+		r.fail(d.at.errorf("a value is nested deeper than %d", maxDepth))
+		return
 	}
 	switch k := v.GetKind().(type) {
 	case nil:
-		return d.at.errorf("a value has no kind")
+		r.fail(d.at.errorf("a value has no kind"))
 	case *structpb.Value_StringValue:
 		if hasExpression(k.StringValue) {
 			d.texts = append(d.texts, word{at: d.at, text: k.StringValue, given: true})
 		}
 	case *structpb.Value_ListValue:
 		for _, item := range k.ListValue.GetValues() {
-			if err := d.collect(item, depth+1); err != nil {
-				return err
-			}
+			r.collect(d, item, depth+1)
 		}
 	case *structpb.Value_StructValue:
 		for _, item := range k.StructValue.GetFields() {
-			if err := d.collect(item, depth+1); err != nil {
-				return err
-			}
+			r.collect(d, item, depth+1)
 		}
 	}
-	return nil
 }
 
 // Script returns a job of one step named script, which runs text. ${{ has no meaning in the text. The error is an

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -15,14 +16,7 @@ const digestPrefix = "sha256:"
 
 var errDots = errors.New("the reference is invalid: .. leads out of the repository")
 
-func hasDots(dir string) bool {
-	for part := range strings.SplitSeq(dir, "/") {
-		if part == ".." {
-			return true
-		}
-	}
-	return false
-}
+func hasDots(dir string) bool { return slices.Contains(strings.Split(dir, "/"), "..") }
 
 func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(c rune) bool { return c < ' ' || c == 0x7f })
@@ -31,8 +25,7 @@ func hasControl(text string) bool {
 // CheckReference checks a reference to a step that is fetched.
 func CheckReference(ref *pb.Reference) error {
 	for _, part := range []string{
-		ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(),
-		ref.GetRepository(), ref.GetTag(),
+		ref.GetUrl(), ref.GetRev(), ref.GetPath(), ref.GetFile(), ref.GetRegistry(), ref.GetRepository(), ref.GetTag(),
 	} {
 		if hasControl(part) || strings.HasPrefix(part, "-") && part != ref.GetRev() {
 			return errors.New("the reference is invalid: a part of it begins with -, or holds a control character")
@@ -77,15 +70,7 @@ func checkGit(ref *pb.Reference) error {
 
 func isURL(text string, schemes ...string) bool {
 	u, err := url.Parse(text)
-	if err != nil {
-		return false
-	}
-	for _, scheme := range schemes {
-		if u.Scheme == scheme && (u.Host != "" || scheme == "file") && u.Path != "" {
-			return true
-		}
-	}
-	return false
+	return err == nil && slices.Contains(schemes, u.Scheme) && (u.Host != "" || u.Scheme == "file") && u.Path != ""
 }
 
 // CheckRevision refuses a revision that is not a name, or that git would read as an option or an operator.

@@ -80,7 +80,7 @@ func makeSchema() object {
 			"name":     object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "maxLength": maxName},
 			"variable": object{"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
 			"template": object{"type": "string", "pattern": `\$\{\{`},
-			"timeout":  object{"type": "string", "pattern": timeoutPattern.String()},
+			"timeout":  object{"type": "string", "pattern": timeoutPattern().String()},
 			"env": orNull(object{"type": "object", "propertyNames": object{"anyOf": []any{
 				ref("variable"),
 				ref("template"),
@@ -89,8 +89,9 @@ func makeSchema() object {
 				"type":          "object",
 				"propertyNames": object{"anyOf": []any{ref("name"), ref("template")}},
 			}),
-			"reference": object{"anyOf": []any{object{"type": "string", "minLength": 1}, longForm("git", gitKeys,
-				gitRequired), longForm("zip", zipKeys, zipRequired), longForm("oci", ociKeys, ociRequired)}},
+			"reference": object{"anyOf": []any{
+				object{"type": "string", "minLength": 1}, longForm("git"), longForm("zip"), longForm("oci"),
+			}},
 			"exec":         execSchema(),
 			"step":         stepSchema("steps", nil),
 			"namedStep":    stepSchema("namedSteps", []string{"name"}),
@@ -105,12 +106,12 @@ func makeSchema() object {
 	}
 }
 
-func longForm(name string, keys, required []string) object {
+func longForm(name string) object {
 	parts := object{}
-	for _, key := range keys {
+	for _, key := range longKeys[name] {
 		parts[key] = object{"type": "string", "minLength": 1}
 	}
-	return mapping(object{name: mapping(parts, required...)}, name)
+	return mapping(object{name: mapping(parts, longRequired[name]...)}, name)
 }
 
 func execSchema() object {
@@ -275,12 +276,15 @@ func (v validator) accepts(text []byte, job bool) bool {
 		return false
 	}
 	names := []string{"spec", "definition"}
+	if job {
+		names[1] = "job"
+	}
 	if len(docs) == 2 {
 		if m, ok := docs[1].(object); ok && m["type"] != nil {
 			names = []string{"specV0", "definitionV0"}
 		}
 	} else if job && len(docs) == 1 {
-		names = []string{"job"}
+		names = names[1:]
 	}
 	if len(docs) != len(names) {
 		return false

@@ -35,15 +35,15 @@ type scope struct {
 	v0    bool
 	files bool           // output_file and export_file exist
 	names map[string]int // the numbers of the steps of the list, from 1; nil outside of lists
-	outer *scope         // the scope of the list around this one
-	index int            // of this list in outer
+	outer *scope         // the scope of the step that holds the list
 	step  string         // the step that the texts belong to; empty for the definition
+	index int            // of the step in its list; the length of the list for the definition's outputs
 }
 
-// in returns the scope for the texts of a step.
-func (s *scope) in(step string) *scope {
+// in returns the scope for the texts of a step, which has the index i in its list.
+func (s *scope) in(step string, i int) *scope {
 	inner := *s
-	inner.step = step
+	inner.step, inner.index = step, i
 	return &inner
 }
 
@@ -54,41 +54,33 @@ func (s *scope) dialect() pb.Definition_Dialect {
 	return pb.Definition_v1
 }
 
-// template postpones the check of a text that may have expressions. The text belongs to the step with the index i of
-// its list; errors call it label.
-func (c *compiler) template(w word, s *scope, i int, label string) error {
+// template postpones the check of a text that may have expressions. Errors call it label.
+func (c *compiler) template(w word, s *scope, label string) {
 	if !w.given && w.text == "" {
-		return nil
+		return
 	}
 	c.later(checkNUL(w))
 	if hasExpression(w.text) {
 		c.afterwards(func() error {
 			t, err := expr.ParseTemplate(w.text)
-			if err != nil {
-				return s.exprError(w, label, 0, err)
-			}
-			return s.check(w, label, 0, t.References(), i)
+			return s.check(w, label, 0, t, err)
 		})
 	}
-	return nil
 }
 
 // key checks a key that may have expressions in today's dialect.
-func (c *compiler) key(w word, s *scope, i int, label string) error {
-	if !hasExpression(w.text) {
-		return nil
+func (c *compiler) key(w word, s *scope, label string) {
+	switch {
+	case !hasExpression(w.text):
+	case s.v0:
+		c.later(w.at.beyond().errorf("%s: a key cannot have an expression in this dialect, that of type", label))
+	default:
+		c.template(w, s, "a key of "+label)
 	}
-	if s.v0 {
-		c.afterwards(func() error {
-			return w.at.beyond().errorf("%s: a key cannot have an expression in this dialect, that of type", label)
-		})
-		return nil
-	}
-	return c.template(w, s, i, "a key of "+label)
 }
 
 // condition postpones the check of the value of if, and returns the value without brackets.
-func (c *compiler) condition(w word, s *scope, i int) string {
+func (c *compiler) condition(w word, s *scope) string {
 	if !w.given {
 		return ""
 	}
@@ -103,50 +95,47 @@ func (c *compiler) condition(w word, s *scope, i int) string {
 			return w.at.beyond().errorf(`if is empty; write an expression, such as env.DEPLOY == "yes"`)
 		}
 		e, err := expr.Parse(inner)
-		if err != nil {
-			return s.exprError(w, "if", shift, err)
-		}
-		return s.check(w, "if", shift, e.References(), i)
+		return s.check(w, "if", shift, e, err)
 	})
 	return inner
 }
 
-// exprError returns an error of the expression that begins at shift of w.
-func (s *scope) exprError(w word, label string, shift int, err error) error {
-	offset, message := 0, err.Error()
-	if bad, ok := errors.AsType[*expr.Error](err); ok {
-		offset, message = bad.Offset, bad.Message
-		if bad.Hint != "" {
-			message += "; " + bad.Hint
-		}
-	}
-	return s.errorIn(w, shift+offset, label, message)
-}
+// expressions are an [expr.Expr] or an [expr.Template].
+type expressions interface{ References() []expr.Reference }
 
-func (s *scope) errorIn(w word, offset int, label, message string) error {
+// check checks the names in parsed, the expressions of w, which begin at shift. err is the error of parsing them.
+func (s *scope) check(w word, label string, shift int, parsed expressions, err error) error {
 	if s.step != "" {
 		label = fmt.Sprintf("step %q: %s", s.step, label)
 	}
-	return semantic(w.at.errorIn(w.text, min(offset, len(w.text)), "%s: %s", label, message))
-}
-
-// check checks the names that the expressions of w use.
-func (s *scope) check(w word, label string, shift int, refs []expr.Reference, i int) error {
-	for _, ref := range refs {
-		if why := s.missing(ref.Path, i); why != "" {
-			return s.errorIn(w, shift+ref.Offset, label, why)
+	wrong := func(offset int, why string) error {
+		return w.at.beyond().errorIn(w.text, min(shift+offset, len(w.text)), "%s: %s", label, why)
+	}
+	if bad, ok := errors.AsType[*expr.Error](err); ok {
+		hint := ""
+		if bad.Hint != "" {
+			hint = "; " + bad.Hint
+		}
+		return wrong(bad.Offset, bad.Message+hint)
+	}
+	if err != nil {
+		return wrong(0, err.Error())
+	}
+	for _, ref := range parsed.References() {
+		if why := s.missing(ref.Path); why != "" {
+			return wrong(ref.Offset, why)
 		}
 	}
 	return nil
 }
 
 // missing returns an error text if path is known not to exist, or "".
-func (s *scope) missing(path []string, i int) string {
+func (s *scope) missing(path []string) string {
 	switch path[0] {
 	case nameInputs:
 		return s.missingInput(path)
 	case nameSteps:
-		return s.missingStep(path, i)
+		return s.missingStep(path)
 	case nameOutputFile, nameExportFile:
 		if s.files {
 			return ""
@@ -163,12 +152,7 @@ func (s *scope) missingInput(path []string) string {
 	if len(path) < 2 {
 		return ""
 	}
-	var names []string
-	if s.spec != nil {
-		for _, in := range s.spec.inputs {
-			names = append(names, in.name.text)
-		}
-	}
+	names := paramNames(s.spec.inputs)
 	if slices.Contains(names, path[1]) {
 		return ""
 	}
@@ -179,7 +163,7 @@ func (s *scope) missingInput(path []string) string {
 	return missing + suggest(path[1], names, "the spec has ")
 }
 
-func (s *scope) missingStep(path []string, i int) string {
+func (s *scope) missingStep(path []string) string {
 	if s.names == nil && s.outer == nil {
 		return "steps was not found: a command does not know other steps; pass it their values as inputs"
 	}
@@ -188,17 +172,17 @@ func (s *scope) missingStep(path []string, i int) string {
 	}
 	name := path[1]
 	var before []string
-	for at, index := s, i; at != nil; at, index = at.outer, at.index {
+	for at := s; at != nil; at = at.outer {
 		switch n := at.names[name]; {
-		case n > 0 && n <= index:
+		case n > 0 && n <= at.index:
 			return missingPart(path)
-		case n == index+1 && s.step == name:
+		case n == at.index+1 && s.step == name:
 			return fmt.Sprintf("steps.%s was not found: the step does not know itself", name)
 		case n > 0:
 			return fmt.Sprintf("steps.%s was not found: the step %q runs later; a step knows only those before it", name, name)
 		}
 		for other, n := range at.names {
-			if n <= index {
+			if n <= at.index {
 				before = append(before, other)
 			}
 		}

@@ -1,6 +1,7 @@
 package lang
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"strings"
@@ -49,27 +50,37 @@ func ParseCalled(name string, data []byte) (*pb.Definition, error) {
 // ParseStep reads the file of a step from YAML: a document with its spec, and a document with its command or steps. In
 // everything else it is like Parse.
 func ParseStep(name string, data []byte) (*pb.Definition, error) {
-	return parse(name, data, (*reader).step, compile)
+	return parse(name, data, (*reader).step, compileStep)
 }
 
-func parse(name string, data []byte, read func(*reader, []*yaml.Node) (*draftDefinition, error),
+func parse(name string, data []byte, read func(*reader, []*yaml.Node) *draftDefinition,
 	compile func(*draftDefinition) (*pb.Definition, error),
 ) (*pb.Definition, error) {
-	t, docs, err := load(name, data, MaxText)
-	if err != nil {
-		return nil, err
-	}
-	d, err := read(&reader{text: t}, docs)
+	d, err := parseDraft(name, data, read)
 	if err != nil {
 		return nil, err
 	}
 	return compile(d)
 }
 
+func parseDraft(name string, data []byte, read func(*reader, []*yaml.Node) *draftDefinition) (*draftDefinition, error) {
+	t, docs, err := load(name, data, MaxText)
+	r := &reader{text: t}
+	var d *draftDefinition
+	if err == nil {
+		d = read(r, docs)
+		err = r.err
+	}
+	if err != nil {
+		return nil, cmp.Or(t.otherFile(docs), err)
+	}
+	return d, nil
+}
+
 func load(name string, data []byte, longest int) (*text, []*yaml.Node, error) {
 	t := &text{name: name, data: string(data)}
 	if err := t.check(longest); err != nil {
-		return nil, nil, err
+		return t, nil, err
 	}
 	docs, err := t.load()
 	return t, docs, err

@@ -1,23 +1,24 @@
 package mask
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/bits"
 	"slices"
-	"sort"
 )
 
 // automaton finds all occurrences of its patterns. It does not change.
 //
 // It is a tree of the patterns' beginnings. A node stands for the text on the way to it from the root,
 // node 0, which is its depth long. Nodes are numbered breadth first, so that a node's children follow each
-// other and so do their children: the tree is a few slices, with 17 bytes for each node.
+// other and so do their children: the tree is a few slices, with 18 bytes for each node.
 type automaton struct {
 	label []byte  // of the edge to the node
 	child []int32 // the first child; the next node's first child is one past the last
 	fail  []int32 // the longest proper suffix of the node's text that is a node too
 	depth []int32
 	match []int32 // the length of the longest pattern the node's text ends with, 0 if none
+	show  []uint8 // bytes that may be shown of the node's text: a quarter of any pattern that begins with it, at most 3
 
 	// The first four bytes of all patterns, which are never shorter: a bitmap of their hashes, and a table
 	// of them, at their hash or after it, with their nodes.
@@ -28,15 +29,15 @@ type automaton struct {
 	slots  int // of a hash to an index of keys
 }
 
-// build returns the automaton of patterns, each of at least minLen bytes. It sorts them.
+// build returns the automaton of patterns, each of at least minLen bytes.
 func build(patterns []string) *automaton {
-	slices.Sort(patterns)
-	patterns = slices.Compact(patterns)
+	patterns = slices.Compact(slices.Sorted(slices.Values(patterns)))
 	a := &automaton{}
 	if len(patterns) > 0 {
 		a.grow(patterns)
+		a.allow()
 		a.link()
-		a.index()
+		a.index(patterns)
 	}
 	return a
 }
@@ -79,6 +80,20 @@ func (a *automaton) grow(patterns []string) {
 	a.child = append(a.child, int32(len(a.label)))
 }
 
+// allow sets show. A node's children come after it.
+func (a *automaton) allow() {
+	a.show = make([]uint8, len(a.label))
+	for v := len(a.show) - 1; v >= 0; v-- {
+		a.show[v] = minLen - 1
+		if a.match[v] > 0 {
+			a.show[v] = uint8(min(a.match[v]/4, minLen-1))
+		}
+		for _, below := range a.show[a.child[v]:a.child[v+1]] {
+			a.show[v] = min(a.show[v], below)
+		}
+	}
+}
+
 // link sets fail and its derived fields. The fail of a node is less deep than the node, so link has set it before.
 func (a *automaton) link() {
 	a.fail = make([]int32, len(a.label))
@@ -95,7 +110,7 @@ func (a *automaton) link() {
 }
 
 // index sets filter and the table.
-func (a *automaton) index() {
+func (a *automaton) index(patterns []string) {
 	first, _ := slices.BinarySearch(a.depth, minLen)
 	last, _ := slices.BinarySearch(a.depth, minLen+1)
 	size := bits.Len(uint(last - first))
@@ -104,25 +119,18 @@ func (a *automaton) index() {
 	size = min(max(size+6, 13), 22) // at most one bit in 64 is set, while that is small
 	a.shift = 32 - size
 	a.filter = make([]uint64, 1<<size/64)
-	a.eachStart(0, nil, func(key uint32, v int32) {
+	for _, p := range patterns {
+		key, v := binary.LittleEndian.Uint32([]byte(p[:minLen])), int32(0)
+		for i := range minLen {
+			v = a.step(v, p[i])
+		}
 		h := hash(key)
 		a.filter[h>>a.shift/64] |= 1 << (h >> a.shift % 64)
 		at := h >> a.slots
-		for a.nodes[at] != 0 {
+		for a.nodes[at] != 0 && a.keys[at] != key {
 			at = (at + 1) % uint32(len(a.keys))
 		}
 		a.keys[at], a.nodes[at] = key, v
-	})
-}
-
-// eachStart calls f for the nodes below v, whose text is text, that are minLen deep.
-func (a *automaton) eachStart(v int32, text []byte, f func(key uint32, v int32)) {
-	if len(text) == minLen {
-		f(binary.LittleEndian.Uint32(text), v)
-		return
-	}
-	for u := a.child[v]; u < a.child[v+1]; u++ {
-		a.eachStart(u, append(text, a.label[u]), f)
 	}
 }
 
@@ -145,18 +153,8 @@ func (a *automaton) start(key uint32) int32 {
 func (a *automaton) step(v int32, c byte) int32 {
 	for {
 		from, to := a.child[v], a.child[v+1]
-		switch n := to - from; {
-		case n > 8:
-			labels := a.label[from:to]
-			if i := sort.Search(len(labels), func(i int) bool { return labels[i] >= c }); i < len(labels) && labels[i] == c {
-				return from + int32(i)
-			}
-		default:
-			for u := from; u < to; u++ {
-				if a.label[u] == c {
-					return u
-				}
-			}
+		if i := bytes.IndexByte(a.label[from:to], c); i >= 0 {
+			return from + int32(i)
 		}
 		if v == 0 {
 			return 0

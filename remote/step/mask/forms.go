@@ -2,16 +2,22 @@ package mask
 
 import (
 	"encoding/base64"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 )
 
 // minLen is the length of the shortest text that is masked, in bytes.
 const minLen = 4
 
-// forms returns the texts that give secret away, sorted: secret itself, its lines, and its encodings. None
-// is shorter than minLen, nor is secret.
+// forms returns the texts that give secret away, sorted: secret itself, its lines, both also as strings of JSON have
+// them, and its encodings. None is shorter than minLen, nor is secret.
 func forms(secret string) []string {
 	whole := strings.Trim(secret, "\r\n") // often lost on the way, and no loss
 	if len(whole) < minLen {
@@ -23,6 +29,11 @@ func forms(secret string) []string {
 			all = append(all, strings.TrimSpace(line))
 		}
 	}
+	for _, text := range slices.Clone(all) {
+		if utf8.ValidString(text) { // of other bytes JSON has nothing that gives them away
+			all = appendJSON(all, text)
+		}
+	}
 	all = appendBase64(all, secret)
 	if whole != secret {
 		all = appendBase64(all, whole)
@@ -31,6 +42,35 @@ func forms(secret string) []string {
 	slices.Sort(all)
 	all = slices.Compact(all)
 	return slices.DeleteFunc(all, func(f string) bool { return len(f) < minLen })
+}
+
+// shortEscapes puts a backslash where JSON and most languages do.
+var shortEscapes = strings.NewReplacer(
+	`"`, `\"`, `\`, `\\`, "\b", `\b`, "\f", `\f`, "\n", `\n`, "\r", `\r`, "\t", `\t`,
+)
+
+// appendJSON adds secret as strings of JSON have it (RFC 8259, section 7). Encoders differ in the characters that they
+// write as \u: those of HTML, as Go does, or all beyond ASCII, as Python does. PHP also writes / as \/.
+func appendJSON(all []string, secret string) []string {
+	quoted := shortEscapes.Replace(secret)
+	for _, digits := range []string{`\u%04x`, `\u%04X`} {
+		for _, html := range []string{"", "<>&\u2028\u2029"} {
+			for _, beyond := range []rune{unicode.MaxRune, unicode.MaxASCII} {
+				var text strings.Builder
+				for _, c := range quoted {
+					if c >= ' ' && c <= beyond && !strings.ContainsRune(html, c) {
+						text.WriteRune(c)
+						continue
+					}
+					for _, unit := range utf16.AppendRune(nil, c) {
+						fmt.Fprintf(&text, digits, unit)
+					}
+				}
+				all = append(all, text.String(), strings.ReplaceAll(text.String(), "/", `\/`))
+			}
+		}
+	}
+	return all
 }
 
 // appendBase64 adds the base64 forms of secret, in both alphabets. Three bytes become four characters, so there are
@@ -49,70 +89,35 @@ func appendBase64(all []string, secret string) []string {
 	text := base64.RawStdEncoding.EncodeToString([]byte(secret))
 	for _, width := range []int{64, 76} {
 		if len(text) > width {
-			all = slices.AppendSeq(all, chunks(text, width))
+			for line := range slices.Chunk([]byte(text), width) {
+				all = append(all, string(line))
+			}
 		}
 	}
 	return all
 }
 
-// chunks cuts text into pieces of width bytes, the last of which may be shorter.
-func chunks(text string, width int) func(yield func(string) bool) {
-	return func(yield func(string) bool) {
-		for len(text) > width {
-			if !yield(text[:width]) {
-				return
-			}
-			text = text[width:]
-		}
-		yield(text)
-	}
-}
+// escape matches one byte that is URL-encoded.
+var escape = lazyregexp.New("%[0-9A-F]{2}")
+
+// componentMarks undoes the encoding of the marks that JavaScript's encodeURIComponent leaves alone.
+var componentMarks = strings.NewReplacer("%21", "!", "%27", "'", "%28", "(", "%29", ")", "%2A", "*")
 
 // appendPercent adds the URL encodings of secret. They differ in the characters they encode (RFC 3986, section 2), in
 // a space, and in the case of the digits.
 func appendPercent(all []string, secret string) []string {
-	for _, encode := range []func(string) string{
-		url.QueryEscape,
-		url.PathEscape,
-		func(s string) string { return percent(s, "") },
-		func(s string) string { return percent(s, "/") },     // Python's quote
-		func(s string) string { return percent(s, "!'()*") }, // JavaScript's encodeURIComponent
+	form := url.QueryEscape(secret)
+	strict := strings.ReplaceAll(form, "+", "%20") // all but the unreserved characters
+	for _, text := range []string{
+		form,
+		url.PathEscape(secret),
+		strict,
+		strings.ReplaceAll(strict, "%2F", "/"), // Python's quote
+		componentMarks.Replace(strict),
 	} {
-		if text := encode(secret); text != secret {
-			all = append(all, text, lowerPercent(text))
+		if text != secret {
+			all = append(all, text, escape().ReplaceAllStringFunc(text, strings.ToLower))
 		}
 	}
 	return all
-}
-
-// percent encodes every byte of s but the unreserved ones and those in keep.
-func percent(s, keep string) string {
-	const hex = "0123456789ABCDEF"
-	var out strings.Builder
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case c >= 'a' && c <= 'z',
-			c >= 'A' && c <= 'Z',
-			c >= '0' && c <= '9',
-			strings.IndexByte("-._~", c) >= 0,
-			strings.IndexByte(keep, c) >= 0:
-			out.WriteByte(c)
-		default:
-			out.Write([]byte{'%', hex[c>>4], hex[c&15]})
-		}
-	}
-	return out.String()
-}
-
-// lowerPercent writes the digits of an encoded text in lower case.
-func lowerPercent(s string) string {
-	out := []byte(s)
-	for i := 0; i+2 < len(out); i++ {
-		if out[i] == '%' {
-			copy(out[i:], strings.ToLower(s[i:i+3]))
-			i += 2
-		}
-	}
-	return string(out)
 }

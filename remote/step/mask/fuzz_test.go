@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -36,6 +37,7 @@ func FuzzWriter(f *testing.F) {
 		}
 		var out bytes.Buffer
 		w := set.NewWriter(&out)
+		w.timer = time.NewTimer(0) // which does nothing when its time is up
 		for rest := text; rest != ""; {
 			n := len(rest)
 			if len(cuts) > 0 {
@@ -50,9 +52,23 @@ func FuzzWriter(f *testing.F) {
 		require.NoError(t, w.Close())
 		require.Equal(t, want, out.String())
 
+		var slow bytes.Buffer // the time of what is held back is up after each byte
+		w = set.NewWriter(&slow)
+		w.timer = time.NewTimer(0)
+		for i := range len(text) {
+			_, err := w.Write([]byte{text[i]})
+			require.NoError(t, err)
+			w.expire()
+			require.Equal(t, len(w.held), w.passed)
+		}
+		require.NoError(t, w.Close())
+		if !strings.Contains(slow.String(), Replacement) {
+			require.Equal(t, text, slow.String())
+		}
 		for secret := range set.secrets {
 			if !collides(secret) {
 				require.NotContains(t, out.String(), secret)
+				require.NotContains(t, slow.String(), secret)
 			}
 		}
 	})

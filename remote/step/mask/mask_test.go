@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -102,7 +103,7 @@ func TestEncodedSecretsAreReplaced(t *testing.T) {
 			"path":       url.PathEscape(secret),
 			"lower case": lower.Replace(url.QueryEscape(secret)),
 			"%20":        strings.ReplaceAll(url.QueryEscape(secret), "+", "%20"),
-			"userinfo":   strings.ReplaceAll(percent(secret, ""), "%7E", "~"),
+			"userinfo":   strings.ReplaceAll(url.QueryEscape(secret), "+", "%20"),
 		} {
 			require.Equal(t, "x=[MASKED]&y", s.Mask("x="+encoded+"&y"), name)
 		}
@@ -115,8 +116,8 @@ func TestWrappedBase64OfALongSecretIsReplaced(t *testing.T) {
 	secret := strings.Repeat("0123456789abcdef~", 20)
 	s := newSet(t, secret)
 	for _, width := range []int{64, 76} {
-		for text := range chunks(base64.StdEncoding.EncodeToString([]byte(secret)), width) {
-			require.Equal(t, "[MASKED]\n", strings.ReplaceAll(s.Mask(text+"\n"), "=", ""))
+		for text := range slices.Chunk([]byte(base64.StdEncoding.EncodeToString([]byte(secret))), width) {
+			require.Equal(t, "[MASKED]\n", strings.ReplaceAll(s.Mask(string(text)+"\n"), "=", ""))
 		}
 	}
 }
@@ -183,8 +184,8 @@ func TestSecretsLargerThanAnyWriteAreReplaced(t *testing.T) {
 	s := newSet(t, secret)
 	text := strings.Repeat("0123456789", 1000) + "|" + secret + "|" + secret[:len(secret)-1] + "|"
 	var pieces []string
-	for piece := range chunks(text, 1000) {
-		pieces = append(pieces, piece)
+	for piece := range slices.Chunk([]byte(text), 1000) {
+		pieces = append(pieces, string(piece))
 	}
 	want := strings.Repeat("0123456789", 1000) + "|[MASKED]|" + secret[:len(secret)-1] + "|"
 	require.Equal(t, want, writeAll(t, s, pieces...))
@@ -317,4 +318,39 @@ func TestLargeSetsFindAll(t *testing.T) {
 	want := plainly(s.patterns, text.String())
 	require.Equal(t, want, s.Mask(text.String()))
 	require.Equal(t, want, writeAll(t, s, strings.Split(text.String(), "")...))
+}
+
+// Two secrets with a form in common, and a third: the forms were compacted in the Set's own list, which had empty ones
+// at its end then.
+func TestASecretWithAFormOfAnEarlierOneLeavesTheOthersMasked(t *testing.T) {
+	s := newSet(t, "first-secret")
+	require.Equal(t, "[MASKED]", s.Mask("first-secret"))
+	require.NoError(t, s.Add("first-secret\n"))
+	require.Equal(t, "[MASKED]", s.Mask("first-secret"))
+	require.NoError(t, s.Add("second-secret"))
+	require.Equal(t, "[MASKED] [MASKED]", s.Mask("first-secret second-secret"))
+}
+
+// A program that writes JSON, or quotes a text, showed all of a secret but the characters it put a backslash before.
+func TestSecretsAreReplacedAsTextsOfJSONHaveThem(t *testing.T) {
+	const secret = "pa\"ss\\wo\trd<&>/ä€😀\u2028\x7f" + `\u00ff`
+	s := newSet(t, secret)
+	for name, text := range map[string]string{
+		"as it is":             secret,
+		"quoted, as jq does":   `pa\"ss\\wo\trd<&>/ä€😀` + "\u2028\x7f" + `\\u00ff`,
+		"Go":                   `pa\"ss\\wo\trd\u003c\u0026\u003e/ä€😀\u2028` + "\x7f" + `\\u00ff`,
+		"Python":               `pa\"ss\\wo\trd<&>/\u00e4\u20ac\ud83d\ude00\u2028` + "\x7f" + `\\u00ff`,
+		"HTML and ASCII":       `pa\"ss\\wo\trd\u003c\u0026\u003e/\u00e4\u20ac\ud83d\ude00\u2028` + "\x7f" + `\\u00ff`,
+		"digits in upper case": `pa\"ss\\wo\trd\u003C\u0026\u003E/\u00E4\u20AC\uD83D\uDE00\u2028` + "\x7f" + `\\u00ff`,
+		"PHP":                  `pa\"ss\\wo\trd<&>\/\u00e4\u20ac\ud83d\ude00\u2028` + "\x7f" + `\\u00ff`,
+	} {
+		require.Equal(t, `{"token":"[MASKED]"}`, s.Mask(`{"token":"`+text+`"}`), name)
+		require.Equal(t, "x[MASKED]y", writeAll(t, s, "x"+text[:5], text[5:]+"y"), name)
+	}
+	key := newSet(t, "-----BEGIN KEY-----\nab\"cd\n-----END KEY-----\n")
+	require.Equal(t, `"[MASKED]\n"`, key.Mask(`"-----BEGIN KEY-----\nab\"cd\n-----END KEY-----\n"`))
+	require.Equal(t, `["[MASKED]","[MASKED]"]`, key.Mask(`["-----BEGIN KEY-----","ab\"cd"]`), "line by line")
+	require.Equal(t, []string{"no-escapes"}, slices.DeleteFunc(forms("no-escapes"), func(f string) bool {
+		return !strings.Contains(f, "escapes")
+	}), "costs nothing where nothing is escaped")
 }

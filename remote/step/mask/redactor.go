@@ -1,8 +1,9 @@
 package mask
 
 import (
-	"regexp"
 	"strings"
+
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
@@ -33,21 +34,21 @@ func (r *Redactor) Salt() *Salt {
 }
 
 // credentials is how a reference with credentials begins.
-var credentials = regexp.MustCompile(`^([a-z+]+://)?[^/@\s]+@[^/@\s]+/`)
+var credentials = lazyregexp.New(`^([a-z+]+://)?[^/@\s]+@[^/@\s]+/`)
 
 // password is a URL with a password, anywhere in a text. In http the user name alone can be a token.
-var password = regexp.MustCompile(`(?i)https?://[^/@\s]+@|[a-z]://[^/@\s]*:[^/@\s]+@`)
+var password = lazyregexp.New(`(?i)https?://[^/@\s]+@|[a-z]://[^/@\s]*:[^/@\s]+@`)
 
 // HideReference masks the reference of a step from now on if it holds credentials.
 func (r *Redactor) HideReference(text string) {
-	if credentials.MatchString(text) {
+	if credentials().MatchString(text) {
 		r.hidden[text] = true
 	}
 }
 
 // Secret reports whether text is, or holds, a secret.
 func (r *Redactor) Secret(text string) bool {
-	return r.hidden[text] || strings.Contains(text, "://") && password.MatchString(text) || r.set.Holds(text)
+	return r.hidden[text] || strings.Contains(text, "://") && password().MatchString(text) || r.set.Holds(text)
 }
 
 // Text returns a text for a trace: marked, which is text with markers for its paths, or its HMAC if text is secret.

@@ -2,16 +2,17 @@ package mask
 
 import (
 	"cmp"
-	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 )
 
 // Replacement stands where a secret was.
 const Replacement = "[MASKED]"
 
-// maxNodes bounds the memory for the automaton of a Set: 17 bytes a node.
+// maxNodes bounds the memory for the automaton of a Set: 18 bytes a node.
 const maxNodes = 8 << 20
 
 // Set holds secrets. The zero value is empty and ready to use. It is safe for concurrent use, and may grow while
@@ -112,11 +113,11 @@ func (s *Set) Mask(text string) string {
 }
 
 // exitStatus is how a message about a process ends.
-var exitStatus = regexp.MustCompile(`exit status \d{1,3}$`)
+var exitStatus = lazyregexp.New(`exit status \d{1,3}$`)
 
 // Message masks a text for people, and replaces bytes that are not UTF-8. An exit status at its end stays whatever the
 // secrets are, because callers read it.
 func (s *Set) Message(text string) string {
-	status := exitStatus.FindString(text)
+	status := exitStatus().FindString(text)
 	return strings.ToValidUTF8(s.Mask(strings.TrimSuffix(text, status)), "\uFFFD") + status
 }

@@ -10,13 +10,14 @@ type span struct {
 // spans are in order and do not overlap.
 type spans []span
 
-// add adds the last length bytes before end, which is not before the end of any other.
+// add adds the last length bytes before end. Spans that overlap become one.
 func (s *spans) add(end, length int) {
 	add := span{from: end - length, to: end}
 	all := *s
 	for len(all) > 0 && all[len(all)-1].to > add.from {
 		last := all[len(all)-1]
-		add.from, add.shown = min(add.from, last.from), add.shown || last.shown
+		add.from, add.to = min(add.from, last.from), max(add.to, last.to)
+		add.shown = add.shown || last.shown
 		all = all[:len(all)-1]
 	}
 	*s = append(all, add)

@@ -58,16 +58,11 @@ func (t Text) MarshalJSON() ([]byte, error) {
 // UnmarshalJSON implements [json.Unmarshaler].
 func (t *Text) UnmarshalJSON(data []byte) error {
 	*t = Text{}
-	if len(data) == 0 || data[0] != '{' {
-		var s *string
-		if err := json.Unmarshal(data, &s); err != nil {
-			return err
-		}
-		if s == nil {
-			return errors.New("a text is null")
-		}
-		t.Value = *s
-		return nil
+	switch {
+	case string(data) == "null":
+		return errors.New("a text is null")
+	case len(data) == 0 || data[0] != '{':
+		return json.Unmarshal(data, &t.Value)
 	}
 	var m masked
 	if err := m.decode(data); err != nil {

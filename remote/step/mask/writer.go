@@ -7,10 +7,14 @@ import (
 	"io/fs"
 	"slices"
 	"sync"
+	"time"
 )
 
 // block is the most of a Write that is masked at once. It bounds the spans and the copies.
 const block = 32 << 10
+
+// hold is how long the end of the data is held back at most.
+const hold = time.Second
 
 var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
 
@@ -18,7 +22,9 @@ var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
 // of all callers as one stream, in the order of the calls.
 //
 // It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest
-// form of a secret. Where no secret is, it passes on the slices of the callers without a copy, if possible.
+// form of a secret. If no more comes for a second it passes on what may be known of a secret, a quarter of it and at
+// most three bytes, and a replacement for the other bytes; if the secret goes on later, nothing more of it is passed
+// on. Where no secret is, it passes on the slices of the callers without a copy, if possible.
 type Writer struct {
 	set *Set
 
@@ -27,10 +33,12 @@ type Writer struct {
 	err    error // what Write returns
 	closed bool
 	with   *automaton
-	at     int32  // the node with has reached
-	held   []byte // what is not decided: as many bytes as at is deep
-	found  spans  // that have to do with held, relative to its end
-	out    []byte // what is passed on next
+	at     int32       // the node with has reached
+	held   []byte      // what is not decided: as many bytes as at is deep
+	passed int         // how many bytes of held were passed on, or replaced, because their time was up
+	found  spans       // that have to do with held, relative to its end
+	out    []byte      // what is passed on next
+	timer  *time.Timer // calls expire while a byte of held is not passed on; nil before the first
 }
 
 // NewWriter returns a Writer to to, which is called by one goroutine at a time and is not closed. The
@@ -61,7 +69,42 @@ func (w *Writer) Write(p []byte) (int, error) {
 	if w.err != nil {
 		return 0, w.err
 	}
+	w.wait()
 	return len(p), nil
+}
+
+// wait starts the time of the held-back bytes anew, if there are any.
+func (w *Writer) wait() {
+	switch {
+	case len(w.held) == w.passed && w.timer != nil:
+		w.timer.Stop()
+	case len(w.held) == w.passed:
+	case w.timer != nil:
+		w.timer.Reset(hold)
+	default:
+		w.timer = time.AfterFunc(hold, w.expire)
+	}
+}
+
+// expire passes on the held-back bytes, whose time is up, as far as they may be shown, and replaces the others. They
+// stay in held: what follows can make a secret of them, and the rest of that is replaced then.
+func (w *Writer) expire() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil || len(w.held) == w.passed {
+		return
+	}
+	to := 0
+	for v := w.at; v != 0; v = w.with.fail[v] { // each secret that may have begun
+		to = min(to, int(w.with.show[v])-int(w.with.depth[v]))
+	}
+	w.emit(nil, to)
+	w.passed = max(w.passed, len(w.held)+to)
+	if w.passed < len(w.held) && w.err == nil {
+		w.found.add(0, -to)
+		w.emit(nil, 0)
+		w.passed = len(w.held)
+	}
 }
 
 // Close passes on the held-back bytes and ends the stream. It is idempotent.
@@ -72,7 +115,13 @@ func (w *Writer) Close() error {
 		return nil
 	}
 	w.closed = true
-	err := w.flush()
+	if w.timer != nil {
+		w.timer.Stop() // an expire that has begun finds the error
+	}
+	if w.err == nil {
+		w.emit(nil, 0)
+	}
+	err := w.err
 	w.err = cmp.Or(err, errClosed)
 	return err
 }
@@ -97,6 +146,7 @@ func (w *Writer) mask(p []byte) {
 	w.at = w.with.open(w.with.scan(w.at, p, w.found.add))
 	undecided := int(w.with.depth[w.at])
 	w.emit(p, len(p)-undecided)
+	w.passed = max(w.passed+undecided-len(w.held)-len(p), 0)
 	if len(p) >= undecided {
 		w.held = append(w.held[:0], p[len(p)-undecided:]...)
 	} else {
@@ -108,9 +158,9 @@ func (w *Writer) mask(p []byte) {
 // emit passes on the bytes of held and p before position to. The start of a span that begins before to is final; its
 // end may still move.
 func (w *Writer) emit(p []byte, to int) {
-	from := -len(w.held)
+	from := w.passed - len(w.held)
 	if from == 0 && len(w.found) == 0 {
-		w.err = w.pass(p[:to])
+		w.err = w.pass(p[:max(to, 0)])
 		return
 	}
 	w.out = w.out[:0]
@@ -124,7 +174,7 @@ func (w *Writer) emit(p []byte, to int) {
 			}
 			from = max(from, f.to)
 		}
-		if f.to > to {
+		if f.to >= to { // it may still grow
 			kept = append(kept, f)
 		}
 	}
@@ -157,14 +207,4 @@ func (w *Writer) pass(p []byte) error {
 		err = io.ErrShortWrite
 	}
 	return err
-}
-
-// flush passes on the held-back bytes. mu is held.
-func (w *Writer) flush() error {
-	if w.err != nil {
-		return w.err
-	}
-	w.emit(nil, 0)
-	w.at, w.held, w.found = 0, w.held[:0], w.found[:0]
-	return w.err
 }

@@ -8,22 +8,22 @@ import (
 	"fmt"
 
 	"github.com/gowebpki/jcs"
-
-	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
-// Canonical returns the identity in its canonical form: JSON as RFC 8785 has it.
-func (i *Identity) Canonical() ([]byte, error) {
-	data, err := json.Marshal(i)
-	if err != nil {
-		return nil, fmt.Errorf("encode identity: %w", err)
+// canonical returns v as RFC 8785 has it. Errors call it name.
+func canonical(v any, name string) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err == nil {
+		data, err = jcs.Transform(data)
 	}
-	data, err = jcs.Transform(data)
 	if err != nil {
-		return nil, fmt.Errorf("encode identity: %w", err)
+		return nil, fmt.Errorf("encode %s: %w", name, err)
 	}
 	return data, nil
 }
+
+// Canonical returns the identity in its canonical form: JSON as RFC 8785 has it.
+func (i *Identity) Canonical() ([]byte, error) { return canonical(i, "identity") }
 
 // idOf returns the id of an identity in its canonical form.
 func idOf(canonical []byte) string {
@@ -34,22 +34,16 @@ func idOf(canonical []byte) string {
 // Encode sets t's id, and its schema if that is empty, and returns t in the canonical JSON of RFC 8785, with a
 // newline.
 func (t *Trace) Encode() ([]byte, error) {
-	canonical, err := t.Identity.Canonical()
+	identity, err := t.Identity.Canonical()
 	if err != nil {
 		return nil, err
 	}
-	t.Schema, t.ID = cmp.Or(t.Schema, Schema), idOf(canonical)
-	data, err := json.Marshal(struct {
-		Schema   string          `json:"schema"`
-		ID       string          `json:"id"`
-		Identity json.RawMessage `json:"identity"`
-		Volatile *Volatile       `json:"volatile"`
-		Secrets  *mask.Salt      `json:"secrets,omitempty"`
-	}{t.Schema, t.ID, canonical, &t.Volatile, t.Secrets})
+	t.Schema, t.ID = cmp.Or(t.Schema, Schema), idOf(identity)
+	data, err := canonical(t, "trace")
 	if err != nil {
-		return nil, fmt.Errorf("encode trace: %w", err)
+		return nil, err
 	}
-	if data, err = jcs.Transform(data); err != nil {
+	if err := checkShape(data); err != nil {
 		return nil, fmt.Errorf("encode trace: %w", err)
 	}
 	if len(data) >= MaxSize {

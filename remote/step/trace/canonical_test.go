@@ -100,6 +100,6 @@ func TestIDIsOfTheIdentityAlone(t *testing.T) {
 		return x.ID
 	}
 	require.Equal(t, encode(a), encode(b))
-	b.Identity.ExitCode = 1
+	b.Identity.ExitCode = new(1)
 	require.NotEqual(t, encode(a), encode(b))
 }

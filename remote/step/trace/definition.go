@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
+
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 
 	"google.golang.org/protobuf/encoding/protojson"
 
@@ -21,14 +22,13 @@ var ErrMasked = errors.New("a text of the definition was masked, as it holds a s
 // is left of a text; a masked one is an object in its place.
 func EncodeDefinition(def *pb.Definition, redact func(string) mask.Text) (json.RawMessage, error) {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(def)
-	if err != nil {
-		return nil, fmt.Errorf("encode definition: %w", err)
-	}
 	var tree any
-	if err := json.Unmarshal(data, &tree); err != nil {
-		return nil, fmt.Errorf("encode definition: %w", err)
+	if err == nil {
+		err = json.Unmarshal(data, &tree)
 	}
-	data, err = json.Marshal(maskTree(tree, redact))
+	if err == nil {
+		data, err = json.Marshal(maskTree(tree, redact))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("encode definition: %w", err)
 	}
@@ -49,33 +49,29 @@ func maskTree(v any, redact func(string) mask.Text) any {
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(v)) {
 			item := maskTree(v[key], redact)
-			delete(v, key)
-			v[maskKey(key, redact)] = item
+			if t := redact(key); t.Masked {
+				delete(v, key)
+				key = "[MASKED " + t.HMAC[:16] + "]"
+			}
+			v[key] = item
 		}
 	}
 	return v
-}
-
-// maskKey masks a key, if it holds a secret.
-func maskKey(key string, redact func(string) mask.Text) string {
-	if t := redact(key); t.Masked {
-		return "[MASKED " + t.HMAC[:16] + "]"
-	}
-	return key
 }
 
 // DecodeDefinition returns the definition that EncodeDefinition made data of. If a text in it was masked the error is
 // ErrMasked. What it returns was checked for its form only.
 func DecodeDefinition(data json.RawMessage) (*pb.Definition, error) {
 	var tree any
-	if err := json.Unmarshal(data, &tree); err != nil {
-		return nil, fmt.Errorf("decode definition: %w", err)
-	}
-	if hasMasked(tree) {
-		return nil, fmt.Errorf("decode definition: %w", ErrMasked)
+	err := json.Unmarshal(data, &tree)
+	if err == nil && hasMasked(tree) {
+		err = ErrMasked
 	}
 	def := &pb.Definition{}
-	if err := protojson.Unmarshal(data, def); err != nil {
+	if err == nil {
+		err = protojson.Unmarshal(data, def)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("decode definition: %w", err)
 	}
 	return def, nil
@@ -91,7 +87,7 @@ func hasMasked(v any) bool {
 			return true
 		}
 		for key, item := range v {
-			if maskedKey.MatchString(key) || hasMasked(item) {
+			if maskedKey().MatchString(key) || hasMasked(item) {
 				return true
 			}
 		}
@@ -103,4 +99,4 @@ func hasMasked(v any) bool {
 const sumLen = 64
 
 // maskedKey matches a masked key.
-var maskedKey = regexp.MustCompile(`^\[MASKED [0-9a-f]{16}\]$`)
+var maskedKey = lazyregexp.New(`^\[MASKED [0-9a-f]{16}\]$`)

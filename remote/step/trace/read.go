@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 
 	"github.com/gowebpki/jcs"
@@ -20,6 +21,9 @@ const (
 	MaxSize = 128 << 20
 	// maxDepth is how deep a trace is nested at most.
 	maxDepth = 1000
+	// maxValues is how many values a trace has at most, and maxSteps how many steps, or runs of steps: each takes memory
+	// when it is decoded, even if it is as short as {}.
+	maxValues, maxSteps = 2 << 20, 64 << 10
 )
 
 // ErrID tells that the id of a trace does not fit its identity: somebody has changed it.
@@ -45,6 +49,7 @@ func ReadFile(path string) ([]byte, error) {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
 	defer file.Close()
+	var data []byte
 	info, err := file.Stat()
 	switch {
 	case err != nil:
@@ -52,11 +57,9 @@ func ReadFile(path string) ([]byte, error) {
 		err = fmt.Errorf("%s is not a regular file", path)
 	case info.Size() > MaxSize:
 		err = fmt.Errorf("%s has %d bytes, the limit is %d", path, info.Size(), MaxSize)
+	default:
+		data, err = io.ReadAll(io.LimitReader(file, MaxSize+1))
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read trace: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(file, MaxSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
@@ -69,50 +72,106 @@ func Parse(data []byte) (*Trace, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("read trace: it has %d bytes, the limit is %d", len(data), MaxSize)
 	}
-	if expr.JSONDepth(data) > maxDepth {
-		return nil, fmt.Errorf("read trace: it is nested deeper than %d", maxDepth)
+	if err := checkShape(data); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
 	}
 	canonical, err := jcs.Transform(data) // which refuses what is no JSON, and a key that is there twice
 	if err != nil {
 		return nil, fmt.Errorf("read trace: it is not valid JSON: %w", err)
 	}
-	if err := checkSchema(canonical); err != nil {
-		return nil, fmt.Errorf("read trace: %w", err)
-	}
-	var raw struct {
-		Schema   string          `json:"schema"`
-		ID       string          `json:"id"`
-		Identity json.RawMessage `json:"identity"`
-		Volatile json.RawMessage `json:"volatile"`
-		Secrets  json.RawMessage `json:"secrets"`
-	}
-	if err := decode(canonical, &raw); err != nil {
-		return nil, fmt.Errorf("read trace: %w", err)
-	}
-	if idOf(raw.Identity) != raw.ID {
-		return nil, fmt.Errorf("read trace: %w", ErrID)
-	}
 	t := &Trace{}
-	if err := decode(canonical, t); err != nil {
-		return nil, fmt.Errorf("read trace: %w", err)
-	}
-	if err := t.check(raw.Identity); err != nil {
+	if err := t.decode(canonical); err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
 	return t, nil
 }
 
-// checkSchema refuses data that is not a trace, and traces of other versions.
-func checkSchema(data []byte) error {
-	var about struct{ Schema *string }
-	if err := json.Unmarshal(data, &about); err != nil || about.Schema == nil {
+// checkShape checks a trace before it is decoded.
+func checkShape(data []byte) error {
+	switch depth, values := expr.JSONShape(data); {
+	case depth > maxDepth:
+		return fmt.Errorf("it is nested deeper than %d", maxDepth)
+	case values > maxValues:
+		return fmt.Errorf("it has more than %d values", maxValues)
+	default:
+		return nil
+	}
+}
+
+// tooManySteps reports whether the identity or the rest of a trace has more than maxSteps steps. It counts the items of
+// all lists of steps as encoding/json finds them, which takes a name in any case, and again.
+func tooManySteps(data []byte) bool {
+	type list struct {
+		isSteps, isObject bool
+		name              string // of the next member, if isObject and not empty
+	}
+	var open []list
+	steps := 0
+	for d := json.NewDecoder(bytes.NewReader(data)); ; {
+		token, err := d.Token()
+		if err != nil { // the end, or a mistake that the decoder of the trace reports
+			return false
+		}
+		var in list
+		if len(open) > 0 {
+			in = open[len(open)-1]
+		}
+		delim, isDelim := token.(json.Delim)
+		if isDelim && (delim == '}' || delim == ']') {
+			open = open[:len(open)-1]
+			continue
+		}
+		if in.isObject && in.name == "" {
+			name, _ := token.(string)
+			if len(open) == 1 {
+				steps = 0 // the identity and the rest count by themselves
+			}
+			open[len(open)-1].name = "." + name
+			continue
+		}
+		if in.isSteps {
+			if steps++; steps > maxSteps {
+				return true
+			}
+		}
+		if in.isObject {
+			open[len(open)-1].name = ""
+		}
+		if isDelim {
+			open = append(open, list{
+				isObject: delim == '{', isSteps: delim == '[' && in.isObject && strings.EqualFold(in.name, ".steps"),
+			})
+		}
+	}
+}
+
+// decode reads a trace in its canonical form. It refuses data that is not a trace, traces of other versions, and
+// members that a trace does not have.
+func (t *Trace) decode(data []byte) error {
+	var raw struct {
+		Schema   *string
+		ID       any
+		Identity json.RawMessage
+	}
+	if err := json.Unmarshal(data, &raw); err != nil || raw.Schema == nil {
 		return errors.New(`it is not a trace, which is a JSON object with a "schema"`)
 	}
-	if *about.Schema != Schema && *about.Schema != SchemaV1 {
+	if *raw.Schema != Schema && *raw.Schema != SchemaV1 {
 		return fmt.Errorf("it has the schema %.64q, and this version reads %q and %q only; "+
-			"read it with the version of stepmux that wrote it, or a newer one", *about.Schema, SchemaV1, Schema)
+			"read it with the version of stepmux that wrote it, or a newer one", *raw.Schema, SchemaV1, Schema)
 	}
-	return nil
+	if raw.ID != idOf(raw.Identity) {
+		return ErrID
+	}
+	if tooManySteps(data) {
+		return fmt.Errorf("it has more than %d steps", maxSteps)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(t); err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	return t.check(raw.Identity)
 }
 
 // check finds mistakes in a trace. identity is its canonical identity as it was read: written again it must be the
@@ -130,16 +189,6 @@ func (t *Trace) check(identity []byte) error {
 	}
 	if t.Secrets != nil {
 		return t.Secrets.Check()
-	}
-	return nil
-}
-
-// decode reads JSON, and refuses members that into does not have.
-func decode(data []byte, into any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return fmt.Errorf("read: %w", err)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -49,9 +50,10 @@ func sample(t testing.TB) *Trace {
 				},
 				Definition: json.RawMessage(`{"type":"exec"}`),
 				Steps: []Step{{
-					Path: "0.0", Name: "inner", Kind: KindExec, Status: Failure, ExitCode: 137, Component: &Component{Kind: Inline},
-					Inputs: mask.Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
-					EnvSet: mask.Texts{"S": secrets.Text("hidden")},
+					Path: "0.0", Name: "inner", Kind: KindExec, Status: Failure, ExitCode: new(137),
+					Component: &Component{Kind: Inline},
+					Inputs:    mask.Values{"like": {Value: value(t, map[string]any{"masked": true, "hmac": "x"})}},
+					EnvSet:    mask.Texts{"S": secrets.Text("hidden")},
 					Outputs: mask.Values{
 						"s": secrets.Value(value(t, "hidden")),
 						"o": {Value: value(t, map[string]any{"deep": []any{1, "<&>"}})},
@@ -61,11 +63,11 @@ func sample(t testing.TB) *Trace {
 							{Value: "bash"},
 							secrets.Text("hidden"),
 						}, WorkDir: mask.Text{Value: WorkDir}, Program: bash, Interpreter: bash,
-						NotStarted: true, ExitCode: 137, Signal: "SIGKILL", Timeout: true,
+						NotStarted: true, ExitCode: new(137), Signal: "SIGKILL", Timeout: true,
 					},
 				}},
 			}},
-			Status: Failure, Reason: "script", ExitCode: 137,
+			Status: Failure, Reason: "script", ExitCode: new(137),
 		},
 		Volatile: Volatile{
 			TraceID: "00000000-0000-4000-8000-000000000000", Started: at, Ended: at, Host: "host", PID: 1, Message: "it failed",
@@ -217,4 +219,40 @@ func FuzzParse(f *testing.F) {
 		_, err = Parse(again)
 		require.NoError(t, err)
 	})
+}
+
+// A file of 60 MB of empty steps took 4.4 GB, and one of 3 MB took 2.9 GB.
+func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T) {
+	refused := func(data, want string, most uint64) {
+		t.Helper()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := Parse([]byte(data))
+		runtime.ReadMemStats(&after)
+		require.ErrorContains(t, err, want)
+		require.Less(t, (after.TotalAlloc-before.TotalAlloc)>>20, most, "MiB that were allocated, not all at once")
+	}
+	trace := func(identity string) string {
+		return `{"id":"` + idOf([]byte(identity)) + `","identity":` + identity + `,"schema":"` + Schema + `"}`
+	}
+	list := func(item string, n int) string { return "[" + strings.Repeat(item+",", n-1) + item + "]" }
+	refused(trace(`{"steps":`+list("{}", 20<<20)+`}`), "read trace: it has more than 2097152 values", 70)
+	refused(trace(`{"outputs":{"a":`+list("0", maxValues)+`}}`), "read trace: it has more than 2097152 values", 5)
+	refused(trace(`{"steps":`+list("{}", maxSteps+1)+`}`), "read trace: it has more than 65536 steps", 100)
+	refused(trace(`{"steps":[{"steps":`+list("{}", maxSteps)+`}]}`), "read trace: it has more than 65536 steps", 100)
+
+	written, err := (&Trace{}).Encode()
+	require.NoError(t, err)
+	runs := func(n int) string {
+		return strings.Replace(string(written), `"steps":null,"trace_id"`, `"steps":`+list("{}", n)+`,"trace_id"`, 1)
+	}
+	refused(trace(`{"STEPS":`+list("{}", maxSteps+1)+`,"steps":[]}`), "read trace: it has more than 65536 steps", 100)
+	refused(runs(maxSteps+1), "read trace: it has more than 65536 steps", 100)
+	again, err := Parse([]byte(runs(maxSteps)))
+	require.NoError(t, err)
+	require.Len(t, again.Volatile.Steps, maxSteps)
+
+	again.Volatile.Warnings = make([]string, maxValues)
+	_, err = again.Encode()
+	require.EqualError(t, err, "encode trace: it has more than 2097152 values")
 }

@@ -16,7 +16,7 @@ type Step struct {
 	Kind string `json:"kind,omitempty"`
 	// Status is success, failure, cancelled or skipped.
 	Status   string `json:"status"`
-	ExitCode int    `json:"exit_code"`
+	ExitCode *int   `json:"exit_code,omitempty"`
 	// When is on_success, on_failure or always.
 	When string `json:"when,omitempty"`
 	// Condition is the if of the step; zero without one.
@@ -104,7 +104,8 @@ type Exec struct {
 	Interpreter *Program `json:"interpreter,omitempty"`
 	// NotStarted tells that there is no process: the program is missing, or the machine failed.
 	NotStarted bool `json:"not_started,omitempty"`
-	ExitCode   int  `json:"exit_code"`
+	// ExitCode is nil if the process did not end, or there is none and a shell would not have given a code for that.
+	ExitCode *int `json:"exit_code,omitempty"`
 	// Signal is the signal that ended the process, such as SIGKILL.
 	Signal string `json:"signal,omitempty"`
 	// Timeout tells that a time limit ended it.
@@ -118,7 +119,8 @@ type Program struct {
 }
 
 // Log is a part of a stream, as it is with markers for paths: so output that names a temporary directory is the same
-// each time. The end of a text that may be the beginning of a secret counts for the step during which it is decided.
+// each time. The end of a text that may be the beginning of a secret counts for the step during which it is decided,
+// or its time is up.
 type Log struct {
 	Bytes int64 `json:"bytes"`
 	// SHA256 is of all bytes, also of those that were not kept.

@@ -47,8 +47,8 @@ type Identity struct {
 	Status string `json:"status"`
 	// Reason is why the job did not succeed: script, invalid, timeout, cancelled or system; else empty.
 	Reason string `json:"reason,omitempty"`
-	// ExitCode is that of the step that failed the job, else 0.
-	ExitCode int         `json:"exit_code"`
+	// ExitCode is 0 after a success, else that of the step that failed the job. See ExitCode.
+	ExitCode *int        `json:"exit_code,omitempty"`
 	Outputs  mask.Values `json:"outputs"`
 	// Exports are all that steps exported and that was passed on.
 	Exports mask.Values `json:"exports"`
@@ -61,6 +61,15 @@ const (
 	Cancelled = "cancelled"
 	Skipped   = "skipped" // of a step only: it never ran
 )
+
+// ExitCode returns the exit code of a job or a step: nil if it did not succeed and no process of it ended with a code.
+// Zero means success and nothing else, but older traces have it also where no process ended.
+func ExitCode(status string, code int) *int {
+	if code == 0 && status != Success {
+		return nil
+	}
+	return &code
+}
 
 // Job is a job as it was requested.
 type Job struct {

@@ -100,7 +100,7 @@ type comparer struct {
 type absent struct{}
 
 func (c *comparer) compare(p *position, old, now any) {
-	if c.ignored(p) {
+	if c.ignored(p) || p.isExitCode() && isNoFailure(old) && isNoFailure(now) {
 		return
 	}
 	oldMask, newMask := maskOf(old), maskOf(now)
@@ -120,53 +120,39 @@ func (c *comparer) compare(p *position, old, now any) {
 			return
 		}
 	default:
-		if isScalar(now) && old == now {
+		if old == now { // of which old can be compared
 			return
 		}
 	}
 	c.add(p, shown(old), shown(now))
 }
 
-// isScalar reports whether v is a scalar.
-func isScalar(v any) bool {
-	switch v.(type) {
-	case map[string]any, []any:
-		return false
-	default:
-		return true
-	}
-}
+// isNoFailure reports whether an exit code is 0 or absent: older traces have 0 also where no process ended.
+func isNoFailure(code any) bool { return code == absent{} || code == json.Number("0") }
 
 func (c *comparer) compareObjects(p *position, old, now map[string]any) {
-	keys := slices.Collect(maps.Keys(old))
-	for key := range now {
-		if _, both := old[key]; !both {
-			keys = append(keys, key)
+	member := func(object map[string]any, key string) any {
+		if v, is := object[key]; is {
+			return v
 		}
+		return absent{}
 	}
-	slices.Sort(keys)
-	for _, key := range keys {
-		o, isOld := old[key]
-		n, isNew := now[key]
-		if !isOld {
-			o = absent{}
-		}
-		if !isNew {
-			n = absent{}
-		}
-		c.compare(p.in(key), o, n)
+	all := maps.Clone(old)
+	maps.Copy(all, now)
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		c.compare(p.in(key), member(old, key), member(now, key))
 	}
 }
 
 func (c *comparer) compareLists(p *position, old, now []any) {
+	item := func(list []any, i int) any {
+		if i < len(list) {
+			return list[i]
+		}
+		return absent{}
+	}
 	for i := range max(len(old), len(now)) {
-		var o, n any = absent{}, absent{}
-		if i < len(old) {
-			o = old[i]
-		}
-		if i < len(now) {
-			n = now[i]
-		}
+		o, n := item(old, i), item(now, i)
 		c.compare(p.at(i, o, n), o, n)
 	}
 }
@@ -174,15 +160,14 @@ func (c *comparer) compareLists(p *position, old, now []any) {
 // compareMasked compares values of which one is masked at least.
 func (c *comparer) compareMasked(p *position, old, now any, oldMask, newMask string) {
 	switch {
-	case oldMask != "" && newMask != "" && !c.sameSalt:
-		c.result.Unknown++
-	case oldMask != "" && newMask != "" && oldMask == newMask:
-	case oldMask != "" && newMask != "":
-		c.add(p, "[MASKED]", "[MASKED] (another value)")
-	case oldMask != "":
-		c.add(p, "[MASKED]", unmasked(now))
-	default:
+	case oldMask == "":
 		c.add(p, unmasked(old), "[MASKED]")
+	case newMask == "":
+		c.add(p, "[MASKED]", unmasked(now))
+	case !c.sameSalt:
+		c.result.Unknown++
+	case oldMask != newMask:
+		c.add(p, "[MASKED]", "[MASKED] (another value)")
 	}
 }
 

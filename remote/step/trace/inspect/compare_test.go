@@ -271,3 +271,25 @@ func TestTraceIsShown(t *testing.T) {
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, fmt.Errorf("no space left") }
+
+// Older traces have the code 0 where no script ended; newer ones have none there.
+func TestAnExitCodeOfZeroIsTheSameAsNone(t *testing.T) {
+	old, made := twoSteps(t), twoSteps(t)
+	old.Identity.ExitCode, old.Identity.Steps[0].ExitCode, old.Identity.Steps[0].Exec.ExitCode = new(0), new(0), new(0)
+	require.Empty(t, compared(t, old, made))
+	require.Empty(t, compared(t, made, old))
+	made.Identity.Steps[0].ExitCode = new(4)
+	require.Equal(t, []string{"step one: exit_code: 0 -> 4"}, compared(t, old, made))
+	old.Identity.Steps[0].ExitCode = nil
+	require.Equal(t, []string{"step one: exit_code: new: 4"}, compared(t, old, made))
+}
+
+func compared(t *testing.T, old, made *trace.Trace) (all []string) {
+	t.Helper()
+	c, err := Compare(old, made, Ignore{})
+	require.NoError(t, err)
+	for _, d := range c.Differences {
+		all = append(all, d.String())
+	}
+	return all
+}

@@ -39,6 +39,11 @@ func (p *position) ofStep() bool {
 	return false
 }
 
+// isExitCode reports whether p is the exit code of the job, of a step or of its command.
+func (p *position) isExitCode() bool {
+	return p.key == "exit_code" && (p.keys == 1 || p.keys == 2 && p.outer.key == "exec" && p.ofStep())
+}
+
 // write sets where d is.
 func (p *position) write(d *Difference) {
 	var path []*position

@@ -40,21 +40,10 @@ func (s *shower) job(t *trace.Trace) {
 	s.line(0, "job %s", ended(id.Status, id.ExitCode, v.Started, v.Ended))
 	s.text(1, "message", v.Message)
 	s.line(1, "id       %s", one(t.ID))
-	s.line(
-		1,
-		"source   %s",
-		one(
-			strings.Join(strings.Fields(id.Job.Source.Kind+" "+id.Job.Source.JobName+" "+digests(id.Job.Source.Digest)), " "),
-		),
-	)
-	s.line(
-		1,
-		"runner   stepmux %s on %s/%s %s",
-		one(id.Runtime.Runner.Version),
-		one(id.Runtime.OS),
-		one(id.Runtime.Arch),
-		one(digests(id.Runtime.Runner.Digest)),
-	)
+	source := strings.Fields(id.Job.Source.Kind + " " + id.Job.Source.JobName + " " + digests(id.Job.Source.Digest))
+	s.line(1, "source   %s", one(strings.Join(source, " ")))
+	s.line(1, "runner   stepmux %s on %s/%s %s", one(id.Runtime.Runner.Version), one(id.Runtime.OS), one(id.Runtime.Arch),
+		one(digests(id.Runtime.Runner.Digest)))
 	vars := mask.Texts{}
 	for name, variable := range id.Job.Vars {
 		vars[name] = variable.Value
@@ -105,10 +94,10 @@ func (s *shower) step(step *trace.Step, depth int) {
 }
 
 // ended says how a job or a step ended.
-func ended(status string, code int, from, to time.Time) string {
+func ended(status string, code *int, from, to time.Time) string {
 	text := one(status)
-	if code != 0 {
-		text += fmt.Sprintf(" (exit code %d)", code)
+	if code != nil && *code != 0 {
+		text += fmt.Sprintf(" (exit code %d)", *code)
 	}
 	if !from.IsZero() && to.After(from) {
 		text += " in " + to.Sub(from).Round(time.Millisecond).String()

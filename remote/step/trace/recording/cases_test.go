@@ -120,6 +120,7 @@ var decided = map[string]string{
 		"comes first, then inputs",
 	"not_found_message": "the wording is that of another program; ours names the key that " +
 		"was not found",
+	"schema_name_missing": "a step of a job without a name gets one, step_1, whichever way the job comes",
 	"log_level_default_info": "the variable is set by the service that runner managers of today " +
 		"talk to",
 	"log_level_from_job_variable_case_insensitive": "the variable is set by the service that runner managers of today " +

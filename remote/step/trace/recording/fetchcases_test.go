@@ -98,7 +98,7 @@ type caseWorld struct {
 // world makes what c fetches from, if it does. root is the directory of the project.
 func (c *testCase) world(t *testing.T, root string) *caseWorld {
 	t.Helper()
-	w := &caseWorld{c: c, cache: filepath.Join(t.TempDir(), "cache")}
+	w := &caseWorld{c: c, cache: filepath.Join(fetchtest.CacheDir(t), "cache")}
 	if !c.fetches() {
 		return w
 	}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -14,12 +13,11 @@ import (
 )
 
 // A File is the file of a trace that is still to be written. It reserves room on the disk under a temporary name, so
-// that a disk that fills up in the meantime does not lose the trace. It is safe for concurrent use.
+// that a disk that fills up in the meantime does not lose the trace. It is for one goroutine at a
+// time.
 type File struct {
-	path string
-
-	mu       sync.Mutex // guards the following
-	temp     *os.File   // nil after Commit and Discard
+	path     string
+	temp     *os.File // nil after Commit and Discard
 	reserved int64
 	written  int64
 }
@@ -54,15 +52,11 @@ func (f *File) Path() string { return f.path }
 // Reserve reserves room for size bytes in all. It never gives room back, and does nothing on a file system that
 // cannot reserve.
 func (f *File) Reserve(size int64) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.temp == nil || size <= f.reserved {
 		return nil
 	}
 	err := unix.Fallocate(int(f.temp.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, size)
-	switch {
-	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
-	case err != nil:
+	if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.ENOSYS) {
 		return fmt.Errorf("reserve room for %s: %w", f.path, err)
 	}
 	f.reserved = size
@@ -71,8 +65,6 @@ func (f *File) Reserve(size int64) error {
 
 // Write writes the next piece of the trace.
 func (f *File) Write(p []byte) (int, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.temp == nil {
 		return 0, fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
 	}
@@ -86,8 +78,6 @@ func (f *File) Write(p []byte) (int, error) {
 
 // Commit moves the written file to path, and replaces the file there: as a whole, or not at all. It ends f.
 func (f *File) Commit() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.temp == nil {
 		return fmt.Errorf("write %s: %w", f.path, fs.ErrClosed)
 	}
@@ -112,8 +102,6 @@ func (f *File) Commit() error {
 
 // Discard removes the temporary file. After Commit it does nothing; it is idempotent.
 func (f *File) Discard() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.temp == nil {
 		return
 	}

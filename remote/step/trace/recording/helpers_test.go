@@ -127,7 +127,7 @@ func (tr *trial) awaitOutput(text string) {
 // withStore lets a job fetch, into a cache of its own.
 func withStore(t testing.TB) func(*engine.Config) {
 	t.Helper()
-	store, err := fetch.New(fetch.Config{Dir: filepath.Join(t.TempDir(), "cache")})
+	store, err := fetch.New(fetch.Config{Dir: filepath.Join(fetchtest.CacheDir(t), "cache")})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, store.Close()) })
 	return func(c *engine.Config) { c.Fetcher = store }

@@ -3,10 +3,8 @@ package recording
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding"
 	"encoding/hex"
 	"hash"
-	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -32,10 +30,6 @@ func (p *part) write(data []byte) {
 	p.bytes += int64(len(data))
 	if p.asIs != nil {
 		p.asIs.Write(data)
-	}
-	if len(p.paths.known) == 0 {
-		p.pass(data)
-		return
 	}
 	if len(p.held) > 0 {
 		data = append(p.held, data...)
@@ -64,7 +58,7 @@ func (p *part) scan(data []byte) {
 		default:
 			p.pass(data[:at])
 			p.split(data[at:])
-			p.passMarker(k.marker)
+			p.pass([]byte(k.marker))
 			data, at = data[at+len(k.path):], 0
 		}
 	}
@@ -94,25 +88,17 @@ func (p *part) split(rest []byte) {
 	if p.asIs != nil {
 		return
 	}
-	state, err := p.asMarked.(encoding.BinaryMarshaler).MarshalBinary()
-	p.asIs = sha256.New()
-	if err == nil {
-		err = p.asIs.(encoding.BinaryUnmarshaler).UnmarshalBinary(state)
-	}
+	sum, err := p.asMarked.(hash.Cloner).Clone()
 	if err != nil {
 		panic("BUG: copy the state of a SHA-256: " + err.Error())
 	}
+	p.asIs = sum
 	p.asIs.Write(rest)
 }
 
 func (p *part) pass(data []byte) {
 	p.marked += int64(len(data))
 	p.asMarked.Write(data)
-}
-
-func (p *part) passMarker(marker string) {
-	p.marked += int64(len(marker))
-	p.asMarked.Write([]byte(marker))
 }
 
 // end decides about the held-back bytes.
@@ -123,9 +109,9 @@ func (p *part) end() {
 	rest := string(p.held)
 	p.held = nil
 	for _, k := range p.paths.known {
-		if strings.HasPrefix(rest, k.path) && begins(rest, k.path) {
+		if begins(rest, k.path) {
 			p.split([]byte(rest))
-			p.passMarker(k.marker)
+			p.pass([]byte(k.marker))
 			p.scan([]byte(rest[len(k.path):]))
 			p.end()
 			return

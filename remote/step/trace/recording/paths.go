@@ -71,28 +71,22 @@ func (p *Paths) Expand(text string) string {
 
 // replace calls by for the rest of text at each / and @, and replaces n bytes there if by returns a text and n > 0.
 func replace(text string, by func(rest string) (string, int)) string {
-	if !strings.ContainsAny(text, "/@") {
-		return text
-	}
 	var b strings.Builder
-	from := 0
-	for at := 0; at < len(text); {
-		if c := text[at]; c == '/' || c == '@' {
-			if with, n := by(text[at:]); n > 0 {
-				b.WriteString(text[from:at])
-				b.WriteString(with)
-				at += n
-				from = at
-				continue
-			}
+	for {
+		at := strings.IndexAny(text, "/@")
+		if at < 0 {
+			b.WriteString(text)
+			return b.String()
 		}
-		at++
+		b.WriteString(text[:at])
+		text = text[at:]
+		with, n := by(text)
+		if n == 0 {
+			with, n = text[:1], 1
+		}
+		b.WriteString(with)
+		text = text[n:]
 	}
-	if from == 0 {
-		return text
-	}
-	b.WriteString(text[from:])
-	return b.String()
 }
 
 // like returns 0 if text does not begin as a marker, or one with colons after its @, does; else the number of those

@@ -3,12 +3,12 @@ package recording
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/hex"
 	"io"
 	"maps"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -43,8 +43,8 @@ const (
 	// maxRecorded is how much large data a trace has, in bytes of JSON. Data beyond it is left out, step by step.
 	maxRecorded = 64 << 20
 	// stepCost is about the size of a step in a trace without its large data. textCost is about the size of a text
-	// beside its own length: an HMAC, and the JSON around it.
-	stepCost, textCost = 2 << 10, 128
+	// beside its own length: an HMAC, and the JSON around it. itemCost is that of an item of a list beside its text.
+	stepCost, textCost, itemCost = 2 << 10, 128, 32
 )
 
 // Recorder keeps the events of one job for its trace. It keeps them unmasked: only when the job has ended are all
@@ -88,8 +88,7 @@ type stepRecord struct {
 	cache                string
 	pid                  int
 	exit                 proc.Exit
-	parts                [2]int
-	output               bool // it has parts
+	parts                [2]int // of the output, if there is an exec
 }
 
 // New returns a Recorder for the job of a Runner that is made of job, with the Recorder as its Events. job.Secrets must
@@ -141,13 +140,10 @@ func (c *Recorder) spend(n int64) {
 
 // afford reports whether n more bytes of step s are kept, and counts them.
 func (c *Recorder) afford(s *stepRecord, n int64) bool {
-	if s.cut || c.size+n > c.limit {
-		s.cut = true
-		return false
-	}
-	c.spend(n)
-	if c.short != nil {
-		s.cut = true
+	s.cut = s.cut || c.size+n > c.limit
+	if !s.cut {
+		c.spend(n)
+		s.cut = c.short != nil
 	}
 	return !s.cut
 }
@@ -156,7 +152,7 @@ func (c *Recorder) afford(s *stepRecord, n int64) bool {
 func textSize(text string) int64 {
 	n := textCost + len(text)
 	for i := range len(text) {
-		if text[i] < 0x20 {
+		if text[i] < 0x20 { // \u00XX
 			n += 5
 		}
 	}
@@ -165,7 +161,15 @@ func textSize(text string) int64 {
 
 func valuesSize(values map[string]expr.Value) (n int64) {
 	for name, v := range values {
-		n += textSize(name) + textSize(v.Text())
+		n += textSize(name) + textSize(v.Text()) + itemsSize(v)
+	}
+	return n
+}
+
+// itemsSize is what the items of v count beside their text: a trace has a limit of values.
+func itemsSize(v expr.Value) (n int64) {
+	for i := range v.Len() {
+		n += 2*itemCost + itemsSize(v.Index(i)) // a list in a list counts twice
 	}
 	return n
 }
@@ -175,9 +179,8 @@ func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
 	c.place, c.realWork, c.realTemp = place, realPath(place.WorkDir), realPath(place.ScriptDir)
 	c.osEnv = osEnv
 	c.own.Go(func() { ownDigest() }) // takes as long as a short step
-	c.spend(
-		int64(4*proto.Size(c.job.Definition)) + textSize(c.cfg.Steps) + int64(len(c.job.Definition.GetSteps()))*stepCost,
-	)
+	def := c.job.Definition
+	c.spend(int64(4*proto.Size(def)) + textSize(c.cfg.Steps) + int64(len(def.GetSteps()))*stepCost)
 	for name, value := range c.job.Env {
 		c.spend(textSize(name) + textSize(value))
 	}
@@ -222,7 +225,7 @@ func (c *Recorder) StepFound(step *engine.StepResult, found engine.Found) {
 			s.cache = "hit"
 		}
 	}
-	if c.afford(s, int64(2*proto.Size(found.Definition))) {
+	if c.afford(s, int64(4*proto.Size(found.Definition))) {
 		s.def = found.Definition
 	}
 }
@@ -257,17 +260,13 @@ func (c *Recorder) CommandStarting(
 ) {
 	s := c.step(step)
 	s.exec = &trace.Exec{NotStarted: true}
-	s.output = true
 	paths := c.paths(s.filesDir)
 	for i, tap := range c.taps {
 		s.parts[i] = tap.Begin(&paths)
 	}
 	size := int64(0)
-	for _, arg := range cmd.Argv {
-		size += textSize(arg)
-	}
-	for _, kv := range cmd.Env {
-		size += textSize(kv)
+	for _, text := range slices.Concat(cmd.Argv, cmd.Env) {
+		size += textSize(text)
 	}
 	s.dir = cmd.Dir
 	if len(cmd.Argv) > 0 {
@@ -278,15 +277,10 @@ func (c *Recorder) CommandStarting(
 	}
 	s.argv = argv
 	for _, arg := range cmd.Argv[len(argv):] {
-		s.argv = append(s.argv, textValue(arg))
+		v, _ := expr.New(arg) // null if it is too long for a value
+		s.argv = append(s.argv, v)
 	}
 	s.env, s.envOf = cmd.Env, env
-}
-
-// textValue is text as a value; null if it is too long for one.
-func textValue(text string) expr.Value {
-	v, _ := expr.New(text)
-	return v
 }
 
 // CommandStarted implements [engine.Events].
@@ -299,9 +293,12 @@ func (c *Recorder) CommandStarted(step *engine.StepResult, pid int) {
 func (c *Recorder) CommandEnded(step *engine.StepResult, exit proc.Exit, timedOut bool) {
 	s := c.step(step)
 	s.exit = exit
-	s.exec.ExitCode, s.exec.Timeout = exit.Code, timedOut
+	s.exec.Timeout = timedOut
+	if exit.Code != 0 || !s.exec.NotStarted {
+		s.exec.ExitCode = &exit.Code
+	}
 	if exit.Signal != 0 {
-		s.exec.Signal = signalName(exit.Signal)
+		s.exec.Signal = cmp.Or(unix.SignalName(exit.Signal), exit.Signal.String())
 	}
 }
 
@@ -316,25 +313,21 @@ func (c *Recorder) ComponentFetched(component *fetch.Component) { c.roots = appe
 // component is found, for a trace.
 func (c *Recorder) component(found engine.Found) *trace.Component {
 	if src := found.Source; src != nil {
-		digest := trace.Digest{}
-		for kind, value := range map[string]string{
-			trace.SHA256Tree: treeHex(src.Tree),
-			trace.SHA256:     strings.TrimPrefix(src.Digest, "sha256:"),
-			trace.GitCommit:  src.Commit,
-			trace.GitTree:    src.GitTree,
-		} {
-			if value != "" {
-				digest[kind] = value
-			}
+		digest := trace.Digest{
+			trace.SHA256Tree: bareHex(src.Tree), trace.SHA256: bareHex(src.Digest),
+			trace.GitCommit: src.Commit, trace.GitTree: src.GitTree,
 		}
+		maps.DeleteFunc(digest, func(_, value string) bool { return value == "" })
+		dir, _ := filepath.Rel(found.Root, found.Dir) // both are absolute
 		return &trace.Component{
 			Kind: src.Kind, Location: src.Location, Version: src.Version, ResolvedRef: src.ResolvedRef, Digest: digest,
-			Dir: below(found.Root, found.Dir), File: found.File,
+			Dir: dir, File: found.File,
 		}
 	}
 	sum := sha256.Sum256(found.Text)
 	k := &trace.Component{
-		Kind: trace.Local, Location: found.Dir, File: found.File, Digest: trace.Digest{trace.SHA256: hexOf(sum[:])},
+		Kind: trace.Local, Location: found.Dir, File: found.File,
+		Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])},
 	}
 	if found.Root != "" { // a part of a fetched component: the step around it has the digest
 		return k
@@ -353,18 +346,8 @@ func (c *Recorder) paths(filesDir string) Paths {
 	p.Add(c.place.ScriptDir, trace.TempDir)
 	p.Add(c.realTemp, trace.TempDir)
 	for _, root := range c.roots {
-		p.Add(root.Root, trace.CacheDir+"/"+treeHex(root.Tree))
+		p.Add(root.Root, trace.CacheDir+"/"+bareHex(root.Tree))
 	}
-	if filesDir != "" {
-		p.Add(filesDir, trace.StepDir)
-	}
+	p.Add(filesDir, trace.StepDir)
 	return p
-}
-
-// signalName is the name of a signal.
-func signalName(s syscall.Signal) string {
-	if name := unix.SignalName(s); name != "" {
-		return name
-	}
-	return s.String()
 }

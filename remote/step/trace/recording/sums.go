@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/stepmux/stepmux/internal/lazyregexp"
+
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
@@ -39,11 +41,9 @@ type summed struct {
 	digest string
 }
 
-func hexOf(sum []byte) string { return hex.EncodeToString(sum) }
-
 // file returns the SHA-256 of the regular file path, which info is of.
 func (s *sums) file(path string, info fs.FileInfo) (string, error) {
-	state, _ := stateOf(info)
+	state := stateOf(info)
 	if known, ok := s.files[path]; ok && known.state == state {
 		return known.digest, nil
 	}
@@ -60,7 +60,7 @@ func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 	if _, err := io.Copy(io.MultiWriter(h, v), io.LimitReader(file, maxSummed)); err != nil {
 		return "", fmt.Errorf("read %s: %w", path, err)
 	}
-	digest := hexOf(h.Sum(nil))
+	digest := hex.EncodeToString(h.Sum(nil))
 	if s.files == nil || len(s.files) >= maxKnownFiles {
 		s.files = map[string]summed{}
 	}
@@ -74,18 +74,12 @@ func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 	return digest, nil
 }
 
-func stateOf(info fs.FileInfo) (state [5]int64, ok bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return state, false
+func stateOf(info fs.FileInfo) (state [5]int64) {
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		//nolint:unconvert // not on all machines
+		state = [5]int64{int64(st.Ino), st.Size, int64(st.Mode), st.Ctim.Sec, st.Ctim.Nsec}
 	}
-	return [5]int64{
-		int64(st.Ino),
-		st.Size,
-		int64(st.Mode),
-		st.Ctim.Sec,
-		st.Ctim.Nsec,
-	}, true //nolint:unconvert // not on all machines
+	return state
 }
 
 // program is a file that can be executed, and its SHA-256; that is empty if it cannot be read.
@@ -98,10 +92,7 @@ func (s *sums) programs(cmd *proc.Command, isScript bool) (run, interpreter prog
 	if isScript {
 		return run, run
 	}
-	if name := interpreterOf(run.path); name != "" {
-		interpreter = s.find(name, cmd)
-	}
-	return run, interpreter
+	return run, s.find(interpreterOf(run.path), cmd)
 }
 
 // find returns the program that cmd runs as name; zero if it does not exist.
@@ -128,7 +119,7 @@ func (s *sums) tree(dir, work string) string {
 	if err != nil {
 		return ""
 	}
-	if rel, err := filepath.Rel(real, work); err == nil && rel != ".." && !strings.HasPrefix(rel, "../") {
+	if rel, err := filepath.Rel(real, work); err == nil && filepath.IsLocal(rel) {
 		return ""
 	}
 	digest, _ := fetch.DirTree(real, maxTreeEntries, maxTreeSize, s.file)
@@ -153,21 +144,19 @@ func interpreterOf(path string) string {
 		return ""
 	}
 	line, _, _ = bytes.Cut(line, []byte("\n"))
-	words := strings.Fields(string(line))
-	if len(words) > 1 && filepath.Base(words[0]) == "env" {
-		words = words[1:]
-		if words[0] == "-S" {
-			words = words[1:]
-		}
+	words := append(strings.Fields(string(line)), "", "")
+	switch {
+	case filepath.Base(words[0]) != "env" || words[1] == "":
+		return words[0]
+	case words[1] == "-S":
+		return words[2]
+	default:
+		return words[1]
 	}
-	if len(words) == 0 {
-		return ""
-	}
-	return words[0]
 }
 
-// versionMark stands before the version in bash.
-const versionMark = "@(#)Bash version "
+// bashVersion matches the version of bash in its file.
+var bashVersion = lazyregexp.New(`@\(#\)(Bash version [ -~]{0,64})\x00`)
 
 // versionFinder finds the version of bash in its file.
 type versionFinder struct {
@@ -176,36 +165,15 @@ type versionFinder struct {
 }
 
 func (v *versionFinder) Write(p []byte) (int, error) {
-	if v.version != "" {
-		return len(p), nil
-	}
-	const most = len(versionMark) + 64
-	v.tail = append(v.tail, p[:min(len(p), most)]...)
-	v.look(v.tail)
-	if len(p) > most {
-		v.look(p)
-		v.tail = append(v.tail[:0], p[len(p)-most:]...)
-	}
-	v.tail = append(v.tail[:0], v.tail[max(0, len(v.tail)-most):]...)
-	return len(p), nil
-}
-
-func (v *versionFinder) look(data []byte) {
-	at := bytes.Index(data, []byte(versionMark))
-	if at < 0 || v.version != "" {
-		return
-	}
-	rest := data[at+len(versionMark):]
-	end := bytes.IndexByte(rest, 0)
-	if end < 0 || end > 64 {
-		return
-	}
-	v.version = "Bash version " + string(bytes.Map(func(c rune) rune {
-		if c < 0x20 || c > 0x7e {
-			return -1
+	const most = 100 // bytes that bashVersion matches
+	if v.version == "" {
+		v.tail = append(v.tail, p...)
+		if found := bashVersion().FindSubmatch(v.tail); found != nil {
+			v.version = string(found[1])
 		}
-		return c
-	}, rest[:end]))
+		v.tail = append(v.tail[:0], v.tail[max(0, len(v.tail)-most):]...)
+	}
+	return len(p), nil
 }
 
 // ownDigest is the SHA-256 of the file of this program; empty if it cannot be read.
@@ -219,14 +187,5 @@ var ownDigest = sync.OnceValue(func() string {
 	if _, err := io.Copy(h, file); err != nil {
 		return ""
 	}
-	return hexOf(h.Sum(nil))
+	return hex.EncodeToString(h.Sum(nil))
 })
-
-// below returns dir as a path below root.
-func below(root, dir string) string {
-	rel, err := filepath.Rel(root, dir)
-	if err != nil {
-		return dir
-	}
-	return rel
-}

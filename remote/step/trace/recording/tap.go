@@ -18,7 +18,7 @@ const (
 // waits for. The stream waits for the sums only if it runs far ahead of them. It is safe for concurrent use.
 type Tap struct {
 	to      io.Writer
-	dropped func() int64 // by to; may be nil
+	dropped func() int64 // bytes that to has not kept
 	queue   chan piece
 	done    chan struct{} // closed once the parts are final
 	parts   []*part       // of the goroutine, then of all
@@ -41,7 +41,7 @@ var pieces = sync.Pool{New: func() any { b := make([]byte, 0, tapPiece); return 
 // NewTap returns a Tap to w. If w tells by a method Dropped() int64 how many bytes it has not kept, parts that have
 // some of those are truncated. The caller must close it.
 func NewTap(w io.Writer) *Tap {
-	t := &Tap{to: w, queue: make(chan piece, tapQueue), done: make(chan struct{})}
+	t := &Tap{to: w, dropped: func() int64 { return 0 }, queue: make(chan piece, tapQueue), done: make(chan struct{})}
 	if d, ok := w.(interface{ Dropped() int64 }); ok {
 		t.dropped = d.Dropped
 	}
@@ -53,13 +53,13 @@ func NewTap(w io.Writer) *Tap {
 func (t *Tap) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	before := t.lost()
+	before := t.dropped()
 	n, err := t.to.Write(p)
 	t.length += int64(n)
 	if t.count == 0 || t.closed {
 		return n, err
 	}
-	truncated := t.lost() > before
+	truncated := t.dropped() > before
 	for rest := p[:n]; len(rest) > 0; {
 		m := min(len(rest), tapPiece)
 		data := pieces.Get().(*[]byte)
@@ -68,13 +68,6 @@ func (t *Tap) Write(p []byte) (int, error) {
 		rest = rest[m:]
 	}
 	return n, err
-}
-
-func (t *Tap) lost() int64 {
-	if t.dropped == nil {
-		return 0
-	}
-	return t.dropped()
 }
 
 // Begin ends one part and begins the next, in which paths stand as the markers they have now. It returns the

@@ -1,8 +1,8 @@
 package recording
 
 import (
+	"cmp"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -38,6 +38,7 @@ type tracer struct {
 	paths    Paths // of the current step
 	t        *trace.Trace
 	spent    int64 // on steps
+	cut      bool  // some data is left out
 }
 
 func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace {
@@ -47,7 +48,7 @@ func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace
 		Message: t.message(res.Message), Paths: map[string]string{trace.WorkDir: t.place.WorkDir}, Steps: []trace.StepRun{},
 	}}
 	for _, c := range t.roots {
-		t.t.Volatile.Paths[trace.CacheDir+"/"+treeHex(c.Tree)] = c.Root
+		t.t.Volatile.Paths[trace.CacheDir+"/"+bareHex(c.Tree)] = c.Root
 	}
 	def := t.job.Definition
 	t.hideReferences(def)
@@ -57,19 +58,13 @@ func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace
 	id := &t.t.Identity
 	id.Job = t.jobOf()
 	id.Runtime = Runtime(t.cfg.Version)
-	id.Status, id.Reason, id.ExitCode = res.Status.String(), reasonOf(res), res.ExitCode
+	id.Status, id.Reason = res.Status.String(), reasonOf(res)
+	id.ExitCode = trace.ExitCode(id.Status, res.ExitCode)
 	id.Outputs, id.Exports = t.values(res.Outputs), t.values(res.Exports)
-	var cut bool
-	id.Steps, cut = t.steps(def, res.Steps, "")
-	if cut || t.short != nil {
-		text := fmt.Sprintf(
-			"steps marked as truncated lack large data: the trace has more than %d bytes of it",
-			maxRecorded,
-		)
-		if t.short != nil {
-			text = "steps marked as truncated lack large data: " + t.short.Error()
-		}
-		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, text)
+	id.Steps = t.steps(def, res.Steps, "")
+	if t.cut || t.short != nil {
+		why := cmp.Or(t.short, fmt.Errorf("the trace has more than %d bytes of it", maxRecorded))
+		t.t.Volatile.Warnings = append(t.t.Volatile.Warnings, "steps marked as truncated lack large data: "+why.Error())
 	}
 	t.t.Volatile.Versions = t.sums.versions
 	t.t.Secrets = t.redactor.Salt()
@@ -99,38 +94,32 @@ func (t *tracer) jobOf() trace.Job {
 	return j
 }
 
-// steps are the steps of def with their results. cut tells that some data is left out.
-func (t *tracer) steps(def *pb.Definition, results []engine.StepResult, path string) (list []trace.Step, cut bool) {
-	list = make([]trace.Step, 0, len(results))
-	for i, s := range def.GetSteps() {
-		if i >= len(results) {
+// steps are the steps of def with their results.
+func (t *tracer) steps(def *pb.Definition, results []engine.StepResult, path string) []trace.Step {
+	list := make([]trace.Step, 0, len(results))
+	for i := range min(len(def.GetSteps()), len(results)) {
+		if t.spent += stepCost; t.spent > maxRecorded {
+			t.cut = true
 			break
 		}
-		at := fmt.Sprint(i)
-		if path != "" {
-			at = path + "." + at
-		}
-		if t.spent += stepCost; t.spent > maxRecorded {
-			return list, true
-		}
-		step, stepCut := t.step(s, &results[i], at)
-		list, cut = append(list, step), cut || stepCut
+		at := strings.TrimPrefix(fmt.Sprintf("%s.%d", path, i), ".")
+		list = append(list, t.step(def.GetSteps()[i], &results[i], at))
 	}
-	return list, cut
+	return list
 }
 
 // step is one step.
-func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.Step, bool) {
+func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) trace.Step {
 	rec := t.Recorder.steps[res]
 	if rec == nil {
 		rec = &stepRecord{}
 	}
 	t.paths = t.Recorder.paths(rec.filesDir)
 	step := trace.Step{
-		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), ExitCode: res.ExitCode,
-		When:      s.GetWhen(),
+		Path: path, Name: t.message(res.Name), Kind: rec.kind, Status: res.Status.String(), When: s.GetWhen(),
 		Component: t.found(rec.component), Truncated: rec.cut,
 	}
+	step.ExitCode = trace.ExitCode(step.Status, res.ExitCode)
 	t.reference(s, &step)
 	if s.GetCondition() != "" {
 		step.Condition.Expr, step.Condition.Value = t.text(s.GetCondition(), false), rec.condition
@@ -147,24 +136,24 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) (trace.St
 	run := trace.StepRun{
 		Path: path, Started: res.Started.UTC(), Ended: res.Finished.UTC(), PID: rec.pid, MaxRSS: rec.exit.MaxRSS,
 		UserMS: ms(rec.exit.UserTime), SystemMS: ms(rec.exit.SystemTime), Cache: rec.cache,
-		Message: t.message(res.Message), Warnings: t.messages(res.Warnings),
+		Message: t.message(res.Message),
 	}
-	if rec.output {
+	for _, text := range res.Warnings {
+		run.Warnings = append(run.Warnings, t.message(text))
+	}
+	if rec.exec != nil {
 		step.Logs.Stdout, run.Stdout = t.taps[0].Part(rec.parts[0])
 		step.Logs.Stderr, run.Stderr = t.taps[1].Part(rec.parts[1])
 	}
 	if !res.Started.IsZero() {
 		t.t.Volatile.Steps = append(t.t.Volatile.Steps, run)
 	}
-	cut := rec.cut
+	t.cut = t.cut || rec.cut
 	if len(res.Steps) > 0 {
-		var below bool
-		if step.Steps, below = t.steps(rec.body, res.Steps, path); len(step.Steps) < len(res.Steps) {
-			step.Truncated = true
-		}
-		cut = cut || below
+		step.Steps = t.steps(rec.body, res.Steps, path)
+		step.Truncated = rec.cut || len(step.Steps) < len(res.Steps)
 	}
-	return step, cut
+	return step
 }
 
 // exec is the command of the step.
@@ -218,22 +207,19 @@ func (t *tracer) reference(s *pb.Step, step *trace.Step) {
 		return
 	}
 	text := s.GetStep()
-	if text == "" { // in its long form
-		text = t.jsonOf(ref)
+	if text == "" {
+		text = longForm(ref)
 	}
 	step.Reference.Text, step.Reference.Dynamic = t.text(text, false), ref.GetProtocol() == pb.Reference_dynamic
 }
 
-func (t *tracer) jsonOf(ref *pb.Reference) string {
+// longForm is a reference in its long form, as JSON.
+func longForm(ref *pb.Reference) string {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(ref)
-	if err != nil {
-		return ""
-	}
 	var tree any
-	if json.Unmarshal(data, &tree) != nil {
-		return ""
+	if err == nil && json.Unmarshal(data, &tree) == nil {
+		data, _ = json.Marshal(tree) // the order of which does not change, as that of the first form may
 	}
-	data, _ = json.Marshal(tree) // the order of which does not change, as that of the first form may
 	return string(data)
 }
 
@@ -337,14 +323,6 @@ func (t *tracer) markAny(v any) any {
 // message is a text for people.
 func (t *tracer) message(text string) string { return t.job.Secrets.Message(text) }
 
-func (t *tracer) messages(texts []string) []string {
-	all := make([]string, len(texts))
-	for i, text := range texts {
-		all[i] = t.message(text)
-	}
-	return all
-}
-
 // Runtime is this machine and this program, which has the given version, as a trace has them.
 func Runtime(version string) trace.Runtime {
 	r := trace.Runtime{OS: runtime.GOOS, Arch: runtime.GOARCH}
@@ -377,7 +355,7 @@ func sumDigest(sum string) trace.Digest {
 	return trace.Digest{trace.SHA256: sum}
 }
 
-func treeHex(tree string) string { return strings.TrimPrefix(tree, "sha256:") }
+func bareHex(digest string) string { return strings.TrimPrefix(digest, "sha256:") }
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
@@ -386,6 +364,5 @@ func newUUID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	h := hex.EncodeToString(b[:])
-	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }

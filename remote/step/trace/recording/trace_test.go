@@ -3,6 +3,7 @@ package recording
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -132,7 +133,7 @@ func TestTraceTellsOfAllEnds(t *testing.T) {
 	require.False(t, *all[0].Condition.Value)
 	require.Nil(t, all[0].Exec)
 	require.Equal(t, "SIGKILL", all[1].Exec.Signal)
-	require.Equal(t, 137, all[1].Exec.ExitCode)
+	require.Equal(t, new(137), all[1].Exec.ExitCode)
 	require.Equal(t, trace.KindScript, all[1].Kind)
 	require.Equal(t, "kill -9 $$", all[1].Inputs["script"].Value.Text())
 	require.Equal(t, all[1].Exec.Program, all[1].Exec.Interpreter)
@@ -142,7 +143,7 @@ func TestTraceTellsOfAllEnds(t *testing.T) {
 	require.True(t, all[2].Steps[0].Exec.Timeout)
 	require.Equal(t, trace.Skipped, all[2].Steps[1].Status)
 	require.True(t, all[3].Exec.NotStarted)
-	require.Equal(t, 127, all[3].Exec.ExitCode)
+	require.Equal(t, new(127), all[3].Exec.ExitCode)
 	require.Nil(t, all[3].Exec.Program)
 	require.Equal(t, "no-such-program", all[3].Exec.Argv[0].Value)
 	require.Nil(t, all[4].Component)
@@ -453,7 +454,7 @@ func TestFilesAreSummedUpAgainOnlyWhenTheyChange(t *testing.T) {
 }
 
 func TestVersionOfBashIsFoundInItsFile(t *testing.T) {
-	text := strings.Repeat("x", 1000) + versionMark + "5.2.15(1) release GNU\x00" + strings.Repeat("y", 1000)
+	text := strings.Repeat("x", 1000) + "@(#)Bash version 5.2.15(1) release GNU\x00" + strings.Repeat("y", 1000)
 	for size := 1; size < len(text); size += 7 {
 		v := &versionFinder{}
 		for rest := text; rest != ""; {
@@ -486,4 +487,35 @@ func BenchmarkTracedJob(b *testing.B) {
 			}
 		})
 	}
+}
+
+// A step that never ran, or failed without an exit code, had the exit code of a success.
+func TestOnlyAStepWhoseScriptEndedHasAnExitCode(t *testing.T) {
+	tr := newTrial(t, `
+- {name: done, script: "true"}
+- {name: never, if: "false", script: echo}
+- {name: list, run: [{name: three, script: exit 3}]}
+- {name: missing, when: always, exec: {command: [no-such-program]}}
+- {name: unknown, when: always, step: ./nowhere}
+`, traced())
+	made, _ := tr.trace(tr.run())
+	data, err := made.Encode()
+	require.NoError(t, err)
+	type result struct {
+		Name     string
+		ExitCode any `json:"exit_code"`
+		Exec     *struct {
+			ExitCode any `json:"exit_code"`
+		}
+		Steps []result
+	}
+	var got struct{ Identity result }
+	require.NoError(t, json.Unmarshal(data, &got))
+	require.Equal(t, 3.0, got.Identity.ExitCode)
+	codes := map[string]any{}
+	for _, s := range got.Identity.Steps {
+		codes[s.Name] = s.ExitCode
+	}
+	require.Equal(t, map[string]any{"done": 0.0, "never": nil, "list": 3.0, "missing": 127.0, "unknown": nil}, codes)
+	require.Equal(t, 0.0, got.Identity.Steps[0].Exec.ExitCode)
 }

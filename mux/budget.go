@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// sessions is a connection's session budget: a first-come first-served semaphore over the sessions that the server
-// allows. Their number may be unknown until the server refuses one.
-type sessions struct {
+// budget is a first-come first-served semaphore over the sessions that the server allows on a connection. Their number
+// may be unknown until the server refuses one. A budget without a limit also counts channels of other kinds.
+type budget struct {
 	scarce func() // called without the lock when a caller begins to wait; may be nil
 
 	mu      sync.Mutex // guards the following
-	limit   int        // the number the server allows; 0 while unknown
+	limit   int        // the number the server allows; 0 while unknown, or if there is none
 	learned bool
 	taken   int       // slots handed out
 	open    int       // sessions the server has confirmed and not closed; <= taken
@@ -31,12 +31,10 @@ type slotWaiter struct {
 	ready chan struct{} // closed once the slots are taken
 }
 
-func newSessions(limit int) *sessions { return &sessions{limit: limit} }
-
 // budgetLocked returns how many slots are handed out at once. A server frees a session only some time after its close,
 // so a budget of the whole limit meets refusals all the time; with two less it hardly ever does. Small limits are used
 // whole; refused opens are tried again.
-func (s *sessions) budgetLocked() int {
+func (s *budget) budgetLocked() int {
 	if s.limit >= 5 {
 		return s.limit - 2
 	}
@@ -45,12 +43,12 @@ func (s *sessions) budgetLocked() int {
 
 // fitsLocked reports whether n slots are free. If no slot is taken, any number is: if the server allows fewer, its
 // refusal tells.
-func (s *sessions) fitsLocked(n int) bool {
+func (s *budget) fitsLocked(n int) bool {
 	return s.limit == 0 || s.taken == 0 || s.taken+n <= s.budgetLocked()
 }
 
 // tryAcquire takes n slots if they are free and no caller waits.
-func (s *sessions) tryAcquire(n int) bool {
+func (s *budget) tryAcquire(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.waiters.Len() > 0 || !s.fitsLocked(n) {
@@ -61,24 +59,20 @@ func (s *sessions) tryAcquire(n int) bool {
 }
 
 // wanted reports whether a caller waits for slots.
-func (s *sessions) wanted() bool {
+func (s *budget) wanted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.waiters.Len() > 0
 }
 
 // acquire takes n slots together, and waits for them in the order of calls.
-func (s *sessions) acquire(ctx context.Context, done <-chan struct{}, n int) error {
-	s.mu.Lock()
-	if s.waiters.Len() == 0 && s.fitsLocked(n) {
-		s.taken += n
-		s.mu.Unlock()
-		return nil
-	}
+func (s *budget) acquire(ctx context.Context, done <-chan struct{}, n int) error {
 	w := &slotWaiter{n: n, ready: make(chan struct{})}
+	s.mu.Lock()
 	place := s.waiters.PushBack(w)
+	s.grantLocked()
 	s.mu.Unlock()
-	if s.scarce != nil {
+	if s.scarce != nil && !isDone(w.ready) {
 		s.scarce()
 	}
 
@@ -103,19 +97,8 @@ func (s *sessions) acquire(ctx context.Context, done <-chan struct{}, n int) err
 	return err
 }
 
-// release gives n slots back.
-func (s *sessions) release(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.taken -= n
-	if s.taken < 0 {
-		panic("BUG: mux: more sessions released than taken")
-	}
-	s.grantLocked()
-}
-
 // grantLocked serves waiters in order as far as slots are free.
-func (s *sessions) grantLocked() {
+func (s *budget) grantLocked() {
 	for e := s.waiters.Front(); e != nil; e = s.waiters.Front() {
 		w := e.Value.(*slotWaiter)
 		if !s.fitsLocked(w.n) {
@@ -132,7 +115,7 @@ func (s *sessions) grantLocked() {
 // A learned limit may be too small: answers on their way were not counted, or sessions that we had closed were not free
 // yet. So it grows to the number that is seen open. After many opens without a refusal, while others wait, a limit one
 // larger is tried. Each refusal doubles the number of opens that it takes.
-func (s *sessions) opened() {
+func (s *budget) opened() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open++
@@ -154,18 +137,22 @@ func (s *sessions) opened() {
 }
 
 // closed gives a slot back, and counts its session as gone if it was open.
-func (s *sessions) closed(wasOpen bool) {
+func (s *budget) closed(wasOpen bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.taken--
 	if wasOpen {
-		s.mu.Lock()
 		s.open--
-		s.mu.Unlock()
 	}
-	s.release(1)
+	if s.taken < 0 {
+		panic("BUG: mux: more sessions released than taken")
+	}
+	s.grantLocked()
 }
 
 // refuse learns from a refusal and returns how many sessions are open. After the first refusal that number is the
 // limit; later, a limit that was tried larger goes back.
-func (s *sessions) refuse() (open int) {
+func (s *budget) refuse() (open int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refused++
@@ -181,7 +168,7 @@ func (s *sessions) refuse() (open int) {
 	return s.open
 }
 
-func (s *sessions) stat() SessionStat {
+func (s *budget) stat() SessionStat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return SessionStat{

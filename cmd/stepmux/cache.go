@@ -1,0 +1,229 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/commands"
+)
+
+// maxCacheReport bounds the report of a VM, in bytes.
+const maxCacheReport = 16 << 20
+
+// maxCacheObjects bounds the objects in it, which take more memory than their text.
+const maxCacheObjects = 200_000
+
+// cacheFlags are the flags of a command below cache.
+type cacheFlags struct {
+	vmFlags
+	verb   string
+	output string
+	dir    string
+	unused time.Duration
+}
+
+// cacheReport is the report of a VM or, if Instance is empty, of this machine.
+type cacheReport struct {
+	Instance string `json:"instance,omitempty"`
+	commands.CacheReport
+}
+
+func newCacheCommand() *cobra.Command {
+	return withCommands(&cobra.Command{
+		Use:   "cache",
+		Short: "Look after the cache of fetched steps, on this machine or on VMs",
+	},
+		newCacheVerb("list", "List the components in the cache", `List the components in the cache, the least recently used
+first, with their sizes and the places they were fetched from.`),
+		newCacheVerb("prune", "Remove components that no job uses", `Remove the components that no job uses, and what killed
+processes have left. Jobs may run meanwhile. The directories of a component are read-only, so that rm -rf cannot
+remove them unless root calls it. After prune, while no job runs, it can.`),
+		newCacheVerb("verify", "Compare components with their digests", `Compare the files of all components with their
+digests, and remove the components that were changed. List those, also the ones that a job uses and which
+therefore stay.`),
+	)
+}
+
+func newCacheVerb(verb, short, long string) *cobra.Command {
+	f := cacheFlags{verb: verb}
+	cmd := &cobra.Command{
+		Use:   verb,
+		Short: short,
+		Long: long + `
+
+With --instance or --inventory it does so on VMs, by the step runner there and as the user of the builds.
+
+` + vmHelp + `
+
+Exit codes:
+  0        done
+  1        verify: a component was changed
+  2        wrong usage
+  3        a cache or a VM failed
+  130      interrupted (Ctrl-C)`,
+		Example: "  stepmux cache " + verb + "\n  stepmux cache " + verb + " --inventory fleet.yml",
+		Args:    cobra.NoArgs,
+		RunE:    f.run,
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	outputFlag(fl, &f.output, "text, or json for an object per cache")
+	fl.StringVar(&f.dir, "cache-dir", "", "directory of the cache (default stepmux-steps in the user's cache directory)")
+	if verb == "prune" {
+		timeFlag(fl, &f.unused, "unused-for", "keep components that were used within this time, such as 24h")
+	}
+	return cmd
+}
+
+func (f *cacheFlags) run(cmd *cobra.Command, _ []string) error {
+	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	defer stop()
+	reports, err := f.reports(ctx)
+	if err != nil {
+		return err
+	}
+	code := 0
+	for _, r := range reports {
+		if f.verb == "verify" && len(r.Components) > 0 {
+			code = max(code, 1)
+		}
+		if r.Error != "" {
+			code = exitSystem
+		}
+		if f.output == "json" {
+			err = writeJSON(cmd.OutOrStdout(), r)
+		} else {
+			err = f.writeText(cmd.OutOrStdout(), cmd.ErrOrStderr(), r)
+		}
+		if err != nil {
+			return systemError(err)
+		}
+	}
+	return withCode(cmp.Or(endsignal.Code(ctx), code), nil)
+}
+
+// reports returns the reports of the VMs or, if the flags name none, of this machine.
+func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
+	if len(f.instances) > 0 || f.inventory != "" {
+		return onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) cacheReport {
+			r, err := f.onVM(ctx, p, in)
+			if err != nil {
+				r.Error = termtext.Short(err.Error(), 1000)
+			}
+			r.Instance = in.ID
+			return r
+		})
+	}
+	if err := f.needsVM(); err != nil {
+		return nil, err
+	}
+	return []cacheReport{{CacheReport: commands.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
+}
+
+// onVM does the same on a VM, by the step runner there.
+func (f *cacheFlags) onVM(ctx context.Context, p *instance.Provider, in instance.Instance) (r cacheReport, err error) {
+	conn, err := p.Dial(ctx, in.ID, nil)
+	if err != nil {
+		return r, err
+	}
+	defer conn.Close()
+	argv := append([]string(nil), in.Runner...)
+	if len(argv) == 0 {
+		argv = append(argv, connector.DefaultRunner...)
+	}
+	argv = append(argv, "steps", "cache", f.verb)
+	if f.dir != "" {
+		argv = append(argv, "--cache-dir", f.dir)
+	}
+	if f.unused > 0 {
+		argv = append(argv, "--unused-for", f.unused.String())
+	}
+	var stderr tail.Writer
+	process, err := conn.Start(ctx, mux.Command{Argv: argv, Stderr: &stderr})
+	if err != nil {
+		return r, err
+	}
+	defer process.Close()
+	defer context.AfterFunc(ctx, func() { _ = process.Close() })()
+	_ = process.CloseWrite() // an error means that it has ended
+	data, readErr := io.ReadAll(io.LimitReader(process, maxCacheReport+1))
+	if readErr == nil && len(data) > maxCacheReport {
+		return r, fmt.Errorf("its report has more than %d MiB", maxCacheReport>>20)
+	}
+	waitErr := process.Wait(ctx)
+	data = bytes.TrimSpace(data)
+	data = data[bytes.LastIndexByte(data, '\n')+1:] // a login shell may have printed lines before
+	if n := bytes.Count(data, []byte("{")); n > maxCacheObjects {
+		return r, fmt.Errorf("its report has %d components, more than %d", n, maxCacheObjects)
+	}
+	if json.Unmarshal(data, &r) == nil {
+		return r, nil // the exit code says no more than the report
+	}
+	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program)",
+		cmp.Or(stderr.String(), strings.Join(argv, " ")), cmp.Or(readErr, waitErr, errors.New("it prints no report")))
+}
+
+// writeText writes r, whose texts may come from a VM.
+func (f *cacheFlags) writeText(out, problems io.Writer, r cacheReport) error {
+	where := ""
+	if r.Instance != "" {
+		where = r.Instance + ": "
+	}
+	if r.Error != "" {
+		fmt.Fprintf(problems, "stepmux: %s%s\n", where, termtext.Short(r.Error, 1000))
+	}
+	var total int64
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, c := range r.Components {
+		total += c.Bytes
+		used := "unknown"
+		if !c.Used.IsZero() {
+			used = c.Used.Local().Format("2006-01-02 15:04")
+		}
+		if c.InUse {
+			used = "in use"
+		}
+		from := "of an unknown source"
+		if len(c.Sources) > 0 {
+			s := c.Sources[0]
+			from = s.Kind + " " + s.Location + " " + cmp.Or(s.Commit, s.Digest)
+		}
+		if more := len(c.Sources) - 1; more > 0 {
+			from += fmt.Sprintf(" and %d more", more)
+		}
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\n", termtext.Short(c.Tree, 19), size(c.Bytes), used, termtext.Short(from, 300))
+	}
+	_ = t.Flush() // it writes to memory
+	counted := map[string]string{"list": "in the cache", "prune": "removed", "verify": "changed"}[f.verb]
+	_, err := fmt.Fprintf(out, "%s%d components %s, %s\n%s", where, len(r.Components), counted, size(total), b.String())
+	return err
+}
+
+// size returns a number of bytes in KiB, MiB or GiB.
+func size(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	default:
+		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+	}
+}

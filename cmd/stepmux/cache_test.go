@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// ordinary returns a command that has no more rights than an ordinary user: root could write in any directory.
+func ordinary(argv ...string) *exec.Cmd {
+	if os.Geteuid() == 0 {
+		argv = append([]string{"setpriv", "--bounding-set=-dac_override,-fowner"}, argv...)
+	}
+	return exec.Command(argv[0], argv[1:]...)
+}
+
+// A cache could be removed neither by its user's rm nor by a command of ours.
+func TestTheCacheIsListedVerifiedAndPrunedHereAndOnAVM(t *testing.T) {
+	e := newExample(t)
+	require.Equal(t, "0 components in the cache, 0.0 KiB\n", e.well("cache", "list"))
+	e.well(append([]string{"local"}, e.vars...)...)
+	dir := filepath.Join(e.dir, ".cache", "stepmux-steps")
+	listed := e.well("cache", "list")
+	require.Regexp(t, `^3 components in the cache, \d+\.\d KiB\n`, listed)
+	const about = `(?m)^  sha256:[0-9a-f]{12}\.*  +\S+ KiB +\d{4}-\d\d-\d\d \d\d:\d\d +git `
+	require.Regexp(t, about+e.sources.Git+` [0-9a-f]{40}$`, listed)
+
+	s := sshtest.OpenSSH(t)
+	vm := []string{
+		"--cache-dir", dir, "--instance", "vm-1=ssh://" + s.User + "@" + s.Addr, "--identity", s.IdentityFile,
+		"--known-hosts", s.KnownHosts,
+	}
+	onVM := append(vm[:len(vm):len(vm)], "--runner-command", runnertest.Command(t)[0])
+	var here, there cacheReport
+	require.NoError(t, json.Unmarshal([]byte(e.well("cache", "list", "--output", "json")), &here))
+	listed = e.well(append([]string{"cache", "list", "--output", "json"}, onVM...)...)
+	require.NoError(t, json.Unmarshal([]byte(listed), &there))
+	require.Equal(t, "vm-1", there.Instance)
+	require.Len(t, here.Components, 3)
+	require.Equal(t, here.Components, there.Components)
+
+	files, err := filepath.Glob(filepath.Join(dir, "v1", "comp", "*", "tree", "*.yml"))
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	require.NoError(t, os.Chmod(files[0], 0o600))
+	out, stderr, code := e.run(append([]string{"cache", "verify"}, onVM...)...)
+	require.Equal(t, 1, code, stderr)
+	require.Contains(t, out, "vm-1: 1 components changed")
+	require.Equal(t, "0 components changed, 0.0 KiB\n", e.well("cache", "verify"))
+
+	require.Equal(t, "vm-1: 0 components removed, 0.0 KiB\n",
+		e.well(append([]string{"cache", "prune", "--unused-for", "1h"}, onVM...)...))
+	pruned, err := ordinary(e.program, "cache", "prune", "--cache-dir", dir).CombinedOutput()
+	require.NoError(t, err, "%s", pruned)
+	require.Contains(t, string(pruned), "2 components removed")
+	removed, err := ordinary("rm", "-rf", dir).CombinedOutput()
+	require.NoError(t, err, "%s", removed)
+	require.NoDirExists(t, dir)
+
+	out, stderr, code = e.run(append([]string{"cache", "list", "--runner-command", "/bin/echo"}, vm...)...)
+	require.Equal(t, exitSystem, code)
+	require.Equal(t, "vm-1: 0 components in the cache, 0.0 KiB\n", out)
+	require.Contains(t, stderr, "vm-1: /bin/echo steps cache list --cache-dir "+dir+": it prints no report")
+}
+
+func TestTheReportOfAVMIsShownHarmless(t *testing.T) {
+	e := newExample(t)
+	s := sshtest.OpenSSH(t)
+	script := filepath.Join(e.dir, "stepmux")
+	require.NoError(t, os.WriteFile(script, []byte(`#!/bin/sh
+cat <<\EOF
+Welcome!
+{"components":[{"tree":"\u001b]0;x\u0007","sources":[{"location":"a\nvm-2: forged"}]}],"error":"\u001b[2J\nforged"}
+EOF
+exit 3
+`), 0o700))
+	out, stderr, code := e.run("cache", "list", "--instance", "ssh://"+s.User+"@"+s.Addr, "--identity", s.IdentityFile,
+		"--known-hosts", s.KnownHosts, "--runner-command", script)
+	require.Equal(t, exitSystem, code)
+	require.NotContains(t, out+stderr, "\x1b")
+	require.NotContains(t, out+stderr, "\x07")
+	require.NotContains(t, out, "\nvm-2")
+	require.NotContains(t, stderr, "\nforged")
+	require.Contains(t, stderr, "forged")
+	_, stderr, code = e.run("cache", "list", "--identity", s.IdentityFile)
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "--identity needs a VM")
+}

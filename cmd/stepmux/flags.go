@@ -1,0 +1,134 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/spell"
+)
+
+// flagError returns an error of the flag parser in our words.
+func flagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
+		return fmt.Errorf("%w%s", err, meant("%s", "--"+unknown.GetSpecifiedName(), names))
+	}
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	switch flag := wrong.GetFlag(); flag.Value.Type() {
+	case "func":
+		return fmt.Errorf("--%s %w", flag.Name, wrong.Unwrap())
+	case "int":
+		return fmt.Errorf("--%s %.40q: write a whole number", flag.Name, wrong.GetValue())
+	default:
+		return err
+	}
+}
+
+// meant asks for the word of known that is near to word, in this form; it returns "" if there is none.
+func meant(form, word string, known []string) string {
+	near := spell.Nearest(word, known)
+	if near == "" {
+		return ""
+	}
+	return fmt.Sprintf(", did you mean "+form+"?", near)
+}
+
+// arguments returns the check of a command's arguments. A name that ends in ... stands for one or more, one in brackets
+// for at most one.
+func arguments(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		for i, name := range names {
+			if i >= len(args) && !strings.HasPrefix(name, "[") {
+				return fmt.Errorf("the %s is missing; write %s", strings.TrimSuffix(name, "..."), cmd.UseLine())
+			}
+		}
+		n := len(names)
+		if more := n > 0 && strings.HasSuffix(names[n-1], "..."); len(args) > n && !more {
+			return fmt.Errorf("one argument too many: %q; write %s", args[n], cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// unknownCommand is the check of the arguments of a command with others below it: they name none.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		names = append(names, c.Name())
+	}
+	return fmt.Errorf("unknown command %q%s", args[0], meant("%q", args[0], names))
+}
+
+// choiceFlag adds a flag that takes one of the values. *to has its default.
+func choiceFlag[T ~string](fl *pflag.FlagSet, to *T, name, usage string, values ...string) {
+	if *to != "" {
+		usage += fmt.Sprintf(" (default %q)", *to)
+	}
+	fl.Func(name, usage, func(text string) error {
+		if !slices.Contains(values, text) {
+			return fmt.Errorf("%.40q: use %s", text, either(values))
+		}
+		*to = T(text)
+		return nil
+	})
+}
+
+// outputFlag adds --output, which is text or json.
+func outputFlag(fl *pflag.FlagSet, to *string, usage string) {
+	*to = "text"
+	choiceFlag(fl, to, "output", usage, "text", "json")
+}
+
+// either returns the words with "or" before the last.
+func either(words []string) string {
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// timeFlag adds a flag for a time that is not negative. *to has its default; if there is one, a given zero becomes -1,
+// which means no time in the packages.
+func timeFlag(fl *pflag.FlagSet, to *time.Duration, name, usage string) {
+	zero := *to
+	if *to != 0 {
+		usage += fmt.Sprintf(" (default %v)", *to)
+		zero = -1
+	}
+	fl.Func(name, usage, func(text string) (err error) {
+		*to, err = time.ParseDuration(text)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%.40q: write a number with a unit, as in 30s, 5m or 2h", text)
+		case *to < 0:
+			return fmt.Errorf("%v is negative", *to)
+		case *to == 0:
+			*to = zero
+		}
+		return nil
+	})
+}
+
+// wordsFlag adds a flag for a command, which is split into words at blanks. Quotes have no meaning.
+func wordsFlag(fl *pflag.FlagSet, to *[]string, name, usage string) {
+	fl.Func(name, usage, func(text string) error {
+		if *to = strings.Fields(text); len(*to) == 0 && text != "" {
+			return errors.New("is blank")
+		}
+		return nil
+	})
+}

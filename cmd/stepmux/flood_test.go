@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+// runUnread runs two builds at once whose standard output nobody reads: one writes without end, the other a line.
+// end is called when the pipe is full; took is the time from there.
+func runUnread(t *testing.T, end func(p *os.Process), args ...string) (code int, took time.Duration, stderr string) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range map[string]string{"flood": "yes flood", "innocent": "echo innocent"} {
+		text := "run: [{script: " + script + "}]\n"
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yml"), []byte(text), 0o600))
+	}
+	unread, stdout, err := os.Pipe()
+	require.NoError(t, err)
+	defer unread.Close()
+	defer stdout.Close()
+	args = append([]string{"run", "--capacity", "2"}, args...)
+	args = append(args, filepath.Join(dir, "flood.yml"), filepath.Join(dir, "innocent.yml"))
+	cmd := exec.Command(runnertest.Manager(t), args...)
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = stdout, &said
+	require.NoError(t, cmd.Start())
+	late := time.AfterFunc(4*bound, func() { _ = cmd.Process.Kill() })
+	t.Cleanup(func() {
+		late.Stop()
+		_ = cmd.Process.Kill() // unless it has ended
+	})
+	require.Eventually(t, func() bool {
+		n, err := unix.IoctlGetInt(int(unread.Fd()), unix.TIOCINQ)
+		return err == nil && n > 32<<10
+	}, bound, time.Millisecond)
+	start := time.Now()
+	end(cmd.Process)
+	err = cmd.Wait()
+	exit := (*exec.ExitError)(nil)
+	require.True(t, errors.As(err, &exit), "%v", err)
+	return exit.ExitCode(), time.Since(start), said.String()
+}
+
+// A reader that took nothing held up all builds, and the run outlived its --timeout: the log was written under a lock
+// that the builds shared.
+func TestAReaderThatTakesNothingCostsTheBuildThatFloodsIt(t *testing.T) {
+	t.Parallel()
+	code, _, stderr := runUnread(t, func(*os.Process) {}, "--timeout", "3s")
+	require.Equal(t, exitTimeout, code, stderr)
+	require.Contains(t, stderr, "2 builds, 1 failed", "the innocent build succeeds")
+	require.Contains(t, stderr, "standard output takes nothing")
+}
+
+// Two signals did not end such a run.
+func TestASecondSignalEndsARunThatNobodyReadsAtOnce(t *testing.T) {
+	t.Parallel()
+	code, took, stderr := runUnread(t, func(p *os.Process) {
+		require.NoError(t, p.Signal(syscall.SIGINT))
+		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // two signals at once may be one
+		require.NoError(t, p.Signal(syscall.SIGINT))
+	})
+	require.Equal(t, 128+int(syscall.SIGINT), code, stderr)
+	require.Less(t, took, 10*time.Second)
+}

@@ -1,0 +1,187 @@
+package connector
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// connectTo returns a Connector whose Connect has reached server, a pb.StepRunnerServer or a
+// runnerproto.StepRunnerServer, or a step runner of this kind that the options serve. stop ends both.
+func connectTo(t testing.TB, server any, options ...grpc.ServerOption) (c *Connector, stop func()) {
+	t.Helper()
+	kind, s := program.Stepmux, grpc.NewServer(options...)
+	switch server := server.(type) {
+	case program.Kind:
+		kind = server
+	case pb.StepRunnerServer:
+		pb.RegisterStepRunnerServer(s, server)
+	case runnerproto.StepRunnerServer:
+		kind = program.StepRunner
+		runnerproto.RegisterStepRunnerServer(s, server)
+	}
+	listener := bufconn.Listen(1 << 16)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(listener) })
+	c = &Connector{cfg: Config{VM: new(VM), BuildID: "b1", LogTimeout: 24 * time.Hour}, secret: wire.NewSecret()}
+	require.NoError(t, c.cfg.setDefaults())
+	c.closing, c.connected = make(chan struct{}), make(chan struct{})
+	close(c.connected)
+	c.life, c.end = context.WithCancelCause(t.Context())
+	b := &build{c: c, conn: noConn{}, program: &program.Program{Kind: kind}, serve: &serve{socket: "/tmp/b1/s"}}
+	b.serve.ready.Store(true)
+	b.early, b.bridges = make(chan net.Conn, 1), map[*bridge]struct{}{}
+	raw, err := listener.DialContext(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, b.keepEarly(raw))
+	c.build = b
+	return c, func() {
+		c.end(ErrClosed)
+		s.Stop()
+		serving.Wait()
+	}
+}
+
+// noConn opens no second bridge.
+type noConn struct{ Conn }
+
+func (noConn) DialUnix(context.Context, string) (*mux.Stream, error) {
+	return nil, errors.New("there is one bridge")
+}
+
+// endedJob is a step runner whose job has ended before anybody follows it, with this output and this final state.
+type endedJob struct {
+	pb.UnimplementedStepRunnerServer
+	output []*pb.FollowIOResponse
+	last   *pb.Job
+	trace  []byte
+
+	mu        sync.Mutex // guards the following
+	cancelled bool
+}
+
+func (s *endedJob) Run(context.Context, *pb.RunRequest) (*pb.RunResponse, error) {
+	return &pb.RunResponse{}, nil
+}
+
+func (s *endedJob) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingServer[pb.FollowResponse]) error {
+	return stream.Send(&pb.FollowResponse{Job: s.last})
+}
+
+func (s *endedJob) FollowIO(_ *pb.FollowIORequest, stream grpc.ServerStreamingServer[pb.FollowIOResponse]) error {
+	for _, piece := range s.output {
+		if err := stream.Send(piece); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *endedJob) Trace(_ *pb.TraceRequest, stream grpc.ServerStreamingServer[pb.TraceResponse]) error {
+	return stream.Send(&pb.TraceResponse{Data: s.trace})
+}
+
+func (s *endedJob) Cancel(context.Context, *pb.CancelRequest) (*pb.CancelResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancelled = true
+	return &pb.CancelResponse{}, nil
+}
+
+// stdout returns a piece of standard output.
+func stdout(text string) *pb.FollowIOResponse {
+	return &pb.FollowIOResponse{StreamType: pb.FollowIOResponse_stdout, Stream: []byte(text)}
+}
+
+// Symptom: a job that had succeeded was reported as job_execution_timeout when its time ended while its log or its
+// trace were still being delivered.
+func TestAResultInHandWinsAgainstAContextThatEndsDuringDelivery(t *testing.T) {
+	const text = "output\n"
+	for _, name := range []string{"log", "trace"} {
+		synctest.Test(t, func(t *testing.T) {
+			server := &endedJob{
+				output: []*pb.FollowIOResponse{stdout(text)}, trace: []byte("{}"),
+				last: &pb.Job{Status: pb.Job_suceeded, StdoutLen: int64(len(text))}, //nolint:misspell // as published
+			}
+			c, stop := connectTo(t, server)
+			defer stop()
+			log, trace := &slowLog{let: make(chan struct{})}, &slowLog{let: make(chan struct{})}
+			slow, quick := log, trace
+			if name == "trace" {
+				slow, quick = trace, log
+			}
+			close(quick.let)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var result Result
+			var err error
+			traced := errors.New("OnTrace was not called")
+			var executing sync.WaitGroup
+			executing.Go(func() {
+				job := Job{Script: "a", Trace: trace, OnTrace: func(err error) { traced = err }}
+				result, err = c.Execute(ctx, job, log)
+			})
+			<-ctx.Done() // the job has ended long before
+			synctest.Wait()
+			close(slow.let)
+			executing.Wait()
+			require.NoError(t, err, name)
+			require.Equal(t, Result{Status: Succeeded}, result)
+			require.NoError(t, traced)
+			require.Equal(t, text, log.String())
+			require.Equal(t, "{}", trace.String())
+			require.False(t, server.cancelled, "the cancellation of a job that has ended removes it")
+		})
+	}
+}
+
+// Symptom: a job of which 14 of 1,000,000 bytes of output had arrived was a success.
+func TestOutputThatDidNotArriveWholeIsLost(t *testing.T) {
+	const text = "fourteen bytes"
+	at := func(offset int64, kind pb.FollowIOResponse_StreamType) *pb.FollowIOResponse {
+		return &pb.FollowIOResponse{StreamType: kind, Stream: []byte(text), Offset: offset}
+	}
+	for name, c := range map[string]struct {
+		output         []*pb.FollowIOResponse
+		stdout, stderr int64 // as the step runner tells them
+		says           string
+	}{
+		"whole":         {output: []*pb.FollowIOResponse{at(0, 0), at(0, 1), at(14, 0)}, stdout: 28, stderr: 14},
+		"short stdout":  {output: []*pb.FollowIOResponse{at(0, 0)}, stdout: 1_000_000, says: "14 of 1000000 bytes of stdout"},
+		"short stderr":  {output: []*pb.FollowIOResponse{at(0, 1)}, stderr: 15, says: "14 of 15 bytes of stderr"},
+		"without a bit": {output: []*pb.FollowIOResponse{at(0, 0), at(20, 0)}, stdout: 28, says: "byte 20, not from byte 14"},
+		"twice":         {output: []*pb.FollowIOResponse{at(0, 1), at(0, 1)}, stderr: 28, says: "byte 0, not from byte 14"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			last := &pb.Job{StdoutLen: c.stdout, StderrLen: c.stderr}
+			last.Status = pb.Job_suceeded //nolint:misspell // as published
+			connector, stop := connectTo(t, &endedJob{output: c.output, last: last})
+			defer stop()
+			var log bytes.Buffer
+			result, err := connector.Execute(t.Context(), Job{Script: "a"}, &log)
+			require.Contains(t, log.String(), text, "the rest is delivered")
+			if c.says == "" {
+				require.NoError(t, err)
+				require.Equal(t, Result{Status: Succeeded}, result)
+				return
+			}
+			require.ErrorContains(t, err, c.says)
+			require.Equal(t, Result{}, result)
+		})
+	}
+}

@@ -1,0 +1,102 @@
+package connector
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
+)
+
+// refusingServer refuses each job as GitLab's step runner does: with an error that has no code of its own.
+type refusingServer struct {
+	runnerproto.UnimplementedStepRunnerServer
+	refuse func(*runnerproto.RunRequest) error
+}
+
+func (s *refusingServer) Run(_ context.Context, req *runnerproto.RunRequest) (*runnerproto.RunResponse, error) {
+	return nil, s.refuse(req)
+}
+
+// Symptom: a mistake in the user's file was a runner_system_failure on a VM with GitLab's step runner.
+func TestAJobThatGitLabsStepRunnerCannotReadIsTheUsersMistake(t *testing.T) {
+	for _, c := range []struct {
+		before, after string // the steps, quoted
+		mistake       bool
+		says          string
+	}{
+		{"loading step: reading steps ", ": yaml: line 2: did not find", true, "loading step: yaml: line 2: did not find"},
+		{"loading step: compiling steps: no run", "", true, "compiling steps: no run"},
+		{"failed to start step runner service: no such step", "", true, "no such step"},
+		{"initializing request: mkdir /tmp/x: no space left on device", "", false, "no space left on device"},
+		{"preparing environment: open /tmp/x: too many open files", "", false, "too many open files"},
+	} {
+		connector, stop := connectTo(t, &refusingServer{refuse: func(req *runnerproto.RunRequest) error {
+			if c.after == "" {
+				return errors.New(c.before)
+			}
+			return errors.New(c.before + strconv.Quote(req.GetSteps()) + c.after)
+		}})
+		job := Job{Steps: []byte("run:\n- {name: \"a\tb\"}\n# " + strings.Repeat("x", 1000))}
+		_, err := connector.Execute(t.Context(), job, &sshtest.Log{})
+		stop()
+		if c.mistake {
+			require.IsType(t, &RequestError{}, err, c.says)
+		} else {
+			require.NotErrorAs(t, err, new(*RequestError))
+		}
+		require.ErrorContains(t, err, c.says)
+	}
+}
+
+// Symptom: of two values of which one begins with the other, the shorter one was replaced first in most runs, and the
+// rest of the longer one was shown: "[SHORT]word-s3cr3t".
+func TestARefusalShowsNoPartOfAValue(t *testing.T) {
+	server := &refusingServer{refuse: func(*runnerproto.RunRequest) error {
+		return errors.New("loading step: not valid: pass, password-s3cr3t, password-s3cr3t2")
+	}}
+	for range 20 { // a map's order is random
+		connector, stop := connectTo(t, server)
+		job := Job{
+			Script: "a",
+			Env:    map[string]string{"SHORT": "pass", "LONG": "password-s3cr3t"},
+			Vars:   []Variable{{Key: "LONGEST", Value: "password-s3cr3t2"}},
+		}
+		_, err := connector.Execute(t.Context(), job, &sshtest.Log{})
+		stop()
+		require.ErrorContains(t, err, "not valid: [SHORT], [LONG], [LONGEST]")
+	}
+}
+
+// The value of a variable may be a part of a secret, and a hostile text has no end.
+func TestARefusalShowsNoPartOfASecretAndIsCut(t *testing.T) {
+	const secret = "hunter2@example.com:token99"
+	server := &refusingServer{refuse: func(*runnerproto.RunRequest) error {
+		return errors.New("loading step: not valid: " + secret + strings.Repeat("x", 1<<20))
+	}}
+	connector, stop := connectTo(t, server)
+	defer stop()
+	_, err := connector.Execute(t.Context(), Job{Script: "a", Vars: []Variable{
+		{Key: "HOST", Value: "example.com"}, {Key: "CREDS", Value: secret, Masked: true},
+	}}, &sshtest.Log{})
+	require.ErrorContains(t, err, "not valid: ")
+	require.NotContains(t, err.Error(), "hunter2")
+	require.NotContains(t, err.Error(), "token99")
+	require.Less(t, len(err.Error()), 8<<10)
+}
+
+func TestErrorsAndMessagesOfAVMAreCut(t *testing.T) {
+	long := strings.Repeat("y", 1<<20)
+	err := shortened(status.Error(codes.Unavailable, long))
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.Less(t, len(err.Error()), maxText+100)
+	require.Equal(t, io.EOF, shortened(io.EOF))
+}

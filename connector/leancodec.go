@@ -1,0 +1,87 @@
+package connector
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// maxJobs is how many jobs in a Status of a step runner are decoded.
+const maxJobs = 1000
+
+// leanCodec decodes the messages of a step runner, which may be hostile, without the lists and maps that the manager
+// does not read: a sub-message takes two bytes on the wire and more than a hundred decoded. Of the lists it keeps the
+// beginning of "jobs".
+type leanCodec struct{ encoding.CodecV2 }
+
+// Unmarshal implements encoding.CodecV2.
+func (c leanCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	m, ok := v.(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", v)
+	}
+	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer buf.Free()
+	text, err := withoutLists(buf.ReadOnlyData(), m.ProtoReflect().Descriptor())
+	if err != nil {
+		return err
+	}
+	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, m)
+}
+
+// withoutLists returns the wire form of a message without its lists and maps, the first jobs excepted, and without
+// fields that are not known.
+func withoutLists(message []byte, d protoreflect.MessageDescriptor) ([]byte, error) {
+	if isFlat(d) {
+		return message, nil
+	}
+	var kept []byte
+	jobs := 0
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeField(message)
+		if n < 0 {
+			return nil, protowire.ParseError(n)
+		}
+		whole := message[:n]
+		message = message[n:]
+		field := d.Fields().ByNumber(number)
+		switch {
+		case field == nil || field.IsMap():
+			continue
+		case field.IsList():
+			if jobs++; field.Name() != "jobs" || jobs > maxJobs {
+				continue
+			}
+		}
+		if field.Message() == nil {
+			kept = append(kept, whole...)
+			continue
+		}
+		if kind != protowire.BytesType {
+			return nil, errors.New("a message is of another kind")
+		}
+		_, _, tag := protowire.ConsumeTag(whole)
+		inner, _ := protowire.ConsumeBytes(whole[tag:])
+		inner, err := withoutLists(inner, field.Message())
+		if err != nil {
+			return nil, err
+		}
+		kept = protowire.AppendBytes(protowire.AppendTag(kept, number, kind), inner)
+	}
+	return kept, nil
+}
+
+// isFlat reports whether a message has neither lists nor other messages.
+func isFlat(d protoreflect.MessageDescriptor) bool {
+	for i := range d.Fields().Len() {
+		if field := d.Fields().Get(i); field.IsList() || field.IsMap() || field.Message() != nil {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,19 @@
+package alive
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// epoch is a time with the monotonic clock.
+var epoch = time.Now()
+
+// Pulse keeps when the last byte came from a peer. It is safe for concurrent use. The zero value says that none came
+// since the program started.
+type Pulse struct{ last atomic.Int64 } // nanoseconds since epoch
+
+// Beat says that a byte has come now.
+func (p *Pulse) Beat() { p.last.Store(int64(time.Since(epoch))) }
+
+// Heard returns when the last byte came, for [Watch].
+func (p *Pulse) Heard() time.Time { return epoch.Add(time.Duration(p.last.Load())) }

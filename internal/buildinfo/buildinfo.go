@@ -1,0 +1,76 @@
+// Package buildinfo tells which version of stepmux this program is.
+package buildinfo
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"os"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// The linker sets these: -X github.com/stepmux/stepmux/internal/buildinfo.version=v1.2.3. `make build` does.
+var version, commit string
+
+// Version returns the version that the linker set, or the one that the go command knows, or "devel".
+func Version() string {
+	if version != "" {
+		return version
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
+		return "devel"
+	}
+	return info.Main.Version
+}
+
+// Commit returns the commit that the program was built from, or "" if that is unknown.
+func Commit() string {
+	if commit != "" {
+		return commit
+	}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	revision, changed := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value
+		case s.Key == "vcs.modified" && s.Value == "true":
+			changed = "+changes"
+		}
+	}
+	if revision == "" {
+		return ""
+	}
+	return revision + changed
+}
+
+// Text returns the lines by which managers, ours and GitLab Runner's, identify a program.
+func Text() string {
+	return wire.VersionText(wire.Program{
+		Name:     wire.ProgramName,
+		Version:  Version(),
+		Platform: runtime.GOOS + "/" + runtime.GOARCH,
+		Protocol: wire.RelayVersion,
+	}, runtime.Version(), Commit())
+}
+
+// Checksum returns the SHA-256 of this program's file, in hexadecimal.
+func Checksum() (string, error) {
+	file, err := os.Open("/proc/self/exe") // even if another file has its name by now
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, file); err != nil {
+		return "", err // names the file
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}

@@ -1,0 +1,180 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/remote"
+)
+
+// stepsCommands are the commands that a manager starts.
+var stepsCommands = []command{
+	{
+		name:  "serve --socket PATH",
+		short: "Run the step service of one build",
+		long: `Run the step service of one build on a unix socket, in a new private directory that is removed at the end.
+When it listens it prints on standard error:
+
+  step-runner is listening on socket PATH
+
+It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket, with exit code 0.
+Its jobs end with it: SIGTERM, then SIGKILL after --grace.
+
+With --secret-stdin it first reads a secret from standard input, a line of 43 to 128 characters of base64url. It
+refuses calls without the metadata "authorization: Bearer SECRET". Without a secret every process of the same user can
+use the socket; serve prints a warning about that.
+
+Example:
+  stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null`,
+		prepare: serve,
+	},
+	{
+		name:    "proxy --socket PATH",
+		short:   "Join standard input and output to a build's socket",
+		prepare: proxy,
+	},
+	{
+		name:  "relay [--temp-dir DIR]",
+		short: "Start processes and reach sockets for a manager, all in one session",
+		long: `Start the step runners of builds and connect to their sockets, any number at once, for the manager at the
+other end of standard input and output. So a build needs no SSH session of its own; a server allows 10 per connection.
+
+A manager starts one relay per VM and speaks the protocol of docs/protocol.md with it. It is not for use by hand. It
+ends with its standard input, with SIGTERM, SIGINT or SIGHUP, and when it hears nothing from the manager for 45 s. All
+its processes end with it: SIGTERM, then SIGKILL after --grace.`,
+		prepare: relay,
+	},
+	{
+		name:  "script --bytes N -- SHELL [ARG]...",
+		short: "Run a script that arrives on standard input, for a manager",
+		long: `Run a script in a shell, for the manager at the other end of standard input and output. A relay starts it. It
+is not for use by hand.
+
+Standard input has a line with a key and then the script. The script starts after its last byte has arrived. It ends
+with standard input, or with SIGTERM, SIGINT or SIGHUP: SIGTERM to its processes, then SIGKILL after --grace. At the
+end none of its processes is left.`,
+		prepare: script,
+	},
+	{
+		name:  "cache list|prune|verify",
+		short: "Look after the cache of fetched steps, for a manager",
+		long: `List the components in the cache of fetched steps, remove those that no job uses, or compare them with their
+digests and remove those that were changed. Prints an object in JSON with the components that are there, were removed,
+or were changed. The manager's command is "stepmux cache".`,
+		prepare: cache,
+	},
+}
+
+// runner runs a command with the arguments that follow its flags, and returns the exit code.
+type runner func(ctx context.Context, args []string) (int, error)
+
+func serve(fl *pflag.FlagSet) runner {
+	cfg := remote.ServeConfig{Version: buildinfo.Version()}
+	socket(fl, &cfg.Socket)
+	fl.BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
+		"read the secret of all calls from the first line of standard input, or the second after --socket -")
+	fl.BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false,
+		"also accept calls without the secret; serve prints a warning")
+	fl.DurationVar(&cfg.Grace, "grace", 5*time.Second,
+		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
+	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
+		"(default stepmux-steps in the user's cache directory)")
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		if cfg.Grace == 0 {
+			cfg.Grace = -1 // no grace, for the package
+		}
+		return remote.Serve(ctx, stdio, cfg)
+	})
+}
+
+func proxy(fl *pflag.FlagSet) runner {
+	cfg := remote.ProxyConfig{}
+	socket(fl, &cfg.Socket)
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		runtime.GOMAXPROCS(1)
+		return remote.Proxy(ctx, stdio, cfg)
+	})
+}
+
+func relay(fl *pflag.FlagSet) runner {
+	cfg := remote.RelayConfig{Version: buildinfo.Version()}
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp",
+		"directory of the builds' sockets: the relay connects only to DIR/gitlab-runner-steps/<build id>/<socket>")
+	fl.DurationVar(&cfg.Grace, "grace", 15*time.Second,
+		"time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; "+
+			"0 for SIGKILL at once")
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		if cfg.Grace == 0 {
+			cfg.Grace = -1 // no grace, for the package
+		}
+		runtime.GOMAXPROCS(relayProcessors(runtime.NumCPU()))
+		return remote.Relay(ctx, stdio, cfg)
+	})
+}
+
+func script(fl *pflag.FlagSet) runner {
+	cfg := remote.ScriptConfig{}
+	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
+	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
+	return func(ctx context.Context, args []string) (int, error) {
+		if err := required(fl, "bytes"); err != nil {
+			return 0, err
+		}
+		if len(args) == 0 {
+			return 0, fmt.Errorf("%w: name the SHELL after the flags", errUsage)
+		}
+		cfg.Shell = args
+		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
+	}
+}
+
+// socket defines the flag that serve and proxy need.
+func socket(fl *pflag.FlagSet, to *string) {
+	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock "+
+		"(required); -: the first line of standard input is the path")
+}
+
+// required returns an error if the command line does not have the flag.
+func required(fl *pflag.FlagSet, name string) error {
+	if fl.Changed(name) {
+		return nil
+	}
+	return fmt.Errorf("%w: --%s is required", errUsage, name)
+}
+
+// untilEnd returns the runner of a command that lasts until a signal or its standard input ends it.
+func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
+		}
+		if fl.Lookup("socket") != nil {
+			if err := required(fl, "socket"); err != nil {
+				return 0, err
+			}
+		}
+		err := run(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
+		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // serve ends well by a signal
+			return code, nil
+		}
+		return 0, err
+	}
+}
+
+// relayProcessors returns the number of processors that a relay uses on a machine with n. A relay and a proxy copy
+// bytes between system calls. More processors mostly wake each other, which costs a quarter of the work, and the jobs
+// have better use for them. The SSH server takes one.
+func relayProcessors(n int) int {
+	if n <= 2 {
+		return 1
+	}
+	return 2
+}

@@ -1,0 +1,169 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/filelock"
+)
+
+// Cached is a component in the cache of a [Store].
+type Cached struct {
+	// Tree is the digest of its files, as in [Source].
+	Tree string `json:"tree"`
+	// Sources are the commits, archives and images that it is, as far as the cache knows.
+	Sources []Source `json:"sources,omitempty"`
+	// Bytes is its size.
+	Bytes int64 `json:"bytes"`
+	// Used is the time of the last use, to the minute; zero if the cache does not know.
+	Used time.Time `json:"used,omitzero"`
+	// InUse tells that a job uses it, so that it cannot be removed.
+	InUse bool `json:"in_use,omitempty"`
+}
+
+// name is the name of the component's directory.
+func (c Cached) name() string { return strings.TrimPrefix(c.Tree, digestPrefix) }
+
+// existing returns the cache, or nil if it does not exist.
+func (s *Store) existing() (*cache, error) {
+	if _, err := os.Lstat(s.cfg.Dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return s.open()
+}
+
+// List returns the components in the cache, the least recently used first. It makes no cache where there is none.
+func (s *Store) List() ([]Cached, error) {
+	c, err := s.existing()
+	if c == nil || err != nil {
+		return nil, err
+	}
+	sources, err := c.sources()
+	if err != nil {
+		return nil, err
+	}
+	all, _, err := c.list()
+	for i := range all {
+		all[i].Sources = sources[all[i].name()]
+		meta, err := filelock.Claim(c.path(compDir, all[i].name(), metaName))
+		if err == nil {
+			filelock.Release(meta)
+		}
+		_, there := os.Lstat(c.path(compDir, all[i].name(), metaName))
+		all[i].InUse = errors.Is(err, filelock.ErrTaken) && there == nil
+	}
+	return all, err
+}
+
+// Prune removes the components that no job uses and that were not used for a time. It returns those that it removed. It
+// also removes the remains of processes that are gone. After an error it goes on with the next component.
+func (s *Store) Prune(ctx context.Context, unused time.Duration) (removed []Cached, err error) {
+	c, err := s.existing()
+	if c == nil || err != nil {
+		return nil, err
+	}
+	all, err := s.List()
+	failures := []error{err}
+	before := time.Now().Add(-unused)
+	for _, one := range all {
+		switch {
+		case ctx.Err() != nil:
+			return removed, context.Cause(ctx)
+		case one.InUse || one.Used.After(before):
+			continue
+		}
+		switch err := c.evict(one.name()); {
+		case err == nil:
+			removed = append(removed, one)
+		case !errors.Is(err, filelock.ErrTaken): // else a job has begun to use it
+			failures = append(failures, fmt.Errorf("remove %s: %w", c.path(compDir, one.name()), err))
+		}
+	}
+	c.forget()
+	return removed, errors.Join(append(failures, c.sweep())...)
+}
+
+// Verify compares all components with their digests, and removes those that were changed. It returns the changed ones;
+// InUse tells that a job uses one, which therefore stays.
+func (s *Store) Verify(ctx context.Context) (changed []Cached, err error) {
+	c, err := s.existing()
+	if c == nil || err != nil {
+		return nil, err
+	}
+	all, err := s.List()
+	failures := []error{err}
+	for _, one := range all {
+		err := c.check(ctx, one.name())
+		switch {
+		case ctx.Err() != nil:
+			return changed, context.Cause(ctx)
+		case errors.Is(err, errDamaged):
+			err = c.evict(one.name())
+			one.InUse = errors.Is(err, filelock.ErrTaken)
+			changed = append(changed, one)
+		}
+		if err != nil && !errors.Is(err, filelock.ErrTaken) {
+			failures = append(failures, fmt.Errorf("verify %s: %w", c.path(compDir, one.name()), err))
+		}
+	}
+	return changed, errors.Join(append(failures, c.sweep())...)
+}
+
+// check compares a component with its digest. The error is errDamaged if the files were changed.
+func (c *cache) check(ctx context.Context, tree string) error {
+	file, err := c.hold(ctx, tree)
+	if err != nil {
+		return err
+	}
+	if file == nil {
+		if _, err := os.Lstat(c.path(compDir, tree)); err != nil {
+			return nil // another process has removed it
+		}
+		return errDamaged
+	}
+	defer filelock.Release(file)
+	err = c.verify(ctx, tree, file)
+	if errors.Is(err, filelock.ErrTaken) {
+		return nil // another process has removed it
+	}
+	return err
+}
+
+// sources returns the sources of all components, by the names of these.
+func (c *cache) sources() (map[string][]Source, error) {
+	entries, err := os.ReadDir(c.path(indexDir))
+	all := map[string][]Source{}
+	for _, e := range entries {
+		var of entry
+		if c.read(indexDir, e.Name(), &of) {
+			name := of.Source.Tree
+			of.Source.Tree = digestPrefix + name
+			all[name] = append(all[name], of.Source)
+		}
+	}
+	return all, err
+}
+
+// list returns all components, the least recently used first, and the sum of their sizes.
+func (c *cache) list() (all []Cached, total int64, err error) {
+	entries, err := os.ReadDir(c.path(compDir))
+	for _, e := range entries {
+		one := Cached{Tree: digestPrefix + e.Name()}
+		if info, err := os.Stat(c.path(compDir, e.Name(), metaName)); err == nil {
+			one.Used, one.Bytes = info.ModTime(), info.Size()
+		}
+		nodes, _ := c.nodes(e.Name()) // of a damaged component, only the list counts
+		for _, n := range nodes {
+			one.Bytes += n.Size
+		}
+		all, total = append(all, one), total+one.Bytes
+	}
+	slices.SortFunc(all, func(a, b Cached) int { return a.Used.Compare(b.Used) })
+	return all, total, err
+}

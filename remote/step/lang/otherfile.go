@@ -1,0 +1,50 @@
+package lang
+
+import (
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// otherFile returns an error for a text that has a mistake because it is a file of another kind, and nil if it may be
+// meant as steps. docs are its documents; it has none if it is no YAML.
+func (t *text) otherFile(docs []*yaml.Node) error {
+	root := &yaml.Node{}
+	if len(docs) > 0 {
+		root = docs[0]
+	}
+	for root.Kind == yaml.DocumentNode && len(root.Content) > 0 {
+		root = root.Content[0]
+	}
+	job := func(n *yaml.Node) bool { return member(n, "script") != nil || member(n, "trigger") != nil }
+	isList := root.Kind == yaml.SequenceNode || root.Kind == yaml.MappingNode
+	switch {
+	case strings.HasPrefix(t.data, "#!") && !isList:
+		return t.errorAt(1, 1, `it is a script, not steps; write "run:", "- script: |" and the script, indented`)
+	case root.Kind != yaml.MappingNode || member(root, "run") != nil || member(root, "exec") != nil:
+		return nil
+	case member(root, "on") != nil && member(root, "jobs") != nil:
+		return t.errorAt(1, 1, "it is a workflow of GitHub Actions, whose language is another one; write its steps as a "+
+			"list below run:, with a script each")
+	}
+	for i := 1; i < len(root.Content); i += 2 {
+		if job(root.Content[i]) {
+			return t.errorAt(1, 1, "it is a .gitlab-ci.yml, not steps; stepmux local --format gitlab-ci runs its jobs on this "+
+				"machine")
+		}
+	}
+	return nil
+}
+
+// member returns the value of a key of a mapping, or nil.
+func member(n *yaml.Node, key string) *yaml.Node {
+	if n.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return n.Content[i+1]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package lang
+
+import (
+	"strings"
+
+	"github.com/stepmux/stepmux/internal/lazyregexp"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// Vet is ParseCalled or, for a step, ParseStep. It also returns warnings: parts of the text that are valid, and may not
+// do what they seem to.
+func Vet(name string, data []byte, step bool) (*pb.Definition, []*Error, error) {
+	read, compile := (*reader).job, compileSequence
+	if step {
+		read, compile = (*reader).step, compileStep
+	}
+	d, err := parseDraft(name, data, read)
+	if err != nil {
+		return nil, nil, err
+	}
+	def, err := compile(d)
+	return def, d.run.warnings(), err
+}
+
+// warnings returns the warnings about the steps of run, which may be nil, and those below them.
+func (run *draftRun) warnings() (list []*Error) {
+	if run == nil {
+		return nil
+	}
+	for _, s := range run.steps {
+		if goesOn(s.script.text) {
+			list = append(list, s.script.at.errorf("the script has several lines, and goes on after one that fails; "+
+				"begin it with set -e"))
+		}
+		list = append(list, s.run.warnings()...)
+	}
+	return list
+}
+
+var (
+	// continued matches the end of a line of shell whose command goes on in the next line.
+	continued = lazyregexp.New(`(\\|\||&&)[ \t]*\n`)
+	// endsEarly matches the command that makes a shell end with the first command that fails.
+	endsEarly = lazyregexp.New(`(?m)^\s*set\s(.*\s)?(-[A-Za-z]*e[A-Za-z]*|errexit)(\s|;|$)`)
+)
+
+// goesOn reports whether a script has several commands on lines of their own, and does not end with one that fails.
+func goesOn(script string) bool {
+	commands := 0
+	for line := range strings.Lines(continued().ReplaceAllString(script, " ")) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			commands++
+		}
+	}
+	return commands > 1 && !endsEarly().MatchString(script)
+}
