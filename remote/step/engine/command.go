@@ -111,7 +111,7 @@ func exited(code int, why string) outcome {
 // wrong.
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
-	exports, expErr := g.files.exports(g.v0())
+	exports, dropped, expErr := g.files.exports(g.v0(), r.cfg.UnsafeExports)
 	if err := r.hideValues(outputs); err != nil {
 		return err
 	}
@@ -120,7 +120,9 @@ func (r *Runner) collect(g *frame, res *StepResult) error {
 	if err := r.give(outputs, exports); err != nil {
 		return err
 	}
-	res.Outputs, res.Exports, res.Warnings = outputs, exports, warnings
+	res.Outputs, res.Exports = outputs, exports
+	res.addWarnings(warnings)
+	res.addWarnings(dropped)
 	return together(outErr, expErr)
 }
 

@@ -39,9 +39,12 @@ type Config struct {
 	MayFail []string
 	// Vars are the job's variables.
 	Vars []Variable
-	// RunnerEnv is the runner's own environment, of which few variables reach a step. If nil, that of
-	// this process.
+	// RunnerEnv is the runner's own environment. If nil, that of this process. PassEnv says which of its variables
+	// reach a step.
 	RunnerEnv []string
+	PassEnv   PassEnv
+	// UnsafeExports is what becomes of exports such as LD_PRELOAD.
+	UnsafeExports UnsafeExports
 
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
@@ -144,7 +147,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
-	r.osEnv = osLayer(r.cfg.RunnerEnv)
+	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {

@@ -8,9 +8,9 @@ import (
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
 
-// fromOS names the variables that steps get from the runner's own environment: the machine, the user, and the proxies
-// of the network. Nothing else passes, as it could be a secret of the runner.
-var fromOS = map[string]bool{
+// basicEnv names the variables of the runner's environment that tell of the machine, the user, and the proxies of the
+// network. Any other could be a secret of the runner.
+var basicEnv = map[string]bool{
 	"PATH": true, "HOME": true, "LOGNAME": true, "USER": true, "SHELL": true, "TERM": true, "TMPDIR": true, "TZ": true,
 	"LANG": true, "LC_ALL": true, "LC_CTYPE": true,
 	"HTTP_PROXY": true, "HTTPS_PROXY": true, "NO_PROXY": true, "ALL_PROXY": true,
@@ -25,10 +25,10 @@ type layer = map[string]expr.Value
 
 // osLayer is the part of runner that steps may see. runner is the runner's own environment in the form of
 // [os.Environ].
-func osLayer(runner []string) layer {
+func osLayer(runner []string, pass PassEnv) layer {
 	env := layer{"PATH": text(defaultPath)}
 	for _, kv := range runner {
-		if name, value, ok := strings.Cut(kv, "="); ok && fromOS[name] {
+		if name, value, ok := strings.Cut(kv, "="); ok && pass.passes(name, value) {
 			env[name] = text(value)
 		}
 	}

@@ -74,10 +74,7 @@ func (r *Runner) text(f *frame, template, label string) (expr.Value, error) {
 		return v, err
 	}
 	t, err := made(v.Text(), label)
-	if err == nil && v.Sensitive() {
-		t = t.MarkSensitive()
-	}
-	return t, err
+	return t.MarkLike(v), err
 }
 
 // eval evaluates a template.

@@ -102,6 +102,9 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	if o.why != "" {
 		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
+	for i, warning := range res.Warnings {
+		res.Warnings[i] = r.cfg.Secrets.Message(warning)
+	}
 	r.tell(func(e Events) { e.StepEnded(res) })
 	r.observe(res)
 }
@@ -244,6 +247,10 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if g.inputs, err = lang.Bind(found.Definition.GetSpec(), given); err != nil {
 		return err
 	}
+	for _, name := range lang.Undeclared(found.Definition.GetSpec(), g.inputs) {
+		res.warn("input %q: its value comes from a masked variable, and the input is not declared sensitive; it is masked "+
+			"all the same; declare the input with sensitive: true", name)
+	}
 	switch {
 	case found.Builtin == "":
 		for name, v := range g.inputs {
@@ -328,8 +335,9 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	case tooMuch != nil:
 		return failed(tooMuch)
 	}
-	var err error
-	res.Outputs, res.Warnings, err = r.sequenceOutputs(g)
+	outputs, warnings, err := r.sequenceOutputs(g)
+	res.Outputs = outputs
+	res.addWarnings(warnings)
 	if err == nil {
 		err = r.give(res.Outputs)
 	}
