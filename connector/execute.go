@@ -79,6 +79,11 @@ type Job struct {
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. GitLab's step runners have
 	// a grace of their own; for them it bounds the wait for the job's end.
 	Grace time.Duration
+	// PassEnv says which variables of the step runner's own environment reach the steps: names, in addition to a few that
+	// tell of the machine, the user and the proxies; "all" for all but those that look like secrets, or "none".
+	PassEnv []string
+	// UnsafeExports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
+	UnsafeExports string
 	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. A
 	// write that takes longer than Config.LogTimeout, or than the build lives, is given up: then the trace ends there,
 	// and OnTrace gets an error. May be nil: then no trace is made.
@@ -246,6 +251,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		Grace:   durationpb.New(e.job.Grace),
 		Timeout: durationpb.New(max(e.job.Timeout, 0)),
 		Trace:   e.job.Trace != nil,
+		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports,
 	}
 	for _, v := range e.job.Vars {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
@@ -469,6 +475,7 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 				continue
 			}
 			progress, reported = true, n+1
+			e.showWarnings(ctx, msg.GetResult())
 			if r := msg.GetResult(); r != nil && e.job.OnStep != nil {
 				name, status, code := r.GetStep().GetName(), r.GetStatus().String(), int(r.GetExitCode())
 				e.job.OnStep(StepEvent{Name: name, Status: status, ExitCode: code, Message: r.GetMessage()})
@@ -476,6 +483,16 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 		}
 	})
 	return last, err
+}
+
+// showWarnings puts the warnings about a step that has ended into the log.
+func (e *execution) showWarnings(ctx context.Context, r *pb.StepResult) {
+	if r.GetStatus() == pb.StepResult_running {
+		return
+	}
+	for _, w := range r.GetWarnings() {
+		fmt.Fprintf(e.log.Remarks(ctx.Done()), "warning: step %q: %s\n", r.GetStep().GetName(), w)
+	}
 }
 
 // resultOf translates the job's final state. A status that is not known is not success.

@@ -87,6 +87,11 @@ func serve(fl *pflag.FlagSet) runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
+	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
+		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
+		"(default: the caller says; for GitLab Runner's manager, all)")
+	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse or "+
+		"allow (default: the caller says; else drop, with a warning)")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package

@@ -17,7 +17,11 @@ const maxKey = 255
 // managerSpecOf checks req and returns the job it asks for. The error names the field.
 func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	dir := cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir())
-	spec := job.Spec{ID: req.GetId(), WorkDir: dir, Merged: true, Config: engine.Config{Env: req.GetEnv()}}
+	spec := job.Spec{ID: req.GetId(), WorkDir: dir, Merged: true, Config: engine.Config{
+		Env: req.GetEnv(),
+		// As GitLab documents it: the operating system's environment is the last layer, and a manager may be newer.
+		PassEnv: engine.PassEnv{Base: engine.PassAll}, Tolerant: true,
+	}}
 	dirs := map[string]string{"work_dir": req.GetWorkDir(), "job.build_dir": req.GetJob().GetBuildDir()}
 	err := check(&spec, dirs)
 	if err != nil {
@@ -36,8 +40,12 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 		}
 		spec.Vars[at] = last
 	}
-	if spec.Definition, err = lang.Parse("steps", []byte(req.GetSteps())); err != nil {
+	var warnings []*lang.Error
+	if spec.Definition, warnings, err = lang.ParseTolerant("steps", []byte(req.GetSteps())); err != nil {
 		return spec, err
+	}
+	for _, w := range warnings {
+		spec.Notices = append(spec.Notices, "Warning: "+w.Error())
 	}
 	spec.Digest, err = digest(req)
 	return spec, err

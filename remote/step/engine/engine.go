@@ -34,6 +34,8 @@ type Config struct {
 	Env map[string]string
 	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
 	Inputs map[string]expr.Value
+	// Tolerant makes keys that are not known, in the files of steps, warnings of the steps that use them.
+	Tolerant bool
 	// MayFail names steps of the job, not of the steps it calls, that may fail: the job goes on as if they
 	// had not.
 	MayFail []string
@@ -137,7 +139,7 @@ func New(cfg Config) *Runner {
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
-	return &Runner{cfg: cfg, maxKept: maxKept}
+	return &Runner{cfg: cfg, maxKept: maxKept, loader: loader{tolerant: cfg.Tolerant}}
 }
 
 // Run runs the job at place, and returns how it ended, once all of its processes are gone. When ctx ends, Run kills

@@ -46,6 +46,8 @@ type Found struct {
 	// Source is set if the step was fetched just now. Cached tells that it was in the cache.
 	Source *fetch.Source
 	Cached bool
+
+	warnings []string // of its text
 }
 
 // Prepared has the inputs and the environment of a step.

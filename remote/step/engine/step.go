@@ -237,6 +237,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if err != nil {
 		return err
 	}
+	res.addWarnings(found.warnings)
 	r.tell(func(e Events) { e.StepFound(res, found) })
 	g.def, g.builtin = found.Definition, found.Builtin
 	if found.Builtin != "" {
