@@ -71,7 +71,7 @@ type ServeConfig struct {
 // Errors before the marker name the file that stands where the directory should be, or the missing one. The directory
 // must not be in use by a living serve. Directories of dead serves beside it are removed once this one is ready.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
-	if err := conceal(); err != nil {
+	if err := Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
 	jobs, err := cfg.jobs()

@@ -71,6 +71,14 @@ digests and remove those that were changed. Prints an object in JSON with the co
 or were changed. The manager's command is "stepmux cache".`,
 		prepare: cache,
 	},
+	{
+		name:  "clone --url URL",
+		short: "Check out a revision of a git repository, for the built-in step git/clone",
+		long: `Check out a revision of a git repository with the git of this machine, without hooks. The variable
+CI_JOB_TOKEN has the password for the repository's server. Git gets it by a socket, and it is in none of git's arguments
+and variables. The built-in step builtin://git/clone runs this command.`,
+		prepare: cloneRepository,
+	},
 }
 
 // runner runs a command with the arguments that follow its flags, and returns the exit code.

@@ -51,6 +51,8 @@ type Config struct {
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
 	Fetcher Fetcher
+	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.
+	Program string
 	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
 	// empty Set.
 	Secrets *mask.Set
@@ -134,6 +136,7 @@ func New(cfg Config) *Runner {
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
 	}
+	cfg.Program = cmp.Or(cfg.Program, ownProgram)
 	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
 	cfg.AlwaysLimit = cmp.Or(cfg.AlwaysLimit, 5*time.Minute)
 	if cfg.Observe == nil {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // basicEnv names the variables of the runner's environment that tell of the machine, the user, and the proxies of the
@@ -54,11 +55,16 @@ func environ(env layer) []string {
 }
 
 // environment is the environment of a step in f, and the value of env in its expressions: the outside variables that
-// f may know, overridden by those of the job's text.
+// f may know, overridden by those of the job's text. The
+// script of a job as a manager sends it has the job's variables there, as GitLab has it.
 func (r *Runner) environment(f *frame) layer {
 	env := layer{}
-	for _, outside := range []layer{r.osEnv, r.requestEnv, r.exports} {
-		maps.Copy(env, outside)
+	outside := []layer{r.osEnv, r.requestEnv, r.exports}
+	if f.builtin == lang.ManagerScriptStep {
+		outside = []layer{r.osEnv, r.requestEnv, r.varValues, r.exports}
+	}
+	for _, l := range outside {
+		maps.Copy(env, l)
 	}
 	maps.DeleteFunc(env, func(name string, _ expr.Value) bool { return !f.mayKnow(name) })
 	for _, l := range f.env {

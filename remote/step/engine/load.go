@@ -54,11 +54,8 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 		}
 		return r.find(dir, ref.GetFile(), f.root, lang.Describe(ref))
 	case pb.Reference_builtin:
-		spec := lang.Builtin(ref.GetPath())
-		if spec == nil {
-			return Found{}, fmt.Errorf("there is no step %q built in", ref.GetPath())
-		}
-		return Found{Definition: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, Builtin: ref.GetPath()}, nil
+		def, err := lang.Builtin(ref.GetPath())
+		return Found{Definition: def, Builtin: ref.GetPath()}, err
 	case pb.Reference_action:
 		return Found{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script",
 			lang.Describe(ref))
