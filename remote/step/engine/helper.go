@@ -223,14 +223,14 @@ func (c *helperCall) download() (token string) {
 // cache adds the arguments of cache/restore and cache/save.
 func (c *helperCall) cache(cmd *proc.Command) {
 	dir, key := c.text("dir"), c.text("key")
+	if key == "" {
+		c.fail("input \"key\": the name of the cache is empty")
+	}
 	if dir == "" {
 		dir = c.cacheDir()
 	}
 	if !filepath.IsAbs(dir) {
 		dir = filepath.Join(cmd.Dir, dir)
-	}
-	if key == "" {
-		c.fail("input \"key\": the name of the cache is empty")
 	}
 	c.option("--file", filepath.Join(dir, fileName(key), "cache.zip"))
 	if c.g.builtin == lang.SaveCacheStep {

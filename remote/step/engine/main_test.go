@@ -3,12 +3,12 @@ package engine
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/stepmux/stepmux/internal/runnertest"
 
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
 func TestMain(m *testing.M) {
 	proc.Main()
-	goleak.VerifyTestMain(m)
+	runnertest.Main(m)
 }
