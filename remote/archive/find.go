@@ -102,7 +102,7 @@ type finder struct {
 	Selection
 	files    *Files
 	fsys     fs.FS
-	exclude  []string // the patterns of Exclude, relative to Dir
+	exclude  [][2]string // patterns of Exclude, relative to Dir and as they are written
 	found    map[string]bool
 	excluded map[string]int // files by pattern
 }
@@ -114,7 +114,7 @@ func (f *finder) find(ctx context.Context) error {
 			f.Warn(fmt.Sprintf("exclude %s: %v", pattern, err))
 			continue
 		}
-		f.exclude = append(f.exclude, relative)
+		f.exclude = append(f.exclude, [2]string{relative, pattern})
 	}
 	for _, pattern := range f.Paths {
 		if err := f.match(ctx, pattern); err != nil {
@@ -170,13 +170,13 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 		f.Warn(fmt.Sprintf("%s: %v", pattern, err))
 		return nil
 	}
-	before, excluded := 0, f.sumExcluded()
+	found, excluded := 0, f.sumExcluded()
 	err = doublestar.GlobWalk(f.fsys, relative, func(match string, d fs.DirEntry) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if !d.IsDir() {
-			before += f.add(match)
+			found += f.add(match)
 			return nil
 		}
 		return fs.WalkDir(f.fsys, match, func(name string, _ fs.DirEntry, err error) error {
@@ -186,7 +186,7 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 			case err != nil:
 				f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))
 			}
-			before += f.add(name)
+			found += f.add(name)
 			return nil
 		})
 	}, doublestar.WithNoFollow())
@@ -195,13 +195,13 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 		return context.Cause(ctx)
 	case err != nil:
 		f.Warn(fmt.Sprintf("%s: %v", pattern, err))
-	case before == 0 && f.sumExcluded() > excluded:
+	case found == 0 && f.sumExcluded() > excluded:
 		f.Warn(fmt.Sprintf("%s: all matching files are excluded", pattern))
-	case before == 0:
+	case found == 0:
 		f.Warn(fmt.Sprintf("%s: no matching files. Paths are relative to the project's directory, %s; a path through a "+
 			"symbolic link that leads outside matches nothing", pattern, f.Dir))
 	default:
-		f.Info(fmt.Sprintf("%s: found %d matching files and directories", pattern, before))
+		f.Info(fmt.Sprintf("%s: found %d matching files and directories", pattern, found))
 	}
 	return nil
 }
@@ -218,9 +218,9 @@ func (f *finder) add(name string) int {
 	if name == "." {
 		return 0
 	}
-	for i, pattern := range f.exclude {
-		if doublestar.MatchUnvalidated(pattern, name) {
-			f.excluded[f.Exclude[i]]++
+	for _, pattern := range f.exclude {
+		if doublestar.MatchUnvalidated(pattern[0], name) {
+			f.excluded[pattern[1]]++
 			return 0
 		}
 	}
@@ -248,7 +248,7 @@ func (f *finder) untracked(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, "git", "ls-files", "--others", "-z")
 	cmd.Dir = f.Dir
 	cmd.WaitDelay = time.Second
-	said := tail.New(1 << 10)
+	said := &tail.Writer{}
 	cmd.Stderr = said
 	out, err := cmd.StdoutPipe()
 	if err == nil {

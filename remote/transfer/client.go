@@ -181,6 +181,7 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 		}
 	}
 	resp, err := c.http.Do(req)
+	sent.closeAll() // net/http does not close the body for a redirect that checkRedirect refuses
 	if err != nil {
 		err = cmp.Or(sent.err(), contextCause(ctx), withoutURL(err))
 		cancel(nil)
@@ -221,4 +222,13 @@ func Plain(address string) string {
 		return "(not a URL)"
 	}
 	return origin(u) + u.EscapedPath()
+}
+
+// Origin returns the scheme, host and port of a URL.
+func Origin(address string) string {
+	u, err := Parse(address)
+	if err != nil {
+		return ""
+	}
+	return origin(u)
 }

@@ -1,5 +1,5 @@
 // Package transfer sends files to servers and gets files from them, for the commands that a job's scripts call:
-// remote/artifacts and remote/cache.
+// remote/artifacts and remote/jobcache.
 //
 // A [Client] owns connections until Close. [Client.Do] sends one request: it follows safe redirects without the
 // caller's credentials, fails when no byte moves for [Config.Stall], and turns a refusal into a [StatusError].

@@ -47,8 +47,9 @@ type sender struct {
 	request Request
 	cancel  context.CancelCauseFunc
 
-	mu    sync.Mutex // guards the following
-	first error
+	mu     sync.Mutex // guards the following
+	first  error
+	opened []*sendGuard
 }
 
 func (s *sender) open() (io.ReadCloser, error) {
@@ -60,7 +61,20 @@ func (s *sender) open() (io.ReadCloser, error) {
 	stalled := fmt.Errorf("the server has taken nothing for %v", s.client.cfg.Stall)
 	timer := time.AfterFunc(s.client.cfg.Stall, func() { s.cancel(stalled) })
 	timer.Stop()
-	return &sendGuard{meteredReader: meteredReader{body, m}, sender: s, timer: timer}, nil
+	g := &sendGuard{meteredReader: meteredReader{body, m}, sender: s, timer: timer}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opened = append(s.opened, g)
+	return g, nil
+}
+
+// closeAll closes the bodies that were opened.
+func (s *sender) closeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.opened {
+		_ = g.Close()
+	}
 }
 
 func (s *sender) failed(err error) error {
@@ -98,8 +112,11 @@ func (g *sendGuard) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Close closes the body. It does so once.
 func (g *sendGuard) Close() error {
-	g.closed.Store(true)
+	if g.closed.Swap(true) {
+		return nil
+	}
 	g.timer.Stop()
 	return g.meteredReader.Close()
 }
