@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strings"
@@ -49,16 +50,16 @@ type Bounds struct {
 // It returns the number of files and links.
 func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files int, err error) {
 	b.Entries = cmp.Or(b.Entries, maxEntries)
-	if b.Bytes == 0 {
-		if b.Bytes, err = room(dir); err != nil {
-			return 0, err
-		}
-	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return 0, err
 	}
 	defer root.Close()
+	if b.Bytes == 0 {
+		if b.Bytes, err = roomBelow(root); err != nil {
+			return 0, err
+		}
+	}
 	u := &unpacker{ctx: ctx, root: root, bounds: b, left: b.Bytes, seen: map[string]bool{}, buffer: make([]byte, bufferSize)}
 	if err := u.unpack(file); err != nil {
 		return u.files, err
@@ -66,14 +67,24 @@ func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files in
 	return u.files, u.finish()
 }
 
-// room returns how many bytes may be unpacked in dir.
-func room(dir string) (int64, error) {
+// Room returns how many bytes may be written to the file system of file: nine tenths of its free space, at most
+// [DefaultBytes].
+func Room(file *os.File) (int64, error) {
 	var stat unix.Statfs_t
-	if err := unix.Statfs(dir, &stat); err != nil {
-		return 0, fmt.Errorf("find the free space of %s: %w", dir, err)
+	if err := unix.Fstatfs(int(file.Fd()), &stat); err != nil {
+		return 0, fmt.Errorf("find the free space of %s: %w", file.Name(), err)
 	}
-	free := min(stat.Bavail, DefaultBytes/uint64(stat.Bsize)+1) * uint64(stat.Bsize) / 10 * 9
-	return int64(min(free, DefaultBytes)), nil
+	blocks := min(stat.Bavail, math.MaxInt64/uint64(stat.Bsize))
+	return min(int64(blocks)*stat.Bsize/10*9, DefaultBytes), nil
+}
+
+func roomBelow(root *os.Root) (int64, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return Room(dir)
 }
 
 // unpacker writes the entries of one archive.
@@ -265,7 +276,7 @@ func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
 // clear makes the parent directories of a new file or link, and removes an older one.
 func (u *unpacker) clear(name string) error {
 	if err := u.root.MkdirAll(path.Dir(name), 0o777); err != nil {
-		return err
+		return fmt.Errorf("make its directory: %w", oserr.Bare(err))
 	}
 	old, err := u.root.Lstat(name)
 	switch {

@@ -171,11 +171,11 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 		return nil
 	}
 	found, excluded := 0, f.sumExcluded()
-	err = doublestar.GlobWalk(f.fsys, relative, func(match string, d fs.DirEntry) error {
+	err = doublestar.GlobWalk(f.fsys, relative, func(match string, _ fs.DirEntry) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if !d.IsDir() {
+		if info, err := f.files.root.Lstat(match); err != nil || !info.IsDir() { // a link is archived as a link
 			found += f.add(match)
 			return nil
 		}

@@ -83,5 +83,9 @@ func (cfg DownloadConfig) get(ctx context.Context, client *transfer.Client, file
 		return err
 	}
 	defer resp.Body.Close()
-	return transfer.Save(file, resp, archive.DefaultBytes)
+	room, err := archive.Room(file)
+	if err != nil {
+		return transfer.Local(err)
+	}
+	return transfer.Save(file, resp, room)
 }

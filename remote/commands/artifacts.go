@@ -30,7 +30,6 @@ Example:
 		h := newHelper(fl)
 		h.job(&cfg.Job)
 		h.selects("ARTIFACT_COMPRESSION_LEVEL")
-		h.retries(5, "upload")
 		fl.VarP(lasting{&h.transfer.Timeout, time.Second}, "timeout", "", "longest time of one upload (default 1h)")
 		fl.VarP(lasting{&h.transfer.HeaderTimeout, time.Second}, "response-header-timeout", "",
 			"longest time that the server thinks after it has the archive (default 10m)")
@@ -51,6 +50,7 @@ Example:
 		fl.StringArrayVar(&statement.Parameters, "metadata-parameter", nil, "name of a variable of the job; repeatable")
 		fl.StringVar(&statement.Schema, "schema-version", "", "version of SLSA's provenance: v1 or v0.2 (default v1)")
 		h.from("schema-version", "SLSA_PROVENANCE_SCHEMA_VERSION")
+		h.transfers("upload", 5)
 		return func(ctx context.Context, args []string) (int, error) {
 			level, err := h.parsed(args)
 			if err != nil {
@@ -89,11 +89,11 @@ wrong usage.`,
 		h := newHelper(fl)
 		h.job(&cfg.Job)
 		h.extracts()
-		h.retries(5, "download")
 		fl.BoolVar(&cfg.Direct, "direct-download", false, "let the server redirect to its object storage")
 		h.from("direct-download", "FF_USE_DIRECT_DOWNLOAD")
 		fl.StringVar(&cfg.StagingDir, "archiver-staging-dir", "", "directory for the archive (default TMPDIR)")
 		h.from("archiver-staging-dir", "ARCHIVER_STAGING_DIR")
+		h.transfers("download", 5)
 		return func(ctx context.Context, args []string) (int, error) {
 			if _, err := h.parsed(args); err != nil {
 				return h.end(ctx, err)

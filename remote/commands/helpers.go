@@ -64,14 +64,6 @@ type helper struct {
 func newHelper(fl *pflag.FlagSet) *helper {
 	h := &helper{fl: fl, env: map[string]string{}, log: transfer.Log{To: os.Stderr}, missing: map[string]string{}}
 	h.transfer.Log, h.selection.Info, h.selection.Warn = h.log, h.log.Info, h.log.Warn
-	fl.DurationVar(&h.transfer.RetryTime, "retry-time", time.Second,
-		"first wait before a repetition; it doubles up to 1m, and the server may ask for another")
-	fl.DurationVar(&h.transfer.MeterEvery, "transfer-meter-frequency", 10*time.Second,
-		"time between two lines about a long transfer")
-	h.from("transfer-meter-frequency", "TRANSFER_METER_FREQUENCY")
-	fl.StringVar(&h.transfer.CAFile, "tls-ca-file", "", "file with certificates to trust besides the system's")
-	h.from("tls-ca-file", "CI_SERVER_TLS_CA_FILE")
-	fl.DurationVar(&h.transfer.Stall, "stall-timeout", time.Minute, "longest time in which no byte moves")
 	return h
 }
 
@@ -82,8 +74,17 @@ func (h *helper) from(flag, variable string) {
 	f.Usage += " (" + variable + ")"
 }
 
-func (h *helper) retries(n int, what string) {
-	h.fl.IntVar(&h.transfer.Retries, "retry", n, "how often a failed "+what+" is repeated")
+// transfers defines the flags about requests: uploads or downloads, which are repeated so often.
+func (h *helper) transfers(what string, retries int) {
+	h.fl.IntVar(&h.transfer.Retries, "retry", retries, "how often a failed "+what+" is repeated")
+	h.fl.DurationVar(&h.transfer.RetryTime, "retry-time", time.Second,
+		"first wait before a repetition; it doubles up to 1m, and the server may ask for another")
+	h.fl.DurationVar(&h.transfer.MeterEvery, "transfer-meter-frequency", 10*time.Second,
+		"time between two lines about a long transfer")
+	h.from("transfer-meter-frequency", "TRANSFER_METER_FREQUENCY")
+	h.fl.StringVar(&h.transfer.CAFile, "tls-ca-file", "", "file with certificates to trust besides the system's")
+	h.from("tls-ca-file", "CI_SERVER_TLS_CA_FILE")
+	h.fl.DurationVar(&h.transfer.Stall, "stall-timeout", time.Minute, "longest time in which no byte moves")
 }
 
 // refuse defines flags of GitLab's program that this one has no code for.

@@ -49,6 +49,7 @@ Example:
 		fl.Int64Var(&cfg.MaxUpload, "max-uploaded-archive-size", 0,
 			"most bytes to upload; a larger archive stays on this machine")
 		h.from("max-uploaded-archive-size", "CACHE_MAX_UPLOADED_ARCHIVE_SIZE")
+		h.transfers("upload", 2)
 		return func(ctx context.Context, args []string) (int, error) {
 			level, err := h.parsed(args)
 			if err != nil {
@@ -95,6 +96,7 @@ another key or goes on without.`,
 		fl.StringVar(&alternate.URL, "alternate-url", "", "presigned URL to try if there is no archive at --url")
 		fl.StringVar(&alternate.HeadURL, "alternate-head-url", "", "as --head-url, for --alternate-url")
 		h.refuse(noCloud, "alternate-gocloud-url")
+		h.transfers("download", 2)
 		return func(ctx context.Context, args []string) (int, error) {
 			if _, err := h.parsed(args); err != nil {
 				return h.end(ctx, err)
@@ -113,7 +115,6 @@ another key or goes on without.`,
 // cached defines the flags that both commands of a cache have.
 func (h *helper) cached(file *string, doing string) {
 	h.fl.StringVar(file, "file", "", "the archive on this machine (required)")
-	h.retries(2, doing)
 	h.transfer.Timeout = 10 * time.Minute
 	h.fl.Var(lasting{&h.transfer.Timeout, time.Minute}, "timeout", "longest time of one "+doing+", in minutes")
 	h.fl.StringVar(&h.envFile, "env-file", "", "file with variables, KEY=VALUE lines, that come before the environment")

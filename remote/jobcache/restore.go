@@ -119,7 +119,11 @@ func (cfg RestoreConfig) download(ctx context.Context, client *transfer.Client, 
 			modified = time.Now()
 		}
 		err = archive.Replace(cfg.File, "cache*", func(file *os.File) error {
-			if err := transfer.Save(file, resp, archive.DefaultBytes); err != nil {
+			room, err := archive.Room(file)
+			if err != nil {
+				return transfer.Local(err)
+			}
+			if err := transfer.Save(file, resp, room); err != nil {
 				return err
 			}
 			return transfer.Local(os.Chtimes(file.Name(), modified, modified))
