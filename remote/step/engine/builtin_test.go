@@ -1,9 +1,13 @@
 package engine
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -189,4 +193,108 @@ func TestNamesOfCachesAreNamesOfFiles(t *testing.T) {
 		require.False(t, seen[name], name)
 		seen[name] = true
 	}
+}
+
+// artifactsServer keeps the artifacts of jobs, as a GitLab server does.
+type artifactsServer struct {
+	mu    sync.Mutex // guards the following
+	kept  map[string][]byte
+	query map[string]string
+	wrong []string
+}
+
+func (s *artifactsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, found := strings.CutPrefix(r.URL.Path, "/api/v4/jobs/")
+	id, found2 := strings.CutSuffix(id, "/artifacts")
+	switch {
+	case !found || !found2 || r.Header.Get("JOB-TOKEN") != "t0ken-of-the-job":
+		s.wrong = append(s.wrong, r.Method+" "+r.URL.Path)
+		w.WriteHeader(http.StatusForbidden)
+	case r.Method == http.MethodPost:
+		part, _, err := r.FormFile("file")
+		if err == nil {
+			s.kept[id], err = io.ReadAll(part)
+		}
+		if err != nil {
+			s.wrong = append(s.wrong, err.Error())
+		}
+		s.query[id] = r.URL.RawQuery
+		w.WriteHeader(http.StatusCreated)
+	case s.kept[id] == nil:
+		w.WriteHeader(http.StatusNotFound)
+	default:
+		_, _ = w.Write(s.kept[id])
+	}
+}
+
+func TestWholeJobAsSteps(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/job-as-steps.md")
+	require.NoError(t, err)
+	text, err := os.ReadFile("../../../examples/whole-job.yml")
+	require.NoError(t, err)
+	_, steps, _ := strings.Cut(string(text), "\nrun:\n")
+	require.Contains(t, string(page), "run:\n"+steps, "the page shows the example")
+
+	root, home := t.TempDir(), t.TempDir()
+	repo := fetchtest.NewRepository(t, filepath.Join(root, "group", "project"))
+	commit := repo.Commit("main", fetchtest.Texts(map[string]string{"source": "x"}))
+	git := fetchtest.ServeGit(t, root)
+	git.User, git.Password = "gitlab-ci-token", "t0ken-of-the-job"
+	api := &artifactsServer{kept: map[string][]byte{}, query: map[string]string{}}
+	server := httptest.NewServer(api)
+	t.Cleanup(server.Close)
+	vars := []Variable{
+		{
+			Key: "CI_REPOSITORY_URL", Masked: true,
+			Value: strings.Replace(git.URL, "://", "://gitlab-ci-token:t0ken-of-the-job@", 1) + "/group/project",
+		},
+		{Key: "CI_COMMIT_SHA", Value: commit}, {Key: "CI_PROJECT_ID", Value: "7"}, {Key: "CI_JOB_ID", Value: "42"},
+		{Key: "CI_SERVER_URL", Value: server.URL}, {Key: "CI_JOB_TOKEN", Value: "t0ken-of-the-job", Masked: true},
+	}
+	with := func(c *Config) { c.Vars, c.Env = vars, map[string]string{"HOME": home} }
+	for _, c := range []struct{ first, restored, save string }{
+		{"installing the tools\n", "false", "save success"}, {"", "true", "save skipped"},
+	} {
+		tr := newTrial(t, string(text), with, withProgram(t))
+		res := tr.run()
+		require.Equal(t, Success, res.Status, "%s\n%s", res.Message, tr.stderr)
+		require.Equal(t, c.first, tr.stdout.String())
+		require.Equal(t, c.restored, res.Steps[1].Outputs["restored"].Text(), "%s", tr.stderr)
+		require.Equal(t, c.save, statuses(res.Steps)[3])
+		require.Equal(t, c.restored == "false", len(res.Steps[1].Warnings) > 0)
+		require.NotContains(t, tr.stderr.String(), "t0ken-of-the-job")
+	}
+	api.mu.Lock()
+	require.Empty(t, api.wrong)
+	require.Contains(t, api.query["42"], "expire_in=1+week")
+	api.mu.Unlock()
+
+	tr := newTrial(t, `
+- {name: get, step: builtin://artifacts/download, inputs: {id: "42"}}
+- {name: show, script: cat dist/app}
+- {name: missing, step: builtin://artifacts/download, inputs: {id: "43"}}
+`, with, withProgram(t))
+	tr.fail(`step "missing": exec: exit status 1`)
+	require.Equal(t, commit+" built by v1\n", tr.stdout.String())
+}
+
+func TestBuiltInStepsRunOurOwnProgramWhateverABuildHasPutInItsPlace(t *testing.T) {
+	tr := newTrial(t, `
+- name: replace
+  script: |
+    set -e
+    mkdir bin
+    for name in steps stepmux stepmux-vm; do
+      printf '#!/bin/sh\necho evil\n' > bin/$name
+      chmod +x bin/$name
+    done
+- name: c
+  step: builtin://git/clone
+  inputs: {url: "https://example.com/a"}
+  env: {PATH: "${{ work_dir }}/bin:${{ env.PATH }}"}
+`)
+	tr.run() // the output commit is missing
+	require.Equal(t, "our own program\n", tr.stdout.String())
 }
