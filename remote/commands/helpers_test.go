@@ -90,7 +90,8 @@ func TestArtifactsOfAStockManagersScripts(t *testing.T) {
 		"https://gitlab.example.com/g/p", "--repo-digest", "0123", "--job-name", "build", "--executor-name", "instance",
 		"--runner-name", "r", "--started-at", "2026-01-02T03:04:05Z", "--ended-at", "2026-01-02T03:05:05Z",
 		"--schema-version", "unknown", "--metadata-parameter", "CI", "--metadata-parameter", "GITLAB_CI",
-		"--path", "$WHERE/", "--path", "missing", "--exclude", "**/*.tmp", "--name", "build-${LABEL}", "--expire-in", "1 week",
+		"--path", "$WHERE/", "--path", "missing", "--exclude", "**/*.tmp", "--name", "build-${LABEL}", "--expire-in",
+		"1 week",
 		"--artifact-format", "zip", "--artifact-type", "archive", "--compression-level", "fast")
 	require.Equal(t, 0, code, "%s", out)
 	up := server.Uploads()
@@ -163,20 +164,24 @@ func TestExitCodesAreThoseThatTheScriptsExpect(t *testing.T) {
 	}
 	dir := t.TempDir()
 	write(t, dir, "a", "A")
-	job := []string{"--url", server.URL, "--token", artifactstest.Token, "--id"}
+	job := func(id string, args ...string) []string {
+		return append(args, "--url", server.URL, "--token", artifactstest.Token, "--id", id)
+	}
+	cloud := []string{"cache-extractor", "--file", "c", "--gocloud-url", "s3://b/k"}
+	rar := []string{"cache-archiver", "--file", "c.zip", "--path", "a", "--compression-format", "rar"}
 	for want, c := range map[string]struct {
 		code int
 		args []string
 	}{
-		"ERROR: No files to upload":               {0, append([]string{"artifacts-uploader", "--path", "none"}, append(job, "1")...)},
+		"ERROR: No files to upload":               {0, job("1", "artifacts-uploader", "--path", "none")},
 		"WARNING: No files to cache.":             {0, []string{"cache-archiver", "--file", "c.zip", "--path", "none"}},
 		"FATAL: there is no cache of this name":   {1, []string{"cache-extractor", "--file", "none.zip"}},
 		"FATAL: the cache's archive is missing":   {1, []string{"cache-extractor"}},
-		"FATAL: upload artifacts as \"archive\"":  {1, append([]string{"artifacts-uploader", "--path", "a"}, append(job, "413")...)},
-		"FATAL: download artifacts of job 5":      {1, append([]string{"artifacts-downloader"}, append(job, "5")...)},
-		"FATAL: the job's number is missing":      {1, append([]string{"artifacts-downloader"}, append(job, "0")...)},
+		"FATAL: upload artifacts as \"archive\"":  {1, job("413", "artifacts-uploader", "--path", "a")},
+		"FATAL: download artifacts of job 5":      {1, job("5", "artifacts-downloader")},
+		"FATAL: the job's number is missing":      {1, job("0", "artifacts-downloader")},
 		"FATAL: the server or the job's token is": {1, []string{"artifacts-uploader", "--path", "a"}},
-		"FATAL: --gocloud-url: stepmux has no":    {1, []string{"cache-extractor", "--file", "c", "--gocloud-url", "s3://b/k"}},
+		"FATAL: --gocloud-url: stepmux has no":    {1, cloud},
 		"FATAL: --concurrency: stepmux has no":    {1, []string{"cache-archiver", "--file", "c", "--concurrency", "16"}},
 		"FATAL: read --env-file":                  {1, []string{"cache-archiver", "--file", "c", "--env-file", "none"}},
 		"unknown flag: --parallel":                {2, []string{"cache-archiver", "--parallel"}},
@@ -185,7 +190,7 @@ func TestExitCodesAreThoseThatTheScriptsExpect(t *testing.T) {
 		"write KEY:VALUE":                         {2, []string{"cache-archiver", "--header", "bad"}},
 		"write a time as 90s or 1h30m":            {2, []string{"cache-archiver", "--timeout", "soon"}},
 		"default is used":                         {1, []string{"artifacts-uploader", "--compression-level", "11"}},
-		"\"rar\" is not one of zip, tarzstd":      {0, []string{"cache-archiver", "--file", "c.zip", "--path", "a", "--compression-format", "rar"}},
+		"\"rar\" is not one of zip, tarzstd":      {0, rar},
 		"Example:":                                {0, []string{"artifacts-uploader", "--help"}},
 	} {
 		code, out, _ := vmsEnd(t, dir, nil, c.args...)
