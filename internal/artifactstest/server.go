@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -164,7 +165,7 @@ func (s *Server) take(w http.ResponseWriter, r *http.Request, job string) {
 		}
 	}
 	if err == nil { // the upload is complete with the last boundary
-		if _, err = parts.NextPart(); err == io.EOF {
+		if _, err = parts.NextPart(); errors.Is(err, io.EOF) {
 			err = nil
 		}
 	}

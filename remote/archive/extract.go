@@ -60,7 +60,9 @@ func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files in
 			return 0, err
 		}
 	}
-	u := &unpacker{ctx: ctx, root: root, bounds: b, left: b.Bytes, seen: map[string]bool{}, buffer: make([]byte, bufferSize)}
+	u := &unpacker{
+		ctx: ctx, root: root, bounds: b, left: b.Bytes, seen: map[string]bool{}, buffer: make([]byte, bufferSize),
+	}
 	if err := u.unpack(file); err != nil {
 		return u.files, err
 	}
@@ -115,7 +117,7 @@ func (u *unpacker) unpack(file *os.File) error {
 	}
 	begin := make([]byte, 16)
 	n, err := file.ReadAt(begin, 0)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
 	switch begin = begin[:n]; {
@@ -246,8 +248,8 @@ func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size i
 		u.files++
 		return u.link(name, to)
 	}
-	return errors.New("it is a device, a pipe, a socket or a hard link; only files, directories and symbolic links can be " +
-		"unpacked")
+	return errors.New("it is a device, a pipe, a socket or a hard link; only files, directories and symbolic links " +
+		"can be unpacked")
 }
 
 // checkName refuses a name that is not a plain path below the directory.
@@ -371,8 +373,8 @@ func (u *unpacker) finish() error {
 	return nil
 }
 
-// leaves reports whether a link leads outside by way of others. os.Root refuses to follow it then, with an error that is
-// not one of the system.
+// leaves reports whether a link leads outside by way of others. os.Root refuses to follow it then, with an error that
+// is not one of the system.
 func (u *unpacker) leaves(name string) bool {
 	_, err := u.root.Stat(name)
 	if err == nil {

@@ -175,7 +175,7 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if info, err := f.files.root.Lstat(match); err != nil || !info.IsDir() { // a link is archived as a link
+		if !f.isDir(match) {
 			found += f.add(match)
 			return nil
 		}
@@ -204,6 +204,12 @@ func (f *finder) match(ctx context.Context, pattern string) error {
 		f.Info(fmt.Sprintf("%s: found %d matching files and directories", pattern, found))
 	}
 	return nil
+}
+
+// isDir reports whether there is a directory of that name. A link to one is none: it is archived as a link.
+func (f *finder) isDir(name string) bool {
+	info, err := f.files.root.Lstat(name)
+	return err == nil && info.IsDir()
 }
 
 func (f *finder) sumExcluded() (sum int) {

@@ -125,8 +125,8 @@ func TestRawIsForOneFile(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "d", "second"), nil, 0o644))
 	files, _ := find(t, Selection{Dir: dir, Paths: []string{"d"}})
 	err = files.Write(t.Context(), io.Discard, Raw, "default")
-	require.EqualError(t, err, "archive d/second: the format raw is for one file, and there is also d/report.xml: use zip "+
-		"or gzip")
+	require.EqualError(t, err, "archive d/second: the format raw is for one file, and there is also d/report.xml: use "+
+		"zip or gzip")
 	err = files.Write(t.Context(), io.Discard, "rar", "default")
 	require.ErrorContains(t, err, `the archive format "rar" is not one of`)
 }

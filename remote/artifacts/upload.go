@@ -73,12 +73,14 @@ func Upload(ctx context.Context, client *transfer.Client, cfg UploadConfig) erro
 	if cfg.Found != nil {
 		cfg.Found(files.Names())
 	}
-	as := string(cfg.Type)
+	as := cfg.Type
 	if as == "" {
 		as = "archive"
 	}
-	bodies := &bodies{ctx: ctx, boundary: multipart.NewWriter(io.Discard).Boundary(), filename: name + extension,
-		write: func(w io.Writer) error { return files.Write(ctx, w, format, cfg.Level) }}
+	bodies := &bodies{
+		ctx: ctx, boundary: multipart.NewWriter(io.Discard).Boundary(), filename: name + extension,
+		write: func(w io.Writer) error { return files.Write(ctx, w, format, cfg.Level) },
+	}
 	defer bodies.writers.Wait()
 	header := cfg.Job.header()
 	header.Set("Content-Type", "multipart/form-data; boundary="+bodies.boundary)

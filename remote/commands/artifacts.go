@@ -22,7 +22,7 @@ Without matching files there is nothing to upload, which is no failure: exit cod
 failure, and 2 for wrong usage.
 
 Example:
-  CI_JOB_TOKEN=... stepmux artifacts-uploader --url https://gitlab.example.com --id 42 --path dist --exclude '**/*.tmp'`,
+  CI_JOB_TOKEN=... stepmux artifacts-uploader --url https://gitlab.example.com --id 42 --path dist --exclude '*.tmp'`,
 	prepare: func(fl *pflag.FlagSet) runner {
 		cfg := artifacts.UploadConfig{}
 		var format string

@@ -23,8 +23,8 @@ const exitHelperFailed = 1
 // helperCommands are the commands that the scripts of a GitLab manager call beside steps.
 var helperCommands = []command{artifactsUploader, artifactsDownloader, cacheArchiver, cacheExtractor}
 
-// HelperNames returns the names of the commands that the scripts of a GitLab manager call beside steps, and a line about
-// each.
+// HelperNames returns the names of the commands that the scripts of a GitLab manager call beside steps, and a line
+// about each.
 func HelperNames() map[string]string {
 	names := map[string]string{}
 	for _, c := range helperCommands {

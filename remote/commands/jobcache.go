@@ -17,8 +17,8 @@ import (
 )
 
 // noCloud says why flags for Go Cloud URLs are refused.
-const noCloud = "stepmux has no credentials of a cloud; use a cache with presigned URLs (s3 with access keys, or gcs), " +
-	"or a local cache"
+const noCloud = "stepmux has no credentials of a cloud; use a cache with presigned URLs (s3 with access keys, or " +
+	"gcs), or a local cache"
 
 var cacheArchiver = command{
 	name:  "cache-archiver --file ARCHIVE --path PATTERN...",

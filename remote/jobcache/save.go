@@ -119,8 +119,8 @@ func (cfg SaveConfig) upload(ctx context.Context, client *transfer.Client) error
 		return err
 	}
 	if cfg.MaxUpload > 0 && info.Size() > cfg.MaxUpload {
-		cfg.Log.Warn(fmt.Sprintf("Cache archive size (%d) is too big (Limit is set to %d). Cache will be stored only locally.",
-			info.Size(), cfg.MaxUpload))
+		cfg.Log.Warn(fmt.Sprintf("Cache archive size (%d) is too big (Limit is set to %d). Cache will be stored only "+
+			"locally.", info.Size(), cfg.MaxUpload))
 		return nil
 	}
 	header := http.Header{"Content-Type": {"application/octet-stream"}}

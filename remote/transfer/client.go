@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -61,11 +60,10 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	dialer := &net.Dialer{Timeout: 30 * time.Second}
 	return &Client{cfg: cfg, http: &http.Client{
 		Transport: &http.Transport{
 			Proxy:                 http.ProxyFromEnvironment,
-			DialContext:           dialer.DialContext,
+			DialContext:           dialer(),
 			TLSClientConfig:       security,
 			TLSHandshakeTimeout:   15 * time.Second,
 			ResponseHeaderTimeout: cfg.HeaderTimeout,

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"mime"
 	"net/http"
 	"net/url"
@@ -47,7 +48,7 @@ func (e *StatusError) temporary() bool {
 	return e.Code >= 512
 }
 
-// localError is an error of this machine: a file that cannot be read or written. It is not retried.
+// localError is an error of this machine, such as no space. It is not retried, as are errors about a path.
 type localError struct{ error }
 
 func (e localError) Unwrap() error { return e.error }
@@ -71,6 +72,9 @@ func temporary(err error) bool {
 		return status.temporary()
 	}
 	if _, ok := errors.AsType[localError](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
 		return false
 	}
 	if _, ok := errors.AsType[unsafeRedirect](err); ok {

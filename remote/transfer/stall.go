@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -28,7 +29,7 @@ func (g *stallGuard) Read(p []byte) (int, error) {
 	g.timer.Reset(g.most)
 	n, err := g.ReadCloser.Read(p)
 	g.timer.Stop() // the reader may take its time
-	if err != nil && err != io.EOF && g.ctx.Err() != nil {
+	if err != nil && !errors.Is(err, io.EOF) && g.ctx.Err() != nil {
 		err = context.Cause(g.ctx)
 	}
 	return n, err
@@ -106,7 +107,7 @@ func (g *sendGuard) Read(p []byte) (int, error) {
 	switch {
 	case err == nil:
 		g.timer.Reset(g.sender.client.cfg.Stall)
-	case err != io.EOF && !g.closed.Load(): // after EOF the server thinks: see Config.HeaderTimeout
+	case !errors.Is(err, io.EOF) && !g.closed.Load(): // after EOF the server thinks: see Config.HeaderTimeout
 		err = g.sender.failed(err)
 	}
 	return n, err
