@@ -22,10 +22,11 @@ func (f *fetcher) download(
 	if len(commit) == 64 {
 		format = "sha256"
 	}
-	g, err := newGit(ctx, repo, tmp, w.limits, format)
+	g, err := f.newGit(ctx, repo, tmp, format)
 	if err != nil {
 		return source, err
 	}
+	defer g.close()
 	if source.Commit, source.GitTree, err = g.fetchCommit(ctx, commit, resolved); err != nil {
 		return source, err
 	}
@@ -43,11 +44,11 @@ func (f *fetcher) download(
 // fetchCommit fetches a commit, or the commit of a tag: alone by its name, or alone by the name of the ref, or, if the
 // server refuses both, with all branches and tags. It returns the commit and its tree.
 func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (commit, tree string, err error) {
-	attempts := [][]string{{"--depth=1", "--", g.from.url, name}}
+	attempts := [][]string{{"--depth=1", "--", g.url, name}}
 	if resolved != "" && resolved != "HEAD" {
-		attempts = append(attempts, []string{"--depth=1", "--", g.from.url, "+" + resolved + ":refs/fetched/one"})
+		attempts = append(attempts, []string{"--depth=1", "--", g.url, "+" + resolved + ":refs/fetched/one"})
 	}
-	attempts = append(attempts, []string{"--", g.from.url, allBranches, allTags})
+	attempts = append(attempts, []string{"--", g.url, allBranches, allTags})
 	var first error
 	for _, attempt := range attempts {
 		err := g.fetch(ctx, attempt...)
