@@ -62,7 +62,9 @@ func (c *cache) prove(tree string, s Source, proof *gitProof) error {
 }
 
 // provedKey returns the key in cache.proved of a component and of all that its proof is about.
-func provedKey(tree string, s Source, proof *gitProof) string { return keyOf(tree, s.Commit, proof.named(s.Commit)) }
+func provedKey(tree string, s Source, proof *gitProof) string {
+	return keyOf(tree, s.Commit, proof.named(s.Commit))
+}
 
 // named returns the name that the proof begins with: that of the first tag object or, without any, the commit's.
 func (p *gitProof) named(commit string) string {
@@ -102,9 +104,6 @@ func (p *gitProof) check(dir string, nodes []node, s Source) error {
 	g := namesOf(s.Commit)
 	top := &gitDir{}
 	for _, n := range nodes {
-		if n.Path == "." { // there is no file at all
-			continue
-		}
 		is := n.Mode
 		var id []byte
 		if is == modeDir { // of the empty directories of a component each is a submodule
