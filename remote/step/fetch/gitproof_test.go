@@ -43,7 +43,10 @@ func TestCommitsThatGitNoLongerMakesAreFetched(t *testing.T) {
 			},
 			"empty directories": {
 				[][2]string{
-					{"100644 a.x", blob}, {"40000 a", empty}, {"40000 b", nested}, {"40000 d", deep},
+					{"100644 a.x", blob},
+					{"40000 a", empty},
+					{"40000 b", nested},
+					{"40000 d", deep},
 					{"160000 s", strings.Repeat("1", len(blob))},
 				},
 				[]string{"a.x", "d/step.yml", "s"},
