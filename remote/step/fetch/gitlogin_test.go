@@ -3,6 +3,7 @@ package fetch
 import (
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -111,6 +112,21 @@ func TestLoginProxyServesItsGitAlone(t *testing.T) {
 	p.close()
 	_, err = net.Dial("tcp", strings.TrimPrefix(p.origin, "http://"))
 	require.Error(t, err)
+}
+
+func TestPrivateRepositoryIsFetchedByTLS(t *testing.T) {
+	h := newGitHost(t)
+	commit := h.echo("c/private")
+	login := h.private()
+	safe := httptest.NewUnstartedServer(h.Config.Handler)
+	safe.EnableHTTP2 = true
+	safe.StartTLS()
+	t.Cleanup(safe.Close)
+	login.Server = safe.URL
+	s := newStore(t)
+	s.client.Transport = safe.Client().Transport
+	require.Equal(t, commit, get(t, s, safe.URL+"/c/private@v1", login).Commit)
+	require.Equal(t, 1, h.Fetches())
 }
 
 func TestProxyOfTheEnvironmentIsNotAskedForTheLoginProxy(t *testing.T) {

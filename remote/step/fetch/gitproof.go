@@ -265,12 +265,12 @@ func (d *gitDir) add(place, name, mode string, id []byte) {
 // tree returns the name of the tree of d, which is at a path of the commit.
 func (g gitNames) tree(d *gitDir, p *gitProof, at string) ([]byte, error) {
 	for name, dir := range d.dirs {
-		path := path.Join(at, name)
-		id, err := g.tree(dir, p, path)
+		below := path.Join(at, name)
+		id, err := g.tree(dir, p, below)
 		if err != nil {
 			return nil, err
 		}
-		mode, err := p.mode(path, modeDir)
+		mode, err := p.mode(below, modeDir)
 		if err != nil {
 			return nil, err
 		}
