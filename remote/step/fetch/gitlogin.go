@@ -117,7 +117,6 @@ func (p *loginProxy) rewrite(r *httputil.ProxyRequest) {
 func (p *loginProxy) look(resp *http.Response) error {
 	switch resp.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
-		resp.Header.Del("WWW-Authenticate") // git would take it for a refusal of the proxy's password
 		p.keep(&AccessError{Status: resp.StatusCode, Presented: true})
 	}
 	return nil

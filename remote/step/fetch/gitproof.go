@@ -240,8 +240,8 @@ type gitDir struct {
 
 // below returns the directory at a path below d, made if missing.
 func (d *gitDir) below(at string) *gitDir {
-	for name := range strings.SplitSeq(strings.Trim(at, "/"), "/") {
-		if name == "" {
+	for name := range strings.SplitSeq(at, "/") {
+		if name == "" { // after the last /
 			continue
 		}
 		if d.dirs[name] == nil {

@@ -147,8 +147,11 @@ func TestProofCannotChangeTheFilesOfACommit(t *testing.T) {
 		"a file that was executable": {run, func(e *entry) {
 			e.Source.Tree, e.Git.Modes = strings.TrimPrefix(other.Tree, digestPrefix), map[string]string{"a": "100755"}
 		}},
-		"a mode that is none":           {run, func(e *entry) { e.Git.Modes = map[string]string{"a": "x"} }},
-		"a path out of the tree":        {empty, func(e *entry) { e.Git.Empty = []string{"../d"} }},
+		"a mode that is none":    {run, func(e *entry) { e.Git.Modes = map[string]string{"a": "x"} }},
+		"a path out of the tree": {empty, func(e *entry) { e.Git.Empty = []string{"../d"} }},
+		"a path that is endless": {empty, func(e *entry) {
+			e.Git.Empty = []string{strings.Repeat("d/", 5_000_000) + "d"}
+		}},
 		"a path that is a file":         {run, func(e *entry) { e.Git.Empty = []string{"a/b"} }},
 		"a directory that is not there": {run, func(e *entry) { e.Git.Empty = []string{"b"} }},
 		"a directory less":              {empty, func(e *entry) { e.Git.Empty = nil }},
@@ -230,6 +233,8 @@ func TestTagObjectIsProvedToLeadToItsCommit(t *testing.T) {
 		"another second object": func(e *entry) { e.Git.Tags[1] = []byte("tag") },
 	} {
 		t.Run(name, func(t *testing.T) {
+			forge(t, s, at, tags["one"], change)
+			require.Equal(t, "one", read(t, get(t, s, at+"@"+tags["one"]), "a"), "in a process that has proved the true ones")
 			forge(t, s, at, tags["one"], change)
 			next := again(t, s, false)
 			c := get(t, next, at+"@"+tags["one"])
