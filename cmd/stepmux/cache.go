@@ -214,7 +214,8 @@ func (f *cacheFlags) onVM(
 	}
 	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program, "+
 		"--bootstrap finds one that was uploaded, or uploads it)",
-		cmp.Or(stderr.String(), strings.Join(slices.Concat(name, args), " ")), cmp.Or(readErr, waitErr, errors.New("it prints no report")))
+		cmp.Or(stderr.String(), strings.Join(slices.Concat(name, args), " ")),
+		cmp.Or(readErr, waitErr, errors.New("it prints no report")))
 }
 
 // writeText writes r, whose texts may come from a VM.
