@@ -2,6 +2,7 @@ package job
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -132,7 +133,7 @@ func (j *record) finish() error {
 		}
 	}
 	if j.home != nil {
-		if err := rmtree.EmptyOpen(j.home, isKept); err != nil {
+		if err := rmtree.EmptyOpen(context.Background(), j.home, isKept); err != nil {
 			errs = append(errs, fmt.Errorf("remove the job's files: %w", err))
 		}
 	}

@@ -117,7 +117,7 @@ func (j *record) remove() {
 			_ = log.Remove()
 		}
 		if j.home != nil {
-			_ = rmtree.RemoveOpen(j.home)
+			_ = rmtree.RemoveOpen(context.Background(), j.home)
 			j.home.Close()
 		}
 		_ = rmtree.Remove(j.dir)
