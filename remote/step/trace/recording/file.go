@@ -35,7 +35,7 @@ func Create(path string, size int64) (*File, error) {
 		return nil, fmt.Errorf("write %w", err)
 	}
 	base := filepath.Base(path)
-	base = base[:min(len(base), 200)] // the name may be as long as a file's can be
+	base = base[:min(len(base), 200)]                               // the name may be as long as a file's can be
 	temp, err := os.CreateTemp(filepath.Dir(path), "."+base+".tmp") // of mode 0600
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, oserr.Bare(err))
