@@ -456,10 +456,11 @@ func TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps(t *testing.T) {
 	}
 	res.Outputs = lists
 	made, _ := tr.trace(res)
+	require.False(t, made.Identity.Steps[0].Truncated)
+	require.True(t, made.Identity.Steps[1].Truncated)
 	require.Len(t, made.Identity.Outputs, len(lists))
 	require.Len(t, made.Identity.Steps[0].Outputs, len(lists))
 	require.Empty(t, made.Identity.Steps[1].Outputs)
-	require.True(t, made.Identity.Steps[1].Truncated)
 	require.Equal(t, []string{"steps marked as truncated lack large data: the trace has more than 67108864 bytes of it"},
 		made.Volatile.Warnings)
 }
