@@ -35,7 +35,8 @@ func Remove(path string) error {
 		return err
 	}
 	defer parent.Close()
-	return newRemoval(context.Background()).remove(parent, filepath.Base(path), 0)
+	r := &removal{stopped: func() error { return nil }}
+	return r.remove(parent, filepath.Base(path), 0)
 }
 
 // RemoveIn removes name, an entry of parent, and everything below it. It follows no symbolic link and stays within
