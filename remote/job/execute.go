@@ -122,6 +122,8 @@ func isKept(name string) bool {
 
 // finish closes the logs and removes the job's temporary files. The error names output that was lost and files that
 // could not be removed.
+//
+//nolint:contextcheck // the files go, whatever became of the caller's context
 func (j *record) finish() error {
 	var errs []error
 	if err := j.output.close(); err != nil {
