@@ -182,8 +182,8 @@ func (e *gitlabExecution) withoutValues(text string) string {
 	return text
 }
 
-// leastReplaced is the length of the shortest value that is replaced anywhere in a text, in bytes. A shorter one that is
-// masked is replaced where it stands alone: elsewhere it is a part of the text's own words.
+// leastReplaced is the length of the shortest value that is replaced anywhere in a text, in bytes. A shorter one that
+// is masked is replaced where it stands alone: elsewhere it is a part of the text's own words.
 const leastReplaced = 4
 
 func isLineEnd(c rune) bool { return c == '\n' || c == '\r' }

@@ -19,12 +19,15 @@ import (
 )
 
 // runUnread runs two builds at once whose standard output nobody reads: one writes without end, the other a line.
-// end is called when the pipe is full, with the process of the run and the one that writes; took is the time from there.
-func runUnread(t *testing.T, end func(run *os.Process, flood int), args ...string) (code int, took time.Duration, stderr string) {
+// end is called when the pipe is full, with the process of the run and the one that writes; took counts from there.
+func runUnread(
+	t *testing.T, end func(run *os.Process, flood int), args ...string,
+) (code int, took time.Duration, stderr string) {
 	t.Helper()
 	dir := t.TempDir()
 	pidFile := filepath.Join(dir, "pid")
-	for name, script := range map[string]string{"flood": "echo $$ >" + pidFile + "; exec yes flood", "innocent": "echo innocent"} {
+	flooding := "echo $$ >" + pidFile + "; exec yes flood"
+	for name, script := range map[string]string{"flood": flooding, "innocent": "echo innocent"} {
 		text := "run:\n- script: " + script + "\n"
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yml"), []byte(text), 0o600))
 	}
@@ -75,7 +78,8 @@ func TestASecondSignalEndsARunThatNobodyReadsAtOnce(t *testing.T) {
 	code, took, stderr := runUnread(t, func(run *os.Process, flood int) {
 		require.NoError(t, run.Signal(syscall.SIGINT))
 		// Two signals at once may be one. The first has had its effect when the job's process has ended.
-		require.Eventually(t, func() bool { return errors.Is(syscall.Kill(flood, 0), syscall.ESRCH) }, bound, time.Millisecond)
+		ended := func() bool { return errors.Is(syscall.Kill(flood, 0), syscall.ESRCH) }
+		require.Eventually(t, ended, bound, time.Millisecond)
 		require.NoError(t, run.Signal(syscall.SIGINT))
 	})
 	require.Equal(t, 128+int(syscall.SIGINT), code, stderr)

@@ -340,8 +340,8 @@ func TestSignedLinksHaveNamesThatFilesCanHave(t *testing.T) {
 	require.NoError(t, err)
 	require.Regexp(t, `^(x{60}\.){3}name\.[0-9a-f]{8}\.link$`, links[0].File, "in-toto finds a link by the whole name")
 	_, err = Links(deep(4), signer)
-	require.EqualError(t, err, `step "`+strings.Repeat("x", 60)+`.xxx": the file name of its link would have 262 bytes, and `+
-		`can have 255; shorten the names of the steps`)
+	require.EqualError(t, err, `step "`+strings.Repeat("x", 60)+`.xxx": the file name of its link would have 262 bytes, `+
+		`and can have 255; shorten the names of the steps`)
 	_, err = Links(deep(4), nil)
 	require.NoError(t, err, "the names of other links are cut")
 

@@ -59,7 +59,7 @@ func TestSlowlyWrittenSecretIsNeverOutInPieces(t *testing.T) {
 	require.Equal(t, "key=[MASKED] key=[MASKED]\n", slowly(t, newSet(t, secret), "key="+secret+" key="+secret+"\n")[0])
 }
 
-// trickle writes text byte by byte, with a pause of nearly the hold time after each, and returns what is out after each.
+// trickle writes text byte by byte, with a pause of nearly the hold time after each, and returns the output so far.
 func trickle(t *testing.T, s *Set, text string) (out []string) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -21,11 +21,12 @@ var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
 // Writer passes a stream on, with the secrets of its Set replaced. It is safe for concurrent use: it treats the data
 // of all callers as one stream, in the order of the calls.
 //
-// It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest
-// form of a secret. If nothing is written for a second it passes on what may be known of a secret, a quarter of it and
-// at most three bytes, and a replacement for the other bytes; if the secret goes on later, nothing more of it is passed
+// It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest form
+// of a secret. If nothing is written for a second it passes on what may be known of a secret, a quarter of it and at
+// most three bytes, and a replacement for the other bytes; if the secret goes on later, nothing more of it is passed
 // on. Each Write starts the second anew: a secret that is written slowly is replaced as a whole. So a byte is held back
-// until a second passes without a Write or, at the latest, until as many bytes follow it as the longest form has. Where no secret is, it passes on the slices of the callers without a copy, if possible.
+// until a second passes without a Write or, at the latest, until as many bytes follow it as the longest form has. Where
+// no secret is, it passes on the slices of the callers without a copy, if possible.
 type Writer struct {
 	set *Set
 
