@@ -33,9 +33,9 @@ func Until(ctx context.Context, which ...os.Signal) (_ context.Context, stop con
 }
 
 // Twice returns two contexts: ctx ends with the first of the signals which, and asks for an end; abort ends with the
-// next signal of All, and ends everything at once. No signal is lost between the two. The cause of ctx names the signal. If
-// parent ends, ctx does, and abort ends with the first signal after that. stop ends both, and gives the signals back
-// their usual effect.
+// next signal of All, and ends everything at once. No signal is lost between the two. The cause of ctx names the
+// signal. If parent ends, ctx does, and abort ends with the first signal after that. stop ends both, and gives the
+// signals back their usual effect.
 func Twice(parent context.Context, which ...os.Signal) (ctx, abort context.Context, stop context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
