@@ -326,11 +326,16 @@ func (u *unpacker) link(name, target string) error {
 	if target == "" || len(target) > maxPath || strings.IndexByte(target, 0) >= 0 {
 		return errors.New("the symbolic link has no valid target")
 	}
-	if !u.bounds.OutsideLinks && (path.IsAbs(target) || outside(path.Join(path.Dir(name), target))) {
+	if !u.bounds.OutsideLinks && leadsOut(name, target) {
 		return leadsOutside(target)
 	}
 	u.links = append(u.links, link{name, target})
 	return nil
+}
+
+// leadsOut reports whether the link name leads out of its archive by its own target.
+func leadsOut(name, target string) bool {
+	return path.IsAbs(target) || outside(path.Join(path.Dir(name), target))
 }
 
 func leadsOutside(target string) error {
