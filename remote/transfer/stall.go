@@ -93,6 +93,9 @@ func (g *sendGuard) Read(p []byte) (int, error) {
 	switch {
 	case err == nil:
 		g.timer.Reset(g.sender.client.cfg.Stall)
+		if g.closed.Load() {
+			g.timer.Stop()
+		}
 	case !errors.Is(err, io.EOF) && !g.closed.Load(): // after EOF the server thinks: see Config.HeaderTimeout
 		err = g.sender.failed(err)
 	}
