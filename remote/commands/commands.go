@@ -77,7 +77,8 @@ func (p Program) Steps(args []string) int {
 		fmt.Fprint(os.Stdout, p.stepsHelp())
 		return 0
 	}
-	return p.wrongUsage("steps", fmt.Errorf("unknown command %q: use serve, proxy, relay, script, cache or clone", args[0]))
+	return p.wrongUsage("steps",
+		fmt.Errorf("unknown command %q: use serve, proxy, relay, script, cache or clone", args[0]))
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.

@@ -98,8 +98,8 @@ func serve(fl *pflag.FlagSet) runner {
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
-	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse or "+
-		"allow (default: the caller says; else drop, with a warning)")
+	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
+		"or allow (default: the caller says; else drop, with a warning)")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
