@@ -15,15 +15,22 @@ import (
 	"github.com/stepmux/stepmux/remote"
 )
 
-// stepsCommands are the commands that a manager starts.
-var stepsCommands = []command{
-	{
+// stepsCommands returns the commands that a manager starts.
+func (p Program) stepsCommands() []command {
+	return append([]command{p.serve()}, otherStepsCommands...)
+}
+
+func (p Program) serve() command {
+	return command{
 		name:  "serve --socket PATH",
 		short: "Run the step service of one build",
-		long: `Run the step service of one build on a unix socket, in a new private directory that is removed at the end.
-When it listens it prints on standard error:
+		long: `Run the step service of one build on a unix socket. When it listens it prints on standard error:
 
   step-runner is listening on socket PATH
+
+It makes the directory of <tmp>/gitlab-runner-steps/<build id>/step-runner.sock and removes it at the end. Any other
+PATH must be in a directory that you have made, empty and with mode 0700, as 'mktemp -d' does, and that you remove. If
+that directory cannot be used, serve makes one of its own, says why, and prints the socket's new path.
 
 It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket, with exit code 0.
 Its jobs end with it: SIGTERM, then SIGKILL after --grace.
@@ -34,8 +41,13 @@ use the socket; serve prints a warning about that.
 
 Example:
   stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null`,
-		prepare: serve,
-	},
+		prepare: func(fl *pflag.FlagSet) runner {
+			return serve(fl, remote.ServeConfig{Version: buildinfo.Version(), QuietWithoutSecret: p.gitLab})
+		},
+	}
+}
+
+var otherStepsCommands = []command{
 	{
 		name:    "proxy --socket PATH",
 		short:   "Join standard input and output to a build's socket",
@@ -76,8 +88,7 @@ or were changed. The manager's command is "stepmux cache".`,
 // runner runs a command with the arguments that follow its flags, and returns the exit code.
 type runner func(ctx context.Context, args []string) (int, error)
 
-func serve(fl *pflag.FlagSet) runner {
-	cfg := remote.ServeConfig{Version: buildinfo.Version()}
+func serve(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 	socket(fl, &cfg.Socket)
 	fl.BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
 		"read the secret of all calls from the first line of standard input, or the second after --socket -")
@@ -138,8 +149,8 @@ func script(fl *pflag.FlagSet) runner {
 
 // socket defines the flag that serve and proxy need.
 func socket(fl *pflag.FlagSet, to *string) {
-	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock "+
-		"(required); -: the first line of standard input is the path")
+	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock, or in a "+
+		"private directory of yours (required); -: the first line of standard input is the path")
 }
 
 // required returns an error if the command line does not have the flag.

@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 )
 
-func (p Program) version() command {
+func (p Program) versionCommand() command {
 	return command{
 		name:  "version [--checksum]",
 		short: "Print the version, the commit and the version of the relay's protocol",
@@ -21,6 +21,9 @@ func (p Program) version() command {
 					return 0, fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
 				}
 				text := buildinfo.Text()
+				if p.gitLab {
+					text = buildinfo.GitLabText(p.version)
+				}
 				if p.Carries != nil {
 					text += "Carries: " + p.Carries() + "\n"
 				}
