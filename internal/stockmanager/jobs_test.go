@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -23,7 +24,7 @@ import (
 
 func TestTwoHundredJobsOfAStockManagerEndWithTheRightExitCodes(t *testing.T) {
 	const jobs, atOnce = 200, 20
-	v := newVM(t, "")
+	v := newVM(t, remotetest.ShortTemp(t))
 	numbers := make(chan int)
 	var wg sync.WaitGroup
 	for range atOnce {
@@ -84,13 +85,14 @@ func (v *vm) oneOfMany(t *testing.T, n int) error {
 func TestStockManagersLogHasOneLineMoreThanTheJob(t *testing.T) {
 	log := regexp.MustCompile(`^(WARNING: [^\n]* differs from the manager version [^\n]*\n)?` +
 		`step-runner is listening on socket (/\S+)\nRunning step "step"\nhello\n$`)
-	v := newVM(t, "")
+	v := newVM(t, remotetest.ShortTemp(t))
 	_, text := v.run(t, v.job("1", "echo hello"))
 	require.Regexp(t, log, text)
 	require.NotEmpty(t, log.FindStringSubmatch(text)[1], "the test's manager does not compare versions")
 
-	wrapped := newVM(t, "#!/bin/sh\n"+
-		`exec "$(dirname "$0")/stepmux-vm" --as gitlab-runner --report-version 19.4.0 "$@"`+"\n")
+	wrapped := newVM(t, remotetest.ShortTemp(t))
+	wrapped.install(t, "gitlab-runner",
+		`exec "$(dirname "$0")/stepmux-vm" --as gitlab-runner --report-version 19.4.0 "$@"`)
 	_, text = wrapped.run(t, wrapped.job("1", "echo hello"))
 	require.Regexp(t, log, text)
 	require.Empty(t, log.FindStringSubmatch(text)[1])
@@ -98,7 +100,7 @@ func TestStockManagersLogHasOneLineMoreThanTheJob(t *testing.T) {
 }
 
 func TestStockManagersVariablesReachTheJobAndMaskedOnesDoNotReachItsLog(t *testing.T) {
-	v := newVM(t, "")
+	v := newVM(t, remotetest.ShortTemp(t))
 	job := v.job("1", `echo "${{ job.TOKEN }} and $(cat "${{ job.KEY }}")"; pwd`)
 	job.Variables = []*runnerproto.Variable{
 		{Key: "TOKEN", Value: "t0psecret-token", Masked: true}, {Key: "KEY", Value: "in a file", File: true},
@@ -110,13 +112,13 @@ func TestStockManagersVariablesReachTheJobAndMaskedOnesDoNotReachItsLog(t *testi
 }
 
 func TestStockManagerCancelsAJobWithinASecond(t *testing.T) {
-	v := newVM(t, "")
+	v := newVM(t, remotetest.ShortTemp(t))
 	var took []time.Duration
 	for n := range 5 {
 		cancel := make(chan struct{})
 		job := v.job(fmt.Sprint(n), "echo up; sleep 600")
 		job.Cancel = cancel
-		wait := v.start(t, job, "up\n")
+		wait, _ := v.start(t, job, "up\n")
 		began := time.Now()
 		close(cancel)
 		result, err := wait()
@@ -129,19 +131,28 @@ func TestStockManagerCancelsAJobWithinASecond(t *testing.T) {
 }
 
 func TestNothingIsLeftOfAStockManagersJobThatIsHungUp(t *testing.T) {
-	v := newVM(t, "")
+	v := newVM(t, remotetest.ShortTemp(t))
 	job := v.job("1", "trap '' HUP; echo up; sleep 600 & setsid sleep 600 & wait")
-	var shell *ssh.Session
-	job.Serving = func(_ string, session *ssh.Session) { shell = session }
-	wait := v.start(t, job, "up\n")
-	require.NoError(t, shell.Signal(ssh.SIGHUP))
+	wait, abort := v.start(t, job, "up\n")
+	require.NoError(t, unix.Kill(-v.shell(t), unix.SIGHUP)) // as sshd sends a client's signal, to the process group
+	remotetest.Eventually(t, func() bool { return len(remotetest.Names(t, v.Temp)) == 0 }, "the directory is left")
+	abort() // it would look for the serve that is gone until the job's timeout
+	_, err := wait()
+	require.Error(t, err)
+	v.requireNothingLeft(t)
+}
+
+func TestNothingIsLeftOfAStockManagersJobThatIsAborted(t *testing.T) {
+	v := newVM(t, remotetest.ShortTemp(t))
+	wait, abort := v.start(t, v.job("1", "echo up; sleep 600 & setsid sleep 600 & wait"), "up\n")
+	abort()
 	_, err := wait()
 	require.Error(t, err)
 	v.requireNothingLeft(t)
 }
 
 func TestNothingIsLeftOfAStockManagerThatIsKilled(t *testing.T) {
-	v := newVM(t, "")
+	v := newVM(t, remotetest.ShortTemp(t))
 	log := filepath.Join(t.TempDir(), "log")
 	cmd := remotetest.Role(t.Context(), "manager", v.Addr, v.server.User, v.server.IdentityFile, v.Temp, v.builds, log)
 	cmd.Stderr = os.Stderr

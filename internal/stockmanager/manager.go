@@ -50,7 +50,7 @@ type Job struct {
 	// Cancel, when it is closed, cancels the job, which then ends by itself. May be nil.
 	Cancel <-chan struct{}
 	// Serving is called with the socket's path before the job is sent. May be nil.
-	Serving func(socket string, shell *ssh.Session)
+	Serving func(socket string)
 }
 
 // Result is how a job ended.
@@ -69,8 +69,6 @@ func (m *Manager) Execute(ctx context.Context, job Job) (Result, error) {
 		return Result{}, fmt.Errorf("log in: %w", err)
 	}
 	defer client.Close()
-	stop := context.AfterFunc(ctx, func() { client.Close() })
-	defer stop()
 	if err := m.verify(ctx, client, log); err != nil {
 		return Result{}, err
 	}
@@ -83,8 +81,10 @@ func (m *Manager) Execute(ctx context.Context, job Job) (Result, error) {
 		client.Close() // the real manager does not wait for the shell either
 		<-serve.ended
 	}()
+	stop := context.AfterFunc(ctx, serve.stop)
+	defer stop()
 	if job.Serving != nil {
-		job.Serving(serve.socket, serve.session)
+		job.Serving(serve.socket)
 	}
 	return m.run(ctx, client, serve, job, log)
 }

@@ -16,11 +16,10 @@ import (
 
 // serving is a shell that runs `steps serve`, in a session.
 type serving struct {
-	session *ssh.Session
-	stdin   io.WriteCloser
-	socket  string        // as the ready marker shows it
-	ended   chan struct{} // closed when the shell or its connection has ended
-	once    sync.Once
+	stdin  io.WriteCloser
+	socket string        // as the ready marker shows it
+	ended  chan struct{} // closed when the shell or its connection has ended
+	once   sync.Once
 }
 
 // stop ends the shell's stdin. The shell then ends serve, waits for it and removes the directory; nobody waits for that.
@@ -32,7 +31,7 @@ func (m *Manager) serve(ctx context.Context, client *ssh.Client, log io.Writer) 
 	if err != nil {
 		return nil, err
 	}
-	s := &serving{session: session, ended: make(chan struct{})}
+	s := &serving{ended: make(chan struct{})}
 	if s.stdin, err = session.StdinPipe(); err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ func (m *Manager) run(ctx context.Context, client *ssh.Client, s *serving, job J
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelTimeout)
 		defer cancel()
-		_, _ = service.Close(ctx, &runnerproto.CloseRequest{Id: job.ID})
+		_, _ = service.Close(ctx, &runnerproto.CloseRequest{Id: job.ID}, grpc.WaitForReady(false))
 	}()
 	followed, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

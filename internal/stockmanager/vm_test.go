@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/stockmanager"
+	"github.com/stretchr/testify/require"
 )
 
 // vm is a machine with a stock sshd, and with stepmux-vm under the name gitlab-runner.
@@ -25,24 +25,28 @@ type vm struct {
 	builds  string // for build directories
 }
 
-// newVM starts a VM. runner is the script gitlab-runner; if it is empty, gitlab-runner is a symbolic link to the program.
-func newVM(t *testing.T, runner string) *vm {
+// newVM starts a VM whose sockets are in temp, which must be empty.
+func newVM(t *testing.T, temp string) *vm {
 	t.Helper()
 	bin := t.TempDir()
 	program := filepath.Join(bin, "stepmux-vm")
 	built, err := runnertest.Program()
 	require.NoError(t, err)
 	require.NoError(t, os.Link(built, program))
-	if runner == "" {
-		require.NoError(t, os.Symlink("stepmux-vm", filepath.Join(bin, "gitlab-runner")))
-	} else {
-		require.NoError(t, os.WriteFile(filepath.Join(bin, "gitlab-runner"), []byte(runner), 0o700))
-	}
+	require.NoError(t, os.Symlink("stepmux-vm", filepath.Join(bin, "gitlab-runner")))
 	server := sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+bin+":/usr/bin:/bin")
 	v := &vm{server: server, program: program, builds: t.TempDir()}
-	v.Manager = &stockmanager.Manager{Addr: server.Addr, SSH: server.ClientConfig(), Temp: remotetest.ShortTemp(t)}
+	v.Manager = &stockmanager.Manager{Addr: server.Addr, SSH: server.ClientConfig(), Temp: temp}
 	t.Cleanup(func() { v.requireNothingLeft(t) })
 	return v
+}
+
+// install makes the script a program of the VM.
+func (v *vm) install(t *testing.T, name, script string) {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(v.program), name)
+	require.NoError(t, os.WriteFile(path+".new", []byte("#!/bin/sh\n"+script+"\n"), 0o700))
+	require.NoError(t, os.Rename(path+".new", path))
 }
 
 // job returns a job with one step, a script.
@@ -62,9 +66,11 @@ func (v *vm) run(t *testing.T, job stockmanager.Job) (stockmanager.Result, strin
 	return result, log.String()
 }
 
-// start runs the job in a goroutine until the returned function is called, which returns its result. start itself
-// returns once the log has text.
-func (v *vm) start(t *testing.T, job stockmanager.Job, text string) (wait func() (stockmanager.Result, error)) {
+// start runs the job in a goroutine and returns once its log has text. wait returns its result; abort ends the manager's
+// work on it.
+func (v *vm) start(
+	t *testing.T, job stockmanager.Job, text string,
+) (wait func() (stockmanager.Result, error), abort func()) {
 	t.Helper()
 	log := new(sshtest.Log)
 	job.Log = log
@@ -84,33 +90,43 @@ func (v *vm) start(t *testing.T, job stockmanager.Job, text string) (wait func()
 	return func() (stockmanager.Result, error) {
 		<-ended
 		return result, err
-	}
+	}, cancel
 }
 
 // requireNothingLeft waits until no directory and no process of the VM's program is left.
 func (v *vm) requireNothingLeft(t *testing.T) {
 	t.Helper()
-	var left []string
-	require.Eventually(t, func() bool {
-		left = append(remotetest.Names(t, v.Temp), v.processes(t)...)
-		return len(left) == 0
-	}, sshtest.Bound, 20*time.Millisecond, "%q", &left)
+	require.Eventually(t, func() bool { return len(remotetest.Names(t, v.Temp)) == 0 && len(v.processes(t)) == 0 },
+		sshtest.Bound, 20*time.Millisecond, "something is left")
 }
 
-// processes returns the command lines of the processes on the VM that a job has brought: of the program, and with the
-// name of the VM's directory.
-func (v *vm) processes(t *testing.T) (found []string) {
+// processes returns the processes on the VM that a job has brought: of the program, and with the name of the VM's
+// directory in their command lines, which are the values.
+func (v *vm) processes(t *testing.T) map[int]string {
 	t.Helper()
+	found := map[int]string{}
 	for _, name := range remotetest.Names(t, "/proc") {
 		pid, err := strconv.Atoi(name)
-		if err != nil {
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
 		args, err := os.ReadFile(filepath.Join("/proc", name, "cmdline"))
 		exe, _ := os.Readlink(filepath.Join("/proc", name, "exe")) // only root sees that of a serve
-		if err == nil && pid != os.Getpid() && (exe == v.program || strings.Contains(string(args), v.Temp)) {
-			found = append(found, strings.ReplaceAll(string(args), "\x00", " "))
+		if err == nil && (exe == v.program || strings.Contains(string(args), v.Temp)) {
+			found[pid] = strings.ReplaceAll(string(args), "\x00", " ")
 		}
 	}
 	return found
+}
+
+// shell returns the login shell that has made the directory of the only job that runs.
+func (v *vm) shell(t *testing.T) int {
+	t.Helper()
+	for pid, line := range v.processes(t) {
+		if strings.Contains(line, "mktemp -d") {
+			return pid
+		}
+	}
+	t.Fatal("there is no shell")
+	return 0
 }
