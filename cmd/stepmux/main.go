@@ -41,7 +41,7 @@ func main() {
 	// gRPC would print what a VM's step runner sends. Its errors are returned as well.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	if commands.StandsIn(os.Args) {
-		os.Exit(vmsEnd.Main(os.Args))
+		os.Exit(vmsEnd.Run(os.Args))
 	}
 	os.Exit(run(os.Args[1:]))
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"syscall"
 
@@ -40,36 +39,28 @@ type Program struct {
 	// Carries says which VM's ends a manager's program carries. The command version prints that. Optional.
 	Carries func() string
 
-	gitLab  bool   // it stands in for GitLab Runner's program
-	version string // the version that it then reports; empty for its own
+	gitLab bool   // it stands in for GitLab Runner's program: see as
+	report string // the version that it then reports; empty for its own
 }
 
-// Main runs the command line of the program that has no other commands, and returns its exit code. args begins with the
-// name by which the program was called.
+// Main runs the command line of the program that has no other commands, without the program's name, and returns its
+// exit code.
 func (p Program) Main(args []string) int {
-	p, rest, err := p.as(args)
-	if err != nil {
-		return p.wrongUsage("", err)
+	if len(args) > 0 {
+		switch args[0] {
+		case "steps":
+			return p.Steps(args[1:])
+		case "version":
+			return p.Version(args[1:])
+		case "--version", "-v":
+			return p.Version(nil)
+		case "help", "--help", "-h":
+			fmt.Fprint(os.Stdout, p.help()+gitLabHelp)
+			return 0
+		}
+		return p.wrongUsage("", p.unknown(args[0]))
 	}
-	if len(rest) == 0 {
-		return p.wrongUsage("", errors.New("it needs a command"))
-	}
-	name, rest := rest[0], rest[1:]
-	switch name {
-	case "steps":
-		return p.Steps(rest)
-	case "version":
-		return p.Version(rest)
-	case "--version", "-v":
-		return p.Version(nil)
-	case "help", "--help", "-h":
-		fmt.Fprint(os.Stdout, p.help())
-		return 0
-	}
-	if c, found := find(helperCommands, name); found {
-		return p.run(name, c, rest)
-	}
-	return p.wrongUsage("", p.unknown(name))
+	return p.wrongUsage("", errors.New("it needs a command"))
 }
 
 // Steps runs the command line that follows the word "steps", and returns its exit code.
@@ -77,8 +68,13 @@ func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
 		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script or cache"))
 	}
-	if c, found := find(p.stepsCommands(), args[0]); found {
-		return p.run("steps "+args[0], c, args[1:])
+	for _, c := range stepsCommands {
+		if c.word() == args[0] {
+			if p.gitLab && args[0] == "serve" {
+				c.prepare = serveGitLab
+			}
+			return p.run("steps "+args[0], c, args[1:])
+		}
 	}
 	switch args[0] {
 	case "help", "--help", "-h":
@@ -89,16 +85,7 @@ func (p Program) Steps(args []string) int {
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.
-func (p Program) Version(args []string) int { return p.run("version", p.versionCommand(), args) }
-
-// find returns the command of that name.
-func find(all []command, name string) (command, bool) {
-	i := slices.IndexFunc(all, func(c command) bool { return c.word() == name })
-	if i < 0 {
-		return command{}, false
-	}
-	return all[i], true
-}
+func (p Program) Version(args []string) int { return p.run("version", p.version(), args) }
 
 func (c command) word() string {
 	word, _, _ := strings.Cut(c.name, " ")
@@ -106,21 +93,17 @@ func (c command) word() string {
 }
 
 func (p Program) help() string {
-	text := " is the VM's end of stepmux. A manager puts it on a VM and starts it there."
-	if p.gitLab {
-		text = " is the VM's end of stepmux in the place of GitLab Runner's program."
-	}
-	return p.Name + text + `
+	return p.Name + ` is the VM's end of stepmux. A manager puts it on a VM and starts it there.
 
 Usage:
   ` + p.Name + ` steps serve|proxy|relay|script|cache
-  ` + p.Name + " " + p.versionCommand().name + "\n" + helperUsage(p.Name) + "\n" + gitLabHelp
+  ` + p.Name + " " + p.version().name + "\n"
 }
 
 func (p Program) stepsHelp() string {
 	var b strings.Builder
 	b.WriteString("The VM's end: the commands that a manager starts there\n\nCommands:\n")
-	for _, c := range p.stepsCommands() {
+	for _, c := range stepsCommands {
 		fmt.Fprintf(&b, "  %-8s %s\n", c.word(), c.short)
 	}
 	fmt.Fprintf(&b, "\nUse '%s steps COMMAND --help' for more.\n", p.Name)

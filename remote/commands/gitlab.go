@@ -13,12 +13,10 @@ import (
 // gitLabNames are the names by which GitLab Runner calls its program on a VM.
 var gitLabNames = []string{"gitlab-runner", "gitlab-runner-helper"}
 
-const gitLabHelp = `Called as gitlab-runner or gitlab-runner-helper, or with --as NAME before the command, it does what GitLab Runner asks
+const gitLabHelp = `
+Called as gitlab-runner or gitlab-runner-helper, or with --as NAME before the command, it does what GitLab Runner asks
 of its own program on a VM. --report-version VERSION, before the command, is the version that --version then reports.
 `
-
-// helperCommands are the commands of GitLab Runner's program that the scripts of a job call by name.
-var helperCommands []command
 
 // refused has the other commands of GitLab Runner's program, and what to do without them.
 var refused = []struct {
@@ -37,6 +35,16 @@ var refused = []struct {
 		},
 		"it belongs to a manager; install GitLab Runner on the manager's machine",
 	},
+}
+
+// Run runs the command line args, which begins with the name by which the program was called, as Main does, or stands
+// in for GitLab Runner's program if that is asked for.
+func (p Program) Run(args []string) int {
+	p, rest, err := p.as(args)
+	if err != nil {
+		return p.wrongUsage("", err)
+	}
+	return p.Main(rest)
 }
 
 // StandsIn reports whether args, a command line with the program's name, ask the program to stand in for GitLab
@@ -76,22 +84,13 @@ func (p Program) as(args []string) (Program, []string, error) {
 		case !wire.ValidVersion(value):
 			return p, nil, fmt.Errorf("--report-version %q: use the version of the manager, such as 19.4.0", value)
 		default:
-			p.version = value
+			p.report = value
 		}
 	}
-	if p.version != "" && !p.gitLab {
+	if p.report != "" && !p.gitLab {
 		return p, nil, errors.New("--report-version needs --as gitlab-runner, or that the program is called gitlab-runner")
 	}
 	return p, rest, nil
-}
-
-// helperUsage returns the lines of the help about the helper commands.
-func helperUsage(program string) string {
-	var b strings.Builder
-	for _, c := range helperCommands {
-		fmt.Fprintf(&b, "  %s %s\n", program, c.name)
-	}
-	return b.String()
 }
 
 // unknown returns the error about a command that the program does not have.

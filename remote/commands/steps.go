@@ -15,13 +15,9 @@ import (
 	"github.com/stepmux/stepmux/remote"
 )
 
-// stepsCommands returns the commands that a manager starts.
-func (p Program) stepsCommands() []command {
-	return append([]command{p.serve()}, otherStepsCommands...)
-}
-
-func (p Program) serve() command {
-	return command{
+// stepsCommands are the commands that a manager starts.
+var stepsCommands = []command{
+	{
 		name:  "serve --socket PATH",
 		short: "Run the step service of one build",
 		long: `Run the step service of one build on a unix socket. When it listens it prints on standard error:
@@ -41,13 +37,8 @@ use the socket; serve prints a warning about that.
 
 Example:
   stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null`,
-		prepare: func(fl *pflag.FlagSet) runner {
-			return serve(fl, remote.ServeConfig{Version: buildinfo.Version(), QuietWithoutSecret: p.gitLab})
-		},
-	}
-}
-
-var otherStepsCommands = []command{
+		prepare: serve,
+	},
 	{
 		name:    "proxy --socket PATH",
 		short:   "Join standard input and output to a build's socket",
@@ -88,7 +79,16 @@ or were changed. The manager's command is "stepmux cache".`,
 // runner runs a command with the arguments that follow its flags, and returns the exit code.
 type runner func(ctx context.Context, args []string) (int, error)
 
-func serve(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
+func serve(fl *pflag.FlagSet) runner {
+	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version()})
+}
+
+// serveGitLab is serve for GitLab Runner's manager, which knows no secrets.
+func serveGitLab(fl *pflag.FlagSet) runner {
+	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version(), QuietWithoutSecret: true})
+}
+
+func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 	socket(fl, &cfg.Socket)
 	fl.BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
 		"read the secret of all calls from the first line of standard input, or the second after --socket -")

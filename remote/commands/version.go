@@ -10,7 +10,7 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 )
 
-func (p Program) versionCommand() command {
+func (p Program) version() command {
 	return command{
 		name:  "version [--checksum]",
 		short: "Print the version, the commit and the version of the relay's protocol",
@@ -22,7 +22,7 @@ func (p Program) versionCommand() command {
 				}
 				text := buildinfo.Text()
 				if p.gitLab {
-					text = buildinfo.GitLabText(p.version)
+					text = buildinfo.GitLabText(p.report)
 				}
 				if p.Carries != nil {
 					text += "Carries: " + p.Carries() + "\n"
