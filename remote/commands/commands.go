@@ -58,7 +58,7 @@ func (p Program) Main(args []string) int {
 			fmt.Fprint(os.Stdout, p.help()+gitLabHelp)
 			return 0
 		}
-		return p.wrongUsage("", p.unknown(args[0]))
+		return p.wrongUsage("", fmt.Errorf("unknown command %q", args[0]))
 	}
 	return p.wrongUsage("", errors.New("it needs a command"))
 }

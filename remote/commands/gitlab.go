@@ -41,6 +41,9 @@ var refused = []struct {
 // in for GitLab Runner's program if that is asked for.
 func (p Program) Run(args []string) int {
 	p, rest, err := p.as(args)
+	if err == nil && p.gitLab && len(rest) > 0 {
+		err = refusal(rest[0])
+	}
 	if err != nil {
 		return p.wrongUsage("", err)
 	}
@@ -93,12 +96,12 @@ func (p Program) as(args []string) (Program, []string, error) {
 	return p, rest, nil
 }
 
-// unknown returns the error about a command that the program does not have.
-func (p Program) unknown(name string) error {
+// refusal returns the error about a command of GitLab Runner's program that this one does not have, or nil.
+func refusal(name string) error {
 	for _, r := range refused {
-		if p.gitLab && slices.Contains(r.names, name) {
+		if slices.Contains(r.names, name) {
 			return fmt.Errorf("stepmux does not have GitLab Runner's command %q: %s", name, r.instead)
 		}
 	}
-	return fmt.Errorf("unknown command %q", name)
+	return nil
 }
