@@ -46,7 +46,7 @@ func TestTwoHundredJobsOfAStockManagerEndWithTheRightExitCodes(t *testing.T) {
 
 // oneOfMany runs job n: one of four ends with success, one fails, one is cancelled, and one has much to say.
 func (v *vm) oneOfMany(t *testing.T, n int) error {
-	log, cancel := new(sshtest.Log), make(chan struct{})
+	log := &announcedLog{text: "up\n", announced: make(chan struct{})}
 	want := stockmanager.Result{State: runnerproto.Status_success}
 	said := fmt.Sprintf("job %d speaks\n", n)
 	job := v.job(fmt.Sprint(n), fmt.Sprintf("echo job %d speaks", n))
@@ -57,12 +57,8 @@ func (v *vm) oneOfMany(t *testing.T, n int) error {
 		want = stockmanager.Result{State: runnerproto.Status_failure, ExitCode: code}
 	case 2:
 		job = v.job(fmt.Sprint(n), "echo up; exec sleep 600")
-		job.Cancel, said = cancel, "up\n"
+		job.Cancel, said = log.announced, "up\n"
 		want.State = runnerproto.Status_cancelled
-		go func() {
-			log.Await(t, "up\n")
-			close(cancel)
-		}()
 	case 3:
 		job = v.job(fmt.Sprint(n), fmt.Sprintf("head -c 1000000 /dev/zero | tr '\\0' x; echo; echo job %d speaks", n))
 		said = strings.Repeat("x", 1_000_000) + "\n" + said
@@ -70,16 +66,34 @@ func (v *vm) oneOfMany(t *testing.T, n int) error {
 	job.Log = log
 	result, err := v.Execute(sshtest.Within(t), job)
 	if err != nil {
-		return fmt.Errorf("%w; log: %.1000s", err, log)
+		return fmt.Errorf("%w; log: %.1000s", err, log.String())
 	}
 	result.Message = ""
 	if result != want {
-		return fmt.Errorf("it ended with %+v, want %+v; log: %.1000s", result, want, log)
+		return fmt.Errorf("it ended with %+v, want %+v; log: %.1000s", result, want, log.String())
 	}
-	if said = "Running step \"step\"\n" + said; !strings.HasSuffix(log.String(), said) {
-		return fmt.Errorf("the end of its log is not what it said: %.1000s", log)
+	said = "Running step \"step\"\n" + said
+	if text := log.String(); !strings.HasSuffix(text, said) || strings.Contains(text, "step-runner: ") {
+		return fmt.Errorf("it has another log: %.1000s", text)
 	}
 	return nil
+}
+
+// announcedLog is a log that closes announced when it has the text.
+type announcedLog struct {
+	sshtest.Log
+	text      string
+	announced chan struct{}
+	once      sync.Once
+}
+
+// Write implements io.Writer.
+func (l *announcedLog) Write(p []byte) (int, error) {
+	n, err := l.Log.Write(p)
+	if strings.Contains(l.String(), l.text) {
+		l.once.Do(func() { close(l.announced) })
+	}
+	return n, err
 }
 
 func TestStockManagersLogHasOneLineMoreThanTheJob(t *testing.T) {
