@@ -15,7 +15,7 @@ import (
 // mktemp makes a directory as the shell of GitLab Runner's manager does, and returns its socket's path.
 func mktemp(t *testing.T) (socket string) {
 	t.Helper()
-	dir, err := os.MkdirTemp(remotetest.ShortTemp(t), "step-runner.")
+	dir, err := os.MkdirTemp(remotetest.ShortTemp(t), "step-runner.") //nolint:usetesting // t.TempDir is too long
 	require.NoError(t, err)
 	return filepath.Join(dir, wire.SocketName)
 }

@@ -55,7 +55,8 @@ type ServeConfig struct {
 }
 
 // Serve runs the step service of one build. It makes the build's private directory, or takes the one that its caller
-// made, listens on the socket in it, prints the ready marker on stdio.Err (nothing is printed before it) and serves until
+// made, listens on the socket in it, prints the ready marker on stdio.Err (nothing is printed before it) and serves
+// until
 //
 //   - stdio.In ends, if it is a pipe or a socket: then it is the leash that the manager holds;
 //   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;

@@ -63,8 +63,8 @@ func Text() string {
 	}, runtime.Version(), Commit())
 }
 
-// GitLabText returns the lines that GitLab Runner's program prints for its version, with the version that a manager is to
-// read, and lines that identify our program. If version is empty, it is our own.
+// GitLabText returns the lines that GitLab Runner's program prints for its version, with the version that a manager
+// shall read, and lines that identify our program. If version is empty, it is our own.
 func GitLabText(version string) string {
 	return fmt.Sprintf(`Version:      %s
 Git revision: %s

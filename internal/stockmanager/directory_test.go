@@ -45,7 +45,7 @@ func TestStockManagersJobRunsWhateverItsDirectoryIsLike(t *testing.T) {
 			line := moved.FindStringSubmatch(log)
 			require.NotNil(t, line, "log: %s", log)
 			require.Contains(t, line[2], tc.why)
-			remotetest.Eventually(t, func() bool { _, err := os.Lstat(line[1]); return err != nil }, "serve's own directory is left")
+			waitGone(t, line[1])
 			v.removeSpoilt(t)
 		})
 	}
@@ -88,5 +88,11 @@ func TestStockManagersDirectoryInTmpIsTaken(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, runnerproto.Status_success, result.State, result.Message)
 	require.Regexp(t, `^/tmp/step-runner\.[A-Za-z0-9]{8}/step-runner\.sock$`, socket)
-	remotetest.Eventually(t, func() bool { _, err := os.Lstat(filepath.Dir(socket)); return err != nil }, "it is left")
+	waitGone(t, filepath.Dir(socket))
+}
+
+// waitGone waits until there is no file at path.
+func waitGone(t *testing.T, path string) {
+	t.Helper()
+	remotetest.Eventually(t, func() bool { _, err := os.Lstat(path); return err != nil }, path+" is left")
 }

@@ -134,9 +134,9 @@ func (m *Manager) verify(ctx context.Context, client *ssh.Client, log io.Writer)
 	if err != nil {
 		return err
 	}
-	defer session.Close()
-	stop := context.AfterFunc(ctx, func() { session.Close() })
-	defer stop()
+	end := func() { _ = session.Close() }
+	defer end()
+	defer context.AfterFunc(ctx, end)()
 	var out bytes.Buffer
 	session.Stdout = &out
 	runner := cmp.Or(m.Runner, "gitlab-runner")

@@ -22,10 +22,10 @@ type serving struct {
 	once   sync.Once
 }
 
-// stop ends the shell's stdin. The shell then ends serve, waits for it and removes the directory; nobody waits for that.
+// stop ends the shell's stdin. The shell then ends serve, waits for it and removes the directory. stop does not wait.
 func (s *serving) stop() { s.once.Do(func() { s.stdin.Close() }) }
 
-// serve starts the shell and waits for the ready marker, for as long as ctx: if serve ends before it, the shell goes on.
+// serve starts the shell and waits for the ready marker until ctx ends: the shell goes on after the end of its serve.
 func (m *Manager) serve(ctx context.Context, client *ssh.Client, log io.Writer) (*serving, error) {
 	session, err := client.NewSession()
 	if err != nil {

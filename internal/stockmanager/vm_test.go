@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/stockmanager"
-	"github.com/stretchr/testify/require"
 )
 
 // vm is a machine with a stock sshd, and with stepmux-vm under the name gitlab-runner.
@@ -66,8 +67,8 @@ func (v *vm) run(t *testing.T, job stockmanager.Job) (stockmanager.Result, strin
 	return result, log.String()
 }
 
-// start runs the job in a goroutine and returns once its log has text. wait returns its result; abort ends the manager's
-// work on it.
+// start runs the job in a goroutine and returns once its log has text. wait returns its result; abort ends the
+// manager's work on it.
 func (v *vm) start(
 	t *testing.T, job stockmanager.Job, text string,
 ) (wait func() (stockmanager.Result, error), abort func()) {

@@ -14,13 +14,14 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/remotetest"
+	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // mktemp makes a directory in tmp as the shell of GitLab Runner's manager does, and returns its socket's path.
 func mktemp(t *testing.T, tmp string) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(tmp, "step-runner.")
+	dir, err := os.MkdirTemp(tmp, "step-runner.") //nolint:usetesting // t.TempDir is too long for a socket
 	require.NoError(t, err)
 	return filepath.Join(dir, wire.SocketName)
 }
@@ -78,7 +79,7 @@ func TestGivenDirMayBeGoneAtTheEnd(t *testing.T) {
 	d, err := openGiven(t.Context(), socket, nowhere)
 	require.NoError(t, err)
 	remotetest.FillStale(t, d.Path())
-	require.NoError(t, os.RemoveAll(filepath.Dir(socket)))
+	require.NoError(t, rmtree.Remove(filepath.Dir(socket)))
 	require.NoError(t, d.Remove(t.Context()))
 }
 
