@@ -125,15 +125,15 @@ func makeState(root *os.Root, path string) (*os.File, error) {
 	if err := root.Mkdir(name, 0o700); err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, oserr.Hint(oserr.Bare(err), filepath.Dir(path)))
 	}
-	state, err := root.Open(name)
+	err := root.Chmod(name, 0o700) // the umask may have changed it
 	if err == nil {
-		if err = filelock.Try(state); err == nil {
-			err = state.Chmod(0o700) // the umask may have changed it
+		var state *os.File
+		if state, err = root.Open(name); err == nil {
+			if err = filelock.Try(state); err == nil {
+				return state, nil
+			}
+			state.Close()
 		}
-		if err == nil {
-			return state, nil
-		}
-		state.Close()
 	}
 	_ = root.Remove(name)
 	return nil, fmt.Errorf("create %s: %w", path, oserr.Bare(err))

@@ -245,3 +245,14 @@ func TestOnlyPathsOfABuildAreOurs(t *testing.T) {
 		require.Equal(t, ours, IsBuild(path), path)
 	}
 }
+
+func TestGivenDirIsUsedWhateverTheUmaskIs(t *testing.T) {
+	socket := mktemp(t, remotetest.ShortTemp(t))
+	old := unix.Umask(0o777)
+	d, err := openGiven(t.Context(), socket, nowhere)
+	unix.Umask(old)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(d.Path(), "file"), nil, 0o600))
+	require.NoError(t, d.Remove(t.Context()))
+	require.Empty(t, remotetest.Names(t, filepath.Dir(socket)))
+}
