@@ -78,8 +78,8 @@ func TestServeReplacesADirectoryThatItCannotUseAndSaysWhyInOneLine(t *testing.T)
 	require.NoError(t, s.cmd.Process.Signal(unix.SIGTERM))
 	s.requireExit(t, 0, own)
 	v.waitGone(t)
-	require.Equal(t, wire.ReadyLine(own)+"step-runner: this build has a directory of its own, "+filepath.Dir(own)+": "+
-		filepath.Dir(socket)+" has mode 0755: want a private directory, of mode 0700\n"+
+	require.Equal(t, wire.ReadyLine(own)+"step-runner: cannot use the directory of the socket, made "+
+		filepath.Dir(own)+" instead: "+filepath.Dir(socket)+" has mode 0755: want a private directory, of mode 0700\n"+
 		greeting(own)[len(wire.ReadyLine(own)):], s.stderr.String())
 	require.Empty(t, remotetest.Names(t, filepath.Dir(socket)))
 }

@@ -135,7 +135,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	}
 	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.Socket()))
 	if why := dir.Moved(); why != nil {
-		log.Printf("this build has a directory of its own, %s: %v", dir.Path(), why)
+		log.Printf("cannot use the directory of the socket, made %s instead: %v", dir.Path(), why)
 	}
 	if cfg.AllowUnauthenticated || !cfg.SecretOnStdin && !cfg.QuietWithoutSecret {
 		log.Printf("no secret guards this socket: every process of user %d can read, run and cancel jobs by it "+

@@ -17,7 +17,7 @@ import (
 
 // Symptom: a serve that refused the directory of its socket left the manager waiting until the job's timeout.
 func TestStockManagersJobRunsWhateverItsDirectoryIsLike(t *testing.T) {
-	moved := regexp.MustCompile(`(?m)^step-runner: this build has a directory of its own, (/\S+): (.*)$`)
+	moved := regexp.MustCompile(`(?m)^step-runner: cannot use the directory of the socket, made (/\S+) instead: (.*)$`)
 	for name, tc := range map[string]struct {
 		spoil string // what the VM's mktemp does to the directory $d
 		why   string
@@ -64,7 +64,7 @@ func TestStockManagersJobRunsOnAFullTmp(t *testing.T) {
 	require.ErrorIs(t, os.WriteFile(filepath.Join(v.Temp, "big"), make([]byte, 1<<20), 0o600), unix.ENOSPC)
 	result, log := v.run(t, v.job("1", "echo hello"))
 	require.Equal(t, runnerproto.Status_success, result.State, result.Message)
-	require.Regexp(t, `(?m)^step-runner: this build has a directory of its own, .*no space left on device`, log)
+	require.Regexp(t, `(?m)^step-runner: cannot use the directory of the socket, made .*no space left on device`, log)
 	require.NoError(t, os.Remove(filepath.Join(v.Temp, "big")))
 }
 
@@ -74,7 +74,7 @@ func TestStockManagersJobRunsOnANoexecTmp(t *testing.T) {
 	result, log := v.run(t, v.job("1", "echo hello"))
 	require.Equal(t, runnerproto.Status_success, result.State, result.Message)
 	require.Contains(t, log, "hello\n")
-	require.NotContains(t, log, "directory of its own")
+	require.NotContains(t, log, "cannot use")
 }
 
 func TestStockManagersDirectoryInTmpIsTaken(t *testing.T) {
