@@ -54,7 +54,8 @@ func TestJobsHandTheirFilesOnThroughAStockManagersStages(t *testing.T) {
 		cmd.Stdin = strings.NewReader(stages)
 		cmd.Env = append([]string{
 			"PATH=" + bin + ":" + os.Getenv("PATH"), "PROJECT=" + project, "CACHE=" + t.TempDir(),
-			"STORE=" + server.URL + "/store", "SIGNATURE=" + artifactstest.Signature, "CI_SERVER_URL=" + server.URL, "CI_JOB_TOKEN=" + artifactstest.Token,
+			"STORE=" + server.URL + "/store", "SIGNATURE=" + artifactstest.Signature,
+			"CI_SERVER_URL=" + server.URL, "CI_JOB_TOKEN=" + artifactstest.Token,
 			"CI_JOB_ID=" + id, "DEPENDENCY=" + dependency, "TMPDIR=" + t.TempDir(),
 		}, env...)
 		data, err := cmd.CombinedOutput()
