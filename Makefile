@@ -122,6 +122,10 @@ fuzz-long: FUZZTIME = 30m
 fuzz-long: ## fuzz until each target has had FUZZTIME in all, over several runs; make faults-report shows it
 	go run ./bench/faults/faultrig fuzz -targets '$(FUZZ)' -each $(FUZZTIME) -jobs $(JOBS) -journal bin/faults/fuzz.jsonl
 
+.PHONY: large
+large: ## upload, download, cache and restore a file of a GiB, and measure our memory
+	STEPMUX_LARGE=1 go test -v -count=1 -run MemoryDoesNotGrow ./remote/commands
+
 .PHONY: hostile
 hostile: ## let hostile servers, relays and step runners send MESSAGES messages of each kind, and measure our memory
 	STEPMUX_HOSTILE=$(MESSAGES) go test -v -timeout 3h -run 'Hostile|Malformed|Floods|EveryByte' ./mux ./connector ./remote/relay ./cmd/stepmux

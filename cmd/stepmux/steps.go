@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +19,18 @@ func newStepsCommand() *cobra.Command {
 
 func newVersionCommand() *cobra.Command {
 	return delegate("version", "Print the version, and the VM's ends that this program carries", vmsEnd.Version)
+}
+
+// newHelperCommands returns the commands that the scripts of a GitLab manager call beside steps.
+func newHelperCommands() (cmds []*cobra.Command) {
+	names := commands.HelperNames()
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		cmds = append(cmds, delegate(name, names[name], func(args []string) int {
+			code, _ := vmsEnd.Helper(name, args)
+			return code
+		}))
+	}
+	return cmds
 }
 
 // errShown is the error of a command of the VM's end, which has shown its error and where its help is.

@@ -56,7 +56,19 @@ var allowed = map[string][]string{
 		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
-	"remote/commands": {"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal"},
+	"remote/commands": {
+		"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal", "internal/boundedfile",
+		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer",
+	},
+	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
+	"remote/archive": {
+		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
+	},
+	"remote/transfer": {"internal/boundedfile", "internal/buildinfo", "internal/termtext"},
+	"remote/artifacts": {
+		"remote/archive", "remote/transfer", "internal/boundedfile", "internal/buildinfo", "internal/oserr",
+	},
+	"remote/jobcache": {"remote/archive", "remote/transfer"},
 	"remote/relay": {
 		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
 		"internal/oserr",
@@ -80,6 +92,7 @@ var allowed = map[string][]string{
 	},
 	"remote/step/fetch": {
 		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
+		"internal/boundedzip",
 	},
 	"remote/standalone": {
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
@@ -134,6 +147,7 @@ var allowed = map[string][]string{
 	"internal/remotetest":  {"internal/wire"},
 	"internal/boundedhttp": {},
 	"internal/boundedfile": {},
+	"internal/boundedzip":  {},
 	"internal/embeddedvm":  {"internal/wire"},
 	"internal/faultconn":   {},
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
@@ -145,7 +159,8 @@ var allowed = map[string][]string{
 	"internal/runnertest/gitlabrunner": {
 		"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire",
 	},
-	"internal/fetchtest": {"internal/rmtree"},
+	"internal/fetchtest":     {"internal/rmtree"},
+	"internal/artifactstest": {},
 	// It uses the manager's packages as a Go user does, and the program as a process.
 	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},

@@ -58,6 +58,9 @@ func (p Program) Main(args []string) int {
 			fmt.Fprint(os.Stdout, p.help()+gitLabHelp)
 			return 0
 		}
+		if code, found := p.Helper(args[0], args[1:]); found {
+			return code
+		}
 		return p.wrongUsage("", fmt.Errorf("unknown command %q", args[0]))
 	}
 	return p.wrongUsage("", errors.New("it needs a command"))
@@ -97,7 +100,7 @@ func (p Program) help() string {
 
 Usage:
   ` + p.Name + ` steps serve|proxy|relay|script|cache
-  ` + p.Name + " " + p.version().name + "\n"
+  ` + p.Name + " " + p.version().name + "\n" + p.helperHelp()
 }
 
 func (p Program) stepsHelp() string {

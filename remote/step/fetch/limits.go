@@ -21,8 +21,6 @@ const (
 	maxDepth   = 64   // parts of a path in a component
 	ratioFloor = 16 << 20
 	maxConfig  = 4 << 20 // bytes of an image's configuration
-	nameSize   = 256     // bytes in an archive's directory for each entry, on average, beyond nameFloor
-	nameFloor  = 1 << 20
 )
 
 // defaultLimits returns the limits in a cache of size bytes.

@@ -1,0 +1,400 @@
+package archive
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/boundedzip"
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+const (
+	maxEntries = 500_000
+	maxPath    = 4096 // bytes of a path in an archive, and of a link's target
+	// maxWindow is the most that an archive may make zstd remember.
+	maxWindow = 64 << 20
+	// DefaultBytes is the bound of all files of an archive where the file system has more room.
+	DefaultBytes = 64 << 30
+)
+
+// Bounds are the bounds of an archive's content.
+type Bounds struct {
+	// Bytes is the largest sum of the sizes of all files. If zero, nine tenths of the free space of the file system, and
+	// at most [DefaultBytes].
+	Bytes int64
+	// Entries is the largest number of files, links and directories. If zero, 500,000.
+	Entries int
+	// OutsideLinks keeps symbolic links that lead out of the directory. Otherwise they are an error. Nothing is written
+	// through them in either case.
+	OutsideLinks bool
+}
+
+// Extract unpacks the archive in file below dir: zip, or tar in zstd. It replaces files, and keeps their modes and
+// times, but no owner and no setuid bit. An entry that would be outside of dir is an error, as are a name that is there
+// twice, a link that leads outside, a device, and more than the bounds allow. Extract looks for these before it writes
+// anything. What was unpacked before any other error stays. It returns the number of files and links.
+func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files int, err error) {
+	b.Entries = cmp.Or(b.Entries, maxEntries)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return 0, err
+	}
+	defer root.Close()
+	if b.Bytes == 0 {
+		if b.Bytes, err = roomBelow(root); err != nil {
+			return 0, err
+		}
+	}
+	u := &unpacker{
+		ctx: ctx, root: root, bounds: b, left: b.Bytes, seen: map[string]bool{}, buffer: make([]byte, bufferSize),
+	}
+	if err := u.unpack(file); err != nil {
+		return u.files, err
+	}
+	return u.files, u.finish()
+}
+
+// Room returns how many bytes may be written to the file system of file: nine tenths of its free space, at most
+// [DefaultBytes].
+func Room(file *os.File) (int64, error) {
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(int(file.Fd()), &stat); err != nil {
+		return 0, fmt.Errorf("find the free space of %s: %w", file.Name(), err)
+	}
+	blocks := min(stat.Bavail, math.MaxInt64/uint64(stat.Bsize))
+	return min(int64(blocks)*stat.Bsize/10*9, DefaultBytes), nil
+}
+
+func roomBelow(root *os.Root) (int64, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	return Room(dir)
+}
+
+// unpacker writes the entries of one archive.
+type unpacker struct {
+	ctx    context.Context // of the one call of Extract
+	root   *os.Root
+	bounds Bounds
+	left   int64 // bytes
+	seen   map[string]bool
+	files  int
+	links  []link
+	dirs   []directory
+	buffer []byte
+	dry    bool // only look at the entries
+}
+
+type link struct{ name, target string }
+
+// directory is a directory whose mode and time are set at the end, after its files.
+type directory struct {
+	name string
+	info fs.FileInfo
+}
+
+func (u *unpacker) unpack(file *os.File) error {
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	begin := make([]byte, 16)
+	n, err := file.ReadAt(begin, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	read := u.zip
+	switch begin = begin[:n]; {
+	case hasPrefix(begin, "PK\x03\x04"), hasPrefix(begin, "PK\x05\x06"):
+	case hasPrefix(begin, "\x28\xb5\x2f\xfd"):
+		read = u.tar
+	case n == 0:
+		return errors.New("the archive is empty")
+	default:
+		return fmt.Errorf("it is neither a zip archive nor a tar archive in zstd: it begins with %q",
+			termtext.Short(string(begin), len(begin)))
+	}
+	u.dry = true
+	if err := read(file, info.Size()); err != nil {
+		return err
+	}
+	u.dry, u.files, u.left, u.links, u.dirs = false, 0, u.bounds.Bytes, nil, nil
+	clear(u.seen)
+	return read(file, info.Size())
+}
+
+func hasPrefix(b []byte, prefix string) bool { return strings.HasPrefix(string(b), prefix) }
+
+func decoderOptions() []zstd.DOption {
+	return []zstd.DOption{
+		zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow),
+		zstd.WithDecoderMaxMemory(maxWindow),
+	}
+}
+
+func (u *unpacker) zip(file io.ReaderAt, size int64) error {
+	z, err := boundedzip.NewReader(file, size, u.bounds.Entries)
+	if err != nil {
+		return err
+	}
+	z.RegisterDecompressor(zstd.ZipMethodWinZip, zstd.ZipDecompressor(decoderOptions()...))
+	for _, e := range z.File {
+		if u.ctx.Err() != nil {
+			return context.Cause(u.ctx)
+		}
+		if err := u.zipEntry(e); err != nil {
+			return entryError(e.Name, err)
+		}
+	}
+	return nil
+}
+
+func entryError(name string, err error) error {
+	return fmt.Errorf("unpack %q: %w", termtext.Short(name, 200), oserr.Bare(err))
+}
+
+func (u *unpacker) tooLarge() error {
+	return fmt.Errorf("the files of the archive are larger than the limit of %d bytes, which is --max-extracted-size, or "+
+		"else nine tenths of the free space", u.bounds.Bytes)
+}
+
+func (u *unpacker) zipEntry(e *zip.File) error {
+	mode := e.Mode()
+	if strings.HasSuffix(e.Name, "/") {
+		mode = fs.ModeDir | mode.Perm()
+	}
+	r, err := e.Open()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	size := int64(min(e.UncompressedSize64, math.MaxInt64))
+	return u.entry(e.Name, mode, e.FileInfo(), size, r, func() (string, error) {
+		target, err := io.ReadAll(io.LimitReader(r, maxPath+1))
+		return string(target), err
+	})
+}
+
+func (u *unpacker) tar(file io.ReaderAt, size int64) error {
+	z, err := zstd.NewReader(io.NewSectionReader(file, 0, size), decoderOptions()...)
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	t := tar.NewReader(untilEnd{u.ctx, z})
+	for n := 0; ; n++ {
+		h, err := t.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil && !errors.Is(err, tar.ErrInsecurePath):
+			return fmt.Errorf("read the tar archive: %w", err)
+		case n >= u.bounds.Entries:
+			return fmt.Errorf("the archive has more than %d entries", u.bounds.Entries)
+		}
+		info := h.FileInfo()
+		mode := info.Mode()
+		if h.Typeflag == tar.TypeLink {
+			mode = fs.ModeIrregular
+		}
+		err = u.entry(h.Name, mode, info, h.Size, t, func() (string, error) { return h.Linkname, nil })
+		if err != nil {
+			return entryError(h.Name, err)
+		}
+	}
+}
+
+// entry writes one entry. target returns a link's.
+func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size int64, r io.Reader,
+	target func() (string, error),
+) error {
+	name = strings.TrimSuffix(strings.TrimPrefix(name, "./"), "/")
+	if mode.IsDir() && (name == "" || name == ".") {
+		return nil
+	}
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if u.seen[name] && !mode.IsDir() {
+		return errors.New("the name is in the archive twice")
+	}
+	u.seen[name] = true
+	switch {
+	case mode.IsDir():
+		u.dirs = append(u.dirs, directory{name, info})
+		if u.dry {
+			return nil
+		}
+		return u.root.MkdirAll(name, 0o777)
+	case mode.IsRegular():
+		if size < 0 || size > u.left {
+			return u.tooLarge()
+		}
+		u.left -= size
+		u.files++
+		if u.dry {
+			return nil
+		}
+		return u.file(name, info, size, r)
+	case mode.Type() == fs.ModeSymlink:
+		to, err := target()
+		if err != nil {
+			return err
+		}
+		u.files++
+		return u.link(name, to)
+	}
+	return errors.New("it is a device, a pipe, a socket or a hard link; only files, directories and symbolic links " +
+		"can be unpacked")
+}
+
+// checkName refuses a name that is not a plain path below the directory.
+func checkName(name string) error {
+	switch {
+	case len(name) > maxPath:
+		return fmt.Errorf("its name is longer than %d bytes", maxPath)
+	case strings.IndexByte(name, 0) >= 0:
+		return errors.New("its name has a NUL byte in it")
+	case path.IsAbs(name):
+		return errors.New("its name is an absolute path, so it would be outside of the project's directory")
+	case outside(path.Clean(name)):
+		return errors.New("its name has .. in it, so it would be outside of the project's directory")
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if part == "" || part == "." || part == ".." {
+			return errors.New("its name has an empty part, . or .. in it")
+		}
+	}
+	return nil
+}
+
+// outside reports whether a clean relative path begins with "..".
+func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
+
+// clear makes the parent directories of a new file or link, and removes an older one.
+func (u *unpacker) clear(name string) error {
+	if err := u.root.MkdirAll(path.Dir(name), 0o777); err != nil {
+		return fmt.Errorf("make its directory: %w", oserr.Bare(err))
+	}
+	old, err := u.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case old.IsDir():
+		return errors.New("there is a directory of that name")
+	}
+	return u.root.Remove(name)
+}
+
+func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) error {
+	if err := u.clear(name); err != nil {
+		return err
+	}
+	file, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	n, err := io.CopyBuffer(onlyWriter{file}, untilEnd{u.ctx, io.LimitReader(r, size+1)}, u.buffer)
+	switch {
+	case err != nil:
+		return err
+	case n != size:
+		return fmt.Errorf("its content does not have the %d bytes that the archive says", size)
+	}
+	if err := file.Chmod(info.Mode().Perm()); err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	return u.root.Chtimes(name, info.ModTime(), info.ModTime())
+}
+
+// link keeps a link, to be made after all files: nothing is written through it.
+func (u *unpacker) link(name, target string) error {
+	if target == "" || len(target) > maxPath || strings.IndexByte(target, 0) >= 0 {
+		return errors.New("the symbolic link has no valid target")
+	}
+	if !u.bounds.OutsideLinks && leadsOut(name, target) {
+		return leadsOutside(target)
+	}
+	u.links = append(u.links, link{name, target})
+	return nil
+}
+
+// leadsOut reports whether the link name leads out of its archive by its own target.
+func leadsOut(name, target string) bool {
+	return path.IsAbs(target) || outside(path.Join(path.Dir(name), target))
+}
+
+func leadsOutside(target string) error {
+	return fmt.Errorf("the symbolic link leads to %s, outside of the project's directory; to keep such links, set the "+
+		"variable STEPMUX_OUTSIDE_LINKS to true", termtext.Short(target, 200))
+}
+
+// finish makes the links, and sets the modes and times of directories.
+func (u *unpacker) finish() error {
+	for _, l := range u.links { // all parents first: none is reached through a link of the archive
+		if err := u.clear(l.name); err != nil {
+			return entryError(l.name, err)
+		}
+	}
+	for _, l := range u.links {
+		if u.ctx.Err() != nil {
+			return context.Cause(u.ctx)
+		}
+		if err := u.root.Symlink(l.target, l.name); err != nil {
+			return entryError(l.name, err)
+		}
+	}
+	if !u.bounds.OutsideLinks {
+		for _, l := range u.links {
+			if u.leaves(l.name) {
+				_ = u.root.Remove(l.name)
+				return entryError(l.name, leadsOutside(l.target))
+			}
+		}
+	}
+	for i := len(u.dirs) - 1; i >= 0; i-- {
+		d := u.dirs[i]
+		if err := u.root.Chmod(d.name, d.info.Mode().Perm()|0o700); err != nil {
+			return entryError(d.name, err)
+		}
+		if err := u.root.Chtimes(d.name, d.info.ModTime(), d.info.ModTime()); err != nil {
+			return entryError(d.name, err)
+		}
+	}
+	return nil
+}
+
+// leaves reports whether a link leads outside by way of others. os.Root refuses to follow it then, with an error that
+// is not one of the system.
+func (u *unpacker) leaves(name string) bool {
+	_, err := u.root.Stat(name)
+	if err == nil {
+		return false
+	}
+	_, system := errors.AsType[syscall.Errno](err)
+	return !system
+}

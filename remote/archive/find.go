@@ -1,0 +1,309 @@
+package archive
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/tail"
+)
+
+// maxName is the largest number of bytes in the path of a file that git lists.
+const maxName = 64 << 10
+
+// Selection says which files of a directory to archive.
+type Selection struct {
+	// Dir is the project's directory, an absolute path.
+	Dir string
+	// Paths are patterns (doublestar) of files and directories, relative to Dir or below it. A directory stands for all
+	// that is in it.
+	Paths []string
+	// Exclude are patterns of files to leave out.
+	Exclude []string
+	// Untracked adds the files that git does not track.
+	Untracked bool
+	// Info and Warn take lines about the patterns. Warn gets those that matched nothing or lead outside of Dir. A
+	// pattern never fails the whole.
+	Info, Warn func(text string)
+}
+
+// Files are the files of a directory that a [Selection] matches. The caller closes it.
+type Files struct {
+	root   *os.Root
+	names  []string // sorted, with slashes
+	newest time.Time
+}
+
+// Find collects files. It reads no contents.
+func Find(ctx context.Context, s Selection) (*Files, error) {
+	root, err := os.OpenRoot(s.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the project's directory: %w", err)
+	}
+	f := &finder{
+		Selection: s, files: &Files{root: root}, fsys: root.FS(), found: map[string]bool{}, excluded: map[string]int{},
+	}
+	if err := f.find(ctx); err != nil {
+		root.Close()
+		return nil, err
+	}
+	for name := range f.found {
+		f.files.names = append(f.files.names, name)
+	}
+	slices.Sort(f.files.names)
+	return f.files, nil
+}
+
+// Close closes the directory.
+func (f *Files) Close() { f.root.Close() }
+
+// Names returns the paths of the files, links and directories, sorted.
+func (f *Files) Names() []string { return f.names }
+
+// Newest returns the last time at which one of the files was modified.
+func (f *Files) Newest() time.Time { return f.newest }
+
+// Add adds the file name of the directory, as if a pattern had matched it.
+func (f *Files) Add(name string) error {
+	info, err := f.root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	if at, found := slices.BinarySearch(f.names, name); !found {
+		f.names = slices.Insert(f.names, at, name)
+	}
+	f.saw(info)
+	return nil
+}
+
+// Root returns the directory of the files.
+func (f *Files) Root() *os.Root { return f.root }
+
+func (f *Files) saw(info fs.FileInfo) {
+	if info.ModTime().After(f.newest) {
+		f.newest = info.ModTime()
+	}
+}
+
+// finder collects the files of a selection.
+type finder struct {
+	Selection
+	files    *Files
+	fsys     fs.FS
+	exclude  [][2]string // patterns of Exclude, relative to Dir and as they are written
+	found    map[string]bool
+	excluded map[string]int // files by pattern
+	outside  []string       // links that lead outside
+}
+
+func (f *finder) find(ctx context.Context) error {
+	for _, pattern := range f.Exclude {
+		relative, err := f.relative(pattern)
+		if err != nil {
+			f.Warn(fmt.Sprintf("exclude %s: %v", pattern, err))
+			continue
+		}
+		f.exclude = append(f.exclude, [2]string{relative, pattern})
+	}
+	for _, pattern := range f.Paths {
+		if err := f.match(ctx, pattern); err != nil {
+			return err
+		}
+	}
+	if f.Untracked {
+		if err := f.untracked(ctx); err != nil {
+			return err
+		}
+	}
+	if n := len(f.outside); n > 0 {
+		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links, "+
+			"and unpacked only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
+	}
+	for pattern, n := range f.excluded {
+		f.Info(fmt.Sprintf("%s: excluded %d files", pattern, n))
+	}
+	return nil
+}
+
+var errOutside = errors.New("it is outside of the project's directory")
+
+// relative returns a pattern relative to the project's directory.
+func (f *finder) relative(pattern string) (string, error) {
+	if pattern == "" {
+		return "", errors.New("the path is empty")
+	}
+	clean := path.Clean(pattern)
+	if !path.IsAbs(clean) && clean != ".." && !strings.HasPrefix(clean, "../") {
+		return clean, check(clean)
+	}
+	if !path.IsAbs(clean) {
+		clean = path.Join(f.Dir, clean)
+	}
+	if clean == f.Dir {
+		return ".", nil
+	}
+	inside, found := strings.CutPrefix(clean, strings.TrimSuffix(f.Dir, "/")+"/")
+	if !found {
+		return "", errOutside
+	}
+	return inside, check(inside)
+}
+
+func check(pattern string) error {
+	if !doublestar.ValidatePattern(pattern) {
+		return errors.New("it is not a valid pattern: a [, { or \\ has no end")
+	}
+	return nil
+}
+
+// match adds the files that a pattern matches, and all below the directories it matches. Its error is the end of ctx.
+func (f *finder) match(ctx context.Context, pattern string) error {
+	relative, err := f.relative(pattern)
+	if err != nil {
+		f.Warn(fmt.Sprintf("%s: %v", pattern, err))
+		return nil
+	}
+	found, excluded := 0, f.sumExcluded()
+	err = doublestar.GlobWalk(f.fsys, relative, func(match string, _ fs.DirEntry) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !f.isDir(match) {
+			found += f.add(match)
+			return nil
+		}
+		return fs.WalkDir(f.fsys, match, func(name string, _ fs.DirEntry, err error) error {
+			switch {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case err != nil:
+				f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))
+			}
+			found += f.add(name)
+			return nil
+		})
+	}, doublestar.WithNoFollow())
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		f.Warn(fmt.Sprintf("%s: %v", pattern, err))
+	case found == 0 && f.sumExcluded() > excluded:
+		f.Warn(fmt.Sprintf("%s: all matching files are excluded", pattern))
+	case found == 0:
+		f.Warn(fmt.Sprintf("%s: no matching files. Paths are relative to the project's directory, %s; a path through a "+
+			"symbolic link that leads outside matches nothing", pattern, f.Dir))
+	default:
+		f.Info(fmt.Sprintf("%s: found %d matching files and directories", pattern, found))
+	}
+	return nil
+}
+
+// isDir reports whether there is a directory of that name. A link to one is none: it is archived as a link.
+func (f *finder) isDir(name string) bool {
+	info, err := f.files.root.Lstat(name)
+	return err == nil && info.IsDir()
+}
+
+func (f *finder) sumExcluded() (sum int) {
+	for _, n := range f.excluded {
+		sum += n
+	}
+	return sum
+}
+
+// add adds a file, link or directory, and returns 1 unless it is excluded or of another kind.
+func (f *finder) add(name string) int {
+	if name == "." {
+		return 0
+	}
+	for _, pattern := range f.exclude {
+		if doublestar.MatchUnvalidated(pattern[0], name) {
+			f.excluded[pattern[1]]++
+			return 0
+		}
+	}
+	if f.found[name] {
+		return 1
+	}
+	info, err := f.files.root.Lstat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // deleted since
+		return 0
+	case err != nil:
+		f.Warn(fmt.Sprintf("%s: %v", name, oserr.Bare(err)))
+		return 0
+	case !info.Mode().IsRegular() && !info.IsDir() && info.Mode().Type() != fs.ModeSymlink:
+		f.Warn(name + ": it is not a file, a directory or a symbolic link")
+		return 0
+	}
+	if info.Mode().Type() == fs.ModeSymlink {
+		target, err := f.files.root.Readlink(name)
+		if err == nil && leadsOut(name, target) {
+			f.outside = append(f.outside, name)
+		}
+	}
+	f.found[name] = true
+	f.files.saw(info)
+	return 1
+}
+
+// untracked adds the files that git does not track, ignored ones too.
+func (f *finder) untracked(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, "git", "ls-files", "--others", "-z")
+	cmd.Dir = f.Dir
+	cmd.WaitDelay = time.Second
+	said := &tail.Writer{}
+	cmd.Stderr = said
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	found := 0
+	if err == nil {
+		lines := bufio.NewScanner(out)
+		lines.Buffer(nil, maxName)
+		lines.Split(untilNUL)
+		for lines.Scan() {
+			found += f.add(path.Clean(lines.Text()))
+		}
+		if lines.Err() != nil {
+			_ = cmd.Process.Kill()
+		}
+		err = errors.Join(lines.Err(), cmd.Wait())
+	}
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		f.Warn(fmt.Sprintf("untracked: git ls-files: %v %s", err, said))
+	case found == 0:
+		f.Warn("untracked: no files")
+	default:
+		f.Info(fmt.Sprintf("untracked: found %d files", found))
+	}
+	return nil
+}
+
+// untilNUL splits a text at its NUL bytes.
+func untilNUL(data []byte, atEOF bool) (int, []byte, error) {
+	if i := bytes.IndexByte(data, 0); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF && len(data) > 0 {
+		return 0, nil, errors.New("the list ends in the middle of a name")
+	}
+	return 0, nil, nil
+}

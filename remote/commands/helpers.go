@@ -1,0 +1,286 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/transfer"
+)
+
+// exitHelperFailed is the exit code of a helper command that failed, as the scripts of GitLab's manager know it.
+const exitHelperFailed = 1
+
+// helperCommands are the commands that the scripts of a GitLab manager call beside steps.
+var helperCommands = []command{artifactsUploader, artifactsDownloader, cacheArchiver, cacheExtractor}
+
+// HelperNames returns the names of the commands that the scripts of a GitLab manager call beside steps, and a line
+// about each.
+func HelperNames() map[string]string {
+	names := map[string]string{}
+	for _, c := range helperCommands {
+		names[c.word()] = c.short
+	}
+	return names
+}
+
+// Helper runs the helper command with a name and returns its exit code: 0, 1 for a failure, 2 for wrong usage.
+// found is false if there is no such command.
+func (p Program) Helper(name string, args []string) (code int, found bool) {
+	for _, c := range helperCommands {
+		if c.word() == name {
+			return p.run(name, c, args), true
+		}
+	}
+	return 0, false
+}
+
+// helper has the flags that the helper commands share.
+type helper struct {
+	fl *pflag.FlagSet
+	// env has the variable for each flag that can come from the environment, and file the variables of --env-file.
+	env  map[string]string
+	file map[string]string
+	log  transfer.Log
+
+	transfer  transfer.Config
+	selection archive.Selection
+	bounds    archive.Bounds
+	level     string
+	verbose   bool
+	envFile   string
+	missing   map[string]string // flags that are refused, and why
+}
+
+func newHelper(fl *pflag.FlagSet) *helper {
+	h := &helper{fl: fl, env: map[string]string{}, log: transfer.Log{To: os.Stderr}, missing: map[string]string{}}
+	h.transfer.Log, h.selection.Info, h.selection.Warn = h.log, h.log.Info, h.log.Warn
+	return h
+}
+
+// from lets a flag come from a variable of the environment.
+func (h *helper) from(flag, variable string) {
+	h.env[flag] = variable
+	f := h.fl.Lookup(flag)
+	f.Usage += " (" + variable + ")"
+}
+
+// transfers defines the flags about requests: uploads or downloads, which are repeated so often.
+func (h *helper) transfers(what string, retries int) {
+	h.fl.IntVar(&h.transfer.Retries, "retry", retries, "how often a failed "+what+" is repeated")
+	h.fl.DurationVar(&h.transfer.RetryTime, "retry-time", time.Second,
+		"first wait before a repetition; it doubles up to 1m, and the server may ask for another")
+	h.fl.DurationVar(&h.transfer.MeterEvery, "transfer-meter-frequency", 10*time.Second,
+		"time between two lines about a long transfer")
+	h.from("transfer-meter-frequency", "TRANSFER_METER_FREQUENCY")
+	h.fl.StringVar(&h.transfer.CAFile, "tls-ca-file", "", "file with certificates to trust besides the system's")
+	h.from("tls-ca-file", "CI_SERVER_TLS_CA_FILE")
+	h.fl.DurationVar(&h.transfer.Stall, "stall-timeout", time.Minute, "longest time in which no byte moves")
+}
+
+// refuse defines flags of GitLab's program that this one has no code for.
+func (h *helper) refuse(why string, flags ...string) {
+	for _, name := range flags {
+		h.missing[name] = why
+		h.fl.String(name, "", "")
+		_ = h.fl.MarkHidden(name) // there is such a flag
+	}
+}
+
+// selects defines the flags that say which files to archive.
+func (h *helper) selects(levelVariable string) {
+	h.fl.StringArrayVar(&h.selection.Paths, "path", nil,
+		"pattern of files and directories, relative to the working directory, as dist or 'out/**/*.o'; repeatable")
+	h.fl.StringArrayVar(&h.selection.Exclude, "exclude", nil, "pattern of files to leave out; repeatable")
+	h.fl.BoolVar(&h.selection.Untracked, "untracked", false, "add the files that git does not track")
+	h.fl.BoolVar(&h.verbose, "verbose", false, "name each file")
+	h.fl.StringVar(&h.level, "compression-level", "", "fastest, fast, default, slow or slowest")
+	h.from("compression-level", levelVariable)
+}
+
+// extracts defines the flags that bound what an archive may have.
+func (h *helper) extracts() {
+	h.fl.Int64Var(&h.bounds.Bytes, "max-extracted-size", 0, "most bytes that the files of an archive may have "+
+		"(default nine tenths of the free space, at most 64 GiB)")
+	h.from("max-extracted-size", "STEPMUX_MAX_EXTRACTED_SIZE")
+	h.fl.BoolVar(&h.bounds.OutsideLinks, "outside-links", false, "unpack symbolic links that lead outside of the "+
+		"working directory, too")
+	h.from("outside-links", "STEPMUX_OUTSIDE_LINKS")
+}
+
+// getenv returns a variable of --env-file, or of the environment.
+func (h *helper) getenv(name string) string {
+	if value, found := h.file[name]; found {
+		return value
+	}
+	return os.Getenv(name)
+}
+
+// parsed completes the flags: with variables, and with the working directory.
+func (h *helper) parsed(args []string) (archive.Level, error) {
+	if len(args) > 0 {
+		return "", fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
+	}
+	for name, why := range h.missing {
+		if h.fl.Changed(name) {
+			return "", fmt.Errorf("--%s: %s", name, why)
+		}
+	}
+	if h.envFile != "" {
+		var err error
+		if h.file, err = readEnvFile(h.envFile); err != nil {
+			return "", err
+		}
+	}
+	for flag, variable := range h.env {
+		value := h.getenv(variable)
+		if value == "" || h.fl.Changed(flag) {
+			continue
+		}
+		if err := h.fl.Set(flag, value); err != nil {
+			h.log.Warn(fmt.Sprintf("%s is ignored: %v", variable, err))
+		}
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", fmt.Errorf("find the working directory: %w", err)
+	}
+	h.selection.Dir = dir
+	for _, patterns := range [][]string{h.selection.Paths, h.selection.Exclude} {
+		for i := range patterns {
+			patterns[i] = h.expand(patterns[i])
+		}
+	}
+	level, err := archive.ParseLevel(h.level)
+	if err != nil {
+		h.log.Warn(err.Error() + "; default is used")
+		level, err = archive.ParseLevel("")
+	}
+	return level, err
+}
+
+// expand replaces $NAME, ${NAME} and ${NAME:-WORD} with variables, as a shell does.
+func (h *helper) expand(s string) string {
+	bad := false
+	expanded := os.Expand(s, func(name string) string {
+		name, word, hasWord := strings.Cut(name, ":-")
+		if strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") != "" || name == "" {
+			bad = true
+			return ""
+		}
+		value := h.getenv(name)
+		if value == "" && hasWord {
+			value = word
+		}
+		return value
+	})
+	if bad {
+		h.log.Warn(s + ": it is used as it is: only $NAME, ${NAME} and ${NAME:-WORD} are replaced")
+		return s
+	}
+	return expanded
+}
+
+// found names the files if --verbose is set.
+func (h *helper) found(names []string) {
+	if !h.verbose {
+		return
+	}
+	for _, name := range names {
+		h.log.Info(name)
+	}
+}
+
+// with runs do with a client. It shows an error as GitLab's program does.
+func (h *helper) with(ctx context.Context, do func(client *transfer.Client) error) (int, error) {
+	client, err := transfer.New(h.transfer)
+	if err == nil {
+		defer client.Close()
+		err = do(client)
+	}
+	return h.end(ctx, err)
+}
+
+// end shows the error that ends a command, and returns the exit code.
+func (h *helper) end(ctx context.Context, err error) (int, error) {
+	switch {
+	case err == nil:
+		return 0, nil
+	case errors.Is(err, errUsage):
+		return 0, err
+	}
+	h.log.Fatal(err)
+	if code := endsignal.Code(ctx); code != 0 {
+		return code, nil
+	}
+	return exitHelperFailed, nil
+}
+
+// lasting is a flag for a time: as Go writes it, 1h30m, or as a number of units.
+type lasting struct {
+	to   *time.Duration
+	unit time.Duration
+}
+
+// String implements pflag.Value.
+func (l lasting) String() string {
+	if l.to == nil || *l.to == 0 {
+		return ""
+	}
+	return l.to.String()
+}
+
+// Type implements pflag.Value.
+func (lasting) Type() string { return "duration" }
+
+// Set implements pflag.Value.
+func (l lasting) Set(s string) error {
+	if n, err := strconv.ParseUint(s, 10, 31); err == nil {
+		*l.to = time.Duration(n) * l.unit
+		return nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return errors.New("write a time as 90s or 1h30m")
+	}
+	*l.to = d
+	return nil
+}
+
+// headers is a flag for headers of a request, as KEY:VALUE.
+type headers struct{ to http.Header }
+
+// String implements pflag.Value.
+func (headers) String() string { return "" }
+
+// Type implements pflag.Value.
+func (headers) Type() string { return "KEY:VALUE" }
+
+// Set implements pflag.Value.
+func (h headers) Set(s string) error {
+	key, value, found := strings.Cut(s, ":")
+	if !found || strings.TrimSpace(key) == "" {
+		return errors.New("write KEY:VALUE") // the value may be secret
+	}
+	h.to.Set(strings.TrimSpace(key), strings.TrimSpace(value))
+	return nil
+}
+
+// helperHelp lists the helper commands.
+func (p Program) helperHelp() string {
+	var b strings.Builder
+	b.WriteString("\nCommands that the scripts of a GitLab manager call:\n")
+	for _, c := range helperCommands {
+		fmt.Fprintf(&b, "  %-21s %s\n", c.word(), c.short)
+	}
+	return b.String()
+}

@@ -1,0 +1,270 @@
+package jobcache
+
+import (
+	"archive/zip"
+	"bytes"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/artifactstest"
+	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/transfer"
+)
+
+// rig is a project with a directory of caches and an object store.
+type rig struct {
+	*artifactstest.Server
+	t      *testing.T
+	dir    string
+	file   string // the archive
+	log    bytes.Buffer
+	client *transfer.Client
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	r := &rig{Server: artifactstest.New(t), t: t, dir: t.TempDir()}
+	r.file = filepath.Join(t.TempDir(), "key", "cache.zip")
+	client, err := transfer.New(transfer.Config{
+		Retries: 2, RetryTime: time.Millisecond, Stall: 5 * time.Second, Log: transfer.Log{To: &r.log},
+	})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	r.client = client
+	require.NoError(t, os.MkdirAll(filepath.Join(r.dir, "deps"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "deps", "a"), []byte("A"), 0o644))
+	return r
+}
+
+func (r *rig) save(change func(*SaveConfig)) error {
+	log := transfer.Log{To: &r.log}
+	cfg := SaveConfig{
+		File: r.file, Format: archive.Zip, Level: "default", Log: log,
+		Files: archive.Selection{Dir: r.dir, Paths: []string{"deps"}, Info: log.Info, Warn: log.Warn},
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	return Save(r.t.Context(), r.client, cfg)
+}
+
+func (r *rig) restore(change func(*RestoreConfig)) (string, error) {
+	cfg := RestoreConfig{Dir: r.t.TempDir(), File: r.file, Log: transfer.Log{To: &r.log}}
+	if change != nil {
+		change(&cfg)
+	}
+	return cfg.Dir, Restore(r.t.Context(), r.client, cfg)
+}
+
+func (r *rig) from(urls ...string) func(*RestoreConfig) {
+	return func(cfg *RestoreConfig) {
+		cfg.File = filepath.Join(r.t.TempDir(), "new", "cache.zip")
+		for _, url := range urls {
+			cfg.Sources = append(cfg.Sources, Source{URL: url})
+		}
+	}
+}
+
+func requireA(t *testing.T, dir string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, "deps", "a"))
+	require.NoError(t, err)
+	require.Equal(t, "A", string(data))
+}
+
+func TestACacheOnThisMachineComesBack(t *testing.T) {
+	for _, format := range []archive.Format{archive.Zip, archive.TarZstd, archive.ZipZstd} {
+		r := newRig(t)
+		require.NoError(t, r.save(func(cfg *SaveConfig) {
+			cfg.Format, cfg.Metadata = format, map[string]string{"CacheKey": "main", "": "dropped"}
+		}))
+		dir, err := r.restore(nil)
+		require.NoError(t, err)
+		requireA(t, dir)
+		data, err := os.ReadFile(filepath.Join(filepath.Dir(r.file), "metadata.json"))
+		require.NoError(t, err)
+		require.JSONEq(t, `{"cachekey":"main"}`, string(data))
+		require.Contains(t, r.log.String(), "No URL provided, cache will not be uploaded")
+		left, err := os.ReadDir(filepath.Dir(r.file))
+		require.NoError(t, err)
+		require.Len(t, left, 2)
+	}
+}
+
+func TestAnArchiveThatIsUpToDateStays(t *testing.T) {
+	r := newRig(t)
+	url := func(cfg *SaveConfig) { cfg.URL, cfg.CheckURL = r.Presigned("k"), r.Presigned("k") }
+	require.NoError(t, r.save(nil))
+	before, err := os.Stat(r.file)
+	require.NoError(t, err)
+	require.NoError(t, r.save(url))
+	require.Contains(t, r.log.String(), "The archive is up to date, but not on the server.")
+	data, _ := r.Object("k")
+	require.NotEmpty(t, data)
+	require.NoError(t, r.save(url))
+	require.Contains(t, r.log.String(), "Archive is up to date!")
+	after, err := os.Stat(r.file)
+	require.NoError(t, err)
+	require.Equal(t, before.ModTime(), after.ModTime())
+
+	// A deleted file shows in the time of its directory.
+	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "deps", "b"), nil, 0o644))
+	future := time.Now().Add(time.Hour)
+	require.NoError(t, os.Remove(filepath.Join(r.dir, "deps", "b")))
+	require.NoError(t, os.Chtimes(filepath.Join(r.dir, "deps"), future, future))
+	require.NoError(t, r.save(nil))
+	after, err = os.Stat(r.file)
+	require.NoError(t, err)
+	require.NotEqual(t, before.ModTime(), after.ModTime())
+}
+
+func TestACacheGoesToAPresignedURLAndComesFromIt(t *testing.T) {
+	r := newRig(t)
+	r.Answer = func(w http.ResponseWriter, _ *http.Request, n int) bool {
+		if n > 0 {
+			return false
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	}
+	require.NoError(t, r.save(func(cfg *SaveConfig) {
+		cfg.URL = r.Presigned("project/key")
+		cfg.Header = http.Header{"X-Amz-Meta-Cachekey": {"main"}, "Content-Type": {"application/x"}}
+	}))
+	data, header := r.Object("project/key")
+	want, err := os.ReadFile(r.file)
+	require.NoError(t, err)
+	require.Equal(t, want, data)
+	require.Equal(t, "main", header.Get("X-Amz-Meta-Cachekey"))
+	require.Equal(t, "application/x", header.Get("Content-Type"))
+	require.NotEmpty(t, header.Get("Last-Modified"))
+	header.Set("Last-Modified", "Fri, 02 Jan 2026 03:04:05 GMT")
+
+	var file string
+	dir, err := r.restore(func(cfg *RestoreConfig) {
+		r.from(r.Presigned("project/key"))(cfg)
+		file = cfg.File
+	})
+	require.NoError(t, err)
+	requireA(t, dir)
+	metadata, err := os.ReadFile(filepath.Join(filepath.Dir(file), "metadata.json"))
+	require.NoError(t, err)
+	require.JSONEq(t, `{"cachekey":"main"}`, string(metadata))
+	require.NotContains(t, r.log.String(), "topsecret")
+	require.Contains(t, r.log.String(), "Uploading cache.zip to "+r.URL+"/store/project/key\n")
+	info, err := os.Stat(file)
+	require.NoError(t, err)
+	require.Equal(t, header.Get("Last-Modified"), info.ModTime().UTC().Format(http.TimeFormat))
+}
+
+func TestAnArchiveThatIsNewEnoughIsNotDownloaded(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.URL = r.Presigned("k") }))
+	for _, source := range []Source{
+		{URL: r.Presigned("k"), HeadURL: r.Presigned("k")}, {URL: r.Presigned("k")},
+	} {
+		n := len(r.Requests())
+		dir, err := r.restore(func(cfg *RestoreConfig) { cfg.Sources = []Source{source} })
+		require.NoError(t, err)
+		requireA(t, dir)
+		require.Len(t, r.Requests(), n+1)
+	}
+	require.Equal(t, http.MethodHead, r.Requests()[1].Method)
+	require.Contains(t, r.log.String(), "cache.zip is up to date")
+	require.NotContains(t, r.log.String(), "Downloading")
+}
+
+func TestAMissIsAnError(t *testing.T) {
+	r := newRig(t)
+	_, err := r.restore(nil)
+	require.ErrorIs(t, err, ErrMiss)
+	require.NoError(t, r.save(nil))
+	for _, source := range []Source{{URL: r.Presigned("none")}, {URL: r.Presigned("none"), HeadURL: r.Presigned("none")}} {
+		_, err = r.restore(func(cfg *RestoreConfig) { cfg.Sources = []Source{source} })
+		require.ErrorIs(t, err, ErrMiss)
+	}
+	_, err = r.restore(r.from(r.URL + "/store/k?wrong=signature"))
+	require.ErrorIs(t, err, ErrMiss)
+	require.ErrorContains(t, err, "403 Forbidden (some servers answer so for an object that is not there)")
+	require.NotContains(t, err.Error(), "signature")
+	_, err = r.restore(func(cfg *RestoreConfig) { cfg.File = "" })
+	require.ErrorContains(t, err, "give --file")
+}
+
+func TestTheAlternateIsUsedAfterAMiss(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.URL = r.Presigned("old") }))
+	dir, err := r.restore(r.from(r.Presigned("new"), r.Presigned("old")))
+	require.NoError(t, err)
+	requireA(t, dir)
+
+	renamed := filepath.Join(t.TempDir(), "hashed", "cache.zip")
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.File, cfg.AlternateFile = renamed, r.file }))
+	require.FileExists(t, renamed)
+	require.NoFileExists(t, r.file)
+}
+
+func TestALargeArchiveStaysOnThisMachine(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.save(func(cfg *SaveConfig) { cfg.URL, cfg.MaxUpload = r.Presigned("k"), 10 }))
+	require.Empty(t, r.Requests())
+	require.FileExists(t, r.file)
+	require.Contains(t, r.log.String(), "is too big (Limit is set to 10)")
+}
+
+func TestNothingToKeepIsSaid(t *testing.T) {
+	r := newRig(t)
+	require.ErrorIs(t, r.save(func(cfg *SaveConfig) { cfg.Files.Paths = []string{"none"} }), ErrNoFiles)
+	require.NoFileExists(t, r.file)
+	require.Contains(t, r.log.String(), "WARNING: none: no matching files")
+}
+
+func TestAFailedUploadIsAnError(t *testing.T) {
+	r := newRig(t)
+	err := r.save(func(cfg *SaveConfig) { cfg.URL = r.URL + "/store/k?sig=secret" })
+	require.ErrorContains(t, err, "upload the cache: "+r.URL+" answers 403 Forbidden")
+	require.NotContains(t, err.Error(), "secret")
+	require.Len(t, r.Requests(), 1)
+}
+
+// An older archive stays usable when a download breaks off, and when an archive is hostile nothing is left outside.
+func TestABrokenDownloadReplacesNothing(t *testing.T) {
+	r := newRig(t)
+	require.NoError(t, r.save(nil))
+	r.Answer = func(w http.ResponseWriter, _ *http.Request, _ int) bool {
+		w.Header().Set("Content-Length", "1000")
+		w.Header().Set("Last-Modified", time.Now().Add(time.Hour).UTC().Format(http.TimeFormat))
+		_, _ = w.Write([]byte("PK"))
+		return true
+	}
+	_, err := r.restore(func(cfg *RestoreConfig) { cfg.Sources = []Source{{URL: r.Presigned("k")}} })
+	require.ErrorContains(t, err, "download the cache: unexpected EOF (tried 3 times)")
+	dir, err := r.restore(nil)
+	require.NoError(t, err)
+	requireA(t, dir)
+	left, err := os.ReadDir(filepath.Dir(r.file))
+	require.NoError(t, err)
+	require.Len(t, left, 2)
+}
+
+func TestAHostileArchiveIsRefused(t *testing.T) {
+	r := newRig(t)
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	_, err := z.Create("../evil")
+	require.NoError(t, err)
+	require.NoError(t, z.Close())
+	r.Put("k", b.Bytes(), nil)
+	dir, err := r.restore(r.from(r.Presigned("k")))
+	require.ErrorContains(t, err, "unpack the cache: unpack \"../evil\"")
+	require.NoFileExists(t, filepath.Join(filepath.Dir(dir), "evil"))
+	r.Put("k", []byte(strings.Repeat("<html>", 10)), nil)
+	_, err = r.restore(r.from(r.Presigned("k")))
+	require.ErrorContains(t, err, "it is neither a zip archive")
+}

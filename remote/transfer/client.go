@@ -1,0 +1,231 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+)
+
+const (
+	maxRedirects = 10
+	maxPEM       = 4 << 20 // bytes of a file with certificates
+)
+
+// Config is how a [Client] works.
+type Config struct {
+	// CAFile has certificates of authorities to trust besides the system's. CertFile and KeyFile are the client's own
+	// certificate. All optional.
+	CAFile, CertFile, KeyFile string
+	// Timeout bounds each attempt. If zero, an attempt lasts as long as bytes move.
+	Timeout time.Duration
+	// HeaderTimeout is how long the server may think after it has the whole request. If zero, 10 minutes.
+	HeaderTimeout time.Duration
+	// Stall is the longest time in which no byte moves. If zero, one minute.
+	Stall time.Duration
+	// Retries is how often a failed attempt is repeated.
+	Retries int
+	// RetryTime is the first wait between two attempts, which doubles. If zero, one second.
+	RetryTime time.Duration
+	// MeterEvery is the time between two lines about a transfer. If zero, 10 seconds. If negative, there are none.
+	MeterEvery time.Duration
+	// Log takes warnings about retries, and lines about long transfers.
+	Log Log
+}
+
+// Client sends requests. Its methods can be used by several goroutines.
+type Client struct {
+	cfg  Config
+	http *http.Client
+}
+
+// New returns a client. The caller closes it.
+func New(cfg Config) (*Client, error) {
+	cfg.HeaderTimeout = cmp.Or(cfg.HeaderTimeout, 10*time.Minute)
+	cfg.Stall = cmp.Or(cfg.Stall, time.Minute)
+	cfg.RetryTime = cmp.Or(cfg.RetryTime, time.Second)
+	cfg.MeterEvery = cmp.Or(cfg.MeterEvery, 10*time.Second)
+	security, err := tlsConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{cfg: cfg, http: &http.Client{
+		Transport: &http.Transport{
+			Proxy:                 http.ProxyFromEnvironment,
+			DialContext:           dialer(),
+			TLSClientConfig:       security,
+			TLSHandshakeTimeout:   15 * time.Second,
+			ResponseHeaderTimeout: cfg.HeaderTimeout,
+			ExpectContinueTimeout: 2 * time.Second,
+			DisableCompression:    true, // bodies are archives
+			ReadBufferSize:        64 << 10,
+			WriteBufferSize:       64 << 10,
+		},
+		CheckRedirect: checkRedirect,
+	}}, nil
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+func tlsConfig(cfg Config) (*tls.Config, error) {
+	security := &tls.Config{MinVersion: tls.VersionTLS12}
+	if cfg.CAFile != "" {
+		data, err := boundedfile.Read(cfg.CAFile, maxPEM)
+		if err != nil {
+			return nil, fmt.Errorf("read the certificates of --tls-ca-file: %w", err)
+		}
+		if security.RootCAs, err = x509.SystemCertPool(); err != nil {
+			security.RootCAs = x509.NewCertPool()
+		}
+		if !security.RootCAs.AppendCertsFromPEM(data) {
+			return nil, fmt.Errorf("%s of --tls-ca-file has no certificate in PEM form", cfg.CAFile)
+		}
+	}
+	if cfg.CertFile != "" || cfg.KeyFile != "" {
+		own, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("read the client's certificate of --tls-cert-file and --tls-key-file: %w", err)
+		}
+		security.Certificates = []tls.Certificate{own}
+	}
+	return security, nil
+}
+
+// checkRedirect refuses redirects to a less safe protocol and redirects that lose the body. It takes the caller's
+// headers, which may be credentials, out of a request to another server.
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	first, last := via[0], via[len(via)-1]
+	switch {
+	case len(via) >= maxRedirects:
+		return unsafeRedirect(fmt.Sprintf("the server redirects more than %d times", maxRedirects))
+	case req.URL.Scheme != "https" && req.URL.Scheme != last.URL.Scheme:
+		return unsafeRedirect(fmt.Sprintf("the server redirects from %s to %s, which is less safe", last.URL.Scheme,
+			req.URL.Scheme))
+	case req.URL.User != nil:
+		return unsafeRedirect("the server redirects to an address with credentials in it")
+	case req.Method != first.Method:
+		return unsafeRedirect(fmt.Sprintf("the server redirects the %s to %s as a %s, without its body", first.Method,
+			origin(req.URL), req.Method))
+	}
+	if origin(req.URL) != origin(first.URL) {
+		req.Header = plainHeader(req.Header.Get("Content-Type"), req.Header.Get("Expect"))
+	}
+	return nil
+}
+
+// plainHeader returns a header without credentials.
+func plainHeader(contentType, expect string) http.Header {
+	h := http.Header{"User-Agent": {"stepmux/" + buildinfo.Version()}}
+	if contentType != "" {
+		h.Set("Content-Type", contentType)
+	}
+	if expect != "" {
+		h.Set("Expect", expect)
+	}
+	return h
+}
+
+// Request is one request.
+type Request struct {
+	Method string
+	URL    string
+	// Header has credentials and the like. Another server to which the request is redirected does not get it, but for
+	// the Content-Type.
+	Header http.Header
+	// Body returns the body, and is called again for a redirect. If nil, there is none. Each is closed.
+	Body func() (io.ReadCloser, error)
+	// Length is the number of bytes of the body, or -1 if it is not known.
+	Length int64
+	// OK are the good answers.
+	OK []int
+	// Label begins the lines about a long transfer, as in "Uploading artifacts". If empty, there are none.
+	Label string
+}
+
+// Do sends r once and returns the answer, whose body the caller closes. Reading that fails when no byte arrives for
+// [Config.Stall]. A status that is not in r.OK is a [StatusError].
+func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	req, err := http.NewRequestWithContext(ctx, r.Method, r.URL, nil)
+	if err != nil || !slices.Contains([]string{"http", "https"}, req.URL.Scheme) || req.URL.Host == "" {
+		cancel(nil)
+		return nil, Local(errors.New("the URL is not valid: it begins with https:// or http:// and names a host"))
+	}
+	if req.URL.User != nil {
+		cancel(nil)
+		return nil, Local(errors.New("the URL has a user name or password in it; remove it"))
+	}
+	req.Header = plainHeader("", "")
+	maps.Copy(req.Header, r.Header)
+	sent := &sender{client: c, request: r, cancel: cancel}
+	if r.Body != nil {
+		req.Header.Set("Expect", "100-continue") // a server that refuses says so before it has the body
+		req.ContentLength, req.GetBody = r.Length, sent.open
+		if req.Body, err = sent.open(); err != nil {
+			cancel(nil)
+			return nil, err
+		}
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		err = cmp.Or(sent.err(), contextCause(ctx), withoutURL(err))
+		cancel(nil)
+		return nil, err
+	}
+	resp.Body = newStallGuard(ctx, resp.Body, c.cfg.Stall, cancel)
+	if slices.Contains(r.OK, resp.StatusCode) {
+		if r.Body == nil {
+			resp.Body = meteredReader{resp.Body, newMeter(c.cfg.Log, r.Label, c.cfg.MeterEvery, resp.ContentLength)}
+		}
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	return nil, statusError(resp, time.Now())
+}
+
+// contextCause returns why ctx has ended, or nil.
+func contextCause(ctx context.Context) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(ctx)
+}
+
+// Parse returns the parts of a URL. Its error does not quote the URL.
+func Parse(address string) (*url.URL, error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return nil, errors.New("it is not valid: it begins with https:// or http:// and names a host")
+	}
+	return u, nil
+}
+
+// Plain returns a URL without its query and credentials, for a log.
+func Plain(address string) string {
+	u, err := Parse(address)
+	if err != nil {
+		return "(not a URL)"
+	}
+	return origin(u) + u.EscapedPath()
+}
+
+// Origin returns the scheme, host and port of a URL.
+func Origin(address string) string {
+	u, err := Parse(address)
+	if err != nil {
+		return ""
+	}
+	return origin(u)
+}

@@ -1,0 +1,140 @@
+package transfer
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"mime"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+// StatusError is a server's answer that is not one of those the request asks for.
+type StatusError struct {
+	Code    int           // the HTTP status
+	Message string        // what the server says about it; may be empty
+	Type    string        // the media type of the answer
+	Origin  string        // scheme, host and port of the server that answered
+	Wait    time.Duration // how long the server asks to wait; negative if it does not say
+}
+
+// Error implements error.
+func (e *StatusError) Error() string {
+	text := fmt.Sprintf("%s answers %d %s", e.Origin, e.Code, http.StatusText(e.Code))
+	switch {
+	case e.Message != "":
+		text += ": " + e.Message
+	case e.Type == "text/html" && e.Code < 400:
+		text += " with a page of HTML (is the URL that of a GitLab server?)"
+	}
+	return text
+}
+
+// temporary reports whether the same request may succeed later.
+func (e *StatusError) temporary() bool {
+	switch e.Code {
+	case http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
+		http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	}
+	return e.Code >= 512
+}
+
+// localError is an error of this machine, such as no space. It is not retried, as are errors about a path.
+type localError struct{ error }
+
+func (e localError) Unwrap() error { return e.error }
+
+// Local marks err as an error of this machine, which is not retried. It returns nil for nil.
+func Local(err error) error {
+	if err == nil {
+		return nil
+	}
+	return localError{err}
+}
+
+// unsafeRedirect is an error about a redirect that is not followed. It is not retried.
+type unsafeRedirect string
+
+func (e unsafeRedirect) Error() string { return string(e) }
+
+// temporary reports whether the same request may succeed later. Errors of the network may.
+func temporary(err error) bool {
+	if status, ok := errors.AsType[*StatusError](err); ok {
+		return status.temporary()
+	}
+	if _, ok := errors.AsType[localError](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[*fs.PathError](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[unsafeRedirect](err); ok {
+		return false
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return false
+	}
+	_, ok := errors.AsType[x509.UnknownAuthorityError](err)
+	return !ok
+}
+
+// statusError reads the rest of the answer.
+func statusError(resp *http.Response, now time.Time) *StatusError {
+	e := &StatusError{Code: resp.StatusCode, Origin: origin(resp.Request.URL), Wait: serverWait(resp.Header, now)}
+	e.Type, _, _ = mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if e.Type == "application/json" {
+		var said struct {
+			Message any    `json:"message"` // a text, or an object
+			Error   string `json:"error"`
+		}
+		data, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10)) // a part does not parse
+		if json.Unmarshal(data, &said) == nil {
+			if text, ok := said.Message.(string); ok {
+				e.Message = termtext.Short(text, 200)
+			} else {
+				e.Message = termtext.Short(said.Error, 200)
+			}
+		}
+	}
+	return e
+}
+
+// serverWait returns how long a server asks to wait before the next request, or a negative time.
+func serverWait(h http.Header, now time.Time) time.Duration {
+	for _, name := range []string{"RateLimit-ResetTime", "Retry-After"} {
+		value := h.Get(name)
+		if seconds, err := strconv.ParseUint(value, 10, 31); err == nil {
+			return time.Duration(seconds) * time.Second
+		}
+		if at, err := http.ParseTime(value); err == nil {
+			return max(0, at.Sub(now))
+		}
+	}
+	return -1
+}
+
+// withoutURL strips the address from an error of net/http, as its query may be a signature.
+func withoutURL(err error) error {
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		return u.Err
+	}
+	return err
+}
+
+// origin returns the scheme, host and port of u.
+func origin(u *url.URL) string {
+	port := u.Port()
+	if port == "" || u.Scheme == "https" && port == "443" || u.Scheme == "http" && port == "80" {
+		return u.Scheme + "://" + u.Hostname()
+	}
+	return u.Scheme + "://" + u.Host
+}

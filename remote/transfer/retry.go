@@ -1,0 +1,66 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	maxBackoff = time.Minute
+	// maxWait is the longest wait that a server can ask for.
+	maxWait = 5 * time.Minute
+)
+
+// Retry calls try until it succeeds, fails for good, or has been repeated [Config.Retries] times. Its argument counts
+// from 0. Retry waits between two calls as long as the server asks for, at most 5 minutes, or else with a growing
+// backoff. It ends with ctx.
+func (c *Client) Retry(ctx context.Context, try func(ctx context.Context, n int) error) error {
+	for n := 0; ; n++ {
+		err := c.once(ctx, n, try)
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case !temporary(err):
+			return err
+		case n >= c.cfg.Retries:
+			if n > 0 {
+				err = fmt.Errorf("%w (tried %d times)", err, n+1)
+			}
+			return err
+		}
+		wait := c.backoff(n)
+		if status, ok := errors.AsType[*StatusError](err); ok && status.Wait >= 0 {
+			wait = min(status.Wait, maxWait)
+		}
+		c.cfg.Log.Warn(fmt.Sprintf("%v; retry %d of %d in %v", err, n+1, c.cfg.Retries, wait.Round(10*time.Millisecond)))
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// once calls try with the time that an attempt has.
+func (c *Client) once(ctx context.Context, n int, try func(ctx context.Context, n int) error) error {
+	if c.cfg.Timeout > 0 {
+		late := fmt.Errorf("it takes longer than --timeout, %v", c.cfg.Timeout)
+		bounded, cancel := context.WithTimeoutCause(ctx, c.cfg.Timeout, late)
+		defer cancel()
+		ctx = bounded
+	}
+	return try(ctx, n)
+}
+
+// backoff returns how long to wait after attempt n: the time doubles, with a random part of up to a half.
+func (c *Client) backoff(n int) time.Duration {
+	d := min(c.cfg.RetryTime<<min(n, 16), maxBackoff)
+	return d/2 + rand.N(d/2+1)
+}
