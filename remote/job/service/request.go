@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -42,6 +43,12 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	}
 	if spec.Grace > maxGrace {
 		return spec, fmt.Errorf("grace: it can be %v at most", maxGrace)
+	}
+	if spec.PassEnv, err = engine.ParsePassEnv(req.GetPassEnv()); err != nil {
+		return spec, fmt.Errorf("pass_env: %w", err)
+	}
+	if spec.UnsafeExports, err = engine.ParseUnsafeExports(cmp.Or(req.GetUnsafeExports(), "drop")); err != nil {
+		return spec, fmt.Errorf("unsafe_exports: %w", err)
 	}
 	if spec.Vars, err = variablesOf(req.GetVariables()); err != nil {
 		return spec, err

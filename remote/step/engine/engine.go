@@ -34,18 +34,25 @@ type Config struct {
 	Env map[string]string
 	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
 	Inputs map[string]expr.Value
+	// Tolerant makes keys that are not known, in the files of steps, warnings of the steps that use them.
+	Tolerant bool
 	// MayFail names steps of the job, not of the steps it calls, that may fail: the job goes on as if they
 	// had not.
 	MayFail []string
 	// Vars are the job's variables.
 	Vars []Variable
-	// RunnerEnv is the runner's own environment, of which few variables reach a step. If nil, that of
-	// this process.
+	// RunnerEnv is the runner's own environment. If nil, that of this process. PassEnv says which of its variables
+	// reach a step.
 	RunnerEnv []string
+	PassEnv   PassEnv
+	// UnsafeExports is what becomes of exports such as LD_PRELOAD.
+	UnsafeExports UnsafeExports
 
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
 	Fetcher Fetcher
+	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.
+	Program string
 	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
 	// empty Set.
 	Secrets *mask.Set
@@ -129,12 +136,13 @@ func New(cfg Config) *Runner {
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
 	}
+	cfg.Program = cmp.Or(cfg.Program, ownProgram)
 	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
 	cfg.AlwaysLimit = cmp.Or(cfg.AlwaysLimit, 5*time.Minute)
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
-	return &Runner{cfg: cfg, maxKept: maxKept}
+	return &Runner{cfg: cfg, maxKept: maxKept, loader: loader{tolerant: cfg.Tolerant}}
 }
 
 // Run runs the job at place, and returns how it ended, once all of its processes are gone. When ctx ends, Run kills
@@ -144,7 +152,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
-	r.osEnv = osLayer(r.cfg.RunnerEnv)
+	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {

@@ -19,8 +19,9 @@ type frame struct {
 	def     *pb.Definition
 	builtin string // its name if it is built in
 	script  string // the text of a script step
-	// scriptSensitive tells that the script was made of something that is.
-	scriptSensitive bool
+	// given is the value of a script step's script; null if it is too long for a value. The input itself is sensitive,
+	// so that it may hold secrets, which alone does not make it one.
+	given expr.Value
 	// outer is the frame of the list that an inline definition stands in. Its context is visible inside.
 	outer *frame
 	path  []string // of its steps; that of the job is empty
@@ -36,6 +37,11 @@ type frame struct {
 	ran    map[string]*StepResult // the steps that are over
 	failed *StepResult            // the first that failed
 	after  bool                   // it runs because the job was stopped
+}
+
+// isScript reports whether the frame is of a built-in step that runs a script.
+func (f *frame) isScript() bool {
+	return f.builtin == lang.ScriptStep || f.builtin == lang.LegacyScriptStep || f.builtin == lang.ManagerScriptStep
 }
 
 // mayKnow reports whether the definition may know the environment variable name from outside. There is
@@ -74,10 +80,7 @@ func (r *Runner) text(f *frame, template, label string) (expr.Value, error) {
 		return v, err
 	}
 	t, err := made(v.Text(), label)
-	if err == nil && v.Sensitive() {
-		t = t.MarkSensitive()
-	}
-	return t, err
+	return t.MarkLike(v), err
 }
 
 // eval evaluates a template.

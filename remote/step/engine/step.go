@@ -102,6 +102,9 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	if o.why != "" {
 		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
+	for i, warning := range res.Warnings {
+		res.Warnings[i] = r.cfg.Secrets.Message(warning)
+	}
 	r.tell(func(e Events) { e.StepEnded(res) })
 	r.observe(res)
 }
@@ -177,34 +180,22 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 
 // prepared describes the step s, whose frame is f. set is the environment that it sets.
 func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
-	p := Prepared{Definition: f.def, Builtin: f.builtin, Env: set}
+	p := Prepared{Definition: f.def, Script: f.isScript(), Env: set}
 	if f.files != nil {
 		p.FilesDir = f.files.dir
 	}
 	switch {
 	case s.GetDefinition() != nil: // it has no inputs of its own
-	case f.builtin != "":
-		p.Inputs = f.scriptInputs()
+	case f.isScript():
+		p.Inputs = maps.Clone(f.inputs)
+		p.Inputs[inputScript] = f.given
+		if f.given.Kind() == expr.Null {
+			delete(p.Inputs, inputScript)
+		}
 	default:
 		p.Inputs = f.inputs
 	}
 	return p
-}
-
-// scriptInputs are the inputs of a script step. Its script is declared sensitive so that it may hold secrets; that
-// alone does not make it one.
-func (f *frame) scriptInputs() map[string]expr.Value {
-	inputs := maps.Clone(f.inputs)
-	script, err := expr.New(f.script)
-	if err != nil { // it is too long for a value
-		delete(inputs, inputScript)
-		return inputs
-	}
-	if f.scriptSensitive {
-		script = script.MarkSensitive()
-	}
-	inputs[inputScript] = script
-	return inputs
 }
 
 // enter makes g the frame of the step that s, which is in c, refers to, and takes note of its source in res.
@@ -234,6 +225,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if err != nil {
 		return err
 	}
+	res.addWarnings(found.warnings)
 	r.tell(func(e Events) { e.StepFound(res, found) })
 	g.def, g.builtin = found.Definition, found.Builtin
 	if found.Builtin != "" {
@@ -244,8 +236,12 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if g.inputs, err = lang.Bind(found.Definition.GetSpec(), given); err != nil {
 		return err
 	}
+	for _, name := range lang.Undeclared(found.Definition.GetSpec(), g.inputs) {
+		res.warn("input %q: its value comes from a masked variable, and the input is not declared sensitive; it is masked "+
+			"all the same; declare the input with sensitive: true", name)
+	}
 	switch {
-	case found.Builtin == "":
+	case !g.isScript():
 		for name, v := range g.inputs {
 			// Masks the secret parts of a derived value and leaves the rest readable.
 			if given[name].Sensitive() && r.cfg.Secrets.Holds(v.Text()) {
@@ -257,8 +253,14 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 		}
 	case literal:
 		g.script = script
-	default: // it may hold secrets, but is none
-		g.script, g.scriptSensitive = g.inputs[inputScript].Text(), given[inputScript].Sensitive()
+		g.given, _ = expr.New(script) // null if it is too long
+	case g.builtin == lang.ManagerScriptStep:
+		g.given = given[inputScript]
+		if g.script, err = r.managerScript(g); err != nil {
+			return err
+		}
+	default:
+		g.given, g.script = given[inputScript], g.inputs[inputScript].Text()
 	}
 	g.restrict(found.Definition.GetSpec())
 	return nil
@@ -328,8 +330,9 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	case tooMuch != nil:
 		return failed(tooMuch)
 	}
-	var err error
-	res.Outputs, res.Warnings, err = r.sequenceOutputs(g)
+	outputs, warnings, err := r.sequenceOutputs(g)
+	res.Outputs = outputs
+	res.addWarnings(warnings)
 	if err == nil {
 		err = r.give(res.Outputs)
 	}
