@@ -2,6 +2,7 @@ package connector_test
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -89,7 +90,7 @@ func (v *bareVM) build(t testing.TB, id string, change func(*connector.Config)) 
 	t.Helper()
 	b := newBuild(t, v.Server, id, "/no/such/stepmux", func(c *connector.Config) {
 		c.TempDir, c.Route = v.tmp, connector.Auto
-		c.Bootstrap = []*program.Binary{binary(t)}
+		c.Bootstrap = []*program.Binary{carried(t)}
 		if change != nil {
 			change(c)
 		}
@@ -220,17 +221,21 @@ func unusable(t testing.TB) map[string]struct {
 	if binary(t).Platform() == other {
 		machine, other = "\x3e", "linux/amd64"
 	}
-	elf := "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" +
-		strings.Repeat("\x00\xff", 400)
 	return map[string]struct {
 		text string
 		mode os.FileMode
 		want string
 	}{
 		"not executable":     {"#!/bin/sh\nexit 0\n", 0o600, "cannot be executed: look at its mode"},
-		"another machine's":  {elf, 0o700, "is built for " + other + ", the VM is " + binary(t).Platform()},
+		"another machine's":  {elfFor(machine), 0o700, "is built for " + other + ", the VM is " + binary(t).Platform()},
 		"without its loader": {"#!/no/such/interpreter\n", 0o700, "not the interpreter or the libraries it needs"},
 	}
+}
+
+// elfFor is a program for a machine, by its number in ELF. It has no more than its header.
+func elfFor(machine string) string {
+	return "\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9) + "\x02\x00" + machine + "\x00" +
+		strings.Repeat("\x00\xff", 400)
 }
 
 func TestAStepmuxThatCannotRunThereIsReplacedIfAllowed(t *testing.T) {
@@ -527,14 +532,12 @@ func TestAFileThatChangedIsNotPutThere(t *testing.T) {
 }
 
 func TestAProgramThatDoesNotRunThereIsTakenAwayAgain(t *testing.T) {
-	text, err := os.ReadFile(runnertest.Command(t)[0])
+	var file bytes.Buffer
+	zip := gzip.NewWriter(&file)
+	_, err := zip.Write([]byte(elfFor("\xf3"))) // RISC-V
 	require.NoError(t, err)
-	const machine = 18               // where an ELF header says it
-	copy(text[machine:], "\xf3\x00") // RISC-V
-	path := filepath.Join(t.TempDir(), "stepmux")
-	require.NoError(t, os.WriteFile(path, text, 0o700))
-	b, err := program.LoadBinary(path)
-	require.NoError(t, err)
+	require.NoError(t, zip.Close())
+	b := packed(file.Bytes())
 	onBareVMs(t, func(t *testing.T, v *bareVM) {
 		for _, route := range []connector.Route{connector.Auto, connector.Session} {
 			err := v.build(t, "b1", func(c *connector.Config) {

@@ -2,11 +2,11 @@ package connector_test
 
 import (
 	"bytes"
-	"compress/gzip"
 	"io"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -22,22 +22,27 @@ var unpacking = []string{
 	"find", "cut", "sed", "cat", "sha256sum",
 }
 
-// packed returns the first bytes of our program by gzip, as a manager carries it; all of them if size is negative.
-func packed(t testing.TB, size int) *program.Binary {
+// carried is our program as a manager carries it.
+func carried(t testing.TB) *program.Binary {
 	t.Helper()
-	text, err := os.ReadFile(runnertest.Command(t)[0])
+	b, err := loadCarried()
 	require.NoError(t, err)
-	var all bytes.Buffer
-	zip := gzip.NewWriter(&all)
-	_, err = zip.Write(text)
-	require.NoError(t, err)
-	require.NoError(t, zip.Close())
-	part := all.Bytes()
-	if size >= 0 {
-		part = part[:size]
+	return b
+}
+
+var loadCarried = sync.OnceValues(func() (*program.Binary, error) {
+	path, err := runnertest.Packed()
+	if err != nil {
+		return nil, err
 	}
+	text, err := os.ReadFile(path)
+	return packed(text), err
+})
+
+// packed is the program in a gzip file, or in what there is of it.
+func packed(text []byte) *program.Binary {
 	return program.PackedBinary(runtime.GOOS+"/"+runtime.GOARCH, func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(part)), nil
+		return io.NopCloser(bytes.NewReader(text)), nil
 	})
 }
 
@@ -49,7 +54,7 @@ func gzipIs(t testing.TB, bin, does string) {
 }
 
 func TestACarriedProgramIsSentPackedWhereTheVMCanUnpack(t *testing.T) {
-	for name, binary := range map[string]*program.Binary{"carried": packed(t, -1), "a file": binary(t)} {
+	for name, binary := range map[string]*program.Binary{"carried": carried(t), "a file": binary(t)} {
 		t.Run(name, func(t *testing.T) {
 			bin, used := onlyPrograms(t, unpacking...), filepath.Join(t.TempDir(), "used")
 			gzipIs(t, bin, "echo >>"+used)
@@ -68,15 +73,19 @@ func TestACarriedProgramIsSentPackedWhereTheVMCanUnpack(t *testing.T) {
 
 func TestACarriedProgramIsSentAsItIsWhereTheVMHasNoGzip(t *testing.T) {
 	v := newBareVM(t, "PATH="+onlyPrograms(t, unpacking...))
-	b := v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*program.Binary{packed(t, -1)} })
+	b := v.build(t, "b1", nil)
 	require.NoError(t, b.runs(t))
 	requireProgram(t, filepath.Join(v.cache, "stepmux"))
 }
 
 func TestACarriedProgramThatIsDamagedIsNotSent(t *testing.T) {
+	path, err := runnertest.Packed()
+	require.NoError(t, err)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
 	for _, size := range []int{0, 5, 100_000} {
 		v := newBareVM(t)
-		b := v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*program.Binary{packed(t, size)} })
+		b := v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*program.Binary{packed(text[:size])} })
 		require.ErrorContains(t, b.runs(t), "the stepmux for "+runtime.GOOS+"/"+runtime.GOARCH+" in this program: ")
 		requireEmptyDir(t, v.cache)
 	}
@@ -86,7 +95,7 @@ func TestAnUploadThatCannotBeUnpackedLeavesNothingAndSaysWhy(t *testing.T) {
 	bin := onlyPrograms(t, unpacking...)
 	gzipIs(t, bin, "head -c 100000; echo 'gzip: stdout: No space left on device' >&2; exit 1")
 	v := newBareVM(t, "PATH="+bin)
-	b := v.build(t, "b1", func(c *connector.Config) { c.Bootstrap = []*program.Binary{packed(t, -1)} })
+	b := v.build(t, "b1", nil)
 	err := b.runs(t)
 	require.ErrorContains(t, err, "in the user's cache: gzip: stdout: No space left on device")
 	require.ErrorContains(t, err, "make room, or install it there")

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -129,7 +130,7 @@ var mistakes = []string{"loading step: ", "failed to start step runner service: 
 // machine. Some step runners quote all of a request that they refuse: the text has neither the steps nor the values of
 // the job's environment and variables.
 func (e *gitlabExecution) refusal(req *runnerproto.RunRequest, err error) error {
-	const least, most = 4, 400 // bytes of a value that is replaced, and of the message
+	const most = 400 // bytes of the message
 	if err == nil {
 		return nil
 	}
@@ -140,26 +141,81 @@ func (e *gitlabExecution) refusal(req *runnerproto.RunRequest, err error) error 
 	if code == codes.Unknown && slices.ContainsFunc(mistakes, isMistake) {
 		code = codes.InvalidArgument
 	}
-	values := slices.Clone(e.job.Vars)
-	for key, value := range e.job.Env {
-		values = append(values, Variable{Key: key, Value: value})
-	}
-	// The longest first: one may be the beginning of another.
-	slices.SortFunc(values, func(a, b Variable) int {
-		return cmp.Or(len(b.Value)-len(a.Value), strings.Compare(a.Key, b.Key))
-	})
-	var pairs []string
-	for _, v := range values {
-		if len(v.Value) >= least {
-			pairs = append(pairs, v.Value, "["+v.Key+"]")
-		}
-	}
-	// First what is masked: the value of another variable may be a part of it.
-	text = strings.NewReplacer(pairs...).Replace(e.secrets.Mask(text))
+	text = e.withoutValues(text)
 	if len(text) > most {
 		text = strings.ToValidUTF8(text[:most], "") + "..."
 	}
 	return status.Error(code, text)
+}
+
+// withoutValues returns a text of a refusal without the values of the job's environment and variables.
+func (e *gitlabExecution) withoutValues(text string) string {
+	// First what is masked: the value of another variable may be a part of it.
+	text = e.secrets.Mask(text)
+	values := slices.Clone(e.job.Vars)
+	for key, value := range e.job.Env {
+		values = append(values, Variable{Key: key, Value: value})
+	}
+	var long, short []Variable // parts of the values: a text may quote a value line by line, and escaped
+	for _, v := range values {
+		for _, part := range append(strings.FieldsFunc(v.Value, isLineEnd), v.Value) {
+			plain := strings.TrimSpace(part)
+			quoted := strconv.Quote(plain)
+			for _, v.Value = range []string{plain, quoted[1 : len(quoted)-1]} {
+				switch {
+				case len(v.Value) >= leastReplaced:
+					long = append(long, v)
+				case v.Masked && v.Value != "":
+					short = append(short, v)
+				}
+			}
+		}
+	}
+	// The longest first: one may be the beginning of another.
+	slices.SortFunc(long, func(a, b Variable) int {
+		return cmp.Or(len(b.Value)-len(a.Value), strings.Compare(a.Key, b.Key))
+	})
+	var pairs []string
+	for _, v := range long {
+		pairs = append(pairs, v.Value, "["+v.Key+"]")
+	}
+	text = strings.NewReplacer(pairs...).Replace(text)
+	for _, v := range short {
+		text = replaceWord(text, v.Value, "["+v.Key+"]")
+	}
+	return text
+}
+
+// leastReplaced is the length of the shortest value that is replaced anywhere in a text, in bytes. A shorter one that
+// is masked is replaced where it stands alone: elsewhere it is a part of the text's own words.
+const leastReplaced = 4
+
+func isLineEnd(c rune) bool { return c == '\n' || c == '\r' }
+
+// replaceWord returns text with word replaced where neither a letter nor a digit is beside it. The letter of an escape,
+// as in \n, is none of its words.
+func replaceWord(text, word, by string) string {
+	inWord := func(c rune) bool { return unicode.IsLetter(c) || unicode.IsDigit(c) }
+	var out strings.Builder
+	for from := 0; ; {
+		at := strings.Index(text[from:], word)
+		if at < 0 {
+			out.WriteString(text[from:])
+			return out.String()
+		}
+		at += from
+		before, size := utf8.DecodeLastRuneInString(text[:at])
+		if strings.HasSuffix(text[:at-size], `\`) {
+			before = '\\'
+		}
+		after, _ := utf8.DecodeRuneInString(text[at+len(word):])
+		out.WriteString(text[from:at])
+		if from = at + len(word); inWord(before) || inWord(after) {
+			out.WriteString(word)
+		} else {
+			out.WriteString(by)
+		}
+	}
 }
 
 // follow delivers the job's log and returns its final status. When ctx ends the job is cancelled.

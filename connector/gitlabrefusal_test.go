@@ -93,6 +93,36 @@ func TestARefusalShowsNoPartOfASecretAndIsCut(t *testing.T) {
 	require.Less(t, len(err.Error()), 8<<10)
 }
 
+// A value of several lines was shown where a refusal quoted a line of it, and a masked value of fewer than four bytes
+// always was.
+func TestARefusalShowsNoLineOfAValueAndNoShortSecret(t *testing.T) {
+	server := &refusingServer{refuse: func(req *runnerproto.RunRequest) error {
+		var said strings.Builder
+		for _, v := range req.GetJob().GetVariables() {
+			said.WriteString(v.GetKey() + " " + strconv.Quote(v.GetValue()) + " ")
+			for line := range strings.Lines(v.GetValue()) {
+				said.WriteString("<" + strings.TrimSpace(line) + ">")
+			}
+		}
+		return errors.New("loading step: line 42 of ab1: " + said.String())
+	}}
+	connector, stop := connectTo(t, server)
+	defer stop()
+	_, err := connector.Execute(t.Context(), Job{Script: "a", Vars: []Variable{
+		{Key: "CERT", Value: "-----BEGIN-----\nfirst \"line\"\n\tsecond line\nxy\n", Masked: true},
+		{Key: "PIN", Value: "ab", Masked: true},
+		{Key: "TEXT", Value: "third line\r\nfourth \"line\" with ab in it\r\n"},
+		{Key: "SHORT", Value: "of"},
+	}}, &sshtest.Log{})
+	require.ErrorContains(t, err, "loading step: line 42 of ab1: CERT ")
+	for _, secret := range []string{"BEGIN", "first", "second", "xy", "third", "fourth", "in it", "<ab>", `"ab"`} {
+		require.NotContains(t, err.Error(), secret)
+	}
+	require.ErrorContains(t, err, "<[MASKED]><[MASKED]><[MASKED]><[CERT]>")
+	require.ErrorContains(t, err, `PIN "[PIN]" <[PIN]>`)
+	require.ErrorContains(t, err, "<[TEXT]><[TEXT]>")
+}
+
 func TestErrorsAndMessagesOfAVMAreCut(t *testing.T) {
 	long := strings.Repeat("y", 1<<20)
 	err := shortened(status.Error(codes.Unavailable, long))

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/tail"
@@ -32,6 +35,7 @@ const maxCacheObjects = 200_000
 // cacheFlags are the flags of a command below cache.
 type cacheFlags struct {
 	vmFlags
+	bootstrapFlags
 	verb   string
 	output string
 	dir    string
@@ -67,7 +71,8 @@ func newCacheVerb(verb, short, long string) *cobra.Command {
 		Short: short,
 		Long: long + `
 
-With --instance or --inventory it does so on VMs, by the step runner there and as the user of the builds.
+With --instance or --inventory it does so on VMs, by the step runner there and as the user of the builds. --bootstrap
+finds the one that stepmux run --bootstrap has uploaded.
 
 ` + vmHelp + `
 
@@ -82,7 +87,8 @@ Exit codes:
 		RunE:    f.run,
 	}
 	fl := cmd.Flags()
-	f.register(fl)
+	f.vmFlags.register(fl)
+	f.bootstrapFlags.register(fl)
 	outputFlag(fl, &f.output, "text, or json for an object per cache")
 	fl.StringVar(&f.dir, "cache-dir", "", "directory of the cache (default stepmux-steps in the user's cache directory)")
 	if verb == "prune" {
@@ -121,8 +127,12 @@ func (f *cacheFlags) run(cmd *cobra.Command, _ []string) error {
 // reports returns the reports of the VMs or, if the flags name none, of this machine.
 func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	if len(f.instances) > 0 || f.inventory != "" {
+		bootstrap, err := f.bootstraps()
+		if err != nil {
+			return nil, err
+		}
 		return onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) cacheReport {
-			r, err := f.onVM(ctx, p, in)
+			r, err := f.onVM(ctx, p, in, bootstrap)
 			if err != nil {
 				r.Error = termtext.Short(err.Error(), 1000)
 			}
@@ -130,32 +140,59 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 			return r
 		})
 	}
-	if err := f.needsVM(); err != nil {
+	if err := f.needsVM("bootstrap", "bootstrap-binary", "runner-command"); err != nil {
 		return nil, err
 	}
 	return []cacheReport{{CacheReport: commands.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
 }
 
+// answerTimeout bounds the wait for a step runner that is asked for its version.
+const answerTimeout = 30 * time.Second
+
+// stepRunner returns the step runner of a VM: the command that runs it, and its name. With bootstrap it is the one that
+// a run with --bootstrap would use.
+func (f *cacheFlags) stepRunner(
+	ctx context.Context, conn *mux.Conn, in instance.Instance, bootstrap []*program.Binary,
+) (argv, name []string, err error) {
+	runner := in.Runner
+	if len(runner) == 0 {
+		runner = connector.DefaultRunner
+	}
+	if len(bootstrap) == 0 {
+		return runner, runner, nil
+	}
+	found, _, err := program.Find(ctx, program.Config{
+		Conn: conn, Runner: runner, Bootstrap: bootstrap, TempDir: cmp.Or(in.TempDir, "/tmp"), Relay: program.NoRelay,
+		Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return found.Argv(), found.Command, nil
+}
+
 // onVM does the same on a VM, by the step runner there.
-func (f *cacheFlags) onVM(ctx context.Context, p *instance.Provider, in instance.Instance) (r cacheReport, err error) {
+func (f *cacheFlags) onVM(
+	ctx context.Context, p *instance.Provider, in instance.Instance, bootstrap []*program.Binary,
+) (r cacheReport, err error) {
 	conn, err := p.Dial(ctx, in.ID, nil)
 	if err != nil {
 		return r, err
 	}
 	defer conn.Close()
-	argv := append([]string(nil), in.Runner...)
-	if len(argv) == 0 {
-		argv = append(argv, connector.DefaultRunner...)
+	runner, name, err := f.stepRunner(ctx, conn, in, bootstrap)
+	if err != nil {
+		return r, err
 	}
-	argv = append(argv, "steps", "cache", f.verb)
+	args := []string{"steps", "cache", f.verb}
 	if f.dir != "" {
-		argv = append(argv, "--cache-dir", f.dir)
+		args = append(args, "--cache-dir", f.dir)
 	}
 	if f.unused > 0 {
-		argv = append(argv, "--unused-for", f.unused.String())
+		args = append(args, "--unused-for", f.unused.String())
 	}
 	var stderr tail.Writer
-	process, err := conn.Start(ctx, mux.Command{Argv: argv, Stderr: &stderr})
+	process, err := conn.Start(ctx, mux.Command{Argv: slices.Concat(runner, args), Stderr: &stderr})
 	if err != nil {
 		return r, err
 	}
@@ -175,8 +212,10 @@ func (f *cacheFlags) onVM(ctx context.Context, p *instance.Provider, in instance
 	if json.Unmarshal(data, &r) == nil {
 		return r, nil // the exit code says no more than the report
 	}
-	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program)",
-		cmp.Or(stderr.String(), strings.Join(argv, " ")), cmp.Or(readErr, waitErr, errors.New("it prints no report")))
+	return cacheReport{}, fmt.Errorf("%s: %w (is it a stepmux of this version? --runner-command names a program, "+
+		"--bootstrap finds one that was uploaded, or uploads it)",
+		cmp.Or(stderr.String(), strings.Join(slices.Concat(name, args), " ")),
+		cmp.Or(readErr, waitErr, errors.New("it prints no report")))
 }
 
 // writeText writes r, whose texts may come from a VM.

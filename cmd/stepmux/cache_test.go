@@ -93,3 +93,48 @@ exit 3
 	require.Equal(t, exitUsage, code)
 	require.Contains(t, stderr, "--identity needs a VM")
 }
+
+// The program that a run had uploaded was not found: its path has a checksum in it.
+func TestTheCacheOfAVMIsListedByTheProgramThatBootstrapUploaded(t *testing.T) {
+	e := newExample(t)
+	e.well(append([]string{"local"}, e.vars...)...)
+	dir := filepath.Join(e.dir, ".cache", "stepmux-steps")
+	uploads := filepath.Join(t.TempDir(), "cache")
+	s := sshtest.OpenSSH(t, "SetEnv SHLVL=1 XDG_CACHE_HOME="+uploads)
+	vm := []string{
+		"--instance", "vm-1=ssh://" + s.User + "@" + s.Addr, "--identity", s.IdentityFile, "--known-hosts", s.KnownHosts,
+		"--runner-command", "/no/such/stepmux",
+	}
+	cached := append(vm[:len(vm):len(vm)], "--cache-dir", dir)
+	_, stderr, code := e.run(append([]string{"cache", "list"}, cached...)...)
+	require.Equal(t, exitSystem, code)
+	require.Contains(t, stderr, "--bootstrap finds one that was uploaded")
+
+	hello, err := filepath.Abs("../../examples/hello.yml")
+	require.NoError(t, err)
+	e.well(append([]string{"run", "--bootstrap", hello}, vm...)...)
+	programs, err := filepath.Glob(filepath.Join(uploads, "stepmux", "*", "stepmux"))
+	require.NoError(t, err)
+	require.Len(t, programs, 1)
+	before, err := os.Stat(programs[0])
+	require.NoError(t, err)
+
+	cached = append(cached, "--bootstrap")
+	require.Regexp(t, `^vm-1: 3 components in the cache, `, e.well(append([]string{"cache", "list"}, cached...)...))
+	require.Regexp(t, `^vm-1: 0 components changed, `, e.well(append([]string{"cache", "verify"}, cached...)...))
+	require.Regexp(t, `^vm-1: 3 components removed, `, e.well(append([]string{"cache", "prune"}, cached...)...))
+	after, err := os.Stat(programs[0])
+	require.NoError(t, err)
+	require.True(t, os.SameFile(before, after), "it was uploaded once")
+	require.Equal(t, before.ModTime(), after.ModTime())
+
+	require.NoError(t, os.RemoveAll(filepath.Join(uploads, "stepmux")))
+	require.Regexp(t, `^vm-1: 0 components in the cache, `, e.well(append([]string{"cache", "list"}, cached...)...))
+	require.FileExists(t, programs[0], "it is uploaded as for a run")
+
+	for _, flag := range []string{"--bootstrap", "--bootstrap-binary=linux/amd64=x", "--runner-command=x"} {
+		_, stderr, code = e.run("cache", "list", flag)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, stderr, " needs a VM")
+	}
+}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -17,12 +19,16 @@ import (
 )
 
 // runUnread runs two builds at once whose standard output nobody reads: one writes without end, the other a line.
-// end is called when the pipe is full; took is the time from there.
-func runUnread(t *testing.T, end func(p *os.Process), args ...string) (code int, took time.Duration, stderr string) {
+// end is called when the pipe is full, with the process of the run and the one that writes; took counts from there.
+func runUnread(
+	t *testing.T, end func(run *os.Process, flood int), args ...string,
+) (code int, took time.Duration, stderr string) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, script := range map[string]string{"flood": "yes flood", "innocent": "echo innocent"} {
-		text := "run: [{script: " + script + "}]\n"
+	pidFile := filepath.Join(dir, "pid")
+	flooding := "echo $$ >" + pidFile + "; exec yes flood"
+	for name, script := range map[string]string{"flood": flooding, "innocent": "echo innocent"} {
+		text := "run:\n- script: " + script + "\n"
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".yml"), []byte(text), 0o600))
 	}
 	unread, stdout, err := os.Pipe()
@@ -44,8 +50,12 @@ func runUnread(t *testing.T, end func(p *os.Process), args ...string) (code int,
 		n, err := unix.IoctlGetInt(int(unread.Fd()), unix.TIOCINQ)
 		return err == nil && n > 32<<10
 	}, bound, time.Millisecond)
+	written, err := os.ReadFile(pidFile)
+	require.NoError(t, err)
+	flood, err := strconv.Atoi(strings.TrimSpace(string(written)))
+	require.NoError(t, err)
 	start := time.Now()
-	end(cmd.Process)
+	end(cmd.Process, flood)
 	err = cmd.Wait()
 	exit := (*exec.ExitError)(nil)
 	require.True(t, errors.As(err, &exit), "%v", err)
@@ -56,7 +66,7 @@ func runUnread(t *testing.T, end func(p *os.Process), args ...string) (code int,
 // that the builds shared.
 func TestAReaderThatTakesNothingCostsTheBuildThatFloodsIt(t *testing.T) {
 	t.Parallel()
-	code, _, stderr := runUnread(t, func(*os.Process) {}, "--timeout", "3s")
+	code, _, stderr := runUnread(t, func(*os.Process, int) {}, "--timeout", "3s")
 	require.Equal(t, exitTimeout, code, stderr)
 	require.Contains(t, stderr, "2 builds, 1 failed", "the innocent build succeeds")
 	require.Contains(t, stderr, "standard output takes nothing")
@@ -65,10 +75,12 @@ func TestAReaderThatTakesNothingCostsTheBuildThatFloodsIt(t *testing.T) {
 // Two signals did not end such a run.
 func TestASecondSignalEndsARunThatNobodyReadsAtOnce(t *testing.T) {
 	t.Parallel()
-	code, took, stderr := runUnread(t, func(p *os.Process) {
-		require.NoError(t, p.Signal(syscall.SIGINT))
-		time.Sleep(200 * time.Millisecond) //nolint:forbidigo // two signals at once may be one
-		require.NoError(t, p.Signal(syscall.SIGINT))
+	code, took, stderr := runUnread(t, func(run *os.Process, flood int) {
+		require.NoError(t, run.Signal(syscall.SIGINT))
+		// Two signals at once may be one. The first has had its effect when the job's process has ended.
+		ended := func() bool { return errors.Is(syscall.Kill(flood, 0), syscall.ESRCH) }
+		require.Eventually(t, ended, bound, time.Millisecond)
+		require.NoError(t, run.Signal(syscall.SIGINT))
 	})
 	require.Equal(t, 128+int(syscall.SIGINT), code, stderr)
 	require.Less(t, took, 10*time.Second)

@@ -136,18 +136,9 @@ Start with:  stepmux run examples/hello.yml
 func endings(parent context.Context, which ...os.Signal) (ctx, abort context.Context, stop func()) {
 	brokenPipe := make(chan os.Signal, 1)
 	signal.Notify(brokenPipe, syscall.SIGPIPE)
-	ctx, stopFirst := endsignal.Until(parent, which...)
-	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
-	stopSecond := context.AfterFunc(ctx, func() {
-		again, stop := endsignal.Until(abort, endsignal.All...)
-		defer stop()
-		<-again.Done()
-		kill(errors.New("a second signal"))
-	})
+	ctx, abort, stopSignals := endsignal.Twice(parent, which...)
 	return ctx, abort, func() {
-		stopSecond()
-		kill(nil)
-		stopFirst()
+		stopSignals()
 		signal.Stop(brokenPipe)
 	}
 }

@@ -25,12 +25,29 @@ func TestMain(m *testing.M) {
 	testscript.Main(runnertest.M{M: m}, map[string]func(){"stepmux": main})
 }
 
+// quietT logs the scripts that fail, with the section that failed. With go test -v testscript logs all of each script.
+type quietT struct{ *testing.T }
+
+func (t quietT) Run(name string, script func(testscript.T)) {
+	t.T.Run(name, func(t *testing.T) { script(quietT{t}) })
+}
+
+func (t quietT) Log(args ...any) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.T.Log(args...)
+		}
+	})
+}
+
+func (quietT) Verbose() bool { return false }
+
 func TestScripts(t *testing.T) {
 	examples, err := filepath.Abs("../../examples")
 	if err != nil {
 		t.Fatal(err)
 	}
-	testscript.Run(t, testscript.Params{
+	testscript.RunT(quietT{t}, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			tb, ok := env.T().(testing.TB)

@@ -111,11 +111,11 @@ func (f *vmFlags) group(ctx context.Context, log *slog.Logger) (*instance.Group,
 	return group, func() {}, err
 }
 
-// needsVM returns an error for a flag that was given and means nothing without a VM.
-func (f *vmFlags) needsVM() error {
-	for _, name := range []string{
-		"identity", "passphrase-command", "identity-command", "known-hosts", "host-key", "jump", "ssh-config",
-	} {
+// needsVM returns an error for a flag that was given and means nothing without a VM: one of those that vmFlags has for
+// a VM of any command, or of others.
+func (f *vmFlags) needsVM(others ...string) error {
+	for _, name := range append(others,
+		"identity", "passphrase-command", "identity-command", "known-hosts", "host-key", "jump", "ssh-config") {
 		forSigning := name == "passphrase-command" && f.flags.Changed("sign-key")
 		if f.flags.Changed(name) && !forSigning {
 			return fmt.Errorf("--%s needs a VM, named by --instance or --inventory", name)

@@ -37,7 +37,11 @@ func instanceOf(t testing.TB, s *sshtest.Server) instance.Instance {
 func examine(t testing.TB, in instance.Instance) Report {
 	t.Helper()
 	r := Examine(sshtest.Within(t), provider(t, in), in, Config{Version: "devel"})
-	t.Logf("%+v", r)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the report: %+v", r)
+		}
+	})
 	return r
 }
 

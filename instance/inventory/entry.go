@@ -105,8 +105,11 @@ func (r *reader) address(n *yaml.Node) string {
 		}
 		return host
 	}
-	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 || host == "" {
+	if host == "" {
 		r.fail(n, "the address %q is not host or host:port", text)
+	}
+	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 {
+		r.fail(n, "the address %q: the port is not a number from 1 to 65535", text)
 	}
 	return net.JoinHostPort(host, port)
 }

@@ -245,9 +245,15 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 			"instances: [{id: a, address: 'ssh://ci@x'}]",
 			"fleet.yml:1:30: the address \"ssh://ci@x\" is not host or host:port",
 		},
-		"bad port": {"instances: [{id: a, address: 'x:99999'}]", "fleet.yml:1:30: the address"},
-		"port 0":   {"instances: [{id: a, address: 'x:0'}]", "fleet.yml:1:30: the address"},
-		"no host":  {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
+		"bad port": {
+			"instances: [{id: a, address: 'x:99999'}]",
+			"fleet.yml:1:30: the address \"x:99999\": the port is not a number from 1 to 65535",
+		},
+		"port 0": {
+			"instances: [{id: a, address: 'x:0'}]",
+			"fleet.yml:1:30: the address \"x:0\": the port is not a number from 1 to 65535",
+		},
+		"no host": {"instances: [{id: a, address: ':22'}]", "fleet.yml:1:30: the address"},
 		"capacity 0": {"instances: [{id: a, address: x, capacity: 0}]", "fleet.yml:1:43: capacity 0: an instance " +
 			"takes at least one build at once; for none use stepmux drain, or remove it"},
 		"capacity -1": {"instances: [{id: a, address: x, capacity: -1}]", "fleet.yml:1:43: capacity -1: "},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 )
 
@@ -30,6 +31,42 @@ func Until(ctx context.Context, which ...os.Signal) (_ context.Context, stop con
 		cancel(nil)
 	}
 }
+
+// Twice returns two contexts: ctx ends with the first of the signals which, and asks for an end; abort ends with the
+// next signal of All, and ends everything at once. No signal is lost between the two. The cause of ctx names the
+// signal. If parent ends, ctx does, and abort ends with the first signal after that. stop ends both, and gives the
+// signals back their usual effect.
+func Twice(parent context.Context, which ...os.Signal) (ctx, abort context.Context, stop context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(parent)
+	abort, kill := context.WithCancelCause(context.WithoutCancel(parent))
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, All...)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case s := <-signals:
+				switch {
+				case ctx.Err() != nil:
+					kill(errSecond)
+				case slices.Contains(which, s):
+					cancel(received{s})
+				}
+			case <-abort.Done():
+				return
+			}
+		}
+	}()
+	return ctx, abort, func() {
+		signal.Stop(signals)
+		cancel(nil)
+		kill(nil)
+		<-ended
+	}
+}
+
+var errSecond = errors.New("a second signal")
 
 // received is the cause of a context that a signal ended.
 type received struct{ os.Signal }

@@ -36,7 +36,7 @@ var mechanisms = []mechanism{
 	},
 	{
 		promise: "No silent loss: output goes on where it was cut off",
-		file:    "connector/execute.go",
+		file:    "connector/execution.go",
 		code:    "stdout += int64(len(msg.GetStream()))",
 		without: "_ = stdout",
 		test:    "instance.TestBridgeThatBreaksIsOpenedAnewAndTheLogGoesOn",

@@ -2,6 +2,7 @@
 package rmtree
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -42,14 +43,16 @@ func Remove(path string) error {
 // parent. Unlike RemoveAll it opens directories that were made unreadable or unwritable, as module caches are. It
 // removes as much as it can and returns the first error. When ctx ends it stops and returns ctx's cause.
 func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
-	r := &removal{stopped: func() error { return context.Cause(ctx) }}
-	return r.remove(parent, name, 0)
+	return newRemoval(ctx).remove(parent, name, 0)
 }
 
 // RemoveOpen removes the open directory dir and everything below it, wherever it is now: its user may have moved it.
-// It is no error if it has been removed.
-func RemoveOpen(dir *os.File) error {
-	err := EmptyOpen(dir, func(string) bool { return false })
+// It is no error if it has been removed. When ctx ends it stops and returns ctx's cause.
+func RemoveOpen(ctx context.Context, dir *os.File) error {
+	err := EmptyOpen(ctx, dir, func(string) bool { return false })
+	if stopped := context.Cause(ctx); stopped != nil {
+		return cmp.Or(err, stopped)
+	}
 	path, linkErr := os.Readlink(openPath(dir))
 	if linkErr != nil {
 		return errors.Join(err, linkErr)
@@ -70,20 +73,20 @@ func RemoveOpen(dir *os.File) error {
 	case lstatErr != nil || !os.SameFile(ours, now): // it was removed: the system calls it "path (deleted)"
 		return err
 	default:
-		return errors.Join(err, unstopped().remove(parent, filepath.Base(path), 0))
+		return errors.Join(err, newRemoval(ctx).remove(parent, filepath.Base(path), 0))
 	}
 }
 
 // EmptyOpen removes all that is in the open directory dir, but for the entries that keep returns true of. It is no
-// error if dir has been removed.
-func EmptyOpen(dir *os.File, keep func(name string) bool) error {
+// error if dir has been removed. When ctx ends it stops and returns ctx's cause.
+func EmptyOpen(ctx context.Context, dir *os.File, keep func(name string) bool) error {
 	_ = dir.Chmod(0o700) // if it fails, so does the next line
 	root, err := os.OpenRoot(openPath(dir))
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	err = unstopped().empty(root, ".", 0, keep)
+	err = newRemoval(ctx).empty(root, ".", 0, keep)
 	if errors.Is(err, fs.ErrNotExist) { // dir was removed
 		return nil
 	}
@@ -100,8 +103,10 @@ type removal struct {
 	lifted  int          // how many directories were moved there
 }
 
-// unstopped returns a removal that ends by itself only.
-func unstopped() *removal { return &removal{stopped: func() error { return nil }} }
+// newRemoval returns a removal that the end of ctx stops between two entries.
+func newRemoval(ctx context.Context) *removal {
+	return &removal{stopped: func() error { return context.Cause(ctx) }}
+}
 
 // remove is RemoveIn for an entry that is depth levels below the top.
 func (r *removal) remove(parent *os.Root, name string, depth int) error {
@@ -191,8 +196,11 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 				}
 			}
 		}
-		if r.stopped() != nil || lifted == r.lifted && (len(names) < most || failed == len(names)) {
+		if lifted == r.lifted && (len(names) < most || failed == len(names)) {
 			return first
+		}
+		if err := r.stopped(); err != nil {
+			return cmp.Or(first, err)
 		}
 	}
 }

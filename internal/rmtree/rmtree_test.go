@@ -70,6 +70,39 @@ func TestRemoveInEndsWithItsContext(t *testing.T) {
 	require.DirExists(t, filepath.Join(dir, "tree"))
 }
 
+// The removal of an open directory, which a job may have filled and moved, could not be stopped.
+func TestRemovalOfAnOpenDirectoryEndsWithItsContext(t *testing.T) {
+	because := errors.New("because")
+	none := func(string) bool { return false }
+	for name, remove := range map[string]func(context.Context, *os.File) error{
+		"RemoveOpen": RemoveOpen,
+		"EmptyOpen":  func(ctx context.Context, dir *os.File) error { return EmptyOpen(ctx, dir, none) },
+		"EmptyOpen between two entries": func(ctx context.Context, dir *os.File) error {
+			ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+			return EmptyOpen(ctx, dir, func(string) bool {
+				cancel(because)
+				return false
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			at := t.TempDir()
+			for i := range batch + 1 {
+				require.NoError(t, os.WriteFile(filepath.Join(at, fmt.Sprint(i)), nil, 0o600))
+			}
+			dir, err := os.Open(at)
+			require.NoError(t, err)
+			defer dir.Close()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(because)
+			require.ErrorIs(t, remove(ctx, dir), because)
+			left, err := os.ReadDir(at)
+			require.NoError(t, err)
+			require.Len(t, left, batch+1)
+		})
+	}
+}
+
 func TestRemoveReportsWhatItCannotRemoveAndRemovesTheRest(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("part missing: only root can mount a file system, which nobody can remove")
@@ -106,13 +139,13 @@ func TestRemoveOpenFindsADirectoryThatWasMoved(t *testing.T) {
 	require.NoError(t, os.Rename(at, at+"-moved"))
 	require.NoError(t, os.Mkdir(at, 0o700))
 
-	require.NoError(t, EmptyOpen(dir, func(name string) bool { return name == "keep" }))
+	require.NoError(t, EmptyOpen(t.Context(), dir, func(name string) bool { return name == "keep" }))
 	require.NoDirExists(t, filepath.Join(at+"-moved", "closed"))
 	require.FileExists(t, filepath.Join(at+"-moved", "keep"))
-	require.NoError(t, RemoveOpen(dir))
+	require.NoError(t, RemoveOpen(t.Context(), dir))
 	require.NoDirExists(t, at+"-moved")
 	require.DirExists(t, at, "another one")
-	require.NoError(t, RemoveOpen(dir), "it was removed")
+	require.NoError(t, RemoveOpen(t.Context(), dir), "it was removed")
 	require.DirExists(t, at)
 }
 

@@ -4,8 +4,6 @@
 package runnertest
 
 import (
-	"bytes"
-	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -58,6 +56,19 @@ func Command(t testing.TB) []string {
 // Program builds the VM's end, once, and returns its path.
 var Program = sync.OnceValues(func() (string, error) { return build("stepmux-vm", "cmd/stepmux-vm") })
 
+// Packed returns the path of the VM's end as a gzip file, as a manager carries it. The gzip program packs it: our own,
+// under the race detector, takes many times as long.
+var Packed = sync.OnceValues(func() (string, error) {
+	end, err := Program()
+	if err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("gzip", "--keep", "--fast", end).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("pack the VM's end: %w: %s", err, out)
+	}
+	return end + ".gz", nil
+})
+
 // Manager builds the program of the manager, once, as `make build` does: it carries the VM's end for this machine. It
 // returns the program's path.
 func Manager(t testing.TB) string {
@@ -78,16 +89,8 @@ var manager = sync.OnceValues(func() (string, error) {
 // buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
 // file is where make puts it.
 func buildManager(end string) (string, error) {
-	plain, err := os.ReadFile(end)
+	file, err := Packed()
 	if err != nil {
-		return "", err
-	}
-	packed := &bytes.Buffer{}
-	zip := gzip.NewWriter(packed)
-	if _, err := zip.Write(plain); err != nil {
-		return "", err
-	}
-	if err := zip.Close(); err != nil {
 		return "", err
 	}
 	source, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/stepmux/stepmux/cmd/stepmux").Output()
@@ -95,12 +98,8 @@ func buildManager(end string) (string, error) {
 		return "", fmt.Errorf("find the source of cmd/stepmux: %w", err)
 	}
 	carried := filepath.Join(strings.TrimSpace(string(source)), "carried", runtime.GOOS+"-"+runtime.GOARCH+".gz")
-	file := end + ".gz"
 	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{carried: file}})
 	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(file, packed.Bytes(), 0o600); err != nil {
 		return "", err
 	}
 	if err := os.WriteFile(end+".overlay", overlay, 0o600); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -31,8 +32,20 @@ func parsePlace(text string) (place, error) {
 	case strings.HasPrefix(p.host, "-") || strings.HasPrefix(p.user, "-") ||
 		strings.ContainsAny(p.host+p.user, " \t\r\n'\"`$\\;&<>|(){}"):
 		return place{}, fmt.Errorf("%q: no machine or user has such a name", text)
+	case p.port != "":
+		if err := checkPort(p.port); err != nil {
+			return place{}, fmt.Errorf("%s: %w", p.host, err)
+		}
 	}
 	return p, nil
+}
+
+// checkPort returns an error unless text is a port of TCP.
+func checkPort(text string) error {
+	if n, err := strconv.ParseUint(text, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %.40q is not a number from 1 to 65535", text)
+	}
+	return nil
 }
 
 func parseURL(text string) (place, error) {

@@ -7,7 +7,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/percent"
@@ -53,8 +52,8 @@ func newSettings(where place, values lookup) (*settings, error) {
 	}
 	s.user = or(s.user, first("User"), e.localUser)
 	s.port = or(s.port, first("Port"), "22")
-	if n, err := strconv.ParseUint(s.port, 10, 16); err != nil || n == 0 {
-		return nil, fmt.Errorf("port %q is not a number from 1 to 65535", s.port)
+	if err := checkPort(s.port); err != nil {
+		return nil, err
 	}
 	s.hostKeyAlias = first("HostKeyAlias")
 	e.know(s)

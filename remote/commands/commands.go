@@ -134,7 +134,7 @@ func (p Program) run(name string, c command, args []string) int {
 	case errors.Is(err, pflag.ErrHelp):
 		return 0
 	case err != nil:
-		return p.wrongUsage(name, err)
+		return p.wrongUsage(name, flagError(err))
 	}
 	ctx, stop := endsignal.Until(context.Background(), endsignal.All...)
 	defer stop()
@@ -147,4 +147,22 @@ func (p Program) run(name string, c command, args []string) int {
 		return exitFailed
 	}
 	return code
+}
+
+// flagError returns an error of the flag parser in our words.
+func flagError(err error) error {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	form := ""
+	switch wrong.GetFlag().Value.Type() {
+	case "int64": // the length of something
+		form = "a whole number of bytes"
+	case "duration":
+		form = "a number with a unit, as in 30s, 5m or 2h"
+	default:
+		return err
+	}
+	return fmt.Errorf("--%s %.40q: write %s", wrong.GetFlag().Name, wrong.GetValue(), form)
 }

@@ -2,6 +2,7 @@ package job
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -121,6 +122,8 @@ func isKept(name string) bool {
 
 // finish closes the logs and removes the job's temporary files. The error names output that was lost and files that
 // could not be removed.
+//
+//nolint:contextcheck // the files go, whatever became of the caller's context
 func (j *record) finish() error {
 	var errs []error
 	if err := j.output.close(); err != nil {
@@ -132,7 +135,7 @@ func (j *record) finish() error {
 		}
 	}
 	if j.home != nil {
-		if err := rmtree.EmptyOpen(j.home, isKept); err != nil {
+		if err := rmtree.EmptyOpen(context.Background(), j.home, isKept); err != nil {
 			errs = append(errs, fmt.Errorf("remove the job's files: %w", err))
 		}
 	}

@@ -114,6 +114,8 @@ func (j *record) statLocked() Stat {
 }
 
 // remove deletes the files of the job, which has ended. Reads fail afterwards.
+//
+//nolint:contextcheck // the files go, whatever became of the caller's context
 func (j *record) remove() {
 	j.removal.Do(func() {
 		// Closing the store removes the rest, or returns an error.
@@ -121,7 +123,7 @@ func (j *record) remove() {
 			_ = log.Remove()
 		}
 		if j.home != nil {
-			_ = rmtree.RemoveOpen(j.home)
+			_ = rmtree.RemoveOpen(context.Background(), j.home)
 			j.home.Close()
 		}
 		_ = rmtree.Remove(j.dir)

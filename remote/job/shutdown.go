@@ -91,5 +91,5 @@ func (s *Store) Close() error {
 		return nil
 	}
 	defer home.Close()
-	return errors.Join(rmtree.RemoveOpen(home), rmtree.Remove(s.dir))
+	return errors.Join(rmtree.RemoveOpen(context.Background(), home), rmtree.Remove(s.dir))
 }

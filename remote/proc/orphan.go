@@ -14,9 +14,14 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
-// orphanTimeout is how long the shim tries to remove an orphan directory. The dead server's lock may end a moment after
-// its channel, and other shims may still be killing the processes that write there.
-const orphanTimeout = 2 * time.Second
+const (
+	// orphanTimeout is how long the shim tries to lock an orphan directory, and how long it goes on trying where some of
+	// it resists. The dead server's lock may end a moment after its channel, and other shims may still be killing the
+	// processes that write there.
+	orphanTimeout = 2 * time.Second
+	// removalTimeout bounds the whole removal. A large tree takes minutes, and a shim must end.
+	removalTimeout = 10 * time.Minute
+)
 
 // openOrphan opens the directory path, which a dead server would leave and which must be ours. As it is open it stays
 // the same one whatever comes to its path. It returns nil if the command has no orphan directory.
@@ -40,14 +45,14 @@ func openOrphan(path string) (*os.File, *failure) {
 
 // removeOrphan removes the directory, wherever a job may have moved it, if no process has it locked. It does nothing
 // for nil. All shims of one server try; the first to lock it removes it. If some of it resists, the rest of it stays
-// under a name that says it is being removed.
-func removeOrphan(dir *os.File) {
+// under a name that says it is being removed. When ctx ends it stops at the next entry.
+func removeOrphan(ctx context.Context, dir *os.File) {
 	if dir == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), orphanTimeout)
+	trying, cancel := context.WithTimeout(ctx, orphanTimeout)
 	defer cancel()
-	if filelock.Poll(ctx, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {
+	if filelock.Poll(trying, func() (bool, error) { return filelock.Try(dir) == nil, nil }) != nil {
 		return
 	}
 	parent, err := os.OpenRoot(path.Dir(dir.Name()))
@@ -58,14 +63,14 @@ func removeOrphan(dir *os.File) {
 	now, err := parent.Lstat(name)
 	ours, statErr := dir.Stat()
 	if err != nil || statErr != nil || !os.SameFile(now, ours) { // a job has moved it
-		_ = rmtree.RemoveOpen(dir)
+		_ = rmtree.RemoveOpen(ctx, dir)
 		return
 	}
 	scratch := "~" + strconv.FormatUint(rand.Uint64(), 36)
 	if parent.Rename(name, scratch) != nil {
 		return
 	}
-	// An attempt goes on for as long as it takes; only the number of attempts is bounded.
-	remove := func() (bool, error) { return rmtree.RemoveIn(context.Background(), parent, scratch) == nil, nil }
-	_ = filelock.Poll(ctx, remove)
+	// An attempt that has begun may take longer than orphanTimeout; no other one begins after that.
+	remove := func() (bool, error) { return rmtree.RemoveIn(ctx, parent, scratch) == nil, nil }
+	_ = filelock.Poll(trying, remove)
 }

@@ -223,7 +223,28 @@ func TestOrphanDirectoryIsRemovedAlsoWhereDirectoriesWereClosed(t *testing.T) {
 	o, failed := openOrphan(dir)
 	require.Nil(t, failed)
 	defer o.Close()
-	removeOrphan(o)
+	removeOrphan(t.Context(), o)
 	requireRemoved(t, dir, keep)
-	removeOrphan(nil) // there was none to begin with
+	removeOrphan(t.Context(), nil) // there was none to begin with
+}
+
+// A shim went on with a directory that a job had moved for as long as that took, whatever bounded it.
+func TestRemovalOfAnOrphanDirectoryEndsWithItsContext(t *testing.T) {
+	for name, moved := range map[string]bool{"at its place": false, "moved by a job": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, _ := orphanTree(t)
+			o, failed := openOrphan(dir)
+			require.Nil(t, failed)
+			defer o.Close()
+			if moved {
+				require.NoError(t, os.Rename(dir, dir+"-moved"))
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			removeOrphan(ctx, o)
+			left, err := o.ReadDir(-1)
+			require.NoError(t, err)
+			require.NotEmpty(t, left)
+		})
+	}
 }

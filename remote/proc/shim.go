@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"context"
 	"errors"
 	"math"
 	"os"
@@ -71,7 +72,9 @@ func runShim() int {
 		report{Kind: reportLeft, Left: uint32(left)}.send(control)
 	}
 	if !closed {
-		removeOrphan(orphan)
+		ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
+		defer cancel()
+		removeOrphan(ctx, orphan)
 	}
 	return 0
 }

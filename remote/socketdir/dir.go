@@ -112,7 +112,7 @@ func (d *Dir) Remove(ctx context.Context) error {
 	case statErr != nil || err != nil && !errors.Is(err, os.ErrNotExist):
 		err = errors.Join(oserr.Bare(err), oserr.Bare(statErr))
 	case err != nil || !os.SameFile(now, ours): // a job moved ours away, and may have made another
-		err = rmtree.RemoveOpen(d.lock)
+		err = rmtree.RemoveOpen(ctx, d.lock)
 	default:
 		err = d.base.discard(ctx, d.id)
 	}

@@ -292,6 +292,27 @@ func TestSockDirRemoveLeavesADirectoryThatTookItsPlace(t *testing.T) {
 	require.NoDirExists(t, d.Path()+".moved")
 }
 
+// Remove did not heed its context where a job had moved the directory.
+func TestSockDirRemoveEndsWithItsContext(t *testing.T) {
+	for name, moved := range map[string]bool{"at its place": false, "moved by a job": true} {
+		t.Run(name, func(t *testing.T) {
+			tmp := remotetest.ShortTemp(t)
+			d, err := Open(t.Context(), remotetest.SocketIn(t, tmp, "42"))
+			require.NoError(t, err)
+			path := d.Path()
+			require.NoError(t, os.WriteFile(filepath.Join(path, "file"), nil, 0o600))
+			if moved {
+				require.NoError(t, os.Rename(path, path+".moved"))
+			}
+			errStop := errors.New("stop")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			cancel(errStop)
+			require.ErrorIs(t, d.Remove(ctx), errStop)
+			require.Len(t, remotetest.Names(t, filepath.Dir(path)), 1)
+		})
+	}
+}
+
 func TestSockDirSaysThatTheDiskIsFull(t *testing.T) {
 	tmp := remotetest.TinyFS(t)
 	d := mustOpen(t, tmp, "first")

@@ -23,11 +23,16 @@ type Link struct {
 // linkType is the type of in-toto's own links, which its verifiers read.
 const linkType = "link"
 
+// maxFileName is the longest name of a file, in bytes (NAME_MAX of Linux).
+const maxFileName = 255
+
 // Links returns a statement for each command that was run, in the order of the steps. With a key each is a link of
 // in-toto instead, in a DSSE envelope that the key has signed, in a file with the name that in-toto's verifiers want.
+// It is an error if that name is too long for a file, or if two steps would have the same.
 func Links(t *trace.Trace, key *Key) ([]Link, error) {
 	var links []Link
 	var failed error
+	steps := map[string]string{} // by the files of their links
 	walk(t.Identity.Steps, nil, func(s *trace.Step, names []string) {
 		if s.Exec == nil || failed != nil {
 			return
@@ -41,10 +46,21 @@ func Links(t *trace.Trace, key *Key) ([]Link, error) {
 				l.Data, failed = key.Sign(l.Data)
 			}
 		}
+		name := strings.Join(names, ".")
+		switch other, taken := steps[l.File]; {
+		case failed != nil:
+		case len(l.File) > maxFileName:
+			failed = fmt.Errorf("the file name of its link would have %d bytes, and can have %d; shorten the names of the steps",
+				len(l.File), maxFileName)
+		case taken:
+			failed = fmt.Errorf("its link would have the file name of that of step %.64q, %.100q; rename one of the steps",
+				other, l.File)
+		}
 		if failed != nil {
-			failed = fmt.Errorf("step %q: %w", strings.Join(names, "."), failed)
+			failed = fmt.Errorf("step %.64q: %w", name, failed)
 			return
 		}
+		steps[l.File] = name
 		links = append(links, l)
 	})
 	return links, failed

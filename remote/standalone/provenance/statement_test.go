@@ -323,6 +323,37 @@ func TestNamesOfATraceThatMeansHarmLeadNowhere(t *testing.T) {
 	requireStatement(t, data, SLSA, &slsa.Provenance{})
 }
 
+// A signed link of a step deep below others got a name that no file can have, and one of two links replaced the other.
+func TestSignedLinksHaveNamesThatFilesCanHave(t *testing.T) {
+	signer, _ := newSigner(t, "ed25519")
+	deep := func(levels int) *trace.Trace {
+		tr := sample(t)
+		step := tr.Identity.Steps[0]
+		step.Name = "name"
+		for range levels {
+			step = trace.Step{Name: strings.Repeat("x", 60), Steps: []trace.Step{step}}
+		}
+		tr.Identity.Steps = []trace.Step{step}
+		return tr
+	}
+	links, err := Links(deep(3), signer)
+	require.NoError(t, err)
+	require.Regexp(t, `^(x{60}\.){3}name\.[0-9a-f]{8}\.link$`, links[0].File, "in-toto finds a link by the whole name")
+	_, err = Links(deep(4), signer)
+	require.EqualError(t, err, `step "`+strings.Repeat("x", 60)+`.xxx": the file name of its link would have 262 bytes, `+
+		`and can have 255; shorten the names of the steps`)
+	_, err = Links(deep(4), nil)
+	require.NoError(t, err, "the names of other links are cut")
+
+	tr := sample(t)
+	tr.Identity.Steps = []trace.Step{tr.Identity.Steps[0], tr.Identity.Steps[0]}
+	tr.Identity.Steps[0].Name, tr.Identity.Steps[1].Name = "a/b", "a b"
+	_, err = Links(tr, signer)
+	require.ErrorContains(t, err, `step "a b": its link would have the file name of that of step "a/b", "a_b.`)
+	_, err = Links(tr, nil)
+	require.NoError(t, err, "the names of other links have numbers")
+}
+
 func TestBuilderMustBeAURI(t *testing.T) {
 	for _, id := range []string{"x", "/x", ":", "https://user:pass@h/"} {
 		_, err := Statement(sample(t), Config{Builder: id, TraceName: "t", TraceDigest: sum})

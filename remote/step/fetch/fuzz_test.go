@@ -25,7 +25,7 @@ func FuzzListing(f *testing.F) {
 	f.Add("100644 blob 0123 99999999999999999999\ta\x00")
 	f.Add("40000 tree 0123 -\tx\x00\x00")
 	f.Fuzz(func(t *testing.T, listing string) {
-		l := limits{entries: 20, file: 1 << 20, total: 2 << 20}
+		l := limits{entries: 20, file: 1 << 20, total: 2 << 20, parts: maxParts}
 		objects, err := parseTree(listing, l)
 		if err != nil {
 			require.Less(t, len(err.Error()), 2000)
@@ -115,7 +115,7 @@ func FuzzLayers(f *testing.F) {
 		inner := filepath.Join(dir, "in")
 		require.NoError(t, os.Mkdir(inner, 0o700))
 		w, err := newTreeWriter(filepath.Join(inner, treeName),
-			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
+			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200, parts: maxParts})
 		require.NoError(t, err)
 		defer w.close()
 		flat := &flattener{w: w, above: map[string]cover{}}

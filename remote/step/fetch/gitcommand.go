@@ -2,7 +2,6 @@ package fetch
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,19 +20,38 @@ import (
 )
 
 // gitProgram runs git on a private bare repository, dir. No configuration of the machine, the user or a repository has
-// any effect on it.
+// any effect on it. The owner calls close.
 type gitProgram struct {
 	from   *repository
+	proxy  *loginProxy // to from; nil without a login
+	url    string      // where git finds from
 	tmp    *scratch
 	dir    string
 	limits limits // the total bounds each file that git writes
 }
 
 // newGit makes a repository in tmp, to fetch from another. format is the object format, sha1 or sha256.
-func newGit(ctx context.Context, from *repository, tmp *scratch, l limits, format string) (*gitProgram, error) {
-	g := &gitProgram{from, tmp, filepath.Join(tmp.path, "git"), l}
-	_, err := g.output(ctx, "init", "--quiet", "--bare", "--template=", "--object-format="+format)
-	return g, err
+func (f *fetcher) newGit(ctx context.Context, from *repository, tmp *scratch, format string) (*gitProgram, error) {
+	g := &gitProgram{from: from, url: from.url, tmp: tmp, dir: filepath.Join(tmp.path, "git"), limits: f.limits}
+	if from.login != nil {
+		var err error
+		if g.proxy, err = newLoginProxy(ctx, from, f.client.Transport); err != nil {
+			return nil, err
+		}
+		g.url = g.proxy.url()
+	}
+	if _, err := g.output(ctx, "init", "--quiet", "--bare", "--template=", "--object-format="+format); err != nil {
+		g.close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// close ends the proxy of git, if it has one.
+func (g *gitProgram) close() {
+	if g.proxy != nil {
+		g.proxy.close()
+	}
 }
 
 // gitEnv are the variables that git gets from our environment: they find programs and the network.
@@ -74,36 +92,10 @@ func (g *gitProgram) options() []string {
 	} {
 		options = append(options, "-c", setting)
 	}
-	if g.from.login != nil { // for this server alone: a proxy may ask, too
-		server := strings.Join(strings.Split(g.from.url, "/")[:3], "/")
-		options = append(options, "-c", "credential."+server+".helper="+loginHelper)
+	if g.proxy != nil {
+		options = append(options, g.proxy.options()...)
 	}
 	return options
-}
-
-// loginHelper is the program that git asks for the login. It copies the lines of [Login.socket]. It needs no
-// other program than the shell that git starts helpers by.
-const loginHelper = `!f() { while IFS= read -r line; do printf '%s\n' "$line"; done <&4; }; f`
-
-// socket returns a socket that has the login, to be descriptor 4 of git. Every process of this user can read git's
-// arguments and environment, and open again what git has open, files and pipes, but no sockets.
-func (l *Login) socket() (*os.File, error) {
-	if strings.ContainsAny(l.User+l.Password, "\r\n\x00") {
-		return nil, errors.New("git cannot take the login: it has a line break or a NUL byte")
-	}
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make a socket for git: %w", err)
-	}
-	defer func() { _ = unix.Close(ends[0]) }() // what was sent stays to be read
-	socket := os.NewFile(uintptr(ends[1]), "login")
-	// A user without a name gets one: git presents no empty name, and servers that take such a login look at the password.
-	text := fmt.Sprintf("username=%s\npassword=%s\n", cmp.Or(l.User, "token"), l.Password)
-	if n, err := unix.SendmsgN(ends[0], []byte(text), nil, nil, unix.MSG_DONTWAIT); err != nil || n < len(text) {
-		socket.Close()
-		return nil, errors.New("git cannot take the login: it is too long")
-	}
-	return socket, nil
 }
 
 // maxListing bounds the output of git, in bytes.
@@ -133,8 +125,8 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 	// If we die git does. Until then it holds the lock of the directory that it writes to.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.ExtraFiles = []*os.File{g.tmp.lock}
-	if g.from.login != nil {
-		socket, err := g.from.login.socket()
+	if g.proxy != nil {
+		socket, err := g.proxy.socket()
 		if err != nil {
 			return err
 		}
@@ -174,8 +166,10 @@ func (g *gitProgram) run(ctx context.Context, in io.Reader, read func(io.Reader)
 		return context.Cause(ctx)
 	case err != nil && g.full():
 		return fmt.Errorf("the data of the server: %w", tooLarge(g.limits.total))
+	case err != nil && g.proxy != nil && g.proxy.cause() != nil:
+		return g.proxy.cause()
 	case err != nil:
-		return &gitError{command: args[0], stderr: stderr.text(), err: err}
+		return &gitError{args[0], strings.ReplaceAll(stderr.text(), g.url, g.from.url), err}
 	}
 	return nil
 }

@@ -11,21 +11,34 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"slices"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// gitProof has the parts of a commit that its files do not tell. With them the names of the tree and of the commit are
-// computed from the files, whoever claims them: the server, or the index of the cache.
+// gitProof has the parts of a commit that its files do not tell. With them the names of the tree, of the commit and of
+// tags are computed from the files, whoever claims them: the server, or the index of the cache.
 type gitProof struct {
 	// Commit is the commit as git stores it. It begins with the name of its tree.
 	Commit []byte `json:"commit"`
+	// Tags are tag objects as git stores them, if a tag object was asked for and not a commit. Each names the next one,
+	// and the last one the commit.
+	Tags [][]byte `json:"tags,omitempty"`
 	// Links are the commits of its submodules, by path.
 	Links map[string]string `json:"links,omitempty"`
+	// Modes are the modes of entries whose mode is not the one that git writes today, such as 100664, by path.
+	Modes map[string]string `json:"modes,omitempty"`
+	// Empty are the paths of the directories without entries. The component does not have them, as a checkout does not.
+	Empty []string `json:"empty,omitempty"`
 }
 
-// maxCommit bounds the text of a commit that is kept, in bytes.
-const maxCommit = 1 << 20
+const (
+	maxCommit = 1 << 20 // bytes of a commit, or of a tag object, that is kept
+	maxTags   = 10      // tag objects that lead to a commit
+)
 
 // prove checks that the component tree has the files of the commit that s names. The error is errDamaged if it has
 // not. It reads all files, once for each process.
@@ -33,7 +46,7 @@ func (c *cache) prove(tree string, s Source, proof *gitProof) error {
 	if proof == nil {
 		return errDamaged
 	}
-	known := s.Commit + tree
+	known := provedKey(tree, s, proof)
 	if _, proved := c.proved.Load(known); proved {
 		return nil
 	}
@@ -41,42 +54,151 @@ func (c *cache) prove(tree string, s Source, proof *gitProof) error {
 	if err != nil {
 		return err
 	}
-	root, err := os.OpenRoot(c.path(compDir, tree, treeName))
+	if err := proof.check(c.path(compDir, tree, treeName), nodes, s); err != nil {
+		return err
+	}
+	c.proved.Store(known, true)
+	return nil
+}
+
+// provedKey returns the key in cache.proved of a component and of all that its proof is about.
+func provedKey(tree string, s Source, proof *gitProof) string {
+	return keyOf(tree, s.Commit, proof.named(s.Commit))
+}
+
+// named returns the name that the proof begins with: that of the first tag object or, without any, the commit's.
+func (p *gitProof) named(commit string) string {
+	if p == nil || len(p.Tags) == 0 {
+		return commit
+	}
+	return namesOf(commit).text("tag", p.Tags[0])
+}
+
+// withoutTags returns the proof of the commit alone.
+func (p *gitProof) withoutTags() *gitProof {
+	of := *p
+	of.Tags = nil
+	return &of
+}
+
+// size returns the bytes of the parts of a proof that grow with the number of files.
+func (p *gitProof) size() (n int64) {
+	for _, m := range []map[string]string{p.Links, p.Modes} {
+		for path, text := range m {
+			n += int64(len(path) + len(text))
+		}
+	}
+	for _, path := range p.Empty {
+		n += int64(len(path))
+	}
+	return n
+}
+
+// check checks that the files in dir, of which nodes is the list, are those of the commit that s names.
+func (p *gitProof) check(dir string, nodes []node, s Source) error {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return damagedIfMissing(err)
 	}
 	defer root.Close()
-	g := gitNames{sha1.New}
-	if len(s.Commit) == 2*sha256.Size {
-		g = gitNames{sha256.New}
-	}
+	g := namesOf(s.Commit)
 	top := &gitDir{}
 	for _, n := range nodes {
-		mode := n.Mode
+		is := n.Mode
 		var id []byte
-		if mode == modeDir { // git has no empty directories: it is a submodule
-			mode = modeGitlink
-			id, err = hex.DecodeString(proof.Links[n.Path])
+		if is == modeDir { // of the empty directories of a component each is a submodule
+			is = modeGitlink
+			id, err = hex.DecodeString(p.Links[n.Path])
 		} else {
 			id, err = g.file(root, n)
 		}
 		if err != nil || len(id) != g.new().Size() {
 			return errors.Join(errDamaged, err)
 		}
-		top.add(n.Path, mode, id)
+		mode, err := p.mode(n.Path, is)
+		if err != nil {
+			return err
+		}
+		parent, name := path.Split(n.Path)
+		top.below(parent).add(name, name, mode, id)
 	}
-	is := fmt.Sprintf("%x", g.tree(top))
-	commit, err := g.name("commit", int64(len(proof.Commit)), bytes.NewReader(proof.Commit))
-	if err != nil || is != s.GitTree || fmt.Sprintf("%x", commit) != s.Commit ||
-		!bytes.HasPrefix(proof.Commit, []byte("tree "+is+"\n")) {
+	for _, empty := range p.Empty {
+		if checkPath(empty) != nil {
+			return errDamaged
+		}
+		top.below(empty)
+	}
+	id, err := g.tree(top, p, "")
+	if err != nil {
+		return err
+	}
+	is := fmt.Sprintf("%x", id)
+	if is != s.GitTree || g.text("commit", p.Commit) != s.Commit || !bytes.HasPrefix(p.Commit, []byte("tree "+is+"\n")) {
 		return errDamaged
 	}
-	c.proved.Store(known, true)
+	return p.checkTags(g, s.Commit)
+}
+
+// checkTags checks that each tag object leads to the next, and the last one to the commit.
+func (p *gitProof) checkTags(g gitNames, commit string) error {
+	next := commit
+	for i, tag := range slices.Backward(p.Tags) {
+		kind := "tag"
+		if i == len(p.Tags)-1 {
+			kind = "commit"
+		}
+		if !bytes.HasPrefix(tag, fmt.Appendf(nil, "object %s\ntype %s\n", next, kind)) {
+			return errDamaged
+		}
+		next = g.text("tag", tag)
+	}
 	return nil
+}
+
+// mode returns the mode that the commit has for the entry at path. is is its mode as git writes it today.
+func (p *gitProof) mode(path, is string) (string, error) {
+	odd, found := p.Modes[path]
+	switch {
+	case !found:
+		return treeMode(is), nil
+	case canonicalMode(odd) != is:
+		return "", errDamaged
+	}
+	return odd, nil
+}
+
+// treeMode returns a mode as git writes it into trees.
+func treeMode(mode string) string { return strings.TrimPrefix(mode, "0") }
+
+// canonicalMode returns the mode that git takes a mode in a tree for; empty for none.
+func canonicalMode(mode string) string {
+	bits, err := strconv.ParseUint(mode, 8, 32)
+	switch kind := bits & unix.S_IFMT; {
+	case err != nil:
+		return ""
+	case kind == unix.S_IFREG && bits&0o100 != 0:
+		return modeExecutable
+	case kind == unix.S_IFREG:
+		return modeFile
+	case kind == unix.S_IFLNK:
+		return modeSymlink
+	case kind == unix.S_IFDIR:
+		return modeDir
+	default:
+		return modeGitlink
+	}
 }
 
 // gitNames computes the names of git's objects: digests of their kind, size and content.
 type gitNames struct{ new func() hash.Hash }
+
+// namesOf returns the way in which the name of a commit was computed.
+func namesOf(commit string) gitNames {
+	if len(commit) == 2*sha256.Size {
+		return gitNames{sha256.New}
+	}
+	return gitNames{sha1.New}
+}
 
 func (g gitNames) name(kind string, size int64, content io.Reader) ([]byte, error) {
 	h := g.new()
@@ -85,6 +207,12 @@ func (g gitNames) name(kind string, size int64, content io.Reader) ([]byte, erro
 		return nil, errors.Join(errDamaged, err)
 	}
 	return h.Sum(nil), nil
+}
+
+// text returns the name of an object in memory, in hexadecimal.
+func (g gitNames) text(kind string, content []byte) string {
+	id, _ := g.name(kind, int64(len(content)), bytes.NewReader(content)) // reading memory does not fail
+	return hex.EncodeToString(id)
 }
 
 // file returns the name of a file or a symbolic link.
@@ -110,30 +238,47 @@ type gitDir struct {
 	dirs    map[string]*gitDir
 }
 
-func (d *gitDir) add(path, mode string, id []byte) {
-	if d.entries == nil {
-		d.entries, d.dirs = map[string][]byte{}, map[string]*gitDir{}
+// below returns the directory at a path below d, made if missing.
+func (d *gitDir) below(at string) *gitDir {
+	for name := range strings.SplitSeq(at, "/") {
+		if name == "" { // after the last /
+			continue
+		}
+		if d.dirs[name] == nil {
+			if d.dirs == nil {
+				d.dirs = map[string]*gitDir{}
+			}
+			d.dirs[name] = &gitDir{}
+		}
+		d = d.dirs[name]
 	}
-	name, rest, below := strings.Cut(path, "/")
-	if !below {
-		d.entries[name] = fmt.Appendf(nil, "%s %s\x00%s", mode, name, id)
-		return
-	}
-	if d.dirs[name] == nil {
-		d.dirs[name] = &gitDir{}
-	}
-	d.dirs[name].add(rest, mode, id)
+	return d
 }
 
-// tree returns the name of the tree of d.
-func (g gitNames) tree(d *gitDir) []byte {
+func (d *gitDir) add(place, name, mode string, id []byte) {
+	if d.entries == nil {
+		d.entries = map[string][]byte{}
+	}
+	d.entries[place] = fmt.Appendf(nil, "%s %s\x00%s", mode, name, id)
+}
+
+// tree returns the name of the tree of d, which is at a path of the commit.
+func (g gitNames) tree(d *gitDir, p *gitProof, at string) ([]byte, error) {
 	for name, dir := range d.dirs {
-		d.entries[name+"/"] = fmt.Appendf(nil, "40000 %s\x00%s", name, g.tree(dir))
+		below := path.Join(at, name)
+		id, err := g.tree(dir, p, below)
+		if err != nil {
+			return nil, err
+		}
+		mode, err := p.mode(below, modeDir)
+		if err != nil {
+			return nil, err
+		}
+		d.add(name+"/", name, mode, id)
 	}
 	var all []byte
 	for _, name := range slices.Sorted(maps.Keys(d.entries)) {
 		all = append(all, d.entries[name]...)
 	}
-	id, _ := g.name("tree", int64(len(all)), bytes.NewReader(all)) // reading memory does not fail
-	return id
+	return g.name("tree", int64(len(all)), bytes.NewReader(all))
 }

@@ -29,10 +29,11 @@ func (f *fetcher) resolve(ctx context.Context, repo *repository, rev string) (co
 			return answer{}, err
 		}
 		defer tmp.remove()
-		g, err := newGit(ctx, repo, tmp, f.limits, "sha1")
+		g, err := f.newGit(ctx, repo, tmp, "sha1")
 		if err != nil {
 			return answer{}, err
 		}
+		defer g.close()
 		return g.lookUp(ctx, rev)
 	})
 	return a.Is, a.Ref, err
@@ -87,7 +88,7 @@ func (r remoteRefs) commit(name string) string { return cmp.Or(r[name+"^{}"], r[
 
 // remoteRefs asks the server for its refs, or those of some names.
 func (g *gitProgram) remoteRefs(ctx context.Context, names ...string) (remoteRefs, error) {
-	out, err := g.output(ctx, slices.Concat([]string{"ls-remote", "--", g.from.url}, names)...)
+	out, err := g.output(ctx, slices.Concat([]string{"ls-remote", "--", g.url}, names)...)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +116,7 @@ func (g *gitProgram) abbreviated(ctx context.Context, rev string) (string, error
 	if len(found) == 1 {
 		return slices.Collect(maps.Keys(found))[0], nil
 	}
-	if err := g.fetch(ctx, "--filter=tree:0", "--", g.from.url, allBranches, allTags); err != nil {
+	if err := g.fetch(ctx, "--filter=tree:0", "--", g.url, allBranches, allTags); err != nil {
 		return "", err
 	}
 	id, err := g.output(ctx, "rev-parse", "--verify", "--quiet", "--end-of-options", rev+"^{commit}")

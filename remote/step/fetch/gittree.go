@@ -2,10 +2,12 @@ package fetch
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,32 +24,62 @@ func (f *fetcher) download(
 	if len(commit) == 64 {
 		format = "sha256"
 	}
-	g, err := newGit(ctx, repo, tmp, w.limits, format)
+	g, err := f.newGit(ctx, repo, tmp, format)
 	if err != nil {
 		return source, err
 	}
+	defer g.close()
 	if source.Commit, source.GitTree, err = g.fetchCommit(ctx, commit, resolved); err != nil {
 		return source, err
 	}
-	text, err := g.output(ctx, "cat-file", "commit", source.Commit)
-	if err == nil && len(text) > maxCommit {
-		err = fmt.Errorf("the commit %s has %d bytes, at most %d are allowed", source.Commit, len(text), maxCommit)
-	}
-	if err != nil {
+	if w.git, err = g.proof(ctx, commit, source.Commit); err != nil {
 		return source, err
 	}
-	w.git = &gitProof{Commit: []byte(text), Links: map[string]string{}}
 	return source, g.writeTree(ctx, source.GitTree, w)
+}
+
+// proof returns the parts of the proof that are not about files. name is that of the commit, or of a tag object that
+// leads to it.
+func (g *gitProgram) proof(ctx context.Context, name, commit string) (*gitProof, error) {
+	p := &gitProof{Links: map[string]string{}, Modes: map[string]string{}}
+	for name != commit {
+		tag, err := g.text(ctx, "tag", name)
+		if err != nil {
+			return nil, err
+		}
+		p.Tags = append(p.Tags, tag)
+		line, _, _ := strings.Cut(string(tag), "\n")
+		next, found := strings.CutPrefix(line, "object ")
+		if !found || !isHex(next) || len(p.Tags) > maxTags {
+			return nil, fmt.Errorf("more than %d tag objects lead to the commit %s", maxTags, commit)
+		}
+		name = next
+	}
+	var err error
+	p.Commit, err = g.text(ctx, "commit", commit)
+	return p, err
+}
+
+// text returns an object that is a commit or a tag, as git stores it.
+func (g *gitProgram) text(ctx context.Context, kind, name string) ([]byte, error) {
+	var text []byte
+	err := g.run(ctx, strings.NewReader(""), func(r io.Reader) (err error) {
+		if text, err = io.ReadAll(io.LimitReader(r, maxCommit+1)); err == nil && len(text) > maxCommit {
+			err = fmt.Errorf("the %s %s has more than %d bytes", kind, name, maxCommit)
+		}
+		return err
+	}, "cat-file", kind, name)
+	return text, err
 }
 
 // fetchCommit fetches a commit, or the commit of a tag: alone by its name, or alone by the name of the ref, or, if the
 // server refuses both, with all branches and tags. It returns the commit and its tree.
 func (g *gitProgram) fetchCommit(ctx context.Context, name, resolved string) (commit, tree string, err error) {
-	attempts := [][]string{{"--depth=1", "--", g.from.url, name}}
+	attempts := [][]string{{"--depth=1", "--", g.url, name}}
 	if resolved != "" && resolved != "HEAD" {
-		attempts = append(attempts, []string{"--depth=1", "--", g.from.url, "+" + resolved + ":refs/fetched/one"})
+		attempts = append(attempts, []string{"--depth=1", "--", g.url, "+" + resolved + ":refs/fetched/one"})
 	}
-	attempts = append(attempts, []string{"--", g.from.url, allBranches, allTags})
+	attempts = append(attempts, []string{"--", g.url, allBranches, allTags})
 	var first error
 	for _, attempt := range attempts {
 		err := g.fetch(ctx, attempt...)
@@ -82,13 +114,13 @@ func (e *gitError) refusal() bool {
 // object is an entry of a tree of git.
 type object struct {
 	mode, id, path string
-	size           int64
+	size           int64 // of a file or a link
 }
 
 // writeTree writes the files of a tree byte for byte as they are in the repository: no filter, attribute or line ending
 // setting applies.
 func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) error {
-	listing, err := g.output(ctx, "ls-tree", "-r", "-z", "-l", "--full-tree", tree)
+	listing, err := g.output(ctx, "ls-tree", "-r", "-t", "-z", "-l", "--full-tree", tree)
 	if err != nil {
 		return err
 	}
@@ -96,13 +128,14 @@ func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) 
 	if err != nil {
 		return err
 	}
+	objects = append([]object{{mode: modeDir, id: tree}}, objects...)
 	var ids strings.Builder
 	for _, o := range objects {
 		if o.mode != modeGitlink {
 			ids.WriteString(o.id + "\n")
 		}
 	}
-	return g.run(ctx, strings.NewReader(ids.String()), func(r io.Reader) error {
+	err = g.run(ctx, strings.NewReader(ids.String()), func(r io.Reader) error {
 		b := bufio.NewReaderSize(r, 64<<10)
 		for _, o := range objects {
 			if err := o.write(b, w); err != nil {
@@ -111,6 +144,11 @@ func (g *gitProgram) writeTree(ctx context.Context, tree string, w *treeWriter) 
 		}
 		return nil
 	}, "cat-file", "--batch")
+	if err == nil && w.git.size() > w.limits.proof {
+		err = fmt.Errorf("its submodules, empty directories and files of modes that git no longer writes are too many: "+
+			"their paths have more than %d bytes", w.limits.proof)
+	}
+	return err
 }
 
 // modeGitlink is the mode of a submodule, which becomes an empty directory.
@@ -134,7 +172,7 @@ func parseTree(listing string, l limits) ([]object, error) {
 				return nil, errors.New("git lists an entry without a size")
 			}
 			o.size = size
-		case modeGitlink:
+		case modeGitlink, modeDir:
 		default:
 			return nil, fmt.Errorf("%q has the mode %s, which is not that of a file", termtext.Short(path, 200),
 				termtext.Short(o.mode, 10))
@@ -151,7 +189,7 @@ func parseTree(listing string, l limits) ([]object, error) {
 	return objects, nil
 }
 
-// write writes an object that cat-file prints as "<id> blob <size>\n", the bytes and a newline.
+// write writes an object that cat-file prints as "<id> <type> <size>\n", the bytes and a newline.
 func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	if o.mode == modeGitlink {
 		w.git.Links[o.path] = o.id
@@ -161,13 +199,21 @@ func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	if err != nil {
 		return fmt.Errorf("git does not print %s: %w", o.id, err)
 	}
-	if header != fmt.Sprintf("%s blob %d\n", o.id, o.size) {
-		return fmt.Errorf("git prints %q for %s", termtext.Short(header, 100), o.id)
+	if o.mode == modeDir {
+		_, err = fmt.Sscanf(header, o.id+" tree %d\n", &o.size)
+	} else if header != fmt.Sprintf("%s blob %d\n", o.id, o.size) {
+		err = errors.New("it is another object")
+	}
+	if err != nil {
+		return fmt.Errorf("git prints %q for %s: %w", termtext.Short(header, 100), o.id, err)
 	}
 	content := io.LimitReader(r, o.size)
-	if o.mode == modeSymlink {
+	switch o.mode {
+	case modeDir:
+		err = o.writeDir(content, w)
+	case modeSymlink:
 		err = w.symlink(o.path, content)
-	} else {
+	default:
 		err = w.file(o.path, o.mode == modeExecutable, content)
 	}
 	if err != nil {
@@ -175,4 +221,32 @@ func (o object) write(r *bufio.Reader, w *treeWriter) error {
 	}
 	_, err = r.Discard(1)
 	return err
+}
+
+// writeDir reads a tree as git stores it: "<mode> <name>\x00<id>" for each entry. It adds to the proof what neither
+// the files tell nor ls-tree, which shows old modes as git writes them today.
+func (o object) writeDir(r io.Reader, w *treeWriter) error {
+	if o.size == 0 && o.path != "" {
+		w.git.Empty = append(w.git.Empty, o.path)
+		return checkPath(o.path)
+	}
+	if o.size > maxListing {
+		return fmt.Errorf("%q: a directory of %d bytes is too large", termtext.Short(o.path, 200), o.size)
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		return err
+	}
+	for len(data) > 0 {
+		mode, rest, _ := bytes.Cut(data, []byte(" "))
+		name, rest, _ := bytes.Cut(rest, []byte{0})
+		if len(rest) < len(o.id)/2 {
+			return fmt.Errorf("%q is not a directory of git", termtext.Short(o.path, 200))
+		}
+		data = rest[len(o.id)/2:]
+		if is := string(mode); is != treeMode(canonicalMode(is)) {
+			w.git.Modes[path.Join(o.path, string(name))] = is
+		}
+	}
+	return nil
 }

@@ -120,12 +120,9 @@ func (c *cache) evict(tree string) error {
 	return nil
 }
 
-// publish moves dir, written by w, to its place in the cache. It returns the locked meta.json and the component's name.
-func (c *cache) publish(ctx context.Context, dir string, w *treeWriter) (*os.File, string, error) {
-	nodes, err := w.finish(ctx)
-	if err != nil {
-		return nil, "", err
-	}
+// publish moves dir, with the files that nodes lists, to its place in the cache. It returns the locked meta.json and
+// the component's name.
+func (c *cache) publish(ctx context.Context, dir string, nodes []node) (*os.File, string, error) {
 	tree := treeDigest(nodes)
 	data, err := json.Marshal(meta{nodes})
 	if err != nil {

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"encoding/hex"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -57,19 +58,24 @@ func TestReferencesThatMeanHarmRunNothing(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-// tree makes a commit of a tree with an entry that git itself refuses.
-func hostileTree(t *testing.T, r *fetchtest.Repository, mode, name string) string {
+// rawTree makes a tree of entries "<mode> <name>", each with its object, and returns its name. git itself would refuse
+// some.
+func rawTree(t testing.TB, r *fetchtest.Repository, entries ...[2]string) string {
+	t.Helper()
+	raw := ""
+	for _, e := range entries {
+		id, err := hex.DecodeString(e[1])
+		require.NoError(t, err)
+		raw += e[0] + "\x00" + string(id)
+	}
+	return r.Input(raw, "hash-object", "-w", "-t", "tree", "--literally", "--stdin")
+}
+
+// hostileTree makes a commit of a tree with an entry that git itself refuses.
+func hostileTree(t testing.TB, r *fetchtest.Repository, mode, name string) string {
 	t.Helper()
 	blob := r.Input("../../../../etc/passwd", "hash-object", "-w", "--stdin")
-	raw := fmt.Sprintf("%s %s\x00", mode, name)
-	for i := 0; i < len(blob); i += 2 {
-		var b byte
-		_, err := fmt.Sscanf(blob[i:i+2], "%02x", &b)
-		require.NoError(t, err)
-		raw += string([]byte{b})
-	}
-	tree := r.Input(raw, "hash-object", "-w", "-t", "tree", "--literally", "--stdin")
-	return r.Git("commit-tree", "-m", "x", tree)
+	return r.Git("commit-tree", "-m", "x", rawTree(t, r, [2]string{mode + " " + name, blob}))
 }
 
 func TestTreesThatMeanHarmAreRefused(t *testing.T) {
@@ -206,11 +212,12 @@ func TestCredentialsMayHaveAnyCharacterOfALine(t *testing.T) {
 		{"token", ""},
 		{"", "p"},
 		{"u", strings.Repeat("long", 4096)},
+		{"u", "a\nhost=evil.example\r\x00"},
 	} {
 		h := newGitHost(t)
 		commit := h.echo("c/private")
 		h.Before = func(w http.ResponseWriter, r *http.Request) bool {
-			if name, password, ok := r.BasicAuth(); ok && (name == login[0] || login[0] == "") && password == login[1] {
+			if name, password, ok := r.BasicAuth(); ok && name == login[0] && password == login[1] {
 				return false
 			}
 			w.Header().Set("WWW-Authenticate", `Basic realm="git"`)
@@ -219,16 +226,6 @@ func TestCredentialsMayHaveAnyCharacterOfALine(t *testing.T) {
 		}
 		require.Equal(t, commit, get(t, newStore(t), h.URL+"/c/private@v1", Login{h.URL, login[0], login[1]}).Commit)
 	}
-	for _, text := range []string{"a\nhost=evil.example", "a\x00", "a\r"} {
-		h := newGitHost(t)
-		h.echo("c/private")
-		h.User, h.Password = user, text
-		message := refused(t, newStore(t), h.URL+"/c/private@v1", Login{h.URL, user, text})
-		require.Contains(t, message, "git cannot take the login: ")
-		require.NotContains(t, message, "evil")
-	}
-	_, err := (&Login{"", user, strings.Repeat("a", 1<<20)}).socket()
-	require.EqualError(t, err, "git cannot take the login: it is too long")
 }
 
 func TestForeignTextIsShownOnOneLineWithoutControls(t *testing.T) {

@@ -8,10 +8,13 @@ type limits struct {
 	file    int64         // bytes of one file
 	total   int64         // bytes of all files, and of an archive
 	ratio   int64         // bytes of an archive's files for each byte of the archive, beyond ratioFloor
+	parts   int           // parts of all paths that links lead by
+	proof   int64         // bytes of the parts of a gitProof that grow with the number of files
 	stall   time.Duration // longest time without a byte from the server; git counts in seconds
 }
 
 const (
+	maxParts   = 10_000_000
 	maxTarget  = 4095 // bytes of a symbolic link's target
 	maxLinks   = 40   // links in a path, as in Linux
 	maxPath    = 1024 // bytes of a path in a component
@@ -22,5 +25,8 @@ const (
 
 // defaultLimits returns the limits in a cache of size bytes.
 func defaultLimits(size int64) limits {
-	return limits{entries: 200_000, file: min(512<<20, size), total: min(2<<30, size), ratio: 200, stall: stallTime}
+	return limits{
+		entries: 200_000, file: min(512<<20, size), total: min(2<<30, size), ratio: 200, parts: maxParts, proof: 16 << 20,
+		stall: stallTime,
+	}
 }

@@ -144,7 +144,9 @@ func (c *cache) sources() (map[string][]Source, error) {
 		if c.read(indexDir, e.Name(), &of) {
 			name := of.Source.Tree
 			of.Source.Tree = digestPrefix + name
-			all[name] = append(all[name], of.Source)
+			if !slices.Contains(all[name], of.Source) { // a tag object's is its commit's, too
+				all[name] = append(all[name], of.Source)
+			}
 		}
 	}
 	return all, err

@@ -65,7 +65,7 @@ func (f *fetcher) cached(ctx context.Context, key string) (*Component, error) {
 	if !found {
 		return nil, nil
 	}
-	if e.Source.Kind == kindGit && keyOf(kindGit, e.Source.Location, e.Source.Commit) != key {
+	if e.Source.Kind == kindGit && keyOf(kindGit, e.Source.Location, e.Git.named(e.Source.Commit)) != key {
 		return nil, nil // the index claims another commit
 	}
 	c, err := f.cache.component(ctx, e)
@@ -106,22 +106,35 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFu
 	if err != nil {
 		return nil, err
 	}
-	held, tree, err := f.cache.publish(ctx, dir, w)
+	nodes, err := w.finish(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("write to cache: %w", err)
+	}
+	if source.Kind == kindGit { // before it is published, so that nothing is left of a refused one
+		if err := w.git.check(filepath.Join(dir, treeName), nodes, source); err != nil {
+			return nil, fmt.Errorf("check the files against the commit %s: %w", source.Commit, err)
+		}
+	}
+	held, tree, err := f.cache.publish(ctx, dir, nodes)
 	if err != nil {
 		return nil, fmt.Errorf("write to cache: %w", err)
 	}
 	source.Tree = tree
-	if source.Kind == kindGit {
-		if err = f.cache.prove(tree, source, w.git); err != nil {
-			err = fmt.Errorf("check the files against the commit %s: %w", source.Commit, err)
-		}
-	}
-	if err == nil {
-		err = f.cache.write(indexDir, key, entry{source, private, w.git})
-	}
-	if err != nil {
+	if err := f.record(key, entry{source, private, w.git}); err != nil {
 		filelock.Release(held)
 		return nil, err
 	}
 	return f.cache.use(source, held), nil
+}
+
+// record makes e the entry of key. The component of a tag object is that of its commit, too.
+func (f *fetcher) record(key string, e entry) error {
+	if e.Git != nil {
+		f.cache.proved.Store(provedKey(e.Source.Tree, e.Source, e.Git), true)
+	}
+	if err := f.cache.write(indexDir, key, e); err != nil || e.Git == nil || len(e.Git.Tags) == 0 {
+		return err
+	}
+	e.Git = e.Git.withoutTags()
+	return f.record(keyOf(kindGit, e.Source.Location, e.Source.Commit), e)
 }

@@ -237,57 +237,16 @@ func (w *treeWriter) symlink(name string, r io.Reader) error {
 	})
 }
 
-var (
-	errDuplicate = errors.New("it is there twice (duplicate)")
-	errLeaves    = errors.New("the symlink leads outside of the tree that is fetched")
-)
-
-// outside reports whether a clean relative path begins with "..".
-func outside(p string) bool { return p == ".." || strings.HasPrefix(p, "../") }
+var errDuplicate = errors.New("it is there twice (duplicate)")
 
 // entryError adds to err the name of the entry it is about.
 func entryError(name string, err error) error {
 	return fmt.Errorf("write %q: %w", termtext.Short(name, 200), oserr.Bare(err))
 }
 
-// checkLinks refuses links that lead out of a tree by way of others. links has the targets of all links of the tree.
-func checkLinks(ctx context.Context, links map[string]string) error {
-	for name := range links {
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case leaves(links, name):
-			return entryError(name, errLeaves)
-		}
-	}
-	return nil
-}
-
-// leaves reports whether a path in a tree with links leads out of it. It follows links as Linux does. (os.Root does not
-// tell: it follows fewer, and a longer chain looks like a loop.)
-func leaves(links map[string]string, name string) bool {
-	at, rest := ".", name
-	for followed := 0; rest != "" && followed <= maxLinks; {
-		var part string
-		part, rest, _ = strings.Cut(rest, "/")
-		if part == ".." && at == "." {
-			return true
-		}
-		at = path.Join(at, part)
-		if target, isLink := links[at]; isLink {
-			if path.IsAbs(target) {
-				return true
-			}
-			followed++
-			at, rest = path.Dir(at), target+"/"+rest
-		}
-	}
-	return false
-}
-
 // finish makes the tree read-only and returns its nodes.
 func (w *treeWriter) finish(ctx context.Context) ([]node, error) {
-	if err := checkLinks(ctx, w.links); err != nil {
+	if err := checkLinks(ctx, w.links, w.limits.parts); err != nil {
 		return nil, err
 	}
 	nodes := slices.AppendSeq(make([]node, 0, len(w.nodes)), maps.Values(w.nodes))

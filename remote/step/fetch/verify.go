@@ -81,7 +81,7 @@ func (c *cache) nodes(tree string) ([]node, error) {
 	return m.Nodes, nil
 }
 
-// compare compares the files in dir with nodes. A component with a link that leads out of it counts as changed: earlier
+// compare compares the files in dir with nodes. A component with links that are refused today counts as changed: earlier
 // versions kept some.
 func compare(ctx context.Context, dir string, nodes []node) error {
 	root, err := os.OpenRoot(dir)
@@ -103,7 +103,7 @@ func compare(ctx context.Context, dir string, nodes []node) error {
 			}
 		}
 	}
-	if err := checkLinks(ctx, links); !errors.Is(err, errLeaves) {
+	if err := checkLinks(ctx, links, maxParts); err == nil || ctx.Err() != nil {
 		return err
 	}
 	return errDamaged

@@ -349,7 +349,7 @@ func FuzzExtractZip(f *testing.F) {
 		inner := filepath.Join(dir, "in")
 		require.NoError(t, os.Mkdir(inner, 0o700))
 		w, err := newTreeWriter(filepath.Join(inner, treeName),
-			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200})
+			limits{entries: 100, file: 1 << 20, total: 1 << 20, ratio: 200, parts: maxParts})
 		require.NoError(t, err)
 		defer w.close()
 		var nodes []node

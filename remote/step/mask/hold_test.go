@@ -3,6 +3,7 @@ package mask
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -56,6 +57,45 @@ func TestSlowlyWrittenSecretIsNeverOutInPieces(t *testing.T) {
 	require.Equal(t, "x-a[MASKED]", slowly(t, newSet(t, "x-abq-a-long-secret", "abcd"), "x-ab", "cd")[1],
 		"of each secret that may have begun")
 	require.Equal(t, "key=[MASKED] key=[MASKED]\n", slowly(t, newSet(t, secret), "key="+secret+" key="+secret+"\n")[0])
+}
+
+// trickle writes text byte by byte, with a pause of nearly the hold time after each, and returns the output so far.
+func trickle(t *testing.T, s *Set, text string) (out []string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		var passed strings.Builder
+		w := s.NewWriter(&passed)
+		for i := range len(text) {
+			_, err := w.Write([]byte{text[i]})
+			require.NoError(t, err)
+			time.Sleep(hold - 1) //nolint:forbidigo // the time of a synctest bubble
+			synctest.Wait()
+			out = append(out, passed.String())
+		}
+		require.NoError(t, w.Close())
+	})
+	return out
+}
+
+// The time starts anew with each write. So a secret that is written slowly is never out in part, and any other text is
+// held back no longer than for as many bytes as the longest form of a secret has.
+func TestATrickleIsHeldBackForTheLengthOfASecretAtMost(t *testing.T) {
+	const secret = "hunter22-and-more"
+	out := trickle(t, newSet(t, secret), secret+"|")
+	for _, text := range out[:len(secret)-1] {
+		require.Empty(t, text)
+	}
+	require.Equal(t, "[MASKED]|", out[len(secret)])
+	out = trickle(t, newSet(t, secret), secret[:len(secret)-1]+"|")
+	require.Equal(t, "", out[len(out)-2])
+	require.Equal(t, secret[:len(secret)-1]+"|", out[len(out)-1], "it is no secret")
+
+	// A text each byte of which may begin a secret again.
+	s := newSet(t, strings.Repeat("a", 20)+"b")
+	longest := len(slices.MaxFunc(s.patterns, func(a, b string) int { return len(a) - len(b) }))
+	for i, text := range trickle(t, s, strings.Repeat("a", 5*longest)) {
+		require.GreaterOrEqual(t, len(text), i+1-longest)
+	}
 }
 
 func TestSecretThatIsAddedWhileItsBeginningIsOutIsReplacedFromThere(t *testing.T) {

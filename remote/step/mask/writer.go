@@ -13,7 +13,7 @@ import (
 // block is the most of a Write that is masked at once. It bounds the spans and the copies.
 const block = 32 << 10
 
-// hold is how long the end of the data is held back at most.
+// hold is how long the end of the data is held back after the last Write.
 const hold = time.Second
 
 var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
@@ -21,10 +21,12 @@ var errClosed = fmt.Errorf("write masked stream: %w", fs.ErrClosed)
 // Writer passes a stream on, with the secrets of its Set replaced. It is safe for concurrent use: it treats the data
 // of all callers as one stream, in the order of the calls.
 //
-// It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest
-// form of a secret. If no more comes for a second it passes on what may be known of a secret, a quarter of it and at
+// It holds back the end of the data as long as that may be the beginning of a secret: fewer bytes than the longest form
+// of a secret. If nothing is written for a second it passes on what may be known of a secret, a quarter of it and at
 // most three bytes, and a replacement for the other bytes; if the secret goes on later, nothing more of it is passed
-// on. Where no secret is, it passes on the slices of the callers without a copy, if possible.
+// on. Each Write starts the second anew: a secret that is written slowly is replaced as a whole. So a byte is held back
+// until a second passes without a Write or, at the latest, until as many bytes follow it as the longest form has. Where
+// no secret is, it passes on the slices of the callers without a copy, if possible.
 type Writer struct {
 	set *Set
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/gowebpki/jcs"
@@ -32,8 +33,26 @@ func idOf(canonical []byte) string {
 }
 
 // Encode sets t's id, and its schema if that is empty, and returns t in the canonical JSON of RFC 8785, with a
-// newline.
-func (t *Trace) Encode() ([]byte, error) {
+// newline. If t is larger than a trace can be, it leaves out large data of steps, which it marks as truncated, those at
+// the end first, and then the outputs and exports of the job; a warning of t says so.
+func (t *Trace) Encode() ([]byte, error) { return t.encodeWithin(maxValues, MaxSize) }
+
+// encodeWithin is Encode with other limits.
+func (t *Trace) encodeWithin(values, size int) ([]byte, error) {
+	data, err := t.encode(values, size)
+	for _, cut := range []func() string{t.cutLastHalf, t.cutSteps, t.cutResults} {
+		tooLarge, is := errors.AsType[sizeError](err)
+		if !is {
+			break
+		}
+		t.Volatile.Warnings = append(t.Volatile.Warnings, fmt.Sprintf("%s: %v", cut(), tooLarge))
+		data, err = t.encode(values, size)
+	}
+	return data, err
+}
+
+// encode is encodeWithin of all of t.
+func (t *Trace) encode(values, size int) ([]byte, error) {
 	identity, err := t.Identity.Canonical()
 	if err != nil {
 		return nil, err
@@ -43,11 +62,12 @@ func (t *Trace) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkShape(data); err != nil {
+	if err := checkShape(data, values); err != nil {
 		return nil, fmt.Errorf("encode trace: %w", err)
 	}
-	if len(data) >= MaxSize {
-		return nil, fmt.Errorf("encode trace: it has %d bytes, the limit is %d", len(data)+1, MaxSize)
+	if len(data) >= size {
+		return nil, fmt.Errorf("encode trace: %w",
+			sizeError(fmt.Sprintf("it has %d bytes, the limit is %d", len(data)+1, size)))
 	}
 	return append(data, '\n'), nil
 }

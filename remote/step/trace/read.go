@@ -29,6 +29,11 @@ const (
 // ErrID tells that the id of a trace does not fit its identity: somebody has changed it.
 var ErrID = errors.New("its identity was changed after it was written: it does not have the id that the trace says")
 
+// sizeError says in what a trace is larger than a trace can be.
+type sizeError string
+
+func (e sizeError) Error() string { return string(e) }
+
 // Read reads the trace in the file path, as Parse does. The file must be a regular one.
 func Read(path string) (*Trace, error) {
 	data, err := ReadFile(path)
@@ -72,7 +77,7 @@ func Parse(data []byte) (*Trace, error) {
 	if len(data) > MaxSize {
 		return nil, fmt.Errorf("read trace: it has %d bytes, the limit is %d", len(data), MaxSize)
 	}
-	if err := checkShape(data); err != nil {
+	if err := checkShape(data, maxValues); err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)
 	}
 	canonical, err := jcs.Transform(data) // which refuses what is no JSON, and a key that is there twice
@@ -86,13 +91,13 @@ func Parse(data []byte) (*Trace, error) {
 	return t, nil
 }
 
-// checkShape checks a trace before it is decoded.
-func checkShape(data []byte) error {
+// checkShape checks a trace before it is decoded. It may have so many values.
+func checkShape(data []byte, most int) error {
 	switch depth, values := expr.JSONShape(data); {
 	case depth > maxDepth:
 		return fmt.Errorf("it is nested deeper than %d", maxDepth)
-	case values > maxValues:
-		return fmt.Errorf("it has more than %d values", maxValues)
+	case values > most:
+		return sizeError(fmt.Sprintf("it has more than %d values", most))
 	default:
 		return nil
 	}

@@ -2,9 +2,11 @@ package trace
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -255,4 +258,59 @@ func TestATraceWithTooManyValuesOrStepsIsRefusedBeforeItTakesMemory(t *testing.T
 	again.Volatile.Warnings = make([]string, maxValues)
 	_, err = again.Encode()
 	require.EqualError(t, err, "encode trace: it has more than 2097152 values")
+}
+
+// A trace that was too large could not be written: a job that gave large outputs left none at all.
+func TestATraceThatIsTooLargeIsCutAndSaysSo(t *testing.T) {
+	lists := mask.Values{}
+	for i := range 10 {
+		v, err := expr.New(slices.Repeat([]any{[]any{}}, 50))
+		require.NoError(t, err)
+		lists[fmt.Sprint(i)] = mask.Value{Value: v}
+	}
+	step := func(name string) Step {
+		return Step{Name: name, Status: Success, Outputs: lists, Exec: &Exec{Argv: []mask.Text{{Value: "a"}}}}
+	}
+	truncated := func(t *Trace) (names []string) {
+		for _, s := range stepsBelow(t.Identity.Steps, nil) {
+			if s.Truncated {
+				names = append(names, s.Name)
+			}
+		}
+		return names
+	}
+	encode := func(x *Trace) *Trace {
+		data, err := x.encodeWithin(2500, MaxSize)
+		require.NoError(t, err)
+		read, err := Parse(data)
+		require.NoError(t, err)
+		return read
+	}
+	const cut = "steps marked as truncated lack large data: it has more than 2500 values"
+
+	outer := step("outer")
+	outer.Steps = []Step{step("inner")}
+	read := encode(&Trace{Identity: Identity{Steps: []Step{{Name: "first", Outputs: lists}, outer, step("last")}}})
+	require.Equal(t, []string{"inner", "last"}, truncated(read))
+	require.Equal(t, []string{cut}, read.Volatile.Warnings)
+	require.Len(t, read.Identity.Steps[0].Outputs, len(lists))
+	require.Empty(t, read.Identity.Steps[2].Outputs)
+	require.Empty(t, read.Identity.Steps[2].Exec.Argv)
+
+	read = encode(&Trace{Identity: Identity{Outputs: lists, Steps: []Step{step("a"), step("b"), step("c"), step("d")}}})
+	require.Equal(t, []string{"a", "b", "c", "d"}, truncated(read))
+	require.Len(t, read.Identity.Outputs, len(lists))
+
+	read = encode(&Trace{Identity: Identity{Outputs: lists, Exports: lists, Steps: []Step{}, Job: Job{Inputs: lists}}})
+	require.Empty(t, read.Identity.Outputs)
+	require.Len(t, read.Identity.Job.Inputs, len(lists))
+
+	long := &Trace{Identity: Identity{Steps: []Step{{Inputs: lists}, {Inputs: lists}}}}
+	data, err := long.encodeWithin(maxValues, 3000)
+	require.NoError(t, err)
+	require.Less(t, len(data), 3000)
+	require.Equal(t, []string{"steps marked as truncated lack large data: it has 3706 bytes, the limit is 3000"},
+		long.Volatile.Warnings)
+	require.Equal(t, "the outputs and the exports of the job are left out: it has more than 2500 values",
+		read.Volatile.Warnings[len(read.Volatile.Warnings)-1])
 }

@@ -34,7 +34,9 @@ func Create(path string, size int64) (*File, error) {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("write %w", err)
 	}
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".tmp") // of mode 0600
+	base := filepath.Base(path)
+	base = base[:min(len(base), 200)]                               // the name may be as long as a file's can be
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+base+".tmp") // of mode 0600
 	if err != nil {
 		return nil, fmt.Errorf("write %s: %w", path, oserr.Bare(err))
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -46,6 +47,15 @@ func TestFileIsThereAsAWholeOrNotAtAll(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, left, 1)
+}
+
+// A file whose name was as long as it can be could not be written: its temporary name was longer.
+func TestFileCanHaveTheLongestName(t *testing.T) {
+	path := filepath.Join(t.TempDir(), strings.Repeat("x", 255))
+	f, err := Create(path, 0)
+	require.NoError(t, err)
+	require.NoError(t, f.Commit())
+	require.FileExists(t, path)
 }
 
 func TestFileRefusesWhatIsNoFile(t *testing.T) {

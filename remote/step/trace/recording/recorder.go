@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -39,14 +38,6 @@ type Config struct {
 	Room func(size int64) error
 }
 
-const (
-	// maxRecorded is how much large data a trace has, in bytes of JSON. Data beyond it is left out, step by step.
-	maxRecorded = 64 << 20
-	// stepCost is about the size of a step in a trace without its large data. textCost is about the size of a text
-	// beside its own length: an HMAC, and the JSON around it. itemCost is that of an item of a list beside its text.
-	stepCost, textCost, itemCost = 2 << 10, 128, 32
-)
-
 // Recorder keeps the events of one job for its trace. It keeps them unmasked: only when the job has ended are all
 // secrets known.
 type Recorder struct {
@@ -54,6 +45,7 @@ type Recorder struct {
 	job   engine.Config
 	taps  [2]*Tap
 	steps map[*engine.StepResult]*stepRecord
+	order []*stepRecord   // as the steps began
 	read  map[string]bool // names of variables
 	roots []*fetch.Component
 	sums  sums
@@ -70,7 +62,8 @@ type Recorder struct {
 
 // stepRecord is the record of a step, beside its result.
 type stepRecord struct {
-	cut                  bool // large data is left out
+	cut                  bool  // large data is left out
+	size                 int64 // of the large data kept
 	condition            *bool
 	kind                 string
 	body                 *pb.Definition // which runs
@@ -121,57 +114,10 @@ func (c *Recorder) step(res *engine.StepResult) *stepRecord {
 	if s == nil {
 		s = &stepRecord{}
 		c.steps[res] = s
+		c.order = append(c.order, s)
 		c.spend(int64(stepCost + len(res.Name)))
 	}
 	return s
-}
-
-// spend counts n bytes, and asks for room for them.
-func (c *Recorder) spend(n int64) {
-	c.size += n
-	if c.cfg.Room == nil || c.short != nil || 2*c.size <= c.room {
-		return
-	}
-	c.room = max(4*c.size, 256<<10)
-	if c.short = c.cfg.Room(c.room); c.short != nil {
-		c.limit = min(c.limit, c.size)
-	}
-}
-
-// afford reports whether n more bytes of step s are kept, and counts them.
-func (c *Recorder) afford(s *stepRecord, n int64) bool {
-	s.cut = s.cut || c.size+n > c.limit
-	if !s.cut {
-		c.spend(n)
-		s.cut = c.short != nil
-	}
-	return !s.cut
-}
-
-// textSize is the size of a text in JSON.
-func textSize(text string) int64 {
-	n := textCost + len(text)
-	for i := range len(text) {
-		if text[i] < 0x20 { // \u00XX
-			n += 5
-		}
-	}
-	return int64(n)
-}
-
-func valuesSize(values map[string]expr.Value) (n int64) {
-	for name, v := range values {
-		n += textSize(name) + textSize(v.Text()) + itemsSize(v)
-	}
-	return n
-}
-
-// itemsSize is what the items of v count beside their text: a trace has a limit of values.
-func itemsSize(v expr.Value) (n int64) {
-	for i := range v.Len() {
-		n += 2*itemCost + itemsSize(v.Index(i)) // a list in a list counts twice
-	}
-	return n
 }
 
 // JobStarted implements [engine.Events].
@@ -180,7 +126,8 @@ func (c *Recorder) JobStarted(place engine.Place, osEnv map[string]expr.Value) {
 	c.osEnv = osEnv
 	c.own.Go(func() { ownDigest() }) // takes as long as a short step
 	def := c.job.Definition
-	c.spend(int64(4*proto.Size(def)) + textSize(c.cfg.Steps) + int64(len(def.GetSteps()))*stepCost)
+	c.spend(definitionSize(def) + textSize(c.cfg.Steps) + int64(len(def.GetSteps()))*stepCost)
+	c.spend(valuesSize(c.job.Inputs) + valuesSize(osEnv))
 	for name, value := range c.job.Env {
 		c.spend(textSize(name) + textSize(value))
 	}
@@ -225,7 +172,7 @@ func (c *Recorder) StepFound(step *engine.StepResult, found engine.Found) {
 			s.cache = "hit"
 		}
 	}
-	if c.afford(s, int64(4*proto.Size(found.Definition))) {
+	if c.afford(s, definitionSize(found.Definition)) {
 		s.def = found.Definition
 	}
 }

@@ -27,6 +27,7 @@ import (
 func (c *Recorder) Trace(result engine.Result, started, ended time.Time) *trace.Trace {
 	c.Close()
 	c.own.Wait()
+	c.makeRoom(valuesSize(result.Outputs) + valuesSize(result.Exports))
 	t := &tracer{Recorder: c, redactor: mask.NewRedactor(c.job.Secrets, c.cfg.Salt), paths: c.paths("")}
 	return t.trace(result, started, ended)
 }

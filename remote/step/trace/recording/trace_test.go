@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -435,6 +437,50 @@ func TestTraceThatBecomesTooLargeIsCutStepByStep(t *testing.T) {
 	)
 	require.Len(t, asked, 3)
 	require.Less(t, int64(len(text)), asked[1], "what there was room for")
+}
+
+// The outputs of the job were not counted, so there could be no trace: it would have had too many values.
+func TestOutputsOfTheJobHaveTheirPlaceBeforeThoseOfSteps(t *testing.T) {
+	tr := newTrial(t, "- {name: a, script: echo}\n- {name: b, script: echo}\n- {name: c, script: echo}\n", traced())
+	res := tr.succeed()
+	lists := map[string]expr.Value{}
+	for i := range 8 {
+		v, err := expr.New(slices.Repeat([]any{[]any{}}, 800))
+		require.NoError(t, err)
+		lists[fmt.Sprint(i)] = v
+	}
+	tr.limit = 1 << 20
+	for i := range 2 {
+		res.Steps[i].Outputs = lists
+		tr.StepEnded(&res.Steps[i])
+	}
+	res.Outputs = lists
+	made, _ := tr.trace(res)
+	require.False(t, made.Identity.Steps[0].Truncated)
+	require.True(t, made.Identity.Steps[1].Truncated)
+	require.Len(t, made.Identity.Outputs, len(lists))
+	require.Len(t, made.Identity.Steps[0].Outputs, len(lists))
+	require.Empty(t, made.Identity.Steps[1].Outputs)
+	require.Equal(t, []string{"steps marked as truncated lack large data: the trace has more than 67108864 bytes of it"},
+		made.Volatile.Warnings)
+}
+
+// A definition was counted by its bytes alone: one of empty lists has half a million values in a megabyte.
+func TestDefinitionsOfManyValuesAreCutStepByStep(t *testing.T) {
+	var job strings.Builder
+	for i := range 4 {
+		fmt.Fprintf(&job, "- {name: s%d, step: ./lists}\n", i)
+	}
+	lists := "[" + strings.Repeat("[],", 3000) + "[]]"
+	tr := newTrial(t, job.String(), traced()).files(map[string]string{
+		"lists/step.yml": "spec: {inputs: {l: {type: array, default: " + lists + "}}}\n---\nexec: {command: ['true']}\n",
+	})
+	tr.limit = 1 << 20
+	made, _ := tr.trace(tr.succeed())
+	require.False(t, made.Identity.Steps[0].Truncated)
+	require.True(t, made.Identity.Steps[3].Truncated)
+	require.Equal(t, []string{"steps marked as truncated lack large data: the trace has more than 67108864 bytes of it"},
+		made.Volatile.Warnings)
 }
 
 func TestFilesAreSummedUpAgainOnlyWhenTheyChange(t *testing.T) {

@@ -1,0 +1,54 @@
+package endsignal
+
+import (
+	"context"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func send(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(os.Getpid(), s))
+}
+
+// A second signal that followed the first at once was lost: nobody listened for it yet.
+func TestASecondSignalIsNotLostHoweverSoonItComes(t *testing.T) {
+	for range 200 {
+		ctx, abort, stop := Twice(t.Context(), All...)
+		send(t, syscall.SIGTERM)
+		send(t, syscall.SIGINT)
+		<-abort.Done()
+		require.Error(t, ctx.Err())
+		require.Contains(t, []int{128 + int(syscall.SIGTERM), 128 + int(syscall.SIGINT)}, Code(ctx))
+		stop()
+	}
+}
+
+func TestOnlyTheSignalsThatAreNamedAskForTheEnd(t *testing.T) {
+	ctx, abort, stop := Twice(t.Context(), syscall.SIGTERM)
+	defer stop()
+	send(t, syscall.SIGHUP) // a reload, elsewhere
+	send(t, syscall.SIGTERM)
+	<-ctx.Done()
+	require.Equal(t, 128+int(syscall.SIGTERM), Code(ctx))
+	send(t, syscall.SIGHUP)
+	<-abort.Done()
+}
+
+func TestAnEndOfTheParentIsNoSignal(t *testing.T) {
+	parent, cancel := context.WithCancel(t.Context())
+	ctx, abort, stop := Twice(parent, All...)
+	defer stop()
+	cancel()
+	<-ctx.Done()
+	require.Zero(t, Code(ctx))
+	require.NoError(t, abort.Err())
+	send(t, syscall.SIGINT)
+	<-abort.Done()
+}

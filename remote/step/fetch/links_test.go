@@ -1,0 +1,63 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+)
+
+// manyParts returns links of which each leads by a path of 4 KB to the next, and the parts of all their paths.
+func manyParts(links int) (map[string]string, int) {
+	all, parts := map[string]string{}, 0
+	for i := range links {
+		all[strconv.Itoa(i)] = strings.Repeat("./", 2000) + strconv.Itoa(i+1)
+		parts += 1 + 2001*min(links-i, maxLinks) // after the last one Linux gives up
+	}
+	return all, parts
+}
+
+// An archive of few bytes had a tree of 200,000 such links, and took minutes of processor time that nobody could end.
+func TestPartsOfThePathsOfLinksAreBounded(t *testing.T) {
+	all, parts := manyParts(60)
+	w := linkWalk{links: all, limit: maxParts}
+	require.NoError(t, w.check(t.Context()))
+	require.Equal(t, parts, w.parts, "each link is followed as far as Linux does")
+	w = linkWalk{links: all, limit: parts - 1}
+	require.ErrorContains(t, w.check(t.Context()), fmt.Sprintf("by paths of more than %d parts", parts-1))
+
+	all, parts = manyParts(200)
+	require.Greater(t, parts, maxParts)
+	w = linkWalk{links: all, limit: maxParts}
+	require.ErrorContains(t, w.check(t.Context()), "of more than 10000000 parts")
+	require.Equal(t, maxParts+1, w.parts)
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := errors.New("ended")
+	cancel(ended)
+	w = linkWalk{links: all, limit: maxParts}
+	require.ErrorIs(t, w.check(ctx), ended)
+	require.Zero(t, w.parts)
+}
+
+func TestLinksThatLeadByTooManyPartsAreRefused(t *testing.T) {
+	s := newStore(t)
+	s.limits.parts = 4
+	for target, want := range map[string]string{
+		"b/../a": "", "b/../b/../a": "the symlinks of the tree lead by paths of more than 4 parts",
+		strings.Repeat("x", 600) + "/" + strings.Repeat("x", 600): "more than 1024 bytes",
+	} {
+		archive := zipFile(t, fetchtest.Files{"a": {Content: "x"}, "b/c": {Content: "y"}, "l": {Symlink: target}})
+		if want == "" {
+			require.Equal(t, "x", read(t, get(t, s, archive), "l"))
+			continue
+		}
+		require.Contains(t, refused(t, s, archive), want)
+	}
+}
