@@ -29,8 +29,8 @@ const (
 type Config struct {
 	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
 	Definition *pb.Definition
-	// Source finds the places of the Definition's expressions, for errors. If nil, they have none.
-	Source *lang.Locator
+	// Places finds the places of the Definition's expressions, for errors. If nil, they have none.
+	Places *lang.Locator
 	// Env is the environment of all steps. It overrides the operating system's variables; exports and the env of the
 	// definition and of steps override it.
 	Env map[string]string
@@ -224,7 +224,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	if len(def.GetSteps()) == 0 {
 		return nil, errors.New("the job has no steps")
 	}
-	f := &frame{def: def, source: r.cfg.Source, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
+	f := &frame{def: def, places: r.cfg.Places, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
 	f.restrict(def.GetSpec())
 	if f.inputs, err = lang.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
 		return nil, err

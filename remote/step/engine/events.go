@@ -49,7 +49,7 @@ type Found struct {
 	Cached bool
 
 	warnings []string // of its text
-	source   *lang.Locator
+	places   *lang.Locator
 }
 
 // Prepared has the inputs and the environment of a step.

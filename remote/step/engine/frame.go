@@ -32,9 +32,9 @@ type frame struct {
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
 	files    *files // of a step that runs a command
-	// source has the places of the expressions. They stand in its step within: the names of the steps around them, the
-	// innermost last; none for the texts of the definition itself.
-	source *lang.Locator
+	// places finds the places of the expressions. They stand in the steps that within names, the innermost last, or, if
+	// it is empty, in the definition itself.
+	places *lang.Locator
 	within []string
 	limits *limit
 
@@ -151,7 +151,7 @@ func (r *Runner) inside(f *frame, part lang.Part, template, label string, err er
 	}
 	where := ""
 	if r.located++; r.located <= maxLocated {
-		where = f.source.Locate(f.within, part, template, offset)
+		where = f.places.Locate(f.within, part, template, offset)
 	}
 	switch {
 	case !ok:

@@ -160,7 +160,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 		ran: map[string]*StepResult{},
 	}
 	if g.def != nil {
-		g.outer, g.source, g.within = c, c.source, c.within
+		g.outer, g.places, g.within = c, c.places, c.within
 	} else if err := r.enter(ctx, c, g, s, res); err != nil {
 		return nil, err
 	}
@@ -232,7 +232,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if found.Builtin != "" {
 		g.outer = c
 	} else {
-		g.dir, g.root, g.source = found.Dir, found.Root, found.source
+		g.dir, g.root, g.places = found.Dir, found.Root, found.places
 	}
 	if g.inputs, err = lang.Bind(found.Definition.GetSpec(), given); err != nil {
 		return err
