@@ -11,9 +11,19 @@ COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
 INFO    := github.com/stepmux/stepmux/internal/buildinfo
 
 # Without the debugging pages of gRPC, which slow down every start of the VM's end. The VM's end fetches by HTTP/1.1.
-BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)'
 TAGS     := grpcnotrace
 VM_TAGS  := grpcnotrace,nethttpomithttp2
+LDFLAGS  := -s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)
+BUILD    := CGO_ENABLED=0 go build -trimpath
+
+# The VM's end travels to each VM. So packages that copy no log and start no process are compiled without inlining, which
+# takes 0.7 of its 12.8 MB, and 0.4 of 5.0 packed. Without inlining anywhere it lost 0.5 MB more, and a log cost a third
+# more processor time.
+NO_INLINE := vendor/... crypto/tls crypto/x509/... encoding/asn1 encoding/json net/... mime/... math/big regexp/... \
+  archive/... github.com/docker/... github.com/google/... github.com/opencontainers/... github.com/sirupsen/... \
+  github.com/spf13/... golang.org/x/text/... google.golang.org/protobuf/... go.yaml.in/... \
+  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine fetch trace/...)
+VM_BUILD := $(BUILD) -tags $(VM_TAGS) -ldflags '$(LDFLAGS) -funcalign=16' $(NO_INLINE:%=-gcflags=%=-l)
 MACHINES := linux-amd64 linux-arm64
 
 FUZZTIME ?= 10s
@@ -21,6 +31,7 @@ FUZZ     ?= ^Fuzz
 BENCH    ?= .
 BENCHTIME ?= 250ms
 BASE     ?= bench/baseline.txt
+OUT      ?= bin/stepmux-vm
 BUILDS   ?= 6
 TESTFLAGS ?=
 MESSAGES ?= 1000000
@@ -36,15 +47,20 @@ PREFIX   ?= /usr/local
 
 .PHONY: build
 build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and bin/stepmux-vm, the VM's end alone
-	$(BUILD) -tags $(TAGS),carry -o bin/stepmux ./cmd/stepmux
+	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
 	cp bin/stepmux-vm-$(shell go env GOOS)-$(shell go env GOARCH) bin/stepmux-vm
 
 # A file is packed again only if the go command has built it anew.
 .PHONY: carry-%
 carry-%:
 	mkdir -p bin cmd/stepmux/carried
-	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(BUILD) -tags $(VM_TAGS) -o bin/stepmux-vm-$* ./cmd/stepmux-vm
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(VM_BUILD) -o bin/stepmux-vm-$* ./cmd/stepmux-vm
 	@[ cmd/stepmux/carried/$*.gz -nt bin/stepmux-vm-$* ] || { gzip -9nc bin/stepmux-vm-$* >bin/$*.gz && mv bin/$*.gz cmd/stepmux/carried/$*.gz; }
+
+# For benchmarks and measurements.
+.PHONY: vm-end
+vm-end: ## build the VM's end alone, as for a release, to the file OUT
+	@$(VM_BUILD) -o '$(OUT)' ./cmd/stepmux-vm
 
 .PHONY: install
 install: build ## copy stepmux and stepmux-vm to PREFIX/bin
@@ -58,7 +74,7 @@ release: $(MACHINES:%=carry-%) ## write archives of both programs for all machin
 	mkdir -p bin/release
 	for m in $(MACHINES); do \
 	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
-	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -o $$dir/stepmux ./cmd/stepmux && \
+	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o $$dir/stepmux ./cmd/stepmux && \
 	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp README.md CHANGELOG.md LICENSE $$dir && \
 	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \
 	  cp bin/stepmux-vm-$$m bin/release/stepmux-vm-$(VERSION)-$$m && rm -r $$dir || exit 1; \

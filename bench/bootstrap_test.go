@@ -25,7 +25,7 @@ import (
 // from the dial to the step runner's first answer: with the VM's end that a manager carries, and with the whole
 // program, packed and as it is (which is all that a VM without gzip can take).
 func BenchmarkBootstrap(b *testing.B) {
-	whole, err := program.LoadBinary(programs.build(b, "github.com/stepmux/stepmux/cmd/stepmux"))
+	whole, err := program.LoadBinary(programs.goBuild(b, "github.com/stepmux/stepmux/cmd/stepmux"))
 	require.NoError(b, err)
 	carried := carriedEnd(b)
 	packed, plain := newBareVM(b, true), newBareVM(b, false)

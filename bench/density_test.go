@@ -33,7 +33,7 @@ func BenchmarkDensity(b *testing.B) {
 	for _, n := range sizes([]int{1000}, 100) {
 		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) { benchmarkProcesses(b, n) })
 	}
-	b.Run("serve-idle", benchmarkIdleServe)
+	b.Run("serve-idle", benchmarkIdleMemory)
 }
 
 // occupant is one way to put builds on a VM.
@@ -246,35 +246,6 @@ func benchmarkProcesses(b *testing.B, n int) {
 	}
 	r.median("relay-sessions", "relay-sessions")
 	b.ReportMetric(float64(v.TotalConns()), "relay-conns")
-}
-
-// benchmarkIdleServe measures the memory of a step runner that has no job yet, by itself and with the processes it
-// keeps ready.
-func benchmarkIdleServe(b *testing.B) {
-	r := inTurns(b, usual, []candidate{{name: "serve", run: func(r *results) error {
-		v := &vm{tmp: sshtest.SocketDir(b)}
-		s, err := startCommandBuild(b, v, nil, nil)
-		if err != nil {
-			return err
-		}
-		p, err := readProcesses()
-		if err != nil {
-			return err
-		}
-		there := p.named("stepmux")
-		all, err := memory(there)
-		if err != nil {
-			return err
-		}
-		serve, err := memory(serving(there))
-		if err != nil {
-			return err
-		}
-		r.add("serve", serve/kibi)
-		r.add("serve-and-its-own", all/kibi)
-		return s.close()
-	}}})
-	r.medians("PSS-MiB", "serve", "serve-and-its-own")
 }
 
 const openers = 16 // at once

@@ -23,16 +23,29 @@ type builds struct {
 
 // stepmux returns the path of the VM's end, built as for a release.
 func stepmux(b *testing.B) string {
-	return programs.build(b, "github.com/stepmux/stepmux/cmd/stepmux-vm")
+	return programs.build(b, "stepmux-vm", func(path string) []string {
+		return []string{"make", "-C", "..", "vm-end", "OUT=" + path}
+	})
 }
 
 // empty returns the path of a program that does nothing.
-func empty(b *testing.B) string { return programs.build(b, "./testdata/empty") }
+func empty(b *testing.B) string { return programs.goBuild(b, "./testdata/empty") }
 
 // iocopy returns the path of a proxy that is written in the obvious way.
-func iocopy(b *testing.B) string { return programs.build(b, "./testdata/iocopy") }
+func iocopy(b *testing.B) string { return programs.goBuild(b, "./testdata/iocopy") }
 
-func (p *builds) build(b *testing.B, target string) string {
+// goBuild builds the program of a package.
+func (p *builds) goBuild(b *testing.B, target string) string {
+	b.Helper()
+	return p.build(b, target, func(path string) []string {
+		return []string{
+			"env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", path, target,
+		}
+	})
+}
+
+// build runs the command that builds target to a path, once, and returns the path.
+func (p *builds) build(b *testing.B, target string, command func(path string) []string) string {
 	b.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -45,10 +58,8 @@ func (p *builds) build(b *testing.B, target string) string {
 		p.dir, p.path = dir, make(map[string]string)
 	}
 	path := filepath.Join(p.dir, filepath.Base(target))
-	cmd := exec.CommandContext(b.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace,nethttpomithttp2",
-		"-ldflags", "-s -w", "-o", path, target)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.CombinedOutput()
+	argv := command(path)
+	out, err := exec.CommandContext(b.Context(), argv[0], argv[1:]...).CombinedOutput()
 	require.NoError(b, err, "build %s: %s", target, out)
 	p.path[target] = path
 	return path

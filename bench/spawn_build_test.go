@@ -424,6 +424,9 @@ func startCommandStream(ctx context.Context, argv []string) (*commandStream, err
 
 func (s *commandStream) Write(p []byte) (int, error) { return s.in.Write(p) }
 
+// CloseWrite ends the command's input.
+func (s *commandStream) CloseWrite() error { return s.in.Close() }
+
 // Close ends the command's input and output, which ends it even while it writes, and waits for it.
 func (s *commandStream) Close() error {
 	err := errors.Join(s.in.Close(), s.ReadCloser.Close())

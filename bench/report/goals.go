@@ -73,6 +73,10 @@ var goals = []goal{
 	},
 	{says: "build by auto, over the same without SSH", bench: warm, metric: "auto-x/local", most: 2.5},
 	{
+		says: "step runner from its exec to its ready marker, over an empty Go program", bench: "SpawnLatency/serve",
+		metric: "serve-x/empty", most: 2.5,
+	},
+	{
 		says: "build by relay over a distance, in round trips", bench: "Distance/first-answer/rtt=100ms",
 		metric: "relay-trips", most: 2.2,
 	},
@@ -183,11 +187,15 @@ var goals = []goal{
 		most: 64,
 	},
 	{says: "sessions that 1,000 processes take", bench: processes, metric: "relay-sessions", most: 1},
-	// One without the relay beside it, which has the same program, is in Density/serve-idle.
 	{
 		says: "memory of the step runner of a VM's only build (PSS), KiB", bench: "Density/CapacityPerInstance=1",
 		metric: "auto-serve-KiB/build", most: 10 << 10,
 	},
+	{
+		says: "memory of an idle step runner alone on a VM (PSS), MiB", bench: "Density/serve-idle",
+		metric: "serve-PSS-MiB", most: 6,
+	},
+	{says: "memory of an idle relay (PSS), MiB", bench: "Density/serve-idle", metric: "relay-PSS-MiB", most: 6},
 
 	{
 		says: "logins to 100 VMs at once over a distance, over one", bench: "Pool/fleet=100/rtt=50ms",

@@ -17,8 +17,8 @@ type policyFlags struct {
 // registerPassEnv registers --pass-env. whose names the environment that it is about.
 func (f *policyFlags) registerPassEnv(fl *pflag.FlagSet, whose string) {
 	fl.StringSliceVar(&f.passEnv, "pass-env", nil,
-		"`NAMES` of variables of "+whose+" environment that reach the steps, beside those of the machine, the user and the "+
-			"proxies; all for all but those that look like secrets; none")
+		"`NAMES` of variables of "+whose+" environment that reach the steps, beside those of the machine, the user and "+
+			"the proxies; all for all but those that look like secrets; none")
 }
 
 func (f *policyFlags) registerUnsafeExports(fl *pflag.FlagSet) {

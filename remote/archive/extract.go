@@ -46,8 +46,8 @@ type Bounds struct {
 
 // Extract unpacks the archive in file below dir: zip, or tar in zstd. It replaces files, and keeps their modes and
 // times, but no owner and no setuid bit. An entry that would be outside of dir is an error, as are a name that is there
-// twice, a link that leads outside, a device, and more than the bounds allow. What was unpacked before an error stays.
-// It returns the number of files and links.
+// twice, a link that leads outside, a device, and more than the bounds allow. Extract looks for these before it writes
+// anything. What was unpacked before any other error stays. It returns the number of files and links.
 func Extract(ctx context.Context, file *os.File, dir string, b Bounds) (files int, err error) {
 	b.Entries = cmp.Or(b.Entries, maxEntries)
 	root, err := os.OpenRoot(dir)
@@ -100,6 +100,7 @@ type unpacker struct {
 	links  []link
 	dirs   []directory
 	buffer []byte
+	dry    bool // only look at the entries
 }
 
 type link struct{ name, target string }
@@ -120,16 +121,24 @@ func (u *unpacker) unpack(file *os.File) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
+	read := u.zip
 	switch begin = begin[:n]; {
 	case hasPrefix(begin, "PK\x03\x04"), hasPrefix(begin, "PK\x05\x06"):
-		return u.zip(file, info.Size())
 	case hasPrefix(begin, "\x28\xb5\x2f\xfd"):
-		return u.tar(io.NewSectionReader(file, 0, info.Size()))
+		read = u.tar
 	case n == 0:
 		return errors.New("the archive is empty")
+	default:
+		return fmt.Errorf("it is neither a zip archive nor a tar archive in zstd: it begins with %q",
+			termtext.Short(string(begin), len(begin)))
 	}
-	return fmt.Errorf("it is neither a zip archive nor a tar archive in zstd: it begins with %q",
-		termtext.Short(string(begin), len(begin)))
+	u.dry = true
+	if err := read(file, info.Size()); err != nil {
+		return err
+	}
+	u.dry, u.files, u.left, u.links, u.dirs = false, 0, u.bounds.Bytes, nil, nil
+	clear(u.seen)
+	return read(file, info.Size())
 }
 
 func hasPrefix(b []byte, prefix string) bool { return strings.HasPrefix(string(b), prefix) }
@@ -145,12 +154,6 @@ func (u *unpacker) zip(file io.ReaderAt, size int64) error {
 	z, err := boundedzip.NewReader(file, size, u.bounds.Entries)
 	if err != nil {
 		return err
-	}
-	var total uint64
-	for _, e := range z.File {
-		if total += e.UncompressedSize64; total > uint64(u.left) || e.UncompressedSize64 > uint64(u.left) {
-			return u.tooLarge()
-		}
 	}
 	z.RegisterDecompressor(zstd.ZipMethodWinZip, zstd.ZipDecompressor(decoderOptions()...))
 	for _, e := range z.File {
@@ -183,14 +186,15 @@ func (u *unpacker) zipEntry(e *zip.File) error {
 		return err
 	}
 	defer r.Close()
-	return u.entry(e.Name, mode, e.FileInfo(), int64(e.UncompressedSize64), r, func() (string, error) {
+	size := int64(min(e.UncompressedSize64, math.MaxInt64))
+	return u.entry(e.Name, mode, e.FileInfo(), size, r, func() (string, error) {
 		target, err := io.ReadAll(io.LimitReader(r, maxPath+1))
 		return string(target), err
 	})
 }
 
-func (u *unpacker) tar(file io.Reader) error {
-	z, err := zstd.NewReader(file, decoderOptions()...)
+func (u *unpacker) tar(file io.ReaderAt, size int64) error {
+	z, err := zstd.NewReader(io.NewSectionReader(file, 0, size), decoderOptions()...)
 	if err != nil {
 		return err
 	}
@@ -236,9 +240,19 @@ func (u *unpacker) entry(name string, mode fs.FileMode, info fs.FileInfo, size i
 	switch {
 	case mode.IsDir():
 		u.dirs = append(u.dirs, directory{name, info})
+		if u.dry {
+			return nil
+		}
 		return u.root.MkdirAll(name, 0o777)
 	case mode.IsRegular():
+		if size < 0 || size > u.left {
+			return u.tooLarge()
+		}
+		u.left -= size
 		u.files++
+		if u.dry {
+			return nil
+		}
 		return u.file(name, info, size, r)
 	case mode.Type() == fs.ModeSymlink:
 		to, err := target()
@@ -293,10 +307,6 @@ func (u *unpacker) clear(name string) error {
 }
 
 func (u *unpacker) file(name string, info fs.FileInfo, size int64, r io.Reader) error {
-	if size < 0 || size > u.left {
-		return u.tooLarge()
-	}
-	u.left -= size
 	if err := u.clear(name); err != nil {
 		return err
 	}
@@ -326,11 +336,16 @@ func (u *unpacker) link(name, target string) error {
 	if target == "" || len(target) > maxPath || strings.IndexByte(target, 0) >= 0 {
 		return errors.New("the symbolic link has no valid target")
 	}
-	if !u.bounds.OutsideLinks && (path.IsAbs(target) || outside(path.Join(path.Dir(name), target))) {
+	if !u.bounds.OutsideLinks && leadsOut(name, target) {
 		return leadsOutside(target)
 	}
 	u.links = append(u.links, link{name, target})
 	return nil
+}
+
+// leadsOut reports whether the link name leads out of its archive by its own target.
+func leadsOut(name, target string) bool {
+	return path.IsAbs(target) || outside(path.Join(path.Dir(name), target))
 }
 
 func leadsOutside(target string) error {

@@ -100,10 +100,14 @@ func TestHostileEntriesAreRefused(t *testing.T) {
 		"file, then dir": {[]entry{{"a", "x", regular}, {"a/b", "y", regular}}, "make its directory: file exists"},
 		"dir, then file": {[]entry{{"a/b", "y", regular}, {"a", "x", regular}}, "there is a directory of that name"},
 		"link out":       {[]entry{{"l", "..", symlink}}, "leads to .., outside"},
-		"link to root":   {[]entry{{"l", "/etc", symlink}}, "leads to /etc, outside"},
+		"link out by way of a directory to come": {
+			[]entry{{"l", "later/../../x", symlink}}, "leads to later/../../x, outside",
+		},
+		"link to root": {[]entry{{"l", "/etc", symlink}}, "leads to /etc, outside"},
 		"links out by way of others": {
 			[]entry{{"d/e/here", "../..", symlink}, {"d/e/out", "here/..", symlink}}, "leads to here/.., outside",
 		},
+		"only the last":  {[]entry{{"fine", "x", regular}, {"l", "/etc", symlink}}, "leads to /etc, outside"},
 		"through a link": {[]entry{{"l", "d", symlink}, {"l/x", "x", regular}}, "there is a directory of that name"},
 		"long link":      {[]entry{{"l", strings.Repeat("x", 5000), symlink}}, ""},
 		"pipe":           {[]entry{{"p", "", fs.ModeNamedPipe | 0o644}}, "it is a device, a pipe"},
@@ -123,6 +127,7 @@ func TestHostileEntriesAreRefused(t *testing.T) {
 				left, err := os.ReadDir(above)
 				require.NoError(t, err)
 				require.Len(t, left, 1)
+				require.NoFileExists(t, filepath.Join(dir, "fine"))
 			}
 		})
 	}
@@ -162,6 +167,20 @@ func TestNothingIsWrittenThroughLinksThatAreThere(t *testing.T) {
 	require.Len(t, left, 1)
 }
 
+func TestModesHaveNoSetuidBit(t *testing.T) {
+	dir := t.TempDir()
+	data := zipOf(t, entry{"su", "x", fs.ModeSetuid | fs.ModeSetgid | 0o755},
+		entry{"d/", "", fs.ModeDir | fs.ModeSetgid | fs.ModeSticky | 0o500})
+	_, err := Extract(t.Context(), fileOf(t, data), dir, Bounds{})
+	require.NoError(t, err)
+	info, err := os.Stat(filepath.Join(dir, "su"))
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o755), info.Mode())
+	info, err = os.Stat(filepath.Join(dir, "d"))
+	require.NoError(t, err)
+	require.Equal(t, fs.ModeDir|0o700, info.Mode(), "and the next job can write there")
+}
+
 // A virtual environment of Python has links to the system's python.
 func TestLinksThatLeadOutsideAreKeptOnDemand(t *testing.T) {
 	dir := t.TempDir()
@@ -181,8 +200,10 @@ func TestSizesAreBounded(t *testing.T) {
 	bomb := strings.Repeat("\x00", 1<<20)
 	many := []entry{{"a", bomb, regular}, {"b", bomb, regular}}
 	for kind, data := range map[string][]byte{"zip": zipOf(t, many...), "tar": tarOf(t, many...)} {
-		_, err := Extract(t.Context(), fileOf(t, data), t.TempDir(), Bounds{Bytes: 2<<20 - 1})
+		dir := t.TempDir()
+		_, err := Extract(t.Context(), fileOf(t, data), dir, Bounds{Bytes: 2<<20 - 1})
 		require.ErrorContains(t, err, "larger than the limit of 2097151 bytes", kind)
+		require.NoFileExists(t, filepath.Join(dir, "a"), kind)
 		_, err = Extract(t.Context(), fileOf(t, data), t.TempDir(), Bounds{Bytes: 2 << 20})
 		require.NoError(t, err, kind)
 		_, err = Extract(t.Context(), fileOf(t, data), t.TempDir(), Bounds{Entries: 1})

@@ -105,6 +105,7 @@ type finder struct {
 	exclude  [][2]string // patterns of Exclude, relative to Dir and as they are written
 	found    map[string]bool
 	excluded map[string]int // files by pattern
+	outside  []string       // links that lead outside
 }
 
 func (f *finder) find(ctx context.Context) error {
@@ -125,6 +126,10 @@ func (f *finder) find(ctx context.Context) error {
 		if err := f.untracked(ctx); err != nil {
 			return err
 		}
+	}
+	if n := len(f.outside); n > 0 {
+		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links, "+
+			"and unpacked only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
 	}
 	for pattern, n := range f.excluded {
 		f.Info(fmt.Sprintf("%s: excluded %d files", pattern, n))
@@ -243,6 +248,12 @@ func (f *finder) add(name string) int {
 	case !info.Mode().IsRegular() && !info.IsDir() && info.Mode().Type() != fs.ModeSymlink:
 		f.Warn(name + ": it is not a file, a directory or a symbolic link")
 		return 0
+	}
+	if info.Mode().Type() == fs.ModeSymlink {
+		target, err := f.files.root.Readlink(name)
+		if err == nil && leadsOut(name, target) {
+			f.outside = append(f.outside, name)
+		}
 	}
 	f.found[name] = true
 	f.files.saw(info)

@@ -117,6 +117,14 @@ func TestPatternsThatMatchNothingAreWarnings(t *testing.T) {
 	require.Equal(t, []string{"a: excluded 1 files"}, said.infos)
 }
 
+func TestLinksThatLeadOutsideAreNamed(t *testing.T) {
+	dir := tree(t, map[string]string{"v/python": "->/usr/bin/python3", "v/up": "->../..", "v/in": "->../v/x", "v/x": ""})
+	files, said := find(t, Selection{Dir: dir, Paths: []string{"v"}})
+	require.Len(t, files.Names(), 5)
+	require.Len(t, said.warnings, 1)
+	require.Regexp(t, "^2 symbolic links lead outside of the project's directory, as v/(python|up): ", said.warnings[0])
+}
+
 func TestPipesAndSocketsAreLeftOut(t *testing.T) {
 	dir := tree(t, map[string]string{"d/a": ""})
 	require.NoError(t, syscall.Mkfifo(filepath.Join(dir, "d", "pipe"), 0o600))

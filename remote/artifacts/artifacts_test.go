@@ -225,8 +225,12 @@ func TestRedirectsDoNotCarryTheTokenAway(t *testing.T) {
 	require.NoError(t, r.upload(nil))
 	require.Equal(t, "43", r.Uploads()[0].Job)
 
+	redirect("ftp://gitlab.example.com/")
+	err := r.upload(nil) // and it does not wait for a body that nobody reads
+	require.ErrorContains(t, err, "the server redirects from http to ftp, which is less safe")
+
 	redirect(other.URL + "/api/v4/jobs/42/artifacts")
-	err := r.upload(nil)
+	err = r.upload(nil)
 	require.ErrorContains(t, err, "redirects to this server, which does not get the job's token; use its address")
 	require.Len(t, other.Requests(), 1)
 	require.Empty(t, other.Uploads())
@@ -273,7 +277,7 @@ func TestADownloadThatBreaksOffIsRepeated(t *testing.T) {
 			return false
 		}
 		w.Header().Set("Content-Length", "100000000")
-		_, _ = w.Write(data)
+		_, _ = w.Write(bytes.Repeat([]byte("x"), 100<<10+len(data))) // more than the next attempt
 		return true
 	}
 	dir, err := r.download(nil)

@@ -157,8 +157,10 @@ func flagError(err error) error {
 	}
 	form := ""
 	switch wrong.GetFlag().Value.Type() {
-	case "int64": // the length of something
-		form = "a whole number of bytes"
+	case "int64": // the length of something, or the number of a job
+		if form = "a whole number of bytes"; wrong.GetFlag().Name == "id" {
+			form = "the number of a job"
+		}
 	case "duration":
 		form = "a number with a unit, as in 30s, 5m or 2h"
 	default:

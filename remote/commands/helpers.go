@@ -240,7 +240,7 @@ func (l lasting) String() string {
 }
 
 // Type implements pflag.Value.
-func (lasting) Type() string { return "duration" }
+func (lasting) Type() string { return "time" }
 
 // Set implements pflag.Value.
 func (l lasting) Set(s string) error {

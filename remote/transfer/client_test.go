@@ -256,7 +256,7 @@ func TestErrorsHaveNoSecrets(t *testing.T) {
 		"https://user:secret@host.invalid/": "the URL has a user name or password in it",
 		strings.Replace(s.URL, "http:", "https:", 1) + "/?sig=secret": "server gave HTTP response to HTTPS client",
 	} {
-		_, err := c.Do(t.Context(), Request{Method: http.MethodGet, URL: at, OK: []int{200}})
+		err := send(t.Context(), c, Request{Method: http.MethodGet, URL: at, OK: []int{200}})
 		require.ErrorContains(t, err, want)
 		require.NotContains(t, err.Error(), "secret")
 	}
@@ -300,7 +300,7 @@ func TestAReadErrorOfTheBodyIsNotRetried(t *testing.T) {
 			return r, nil
 		},
 	} {
-		_, err := c.Do(t.Context(), Request{Method: http.MethodPost, URL: s.URL, OK: []int{200}, Length: -1, Body: open})
+		err := send(t.Context(), c, Request{Method: http.MethodPost, URL: s.URL, OK: []int{200}, Length: -1, Body: open})
 		require.ErrorIs(t, err, os.ErrPermission)
 		require.False(t, temporary(err))
 	}
@@ -311,7 +311,7 @@ func TestAServerCanRefuseBeforeItHasTheBody(t *testing.T) {
 	s := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestEntityTooLarge) })
 	c := newClient(t, Config{})
 	for range 20 {
-		_, err := c.Do(t.Context(), Request{
+		err := send(t.Context(), c, Request{
 			Method: http.MethodPost, URL: s.URL, OK: []int{201}, Length: -1,
 			Body: func() (io.ReadCloser, error) { return io.NopCloser(endless{}), nil },
 		})

@@ -48,9 +48,8 @@ type sender struct {
 	request Request
 	cancel  context.CancelCauseFunc
 
-	mu     sync.Mutex // guards the following
-	first  error
-	opened []*sendGuard
+	mu    sync.Mutex // guards the following
+	first error
 }
 
 func (s *sender) open() (io.ReadCloser, error) {
@@ -62,20 +61,7 @@ func (s *sender) open() (io.ReadCloser, error) {
 	stalled := fmt.Errorf("the server has taken nothing for %v", s.client.cfg.Stall)
 	timer := time.AfterFunc(s.client.cfg.Stall, func() { s.cancel(stalled) })
 	timer.Stop()
-	g := &sendGuard{meteredReader: meteredReader{body, m}, sender: s, timer: timer}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.opened = append(s.opened, g)
-	return g, nil
-}
-
-// closeAll closes the bodies that were opened.
-func (s *sender) closeAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, g := range s.opened {
-		_ = g.Close()
-	}
+	return &sendGuard{meteredReader: meteredReader{body, m}, sender: s, timer: timer}, nil
 }
 
 func (s *sender) failed(err error) error {
@@ -107,17 +93,18 @@ func (g *sendGuard) Read(p []byte) (int, error) {
 	switch {
 	case err == nil:
 		g.timer.Reset(g.sender.client.cfg.Stall)
+		if g.closed.Load() {
+			g.timer.Stop()
+		}
 	case !errors.Is(err, io.EOF) && !g.closed.Load(): // after EOF the server thinks: see Config.HeaderTimeout
 		err = g.sender.failed(err)
 	}
 	return n, err
 }
 
-// Close closes the body. It does so once.
+// Close implements io.Closer.
 func (g *sendGuard) Close() error {
-	if g.closed.Swap(true) {
-		return nil
-	}
+	g.closed.Store(true)
 	g.timer.Stop()
 	return g.meteredReader.Close()
 }

@@ -37,7 +37,8 @@ func TestManagersScriptShowsItsCommandsAndHasTheJobsVariables(t *testing.T) {
 `, func(c *Config) {
 		c.Env = map[string]string{"PLAIN": "of the request"}
 		c.Vars = []Variable{
-			{Key: "PLAIN", Value: "of the job"}, {Key: "FILE", Value: "content", File: true},
+			{Key: "PLAIN", Value: "of the job"},
+			{Key: "FILE", Value: "content", File: true},
 			{Key: "PW", Value: "geheim", Masked: true},
 		}
 	})
@@ -105,8 +106,10 @@ func TestCloneStepChecksOutTheJobsRepository(t *testing.T) {
 	with := strings.Replace(server.URL, "://", "://gitlab-ci-token:t0ken-of-the-job@", 1) + "/group/project"
 	vars := func(c *Config) {
 		c.Vars = []Variable{
-			{Key: "CI_REPOSITORY_URL", Value: with, Masked: true}, {Key: "CI_COMMIT_SHA", Value: first},
-			{Key: "CI_JOB_TOKEN", Value: "t0ken-of-the-job", Masked: true}, {Key: "CI_SERVER_URL", Value: server.URL},
+			{Key: "CI_REPOSITORY_URL", Value: with, Masked: true},
+			{Key: "CI_COMMIT_SHA", Value: first},
+			{Key: "CI_JOB_TOKEN", Value: "t0ken-of-the-job", Masked: true},
+			{Key: "CI_SERVER_URL", Value: server.URL},
 		}
 	}
 	for name, inputs := range map[string]string{
@@ -250,8 +253,11 @@ func TestWholeJobAsSteps(t *testing.T) {
 			Key: "CI_REPOSITORY_URL", Masked: true,
 			Value: strings.Replace(git.URL, "://", "://gitlab-ci-token:t0ken-of-the-job@", 1) + "/group/project",
 		},
-		{Key: "CI_COMMIT_SHA", Value: commit}, {Key: "CI_PROJECT_ID", Value: "7"}, {Key: "CI_JOB_ID", Value: "42"},
-		{Key: "CI_SERVER_URL", Value: server.URL}, {Key: "CI_JOB_TOKEN", Value: "t0ken-of-the-job", Masked: true},
+		{Key: "CI_COMMIT_SHA", Value: commit},
+		{Key: "CI_PROJECT_ID", Value: "7"},
+		{Key: "CI_JOB_ID", Value: "42"},
+		{Key: "CI_SERVER_URL", Value: server.URL},
+		{Key: "CI_JOB_TOKEN", Value: "t0ken-of-the-job", Masked: true},
 	}
 	with := func(c *Config) { c.Vars, c.Env = vars, map[string]string{"HOME": home} }
 	for _, c := range []struct{ first, restored, save string }{

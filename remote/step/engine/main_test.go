@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -12,7 +11,7 @@ import (
 func TestMain(m *testing.M) {
 	proc.Main()
 	if len(os.Args) > 1 && os.Args[1] == "steps" { // a built-in step runs the program that the engine is in: this one
-		fmt.Println("our own program")
+		_, _ = os.Stdout.WriteString("our own program\n")
 		os.Exit(0)
 	}
 	runnertest.Main(m)
