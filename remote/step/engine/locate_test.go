@@ -127,8 +127,13 @@ func TestErrorOfAnExpressionNamesTheLineOfItsOwnStep(t *testing.T) {
 
 func TestErrorOfAnExpressionNamesTheFileOfACalledStep(t *testing.T) {
 	for name, c := range map[string]struct{ file, message string }{
-		"step":    {"spec: {}\n---\nrun:\n- name: i\n  script: echo ${{ vars@.NOPE }}\n", `step "i": func.yml:%s: input "script"`},
-		"command": {"spec: {}\n---\nexec:\n  command:\n  - echo\n  - ${{ vars@.NOPE }}\n", `func.yml:%s: command, argument 1`},
+		"step": {
+			"spec: {}\n---\nrun:\n- name: i\n  script: echo ${{ vars@.NOPE }}\n",
+			`step "i": func.yml:%s: input "script"`,
+		},
+		"command": {
+			"spec: {}\n---\nexec:\n  command:\n  - echo\n  - ${{ vars@.NOPE }}\n", `func.yml:%s: command, argument 1`,
+		},
 		"command of the blueprint": {
 			"spec: {}\n---\ntype: exec\nexec:\n  command:\n  - ${{ vars@.NOPE }}\n", `func.yml:%s: command, argument 0`,
 		},

@@ -154,7 +154,8 @@ func (ref *draftReference) words() []word {
 }
 
 func envWords(env []pair) (words []word) {
-	for _, p := range slices.SortedFunc(slices.Values(env), func(a, b pair) int { return cmp.Compare(a.key.text, b.key.text) }) {
+	byKey := func(a, b pair) int { return cmp.Compare(a.key.text, b.key.text) }
+	for _, p := range slices.SortedFunc(slices.Values(env), byKey) {
 		words = append(words, p.key, p.value)
 	}
 	return words
