@@ -54,6 +54,8 @@ type Job struct {
 	Script string
 	// Steps is a YAML document with a run: list. Exclusive with Script.
 	Steps []byte
+	// StepsFile is the name that messages give Steps, before a line and a column. May be empty.
+	StepsFile string
 	// Env is the environment of the steps. It travels in the request, never on a command line and
 	// never in the environment of the step runner.
 	Env map[string]string

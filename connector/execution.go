@@ -53,7 +53,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 	}
 	if e.job.Steps != nil {
-		req.Type, req.StepsYaml = pb.RunRequest_step, string(e.job.Steps)
+		req.Type, req.StepsYaml, req.StepsFile = pb.RunRequest_step, string(e.job.Steps), e.job.StepsFile
 	} else {
 		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
 	}

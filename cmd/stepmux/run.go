@@ -206,7 +206,7 @@ func readJobs(files []string) ([]connector.Job, error) {
 		if err := remote.CheckSteps(name, text); err != nil {
 			return nil, err
 		}
-		jobs[i] = connector.Job{Steps: text}
+		jobs[i] = connector.Job{Steps: text, StepsFile: name}
 	}
 	return jobs, nil
 }

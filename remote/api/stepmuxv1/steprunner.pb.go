@@ -268,6 +268,8 @@ type RunRequest struct {
 	// unsafe_exports says what becomes of exports that change every later program, such as LD_PRELOAD: drop (with a
 	// warning), refuse or allow. Empty: drop. A runner that was started with a policy of its own keeps to that.
 	UnsafeExports string `protobuf:"bytes,29,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
+	// steps_file is the name that messages give steps_yaml, before a line and a column. Empty: steps_yaml.
+	StepsFile     string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -389,6 +391,13 @@ func (x *RunRequest) GetPassEnv() []string {
 func (x *RunRequest) GetUnsafeExports() string {
 	if x != nil {
 		return x.UnsafeExports
+	}
+	return ""
+}
+
+func (x *RunRequest) GetStepsFile() string {
+	if x != nil {
+		return x.StepsFile
 	}
 	return ""
 }
@@ -1352,7 +1361,7 @@ var File_stepmuxv1_steprunner_proto protoreflect.FileDescriptor
 const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"\x1astepmuxv1/steprunner.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\xdc\x04\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\xfb\x04\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1368,7 +1377,9 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05grace\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x14\n" +
 	"\x05trace\x18\x1b \x01(\bR\x05trace\x12\x19\n" +
 	"\bpass_env\x18\x1c \x03(\tR\apassEnv\x12%\n" +
-	"\x0eunsafe_exports\x18\x1d \x01(\tR\runsafeExports\x1a6\n" +
+	"\x0eunsafe_exports\x18\x1d \x01(\tR\runsafeExports\x12\x1d\n" +
+	"\n" +
+	"steps_file\x18\x1e \x01(\tR\tstepsFile\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +

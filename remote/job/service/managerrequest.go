@@ -49,6 +49,7 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	if spec.Definition, warnings, err = lang.ParseTolerant("steps", []byte(req.GetSteps())); err != nil {
 		return spec, err
 	}
+	spec.Places = lang.NewLocator("steps", []byte(req.GetSteps()))
 	for _, w := range warnings {
 		spec.Notices = append(spec.Notices, "Warning: "+w.Error())
 	}

@@ -31,7 +31,7 @@ const (
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Config: engine.Config{Env: req.GetEnv()}}
-	err := check(&spec, map[string]string{"work_dir": spec.WorkDir})
+	err := check(&spec, map[string]string{"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile()})
 	if err != nil {
 		return spec, err
 	}
@@ -55,6 +55,9 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	}
 	if spec.Definition, err = definitionOf(req); err != nil {
 		return spec, err
+	}
+	if req.GetStepsYaml() != "" {
+		spec.Places = lang.NewLocator(nameOf(req), []byte(req.GetStepsYaml()))
 	}
 	if spec.Digest, err = digest(req); err == nil && req.GetTrace() {
 		spec.Trace, err = traceOf(req)
@@ -138,6 +141,9 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 	return vars, nil
 }
 
+// nameOf returns the name of req's steps_yaml in messages.
+func nameOf(req *pb.RunRequest) string { return cmp.Or(req.GetStepsFile(), "steps_yaml") }
+
 // definitionOf compiles the steps or the script of req.
 func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
@@ -155,7 +161,7 @@ func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	case isSteps && isYAML:
 		return nil, errors.New("steps_yaml: the request has steps too; send one of them")
 	case isYAML:
-		return lang.Parse("steps_yaml", []byte(req.GetStepsYaml()))
+		return lang.Parse(nameOf(req), []byte(req.GetStepsYaml()))
 	default:
 		return lang.FromProto(req.GetSteps())
 	}

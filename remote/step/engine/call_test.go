@@ -82,7 +82,8 @@ func TestInputsAreCheckedAtTheCall(t *testing.T) {
 			`and not given`,
 		`{step: "./${{ vars.D }}", inputs: {x: 1}}`: `step "b": the step takes no input "x"; it ` +
 			`takes count, message`,
-		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`: `step "b": input "message": vars.N was not found`,
+		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`: `step "b": job.yml:2:54: input "message": ` +
+			`vars.N was not found`,
 		`{step: ./echo, inputs: {message: "${{ 1 }}"}}`: `step "b": input "message": the value is a ` +
 			`number, and must be a string`,
 		`{step: ./echo, inputs: {message: x, "${{ 'mess' + 'age' }}": y}}`: `step "b": input "message": two keys of ` +

@@ -163,7 +163,7 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 	}
 	e := g.def.GetExec()
 	for i, arg := range e.GetCommand() {
-		v, err := r.text(g, arg, fmt.Sprintf("command, argument %d", i))
+		v, err := r.text(g, lang.PartExec, arg, fmt.Sprintf("command, argument %d", i))
 		if err != nil {
 			return cmd, nil, err
 		}
@@ -173,7 +173,7 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 	if g.v0() {
 		base = g.dir
 	}
-	dir, err := r.text(g, e.GetWorkDir(), "work_dir")
+	dir, err := r.text(g, lang.PartExec, e.GetWorkDir(), "work_dir")
 	if err != nil {
 		return cmd, nil, err
 	}

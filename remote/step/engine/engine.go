@@ -29,6 +29,8 @@ const (
 type Config struct {
 	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
 	Definition *pb.Definition
+	// Places finds the places of the Definition's expressions, for errors. If nil, they have none.
+	Places *lang.Locator
 	// Env is the environment of all steps. It overrides the operating system's variables; exports and the env of the
 	// definition and of steps override it.
 	Env map[string]string
@@ -111,6 +113,7 @@ type Runner struct {
 	count   int    // steps that were run
 	serial  int    // of the last step that had files
 	given   int    // bytes that steps gave
+	located int    // errors of expressions, see maxLocated
 	cuts    int    // steps that did not run, or not to their end, because the job was stopped
 
 	kept     []*proc.Process // whose background processes live until the end
@@ -221,7 +224,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	if len(def.GetSteps()) == 0 {
 		return nil, errors.New("the job has no steps")
 	}
-	f := &frame{def: def, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
+	f := &frame{def: def, places: r.cfg.Places, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
 	f.restrict(def.GetSpec())
 	if f.inputs, err = lang.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // Events is told how a job goes on, in order. The goroutine of Run makes the calls and waits for them. Do not change
@@ -48,6 +49,7 @@ type Found struct {
 	Cached bool
 
 	warnings []string // of its text
+	places   *lang.Locator
 }
 
 // Prepared has the inputs and the environment of a step.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -60,7 +61,7 @@ func TestExpressionThatFailsNamesItsPlace(t *testing.T) {
 				func(c *Config) { c.Vars = []Variable{{Key: "NAME", Value: "x"}} },
 			).run()
 			require.Equal(t, Failure, res.Status)
-			require.True(t, strings.HasPrefix(res.Message, `step "a": `+want), "%s", res.Message)
+			require.Regexp(t, `^step "a": (job\.yml:1:\d+: )?`+regexp.QuoteMeta(want), res.Message)
 			require.Equal(t, []string{"a failure"}, statuses(res.Steps))
 		})
 	}
@@ -286,7 +287,7 @@ run:
 	res := tr.run()
 	require.Equal(
 		t,
-		`step "a": step "other": command, argument 1: env.OTHER was not found`,
+		`step "a": step "other": b/step.yml:3:61: command, argument 1: env.OTHER was not found`,
 		strings.Split(res.Message, ";")[0],
 	)
 	require.Equal(

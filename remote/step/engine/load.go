@@ -121,6 +121,7 @@ func (r *Runner) find(dir, file, root, name string) (Found, error) {
 		c := r.loader.compile(path, shown, text)
 		return Found{
 			Definition: c.def, Dir: dir, Root: root, File: candidate, Text: text, warnings: c.warnings,
+			places: lang.NewLocator(shown, text),
 		}, c.err
 	}
 	if file == "" {

@@ -62,7 +62,7 @@ func (s *stop) outcome(code int) outcome {
 func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) {
 	if s.GetCondition() != "" {
 		delete(f.ran, res.Name) // it does not know itself
-		wanted, err := r.condition(f, s.GetCondition())
+		wanted, err := r.condition(f.at(s), s.GetCondition())
 		f.ran[res.Name] = res
 		if err != nil {
 			res.Started = time.Now()
@@ -147,11 +147,12 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if inPlace {
 		known = own
 	}
-	set, err := r.evalEnv(f.with(nil, known), s.GetEnv())
+	at := f.at(s)
+	set, err := r.evalEnv(at.with(nil, known), s.GetEnv())
 	if err != nil {
 		return nil, err
 	}
-	c := f.with(set, known)
+	c := at.with(set, known)
 	c.limits = limited(c.limits, s.GetTimeout(), fmt.Sprintf("the step %q", res.Name))
 	g := &frame{
 		def: s.GetDefinition(), path: res.Path, dir: c.dir, root: c.root, env: c.env,
@@ -159,7 +160,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 		ran: map[string]*StepResult{},
 	}
 	if g.def != nil {
-		g.outer = c
+		g.outer, g.places, g.within = c, c.places, c.within
 	} else if err := r.enter(ctx, c, g, s, res); err != nil {
 		return nil, err
 	}
@@ -213,7 +214,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	ref := s.GetReference()
 	if ref.GetProtocol() == pb.Reference_dynamic {
 		ref, err = lang.Resolve(ref, func(template string) (string, error) {
-			v, err := r.text(c, template, "reference")
+			v, err := r.text(c, lang.PartReference, template, "reference")
 			return v.Text(), err
 		})
 		if err != nil {
@@ -231,7 +232,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if found.Builtin != "" {
 		g.outer = c
 	} else {
-		g.dir, g.root = found.Dir, found.Root
+		g.dir, g.root, g.places = found.Dir, found.Root, found.places
 	}
 	if g.inputs, err = lang.Bind(found.Definition.GetSpec(), given); err != nil {
 		return err
@@ -293,14 +294,14 @@ func literalScript(s *pb.Step) (string, bool) {
 func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
 	given := make(map[string]expr.Value, len(inputs))
 	for _, key := range slices.Sorted(maps.Keys(inputs)) {
-		name, err := r.text(c, key, "a name of inputs")
+		name, err := r.text(c, lang.PartInputs, key, "a name of inputs")
 		if err != nil {
 			return nil, err
 		}
 		if _, twice := given[name.Text()]; twice {
 			return nil, fmt.Errorf("input %q: two keys of inputs give this name", name)
 		}
-		if given[name.Text()], err = r.evalValue(c, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
+		if given[name.Text()], err = r.evalValue(c, lang.PartInputs, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
 			return nil, err
 		}
 	}
@@ -357,11 +358,11 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 	}
 	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
 	for _, key := range slices.Sorted(maps.Keys(g.def.GetOutputs())) {
-		name, err := r.text(g, key, "a name of outputs")
+		name, err := r.text(g, lang.PartOutputs, key, "a name of outputs")
 		if err != nil {
 			return nil, nil, err
 		}
-		v, err := r.evalValue(g, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
+		v, err := r.evalValue(g, lang.PartOutputs, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
 		if err != nil {
 			return nil, nil, err
 		}
