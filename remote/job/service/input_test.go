@@ -99,7 +99,9 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 		return "- {name: a, script: 'f=${{ " + kind + "_file }}; rm $f; " + how + "'}\n"
 	}
 	for name, c := range map[string]struct{ steps, want string }{
-		"no such variable":    {"- {name: a, script: 'echo ${{ vars.NOPE }}'}", "steps_yaml:1:35: input \"script\": vars.NOPE was not found"},
+		"no such variable": {
+			"- {name: a, script: 'echo ${{ vars.NOPE }}'}", "steps_yaml:1:35: input \"script\": vars.NOPE was not found",
+		},
 		"no such environment": {"- {name: a, script: 'echo ${{ env.NOPE }}'}", "env.NOPE was not found"},
 		"output file removed": {replaced("true", "output"), "read output file: the step has removed it"},
 		"output file a directory": {
