@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// keptLists are the lists that are decoded, and how much of them: the jobs in a Status of a step runner, and the warnings
-// about a step.
+// keptLists are the lists that are decoded, and how much of them: the jobs in a Status of a step runner, and the
+// warnings about a step.
 var keptLists = map[protoreflect.Name]int{"jobs": 1000, "warnings": 32}
 
 // leanCodec decodes the messages of a step runner, which may be hostile, without the lists and maps that the manager

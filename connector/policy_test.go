@@ -27,7 +27,9 @@ func (s *warningServer) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingS
 	step := &pb.Step{Name: "a"}
 	for _, m := range []*pb.FollowResponse{
 		{Result: &pb.StepResult{Step: step, Status: pb.StepResult_running}},
-		{Result: &pb.StepResult{Step: step, Status: pb.StepResult_success, Warnings: []string{"first", "second\x1b[1m\nthird"}}},
+		{Result: &pb.StepResult{
+			Step: step, Status: pb.StepResult_success, Warnings: []string{"first", "second\x1b[1m\nthird"},
+		}},
 		{Job: s.last},
 	} {
 		if err := stream.Send(m); err != nil {
@@ -38,7 +40,8 @@ func (s *warningServer) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingS
 }
 
 func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
-	s := &warningServer{endedJob: endedJob{last: &pb.Job{Status: pb.Job_suceeded}}} //nolint:misspell // the published spelling
+	s := &warningServer{}
+	s.last = &pb.Job{Status: pb.Job_suceeded} //nolint:misspell // the published spelling
 	c, stop := connectTo(t, s)
 	defer stop()
 	var log sshtest.Log

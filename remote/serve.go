@@ -28,15 +28,18 @@ const (
 
 // ServeConfig says where and how to serve.
 type ServeConfig struct {
-	// Socket is where to listen: <tmp>/gitlab-runner-steps/<build id>/<name>. If another user has
-	// <tmp>/gitlab-runner-steps, gitlab-runner-steps-<uid> takes its place; the ready marker tells.
-	// SocketOnStdin: the first line of stdio.In says it.
+	// Socket is where to listen. Of <tmp>/gitlab-runner-steps/<build id>/<name> Serve makes the directory; if another
+	// user has <tmp>/gitlab-runner-steps, gitlab-runner-steps-<uid> takes its place. Any other path is in a directory
+	// that the caller has made for it: private (0700), ours and empty. If it is not, Serve makes another directory, and a
+	// notice says why. The ready marker tells the path. SocketOnStdin: the first line of stdio.In says it.
 	Socket string
 
 	// SecretOnStdin says that a line of stdio.In, the first or, after that of SocketOnStdin, the second, is a
 	// secret: 43 to 128 characters of base64url. Serve waits for it for 30 s before it makes any file, and refuses
 	// calls that do not carry it. Without a secret every process that can open the socket can use it; a notice says so.
 	SecretOnStdin bool
+	// QuietWithoutSecret omits the notice that no secret guards the socket, for a manager that knows no secrets.
+	QuietWithoutSecret bool
 	// AllowUnauthenticated also takes calls that do not carry the secret; a notice says so.
 	AllowUnauthenticated bool
 
@@ -55,8 +58,9 @@ type ServeConfig struct {
 	Version string
 }
 
-// Serve runs the step service of one build. It makes the build's private directory, listens on the socket in it, prints
-// the ready marker on stdio.Err (nothing is printed before it) and serves until
+// Serve runs the step service of one build. It makes the build's private directory, or takes the one that its caller
+// made, listens on the socket in it, prints the ready marker on stdio.Err (nothing is printed before it) and serves
+// until
 //
 //   - stdio.In ends, if it is a pipe or a socket: then it is the leash that the manager holds;
 //   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;
@@ -69,7 +73,8 @@ type ServeConfig struct {
 // the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 //
 // Errors before the marker name the file that stands where the directory should be, or the missing one. The directory
-// must not be in use by a living serve. Directories of dead serves beside it are removed once this one is ready.
+// must not be in use by a living serve. Directories of dead serves beside it are removed once this one is ready. In a
+// directory that the caller made, Serve removes what it made itself, and nothing outside.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -101,6 +106,10 @@ type openRunner func(dir string, options ...grpc.ServerOption) (*jobRunner, erro
 // serve is Serve with its job runner.
 func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (err error) {
 	defer pipe.WithstandSIGPIPE()()
+	openDir := socketdir.Open // for a manager of ours
+	if cfg.Socket != SocketOnStdin && !socketdir.IsBuild(cfg.Socket) {
+		openDir = socketdir.OpenGiven
+	}
 	options, err := cfg.takeLines(ctx, stdio.In)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -113,7 +122,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return fmt.Errorf("serve: %w", err)
 	}
 	defer stopLeash()
-	dir, err := socketdir.Open(ctx, cfg.Socket)
+	dir, err := openDir(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -133,7 +142,10 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
 	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.Socket()))
-	if !cfg.SecretOnStdin || cfg.AllowUnauthenticated {
+	if why := dir.Moved(); why != nil {
+		log.Printf("cannot use the directory of the socket, made %s instead: %v", dir.Path(), why)
+	}
+	if cfg.AllowUnauthenticated || !cfg.SecretOnStdin && !cfg.QuietWithoutSecret {
 		log.Printf("no secret guards this socket: every process of user %d can read, run and cancel jobs by it "+
 			"(--secret-stdin)", os.Geteuid())
 	}

@@ -10,5 +10,5 @@ import (
 
 func main() {
 	proc.Main() // this program is also the shim of the processes it starts
-	os.Exit(commands.Program{Name: "stepmux-vm"}.Main(os.Args[1:]))
+	os.Exit(commands.Program{Name: "stepmux-vm"}.Run(os.Args))
 }

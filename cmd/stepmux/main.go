@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
@@ -39,6 +40,9 @@ func main() {
 	proc.Main() // this binary is also the shim of the processes it starts
 	// gRPC would print what a VM's step runner sends. Its errors are returned as well.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
+	if commands.StandsIn(os.Args) {
+		os.Exit(vmsEnd.Run(os.Args))
+	}
 	os.Exit(run(os.Args[1:]))
 }
 

@@ -23,7 +23,8 @@ func (f *policyFlags) registerPassEnv(fl *pflag.FlagSet, whose string) {
 
 func (f *policyFlags) registerUnsafeExports(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.unsafeExports, "unsafe-exports",
-		"what becomes of exports such as LD_PRELOAD: drop (the default, with a warning), refuse or allow", "drop", "refuse", "allow")
+		"what becomes of exports such as LD_PRELOAD: drop (the default, with a warning), refuse or allow",
+		"drop", "refuse", "allow")
 }
 
 // policies returns what the flags say; nil for flags that were not given.

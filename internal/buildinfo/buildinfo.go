@@ -2,8 +2,10 @@
 package buildinfo
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"os"
 	"runtime"
@@ -59,6 +61,22 @@ func Text() string {
 		Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		Protocol: wire.RelayVersion,
 	}, runtime.Version(), Commit())
+}
+
+// GitLabText returns the lines that GitLab Runner's program prints for its version, with the version that a manager
+// shall read, and lines that identify our program. If version is empty, it is our own.
+func GitLabText(version string) string {
+	return fmt.Sprintf(`Version:      %s
+Git revision: %s
+Git branch:   unknown
+GO version:   %s
+Built:        unknown
+OS/Arch:      %s/%s
+Name:         %s
+Protocol:     %d
+Stepmux:      %s
+`, cmp.Or(version, Version()), cmp.Or(Commit(), "unknown"), runtime.Version(), runtime.GOOS, runtime.GOARCH,
+		wire.ProgramName, wire.RelayVersion, Version())
 }
 
 // Checksum returns the SHA-256 of this program's file, in hexadecimal.

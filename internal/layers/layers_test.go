@@ -154,6 +154,8 @@ var allowed = map[string][]string{
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":      {},
 	"internal/runnertest":  {},
+	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
+	"internal/stockmanager": {"remote/api/runnerproto"},
 	// A program that stands for another step runner.
 	"internal/runnertest/gitlabrunner": {
 		"remote/job/service", "remote/job", "remote/proc", "remote/api/**", "internal/wire",

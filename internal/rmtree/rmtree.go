@@ -169,6 +169,9 @@ func (r *removal) lift(parent *os.Root, name string) error {
 // empty removes the entries of the directory name of parent, but for those that keep returns true of.
 func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name string) bool) error {
 	root, err := parent.OpenRoot(name)
+	if errors.Is(err, fs.ErrNotExist) { // another process has removed it
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("open %s: %w", name, oserr.Bare(err))
 	}
@@ -179,6 +182,9 @@ func (r *removal) empty(parent *os.Root, name string, depth int, keep func(name 
 	for failed := 0; ; {
 		most, lifted := batch+failed, r.lifted // entries that stay are listed again
 		names, err := list(root, most)
+		if errors.Is(err, fs.ErrNotExist) { // another process has removed it
+			return nil
+		}
 		if err != nil {
 			return fmt.Errorf("list %s: %w", name, oserr.Bare(err))
 		}

@@ -182,3 +182,22 @@ func TestATreeOfAnyDepthIsRemoved(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, left, 1, "nothing else was touched or left")
 }
+
+func TestRemoveIsNoErrorWhereAnotherRemovesTheSameTree(t *testing.T) {
+	// Symptom: a serve whose caller removed its directory at the same time ended with "no such file or directory".
+	dir := t.TempDir()
+	for round := range 5 {
+		tree := filepath.Join(dir, fmt.Sprint(round))
+		for i := range 30 {
+			require.NoError(t, os.MkdirAll(filepath.Join(tree, fmt.Sprint(i), "a", "b"), 0o700))
+		}
+		errs := make(chan error, 4)
+		for range cap(errs) {
+			go func() { errs <- Remove(tree) }()
+		}
+		for range cap(errs) {
+			require.NoError(t, <-errs)
+		}
+		require.NoDirExists(t, tree)
+	}
+}

@@ -74,7 +74,7 @@ func ParseVersionText(text []byte) (Program, error) {
 	switch {
 	case !found:
 		return Program{}, fmt.Errorf("no line of it begins with %q", "Version:")
-	case !validVersion(p.Version):
+	case !ValidVersion(p.Version):
 		return Program{}, fmt.Errorf("its version %q is not a valid version", clip(p.Version))
 	case p.Platform == "":
 		return Program{}, fmt.Errorf("no line of it begins with %q", "OS/Arch:")
@@ -90,7 +90,7 @@ func ParseVersionText(text []byte) (Program, error) {
 // ProgramHello returns the line by which a relay introduces its program, before its hello. Older managers take it for a
 // login shell's greeting. It is empty if version or platform is not valid.
 func ProgramHello(version, platform string) string {
-	if !validVersion(version) || !ValidPlatform(platform) {
+	if !ValidVersion(version) || !ValidPlatform(platform) {
 		return ""
 	}
 	return programHello + platform + " " + version + "\n"
@@ -106,15 +106,15 @@ func FindProgramHello(noise []byte) Program {
 		}
 		text := strings.TrimRight(string(line[i+len(programHello):]), "\r\n")
 		platform, version, _ := strings.Cut(text, " ")
-		if validVersion(version) && ValidPlatform(platform) {
+		if ValidVersion(version) && ValidPlatform(platform) {
 			p.Version, p.Platform = version, platform
 		}
 	}
 	return p
 }
 
-// validVersion accepts versions such as v1.2.3-rc1+x, a hash, or "development version".
-func validVersion(s string) bool {
+// ValidVersion reports whether s can be a version, such as v1.2.3-rc1+x, a hash, or "development version".
+func ValidVersion(s string) bool {
 	if s == "" || len(s) > maxVersion || !isAlnum(s[0]) {
 		return false
 	}

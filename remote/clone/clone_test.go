@@ -124,14 +124,17 @@ func TestHistoryHasTheDepthThatIsAskedFor(t *testing.T) {
 
 func TestEarlierBuildCannotChangeWhatAClonesGitDoes(t *testing.T) {
 	tr := newTrial(t)
-	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1\n", ".gitignore": "ignored\n", ".gitattributes": "a filter=evil\n"}))
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{
+		"a": "1\n", ".gitignore": "ignored\n", ".gitattributes": "a filter=evil\n",
+	}))
 	tr.clone()
 	evil := filepath.Join(t.TempDir(), "evil")
 	for _, hook := range []string{"post-checkout", "reference-transaction", "post-index-change"} {
 		tr.put(".git/hooks/"+hook, "#!/bin/sh\ntouch "+evil+"\n")
 	}
-	tr.put(".git/config", "[core]\n\tfsmonitor = touch "+evil+"\n\thooksPath = .git/hooks\n[filter \"evil\"]\n\tsmudge = touch "+evil+
-		"; cat\n[remote \"origin\"]\n\turl = http://elsewhere.invalid/\n[include]\n\tpath = /nowhere\n")
+	tr.put(".git/config", "[core]\n\tfsmonitor = touch "+evil+"\n\thooksPath = .git/hooks\n"+
+		"[filter \"evil\"]\n\tsmudge = touch "+evil+"; cat\n"+
+		"[remote \"origin\"]\n\turl = http://elsewhere.invalid/\n[include]\n\tpath = /nowhere\n")
 	tr.put(".git/index.lock", "")
 	tr.put("a", "changed")
 	tr.put("new", "x")
@@ -197,10 +200,14 @@ func TestSubmodulesOfTheSameServerAreCheckedOutWithTheSameLogin(t *testing.T) {
 	deep := fetchtest.NewRepository(t, filepath.Join(tr.root, "p", "deep"))
 	atDeep := deep.Commit("main", fetchtest.Texts(map[string]string{"d": "deep"}))
 	sub := fetchtest.NewRepository(t, filepath.Join(tr.root, "p", "sub"))
-	files := fetchtest.Texts(map[string]string{"s": "sub", ".gitmodules": "[submodule \"deep\"]\n\tpath = deep\n\turl = ../deep\n"})
+	files := fetchtest.Texts(map[string]string{
+		"s": "sub", ".gitmodules": "[submodule \"deep\"]\n\tpath = deep\n\turl = ../deep\n",
+	})
 	files["deep"] = fetchtest.File{Submodule: atDeep}
 	atSub := sub.Commit("main", files)
-	files = fetchtest.Texts(map[string]string{"a": "1", ".gitmodules": "[submodule \"sub\"]\n\tpath = sub\n\turl = ../sub\n"})
+	files = fetchtest.Texts(map[string]string{
+		"a": "1", ".gitmodules": "[submodule \"sub\"]\n\tpath = sub\n\turl = ../sub\n",
+	})
 	files["sub"] = fetchtest.File{Submodule: atSub}
 	tr.repo.Commit("main", files)
 
@@ -218,19 +225,20 @@ func TestSubmodulesOfTheSameServerAreCheckedOutWithTheSameLogin(t *testing.T) {
 func TestFailuresSayWhatIsWrong(t *testing.T) {
 	tr := newTrial(t)
 	commit := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	missing := "git fetch: repository '" + tr.server.URL + "/p/none/' not found"
 	for want, change := range map[string]func(*Config){
-		"the repository is not a URL such as https://host/path":           func(c *Config) { c.URL = "ext::sh -c id" },
-		"the repository's URL has a user":                                 func(c *Config) { c.URL = "https://u:p@host/path" },
-		"the revision is not valid":                                       func(c *Config) { c.Revision = "--upload-pack=id" },
-		"the revision is not valid; write a commit, a branch":             func(c *Config) { c.Revision = "main:refs/heads/evil" },
-		"the depth is negative":                                           func(c *Config) { c.Depth = -1 },
-		`submodules "all": use none, normal or recursive`:                 func(c *Config) { c.Submodules = "all" },
-		"git fetch: couldn't find remote ref nowhere":                     func(c *Config) { c.Revision = "nowhere" },
-		"git fetch: Authentication failed":                                func(c *Config) { c.Password = "wrong" },
-		"git fetch: could not read Username":                              func(c *Config) { c.Password = "" },
-		"git fetch: repository '" + tr.server.URL + "/p/none/' not found": func(c *Config) { c.URL = tr.server.URL + "/p/none" },
-		"line break or a NUL byte":                                        func(c *Config) { c.Password = "a\nb" },
-		"the program git is not installed":                                func(c *Config) { t.Setenv("PATH", t.TempDir()) },
+		"the repository is not a URL such as https://host/path": func(c *Config) { c.URL = "ext::sh -c id" },
+		"the repository's URL has a user":                       func(c *Config) { c.URL = "https://u:p@host/path" },
+		"the revision is not valid":                             func(c *Config) { c.Revision = "--upload-pack=id" },
+		"the revision is not valid; write a commit, a branch":   func(c *Config) { c.Revision = "main:refs/heads/evil" },
+		"the depth is negative":                                 func(c *Config) { c.Depth = -1 },
+		`submodules "all": use none, normal or recursive`:       func(c *Config) { c.Submodules = "all" },
+		"git fetch: couldn't find remote ref nowhere":           func(c *Config) { c.Revision = "nowhere" },
+		"git fetch: Authentication failed":                      func(c *Config) { c.Password = "wrong" },
+		"git fetch: could not read Username":                    func(c *Config) { c.Password = "" },
+		missing:                                                 func(c *Config) { c.URL = tr.server.URL + "/p/none" },
+		"line break or a NUL byte":                              func(c *Config) { c.Password = "a\nb" },
+		"the program git is not installed":                      func(c *Config) { t.Setenv("PATH", t.TempDir()) },
 	} {
 		path := os.Getenv("PATH")
 		_, err := tr.try(change)

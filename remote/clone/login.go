@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loginHelper is the program that git asks for the login. It asks by descriptor 4, a socket that git's children inherit:
-// every process of this user can read git's arguments and environment, and open again what git has open, files and
-// pipes, but no sockets. It needs no other program than the shell that git starts helpers by.
-const loginHelper = `!f() { test "$1" = get || return 0; echo get >&4; IFS= read -r user <&4 && IFS= read -r word <&4 && ` +
-	`printf 'username=%s\npassword=%s\n' "$user" "$word"; }; f`
+// loginHelper is the program that git asks for the login. It asks by descriptor 4, a socket that git's children
+// inherit: every process of this user can read git's arguments and environment, and open again what git has open, files
+// and pipes, but no sockets. It needs no other program than the shell that git starts helpers by.
+const loginHelper = `!f() { test "$1" = get || return 0; echo get >&4; ` +
+	`IFS= read -r user <&4 && IFS= read -r word <&4 && printf 'username=%s\npassword=%s\n' "$user" "$word"; }; f`
 
 // login answers git and the gits that it starts, for submodules, one after the other.
 type login struct {

@@ -38,9 +38,13 @@ type Program struct {
 	Name string
 	// Carries says which VM's ends a manager's program carries. The command version prints that. Optional.
 	Carries func() string
+
+	gitLab bool   // it stands in for GitLab Runner's program: see as
+	report string // the version that it then reports; empty for its own
 }
 
-// Main runs the command line of the program that has no other commands, and returns its exit code.
+// Main runs the command line of the program that has no other commands, without the program's name, and returns its
+// exit code.
 func (p Program) Main(args []string) int {
 	if len(args) > 0 {
 		switch args[0] {
@@ -51,7 +55,7 @@ func (p Program) Main(args []string) int {
 		case "--version", "-v":
 			return p.Version(nil)
 		case "help", "--help", "-h":
-			fmt.Fprint(os.Stdout, p.help())
+			fmt.Fprint(os.Stdout, p.help()+gitLabHelp)
 			return 0
 		}
 		if code, found := p.Helper(args[0], args[1:]); found {
@@ -69,6 +73,9 @@ func (p Program) Steps(args []string) int {
 	}
 	for _, c := range stepsCommands {
 		if c.word() == args[0] {
+			if p.gitLab && args[0] == "serve" {
+				c.prepare = serveGitLab
+			}
 			return p.run("steps "+args[0], c, args[1:])
 		}
 	}
@@ -77,7 +84,8 @@ func (p Program) Steps(args []string) int {
 		fmt.Fprint(os.Stdout, p.stepsHelp())
 		return 0
 	}
-	return p.wrongUsage("steps", fmt.Errorf("unknown command %q: use serve, proxy, relay, script, cache or clone", args[0]))
+	return p.wrongUsage("steps",
+		fmt.Errorf("unknown command %q: use serve, proxy, relay, script, cache or clone", args[0]))
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.

@@ -20,10 +20,13 @@ var stepsCommands = []command{
 	{
 		name:  "serve --socket PATH",
 		short: "Run the step service of one build",
-		long: `Run the step service of one build on a unix socket, in a new private directory that is removed at the end.
-When it listens it prints on standard error:
+		long: `Run the step service of one build on a unix socket. When it listens it prints on standard error:
 
   step-runner is listening on socket PATH
+
+It makes the directory of <tmp>/gitlab-runner-steps/<build id>/step-runner.sock and removes it at the end. Any other
+PATH must be in a directory that you have made, empty and with mode 0700, as 'mktemp -d' does, and that you remove. If
+that directory cannot be used, serve makes one of its own, says why, and prints the socket's new path.
 
 It ends with SIGTERM, SIGINT or SIGHUP, and with its standard input if that is a pipe or a socket, with exit code 0.
 Its jobs end with it: SIGTERM, then SIGKILL after --grace.
@@ -85,7 +88,15 @@ and variables. The built-in step builtin://git/clone runs this command.`,
 type runner func(ctx context.Context, args []string) (int, error)
 
 func serve(fl *pflag.FlagSet) runner {
-	cfg := remote.ServeConfig{Version: buildinfo.Version()}
+	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version()})
+}
+
+// serveGitLab is serve for GitLab Runner's manager, which knows no secrets.
+func serveGitLab(fl *pflag.FlagSet) runner {
+	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version(), QuietWithoutSecret: true})
+}
+
+func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 	socket(fl, &cfg.Socket)
 	fl.BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
 		"read the secret of all calls from the first line of standard input, or the second after --socket -")
@@ -98,8 +109,8 @@ func serve(fl *pflag.FlagSet) runner {
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
-	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse or "+
-		"allow (default: the caller says; else drop, with a warning)")
+	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
+		"or allow (default: the caller says; else drop, with a warning)")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
@@ -151,8 +162,8 @@ func script(fl *pflag.FlagSet) runner {
 
 // socket defines the flag that serve and proxy need.
 func socket(fl *pflag.FlagSet, to *string) {
-	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock "+
-		"(required); -: the first line of standard input is the path")
+	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock, or in a "+
+		"private directory of yours (required); -: the first line of standard input is the path")
 }
 
 // required returns an error if the command line does not have the flag.

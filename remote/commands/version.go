@@ -21,6 +21,9 @@ func (p Program) version() command {
 					return 0, fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
 				}
 				text := buildinfo.Text()
+				if p.gitLab {
+					text = buildinfo.GitLabText(p.report)
+				}
 				if p.Carries != nil {
 					text += "Carries: " + p.Carries() + "\n"
 				}

@@ -61,40 +61,64 @@ func openBaseAt(path string, create bool) (_ *base, err error) {
 			return nil, fmt.Errorf("create socket base %s: %w", path, oserr.Hint(oserr.Bare(err), tmp))
 		}
 	}
-	fi, err := parent.Lstat(name)
+	root, dir, err := openOurs(parent, path)
 	if err != nil {
-		return nil, fmt.Errorf("inspect socket base %s: %w", path, oserr.Bare(err))
-	}
-	if err := ourDir(path, fi); err != nil {
 		return nil, fmt.Errorf("open socket base: %w", err)
 	}
-	b := &base{path: path}
+	b := &base{path: path, root: root, dir: dir}
 	defer func() {
 		if err != nil {
 			b.close()
 		}
 	}()
-	if b.root, err = parent.OpenRoot(name); err == nil {
-		b.dir, err = b.root.Open(".")
+	fi, err := dir.Stat()
+	if err == nil && fi.Mode().Perm() != 0o700 {
+		err = dir.Chmod(0o700)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open socket base %s: %w", path, oserr.Hint(oserr.Bare(err), path))
-	}
-	// OpenRoot follows a symbolic link: accept only the directory that Lstat saw.
-	opened, err := b.dir.Stat()
-	if err != nil || !os.SameFile(fi, opened) {
-		return nil, fmt.Errorf("open socket base %s: it was replaced meanwhile", path)
-	}
-	if opened.Mode().Perm() != 0o700 {
-		if err := b.dir.Chmod(0o700); err != nil {
-			return nil, fmt.Errorf("make socket base %s private: %w", path, oserr.Bare(err))
-		}
+		return nil, fmt.Errorf("make socket base %s private: %w", path, oserr.Bare(err))
 	}
 	return b, nil
 }
 
-// openTmp opens the directory that holds the base. It refuses one in which other users than root could replace the
-// base.
+// openOurs opens the directory at path, an entry of parent, as a root and as a file. The error is a *FoundError if it
+// is not a directory of our user.
+func openOurs(parent *os.Root, path string) (_ *os.Root, _ *os.File, err error) {
+	name := filepath.Base(path)
+	fi, err := parent.Lstat(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, oserr.Bare(err))
+	}
+	if err := ourDir(path, fi); err != nil {
+		return nil, nil, err
+	}
+	root, err := parent.OpenRoot(name)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, oserr.Hint(oserr.Bare(err), path))
+	}
+	defer func() {
+		if err != nil {
+			root.Close()
+		}
+	}()
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, oserr.Hint(oserr.Bare(err), path))
+	}
+	// OpenRoot follows a symbolic link: accept only the directory that Lstat saw.
+	opened, err := dir.Stat()
+	if err == nil && !os.SameFile(fi, opened) {
+		err = errors.New("it was replaced meanwhile")
+	}
+	if err != nil {
+		dir.Close()
+		return nil, nil, fmt.Errorf("%s: %w", path, oserr.Bare(err))
+	}
+	return root, dir, nil
+}
+
+// openTmp opens the directory that holds a base, or one that a caller made. It refuses one in which other users than
+// root could replace it.
 func openTmp(tmp string) (*os.Root, error) {
 	root, err := os.OpenRoot(tmp)
 	if err != nil {

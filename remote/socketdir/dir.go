@@ -18,13 +18,15 @@ import (
 // to exit, or a sweep may be removing it.
 const busyTimeout = time.Second
 
-// Dir is the private directory of one build: it holds the socket and the state of the build's jobs. Open makes it, it
-// is locked while it is open, and Remove removes it with everything in it.
+// Dir is the private directory of one build: it holds the state of the build's jobs, and the socket if Open made it.
+// It is locked while it is open, and Remove removes it with everything in it.
 type Dir struct {
-	base   *base
-	id     string
+	base   *base    // where it is, or nil
+	given  *os.Root // where it is if its caller made that directory, else nil
+	id     string   // its name there
 	lock   *os.File // the directory itself
 	socket string   // the socket's path; nothing listens there yet
+	moved  error    // why OpenGiven has not used its caller's directory
 }
 
 // Open makes the directory of the socket path, <tmp>/gitlab-runner-steps/<build id>/<name>. It replaces the directory
@@ -93,20 +95,33 @@ func splitPath(path string) (basePath string, id wire.BuildID, err error) {
 }
 
 // Path returns the directory's path.
-func (d *Dir) Path() string { return filepath.Dir(d.socket) }
+func (d *Dir) Path() string {
+	if d.given != nil {
+		return filepath.Join(filepath.Dir(d.socket), d.id)
+	}
+	return filepath.Dir(d.socket)
+}
 
-// Socket returns the path to listen on. It differs from the path given to Open if another user has that base.
+// Socket returns the path to listen on. It differs from the path given to Open if another user has that base, and from
+// that given to OpenGiven if Moved says why.
 func (d *Dir) Socket() string { return d.socket }
 
-// Sweep removes the directories of dead serves beside d. See [Sweep].
-func (d *Dir) Sweep(ctx context.Context) error { return d.base.sweep(ctx) }
+// Moved returns why OpenGiven has not used the directory that its caller made, or nil.
+func (d *Dir) Moved() error { return d.moved }
+
+// Sweep removes the directories of dead serves beside d. See [Sweep]. There are none in a caller's directory.
+func (d *Dir) Sweep(ctx context.Context) error {
+	if d.given != nil {
+		return nil
+	}
+	return d.base.sweep(ctx)
+}
 
 // Remove removes the directory with everything in it, wherever a job may have moved it, and gives up the lock. It
 // waits for the file system only, no longer than ctx. It must be called once.
 func (d *Dir) Remove(ctx context.Context) error {
-	defer d.base.close()
-	defer d.lock.Close()
-	now, err := d.base.root.Lstat(d.id)
+	defer d.close()
+	now, err := d.root().Lstat(d.id)
 	ours, statErr := d.lock.Stat()
 	switch {
 	case statErr != nil || err != nil && !errors.Is(err, os.ErrNotExist):
@@ -114,10 +129,28 @@ func (d *Dir) Remove(ctx context.Context) error {
 	case err != nil || !os.SameFile(now, ours): // a job moved ours away, and may have made another
 		err = rmtree.RemoveOpen(ctx, d.lock)
 	default:
-		err = d.base.discard(ctx, d.id)
+		err = d.discard(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("remove directory of build %s in %s: %w", d.id, d.base.path, err)
+		return fmt.Errorf("remove directory %s: %w", d.Path(), err)
 	}
 	return nil
+}
+
+// root returns the directory in which d is.
+func (d *Dir) root() *os.Root {
+	if d.given != nil {
+		return d.given
+	}
+	return d.base.root
+}
+
+// close gives up the lock.
+func (d *Dir) close() {
+	d.lock.Close()
+	if d.given != nil {
+		d.given.Close()
+		return
+	}
+	d.base.close()
 }

@@ -2,6 +2,7 @@
 // sockets in them.
 //
 //   - [Open] makes the directory of one build; the serve that made it owns it and calls Remove.
+//   - [OpenGiven] takes a private directory that its caller has made, as GitLab Runner's manager does, wherever it is.
 //   - [Listen] accepts connections on the build's socket from our own user and root only.
 //   - [Connect] and [ConnectBuild] connect to such a socket, and refuse one on which another user listens.
 //   - [Sweep] removes the directories of serves that were killed.

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -350,15 +349,14 @@ func TestSaveIsBounded(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	require.NoError(t, err)
 	defer file.Close()
-	answer := func(n int64) *http.Response {
-		return &http.Response{
-			ContentLength: n, Body: io.NopCloser(io.LimitReader(endless{}, 1<<20)),
-			Request: &http.Request{URL: &url.URL{}},
-		}
+	save := func(declared, limit int64) error {
+		resp := &http.Response{ContentLength: declared, Body: io.NopCloser(io.LimitReader(endless{}, 1<<20))}
+		defer resp.Body.Close()
+		return Save(file, resp, limit)
 	}
-	require.NoError(t, Save(file, answer(-1), 1<<20))
-	require.ErrorContains(t, Save(file, answer(1<<20), 1<<19), "larger than the limit of 512.0 KiB")
-	err = Save(file, answer(-1), 1<<19)
+	require.NoError(t, save(-1, 1<<20))
+	require.ErrorContains(t, save(1<<20, 1<<19), "larger than the limit of 512.0 KiB")
+	err = save(-1, 1<<19)
 	require.ErrorContains(t, err, "larger than the limit of 512.0 KiB")
 	require.False(t, temporary(err))
 }

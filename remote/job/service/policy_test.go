@@ -58,8 +58,8 @@ func TestPolicyOfTheServerCountsForAllJobs(t *testing.T) {
 		refuse := engine.RefuseUnsafe
 		c.UnsafeExports = &refuse
 	})
-	const steps = "- {name: a, script: 'echo \"[$STEPMUX_TEST_PLAIN]$HOME\"; echo ''{\"name\":\"LD_PRELOAD\",\"value\":\"x\"}'' > " +
-		"${{ export_file }}'}\n"
+	const steps = "- {name: a, script: 'echo \"[$STEPMUX_TEST_PLAIN]$HOME\"; " +
+		"echo ''{\"name\":\"LD_PRELOAD\",\"value\":\"x\"}'' > ${{ export_file }}'}\n"
 	h.runManaged(managed("theirs", steps))
 	require.Equal(t, "Running step \"a\"\n[]"+os.Getenv("HOME")+"\n", h.logs(h.manager, "theirs", 0, ""))
 	require.Contains(t, h.status("theirs").GetMessage(), `export "LD_PRELOAD": this variable changes`)
@@ -75,7 +75,8 @@ func TestManagersLogHasTheWarningsOfAJob(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "use"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "use", "step.yml"), []byte(
-		"spec: {inputs: {v: {type: string}}, newer: 1}\n---\nexec: {command: [printf, 'got %s', '${{ inputs.v }}']}\n"), 0o600))
+		"spec: {inputs: {v: {type: string}}, newer: 1}\n---\n"+
+			"exec: {command: [printf, 'got %s', '${{ inputs.v }}']}\n"), 0o600))
 	req := managed("1", `
 - name: use
   step: ./use
@@ -107,7 +108,8 @@ func TestManagersLogHasTheWarningsOfAJob(t *testing.T) {
 	_, err := h.manager.Run(t.Context(), strange)
 	require.ErrorContains(t, err, `unknown key "verify"`)
 	// Our own service, whose manager is of our version, is strict.
-	require.Contains(t, h.refused(yaml("3", "- {name: a, script: x, retry: 2}\n"), codes.InvalidArgument), `unknown key "retry"`)
+	refused := h.refused(yaml("3", "- {name: a, script: x, retry: 2}\n"), codes.InvalidArgument)
+	require.Contains(t, refused, `unknown key "retry"`)
 }
 
 func TestManyNewerKeysAreFewWarnings(t *testing.T) {

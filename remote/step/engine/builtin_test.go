@@ -29,7 +29,13 @@ func TestManagersScriptShowsItsCommandsAndHasTheJobsVariables(t *testing.T) {
 - name: user_script
   step: builtin://script_legacy
   inputs:
-    script: ['export A="1 $PLAIN"', "  echo \"$A $(cat $FILE)\"\ntrue", "", 'echo "it''s $PW ${{ vars.PW }}"', 'false | true', echo not reached]
+    script:
+      - 'export A="1 $PLAIN"'
+      - "  echo \"$A $(cat $FILE)\"\ntrue"
+      - ""
+      - 'echo "it''s $PW ${{ vars.PW }}"'
+      - 'false | true'
+      - echo not reached
     debug_trace: false
     posix_escape: true
     check_for_errors: false
@@ -69,7 +75,8 @@ func TestManagersScriptTakesTheOptionsOfTheManager(t *testing.T) {
 
 	tr = legacy("posix_escape: true, trace_sections: true, ", `echo one, "echo two\necho three"`)
 	tr.succeed()
-	require.Regexp(t, "^\\$ echo one\none\nsection_start:[0-9]+:section_script_step_1\r\x1b\\[0K\\$ echo two\ntwo\nthree\n"+
+	require.Regexp(t, "^\\$ echo one\none\n"+
+		"section_start:[0-9]+:section_script_step_1\r\x1b\\[0K\\$ echo two\ntwo\nthree\n"+
 		"section_end:[0-9]+:section_script_step_1\r\x1b\\[0K\n$", tr.stdout.String())
 
 	// What set +e turns off, check_for_errors does again.
@@ -187,7 +194,8 @@ func TestJobsTokenGoesToTheJobsServerAlone(t *testing.T) {
 func TestNamesOfCachesAreNamesOfFiles(t *testing.T) {
 	seen := map[string]bool{}
 	for _, key := range []string{
-		"main", "feature/x", "feature%2Fx", "..", ".", "...", "a b", "$X", "-x", strings.Repeat("x", 300), strings.Repeat("x", 301),
+		"main", "feature/x", "feature%2Fx", "..", ".", "...", "a b", "$X", "-x",
+		strings.Repeat("x", 300), strings.Repeat("x", 301),
 	} {
 		name := fileName(key)
 		require.Equal(t, name, filepath.Base(name))

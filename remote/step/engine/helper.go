@@ -280,7 +280,8 @@ func fileName(text string) string {
 
 // forgive turns a failure of cache/restore into the output that there was nothing to restore.
 func (r *Runner) forgive(g *frame, res *StepResult, o outcome) outcome {
-	if g.builtin != lang.RestoreCacheStep || o.status != Failure || o.system || o.code == 0 || o.code >= exitNotExecutable {
+	itself := o.status == Failure && !o.system && o.code > 0 && o.code < exitNotExecutable
+	if g.builtin != lang.RestoreCacheStep || !itself {
 		return o
 	}
 	no, err := expr.New(false)

@@ -357,8 +357,8 @@ exec: {command: [echo, '${{ inputs.all.k }}', '${{ inputs.all }}']}
 	})
 	res := tr.succeed()
 	require.Equal(t, "BEGIN [MASKED] {\"k\":\"BEGIN [MASKED]\"}\n", tr.stdout.String())
-	want := `input "%s": its value comes from a masked variable, and the input is not declared sensitive; it is masked all ` +
-		`the same; declare the input with sensitive: true`
+	want := `input "%s": its value comes from a masked variable, and the input is not declared sensitive; it is masked ` +
+		`all the same; declare the input with sensitive: true`
 	require.Equal(t, []string{fmt.Sprintf(want, "v")}, res.Steps[0].Warnings)
 	require.Equal(t, []string{fmt.Sprintf(want, "all")}, res.Steps[0].Steps[0].Warnings)
 }

@@ -57,7 +57,8 @@ func TestRunnersEnvironmentPassesAsTheOperatorSays(t *testing.T) {
 		"PATH=/bin", "HOME=/home/ci", "http_proxy=http://user:password@proxy", "GOPATH=/go", "JAVA_HOME=/java",
 		"MONKEY=ape", "KEYBOARD=us", "PWD=/here", "DOCS_URL=https://example.com/a@b",
 		"CI_JOB_TOKEN=x", "NPM_AUTH=x", "AWS_SECRET_ACCESS_KEY=x", "MYSQL_PWD=x", "gitlabtoken=x", "db_password=x",
-		"SSH_AUTH_SOCK=/x", "DATABASE_URL=postgres://user:pa55@db/x", "BROKEN_URL=amqp://u:%zz@host", "BASH_FUNC_x%%=() { :; }",
+		"SSH_AUTH_SOCK=/x", "DATABASE_URL=postgres://user:pa55@db/x", "BROKEN_URL=amqp://u:%zz@host",
+		"BASH_FUNC_x%%=() { :; }",
 	}
 	basic := []string{"HOME", "PATH", "http_proxy"}
 	all := append([]string{"DOCS_URL", "GOPATH", "JAVA_HOME", "KEYBOARD", "MONKEY", "PWD"}, basic...)
@@ -93,7 +94,8 @@ func TestRunnersEnvironmentPassesAsTheOperatorSays(t *testing.T) {
 func TestNewerKeysInTheFileOfAStepAreWarningsOfItsCallers(t *testing.T) {
 	files := map[string]string{"a/step.yml": "spec: {inputs: {v: {type: string, default: x, since: 20}}}\n---\n" +
 		"exec: {command: [echo, '${{ inputs.v }}']}\nsandbox: yes\n"}
-	tr := newTrial(t, "- {name: a, step: ./a}\n- {name: b, step: ./a}\n", func(c *Config) { c.Tolerant = true }).files(files)
+	tolerant := func(c *Config) { c.Tolerant = true }
+	tr := newTrial(t, "- {name: a, step: ./a}\n- {name: b, step: ./a}\n", tolerant).files(files)
 	res := tr.succeed()
 	for _, step := range res.Steps {
 		require.Len(t, step.Warnings, 2)

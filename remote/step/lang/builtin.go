@@ -38,8 +38,8 @@ var builtinFiles embed.FS
 // unsupported are steps that are built into other step runners, and what to do without them.
 var unsupported = map[string]string{
 	"concrete": "it has a whole job in a form of GitLab Runner's own; turn its feature flag FF_CONCRETE off",
-	"function/oci/build": "build the image with another tool, such as docker build or buildah; it needs the step's files " +
-		"and nothing else",
+	"function/oci/build": "build the image with another tool, such as docker build or buildah; it needs the step's " +
+		"files and nothing else",
 	"function/oci/publish": "publish the image with another tool, such as docker push or skopeo",
 }
 

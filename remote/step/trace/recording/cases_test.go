@@ -118,8 +118,8 @@ var notCompared = map[string]string{
 var decided = map[string]string{
 	"env_invocation_not_referenced_by_own_inputs": "the published example uses env of a step in its own inputs: env " +
 		"comes first, then inputs",
-	"not_found_message":                            "the wording is that of another program; ours names the key that was not found",
-	"schema_name_missing":                          "a step of a job without a name gets one, step_1, whichever way the job comes",
+	"not_found_message":                            "the wording is that of another program; ours names the missing key",
+	"schema_name_missing":                          "a step of a job without a name gets one, step_1",
 	"log_level_default_info":                       byManagersService,
 	"log_level_from_job_variable_case_insensitive": byManagersService,
 	"log_level_invalid_rejected":                   byManagersService,

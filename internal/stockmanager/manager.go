@@ -1,0 +1,185 @@
+package stockmanager
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
+)
+
+const (
+	// probeTimeout bounds the question for the version.
+	probeTimeout = 60 * time.Second
+	// dialTimeout bounds one attempt to log in.
+	dialTimeout = 30 * time.Second
+	// maxRedial is the longest pause between two attempts.
+	maxRedial = time.Second
+)
+
+// Manager runs jobs on a VM.
+type Manager struct {
+	Addr string            // host:port of the VM's sshd
+	SSH  *ssh.ClientConfig // how to log in
+	// Runner is the runner's command on the VM. If empty, "gitlab-runner".
+	Runner string
+	// Temp is where the shell makes the sockets' directories. If empty, /tmp, as for the real manager.
+	Temp string
+	// Version is the manager's version. If empty, "19.4.0".
+	Version string
+}
+
+// Job is one job.
+type Job struct {
+	ID        string
+	BuildDir  string // absolute, or relative to the login directory
+	Run       string // the list of steps, in JSON
+	Variables []*runnerproto.Variable
+	// Log gets the job's log, with the output of serve in it. It is not used after Execute.
+	Log io.Writer
+	// Cancel, when it is closed, cancels the job, which then ends by itself. May be nil.
+	Cancel <-chan struct{}
+	// Serving is called with the socket's path before the job is sent. May be nil.
+	Serving func(socket string)
+}
+
+// Result is how a job ended.
+type Result struct {
+	State    runnerproto.Status_State
+	Message  string
+	ExitCode int // the N of a message that ends in "exit status N", else 0
+}
+
+// Execute runs the job and returns when its status is final. The error says why there is none.
+func (m *Manager) Execute(ctx context.Context, job Job) (Result, error) {
+	log := &buildLog{w: cmp.Or[io.Writer](job.Log, io.Discard)}
+	defer log.detach()
+	client, err := m.dial(ctx)
+	if err != nil {
+		return Result{}, fmt.Errorf("log in: %w", err)
+	}
+	defer client.Close()
+	if err := m.verify(ctx, client, log); err != nil {
+		return Result{}, err
+	}
+	serve, err := m.serve(ctx, client, log)
+	if err != nil {
+		return Result{}, fmt.Errorf("connect: %w", err)
+	}
+	defer func() {
+		serve.stop()
+		client.Close() // the real manager does not wait for the shell either
+		<-serve.ended
+	}()
+	stop := context.AfterFunc(ctx, serve.stop)
+	defer stop()
+	if job.Serving != nil {
+		job.Serving(serve.socket)
+	}
+	return m.run(ctx, client, serve, job, log)
+}
+
+// dial logs in. A stock sshd refuses some of the logins that come together (MaxStartups), so it tries until ctx ends.
+// A login that the server has answered with a refusal is final.
+func (m *Manager) dial(ctx context.Context) (*ssh.Client, error) {
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, maxRedial) {
+		client, err := m.dialOnce(ctx)
+		if err == nil || strings.Contains(err.Error(), "unable to authenticate") {
+			return client, err
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		}
+	}
+}
+
+func (m *Manager) dialOnce(ctx context.Context) (*ssh.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	nc, err := new(net.Dialer).DialContext(ctx, "tcp", m.Addr)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { nc.Close() })
+	conn, channels, requests, err := ssh.NewClientConn(nc, m.Addr, m.SSH)
+	if !stop() {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
+	return ssh.NewClient(conn, channels, requests), nil
+}
+
+// verify asks the runner's program for its version.
+func (m *Manager) verify(ctx context.Context, client *ssh.Client, log io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	session, err := client.NewSession()
+	if err != nil {
+		return err
+	}
+	end := func() { _ = session.Close() }
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	var out bytes.Buffer
+	session.Stdout = &out
+	runner := cmp.Or(m.Runner, "gitlab-runner")
+	if err := session.Run(quote(runner) + " --version"); err != nil {
+		return fmt.Errorf("native steps require gitlab-runner on the instance, but %q could not be run: %w", runner, err)
+	}
+	version, platform := "", ""
+	for line := range strings.Lines(out.String()) {
+		if v, ok := strings.CutPrefix(line, "Version:"); ok {
+			version = strings.TrimSpace(v)
+		}
+		if v, ok := strings.CutPrefix(line, "OS/Arch:"); ok {
+			platform = strings.TrimSpace(v)
+		}
+	}
+	if strings.HasPrefix(platform, "windows/") {
+		return errors.New("native steps are not supported on windows instances")
+	}
+	if own := cmp.Or(m.Version, "19.4.0"); version != "" && version != own {
+		fmt.Fprintf(log, "WARNING: The gitlab-runner version on the instance (%s) differs from the manager version (%s)\n",
+			version, own)
+	}
+	return nil
+}
+
+// quote quotes a word for the login shell.
+func quote(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
+// buildLog lets several goroutines write to a log until it is detached.
+type buildLog struct {
+	mu sync.Mutex // guards the following
+	w  io.Writer
+}
+
+func (l *buildLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.Write(p)
+}
+
+// detach ends the use of the writer.
+func (l *buildLog) detach() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.w = io.Discard
+}
