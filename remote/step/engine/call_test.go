@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -192,7 +193,9 @@ func TestStepThatCallsItselfFails(t *testing.T) {
 
 // Elsewhere steps that called each other did so without an end, and went on when the job was closed.
 func TestStopEndsStepsThatCallEachOtherInACircle(t *testing.T) {
-	tr := newTrial(t, `- {name: a, step: ./ping}`).files(map[string]string{
+	// If Stop comes just before an always step, that step and those below it have their own time.
+	soon := func(c *Config) { c.AlwaysLimit = 100 * time.Millisecond }
+	tr := newTrial(t, `- {name: a, step: ./ping}`, soon).files(map[string]string{
 		"ping/step.yml": "{}\n---\nrun: [{name: say, script: echo ping}, {name: to, step: ../pong}, {name: again, step: " +
 			"../pong}]\n",
 		"pong/step.yml": "{}\n---\nrun: [{name: to, step: ../ping, when: always}, {name: again, step: ../ping, when: " +
