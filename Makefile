@@ -200,8 +200,7 @@ generate: ## generate the protocol code again (needs protoc)
 	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
 
 .PHONY: static
-static: build ## all of check but the tests
-	go vet ./...
+static: build ## all of check but the tests; the linters have go vet's checks
 	$(MAKE) lint
 	.ci/house --check
 
