@@ -54,6 +54,8 @@ type Job struct {
 	Script string
 	// Steps is a YAML document with a run: list. Exclusive with Script.
 	Steps []byte
+	// StepsFile is the name that messages give Steps, before a line and a column. May be empty.
+	StepsFile string
 	// Env is the environment of the steps. It travels in the request, never on a command line and
 	// never in the environment of the step runner.
 	Env map[string]string
@@ -67,6 +69,11 @@ type Job struct {
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10s. GitLab's step runners have
 	// a grace of their own; for them it bounds the wait for the job's end.
 	Grace time.Duration
+	// PassEnv says which variables of the step runner's own environment reach the steps: names, in addition to a few that
+	// tell of the machine, the user and the proxies; "all" for all but those that look like secrets, or "none".
+	PassEnv []string
+	// UnsafeExports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
+	UnsafeExports string
 	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. A
 	// write that takes longer than Config.LogTimeout, or than the build lives, is given up: then the trace ends there,
 	// and OnTrace gets an error. May be nil: then no trace is made.

@@ -47,12 +47,13 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		Grace:   durationpb.New(e.job.Grace),
 		Timeout: durationpb.New(max(e.job.Timeout, 0)),
 		Trace:   e.job.Trace != nil,
+		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports,
 	}
 	for _, v := range e.job.Vars {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
 	}
 	if e.job.Steps != nil {
-		req.Type, req.StepsYaml = pb.RunRequest_step, string(e.job.Steps)
+		req.Type, req.StepsYaml, req.StepsFile = pb.RunRequest_step, string(e.job.Steps), e.job.StepsFile
 	} else {
 		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
 	}
@@ -270,6 +271,7 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 				continue
 			}
 			progress, reported = true, n+1
+			e.showWarnings(ctx, msg.GetResult())
 			if r := msg.GetResult(); r != nil && e.job.OnStep != nil {
 				name, status, code := r.GetStep().GetName(), r.GetStatus().String(), int(r.GetExitCode())
 				e.job.OnStep(StepEvent{Name: name, Status: status, ExitCode: code, Message: r.GetMessage()})
@@ -277,6 +279,16 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 		}
 	})
 	return last, err
+}
+
+// showWarnings puts the warnings about a step that has ended into the log.
+func (e *execution) showWarnings(ctx context.Context, r *pb.StepResult) {
+	if r.GetStatus() == pb.StepResult_running {
+		return
+	}
+	for _, w := range r.GetWarnings() {
+		fmt.Fprintf(e.log.Remarks(ctx.Done()), "warning: step %q: %s\n", r.GetStep().GetName(), w)
+	}
 }
 
 // resultOf translates the job's final state. A status that is not known is not success.

@@ -106,6 +106,10 @@ func (e *gitlabExecution) hide(calls context.Context) error {
 
 // request returns the job as this service takes it.
 func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
+	if len(e.job.PassEnv) > 0 || e.job.UnsafeExports != "" {
+		return nil, &RequestError{Message: "this VM's step runner takes no policy for the environment (--pass-env, " +
+			"--unsafe-exports); put a stepmux on the VM, or leave the flags out"}
+	}
 	text, err := gitlabSteps(e.job)
 	if err != nil {
 		return nil, err

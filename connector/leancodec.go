@@ -11,12 +11,13 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxJobs is how many jobs in a Status of a step runner are decoded.
-const maxJobs = 1000
+// keptLists are the lists that are decoded, and how much of them: the jobs in a Status of a step runner, and the
+// warnings about a step.
+var keptLists = map[protoreflect.Name]int{"jobs": 1000, "warnings": 32}
 
 // leanCodec decodes the messages of a step runner, which may be hostile, without the lists and maps that the manager
-// does not read: a sub-message takes two bytes on the wire and more than a hundred decoded. Of the lists it keeps the
-// beginning of "jobs".
+// does not read: a sub-message takes two bytes on the wire and more than a hundred decoded. Of keptLists it keeps the
+// beginning.
 type leanCodec struct{ encoding.CodecV2 }
 
 // Unmarshal implements encoding.CodecV2.
@@ -34,14 +35,14 @@ func (c leanCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, m)
 }
 
-// withoutLists returns the wire form of a message without its lists and maps, the first jobs excepted, and without
-// fields that are not known.
+// withoutLists returns the wire form of a message without its lists and maps, but for the beginning of keptLists, and
+// without fields that are not known.
 func withoutLists(message []byte, d protoreflect.MessageDescriptor) ([]byte, error) {
 	if isFlat(d) {
 		return message, nil
 	}
 	var kept []byte
-	jobs := 0
+	seen := map[protoreflect.Name]int{}
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeField(message)
 		if n < 0 {
@@ -54,7 +55,7 @@ func withoutLists(message []byte, d protoreflect.MessageDescriptor) ([]byte, err
 		case field == nil || field.IsMap():
 			continue
 		case field.IsList():
-			if jobs++; field.Name() != "jobs" || jobs > maxJobs {
+			if seen[field.Name()]++; seen[field.Name()] > keptLists[field.Name()] {
 				continue
 			}
 		}

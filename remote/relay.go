@@ -27,7 +27,7 @@ type RelayConfig = relay.Config
 // descend from it (PR_SET_CHILD_SUBREAPER, prctl(2)), reaps all its children, and at the end kills those that were not
 // there before. From its call on other processes of the user cannot look into this one (PR_SET_DUMPABLE).
 func Relay(ctx context.Context, stdio Stdio, cfg RelayConfig) error {
-	err := conceal()
+	err := Conceal()
 	if err == nil {
 		err = relay.Run(ctx, stdio.In, stdio.Out, stdio.Err, cfg)
 	}

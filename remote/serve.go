@@ -50,6 +50,10 @@ type ServeConfig struct {
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
+	// PassEnv says which variables of this process reach the steps of all jobs, and UnsafeExports what becomes of exports
+	// such as LD_PRELOAD; see [engine.ParsePassEnv] and [engine.ParseUnsafeExports]. If empty, the jobs say.
+	PassEnv       []string
+	UnsafeExports string
 	// Version is the version of this program, for the traces of jobs.
 	Version string
 }
@@ -72,12 +76,16 @@ type ServeConfig struct {
 // must not be in use by a living serve. Directories of dead serves beside it are removed once this one is ready. In a
 // directory that the caller made, Serve removes what it made itself, and nothing outside.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
-	if err := conceal(); err != nil {
+	if err := Conceal(); err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	jobs, err := cfg.jobs()
+	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
 	//nolint:contextcheck // the jobs are closed even if ctx has ended
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(dir, cfg.CacheDir, cfg.Version, options...)
+		return openJobs(jobs, dir, cfg.CacheDir, options...)
 	})
 }
 

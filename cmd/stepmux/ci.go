@@ -100,6 +100,10 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	pass, unsafe, err := f.policies()
+	if err != nil {
+		return err
+	}
 	stderr := cmd.ErrOrStderr()
 	ready := func(addr net.Addr) {
 		if made {
@@ -111,7 +115,7 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	defer stop()
 	err = standalone.Serve(ctx, standalone.ServeConfig{
 		Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: buildinfo.Version(), Grace: f.grace,
-		Ready: ready,
+		Ready: ready, PassEnv: pass, UnsafeExports: unsafe,
 	})
 	if code := endsignal.Code(ctx); code != 0 {
 		return withCode(code, nil)

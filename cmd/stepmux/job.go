@@ -43,11 +43,13 @@ type jobFlags struct {
 	defaultTrace string
 	cacheDir     string
 	provenance   string
+	policyFlags
 	provenanceFlags
 }
 
 func (f *jobFlags) register(fl *pflag.FlagSet) {
 	f.registerCommon(fl, "run the job in this directory")
+	f.registerPassEnv(fl, "this command's")
 	fl.StringArrayVar(&f.masked, "mask", nil,
 		"the variable of this `NAME` holds a secret: mask it in output and results; repeatable")
 	fl.StringVar(&f.outputFile, "output-file", "",
@@ -67,6 +69,7 @@ func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 		"`time` between SIGTERM and SIGKILL for processes of a job that is stopped; 0 for SIGKILL at once")
 	fl.StringVar(&f.cacheDir, "cache-dir", "",
 		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
+	f.registerUnsafeExports(fl)
 	outputFlag(fl, &f.output, "text or json")
 }
 
@@ -118,6 +121,9 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 // config checks the flags.
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
 	cfg = standalone.Config{Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Version: buildinfo.Version()}
+	if cfg.PassEnv, cfg.UnsafeExports, err = f.policies(); err != nil {
+		return cfg, err
+	}
 	if err := f.checkProvenance(ctx, f.provenance); err != nil {
 		return cfg, err
 	}

@@ -30,6 +30,7 @@ type runFlags struct {
 	operateFlags
 	bootstrapFlags
 	runFiles
+	policyFlags
 	builds  int
 	route   connector.Route
 	timeout time.Duration
@@ -81,6 +82,8 @@ summary; the logs go to standard error.
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
 		"the variable of this `NAME` holds a secret: mask it in output and traces; repeatable")
+	f.registerPassEnv(fl, "the VM's")
+	f.registerUnsafeExports(fl)
 	f.output = "text"
 	choiceFlag(fl, &f.output, "output", "text, raw or json", "text", "raw", "json")
 	f.runFiles.register(fl)
@@ -93,6 +96,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	}
 	vars, err := f.variables()
 	if err != nil {
+		return err
+	}
+	if _, _, err := f.policies(); err != nil {
 		return err
 	}
 	jobs, err := readJobs(files)
@@ -169,7 +175,7 @@ func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, 
 		for _, job := range jobs {
 			id := fmt.Sprintf("%x-%d", prefix, len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
-			job.Timeout, job.Vars = f.timeout, vars
+			job.Timeout, job.Vars, job.PassEnv, job.UnsafeExports = f.timeout, vars, f.passEnv, f.unsafeExports
 			builds = append(builds, batch.Build{ID: id, Job: f.traced(job, id, report.say), Log: report.log(id)})
 		}
 	}
@@ -200,7 +206,7 @@ func readJobs(files []string) ([]connector.Job, error) {
 		if err := remote.CheckSteps(name, text); err != nil {
 			return nil, err
 		}
-		jobs[i] = connector.Job{Steps: text}
+		jobs[i] = connector.Job{Steps: text, StepsFile: name}
 	}
 	return jobs, nil
 }

@@ -58,8 +58,9 @@ var allowed = map[string][]string{
 	},
 	"remote/commands": {
 		"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal", "internal/boundedfile",
-		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer",
+		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
+	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
 	"remote/archive": {
 		"internal/boundedfile", "internal/boundedzip", "internal/oserr", "internal/tail", "internal/termtext",
@@ -172,7 +173,8 @@ var allowed = map[string][]string{
 	"cmd/stepmux": {
 		"remote/commands", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
-		"remote/standalone/replay", "remote/step/fetch", "remote/step/trace/**", "remote/standalone/provenance",
+		"remote/standalone/replay", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/termtext", "internal/boundedfile", "internal/tail",
 	},

@@ -128,8 +128,8 @@ func (f *finder) find(ctx context.Context) error {
 		}
 	}
 	if n := len(f.outside); n > 0 {
-		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links, "+
-			"and unpacked only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
+		f.Warn(fmt.Sprintf("%d symbolic links lead outside of the project's directory, as %s: they are archived as links. "+
+			"artifacts-downloader unpacks them only with STEPMUX_OUTSIDE_LINKS=true", n, f.outside[0]))
 	}
 	for pattern, n := range f.excluded {
 		f.Info(fmt.Sprintf("%s: excluded %d files", pattern, n))

@@ -88,7 +88,7 @@ wrong usage.`,
 		cfg := artifacts.DownloadConfig{}
 		h := newHelper(fl)
 		h.job(&cfg.Job)
-		h.extracts()
+		h.extracts(false)
 		fl.BoolVar(&cfg.Direct, "direct-download", false, "let the server redirect to its object storage")
 		h.from("direct-download", "FF_USE_DIRECT_DOWNLOAD")
 		fl.StringVar(&cfg.StagingDir, "archiver-staging-dir", "", "directory for the archive (default TMPDIR)")

@@ -69,7 +69,7 @@ func (p Program) Main(args []string) int {
 // Steps runs the command line that follows the word "steps", and returns its exit code.
 func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
-		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script or cache"))
+		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script, cache or clone"))
 	}
 	for _, c := range stepsCommands {
 		if c.word() == args[0] {
@@ -84,7 +84,8 @@ func (p Program) Steps(args []string) int {
 		fmt.Fprint(os.Stdout, p.stepsHelp())
 		return 0
 	}
-	return p.wrongUsage("steps", fmt.Errorf("unknown command %q: use serve, proxy, relay, script or cache", args[0]))
+	return p.wrongUsage("steps",
+		fmt.Errorf("unknown command %q: use serve, proxy, relay, script, cache or clone", args[0]))
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.
@@ -99,7 +100,7 @@ func (p Program) help() string {
 	return p.Name + ` is the VM's end of stepmux. A manager puts it on a VM and starts it there.
 
 Usage:
-  ` + p.Name + ` steps serve|proxy|relay|script|cache
+  ` + p.Name + ` steps serve|proxy|relay|script|cache|clone
   ` + p.Name + " " + p.version().name + "\n" + p.helperHelp()
 }
 
@@ -164,8 +165,10 @@ func flagError(err error) error {
 	}
 	form := ""
 	switch wrong.GetFlag().Value.Type() {
-	case "int64": // the length of something
-		form = "a whole number of bytes"
+	case "int64": // the length of something, or the number of a job
+		if form = "a whole number of bytes"; wrong.GetFlag().Name == "id" {
+			form = "the number of a job"
+		}
 	case "duration":
 		form = "a number with a unit, as in 30s, 5m or 2h"
 	default:

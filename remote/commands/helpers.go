@@ -107,13 +107,14 @@ func (h *helper) selects(levelVariable string) {
 	h.from("compression-level", levelVariable)
 }
 
-// extracts defines the flags that bound what an archive may have.
-func (h *helper) extracts() {
+// extracts defines the flags that bound what an archive may have. A project's own caches may have links that lead
+// outside, as a virtual environment of Python has.
+func (h *helper) extracts(outsideLinks bool) {
 	h.fl.Int64Var(&h.bounds.Bytes, "max-extracted-size", 0, "most bytes that the files of an archive may have "+
 		"(default nine tenths of the free space, at most 64 GiB)")
 	h.from("max-extracted-size", "STEPMUX_MAX_EXTRACTED_SIZE")
-	h.fl.BoolVar(&h.bounds.OutsideLinks, "outside-links", false, "unpack symbolic links that lead outside of the "+
-		"working directory, too")
+	h.fl.BoolVar(&h.bounds.OutsideLinks, "outside-links", outsideLinks, "unpack symbolic links that lead outside of "+
+		"the working directory, too")
 	h.from("outside-links", "STEPMUX_OUTSIDE_LINKS")
 }
 
@@ -240,7 +241,7 @@ func (l lasting) String() string {
 }
 
 // Type implements pflag.Value.
-func (lasting) Type() string { return "duration" }
+func (lasting) Type() string { return "time" }
 
 // Set implements pflag.Value.
 func (l lasting) Set(s string) error {

@@ -90,7 +90,7 @@ another key or goes on without.`,
 		var primary, alternate jobcache.Source
 		h := newHelper(fl)
 		h.cached(&cfg.File, "download")
-		h.extracts()
+		h.extracts(true)
 		fl.StringVar(&primary.URL, "url", "", "presigned URL to download the archive from (GET)")
 		fl.StringVar(&primary.HeadURL, "head-url", "", "presigned URL that tells whether the server has a newer one (HEAD)")
 		fl.StringVar(&alternate.URL, "alternate-url", "", "presigned URL to try if there is no archive at --url")

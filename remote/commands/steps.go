@@ -74,6 +74,14 @@ digests and remove those that were changed. Prints an object in JSON with the co
 or were changed. The manager's command is "stepmux cache".`,
 		prepare: cache,
 	},
+	{
+		name:  "clone --url URL",
+		short: "Check out a revision of a git repository, for the built-in step git/clone",
+		long: `Check out a revision of a git repository with the git of this machine, without hooks. The variable
+CI_JOB_TOKEN has the password for the repository's server. Git gets it by a socket, and it is in none of git's arguments
+and variables. The built-in step builtin://git/clone runs this command.`,
+		prepare: cloneRepository,
+	},
 }
 
 // runner runs a command with the arguments that follow its flags, and returns the exit code.
@@ -98,6 +106,11 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
+	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
+		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
+		"(default: the caller says; for GitLab Runner's manager, all)")
+	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
+		"or allow (default: the caller says; else drop, with a warning)")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package

@@ -41,6 +41,9 @@ type Config struct {
 	MaxRunTime time.Duration
 	// Grace is the time between SIGTERM and SIGKILL for jobs without a Spec.Grace. If zero, 10 s.
 	Grace time.Duration
+	// PassEnv and UnsafeExports replace those of all jobs. May be nil.
+	PassEnv       *engine.PassEnv
+	UnsafeExports *engine.UnsafeExports
 	// Version is the version of this program, for traces.
 	Version string
 }
@@ -77,6 +80,8 @@ type Spec struct {
 
 	// Secrets are texts that are masked like the values of masked variables.
 	Secrets []string
+	// Notices are lines for the log Merged, about the job's text.
+	Notices []string
 	// Merged gives the job a log of both streams together, the stream Merged.
 	Merged bool
 	// WorkDir is the directory in which the steps run. It is made if it is missing. If empty, a fresh directory that is

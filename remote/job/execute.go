@@ -94,7 +94,7 @@ func (j *record) prepare(spec Spec, base string) (place engine.Place, err error)
 	if err != nil {
 		return place, err
 	}
-	j.output.connect(j.logs, notices)
+	j.output.connect(j.logs, append(notices, spec.Notices...))
 	place = engine.Place{ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
 	if spec.WorkDir == "" {
 		place.WorkDir = filepath.Join(j.dir, "work")

@@ -86,3 +86,17 @@ func (m *merged) begin(step string) {
 	m.notices = nil
 	_, _ = m.writeLocked(text) // closing the log returns the error
 }
+
+// warn writes the warnings of a step that has ended.
+func (m *merged) warn(step string, warnings []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var text []byte
+	if m.inLine {
+		text = append(text, '\n')
+	}
+	for _, w := range warnings {
+		text = fmt.Appendf(text, "Warning: step %q: %s\n", step, w)
+	}
+	_, _ = m.writeLocked(text) // closing the log returns the error
+}

@@ -86,8 +86,12 @@ func (j *record) stop(why string, grace time.Duration) {
 
 // observe records a step's change for the engine.
 func (j *record) observe(r engine.StepResult) {
-	if m := j.output.merged; m != nil && r.Status == engine.Running && r.Kind == engine.Command {
+	switch m := j.output.merged; {
+	case m == nil:
+	case r.Status == engine.Running && r.Kind == engine.Command:
 		m.begin(r.Name)
+	case r.Status != engine.Running && len(r.Warnings) > 0:
+		m.warn(r.Name, r.Warnings)
 	}
 	e := event{result: r}
 	for stream := range e.at {

@@ -109,6 +109,12 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
+	if s.cfg.PassEnv != nil {
+		cfg.PassEnv = *s.cfg.PassEnv
+	}
+	if s.cfg.UnsafeExports != nil {
+		cfg.UnsafeExports = *s.cfg.UnsafeExports
+	}
 	if t := spec.Trace; t != nil {
 		j.output.recorder = recording.New(cfg, recording.Config{
 			Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version,

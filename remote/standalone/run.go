@@ -31,6 +31,10 @@ type Config struct {
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
 	Grace time.Duration
 
+	// PassEnv and UnsafeExports replace those of the job. May be nil.
+	PassEnv       *engine.PassEnv
+	UnsafeExports *engine.UnsafeExports
+
 	// Trace asks for a trace of the job, which becomes part of the report. May be nil.
 	Trace *Trace
 	// Version is that of this program, for the trace.
@@ -64,7 +68,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 		cfg.Observe = func(engine.StepResult) {}
 	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir,
-		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version})
+		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports})
 	if err != nil {
 		return nil, err
 	}

@@ -276,3 +276,27 @@ j:
 `), Vars: []engine.Variable{{Key: "WHO", Value: "${{ me }}\n- script: echo injected"}}}))
 	require.Equal(t, "[]\n${{ me }}\n- script: echo injected j\n", tr.stdout.String())
 }
+
+func TestErrorOfAnExpressionNamesTheFileAndTheLine(t *testing.T) {
+	tr := newTrial(t)
+	report := tr.finish(tr.steps("- name: a\n  script: |\n    echo one\n    echo ${{ vars.NOPE }}\n"))
+	require.Equal(t, `step "a": job.yml:4:18: input "script": vars.NOPE was not found`, firstClause(report.Message))
+	tr.file("more.yml", ".b:\n  run:\n  - name: b\n    script: echo ${{ vars.NOPE }}\n")
+	for job, want := range map[string]string{
+		"main":  `step "a": .gitlab-ci.yml:5:26: input "script": vars.NOPE was not found`,
+		"other": `step "b": more.yml:4:26: input "script": vars.NOPE was not found`,
+		"steps": `step "step_1": STEPS:1:24: input "script": vars.NOPE was not found`,
+	} {
+		report := tr.finish(tr.read(Source{Name: ".gitlab-ci.yml", Format: GitLabCI, JobName: job, Text: []byte(
+			"include: {local: more.yml}\nmain:\n  run:\n  - name: a\n    script: echo ${{ vars.NOPE }}\nother: {extends: .b}\n" +
+				"steps:\n  variables: {STEPS: '- script: echo ${{ vars.NOPE }}'}\n  script: /step-runner ci\n",
+		)}))
+		require.Equal(t, want, firstClause(report.Message))
+	}
+}
+
+// firstClause is the part of a message before its remedy.
+func firstClause(message string) string {
+	first, _, _ := strings.Cut(message, ";")
+	return first
+}

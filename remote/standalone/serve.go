@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 const (
@@ -57,6 +58,9 @@ type ServeConfig struct {
 	TempDir string
 	// CacheDir keeps fetched steps. If empty, fetch.DefaultDir.
 	CacheDir string
+	// PassEnv and UnsafeExports replace those of all jobs. May be nil.
+	PassEnv       *engine.PassEnv
+	UnsafeExports *engine.UnsafeExports
 	// Grace is the time between SIGTERM and SIGKILL for jobs that still run at the end. If zero, 5 s. If negative, none.
 	Grace time.Duration
 	// Ready is told the address once the service listens. May be nil.
@@ -71,7 +75,9 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 		return err
 	}
 	store, closeStore, err := openStore(cfg.TempDir, "stepmux-ci-", cfg.CacheDir,
-		job.Config{WorkBase: cfg.WorkBase, Version: cfg.Version})
+		job.Config{
+			WorkBase: cfg.WorkBase, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports,
+		})
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ type Given struct {
 	Notices []string
 	// Source describes the text of the job, for a trace.
 	Source trace.Source
-	// Config has the job's Definition, Inputs, Vars, Env and MayFail. RunnerEnv replaces the environment of this
+	// Config has the job's Definition, Places, Inputs, Vars, Env and MayFail. RunnerEnv replaces the environment of this
 	// process, of which few variables reach a step; if nil, it does not. [Run] sets the rest.
 	engine.Config
 	// Steps is a text that compiles to Definition. If empty, a trace has one that is made of Definition.
@@ -144,8 +144,10 @@ func readSteps(src Source) (*Job, error) {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
 	return NewJob(Given{
-		Steps:  string(src.Text),
-		Config: engine.Config{Definition: def, Inputs: inputs, Vars: src.Vars},
+		Steps: string(src.Text),
+		Config: engine.Config{
+			Definition: def, Places: lang.NewLocator(src.Name, src.Text), Inputs: inputs, Vars: src.Vars,
+		},
 	}), nil
 }
 
@@ -181,7 +183,9 @@ func readGitLabCI(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := NewJob(Given{Notices: job.Notices, Config: engine.Config{Definition: job.Definition, MayFail: job.MayFail}})
+	j := NewJob(Given{Notices: job.Notices, Config: engine.Config{
+		Definition: job.Definition, Places: job.Places, MayFail: job.MayFail,
+	}})
 	j.name = name
 	for _, v := range job.Variables {
 		j.Vars = append(j.Vars, engine.Variable{Key: v.Name, Value: v.Value, Masked: masked[v.Name]})

@@ -260,7 +260,16 @@ type RunRequest struct {
 	// grace is the time between SIGTERM and SIGKILL when the job is stopped. Zero: 10 s.
 	Grace *durationpb.Duration `protobuf:"bytes,24,opt,name=grace,proto3" json:"grace,omitempty"`
 	// trace asks for a trace of the job, for the method Trace.
-	Trace         bool `protobuf:"varint,27,opt,name=trace,proto3" json:"trace,omitempty"`
+	Trace bool `protobuf:"varint,27,opt,name=trace,proto3" json:"trace,omitempty"`
+	// pass_env says which variables of the runner's own environment reach the steps: names, which pass in addition to a
+	// few that tell of the machine, the user and the proxies; "all" for all but those that look like secrets, or "none".
+	// A runner that was started with a policy of its own keeps to that.
+	PassEnv []string `protobuf:"bytes,28,rep,name=pass_env,json=passEnv,proto3" json:"pass_env,omitempty"`
+	// unsafe_exports says what becomes of exports that change every later program, such as LD_PRELOAD: drop (with a
+	// warning), refuse or allow. Empty: drop. A runner that was started with a policy of its own keeps to that.
+	UnsafeExports string `protobuf:"bytes,29,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
+	// steps_file is the name that messages give steps_yaml, before a line and a column. Empty: steps_yaml.
+	StepsFile     string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -370,6 +379,27 @@ func (x *RunRequest) GetTrace() bool {
 		return x.Trace
 	}
 	return false
+}
+
+func (x *RunRequest) GetPassEnv() []string {
+	if x != nil {
+		return x.PassEnv
+	}
+	return nil
+}
+
+func (x *RunRequest) GetUnsafeExports() string {
+	if x != nil {
+		return x.UnsafeExports
+	}
+	return ""
+}
+
+func (x *RunRequest) GetStepsFile() string {
+	if x != nil {
+		return x.StepsFile
+	}
+	return ""
 }
 
 // Variable is a job variable.
@@ -482,7 +512,7 @@ func (*RunResponse) Descriptor() ([]byte, []int) {
 type FollowRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// brief asks for results without lists: no outputs, exports, warnings, paths and no tree of steps.
+	// brief asks for results without most lists: no outputs, exports, paths and no tree of steps.
 	Brief         bool `protobuf:"varint,20,opt,name=brief,proto3" json:"brief,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1331,7 +1361,7 @@ var File_stepmuxv1_steprunner_proto protoreflect.FileDescriptor
 const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"\x1astepmuxv1/steprunner.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\x9a\x04\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\xfb\x04\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1345,7 +1375,11 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\tvariables\x18\x15 \x03(\v2\x14.stepmux.v1.VariableR\tvariables\x123\n" +
 	"\atimeout\x18\x17 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12/\n" +
 	"\x05grace\x18\x18 \x01(\v2\x19.google.protobuf.DurationR\x05grace\x12\x14\n" +
-	"\x05trace\x18\x1b \x01(\bR\x05trace\x1a6\n" +
+	"\x05trace\x18\x1b \x01(\bR\x05trace\x12\x19\n" +
+	"\bpass_env\x18\x1c \x03(\tR\apassEnv\x12%\n" +
+	"\x0eunsafe_exports\x18\x1d \x01(\tR\runsafeExports\x12\x1d\n" +
+	"\n" +
+	"steps_file\x18\x1e \x01(\tR\tstepsFile\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +

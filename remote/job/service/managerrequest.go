@@ -3,7 +3,9 @@ package service
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	"github.com/stepmux/stepmux/remote/job"
@@ -17,7 +19,11 @@ const maxKey = 255
 // managerSpecOf checks req and returns the job it asks for. The error names the field.
 func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 	dir := cmp.Or(req.GetJob().GetBuildDir(), req.GetWorkDir())
-	spec := job.Spec{ID: req.GetId(), WorkDir: dir, Merged: true, Config: engine.Config{Env: req.GetEnv()}}
+	spec := job.Spec{ID: req.GetId(), WorkDir: dir, Merged: true, Config: engine.Config{
+		Env: req.GetEnv(),
+		// As GitLab documents it: the operating system's environment is the last layer, and a manager may be newer.
+		PassEnv: engine.PassEnv{Base: engine.PassAll}, Tolerant: true,
+	}}
 	dirs := map[string]string{"work_dir": req.GetWorkDir(), "job.build_dir": req.GetJob().GetBuildDir()}
 	err := check(&spec, dirs)
 	if err != nil {
@@ -36,9 +42,42 @@ func managerSpecOf(req *runnerproto.RunRequest) (job.Spec, error) {
 		}
 		spec.Vars[at] = last
 	}
-	if spec.Definition, err = lang.Parse("steps", []byte(req.GetSteps())); err != nil {
+	if err := setLogLevel(&spec); err != nil {
 		return spec, err
+	}
+	var warnings []*lang.Error
+	if spec.Definition, warnings, err = lang.ParseTolerant("steps", []byte(req.GetSteps())); err != nil {
+		return spec, err
+	}
+	spec.Places = lang.NewLocator("steps", []byte(req.GetSteps()))
+	for _, w := range warnings {
+		spec.Notices = append(spec.Notices, "Warning: "+w.Error())
 	}
 	spec.Digest, err = digest(req)
 	return spec, err
+}
+
+// logLevelVariable is the variable by which steps know how much to log. Every job of this service has it.
+const logLevelVariable = "CI_STEPS_LOG_LEVEL"
+
+// setLogLevel sets the log level of a job's steps by the job's variable.
+func setLogLevel(spec *job.Spec) error {
+	level := "info"
+	for _, v := range spec.Vars {
+		if v.Key == logLevelVariable && strings.TrimSpace(v.Value) != "" {
+			level = strings.ToLower(strings.TrimSpace(v.Value))
+		}
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, level) {
+		return fmt.Errorf("job.variables: the value of %s is not supported; use debug, info, warn or error", logLevelVariable)
+	}
+	env := maps.Clone(spec.Env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	if _, given := env[logLevelVariable]; !given {
+		env[logLevelVariable] = level
+	}
+	spec.Env = env
+	return nil
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -30,7 +31,7 @@ const (
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Config: engine.Config{Env: req.GetEnv()}}
-	err := check(&spec, map[string]string{"work_dir": spec.WorkDir})
+	err := check(&spec, map[string]string{"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile()})
 	if err != nil {
 		return spec, err
 	}
@@ -43,11 +44,20 @@ func specOf(req *pb.RunRequest) (job.Spec, error) {
 	if spec.Grace > maxGrace {
 		return spec, fmt.Errorf("grace: it can be %v at most", maxGrace)
 	}
+	if spec.PassEnv, err = engine.ParsePassEnv(req.GetPassEnv()); err != nil {
+		return spec, fmt.Errorf("pass_env: %w", err)
+	}
+	if spec.UnsafeExports, err = engine.ParseUnsafeExports(cmp.Or(req.GetUnsafeExports(), "drop")); err != nil {
+		return spec, fmt.Errorf("unsafe_exports: %w", err)
+	}
 	if spec.Vars, err = variablesOf(req.GetVariables()); err != nil {
 		return spec, err
 	}
 	if spec.Definition, err = definitionOf(req); err != nil {
 		return spec, err
+	}
+	if req.GetStepsYaml() != "" {
+		spec.Places = lang.NewLocator(nameOf(req), []byte(req.GetStepsYaml()))
 	}
 	if spec.Digest, err = digest(req); err == nil && req.GetTrace() {
 		spec.Trace, err = traceOf(req)
@@ -131,6 +141,9 @@ func variablesOf(list []*pb.Variable) ([]engine.Variable, error) {
 	return vars, nil
 }
 
+// nameOf returns the name of req's steps_yaml in messages.
+func nameOf(req *pb.RunRequest) string { return cmp.Or(req.GetStepsFile(), "steps_yaml") }
+
 // definitionOf compiles the steps or the script of req.
 func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	isScript, isSteps, isYAML := req.GetCiScript() != "", len(req.GetSteps()) > 0, req.GetStepsYaml() != ""
@@ -148,7 +161,7 @@ func definitionOf(req *pb.RunRequest) (*pb.Definition, error) {
 	case isSteps && isYAML:
 		return nil, errors.New("steps_yaml: the request has steps too; send one of them")
 	case isYAML:
-		return lang.Parse("steps_yaml", []byte(req.GetStepsYaml()))
+		return lang.Parse(nameOf(req), []byte(req.GetStepsYaml()))
 	default:
 		return lang.FromProto(req.GetSteps())
 	}

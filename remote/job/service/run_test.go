@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/job"
 )
@@ -142,6 +143,24 @@ func TestRunNamesTheMistakeAndRepeatsNoSecret(t *testing.T) {
 		require.NotContains(t, message, secret)
 	}
 	require.Empty(t, h.list())
+}
+
+func TestMessagesNameTheFileOfTheSteps(t *testing.T) {
+	h := newHarness(t)
+	req := yaml("1", "- name: a\n  script: echo ${{ vars.NOPE }}\n")
+	req.StepsFile = "ci/job.yml"
+	h.run(req)
+	require.Contains(t, h.end("1").GetMessage(), `step "a": ci/job.yml:2:24: input "script": vars.NOPE was not found`)
+	req = yaml("2", "- {scrpt: x}\n")
+	req.StepsFile = "ci/job.yml"
+	require.Contains(t, h.refused(req, codes.InvalidArgument), `ci/job.yml:1:4: unknown key "scrpt"`)
+	req.StepsFile = strings.Repeat("x", 1<<20)
+	require.Contains(t, h.refused(req, codes.InvalidArgument), "steps_file: use a path of at most ")
+	_, err := h.manager.Run(t.Context(), &runnerproto.RunRequest{
+		Id: "3", Steps: "{}\n---\nrun:\n- name: a\n  script: echo ${{ vars.NOPE }}\n",
+	})
+	require.NoError(t, err)
+	require.Contains(t, h.end("3").GetMessage(), `step "a": steps:5:24: input "script": vars.NOPE was not found`)
 }
 
 func TestRunTakesALargeScriptAndALargeEnvironment(t *testing.T) {

@@ -35,7 +35,7 @@ func (r *runner) Run(_ context.Context, req *pb.RunRequest) (*pb.RunResponse, er
 func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer[pb.FollowResponse]) error {
 	send := func(m *pb.FollowResponse) error {
 		if r := m.GetResult(); req.GetBrief() {
-			r.Outputs, r.Exports, r.Warnings, r.Path, r.ChildrenStepResults = nil, nil, nil, nil, nil
+			r.Outputs, r.Exports, r.Path, r.ChildrenStepResults = nil, nil, nil, nil
 		}
 		return stream.Send(fit(m))
 	}

@@ -67,6 +67,7 @@ func (d *draft) compile(job *Job) {
 	if job.Definition, job.Warnings, err = lang.FromNode(list, t.origin); err != nil {
 		t.fail(err)
 	}
+	job.Places = lang.NewNodeLocator(list, t.origin)
 }
 
 // addTeardown adds the steps in n, which always run unless they have a when.
@@ -218,6 +219,7 @@ func (d *draft) fromVariable(parts map[string]*yaml.Node, job *Job) bool {
 	if job.Definition, err = lang.Parse(stepsVariable, []byte(text)); err != nil {
 		d.file.tree.fail(err)
 	}
+	job.Places = lang.NewLocator(stepsVariable, []byte(text))
 	job.Variables = slices.DeleteFunc(job.Variables, func(v Variable) bool { return v.Name == stepsVariable })
 	job.Script, job.MayFail = false, nil
 	if parts["after_script"] != nil {

@@ -15,6 +15,8 @@ import (
 type Job struct {
 	// Definition has its steps.
 	Definition *pb.Definition
+	// Places finds the places of their expressions.
+	Places *lang.Locator
 	// Variables are in the order of the file, each name once.
 	Variables []Variable
 	// Script tells that a shell runs the job (script:), which reads the variables from its environment.

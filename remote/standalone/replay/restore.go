@@ -38,10 +38,11 @@ func restore(job *trace.Job, s *secrets) (given standalone.Given, err error) {
 	for _, name := range slices.Sorted(maps.Keys(job.Env)) {
 		given.Env[name] = s.text(job.Env[name], name, "/job/run_env/"+pointerEscapes.Replace(name))
 	}
-	given.RunnerEnv = []string{}
+	given.RunnerEnv, given.PassEnv = []string{}, engine.PassEnv{Base: engine.PassNone} // all that the trace has
 	for _, name := range slices.Sorted(maps.Keys(job.OSEnv)) {
 		value := s.text(job.OSEnv[name], name, "/job/os_env/"+pointerEscapes.Replace(name))
 		given.RunnerEnv = append(given.RunnerEnv, name+"="+value)
+		given.PassEnv.Names = append(given.PassEnv.Names, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(job.Inputs)) {
 		if given.Inputs[name], err = input(job.Inputs[name], name, s); err != nil {
@@ -85,7 +86,7 @@ func input(v mask.Value, name string, s *secrets) (value expr.Value, err error) 
 	} else if value.UnmarshalJSON([]byte(text)) != nil {
 		err = fmt.Errorf("the secret must be JSON, since the input's type is %.16s", v.Type)
 	}
-	return value.MarkSensitive(), err
+	return value.MarkMasked(), err
 }
 
 // expandAll returns v with paths in the place of markers.

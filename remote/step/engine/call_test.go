@@ -72,12 +72,18 @@ func TestInputsAreCheckedAtTheCall(t *testing.T) {
 			`did you mean "count"?`,
 		`{step: builtin://script, inputs: {scritp: x}}`: `step "b": the step takes no input "scritp", ` +
 			`did you mean "script"?`,
-		`{step: builtin://nothing}`: `step "b": there is no step "nothing" built in`,
+		`{step: builtin://nothing}`: `step "b": there is no step "nothing" built in; there are artifacts/download, ` +
+			`artifacts/upload, cache/restore, cache/save, git/clone, legacy/script, script, script_legacy`,
+		`{step: builtin://function/oci/build}`: `step "b": builtin://function/oci/build is not part of this version: ` +
+			`build the image with another tool, such as docker build or buildah; it needs the step's files and nothing else`,
+		`{step: builtin://git/clone, inputs: {revision: 1}}`: `step "b": input "revision": the value is a number, and ` +
+			`must be a string`,
 		`{step: "./${{ vars.D }}"}`: `step "b": the input "message" is required, ` +
 			`and not given`,
 		`{step: "./${{ vars.D }}", inputs: {x: 1}}`: `step "b": the step takes no input "x"; it ` +
 			`takes count, message`,
-		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`: `step "b": input "message": vars.N was not found`,
+		`{step: ./echo, inputs: {message: "${{ vars.N }}"}}`: `step "b": job.yml:2:54: input "message": ` +
+			`vars.N was not found`,
 		`{step: ./echo, inputs: {message: "${{ 1 }}"}}`: `step "b": input "message": the value is a ` +
 			`number, and must be a string`,
 		`{step: ./echo, inputs: {message: x, "${{ 'mess' + 'age' }}": y}}`: `step "b": input "message": two keys of ` +

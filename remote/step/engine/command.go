@@ -71,7 +71,7 @@ func (r *Runner) runCommand(ctx context.Context, g *frame, res *StepResult) outc
 		expired.extend(r.cfg.AlwaysLimit)
 		return exited(exit.Code, expired.why.Error())
 	}
-	o := concluded(exit, err)
+	o := r.forgive(g, res, concluded(exit, err))
 	if o.status != Success {
 		return o
 	}
@@ -111,7 +111,7 @@ func exited(code int, why string) outcome {
 // wrong.
 func (r *Runner) collect(g *frame, res *StepResult) error {
 	outputs, warnings, outErr := g.files.outputs(g.def.GetSpec(), g.dialect())
-	exports, expErr := g.files.exports(g.v0())
+	exports, dropped, expErr := g.files.exports(g.v0(), r.cfg.UnsafeExports)
 	if err := r.hideValues(outputs); err != nil {
 		return err
 	}
@@ -120,7 +120,9 @@ func (r *Runner) collect(g *frame, res *StepResult) error {
 	if err := r.give(outputs, exports); err != nil {
 		return err
 	}
-	res.Outputs, res.Exports, res.Warnings = outputs, exports, warnings
+	res.Outputs, res.Exports = outputs, exports
+	res.addWarnings(warnings)
+	res.addWarnings(dropped)
 	return together(outErr, expErr)
 }
 
@@ -139,7 +141,7 @@ func (r *Runner) clean(g *frame) {
 	if g.files.wanted {
 		_ = rmtree.Remove(g.files.dir)
 	}
-	if g.builtin != "" {
+	if g.isScript() {
 		_ = os.Remove(r.scriptFile())
 	}
 }
@@ -152,12 +154,16 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 	cmd = proc.Command{
 		Dir: r.place.WorkDir, Env: environ(env), Stdout: r.place.Stdout, Stderr: r.place.Stderr, OrphanDir: r.cfg.OrphanDir,
 	}
-	if g.builtin != "" {
+	switch {
+	case g.isScript():
 		return cmd, nil, r.script(g, &cmd)
+	case g.builtin != "":
+		argv, err := r.helper(g, &cmd)
+		return cmd, argv, err
 	}
 	e := g.def.GetExec()
 	for i, arg := range e.GetCommand() {
-		v, err := r.text(g, arg, fmt.Sprintf("command, argument %d", i))
+		v, err := r.text(g, lang.PartExec, arg, fmt.Sprintf("command, argument %d", i))
 		if err != nil {
 			return cmd, nil, err
 		}
@@ -167,7 +173,7 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 	if g.v0() {
 		base = g.dir
 	}
-	dir, err := r.text(g, e.GetWorkDir(), "work_dir")
+	dir, err := r.text(g, lang.PartExec, e.GetWorkDir(), "work_dir")
 	if err != nil {
 		return cmd, nil, err
 	}
@@ -180,17 +186,24 @@ func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Val
 // script makes cmd run a script. Its text is in a file, so that it has no limit of length, which the
 // shell reads as if it stood in its place.
 func (r *Runner) script(g *frame, cmd *proc.Command) error {
-	sh, err := shell(g.inputs[inputShell].Text(), cmd.Dir, cmd.Env)
+	wanted := ""
+	if v, there := g.inputs[inputShell]; there {
+		wanted = v.Text()
+	}
+	sh, err := shell(wanted, cmd.Dir, cmd.Env)
 	if err != nil {
 		return err
 	}
 	file := r.scriptFile()
 	cmd.Argv = []string{sh}
-	if g.builtin == lang.LegacyScriptStep {
+	if g.builtin != lang.ScriptStep {
 		cmd.Argv = append(cmd.Argv, "-e")
 		if filepath.Base(sh) == "bash" {
 			cmd.Argv = append(cmd.Argv, "-o", "pipefail")
 		}
+	}
+	if g.inputs["debug_trace"].Truthy() {
+		cmd.Argv = append(cmd.Argv, "-x")
 	}
 	source, err := wire.Quote(".", file)
 	if err != nil {

@@ -29,23 +29,32 @@ const (
 type Config struct {
 	// Definition is the job: steps. If its spec requires inputs they are in Inputs.
 	Definition *pb.Definition
+	// Places finds the places of the Definition's expressions, for errors. If nil, they have none.
+	Places *lang.Locator
 	// Env is the environment of all steps. It overrides the operating system's variables; exports and the env of the
 	// definition and of steps override it.
 	Env map[string]string
 	// Inputs are the values of the inputs that the definition has. If nil, they have their defaults.
 	Inputs map[string]expr.Value
+	// Tolerant makes keys that are not known, in the files of steps, warnings of the steps that use them.
+	Tolerant bool
 	// MayFail names steps of the job, not of the steps it calls, that may fail: the job goes on as if they
 	// had not.
 	MayFail []string
 	// Vars are the job's variables.
 	Vars []Variable
-	// RunnerEnv is the runner's own environment, of which few variables reach a step. If nil, that of
-	// this process.
+	// RunnerEnv is the runner's own environment. If nil, that of this process. PassEnv says which of its variables
+	// reach a step.
 	RunnerEnv []string
+	PassEnv   PassEnv
+	// UnsafeExports is what becomes of exports such as LD_PRELOAD.
+	UnsafeExports UnsafeExports
 
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
 	Fetcher Fetcher
+	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.
+	Program string
 	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
 	// empty Set.
 	Secrets *mask.Set
@@ -104,6 +113,7 @@ type Runner struct {
 	count   int    // steps that were run
 	serial  int    // of the last step that had files
 	given   int    // bytes that steps gave
+	located int    // errors of expressions, see maxLocated
 	cuts    int    // steps that did not run, or not to their end, because the job was stopped
 
 	kept     []*proc.Process // whose background processes live until the end
@@ -129,12 +139,13 @@ func New(cfg Config) *Runner {
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
 	}
+	cfg.Program = cmp.Or(cfg.Program, ownProgram)
 	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
 	cfg.AlwaysLimit = cmp.Or(cfg.AlwaysLimit, 5*time.Minute)
 	if cfg.Observe == nil {
 		cfg.Observe = func(StepResult) {}
 	}
-	return &Runner{cfg: cfg, maxKept: maxKept}
+	return &Runner{cfg: cfg, maxKept: maxKept, loader: loader{tolerant: cfg.Tolerant}}
 }
 
 // Run runs the job at place, and returns how it ended, once all of its processes are gone. When ctx ends, Run kills
@@ -144,7 +155,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
 	r.place = place
-	r.osEnv = osLayer(r.cfg.RunnerEnv)
+	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
 	defer func() {
@@ -213,7 +224,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	if len(def.GetSteps()) == 0 {
 		return nil, errors.New("the job has no steps")
 	}
-	f := &frame{def: def, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
+	f := &frame{def: def, places: r.cfg.Places, dir: r.place.WorkDir, ran: map[string]*StepResult{}}
 	f.restrict(def.GetSpec())
 	if f.inputs, err = lang.Bind(def.GetSpec(), r.cfg.Inputs); err != nil {
 		return nil, err

@@ -6,11 +6,12 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// fromOS names the variables that steps get from the runner's own environment: the machine, the user, and the proxies
-// of the network. Nothing else passes, as it could be a secret of the runner.
-var fromOS = map[string]bool{
+// basicEnv names the variables of the runner's environment that tell of the machine, the user, and the proxies of the
+// network. Any other could be a secret of the runner.
+var basicEnv = map[string]bool{
 	"PATH": true, "HOME": true, "LOGNAME": true, "USER": true, "SHELL": true, "TERM": true, "TMPDIR": true, "TZ": true,
 	"LANG": true, "LC_ALL": true, "LC_CTYPE": true,
 	"HTTP_PROXY": true, "HTTPS_PROXY": true, "NO_PROXY": true, "ALL_PROXY": true,
@@ -25,10 +26,10 @@ type layer = map[string]expr.Value
 
 // osLayer is the part of runner that steps may see. runner is the runner's own environment in the form of
 // [os.Environ].
-func osLayer(runner []string) layer {
+func osLayer(runner []string, pass PassEnv) layer {
 	env := layer{"PATH": text(defaultPath)}
 	for _, kv := range runner {
-		if name, value, ok := strings.Cut(kv, "="); ok && fromOS[name] {
+		if name, value, ok := strings.Cut(kv, "="); ok && pass.passes(name, value) {
 			env[name] = text(value)
 		}
 	}
@@ -54,11 +55,16 @@ func environ(env layer) []string {
 }
 
 // environment is the environment of a step in f, and the value of env in its expressions: the outside variables that
-// f may know, overridden by those of the job's text.
+// f may know, overridden by those of the job's text. The
+// script of a job as a manager sends it has the job's variables there, as GitLab has it.
 func (r *Runner) environment(f *frame) layer {
 	env := layer{}
-	for _, outside := range []layer{r.osEnv, r.requestEnv, r.exports} {
-		maps.Copy(env, outside)
+	outside := []layer{r.osEnv, r.requestEnv, r.exports}
+	if f.builtin == lang.ManagerScriptStep {
+		outside = []layer{r.osEnv, r.requestEnv, r.varValues, r.exports}
+	}
+	for _, l := range outside {
+		maps.Copy(env, l)
 	}
 	maps.DeleteFunc(env, func(name string, _ expr.Value) bool { return !f.mayKnow(name) })
 	for _, l := range f.env {

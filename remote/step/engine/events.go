@@ -5,6 +5,7 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
 // Events is told how a job goes on, in order. The goroutine of Run makes the calls and waits for them. Do not change
@@ -36,7 +37,7 @@ type Events interface {
 // Found is the definition of a step, and where it is.
 type Found struct {
 	Definition *pb.Definition
-	// Builtin is the name of a step that is built in. Only Definition is set beside it, and that has the spec only.
+	// Builtin is the name of a step that is built in. Only Definition is set beside it.
 	Builtin string
 	// Dir is the directory of the definition, File its file there, and Text the content of that.
 	Dir, File string
@@ -46,13 +47,16 @@ type Found struct {
 	// Source is set if the step was fetched just now. Cached tells that it was in the cache.
 	Source *fetch.Source
 	Cached bool
+
+	warnings []string // of its text
+	places   *lang.Locator
 }
 
 // Prepared has the inputs and the environment of a step.
 type Prepared struct {
 	Definition *pb.Definition
-	// Builtin is that of Found.
-	Builtin string
+	// Script tells that the step runs a script.
+	Script bool
 	// Inputs are the final ones; nil if the definition of the step stands in its place.
 	Inputs map[string]expr.Value
 	// Env is the environment that the reference and the definition of the step set, the innermost last.

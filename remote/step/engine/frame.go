@@ -19,8 +19,9 @@ type frame struct {
 	def     *pb.Definition
 	builtin string // its name if it is built in
 	script  string // the text of a script step
-	// scriptSensitive tells that the script was made of something that is.
-	scriptSensitive bool
+	// given is the value of a script step's script; null if it is too long for a value. The input itself is sensitive,
+	// so that it may hold secrets, which alone does not make it one.
+	given expr.Value
 	// outer is the frame of the list that an inline definition stands in. Its context is visible inside.
 	outer *frame
 	path  []string // of its steps; that of the job is empty
@@ -31,11 +32,20 @@ type frame struct {
 	requests []*pb.Spec_Requests
 	inputs   map[string]expr.Value
 	files    *files // of a step that runs a command
-	limits   *limit
+	// places finds the places of the expressions. They stand in the steps that within names, the innermost last, or, if
+	// it is empty, in the definition itself.
+	places *lang.Locator
+	within []string
+	limits *limit
 
 	ran    map[string]*StepResult // the steps that are over
 	failed *StepResult            // the first that failed
 	after  bool                   // it runs because the job was stopped
+}
+
+// isScript reports whether the frame is of a built-in step that runs a script.
+func (f *frame) isScript() bool {
+	return f.builtin == lang.ScriptStep || f.builtin == lang.LegacyScriptStep || f.builtin == lang.ManagerScriptStep
 }
 
 // mayKnow reports whether the definition may know the environment variable name from outside. There is
@@ -67,89 +77,109 @@ func (f *frame) with(env layer, files *files) *frame {
 	return &inner
 }
 
-// text evaluates a template to a text. Errors name it by label.
-func (r *Runner) text(f *frame, template, label string) (expr.Value, error) {
-	v, err := r.eval(f, template, label)
+// at returns the frame as it is for the texts of s, a step of its definition.
+func (f *frame) at(s *pb.Step) *frame {
+	inner := *f
+	inner.within = append(slices.Clip(f.within), s.GetName())
+	return &inner
+}
+
+// text evaluates a template, a text of part, to a text. Errors name it by label.
+func (r *Runner) text(f *frame, part lang.Part, template, label string) (expr.Value, error) {
+	v, err := r.eval(f, part, template, label)
 	if err != nil || v.Kind() == expr.String {
 		return v, err
 	}
 	t, err := made(v.Text(), label)
-	if err == nil && v.Sensitive() {
-		t = t.MarkSensitive()
-	}
-	return t, err
+	return t.MarkLike(v), err
 }
 
-// eval evaluates a template.
-func (r *Runner) eval(f *frame, template, label string) (expr.Value, error) {
+// eval evaluates a template, a text of part.
+func (r *Runner) eval(f *frame, part lang.Part, template, label string) (expr.Value, error) {
 	if literal, ok := lang.Literal(template); ok {
 		return made(literal, label)
 	}
 	t, err := expr.ParseTemplate(template)
 	if err != nil {
-		return expr.Value{}, inside(label, err)
+		return expr.Value{}, r.inside(f, part, template, label, err)
 	}
 	r.tellReads(t.References())
 	scope, err := r.scope(f, t.References())
 	if err != nil {
-		return expr.Value{}, fmt.Errorf("%s: %w", label, err)
+		return expr.Value{}, r.inside(f, part, template, label, err)
 	}
 	v, err := t.Eval(scope)
 	if err != nil {
-		return v, inside(label, err)
+		return v, r.inside(f, part, template, label, err)
 	}
 	return v, nil
 }
 
-// condition evaluates the expression of an if.
+// condition evaluates the expression of the if of a step, in its frame f.
 func (r *Runner) condition(f *frame, text string) (bool, error) {
+	wrong := func(err error) error { return r.inside(f, lang.PartCondition, text, "if", err) }
 	e, err := expr.Parse(text)
 	if err != nil {
-		return false, inside("if", err)
+		return false, wrong(err)
 	}
 	r.tellReads(e.References())
 	scope, err := r.scope(f, e.References())
 	if err != nil {
-		return false, fmt.Errorf("if: %w", err)
+		return false, wrong(err)
 	}
 	v, err := e.Eval(scope)
 	if err != nil {
-		return false, inside("if", err)
+		return false, wrong(err)
 	}
 	if v.Kind() != expr.Boolean {
-		return false, fmt.Errorf(
-			"if: the expression gives a value of type %s, and must give a boolean; compare it with something",
-			lang.TypeName(v.Kind()))
+		return false, wrong(fmt.Errorf(
+			"the expression gives a value of type %s, and must give a boolean; compare it with something",
+			lang.TypeName(v.Kind())))
 	}
 	return v.Truthy(), nil
 }
 
-// inside words an error of an expression.
-func inside(label string, err error) error {
+// maxLocated bounds the errors of a job that tell their place: each costs another reading of the text.
+const maxLocated = 20
+
+// inside words an error of an expression in template, a text of part, with its place.
+func (r *Runner) inside(f *frame, part lang.Part, template, label string, err error) error {
+	offset := 0
 	bad, ok := errors.AsType[*expr.Error](err)
-	if !ok {
+	if ok {
+		offset = bad.Offset
+	}
+	where := ""
+	if r.located++; r.located <= maxLocated {
+		where = f.places.Locate(f.within, part, template, offset)
+	}
+	switch {
+	case !ok:
+	case bad.Hint != "":
+		err = fmt.Errorf("%s; %s", bad.Message, bad.Hint)
+	default:
+		err = errors.New(bad.Message)
+	}
+	switch {
+	case where != "":
+		return fmt.Errorf("%s: %s: %w", where, label, err)
+	case ok && bad.Line > 1:
+		return fmt.Errorf("%s: line %d: %w", label, bad.Line, err)
+	default:
 		return fmt.Errorf("%s: %w", label, err)
 	}
-	message := bad.Message
-	if bad.Hint != "" {
-		message += "; " + bad.Hint
-	}
-	if bad.Line > 1 {
-		return fmt.Errorf("%s: line %d: %s", label, bad.Line, message)
-	}
-	return fmt.Errorf("%s: %s", label, message)
 }
 
-// evalValue evaluates the templates in v.
-func (r *Runner) evalValue(f *frame, v *structpb.Value, label string) (expr.Value, error) {
+// evalValue evaluates the templates in v, a value of part.
+func (r *Runner) evalValue(f *frame, part lang.Part, v *structpb.Value, label string) (expr.Value, error) {
 	switch k := v.GetKind().(type) {
 	case *structpb.Value_StringValue:
-		return r.eval(f, k.StringValue, label)
+		return r.eval(f, part, k.StringValue, label)
 	case *structpb.Value_ListValue:
 		items := make([]expr.Value, len(k.ListValue.GetValues()))
 		for i, item := range k.ListValue.GetValues() {
 			var err error
-			if items[i], err = r.evalValue(f, item, label); err != nil {
+			if items[i], err = r.evalValue(f, part, item, label); err != nil {
 				return expr.Value{}, err
 			}
 		}
@@ -158,7 +188,7 @@ func (r *Runner) evalValue(f *frame, v *structpb.Value, label string) (expr.Valu
 		fields := make(map[string]expr.Value, len(k.StructValue.GetFields()))
 		for key, item := range k.StructValue.GetFields() {
 			var err error
-			if fields[key], err = r.evalValue(f, item, label); err != nil {
+			if fields[key], err = r.evalValue(f, part, item, label); err != nil {
 				return expr.Value{}, err
 			}
 		}
@@ -185,12 +215,12 @@ func (r *Runner) evalEnv(f *frame, env map[string]string) (layer, error) {
 	set := make(layer, len(env))
 	total := 0
 	for _, key := range slices.Sorted(maps.Keys(env)) {
-		name, err := r.text(f, key, "a key of env")
+		name, err := r.text(f, lang.PartEnv, key, "a key of env")
 		if err != nil {
 			return nil, err
 		}
 		label := "env " + name.String()
-		value, err := r.text(f, env[key], label)
+		value, err := r.text(f, lang.PartEnv, env[key], label)
 		if err != nil {
 			return nil, err
 		}

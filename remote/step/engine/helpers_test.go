@@ -88,6 +88,7 @@ func newTrial(t testing.TB, yaml string, change ...func(*Config)) *trial {
 	tr.place = Place{WorkDir: t.TempDir(), ScriptDir: t.TempDir(), Stdout: tr.stdout, Stderr: tr.stderr}
 	cfg := Config{
 		Definition: def,
+		Places:     lang.NewLocator("job.yml", []byte(yaml)),
 		RunnerEnv:  []string{"PATH=" + os.Getenv("PATH")},
 		Observe:    func(r StepResult) { tr.events = append(tr.events, r.Name+" "+r.Status.String()) },
 	}

@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -59,7 +61,7 @@ func TestExpressionThatFailsNamesItsPlace(t *testing.T) {
 				func(c *Config) { c.Vars = []Variable{{Key: "NAME", Value: "x"}} },
 			).run()
 			require.Equal(t, Failure, res.Status)
-			require.True(t, strings.HasPrefix(res.Message, `step "a": `+want), "%s", res.Message)
+			require.Regexp(t, `^step "a": (job\.yml:1:\d+: )?`+regexp.QuoteMeta(want), res.Message)
 			require.Equal(t, []string{"a failure"}, statuses(res.Steps))
 		})
 	}
@@ -285,7 +287,7 @@ run:
 	res := tr.run()
 	require.Equal(
 		t,
-		`step "a": step "other": command, argument 1: env.OTHER was not found`,
+		`step "a": step "other": b/step.yml:3:61: command, argument 1: env.OTHER was not found`,
 		strings.Split(res.Message, ";")[0],
 	)
 	require.Equal(
@@ -334,16 +336,47 @@ func TestWhatHasASecretInItIsOne(t *testing.T) {
 	require.Equal(t, "https://[MASKED]@host\n", tr.stdout.String())
 }
 
-func TestSecretsEnterSensitiveInputsOnly(t *testing.T) {
-	res := newTrial(t, `- {name: u, step: ./u, inputs: {v: "BEGIN ${{ vars.TOKEN }}"}}`,
-		func(c *Config) { c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}} }).files(map[string]string{
+func TestMaskedVariableFitsEveryInputAndStaysASecret(t *testing.T) {
+	tr := newTrial(t, `
+- name: outer
+  step: ./outer
+  inputs: {v: "BEGIN ${{ vars.TOKEN }}", open: plain}
+`, func(c *Config) {
+		c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}}
+	}).files(map[string]string{
+		"outer/step.yml": `
+spec: {inputs: {v: {type: string}, open: {type: string}}}
+---
+run: [{name: inner, step: ../inner, inputs: {all: {k: "${{ inputs.v }}"}}}]
+`,
+		"inner/step.yml": `
+spec: {inputs: {all: {type: struct}}}
+---
+exec: {command: [echo, '${{ inputs.all.k }}', '${{ inputs.all }}']}
+`,
+	})
+	res := tr.succeed()
+	require.Equal(t, "BEGIN [MASKED] {\"k\":\"BEGIN [MASKED]\"}\n", tr.stdout.String())
+	want := `input "%s": its value comes from a masked variable, and the input is not declared sensitive; it is masked ` +
+		`all the same; declare the input with sensitive: true`
+	require.Equal(t, []string{fmt.Sprintf(want, "v")}, res.Steps[0].Warnings)
+	require.Equal(t, []string{fmt.Sprintf(want, "all")}, res.Steps[0].Steps[0].Warnings)
+}
+
+func TestSensitiveOutputsEnterSensitiveInputsOnly(t *testing.T) {
+	newTrial(t, `
+- {name: gen, step: ./gen}
+- {name: u, step: ./u, inputs: {v: "BEGIN ${{ steps.gen.outputs.secret }} ${{ vars.TOKEN }}"}}
+`, func(c *Config) {
+		c.Vars = []Variable{{Key: "TOKEN", Value: "t0ken-value", Masked: true}}
+	}).files(map[string]string{
+		"gen/step.yml": `
+spec: {outputs: {secret: {type: string, sensitive: true}}}
+---
+exec: {command: [sh, -c, 'echo "{\"name\":\"secret\",\"value\":\"pa55word\"}" > ${{ output_file }}']}
+`,
 		"u/step.yml": "spec: {inputs: {v: {type: string}}}\n---\nexec: {command: [echo, '${{ inputs.v }}']}\n",
-	}).run()
-	require.Equal(
-		t,
-		`step "u": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`,
-		res.Message,
-	)
+	}).fail(`step "u": input "v": the value is sensitive, and the input is not; declare it with sensitive: true`)
 }
 
 func TestScriptTextIsNoSecretForHavingOneInIt(t *testing.T) {

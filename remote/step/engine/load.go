@@ -32,14 +32,16 @@ const maxCached = 16 << 20
 
 // loader reads the files of steps. A file is compiled again only if its text has changed.
 type loader struct {
-	files map[string]cached
-	size  int
+	tolerant bool // see Config.Tolerant
+	files    map[string]cached
+	size     int
 }
 
 type cached struct {
-	text []byte
-	def  *pb.Definition
-	err  error
+	text     []byte
+	def      *pb.Definition
+	warnings []string
+	err      error
 }
 
 // load finds the step that ref, in f, refers to.
@@ -52,11 +54,8 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 		}
 		return r.find(dir, ref.GetFile(), f.root, lang.Describe(ref))
 	case pb.Reference_builtin:
-		spec := lang.Builtin(ref.GetPath())
-		if spec == nil {
-			return Found{}, fmt.Errorf("there is no step %q built in", ref.GetPath())
-		}
-		return Found{Definition: &pb.Definition{Type: pb.DefinitionType_exec, Spec: spec}, Builtin: ref.GetPath()}, nil
+		def, err := lang.Builtin(ref.GetPath())
+		return Found{Definition: def, Builtin: ref.GetPath()}, err
 	case pb.Reference_action:
 		return Found{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script",
 			lang.Describe(ref))
@@ -119,8 +118,11 @@ func (r *Runner) find(dir, file, root, name string) (Found, error) {
 		if file == "" {
 			shown = strings.TrimPrefix(strings.TrimSuffix(name, "/")+"/"+candidate, "./")
 		}
-		def, err := r.loader.compile(path, shown, text)
-		return Found{Definition: def, Dir: dir, Root: root, File: candidate, Text: text}, err
+		c := r.loader.compile(path, shown, text)
+		return Found{
+			Definition: c.def, Dir: dir, Root: root, File: candidate, Text: text, warnings: c.warnings,
+			places: lang.NewLocator(shown, text),
+		}, c.err
 	}
 	if file == "" {
 		return Found{}, fmt.Errorf("find step %s: it has neither func.yml nor step.yml: %w", name, fs.ErrNotExist)
@@ -148,16 +150,25 @@ func readFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, lang.MaxText+1))
 }
 
-// compile returns the definition in text, which was read from path and is called name in errors.
-func (l *loader) compile(path, name string, text []byte) (*pb.Definition, error) {
+// compile compiles text, which was read from path and is called name in errors.
+func (l *loader) compile(path, name string, text []byte) cached {
 	if c, ok := l.files[path]; ok && bytes.Equal(c.text, text) {
-		return c.def, c.err
+		return c
 	}
-	def, err := lang.ParseStep(name, text)
+	c := cached{text: text}
+	if l.tolerant {
+		var warnings []*lang.Error
+		c.def, warnings, c.err = lang.ParseStepTolerant(name, text)
+		for _, w := range warnings {
+			c.warnings = append(c.warnings, w.Error())
+		}
+	} else {
+		c.def, c.err = lang.ParseStep(name, text)
+	}
 	if l.files == nil || l.size+len(text) > maxCached {
 		l.files, l.size = map[string]cached{}, 0
 	}
-	l.files[path] = cached{text, def, err}
+	l.files[path] = c
 	l.size += len(text)
-	return def, err
+	return c
 }

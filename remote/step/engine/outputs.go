@@ -202,34 +202,38 @@ func delegated(data []byte) (map[string]expr.Value, error) {
 	return outputs, nil
 }
 
-// protected are variables that no step can export: they change every later program, or the runner's own variables.
-var protected = map[string]bool{
-	"LD_PRELOAD": true, "LD_AUDIT": true, "BASH_ENV": true, "ENV": true, "SHELLOPTS": true, "BASHOPTS": true,
-	"NODE_OPTIONS": true,
-	"OUTPUT_FILE":  true, "ENV_FILE": true, "STEP_RUNNER_OUTPUT": true, "STEP_RUNNER_ENV": true, "STEP_JSON": true,
-}
-
-// exports returns the exports that the command of a step wrote to its file.
-func (f *files) exports(v0 bool) (map[string]expr.Value, error) {
+// exports returns the exports that the command of a step wrote to its file. policy is for those that are unsafe; there
+// is a warning for each that it drops.
+func (f *files) exports(v0 bool, policy UnsafeExports) (exports map[string]expr.Value, dropped []string, err error) {
 	data, err := f.read("export")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	written, err := parseEntries(data, v0)
 	if err != nil {
-		return nil, fmt.Errorf("read export file: %w", err)
+		return nil, nil, fmt.Errorf("read export file: %w", err)
 	}
-	exports := make(map[string]expr.Value, len(written))
+	exports = make(map[string]expr.Value, len(written))
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(written)) {
 		v, err := exported(name, written[name])
+		switch {
+		case err != nil:
+		case unsafeExports[name] && policy == RefuseUnsafe:
+			err = errors.New("this variable changes what every later program does; set it in env where it is needed, or let " +
+				"the operator allow it (--unsafe-exports allow)")
+		case unsafeExports[name] && policy == DropUnsafe:
+			dropped = append(dropped, fmt.Sprintf("the export %s was dropped: it changes what every later program does; set "+
+				"it in env where it is needed", name))
+			continue
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("export %.64q: %w", name, err))
 			continue
 		}
 		exports[name] = v
 	}
-	return exports, together(errs...)
+	return exports, dropped, together(errs...)
 }
 
 func exported(name string, v expr.Value) (expr.Value, error) {
@@ -238,10 +242,6 @@ func exported(name string, v expr.Value) (expr.Value, error) {
 	default:
 		return v, fmt.Errorf("the value is of type %s; only a string, a number or a boolean can be exported",
 			lang.TypeName(v.Kind()))
-	}
-	if protected[name] {
-		return v, errors.New(
-			"this variable cannot be exported, as it changes what every program after it does; set it in env where it is needed")
 	}
 	text, err := expr.New(v.Text())
 	if err == nil {

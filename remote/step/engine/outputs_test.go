@@ -248,8 +248,6 @@ END
 			`digits and _, not a digit first`,
 		`echo '{"name":"A","value":"\u0000"}'`: `export "A": the value holds a NUL byte, which no program can be ` +
 			`given`,
-		`echo '{"name":"LD_PRELOAD","value":"x"}'`: `export "LD_PRELOAD": this variable cannot be exported, as it ` +
-			`changes what every program after it does; set it in env where it is needed`,
 		`echo '{"name":"L","value":1}{"name":"M"}'`: `read export file: line 1: it is not JSON such as ` +
 			`{"name":"version","value":"1.2"}: something follows it`,
 		`printf '{"name":"L","value":"%0131072d"}' 7 `: `export "L": the variable has 131074 bytes, at most 131071 can be ` +

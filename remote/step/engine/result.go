@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -63,6 +64,25 @@ type StepResult struct {
 	Outputs, Exports map[string]expr.Value
 	// Steps are those of a sequence. Observe gets results without them.
 	Steps []StepResult
+}
+
+// maxWarnings is the most warnings that a step keeps.
+const maxWarnings = 20
+
+// warn adds a warning.
+func (s *StepResult) warn(format string, args ...any) {
+	s.addWarnings([]string{fmt.Sprintf(format, args...)})
+}
+
+func (s *StepResult) addWarnings(list []string) {
+	for _, w := range list {
+		switch {
+		case len(s.Warnings) < maxWarnings:
+			s.Warnings = append(s.Warnings, w)
+		case len(s.Warnings) == maxWarnings:
+			s.Warnings = append(s.Warnings, "there are more warnings")
+		}
+	}
 }
 
 // Result is how a job ended.

@@ -121,8 +121,8 @@ run:
 }
 
 func TestEnvironHasAPathInAnyCase(t *testing.T) {
-	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"})))
-	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="})))
+	require.Equal(t, []string{"PATH=" + defaultPath}, environ(osLayer([]string{"GOPATH=x", "odd"}, PassEnv{})))
+	require.Equal(t, []string{"PATH="}, environ(osLayer([]string{"PATH="}, PassEnv{})))
 }
 
 func TestDefinitionIsNotChangedByARun(t *testing.T) {

@@ -62,7 +62,7 @@ func (s *stop) outcome(code int) outcome {
 func (r *Runner) runStep(ctx context.Context, f *frame, s *pb.Step, res *StepResult, after bool) {
 	if s.GetCondition() != "" {
 		delete(f.ran, res.Name) // it does not know itself
-		wanted, err := r.condition(f, s.GetCondition())
+		wanted, err := r.condition(f.at(s), s.GetCondition())
 		f.ran[res.Name] = res
 		if err != nil {
 			res.Started = time.Now()
@@ -101,6 +101,9 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	res.Status, res.ExitCode, res.System = o.status, o.code, o.system
 	if o.why != "" {
 		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
+	}
+	for i, warning := range res.Warnings {
+		res.Warnings[i] = r.cfg.Secrets.Message(warning)
 	}
 	r.tell(func(e Events) { e.StepEnded(res) })
 	r.observe(res)
@@ -144,11 +147,12 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 	if inPlace {
 		known = own
 	}
-	set, err := r.evalEnv(f.with(nil, known), s.GetEnv())
+	at := f.at(s)
+	set, err := r.evalEnv(at.with(nil, known), s.GetEnv())
 	if err != nil {
 		return nil, err
 	}
-	c := f.with(set, known)
+	c := at.with(set, known)
 	c.limits = limited(c.limits, s.GetTimeout(), fmt.Sprintf("the step %q", res.Name))
 	g := &frame{
 		def: s.GetDefinition(), path: res.Path, dir: c.dir, root: c.root, env: c.env,
@@ -156,7 +160,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 		ran: map[string]*StepResult{},
 	}
 	if g.def != nil {
-		g.outer = c
+		g.outer, g.places, g.within = c, c.places, c.within
 	} else if err := r.enter(ctx, c, g, s, res); err != nil {
 		return nil, err
 	}
@@ -177,34 +181,22 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 
 // prepared describes the step s, whose frame is f. set is the environment that it sets.
 func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
-	p := Prepared{Definition: f.def, Builtin: f.builtin, Env: set}
+	p := Prepared{Definition: f.def, Script: f.isScript(), Env: set}
 	if f.files != nil {
 		p.FilesDir = f.files.dir
 	}
 	switch {
 	case s.GetDefinition() != nil: // it has no inputs of its own
-	case f.builtin != "":
-		p.Inputs = f.scriptInputs()
+	case f.isScript():
+		p.Inputs = maps.Clone(f.inputs)
+		p.Inputs[inputScript] = f.given
+		if f.given.Kind() == expr.Null {
+			delete(p.Inputs, inputScript)
+		}
 	default:
 		p.Inputs = f.inputs
 	}
 	return p
-}
-
-// scriptInputs are the inputs of a script step. Its script is declared sensitive so that it may hold secrets; that
-// alone does not make it one.
-func (f *frame) scriptInputs() map[string]expr.Value {
-	inputs := maps.Clone(f.inputs)
-	script, err := expr.New(f.script)
-	if err != nil { // it is too long for a value
-		delete(inputs, inputScript)
-		return inputs
-	}
-	if f.scriptSensitive {
-		script = script.MarkSensitive()
-	}
-	inputs[inputScript] = script
-	return inputs
 }
 
 // enter makes g the frame of the step that s, which is in c, refers to, and takes note of its source in res.
@@ -222,7 +214,7 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	ref := s.GetReference()
 	if ref.GetProtocol() == pb.Reference_dynamic {
 		ref, err = lang.Resolve(ref, func(template string) (string, error) {
-			v, err := r.text(c, template, "reference")
+			v, err := r.text(c, lang.PartReference, template, "reference")
 			return v.Text(), err
 		})
 		if err != nil {
@@ -234,18 +226,23 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	if err != nil {
 		return err
 	}
+	res.addWarnings(found.warnings)
 	r.tell(func(e Events) { e.StepFound(res, found) })
 	g.def, g.builtin = found.Definition, found.Builtin
 	if found.Builtin != "" {
 		g.outer = c
 	} else {
-		g.dir, g.root = found.Dir, found.Root
+		g.dir, g.root, g.places = found.Dir, found.Root, found.places
 	}
 	if g.inputs, err = lang.Bind(found.Definition.GetSpec(), given); err != nil {
 		return err
 	}
+	for _, name := range lang.Undeclared(found.Definition.GetSpec(), g.inputs) {
+		res.warn("input %q: its value comes from a masked variable, and the input is not declared sensitive; it is masked "+
+			"all the same; declare the input with sensitive: true", name)
+	}
 	switch {
-	case found.Builtin == "":
+	case !g.isScript():
 		for name, v := range g.inputs {
 			// Masks the secret parts of a derived value and leaves the rest readable.
 			if given[name].Sensitive() && r.cfg.Secrets.Holds(v.Text()) {
@@ -257,8 +254,14 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 		}
 	case literal:
 		g.script = script
-	default: // it may hold secrets, but is none
-		g.script, g.scriptSensitive = g.inputs[inputScript].Text(), given[inputScript].Sensitive()
+		g.given, _ = expr.New(script) // null if it is too long
+	case g.builtin == lang.ManagerScriptStep:
+		g.given = given[inputScript]
+		if g.script, err = r.managerScript(g); err != nil {
+			return err
+		}
+	default:
+		g.given, g.script = given[inputScript], g.inputs[inputScript].Text()
 	}
 	g.restrict(found.Definition.GetSpec())
 	return nil
@@ -291,14 +294,14 @@ func literalScript(s *pb.Step) (string, bool) {
 func (r *Runner) evalInputs(c *frame, inputs map[string]*structpb.Value) (map[string]expr.Value, error) {
 	given := make(map[string]expr.Value, len(inputs))
 	for _, key := range slices.Sorted(maps.Keys(inputs)) {
-		name, err := r.text(c, key, "a name of inputs")
+		name, err := r.text(c, lang.PartInputs, key, "a name of inputs")
 		if err != nil {
 			return nil, err
 		}
 		if _, twice := given[name.Text()]; twice {
 			return nil, fmt.Errorf("input %q: two keys of inputs give this name", name)
 		}
-		if given[name.Text()], err = r.evalValue(c, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
+		if given[name.Text()], err = r.evalValue(c, lang.PartInputs, inputs[key], fmt.Sprintf("input %q", name)); err != nil {
 			return nil, err
 		}
 	}
@@ -328,8 +331,9 @@ func (r *Runner) runSequence(ctx context.Context, g *frame, res *StepResult) out
 	case tooMuch != nil:
 		return failed(tooMuch)
 	}
-	var err error
-	res.Outputs, res.Warnings, err = r.sequenceOutputs(g)
+	outputs, warnings, err := r.sequenceOutputs(g)
+	res.Outputs = outputs
+	res.addWarnings(warnings)
 	if err == nil {
 		err = r.give(res.Outputs)
 	}
@@ -354,11 +358,11 @@ func (r *Runner) sequenceOutputs(g *frame) (map[string]expr.Value, []string, err
 	}
 	given := make(map[string]expr.Value, len(g.def.GetOutputs()))
 	for _, key := range slices.Sorted(maps.Keys(g.def.GetOutputs())) {
-		name, err := r.text(g, key, "a name of outputs")
+		name, err := r.text(g, lang.PartOutputs, key, "a name of outputs")
 		if err != nil {
 			return nil, nil, err
 		}
-		v, err := r.evalValue(g, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
+		v, err := r.evalValue(g, lang.PartOutputs, g.def.GetOutputs()[key], fmt.Sprintf("output %q", name))
 		if err != nil {
 			return nil, nil, err
 		}

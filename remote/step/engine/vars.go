@@ -56,7 +56,7 @@ func (r *Runner) variables() (map[string]expr.Value, error) {
 			return nil, fmt.Errorf("the job variable %s: %w", v.Key, err)
 		}
 		if v.Masked && !v.File {
-			value = value.MarkSensitive()
+			value = value.MarkMasked()
 		}
 		values[v.Key] = value
 	}

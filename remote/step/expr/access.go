@@ -28,7 +28,7 @@ func (n *access) follow(r *run, v Value, i int) Value {
 	default:
 		panic(r.errorAt(l.at, "the index is %s, and must be a number or a string", index.kind.phrase()))
 	}
-	return v.sealIf(index.Sensitive())
+	return v.MarkLike(index)
 }
 
 // child returns the value of v at key. written tells that the key is written in the expression. A computed key may be a
@@ -48,7 +48,7 @@ func (n *access) child(r *run, v Value, i int, key string, written bool) Value {
 		panic(r.errorAt(at, "the key of %s was not found", n.path(i)))
 	}
 	err := r.errorAt(at, "%s was not found", n.path(i+1))
-	if v.sealed {
+	if v.sealed != public {
 		panic(err)
 	}
 	for _, k := range v.list.keys {

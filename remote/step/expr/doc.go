@@ -19,7 +19,8 @@
 // type of its value; other texts are strings, see [Value.Text].
 //
 // A [Value] can be sensitive. A value computed from it is sensitive too, whatever the operation; && and || pass it on
-// even from the operand that only chose. Errors quote names that are written in an expression, never values.
+// even from the operand that only chose. It also keeps whether somebody declared a source sensitive ([Value.Declared]),
+// or only a masked variable made it so. Errors quote names that are written in an expression, never values.
 //
 // Everything is bounded for any input: an expression has at most 64 KiB and nests at most 100 deep, a value has at most
 // 16 MiB and 100 levels, and an evaluation reads and writes at most 256 MiB.

@@ -59,13 +59,13 @@ func (n *mixed) eval(r *run) Value { return r.join(n.at, n.parts) }
 // join renders parts into one string.
 func (r *run) join(at int, parts []node) Value {
 	var b []byte
-	sensitive := false
+	var highest secrecy
 	for _, part := range parts {
 		v := part.eval(r)
 		b = r.appendText(at, b, v)
-		sensitive = sensitive || v.Sensitive()
+		highest = max(highest, v.secrecy())
 	}
-	return text(string(b)).sealIf(sensitive)
+	return text(string(b)).seal(highest)
 }
 
 // appendText appends the text of v, within the limits.
@@ -91,7 +91,7 @@ func (n *array) eval(r *run) Value {
 
 func (n *object) eval(r *run) Value {
 	fields := make(map[string]Value, len(n.pairs))
-	sensitive := false
+	var highest secrecy
 	for _, p := range n.pairs {
 		key := p.key.eval(r)
 		if key.kind != String {
@@ -101,11 +101,11 @@ func (n *object) eval(r *run) Value {
 			r.check(n.at, errTwice)
 		}
 		fields[key.str] = p.value.eval(r)
-		sensitive = sensitive || key.Sensitive()
+		highest = max(highest, key.secrecy())
 	}
 	v, err := newObject(fields)
 	r.check(n.at, err)
-	return v.sealIf(sensitive)
+	return v.seal(highest)
 }
 
 func (n *call) eval(r *run) Value {
@@ -123,7 +123,7 @@ func (n *call) eval(r *run) Value {
 	default:
 		panic("BUG: unknown function: " + n.function)
 	}
-	return result.sealIf(v.Sensitive())
+	return result.MarkLike(v)
 }
 
 // num converts a string that has the form of a number in an expression, with an optional sign.

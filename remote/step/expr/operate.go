@@ -5,7 +5,7 @@ import "math"
 func (n *unary) eval(r *run) Value {
 	v := n.operand.eval(r)
 	if n.op == "!" {
-		return boolean(!v.Truthy()).sealIf(v.Sensitive())
+		return boolean(!v.Truthy()).MarkLike(v)
 	}
 	if v.kind != Number {
 		panic(r.errorAt(n.at, "%s takes a number, not %s", n.op, v.kind.phrase()))
@@ -32,9 +32,9 @@ func (o operation) apply(r *run, left Value) Value {
 	}
 	right := o.operand.eval(r)
 	if o.op == "||" || o.op == "&&" {
-		return right.sealIf(left.Sensitive())
+		return right.MarkLike(left)
 	}
-	return o.compute(r, left, right).sealIf(left.Sensitive() || right.Sensitive())
+	return o.compute(r, left, right).MarkLike(left).MarkLike(right)
 }
 
 func (o operation) compute(r *run, left, right Value) Value {

@@ -88,3 +88,22 @@ func TestMarkSensitiveLeavesTheOriginalAsItIs(t *testing.T) {
 	require.False(t, v.Sensitive())
 	require.False(t, v.Index(0).Sensitive())
 }
+
+func TestAComputedValueIsDeclaredSensitiveIfOneOfItsSourcesIs(t *testing.T) {
+	s := Scope{"masked": value(t, "m4sked").MarkMasked(), "declared": secret(t, "s3cret"), "open": value(t, "open")}
+	for text, want := range map[string]bool{
+		"${{ masked }}":                        false,
+		"x ${{ masked }} ${{ open }}":          false,
+		"x ${{ masked }} ${{ declared }}":      true,
+		"${{ [masked, declared] }}":            true,
+		"${{ [masked, declared][0] }}":         false,
+		"${{ masked + declared }}":             true,
+		"${{ declared == 'a' && masked }}":     true,
+		"${{ masked == 'a' && open || open }}": false,
+		"${{ str(masked) }}":                   false,
+	} {
+		v := eval(t, s, text)
+		require.True(t, v.Sensitive(), "%s", text)
+		require.Equal(t, want, v.Declared(), "%s", text)
+	}
+}

@@ -35,7 +35,7 @@ func (k Kind) String() string { return phrases[k][strings.IndexByte(phrases[k], 
 // A string may have any bytes. The keys of an object are UTF-8 and sorted.
 type Value struct {
 	kind   Kind
-	sealed bool    // sensitive with all its content
+	sealed secrecy // of the value with all its content
 	num    float64 // of a Number; of a Boolean, 1 is true
 	str    string
 	list   *list // of an Array or Object
@@ -45,9 +45,9 @@ type Value struct {
 type list struct {
 	keys  []string // sorted; nil in an array
 	items []Value
-	part  bool // a part of it is sensitive
-	size  int  // see Value.size
-	depth int  // levels, this one included
+	part  secrecy // the highest of its parts
+	size  int     // see Value.size
+	depth int     // levels, this one included
 }
 
 // itemCost is the size of a place in an array or object, without the value.
@@ -98,7 +98,7 @@ func collect(kind Kind, keys []string, items []Value) (Value, error) {
 			return Value{}, errSize
 		}
 		l.depth = max(l.depth, 1+item.depth())
-		l.part = l.part || item.Sensitive()
+		l.part = max(l.part, item.secrecy())
 	}
 	if l.depth > maxDepth {
 		return Value{}, errDepth
@@ -125,14 +125,39 @@ func (v Value) depth() int {
 // Kind returns the type of the value.
 func (v Value) Kind() Kind { return v.kind }
 
+// secrecy is how a value is secret. A value that is computed from several has the highest of theirs.
+type secrecy uint8
+
+const (
+	public   secrecy = iota
+	masked           // see MarkMasked
+	declared         // see MarkSensitive
+)
+
+func (v Value) secrecy() secrecy {
+	if v.list == nil {
+		return v.sealed
+	}
+	return max(v.sealed, v.list.part)
+}
+
 // Sensitive reports whether the value or any part of it is sensitive.
-func (v Value) Sensitive() bool { return v.sealed || v.list != nil && v.list.part }
+func (v Value) Sensitive() bool { return v.secrecy() != public }
 
-// MarkSensitive returns the value with all its content marked as sensitive.
-func (v Value) MarkSensitive() Value { return v.sealIf(true) }
+// Declared reports whether the value or any part of it was marked with MarkSensitive, not only with MarkMasked.
+func (v Value) Declared() bool { return v.secrecy() == declared }
 
-func (v Value) sealIf(sensitive bool) Value {
-	v.sealed = v.sealed || sensitive
+// MarkSensitive returns the value with all its content marked as sensitive because its author declared it so.
+func (v Value) MarkSensitive() Value { return v.seal(declared) }
+
+// MarkMasked returns the value with all its content marked as sensitive because a masked variable holds it.
+func (v Value) MarkMasked() Value { return v.seal(masked) }
+
+// MarkLike returns the value with all its content marked as other is.
+func (v Value) MarkLike(other Value) Value { return v.seal(other.secrecy()) }
+
+func (v Value) seal(s secrecy) Value {
+	v.sealed = max(v.sealed, s)
 	return v
 }
 
@@ -162,7 +187,7 @@ func (v Value) Keys() []string {
 }
 
 // Index returns the value at i of an array, or of an object in the order of Keys. It panics if i is not in [0, Len).
-func (v Value) Index(i int) Value { return v.list.items[i].sealIf(v.sealed) }
+func (v Value) Index(i int) Value { return v.list.items[i].seal(v.sealed) }
 
 // Get returns the value of an object at key. It returns false if v has no such key or is not an object.
 func (v Value) Get(key string) (Value, bool) {

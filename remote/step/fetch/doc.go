@@ -15,8 +15,8 @@
 //
 // A server is asked for a branch or a tag once after each Fetch began. A commit or a digest never changes, and its
 // server is not asked, unless the component is private: then the server must accept the caller's credentials each time.
-// No credential is ever written to a file, or passed to another program: git fetches a private repository from a server of
-// this package on the loopback address, which logs in for it.
+// No credential is ever written to a file, or passed to another program: git fetches a private repository from a server
+// of this package on the loopback address, which logs in for it.
 //
 // Data from servers is never executed: no program, hook, filter or configuration of a repository has any effect, and
 // submodules and large files kept elsewhere (LFS) are not fetched. An archive that would write outside of its

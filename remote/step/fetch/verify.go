@@ -81,8 +81,8 @@ func (c *cache) nodes(tree string) ([]node, error) {
 	return m.Nodes, nil
 }
 
-// compare compares the files in dir with nodes. A component with links that are refused today counts as changed: earlier
-// versions kept some.
+// compare compares the files in dir with nodes. A component with links that are refused today counts as changed:
+// earlier versions kept some.
 func compare(ctx context.Context, dir string, nodes []node) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {

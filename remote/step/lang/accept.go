@@ -73,12 +73,13 @@ func kindOf(v *structpb.Value) expr.Kind {
 	}
 }
 
-// accept returns v as the value of the input in. Its error does not show the value.
+// accept returns v as the value of the input in. A value that is sensitive only because of a masked variable fits every
+// input, and stays sensitive. The error does not show the value.
 func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 	if why := mistyped(in.GetType(), v.Kind()); why != "" {
 		return v, errors.New("the value is " + why)
 	}
-	if v.Sensitive() && !in.GetSensitive() {
+	if v.Declared() && !in.GetSensitive() {
 		return v, errors.New("the value is sensitive, and the input is not; declare it with sensitive: true")
 	}
 	if in.GetType() == pb.Spec_spec_type_unspecified && v.Kind() != expr.String {
@@ -86,10 +87,7 @@ func accept(in *pb.Spec_Input, v expr.Value) (expr.Value, error) {
 		if err != nil {
 			return v, err
 		}
-		if v.Sensitive() {
-			text = text.MarkSensitive()
-		}
-		v = text
+		v = text.MarkLike(v)
 	}
 	if len(in.GetOptions()) > 0 && !slices.Contains(in.GetOptions(), v.Text()) {
 		return v, fmt.Errorf("the value is not one of %s", strings.Join(in.GetOptions(), ", "))

@@ -111,7 +111,9 @@ exec: {command: [echo]}
 }
 
 func TestBuiltinStepsTakeAScript(t *testing.T) {
-	require.Nil(t, Builtin("other"))
+	_, err := Builtin("other")
+	require.EqualError(t, err, `there is no step "other" built in; there are artifacts/download, artifacts/upload, `+
+		`cache/restore, cache/save, git/clone, legacy/script, script, script_legacy`)
 	for text, want := range map[string]string{
 		"- {step: builtin://script, inputs: {script: x}}":                "x",
 		"- {step: dist://script, inputs: {script: x, shell: sh}}":        "x",
@@ -122,8 +124,34 @@ func TestBuiltinStepsTakeAScript(t *testing.T) {
 		require.NoError(t, err)
 		s := def.GetSteps()[0]
 		require.Equal(t, want, scriptOf(s))
-		require.NoError(t, CheckCall(Builtin(s.GetReference().GetPath()), s.GetInputs()))
+		called, err := Builtin(s.GetReference().GetPath())
+		require.NoError(t, err)
+		require.NoError(t, CheckCall(called.GetSpec(), s.GetInputs()))
 	}
-	_, err := Parse("j", []byte("- {step: builtin://script, inputs: {script: [a, 1]}}"))
+	_, err = Parse("j", []byte("- {step: builtin://script, inputs: {script: [a, 1]}}"))
 	require.ErrorContains(t, err, "every line of the script must be a text")
+}
+
+func TestBuiltinStepsAreWhatTheirFilesSay(t *testing.T) {
+	for name := range builtins {
+		def, err := Builtin(name)
+		require.NoError(t, err)
+		require.Equal(t, pb.DefinitionType_exec, def.GetType())
+		if name == ScriptStep || name == LegacyScriptStep {
+			continue
+		}
+		require.NotEmpty(t, def.GetExec().GetCommand(), name)
+		for input, in := range def.GetSpec().GetSpec().GetInputs() {
+			require.NotEmpty(t, in.GetDescription(), "%s: %s", name, input)
+			require.Equal(t, input == "token" || input == inputScript, in.GetSensitive(), "%s: %s", name, input)
+		}
+	}
+	for name, want := range map[string]string{
+		"concrete":             "builtin://concrete is not part of this version: it has a whole job",
+		"function/oci/build":   "builtin://function/oci/build is not part of this version: build the image with another tool",
+		"function/oci/publish": "builtin://function/oci/publish is not part of this version: publish the image",
+	} {
+		_, err := Builtin(name)
+		require.ErrorContains(t, err, want)
+	}
 }

@@ -51,6 +51,18 @@ func Bind(spec *pb.Spec, given map[string]expr.Value) (map[string]expr.Value, er
 	return inputs, nil
 }
 
+// Undeclared names the inputs in bound, the result of Bind, that have a sensitive value although spec does not declare
+// them sensitive: a masked variable made it so.
+func Undeclared(spec *pb.Spec, bound map[string]expr.Value) (names []string) {
+	declared := spec.GetSpec().GetInputs()
+	for _, name := range sortedKeys(bound) {
+		if bound[name].Sensitive() && !declared[name].GetSensitive() {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // BindOutputs returns the outputs of a definition with spec: the values given, checked, and the defaults of the others.
 // The error has all mistakes on one line and does not show values; the outputs without mistakes are returned in any
 // case. In the blueprint's dialect a missing output is only a warning.

@@ -1,21 +1,47 @@
 package lang
 
 import (
+	"embed"
+	"fmt"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/types/known/structpb"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
-// The built-in steps: the Reference.Path of the protocol builtin.
+// The built-in steps that run scripts: the Reference.Path of the protocol builtin.
 const (
 	// ScriptStep runs the shell script in the input script, by the shell in the input shell. It goes on after a line
 	// that fails.
 	ScriptStep = "script"
 	// LegacyScriptStep is like ScriptStep, but ends with the first line that fails.
 	LegacyScriptStep = "legacy/script"
+	// ManagerScriptStep runs the script of a job as GitLab Runner's manager sends it: a list of commands that knows the
+	// job's variables as its environment. It shows each command, and ends with the first that fails.
+	ManagerScriptStep = "script_legacy"
 )
+
+// The built-in steps that run commands of this program.
+const (
+	CloneStep             = "git/clone"
+	UploadArtifactsStep   = "artifacts/upload"
+	DownloadArtifactsStep = "artifacts/download"
+	RestoreCacheStep      = "cache/restore"
+	SaveCacheStep         = "cache/save"
+)
+
+//go:embed builtins
+var builtinFiles embed.FS
+
+// unsupported are steps that are built into other step runners, and what to do without them.
+var unsupported = map[string]string{
+	"concrete": "it has a whole job in a form of GitLab Runner's own; turn its feature flag FF_CONCRETE off",
+	"function/oci/build": "build the image with another tool, such as docker build or buildah; it needs the step's " +
+		"files and nothing else",
+	"function/oci/publish": "publish the image with another tool, such as docker push or skopeo",
+}
 
 const (
 	scriptURL   = "builtin://script"
@@ -37,15 +63,51 @@ func isScript(ref *pb.Reference) bool {
 	return ref.GetProtocol() == pb.Reference_builtin && (ref.GetPath() == ScriptStep || ref.GetPath() == LegacyScriptStep)
 }
 
-// Builtin returns the spec of the built-in step name, or nil.
-func Builtin(name string) *pb.Spec {
-	if name != ScriptStep && name != LegacyScriptStep {
-		return nil
-	}
-	return &pb.Spec{Spec: &pb.Spec_Content{Inputs: map[string]*pb.Spec_Input{
-		inputScript: {Type: pb.Spec_string, Sensitive: true},
-		inputShell:  {Type: pb.Spec_string, Default: structpb.NewStringValue(""), Options: []string{"", "bash", "sh"}},
+// builtins return the definitions of all built-in steps, by name.
+var builtins = map[string]func() *pb.Definition{
+	ScriptStep:            scriptDefinition,
+	LegacyScriptStep:      scriptDefinition,
+	ManagerScriptStep:     embedded(ManagerScriptStep),
+	CloneStep:             embedded(CloneStep),
+	UploadArtifactsStep:   embedded(UploadArtifactsStep),
+	DownloadArtifactsStep: embedded(DownloadArtifactsStep),
+	RestoreCacheStep:      embedded(RestoreCacheStep),
+	SaveCacheStep:         embedded(SaveCacheStep),
+}
+
+var scriptDefinition = sync.OnceValue(func() *pb.Definition {
+	return &pb.Definition{Type: pb.DefinitionType_exec, Spec: &pb.Spec{Spec: &pb.Spec_Content{
+		Inputs: map[string]*pb.Spec_Input{
+			inputScript: {Type: pb.Spec_string, Sensitive: true},
+			inputShell:  {Type: pb.Spec_string, Default: structpb.NewStringValue(""), Options: []string{"", "bash", "sh"}},
+		},
 	}}}
+})
+
+// embedded returns a function that compiles the file of a built-in step, once: most builds use none of them.
+func embedded(name string) func() *pb.Definition {
+	return sync.OnceValue(func() *pb.Definition {
+		text, err := builtinFiles.ReadFile("builtins/" + name + ".yml")
+		if err != nil {
+			panic("BUG: a built-in step has no file: " + err.Error())
+		}
+		def, err := ParseStep("builtin://"+name, text)
+		if err != nil {
+			panic("BUG: a built-in step: " + err.Error())
+		}
+		return def
+	})
+}
+
+// Builtin returns the definition of the built-in step name. It must not be changed.
+func Builtin(name string) (*pb.Definition, error) {
+	if def := builtins[name]; def != nil {
+		return def(), nil
+	}
+	if remedy, known := unsupported[name]; known {
+		return nil, fmt.Errorf("builtin://%s is not part of this version: %s", name, remedy)
+	}
+	return nil, fmt.Errorf("there is no step %.64q built in; there are %s", name, strings.Join(sortedKeys(builtins), ", "))
 }
 
 // joinScript joins a script that is a list of lines.

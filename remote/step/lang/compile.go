@@ -166,11 +166,9 @@ func (c *compiler) run(run *draftRun, s *scope, named bool) []*pb.Step {
 
 // step compiles the step at index i of its list.
 func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
-	p := &pb.Step{Name: d.name.text, When: cmp.Or(d.when.text, OnSuccess)}
+	p := &pb.Step{Name: d.stepName(i), When: cmp.Or(d.when.text, OnSuccess)}
 	if d.name.given {
 		c.fail(checkName(d.name, "name"))
-	} else {
-		p.Name = fmt.Sprintf("step_%d", i+1)
 	}
 	c.fail(d.onlyOne())
 	if d.when.given && !slices.Contains(whens, d.when.text) {
@@ -198,6 +196,14 @@ func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 		}
 	}
 	return p
+}
+
+// stepName is the name of the step at index i of its list.
+func (d *draft) stepName(i int) string {
+	if d.name.given {
+		return d.name.text
+	}
+	return fmt.Sprintf("step_%d", i+1)
 }
 
 // script compiles the short form of a call of the script step.

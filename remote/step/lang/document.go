@@ -109,7 +109,7 @@ func (r *reader) jobKey(d *draftDefinition, it item) {
 	case slices.Contains(stepKeys, key):
 		r.fail(it.key.at.errorf("%s belongs to a step, and steps stand in a list: write - before it", key))
 	default:
-		r.fail(unknown(it.key, "a job", jobKeys))
+		r.refuse(unknown(it.key, "a job", jobKeys))
 	}
 }
 
@@ -205,7 +205,7 @@ func (r *reader) stepKey(d *draft, it item) {
 		if slices.Contains(workDirs, key) {
 			r.fail(it.key.at.errorf("%s belongs to exec", key))
 		}
-		r.fail(unknown(it.key, "a step", stepKeys))
+		r.refuse(unknown(it.key, "a step", stepKeys))
 	}
 }
 
@@ -225,10 +225,19 @@ func (r *reader) reference(n *yaml.Node, key string) *draftReference {
 		return ref
 	}
 	ref.long = map[string][]pair{}
+	defer r.strictly()()
 	r.each(r.mapping(n, key), key, longForms, func(it item) {
 		ref.long[it.key.text] = r.longForm(it.value, it.key.text)
 	})
 	return ref
+}
+
+// strictly makes unknown keys mistakes until the function that it returns is called: a part of a reference that is not
+// understood may say which code is meant.
+func (r *reader) strictly() (end func()) {
+	tolerant := r.tolerant
+	r.tolerant = false
+	return func() { r.tolerant = tolerant }
 }
 
 // longForm reads the parts of a reference of the form git, zip or oci.
@@ -264,7 +273,7 @@ func (r *reader) exec(n *yaml.Node) *draftExec {
 			}
 			e.workDir = r.word(it.value, key)
 		default:
-			r.fail(unknown(it.key, "exec", execKeys))
+			r.refuse(unknown(it.key, "exec", execKeys))
 		}
 	}
 	return e

@@ -14,6 +14,9 @@ import (
 type reader struct {
 	mistake
 	text *text
+	// tolerant makes an unknown key a warning, which is kept in unknown.
+	tolerant bool
+	unknown  []*Error
 	// origin returns the source of a node; nil if all nodes belong to text.
 	origin func(*yaml.Node) *Source
 	cost   int
@@ -135,11 +138,28 @@ func (r *reader) optional(n *yaml.Node, what string) []item {
 // each calls read for each key of items, a mapping that errors call what. It refuses keys that are not in known.
 func (r *reader) each(items []item, what string, known []string, read func(item)) {
 	for _, it := range items {
-		if !slices.Contains(known, it.key.text) {
-			r.fail(unknown(it.key, what, known))
+		if slices.Contains(known, it.key.text) {
+			read(it)
+		} else if r.refuse(unknown(it.key, what, known)); r.err != nil {
 			return
 		}
-		read(it)
+	}
+}
+
+// maxUnknown is the most unknown keys of a text that are reported where they are only warnings.
+const maxUnknown = 20
+
+// refuse takes note of a key that is not known: a mistake, or only a warning if the reader is tolerant.
+func (r *reader) refuse(bad *Error) {
+	switch {
+	case !r.tolerant:
+		r.fail(bad)
+	case r.err != nil || len(r.unknown) > maxUnknown:
+	case len(r.unknown) == maxUnknown:
+		r.unknown = append(r.unknown, r.text.errorf("there are more unknown keys, which are ignored"))
+	default:
+		bad.Message += "; it is ignored"
+		r.unknown = append(r.unknown, bad)
 	}
 }
 

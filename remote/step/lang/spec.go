@@ -8,8 +8,9 @@ import (
 func (r *reader) specDocument(n *yaml.Node, v0 bool) (spec draftSpec) {
 	for _, it := range r.optional(n, "the first of two documents, the spec,") {
 		if it.key.text != "spec" {
-			r.fail(it.key.at.errorf("unknown key%s; the first of two documents holds spec, the second run or exec",
+			r.refuse(it.key.at.errorf("unknown key%s; the first of two documents holds spec, the second run or exec",
 				Quote(it.key.text)))
+			continue
 		}
 		r.spec(it.value, &spec, v0)
 	}

@@ -53,6 +53,35 @@ func ParseStep(name string, data []byte) (*pb.Definition, error) {
 	return parse(name, data, (*reader).step, compileStep)
 }
 
+// ParseTolerant is Parse for a text that may be of a newer version of the language: a key that is not known is ignored,
+// with a warning. The parts of references are read as strictly as ever. The error, if there is one, is that of Parse.
+func ParseTolerant(name string, data []byte) (def *pb.Definition, warnings []*Error, err error) {
+	return parseTolerant(name, data, (*reader).job, compileJob)
+}
+
+// ParseStepTolerant is ParseStep with the rules of ParseTolerant.
+func ParseStepTolerant(name string, data []byte) (def *pb.Definition, warnings []*Error, err error) {
+	return parseTolerant(name, data, (*reader).step, compileStep)
+}
+
+func parseTolerant(name string, data []byte, read func(*reader, []*yaml.Node) *draftDefinition,
+	compile func(*draftDefinition) (*pb.Definition, error),
+) (def *pb.Definition, warnings []*Error, err error) {
+	d, err := parseDraft(name, data, func(r *reader, docs []*yaml.Node) *draftDefinition {
+		r.tolerant = true
+		d := read(r, docs)
+		warnings = r.unknown
+		return d
+	})
+	if err == nil {
+		def, err = compile(d)
+	}
+	if err != nil && len(warnings) > 0 { // the mistake may be in a key that was ignored
+		def, err = parse(name, data, read, compile)
+	}
+	return def, warnings, err
+}
+
 func parse(name string, data []byte, read func(*reader, []*yaml.Node) *draftDefinition,
 	compile func(*draftDefinition) (*pb.Definition, error),
 ) (*pb.Definition, error) {

@@ -182,7 +182,7 @@ func (c *Recorder) StepPrepared(step *engine.StepResult, with engine.Prepared) {
 	s := c.step(step)
 	s.body, s.filesDir = with.Definition, with.FilesDir
 	switch {
-	case with.Builtin != "":
+	case with.Script:
 		s.kind = trace.KindScript
 	case with.Definition.GetType() == pb.DefinitionType_exec:
 		s.kind = trace.KindExec

@@ -1,0 +1,70 @@
+package connector
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// warningServer has a job of one step with warnings.
+type warningServer struct {
+	endedJob
+	asked *pb.RunRequest
+}
+
+func (s *warningServer) Run(_ context.Context, req *pb.RunRequest) (*pb.RunResponse, error) {
+	s.asked = req
+	return &pb.RunResponse{}, nil
+}
+
+func (s *warningServer) Follow(_ *pb.FollowRequest, stream grpc.ServerStreamingServer[pb.FollowResponse]) error {
+	step := &pb.Step{Name: "a"}
+	for _, m := range []*pb.FollowResponse{
+		{Result: &pb.StepResult{Step: step, Status: pb.StepResult_running}},
+		{Result: &pb.StepResult{
+			Step: step, Status: pb.StepResult_success, Warnings: []string{"first", "second\x1b[1m\nthird"},
+		}},
+		{Job: s.last},
+	} {
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestWarningsAboutAStepAreInTheBuildsLogOnce(t *testing.T) {
+	s := &warningServer{}
+	s.last = &pb.Job{Status: pb.Job_suceeded} //nolint:misspell // the published spelling
+	c, stop := connectTo(t, s)
+	defer stop()
+	var log sshtest.Log
+	result, err := c.Execute(t.Context(), Job{
+		Script: "true", PassEnv: []string{"all", "GOPATH"}, UnsafeExports: "refuse",
+	}, &log)
+	require.NoError(t, err)
+	require.Equal(t, Succeeded, result.Status)
+	require.Equal(t, []string{"all", "GOPATH"}, s.asked.GetPassEnv())
+	require.Equal(t, "refuse", s.asked.GetUnsafeExports())
+	require.Contains(t, log.String(), "step runner: warning: step \"a\": first\n")
+	require.NotContains(t, log.String(), "\x1b")
+	require.NotContains(t, log.String(), "\nthird")
+}
+
+func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
+	s := &refusingServer{refuse: func(*runnerproto.RunRequest) error { panic("the job was sent") }}
+	c, stop := connectTo(t, s)
+	defer stop()
+	for _, job := range []Job{{Script: "true", PassEnv: []string{"all"}}, {Script: "true", UnsafeExports: "allow"}} {
+		_, err := c.Execute(t.Context(), job, &sshtest.Log{})
+		var refused *RequestError
+		require.ErrorAs(t, err, &refused)
+		require.ErrorContains(t, err, "takes no policy for the environment")
+	}
+}

@@ -1,0 +1,200 @@
+package clone
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
+)
+
+// Config says what to clone, and where.
+type Config struct {
+	// URL is the repository, by HTTPS or HTTP, without a user or a password. Required.
+	URL string
+	// Revision is a commit, a branch, a tag or a full ref. If empty, HEAD.
+	Revision string
+	// Dir is the directory, which is made if it is missing. Of an earlier clone there the history is used again.
+	// Required.
+	Dir string
+	// Depth is how many commits of the history are fetched. If zero, all.
+	Depth int
+	// Clean removes files that are not in the repository, ignored ones too, if there was a clone before.
+	Clean bool
+	// Submodules are checked out too.
+	Submodules Submodules
+	// User and Password are the login for the server of URL. Without a Password there is none.
+	User, Password string
+	// Env is the environment of git, in the form of [os.Environ].
+	Env []string
+	// Output gets the messages of git. If nil, they are discarded.
+	Output io.Writer
+}
+
+// Submodules says which submodules are checked out.
+type Submodules string
+
+// The values of Submodules.
+const (
+	None      Submodules = "none"
+	Normal    Submodules = "normal"    // those of the repository
+	Recursive Submodules = "recursive" // and theirs
+)
+
+func (cfg *Config) check() error {
+	u, err := url.Parse(cfg.URL)
+	switch {
+	case err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "":
+		return errors.New("the repository is not a URL such as https://host/path")
+	case u.User != nil:
+		return errors.New("the repository's URL has a user; give user and password by themselves")
+	case strings.ContainsFunc(cfg.URL, isControl):
+		return errors.New("the repository's URL holds a control character")
+	case strings.HasPrefix(cfg.Revision, "-") || strings.ContainsFunc(cfg.Revision, isControl) ||
+		strings.ContainsAny(cfg.Revision, ":+^~*?[\\ "):
+		return errors.New("the revision is not valid; write a commit, a branch or a tag")
+	case cfg.Depth < 0:
+		return errors.New("the depth is negative; use 0 for the whole history")
+	case !slices.Contains([]Submodules{"", None, Normal, Recursive}, cfg.Submodules):
+		return fmt.Errorf("submodules %.64q: use none, normal or recursive", cfg.Submodules)
+	}
+	return nil
+}
+
+func isControl(c rune) bool { return c < ' ' || c == 0x7f }
+
+// Clone checks out cfg.Revision in cfg.Dir and returns the commit. Files in the way are replaced. When ctx ends, git is
+// killed, and the directory stays as it is.
+func Clone(ctx context.Context, cfg Config) (commit string, err error) {
+	if err := cfg.check(); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(cfg.Dir, 0o755); err != nil {
+		return "", fmt.Errorf("make the directory: %w", err)
+	}
+	g := &git{cfg: &cfg}
+	if cfg.Password != "" {
+		login, err := newLogin(cfg.User, cfg.Password)
+		if err != nil {
+			return "", err
+		}
+		defer login.close()
+		g.login = login
+	}
+	again, err := cfg.reset()
+	if err != nil {
+		return "", err
+	}
+	if err := g.fetch(ctx); err != nil {
+		return "", err
+	}
+	if err := g.run(ctx, "checkout", "--quiet", "--force", "--detach", "FETCH_HEAD"); err != nil {
+		return "", err
+	}
+	if again && cfg.Clean {
+		if err := g.run(ctx, "clean", "-ffdxq"); err != nil {
+			return "", err
+		}
+	}
+	if err := g.submodules(ctx, again); err != nil {
+		return "", err
+	}
+	commit, err = g.output(ctx, "rev-parse", "--verify", "HEAD^{commit}")
+	if err == nil && isCommit(cfg.Revision) && commit != cfg.Revision {
+		err = fmt.Errorf("the server sent the commit %s in place of the one that was asked for", commit)
+	}
+	return commit, err
+}
+
+// isCommit reports whether a revision is the whole id of a commit.
+func isCommit(revision string) bool {
+	return (len(revision) == 40 || len(revision) == 64) && strings.Trim(revision, "0123456789abcdef") == ""
+}
+
+// removed is what may change the meaning of a repository that an earlier build has left, or block it.
+var removed = []string{
+	"config", "config.worktree", "config.lock", "hooks", "info", "modules", "index.lock", "shallow.lock", "HEAD.lock",
+	"packed-refs.lock",
+}
+
+// reset removes from the repository in Dir what an earlier build may have put there to run code in this one, and
+// reports whether there is a repository. One that is not a plain directory goes as a whole.
+func (cfg *Config) reset() (again bool, err error) {
+	dir := filepath.Join(cfg.Dir, ".git")
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look at an earlier clone: %w", err)
+	case !info.IsDir():
+		if err := os.Remove(dir); err != nil {
+			return false, fmt.Errorf("remove an earlier clone: %w", err)
+		}
+		return false, nil
+	}
+	for _, name := range removed {
+		if err := rmtree.Remove(filepath.Join(dir, name)); err != nil {
+			return false, fmt.Errorf("reset an earlier clone: %w", err)
+		}
+	}
+	return true, nil
+}
+
+// fetch makes the repository, and fetches the revision.
+func (g *git) fetch(ctx context.Context) error {
+	init := []string{"init", "--quiet", "--template="}
+	if len(g.cfg.Revision) == 64 && isCommit(g.cfg.Revision) {
+		init = append(init, "--object-format=sha256")
+	}
+	if err := g.run(ctx, init...); err != nil {
+		return err
+	}
+	if err := g.run(ctx, "config", "remote.origin.url", g.cfg.URL); err != nil {
+		return err
+	}
+	if err := g.run(ctx, "config", "remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"); err != nil {
+		return err
+	}
+	args := []string{"fetch", "--quiet", "--force", "--no-tags", "--no-recurse-submodules", "--no-write-commit-graph"}
+	_, err := os.Lstat(filepath.Join(g.cfg.Dir, ".git", "shallow"))
+	switch {
+	case g.cfg.Depth > 0:
+		args = append(args, "--depth="+strconv.Itoa(g.cfg.Depth))
+	case err == nil:
+		args = append(args, "--unshallow")
+	}
+	revision := g.cfg.Revision
+	if revision == "" {
+		revision = "HEAD"
+	}
+	return g.run(ctx, append(args, "--", "origin", revision)...)
+}
+
+// submodules checks out the submodules. again tells that files of an earlier clone may be in their place.
+func (g *git) submodules(ctx context.Context, again bool) error {
+	if g.cfg.Submodules == "" || g.cfg.Submodules == None {
+		return nil
+	}
+	if again {
+		if err := g.run(ctx, "submodule", "--quiet", "deinit", "--force", "--all"); err != nil {
+			return err
+		}
+	}
+	args := []string{"submodule", "--quiet", "update", "--init", "--force"}
+	if g.cfg.Submodules == Recursive {
+		args = append(args, "--recursive")
+	}
+	if g.cfg.Depth > 0 {
+		args = append(args, "--depth="+strconv.Itoa(g.cfg.Depth))
+	}
+	return g.run(ctx, args...)
+}

@@ -1,0 +1,266 @@
+package clone
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+)
+
+// trial is a server with the repository p/main and a directory for clones of it.
+type trial struct {
+	t      *testing.T
+	server *fetchtest.GitServer
+	repo   *fetchtest.Repository
+	root   string
+	cfg    Config
+	said   bytes.Buffer
+	// before is called before each request. The server's goroutines begin when git, another process, connects: only an
+	// atomic orders them after the test's writes.
+	before atomic.Pointer[func(*http.Request)]
+}
+
+// newTrial serves a repository to those who know its password.
+func newTrial(t *testing.T) *trial {
+	t.Helper()
+	tr := &trial{t: t, root: t.TempDir()}
+	tr.repo = fetchtest.NewRepository(t, filepath.Join(tr.root, "p", "main"))
+	tr.server = fetchtest.ServeGit(t, tr.root)
+	tr.server.Before = func(_ http.ResponseWriter, r *http.Request) bool {
+		if before := tr.before.Load(); before != nil {
+			(*before)(r)
+		}
+		return false
+	}
+	tr.server.User, tr.server.Password = "gitlab-ci-token", `pa"ss $word`
+	tr.cfg = Config{
+		URL: tr.server.URL + "/p/main", Dir: filepath.Join(t.TempDir(), "work"), User: "gitlab-ci-token",
+		Password: tr.server.Password, Output: &tr.said,
+		Env: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GIT_CONFIG_NOSYSTEM=1", "GIT_DIR=/nowhere"},
+	}
+	return tr
+}
+
+// clone clones, which must succeed, and returns the commit.
+func (tr *trial) clone(change ...func(*Config)) string {
+	tr.t.Helper()
+	commit, err := tr.try(change...)
+	require.NoError(tr.t, err, "%s", &tr.said)
+	return commit
+}
+
+func (tr *trial) try(change ...func(*Config)) (string, error) {
+	cfg := tr.cfg
+	for _, c := range change {
+		c(&cfg)
+	}
+	return Clone(tr.t.Context(), cfg)
+}
+
+// has requires that a file of the clone has the text, or that there is none for "".
+func (tr *trial) has(name, text string) {
+	tr.t.Helper()
+	data, err := os.ReadFile(filepath.Join(tr.cfg.Dir, name))
+	if text == "" {
+		require.ErrorIs(tr.t, err, os.ErrNotExist)
+		return
+	}
+	require.NoError(tr.t, err)
+	require.Equal(tr.t, text, string(data))
+}
+
+// put writes a file of the clone.
+func (tr *trial) put(name, text string) {
+	tr.t.Helper()
+	path := filepath.Join(tr.cfg.Dir, name)
+	require.NoError(tr.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(tr.t, os.WriteFile(path, []byte(text), 0o755))
+}
+
+func TestCommitsBranchesAndTagsAreCheckedOut(t *testing.T) {
+	tr := newTrial(t)
+	first := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1", "old": "x"}))
+	second := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "2"}))
+	other := tr.repo.Commit("feature/x", fetchtest.Texts(map[string]string{"a": "3"}))
+	tr.repo.Git("tag", "v1", first)
+
+	require.Equal(t, second, tr.clone())
+	tr.has("a", "2")
+	tr.has("old", "")
+	require.Equal(t, first, tr.clone(func(c *Config) { c.Revision, c.Depth = first, 1 }))
+	tr.has("old", "x")
+	require.Equal(t, other, tr.clone(func(c *Config) { c.Revision, c.Depth = "feature/x", 1 }))
+	tr.has("a", "3")
+	require.Equal(t, first, tr.clone(func(c *Config) { c.Revision = "v1" }))
+	require.Equal(t, second, tr.clone(func(c *Config) { c.Revision = "refs/heads/main" }))
+	tr.has("a", "2")
+}
+
+func TestHistoryHasTheDepthThatIsAskedFor(t *testing.T) {
+	tr := newTrial(t)
+	for range 5 {
+		tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	}
+	for _, c := range []struct {
+		depth int
+		want  string
+	}{{2, "2"}, {0, "5"}, {3, "3"}} {
+		tr.clone(func(cfg *Config) { cfg.Depth = c.depth })
+		g := &git{cfg: &tr.cfg}
+		count, err := g.output(t.Context(), "rev-list", "--count", "HEAD")
+		require.NoError(t, err)
+		require.Equal(t, c.want, count)
+	}
+}
+
+func TestEarlierBuildCannotChangeWhatAClonesGitDoes(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{
+		"a": "1\n", ".gitignore": "ignored\n", ".gitattributes": "a filter=evil\n",
+	}))
+	tr.clone()
+	evil := filepath.Join(t.TempDir(), "evil")
+	for _, hook := range []string{"post-checkout", "reference-transaction", "post-index-change"} {
+		tr.put(".git/hooks/"+hook, "#!/bin/sh\ntouch "+evil+"\n")
+	}
+	tr.put(".git/config", "[core]\n\tfsmonitor = touch "+evil+"\n\thooksPath = .git/hooks\n"+
+		"[filter \"evil\"]\n\tsmudge = touch "+evil+"; cat\n"+
+		"[remote \"origin\"]\n\turl = http://elsewhere.invalid/\n[include]\n\tpath = /nowhere\n")
+	tr.put(".git/index.lock", "")
+	tr.put("a", "changed")
+	tr.put("new", "x")
+	tr.put("ignored", "x")
+	tr.put("sub/dir/new", "x")
+	tr.clone(func(c *Config) { c.Clean = true })
+	require.NoFileExists(t, evil)
+	tr.has("a", "1\n")
+	for _, name := range []string{"new", "ignored", "sub/dir/new"} {
+		tr.has(name, "")
+	}
+
+	tr.put("new", "x")
+	tr.clone()
+	tr.has("new", "x")
+
+	// Something else in the place of the repository goes.
+	require.NoError(t, os.RemoveAll(filepath.Join(tr.cfg.Dir, ".git")))
+	require.NoError(t, os.Symlink("/nowhere", filepath.Join(tr.cfg.Dir, ".git")))
+	tr.clone()
+	tr.has("a", "1\n")
+}
+
+func TestPasswordIsInNoArgumentVariableOrFile(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	var mu sync.Mutex
+	var seen []byte
+	look := func(*http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, file := range []string{"cmdline", "environ"} {
+			all, err := filepath.Glob("/proc/[0-9]*/" + file)
+			require.NoError(t, err)
+			for _, name := range all {
+				data, _ := os.ReadFile(name) // others' are not readable
+				seen = append(seen, data...)
+			}
+		}
+	}
+	tr.before.Store(&look)
+	tr.clone()
+	mu.Lock()
+	defer mu.Unlock()
+	require.Contains(t, string(seen), "remote-http", "git was looked at while it ran")
+	require.NotContains(t, string(seen), tr.cfg.Password)
+	require.NoError(t, filepath.WalkDir(tr.cfg.Dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		require.NotContains(t, string(data), tr.cfg.Password, path)
+		return err
+	}))
+	g := &git{cfg: &tr.cfg}
+	origin, err := g.output(t.Context(), "remote", "get-url", "origin")
+	require.NoError(t, err)
+	require.Equal(t, tr.cfg.URL, origin)
+}
+
+func TestSubmodulesOfTheSameServerAreCheckedOutWithTheSameLogin(t *testing.T) {
+	tr := newTrial(t)
+	deep := fetchtest.NewRepository(t, filepath.Join(tr.root, "p", "deep"))
+	atDeep := deep.Commit("main", fetchtest.Texts(map[string]string{"d": "deep"}))
+	sub := fetchtest.NewRepository(t, filepath.Join(tr.root, "p", "sub"))
+	files := fetchtest.Texts(map[string]string{
+		"s": "sub", ".gitmodules": "[submodule \"deep\"]\n\tpath = deep\n\turl = ../deep\n",
+	})
+	files["deep"] = fetchtest.File{Submodule: atDeep}
+	atSub := sub.Commit("main", files)
+	files = fetchtest.Texts(map[string]string{
+		"a": "1", ".gitmodules": "[submodule \"sub\"]\n\tpath = sub\n\turl = ../sub\n",
+	})
+	files["sub"] = fetchtest.File{Submodule: atSub}
+	tr.repo.Commit("main", files)
+
+	tr.clone()
+	tr.has("sub/s", "")
+	tr.clone(func(c *Config) { c.Submodules = Normal })
+	tr.has("sub/s", "sub")
+	tr.has("sub/deep/d", "")
+	tr.put("sub/s", "changed")
+	tr.clone(func(c *Config) { c.Submodules, c.Depth, c.Clean = Recursive, 1, true })
+	tr.has("sub/s", "sub")
+	tr.has("sub/deep/d", "deep")
+}
+
+func TestFailuresSayWhatIsWrong(t *testing.T) {
+	tr := newTrial(t)
+	commit := tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	missing := "git fetch: repository '" + tr.server.URL + "/p/none/' not found"
+	for want, change := range map[string]func(*Config){
+		"the repository is not a URL such as https://host/path": func(c *Config) { c.URL = "ext::sh -c id" },
+		"the repository's URL has a user":                       func(c *Config) { c.URL = "https://u:p@host/path" },
+		"the revision is not valid":                             func(c *Config) { c.Revision = "--upload-pack=id" },
+		"the revision is not valid; write a commit, a branch":   func(c *Config) { c.Revision = "main:refs/heads/evil" },
+		"the depth is negative":                                 func(c *Config) { c.Depth = -1 },
+		`submodules "all": use none, normal or recursive`:       func(c *Config) { c.Submodules = "all" },
+		"git fetch: couldn't find remote ref nowhere":           func(c *Config) { c.Revision = "nowhere" },
+		"git fetch: Authentication failed":                      func(c *Config) { c.Password = "wrong" },
+		"git fetch: could not read Username":                    func(c *Config) { c.Password = "" },
+		missing:                                                 func(c *Config) { c.URL = tr.server.URL + "/p/none" },
+		"line break or a NUL byte":                              func(c *Config) { c.Password = "a\nb" },
+		"the program git is not installed":                      func(c *Config) { t.Setenv("PATH", t.TempDir()) },
+	} {
+		path := os.Getenv("PATH")
+		_, err := tr.try(change)
+		require.ErrorContains(t, err, want)
+		require.NotContains(t, err.Error(), "wrong")
+		t.Setenv("PATH", path)
+	}
+	require.Equal(t, commit, tr.clone(), "the directory can be used after a failure")
+}
+
+func TestCloneEndsWithItsContext(t *testing.T) {
+	tr := newTrial(t)
+	tr.repo.Commit("main", fetchtest.Texts(map[string]string{"a": "1"}))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("the job was stopped")
+	release := make(chan struct{})
+	stop := func(*http.Request) {
+		cancel(why)
+		<-release
+	}
+	tr.before.Store(&stop)
+	_, err := Clone(ctx, tr.cfg)
+	close(release)
+	require.ErrorIs(t, err, why)
+}

@@ -1,0 +1,80 @@
+package commands
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/clone"
+)
+
+// passwordVariable is the environment variable with the password of a repository.
+const passwordVariable = "CI_JOB_TOKEN"
+
+// exitCloneFailed is the exit code of a clone that failed, as of a step.
+const exitCloneFailed = 1
+
+func cloneRepository(fl *pflag.FlagSet) runner {
+	cfg := clone.Config{Output: os.Stderr}
+	fl.StringVar(&cfg.URL, "url", "", "the repository, by HTTPS or HTTP (required)")
+	fl.StringVar(&cfg.Revision, "revision", "HEAD", "a commit, a branch or a tag")
+	fl.StringVar(&cfg.Dir, "dir", ".", "directory of the files")
+	fl.IntVar(&cfg.Depth, "depth", 0, "commits of the history to fetch; 0 for all")
+	fl.BoolVar(&cfg.Clean, "clean", true, "remove files of an earlier clone's directory that are not in the repository")
+	submodules := fl.String("submodules", string(clone.None), "none, normal or recursive")
+	fl.StringVar(&cfg.User, "user", "gitlab-ci-token", "user of the password in "+passwordVariable)
+	output := fl.String("output-file", "", "append the commit to this file, as the output commit of a step")
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
+		}
+		if err := required(fl, "url"); err != nil {
+			return 0, err
+		}
+		if err := remote.Conceal(); err != nil { // the password is in the environment
+			return 0, err
+		}
+		cfg.Submodules, cfg.Password = clone.Submodules(*submodules), os.Getenv(passwordVariable)
+		for _, kv := range os.Environ() {
+			if !strings.HasPrefix(kv, passwordVariable+"=") {
+				cfg.Env = append(cfg.Env, kv)
+			}
+		}
+		commit, err := clone.Clone(ctx, cfg)
+		if err == nil && *output != "" {
+			err = appendOutput(*output, "commit", commit)
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "stepmux: clone %s: %v\n", cfg.URL, err)
+			if code := endsignal.Code(ctx); code != 0 {
+				return code, nil
+			}
+			return exitCloneFailed, nil
+		}
+		fmt.Fprintf(os.Stderr, "checked out %s\n", commit)
+		return 0, nil
+	}
+}
+
+// appendOutput appends an output to the file of a step.
+func appendOutput(file, name, value string) error {
+	line, err := json.Marshal(map[string]string{"name": name, "value": value})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
