@@ -180,10 +180,10 @@ func (s *Server) take(w http.ResponseWriter, r *http.Request, job string) {
 	Refuse(w, http.StatusCreated, "201 Created")
 }
 
-// give sends the newest upload of a job.
+// give sends the newest archive of a job. Reports are not for other jobs.
 func (s *Server) give(w http.ResponseWriter, job string) {
 	for i := len(s.Uploads()) - 1; i >= 0; i-- {
-		if u := s.Uploads()[i]; u.Job == job {
+		if u := s.Uploads()[i]; u.Job == job && cmp.Or(u.Query.Get("artifact_type"), "archive") == "archive" {
 			w.Header().Set("Content-Type", "application/zip")
 			_, _ = w.Write(u.Data)
 			return

@@ -45,9 +45,15 @@ type Job struct {
 	BuildDir  string // absolute, or relative to the login directory
 	Run       string // the list of steps, in JSON
 	Variables []*runnerproto.Variable
+	// Caches, Dependencies and Artifacts are what scripts do before and after the steps. Dependencies are the numbers of
+	// the jobs whose artifacts this job needs.
+	Caches       []Cache
+	Dependencies []string
+	Artifacts    []Artifact
+	Server       Server // for dependencies and artifacts
 	// Log gets the job's log, with the output of serve in it. It is not used after Execute.
 	Log io.Writer
-	// Cancel, when it is closed, cancels the job, which then ends by itself. May be nil.
+	// Cancel, when it is closed, cancels the job's steps, which then end by themselves. May be nil.
 	Cancel <-chan struct{}
 	// Serving is called with the socket's path before the job is sent. May be nil.
 	Serving func(socket string)
@@ -56,8 +62,8 @@ type Job struct {
 // Result is how a job ended.
 type Result struct {
 	State    runnerproto.Status_State
-	Message  string
-	ExitCode int // the N of a message that ends in "exit status N", else 0
+	Message  string // if a script failed, STAGE: exit status N
+	ExitCode int    // the N of a message that ends in "exit status N", else 0
 }
 
 // Execute runs the job and returns when its status is final. The error says why there is none.
@@ -68,21 +74,48 @@ func (m *Manager) Execute(ctx context.Context, job Job) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("log in: %w", err)
 	}
-	defer client.Close()
-	if err := m.verify(ctx, client, log); err != nil {
+	var serve *serving
+	defer func() {
+		client.Close() // the real manager does not wait for the shell either
+		if serve != nil {
+			<-serve.ended
+		}
+	}()
+	result, err := m.runStages(ctx, client, job, m.before(job), log)
+	if err == nil && result.State == runnerproto.Status_success {
+		if serve, err = m.connect(ctx, client, log); err == nil {
+			result, err = m.steps(ctx, client, serve, job, log)
+		}
+	}
+	if err != nil {
 		return Result{}, err
+	}
+	succeeded := result.State == runnerproto.Status_success
+	after, err := m.runStages(ctx, client, job, m.after(job, succeeded), log)
+	if succeeded {
+		result = after
+	}
+	return result, err
+}
+
+// connect looks for the runner's program and starts serve.
+func (m *Manager) connect(ctx context.Context, client *ssh.Client, log io.Writer) (*serving, error) {
+	if err := m.verify(ctx, client, log); err != nil {
+		return nil, err
 	}
 	serve, err := m.serve(ctx, client, log)
 	if err != nil {
-		return Result{}, fmt.Errorf("connect: %w", err)
+		return nil, fmt.Errorf("connect: %w", err)
 	}
-	defer func() {
-		serve.stop()
-		client.Close() // the real manager does not wait for the shell either
-		<-serve.ended
-	}()
-	stop := context.AfterFunc(ctx, serve.stop)
-	defer stop()
+	return serve, nil
+}
+
+// steps runs the job's steps. Then it ends serve, but does not wait for its end.
+func (m *Manager) steps(
+	ctx context.Context, client *ssh.Client, serve *serving, job Job, log io.Writer,
+) (Result, error) {
+	defer serve.stop()
+	defer context.AfterFunc(ctx, serve.stop)()
 	if job.Serving != nil {
 		job.Serving(serve.socket)
 	}

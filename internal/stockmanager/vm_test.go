@@ -26,8 +26,8 @@ type vm struct {
 	builds  string // for build directories
 }
 
-// newVM starts a VM whose sockets are in temp, which must be empty.
-func newVM(t *testing.T, temp string) *vm {
+// newVM starts a VM whose sockets are in temp, which must be empty. env are more variables of its sessions.
+func newVM(t *testing.T, temp string, env ...string) *vm {
 	t.Helper()
 	bin := t.TempDir()
 	program := filepath.Join(bin, "stepmux-vm")
@@ -35,7 +35,7 @@ func newVM(t *testing.T, temp string) *vm {
 	require.NoError(t, err)
 	require.NoError(t, os.Link(built, program))
 	require.NoError(t, os.Symlink("stepmux-vm", filepath.Join(bin, "gitlab-runner")))
-	server := sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+bin+":/usr/bin:/bin")
+	server := sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+bin+":/usr/bin:/bin "+strings.Join(env, " "))
 	v := &vm{server: server, program: program, builds: t.TempDir()}
 	v.Manager = &stockmanager.Manager{Addr: server.Addr, SSH: server.ClientConfig(), Temp: temp}
 	t.Cleanup(func() { v.requireNothingLeft(t) })
