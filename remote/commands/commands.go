@@ -62,7 +62,7 @@ func (p Program) Main(args []string) int {
 // Steps runs the command line that follows the word "steps", and returns its exit code.
 func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
-		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script or cache"))
+		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script, end or cache"))
 	}
 	for _, c := range stepsCommands {
 		if c.word() == args[0] {
@@ -74,7 +74,7 @@ func (p Program) Steps(args []string) int {
 		fmt.Fprint(os.Stdout, p.stepsHelp())
 		return 0
 	}
-	return p.wrongUsage("steps", fmt.Errorf("unknown command %q: use serve, proxy, relay, script or cache", args[0]))
+	return p.wrongUsage("steps", fmt.Errorf("unknown command %q: use serve, proxy, relay, script, end or cache", args[0]))
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.
