@@ -173,11 +173,12 @@ func TestTheNextBuildEndsWhatADeadManagersBuildLeft(t *testing.T) {
 				v := newVM(t, sshtest.OpenSSH(t))
 				v.beOrdinary(t)
 				b := startAttacked(t, v, route, v.daemon())
+				b.proxy.Stall() // the manager learns nothing of it, and can do nothing
 				b.strike(t, strike(b.ends))
 				for _, pid := range b.ends.all() {
 					await(t, func() bool { return strings.Contains("TZ", stateOf(pid)) }, "it is neither stopped nor killed")
 				}
-				b.proxy.Cut() // the manager cannot reach the VM any more
+				b.proxy.Cut()
 				<-b.ended
 				require.NoError(t, b.executor.Cleanup(sshtest.Within(t)))
 				left := b.executor.Left()
