@@ -73,27 +73,38 @@ func (b *build) awaitServe(ctx context.Context) error {
 	}
 }
 
-// endByCommand ends what is left of the build by `steps end`, which s starts, and notes what is left then. Another step
-// runner's directory is removed, its processes are unknown.
+// endByCommand ends what is left of the build by `steps end`, which s starts, and notes what is left then. It is not
+// known for an older step runner without that command. The wrapper of a step runner of another kind leaves no more than
+// the directory.
 func (b *build) endByCommand(ctx context.Context, s starter) {
-	dir := path.Dir(b.serve.socket)
 	if b.program.Kind != program.Stepmux {
-		if _, err := output(ctx, s, removeArgv(dir)); err != nil {
-			b.c.leave(fmt.Sprintf("directory %s (remove it: %v)", dir, err))
-		}
+		b.removeDirectory(ctx, s)
 		return
 	}
-	text, err := output(ctx, s, endArgv(b.program.Argv(), b.serve.socket))
 	var found wire.Leftovers
+	text, err := output(ctx, s, endArgv(b.program.Argv(), b.serve.socket))
 	if err == nil {
-		last := text[bytes.LastIndexByte(bytes.TrimRight(text, "\n"), '\n')+1:] // a login shell may print more
-		err = json.Unmarshal(last, &found)
+		text = bytes.TrimRight(text, "\n")
+		err = json.Unmarshal(text[bytes.LastIndexByte(text, '\n')+1:], &found) // a login shell may print more, before it
 	}
 	if err != nil {
-		b.c.leave(fmt.Sprintf("unknown: the VM could not be asked (steps end): %v", err))
+		b.c.leave(fmt.Sprintf("unknown: steps end: %v", err))
+		b.removeDirectory(ctx, s)
 		return
 	}
 	b.c.leave(found.Left...)
+}
+
+// removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM
+// removes it.
+func (b *build) removeDirectory(ctx context.Context, s starter) {
+	if !isDone(b.serve.process.Exited()) {
+		return // it is in use
+	}
+	dir := path.Dir(b.serve.socket)
+	if _, err := output(ctx, s, removeArgv(dir)); err != nil {
+		b.c.leave(fmt.Sprintf("directory %s: %v", dir, err))
+	}
 }
 
 // output runs a command on the VM and returns its bounded standard output.
@@ -103,6 +114,7 @@ func output(ctx context.Context, s starter, argv []string) ([]byte, error) {
 		return nil, err
 	}
 	defer p.Close()
+	_ = p.CloseWrite() // fails only if it has ended
 	defer context.AfterFunc(ctx, func() { p.Close() })()
 	text, err := io.ReadAll(io.LimitReader(p, wire.MaxLeftovers))
 	if err != nil {
