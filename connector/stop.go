@@ -51,11 +51,11 @@ func (b *build) stop(ctx context.Context) error {
 	return nil
 }
 
-// awaitServe waits for serve's end. After a quarter of the time it has the build ended by command: serve or its relay
+// awaitServe waits for serve's end. After a third of the time it has the build ended by command: serve or its relay
 // may have been stopped.
 func (b *build) awaitServe(ctx context.Context) error {
 	exited := b.serve.process.Exited()
-	stuck := time.NewTimer(b.c.cfg.StopTimeout / 4)
+	stuck := time.NewTimer(b.c.cfg.StopTimeout / 3)
 	defer stuck.Stop()
 	select {
 	case <-exited:

@@ -100,9 +100,12 @@ func await(t *testing.T, is func() bool, what string) {
 	require.Eventually(t, is, sshtest.Bound, 5*time.Millisecond, what)
 }
 
-// daemon leaves the job's session and withstands all signals that can be withstood.
-func (v *vm) daemon() string {
-	return `(cd ` + v.tmp + ` && setsid sh -c 'trap "" TERM HUP INT; while :; do sleep 7; done') &`
+// daemon starts a process that leaves the job's session and withstands all signals that can be withstood, and waits
+// until it does.
+func (v *vm) daemon(t *testing.T) string {
+	up := filepath.Join(t.TempDir(), "up")
+	return `(cd ` + v.tmp + ` && setsid sh -c 'trap "" TERM HUP INT; >` + up + `; while :; do sleep 7; done') &
+until [ -e ` + up + ` ]; do sleep 0.01; done`
 }
 
 func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
@@ -121,7 +124,7 @@ func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
 				t.Parallel()
 				v := newVM(t, sshtest.OpenSSH(t))
 				v.beOrdinary(t)
-				b := startAttacked(t, v, route, v.daemon())
+				b := startAttacked(t, v, route, v.daemon(t))
 				doomed := victims(b.ends)
 				b.strike(t, "kill -STOP "+words(doomed))
 				for _, pid := range doomed {
@@ -144,7 +147,7 @@ func TestDaemonOfAJobThatKillsItsEndsIsEndedWithItsBuild(t *testing.T) {
 			t.Parallel()
 			v := newVM(t, sshtest.OpenSSH(t))
 			v.beOrdinary(t)
-			b := startAttacked(t, v, route, v.daemon())
+			b := startAttacked(t, v, route, v.daemon(t))
 			b.strike(t, "kill -STOP "+words(b.ends.all())+"; kill -KILL "+words(b.ends.all()))
 			requireReason(t, <-b.ended, instance.RunnerSystemFailure, codeOfKilled(route))
 			require.NoError(t, b.executor.Cleanup(sshtest.Within(t)))
@@ -172,7 +175,7 @@ func TestTheNextBuildEndsWhatADeadManagersBuildLeft(t *testing.T) {
 				t.Parallel()
 				v := newVM(t, sshtest.OpenSSH(t))
 				v.beOrdinary(t)
-				b := startAttacked(t, v, route, v.daemon())
+				b := startAttacked(t, v, route, v.daemon(t))
 				b.proxy.Stall() // the manager learns nothing of it, and can do nothing
 				b.strike(t, strike(b.ends))
 				for _, pid := range b.ends.all() {
@@ -227,4 +230,23 @@ func TestWhatStaysIsInTheResult(t *testing.T) {
 	require.NoError(t, b.executor.Cleanup(sshtest.Within(t)))
 	require.Equal(t, []string{"directory " + dir}, b.executor.Left())
 	require.NoError(t, syscall.Kill(holder, syscall.SIGKILL))
+}
+
+func TestTheNextRelayEndsTheDaemonOfAScriptThatKilledItsEnds(t *testing.T) {
+	v := newVM(t, sshtest.OpenSSH(t))
+	v.beOrdinary(t)
+	proxy := sshtest.Proxy(t, v.Addr)
+	p := v.via(t, proxy.Addr()).provider(t, 1, nil)
+	e := p.Executor(instance.Build{ID: "b1", Log: &sshtest.Log{}})
+	require.NoError(t, e.Prepare(sshtest.Within(t)))
+	// The parent of the shell is `steps script`, whose parent is the relay.
+	const kill = `relay=$(awk '{print $4}' /proc/$PPID/stat); kill -STOP $relay $PPID; kill -KILL $relay $PPID`
+	err := e.Run(sshtest.Within(t), []byte(v.daemon(t)+"\n"+kill))
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.NoError(t, e.Cleanup(sshtest.Within(t)))
+	require.NotEmpty(t, processesNaming(v.tmp), "the daemon")
+
+	next := v.provider(t, 1, nil)
+	require.NoError(t, build(sshtest.Within(t), next, "b2", script("true"), &sshtest.Log{}))
+	v.requireClean(t)
 }
