@@ -187,7 +187,6 @@ func TestTheNextBuildEndsWhatADeadManagersBuildLeft(t *testing.T) {
 				left := b.executor.Left()
 				require.Len(t, left, 1)
 				require.Contains(t, left[0], "unknown: the connection was lost")
-				require.NotEmpty(t, processesNaming(v.tmp), "the daemon")
 
 				p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
 				e := prepared(t, p, "b2", &sshtest.Log{})
@@ -244,7 +243,6 @@ func TestTheNextRelayEndsTheDaemonOfAScriptThatKilledItsEnds(t *testing.T) {
 	err := e.Run(sshtest.Within(t), []byte(v.daemon(t)+"\n"+kill))
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.NoError(t, e.Cleanup(sshtest.Within(t)))
-	require.NotEmpty(t, processesNaming(v.tmp), "the daemon")
 
 	next := v.provider(t, 1, nil)
 	require.NoError(t, build(sshtest.Within(t), next, "b2", script("true"), &sshtest.Log{}))

