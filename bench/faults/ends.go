@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// ends waits for a step runner and returns it with its shims, its build, and the relay if there is one. All are stopped.
+// ends waits for a step runner and returns it with its shims, the relay if there is one, and its build. It stops all of
+// these processes.
 func (r *rig) ends(f injection) (all []process, build string, ok bool) {
 	m, serve, build, ok := r.victim(f, "serve")
 	if !ok {

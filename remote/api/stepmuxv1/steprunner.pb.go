@@ -13,15 +13,14 @@
 package stepmuxv1
 
 import (
-	reflect "reflect"
-	sync "sync"
-	unsafe "unsafe"
-
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	structpb "google.golang.org/protobuf/types/known/structpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
+	reflect "reflect"
+	sync "sync"
+	unsafe "unsafe"
 )
 
 const (
@@ -1472,40 +1471,37 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 	return file_stepmuxv1_steprunner_proto_rawDescData
 }
 
-var (
-	file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-	file_stepmuxv1_steprunner_proto_msgTypes  = make([]protoimpl.MessageInfo, 19)
-	file_stepmuxv1_steprunner_proto_goTypes   = []any{
-		RunRequest_StepType(0),         // 0: stepmux.v1.RunRequest.StepType
-		StepResult_Status(0),           // 1: stepmux.v1.StepResult.Status
-		FollowIOResponse_StreamType(0), // 2: stepmux.v1.FollowIOResponse.StreamType
-		Job_JobStatus(0),               // 3: stepmux.v1.Job.JobStatus
-		(*RunRequest)(nil),             // 4: stepmux.v1.RunRequest
-		(*Variable)(nil),               // 5: stepmux.v1.Variable
-		(*RunResponse)(nil),            // 6: stepmux.v1.RunResponse
-		(*FollowRequest)(nil),          // 7: stepmux.v1.FollowRequest
-		(*FollowResponse)(nil),         // 8: stepmux.v1.FollowResponse
-		(*StepResult)(nil),             // 9: stepmux.v1.StepResult
-		(*TraceRequest)(nil),           // 10: stepmux.v1.TraceRequest
-		(*TraceResponse)(nil),          // 11: stepmux.v1.TraceResponse
-		(*FollowIORequest)(nil),        // 12: stepmux.v1.FollowIORequest
-		(*FollowIOResponse)(nil),       // 13: stepmux.v1.FollowIOResponse
-		(*CancelRequest)(nil),          // 14: stepmux.v1.CancelRequest
-		(*CancelResponse)(nil),         // 15: stepmux.v1.CancelResponse
-		(*ListRequest)(nil),            // 16: stepmux.v1.ListRequest
-		(*Job)(nil),                    // 17: stepmux.v1.Job
-		(*ListResponse)(nil),           // 18: stepmux.v1.ListResponse
-		nil,                            // 19: stepmux.v1.RunRequest.EnvEntry
-		nil,                            // 20: stepmux.v1.StepResult.OutputsEntry
-		nil,                            // 21: stepmux.v1.StepResult.ExportsEntry
-		(*StepResult_Output)(nil),      // 22: stepmux.v1.StepResult.Output
-		(*Step)(nil),                   // 23: stepmux.v1.Step
-		(*durationpb.Duration)(nil),    // 24: google.protobuf.Duration
-		(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
-		(*structpb.Value)(nil),         // 26: google.protobuf.Value
-	}
-)
-
+var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_stepmuxv1_steprunner_proto_goTypes = []any{
+	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
+	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
+	(FollowIOResponse_StreamType)(0), // 2: stepmux.v1.FollowIOResponse.StreamType
+	(Job_JobStatus)(0),               // 3: stepmux.v1.Job.JobStatus
+	(*RunRequest)(nil),               // 4: stepmux.v1.RunRequest
+	(*Variable)(nil),                 // 5: stepmux.v1.Variable
+	(*RunResponse)(nil),              // 6: stepmux.v1.RunResponse
+	(*FollowRequest)(nil),            // 7: stepmux.v1.FollowRequest
+	(*FollowResponse)(nil),           // 8: stepmux.v1.FollowResponse
+	(*StepResult)(nil),               // 9: stepmux.v1.StepResult
+	(*TraceRequest)(nil),             // 10: stepmux.v1.TraceRequest
+	(*TraceResponse)(nil),            // 11: stepmux.v1.TraceResponse
+	(*FollowIORequest)(nil),          // 12: stepmux.v1.FollowIORequest
+	(*FollowIOResponse)(nil),         // 13: stepmux.v1.FollowIOResponse
+	(*CancelRequest)(nil),            // 14: stepmux.v1.CancelRequest
+	(*CancelResponse)(nil),           // 15: stepmux.v1.CancelResponse
+	(*ListRequest)(nil),              // 16: stepmux.v1.ListRequest
+	(*Job)(nil),                      // 17: stepmux.v1.Job
+	(*ListResponse)(nil),             // 18: stepmux.v1.ListResponse
+	nil,                              // 19: stepmux.v1.RunRequest.EnvEntry
+	nil,                              // 20: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 21: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 22: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 23: stepmux.v1.Step
+	(*durationpb.Duration)(nil),      // 24: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 26: google.protobuf.Value
+}
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
 	19, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
