@@ -56,7 +56,8 @@ type attacked struct {
 // startAttacked starts a build whose job runs first, says "started", and then runs the line that strike sends.
 func startAttacked(t *testing.T, v *vm, route connector.Route, first string) *attacked {
 	t.Helper()
-	b := &attacked{vm: v, proxy: sshtest.Proxy(t, v.Addr), gate: filepath.Join(t.TempDir(), "gate"), ended: make(chan error, 1)}
+	b := &attacked{vm: v, proxy: sshtest.Proxy(t, v.Addr), ended: make(chan error, 1)}
+	b.gate = filepath.Join(t.TempDir(), "gate")
 	p := v.via(t, b.proxy.Addr()).provider(t, 1, func(c *instance.Config, _ *instance.Instance) {
 		c.Route, c.StopTimeout = route, 12*time.Second
 	})

@@ -67,8 +67,8 @@ type ServeConfig struct {
 // the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 //
 // Errors before the marker name the file that stands where the directory should be, or the missing one. The directory
-// must not be in use by a living serve. What dead serves have left is ended and
-// removed once this one is ready (package stale).
+// must not be in use by a living serve. What dead serves have left is ended and removed once this one is ready (package
+// stale).
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)

@@ -53,7 +53,8 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/relay", "remote/stale", "internal/filelock", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"internal/filelock",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
 	"remote/commands": {"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal"},

@@ -119,7 +119,9 @@ func TestIdentityIsReadAsItIsWritten(t *testing.T) {
 	back, ok := parseIdentity(us.String())
 	require.True(t, ok)
 	require.Equal(t, us, back)
-	for _, bad := range []string{"", "a", "a:1:2", "a:-5:2", "a:x:2", "a:5:-2", ":5:2", "a:5:2:3", "a:5:" + strconv.Itoa(1<<62) + "0"} {
+	for _, bad := range []string{
+		"", "a", "a:1:2", "a:-5:2", "a:x:2", "a:5:-2", ":5:2", "a:5:2:3", "a:5:" + strconv.Itoa(1<<62) + "0",
+	} {
 		_, ok := parseIdentity(bad)
 		require.False(t, ok, bad)
 	}

@@ -53,8 +53,8 @@ func (l *peerListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Listener returns the process that listens on the socket of a build (SO_PEERCRED, unix(7)), also if it was stopped. The
-// errors are those of [ConnectBuild].
+// Listener returns the process that listens on the socket of a build (SO_PEERCRED, unix(7)), also if it was stopped.
+// The errors are those of [ConnectBuild].
 func Listener(ctx context.Context, path string) (pid int, err error) {
 	conn, err := ConnectBuild(ctx, path)
 	if err != nil {
