@@ -59,8 +59,8 @@ var allowed = map[string][]string{
 	},
 	"remote/commands": {"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal"},
 	"remote/relay": {
-		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
-		"internal/oserr",
+		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive",
+		"internal/coalesce", "internal/oserr",
 	},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
