@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -270,48 +269,5 @@ func (b *build) routes() Choice {
 func (b *build) giveNative() {
 	if b.native.Swap(false) {
 		b.c.cfg.VM.native.Add(-1)
-	}
-}
-
-// stop closes the bridges, ends serve and waits for its end, bounded by ctx.
-func (b *build) stop(ctx context.Context) error {
-	b.closeBridges()
-	b.takeProxy().discard()
-	b.giveNative()
-	if b.sessions != nil {
-		defer b.sessions.Release()
-	}
-	s, cfg := b.serve, &b.c.cfg
-	if s == nil {
-		return nil
-	}
-	begin := time.Now()
-	cfg.Trace.ServeStop(cfg.BuildID)
-	b.c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; fails only if the channel is gone
-	var err error
-	select {
-	case <-s.process.Exited():
-	case <-ctx.Done():
-		err = fmt.Errorf("stop steps serve: it is not gone after its time: %w", context.Cause(ctx))
-	}
-	cfg.Trace.ServeGone(cfg.BuildID, time.Since(begin), err)
-	s.process.Close()
-	// One that was killed after it had listened, over a connection that still lives, did not clean up.
-	if _, killed := errors.AsType[*mux.ExitError](s.process.Err()); killed && s.ready.Load() {
-		b.removeDirectory(ctx, path.Dir(s.socket))
-	}
-	return err
-}
-
-// removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM
-// removes it.
-func (b *build) removeDirectory(ctx context.Context, dir string) {
-	p, err := b.starter.Start(ctx, mux.Command{Argv: removeArgv(dir)})
-	if err == nil {
-		defer p.Close()
-		err = p.Wait(ctx)
-	}
-	if err != nil {
-		b.c.cfg.Logger.Warn("build directory left on the VM, its next step runner removes it", "dir", dir, "error", err)
 	}
 }

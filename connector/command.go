@@ -26,6 +26,11 @@ func proxyArgv(runner []string, socket string) []string {
 	return slices.Concat(runner, []string{"steps", "proxy", "--socket", socket})
 }
 
+// endArgv ends a build whose serve does not end by itself, and prints what is left.
+func endArgv(runner []string, socket string) []string {
+	return slices.Concat(runner, []string{"steps", "end", "--socket", socket})
+}
+
 // removeArgv removes a build's directory that its serve could not remove.
 func removeArgv(dir string) []string { return []string{"rm", "-rf", "--", dir} }
 
@@ -93,7 +98,7 @@ while read -r x; do :; done
 echo >"$1/.ended"
 [ -s "$1/.leash" ] || sleep 1
 read -r serve <"$1/.leash" || { rm -rf -- "$1"; exit; }
-kill -s TERM -- "-$serve"
+kill -s TERM -- "-$serve"; kill -s CONT -- "-$serve"
 n=$2; while [ "$n" -gt 0 ] && kill -s 0 -- "-$serve"; do sleep 1; n=$((n-1)); done
 clean "$serve" "$1"'
 eval "$clean"
@@ -103,7 +108,7 @@ setsid sh -c "$watch" leash "$dir" "$grace" <&3 >/dev/null 2>&1 3<&- & two=$!
 exec 3<&-
 umask "$mask" # that of the login, for the job
 setsid sh -c 'echo "$$" >"$1/.leash"; shift; exec "$@"' leash "$dir" "$@" "$socket" </dev/null 9<&- & serve=$!
-trap 'kill -s TERM -- "-$serve" 2>/dev/null' TERM INT HUP
+trap 'kill -s TERM -- "-$serve" 2>/dev/null; kill -s CONT -- "-$serve" 2>/dev/null' TERM INT HUP
 while :; do wait "$serve" 2>/dev/null; s=$?; kill -0 "$serve" 2>/dev/null || break; done
 [ ! -e "$dir/.ended" ] || s=0
 for group in "$one" "$two"; do kill -s KILL -- "-$group" 2>/dev/null; done

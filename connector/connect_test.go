@@ -301,6 +301,9 @@ echo "step-runner is listening on socket $socket" >&2; read x; kill -KILL $$`), 
 	require.DirExists(t, dir)
 	require.NoError(t, b.Close(sshtest.Within(t)))
 	require.NoDirExists(t, dir)
+	left := b.Left()
+	require.Len(t, left, 1, "it knows no steps end")
+	require.Contains(t, left[0], "unknown: steps end: ")
 }
 
 func TestNewRefusesWhatCannotWork(t *testing.T) {

@@ -322,6 +322,18 @@ func exitError(code int, err error) error {
 	return err
 }
 
+// Left returns what may be left of the build on the instance once Cleanup has returned: one text for each process or
+// directory, or one that says why it is not known. It is foreign text.
+func (e *Executor) Left() []string {
+	e.mu.Lock()
+	c := e.connector
+	e.mu.Unlock()
+	if c == nil {
+		return nil
+	}
+	return c.Left()
+}
+
 // Cleanup ends the build's processes on the instance and gives its slot back. It may be called at any time, also while
 // the build runs, which then fails. It is idempotent. It waits until the step runner, the script and the commands of
 // clients are gone and the log has all its text: at most until ctx ends, StopTimeout for the step runner, and Grace and

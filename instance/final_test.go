@@ -89,6 +89,7 @@ var finalStates = []struct {
 	code   int
 	check  func(*testing.T, error) // looks closer; may be nil
 	early  bool                    // there never is a step runner that listens
+	lost   bool                    // nobody can know what is left
 }{
 	{name: "success", script: restless + "exit 0"},
 	{name: "script failure", script: restless + "exit 42", reason: instance.ScriptFailure, code: 42},
@@ -166,6 +167,7 @@ var finalStates = []struct {
 		script: restless + "wait",
 		end:    func(_ *testing.T, b *finalBuild) { b.proxy.Cut() },
 		reason: instance.RunnerSystemFailure,
+		lost:   true,
 		check: func(t *testing.T, err error) {
 			lost := (*mux.ConnError)(nil)
 			require.ErrorAs(t, err, &lost)
@@ -218,6 +220,12 @@ func TestWhateverEndsABuildItsReasonIsTrueAndNothingIsLeft(t *testing.T) {
 				}
 				err := <-ended
 				require.NoError(t, b.executor.Cleanup(sshtest.Within(t)), "%s", route)
+				if state.lost {
+					require.Len(t, b.executor.Left(), 1)
+					require.Contains(t, b.executor.Left()[0], "unknown: the connection was lost", "%s", route)
+				} else {
+					require.Empty(t, b.executor.Left(), "%s", route)
+				}
 				if state.reason == "" {
 					require.NoError(t, err, "%s", route)
 				} else {

@@ -105,7 +105,11 @@ func backoff(n int) time.Duration {
 
 // waitUntil waits until t.
 func waitUntil(ctx context.Context, t time.Time) error {
-	timer := time.NewTimer(time.Until(t))
+	wait := time.Until(t)
+	if wait <= 0 {
+		return context.Cause(ctx)
+	}
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

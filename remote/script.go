@@ -136,7 +136,7 @@ func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 
 // startShell starts the shell on its script.
 func startShell(children *proc.Children, argv []string, text, stdout, stderr *os.File) (*proc.Child, error) {
-	c, err := relay.NewCommand(&wire.RelayStart{Argv: argv})
+	c, err := relay.NewCommand(&wire.RelayStart{Argv: argv, Env: proc.Marker()})
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/socketdir"
+	"github.com/stepmux/stepmux/remote/stale"
 )
 
 const (
@@ -73,8 +75,8 @@ type ServeConfig struct {
 // the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 //
 // Errors before the marker name the file that stands where the directory should be, or the missing one. The directory
-// must not be in use by a living serve. Directories of dead serves beside it are removed once this one is ready. In a
-// directory that the caller made, Serve removes what it made itself, and nothing outside.
+// must not be in use by a living serve. What dead serves have left is ended and removed once this one is ready (package
+// stale). In a directory that the caller made, Serve removes what it made itself, and nothing outside.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err := Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -156,7 +158,11 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() {
-		if err := dir.Sweep(ctx); err != nil {
+		var err error
+		if !stale.StartedByRelay() {
+			err = stale.EndProcesses(ctx, filepath.Dir(filepath.Dir(dir.Path())))
+		}
+		if err = errors.Join(err, dir.Sweep(ctx)); err != nil {
 			log.Printf("%v", err)
 		}
 	})

@@ -76,6 +76,8 @@ var kinds = map[Kind]*kindSpec{
 	"kill-proxy": {does: "kill -9 of a build's proxy", routes: viaProxy, inject: killOne("proxy")},
 	"kill-shim":  {does: "kill -9 of the shim of a job's process", inject: killOne("shim"), weight: 6},
 
+	"kill-ends": {does: "kill -9 of a step runner, its shims and the relay at once", inject: (*rig).killEnds},
+
 	"stop-serve": {does: "kill -STOP of a step runner, and -CONT a moment later", inject: pauseOne("serve")},
 	"stop-relay": {does: "kill -STOP of the relay, and -CONT a moment later", routes: viaRelay, inject: pauseOne("relay")},
 	"stop-proxy": {
@@ -90,6 +92,11 @@ var kinds = map[Kind]*kindSpec{
 	"hang-relay": {
 		does: "kill -STOP of the relay for good", slow: true, late: true, routes: viaRelay,
 		inject: hangOne("relay"), weight: 1,
+	},
+
+	"hang-ends": {
+		does: "kill -STOP of a step runner, its shims and the relay for good; its build is cancelled",
+		slow: true, late: true, inject: (*rig).hangEnds, weight: 1,
 	},
 
 	"kill-manager": {does: "kill -9 of the manager", manager: program, inject: (*rig).killManager, weight: 12},

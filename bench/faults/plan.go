@@ -200,7 +200,8 @@ func drawOf(r *rand.Rand, seed uint64, round int, c choice) Plan {
 	switch c.kind {
 	case "cancel-many":
 		builds, faults = 200, 1
-	case "kill-manager", "end-manager", "hang-serve", "hang-relay", "fds-manager", "none", "reorder", "recycle":
+	case "kill-manager", "end-manager", "hang-serve", "hang-relay", "hang-ends", "fds-manager", "none", "reorder",
+		"recycle":
 		faults = 1
 	}
 	for i := range builds {

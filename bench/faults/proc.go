@@ -17,7 +17,7 @@ type process struct {
 // is reports whether it is a part of the VM's end: serve, proxy, relay or shim.
 func (p *process) is(part string) bool {
 	if part == "shim" {
-		return len(p.args) == 2 && p.args[1] == "__shim"
+		return len(p.args) == 3 && p.args[1] == "__shim"
 	}
 	if len(p.args) < 3 || p.args[1] != "steps" || p.args[2] != part {
 		return false

@@ -99,7 +99,7 @@ func TestProcessesBelowOneAreFound(t *testing.T) {
 }
 
 func TestPartsOfTheVMsEndAreTold(t *testing.T) {
-	shim := process{args: []string{"stepmux", "__shim"}}
+	shim := process{args: []string{"stepmux", "__shim", "4026531836.4026531834:1234:5678"}}
 	serve := process{args: []string{"/opt/stepmux", "steps", "serve", "--socket", "-"}}
 	shell := process{args: []string{"bash", "-c", "/opt/stepmux steps serve"}}
 	require.True(t, shim.is("shim"))

@@ -61,7 +61,7 @@ func TestFaultsOfEachKindLeaveBuildsTrueAndVMsClean(t *testing.T) {
 	for _, r := range all {
 		faults += r.Faults
 	}
-	require.GreaterOrEqual(t, faults, 40)
+	require.GreaterOrEqual(t, faults, len(all)/2, "most faults found no victim")
 	t.Logf("\n%s", Table(all))
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -39,6 +40,7 @@ type reporter struct {
 	running map[string]bool // builds
 	done    int
 	failed  int
+	left    int // builds of which something may be left on their VM
 }
 
 // newReporter returns a reporter whose output is text, raw or json.
@@ -89,6 +91,10 @@ func (r *reporter) ended(report batch.Report) {
 	}
 	if report.Cleanup != nil {
 		r.showLocked("%s: clean-up on %s: %v", report.Build, report.Instance, report.Cleanup)
+	}
+	if len(report.Left) > 0 {
+		r.left++
+		r.showLocked("%s: may be left on %s: %s", report.Build, report.Instance, strings.Join(report.Left, "; "))
 	}
 	if r.json {
 		_ = writeJSON(r.out, jsonBuildOf(report)) // close tells of lost text
@@ -204,6 +210,7 @@ type jsonBuild struct {
 	ExitCode    *int             `json:"exit_code,omitempty"` // nil if no script ended
 	Error       string           `json:"error,omitempty"`
 	Cleanup     string           `json:"cleanup_error,omitempty"`
+	Left        []string         `json:"left,omitempty"` // what may be left on the instance
 	Route       connector.Choice `json:"route"`
 	Connect     float64          `json:"connect_s"`
 	FirstOutput float64          `json:"first_output_s"`
@@ -226,6 +233,9 @@ func jsonBuildOf(r batch.Report) jsonBuild {
 	if r.Cleanup != nil {
 		b.Cleanup = termtext.Text(r.Cleanup.Error())
 	}
+	for _, what := range r.Left {
+		b.Left = append(b.Left, termtext.Text(what))
+	}
 	return b
 }
 
@@ -233,6 +243,7 @@ func jsonBuildOf(r batch.Report) jsonBuild {
 type jsonSummary struct {
 	Builds      int                        `json:"builds"`
 	Failed      int                        `json:"failed"`
+	Left        int                        `json:"left"` // builds of which something may be left on their instance
 	Connections map[string]int             `json:"connections"`
 	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts that are not instances
 	Sessions    map[string]int             `json:"sessions_at_once"`
@@ -245,7 +256,7 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	defer r.mu.Unlock()
 	if r.json {
 		sum := jsonSummary{
-			len(reports), r.failed, map[string]int{}, map[string]int{}, map[string]int{}, map[string]program.Program{},
+			len(reports), r.failed, r.left, map[string]int{}, map[string]int{}, map[string]int{}, map[string]program.Program{},
 		}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
@@ -260,6 +271,9 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 		return
 	}
 	fmt.Fprintf(r.err, "\n%d builds, %d failed\n", len(reports), r.failed)
+	if r.left > 0 {
+		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
+	}
 	for _, in := range stat.Instances {
 		sessions := in.Conn.Sessions
 		allowed := ""

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -34,5 +36,38 @@ func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 		var got map[string]any
 		require.NoError(t, json.Unmarshal(data, &got))
 		require.Equal(t, c.want, got["exit_code"], "%s: %s", name, data)
+	}
+}
+
+func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
+	report := batch.Report{
+		Build: "b1", Instance: "vm-1", Left: []string{"process 7 (\"sh\")", "directory /tmp/\x1b[31m"},
+	}
+	for _, output := range []string{"text", "json"} {
+		var out, messages bytes.Buffer
+		r := newReporter(1, output, &out, &messages)
+		r.ended(report)
+		r.summary([]batch.Report{report}, instance.Stat{})
+		require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
+		require.Contains(t, messages.String(), `b1: may be left on vm-1: process 7 ("sh"); directory /tmp/`)
+		require.NotContains(t, messages.String()+out.String(), "\x1b")
+		if output == "text" {
+			require.Contains(t, messages.String(), "builds that may have left something on their VM: 1\n")
+			continue
+		}
+		var build struct {
+			Left []string `json:"left"`
+		}
+		var last struct {
+			Summary struct {
+				Left int `json:"left"`
+			} `json:"summary"`
+		}
+		results := json.NewDecoder(&out)
+		require.NoError(t, results.Decode(&build))
+		require.Len(t, build.Left, 2)
+		require.Equal(t, `process 7 ("sh")`, build.Left[0])
+		require.NoError(t, results.Decode(&last))
+		require.Equal(t, 1, last.Summary.Left)
 	}
 }

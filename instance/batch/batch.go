@@ -51,8 +51,10 @@ type Report struct {
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
 	// build did not get there.
 	Connect, FirstOutput, Duration time.Duration
-	// Cleanup is not nil if something of the build may be left on the VM.
+	// Cleanup is not nil if the end of the build on the VM failed, or was not seen.
 	Cleanup error
+	// Left names what may be left of the build on the VM, or says why that is not known. It is foreign text.
+	Left []string
 }
 
 // Run runs all builds of b on p's instances and returns when the last has ended and is cleaned up. When ctx ends the
@@ -82,7 +84,8 @@ func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Bui
 	err := b.execute(ctx, e, build, &report)
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
-	_ = build.Log.Close()             // a Write has reported its failure already
+	report.Left = e.Left()
+	_ = build.Log.Close() // a Write has reported its failure already
 	if failed := (*instance.BuildError)(nil); errors.As(err, &failed) {
 		report.Err = failed
 	} else if err != nil { // an error is never a success, also one that no Executor classified
@@ -107,7 +110,7 @@ func (b *Batch) logEnd(r Report) {
 		result = string(r.Err.Reason)
 	}
 	if r.Cleanup != nil {
-		log.Warn("something of the build may be left", "error", r.Cleanup)
+		log.Warn("the build's end on the VM failed", "error", r.Cleanup)
 	}
 	log.Debug("build ended", "result", result, "took", r.Duration)
 }

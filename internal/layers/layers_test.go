@@ -53,7 +53,8 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/relay", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
+		"internal/filelock",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
 	"remote/commands": {
@@ -71,9 +72,10 @@ var allowed = map[string][]string{
 	},
 	"remote/jobcache": {"remote/archive", "remote/transfer"},
 	"remote/relay": {
-		"remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive", "internal/coalesce",
-		"internal/oserr",
+		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive",
+		"internal/coalesce", "internal/oserr",
 	},
+	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
 	"remote/job/service": {

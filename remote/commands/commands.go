@@ -69,7 +69,7 @@ func (p Program) Main(args []string) int {
 // Steps runs the command line that follows the word "steps", and returns its exit code.
 func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
-		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script, cache or clone"))
+		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script, end, cache or clone"))
 	}
 	for _, c := range stepsCommands {
 		if c.word() == args[0] {
@@ -85,7 +85,7 @@ func (p Program) Steps(args []string) int {
 		return 0
 	}
 	return p.wrongUsage("steps",
-		fmt.Errorf("unknown command %q: use serve, proxy, relay, script, cache or clone", args[0]))
+		fmt.Errorf("unknown command %q: use serve, proxy, relay, script, end, cache or clone", args[0]))
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.

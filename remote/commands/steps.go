@@ -67,6 +67,14 @@ end none of its processes is left.`,
 		prepare: script,
 	},
 	{
+		name:  "end --socket PATH",
+		short: "End a build whose step runner does not end by itself",
+		long: `End the build with this socket, for a manager: continue its step runner if that was stopped, send it SIGTERM
+and, 6 s later, SIGKILL, and kill the processes of step runners that are dead. Prints an object in JSON with the
+processes and the directory that are left.`,
+		prepare: end,
+	},
+	{
 		name:  "cache list|prune|verify",
 		short: "Look after the cache of fetched steps, for a manager",
 		long: `List the components in the cache of fetched steps, remove those that no job uses, or compare them with their
@@ -141,6 +149,14 @@ func relay(fl *pflag.FlagSet) runner {
 		}
 		runtime.GOMAXPROCS(relayProcessors(runtime.NumCPU()))
 		return remote.Relay(ctx, stdio, cfg)
+	})
+}
+
+func end(fl *pflag.FlagSet) runner {
+	path := ""
+	fl.StringVar(&path, "socket", "", "path of the build's socket (required)")
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		return remote.End(ctx, stdio.Out, path)
 	})
 }
 

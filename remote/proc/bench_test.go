@@ -50,3 +50,11 @@ func benchmarkTrue(b *testing.B, at int, run func() error) {
 	b.ReportMetric(float64(took[len(took)/2].Microseconds()), "p50-us")
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-us")
 }
+
+func BenchmarkKillOrphans(b *testing.B) {
+	for b.Loop() {
+		if left := KillOrphans(b.Context()); len(left) > 0 {
+			b.Fatal(left)
+		}
+	}
+}

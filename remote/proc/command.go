@@ -17,7 +17,7 @@ type Command struct {
 	// Dir is the working directory: an absolute path that must exist.
 	Dir string
 	// Env is the whole environment, as KEY=VALUE: nothing is inherited. Of several entries with one key the last one
-	// counts.
+	// counts. [Marker] is added to it.
 	Env []string
 	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. One Writer for both must be
 	// safe for concurrent use. Nil discards the output. A Writer that fails gets no more bytes and does not stop the

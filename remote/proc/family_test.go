@@ -176,6 +176,7 @@ func TestShimThatHangsIsGivenUp(t *testing.T) {
 			c.Env = append(c.Env, tag)
 			p := start(t, c)
 			p.stopping.timeout = 20 * time.Millisecond
+			p.resume = func() {}
 			require.NoError(t, p.shim.Signal(unix.SIGSTOP))
 			end(p)
 			_, err := p.Wait(t.Context())

@@ -33,25 +33,11 @@ func ListChildren() []int {
 
 // scanChildren is ListChildren without the kernel's list: it looks at every process.
 func scanChildren() []int {
-	processes, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil
-	}
-	self := strconv.Itoa(os.Getpid())
+	all, _ := List() // without /proc there is no list
 	var list []int
-	for _, process := range processes {
-		pid := atoi(process.Name())
-		if pid == 0 {
-			continue
-		}
-		stat, err := os.ReadFile("/proc/" + process.Name() + "/stat")
-		if err != nil {
-			continue // it has just ended
-		}
-		// pid (any name) state parent ...: see proc_pid_stat(5).
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) > 1 && string(fields[1]) == self {
-			list = append(list, pid)
+	for _, p := range all {
+		if p.Parent == os.Getpid() {
+			list = append(list, p.PID)
 		}
 	}
 	return list

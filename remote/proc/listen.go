@@ -83,8 +83,11 @@ func (p *Process) setExited() {
 	close(p.exited)
 }
 
-// tell sends the shim a message. A shim that is gone needs no message.
-func (p *Process) tell(message byte) { _, _ = p.control.Write([]byte{message}) }
+// tell sends the shim a message, and continues a shim that was stopped. One that is gone needs neither.
+func (p *Process) tell(message byte) {
+	_, _ = p.control.Write([]byte{message})
+	p.resume()
+}
 
 // abandon kills the shim, which ends the command too.
 func (p *Process) abandon() { _ = p.shim.Kill() } // fails only if it has ended

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -28,6 +31,7 @@ type Process struct {
 	shim    *os.Process
 	control *os.File
 	closing sync.Once
+	resume  func() // continues a shim that was stopped
 
 	program string // these two are set once there is a command
 	pumps   []*pump
@@ -84,6 +88,9 @@ func startBy(ctx context.Context, c *Command, get func() (*Process, error)) (*Pr
 // begin hands the command to the shim and waits until it runs.
 func (p *Process) begin(ctx context.Context, c *Command) error {
 	p.program = c.Argv[0]
+	marked := *c
+	marked.Env = slices.Concat(c.Env, Marker())
+	c = &marked
 	if err := p.connect(c); err != nil {
 		return fmt.Errorf("start %q: %w", c.Argv[0], err)
 	}
@@ -103,6 +110,7 @@ func (p *Process) begin(ctx context.Context, c *Command) error {
 
 func newProcess(control *os.File) *Process {
 	p := &Process{control: control, started: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{})}
+	p.resume = func() { _ = p.shim.Signal(unix.SIGCONT) } // an error means that it has ended
 	p.stopping = stopper{
 		term:    func() { p.tell(messageTerm) },
 		kill:    func() { p.tell(messageKill) },

@@ -142,7 +142,7 @@ func TestCommandGetsNoEnvironmentSignalsOrLimitsOfTheServer(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, []string{
-		testPath, "OWN=last",
+		testPath, "OWN=last", Marker()[0],
 		"SigIgn: 0000000000000000", "SigBlk: 0000000000000000",
 		"core 0 0",
 	}, got)
@@ -196,7 +196,7 @@ func TestShimTellsNothingToPs(t *testing.T) {
 	out.want(t, "ready")
 	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.shim.Pid))
 	require.NoError(t, err)
-	require.Equal(t, "stepmux\x00__shim\x00", string(args))
+	require.Equal(t, "stepmux\x00__shim\x00"+self().String()+"\x00", string(args))
 	if os.Geteuid() == 0 { // nobody else may look
 		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.shim.Pid))
 		require.NoError(t, err)

@@ -150,12 +150,17 @@ func (r *reaper) aloneLocked(leader int) {
 	}
 }
 
-// Signal sends sig to the process group of c, if that has a member left.
+// Signal sends sig to the process group of c, if that has a member left. A stopped process takes SIGTERM and SIGHUP
+// only when it goes on, so SIGCONT follows them.
 func (r *reaper) Signal(c *Child, sig syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.running[c.pid] == c || r.lingering[c.pid] == c && anyInGroup(ListChildren(), c.pid) {
-		_ = unix.Kill(-c.pid, sig)
+	if r.running[c.pid] != c && (r.lingering[c.pid] != c || !anyInGroup(ListChildren(), c.pid)) {
+		return
+	}
+	_ = unix.Kill(-c.pid, sig)
+	if sig == unix.SIGTERM || sig == unix.SIGHUP {
+		_ = unix.Kill(-c.pid, unix.SIGCONT)
 	}
 }
 

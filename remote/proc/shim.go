@@ -21,7 +21,7 @@ const (
 	killTimeout = 5 * time.Second
 )
 
-// shimArgs are the arguments that make this program a shim. ps shows them.
+// shimArgs are the arguments that make this program a shim; the identity of its server follows. ps shows them.
 var shimArgs = []string{"stepmux", "__shim"}
 
 // isReady says that Main was called.
@@ -34,7 +34,7 @@ func Main() { isReady.Store(true) }
 // A shim does not wait for main. One is started with every command, and in a program with gRPC and a command line the
 // packages that are initialised after this one take a third of the time of its start.
 func init() {
-	if slices.Equal(os.Args, shimArgs) {
+	if len(os.Args) > 1 && slices.Equal(os.Args[:2], shimArgs) {
 		unix.Exit(runShim()) // os.Exit of a program with the race detector would sleep for a second
 	}
 }

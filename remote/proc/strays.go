@@ -2,6 +2,7 @@ package proc
 
 import (
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +27,7 @@ func startShim(p *Process, attr *os.ProcAttr) (err error) {
 	adoptStrays()
 	shims.mu.Lock()
 	defer shims.mu.Unlock()
-	if p.shim, err = os.StartProcess("/proc/self/exe", shimArgs, attr); err != nil {
+	if p.shim, err = os.StartProcess("/proc/self/exe", append(slices.Clone(shimArgs), self().String()), attr); err != nil {
 		return err
 	}
 	shims.pids[p.shim.Pid] = p

@@ -140,6 +140,9 @@ func (p *process) run() {
 	if p.broke == nil && isClosed(p.child.Exited()) {
 		_ = p.write(exitOf(p.child.Status()).Append(nil)) // the manager may have gone
 	}
+	if isClosed(p.child.Exited()) && p.child.Status().Signaled() && !isClosed(p.relay.closing) {
+		p.relay.sweep() // a serve that was killed has ended nothing
+	}
 }
 
 // end ends the process: it closes its stdin, sends SIGTERM to its group and, after the grace, SIGKILL. It waits for a

@@ -19,7 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/socketdir"
+	"github.com/stepmux/stepmux/remote/stale"
 )
 
 const (
@@ -194,9 +194,9 @@ func (r *relay) watch() {
 	}
 }
 
-// sweep removes the directories of serves that were killed.
+// sweep ends the processes of serves that were killed, and removes their directories.
 func (r *relay) sweep() {
-	for _, err := range socketdir.Sweep(r.life, r.tempDir) {
+	for _, err := range stale.Sweep(r.life, r.tempDir) {
 		r.log.Printf("%v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package socketdir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -52,9 +53,37 @@ func (l *peerListener) Accept() (net.Conn, error) {
 	}
 }
 
+// Listener returns the process that listens on the socket of a build (SO_PEERCRED, unix(7)), also if it was stopped.
+// The errors are those of [ConnectBuild].
+func Listener(ctx context.Context, path string) (pid int, err error) {
+	conn, err := ConnectBuild(ctx, path)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }()
+	cred, err := peerOf(conn)
+	if err != nil {
+		return 0, err
+	}
+	return int(cred.Pid), nil
+}
+
 // checkPeer returns an error unless the process at the other end of conn ran as our own user or as root
-// when it connected or listened (SO_PEERCRED, unix(7)).
+// when it connected or listened.
 func checkPeer(conn *net.UnixConn) error {
+	cred, err := peerOf(conn)
+	if err != nil {
+		return err
+	}
+	if us := os.Geteuid(); int64(cred.Uid) != int64(us) && cred.Uid != 0 {
+		return fmt.Errorf("at the other end is process %d of user %d, which is neither us (user %d) nor root",
+			cred.Pid, cred.Uid, us)
+	}
+	return nil
+}
+
+// peerOf returns the process at the other end of conn as it was when it connected or listened (SO_PEERCRED, unix(7)).
+func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	rc, err := conn.SyscallConn()
 	var cred *unix.Ucred
 	if err == nil {
@@ -65,11 +94,7 @@ func checkPeer(conn *net.UnixConn) error {
 		err = errors.Join(err, fail)
 	}
 	if err != nil {
-		return fmt.Errorf("identify peer: %w", err)
+		return nil, fmt.Errorf("identify peer: %w", err)
 	}
-	if us := os.Geteuid(); int64(cred.Uid) != int64(us) && cred.Uid != 0 {
-		return fmt.Errorf("at the other end is process %d of user %d, which is neither us (user %d) nor root",
-			cred.Pid, cred.Uid, us)
-	}
-	return nil
+	return cred, nil
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -111,7 +112,7 @@ run:
 	})
 	require.Equal(t, Success, tr.run().Status)
 	require.NotContains(t, tr.stdout.String(), "leak")
-	lines := strings.SplitN(tr.stdout.String(), "\n", 3)
+	lines := strings.SplitN(strings.ReplaceAll(tr.stdout.String(), proc.Marker()[0]+"\n", ""), "\n", 3)
 	require.Equal(t, "request Europe/Berlin  sequence sequence step step", lines[0])
 	require.Equal(t, "sequence []", lines[1])
 	require.Equal(t, strings.Join([]string{

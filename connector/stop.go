@@ -1,0 +1,143 @@
+package connector
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"time"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// stop closes the bridges, ends serve and waits for its end, bounded by ctx. A serve that does not end with its leash
+// is ended by `steps end`, and so is a build whose serve or relay was killed.
+func (b *build) stop(ctx context.Context) error {
+	b.closeBridges()
+	b.takeProxy().discard()
+	b.giveNative()
+	if b.sessions != nil {
+		defer b.sessions.Release()
+	}
+	s, cfg := b.serve, &b.c.cfg
+	if s == nil {
+		return nil
+	}
+	begin := time.Now()
+	cfg.Trace.ServeStop(cfg.BuildID)
+	b.c.wg.Go(func() { _ = s.process.CloseWrite() }) // the leash; fails only if the channel is gone
+	err := b.awaitServe(ctx)
+	cfg.Trace.ServeGone(cfg.BuildID, time.Since(begin), err)
+	s.process.Close()
+	if err != nil {
+		return err
+	}
+	lost := s.process.Err()
+	_, noConn := errors.AsType[*mux.ConnError](lost)
+	_, killed := errors.AsType[*mux.ExitError](lost)
+	switch {
+	case noConn:
+		b.c.leave("unknown: the connection was lost before the step runner was seen to end")
+	case mux.IsLost(lost): // the relay
+		b.endByCommand(ctx, b.conn)
+	case killed && s.ready.Load(): // it did not clean up
+		b.endByCommand(ctx, b.starter)
+	}
+	return nil
+}
+
+// awaitServe waits for serve's end. After a third of the time it has the build ended by command: serve or its relay
+// may have been stopped.
+func (b *build) awaitServe(ctx context.Context) error {
+	exited := b.serve.process.Exited()
+	stuck := time.NewTimer(b.c.cfg.StopTimeout / 3)
+	defer stuck.Stop()
+	select {
+	case <-exited:
+		return nil
+	case <-stuck.C:
+		b.endByCommand(ctx, b.conn)
+	case <-ctx.Done():
+		b.c.leave("unknown: the step runner was not seen to end")
+	}
+	select {
+	case <-exited:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop steps serve: it is not gone after its time: %w", context.Cause(ctx))
+	}
+}
+
+// endByCommand ends what is left of the build by `steps end`, which s starts, and notes what is left then. It is not
+// known for an older step runner without that command. The wrapper of a step runner of another kind leaves no more than
+// the directory.
+func (b *build) endByCommand(ctx context.Context, s starter) {
+	if b.program.Kind != program.Stepmux {
+		b.removeDirectory(ctx, s)
+		return
+	}
+	var found wire.Leftovers
+	text, err := output(ctx, s, endArgv(b.program.Argv(), b.serve.socket))
+	if err == nil {
+		text = bytes.TrimRight(text, "\n")
+		err = json.Unmarshal(text[bytes.LastIndexByte(text, '\n')+1:], &found) // a login shell may print more, before it
+	}
+	if err != nil {
+		b.c.leave(fmt.Sprintf("unknown: steps end: %v", err))
+		b.removeDirectory(ctx, s)
+		return
+	}
+	b.c.leave(found.Left...)
+}
+
+// removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM
+// removes it.
+func (b *build) removeDirectory(ctx context.Context, s starter) {
+	if !isDone(b.serve.process.Exited()) {
+		return // it is in use
+	}
+	dir := path.Dir(b.serve.socket)
+	if _, err := output(ctx, s, removeArgv(dir)); err != nil {
+		b.c.leave(fmt.Sprintf("directory %s: %v", dir, err))
+	}
+}
+
+// output runs a command on the VM and returns its bounded standard output.
+func output(ctx context.Context, s starter, argv []string) ([]byte, error) {
+	p, err := s.Start(ctx, mux.Command{Argv: argv})
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	_ = p.CloseWrite() // fails only if it has ended
+	defer context.AfterFunc(ctx, func() { p.Close() })()
+	text, err := io.ReadAll(io.LimitReader(p, wire.MaxLeftovers))
+	if err != nil {
+		return nil, err
+	}
+	return text, p.Wait(ctx)
+}
+
+// leave notes what may be left of the build on the VM, and tells an operator.
+func (c *Connector) leave(what ...string) {
+	if len(what) == 0 {
+		return
+	}
+	c.cfg.Logger.Warn("something of the build may be left on the VM", "left", what)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.left = append(c.left, what...)
+}
+
+// Left returns what may be left of the build on the VM: one text for each process or directory, or one that says why it
+// is not known. It is complete once Close has returned. It is foreign text.
+func (c *Connector) Left() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]string(nil), c.left...)
+}

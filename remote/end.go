@@ -1,0 +1,116 @@
+package remote
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/socketdir"
+	"github.com/stepmux/stepmux/remote/stale"
+)
+
+const (
+	// endGrace is how long End lets a serve end its jobs: their default grace and a second.
+	endGrace = defaultGrace + time.Second
+	// endKill bounds the wait for a serve that was killed, and for its shims to remove the directory.
+	endKill = 2 * time.Second
+)
+
+// End ends the build whose socket is path, for a manager whose serve did not end with its leash. It continues what was
+// stopped, sends SIGTERM to the serve that listens on the socket, SIGKILL after 6 s, and kills the processes of dead
+// serves. Then it writes to out what is left, as a line of JSON ([wire.Leftovers]). It takes 20 s at most.
+func End(ctx context.Context, out io.Writer, path string) error {
+	if err := wire.CheckSocketPath(path); err != nil {
+		return fmt.Errorf("end: %w", err)
+	}
+	dir := filepath.Dir(path)
+	tmp := filepath.Dir(filepath.Dir(dir))
+	if err := socketdir.CheckBuild(tmp, path); err != nil {
+		return fmt.Errorf("end: %w", err)
+	}
+	serve := findServe(ctx, path) // one that goes on may close its socket at once
+	stale.Continue(tmp)
+	report, removal := wire.Leftovers{Left: []string{}}, endGrace // nobody listens: a serve may be ending
+	if serve != nil {
+		removal = endKill
+		if !endServe(ctx, serve) {
+			report.Left = append(report.Left, fmt.Sprintf("process %d (the step runner)", serve.PID))
+		}
+	}
+	for _, p := range proc.KillOrphans(ctx) {
+		report.Left = append(report.Left, p.String())
+	}
+	if !awaitRemoval(ctx, tmp, dir, removal) {
+		report.Left = append(report.Left, "directory "+dir)
+	}
+	if err := json.NewEncoder(out).Encode(report); err != nil {
+		return fmt.Errorf("end: write what is left: %w", oserr.Bare(err))
+	}
+	return nil
+}
+
+// findServe returns the serve that listens on the socket, nil if there is none.
+func findServe(ctx context.Context, path string) *proc.Info {
+	pid, err := socketdir.Listener(ctx, path)
+	if err != nil || pid <= 1 {
+		return nil
+	}
+	serve, err := proc.ReadInfo(pid)
+	if args := proc.Arguments(pid); err != nil || len(args) < 3 || !slices.Equal(args[1:3], []string{"steps", "serve"}) {
+		return nil // a job has put its own socket there
+	}
+	return &serve
+}
+
+// endServe ends a serve, and reports whether it is gone.
+func endServe(ctx context.Context, serve *proc.Info) bool {
+	for _, signal := range []struct {
+		send unix.Signal
+		wait time.Duration
+	}{{unix.SIGTERM, endGrace}, {unix.SIGKILL, endKill}} {
+		if serve.Gone() {
+			return true
+		}
+		_ = unix.Kill(serve.PID, signal.send) // an error means that it has ended
+		_ = unix.Kill(serve.PID, unix.SIGCONT)
+		if await(ctx, signal.wait, serve.Gone) {
+			return true
+		}
+	}
+	return false
+}
+
+// awaitRemoval reports whether the directory dir of a build is gone within so long. Its serve or its shims may be
+// removing it; if there are none, it is removed here.
+func awaitRemoval(ctx context.Context, tmp, dir string, most time.Duration) bool {
+	gone := func() bool {
+		_, err := os.Lstat(dir)
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	socketdir.Sweep(ctx, tmp)
+	if await(ctx, most, gone) {
+		return true
+	}
+	socketdir.Sweep(ctx, tmp) // who held its lock may have ended meanwhile
+	return gone()
+}
+
+// await polls until is returns true, for at most so long, and reports whether it did.
+func await(ctx context.Context, most time.Duration, is func() bool) bool {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	return filelock.Poll(ctx, func() (bool, error) { return is(), nil }) == nil
+}

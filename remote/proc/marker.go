@@ -1,0 +1,138 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// markerVar is the environment variable by which the processes of a dead server are found. Its value names the server
+// (see identity). A process can remove it from its environment; only a namespace holds one that does.
+const markerVar = "STEPMUX_SERVER"
+
+// Marker returns the environment entry that marks the processes which this program starts, for [KillOrphans]. There is
+// none where /proc does not show this program: then nobody could tell whether it lives.
+func Marker() []string {
+	if self().pid == 0 {
+		return nil
+	}
+	return []string{markerVar + "=" + self().String()}
+}
+
+// identity names a process as long as its machine is up: no other one has the same number and the same start.
+type identity struct {
+	space string // the namespaces in which the other two count
+	pid   int
+	start uint64 // in clock ticks since boot
+}
+
+// String is the inverse of parseIdentity.
+func (i identity) String() string { return fmt.Sprintf("%s:%d:%d", i.space, i.pid, i.start) }
+
+func parseIdentity(text string) (identity, bool) {
+	fields := strings.Split(text, ":")
+	if len(fields) != 3 {
+		return identity{}, false
+	}
+	start, err := strconv.ParseUint(fields[2], 10, 64)
+	id := identity{space: fields[0], pid: atoi(fields[1]), start: start}
+	return id, err == nil && id.space != "" && id.pid > 1
+}
+
+// self is the identity of this process, zero if /proc does not tell it.
+var self = sync.OnceValue(func() identity {
+	pid := os.Getpid()
+	if name, err := os.Readlink("/proc/self"); err != nil || name != strconv.Itoa(pid) {
+		return identity{} // /proc is that of another namespace
+	}
+	us, err := ReadInfo(pid)
+	var space, clock unix.Stat_t
+	if err == nil {
+		err = unix.Stat("/proc/self/ns/pid", &space)
+	}
+	if err != nil || pid == 1 {
+		return identity{}
+	}
+	_ = unix.Stat("/proc/self/ns/time", &clock) // before Linux 5.6 there is none
+	return identity{space: fmt.Sprintf("%d.%d", space.Ino, clock.Ino), pid: pid, start: us.start}
+})
+
+// dead reports whether the process has certainly ended.
+func (i identity) dead() bool {
+	if i.space != self().space {
+		return false // we cannot tell
+	}
+	if errors.Is(unix.Kill(i.pid, 0), unix.ESRCH) {
+		return true
+	}
+	now, err := ReadInfo(i.pid)
+	return err == nil && (now.start != i.start || now.Ended) // an error: /proc may hide it (hidepid)
+}
+
+// Info is what /proc shows everybody of a process.
+type Info struct {
+	PID, Parent int
+	Name        string // of its program, at most 15 bytes; a process can change it
+	Stopped     bool   // by a signal
+	Ended       bool   // and not reaped
+
+	start uint64 // in clock ticks since boot
+}
+
+// ReadInfo returns the Info of process pid.
+func ReadInfo(pid int) (Info, error) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return Info{}, err
+	}
+	// pid (any name) state parent ...: see proc_pid_stat(5).
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return Info{}, errMessage
+	}
+	fields := bytes.Fields(stat[end+1:])
+	if len(fields) < 20 {
+		return Info{}, errMessage
+	}
+	start, err := strconv.ParseUint(string(fields[19]), 10, 64)
+	state := fields[0][0]
+	return Info{
+		PID: pid, Parent: atoi(string(fields[1])), Name: string(stat[open+1 : end]), start: start,
+		Stopped: state == 'T', Ended: state == 'Z' || state == 'X',
+	}, err
+}
+
+// Gone reports whether the process has certainly ended since.
+func (i Info) Gone() bool { return identity{self().space, i.PID, i.start}.dead() }
+
+// List returns the processes of this machine.
+func List() ([]Info, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	var all []Info
+	for _, entry := range entries {
+		if pid := atoi(entry.Name()); pid > 0 {
+			if info, err := ReadInfo(pid); err == nil { // else it has just ended
+				all = append(all, info)
+			}
+		}
+	}
+	return all, nil
+}
+
+// Arguments returns the command line of process pid, nil if it has none or has ended.
+func Arguments(pid int) []string {
+	line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err != nil || len(line) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+}
