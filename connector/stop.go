@@ -81,7 +81,7 @@ func (b *build) endByCommand(ctx context.Context, s starter) {
 		b.removeDirectory(ctx, s)
 		return
 	}
-	var found wire.Leftovers
+	var found []string
 	text, err := output(ctx, s, endArgv(b.program.Argv(), b.serve.socket))
 	if err == nil {
 		text = bytes.TrimRight(text, "\n")
@@ -92,7 +92,7 @@ func (b *build) endByCommand(ctx context.Context, s starter) {
 		b.removeDirectory(ctx, s)
 		return
 	}
-	b.c.leave(found.Left...)
+	b.c.leave(found...)
 }
 
 // removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM

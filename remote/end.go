@@ -31,7 +31,7 @@ const (
 
 // End ends the build whose socket is path, for a manager whose serve did not end with its leash. It continues what was
 // stopped, sends SIGTERM to the serve that listens on the socket, SIGKILL after 6 s, and kills the processes of dead
-// serves. Then it writes to out what is left, as a line of JSON ([wire.Leftovers]). It takes 20 s at most.
+// serves. Then it writes to out what is left, as a list of texts in one line of JSON. It takes 20 s at most.
 func End(ctx context.Context, out io.Writer, path string) error {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return fmt.Errorf("end: %w", err)
@@ -43,20 +43,20 @@ func End(ctx context.Context, out io.Writer, path string) error {
 	}
 	serve := findServe(ctx, path) // one that goes on may close its socket at once
 	stale.Continue(tmp)
-	report, removal := wire.Leftovers{Left: []string{}}, endGrace // nobody listens: a serve may be ending
+	left, removal := []string{}, endGrace // nobody listens: a serve may be ending
 	if serve != nil {
 		removal = endKill
 		if !endServe(ctx, serve) {
-			report.Left = append(report.Left, fmt.Sprintf("process %d (the step runner)", serve.PID))
+			left = append(left, fmt.Sprintf("process %d (the step runner)", serve.PID))
 		}
 	}
 	for _, p := range proc.KillOrphans(ctx) {
-		report.Left = append(report.Left, p.String())
+		left = append(left, p.String())
 	}
 	if !awaitRemoval(ctx, tmp, dir, removal) {
-		report.Left = append(report.Left, "directory "+dir)
+		left = append(left, "directory "+dir)
 	}
-	if err := json.NewEncoder(out).Encode(report); err != nil {
+	if err := json.NewEncoder(out).Encode(left); err != nil {
 		return fmt.Errorf("end: write what is left: %w", oserr.Bare(err))
 	}
 	return nil

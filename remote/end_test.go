@@ -22,9 +22,9 @@ func leftBy(ctx context.Context, t *testing.T, socket string) []string {
 	t.Helper()
 	var out bytes.Buffer
 	require.NoError(t, End(ctx, &out, socket))
-	var report wire.Leftovers
-	require.NoError(t, json.Unmarshal(out.Bytes(), &report))
-	return report.Left
+	var left []string
+	require.NoError(t, json.Unmarshal(out.Bytes(), &left))
+	return left
 }
 
 func TestEndOfABuildThatIsGoneLeavesNothing(t *testing.T) {

@@ -1,10 +1,5 @@
 package wire
 
-// Leftovers is the output of `steps end`, as one line of JSON: what of the build is left on the VM. A line names one
-// process or one directory.
-type Leftovers struct {
-	Left []string `json:"left"`
-}
-
-// MaxLeftovers bounds the output of `steps end`, in bytes.
+// MaxLeftovers bounds the output of `steps end`, in bytes. It is a list of texts, as one line of JSON: each names a
+// process or a directory of the build that is left on the VM.
 const MaxLeftovers = 16 << 10

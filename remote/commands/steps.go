@@ -70,7 +70,7 @@ end none of its processes is left.`,
 		name:  "end --socket PATH",
 		short: "End a build whose step runner does not end by itself",
 		long: `End the build with this socket, for a manager: continue its step runner if that was stopped, send it SIGTERM
-and, 6 s later, SIGKILL, and kill the processes of step runners that are dead. Prints an object in JSON with the
+and, 6 s later, SIGKILL, and kill the processes of step runners that are dead. Prints a list in JSON of the
 processes and the directory that are left.`,
 		prepare: end,
 	},
