@@ -14,7 +14,6 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // leftBy returns what End says is left of the build with this socket.
