@@ -248,12 +248,11 @@ func (c *Connector) Choice() Choice {
 	return Choice{}
 }
 
-// Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits
-// until serve is seen gone, at most until ctx ends or StopTimeout has passed; then it gives up and
-// returns an error. [Connector.Left] then tells what may be left.
-// When it returns nothing more is written to Log, with the exception that [buildlog.Log.Close]
-// names. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close is
-// idempotent: later calls wait for the first and return its result.
+// Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits until serve is seen
+// gone, at most until ctx ends or StopTimeout has passed; then it gives up and returns an error. [Connector.Left] then
+// tells what may be left. When it returns nothing more is written to Log, with the exception that [buildlog.Log.Close]
+// names. Calls of Connect and of bridges that wait return ErrClosed or the channel's end. Close is idempotent: later
+// calls wait for the first and return its result.
 func (c *Connector) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
 		c.mu.Lock()
