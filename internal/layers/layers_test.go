@@ -90,11 +90,13 @@ var allowed = map[string][]string{
 	},
 	"remote/step/engine": {
 		"internal/oserr", "internal/rmtree",
-		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
+		"remote/step/mask", "remote/step/component", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
 	},
+	"remote/step/component": {"remote/step/lang", "remote/api/**", "internal/filelock"},
 	"remote/step/fetch": {
-		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
+		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
+		"internal/filelock", "internal/oserr",
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
@@ -109,7 +111,7 @@ var allowed = map[string][]string{
 	"remote/step/trace": {"internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**"},
 	"remote/step/trace/recording": {
 		"internal/lazyregexp",
-		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
+		"remote/step/trace", "remote/step/engine", "remote/step/component", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
 	},
 	"remote/step/trace/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
@@ -117,7 +119,8 @@ var allowed = map[string][]string{
 	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/boundedfile"},
 	"remote/standalone/replay": {
 		"internal/termtext", "internal/boundedfile",
-		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
+		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/component", "remote/step/trace/**",
+		"remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
 	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},

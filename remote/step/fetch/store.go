@@ -124,7 +124,7 @@ func (s *Store) fetch(ctx context.Context, ref *pb.Reference, with Credentials) 
 		return nil, err
 	}
 	c.Version = cmp.Or(ref.GetRev(), ref.GetDigest(), ref.GetTag())
-	c.place(ref.GetPath(), ref.GetFile(), name)
+	c.Place(ref.GetPath(), ref.GetFile(), name)
 	return c, nil
 }
 
