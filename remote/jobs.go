@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"errors"
 	"fmt"
 
 	"google.golang.org/grpc"
@@ -9,8 +8,8 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 // jobs returns the part of the job store's configuration that cfg tells.
@@ -33,22 +32,21 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 	return jobs, nil
 }
 
+// fetchCommand is the command of this program that fetches steps. The file at its path may be another one by now.
+var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
+
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
 // it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
 // process is killed, the shims of the jobs' processes remove dir.
 func openJobs(cfg job.Config, dir, cacheDir string, options ...grpc.ServerOption) (*jobRunner, error) {
-	components, err := fetch.New(fetch.Config{Dir: cacheDir})
+	starter := new(proc.Starter)
+	cfg.Dir, cfg.OrphanDir, cfg.Starter, cfg.Fetcher = dir, dir, starter, &component.Fetcher{Command: fetchCommand, Dir: cacheDir}
+	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	starter := new(proc.Starter)
-	cfg.Dir, cfg.OrphanDir, cfg.Starter, cfg.Fetcher = dir, dir, starter, components
-	store, err := job.New(cfg)
-	if err != nil {
-		return nil, errors.Join(err, components.Close())
-	}
 	return &jobRunner{server: service.NewServer(store, options...), stop: store.Shutdown, close: func() error {
 		defer starter.Close()
-		return errors.Join(store.Close(), components.Close())
+		return store.Close()
 	}}, nil
 }

@@ -78,7 +78,7 @@ type ServeConfig struct {
 // must not be in use by a living serve. What dead serves have left is ended and removed once this one is ready (package
 // stale). In a directory that the caller made, Serve removes what it made itself, and nothing outside.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
-	if err := Conceal(); err != nil {
+	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
 	jobs, err := cfg.jobs()

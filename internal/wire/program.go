@@ -10,6 +10,10 @@ import (
 const (
 	// ProgramName is the name that our own program reports.
 	ProgramName = "stepmux"
+	// FetchProgram is the file beside a stepmux-vm that has the commands for the network.
+	FetchProgram = "stepmux-fetch"
+	// UploadDigits is how many digits of the SHA-256 of a program that a manager puts on a VM name its directory there.
+	UploadDigits = 16
 	// MaxVersionText bounds the output of --version, a login shell's greeting included.
 	MaxVersionText = 64 << 10
 
