@@ -40,7 +40,8 @@ var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 // process is killed, the shims of the jobs' processes remove dir.
 func openJobs(cfg job.Config, dir, cacheDir string, options ...grpc.ServerOption) (*jobRunner, error) {
 	starter := new(proc.Starter)
-	cfg.Dir, cfg.OrphanDir, cfg.Starter, cfg.Fetcher = dir, dir, starter, &component.Fetcher{Command: fetchCommand, Dir: cacheDir}
+	cfg.Dir, cfg.OrphanDir, cfg.Starter = dir, dir, starter
+	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir}
 	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err

@@ -58,8 +58,10 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	if len(request) >= MaxMessage {
 		return nil, fmt.Errorf("the step's reference and the job's credentials have more than %d bytes", MaxMessage)
 	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	cmd := exec.CommandContext(ctx, f.Command[0], f.Command[1:]...)
-	// If we die, or if it does not end with its input, it is killed, and git with it.
+	// At the end of ctx its input ends. If it does not end then, or if we die, it is killed, and git with it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	said := &tail.Writer{}
 	cmd.Stderr, cmd.WaitDelay = said, endTime
@@ -76,17 +78,17 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 		return nil, fmt.Errorf("start the program that fetches steps: %w", err)
 	}
 	c, err := exchange(append(request, '\n'), in, out)
-	_ = in.Close() // the component is ours, or there is none
+	end() // the component is ours, or there is none
+	_ = out.Close()
 	ended := cmd.Wait()
-	switch {
-	case err == nil:
-		return c, nil
-	case errors.Is(err, errNoAnswer):
-		return nil, fmt.Errorf("the program that fetches steps has failed: %w",
-			errors.Join(ended, errors.New(cmp.Or(strings.TrimPrefix(said.String(), "stepmux: "), "it gave no reason"))))
-	default:
-		return nil, err
+	if !errors.Is(err, errNoAnswer) {
+		return c, err
 	}
+	why := cmp.Or(strings.TrimPrefix(said.String(), "stepmux: "), "it gave no reason")
+	if failed, ok := errors.AsType[*exec.ExitError](ended); ok {
+		why = failed.Error() + ": " + why
+	}
+	return nil, fmt.Errorf("the program that fetches steps has failed: %s", why)
 }
 
 // errNoAnswer says that the program ended without an Answer.
