@@ -46,7 +46,8 @@ func openJobs(cfg job.Config, dir, cacheDir string, options ...grpc.ServerOption
 	if err != nil {
 		return nil, err
 	}
-	return &jobRunner{server: service.NewServer(store, options...), stop: store.Shutdown, close: func() error {
+	server := service.NewServer(store, options...)
+	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
 		defer starter.Close()
 		return store.Close()
 	}}, nil

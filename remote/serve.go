@@ -94,6 +94,8 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 // jobRunner serves the calls that arrive on the socket.
 type jobRunner struct {
 	server *grpc.Server
+	// warm does work that can come after the ready marker.
+	warm func()
 	// stop ends all jobs: SIGTERM, after the grace SIGKILL. It waits for their end, which is bounded. Callers can
 	// still ask for their final states.
 	stop func(ctx context.Context, grace time.Duration) error
@@ -157,6 +159,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	wg.Go(jobs.warm)
 	wg.Go(func() {
 		var err error
 		if !stale.StartedByRelay() {

@@ -64,15 +64,16 @@ func New(cfg Config) (*Store, error) {
 	}
 	s.open = sync.OnceValue(s.makeDir)
 	s.stopped, s.stop = context.WithCancel(context.Background())
-	s.collector.Go(func() {
-		_ = s.open() // the first job reports an error
-		s.collect()
-	})
+	s.collector.Go(s.collect)
 	return s, nil
 }
 
-// makeDir makes the directory dir. To make a directory takes half a millisecond on some file systems. So New does not
-// wait for it: a step runner listens that much earlier, and its first job is still on its way.
+// Warm makes the directory of all jobs, so that the first job finds it. To make a directory takes half a millisecond on
+// some file systems. So New does not: a step runner listens that much earlier, and calls Warm while its first job is on
+// its way. An error is the first job's.
+func (s *Store) Warm() { _ = s.open() }
+
+// makeDir makes the directory dir.
 func (s *Store) makeDir() error {
 	err := os.Mkdir(s.dir, 0o700)
 	var home *os.File
