@@ -1,15 +1,21 @@
 package remote
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"google.golang.org/grpc"
 
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // jobs returns the part of the job store's configuration that cfg tells.
@@ -37,10 +43,12 @@ var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
 // it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
-// process is killed, the shims of the jobs' processes remove dir.
-func openJobs(cfg job.Config, dir, cacheDir string, options ...grpc.ServerOption) (*jobRunner, error) {
-	starter := new(proc.Starter)
-	cfg.Dir, cfg.OrphanDir, cfg.Starter = dir, dir, starter
+// process is killed, the init of the jobs' processes removes dir.
+func openJobs(
+	cfg job.Config, level walls.Level, dir, cacheDir string, options ...grpc.ServerOption,
+) (*jobRunner, error) {
+	init := &proc.Init{Room: room(level, dir, cmp.Or(cacheDir, component.DefaultDir())), OrphanDir: dir}
+	cfg.Dir, cfg.Init = dir, init
 	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir}
 	store, err := job.New(cfg)
 	if err != nil {
@@ -48,7 +56,35 @@ func openJobs(cfg job.Config, dir, cacheDir string, options ...grpc.ServerOption
 	}
 	server := service.NewServer(store, options...)
 	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
-		defer starter.Close()
-		return store.Close()
+		return errors.Join(store.Close(), init.Close())
 	}}, nil
+}
+
+// room returns where the processes of the build in dir live, which cannot change these files and this program.
+func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
+	spec := walls.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: readOnly}
+	if base := filepath.Dir(dir); wire.IsSocketBase(filepath.Base(base)) {
+		spec.Base = base
+	}
+	if home := os.Getenv("HOME"); filepath.IsAbs(home) {
+		spec.Home = home
+	}
+	if program, err := os.Executable(); err == nil {
+		spec.ReadOnly = append(spec.ReadOnly, programFiles(program)...)
+	}
+	return spec
+}
+
+// programFiles returns the files of the VM's end whose stepmux-vm is program, or the directory of an upload:
+// stepmux-fetch may arrive there later.
+func programFiles(program string) []string {
+	dir := filepath.Dir(program)
+	if wire.IsUploadDir(filepath.Base(dir)) {
+		return []string{dir}
+	}
+	beside := filepath.Join(dir, wire.FetchProgram)
+	if _, err := os.Stat(beside); err != nil {
+		return []string{program}
+	}
+	return []string{program, beside}
 }

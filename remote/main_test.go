@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 func TestMain(m *testing.M) {
@@ -32,7 +33,7 @@ func play(role string) (err error) {
 	}
 	switch role {
 	case "serve":
-		cfg := ServeConfig{Socket: os.Args[1]}
+		cfg := ServeConfig{Socket: os.Args[1], Isolation: walls.Off} // the tests keep their files in /tmp
 		if len(os.Args) > 2 {
 			if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
 				return err
@@ -40,7 +41,9 @@ func play(role string) (err error) {
 		}
 		return Serve(ctx, stdio, cfg)
 	case "guarded", "unguarded": // a serve that is told a secret
-		cfg := ServeConfig{Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded"}
+		cfg := ServeConfig{
+			Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded", Isolation: walls.Off,
+		}
 		return Serve(ctx, stdio, cfg)
 	case "spy":
 		return spyRole(os.Args[1])

@@ -11,7 +11,7 @@ import (
 )
 
 func main() {
-	proc.Main() // this program is also the shim of the processes it starts
+	proc.Main() // this program is also the init of the processes it starts
 	program := commands.Program{
 		Name: "stepmux-vm", Sets: []commands.Set{doors.Commands}, Beside: commands.ToFetchProgram,
 	}

@@ -53,13 +53,14 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
+		"remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"internal/filelock",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
 		"internal/oserr",
 	},
 	"remote/commands":       {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
-	"remote/commands/doors": {"remote", "remote/commands", "internal/buildinfo", "internal/endsignal"},
+	"remote/commands/doors": {"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal"},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
 		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
@@ -106,7 +107,7 @@ var allowed = map[string][]string{
 	"remote/standalone": {
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
-		"remote/step/mask", "remote/api/**",
+		"remote/step/mask", "remote/proc", "remote/walls", "remote/api/**",
 	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang": {
@@ -128,7 +129,8 @@ var allowed = map[string][]string{
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
 	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
-	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/proc":       {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/walls":      {},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
@@ -162,7 +164,7 @@ var allowed = map[string][]string{
 	"internal/faultconn":   {},
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":      {},
-	"internal/runnertest":  {},
+	"internal/runnertest":  {"internal/wire"},
 	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
 	"internal/stockmanager": {"remote/api/runnerproto"},
 	// A program that stands for another step runner.
@@ -179,7 +181,7 @@ var allowed = map[string][]string{
 	"cmd/stepmux-vm":    {"remote/commands", "remote/commands/doors", "remote/proc"},
 	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
 
-	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
+	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
 		"remote/commands/**", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",

@@ -4,6 +4,7 @@
 package runnertest
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -18,6 +19,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // fetchProgram is the file beside the VM's end that has the commands for the network.
@@ -38,6 +41,9 @@ type M struct {
 
 // Run runs the tests and returns the exit code.
 func (m M) Run() int {
+	// Tests keep the pipes and files by which they follow their jobs in /tmp, where isolation would hide them. Tests of
+	// isolation ask for it by name.
+	_ = os.Setenv(wire.IsolationVar, cmp.Or(os.Getenv(wire.IsolationVar), "off")) // fails only for a malformed name
 	code := m.M.Run()
 	if code == 0 {
 		if err := goleak.Find(m.Leaks...); err != nil {

@@ -23,6 +23,11 @@ const (
 	maxVersion = 64
 )
 
+// IsUploadDir reports whether name may be that of a directory that has a program which a manager has put there.
+func IsUploadDir(name string) bool {
+	return len(name) == UploadDigits && strings.Trim(name, "0123456789abcdef") == ""
+}
+
 // Program describes a step runner, as it describes itself.
 type Program struct {
 	// Name is ProgramName, or empty for another project's program.

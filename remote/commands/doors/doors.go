@@ -1,6 +1,7 @@
 package doors
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,8 +13,10 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // Commands are the commands that a manager starts on a VM, and that need no network there.
@@ -41,14 +44,18 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
+	isolation := isolationFlag(fl)
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
 	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
 		"or allow (default: the caller says; else drop, with a warning)")
-	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
+		}
+		if cfg.Isolation, err = isolation(); err != nil {
+			return err
 		}
 		return remote.Serve(ctx, stdio, cfg)
 	})
@@ -91,8 +98,13 @@ func script(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.ScriptConfig{}
 	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
 	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
-	return func(ctx context.Context, args []string) (int, error) {
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
+	isolation := isolationFlag(fl)
+	return func(ctx context.Context, args []string) (code int, err error) {
 		if err := commands.Required(fl, "bytes"); err != nil {
+			return 0, err
+		}
+		if cfg.Isolation, err = isolation(); err != nil {
 			return 0, err
 		}
 		if len(args) == 0 {
@@ -100,6 +112,20 @@ func script(fl *pflag.FlagSet) commands.Runner {
 		}
 		cfg.Shell = args
 		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
+	}
+}
+
+// isolationFlag defines --isolation and returns the function that reads it.
+func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
+	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
+		"how far jobs are held apart from the rest of the machine: "+walls.Levels+"; the variable "+wire.IsolationVar+
+			" replaces auto")
+	return func() (walls.Level, error) {
+		level, err := walls.ParseLevel(*name)
+		if err != nil {
+			err = fmt.Errorf("%w: --%w", commands.ErrUsage, err)
+		}
+		return level, err
 	}
 }
 

@@ -23,7 +23,7 @@ type CacheReport struct {
 }
 
 // Cache lists, prunes or verifies the cache in dir, as the verb says: see [fetch.Store]. If dir is empty, it is
-// [fetch.DefaultDir]. prune keeps components that were used within the time unused.
+// [component.DefaultDir]. prune keeps components that were used within the time unused.
 func Cache(ctx context.Context, verb, dir string, unused time.Duration) CacheReport {
 	r := CacheReport{}
 	store, err := fetch.New(fetch.Config{Dir: dir})

@@ -101,11 +101,11 @@ func TestStoreThatFetchesNothingMakesNothing(t *testing.T) {
 
 func TestDefaultDirIsTheUsers(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "/home/ci/cache")
-	require.Equal(t, "/home/ci/cache/stepmux-steps", DefaultDir())
+	require.Equal(t, "/home/ci/cache/stepmux-steps", component.DefaultDir())
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
 	t.Setenv("TMPDIR", "/t")
-	require.Regexp(t, `^/t/stepmux-cache-\d+$`, DefaultDir())
+	require.Regexp(t, `^/t/stepmux-cache-\d+$`, component.DefaultDir())
 }
 
 // change changes a file of a component, as a step of the same user can.
