@@ -42,9 +42,9 @@ func TestTheProgramForTheNetworkMustBeTheOneOfTheBuild(t *testing.T) {
 	vm, fetch := alone(t, dir)
 	code, out := lists(t, vm)
 	require.Equal(t, 3, code)
-	require.Contains(t, out, "stepmux: steps cache: find the program for the network: open "+dir+"/stepmux-fetch: no such "+
-		"file or directory (put the stepmux-fetch of the same release beside stepmux, or let stepmux run --bootstrap put "+
-		"both there)\n")
+	require.Contains(t, out, "stepmux: steps cache: find the program for the network: open "+dir+"/stepmux-fetch: "+
+		"no such file or directory (put the stepmux-fetch of the same release beside stepmux, or let stepmux run "+
+		"--bootstrap put both there)\n")
 	text, err := exec.CommandContext(t.Context(), vm, "cache-extractor", "--file", "x").CombinedOutput()
 	require.Error(t, err)
 	require.Equal(t, 1, err.(*exec.ExitError).ExitCode(), "as the scripts of GitLab's manager know it: %s", text)
