@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
+	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type Binary struct {
 	open     func() (io.ReadCloser, error) // the program's bytes
 	packed   func() (io.ReadCloser, error) // the same by gzip; nil if it is packed for each upload
 	facts    func() (facts, error)
+	dynamic  bool
 }
 
 // facts identify the bytes of a program.
@@ -100,7 +102,7 @@ func LoadBinary(path string) (*Binary, error) {
 		return nil, err // names the file
 	}
 	return &Binary{
-		name: path, platform: platform,
+		name: path, platform: platform, dynamic: needsLoader(file),
 		open:  func() (io.ReadCloser, error) { return os.Open(path) },
 		facts: func() (facts, error) { return loaded, nil },
 	}, nil
@@ -108,6 +110,31 @@ func LoadBinary(path string) (*Binary, error) {
 
 // Platform returns os/arch as Go names them.
 func (b *Binary) Platform() string { return b.platform }
+
+// Name returns the program's name for messages.
+func (b *Binary) Name() string { return b.name }
+
+// Dynamic reports whether the program needs shared libraries, and so does not run everywhere on its platform.
+func (b *Binary) Dynamic() bool { return b.dynamic }
+
+// Open returns the program's bytes, and how many they are.
+func (b *Binary) Open() (io.ReadCloser, int64, error) {
+	told, err := b.facts()
+	if err != nil {
+		return nil, 0, err
+	}
+	file, err := b.open()
+	return file, told.size, err
+}
+
+// needsLoader reports whether a program names an interpreter, which loads its shared libraries.
+func needsLoader(file io.ReaderAt) bool {
+	program, err := elf.NewFile(file)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
+}
 
 // SHA256 returns the checksum of the program's file, in hexadecimal.
 func (b *Binary) SHA256() (string, error) {

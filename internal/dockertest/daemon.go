@@ -1,0 +1,237 @@
+// Package dockertest starts a Docker daemon of its own for tests, with images that need no registry. [Start] returns the
+// daemon of the test binary; [Main] ends it.
+package dockertest
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+const (
+	// Image is an image with busybox, a root user and /tmp.
+	Image = "busybox:test"
+	// Bare is an image with nothing in it.
+	Bare = "bare:test"
+
+	dockerd, busybox = "/usr/sbin/dockerd", "/usr/bin/busybox"
+	// startTimeout bounds the start of the daemon, and its end.
+	startTimeout = time.Minute
+)
+
+// Daemon is a Docker daemon.
+type Daemon struct {
+	// Socket is the path of its socket.
+	Socket string
+	// Client calls it.
+	Client *client.Client
+
+	dir     string
+	process *exec.Cmd
+}
+
+// running is the daemon of this test binary; nil before the first Start.
+var running *Daemon
+
+// Main runs the tests as runnertest.Main does, and ends the daemon. TestMain calls it.
+func Main(m *testing.M) { os.Exit(Run(runnertest.M{M: m})) }
+
+// Run is Main for a TestMain that does more.
+func Run(m runnertest.M) int {
+	code := m.Run()
+	if running != nil {
+		if err := running.stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = max(code, 1)
+		}
+	}
+	return code
+}
+
+// Start returns the daemon of this test binary, which has Image and Bare. It skips the test if a part is missing.
+func Start(t testing.TB) *Daemon {
+	t.Helper()
+	sshtest.RequirePart(t, "docker.io", dockerd)
+	sshtest.RequirePart(t, "busybox", busybox)
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: root, for a Docker daemon")
+	}
+	d, err := start()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = d.Client.Close() }) // always nil; it closes idle connections
+	return d
+}
+
+var start = sync.OnceValues(func() (*Daemon, error) {
+	dir, err := os.MkdirTemp("", "dockertest")
+	if err != nil {
+		return nil, err
+	}
+	d := &Daemon{dir: dir, Socket: filepath.Join(dir, "s")}
+	if d.Client, err = client.New(client.WithHost("unix://" + d.Socket)); err != nil {
+		return nil, err
+	}
+	running = d
+	if err := d.Launch(); err != nil {
+		return nil, err
+	}
+	if err := d.load(Image, busyboxFiles); err != nil {
+		return nil, err
+	}
+	return d, d.load(Bare, func(*tar.Writer) error { return nil })
+})
+
+// Launch starts the daemon's process, and waits until it answers. It is for tests that killed it.
+func (d *Daemon) Launch() error {
+	log, err := os.OpenFile(filepath.Join(d.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	_ = os.Remove(filepath.Join(d.dir, "pid")) // that of a daemon that was killed
+	d.process = exec.Command(dockerd, "--data-root", filepath.Join(d.dir, "data"), "--exec-root",
+		filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"), "-H", "unix://"+d.Socket,
+		"--iptables=false", "--ip6tables=false", "--bridge=none")
+	d.process.Stdout, d.process.Stderr = log, log
+	d.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := d.process.Start(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err = d.Client.Ping(ctx, client.PingOptions{}); err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			said, _ := os.ReadFile(filepath.Join(d.dir, "log"))
+			return fmt.Errorf("start dockerd: %w\n%s", err, said)
+		}
+	}
+}
+
+// Kill ends the daemon's process by SIGKILL. Its containers live on, and containerd too.
+func (d *Daemon) Kill() {
+	_ = d.process.Process.Kill() // it runs
+	_ = d.process.Wait()         // it was killed
+}
+
+// Dial connects to the daemon.
+func (d *Daemon) Dial(ctx context.Context) (net.Conn, error) {
+	var dialer net.Dialer
+	return dialer.DialContext(ctx, "unix", d.Socket)
+}
+
+// Containers returns the names of all containers, and of all volumes without a program.
+func (d *Daemon) Containers(t testing.TB) []string {
+	t.Helper()
+	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
+	require.NoError(t, err)
+	var names []string
+	for _, c := range found.Items {
+		names = append(names, strings.Join(c.Names, ",")+" "+string(c.State))
+	}
+	volumes, err := d.Client.VolumeList(context.Background(), client.VolumeListOptions{})
+	require.NoError(t, err)
+	for _, v := range volumes.Items {
+		if !strings.HasPrefix(v.Name, "stepmux-") {
+			names = append(names, "volume "+v.Name)
+		}
+	}
+	return names
+}
+
+func (d *Daemon) stop() error {
+	_ = d.Client.Close()                          // always nil
+	_ = d.process.Process.Signal(syscall.SIGTERM) // an error means that it has ended
+	killer := time.AfterFunc(startTimeout, func() { _ = d.process.Process.Kill() })
+	defer killer.Stop()
+	_ = d.process.Wait() // its status says nothing
+	return rmtree.Remove(d.dir)
+}
+
+// load makes an image of files.
+func (d *Daemon) load(ref string, files func(*tar.Writer) error) error {
+	var text bytes.Buffer
+	archive := tar.NewWriter(&text)
+	if err := files(archive); err != nil {
+		return err
+	}
+	if err := archive.Close(); err != nil {
+		return err
+	}
+	loaded, err := d.Client.ImageImport(context.Background(), client.ImageImportSource{Source: &text, SourceName: "-"},
+		ref, client.ImageImportOptions{Changes: []string{"ENV PATH=/bin", "ENV COLOUR=of-the-image"}})
+	if err != nil {
+		return fmt.Errorf("load image %s: %w", ref, err)
+	}
+	defer loaded.Close()
+	_, err = new(bytes.Buffer).ReadFrom(loaded)
+	return err
+}
+
+// busyboxFiles writes the files of Image: busybox, a link for each of its commands, and the libraries it may need.
+func busyboxFiles(archive *tar.Writer) error {
+	files := map[string]string{"bin/busybox": busybox}
+	libraries, _ := exec.Command("ldd", busybox).Output() // fails for the static one
+	for word := range strings.FieldsSeq(string(libraries)) {
+		if filepath.IsAbs(word) {
+			files[word[1:]] = word
+		}
+	}
+	applets, err := exec.Command(busybox, "--list").Output()
+	if err != nil {
+		return err
+	}
+	write := func(header tar.Header, text []byte) error {
+		header.Size = int64(len(text))
+		if err := archive.WriteHeader(&header); err != nil {
+			return err
+		}
+		_, err := archive.Write(text)
+		return err
+	}
+	for name, from := range files {
+		text, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		if err := write(tar.Header{Name: name, Mode: 0o755}, text); err != nil {
+			return err
+		}
+	}
+	for name := range strings.FieldsSeq(string(applets)) {
+		if name == "busybox" {
+			continue
+		}
+		link := tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox"}
+		if err := write(link, nil); err != nil {
+			return err
+		}
+	}
+	if err := write(tar.Header{Typeflag: tar.TypeDir, Name: "tmp/", Mode: 0o1777}, nil); err != nil {
+		return err
+	}
+	return write(tar.Header{Name: "etc/passwd", Mode: 0o644}, []byte("root:x:0:0:root:/:/bin/sh\n"))
+}
