@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -92,7 +93,7 @@ func (c *Container) pullNow(ctx context.Context) error {
 	case err == nil:
 		c.cfg.Logger.Info("image pulled", "image", image, "took", time.Since(began))
 		return nil
-	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err):
+	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err), strings.Contains(err.Error(), "no basic auth"):
 		err = c.api.failure(ctx, op, err)
 		return fmt.Errorf("%w (is there a login for its registry in this user's ~/.docker/config.json?)", err)
 	default:

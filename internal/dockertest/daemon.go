@@ -19,6 +19,7 @@ import (
 
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/runnertest"
@@ -33,7 +34,7 @@ const (
 
 	dockerd, busybox = "/usr/sbin/dockerd", "/usr/bin/busybox"
 	// startTimeout bounds the start of the daemon, and its end.
-	startTimeout = time.Minute
+	startTimeout = 30 * time.Second
 )
 
 // Daemon is a Docker daemon.
@@ -105,7 +106,9 @@ func (d *Daemon) Launch() error {
 		return err
 	}
 	defer log.Close()
-	_ = os.Remove(filepath.Join(d.dir, "pid")) // that of a daemon that was killed
+	for _, name := range []string{"pid", "exec/containerd/containerd.pid"} {
+		_ = os.Remove(filepath.Join(d.dir, name)) // of a daemon that was killed: another process may have the number now
+	}
 	d.process = exec.Command(dockerd, "--data-root", filepath.Join(d.dir, "data"), "--exec-root",
 		filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"), "-H", "unix://"+d.Socket,
 		"--iptables=false", "--ip6tables=false", "--bridge=none")
@@ -126,12 +129,12 @@ func (d *Daemon) Launch() error {
 		case <-tick.C:
 		case <-ctx.Done():
 			said, _ := os.ReadFile(filepath.Join(d.dir, "log"))
-			return fmt.Errorf("start dockerd: %w\n%s", err, said)
+			return fmt.Errorf("start dockerd: %w\n%s", err, said[max(0, len(said)-4<<10):])
 		}
 	}
 }
 
-// Kill ends the daemon's process by SIGKILL. Its containers live on, and containerd too.
+// Kill ends the daemon's process by SIGKILL. Its containers live on.
 func (d *Daemon) Kill() {
 	_ = d.process.Process.Kill() // it runs
 	_ = d.process.Wait()         // it was killed
@@ -168,6 +171,15 @@ func (d *Daemon) stop() error {
 	killer := time.AfterFunc(startTimeout, func() { _ = d.process.Process.Kill() })
 	defer killer.Stop()
 	_ = d.process.Wait() // its status says nothing
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if at := strings.Fields(line)[1]; strings.HasPrefix(at, d.dir+"/") {
+			_ = unix.Unmount(at, unix.MNT_DETACH) // the removal finds what is left
+		}
+	}
 	return rmtree.Remove(d.dir)
 }
 
