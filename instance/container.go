@@ -36,7 +36,8 @@ func (e *Executor) startContainer(
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			stream, err := lease.Conn().DialUnix(ctx, cfg.DockerSocket)
 			if err != nil {
-				return nil, fmt.Errorf("%s on instance %s: %w", cfg.DockerSocket, s.member.ID, err)
+				return nil, fmt.Errorf("%s on instance %s (sshd must allow AllowStreamLocalForwarding): %w",
+					cfg.DockerSocket, s.member.ID, err)
 			}
 			return stream, nil
 		},

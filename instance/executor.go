@@ -274,6 +274,9 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	if err != nil {
 		return e.box.explain(ctx, err)
 	}
+	if e.box != nil {
+		e.box.container.Note(ctx, result.ExitCode)
+	}
 	return outcome(result)
 }
 

@@ -36,7 +36,7 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	f.flags = fl
 	fl.StringVar(&f.spec.Image, "image", "", "run each build in a container of this image, by the Docker daemon of its VM")
 	fl.StringVar(&f.daemon, "docker", "", "unix://PATH of the Docker daemon's socket on the VMs "+
-		"(default unix:///var/run/docker.sock)")
+		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
 		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
@@ -99,10 +99,14 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	if f.spec.Image == "" {
 		return nil
 	}
-	if f.daemon != "" {
-		socket, ok := strings.CutPrefix(f.daemon, "unix://")
+	from, daemon := "--docker", f.daemon
+	if daemon == "" && onThisMachine {
+		from, daemon = "DOCKER_HOST", os.Getenv("DOCKER_HOST")
+	}
+	if daemon != "" {
+		socket, ok := strings.CutPrefix(daemon, "unix://")
 		if !ok || !path.IsAbs(socket) {
-			return fmt.Errorf("--docker %.160q: want unix://PATH, a socket on the VM; --instance names the VM", f.daemon)
+			return fmt.Errorf("%s %.160q: want unix://PATH, a socket on the VM; --instance names the VM", from, daemon)
 		}
 		cfg.DockerSocket = socket
 	}

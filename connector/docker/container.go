@@ -331,6 +331,13 @@ func (c *Container) Explain(ctx context.Context, err error) error {
 // killed is the exit status of a process that SIGKILL ended, as a shell counts.
 const killed = 137
 
+// Note writes a line to the build's log if a step ended with that exit code because the container had too little memory.
+func (c *Container) Note(ctx context.Context, exitCode int) {
+	if exitCode == killed && c.outOfMemory(ctx) {
+		c.say("a process was killed: the container ran out of memory%s", limitText(c.cfg.Spec.Memory))
+	}
+}
+
 func limitText(limit int64) string {
 	if limit == 0 {
 		return ""
@@ -338,13 +345,14 @@ func limitText(limit int64) string {
 	return fmt.Sprintf(" (its limit is %s)", units.BytesSize(float64(limit)))
 }
 
-// outOfMemory reports whether the daemon knows that the container had too little memory.
+// outOfMemory reports whether the daemon has seen that a process of the container was killed because the container had
+// too little memory.
 func (c *Container) outOfMemory(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, endGrace)
 	defer cancel()
 	found := c.api.Events(ctx, client.EventsListOptions{
 		Since:   strconv.FormatInt(c.started.Add(-time.Minute).Unix(), 10), // its clock may be another
-		Until:   strconv.FormatInt(time.Now().Add(-time.Second).Unix(), 10),
+		Until:   strconv.FormatInt(time.Now().Add(time.Second).Unix(), 10), // after which it hangs up
 		Filters: make(client.Filters).Add("container", c.id).Add("event", string(events.ActionOOM)),
 	})
 	select {

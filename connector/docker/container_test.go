@@ -84,7 +84,7 @@ func TestAScriptRunsInTheContainerAndNothingIsLeft(t *testing.T) {
 	require.Equal(t, connector.Failed, result.Status)
 	require.Equal(t, 3, result.ExitCode)
 	require.Equal(t, "of-the-image\n0\n", out)
-	require.Regexp(t, `^image busybox:test is sha256:[0-9a-f]{64}\n$`, log.String())
+	require.Regexp(t, `^image busybox:1 is sha256:[0-9a-f]{64}\n$`, log.String())
 	require.NoError(t, c.Close(t.Context()))
 	require.True(t, c.Removed())
 	require.Empty(t, d.Containers(t))

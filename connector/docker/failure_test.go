@@ -92,9 +92,13 @@ func TestABuildWhoseDaemonDiesFailsAndLeavesNothingOnceItIsBack(t *testing.T) {
 func TestAStepThatNeedsTooMuchMemoryFails(t *testing.T) {
 	d := dockertest.Start(t)
 	cfg := config(t, d)
-	cfg.Spec.Memory = 64 << 20
-	_, result := run(t, start(t, cfg), "head -c 200000000 /dev/zero | tail -c 190000000 >/dev/null; echo $?; exit $?")
-	require.NotEqual(t, connector.Cancelled, result.Status, "%+v", result)
+	var log bytes.Buffer
+	cfg.Spec.Memory, cfg.Log = 64<<20, &log
+	c := start(t, cfg)
+	_, result := run(t, c, "head -c 200000000 /dev/zero | tail -c 190000000 >/dev/null")
+	require.Equal(t, 137, result.ExitCode, "%+v", result)
+	c.Note(t.Context(), result.ExitCode)
+	require.Contains(t, log.String(), "a process was killed: the container ran out of memory (its limit is 64MiB)\n")
 }
 
 func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {

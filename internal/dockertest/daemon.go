@@ -28,9 +28,9 @@ import (
 
 const (
 	// Image is an image with busybox, a root user and /tmp.
-	Image = "busybox:test"
+	Image = "busybox:1"
 	// Bare is an image with nothing in it.
-	Bare = "bare:test"
+	Bare = "bare:1"
 
 	dockerd, busybox = "/usr/sbin/dockerd", "/usr/bin/busybox"
 	// startTimeout bounds the start of the daemon, and its end.
@@ -52,11 +52,14 @@ type Daemon struct {
 var running *Daemon
 
 // Main runs the tests as runnertest.Main does, and ends the daemon. TestMain calls it.
-func Main(m *testing.M) { os.Exit(Run(runnertest.M{M: m})) }
+func Main(m *testing.M) { os.Exit(M{M: runnertest.M{M: m}}.Run()) }
 
-// Run is Main for a TestMain that does more.
-func Run(m runnertest.M) int {
-	code := m.Run()
+// M runs tests as Main does, for a TestMain that does more than that.
+type M struct{ runnertest.M }
+
+// Run runs the tests and returns the exit code.
+func (m M) Run() int {
+	code := m.M.Run()
 	if running != nil {
 		if err := running.stop(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
