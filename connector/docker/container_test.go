@@ -92,17 +92,23 @@ func TestAScriptRunsInTheContainerAndNothingIsLeft(t *testing.T) {
 
 func TestContainersOfAllKindsRunAScript(t *testing.T) {
 	d := dockertest.Start(t)
+	// limit prints the file of a limit, of whichever version of cgroups.
+	limit := func(v1, v2 string) string {
+		return "cat /sys/fs/cgroup/" + v1 + " 2>/dev/null || cat /sys/fs/cgroup/" + v2
+	}
 	for name, test := range map[string]struct {
 		spec         docker.Spec
 		script, want string
 	}{
-		"another user":   {docker.Spec{User: "1000:1000"}, `id -u; touch f && echo "$(ls)"`, "1000\nf\n"},
-		"read-only root": {docker.Spec{ReadOnly: true}, "touch /x 2>/dev/null || echo refused; touch f && ls", "refused\nf\n"},
-		"both":           {docker.Spec{ReadOnly: true, User: "1000"}, "id -u; touch f && ls", "1000\nf\n"},
-		"memory":         {docker.Spec{Memory: 64 << 20}, "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/memory.max 2>/dev/null", "67108864\n"},
-		"tmpfs":          {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
-		"hosts":          {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
-		"pids":           {docker.Spec{Pids: 200}, "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/pids.max 2>/dev/null", "200\n"},
+		"another user": {docker.Spec{User: "1000:1000"}, `id -u; touch f && echo "$(ls)"`, "1000\nf\n"},
+		"read-only root": {
+			docker.Spec{ReadOnly: true}, "touch /x 2>/dev/null || echo refused; touch f && ls", "refused\nf\n",
+		},
+		"both":   {docker.Spec{ReadOnly: true, User: "1000"}, "id -u; touch f && ls", "1000\nf\n"},
+		"memory": {docker.Spec{Memory: 64 << 20}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n"},
+		"pids":   {docker.Spec{Pids: 200}, limit("pids/pids.max", "pids.max"), "200\n"},
+		"tmpfs":  {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
+		"hosts":  {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, d)

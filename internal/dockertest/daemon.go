@@ -168,6 +168,18 @@ func (d *Daemon) Containers(t testing.TB) []string {
 	return names
 }
 
+// RemoveAll removes all containers.
+func (d *Daemon) RemoveAll(t testing.TB) {
+	t.Helper()
+	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
+	require.NoError(t, err)
+	for _, c := range found.Items {
+		_, err := d.Client.ContainerRemove(context.Background(), c.ID,
+			client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		require.NoError(t, err)
+	}
+}
+
 func (d *Daemon) stop() error {
 	_ = d.Client.Close()                          // always nil
 	_ = d.process.Process.Signal(syscall.SIGTERM) // an error means that it has ended
