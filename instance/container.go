@@ -77,7 +77,7 @@ func (b *box) close(ctx context.Context) error {
 // removed reports whether the container was removed, and so all that the build had in it.
 func (b *box) removed() bool { return b != nil && b.running() != nil && b.container.Removed() }
 
-// running returns the container, or nil if there is none.
+// running returns the container, or nil before it runs.
 func (b *box) running() *docker.Container {
 	select {
 	case <-b.started:

@@ -45,8 +45,8 @@ func TestExamplesOfTheDockerPageDoWhatItSays(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
-// runExamples runs the examples of a page in dir and returns how many they are. A block whose first line is "# name" is a
-// file; a block of the language console is the output of a shell, which plain makes the same for all runs.
+// runExamples runs the examples of a page in dir and returns how many they are. A block whose first line is "# name" is
+// a file; a block of the language console is the output of a shell, which plain makes the same for all runs.
 func runExamples(t *testing.T, dir, page string, plain func(string) string, env ...string) (commands int) {
 	t.Helper()
 	program := runnertest.Manager(t)

@@ -140,8 +140,8 @@ func checkSocket(at string) error {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("%w (is it installed and running? --docker names another socket)", err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w (its group may open it: %s; \"usermod -aG GROUP USER\" adds a user, who then logs in anew, and "+
-			"is as powerful as root on this machine)", err, groupOf(at))
+		return fmt.Errorf("%w (its group may open it: %s; \"usermod -aG GROUP USER\" adds a user, and makes the user's "+
+			"next login as powerful as root on this machine)", err, groupOf(at))
 	}
 	return err
 }

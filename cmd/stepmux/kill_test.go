@@ -83,8 +83,8 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 	}
 }
 
-// The daemon removes the containers of a manager that was killed at any moment, with their anonymous volumes. What was
-// created and not started is left to the next manager.
+// The daemon removes the containers of a manager that was killed at any moment, with their anonymous volumes.
+// Containers that were created and not started are left to the next manager.
 func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 	d := dockertest.Start(t)
 	program := runnertest.Manager(t)

@@ -43,8 +43,8 @@ func newAPI(dial func(context.Context) (net.Conn, error), version string) (*api,
 	return a, nil
 }
 
-// failure returns the error of op. The daemon's text is foreign; the library's text about a connection that could not be
-// made has no cause.
+// failure returns the error of op. The daemon's text is foreign. The library does not say why a connection could not be
+// made, so we do.
 func (a *api) failure(ctx context.Context, op string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%s: %w", op, cause)

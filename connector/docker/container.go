@@ -295,7 +295,7 @@ func (c *Container) Configure(cfg *connector.Config) {
 // Image returns the image's digest: NAME@DIGEST if a registry has it, else the daemon's own.
 func (c *Container) Image() string { return cmp.Or(c.image.digest, c.image.id) }
 
-// labels mark what belongs to the build.
+// labels mark the containers of the build.
 func (c *Container) labels() map[string]string {
 	return map[string]string{labelBuild: c.cfg.BuildID, labelImage: c.cfg.Spec.Image}
 }
@@ -331,7 +331,7 @@ func (c *Container) Explain(ctx context.Context, err error) error {
 // killed is the exit status of a process that SIGKILL ended, as a shell counts.
 const killed = 137
 
-// Note writes a line to the build's log if a step ended with that exit code because the container had too little memory.
+// Note writes a line to the build's log if a step ended with that exit code for want of memory.
 func (c *Container) Note(ctx context.Context, exitCode int) {
 	if exitCode == killed && c.outOfMemory(ctx) {
 		c.say("a process was killed: the container ran out of memory%s", limitText(c.cfg.Spec.Memory))
@@ -364,8 +364,8 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 	}
 }
 
-// Close removes the container, and so ends all that runs in it. It waits until the daemon has done so, at most until ctx
-// ends or StopTimeout has passed; then its error names the container. Idempotent: later calls wait for the first and
+// Close removes the container, and so ends all that runs in it. It waits until the daemon has done so, at most until
+// ctx ends or StopTimeout has passed; then its error names the container. Idempotent: later calls wait for the first and
 // return its result. Calls that wait on the relay return an error.
 func (c *Container) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {

@@ -102,7 +102,7 @@ func (c *Container) pullNow(ctx context.Context) error {
 }
 
 // credentials returns the login for the image's registry in the configuration of the Docker client on this machine, in
-// the form of the header; empty if there is none. A credential helper may be run for it.
+// the form of the header; or empty. A credential helper may be run for it.
 func credentials(ctx context.Context, spec *Spec) (string, error) {
 	ref, err := spec.reference()
 	if err != nil {

@@ -29,8 +29,8 @@ const (
 // by then has no living manager. Tests change it.
 var startLimit = 2 * time.Minute
 
-// reap removes containers that a manager or a daemon left when it died. A container that runs is never one: it ends with
-// its manager, or, if the daemon does not tell it, when it hears nothing of its manager.
+// reap removes containers that a manager or a daemon left when it died. It leaves those alone that run: they end with
+// their manager, or, if the daemon does not tell them, when they hear nothing of their manager.
 func (c *Container) reap(ctx context.Context) {
 	_, _ = c.cfg.Daemon.reaped.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, reapTimeout)

@@ -29,9 +29,9 @@ type Spec struct {
 	Pull Pull
 	// User runs the steps: a name or number, and maybe a group after a colon. If empty, the image says.
 	User string
-	// Memory is the limit in bytes, without swap. If zero, none.
+	// Memory is the limit in bytes, without swap. If zero, there is no limit.
 	Memory int64
-	// NanoCPUs is the limit of processor time in billionths of a processor. If zero, none.
+	// NanoCPUs is the limit of processor time in billionths of a processor. If zero, there is no limit.
 	NanoCPUs int64
 	// Pids is how many processes the container may have. If zero, the daemon's default.
 	Pids int64
@@ -42,7 +42,7 @@ type Spec struct {
 	// Volumes are SOURCE:PATH[:OPTIONS] as for `docker run`. SOURCE is a directory of the daemon's machine, or the name of
 	// a volume.
 	Volumes []string
-	// Network is the network's name: none, host, or one that the daemon has. If empty, the daemon's default.
+	// Network is the network's name: "none", "host", or one that the daemon has. If empty, the daemon's default.
 	Network string
 	// Hosts are more names of /etc/hosts, as NAME:IP.
 	Hosts []string
@@ -109,7 +109,8 @@ func checkMountPoint(at string) error {
 func (s *Spec) reference() (name.Reference, error) {
 	ref, err := name.ParseReference(s.Image)
 	if err != nil {
-		return nil, fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", s.Image)
+		return nil, fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it",
+			s.Image)
 	}
 	return ref, nil
 }

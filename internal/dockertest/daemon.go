@@ -1,5 +1,5 @@
-// Package dockertest starts a Docker daemon of its own for tests, with images that need no registry. [Start] returns the
-// daemon of the test binary; [Main] ends it.
+// Package dockertest starts a Docker daemon of its own for tests, with images that need no registry. [Start] returns
+// the daemon of the test binary; [Main] ends it.
 package dockertest
 
 import (
@@ -192,7 +192,7 @@ func (d *Daemon) stop() error {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if at := strings.Fields(line)[1]; strings.HasPrefix(at, d.dir+"/") {
-			_ = unix.Unmount(at, unix.MNT_DETACH) // the removal finds what is left
+			_ = unix.Unmount(at, unix.MNT_DETACH) // the removal finds it
 		}
 	}
 	return rmtree.Remove(d.dir)
