@@ -29,6 +29,9 @@ type imageFlags struct {
 	memory string
 	cpus   string
 
+	services   []string
+	serviceEnv []string
+
 	flags *pflag.FlagSet
 }
 
@@ -49,13 +52,18 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.spec.Volumes, "volume", nil,
 		"`SOURCE:PATH[:ro]`, a directory of the VM, or a volume, for the container; repeatable")
 	fl.StringVar(&f.spec.Network, "network", "", "the container's network: none, host or one of the daemon's")
+	fl.StringArrayVar(&f.services, "service", nil,
+		"`[ALIAS=]IMAGE` of a container beside the build's, which waits until it is ready; repeatable")
+	fl.StringArrayVar(&f.serviceEnv, "service-env", nil,
+		"`NAME=VALUE` for the environment of all services; NAME alone takes the value in the environment; repeatable")
+	timeFlag(fl, &f.spec.ServiceTimeout, "service-timeout", "how long services may take until they are ready (default 1m)")
 	fl.StringArrayVar(&f.spec.Hosts, "add-host", nil, "`NAME:IP`, a name for the container's /etc/hosts; repeatable")
 }
 
 // imageOnly are the flags that mean nothing without --image.
 var imageOnly = []string{
 	"docker", "pull", "container-user", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
-	"add-host",
+	"add-host", "service", "service-env", "service-timeout",
 }
 
 // container returns the builds' container, nil without --image.
@@ -87,6 +95,20 @@ func (f *imageFlags) container() (*docker.Spec, error) {
 			return nil, fmt.Errorf("--cpus %.40q: write a number of processors, as in 2 or 1.5", f.cpus)
 		}
 		f.spec.NanoCPUs = n.Num().Int64()
+	}
+	var env []string
+	for _, entry := range f.serviceEnv {
+		if name := entry; !strings.Contains(entry, "=") {
+			entry += "=" + os.Getenv(name)
+		}
+		env = append(env, entry)
+	}
+	for _, text := range f.services {
+		alias, image, ok := strings.Cut(text, "=")
+		if !ok {
+			alias, image = "", text
+		}
+		f.spec.Services = append(f.spec.Services, docker.Service{Image: image, Alias: alias, Env: env})
 	}
 	if err := f.spec.Check(); err != nil {
 		return nil, err

@@ -76,7 +76,10 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"vm": startVM,
 			"dockerd": func(ts *testscript.TestScript, _ bool, _ []string) {
-				d := dockertest.Start(ts.Value(tbKey{}).(testing.TB))
+				t := ts.Value(tbKey{}).(testing.TB)
+				d := dockertest.Start(t)
+				d.Load(t, "web:1", "EXPOSE 8080",
+					`CMD ["sh", "-c", "mkdir /w; echo $GREETING from the service >/w/text; exec httpd -f -p 8080 -h /w"]`)
 				ts.Setenv("DOCKER_HOST", "unix://"+d.Socket)
 			},
 			"nocontainer": func(ts *testscript.TestScript, _ bool, _ []string) {

@@ -35,6 +35,8 @@ const (
 	defaultStopTimeout  = 20 * time.Second
 	// endGrace is how long a container may take to end by itself once we have hung up.
 	endGrace = 5 * time.Second
+	// eventDelay is how long a busy daemon may take to tell of a process that was killed.
+	eventDelay = 3 * time.Second
 )
 
 // Config says which container to make, where.
@@ -64,12 +66,17 @@ type Config struct {
 type Container struct {
 	cfg     Config
 	api     *api
+	name    string // of the container, of the network, and on the labels of all objects
 	id      string // empty before it was created
+	network string // of the services; empty without services
 	image   picture
 	tempDir string
 	relay   *relay.Relay // nil before it has started
 	stderr  *stderr
 	started time.Time
+
+	mu       sync.Mutex // guards the following
+	services []*service
 
 	wg      sync.WaitGroup
 	life    context.Context // ends with Close
@@ -111,14 +118,23 @@ func Start(ctx context.Context, cfg Config) (*Container, error) {
 
 // attempt is Start, once.
 func attempt(ctx context.Context, cfg Config) (*Container, error) {
+	var salt [3]byte
+	_, _ = rand.Read(salt[:]) // never fails
 	known, _ := cfg.Daemon.facts.Kept()
 	a, err := newAPI(cfg.Dial, known.api)
 	if err != nil {
 		return nil, err
 	}
-	c := &Container{cfg: cfg, api: a, gone: make(chan struct{}), stderr: &stderr{}}
+	c := &Container{
+		cfg: cfg, api: a, name: fmt.Sprintf("stepmux-%s-%x", cfg.BuildID, salt), gone: make(chan struct{}),
+		stderr: &stderr{},
+	}
 	c.life, c.endLife = context.WithCancel(context.WithoutCancel(ctx))
-	if err := c.start(ctx); err != nil {
+	err = c.start(ctx)
+	if err == nil {
+		err = c.startServices(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}
 	return c, nil
@@ -131,7 +147,7 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	c.wg.Go(func() { c.reap(c.life) })
-	if c.image, err = c.findImage(ctx); err != nil {
+	if c.image, err = c.findImage(ctx, c.cfg.Spec.Image); err != nil {
 		return err
 	}
 	if c.image.platform != daemon.platform {
@@ -150,6 +166,9 @@ func (c *Container) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := c.createNetwork(ctx); err != nil {
+		return err
+	}
 	if err := c.create(ctx, volume); err != nil {
 		return err
 	}
@@ -162,7 +181,7 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	host := &container.HostConfig{
 		AutoRemove:     true, // also when nobody is there to remove it
 		LogConfig:      container.LogConfig{Type: "none"},
-		NetworkMode:    container.NetworkMode(spec.Network),
+		NetworkMode:    container.NetworkMode(cmp.Or(c.network, spec.Network)),
 		ReadonlyRootfs: spec.ReadOnly,
 		Mounts:         []mount.Mount{programMount(volume, true)},
 		Binds:          spec.Volumes,
@@ -185,12 +204,10 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	case isRoot(user):
 		c.tempDir = home // the mount of the program makes it
 	}
-	var salt [3]byte
-	_, _ = rand.Read(salt[:]) // never fails
 	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Name: fmt.Sprintf("stepmux-%s-%x", c.cfg.BuildID, salt),
+		Name: c.name,
 		Config: &container.Config{
-			Image: c.image.id, User: spec.User, Labels: c.labels(),
+			Image: c.image.id, User: spec.User, Labels: c.labels(spec.Image),
 			Entrypoint:  []string{programFile},
 			Cmd:         []string{"steps", "relay", "--temp-dir", c.tempDir},
 			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // it would check the image's own program
@@ -295,9 +312,9 @@ func (c *Container) Configure(cfg *connector.Config) {
 // Image returns the image's digest: NAME@DIGEST if a registry has it, else the daemon's own.
 func (c *Container) Image() string { return cmp.Or(c.image.digest, c.image.id) }
 
-// labels mark the containers of the build.
-func (c *Container) labels() map[string]string {
-	return map[string]string{labelBuild: c.cfg.BuildID, labelImage: c.cfg.Spec.Image}
+// labels mark an object of the build, made from an image.
+func (c *Container) labels(image string) map[string]string {
+	return map[string]string{labelBuild: c.cfg.BuildID, labelGroup: c.name, labelImage: image}
 }
 
 // say writes a line to the build's log.
@@ -352,7 +369,7 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 	defer cancel()
 	found := c.api.Events(ctx, client.EventsListOptions{
 		Since:   strconv.FormatInt(c.started.Add(-time.Minute).Unix(), 10), // its clock may be another
-		Until:   strconv.FormatInt(time.Now().Add(time.Second).Unix(), 10), // after which it hangs up
+		Until:   strconv.FormatInt(time.Now().Add(eventDelay).Unix(), 10), // then it hangs up
 		Filters: make(client.Filters).Add("container", c.id).Add("event", string(events.ActionOOM)),
 	})
 	select {
@@ -364,9 +381,9 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 	}
 }
 
-// Close removes the container, and so ends all that runs in it. It waits until the daemon has done so, at most until
-// ctx ends or StopTimeout has passed; then its error names the container. Idempotent: later calls wait for the first and
-// return its result. Calls that wait on the relay return an error.
+// Close removes the container, its services and their network, and so ends all that runs there. It waits until the
+// daemon has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
+// later calls wait for the first and return its result. Calls that wait on the relay return an error.
 func (c *Container) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
 		ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
@@ -375,7 +392,7 @@ func (c *Container) Close(ctx context.Context) error {
 			_ = c.relay.Close() // always nil; the relay's stdin ends, and the container with it
 			c.awaitEnd(ctx)
 		}
-		c.closeErr = c.remove(ctx, c.id)
+		c.closeErr = errors.Join(c.remove(ctx, c.id), c.removeServices(ctx))
 		c.endLife()
 		c.wg.Wait()
 		_ = c.api.Close() // always nil

@@ -23,7 +23,7 @@ type Daemon struct {
 
 	mu       sync.Mutex                          // guards the following
 	programs map[string]*flight.Flight[struct{}] // by the SHA-256 of the program; see volume.go
-	pulls    map[string]*flight.Flight[string]   // by the image's name
+	pulls    map[string]*flight.Flight[struct{}] // by the image's name
 }
 
 // facts describe a daemon.

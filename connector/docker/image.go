@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,43 +23,46 @@ type picture struct {
 	digest   string // of its manifest, as NAME@DIGEST; empty for an image that came from no registry
 	platform string // os/arch as Go names them
 	user     string
+	ports    []string // that it exposes, as NUMBER/PROTOCOL
+	checked  bool     // it has a health check
 }
 
-// findImage returns the Spec's image, pulled as its policy says.
-func (c *Container) findImage(ctx context.Context) (picture, error) {
-	spec := &c.cfg.Spec
-	if spec.Pull == PullAlways {
-		if err := c.pull(ctx); err != nil {
+// findImage returns an image, pulled as the Spec's policy says.
+func (c *Container) findImage(ctx context.Context, image string) (picture, error) {
+	policy := c.cfg.Spec.Pull
+	if policy == PullAlways {
+		if err := c.pull(ctx, image); err != nil {
 			return picture{}, err
 		}
-		return c.inspectImage(ctx)
+		return c.inspectImage(ctx, image)
 	}
-	found, err := c.inspectImage(ctx)
+	found, err := c.inspectImage(ctx, image)
 	switch {
 	case !cerrdefs.IsNotFound(err):
 		return found, err
-	case spec.Pull == PullNever:
+	case policy == PullNever:
 		return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q, and --pull never forbids to pull it",
-			spec.Image)
+			image)
 	}
-	if err := c.pull(ctx); err != nil {
+	if err := c.pull(ctx, image); err != nil {
 		return picture{}, err
 	}
-	return c.inspectImage(ctx)
+	return c.inspectImage(ctx, image)
 }
 
-func (c *Container) inspectImage(ctx context.Context) (picture, error) {
-	ref, err := c.cfg.Spec.reference()
+func (c *Container) inspectImage(ctx context.Context, image string) (picture, error) {
+	ref, err := parseImage(image)
 	if err != nil {
 		return picture{}, err
 	}
-	told, err := c.api.ImageInspect(ctx, c.cfg.Spec.Image)
+	told, err := c.api.ImageInspect(ctx, image)
 	if err != nil {
-		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", c.cfg.Spec.Image), err)
+		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", image), err)
 	}
 	p := picture{id: told.ID, platform: told.Os + "/" + told.Architecture}
 	if told.Config != nil {
-		p.user = told.Config.User
+		p.user, p.checked = told.Config.User, told.Config.Healthcheck != nil
+		p.ports = slices.Sorted(maps.Keys(told.Config.ExposedPorts))
 	}
 	for _, digest := range told.RepoDigests {
 		if of, err := name.NewDigest(digest); err == nil && of.Context() == ref.Context() {
@@ -67,20 +72,18 @@ func (c *Container) inspectImage(ctx context.Context) (picture, error) {
 	return p, nil
 }
 
-// pull pulls the image. Builds that want it at the same time share one pull.
-func (c *Container) pull(ctx context.Context) error {
+// pull pulls an image. Builds that want it at the same time share one pull.
+func (c *Container) pull(ctx context.Context, image string) error {
 	d := c.cfg.Daemon
-	shared := sharedFlight(d, &d.pulls, c.cfg.Spec.Image)
-	_, err := shared.Do(ctx, func(ctx context.Context) (string, time.Duration, error) {
-		return "", 0, c.pullNow(ctx)
+	_, err := sharedFlight(d, &d.pulls, image).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+		return struct{}{}, 0, c.pullNow(ctx, image)
 	})
 	return err
 }
 
-func (c *Container) pullNow(ctx context.Context) error {
-	image, began := c.cfg.Spec.Image, time.Now()
-	op := fmt.Sprintf("pull image %.160q", image)
-	auth, err := credentials(ctx, &c.cfg.Spec)
+func (c *Container) pullNow(ctx context.Context, image string) error {
+	op, began := fmt.Sprintf("pull image %.160q", image), time.Now()
+	auth, err := credentials(ctx, image)
 	if err != nil {
 		return fmt.Errorf("%s: %w", op, err)
 	}
@@ -101,10 +104,10 @@ func (c *Container) pullNow(ctx context.Context) error {
 	}
 }
 
-// credentials returns the login for the image's registry in the configuration of the Docker client on this machine, in
+// credentials returns the login for an image's registry in the configuration of the Docker client on this machine, in
 // the form of the header; or empty. A credential helper may be run for it.
-func credentials(ctx context.Context, spec *Spec) (string, error) {
-	ref, err := spec.reference()
+func credentials(ctx context.Context, image string) (string, error) {
+	ref, err := parseImage(image)
 	if err != nil {
 		return "", err
 	}

@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 )
@@ -46,11 +47,18 @@ type Spec struct {
 	Network string
 	// Hosts are more names of /etc/hosts, as NAME:IP.
 	Hosts []string
+	// Services are containers beside the build's, on a network of its own. The build begins when all are ready.
+	Services []Service
+	// ServiceTimeout bounds their start, without the pulls. If zero, 1m.
+	ServiceTimeout time.Duration
 }
 
 // Check returns an error for a Spec that no daemon would take, and for one that gives a build more than it says.
 func (s *Spec) Check() error {
-	if _, err := s.reference(); err != nil {
+	if _, err := parseImage(s.Image); err != nil {
+		return err
+	}
+	if err := s.checkServices(); err != nil {
 		return err
 	}
 	if !slices.Contains([]Pull{"", PullIfNotPresent, PullAlways, PullNever}, s.Pull) {
@@ -105,12 +113,11 @@ func checkMountPoint(at string) error {
 	return nil
 }
 
-// reference parses the image's name.
-func (s *Spec) reference() (name.Reference, error) {
-	ref, err := name.ParseReference(s.Image)
+// parseImage parses an image's name.
+func parseImage(image string) (name.Reference, error) {
+	ref, err := name.ParseReference(image)
 	if err != nil {
-		return nil, fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it",
-			s.Image)
+		return nil, fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
 	}
 	return ref, nil
 }

@@ -89,7 +89,7 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 		return c.api.failure(ctx, op, err)
 	}
 	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
-		Config: &container.Config{Image: image, Labels: c.labels(), Cmd: []string{programFile}},
+		Config: &container.Config{Image: image, Labels: c.labels(image), Cmd: []string{programFile}},
 		HostConfig: &container.HostConfig{
 			NetworkMode: "none", Mounts: []mount.Mount{programMount(volume, false)},
 		},

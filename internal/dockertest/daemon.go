@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -96,11 +97,17 @@ var start = sync.OnceValues(func() (*Daemon, error) {
 	if err := d.Launch(); err != nil {
 		return nil, err
 	}
-	if err := d.load(Image, busyboxFiles); err != nil {
+	if err := d.load(Image, busyboxFiles, "ENV PATH=/bin", "ENV COLOUR=of-the-image", `CMD ["sh"]`); err != nil {
 		return nil, err
 	}
 	return d, d.load(Bare, func(*tar.Writer) error { return nil })
 })
+
+// Load makes an image with the files of Image and these instructions of a Dockerfile.
+func (d *Daemon) Load(t testing.TB, ref string, instructions ...string) {
+	t.Helper()
+	require.NoError(t, d.load(ref, busyboxFiles, append(instructions, "ENV PATH=/bin")...))
+}
 
 // Launch starts the daemon's process, and waits until it answers. It is for tests that killed it.
 func (d *Daemon) Launch() error {
@@ -149,7 +156,7 @@ func (d *Daemon) Dial(ctx context.Context) (net.Conn, error) {
 	return dialer.DialContext(ctx, "unix", d.Socket)
 }
 
-// Containers returns the names of all containers, and of all volumes without a program.
+// Containers returns the names of all containers, of all volumes without a program, and of all networks that were made.
 func (d *Daemon) Containers(t testing.TB) []string {
 	t.Helper()
 	found, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true})
@@ -163,6 +170,13 @@ func (d *Daemon) Containers(t testing.TB) []string {
 	for _, v := range volumes.Items {
 		if !strings.HasPrefix(v.Name, "stepmux-") {
 			names = append(names, "volume "+v.Name)
+		}
+	}
+	networks, err := d.Client.NetworkList(context.Background(), client.NetworkListOptions{})
+	require.NoError(t, err)
+	for _, n := range networks.Items {
+		if !slices.Contains([]string{"none", "host", "bridge"}, n.Name) {
+			names = append(names, "network "+n.Name)
 		}
 	}
 	return names
@@ -199,7 +213,7 @@ func (d *Daemon) stop() error {
 }
 
 // load makes an image of files.
-func (d *Daemon) load(ref string, files func(*tar.Writer) error) error {
+func (d *Daemon) load(ref string, files func(*tar.Writer) error, instructions ...string) error {
 	var text bytes.Buffer
 	archive := tar.NewWriter(&text)
 	if err := files(archive); err != nil {
@@ -209,7 +223,7 @@ func (d *Daemon) load(ref string, files func(*tar.Writer) error) error {
 		return err
 	}
 	loaded, err := d.Client.ImageImport(context.Background(), client.ImageImportSource{Source: &text, SourceName: "-"},
-		ref, client.ImageImportOptions{Changes: []string{"ENV PATH=/bin", "ENV COLOUR=of-the-image"}})
+		ref, client.ImageImportOptions{Changes: instructions})
 	if err != nil {
 		return fmt.Errorf("load image %s: %w", ref, err)
 	}

@@ -75,6 +75,13 @@ processes and the directory that are left.`,
 		prepare: end,
 	},
 	{
+		name:  "await --tcp HOST:PORT",
+		short: "Wait until servers accept connections",
+		long: `Wait until each HOST:PORT has accepted a TCP connection, for a manager that waits for the services of a build.
+It ends with SIGTERM, SIGINT or SIGHUP.`,
+		prepare: await,
+	},
+	{
 		name:  "cache list|prune|verify",
 		short: "Look after the cache of fetched steps, for a manager",
 		long: `List the components in the cache of fetched steps, remove those that no job uses, or compare them with their
@@ -157,6 +164,17 @@ func end(fl *pflag.FlagSet) runner {
 	fl.StringVar(&path, "socket", "", "path of the build's socket (required)")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		return remote.End(ctx, stdio.Out, path)
+	})
+}
+
+func await(fl *pflag.FlagSet) runner {
+	var addresses []string
+	fl.StringArrayVar(&addresses, "tcp", nil, "`HOST:PORT`, may repeat (required)")
+	return untilEnd(fl, func(ctx context.Context, _ remote.Stdio) error {
+		if err := required(fl, "tcp"); err != nil {
+			return err
+		}
+		return remote.Await(ctx, addresses)
 	})
 }
 

@@ -1,0 +1,40 @@
+package remote_test
+
+import (
+	"context"
+	"net"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote"
+)
+
+func TestAwaitEndsWhenAllPortsAcceptConnections(t *testing.T) {
+	early, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer early.Close()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	late := free.Addr().String()
+	require.NoError(t, free.Close())
+	done := make(chan error, 1)
+	go func() { done <- remote.Await(t.Context(), []string{early.Addr().String(), late}) }()
+	conn, err := early.Accept() // it has begun
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	again, err := net.Listen("tcp", late)
+	require.NoError(t, err)
+	defer again.Close()
+	require.NoError(t, <-done)
+}
+
+func TestAwaitEndsWithItsContextAndTellsTheLastError(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, free.Close())
+	ctx, cancel := context.WithTimeout(t.Context(), 200e6)
+	defer cancel()
+	err = remote.Await(ctx, []string{free.Addr().String()})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
