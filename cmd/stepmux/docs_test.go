@@ -41,7 +41,7 @@ func TestExamplesOfTheDockerPageDoWhatItSays(t *testing.T) {
 		text = regexp.MustCompile(`\b[0-9a-f]{6}-1\b`).ReplaceAllString(timeless(text), "b1a2c3-1")
 		return regexp.MustCompile(`sha256:[0-9a-f]{64}`).ReplaceAllString(text, "sha256:"+strings.Repeat("0", 64))
 	}
-	require.Equal(t, 4, runExamples(t, t.TempDir(), "../../docs/docker.md", plain, "DOCKER_HOST=unix://"+d.Socket))
+	require.Equal(t, 3, runExamples(t, t.TempDir(), "../../docs/docker.md", plain, "DOCKER_HOST=unix://"+d.Socket))
 	require.Empty(t, d.Containers(t))
 }
 

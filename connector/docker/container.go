@@ -369,7 +369,7 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 	defer cancel()
 	found := c.api.Events(ctx, client.EventsListOptions{
 		Since:   strconv.FormatInt(c.started.Add(-time.Minute).Unix(), 10), // its clock may be another
-		Until:   strconv.FormatInt(time.Now().Add(eventDelay).Unix(), 10), // then it hangs up
+		Until:   strconv.FormatInt(time.Now().Add(eventDelay).Unix(), 10),  // then it hangs up
 		Filters: make(client.Filters).Add("container", c.id).Add("event", string(events.ActionOOM)),
 	})
 	select {
