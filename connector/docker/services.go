@@ -179,6 +179,9 @@ func (c *Container) awaitService(ctx context.Context, s *service, image *picture
 	case end := <-ended.Result:
 		return fmt.Errorf("it ended with exit status %d", end.StatusCode)
 	case err := <-ended.Error:
+		if ctx.Err() != nil {
+			return <-ready // it says what was missing
+		}
 		return c.api.failure(ctx, "wait for the container", err)
 	}
 }

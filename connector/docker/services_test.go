@@ -41,22 +41,26 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 	d.Load(t, "sick:1", `CMD ["sleep", "600"]`, `HEALTHCHECK --interval=50ms --retries=1 CMD ["false"]`)
 	for name, test := range map[string]struct {
 		service docker.Service
+		timeout time.Duration
 		want    string
 	}{
 		"no port": {
-			docker.Service{Image: "deaf:1"},
-			"service deaf: it accepts no connection at 8080/tcp: it was not ready within 2s; it said: I never listen",
+			docker.Service{Image: "deaf:1"}, 5 * time.Second,
+			"service deaf: it accepts no connection at 8080/tcp: it was not ready within 5s; it said: I never listen",
 		},
-		"sick": {docker.Service{Image: "sick:1"}, "service sick: its health check fails"},
+		"sick": {docker.Service{Image: "sick:1"}, 0, "service sick: its health check fails"},
 		"ended": {
-			docker.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
+			docker.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}}, 0,
 			"service db: it ended with exit status 4; it said: no password",
 		},
-		"missing": {docker.Service{Image: "missing:1"}, `service missing: the Docker daemon does not have image "missing:1"`},
+		"missing": {
+			docker.Service{Image: "missing:1"}, 0,
+			`service missing: the Docker daemon does not have image "missing:1"`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, d)
-			cfg.Spec.Network, cfg.Spec.Pull, cfg.Spec.ServiceTimeout = "", docker.PullNever, 2*time.Second
+			cfg.Spec.Network, cfg.Spec.Pull, cfg.Spec.ServiceTimeout = "", docker.PullNever, test.timeout
 			cfg.Spec.Services = []docker.Service{test.service}
 			_, err := docker.Start(t.Context(), cfg)
 			require.ErrorContains(t, err, test.want)
