@@ -18,7 +18,7 @@ func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
 	// One that listens late, and one with a health check that fails at first.
 	d.Load(t, "example.com/tools/web:1", "EXPOSE 8080", `CMD ["sh", "-c", "sleep 0.5; exec httpd -f -p 8080 -h /etc"]`)
 	d.Load(t, "checked:1", `CMD ["sh", "-c", "sleep 0.5; echo $GREETING >/ready; exec httpd -f -p 80 -h /"]`,
-		`HEALTHCHECK --interval=100ms CMD ["test", "-e", "/ready"]`)
+		`HEALTHCHECK --interval=100ms --retries=600 CMD ["test", "-e", "/ready"]`)
 	cfg := config(t, d)
 	cfg.Spec.Network, cfg.Spec.Services = "", []docker.Service{
 		{Image: "example.com/tools/web:1"},
