@@ -126,11 +126,10 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 		from, daemon = "DOCKER_HOST", os.Getenv("DOCKER_HOST")
 	}
 	if daemon != "" {
-		socket, ok := strings.CutPrefix(daemon, "unix://")
-		if !ok || !path.IsAbs(socket) {
-			return fmt.Errorf("%s %.160q: want unix://PATH, a socket on the VM; --instance names the VM", from, daemon)
+		var err error
+		if cfg.DockerSocket, err = socketPath(from, daemon); err != nil {
+			return err
 		}
-		cfg.DockerSocket = socket
 	}
 	if onThisMachine {
 		if err := checkSocket(cmp.Or(cfg.DockerSocket, "/var/run/docker.sock")); err != nil {
@@ -148,6 +147,15 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	}
 	cfg.ContainerPrograms = append(cfg.ContainerPrograms, own)
 	return nil
+}
+
+// socketPath returns the path of a daemon's socket, named by a flag or a variable.
+func socketPath(from, daemon string) (string, error) {
+	socket, ok := strings.CutPrefix(daemon, "unix://")
+	if !ok || !path.IsAbs(socket) {
+		return "", fmt.Errorf("%s %.160q: want unix://PATH, a socket on the VM; --instance names the VM", from, daemon)
+	}
+	return socket, nil
 }
 
 // checkSocket returns an error that says what to change if nobody answers at the socket of a daemon on this machine, or

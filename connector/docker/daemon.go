@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"time"
 
@@ -45,6 +46,25 @@ func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
 		}
 		return f, factsFor, nil
 	})
+}
+
+// About describes the daemon that dial connects to, for people. The error says why builds could not use it.
+func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (string, error) {
+	a, err := newAPI(dial, "")
+	if err != nil {
+		return "", err
+	}
+	defer a.Close()
+	known, err := new(Daemon).look(ctx, a)
+	if err != nil {
+		return "", err
+	}
+	told, err := a.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return "", a.failure(ctx, "ask the Docker daemon about itself", err)
+	}
+	return fmt.Sprintf("Docker %.40s for %s, API %s, files by %.40s, %d containers run", told.Info.ServerVersion,
+		known.platform, known.api, told.Info.Driver, told.Info.ContainersRunning), nil
 }
 
 // sharedFlight returns the flight of a key, made if it is missing.

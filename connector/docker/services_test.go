@@ -45,16 +45,19 @@ func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
 		want    string
 	}{
 		"no port": {
-			docker.Service{Image: "deaf:1"}, 5 * time.Second,
+			docker.Service{Image: "deaf:1"},
+			5 * time.Second,
 			"service deaf: it accepts no connection at 8080/tcp: it was not ready within 5s; it said: I never listen",
 		},
 		"sick": {docker.Service{Image: "sick:1"}, 0, "service sick: its health check fails"},
 		"ended": {
-			docker.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}}, 0,
+			docker.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
+			0,
 			"service db: it ended with exit status 4; it said: no password",
 		},
 		"missing": {
-			docker.Service{Image: "missing:1"}, 0,
+			docker.Service{Image: "missing:1"},
+			0,
 			`service missing: the Docker daemon does not have image "missing:1"`,
 		},
 	} {

@@ -52,7 +52,8 @@ var allowed = map[string][]string{
 		"instance", "connector", "mux", "pool", "internal/boundedhttp", "internal/filelock", "internal/termtext",
 	},
 	"instance/doctor": {
-		"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext", "internal/lazyregexp",
+		"instance", "connector", "connector/docker", "connector/program", "mux", "mux/login", "internal/termtext",
+		"internal/lazyregexp",
 	},
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
