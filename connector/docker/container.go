@@ -162,17 +162,29 @@ func (c *Container) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
 		fmt.Errorf("the container was not ready within %v", c.cfg.ReadyTimeout))
 	defer cancel()
-	volume, err := c.fill(ctx, bin, c.image.id)
+	whole, end := c.whole(ctx)
+	defer end()
+	volume, err := c.fill(whole, bin, c.image.id)
 	if err != nil {
 		return err
 	}
-	if err := c.createNetwork(ctx); err != nil {
+	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	if err := c.create(ctx, volume); err != nil {
+	if err := c.createNetwork(whole); err != nil {
+		return err
+	}
+	if err := c.create(whole, volume); err != nil {
 		return err
 	}
 	return c.run(ctx)
+}
+
+// whole returns a context for calls that make something on the daemon, which is not cancelled with ctx: the daemon might
+// make it all the same, and only its answer tells us the name under which to remove it.
+func (c *Container) whole(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), c.cfg.ReadyTimeout,
+		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))
 }
 
 // create makes the container.

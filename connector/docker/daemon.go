@@ -54,7 +54,7 @@ func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (s
 	if err != nil {
 		return "", err
 	}
-	defer a.Close()
+	defer func() { _ = a.Close() }() // always nil
 	known, err := new(Daemon).look(ctx, a)
 	if err != nil {
 		return "", err

@@ -134,7 +134,12 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 	defer cancel()
 	labels := c.labels(s.Image)
 	labels[labelService] = s.alias()
-	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	whole, end := c.whole(ctx)
+	defer end()
+	made, err := c.api.ContainerCreate(whole, client.ContainerCreateOptions{
 		Name: c.name + "-" + s.alias(),
 		Config: &container.Config{
 			Image: image.id, Labels: labels, Entrypoint: s.Entrypoint, Cmd: s.Command, Env: s.Env,
@@ -145,7 +150,7 @@ func (c *Container) startService(ctx context.Context, s *service) error {
 		}},
 	})
 	if err != nil {
-		return c.api.failure(ctx, "create container", err)
+		return c.api.failure(whole, "create container", err)
 	}
 	s.id = made.ID
 	c.mu.Lock()
