@@ -2,6 +2,7 @@ package docker
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"sync"
@@ -33,7 +34,7 @@ func (a *attached) Read(p []byte) (int, error) {
 	}
 	n, err := a.stream.Reader.Read(p[:min(len(p), a.left)])
 	a.left -= n
-	return n, err
+	return n, cutOff(err)
 }
 
 // nextFrame reads a frame's header, and the frame if it is not of stdout.
@@ -49,10 +50,18 @@ func (a *attached) nextFrame() error {
 		return nil
 	case stdcopy.Stderr:
 		_, err := io.CopyN(a.stderr, a.stream.Reader, size)
-		return err
+		return cutOff(err)
 	default:
 		return fmt.Errorf("the Docker daemon sent a piece of an unknown stream %d", header[0])
 	}
+}
+
+// cutOff returns the error of a read within a frame, where the stream must not end.
+func cutOff(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
 }
 
 // Write implements io.Writer.
