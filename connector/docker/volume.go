@@ -3,9 +3,13 @@ package docker
 import (
 	"archive/tar"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -21,8 +25,19 @@ import (
 // program is whole.
 const completeMark = "complete"
 
-// programVolume returns the name of the volume of a program.
-func programVolume(sum string) string { return "stepmux-" + sum[:16] }
+// checksum returns the SHA-256 of all files of a program.
+func checksum(bin *program.Binary) (string, error) {
+	all := sha256.New()
+	files := bin.Files()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		sum, err := files[name].SHA256()
+		if err != nil {
+			return "", fmt.Errorf("read %s: %w", name, err)
+		}
+		fmt.Fprintln(all, name, sum)
+	}
+	return hex.EncodeToString(all.Sum(nil)), nil
+}
 
 // programMount mounts the volume of a program. Without NoCopy the daemon would fill an empty volume with files that an
 // image has at that place, and these would be the step runner of all later builds.
@@ -51,11 +66,11 @@ func (c *Container) programFor(platform string) (*program.Binary, error) {
 
 // fill makes sure that the daemon has the volume of bin. image is one that the daemon has.
 func (c *Container) fill(ctx context.Context, bin *program.Binary, image string) (volume string, err error) {
-	sum, err := bin.SHA256()
+	sum, err := checksum(bin)
 	if err != nil {
-		return "", fmt.Errorf("read stepmux: %w", err)
+		return "", err
 	}
-	volume = programVolume(sum)
+	volume = "stepmux-" + sum[:16]
 	d := c.cfg.Daemon
 	_, err = sharedFlight(d, &d.programs, sum).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
 		return struct{}{}, forever, c.fillNow(ctx, bin, volume, image)
@@ -125,20 +140,27 @@ func archiveOf(bin *program.Binary) *io.PipeReader {
 }
 
 func writeArchive(w io.Writer, bin *program.Binary) error {
-	file, size, err := bin.Open()
-	if err != nil {
-		return err
-	}
-	defer file.Close()
 	archive := tar.NewWriter(w)
-	if err := archive.WriteHeader(&tar.Header{Name: "stepmux", Mode: 0o755, Size: size}); err != nil {
-		return err
-	}
-	if _, err := io.Copy(archive, file); err != nil {
-		return err
+	for name, file := range bin.Files() {
+		if err := writeProgram(archive, name, file); err != nil {
+			return err
+		}
 	}
 	if err := archive.WriteHeader(&tar.Header{Name: completeMark, Mode: 0o444}); err != nil {
 		return err
 	}
 	return archive.Close()
+}
+
+func writeProgram(archive *tar.Writer, name string, bin *program.Binary) error {
+	file, size, err := bin.Open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: size}); err != nil {
+		return err
+	}
+	_, err = io.Copy(archive, file)
+	return err
 }

@@ -1,4 +1,4 @@
-package remote_test
+package network
 
 import (
 	"context"
@@ -6,11 +6,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/stepmux/stepmux/remote"
 )
 
-func TestAwaitEndsWhenAllPortsAcceptConnections(t *testing.T) {
+func TestAwaitPortsEndsWhenAllPortsAcceptConnections(t *testing.T) {
 	early, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer early.Close()
@@ -19,7 +17,7 @@ func TestAwaitEndsWhenAllPortsAcceptConnections(t *testing.T) {
 	late := free.Addr().String()
 	require.NoError(t, free.Close())
 	done := make(chan error, 1)
-	go func() { done <- remote.Await(t.Context(), []string{early.Addr().String(), late}) }()
+	go func() { done <- awaitPorts(t.Context(), []string{early.Addr().String(), late}) }()
 	conn, err := early.Accept() // it has begun
 	require.NoError(t, err)
 	require.NoError(t, conn.Close())
@@ -29,12 +27,12 @@ func TestAwaitEndsWhenAllPortsAcceptConnections(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-func TestAwaitEndsWithItsContextAndTellsTheLastError(t *testing.T) {
+func TestAwaitPortsEndsWithItsContextAndTellsTheLastError(t *testing.T) {
 	free, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, free.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 200e6)
 	defer cancel()
-	err = remote.Await(ctx, []string{free.Addr().String()})
+	err = awaitPorts(ctx, []string{free.Addr().String()})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }

@@ -1,0 +1,165 @@
+package doors
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// Commands are the commands that a manager starts on a VM, and that need no network there.
+var Commands = commands.Set{
+	"steps serve": serve, "steps proxy": proxy, "steps relay": relay, "steps script": script, "steps end": end,
+	commands.GitLab + "steps serve": serveGitLab,
+}
+
+func serve(fl *pflag.FlagSet) commands.Runner {
+	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version()})
+}
+
+// serveGitLab is serve for GitLab Runner's manager, which knows no secrets.
+func serveGitLab(fl *pflag.FlagSet) commands.Runner {
+	return serveWith(fl, remote.ServeConfig{Version: buildinfo.Version(), QuietWithoutSecret: true})
+}
+
+func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
+	socket(fl, &cfg.Socket)
+	fl.BoolVar(&cfg.SecretOnStdin, "secret-stdin", false,
+		"read the secret of all calls from the first line of standard input, or the second after --socket -")
+	fl.BoolVar(&cfg.AllowUnauthenticated, "allow-unauthenticated", false,
+		"also accept calls without the secret; serve prints a warning")
+	fl.DurationVar(&cfg.Grace, "grace", 5*time.Second,
+		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
+	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
+		"(default stepmux-steps in the user's cache directory)")
+	isolation := isolationFlag(fl)
+	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
+		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
+		"(default: the caller says; for GitLab Runner's manager, all)")
+	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
+		"or allow (default: the caller says; else drop, with a warning)")
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
+		if cfg.Grace == 0 {
+			cfg.Grace = -1 // no grace, for the package
+		}
+		if cfg.Isolation, err = isolation(); err != nil {
+			return err
+		}
+		return remote.Serve(ctx, stdio, cfg)
+	})
+}
+
+func proxy(fl *pflag.FlagSet) commands.Runner {
+	cfg := remote.ProxyConfig{}
+	socket(fl, &cfg.Socket)
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		runtime.GOMAXPROCS(1)
+		return remote.Proxy(ctx, stdio, cfg)
+	})
+}
+
+func relay(fl *pflag.FlagSet) commands.Runner {
+	cfg := remote.RelayConfig{Version: buildinfo.Version()}
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp",
+		"directory of the builds' sockets: the relay connects only to DIR/gitlab-runner-steps/<build id>/<socket>")
+	fl.DurationVar(&cfg.Grace, "grace", 15*time.Second,
+		"time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; "+
+			"0 for SIGKILL at once")
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		if cfg.Grace == 0 {
+			cfg.Grace = -1 // no grace, for the package
+		}
+		runtime.GOMAXPROCS(relayProcessors(runtime.NumCPU()))
+		return remote.Relay(ctx, stdio, cfg)
+	})
+}
+
+func end(fl *pflag.FlagSet) commands.Runner {
+	path := ""
+	fl.StringVar(&path, "socket", "", "path of the build's socket (required)")
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+		return remote.End(ctx, stdio.Out, path)
+	})
+}
+
+func script(fl *pflag.FlagSet) commands.Runner {
+	cfg := remote.ScriptConfig{}
+	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
+	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
+	isolation := isolationFlag(fl)
+	return func(ctx context.Context, args []string) (code int, err error) {
+		if err := commands.Required(fl, "bytes"); err != nil {
+			return 0, err
+		}
+		if cfg.Isolation, err = isolation(); err != nil {
+			return 0, err
+		}
+		if len(args) == 0 {
+			return 0, fmt.Errorf("%w: name the SHELL after the flags", commands.ErrUsage)
+		}
+		cfg.Shell = args
+		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
+	}
+}
+
+// isolationFlag defines --isolation and returns the function that reads it.
+func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
+	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
+		"how far jobs are held apart from the rest of the machine: "+walls.Levels+"; the variable "+wire.IsolationVar+
+			" replaces auto")
+	return func() (walls.Level, error) {
+		level, err := walls.ParseLevel(*name)
+		if err != nil {
+			err = fmt.Errorf("%w: --%w", commands.ErrUsage, err)
+		}
+		return level, err
+	}
+}
+
+// socket defines the flag that serve and proxy need.
+func socket(fl *pflag.FlagSet, to *string) {
+	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock, or in a "+
+		"private directory of yours (required); -: the first line of standard input is the path")
+}
+
+// untilEnd returns the runner of a command that lasts until a signal or its standard input ends it.
+func untilEnd(fl *pflag.FlagSet, run func(context.Context, remote.Stdio) error) commands.Runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
+		}
+		if fl.Lookup("socket") != nil {
+			if err := commands.Required(fl, "socket"); err != nil {
+				return 0, err
+			}
+		}
+		err := run(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
+		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) { // serve ends well by a signal
+			return code, nil
+		}
+		return 0, err
+	}
+}
+
+// relayProcessors returns the number of processors that a relay uses on a machine with n. A relay and a proxy copy
+// bytes between system calls. More processors mostly wake each other, which costs a quarter of the work, and the jobs
+// have better use for them. The SSH server takes one.
+func relayProcessors(n int) int {
+	if n <= 2 {
+		return 1
+	}
+	return 2
+}
