@@ -64,8 +64,10 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
 		"internal/oserr",
 	},
-	"remote/commands":       {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
-	"remote/commands/doors": {"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal"},
+	"remote/commands": {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
+	"remote/commands/doors": {
+		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",
+	},
 	"remote/commands/network": {
 		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
 		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
