@@ -180,8 +180,8 @@ func (c *Container) start(ctx context.Context) error {
 	return c.run(ctx)
 }
 
-// whole returns a context for calls that make something on the daemon, which is not cancelled with ctx: the daemon might
-// make it all the same, and only its answer tells us the name under which to remove it.
+// whole returns a context for calls that make something on the daemon, which is not cancelled with ctx: the daemon
+// might make it all the same, and only its answer tells us the name under which to remove it.
 func (c *Container) whole(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.WithoutCancel(ctx), c.cfg.ReadyTimeout,
 		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))

@@ -173,8 +173,8 @@ func (b *Binary) Open() (io.ReadCloser, int64, error) {
 	return file, told.size, err
 }
 
-// Files returns the files that the program needs in one directory, by their names there: itself as stepmux, and maybe the
-// stepmux-fetch that it needs for the network.
+// Files returns the files that the program needs in one directory, by their names there: itself as stepmux, and maybe
+// the stepmux-fetch that it needs for the network.
 func (b *Binary) Files() map[string]*Binary {
 	files := map[string]*Binary{wire.ProgramName: b}
 	if b.beside != nil {

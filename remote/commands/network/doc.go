@@ -1,6 +1,6 @@
 // Package network has the commands of the VM's end that speak HTTP with servers, or look after the files that came from
-// there: `steps fetch`, `steps clone`, `steps cache`, `steps await`, and the helper commands that the scripts of a GitLab manager
-// call. The helper commands exit with 1 if they fail, as those scripts expect.
+// there, or wait for servers: `steps fetch`, `steps clone`, `steps cache`, `steps await`, and the helper commands that
+// the scripts of a GitLab manager call. The helper commands exit with 1 if they fail, as those scripts expect.
 //
 // The program stepmux-fetch has them, so that the programs that every build starts link no TLS and no library of a
 // registry. [Commands] is the list.
