@@ -115,13 +115,8 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	f := requireFinding(t, r, checkRelay, Warn, "^does not run: ")
-<<<<<<< HEAD
-	require.Contains(t, f.Change,
-		"let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0]+" and stepmux-fetch beside it")
-=======
 	require.Contains(t, f.Change, "let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0]+
 		" and stepmux-fetch beside it")
->>>>>>> wip/small
 	requireFinding(t, r, checkStreamlocal, Warn, "refuses streamlocal forwarding")
 	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, so of 4 builds some wait")
 	require.Contains(t, f.Change, "MaxSessions 10")
