@@ -93,8 +93,8 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all machine
 	cd bin/release && sha256sum stepmux* >SHA256SUMS && cat SHA256SUMS
 
 .PHONY: run
-run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program
-	bin/stepmux run --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
+run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program, or in containers of IMAGE
+	bin/stepmux run $(if $(IMAGE),--image $(IMAGE)) --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
 .PHONY: example-sources
 example-sources: build ## serve the steps of examples/sources, and print the commands to run them with

@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/dockertest"
 )
 
 func TestMain(m *testing.M) {
@@ -16,5 +16,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	runnertest.Main(m)
+	dockertest.Main(m)
 }
