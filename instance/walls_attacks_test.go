@@ -17,8 +17,8 @@ const (
 	stands                // it is not tried
 )
 
-// wallsAttack is a job that harms the victim, or what later builds start from. Its environment has PIDS, the processes of
-// the victim, SHELL_PID, SERVE_PID, the directory BASE of the builds, and its OWN directory.
+// wallsAttack is a job that harms the victim, or a file from which later builds start. Its environment has PIDS (the
+// processes of the victim), SHELL_PID, SERVE_PID, the directory BASE of the builds, and its OWN directory.
 type wallsAttack struct {
 	name  string
 	text  string
@@ -68,7 +68,7 @@ var wallsAttacks = append([]wallsAttack{
 	{name: "read a file in /var/tmp", text: `cat /var/tmp/$MARK && echo LOOT`, without: open},
 	{name: "read a file in /dev/shm", text: `cat /dev/shm/$MARK && echo LOOT`, without: open},
 	{name: "see System V shared memory", text: `ipcs -m -i $SHM | grep cuid && echo LOOT`, without: open},
-	{name: "open a POSIX message queue", text: `$TOOL queue-open $MARK`, without: stands}, // some kernels have none
+	{name: "open a POSIX message queue", text: `$TOOL queue-open $MARK`, without: stands}, // some kernels lack them
 	{name: "find a key in the keyrings", text: `$TOOL key-find $MARK`, without: stands},   // some sandboxes forbid them
 	{
 		name: "write a file of cgroups", without: stands,
@@ -127,7 +127,8 @@ var wallsAttacks = append([]wallsAttack{
 		mkdir -p /tmp/m; mount --rbind / /tmp/m && mkdir -p /tmp/m/tmp/old && pivot_root /tmp/m /tmp/m/tmp/old
 		ls $BASE/victim /tmp/old/$BASE/victim && echo LOOT`)},
 	{name: "mount /proc anew", without: stands, text: `
-		unshare -Urpmf --mount-proc sh -c 'cat /proc/[0-9]*/environ | tr "\0" "\n" | grep -q ^VICTIM_SECRET && echo LOOT'; true`},
+		unshare -Urpmf --mount-proc sh -c '
+			cat /proc/[0-9]*/environ | tr "\0" "\n" | grep -q ^VICTIM_SECRET && echo LOOT'; true`},
 	{name: "enter the namespaces of the first process", without: stands, text: `
 		nsenter -t 1 -U -m true && echo LOOT; ls /proc/1/root/ && echo LOOT; ls /proc/1/cwd/ && echo LOOT; true`},
 	{name: "look into the first process", without: stands, text: `
@@ -155,9 +156,10 @@ var wallsAttacks = append([]wallsAttack{
 		name: "change a fetched step", text: `mkdir -p ~/.cache/stepmux-steps; echo evil >~/.cache/stepmux-steps/step`,
 		without: open, has: changes(".cache/stepmux-steps/step"),
 	},
-	{name: "have serve write to the neighbour's directory", without: stands, steps: deputy(`$VICTIM_JOB`), has: func(s *scene) bool {
-		return !isText(filepath.Join(s.env["VICTIM_JOB"], "script"), s.script)
-	}},
+	{
+		name: "have serve write to the neighbour's directory", without: stands, steps: deputy(`$VICTIM_JOB`),
+		has: func(s *scene) bool { return !isText(filepath.Join(s.env["VICTIM_JOB"], "script"), s.script) },
+	},
 	{name: "have serve write to ~/.ssh", without: stands, steps: deputy(`$HOME/.ssh`), has: func(s *scene) bool {
 		return !isText(filepath.Join(s.home, ".ssh/script"), sshScript)
 	}},
@@ -203,7 +205,7 @@ func deputy(target string) string {
 `
 }
 
-// changes tells whether a file of the home has the attacker's text or is not what it was.
+// changes tells whether a file of the home has the attacker's text.
 func changes(name string) func(*scene) bool {
 	return func(s *scene) bool {
 		text, err := os.ReadFile(filepath.Join(s.home, name))

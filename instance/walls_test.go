@@ -30,15 +30,15 @@ type site struct {
 	p    *instance.Provider
 }
 
-// newSite starts such a VM. Isolation needs no privilege, and root's is another one than an ordinary user's, so the test
-// is skipped for root: .ci/run runs the tests as an ordinary user.
+// newSite starts such a VM. The isolation of root's builds differs from that of an ordinary user's, so the test is skipped
+// for root: .ci/run runs the tests as an ordinary user.
 func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...string) *site {
 	t.Helper()
 	if os.Geteuid() == 0 {
 		t.Skip("this is a test of isolation between builds of an ordinary user, and this user is root")
 	}
 	s := &site{home: newHome(t)}
-	env := append([]string{"SHLVL=1", "HOME=" + s.home, wire.IsolationVar + "=" + level.String()}, environ...)
+	env := append(environ, "SHLVL=1", "HOME="+s.home, wire.IsolationVar+"="+level.String())
 	s.vm = newVM(t, sshtest.OpenSSH(t, "SetEnv "+strings.Join(env, " ")))
 	program := filepath.Join(s.home, ".cache/stepmux/0123/stepmux")
 	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o700))
@@ -80,7 +80,7 @@ func copyFile(from, to string) error {
 	return err
 }
 
-// tool puts this test binary into the home, as a program that scripts call with the verb of a tool, and returns its path.
+// tool puts this test binary into the home, as a program that scripts call with a verb, and returns its path.
 func (s *site) tool(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(s.home, toolName)
@@ -208,7 +208,7 @@ func (s *scene) end(t testing.TB) {
 	s.requireClean(t)
 }
 
-// reset ends what is left of a victim that may have been harmed.
+// reset ends a victim that may have been harmed.
 func (s *scene) reset(t testing.TB) {
 	t.Helper()
 	for _, pid := range s.pids {

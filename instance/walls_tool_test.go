@@ -15,7 +15,7 @@ import (
 )
 
 // toolVerbs are parts of attacks that no common program has. A tool is this test binary, called with a verb. It prints
-// LOOT if it has got what it should not.
+// LOOT if it succeeds.
 var toolVerbs = map[string]func(arg string) error{
 	"ptrace":     withPID(attachTo),
 	"vm-read":    withPID(readMemory),
@@ -27,6 +27,7 @@ var toolVerbs = map[string]func(arg string) error{
 	"key-add":    addKey,
 	"key-find":   findKey,
 	"daemon":     daemonize,
+	"inotify":    awaitFile,
 }
 
 const loot = "LOOT"
@@ -171,4 +172,18 @@ func daemonize(name string) error {
 		return err
 	}
 	return sleep.Release()
+}
+
+// awaitFile waits until a file is made in the directory.
+func awaitFile(dir string) error {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_CREATE); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stdout, "watching")
+	_, err = unix.Read(fd, make([]byte, 4096))
+	return err
 }

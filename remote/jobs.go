@@ -67,8 +67,6 @@ func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
 	}
 	if home := os.Getenv("HOME"); filepath.IsAbs(home) {
 		spec.Home = home
-		// Managers put programs there, and walls.Choose keeps its answer there.
-		spec.ReadOnly = append(spec.ReadOnly, filepath.Join(home, ".cache/stepmux"))
 	}
 	if program, err := os.Executable(); err == nil {
 		spec.ReadOnly = append(spec.ReadOnly, program)
