@@ -70,7 +70,7 @@ func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
 	require.Contains(t, out.String(), job.WorkDir+"\n")
 	require.NotContains(t, out.String(), filepath.Base(s.tool(t)))
 
-	// What belongs to another build is refused.
+	// A place of another build is refused.
 	job.WorkDir = filepath.Join(s.tmp, "gitlab-runner-steps", "b9", "work")
 	err := build(sshtest.Within(t), s.p, "b2", job, out)
 	require.ErrorContains(t, err, "belongs to another build")

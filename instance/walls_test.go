@@ -30,8 +30,8 @@ type site struct {
 	p    *instance.Provider
 }
 
-// newSite starts such a VM. The isolation of root's builds differs from that of an ordinary user's, so the test is skipped
-// for root: .ci/run runs the tests as an ordinary user.
+// newSite starts such a VM. The isolation of root's builds differs from that of an ordinary user's, so the test is
+// skipped for root: .ci/run runs the tests as an ordinary user.
 func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...string) *site {
 	t.Helper()
 	if os.Geteuid() == 0 {
@@ -261,5 +261,19 @@ func TestAttacksThatSucceedWithoutWalls(t *testing.T) {
 			out, err := s.attack(t, a)
 			require.Equal(t, a.without == open, a.succeeded(s, out), "output: %s, result: %v", out, err)
 		})
+	}
+}
+
+func TestEveryAttackIsInTheDocumentation(t *testing.T) {
+	t.Parallel()
+	words := map[outcome]string{closed: "fails", open: "succeeds", stands: "-"}
+	page, err := os.ReadFile("../docs/security.md")
+	require.NoError(t, err)
+	table := ""
+	for _, a := range wallsAttacks {
+		table += fmt.Sprintf("| %s | %s | %s |\n", a.name, words[a.without], words[a.behind])
+	}
+	if !strings.Contains(string(page), "|---|---|---|\n"+table+"\n") {
+		t.Errorf("the table of attacks is this one:\n%s", table)
 	}
 }

@@ -69,7 +69,7 @@ func (d scriptDir) write(name, text, label string) error {
 	return nil
 }
 
-// remove removes an entry and all below it. What resists goes with the directory.
+// remove removes an entry and all below it. Entries that resist go with the directory.
 func (d scriptDir) remove(name string) {
 	if d.err == nil {
 		_ = d.root.RemoveAll(name)
