@@ -219,13 +219,20 @@ func changes(name string) func(*scene) bool {
 // leaves tells whether a process with the name in its command line outlives the build.
 func leaves(name string) func(*scene) bool {
 	return func(s *scene) bool {
-		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			if len(processesNamed(s.env["MARK"]+"."+name)) == 0 {
-				return false
-			}
-		}
-		return true
+		return !isSoon(2*time.Second, func() bool { return len(processesNamed(s.env["MARK"]+"."+name)) == 0 })
 	}
+}
+
+// isSoon waits until is returns true, which nothing announces, and reports whether it does so in time.
+func isSoon(bound time.Duration, is func() bool) bool {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(bound); time.Now().Before(end); <-tick.C {
+		if is() {
+			return true
+		}
+	}
+	return is()
 }
 
 func processesNamed(text string) (found []int) {

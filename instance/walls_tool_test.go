@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,7 +20,6 @@ var toolVerbs = map[string]func(arg string) error{
 	"vm-read":    withPID(readMemory),
 	"pidfd":      withPID(takeDescriptor),
 	"dial":       dialUnix,
-	"listen":     listenUnix,
 	"queue-hold": holdQueue,
 	"queue-open": openQueue,
 	"key-add":    addKey,
@@ -90,15 +88,6 @@ func dialUnix(path string) error {
 	}
 	fmt.Fprintln(os.Stdout, loot)
 	return nc.Close()
-}
-
-// listenUnix listens until the process is killed.
-func listenUnix(path string) error {
-	_, err := net.Listen("unix", path)
-	if err == nil {
-		time.Sleep(time.Hour)
-	}
-	return err
 }
 
 // toolName is the name by which this test binary is a tool.
