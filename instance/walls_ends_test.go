@@ -35,7 +35,8 @@ var hostileEnds = []struct{ name, text string }{
 	{"stop all", `sh -c 'trap "" TERM; echo up; kill -STOP -1; sleep 600' $MARK &
 		sleep 0.05; kill -STOP 1; kill -STOP -1`},
 	{"kill all", `$TOOL daemon $MARK; echo up; trap '' TERM HUP INT; kill -9 1; kill -9 -1; sleep 600`},
-	{"crash the init", `$TOOL daemon $MARK; echo up; for s in TERM HUP INT QUIT ABRT SEGV BUS FPE ILL SYS TRAP; do kill -$s 1; done`},
+	{"crash the init", `$TOOL daemon $MARK; echo up
+		for s in TERM HUP INT QUIT ABRT SEGV BUS FPE ILL SYS TRAP; do kill -$s 1; done`},
 	{"trace the init and itself", `$TOOL daemon $MARK; $TOOL ptrace 1; (sleep 600; : $MARK) & $TOOL ptrace $!; echo up`},
 	{"fill the limit of processes", `echo up; ulimit -u $(($(ls -d /proc/[0-9]* | wc -l) + 40)) || :
 		i=0; while [ $i -lt 60 ]; do sh -c 'trap "" TERM; sleep 600; :' $MARK >/dev/null 2>&1 & i=$((i + 1)); done`},
@@ -71,7 +72,7 @@ func TestHostileEndsLeaveNothing(t *testing.T) {
 		})
 	}
 	err = group.Wait()
-	t.Logf("%d hostile ends, %d that left something; %v at most from the end of a build until all was gone", n, left, longest)
+	t.Logf("%d hostile ends, %d left something; %v at most from the end of a build until all was gone", n, left, longest)
 	require.NoError(t, err)
 	for _, s := range sites {
 		require.NoError(t, s.p.Close())

@@ -18,17 +18,22 @@ const walled = `grep -q __init /proc/1/cmdline`
 
 // habits are things that jobs do. They go on working behind walls.
 var habits = []struct{ name, part, text string }{
-	{"own processes are there", "", walled + `; sleep 60 & until grep -q sleep /proc/$!/cmdline; do sleep 0.01; done; kill $! && ps -e >/dev/null`},
-	{"temporary files", "", `f=$(mktemp); echo a >$f; d=$(TMPDIR=/var/tmp mktemp -d); [ -s $f ] && [ -d $d ]; [ -w /tmp ]`},
+	{"own processes are there", "", walled + `
+		sleep 60 & until grep -q sleep /proc/$!/cmdline; do sleep 0.01; done; kill $! && ps -e >/dev/null`},
+	{"temporary files", "", `f=$(mktemp); echo a >$f
+		d=$(TMPDIR=/var/tmp mktemp -d); [ -s $f ] && [ -d $d ]; [ -w /tmp ]`},
 	{"a home to write to", "", `echo a >~/a-file; mkdir -p ~/.cache/tool; echo b >~/.cache/tool/b; rm ~/a-file`},
 	{"shared memory in /dev/shm", "", `echo a >/dev/shm/a; [ -s /dev/shm/a ]`},
-	{"System V shared memory", "/usr/bin/ipcmk", `id=$(ipcmk -M 4096 | sed 's/.*: //'); ipcs -m -i $id | grep -q cuid; ipcrm -m $id`},
+	{"System V shared memory", "/usr/bin/ipcmk", `
+		id=$(ipcmk -M 4096 | sed 's/.*: //'); ipcs -m -i $id | grep -q cuid; ipcrm -m $id`},
 	{"a debugger on its own child", "", `sleep 60 & $TOOL ptrace $! | grep LOOT; kill -9 $!`},
-	{"inotify", "", `$TOOL inotify $HOME >watched & until grep -q watching watched; do sleep 0.01; done; touch ~/b-file; wait $!`},
+	{"inotify", "", `$TOOL inotify $HOME >watched &
+		until grep -q watching watched; do sleep 0.01; done; touch ~/b-file; wait $!`},
 	{"a namespace of its own", "/usr/bin/unshare", `unshare -Ur sh -c '[ $(id -u) = 0 ]'`},
 	{"a PID namespace of its own", "/usr/bin/unshare", `[ "$(unshare -Urpmf --mount-proc sh -c 'echo $$')" = 1 ]`},
 	{"a mount of its own", "/usr/bin/unshare", `unshare -Urm sh -c 'mount -t tmpfs t /mnt && touch /mnt/a'`},
-	{"ssh-agent", "/usr/bin/ssh-agent", `eval $(ssh-agent) >/dev/null; ssh-add -l | grep -q 'no identities'; ssh-agent -k`},
+	{"ssh-agent", "/usr/bin/ssh-agent", `
+		eval $(ssh-agent) >/dev/null; ssh-add -l | grep -q 'no identities'; ssh-agent -k`},
 	{"ssh reads its configuration", "/usr/bin/ssh", `ssh -G host | grep -q ^hostname`},
 	{"git", "/usr/bin/git", `git init -q repo; cd repo; git config user.email a@b; git config user.name a
 		echo a >a; git add a; git commit -qm a; cd ..; git clone -q "file://$PWD/repo" copy; [ -s copy/a ]`},

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// narrowMachines are machines on which walls cannot be had, made by namespaces around the VM's end. "$@" is its command.
+// narrowMachines are machines on which walls cannot be had, made by namespaces around the VM's end.
 var narrowMachines = []struct {
 	name   string
 	setUp  string
