@@ -148,6 +148,10 @@ hostile: ## let hostile servers, relays and step runners send MESSAGES messages 
 	  STEPMUX_HOSTILE=$$(($(MESSAGES) / 10)) go test -count=1 -timeout 3h -run Nothing ./mux || exit 1; \
 	done # ten processes, since goroutines that the SSH library leaks end with their process
 
+.PHONY: hostile-ends
+hostile-ends: ## end N builds that withstand their end, behind walls; nothing may be left (as an ordinary user)
+	STEPMUX_HOSTILE_ENDS=$(N) go test -v -count=1 -timeout 1h -run TestHostileEndsLeaveNothing ./instance
+
 .PHONY: faults
 faults: build ## inject N faults drawn from SEED while builds run, for at most TIME; ROUND=n repeats one round, KINDS and ROUTES select
 	go build -o bin/faultrig ./bench/faults/faultrig
