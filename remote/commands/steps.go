@@ -78,6 +78,14 @@ processes and the directory that are left.`,
 		prepare: end,
 	},
 	{
+		name:  "isolation",
+		short: "Tell how far this machine holds builds apart",
+		long: `Start the init of a build, as serve does, end it, and print an object in JSON: the level that builds get, the
+reason if it is off or cannot be had, the remedy, and whether a build's user can read this program. The manager's
+command is "stepmux doctor".`,
+		prepare: tellIsolation,
+	},
+	{
 		name:  "cache list|prune|verify",
 		short: "Look after the cache of fetched steps, for a manager",
 		long: `List the components in the cache of fetched steps, remove those that no job uses, or compare them with their
@@ -117,9 +125,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
-	isolation := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
-		"how far the jobs are held apart from the rest of the machine: "+walls.Levels+
-			"; the variable "+wire.IsolationVar+" replaces auto")
+	isolation := isolation(fl)
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
@@ -169,6 +175,18 @@ func end(fl *pflag.FlagSet) runner {
 	})
 }
 
+func tellIsolation(fl *pflag.FlagSet) runner {
+	cfg := remote.IsolationConfig{}
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' directories")
+	level := isolation(fl)
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
+		if cfg.Level, err = walls.ParseLevel(*level); err != nil {
+			return fmt.Errorf("%w: --%w", errUsage, err)
+		}
+		return remote.TellIsolation(ctx, stdio.Out, cfg)
+	})
+}
+
 func script(fl *pflag.FlagSet) runner {
 	cfg := remote.ScriptConfig{}
 	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
@@ -183,6 +201,13 @@ func script(fl *pflag.FlagSet) runner {
 		cfg.Shell = args
 		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
 	}
+}
+
+// isolation defines the flag of a level.
+func isolation(fl *pflag.FlagSet) *string {
+	return fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), wire.IsolationAuto),
+		"how far the jobs are held apart from the rest of the machine: "+wire.Isolations+
+			"; the variable "+wire.IsolationVar+" replaces auto")
 }
 
 // socket defines the flag that serve and proxy need.
