@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -40,6 +41,8 @@ type Instance struct {
 	Runner []string
 	// TempDir is its directory for temporary files. If empty, /tmp.
 	TempDir string
+	// Isolation is how far builds are held apart from the rest of the machine; see connector.Config. If empty, auto.
+	Isolation string
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string
@@ -54,6 +57,18 @@ func (in *Instance) linux() error {
 		return fmt.Errorf("instance %s runs %s: only Linux can run steps, scripts and commands", in.ID, in.OS)
 	}
 	return nil
+}
+
+// takesScripts returns an error if a shell script would have less isolation than was asked for: it runs without a step
+// runner.
+func (in *Instance) takesScripts() error {
+	switch level, _ := connector.ParseIsolation(in.Isolation); level { // the group has checked it
+	case wire.IsolationAuto, wire.IsolationOff:
+		return nil
+	default:
+		return fmt.Errorf("instance %s: shell scripts do not get its isolation, %s: give the job as steps, or the instance "+
+			"the isolation auto or off", in.ID, level)
+	}
 }
 
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
@@ -181,9 +196,11 @@ func check(instances []Instance) error {
 			return fmt.Errorf("instance %s: capacity %d", in.ID, in.Capacity)
 		case in.MaxUses < 0:
 			return fmt.Errorf("instance %s: %d uses at most", in.ID, in.MaxUses)
-		case in.Capacity == 0:
-			in.Capacity = 1
 		}
+		if _, err := connector.ParseIsolation(in.Isolation); err != nil {
+			return fmt.Errorf("instance %s: %w", in.ID, err)
+		}
+		in.Capacity = max(in.Capacity, 1)
 		seen[in.ID] = true
 	}
 	return nil
