@@ -294,15 +294,13 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	if lease == nil {
 		return errors.New("instance: Run before Prepare")
 	}
-	if err := s.member.takesScripts(); err != nil {
-		return err
-	}
 	starter, err := e.starter(ctx, s, lease)
 	if err != nil {
 		return err
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
+		Isolation: s.member.Isolation, TempDir: s.member.TempDir,
 	}))
 }
 

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -57,18 +56,6 @@ func (in *Instance) linux() error {
 		return fmt.Errorf("instance %s runs %s: only Linux can run steps, scripts and commands", in.ID, in.OS)
 	}
 	return nil
-}
-
-// takesScripts returns an error if a shell script would have less isolation than was asked for: it runs without a step
-// runner.
-func (in *Instance) takesScripts() error {
-	switch level, _ := connector.ParseIsolation(in.Isolation); level { // the group has checked it
-	case wire.IsolationAuto, wire.IsolationOff:
-		return nil
-	default:
-		return fmt.Errorf("instance %s: shell scripts do not get its isolation, %s: give the job as steps, or the instance "+
-			"the isolation auto or off", in.ID, level)
-	}
 }
 
 // Group is the instances with their slots. Update and Follow change the set. The zero value is a group without
