@@ -1,14 +1,13 @@
 package connector
 
 import (
-	"context"
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
 
@@ -50,15 +49,14 @@ func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 	}
 }
 
-func TestIsolationOfACancelledJobIsTold(t *testing.T) {
-	c, stop := connectTo(t, &endedJob{last: &pb.Job{Status: pb.Job_cancelled, Isolation: "private"}})
+func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
+	c, stop := connectTo(t, &endedServer{state: runnerproto.Status_success})
 	defer stop()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
-	defer cancel()
-	<-ctx.Done()
-	_, err := c.Execute(ctx, Job{Script: "true"}, io.Discard)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Zero(t, c.Isolation(), "it was not delivered")
+	_, err := c.Execute(t.Context(), Job{Script: "true"}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, "off", c.Isolation().Level)
+	require.Regexp(t, "^step-runner.* has none$", c.Isolation().Reason)
+	require.Equal(t, c.Isolation(), c.cfg.VM.Isolation())
 }
 
 func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {

@@ -13,8 +13,9 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -42,7 +43,7 @@ type isolationReport struct {
 // out, in one line of JSON. A level that cannot be had is no error. It leaves the login files that walls make in HOME,
 // as the first build does, and nothing else.
 func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err error) {
-	if err := Conceal(); err != nil {
+	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
 	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-isolation-")
@@ -54,7 +55,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 			err = errors.Join(err, fmt.Errorf("isolation: %w", removeErr))
 		}
 	}()
-	init := &proc.Init{Room: room(cfg.Level, dir, fetch.DefaultDir()), OrphanDir: dir}
+	init := &proc.Init{Room: room(cfg.Level, dir, component.DefaultDir()), OrphanDir: dir}
 	init.Prepare()
 	level, why := init.Isolation(ctx)
 	if err := init.Close(); err != nil {
