@@ -46,6 +46,9 @@ func (c *Connector) start() (*build, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := c.cfg.isolates(found); err != nil {
+		return nil, err
+	}
 	p, err := c.cfg.VM.plan(c.life, &c.cfg, conn, found.Argv())
 	if err != nil {
 		return nil, err
@@ -213,7 +216,7 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 	if b.relay != nil {
 		runner = []string{"/proc/self/exe"}
 	}
-	command.Argv, command.Input = serveArgv(runner, b.c.socket), b.c.secret.Line()
+	command.Argv, command.Input = serveArgv(runner, b.c.socket, b.c.cfg.Isolation), b.c.secret.Line()
 	return command
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
@@ -16,9 +18,17 @@ const secretFlag = "--secret-stdin"
 // socketOnStdin, in place of a socket's path, tells serve or proxy to read the path from its stdin, before the secret.
 const socketOnStdin = "-"
 
-// serveArgv starts the build's step runner, which reads its secret from stdin.
-func serveArgv(runner []string, socket string) []string {
-	return slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
+// isolationFlag tells serve the level of its build's isolation.
+const isolationFlag = "--isolation"
+
+// serveArgv starts the build's step runner, which reads its secret from stdin. An older one does not know the flag for
+// a level, so it is not sent for auto.
+func serveArgv(runner []string, socket, isolation string) []string {
+	argv := slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
+	if level, _ := ParseIsolation(isolation); level != wire.IsolationAuto {
+		argv = append(argv, isolationFlag, level)
+	}
+	return argv
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

@@ -71,6 +71,9 @@ type Config struct {
 	TempDir string
 	// Route is how serve is started and its socket reached. If empty, Auto.
 	Route Route
+	// Isolation is how far the build is held apart from the rest of the VM: auto, off, processes or private. If empty,
+	// auto: the best that can be had there. A level that is named is had, or the build fails.
+	Isolation string
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.
 	Log io.Writer
@@ -109,6 +112,7 @@ type Connector struct {
 	connected chan struct{} // nil before Connect; closed when it returns
 	build     *build        // nil before the build has its plan and its sessions
 	left      []string      // see Left
+	isolation Isolation
 
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once
@@ -150,7 +154,10 @@ func (cfg *Config) setDefaults() error {
 	trace := *cmp.Or(cfg.Trace, &Trace{})
 	hooks.Fill(&trace)
 	cfg.Trace = &trace
-	_, err := ParseRoute(string(cfg.Route))
+	if _, err := ParseRoute(string(cfg.Route)); err != nil {
+		return err
+	}
+	_, err := ParseIsolation(cfg.Isolation)
 	return err
 }
 

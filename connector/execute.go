@@ -20,6 +20,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -184,6 +185,7 @@ func (b *build) execute(
 	if b.program.Kind == program.StepRunner {
 		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
 		e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
+		b.c.isolated(Isolation{wire.IsolationOff, fmt.Sprintf("%v has none", b.program)})
 		result, err = e.run(ctx, calls, end)
 		return result, ErrNoTrace, err
 	}
@@ -192,7 +194,11 @@ func (b *build) execute(
 	if err := e.submit(ctx, calls); err != nil {
 		return Result{}, err, err
 	}
-	return e.follow(ctx, calls, end)
+	result, traceErr, err = e.follow(ctx, calls, end)
+	if e.last != nil {
+		b.c.isolated(isolationOf(e.last))
+	}
+	return result, traceErr, err
 }
 
 // newClient returns a gRPC client over this build's bridges.

@@ -36,6 +36,7 @@ type execution struct {
 	job          Job
 	log          *buildlog.Log
 	traceTimeout time.Duration // for one write to the job's Trace
+	last         *pb.Job       // the job's final state; nil if it is not known. Set by follow.
 }
 
 // submit delivers the job. The step runner takes a job that is sent twice for one, so a call that broke is repeated.
@@ -94,7 +95,6 @@ func (e *execution) follow(
 	ctx, calls context.Context, end context.CancelCauseFunc,
 ) (result Result, traceErr, err error) {
 	group, following := errgroup.WithContext(calls)
-	var last *pb.Job
 	var late error // ctx's, if it ended before the job
 	var known atomic.Bool
 	var stdout, stderr int64
@@ -103,7 +103,7 @@ func (e *execution) follow(
 		return err
 	})
 	group.Go(func() (err error) {
-		last, err = e.followSteps(following)
+		e.last, err = e.followSteps(following)
 		late = ctx.Err()
 		known.Store(true)
 		return err
@@ -120,10 +120,10 @@ func (e *execution) follow(
 	}
 	switch {
 	case err != nil:
-	case stdout < last.GetStdoutLen():
-		err = fmt.Errorf("output was lost: %d of %d bytes of stdout arrived", stdout, last.GetStdoutLen())
-	case stderr < last.GetStderrLen():
-		err = fmt.Errorf("output was lost: %d of %d bytes of stderr arrived", stderr, last.GetStderrLen())
+	case stdout < e.last.GetStdoutLen():
+		err = fmt.Errorf("output was lost: %d of %d bytes of stdout arrived", stdout, e.last.GetStdoutLen())
+	case stderr < e.last.GetStderrLen():
+		err = fmt.Errorf("output was lost: %d of %d bytes of stderr arrived", stderr, e.last.GetStderrLen())
 	}
 	if err == nil && e.job.Trace != nil {
 		traceErr = e.fetchTrace(calls)
@@ -134,7 +134,7 @@ func (e *execution) follow(
 	case err != nil:
 		return Result{}, err, err
 	}
-	return resultOf(last), traceErr, nil
+	return resultOf(e.last), traceErr, nil
 }
 
 // cancelAfter cancels a job when ctx ends, and ends its calls if it has not ended after its grace and cancelLimit. The

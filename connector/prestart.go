@@ -140,7 +140,7 @@ func (b *build) takePrestarted(p *plan) (serve, proxy *prestarted) {
 		return nil, nil
 	}
 	vm, runner := b.c.cfg.VM, b.program.Argv()
-	serve = vm.serves.take(b.c.life, b.conn, serveArgv(runner, socketOnStdin))
+	serve = vm.serves.take(b.c.life, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
 	if p.Bridge == Session {
 		proxy = vm.proxies.take(b.c.life, b.conn, proxyArgv(runner, socketOnStdin))
 	}
@@ -187,7 +187,7 @@ func (b *build) prestartNext() {
 		case <-b.c.closing:
 		}
 		vm, runner := b.c.cfg.VM, b.program.Argv()
-		vm.serves.prepare(b.c.deadline, b.conn, serveArgv(runner, socketOnStdin))
+		vm.serves.prepare(b.c.deadline, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
 		if b.routes().Bridge == Session {
 			vm.proxies.prepare(b.c.deadline, b.conn, proxyArgv(runner, socketOnStdin))
 		}

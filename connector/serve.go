@@ -71,6 +71,10 @@ func (s *serve) exitError() error {
 		e.Hint = "it does not know " + secretFlag + ": is it older than this program, or another step runner? " +
 			"install this version on the VM"
 	}
+	if !e.Ready && strings.Contains(e.Stderr, "unknown flag: "+isolationFlag) {
+		e.Hint = "it knows no isolation, so it cannot hold the build apart as asked (" + isolationFlag + ", isolation:): " +
+			"install this version on the VM"
+	}
 	return e
 }
 

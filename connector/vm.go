@@ -28,6 +28,7 @@ type VM struct {
 
 	mu     sync.Mutex // guards the following
 	search *search    // of the last build; nil before the first
+	level  Isolation  // of the last build that told it
 }
 
 // capability is the knowledge about a route.

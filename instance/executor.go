@@ -175,6 +175,17 @@ func (e *Executor) Choice() connector.Choice {
 	return e.connector.Choice()
 }
 
+// Isolation returns how far the build was held apart from the rest of its instance. It is zero until Execute has
+// returned, and if the step runner did not tell.
+func (e *Executor) Isolation() connector.Isolation {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connector == nil {
+		return connector.Isolation{}
+	}
+	return e.connector.Isolation()
+}
+
 // Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
 // connection; calls over them carry Credentials. ctx bounds the start only: the step runner lives until Cleanup, so
 // that a cancelled build can still be told to stop, and its last output read.
@@ -202,7 +213,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 	place := connector.Config{
 		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
-		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
+		Isolation: s.member.Isolation, Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
@@ -305,6 +316,7 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
+		Isolation: s.member.Isolation, TempDir: s.member.TempDir,
 	}))
 }
 

@@ -41,6 +41,8 @@ type Instance struct {
 	Runner []string
 	// TempDir is its directory for temporary files. If empty, /tmp.
 	TempDir string
+	// Isolation is how far builds are held apart from the rest of the machine; see connector.Config. If empty, auto.
+	Isolation string
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string
@@ -182,9 +184,11 @@ func check(instances []Instance) error {
 			return fmt.Errorf("instance %s: capacity %d", in.ID, in.Capacity)
 		case in.MaxUses < 0:
 			return fmt.Errorf("instance %s: %d uses at most", in.ID, in.MaxUses)
-		case in.Capacity == 0:
-			in.Capacity = 1
 		}
+		if _, err := connector.ParseIsolation(in.Isolation); err != nil {
+			return fmt.Errorf("instance %s: %w", in.ID, err)
+		}
+		in.Capacity = max(in.Capacity, 1)
 		seen[in.ID] = true
 	}
 	return nil

@@ -59,8 +59,9 @@ type VMStat struct {
 		Since time.Time // when it got the slot
 	}
 
-	Route   connector.Choice // of the builds there; empty while unknown
-	Program program.Program  // the step runner that was found there; zero while unknown
+	Route     connector.Choice    // of the builds there; empty while unknown
+	Isolation connector.Isolation // of the last build there that told it
+	Program   program.Program     // the step runner that was found there; zero while unknown
 }
 
 // Stat returns a snapshot.
@@ -109,7 +110,7 @@ func (m *machine) stat(now time.Time) VMStat {
 	s.State = m.state(now)
 	s.Used, s.Capacity = len(m.slots), in.Capacity
 	s.Uses, s.MaxUses = m.uses, in.MaxUses
-	s.Route, s.Program = in.vm.Choice(), in.vm.Program()
+	s.Route, s.Isolation, s.Program = in.vm.Choice(), in.vm.Isolation(), in.vm.Program()
 	if s.State == Quarantined {
 		s.RetryAt = m.host.health.retryAt
 	}

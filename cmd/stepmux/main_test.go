@@ -1,13 +1,16 @@
 package main
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -75,6 +78,12 @@ func TestScripts(t *testing.T) {
 			env.Setenv("PLATFORM", runtime.GOOS+"/"+runtime.GOARCH)
 			return err
 		},
+		Condition: func(name string) (bool, error) {
+			if name != "namespaces" {
+				return false, fmt.Errorf("unknown condition %q", name)
+			}
+			return namespaces()
+		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"vm": startVM,
 			"dockerd": func(ts *testscript.TestScript, _ bool, _ []string) {
@@ -95,6 +104,16 @@ func TestScripts(t *testing.T) {
 		},
 	})
 }
+
+// namespaces reports whether the machine gives a build its own.
+var namespaces = sync.OnceValues(func() (bool, error) {
+	end, err := runnertest.Program()
+	if err != nil {
+		return false, err
+	}
+	out, err := exec.Command(end, "steps", "isolation", "--isolation", "processes").Output()
+	return bytes.Contains(out, []byte(`"level":"processes"`)), err
+})
 
 // tbKey is the key of a script's testing.TB.
 type tbKey struct{}

@@ -203,23 +203,24 @@ func (p *prefixed) Close() error {
 
 // jsonBuild is one build's result.
 type jsonBuild struct {
-	Build       string           `json:"build"`
-	Instance    string           `json:"instance"`
-	Status      string           `json:"status"`
-	Reason      string           `json:"reason"`
-	ExitCode    *int             `json:"exit_code,omitempty"` // nil if no script ended
-	Error       string           `json:"error,omitempty"`
-	Cleanup     string           `json:"cleanup_error,omitempty"`
-	Left        []string         `json:"left,omitempty"` // what may be left on the instance
-	Route       connector.Choice `json:"route"`
-	Connect     float64          `json:"connect_s"`
-	FirstOutput float64          `json:"first_output_s"`
-	Duration    float64          `json:"duration_s"`
+	Build    string           `json:"build"`
+	Instance string           `json:"instance"`
+	Status   string           `json:"status"`
+	Reason   string           `json:"reason"`
+	ExitCode *int             `json:"exit_code,omitempty"` // nil if no script ended
+	Error    string           `json:"error,omitempty"`
+	Cleanup  string           `json:"cleanup_error,omitempty"`
+	Left     []string         `json:"left,omitempty"` // what may be left on the instance
+	Route    connector.Choice `json:"route"`
+	connector.Isolation
+	Connect     float64 `json:"connect_s"`
+	FirstOutput float64 `json:"first_output_s"`
+	Duration    float64 `json:"duration_s"`
 }
 
 func jsonBuildOf(r batch.Report) jsonBuild {
 	b := jsonBuild{
-		Build: r.Build, Instance: r.Instance, Status: "success", Route: r.Route,
+		Build: r.Build, Instance: r.Instance, Status: "success", Route: r.Route, Isolation: r.Isolation,
 		Connect: r.Connect.Seconds(), FirstOutput: r.FirstOutput.Seconds(), Duration: r.Duration.Seconds(),
 	}
 	if r.Err == nil {
@@ -288,12 +289,44 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 			r.showLocked("  %s", line)
 		}
 	}
+	if line := isolationOn(reports); line != "" {
+		r.showLocked("isolation: %s", line)
+	}
 	for _, j := range stat.JumpHosts {
 		r.showLocked("jump host %s: connections: %d", j.ID, j.Connections)
 	}
 	if first := firstOutputs(reports); len(first) > 0 {
 		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))
 	}
+}
+
+// isolationOn returns the isolation of the builds on each VM, in the order of its first use: "processes on 9 VMs; off on
+// vm-3: REASON".
+func isolationOn(reports []batch.Report) string {
+	vms := map[connector.Isolation][]string{}
+	var order []connector.Isolation
+	for _, r := range reports {
+		switch on := vms[r.Isolation]; {
+		case r.Isolation.Level == "" || slices.Contains(on, r.Instance):
+		case len(on) == 0:
+			order = append(order, r.Isolation)
+			fallthrough
+		default:
+			vms[r.Isolation] = append(on, r.Instance)
+		}
+	}
+	parts := make([]string, len(order))
+	for i, level := range order {
+		where := vms[level][0]
+		if n := len(vms[level]); n > 1 {
+			where = fmt.Sprintf("%d VMs", n)
+		}
+		parts[i] = level.Level + " on " + where
+		if level.Reason != "" {
+			parts[i] += ": " + level.Reason
+		}
+	}
+	return strings.Join(parts, "; ")
 }
 
 // routesOn returns a line for each route on an instance, with the number of builds and the reason, in the order of

@@ -49,8 +49,8 @@ func newRunCommand() *cobra.Command {
 		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. The logs of the builds go to standard
 output, each line with the name of its build; progress and a summary go to standard error.
 
-Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try, without any
-isolation.
+Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try. They run as
+you.
 
 A relay on each VM starts all its builds over one SSH session. A build is reached by SSH's own forwarding or by the
 relay. On a VM without a relay each build takes a session of its own, and waits until one is free. --route forces a
@@ -82,6 +82,7 @@ summary; the logs go to standard error.
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
+	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
 		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil,

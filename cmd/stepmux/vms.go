@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
 )
@@ -42,6 +43,7 @@ type vmFlags struct {
 	inventory string
 	capacity  int
 	runner    []string
+	isolation string // of the commands with registerIsolation
 	way       sshtarget.ResolverConfig
 
 	flags        *pflag.FlagSet
@@ -82,6 +84,14 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 	wordsFlag(fl, &f.runner, "runner-command", "the step runner's `command` on the VMs, a stepmux, or a gitlab-runner "+
 		"or step-runner that has steps serve; words are split at blanks (default stepmux, or one of the others where that "+
 		"is missing)")
+}
+
+// registerIsolation adds the flag for commands that start builds' step runners.
+func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
+	f.isolation = wire.IsolationAuto
+	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
+		"that the VM has), off, processes or private; a level that is named is had, or the build fails",
+		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
 }
 
 // group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
@@ -175,7 +185,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		first[t.Name] = text
 		all[i] = *instanceOf(t)
-		all[i].Capacity, all[i].Runner = f.capacity, f.runner
+		all[i].Capacity, all[i].Runner, all[i].Isolation = f.capacity, f.runner, f.isolation
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -188,7 +198,7 @@ func instanceOf(t *sshtarget.Target) *instance.Instance {
 	return &instance.Instance{ID: t.Name, Addr: t.Addr, SSH: t.SSH, Jump: instanceOf(t.Jump)}
 }
 
-// embedded starts a VM in this process. It has no isolation.
+// embedded starts a VM in this process.
 func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error) {
 	dir, err := os.MkdirTemp("", "stepmux-")
 	if err != nil {
@@ -215,6 +225,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	}
 	group, err := instance.NewGroup(instance.Instance{
 		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
+		Isolation: f.isolation,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
 )
@@ -24,6 +25,11 @@ type Script struct {
 	Text []byte
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero, 10s.
 	Grace time.Duration
+	// Isolation is how far the script is held apart from the rest of the VM: auto, off, processes or private. If empty,
+	// auto. A session has no isolation: there a script is refused that names a level other than off.
+	Isolation string
+	// TempDir is the VM's directory for the files of a named level. If empty, /tmp.
+	TempDir string
 	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
 	// through a Log of its own. If nil the output is discarded.
 	Stdout, Stderr io.Writer
@@ -48,11 +54,21 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 	if s.Grace <= 0 {
 		s.Grace = defaultGrace
 	}
+	level, err := wire.ParseIsolation(s.Isolation)
+	switch {
+	case err != nil:
+		return 0, err
+	case !isRelay(starter) && level != wire.IsolationAuto && level != wire.IsolationOff:
+		return 0, &MachineError{
+			Stage: "isolation", Text: "isolation " + level + " was asked for, and a script in a session of its own has none",
+			Hint: "install a stepmux that has a relay on the VM, or ask for auto or off",
+		}
+	}
 	out := openOutputs(ctx, s.Stdout, s.Stderr)
 	defer out.close(ctx)
 	argv := scriptArgv(s.Shell, len(s.Text), s.Grace, newMark())
 	if isRelay(starter) {
-		argv = helperArgv(s.Shell, len(s.Text), s.Grace)
+		argv = helperArgv(s.Shell, len(s.Text), s.Grace, level, s.TempDir)
 	}
 	p, err := start(ctx, starter, spec{argv: argv, stderr: out.writer(out.stderr), grace: s.Grace})
 	if err != nil {

@@ -1,9 +1,12 @@
 package script
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // The wrappers take the place of our program on a machine without it, for a POSIX sh. SSH cannot end a process
@@ -129,11 +132,14 @@ say exit "$s"
 // variable of a job is ever part of one.
 
 // helperArgv runs a shell for a script of n bytes that follows on stdin, by the relay's own program: only a relay may
-// start it. So the two are of one version, wherever the program is installed.
-func helperArgv(shell []string, n int, grace time.Duration) []string {
-	return slices.Concat([]string{
-		"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(n), "--grace", grace.String(), "--",
-	}, shell)
+// start it. So the two are of one version, wherever the program is installed. An older one does not know the flags for
+// a level, so they are not sent for auto.
+func helperArgv(shell []string, n int, grace time.Duration, level, tempDir string) []string {
+	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(n), "--grace", grace.String()}
+	if level != wire.IsolationAuto {
+		argv = append(argv, "--isolation", level, "--temp-dir", cmp.Or(tempDir, "/tmp"))
+	}
+	return slices.Concat(argv, []string{"--"}, shell)
 }
 
 // scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.

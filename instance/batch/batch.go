@@ -50,6 +50,8 @@ type Report struct {
 	Instance string // empty if it never had a slot
 	Err      *instance.BuildError
 	Route    connector.Choice
+	// Isolation is zero for a build that did not get as far as the end of its job.
+	Isolation connector.Isolation
 	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
 	// build did not get there.
@@ -94,7 +96,7 @@ func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Bui
 	} else if err != nil { // an error is never a success, also one that no Executor classified
 		report.Err = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: err}
 	}
-	report.Route = e.Choice()
+	report.Route, report.Isolation = e.Choice(), e.Isolation()
 	if started := e.Started(); !started.IsZero() {
 		report.Duration = time.Since(started)
 		if first := log.first.Load(); first != 0 {

@@ -101,7 +101,7 @@ func TestStatusTellsWhatThereIs(t *testing.T) {
 
 	var text bytes.Buffer
 	require.NoError(t, status.WriteText(&text, vm.Builds[0].Since.Add(90*time.Second), true))
-	require.Regexp(t, `(?m)^vm-1 +ready +up 1m\d+s +- +0 +1/2 +1m30s +1/9 +zone=a$`, text.String())
+	require.Regexp(t, `(?m)^vm-1 +ready +up 1m\d+s +- +- +0 +1/2 +1m30s +1/9 +zone=a$`, text.String())
 	require.Regexp(t, `(?m)^b-1 +vm-1 +1m30s$`, text.String())
 	require.Contains(t, text.String(), "inventory not read, the one before is in force: fleet.yml:1:1: wrong\n")
 	require.Contains(t, text.String(), fmt.Sprintf("0 builds wait for a slot; run %d,", os.Getpid()))
@@ -319,7 +319,7 @@ func TestTablesHaveNothingATerminalObeys(t *testing.T) {
 	require.NoError(t, s.WriteText(&text, at.Add(-4*time.Second), false))
 	require.NotRegexp(t, "[^\n -~]", text.String())
 	require.Contains(t, text.String(), "a: no?[2J way (tried again in 4s)\n")
-	require.Regexp(t, `a +aside +up 0s +relay/- +2/10 \+3 wait +0/0 +- `, text.String())
+	require.Regexp(t, `a +aside +up 0s +relay/- +- +2/10 \+3 wait +0/0 +- `, text.String())
 	require.Regexp(t, `JUMP HOST +CONNECTION +CARRIES\nb\? +up 0s +7\n`, text.String())
 	line, err := json.Marshal(s)
 	require.NoError(t, err)

@@ -31,18 +31,19 @@ type JumpHost struct {
 
 // VM is one instance.
 type VM struct {
-	ID       string            `json:"id"`
-	Addr     string            `json:"address"`
-	Labels   map[string]string `json:"labels,omitempty"`
-	State    string            `json:"state"`
-	Reason   string            `json:"reason,omitempty"`
-	RetryAt  *time.Time        `json:"retry_at,omitempty"`
-	Capacity int               `json:"capacity"`
-	Uses     int               `json:"uses"`
-	MaxUses  int               `json:"max_uses,omitempty"`
-	Conn     Connection        `json:"connection"`
-	Route    Route             `json:"route"`
-	Builds   []Build           `json:"builds"`
+	ID                  string            `json:"id"`
+	Addr                string            `json:"address"`
+	Labels              map[string]string `json:"labels,omitempty"`
+	State               string            `json:"state"`
+	Reason              string            `json:"reason,omitempty"`
+	RetryAt             *time.Time        `json:"retry_at,omitempty"`
+	Capacity            int               `json:"capacity"`
+	Uses                int               `json:"uses"`
+	MaxUses             int               `json:"max_uses,omitempty"`
+	Conn                Connection        `json:"connection"`
+	Route               Route             `json:"route"`
+	connector.Isolation                   // of the last build that told it
+	Builds              []Build           `json:"builds"`
 }
 
 // Connection is the connection of an instance or a jump host.
@@ -98,9 +99,10 @@ func vmOf(in instance.VMStat) VM {
 		ID: in.ID, Addr: in.Addr, Labels: in.Labels,
 		State: string(in.State), Reason: in.Reason, RetryAt: optional(in.RetryAt),
 		Capacity: in.Capacity, Uses: in.Uses, MaxUses: in.MaxUses,
-		Conn:   connOf(in.Connections, in.ConnState, in.Conn),
-		Route:  in.Route,
-		Builds: make([]Build, len(in.Builds)),
+		Conn:      connOf(in.Connections, in.ConnState, in.Conn),
+		Route:     in.Route,
+		Isolation: in.Isolation,
+		Builds:    make([]Build, len(in.Builds)),
 	}
 	for i, b := range in.Builds {
 		vm.Builds[i] = Build(b)

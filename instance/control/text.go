@@ -18,9 +18,9 @@ import (
 func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "INSTANCE\tSTATE\tCONNECTION\tROUTE\tSESSIONS\tBUILDS\tOLDEST\tUSES\tLABELS")
+	fmt.Fprintln(t, "INSTANCE\tSTATE\tCONNECTION\tROUTE\tISOLATION\tSESSIONS\tBUILDS\tOLDEST\tUSES\tLABELS")
 	for _, vm := range s.Instances {
-		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), sessionsText(vm.Conn.Sessions),
+		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), cmp.Or(vm.Level, "-"), sessionsText(vm.Conn.Sessions),
 			fmt.Sprintf("%d/%d", len(vm.Builds), vm.Capacity), oldestText(vm.Builds, now), outOf(vm.Uses, vm.MaxUses),
 			labelsText(vm.Labels))
 	}
@@ -28,6 +28,9 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	for _, vm := range s.Instances {
 		if vm.Reason != "" {
 			row(&b, vm.ID+": "+vm.Reason+retryText(vm.RetryAt, now))
+		}
+		if vm.Isolation.Reason != "" {
+			row(&b, vm.ID+": isolation "+vm.Level+": "+vm.Isolation.Reason)
 		}
 	}
 	if len(s.JumpHosts) > 0 {

@@ -39,6 +39,7 @@ const (
 	checkClock       = "clock"
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
+	checkIsolation   = "isolation"
 	checkSessions    = "sessions"
 	checkDocker      = "docker"
 )
@@ -55,7 +56,7 @@ type Config struct {
 }
 
 // Examine examines an instance of p's Group. It makes two connections, one after the other and as p makes them, and
-// runs commands that leave nothing on the VM. When ctx ends or the time is up, it returns the findings so far.
+// runs commands that leave nothing on the VM but the login files that the first build's isolation makes. When ctx ends or the time is up, it returns the findings so far.
 func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout
@@ -96,7 +97,7 @@ func (e *examination) examine(ctx context.Context) {
 	}
 	if !e.shell(ctx) {
 		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
-			checkSessions)
+			checkIsolation, checkSessions)
 		return
 	}
 	e.binary(ctx)
@@ -180,7 +181,7 @@ func (e *examination) refused(err error, key hostKey) {
 		e.report.skip("no connection", checkHostKey)
 	}
 	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
-		checkStreamlocal, checkSessions)
+		checkStreamlocal, checkIsolation, checkSessions)
 }
 
 // hostKeyFine names the accepted host key, and the policy that accepted it.
@@ -226,12 +227,14 @@ func (e *examination) routes(ctx context.Context) {
 		BuildID:      "doctor-" + hex.EncodeToString(id[:]),
 		Runner:       e.in.Runner,
 		TempDir:      e.in.TempDir,
+		Isolation:    e.in.Isolation,
 		ReadyTimeout: 15 * time.Second,
 	})
 	if err != nil {
 		e.report.add(failure(checkRelay, err.Error(), ""))
 		return
 	}
+	told, tellErr := e.tryIsolation(ctx)
 	start := time.Now()
 	_, err = c.Connect(ctx)
 	took := time.Since(start)
@@ -243,9 +246,11 @@ func (e *examination) routes(ctx context.Context) {
 	switch {
 	case err != nil:
 		e.notStarted(err)
+		e.report.skip("there is no step runner to ask", checkIsolation)
 		return
 	case closed != nil:
 		e.report.add(failure(checkRelay, fmt.Sprintf("a step runner was started, and did not end: %v", closed), ""))
+		e.report.skip("there is no step runner to ask", checkIsolation)
 		return
 	}
 	e.works = true
@@ -254,6 +259,7 @@ func (e *examination) routes(ctx context.Context) {
 	e.forward = choice.Bridge == connector.Streamlocal
 	e.report.add(e.judgeRelay(choice, took))
 	e.report.add(e.judgeStreamlocal(choice))
+	e.report.add(e.judgeIsolation(vm.Program(), told, tellErr))
 }
 
 // docker asks the Docker daemon about itself, as a build would call it.

@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/mux/login"
@@ -20,7 +21,7 @@ import (
 // entryKeys are the keys of an instance; defaults: has all but the first two.
 var entryKeys = []string{
 	"id", "address",
-	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir",
+	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation",
 }
 
 // idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
@@ -28,18 +29,19 @@ var idForm = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$`)
 
 // entry is an instance as it is written, or the defaults.
 type entry struct {
-	at       *yaml.Node
-	id, addr string
-	user     string
-	auth     []login.Auth // empty if not said
-	capacity int
-	maxUses  int
-	labels   map[string]string
-	hostKeys []ssh.PublicKey
-	via      string // empty for none
-	viaSaid  bool
-	runner   []string
-	tempDir  string
+	at        *yaml.Node
+	id, addr  string
+	user      string
+	auth      []login.Auth // empty if not said
+	capacity  int
+	maxUses   int
+	labels    map[string]string
+	hostKeys  []ssh.PublicKey
+	via       string // empty for none
+	viaSaid   bool
+	runner    []string
+	tempDir   string
+	isolation string
 }
 
 // entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
@@ -87,6 +89,11 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 	case "temp_dir":
 		if e.tempDir = r.text(n, "temp_dir"); !strings.HasPrefix(e.tempDir, "/") {
 			r.fail(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
+		}
+	case "isolation":
+		e.isolation = r.text(n, "isolation")
+		if _, err := connector.ParseIsolation(e.isolation); err != nil {
+			r.fail(n, "%v", err)
 		}
 	}
 }

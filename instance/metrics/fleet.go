@@ -17,6 +17,8 @@ var (
 	running     = desc("builds_running", "Builds that have a slot.")
 	waiting     = desc("builds_waiting", "Builds that wait for a slot.")
 
+	isolation = desc("instance_isolation", "1 for the isolation of the last build on an instance.", "instance", "level")
+
 	sessionsOpen     = desc("sessions_open", "Sessions that are open on an instance's connection.", "instance")
 	sessionsReserved = desc("sessions_reserved", "Sessions that are open or about to be on an instance's connection.",
 		"instance")
@@ -35,7 +37,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (f fleet) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		instances, connections, capacity, running, waiting,
+		instances, connections, capacity, running, waiting, isolation,
 		sessionsOpen, sessionsReserved, sessionsWaiting, sessionsLimit, channelsOpen,
 	} {
 		out <- d
@@ -56,6 +58,9 @@ func (f fleet) Collect(out chan<- prometheus.Metric) {
 		builds += in.Used
 		if in.State == instance.Ready || in.State == instance.Suspect {
 			slots += in.Capacity
+		}
+		if in.Isolation.Level != "" {
+			gauge(isolation, 1, in.ID, in.Isolation.Level)
 		}
 		if in.ConnState != pool.Up && in.ConnState != pool.Leaving {
 			continue

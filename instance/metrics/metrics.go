@@ -26,6 +26,7 @@ type Metrics struct {
 	keepalive prometheus.Observer
 	closed    *prometheus.CounterVec
 	builds    *prometheus.CounterVec
+	left      prometheus.Counter
 }
 
 // New returns Metrics that have seen nothing yet.
@@ -55,6 +56,7 @@ func New() *Metrics {
 			prometheus.ExponentialBuckets(0.0001, 2.5, 13)).WithLabelValues(),
 		closed: counter("connections_closed_total", "Connections that left service, by reason.", "reason"),
 		builds: counter("builds_total", "Builds that ended, by result: success or the reason of the failure.", "result"),
+		left:   counter("builds_left_total", "Builds that may have left something on their instance.").WithLabelValues(),
 	}
 	// What may happen is there from the beginning, so that its first time shows as an increase.
 	for _, reason := range []string{
@@ -110,6 +112,9 @@ func (m *Metrics) Ended(r batch.Report) {
 		reason = r.Err.Reason
 	}
 	m.builds.WithLabelValues(string(reason)).Inc()
+	if len(r.Left) > 0 {
+		m.left.Inc()
+	}
 }
 
 // Handler serves the metrics in Prometheus's text form.

@@ -46,21 +46,21 @@ var allowed = map[string][]string{
 
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
+	"instance/inventory": {"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
 	"instance/batch":     {"instance", "connector", "connector/docker"},
 	"instance/control": {
 		"instance", "connector", "mux", "pool", "internal/boundedhttp", "internal/filelock", "internal/termtext",
 	},
 	"instance/doctor": {
 		"instance", "connector", "connector/docker", "connector/program", "mux", "mux/login", "internal/termtext",
-		"internal/lazyregexp",
+		"internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
 		"remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
-		"internal/filelock",
+		"internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
 		"internal/oserr",
 	},
@@ -96,8 +96,8 @@ var allowed = map[string][]string{
 	},
 	"remote/job": {
 		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr",
-		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire",
-		"internal/rmtree",
+		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/walls", "remote/api/**",
+		"internal/wire", "internal/rmtree",
 	},
 	"remote/step/engine": {
 		"internal/oserr", "internal/rmtree",
@@ -137,7 +137,7 @@ var allowed = map[string][]string{
 	},
 	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
 	"remote/proc":       {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
-	"remote/walls":      {},
+	"remote/walls":      {"internal/wire"},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 

@@ -62,6 +62,13 @@ and, 6 s later, SIGKILL, and kill the processes of step runners that are dead. P
 processes and the directory that are left.`,
 	},
 	{
+		name:  "isolation",
+		short: "Tell how far this machine holds builds apart",
+		long: `Start the init of a build, as serve does, end it, and print an object in JSON: the level that builds get, the
+reason if it is off or cannot be had, the remedy, and whether a build's user can read this program. The manager's
+command is "stepmux doctor".`,
+	},
+	{
 		name:  "fetch",
 		short: "Fetch a step for a step runner",
 		long: `Fetch a step for the step runner at the other end of standard input and output, into the cache that all

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 var stateOf = map[engine.Status]State{
@@ -24,6 +25,7 @@ var stateOf = map[engine.Status]State{
 func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	result := s.attempt(j, spec, runner)
 	j.kill(nil)
+	level, levelErr := s.isolation()
 	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, result)
 	// The record is kept for a while, without the job's text, its variables and its secrets.
 	j.output = nil
@@ -39,6 +41,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	}
 	s.mu.Lock()
 	j.tracePath, j.traceErr = tracePath, traceErr
+	j.level, j.levelErr = level, levelErr
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
 	s.finished = append(s.finished, j)
 	s.kept += j.size
@@ -48,6 +51,15 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	s.mu.Unlock()
 	s.wakeCollector()
 	close(j.done)
+}
+
+// isolation returns the level at which jobs run, and the reason for one that is Off or unknown. Without an init for all
+// jobs each has its own, without isolation.
+func (s *Store) isolation() (walls.Level, error) {
+	if s.cfg.Init == nil {
+		return walls.Off, nil
+	}
+	return s.cfg.Init.Isolation(context.Background()) // the start of the init bounds the wait
 }
 
 // attempt runs the job and cleans up after it. Every error on the way, and a panic, is the job's failure.

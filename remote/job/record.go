@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job/joblog"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // event is a change of a step, and the lengths of stdout and stderr at that time.
@@ -50,6 +51,8 @@ type record struct {
 	size      int64 // bytes of output, and of the trace
 	tracePath string
 	traceErr  error // why there is no trace
+	level     walls.Level
+	levelErr  error // why level is Off instead of Auto, or Auto because there was no init
 	followers int
 	discard   bool      // remove it when it ends
 	gone      bool      // the store has removed it
@@ -106,11 +109,16 @@ func (j *record) observe(r engine.StepResult) {
 
 func (j *record) statLocked() Stat {
 	r := j.result
-	return Stat{
+	stat := Stat{
 		ID: j.id, State: j.state, Started: j.started, Finished: j.finished,
 		ExitCode: r.ExitCode, Message: r.Message, TimedOut: r.TimedOut, System: r.System,
-		Stdout: j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
+		Isolation: string(j.level), // Auto is empty
+		Stdout:    j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
 	}
+	if j.levelErr != nil {
+		stat.IsolationReason = j.levelErr.Error()
+	}
+	return stat
 }
 
 // remove deletes the files of the job, which has ended. Reads fail afterwards.

@@ -32,6 +32,9 @@ type Stat struct {
 	// System says that the machine or the step runner failed the job, and not the job's own commands. It is also set if
 	// Shutdown, and no caller, has cancelled the job.
 	System bool
+	// Isolation is the level at which the job's commands ran, empty if it is not known. IsolationReason says why it is off
+	// although the best was wanted, or why it is not known. Both are set once the State is final.
+	Isolation, IsolationReason string
 	// Stdout and Stderr are the lengths of the streams.
 	Stdout, Stderr int64
 }

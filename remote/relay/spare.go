@@ -31,11 +31,8 @@ type spares struct {
 // unless the request is for a serve of this very program, with its own directory and environment.
 func serveCommand(c *Command, request *wire.RelayStart) []string {
 	argv := slices.Clone(request.Argv)
-	at := len(argv) - 1 // of the path
-	if at > 0 && argv[at] == "--secret-stdin" {
-		at--
-	}
-	if at < 4 || !slices.Equal(argv[at-3:at], []string{"steps", "serve", "--socket"}) ||
+	at := slices.Index(argv, "--socket") + 1 // of the path; other flags may follow
+	if at < 4 || at == len(argv) || !slices.Equal(argv[at-3:at-1], []string{"steps", "serve"}) ||
 		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 {
 		return nil
 	}

@@ -18,8 +18,11 @@ const (
 	sudoAge = 24 * time.Hour
 )
 
+// sudoRemedy is the remedy of errSudo.
+const sudoRemedy = "set the isolation by name, or take the rule out of sudoers"
+
 var errSudo = errors.New("the user can become root by sudo without a password; in a user namespace sudo cannot " +
-	"work, and such a user can leave it (set the isolation, or take the rule out of sudoers)")
+	"work, and such a user can leave it (" + sudoRemedy + ")")
 
 // Choose returns the level that Auto stands for, and why if that is Off. sudo logs a refusal, so it is asked once a
 // day: the answer is kept in the user's cache directory, where no build with isolation can change it.

@@ -116,8 +116,11 @@ func (r *Room) hideAll() error {
 
 // hide puts an empty directory of the build in the place of path, if there is such a directory and it is not hidden.
 func (r *Room) hide(path string, mode fs.FileMode) error {
+	if path == "" {
+		return nil // EvalSymlinks would make it "."
+	}
 	path, err := filepath.EvalSymlinks(path)
-	if err != nil || path == "" || r.above(path) != nil {
+	if err != nil || r.above(path) != nil {
 		return nil // an error: there is none
 	}
 	was, err := open(path)

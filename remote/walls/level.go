@@ -1,14 +1,16 @@
 package walls
 
 import (
+	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // Level says how far the processes of a build are held apart. The zero value is Auto.
@@ -19,31 +21,26 @@ const (
 	// Off.
 	Auto Level = ""
 	// Off holds nothing apart.
-	Off Level = "off"
+	Off Level = wire.IsolationOff
 	// Processes gives the build namespaces of its own for processes, mounts and IPC, as the package's comment says.
-	Processes Level = "processes"
+	Processes Level = wire.IsolationProcesses
 	// Private is Processes with a HOME of its own: nothing that a build writes there is left.
-	Private Level = "private"
+	Private Level = wire.IsolationPrivate
 )
-
-// Levels are the words of ParseLevel.
-const Levels = "auto, off, processes or private"
 
 // ParseLevel returns the level of that name. The empty name is that of Auto.
 func ParseLevel(name string) (Level, error) {
-	if name == "" || name == "auto" {
-		return Auto, nil
+	name, err := wire.ParseIsolation(name)
+	if err != nil || name == wire.IsolationAuto {
+		return Auto, err
 	}
-	if l := Level(name); slices.Contains([]Level{Off, Processes, Private}, l) {
-		return l, nil
-	}
-	return Auto, fmt.Errorf("isolation %.40q: use %s", name, Levels)
+	return Level(name), nil
 }
 
 // String returns the level's name.
 func (l Level) String() string {
 	if l == Auto {
-		return "auto"
+		return wire.IsolationAuto
 	}
 	return string(l)
 }
@@ -97,8 +94,11 @@ func MapUser(pid int) error {
 // Remedy returns advice for an operator about err, of a level that cannot be had on this machine. It is empty if
 // there is no advice.
 func Remedy(err error) string {
-	if err == nil || os.Geteuid() == 0 {
+	switch {
+	case err == nil || os.Geteuid() == 0:
 		return ""
+	case errors.Is(err, errSudo):
+		return sudoRemedy
 	}
 	for _, s := range []struct{ name, closed, remedy string }{
 		{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"},

@@ -1135,9 +1135,14 @@ type Job struct {
 	TimedOut bool `protobuf:"varint,25,opt,name=timed_out,json=timedOut,proto3" json:"timed_out,omitempty"`
 	// system_failed is set when the machine failed the job, or the step runner itself, and not what the job does; also
 	// when the job was cancelled because the step runner ended.
-	SystemFailed  bool `protobuf:"varint,26,opt,name=system_failed,json=systemFailed,proto3" json:"system_failed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	SystemFailed bool `protobuf:"varint,26,opt,name=system_failed,json=systemFailed,proto3" json:"system_failed,omitempty"`
+	// isolation is the level at which the job's commands ran: off, processes or private. Empty while the job runs, if no
+	// command could be started, and from a step runner without isolation.
+	Isolation string `protobuf:"bytes,27,opt,name=isolation,proto3" json:"isolation,omitempty"`
+	// isolation_reason says why isolation is off although the best level was wanted, or why it is empty.
+	IsolationReason string `protobuf:"bytes,28,opt,name=isolation_reason,json=isolationReason,proto3" json:"isolation_reason,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Job) Reset() {
@@ -1238,6 +1243,20 @@ func (x *Job) GetSystemFailed() bool {
 		return x.SystemFailed
 	}
 	return false
+}
+
+func (x *Job) GetIsolation() string {
+	if x != nil {
+		return x.Isolation
+	}
+	return ""
+}
+
+func (x *Job) GetIsolationReason() string {
+	if x != nil {
+		return x.IsolationReason
+	}
+	return ""
 }
 
 type ListResponse struct {
@@ -1461,7 +1480,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05force\x18\x14 \x01(\bR\x05force\"\x10\n" +
 	"\x0eCancelResponse\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
-	"\x03ids\x18\x14 \x03(\tR\x03ids\"\xbe\x03\n" +
+	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x87\x04\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x19.stepmux.v1.Job.JobStatusR\x06status\x12?\n" +
@@ -1475,7 +1494,9 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"stderr_len\x18\x18 \x01(\x03R\tstderrLen\x12\x1b\n" +
 	"\ttimed_out\x18\x19 \x01(\bR\btimedOut\x12#\n" +
-	"\rsystem_failed\x18\x1a \x01(\bR\fsystemFailed\"A\n" +
+	"\rsystem_failed\x18\x1a \x01(\bR\fsystemFailed\x12\x1c\n" +
+	"\tisolation\x18\x1b \x01(\tR\tisolation\x12)\n" +
+	"\x10isolation_reason\x18\x1c \x01(\tR\x0fisolationReason\"A\n" +
 	"\tJobStatus\x12\v\n" +
 	"\arunning\x10\x00\x12\f\n" +
 	"\bsuceeded\x10\x01\x12\n" +

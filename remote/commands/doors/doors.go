@@ -22,6 +22,7 @@ import (
 // Commands are the commands that a manager starts on a VM, and that need no network there.
 var Commands = commands.Set{
 	"steps serve": serve, "steps proxy": proxy, "steps relay": relay, "steps script": script, "steps end": end,
+	"steps isolation":               tellIsolation,
 	commands.GitLab + "steps serve": serveGitLab,
 }
 
@@ -94,6 +95,18 @@ func end(fl *pflag.FlagSet) commands.Runner {
 	})
 }
 
+func tellIsolation(fl *pflag.FlagSet) commands.Runner {
+	cfg := remote.IsolationConfig{}
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' directories")
+	isolation := isolationFlag(fl)
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
+		if cfg.Level, err = isolation(); err != nil {
+			return err
+		}
+		return remote.TellIsolation(ctx, stdio.Out, cfg)
+	})
+}
+
 func script(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.ScriptConfig{}
 	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
@@ -117,8 +130,8 @@ func script(fl *pflag.FlagSet) commands.Runner {
 
 // isolationFlag defines --isolation and returns the function that reads it.
 func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
-	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
-		"how far jobs are held apart from the rest of the machine: "+walls.Levels+"; the variable "+wire.IsolationVar+
+	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), wire.IsolationAuto),
+		"how far jobs are held apart from the rest of the machine: "+wire.Isolations+"; the variable "+wire.IsolationVar+
 			" replaces auto")
 	return func() (walls.Level, error) {
 		level, err := walls.ParseLevel(*name)

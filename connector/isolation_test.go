@@ -1,0 +1,70 @@
+package connector
+
+import (
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/api/runnerproto"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
+	for name, test := range map[string]struct {
+		job  *pb.Job
+		want Isolation
+	}{
+		"processes": {&pb.Job{Isolation: "processes"}, Isolation{Level: "processes"}},
+		"off, with the reason": {
+			&pb.Job{Isolation: "off", IsolationReason: "namespaces\x1b[2J\nare closed"},
+			Isolation{"off", "namespaces [2J are closed"},
+		},
+		"no init": {&pb.Job{IsolationReason: "no init"}, Isolation{"", "no init"}},
+		"a long reason": {
+			&pb.Job{Isolation: "off", IsolationReason: strings.Repeat("x", 1<<20)},
+			Isolation{"off", strings.Repeat("x", maxReason) + "..."},
+		},
+		"an older stepmux": {&pb.Job{}, Isolation{"off", "the stepmux on the VM is older than this program and has none"}},
+		"a newer stepmux": {
+			&pb.Job{Isolation: "v\n" + strings.Repeat("m", 100)},
+			Isolation{"", `unknown level "v\n` + strings.Repeat("m", 38) + `"`},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.job.Status = pb.Job_failed // the level is told however the job went
+			c, stop := connectTo(t, &endedJob{last: test.job})
+			defer stop()
+			require.Zero(t, c.Isolation())
+			_, err := c.Execute(t.Context(), Job{Script: "false"}, io.Discard)
+			require.NoError(t, err)
+			require.Equal(t, test.want, c.Isolation())
+			if test.want.Level == "" {
+				require.Zero(t, c.cfg.VM.Isolation(), "a level that is not known is no fact about the VM")
+			} else {
+				require.Equal(t, test.want, c.cfg.VM.Isolation())
+			}
+		})
+	}
+}
+
+func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
+	c, stop := connectTo(t, &endedServer{state: runnerproto.Status_success})
+	defer stop()
+	_, err := c.Execute(t.Context(), Job{Script: "true"}, io.Discard)
+	require.NoError(t, err)
+	require.Equal(t, "off", c.Isolation().Level)
+	require.Regexp(t, "^step-runner.* has none$", c.Isolation().Reason)
+	require.Equal(t, c.Isolation(), c.cfg.VM.Isolation())
+}
+
+func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {
+	plain := []string{"stepmux", "steps", "serve", "--socket", "/s", "--secret-stdin"}
+	for _, level := range []string{"", "auto"} {
+		require.Equal(t, plain, serveArgv([]string{"stepmux"}, "/s", level))
+	}
+	for _, level := range []string{"off", "processes", "private"} {
+		require.Equal(t, append(plain, "--isolation", level), serveArgv([]string{"stepmux"}, "/s", level))
+	}
+}

@@ -1,0 +1,108 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+const (
+	// maxReason bounds a text of the VM about its isolation, in bytes.
+	maxReason = 400
+	// hideProgram is advice where processes of builds see step runners.
+	hideProgram = "install stepmux-vm owned by root, with mode 0711"
+)
+
+// isolationReport is the answer of "steps isolation"; see docs/protocol.md.
+type isolationReport struct {
+	Level    string `json:"level"`
+	Reason   string `json:"reason"`
+	Remedy   string `json:"remedy"`
+	Readable bool   `json:"program_readable"`
+}
+
+// tryIsolation lets the VM's program try the isolation that builds would have. It goes before a relay takes a session.
+func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, err error) {
+	argv := append(slices.Clone(runner(e.in)), "steps", "isolation", "--temp-dir", cmp.Or(e.in.TempDir, "/tmp"))
+	if e.level() != wire.IsolationAuto {
+		argv = append(argv, "--isolation", e.level())
+	}
+	out, err := e.run(ctx, argv...)
+	switch {
+	case err != nil:
+		return told, err
+	case out.err != nil:
+		return told, fmt.Errorf("%w: %s", out.err, termtext.Short(out.stderr, maxReason))
+	}
+	text := strings.TrimSpace(out.stdout) // a login shell may print more, before it
+	err = json.Unmarshal([]byte(text[strings.LastIndexByte(text, '\n')+1:]), &told)
+	return told, err
+}
+
+// level is the level that builds are to have.
+func (e *examination) level() string {
+	level, _ := connector.ParseIsolation(e.in.Isolation) // the group has checked it
+	return level
+}
+
+// judgeIsolation judges the result of tryIsolation, now that p is known to run the builds.
+func (e *examination) judgeIsolation(p program.Program, told isolationReport, err error) Finding {
+	switch {
+	case p.Kind != program.Stepmux:
+		return warning(checkIsolation, fmt.Sprintf("off: %v has none", p), install(e.in), isolationGain)
+	case err != nil:
+		return warning(checkIsolation, fmt.Sprintf("the VM does not tell: %v", err), install(e.in), isolationGain)
+	default:
+		return told.judge(e.level())
+	}
+}
+
+// isolationGain is the benefit of isolation.
+const isolationGain = "a build cannot see, stop or outlive another one's processes, nor reach its files"
+
+// judge judges the answer to a level.
+func (r isolationReport) judge(asked string) Finding {
+	reason, remedy := termtext.Short(r.Reason, maxReason), termtext.Short(r.Remedy, maxReason)
+	level, err := connector.ParseIsolation(r.Level)
+	switch {
+	case r.Level == "" && reason != "":
+		return failure(checkIsolation, reason, cmp.Or(remedy, "ask for another level: isolation: auto in the inventory"))
+	case err == nil && level == wire.IsolationAuto:
+		err = errors.New("the VM names no level")
+	case err == nil && asked != wire.IsolationAuto && asked != level:
+		err = fmt.Errorf("the VM has isolation %s, not %s", level, asked)
+	}
+	switch {
+	case err != nil:
+		return failure(checkIsolation, err.Error(), "")
+	case level != wire.IsolationOff:
+		return okay(checkIsolation, level)
+	}
+	var changes []string
+	if remedy != "" {
+		changes = append(changes, remedy)
+	}
+	gain := isolationGain
+	if r.Readable {
+		changes = append(changes, hideProgram)
+		gain += "; a program that its user cannot read cannot be looked into while it starts"
+	}
+	if reason == "" { // somebody wants it so
+		f := okay(checkIsolation, "off, as configured")
+		if asked == wire.IsolationAuto {
+			f.Detail = "off, as the VM's variable " + wire.IsolationVar + " says"
+		}
+		f.Change = strings.Join(changes, "; ")
+		return f
+	}
+	return warning(checkIsolation, "off: "+reason, strings.Join(changes, "; and "), gain)
+}

@@ -1,0 +1,74 @@
+package remote
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// IsolationConfig says how to try an isolation level.
+type IsolationConfig struct {
+	// Level is the level to try. Auto is the best that can be had.
+	Level walls.Level
+	// TempDir is the directory of the builds' directories, as a relay has it. Required.
+	TempDir string
+}
+
+// isolationReport is the answer of TellIsolation.
+type isolationReport struct {
+	// Level is the level that builds get, empty if the one that was asked for cannot be had.
+	Level string `json:"level"`
+	// Reason says why Level is off although the best was wanted, or why it is empty. Remedy is advice for an operator.
+	Reason string `json:"reason,omitempty"`
+	Remedy string `json:"remedy,omitempty"`
+	// Readable says that the user, if not root, can read the program's file. Processes of this user can then look into a
+	// step runner while it starts, if they see it.
+	Readable bool `json:"program_readable,omitempty"`
+}
+
+// TellIsolation starts and ends an init with the level, as serve does for its build, and writes an isolationReport to
+// out, in one line of JSON. A level that cannot be had is no error. It leaves the login files that walls make in HOME,
+// as the first build does, and nothing else.
+func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err error) {
+	if err := pipe.Conceal(); err != nil {
+		return fmt.Errorf("isolation: %w", err)
+	}
+	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-isolation-")
+	if err != nil {
+		return fmt.Errorf("isolation: make a directory: %w", err)
+	}
+	defer func() {
+		if removeErr := rmtree.Remove(dir); removeErr != nil {
+			err = errors.Join(err, fmt.Errorf("isolation: %w", removeErr))
+		}
+	}()
+	init := &proc.Init{Room: room(cfg.Level, dir, component.DefaultDir()), OrphanDir: dir}
+	init.Prepare()
+	level, why := init.Isolation(ctx)
+	if err := init.Close(); err != nil {
+		return fmt.Errorf("isolation: %w", err)
+	}
+	told := isolationReport{Level: string(level)}
+	if why != nil {
+		told.Remedy = walls.Remedy(why)
+		told.Reason = strings.TrimSuffix(why.Error(), " ("+told.Remedy+")")
+	}
+	told.Readable = os.Geteuid() != 0 && unix.Access("/proc/self/exe", unix.R_OK) == nil
+	if err := json.NewEncoder(out).Encode(told); err != nil {
+		return fmt.Errorf("isolation: write the level: %w", oserr.Bare(err))
+	}
+	return nil
+}

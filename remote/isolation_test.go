@@ -1,0 +1,58 @@
+package remote
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// told returns the answer of TellIsolation, which leaves nothing in the directory for temporary files.
+func told(t *testing.T, level walls.Level) (r isolationReport) {
+	t.Helper()
+	t.Setenv("HOME", t.TempDir())
+	tmp := t.TempDir()
+	var out bytes.Buffer
+	require.NoError(t, TellIsolation(t.Context(), &out, IsolationConfig{Level: level, TempDir: tmp}))
+	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+	require.Equal(t, os.Geteuid() != 0, r.Readable, "the test's program is readable for everybody")
+	left, err := os.ReadDir(tmp)
+	require.NoError(t, err)
+	require.Empty(t, left)
+	return r
+}
+
+// A directory without a base of sockets above it once kept the init from starting.
+func TestTellIsolationTellsTheLevelThatWasTried(t *testing.T) {
+	require.Equal(t, "off", told(t, walls.Off).Level)
+	for _, level := range []walls.Level{walls.Processes, walls.Private} {
+		r := told(t, level)
+		if r.Level == "" {
+			t.Skip("part missing: namespaces: ", r.Reason)
+		}
+		require.Equal(t, string(level), r.Level)
+		require.Empty(t, r.Reason)
+	}
+}
+
+func TestTellIsolationOfWhatCannotBeHadGivesTheReason(t *testing.T) {
+	t.Setenv("HOME", "/missing") // a private build needs one, and this is not below a directory that is hidden
+	var out bytes.Buffer
+	require.NoError(t, TellIsolation(t.Context(), &out, IsolationConfig{Level: walls.Private, TempDir: t.TempDir()}))
+	var r isolationReport
+	require.NoError(t, json.Unmarshal(out.Bytes(), &r))
+	require.Empty(t, r.Level)
+	require.Contains(t, r.Reason, "isolation private cannot be had")
+	require.Contains(t, r.Reason, "missing")
+}
+
+func TestTellIsolationNeedsItsDirectory(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	err := TellIsolation(t.Context(), &bytes.Buffer{}, IsolationConfig{TempDir: missing})
+	require.ErrorContains(t, err, "isolation: make a directory")
+}
