@@ -120,10 +120,12 @@ var allowed = map[string][]string{
 		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
-	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
-	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
-	"remote/job/joblog": {"internal/oserr"},
-	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
+	"remote/step/expr": {"internal/lazyregexp", "internal/spell"},
+	// GitHub's language of expressions, which shares nothing with that of steps.
+	"remote/step/action/expression": {"internal/lazyregexp"},
+	"remote/proc":                   {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/job/joblog":             {"internal/oserr"},
+	"remote/step/mask":              {"internal/lazyregexp", "remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
