@@ -74,7 +74,7 @@ func TestInputsAreCheckedAtTheCall(t *testing.T) {
 		`{step: builtin://script, inputs: {scritp: x}}`: `step "b": the step takes no input "scritp", ` +
 			`did you mean "script"?`,
 		`{step: builtin://nothing}`: `step "b": there is no step "nothing" built in; there are artifacts/download, ` +
-			`artifacts/upload, cache/restore, cache/save, git/clone, legacy/script, script, script_legacy`,
+			`artifacts/upload, cache/restore, cache/save, git/clone, github/job, legacy/script, script, script_legacy`,
 		`{step: builtin://function/oci/build}`: `step "b": builtin://function/oci/build is not part of this version: ` +
 			`build the image with another tool, such as docker build or buildah; it needs the step's files and nothing else`,
 		`{step: builtin://git/clone, inputs: {revision: 1}}`: `step "b": input "revision": the value is a number, and ` +
@@ -266,7 +266,7 @@ func TestRemoteStepsNeedAFetcher(t *testing.T) {
 		newTrial(t, "- {name: a, step: '"+ref+"'}").fail(want)
 	}
 	newTrial(t, "- {name: a, action: owner/repository@v1}").
-		fail(`step "a": run owner/repository@v1: GitHub Actions are not supported by this version; use a step or a script`)
+		fail(`step "a": GitHub Actions are not supported by this program; use a step or a script`)
 	newTrial(
 		t,
 		"- {name: a, step: example.com/a@v1}",

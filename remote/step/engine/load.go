@@ -56,9 +56,6 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 	case pb.Reference_builtin:
 		def, err := lang.Builtin(ref.GetPath())
 		return Found{Definition: def, Builtin: ref.GetPath()}, err
-	case pb.Reference_action:
-		return Found{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script",
-			lang.Describe(ref))
 	default:
 		return r.fetch(ctx, f, ref)
 	}
