@@ -9,6 +9,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
@@ -36,13 +37,20 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
 // it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
 // process is killed, the shims of the jobs' processes remove dir.
-func openJobs(cfg job.Config, dir, cacheDir string, options ...grpc.ServerOption) (*jobRunner, error) {
-	components, err := fetch.New(fetch.Config{Dir: cacheDir})
+func openJobs(
+	cfg job.Config, dir, cacheDir string, actions action.Config, options ...grpc.ServerOption,
+) (*jobRunner, error) {
+	mirrors, err := actions.Mirrors()
+	if err != nil {
+		return nil, err
+	}
+	components, err := fetch.New(fetch.Config{Dir: cacheDir, Mirrors: mirrors})
 	if err != nil {
 		return nil, err
 	}
 	starter := new(proc.Starter)
 	cfg.Dir, cfg.OrphanDir, cfg.Starter, cfg.Fetcher = dir, dir, starter, components
+	cfg.Language = action.New(actions)
 	store, err := job.New(cfg)
 	if err != nil {
 		return nil, errors.Join(err, components.Close())

@@ -88,7 +88,8 @@ type formatFlag struct{ format string }
 
 func (f *formatFlag) register(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.format, "format",
-		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)", "steps", "gitlab-ci")
+		"steps, gitlab-ci or github (default gitlab-ci for names that end in .gitlab-ci.yml, github for files in "+
+			".github/workflows, else steps)", "steps", "gitlab-ci", "github")
 }
 
 // readFile reads a file, or standard input if name is "-".

@@ -53,11 +53,13 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
+		"remote/step/action",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"internal/filelock",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
 	"remote/commands": {
+		"remote/step/action",
 		"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal", "internal/boundedfile",
 		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
@@ -98,6 +100,7 @@ var allowed = map[string][]string{
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
+		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/api/**",
@@ -121,6 +124,10 @@ var allowed = map[string][]string{
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
 	"remote/step/expr": {"internal/lazyregexp", "internal/spell"},
+	"remote/step/action": {
+		"remote/step/action/expression", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
+		"remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp", "internal/rmtree",
+	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp"},
 	"remote/proc":                   {"internal/rmtree", "internal/filelock", "internal/oserr"},
@@ -177,7 +184,7 @@ var allowed = map[string][]string{
 	"cmd/stepmux": {
 		"remote/commands", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
-		"remote/standalone/replay", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"remote/standalone/replay", "remote/step/action", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/termtext", "internal/boundedfile", "internal/tail",

@@ -24,6 +24,8 @@ type Config struct {
 	Starter *proc.Starter
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
 	Fetcher engine.Fetcher
+	// Language makes what runs the actions of a job. If nil, jobs cannot have actions.
+	Language func() engine.Language
 
 	// Keep is how long a job that has ended is kept. If zero, 30 min.
 	Keep time.Duration
@@ -75,7 +77,7 @@ type Spec struct {
 
 	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
 	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
-	// Grace. The store sets Fetcher, Secrets, Start, OrphanDir, Observe and Events itself.
+	// Grace. The store sets Fetcher, Language, Secrets, Start, OrphanDir, Observe and Events itself.
 	engine.Config
 
 	// Secrets are texts that are masked like the values of masked variables.

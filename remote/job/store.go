@@ -103,7 +103,7 @@ func (s *Store) Create(spec Spec) error {
 // its first process.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
-	cfg.Fetcher = s.cfg.Fetcher
+	cfg.Fetcher, cfg.Language = s.cfg.Fetcher, s.cfg.Language
 	cfg.Secrets = &j.output.secrets
 	cfg.OrphanDir = s.cfg.OrphanDir
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)

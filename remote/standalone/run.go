@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -26,6 +27,8 @@ type Config struct {
 	Fetcher engine.Fetcher
 	// CacheDir keeps fetched steps. If empty, [fetch.DefaultDir].
 	CacheDir string
+	// Actions says how GitHub Actions run.
+	Actions action.Config
 	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
@@ -67,7 +70,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if cfg.Observe == nil {
 		cfg.Observe = func(engine.StepResult) {}
 	}
-	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir,
+	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir, cfg.Actions,
 		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports})
 	if err != nil {
 		return nil, err
@@ -122,7 +125,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 
 // openStore returns a job store in a new private directory below tempDir, named after pattern, and a function that
 // closes the store and removes all of it. Without a Fetcher in cfg it opens one in cacheDir.
-func openStore(tempDir, pattern, cacheDir string, cfg job.Config) (store *job.Store, closeAll func() error, err error) {
+func openStore(tempDir, pattern, cacheDir string, actions action.Config, cfg job.Config) (store *job.Store, closeAll func() error, err error) {
 	dir, err := os.MkdirTemp(tempDir, pattern)
 	if err != nil {
 		return nil, nil, fmt.Errorf("create temporary directory: %w", err)
@@ -139,8 +142,13 @@ func openStore(tempDir, pattern, cacheDir string, cfg job.Config) (store *job.St
 		}
 		return err
 	}
+	cfg.Language = action.New(actions)
 	if cfg.Fetcher == nil {
-		components, err := fetch.New(fetch.Config{Dir: cacheDir})
+		mirrors, err := actions.Mirrors()
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll())
+		}
+		components, err := fetch.New(fetch.Config{Dir: cacheDir, Mirrors: mirrors})
 		if err != nil {
 			return nil, nil, errors.Join(err, closeAll())
 		}

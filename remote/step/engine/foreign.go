@@ -177,6 +177,9 @@ func (c *Call) Proceed(ctx context.Context, always bool) (context.Context, bool)
 // Stopped reports whether the job was stopped.
 func (c *Call) Stopped() bool { return c.r.stopping() != nil }
 
+// JobFailed reports whether a step of the job has failed.
+func (c *Call) JobFailed() bool { return c.r.top != nil && c.r.top.failed != nil }
+
 // Fetch returns the component of ref, which is there until the job ends.
 func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*fetch.Component, error) {
 	if c.r.cfg.Fetcher == nil {

@@ -62,8 +62,25 @@ type StepResult struct {
 	Source *fetch.Source
 	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
+	// Annotations are remarks about files of the project, and Summary is a text in Markdown; both of actions.
+	Annotations []Annotation
+	Summary     string
 	// Steps are those of a sequence. Observe gets results without them.
 	Steps []StepResult
+}
+
+// Annotation is a remark about a place in the project's files, or about the step.
+type Annotation struct {
+	// Level is notice, warning or error.
+	Level   string
+	Message string
+	Title   string
+	// File is a path; empty if the remark is not about a file. The numbers are 0 if they are not known.
+	File      string
+	Line      int
+	EndLine   int
+	Column    int
+	EndColumn int
 }
 
 // maxWarnings is the most warnings that a step keeps.

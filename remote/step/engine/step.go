@@ -102,6 +102,12 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	if o.why != "" {
 		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
+	res.Summary = r.cfg.Secrets.Mask(res.Summary)
+	for i := range res.Annotations {
+		a := &res.Annotations[i]
+		a.Message, a.Title = r.cfg.Secrets.Message(a.Message), r.cfg.Secrets.Message(a.Title)
+		a.File = r.cfg.Secrets.Message(a.File)
+	}
 	for i, warning := range res.Warnings {
 		res.Warnings[i] = r.cfg.Secrets.Message(warning)
 	}
@@ -266,6 +272,9 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 		g.given, g.script = given[inputScript], g.inputs[inputScript].Text()
 	}
 	g.restrict(found.Definition.GetSpec())
+	if g.isForeign() {
+		g.def = &pb.Definition{Type: pb.DefinitionType_steps, Spec: g.def.GetSpec()}
+	}
 	return nil
 }
 
