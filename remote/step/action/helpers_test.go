@@ -144,6 +144,7 @@ func (tr *trial) runWith(begin func(*engine.Runner)) engine.Result {
 	recorder := recording.New(cfg, recording.Config{Version: "test", Salt: tr.salt})
 	cfg.Events = recorder
 	place := tr.place
+	place.ScriptDir = tr.t.TempDir()
 	place.Stdout, place.Stderr = recorder.Tap(0, place.Stdout), recorder.Tap(1, place.Stderr)
 	r := engine.New(cfg)
 	begin(r)
