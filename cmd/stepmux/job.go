@@ -124,7 +124,9 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 
 // config checks the flags.
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
-	cfg = standalone.Config{Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version()}
+	cfg = standalone.Config{
+		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
+	}
 	if cfg.PassEnv, cfg.UnsafeExports, err = f.policies(); err != nil {
 		return cfg, err
 	}

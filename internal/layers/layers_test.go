@@ -105,7 +105,8 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/api/**",
 	},
-	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
+	"remote/standalone/actionmirror": {"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**"},
+	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/wire", "internal/spell",
 	},
@@ -184,7 +185,7 @@ var allowed = map[string][]string{
 	"cmd/stepmux": {
 		"remote/commands", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
-		"remote/standalone/replay", "remote/step/action", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/termtext", "internal/boundedfile", "internal/tail",

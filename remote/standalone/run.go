@@ -125,7 +125,9 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 
 // openStore returns a job store in a new private directory below tempDir, named after pattern, and a function that
 // closes the store and removes all of it. Without a Fetcher in cfg it opens one in cacheDir.
-func openStore(tempDir, pattern, cacheDir string, actions action.Config, cfg job.Config) (store *job.Store, closeAll func() error, err error) {
+func openStore(
+	tempDir, pattern, cacheDir string, actions action.Config, cfg job.Config,
+) (store *job.Store, closeAll func() error, err error) {
 	dir, err := os.MkdirTemp(tempDir, pattern)
 	if err != nil {
 		return nil, nil, fmt.Errorf("create temporary directory: %w", err)

@@ -100,8 +100,8 @@ var clientVariables = []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "
 func explain(o engine.Outcome, a *loaded) engine.Outcome {
 	if o.Status == engine.Failure && (o.ExitCode == 125 || o.ExitCode == 1 && strings.HasPrefix(o.Message, "build")) {
 		code := fmt.Sprintf(": exit status %d", o.ExitCode)
-		o.Message = fmt.Sprintf("run the action %s: the docker command failed; does its daemon run, and may this user use it? "+
-			"Its output says more%s", a.name(), code)
+		o.Message = fmt.Sprintf("run the action %s: the docker command failed; does its daemon run, and may this user use "+
+			"it? Its output says more%s", a.name(), code)
 	}
 	return o
 }
@@ -116,8 +116,8 @@ func (x *running) docker(env map[string]string) (string, error) {
 			return found, nil
 		}
 	}
-	return "", errors.New("neither docker nor podman is in PATH: install one of them where the job runs, or name it with " +
-		"--docker")
+	return "", errors.New("neither docker nor podman is in PATH: install one of them where the job runs, or name it " +
+		"with --docker")
 }
 
 // imageName is the name of the image that is built of the action's Dockerfile.

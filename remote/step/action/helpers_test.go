@@ -23,9 +23,6 @@ import (
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 )
 
-// patience bounds the waits of tests for events that must happen.
-const patience = 30 * time.Second
-
 // output collects the output of a job, and tells when a text has come.
 type output struct {
 	mu   sync.Mutex // guards the following

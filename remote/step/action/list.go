@@ -77,7 +77,6 @@ func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
 		}
 		results[i].Steps = newResults(&results[i], s.loaded.parts())
 		x := &running{list: l, spec: s, res: &results[i], state: map[string]string{}}
-		s.loaded.manifest.line = s.line
 		x.early = true
 		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
 			return errors.New(o.Message)
@@ -271,7 +270,8 @@ func (l *list) eval(template string, line int, label string, env map[string]stri
 // condition evaluates the if of a step. always tells that it holds for a job that was stopped, too.
 func (l *list) condition(text string, line int, env map[string]string) (holds, always bool, err error) {
 	text = strings.TrimSpace(text)
-	if inner, ok := strings.CutPrefix(text, "${{"); ok && strings.HasSuffix(inner, "}}") && strings.Count(text, "${{") == 1 {
+	inner, whole := strings.CutPrefix(text, "${{")
+	if whole && strings.HasSuffix(inner, "}}") && strings.Count(text, "${{") == 1 {
 		text = strings.TrimSpace(strings.TrimSuffix(inner, "}}"))
 	}
 	scope := l.scope(text, env)
@@ -343,7 +343,8 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 		matrix = empty
 	}
 	s := expression.Scope{Values: map[string]expression.Value{
-		"github": expression.Object(github), "runner": expression.Texts(l.runner()), "env": expression.Texts(l.environ(l.env, env)),
+		"github": expression.Object(github), "runner": expression.Texts(l.runner()),
+		"env":    expression.Texts(l.environ(l.env, env)),
 		"inputs": expression.Texts(l.inputs), "steps": l.stepsValue(), "matrix": matrix, "needs": empty, "strategy": empty,
 		"job": expression.Object(map[string]expression.Value{"status": expression.String(l.jobStatus())}),
 	}}
@@ -352,7 +353,9 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 		s.Values["secrets"], s.Values["vars"] = secrets, vars
 	}
 	is := func(b func() bool) expression.Function {
-		return expression.Function{Call: func([]expression.Value) (expression.Value, error) { return expression.Boolean(b()), nil }}
+		return expression.Function{Call: func([]expression.Value) (expression.Value, error) {
+			return expression.Boolean(b()), nil
+		}}
 	}
 	s.Functions = map[string]expression.Function{
 		"success":   is(l.succeeded),
@@ -383,8 +386,9 @@ func (l *list) variableIf(text, word, name string) (string, bool) {
 // names stand in text count as read.
 func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
 	lower := strings.ToLower(text)
-	all := strings.Contains(lower, "secrets)") || strings.Contains(lower, "vars)") || strings.Contains(lower, "secrets[") ||
-		strings.Contains(lower, "vars[")
+	all := slices.ContainsFunc([]string{"secrets)", "vars)", "secrets[", "vars["}, func(whole string) bool {
+		return strings.Contains(lower, whole)
+	})
 	if !strings.Contains(lower, "secrets") && !strings.Contains(lower, "vars") {
 		return expression.Object(nil), expression.Object(nil)
 	}

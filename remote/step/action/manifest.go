@@ -22,16 +22,16 @@ type manifest struct {
 	inputs  []input
 	outputs []setting
 
-	using                string // composite, node or docker
-	main, pre, post      string // of a node or docker action: the program of each stage
-	preIf, postIf        string
-	steps                []*step
-	image                string
-	args                 []string
-	env                  []setting
-	line                 int // of runs
-	hasPre, hasPost      bool
-	deprecatedNode, asks string // asks is the version of node
+	using           string // composite, node or docker
+	main, pre, post string // of a node or docker action: the program of each stage
+	preIf, postIf   string
+	steps           []*step
+	image           string
+	args            []string
+	env             []setting
+	line            int // of runs
+	hasPre, hasPost bool
+	asks            string // the version of node
 }
 
 // input is an input of an action.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -159,40 +158,6 @@ func (r *reader) texts(n *yaml.Node, label string) []setting {
 		list = append(list, setting{p.key, r.text(p.value, label+" "+strconv.Quote(p.key)), p.value.Line})
 	}
 	return list
-}
-
-// value returns any value, for a matrix or a default.
-func (r *reader) value(n *yaml.Node) expression.Value {
-	if r.err != nil {
-		return expression.Value{}
-	}
-	n = r.follow(n)
-	switch n.Kind { //nolint:exhaustive // a document holds no others
-	case yaml.SequenceNode:
-		items := make([]expression.Value, len(n.Content))
-		for i, item := range n.Content {
-			items[i] = r.value(item)
-		}
-		return expression.Array(items...)
-	case yaml.MappingNode:
-		fields := map[string]expression.Value{}
-		for _, p := range r.pairs(n, "the value") {
-			fields[p.key] = r.value(p.value)
-		}
-		return expression.Object(fields)
-	}
-	text := r.text(n, "the value")
-	switch n.ShortTag() {
-	case "!!null":
-		return expression.Value{}
-	case "!!bool":
-		return expression.Boolean(text == "true")
-	case "!!int", "!!float":
-		if f, err := strconv.ParseFloat(n.Value, 64); err == nil && !math.IsNaN(f) {
-			return expression.Number(f)
-		}
-	}
-	return expression.String(text)
 }
 
 // setting is a text with a name.

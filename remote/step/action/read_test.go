@@ -25,7 +25,7 @@ func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
 		"runs:\n  using: composite\n  steps:\n    - run: x":                         "action.yml:4:12: shell is missing",
 		"runs: {using: composite, steps: [{}]}":                                     "neither run nor uses",
 		"runs: {using: composite, steps: [{uses: ./a, run: x, shell: sh}]}":         "both run and uses",
-		"runs: {using: composite, steps: [{uses: ./a, wiht: {}}]}":                  `unknown key "wiht"`,
+		"runs: {using: composite, steps: [{uses: ./a, xwith: {}}]}":                 `unknown key "xwith"`,
 		"runs: {using: composite, steps: [{id: a, uses: ./a}, {id: A, uses: ./a}]}": `the id "A" is taken`,
 		"runs: {using: composite, steps: [{uses: ./a, with: [x]}]}":                 "with must be a mapping",
 		"runs: {using: composite, using: docker}":                                   `the key "using" is there twice`,

@@ -286,8 +286,11 @@ func TestMillionCommandsTakeLittleMemory(t *testing.T) {
 func TestContextsComeFromTheVariablesOfAPipeline(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Vars = []engine.Variable{
-		{Key: "CI_PROJECT_PATH", Value: "group/project"}, {Key: "CI_COMMIT_SHA", Value: "abc"},
-		{Key: "CI_COMMIT_TAG", Value: "v1"}, {Key: "CI_PIPELINE_SOURCE", Value: "web"}, {Key: "GITHUB_ACTOR", Value: "me"},
+		{Key: "CI_PROJECT_PATH", Value: "group/project"},
+		{Key: "CI_COMMIT_SHA", Value: "abc"},
+		{Key: "CI_COMMIT_TAG", Value: "v1"},
+		{Key: "CI_PIPELINE_SOURCE", Value: "web"},
+		{Key: "GITHUB_ACTOR", Value: "me"},
 	}
 	tr.workflow("- run: echo ${{ join(github.*, ' ') != '' }} ${{ github.repository }} ${{ github.sha }} ${{ github.ref }} " +
 		"${{ github.event_name }} ${{ github.actor }} ${{ github.event.ref }} $GITHUB_REF_TYPE ${{ runner.os }} " +

@@ -190,16 +190,14 @@ func (s *session) githubContext() map[string]expression.Value {
 	for key, value := range text {
 		c[key] = expression.String(value)
 	}
-	event := expression.Value{}
+	event := expression.Object(map[string]expression.Value{
+		"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
+		"ref":        c["ref"],
+	})
 	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
 		Values: map[string]expression.Value{"text": expression.String(read("GITHUB_EVENT"))},
 	}); err == nil {
 		event = v
-	} else {
-		event = expression.Object(map[string]expression.Value{
-			"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
-			"ref":        c["ref"],
-		})
 	}
 	c["event"] = event
 	return c

@@ -44,7 +44,7 @@ func (x *running) runAction(ctx context.Context) engine.Outcome {
 	if names != nil {
 		main = x.part("main")
 	}
-	if a.hasPre && !x.early && x.part("pre").Status == engine.Skipped && x.list.action != nil {
+	if a.hasPre && !x.early && x.part("pre").Status == engine.Skipped && x.action != nil {
 		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
 			return o
 		}
@@ -129,7 +129,7 @@ func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Outcome 
 		x.call.Skip(res)
 		return engine.Outcome{}
 	}
-	o := engine.Outcome{}
+	var o engine.Outcome
 	if err != nil {
 		_ = x.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
 		o = engine.Failed(err)

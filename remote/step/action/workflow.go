@@ -2,13 +2,10 @@ package action
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
-
-	"github.com/stepmux/stepmux/remote/step/action/expression"
 )
 
 // Job is a job of a workflow.
@@ -18,14 +15,13 @@ type Job struct {
 	// Notices are lines about parts that have no effect here.
 	Notices []string
 
-	file      string
-	workflow  string // the workflow's name
-	env       []setting
-	steps     []*step
-	shell     string // the default
-	dir       string
-	outputs   []setting
-	container bool
+	file     string
+	workflow string // the workflow's name
+	env      []setting
+	steps    []*step
+	shell    string // the default
+	dir      string
+	outputs  []setting
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, and why.
@@ -143,16 +139,41 @@ func choose(file string, jobs []pair, name string) (pair, error) {
 	return jobs[0], nil
 }
 
-// Uses returns the references of the actions that the job's steps name, each once.
-func (j *Job) Uses() []string {
-	all := map[string]bool{}
-	for _, s := range j.steps {
-		if s.uses != "" {
-			all[s.uses] = true
+// WorkflowUses returns the references of the actions that the steps of a workflow's jobs name, each once, sorted.
+func WorkflowUses(file string, text []byte) ([]string, error) {
+	r := &reader{name: file}
+	var all []*step
+	for _, p := range r.pairs(r.load(text), "the workflow") {
+		if p.key != "jobs" {
+			continue
+		}
+		for _, job := range r.pairs(p.value, "jobs") {
+			for _, part := range r.pairs(job.value, "the job "+job.key) {
+				if part.key == "steps" {
+					all = append(all, r.steps(part.value, true)...)
+				}
+			}
 		}
 	}
-	return slices.Sorted(maps.Keys(all))
+	return usesOf(all), r.err
 }
 
-// matrixValue is the value of an expression's matrix.
-func matrixValue(x any) expression.Value { return expression.New(x) }
+// ManifestUses returns the references of the actions that the steps of an action.yml name, each once, sorted.
+func ManifestUses(file string, text []byte) ([]string, error) {
+	m, err := parseManifest(file, text)
+	if err != nil {
+		return nil, err
+	}
+	return usesOf(m.steps), nil
+}
+
+func usesOf(steps []*step) []string {
+	var all []string
+	for _, s := range steps {
+		if s.uses != "" {
+			all = append(all, s.uses)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

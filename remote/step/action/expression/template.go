@@ -19,8 +19,10 @@ func Template(text string, s Scope) (Value, error) {
 		start := len(text) - len(after)
 		end := closing(after)
 		if end < 0 {
-			return Value{}, &Error{Message: "The expression is not closed. An unescaped ${{ sequence was found, but the closing " +
-				"}} sequence was not found", Offset: start - len("${{")}
+			return Value{}, &Error{
+				Message: "The expression is not closed. An unescaped ${{ sequence was found, but the closing }} sequence was not found",
+				Offset:  start - len("${{"),
+			}
 		}
 		v, err := Evaluate(after[:end], s)
 		if err != nil {
