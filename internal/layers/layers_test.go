@@ -185,7 +185,8 @@ var allowed = map[string][]string{
 	"cmd/stepmux": {
 		"remote/commands", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
-		"remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action", "remote/step/engine",
+		"remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/termtext", "internal/boundedfile", "internal/tail",

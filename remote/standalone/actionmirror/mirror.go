@@ -106,7 +106,8 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 		if spec == rev {
 			to = "refs/commits/" + rev // a commit needs a ref that keeps it
 		}
-		if _, failed = git(ctx, repo, "fetch", "--quiet", "--no-tags", "--depth=1", "--", url, "+"+spec+":"+to); failed == nil {
+		_, failed = git(ctx, repo, "fetch", "--quiet", "--no-tags", "--depth=1", "--", url, "+"+spec+":"+to)
+		if failed == nil {
 			commit, failed = git(ctx, repo, "rev-parse", "--verify", to+"^{commit}")
 			break
 		}
@@ -129,7 +130,8 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 // git runs git in a bare repository, and returns its output.
 func git(ctx context.Context, repo string, args ...string) (string, error) {
 	var out, talk bytes.Buffer
-	cmd := exec.CommandContext(ctx, "git", append([]string{"-c", "core.hooksPath=/dev/null", "--git-dir", repo}, args...)...)
+	args = append([]string{"-c", "core.hooksPath=/dev/null", "--git-dir", repo}, args...)
+	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0")
 	cmd.Stdout, cmd.Stderr = &out, &talk
 	err := cmd.Run()
@@ -140,7 +142,7 @@ func git(ctx context.Context, repo string, args ...string) (string, error) {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return "", fmt.Errorf("git %s: %w", args[0], err)
+		return "", fmt.Errorf("git %s: %w", args[4], err)
 	}
 	return out.String(), nil
 }

@@ -175,7 +175,8 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 	case m.using == "":
 		r.fail(n, "using is missing; write composite, docker or node24")
 	default:
-		r.fail(at["using"], "using %.64q is not supported; it is composite, docker, node12, node16, node20 or node24", m.using)
+		r.fail(at["using"], "using %.64q is not supported; it is composite, docker, node12, node16, node20 or "+
+			"node24", m.using)
 	}
 }
 

@@ -54,7 +54,8 @@ func TestAliasesCannotMakeADescriptionHuge(t *testing.T) {
 	for range 3000 {
 		list += ", *s"
 	}
-	text := "s: &s {uses: ./a, with: {a: b, c: d, e: f, g: h, i: j}, env: {a: b, c: d, e: f, g: h, i: j}}\nruns: {using: " +
+	text := "s: &s {uses: ./a, with: {a: b, c: d, e: f, g: h, i: j}, env: {a: b, c: d, e: f, g: h, i: j}}\nruns: " +
+		"{using: " +
 		"composite, steps: [" + list + "]}\n"
 	_, err := parseManifest("action.yml", []byte(text))
 	require.NoError(t, err)
@@ -103,7 +104,8 @@ func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 }
 
 func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
-	text := "on: push\nname: CI\npermissions: {}\njobs:\n  a: {steps: [{run: x}], services: {}}\n  b: {uses: ./x.yml}\n  c: {}\n"
+	text := "on: push\nname: CI\npermissions: {}\njobs:\n  a: {steps: [{run: x}], services: {}}\n  b: {uses: " +
+		"./x.yml}\n  c: {}\n"
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
 	require.Len(t, j.Notices, 2)

@@ -30,7 +30,8 @@ const composite = "runs:\n  using: composite\n  steps:\n"
 
 func TestActionsInAListOfStepsPassOutputsAndEnvironmentOn(t *testing.T) {
 	tr := newTrial(t)
-	tr.file("a/action.yml", "inputs: {who-to-greet: {default: x}}\noutputs: {said: {value: '${{ steps.s.outputs.said }}'}}\n"+
+	tr.file("a/action.yml", "inputs: {who-to-greet: {default: x}}\noutputs: {said: {value: '${{ "+
+		"steps.s.outputs.said }}'}}\n"+
 		composite+`    - id: s
       shell: bash
       run: |
@@ -56,9 +57,11 @@ func TestPostStagesOfAListRunAtTheEndOfTheJobInReverse(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		tr.file(name+"/action.yml", "inputs: {x: {}}\nruns: {using: node20, main: m.js, post: p.js}\n")
 		tr.file(name+"/m.js", `require("fs").appendFileSync(process.env.GITHUB_STATE, "s=`+name+`\n")`)
-		tr.file(name+"/p.js", `console.log("post", process.env.STATE_s, process.env.INPUT_X); process.exitCode = 7 * (process.env.INPUT_X == "bad")`)
+		tr.file(name+"/p.js", `console.log("post", process.env.STATE_s, process.env.INPUT_X);
+process.exitCode = 7 * (process.env.INPUT_X == "bad")`)
 	}
-	tr.steps("- {name: a, action: ./a, inputs: {x: '1'}}\n- {name: b, action: ./b, inputs: {x: '2'}}\n- {name: c, script: echo between}\n")
+	tr.steps("- {name: a, action: ./a, inputs: {x: '1'}}\n- {name: b, action: ./b, inputs: {x: '2'}}\n- {name: c, " +
+		"script: echo between}\n")
 	res := tr.succeed()
 	require.Equal(t, "between\npost b 2\npost a 1\n", tr.log.String())
 	require.Equal(t, engine.Success, res.Steps[0].Steps[1].Status)
@@ -83,7 +86,8 @@ func TestPostStagesRunAfterTheJobHasFailedOrWasStopped(t *testing.T) {
 	require.Equal(t, 4, tr.fail("exit status 4").ExitCode)
 	require.Equal(t, 2, strings.Count(tr.log.String(), "after all"))
 
-	tr.workflow("- uses: ./a\n- run: echo begun; exec sleep 1000\n- run: echo never\n- if: always()\n  run: echo always\n- if: cancelled()\n  run: echo was cancelled\n")
+	tr.workflow("- uses: ./a\n- run: echo begun; exec sleep 1000\n- run: echo never\n- if: always()\n  run: echo " +
+		"always\n- if: cancelled()\n  run: echo was cancelled\n")
 	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
 	require.Equal(t, engine.Cancelled, res.Status, res.Message)
 	require.Equal(t, "no longer wanted", res.Message)
@@ -108,8 +112,9 @@ func TestStoppedActionGetsSIGINTBeforeSIGTERM(t *testing.T) {
 func TestRemoteActionsNestAndAreRecordedByTheirCommit(t *testing.T) {
 	mirror := t.TempDir()
 	inner := repository(t, mirror, "octo/inner", "v2", map[string]string{
-		"sub/dir/action.yml": composite + "    - {shell: bash, run: 'cat \"$GITHUB_ACTION_PATH/text\"; echo \"$GITHUB_ACTION_REPOSITORY\"'}\n",
-		"sub/dir/text":       "inner text\n",
+		"sub/dir/action.yml": composite + "    - {shell: bash, run: 'cat \"$GITHUB_ACTION_PATH/text\"; " +
+			"echo \"$GITHUB_ACTION_REPOSITORY\"'}\n",
+		"sub/dir/text": "inner text\n",
 	})
 	outer := repository(t, mirror, "octo/outer", "v1", map[string]string{
 		"action.yml": composite + "    - uses: octo/inner/sub/dir@v2\n",
@@ -205,7 +210,8 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "no such file",
 	} {
 		tr := newTrial(t)
-		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> $GITHUB_OUTPUT\n")
+		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +
+			"$GITHUB_OUTPUT\n")
 		tr.fail(want)
 		require.Contains(t, tr.log.String(), "next []", script)
 	}
@@ -234,7 +240,8 @@ func TestTokenReachesOnlyTheInputThatAsksForIt(t *testing.T) {
 	tr.file("a/action.yml", "inputs: {token: {default: '${{ github.token }}'}}\nruns: {using: node20, main: m.js}\n")
 	tr.file("b/action.yml", "inputs: {other: {default: '${{ github.server_url }}'}}\nruns: {using: node20, main: m.js}\n")
 	for _, dir := range []string{"a", "b"} {
-		tr.file(dir+"/m.js", `console.log("`+dir+`", Object.entries(process.env).filter(([k, v]) => v.includes("ghp-12345678")).map(([k]) => k).join())`)
+		tr.file(dir+"/m.js", `console.log("`+dir+`", Object.entries(process.env)
+.filter(([k, v]) => v.includes("ghp-12345678")).map(([k]) => k).join())`)
 	}
 	tr.workflow("- uses: ./a\n- uses: ./b\n")
 	tr.succeed()
@@ -250,7 +257,8 @@ func TestHashFilesIsThatOfGitHub(t *testing.T) {
 	tr.file("a/go.sum", "one\n")
 	tr.file("b/c/go.sum", "two\n")
 	tr.file("b/c/other", "three\n")
-	tr.workflow("- run: echo \"[${{ hashFiles('**/go.sum') }}] [${{ hashFiles('b/**', '!**/other') }}] [${{ hashFiles('none') }}]\"\n")
+	tr.workflow("- run: echo \"[${{ hashFiles('**/go.sum') }}] [${{ hashFiles('b/**', '!**/other') }}] [${{ " +
+		"hashFiles('none') }}]\"\n")
 	tr.succeed()
 	out, err := exec.Command("sh", "-c", "cd \"$1\" && { sha256sum <a/go.sum; sha256sum <b/c/go.sum; } | cut -c1-64 | "+
 		"xxd -r -p | sha256sum | cut -c1-64", "sh", tr.place.WorkDir).Output()
@@ -265,7 +273,8 @@ func TestHashFilesIsThatOfGitHub(t *testing.T) {
 func TestTimeLimitOfAStepEndsIt(t *testing.T) {
 	tr := newTrial(t)
 	tr.cfg.Grace = 100 * time.Millisecond
-	tr.workflow("- id: slow\n  timeout-minutes: 0.003\n  run: exec sleep 1000\n- if: always()\n  run: echo ${{ steps.slow.outcome }}\n")
+	tr.workflow("- id: slow\n  timeout-minutes: 0.003\n  run: exec sleep 1000\n- if: always()\n  run: echo ${{ " +
+		"steps.slow.outcome }}\n")
 	tr.fail(`step "slow": timeout: the step "slow" ran for longer than 180ms`)
 	require.Contains(t, tr.log.String(), "failure\n")
 }
@@ -292,11 +301,13 @@ func TestContextsComeFromTheVariablesOfAPipeline(t *testing.T) {
 		{Key: "CI_PIPELINE_SOURCE", Value: "web"},
 		{Key: "GITHUB_ACTOR", Value: "me"},
 	}
-	tr.workflow("- run: echo ${{ join(github.*, ' ') != '' }} ${{ github.repository }} ${{ github.sha }} ${{ github.ref }} " +
+	tr.workflow("- run: echo ${{ join(github.*, ' ') != '' }} ${{ github.repository }} ${{ github.sha }} ${{ " +
+		"github.ref }} " +
 		"${{ github.event_name }} ${{ github.actor }} ${{ github.event.ref }} $GITHUB_REF_TYPE ${{ runner.os }} " +
 		"${{ job.status }}; cat $GITHUB_EVENT_PATH\n")
 	tr.succeed()
-	require.Contains(t, tr.log.String(), "true group/project abc refs/tags/v1 workflow_dispatch me refs/tags/v1 tag Linux success\n{\n")
+	require.Contains(t, tr.log.String(), "true group/project abc refs/tags/v1 workflow_dispatch me refs/tags/v1 "+
+		"tag Linux success\n{\n")
 	require.Contains(t, slices.Sorted(keys(tr.trace.Identity.Job.Vars)), "CI_COMMIT_TAG")
 }
 

@@ -26,7 +26,8 @@ func newScanner(to *bytes.Buffer) (*scanner, *[]command) {
 }
 
 func TestCommandsAreTakenOutOfTheOutputHoweverItIsCut(t *testing.T) {
-	text := "a\n::group::x\n \t::set-output name=a,b=%2C::v%0Aw\r\n:: no\n::unknown::text\n##[warning file=f;]old\n:\n#\n\nlast"
+	text := "a\n::group::x\n \t::set-output name=a,b=%2C::v%0Aw\r\n:: no\n::unknown::text\n##[warning file=f;]old\n" +
+		":\n#\n\nlast"
 	want := "a\n:: no\n::unknown::text\n:\n#\n\nlast"
 	for size := 1; size <= len(text); size++ {
 		var out bytes.Buffer
@@ -113,10 +114,12 @@ func FuzzScanner(f *testing.F) {
 
 func TestProblemMatchersFindProblemsInSeveralLines(t *testing.T) {
 	list, err := parseMatchers([]byte(`{"problemMatcher": [
-		{"owner": "go", "pattern": [{"regexp": "^(.+):(\\d+):(\\d+): (.+)$", "file": 1, "line": 2, "column": 3, "message": 4}]},
+		{"owner": "go", "pattern": [{"regexp": "^(.+):(\\d+):(\\d+): " +
+			"(.+)$", "file": 1, "line": 2, "column": 3, "message": 4}]},
 		{"owner": "eslint", "severity": "warning", "pattern": [
 			{"regexp": "^([^\\s].*)$", "file": 1},
-			{"regexp": "^\\s+(\\d+):(\\d+)\\s+(error|warning)\\s+(.*)$", "line": 1, "column": 2, "severity": 3, "message": 4, "loop": true}
+			{"regexp": "^\\s+(\\d+):(\\d+)\\s+(error|warning)\\s+(.*)$", "line": 1, "column": 2, "severity": 3,
+				"message": 4, "loop": true}
 		]}]}`))
 	require.NoError(t, err)
 	a := list[0].match("main.go:3:7: oops")

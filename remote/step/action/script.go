@@ -32,7 +32,8 @@ func shellCommand(shell, file, dir string, env []string) ([]string, error) {
 	case line == "":
 		line = shell
 		if !strings.Contains(line, "{0}") {
-			return nil, fmt.Errorf("shell %.160q is not valid: write bash, sh, python, pwsh, or a command with {0} in the place "+
+			return nil, fmt.Errorf("shell %.160q is not valid: write bash, sh, python, pwsh, or a command with {0} in "+
+				"the place "+
 				"of the script's file", shell)
 		}
 	}

@@ -141,8 +141,9 @@ var githubVariables = map[string]string{
 	"event_name": "CI_PIPELINE_SOURCE", "actor": "GITLAB_USER_LOGIN", "actor_id": "GITLAB_USER_ID",
 	"triggering_actor": "GITLAB_USER_LOGIN", "run_id": "CI_PIPELINE_ID", "run_number": "CI_PIPELINE_IID",
 	"job": "CI_JOB_NAME", "head_ref": "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
-	"base_ref": "CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "ref": "", "ref_type": "", "ref_protected": "CI_COMMIT_REF_PROTECTED",
-	"workflow": "CI_PIPELINE_NAME", "workflow_ref": "", "workflow_sha": "CI_COMMIT_SHA", "server_url": "", "api_url": "",
+	"base_ref": "CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "ref": "", "ref_type": "",
+	"ref_protected": "CI_COMMIT_REF_PROTECTED",
+	"workflow":      "CI_PIPELINE_NAME", "workflow_ref": "", "workflow_sha": "CI_COMMIT_SHA", "server_url": "", "api_url": "",
 	"graphql_url": "", "retention_days": "", "run_attempt": "",
 }
 

@@ -207,7 +207,8 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 		for i, in := range a.inputs {
 			names[i] = in.name
 		}
-		addWarning(x.res, fmt.Sprintf("Unexpected input(s) '%.200s', valid inputs are [%.400s]", strings.Join(unknown, "', '"),
+		addWarning(x.res, fmt.Sprintf("Unexpected input(s) '%.200s', valid inputs are "+
+			"[%.400s]", strings.Join(unknown, "', '"),
 			strings.Join(names, ", ")))
 	}
 	return set, nil

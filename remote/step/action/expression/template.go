@@ -20,8 +20,9 @@ func Template(text string, s Scope) (Value, error) {
 		end := closing(after)
 		if end < 0 {
 			return Value{}, &Error{
-				Message: "The expression is not closed. An unescaped ${{ sequence was found, but the closing }} sequence was not found",
-				Offset:  start - len("${{"),
+				Message: "The expression is not closed. An unescaped ${{ sequence was found, but the closing }} sequence " +
+					"was not found",
+				Offset: start - len("${{"),
 			}
 		}
 		v, err := Evaluate(after[:end], s)
