@@ -86,11 +86,14 @@ var allowed = map[string][]string{
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},
 	"remote/job": {
+		"remote/step/fetch",
 		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr",
 		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/api/**", "internal/wire",
 		"internal/rmtree",
 	},
+	"remote/step/annotation": {},
 	"remote/step/engine": {
+		"remote/step/annotation",
 		"internal/oserr", "internal/rmtree",
 		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
@@ -110,7 +113,9 @@ var allowed = map[string][]string{
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/wire", "internal/spell",
 	},
-	"remote/step/trace": {"internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**"},
+	"remote/step/trace": {
+		"remote/step/annotation", "internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**",
+	},
 	"remote/step/trace/recording": {
 		"internal/lazyregexp",
 		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
@@ -126,6 +131,7 @@ var allowed = map[string][]string{
 	},
 	"remote/step/expr": {"internal/lazyregexp", "internal/spell"},
 	"remote/step/action": {
+		"remote/step/annotation",
 		"remote/step/action/expression", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
 		"remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp", "internal/rmtree",
 	},

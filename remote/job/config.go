@@ -9,6 +9,7 @@ import (
 
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 // Config says where a Store keeps its jobs, and its limits.
@@ -23,7 +24,7 @@ type Config struct {
 	// Starter starts the processes of jobs. Its owner closes it after the store. If nil, [proc.Start].
 	Starter *proc.Starter
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
-	Fetcher engine.Fetcher
+	Fetcher fetch.Fetcher
 	// Language makes what runs the actions of a job. If nil, jobs cannot have actions.
 	Language func() engine.Language
 

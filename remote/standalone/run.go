@@ -24,7 +24,7 @@ type Config struct {
 	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
 	TempDir string
 	// Fetcher gets the steps that are not local. If nil, a [fetch.Store] in CacheDir.
-	Fetcher engine.Fetcher
+	Fetcher fetch.Fetcher
 	// CacheDir keeps fetched steps. If empty, [fetch.DefaultDir].
 	CacheDir string
 	// Actions says how GitHub Actions run.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -48,7 +49,7 @@ type testCase struct {
 		TraceNotContains []string          `json:"trace_not_contains"`
 		Trace            map[string]string `json:"trace"`
 		Steps            map[string]struct{ Outputs map[string]string }
-		Annotations      []engine.Annotation
+		Annotations      []annotation.Annotation
 	}
 }
 
@@ -181,7 +182,7 @@ func (c *testCase) check(t *testing.T, tr *trial, res engine.Result) {
 		require.GreaterOrEqual(t, i, 0)
 		require.Equal(t, step.Outputs, texts(steps[i].Outputs))
 	}
-	var annotations []engine.Annotation
+	var annotations []annotation.Annotation
 	var collect func([]engine.StepResult)
 	collect = func(list []engine.StepResult) {
 		for _, s := range list {
@@ -191,7 +192,7 @@ func (c *testCase) check(t *testing.T, tr *trial, res engine.Result) {
 	}
 	collect(steps)
 	for _, want := range e.Annotations {
-		require.True(t, slices.ContainsFunc(annotations, func(a engine.Annotation) bool {
+		require.True(t, slices.ContainsFunc(annotations, func(a annotation.Annotation) bool {
 			return a.Level == want.Level && a.File == want.File && a.Line == want.Line &&
 				(want.Title == "" || a.Title == want.Title) && (want.Message == "" || a.Message == want.Message)
 		}), "%v is not in %v", want, annotations)

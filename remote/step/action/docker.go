@@ -32,7 +32,7 @@ const dockerSocket = "/var/run/docker.sock"
 // runDocker runs an action by the docker command: a stage with a program of its own, or the image's.
 func (x *running) runDocker(
 	ctx context.Context, res *engine.StepResult, a *loaded, inputs, env map[string]string, entrypoint string,
-) engine.Outcome {
+) engine.Result {
 	p := process{files: files{x.call.FilesDir()}}
 	if err := x.begin(res, p, engine.Command); err != nil {
 		return engine.Failed(err)
@@ -97,7 +97,7 @@ func removeContainer(ctx context.Context, docker, file string, env map[string]st
 var clientVariables = []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "TMPDIR"}
 
 // explain adds the likely cause to a failure of the docker command itself.
-func explain(o engine.Outcome, a *loaded) engine.Outcome {
+func explain(o engine.Result, a *loaded) engine.Result {
 	if o.Status == engine.Failure && (o.ExitCode == 125 || o.ExitCode == 1 && strings.HasPrefix(o.Message, "build")) {
 		code := fmt.Sprintf(": exit status %d", o.ExitCode)
 		o.Message = fmt.Sprintf("run the action %s: the docker command failed; does its daemon run, and may this user use "+
@@ -134,7 +134,7 @@ func (x *running) imageName(a *loaded) (string, error) {
 }
 
 // build builds the image of the action's Dockerfile.
-func (x *running) build(ctx context.Context, a *loaded, docker, image string, env map[string]string) engine.Outcome {
+func (x *running) build(ctx context.Context, a *loaded, docker, image string, env map[string]string) engine.Result {
 	file := filepath.Join(a.dir, a.image)
 	p := process{files: files{x.call.FilesDir()}}
 	if err := p.files.create(); err != nil {

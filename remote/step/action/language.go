@@ -68,7 +68,7 @@ type language struct {
 }
 
 // Run implements [engine.Language].
-func (g *language) Run(ctx context.Context, call *engine.Call) engine.Outcome {
+func (g *language) Run(ctx context.Context, call *engine.Call) engine.Result {
 	s := &session{language: g, call: call, global: map[string]string{}}
 	if err := s.open(); err != nil {
 		return engine.Failed(err)
@@ -179,7 +179,7 @@ func newResults(res *engine.StepResult, names []string) []engine.StepResult {
 }
 
 // runCall runs an action of a list in the engine's language.
-func (s *session) runCall(ctx context.Context) engine.Outcome {
+func (s *session) runCall(ctx context.Context) engine.Result {
 	c := s.call
 	top := &list{session: s, steps: map[string]*state{}, env: map[string]string{}}
 	a, err := s.load(ctx, c.Reference, func(path string) (string, error) {
@@ -249,7 +249,7 @@ const (
 const workflowFile = "workflow"
 
 // runJob runs the steps of a workflow's job.
-func (s *session) runJob(ctx context.Context) engine.Outcome {
+func (s *session) runJob(ctx context.Context) engine.Result {
 	c := s.call
 	j, err := ReadJob(workflowFile, []byte(c.Inputs[inputWorkflow].Text()), c.Inputs[inputJob].Text())
 	if err != nil {
@@ -276,7 +276,7 @@ func (s *session) runJob(ctx context.Context) engine.Outcome {
 	}
 	o := l.run(ctx, c.Result.Steps)
 	if failed := runPosts(ctx, s.posts); failed != nil && o.Status == engine.Success {
-		o = engine.Outcome{Status: engine.Failure, ExitCode: failed.ExitCode, Message: failed.Message, System: failed.System}
+		o = engine.Result{Status: engine.Failure, ExitCode: failed.ExitCode, Message: failed.Message, System: failed.System}
 	}
 	outputs, err := l.outputs(j.outputs)
 	c.Result.Outputs = outputs

@@ -118,14 +118,14 @@ func (l *list) at(line int, err error) error {
 }
 
 // run runs the steps. It returns the outcome of the list.
-func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Outcome {
-	out := engine.Outcome{Status: engine.Success}
+func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Result {
+	out := engine.Result{Status: engine.Success}
 	for i, s := range l.specs {
 		res := &results[i]
 		o, conclusion := l.runStep(ctx, s, res)
 		if conclusion == failure && !l.failed {
 			l.failed = true
-			out = engine.Outcome{Status: engine.Failure, ExitCode: o.ExitCode, Message: res.Message, System: o.System}
+			out = engine.Result{Status: engine.Failure, ExitCode: o.ExitCode, Message: res.Message, System: o.System}
 		}
 	}
 	return out
@@ -144,7 +144,7 @@ var outcomes = map[engine.Status]string{
 }
 
 // runStep runs a step, if its condition holds, and returns how it counts.
-func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (engine.Outcome, string) {
+func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (engine.Result, string) {
 	st := &state{id: s.id, outputs: map[string]string{}, outcome: skipped, conclusion: skipped}
 	if s.id != "" {
 		defer func() { l.steps[strings.ToLower(s.id)] = st }()
@@ -153,7 +153,7 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 	if x.state == nil {
 		x.state = map[string]string{}
 	}
-	end := func(o engine.Outcome) (engine.Outcome, string) {
+	end := func(o engine.Result) (engine.Result, string) {
 		if res.Status == engine.Skipped {
 			_ = l.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
 		}
@@ -179,12 +179,12 @@ func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (en
 			l.call.Proceed(ctx, false)
 		}
 		l.call.Skip(res)
-		return engine.Outcome{Status: engine.Skipped}, skipped
+		return engine.Result{Status: engine.Skipped}, skipped
 	}
 	ctx, proceeds := l.call.Proceed(ctx, always)
 	if !proceeds {
 		l.call.Skip(res)
-		return engine.Outcome{Status: engine.Skipped}, skipped
+		return engine.Result{Status: engine.Skipped}, skipped
 	}
 	if x.env, err = l.settings(s.env, "env"); err != nil {
 		return end(engine.Failed(err))

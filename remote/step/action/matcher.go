@@ -11,7 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
-	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 )
 
 const (
@@ -26,8 +26,8 @@ type matcher struct {
 	severity string
 	patterns []pattern
 
-	at    int                // the pattern that the next line is compared with
-	found *engine.Annotation // the parts of earlier lines
+	at    int                    // the pattern that the next line is compared with
+	found *annotation.Annotation // the parts of earlier lines
 }
 
 type pattern struct {
@@ -102,7 +102,7 @@ func parseMatchers(data []byte) ([]*matcher, error) {
 var colours = lazyregexp.New("\x1b\\[[0-9;]*m?")
 
 // match compares a line, and returns the problem that it completes, or nil.
-func (m *matcher) match(line string) *engine.Annotation {
+func (m *matcher) match(line string) *annotation.Annotation {
 	for {
 		p := m.patterns[m.at]
 		groups := p.exp.FindStringSubmatch(line)
@@ -113,7 +113,7 @@ func (m *matcher) match(line string) *engine.Annotation {
 			m.at, m.found = 0, nil // the line may begin another problem
 			continue
 		}
-		a := engine.Annotation{Level: m.severity}
+		a := annotation.Annotation{Level: m.severity}
 		if m.found != nil {
 			a = *m.found
 		}
@@ -137,7 +137,7 @@ func (m *matcher) match(line string) *engine.Annotation {
 }
 
 // fill sets the parts that the pattern's groups have.
-func (p *pattern) fill(a *engine.Annotation, groups []string) {
+func (p *pattern) fill(a *annotation.Annotation, groups []string) {
 	text := func(name string) string {
 		if n := p.group[name]; n > 0 {
 			return groups[n]

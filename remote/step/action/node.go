@@ -18,7 +18,7 @@ import (
 // runNode runs a file of an action by node.
 func (x *running) runNode(
 	ctx context.Context, res *engine.StepResult, a *loaded, env map[string]string, file string,
-) engine.Outcome {
+) engine.Result {
 	p := process{files: files{x.call.FilesDir()}}
 	if err := x.begin(res, p, engine.Command); err != nil {
 		return engine.Failed(err)

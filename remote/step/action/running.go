@@ -14,6 +14,8 @@ import (
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -50,24 +52,22 @@ func addWarning(res *engine.StepResult, text string) {
 
 // process is a process of a step.
 type process struct {
-	engine.Process
+	proc.Command
 	files  files
 	script bool
 	with   values // inputs, for a trace
 }
 
 // exec runs a process with the environment of GitHub's runner, over env, and reads the files that it wrote.
-func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Outcome {
+func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
 	defer func() { _ = rmtree.Remove(p.files.dir) }() // what resists goes with the job's directory
 	x.now.Status = engine.Running
-	p.Limit, p.Label, p.Script = x.limit, x.label, p.script
-	p.Env = env
 	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
 	p.Stdout, p.Stderr = stdout, stderr
 	x.mu.Lock()
 	x.errs = nil
 	x.mu.Unlock()
-	o := x.call.Exec(ctx, x.now, p.Process)
+	o := x.call.Exec(ctx, x.now, p.Command, env, x.limit, x.label)
 	closeErr := errors.Join(stdout.Close(), stderr.Close())
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -96,7 +96,7 @@ func (x *running) collect(f files) error {
 	errs = append(errs, err)
 	for _, e := range env {
 		if err := x.setEnv(e.name, e.text); err != nil {
-			x.annotate(engine.Annotation{Level: "error", Message: err.Error()})
+			x.annotate(annotation.Annotation{Level: "error", Message: err.Error()})
 			if _, err := io.WriteString(x.call.Place.Stderr, "Error: "+err.Error()+"\n"); err != nil {
 				errs = append(errs, err)
 			}
@@ -165,7 +165,7 @@ func (x *running) matchLine(line string) {
 }
 
 // annotate keeps an annotation. The caller holds mu.
-func (x *running) annotate(a engine.Annotation) {
+func (x *running) annotate(a annotation.Annotation) {
 	if len(x.now.Annotations) < maxAnnotations {
 		a.Message, a.Title = clip(a.Message), clip(a.Title)
 		x.now.Annotations = append(x.now.Annotations, a)
@@ -240,7 +240,7 @@ func (x *running) obey(c command) (string, error) {
 			return "Debug: " + c.data, nil
 		}
 	case "notice", "warning", "error":
-		a := engine.Annotation{Level: c.name, Message: c.data, Title: c.properties["title"], File: c.properties["file"]}
+		a := annotation.Annotation{Level: c.name, Message: c.data, Title: c.properties["title"], File: c.properties["file"]}
 		for key, to := range map[string]*int{
 			"line": &a.Line, "endline": &a.EndLine, "col": &a.Column, "endcolumn": &a.EndColumn,
 		} {

@@ -114,8 +114,8 @@ func FuzzScanner(f *testing.F) {
 
 func TestProblemMatchersFindProblemsInSeveralLines(t *testing.T) {
 	list, err := parseMatchers([]byte(`{"problemMatcher": [
-		{"owner": "go", "pattern": [{"regexp": "^(.+):(\\d+):(\\d+): " +
-			"(.+)$", "file": 1, "line": 2, "column": 3, "message": 4}]},
+		{"owner": "go", "pattern": [{"regexp": "^(.+):(\\d+):(\\d+): (.+)$",
+			"file": 1, "line": 2, "column": 3, "message": 4}]},
 		{"owner": "eslint", "severity": "warning", "pattern": [
 			{"regexp": "^([^\\s].*)$", "file": 1},
 			{"regexp": "^\\s+(\\d+):(\\d+)\\s+(error|warning)\\s+(.*)$", "line": 1, "column": 2, "severity": 3,

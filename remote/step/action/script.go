@@ -84,7 +84,7 @@ func split(line string) ([]string, error) {
 }
 
 // runScript runs a step with a script.
-func (x *running) runScript(ctx context.Context) engine.Outcome {
+func (x *running) runScript(ctx context.Context) engine.Result {
 	s := x.spec
 	p := process{files: files{x.call.FilesDir()}, script: true}
 	shell, dir := s.shell, s.dir

@@ -143,7 +143,8 @@ var githubVariables = map[string]string{
 	"job": "CI_JOB_NAME", "head_ref": "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
 	"base_ref": "CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "ref": "", "ref_type": "",
 	"ref_protected": "CI_COMMIT_REF_PROTECTED",
-	"workflow":      "CI_PIPELINE_NAME", "workflow_ref": "", "workflow_sha": "CI_COMMIT_SHA", "server_url": "", "api_url": "",
+	"workflow":      "CI_PIPELINE_NAME", "workflow_ref": "", "workflow_sha": "CI_COMMIT_SHA",
+	"server_url": "", "api_url": "",
 	"graphql_url": "", "retention_days": "", "run_attempt": "",
 }
 

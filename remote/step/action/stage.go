@@ -18,7 +18,7 @@ type stage struct {
 }
 
 // runAction runs the action of the step.
-func (x *running) runAction(ctx context.Context) engine.Outcome {
+func (x *running) runAction(ctx context.Context) engine.Result {
 	a := x.spec.loaded
 	inputs, err := x.inputsOf(a)
 	if err != nil {
@@ -72,7 +72,7 @@ func (x *running) part(name string) *engine.StepResult {
 // runStage runs the program of a stage in res.
 func (x *running) runStage(
 	ctx context.Context, res *engine.StepResult, a *loaded, inputs map[string]string, program string,
-) engine.Outcome {
+) engine.Result {
 	env := maps.Clone(inputs)
 	for name, value := range x.state {
 		env["STATE_"+name] = value
@@ -84,7 +84,7 @@ func (x *running) runStage(
 }
 
 // runPre runs the pre stage, and reports whether its condition held.
-func (x *running) runPre(ctx context.Context) (engine.Outcome, bool) {
+func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
 	a, res := x.spec.loaded, x.part("pre")
 	holds, always, err := x.condition(a.preIf, 0, nil)
 	if err != nil {
@@ -93,7 +93,7 @@ func (x *running) runPre(ctx context.Context) (engine.Outcome, bool) {
 	ctx, proceeds := x.call.Proceed(ctx, always)
 	if !holds || !proceeds {
 		x.call.Skip(res)
-		return engine.Outcome{}, false
+		return engine.Result{}, false
 	}
 	inputs, err := x.inputsOf(a)
 	if err != nil {
@@ -120,16 +120,16 @@ func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
 }
 
 // run runs a post stage in res, if its condition holds.
-func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Outcome {
+func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
 	x := p.x
 	top := *x.list // post-if asks for the status of the job
 	top.failed = top.jobStatus() == failure
 	holds, always, err := top.condition(p.a.postIf, 0, nil)
 	if err == nil && !holds {
 		x.call.Skip(res)
-		return engine.Outcome{}
+		return engine.Result{}
 	}
-	var o engine.Outcome
+	var o engine.Result
 	if err != nil {
 		_ = x.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
 		o = engine.Failed(err)
@@ -137,7 +137,7 @@ func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Outcome 
 		ctx, proceeds := x.call.Proceed(ctx, always)
 		if !proceeds {
 			x.call.Skip(res)
-			return engine.Outcome{}
+			return engine.Result{}
 		}
 		x.limit, x.label = x.list.limit, x.list.label
 		outputs := x.res.Outputs
@@ -215,7 +215,7 @@ func (x *running) inputsOf(a *loaded) (map[string]string, error) {
 }
 
 // runComposite runs the steps of a composite action.
-func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string]string) engine.Outcome {
+func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string]string) engine.Result {
 	env := maps.Clone(x.list.env)
 	maps.Copy(env, x.env)
 	inner := &list{

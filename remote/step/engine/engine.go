@@ -52,7 +52,7 @@ type Config struct {
 
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
-	Fetcher Fetcher
+	Fetcher fetch.Fetcher
 	// Language makes what runs the actions of the job. If nil, they fail.
 	Language func() Language
 	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.

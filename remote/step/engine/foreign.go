@@ -23,27 +23,21 @@ import (
 type Language interface {
 	// Run runs a step to its end. It sets the Outputs, the Exports and the Steps of call.Result. The call stays valid
 	// until Finish has returned.
-	Run(ctx context.Context, call *Call) Outcome
+	Run(ctx context.Context, call *Call) Result
 	// Finish runs what steps have left for the end of the job. It returns the result of the first step that failed
 	// in doing so, or nil.
 	Finish(ctx context.Context) *StepResult
 }
 
-// Outcome is how a step ended.
-type Outcome struct {
-	// Status is Success, Failure or Cancelled.
-	Status   Status
-	ExitCode int
-	// Message says why the Status is not Success.
-	Message string
-	// System tells that this machine or the step runner failed.
-	System bool
+// Failed is the result of a step that failed by err.
+func Failed(err error) Result { return failed(err).public() }
+
+func (o outcome) public() Result {
+	return Result{Status: o.status, ExitCode: o.code, Message: o.why, System: o.system}
 }
 
-// Failed is the outcome of a step that failed by err.
-func Failed(err error) Outcome { return failed(err).public() }
-
-func (o outcome) public() Outcome { return Outcome{o.status, o.code, o.why, o.system} }
+// outcome is the part of a Result that a step has.
+func (r *Result) outcome() outcome { return outcome{r.Status, r.ExitCode, r.Message, r.System} }
 
 // Call is a step of another language, and what it can use of the job.
 type Call struct {
@@ -60,18 +54,6 @@ type Call struct {
 
 	r *Runner
 	g *frame
-}
-
-// Process is a process of a step of another language.
-type Process struct {
-	proc.Command
-	// Env is the environment, of which Command.Env is made.
-	Env map[string]string
-	// Limit bounds the run; zero for no limit beyond those around the step. Label names what it limits.
-	Limit time.Time
-	Label string
-	// Script tells that the program is a shell, for a script.
-	Script bool
 }
 
 // language returns the other language of the job.
@@ -111,7 +93,7 @@ func (r *Runner) runForeign(ctx context.Context, g *frame, res *StepResult) outc
 	if o.Status == Success {
 		maps.Copy(r.exports, res.Exports)
 	}
-	return outcome{o.Status, o.ExitCode, o.Message, o.System}
+	return o.outcome()
 }
 
 // receive counts the outputs and exports of a step, and marks those that hold secrets.
@@ -153,11 +135,11 @@ func (c *Call) Found(res *StepResult, found Found) {
 }
 
 // End records how a part of the step ended.
-func (c *Call) End(res *StepResult, o Outcome) {
+func (c *Call) End(res *StepResult, o Result) {
 	if err := c.r.receive(res); err != nil && o.Status == Success {
 		o = Failed(err)
 	}
-	c.r.finish(res, outcome{o.Status, o.ExitCode, o.Message, o.System})
+	c.r.finish(res, o.outcome())
 }
 
 // Skip records that a part of the step does not run.
@@ -224,11 +206,14 @@ func (c *Call) UnsafeExport(name string) bool {
 	return unsafeExports[name] && c.r.cfg.UnsafeExports != AllowUnsafe
 }
 
-// Exec runs a process of the step, or of its part res, to its end. When the job is stopped, the process group gets
-// SIGINT, after three quarters of the grace SIGTERM, and at its end SIGKILL.
-func (c *Call) Exec(ctx context.Context, res *StepResult, cmd Process) Outcome {
+// Exec runs a process of the step, or of its part res, to its end, with the environment vars. deadline bounds it, if it
+// is not zero; label names the cause. When the job is stopped, the process group gets SIGINT, after three quarters of
+// the grace SIGTERM, and at its end SIGKILL.
+func (c *Call) Exec(
+	ctx context.Context, res *StepResult, cmd proc.Command, vars map[string]string, deadline time.Time, label string,
+) Result {
 	r, env := c.r, layer{}
-	for name, value := range cmd.Env {
+	for name, value := range vars {
 		v, err := expr.New(value)
 		if err != nil {
 			return Failed(fmt.Errorf("the variable %.64q: %w", name, err))
@@ -238,7 +223,7 @@ func (c *Call) Exec(ctx context.Context, res *StepResult, cmd Process) Outcome {
 		}
 		env[name] = v
 	}
-	cmd.Command.Env, cmd.OrphanDir = environ(env), r.cfg.OrphanDir
+	cmd.Env, cmd.OrphanDir = environ(env), r.cfg.OrphanDir
 	argv := make([]expr.Value, 0, len(cmd.Argv))
 	for _, arg := range cmd.Argv {
 		v, err := expr.New(arg)
@@ -249,11 +234,11 @@ func (c *Call) Exec(ctx context.Context, res *StepResult, cmd Process) Outcome {
 	}
 	g := *c.g
 	g.interrupt = true
-	if !cmd.Limit.IsZero() {
-		g.limits = &limit{outer: g.limits, at: cmd.Limit, why: fmt.Errorf("timeout: %s", cmd.Label)}
+	if !deadline.IsZero() {
+		g.limits = &limit{outer: g.limits, at: deadline, why: fmt.Errorf("timeout: %s", label)}
 	}
-	r.tell(func(e Events) { e.CommandStarting(res, &cmd.Command, argv, env) })
-	exit, expired, err := r.runProcess(ctx, &g, res, cmd.Command)
+	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
+	exit, expired, err := r.runProcess(ctx, &g, res, cmd)
 	ended := exit
 	if err != nil && ended.Code == 0 {
 		ended.Code = startExitCode(err)
@@ -266,7 +251,7 @@ func (c *Call) Exec(ctx context.Context, res *StepResult, cmd Process) Outcome {
 		return stopped.outcome(exit.Code).public()
 	case err != nil && ctx.Err() != nil:
 		r.cuts++
-		return Outcome{Status: Cancelled, Message: context.Cause(ctx).Error()}
+		return Result{Status: Cancelled, Message: context.Cause(ctx).Error()}
 	case expired != nil:
 		expired.extend(r.cfg.AlwaysLimit)
 		return exited(exit.Code, expired.why.Error()).public()

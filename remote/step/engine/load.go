@@ -13,16 +13,8 @@ import (
 	"syscall"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
-
-// Fetcher gets steps that are not on this machine: those with a reference of the protocols git, zip and
-// oci. It is safe for concurrent use; a [*fetch.Store] is one.
-type Fetcher interface {
-	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
-	Fetch(ctx context.Context, ref *pb.Reference, with fetch.Credentials) (*fetch.Component, error)
-}
 
 // definitionFiles are the files that define a step, the one that is preferred first.
 var definitionFiles = []string{"func.yml", "step.yml"}

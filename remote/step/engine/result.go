@@ -6,6 +6,7 @@ import (
 	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/expr"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
@@ -63,24 +64,10 @@ type StepResult struct {
 	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
 	// Annotations are remarks about files of the project, and Summary is a text in Markdown; both of actions.
-	Annotations []Annotation
+	Annotations []annotation.Annotation
 	Summary     string
 	// Steps are those of a sequence. Observe gets results without them.
 	Steps []StepResult
-}
-
-// Annotation is a remark about a place in the project's files, or about the step.
-type Annotation struct {
-	// Level is notice, warning or error.
-	Level   string
-	Message string
-	Title   string
-	// File is a path; empty if the remark is not about a file. The numbers are 0 if they are not known.
-	File      string
-	Line      int
-	EndLine   int
-	Column    int
-	EndColumn int
 }
 
 // maxWarnings is the most warnings that a step keeps.
@@ -102,7 +89,7 @@ func (s *StepResult) addWarnings(list []string) {
 	}
 }
 
-// Result is how a job ended.
+// Result is how a job ended, or a step of another language.
 type Result struct {
 	// Status is Success, Failure or Cancelled.
 	Status Status

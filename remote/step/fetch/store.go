@@ -34,6 +34,13 @@ type Config struct {
 	Offline bool
 }
 
+// Fetcher gets steps that are not on this machine: those with a reference of the protocols git, zip and
+// oci. It is safe for concurrent use; a [*Store] is one.
+type Fetcher interface {
+	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
+	Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error)
+}
+
 // Store fetches components and keeps them in a cache. It is safe for concurrent use, and has no goroutines of its own.
 // The owner ends it with Close.
 type Store struct {

@@ -3,6 +3,7 @@ package trace
 import (
 	"encoding/json"
 
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -53,25 +54,11 @@ type Step struct {
 		Stderr Log `json:"stderr"`
 	} `json:"logs,omitzero"`
 	// Summary is a text in Markdown, and Annotations are remarks about files; both of actions.
-	Summary     mask.Text    `json:"summary,omitzero"`
-	Annotations []Annotation `json:"annotations,omitempty"`
+	Summary     mask.Text               `json:"summary,omitzero"`
+	Annotations []annotation.Annotation `json:"annotations,omitempty"`
 	// Truncated tells that the trace became too large, and that large data of this step is left out.
 	Truncated bool   `json:"truncated,omitempty"`
 	Steps     []Step `json:"steps,omitempty"`
-}
-
-// Annotation is a remark of an action about a place in the project's files, or about its step. Secrets are masked.
-type Annotation struct {
-	// Level is notice, warning or error.
-	Level   string `json:"level"`
-	Message string `json:"message"`
-	Title   string `json:"title,omitempty"`
-	// File is a path; empty if the remark is not about a file. Numbers that are not known are 0.
-	File      string `json:"file,omitempty"`
-	Line      int    `json:"line,omitempty"`
-	EndLine   int    `json:"end_line,omitempty"`
-	Column    int    `json:"column,omitempty"`
-	EndColumn int    `json:"end_column,omitempty"`
 }
 
 // The values of Step.Kind.

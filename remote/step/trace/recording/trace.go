@@ -139,7 +139,7 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) trace.Ste
 	}
 	for _, a := range res.Annotations {
 		a.Message, a.Title, a.File = t.message(a.Message), t.message(a.Title), t.paths.Mark(t.message(a.File))
-		step.Annotations = append(step.Annotations, trace.Annotation(a))
+		step.Annotations = append(step.Annotations, a)
 	}
 	run := trace.StepRun{
 		Path: path, Started: res.Started.UTC(), Ended: res.Finished.UTC(), PID: rec.pid, MaxRSS: rec.exit.MaxRSS,
