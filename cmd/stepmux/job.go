@@ -130,6 +130,9 @@ func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error
 	if cfg.PassEnv, cfg.UnsafeExports, err = f.policies(); err != nil {
 		return cfg, err
 	}
+	if _, err := f.actions.Mirrors(); err != nil {
+		return cfg, err
+	}
 	if err := f.checkProvenance(ctx, f.provenance); err != nil {
 		return cfg, err
 	}

@@ -67,6 +67,12 @@ func readManifest(dir, name string) (*manifest, error) {
 	return nil, fmt.Errorf("find the action %s: it has no action.yml, action.yaml or Dockerfile: %w", name, fs.ErrNotExist)
 }
 
+// Check finds mistakes in the description of the action in dir. Errors call the action name.
+func Check(dir, name string) error {
+	_, err := readManifest(dir, name)
+	return err
+}
+
 // parseManifest reads an action.yml. Errors call it name.
 func parseManifest(name string, text []byte) (*manifest, error) {
 	r := &reader{name: name}
