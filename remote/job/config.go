@@ -19,13 +19,11 @@ type Config struct {
 	Dir string
 	// WorkBase is the base of relative work directories. If empty, the process's directory.
 	WorkBase string
-	// OrphanDir is removed if this process dies while jobs run, unless another process has locked it. May be empty.
-	OrphanDir string
-	// Starter starts the processes of jobs. Its owner closes it after the store. If nil, [proc.Start].
-	Starter *proc.Starter
+	// Init starts the processes of jobs. Its owner closes it after the store. If nil, each has one of its own.
+	Init *proc.Init
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
 	Fetcher fetch.Fetcher
-	// Language makes what runs the actions of a job. If nil, jobs cannot have actions.
+	// Language makes the runner of a job's actions. If nil, jobs cannot have actions.
 	Language func() engine.Language
 
 	// Keep is how long a job that has ended is kept. If zero, 30 min.
@@ -78,7 +76,7 @@ type Spec struct {
 
 	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
 	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
-	// Grace. The store sets Fetcher, Language, Secrets, Start, OrphanDir, Observe and Events itself.
+	// Grace. The store sets Fetcher, Language, Secrets, Start, Observe and Events itself.
 	engine.Config
 
 	// Secrets are texts that are masked like the values of masked variables.

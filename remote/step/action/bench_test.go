@@ -20,12 +20,12 @@ func BenchmarkSteps(b *testing.B) {
 	run := func(b *testing.B, prepare func(*trial)) {
 		tr := newTrial(b)
 		prepare(tr)
-		starter := &proc.Starter{}
-		defer starter.Close()
+		init := &proc.Init{}
+		defer func() { require.NoError(b, init.Close()) }()
 		b.ReportAllocs()
 		for b.Loop() {
 			cfg := tr.cfg
-			cfg.Language, cfg.Start = New(Config{}), starter.Start
+			cfg.Language, cfg.Start = New(Config{}), init.Start
 			place := tr.place
 			place.ScriptDir = b.TempDir()
 			res := engine.New(cfg).Run(b.Context(), place)

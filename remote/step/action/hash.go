@@ -17,8 +17,8 @@ import (
 // maxHashed is the most files that hashFiles reads.
 const maxHashed = 100_000
 
-// hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns; "" if there are none. A
-// pattern after ! leaves files out.
+// hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns; "" without such
+// files. A pattern after ! leaves files out.
 func hashFiles(dir string, patterns []string) (string, error) {
 	var with, without []string
 	for _, given := range patterns {

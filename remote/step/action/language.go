@@ -213,7 +213,7 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 	return o
 }
 
-// export makes exports of what the action wrote to its files for the environment.
+// export makes exports of the variables and directories that the action wrote to its files.
 func (s *session) export(res *engine.StepResult) {
 	res.Exports = nil
 	set := func(name, value string) {

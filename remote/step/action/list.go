@@ -30,11 +30,11 @@ type list struct {
 	failed bool // one of its steps has failed, and that counts
 	shell  string
 	dir    string
-	limit  time.Time // zero for none
+	limit  time.Time // zero if there is no limit
 	label  string    // of the limit
 }
 
-// state is what expressions can know of a step that is over.
+// state is the part of a finished step that expressions can read.
 type state struct {
 	id                  string
 	outputs             map[string]string

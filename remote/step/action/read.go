@@ -81,7 +81,7 @@ func (r *reader) follow(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// pairs returns the entries of a mapping. A missing value has none of them. Errors call it label.
+// pairs returns the entries of a mapping. A missing value has no entries. Errors call it label.
 func (r *reader) pairs(n *yaml.Node, label string) []pair {
 	if n == nil || r.err != nil {
 		return nil

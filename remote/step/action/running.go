@@ -60,7 +60,7 @@ type process struct {
 
 // exec runs a process with the environment of GitHub's runner, over env, and reads the files that it wrote.
 func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
-	defer func() { _ = rmtree.Remove(p.files.dir) }() // what resists goes with the job's directory
+	defer func() { _ = rmtree.Remove(p.files.dir) }() // files that resist go with the job's directory
 	x.now.Status = engine.Running
 	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
 	p.Stdout, p.Stderr = stdout, stderr
@@ -181,7 +181,7 @@ func clip(text string) string {
 	return text
 }
 
-// command does what a line of output asks for. It returns the text to show in its place.
+// command obeys a line of output that is a command. It returns the text to show in its place.
 func (x *running) command(line string) (string, bool) {
 	c, ok := parseCommand(line)
 	if !ok {
@@ -207,7 +207,7 @@ func (x *running) command(line string) (string, bool) {
 	return text, true
 }
 
-// obey does what a command asks for. The caller holds mu.
+// obey carries out a command. The caller holds mu.
 func (x *running) obey(c command) (string, error) {
 	name := c.properties["name"]
 	switch c.name {
@@ -315,8 +315,8 @@ func (x *running) variables(f files, action string) map[string]string {
 	return env
 }
 
-// environment is the environment of a process of the step: what the step sets counts more than what steps before it
-// have set, and the variables of the runner count most.
+// environment is the environment of a process of the step. Variables of the step count more than those that earlier
+// steps have set, and the variables of the runner count most.
 func (x *running) environment(f files, more ...map[string]string) map[string]string {
 	env := x.environ(append([]map[string]string{x.list.env, x.env}, more...)...)
 	maps.Copy(env, x.variables(f, actionName(x.spec)))

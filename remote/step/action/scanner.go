@@ -40,7 +40,7 @@ func (s *scanner) Write(p []byte) (int, error) {
 	if s.closed { // a process that its step has left behind
 		return s.to.Write(p)
 	}
-	from := 0 // what is before it was passed on or held
+	from := 0 // the bytes before it were passed on or held
 	for i := 0; i < len(p); {
 		if !s.inside && len(s.held) == 0 && !mayBegin(p[i]) {
 			s.inside = true
@@ -124,7 +124,7 @@ func (s *scanner) pass(p []byte) error {
 	return err
 }
 
-// Close handles a last line without an end. What is written later is text.
+// Close handles a last line without an end. Bytes that are written later are text.
 func (s *scanner) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -53,7 +53,7 @@ type Config struct {
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
 	Fetcher fetch.Fetcher
-	// Language makes what runs the actions of the job. If nil, they fail.
+	// Language makes the runner of the job's actions. If nil, actions fail.
 	Language func() Language
 	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.
 	Program string
@@ -63,9 +63,6 @@ type Config struct {
 
 	// Start starts the job's processes. If nil, [proc.Start].
 	Start func(context.Context, proc.Command) (*proc.Process, error)
-	// OrphanDir is removed when this process dies before the job has ended and nobody holds a lock on
-	// it. May be empty.
-	OrphanDir string
 
 	// Timeout stops the job when it has run for so long. If zero, never.
 	Timeout time.Duration

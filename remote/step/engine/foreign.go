@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/expr"
@@ -24,8 +22,8 @@ type Language interface {
 	// Run runs a step to its end. It sets the Outputs, the Exports and the Steps of call.Result. The call stays valid
 	// until Finish has returned.
 	Run(ctx context.Context, call *Call) Result
-	// Finish runs what steps have left for the end of the job. It returns the result of the first step that failed
-	// in doing so, or nil.
+	// Finish runs the stages that steps have left for the end of the job. It returns the result of the first one that
+	// failed, or nil.
 	Finish(ctx context.Context) *StepResult
 }
 
@@ -39,7 +37,7 @@ func (o outcome) public() Result {
 // outcome is the part of a Result that a step has.
 func (r *Result) outcome() outcome { return outcome{r.Status, r.ExitCode, r.Message, r.System} }
 
-// Call is a step of another language, and what it can use of the job.
+// Call is a step of another language, with the parts of the job that it can use.
 type Call struct {
 	// Reference is that of an action; nil for a built-in step.
 	Reference *pb.Reference
@@ -223,7 +221,7 @@ func (c *Call) Exec(
 		}
 		env[name] = v
 	}
-	cmd.Env, cmd.OrphanDir = environ(env), r.cfg.OrphanDir
+	cmd.Env, cmd.Visible = environ(env), r.place.WorkDir
 	argv := make([]expr.Value, 0, len(cmd.Argv))
 	for _, arg := range cmd.Argv {
 		v, err := expr.New(arg)
@@ -273,7 +271,7 @@ func (e *ender) interrupt(at time.Time) {
 		e.p.Stop(left)
 		return
 	}
-	_ = unix.Kill(-e.p.PID(), unix.SIGINT) // the next signal follows anyhow
+	e.p.Interrupt()
 	e.pause.Store(time.AfterFunc(left*3/4, func() { e.p.Stop(time.Until(at)) }))
 }
 

@@ -1,4 +1,4 @@
-// Package expression evaluates the expressions of GitHub Actions: what stands between ${{ and }} in an action.yml or a
+// Package expression evaluates the expressions of GitHub Actions: the text between ${{ and }} in an action.yml or a
 // workflow.
 //
 // [Parse] compiles the text of one expression, and [Expression.Eval] computes it. A [Scope] has the contexts and the

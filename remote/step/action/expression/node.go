@@ -65,7 +65,7 @@ func calls(n node, functions []string) bool {
 	return slices.ContainsFunc(n.below(), func(b node) bool { return calls(b, functions) })
 }
 
-// maxMemory bounds what an expression computes, in bytes.
+// maxMemory bounds the results of an expression, in bytes.
 const maxMemory = 10 << 20
 
 // evaluation is one call of Eval.
