@@ -26,8 +26,8 @@ func newValidateCommand() *cobra.Command {
 		Short: "Check steps, definitions of steps, .gitlab-ci.yml and GitHub workflows",
 		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, a
 .gitlab-ci.yml, or a workflow of GitHub Actions. Each mistake is a line on standard output, with file, line, column and
-a remedy: the first mistake in steps or in a workflow, and the first mistake of each job in a .gitlab-ci.yml. Local steps
-are checked too; nothing is fetched.
+a remedy: the first mistake in steps or in a workflow, and the first mistake of each job in a .gitlab-ci.yml. Local
+steps are checked too; nothing is fetched.
 A warning is about something valid that may not do what it seems to; it does not change the exit code.
 
 With --output json standard output has one object with the mistakes of each file. --schema prints a JSON Schema for

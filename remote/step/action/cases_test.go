@@ -130,12 +130,8 @@ func (c *testCase) require(t *testing.T, tr *trial, part string) {
 			t.Skipf("part missing: @actions/core from npm: %s", out)
 		}
 	case part == "docker":
-		if err := exec.Command(needs(t, "docker"), "info").Run(); err != nil {
-			t.Skip("part missing: a docker daemon")
-		}
-		if host := os.Getenv("DOCKER_HOST"); host != "" {
-			tr.cfg.Env = map[string]string{"DOCKER_HOST": host}
-		}
+		t.Setenv("DOCKER_HOST", dockerHost(t))
+		tr.cfg.Env = map[string]string{"DOCKER_HOST": os.Getenv("DOCKER_HOST")}
 	case strings.HasPrefix(part, "image alpine:3.22"):
 		provideImage(t, "alpine:3.22")
 	default:
