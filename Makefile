@@ -1,6 +1,6 @@
 # Two commands for users: `make run` and `make test`. `make check` is what CI runs, in this order.
 
-GOLANGCI    := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.3.0
 BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
@@ -23,8 +23,15 @@ NO_INLINE := vendor/... crypto/tls crypto/x509/... encoding/asn1 encoding/json n
   archive/... github.com/docker/... github.com/google/... github.com/opencontainers/... github.com/sirupsen/... \
   github.com/spf13/... golang.org/x/text/... google.golang.org/protobuf/... go.yaml.in/... \
   $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine fetch trace/...)
-VM_BUILD := $(BUILD) -tags $(VM_TAGS) -ldflags '$(LDFLAGS) -funcalign=16' $(NO_INLINE:%=-gcflags=%=-l)
+VM_BUILD := $(BUILD) -tags $(VM_TAGS) $(NO_INLINE:%=-gcflags=%=-l)
+VM_LDFLAGS := $(LDFLAGS) -funcalign=16
 MACHINES := linux-amd64 linux-arm64
+
+# vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
+# knows.
+vm_end = $(VM_BUILD) -ldflags '$(VM_LDFLAGS)' -o '$(2)' ./cmd/stepmux-fetch && \
+  sum=$$(sha256sum <'$(2)') && \
+  $(VM_BUILD) -ldflags "$(VM_LDFLAGS) -X $(INFO).fetchSum=$${sum%% *}" -o '$(1)' ./cmd/stepmux-vm
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
@@ -46,38 +53,40 @@ PREFIX   ?= /usr/local
 .DEFAULT_GOAL := help
 
 .PHONY: build
-build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and bin/stepmux-vm, the VM's end alone
+build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and that alone: bin/stepmux-vm and bin/stepmux-fetch
 	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
-	cp bin/stepmux-vm-$(shell go env GOOS)-$(shell go env GOARCH) bin/stepmux-vm
+	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(shell go env GOOS)-$(shell go env GOARCH) bin/$$p || exit 1; done
 
 # A file is packed again only if the go command has built it anew.
 .PHONY: carry-%
 carry-%:
 	mkdir -p bin cmd/stepmux/carried
-	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(VM_BUILD) -o bin/stepmux-vm-$* ./cmd/stepmux-vm
-	@[ cmd/stepmux/carried/$*.gz -nt bin/stepmux-vm-$* ] || { gzip -9nc bin/stepmux-vm-$* >bin/$*.gz && mv bin/$*.gz cmd/stepmux/carried/$*.gz; }
+	export GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) && $(call vm_end,bin/stepmux-vm-$*,bin/stepmux-fetch-$*)
+	@for p in stepmux-vm-$* stepmux-fetch-$*; do \
+	  [ cmd/stepmux/carried/$$p.gz -nt bin/$$p ] || { gzip -9nc bin/$$p >bin/$$p.gz && mv bin/$$p.gz cmd/stepmux/carried; } || exit 1; \
+	done
 
 # For benchmarks and measurements.
 .PHONY: vm-end
-vm-end: ## build the VM's end alone, as for a release, to the file OUT
-	@$(VM_BUILD) -o '$(OUT)' ./cmd/stepmux-vm
+vm-end: ## build the VM's end alone, as for a release, to the file OUT, and stepmux-fetch beside it
+	@$(call vm_end,$(OUT),$(dir $(OUT))stepmux-fetch)
 
 .PHONY: install
-install: build ## copy stepmux and stepmux-vm to PREFIX/bin
+install: build ## copy stepmux, stepmux-vm and stepmux-fetch to PREFIX/bin
 	install -d $(DESTDIR)$(PREFIX)/bin
-	install bin/stepmux bin/stepmux-vm $(DESTDIR)$(PREFIX)/bin
+	install bin/stepmux bin/stepmux-vm bin/stepmux-fetch $(DESTDIR)$(PREFIX)/bin
 
 # Archives of the manager for each machine, the VM's ends as files, and their checksums.
 .PHONY: release
-release: $(MACHINES:%=carry-%) ## write archives of both programs for all machines, and their checksums, to bin/release
+release: $(MACHINES:%=carry-%) ## write archives of the programs for all machines, and their checksums, to bin/release
 	rm -rf bin/release
 	mkdir -p bin/release
 	for m in $(MACHINES); do \
 	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
 	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o $$dir/stepmux ./cmd/stepmux && \
-	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp README.md CHANGELOG.md LICENSE $$dir && \
+	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp bin/stepmux-fetch-$$m $$dir/stepmux-fetch && cp README.md CHANGELOG.md LICENSE $$dir && \
 	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \
-	  cp bin/stepmux-vm-$$m bin/release/stepmux-vm-$(VERSION)-$$m && rm -r $$dir || exit 1; \
+	  for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$$m bin/release/$$p-$(VERSION)-$$m || exit 1; done && rm -r $$dir || exit 1; \
 	done
 	cd bin/release && sha256sum stepmux* >SHA256SUMS && cat SHA256SUMS
 
@@ -100,10 +109,14 @@ race: ## run all tests with the race detector
 	go -C bench/report test $(TESTFLAGS) ./...
 
 .PHONY: lint
-lint: ## check format, modules and the linters
+lint: bin/tools/golangci-lint ## check format, modules and the linters
 	go mod tidy -diff
 	go -C bench/report mod tidy -diff
-	$(GOLANGCI) run ./...
+	bin/tools/golangci-lint run ./...
+
+bin/tools/golangci-lint: Makefile
+	mkdir -p bin/tools
+	GOBIN=$(CURDIR)/bin/tools go install -ldflags='-s -w' $(GOLANGCI)
 
 .PHONY: vuln
 vuln: bin/tools/govulncheck ## look for known vulnerabilities (needs the network)
@@ -157,7 +170,8 @@ bench: ## run the benchmarks that match BENCH, all in about ten minutes; the out
 
 .PHONY: bench-smoke
 bench-smoke: ## run each benchmark once and small, to see that it runs
-	go test -run '^$$' -bench . -benchtime 1x -short -timeout 30m ./bench ./pool ./remote/...
+	go test -vet=off -run '^$$' -bench . -benchtime 1x -short -timeout 30m \
+	  $$(git grep -l '^func Benchmark' -- bench pool remote | xargs dirname | sort -u | sed 's,^,./,')
 
 # The report is a module of its own, so that its drawing libraries are no dependencies of the product.
 .PHONY: bin/report

@@ -16,7 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
-	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/standalone"
 	"github.com/stepmux/stepmux/remote/step/action"
 )
@@ -73,7 +73,7 @@ func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 	fl.StringVar(&f.cacheDir, "cache-dir", "",
 		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
 	f.registerUnsafeExports(fl)
-	commands.ActionFlags(fl, &f.actions)
+	doors.ActionFlags(fl, &f.actions)
 	outputFlag(fl, &f.output, "text or json")
 }
 

@@ -22,6 +22,9 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
+// fetchProgram is the file beside the VM's end that has the commands for the network.
+const fetchProgram = "stepmux-fetch"
+
 // dir holds the built programs. The first Command makes it, and Main removes it.
 var dir string
 
@@ -59,21 +62,54 @@ func Command(t testing.TB) []string {
 	return []string{program}
 }
 
-// Program builds the VM's end, once, and returns its path.
-var Program = sync.OnceValues(func() (string, error) { return build("stepmux-vm", "cmd/stepmux-vm") })
+// Program builds the VM's end for this machine, once, and returns the path of its stepmux-vm. The stepmux-fetch that
+// belongs to it is in the same directory.
+var Program = sync.OnceValues(func() (string, error) {
+	in, err := tempDir()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(in, "stepmux-vm")
+	return program, BuildEnd(program)
+})
 
-// Packed returns the path of the VM's end as a gzip file, as a manager carries it. The gzip program packs it: our own,
-// under the race detector, takes many times as long.
-var Packed = sync.OnceValues(func() (string, error) {
+// BuildEnd builds the VM's end to a file, as a release has it but for the version, so that nothing is compiled that
+// `make build` has compiled. env may name another machine: GOARCH=arm64.
+func BuildEnd(file string, env ...string) error {
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return fmt.Errorf("find the module: %w", err)
+	}
+	// Else a make that runs the tests would pass on its own flags.
+	cmd := exec.Command("make", "-s", "-C", strings.TrimSpace(string(root)),
+		"vm-end", "OUT="+file, "VERSION=devel", "COMMIT=")
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOFLAGS="+os.Getenv("GOFLAGS")+" -buildvcs=false")
+	cmd.Env = append(cmd.Env, env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the VM's end: %w: %s", err, out)
+	}
+	return nil
+}
+
+// Packed returns the path of the VM's stepmux-vm as a gzip file, as a manager carries it, and PackedFetch that of its
+// stepmux-fetch. The gzip program packs them: our own, under the race detector, takes many times as long.
+var (
+	Packed      = sync.OnceValues(func() (string, error) { return pack("stepmux-vm") })
+	PackedFetch = sync.OnceValues(func() (string, error) { return pack(fetchProgram) })
+)
+
+// pack packs one of the programs that Program builds.
+func pack(name string) (string, error) {
 	end, err := Program()
 	if err != nil {
 		return "", err
 	}
-	if out, err := exec.Command("gzip", "--keep", "--fast", end).CombinedOutput(); err != nil {
+	path := filepath.Join(filepath.Dir(end), name)
+	if out, err := exec.Command("gzip", "--keep", "--fast", path).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("pack the VM's end: %w: %s", err, out)
 	}
-	return end + ".gz", nil
-})
+	return path + ".gz", nil
+}
 
 // Manager builds the program of the manager, once, as `make build` does: it carries the VM's end for this machine. It
 // returns the program's path.
@@ -93,25 +129,29 @@ var manager = sync.OnceValues(func() (string, error) {
 })
 
 // buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
-// file is where make puts it.
+// files are where make puts them.
 func buildManager(end string) (string, error) {
-	file, err := Packed()
-	if err != nil {
-		return "", err
-	}
+	replace := map[string]string{}
 	source, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/stepmux/stepmux/cmd/stepmux").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the source of cmd/stepmux: %w", err)
 	}
-	carried := filepath.Join(strings.TrimSpace(string(source)), "carried", runtime.GOOS+"-"+runtime.GOARCH+".gz")
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{carried: file}})
+	for name, packed := range map[string]func() (string, error){"stepmux-vm": Packed, fetchProgram: PackedFetch} {
+		file, err := packed()
+		if err != nil {
+			return "", err
+		}
+		name += "-" + runtime.GOOS + "-" + runtime.GOARCH + ".gz"
+		replace[filepath.Join(strings.TrimSpace(string(source)), "carried", name)] = file
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return "", err
 	}
 	if err := os.WriteFile(end+".overlay", overlay, 0o600); err != nil {
 		return "", err
 	}
-	return build("stepmux", "cmd/stepmux", "-tags", "carry", "-overlay", end+".overlay")
+	return build("stepmux", "cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
 }
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
@@ -124,17 +164,19 @@ func GitLabRunner(t testing.TB) []string {
 }
 
 var gitLabRunner = sync.OnceValues(func() (string, error) {
-	return build("gitlab-runner", "internal/runnertest/gitlabrunner")
+	return build("gitlab-runner", "internal/runnertest/gitlabrunner", "grpcnotrace")
 })
 
-// build builds a program of this module, without debug information: tests send it to VMs.
-func build(name, pkg string, flags ...string) (string, error) {
+// build builds a program of this module, without debug information, and with the other flags of the Makefile: so the
+// packages that `make build` has compiled are not compiled again.
+func build(name, pkg, tags string, flags ...string) (string, error) {
 	in, err := tempDir()
 	if err != nil {
 		return "", err
 	}
 	program := filepath.Join(in, name)
-	args := slices.Concat([]string{"build", "-buildvcs=false", "-ldflags", "-s -w", "-o", program}, flags,
+	args := slices.Concat(
+		[]string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", "-s -w", "-o", program}, flags,
 		[]string{"github.com/stepmux/stepmux/" + pkg})
 	cmd := exec.Command("go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

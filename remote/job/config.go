@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 // Config says where a Store keeps its jobs, and its limits.
@@ -22,7 +22,7 @@ type Config struct {
 	// Init starts the processes of jobs. Its owner closes it after the store. If nil, each has one of its own.
 	Init *proc.Init
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
-	Fetcher fetch.Fetcher
+	Fetcher component.Getter
 	// Language makes the runner of a job's actions. If nil, jobs cannot have actions.
 	Language func() engine.Language
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -26,8 +27,8 @@ type Config struct {
 	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
 	TempDir string
 	// Fetcher gets the steps that are not local. If nil, a [fetch.Store] in CacheDir.
-	Fetcher fetch.Fetcher
-	// CacheDir keeps fetched steps. If empty, [fetch.DefaultDir].
+	Fetcher component.Getter
+	// CacheDir keeps fetched steps. If empty, [component.DefaultDir].
 	CacheDir string
 	// Actions says how GitHub Actions run.
 	Actions action.Config

@@ -11,8 +11,8 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -93,7 +93,7 @@ type loaded struct {
 	*manifest
 	ref       *pb.Reference
 	dir, root string // root is that of the component; empty for an action of this machine
-	component *fetch.Component
+	component *component.Component
 }
 
 // isRemote reports whether the action was fetched.

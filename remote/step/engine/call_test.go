@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const echoStep = `
@@ -246,11 +246,11 @@ func TestJobMayRunTenThousandStepsAndNoneMore(t *testing.T) {
 
 // fakeFetcher has fetched everything already.
 type fakeFetcher struct {
-	at  fetch.Component
+	at  component.Component
 	err error
 }
 
-func (f fakeFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*fetch.Component, error) {
+func (f fakeFetcher) Fetch(context.Context, *pb.Reference, component.Credentials) (*component.Component, error) {
 	return &f.at, f.err
 }
 
@@ -291,7 +291,7 @@ func TestFetchedStepCannotReferToWhatIsOutside(t *testing.T) {
 	require.NoError(t, os.Symlink(t.TempDir(), filepath.Join(root, "link", "leads")))
 	run := func(dir string) (*trial, Result) {
 		tr := newTrial(t, "- {name: a, step: example.com/a@v1}", func(c *Config) {
-			c.Fetcher = fakeFetcher{at: fetch.Component{Root: root, Dir: filepath.Join(root, dir)}}
+			c.Fetcher = fakeFetcher{at: component.Component{Root: root, Dir: filepath.Join(root, dir)}}
 		})
 		return tr, tr.run()
 	}
@@ -394,7 +394,7 @@ func TestMessageOfANestedFailureTellsTheWay(t *testing.T) {
 // slowFetcher fetches until its context ends.
 type slowFetcher struct{ started chan struct{} }
 
-func (f slowFetcher) Fetch(ctx context.Context, _ *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
+func (f slowFetcher) Fetch(ctx context.Context, _ *pb.Reference, _ component.Credentials) (*component.Component, error) {
 	close(f.started)
 	<-ctx.Done()
 	return nil, ctx.Err()

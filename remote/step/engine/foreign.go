@@ -11,8 +11,8 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -161,11 +161,11 @@ func (c *Call) Stopped() bool { return c.r.stopping() != nil }
 func (c *Call) JobFailed() bool { return c.r.top != nil && c.r.top.failed != nil }
 
 // Fetch returns the component of ref, which is there until the job ends.
-func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*fetch.Component, error) {
+func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Component, error) {
 	if c.r.cfg.Fetcher == nil {
 		return nil, errors.New("this program fetches no actions; use one of the project, such as ./action")
 	}
-	var got *fetch.Component
+	var got *component.Component
 	err := c.r.fetching(ctx, c.g, ref, func(ctx context.Context, ref *pb.Reference) (err error) {
 		got, err = c.r.component(ctx, ref)
 		return err

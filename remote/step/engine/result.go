@@ -7,8 +7,8 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/step/annotation"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 // Status is how far a step or a job has come.
@@ -60,7 +60,7 @@ type StepResult struct {
 	// Started and Finished are zero if that has not happened.
 	Started, Finished time.Time
 	// Source is the fetched source of the step, if there is one. Do not change it.
-	Source *fetch.Source
+	Source *component.Source
 	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
 	// Annotations are remarks about files of the project, and Summary is a text in Markdown; both of actions.
