@@ -22,7 +22,9 @@ BUILD    := CGO_ENABLED=0 go build -trimpath
 NO_INLINE := vendor/... crypto/tls crypto/x509/... encoding/asn1 encoding/json net/... mime/... math/big regexp/... \
   archive/... github.com/docker/... github.com/google/... github.com/opencontainers/... github.com/sirupsen/... \
   github.com/spf13/... golang.org/x/text/... google.golang.org/protobuf/... go.yaml.in/... \
-  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine fetch trace/...)
+  github.com/gowebpki/... $(addprefix crypto/internal/fips140/,nistec/... edwards25519/... mlkem bigmod rsa ecdsa ecdh) \
+  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine component fetch trace/...) \
+  $(addprefix github.com/stepmux/stepmux/remote/,walls socketdir stale commands/...)
 VM_BUILD := $(BUILD) -tags $(VM_TAGS) $(NO_INLINE:%=-gcflags=%=-l)
 VM_LDFLAGS := $(LDFLAGS) -funcalign=16
 MACHINES := linux-amd64 linux-arm64

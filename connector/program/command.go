@@ -62,11 +62,11 @@ const uploadPrefix = "stepmux-upload: "
 
 // uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM as the file $5 in the directory $4, in the user's
 // cache if $1 is "cache" and else in a directory of the user's below $1. The directory's name is the beginning of the
-// checksum of the stepmux in it, so that an upload does not disturb another version that runs. If the file is there the
-// script prints "at PATH". Else it prints "send gzip" and takes a gzip file from stdin, or "send" and the program's bytes
-// if the VM has no gzip. It checks the bytes, renames them into place and prints "at PATH". The directory is private and
-// no symbolic link, and no other user may rename it. Programs that were not requested for 14 days and that no process of
-// this user runs are removed.
+// checksum of the stepmux in it, so that an upload does not disturb another version that runs. If the file is there
+// the script prints "at PATH". Else it prints "send gzip" and takes a gzip file from stdin, or "send" and the
+// program's bytes if the VM has no gzip. It checks the bytes, renames them into place and prints "at PATH". The
+// directory is private and no symbolic link, and no other user may rename it. Programs that were not requested for 14
+// days and that no process of this user runs are removed.
 const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5
 umask 077
 export LC_ALL=C

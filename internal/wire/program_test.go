@@ -101,7 +101,7 @@ func FuzzProgram(f *testing.F) {
 
 func TestOnlyTheDirectoriesOfUploadsAreThose(t *testing.T) {
 	require.True(t, IsUploadDir("0123456789abcdef"))
-	for _, name := range []string{"", "bin", "0123456789abcde", "0123456789abcdefa", "0123456789ABCDEF", "0123456789abcde/"} {
+	for _, name := range []string{"", "bin", "0123456789abcde", "0123456789abcdefa", "0123456789ABCDEF"} {
 		require.False(t, IsUploadDir(name), name)
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
-// gRPC imports packages of TLS and HTTP. The linker leaves out the parts that nothing calls, and a call by mistake brings
-// them all in: a quarter of the program. The names of all functions are in a program's file.
+// gRPC imports packages of TLS and HTTP. The linker leaves out the parts that nothing calls, and a call by mistake
+// brings them all in: a quarter of the program. The names of all functions are in a program's file.
 func TestTheVMsEndHasNoTLSAndNoHTTPClient(t *testing.T) {
 	path, err := runnertest.Program()
 	require.NoError(t, err)

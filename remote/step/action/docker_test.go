@@ -32,8 +32,8 @@ func dockerHost(t *testing.T) string {
 	dir, err := os.MkdirTemp("", "dk") // the path of a socket is short
 	require.NoError(t, err)
 	host := "unix://" + dir + "/s"
-	cmd := exec.Command(daemon, "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/pid", "-H", host,
-		"--iptables=false", "--ip6tables=false", "--bridge=none")
+	cmd := exec.Command(daemon, "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/pid",
+		"-H", host, "--iptables=false", "--ip6tables=false", "--bridge=none")
 	log, err := os.Create(filepath.Join(dir, "log"))
 	require.NoError(t, err)
 	cmd.Stdout, cmd.Stderr = log, log
@@ -74,10 +74,10 @@ func TestMountsAndPathsOfADockerAction(t *testing.T) {
 	provideImage(t, "alpine:3.22")
 	tr.file("file", "of the workspace\n")
 	tr.workflow(`- uses: docker://alpine:3.22
-  env: {PASSED: "on"}
+  env: {PASSED: "on", SOCKET: /var/run/docker.sock}
   with:
     entrypoint: /bin/sh
-    args: -c "cat file; echo $PASSED $HOME $GITHUB_WORKSPACE $RUNNER_TEMP; echo x=y >> $GITHUB_ENV; ls /var/run/docker.sock; true"
+    args: -c "cat file; echo $PASSED $HOME $GITHUB_WORKSPACE $RUNNER_TEMP; echo x=y >> $GITHUB_ENV; ls $SOCKET; true"
 - run: echo "then $x"
 `)
 	tr.succeed()

@@ -91,8 +91,8 @@ func (s *session) toolCache() string {
 	return filepath.Join(s.base(), "tools")
 }
 
-// environ returns the environment for steps: that of the call, the variables that steps have set, and overlays. The last
-// overlays count most.
+// environ returns the environment for steps: that of the call, the variables that steps have set, and overlays. The
+// last overlays count most.
 func (s *session) environ(overlays ...map[string]string) map[string]string {
 	env := make(map[string]string, len(s.call.Env)+len(s.global))
 	for name, v := range s.call.Env {

@@ -90,7 +90,8 @@ func TestTheEndOfAContextEndsTheProgramByItsInput(t *testing.T) {
 	why := errors.New("the job was cancelled")
 	done := make(chan error, 1)
 	go func() {
-		_, err := shell(`read -r x; : >"$1"; cat >/dev/null; : >"$2"`, ready, ended).Fetch(ctx, &pb.Reference{}, Credentials{})
+		fetcher := shell(`read -r x; : >"$1"; cat >/dev/null; : >"$2"`, ready, ended)
+		_, err := fetcher.Fetch(ctx, &pb.Reference{}, Credentials{})
 		done <- err
 	}()
 	require.Eventually(t, func() bool { _, err := os.Stat(ready); return err == nil }, time.Minute, time.Millisecond)

@@ -394,7 +394,9 @@ func TestMessageOfANestedFailureTellsTheWay(t *testing.T) {
 // slowFetcher fetches until its context ends.
 type slowFetcher struct{ started chan struct{} }
 
-func (f slowFetcher) Fetch(ctx context.Context, _ *pb.Reference, _ component.Credentials) (*component.Component, error) {
+func (f slowFetcher) Fetch(
+	ctx context.Context, _ *pb.Reference, _ component.Credentials,
+) (*component.Component, error) {
 	close(f.started)
 	<-ctx.Done()
 	return nil, ctx.Err()

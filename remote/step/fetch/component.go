@@ -2,12 +2,16 @@ package fetch
 
 import "github.com/stepmux/stepmux/remote/step/component"
 
-// Callers of a Store need no other import.
+// So callers of a Store need no other import.
 type (
-	Source      = component.Source
-	Component   = component.Component
+	// Source is component.Source.
+	Source = component.Source
+	// Component is component.Component.
+	Component = component.Component
+	// Credentials is component.Credentials.
 	Credentials = component.Credentials
-	Login       = component.Login
+	// Login is component.Login.
+	Login = component.Login
 )
 
 type node = component.Node

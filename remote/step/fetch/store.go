@@ -21,7 +21,8 @@ const (
 
 // Config says where a Store keeps components, and how much.
 type Config struct {
-	// Dir is the cache's directory, made if missing. A directory of another user is refused. If empty, [component.DefaultDir].
+	// Dir is the cache's directory, made if missing. A directory of another user is refused. If empty,
+	// [component.DefaultDir].
 	Dir string
 	// MaxBytes is the size of the cache, in bytes of files, beyond which unused components are removed, the least
 	// recently used first. Components in use do not count against it. If zero, 10 GiB.
