@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 )
 
 // manifest is an action.yml.
@@ -129,7 +129,7 @@ func (r *reader) inputs(n *yaml.Node) []input {
 }
 
 // nodeVersion matches the values of using for node.
-var nodeVersion = regexp.MustCompile(`^node(12|16|20|24)$`)
+var nodeVersion = lazyregexp.New(`^node(12|16|20|24)$`)
 
 // runs reads the part that says how the action runs.
 func (m *manifest) runs(r *reader, n *yaml.Node) {
@@ -161,7 +161,7 @@ func (m *manifest) runs(r *reader, n *yaml.Node) {
 			m.env = r.texts(p.value, "env")
 		}
 	}
-	switch version := nodeVersion.FindStringSubmatch(m.using); {
+	switch version := nodeVersion().FindStringSubmatch(m.using); {
 	case r.err != nil:
 	case m.using == "composite":
 		if at["steps"] == nil {
