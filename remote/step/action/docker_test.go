@@ -29,7 +29,7 @@ func dockerHost(t *testing.T) string {
 	if os.Getuid() != 0 {
 		t.Skip("part missing: only root can start a docker daemon")
 	}
-	dir, err := os.MkdirTemp("", "dk") // the path of a socket is short
+	dir, err := os.MkdirTemp("", "dk") //nolint:usetesting // the path of a socket is short
 	require.NoError(t, err)
 	host := "unix://" + dir + "/s"
 	cmd := exec.Command(daemon, "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/pid",
