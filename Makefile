@@ -23,7 +23,7 @@ NO_INLINE := vendor/... crypto/tls crypto/x509/... encoding/asn1 encoding/json n
   archive/... github.com/docker/... github.com/google/... github.com/opencontainers/... github.com/sirupsen/... \
   github.com/spf13/... golang.org/x/text/... google.golang.org/protobuf/... go.yaml.in/... \
   github.com/gowebpki/... $(addprefix crypto/internal/fips140/,nistec/... edwards25519/... mlkem bigmod rsa ecdsa ecdh) \
-  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine component fetch trace/...) \
+  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine action/expression annotation component fetch trace/...) \
   $(addprefix github.com/stepmux/stepmux/remote/,walls socketdir stale commands/...)
 VM_BUILD := $(BUILD) -tags $(VM_TAGS) $(NO_INLINE:%=-gcflags=%=-l)
 VM_LDFLAGS := $(LDFLAGS) -funcalign=16

@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -45,11 +46,15 @@ var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 // it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
 // process is killed, the init of the jobs' processes removes dir.
 func openJobs(
-	cfg job.Config, level walls.Level, dir, cacheDir string, options ...grpc.ServerOption,
+	cfg job.Config, level walls.Level, dir, cacheDir string, actions action.Config, options ...grpc.ServerOption,
 ) (*jobRunner, error) {
+	mirrors, err := actions.Mirrors()
+	if err != nil {
+		return nil, err
+	}
 	init := &proc.Init{Room: room(level, dir, cmp.Or(cacheDir, component.DefaultDir())), OrphanDir: dir}
-	cfg.Dir, cfg.Init = dir, init
-	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir}
+	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(actions)
+	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir, Mirrors: mirrors}
 	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err

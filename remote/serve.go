@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -59,6 +60,8 @@ type ServeConfig struct {
 	// such as LD_PRELOAD; see [engine.ParsePassEnv] and [engine.ParseUnsafeExports]. If empty, the jobs say.
 	PassEnv       []string
 	UnsafeExports string
+	// Actions says how GitHub Actions run.
+	Actions action.Config
 	// Version is the version of this program, for the traces of jobs.
 	Version string
 }
@@ -90,7 +93,7 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	}
 	//nolint:contextcheck // the jobs are closed even if ctx has ended
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(jobs, cfg.Isolation, dir, cfg.CacheDir, options...)
+		return openJobs(jobs, cfg.Isolation, dir, cfg.CacheDir, cfg.Actions, options...)
 	})
 }
 

@@ -114,7 +114,8 @@ func (f *ciFlags) serve(cmd *cobra.Command) error {
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
 	err = standalone.Serve(ctx, standalone.ServeConfig{
-		Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Version: buildinfo.Version(), Grace: f.grace,
+		Port: f.port, Token: token, WorkBase: dir, CacheDir: f.cacheDir, Actions: f.actions,
+		Version: buildinfo.Version(), Grace: f.grace,
 		Ready: ready, PassEnv: pass, UnsafeExports: unsafe,
 	})
 	if code := endsignal.Code(ctx); code != 0 {

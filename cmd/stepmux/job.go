@@ -16,7 +16,9 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/action"
 )
 
 const jobExitHelp = `Exit codes:
@@ -42,6 +44,7 @@ type jobFlags struct {
 	// defaultTrace is the default file of the trace, in the work directory; empty for no trace.
 	defaultTrace string
 	cacheDir     string
+	actions      action.Config
 	provenance   string
 	policyFlags
 	provenanceFlags
@@ -70,6 +73,7 @@ func (f *jobFlags) registerCommon(fl *pflag.FlagSet, workDir string) {
 	fl.StringVar(&f.cacheDir, "cache-dir", "",
 		"directory for fetched steps (default stepmux-steps in the user's cache directory)")
 	f.registerUnsafeExports(fl)
+	doors.ActionFlags(fl, &f.actions)
 	outputFlag(fl, &f.output, "text or json")
 }
 
@@ -120,8 +124,13 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 
 // config checks the flags.
 func (f *jobFlags) config(ctx context.Context) (cfg standalone.Config, err error) {
-	cfg = standalone.Config{Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Version: buildinfo.Version()}
+	cfg = standalone.Config{
+		Timeout: f.timeout, Grace: f.grace, CacheDir: f.cacheDir, Actions: f.actions, Version: buildinfo.Version(),
+	}
 	if cfg.PassEnv, cfg.UnsafeExports, err = f.policies(); err != nil {
+		return cfg, err
+	}
+	if _, err := f.actions.Mirrors(); err != nil {
 		return cfg, err
 	}
 	if err := f.checkProvenance(ctx, f.provenance); err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -17,18 +18,23 @@ type localFlags struct {
 	inputs  []string
 	vars    []string
 	json    string
+	matrix  []string
 }
 
 func newLocalCommand() *cobra.Command {
 	var f localFlags
 	cmd := &cobra.Command{
 		Use:   "local [flags] FILE | local [flags] --json TEXT|-",
-		Short: "Run a file of steps, or a job of a .gitlab-ci.yml, on this machine",
+		Short: "Run a file of steps, or a job of a .gitlab-ci.yml or of a GitHub workflow, on this machine",
 		Long: `Run the steps in FILE, or a job of a .gitlab-ci.yml, in the current directory, as this user and without any
 isolation. FILE may be - for standard input.
 
 A .gitlab-ci.yml may use include: local, extends, !reference, default and variables. Keys for a server or a runner,
 such as image, artifacts, cache and rules, are left out and named in a note. Other includes are refused.
+
+Of a workflow of GitHub Actions (--format github) one job runs: its steps, with composite, node and docker actions.
+Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
+and permissions have no effect, and a note says so.
 
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.
@@ -36,6 +42,7 @@ standard output has the results as one object, and the steps' output goes to sta
 ` + jobExitHelp,
 		Example: `  stepmux local examples/hello.yml
   stepmux local .gitlab-ci.yml --format gitlab-ci --job-name hello-world --output-file trace.json
+  stepmux local .github/workflows/test.yml --job-name test --matrix go=1.26
   stepmux local --json '[{"script": "echo hello"}]'`,
 		Args: arguments("[FILE]"),
 		RunE: func(cmd *cobra.Command, files []string) error {
@@ -48,7 +55,9 @@ standard output has the results as one object, and the steps' output goes to sta
 	fl := cmd.Flags()
 	f.jobFlags.register(fl)
 	f.formatFlag.register(fl)
-	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml; needed if it has several")
+	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml or of a workflow; needed if it has several")
+	fl.StringArrayVar(&f.matrix, "matrix", nil,
+		"`name=value` of the matrix of a workflow's job, for this run; JSON, or else a text; repeatable")
 	fl.StringArrayVar(&f.inputs, "input", nil,
 		"`name=value` of an input in the spec of the steps; JSON if its type is not string; repeatable")
 	fl.StringArrayVar(&f.vars, "var", nil,
@@ -81,6 +90,16 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 	src.JobName = f.jobName
 	if src.Inputs, err = standalone.Inputs(f.inputs); err != nil {
 		return src, fmt.Errorf("--input: %w", err)
+	}
+	for _, text := range f.matrix {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return src, fmt.Errorf("--matrix %.64q: write name=value", text)
+		}
+		if src.Matrix == nil {
+			src.Matrix = map[string]string{}
+		}
+		src.Matrix[name] = value
 	}
 	src.Vars, err = standalone.Vars(f.vars, f.masked, os.LookupEnv)
 	return src, err

@@ -129,7 +129,7 @@ Start with:  stepmux run examples/hello.yml
 	})
 	root.AddCommand(newRunCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
 		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
-		newStepsCommand(), newVersionCommand())
+		newActionsCommand(), newStepsCommand(), newVersionCommand())
 	root.AddCommand(newHelperCommands()...)
 	return root
 }

@@ -112,7 +112,11 @@ func (f *replayFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	store, err := fetch.New(fetch.Config{Dir: f.cacheDir, Offline: f.offline})
+	mirrors, err := f.actions.Mirrors()
+	if err != nil {
+		return err
+	}
+	store, err := fetch.New(fetch.Config{Dir: f.cacheDir, Offline: f.offline, Mirrors: mirrors})
 	if err != nil {
 		return systemError(err)
 	}

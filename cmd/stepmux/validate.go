@@ -23,10 +23,11 @@ func newValidateCommand() *cobra.Command {
 	var f validateFlags
 	cmd := &cobra.Command{
 		Use:   "validate [flags] FILE...",
-		Short: "Check steps, definitions of steps, and .gitlab-ci.yml",
-		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, or a
-.gitlab-ci.yml. Each mistake is a line on standard output, with file, line, column and a remedy: the first mistake in
-steps, and the first mistake of each job in a .gitlab-ci.yml. Local steps are checked too; nothing is fetched.
+		Short: "Check steps, definitions of steps, .gitlab-ci.yml and GitHub workflows",
+		Long: `Check each FILE (- is standard input) without running anything: a job's steps, the definition of a step, a
+.gitlab-ci.yml, or a workflow of GitHub Actions. Each mistake is a line on standard output, with file, line, column and
+a remedy: the first mistake in steps or in a workflow, and the first mistake of each job in a .gitlab-ci.yml. Local
+steps are checked too; nothing is fetched.
 A warning is about something valid that may not do what it seems to; it does not change the exit code.
 
 With --output json standard output has one object with the mistakes of each file. --schema prints a JSON Schema for
@@ -88,7 +89,8 @@ type formatFlag struct{ format string }
 
 func (f *formatFlag) register(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.format, "format",
-		"steps or gitlab-ci (default gitlab-ci for names that end in .gitlab-ci.yml, else steps)", "steps", "gitlab-ci")
+		"steps, gitlab-ci or github (default gitlab-ci for names that end in .gitlab-ci.yml, github for files in "+
+			".github/workflows, else steps)", "steps", "gitlab-ci", "github")
 }
 
 // readFile reads a file, or standard input if name is "-".

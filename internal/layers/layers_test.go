@@ -58,7 +58,7 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/walls",
+		"remote/step/action", "remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
@@ -66,6 +66,7 @@ var allowed = map[string][]string{
 	},
 	"remote/commands": {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
 	"remote/commands/doors": {
+		"remote/step/action",
 		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",
 	},
 	"remote/commands/network": {
@@ -95,11 +96,14 @@ var allowed = map[string][]string{
 		"remote/step/expr", "remote/api/**", "internal/wire",
 	},
 	"remote/job": {
+		"remote/step/component",
 		"remote/step/engine", "remote/step/trace", "remote/step/trace/recording", "remote/step/expr",
 		"remote/job/joblog", "remote/step/mask", "remote/step/lang", "remote/proc", "remote/walls", "remote/api/**",
 		"internal/wire", "internal/rmtree",
 	},
+	"remote/step/annotation": {},
 	"remote/step/engine": {
+		"remote/step/annotation",
 		"internal/oserr", "internal/rmtree",
 		"remote/step/mask", "remote/step/component", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
@@ -112,15 +116,19 @@ var allowed = map[string][]string{
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
+		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/walls", "remote/api/**",
 	},
-	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
+	"remote/standalone/actionmirror": {"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**"},
+	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang": {
 		"internal/lazyregexp", "remote/step/expr", "remote/api/**", "internal/wire", "internal/spell",
 	},
-	"remote/step/trace": {"internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**"},
+	"remote/step/trace": {
+		"remote/step/annotation", "internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**",
+	},
 	"remote/step/trace/recording": {
 		"internal/lazyregexp",
 		"remote/step/trace", "remote/step/engine", "remote/step/component", "remote/step/lang", "remote/step/expr",
@@ -135,11 +143,18 @@ var allowed = map[string][]string{
 		"remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
-	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
-	"remote/proc":       {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
-	"remote/walls":      {"internal/wire"},
-	"remote/job/joblog": {"internal/oserr"},
-	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
+	"remote/step/expr": {"internal/lazyregexp", "internal/spell"},
+	"remote/step/action": {
+		"remote/step/annotation",
+		"remote/step/action/expression", "remote/step/engine", "remote/step/component", "remote/step/lang",
+		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp", "internal/rmtree",
+	},
+	// GitHub's language of expressions, which shares nothing with that of steps.
+	"remote/step/action/expression": {"internal/lazyregexp"},
+	"remote/proc":                   {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/walls":                  {"internal/wire"},
+	"remote/job/joblog":             {"internal/oserr"},
+	"remote/step/mask":              {"internal/lazyregexp", "remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
@@ -193,8 +208,8 @@ var allowed = map[string][]string{
 	"cmd/stepmux": {
 		"remote/commands/**", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "connector/docker", "mux", "mux/login", "pool", "remote",
-		"remote/standalone",
-		"remote/standalone/replay", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
+		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action",
+		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",
 		"remote/proc", "internal/wire", "internal/sshtarget", "internal/embeddedvm", "internal/rmtree", "internal/spell",
 		"internal/termtext", "internal/boundedfile", "internal/tail",

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -21,7 +22,9 @@ type Config struct {
 	// Init starts the processes of jobs. Its owner closes it after the store. If nil, each has one of its own.
 	Init *proc.Init
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
-	Fetcher engine.Fetcher
+	Fetcher component.Getter
+	// Language makes the runner of a job's actions. If nil, jobs cannot have actions.
+	Language func() engine.Language
 
 	// Keep is how long a job that has ended is kept. If zero, 30 min.
 	Keep time.Duration
@@ -73,7 +76,7 @@ type Spec struct {
 
 	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
 	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
-	// Grace. The store sets Fetcher, Secrets, Start, Observe and Events itself.
+	// Grace. The store sets Fetcher, Language, Secrets, Start, Observe and Events itself.
 	engine.Config
 
 	// Secrets are texts that are masked like the values of masked variables.

@@ -124,7 +124,7 @@ func (s *Store) Create(spec Spec) error {
 // its processes.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
-	cfg.Fetcher = s.cfg.Fetcher
+	cfg.Fetcher, cfg.Language = s.cfg.Fetcher, s.cfg.Language
 	cfg.Secrets = &j.output.secrets
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace

@@ -28,6 +28,7 @@ type message struct {
 const (
 	messageRoom    = 'W' // carries a file in memory with what encodeRoom returns
 	messageCommand = 'C' // carries a file in memory with the command, and its stdin, stdout and stderr
+	messageInt     = 'I' // SIGINT to the command's process group
 	messageTerm    = 'T' // SIGTERM to the command's process group
 	messageKill    = 'K' // SIGKILL to everything that descends from the command
 	messageGroup   = 'G' // asks whether the command's process group is empty

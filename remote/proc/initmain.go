@@ -186,6 +186,8 @@ func (k *keeper) take(m received) bool {
 		return true // it could not be started, which its server did not know yet
 	}
 	switch m.kind {
+	case messageInt:
+		k.Signal(h.leader, unix.SIGINT)
 	case messageTerm:
 		k.Signal(h.leader, unix.SIGTERM)
 	case messageKill:

@@ -252,6 +252,10 @@ func (p *Process) drain(ctx context.Context) error {
 	return nil
 }
 
+// Interrupt sends SIGINT to the command's process group, and does not wait. It has no effect on a command that has
+// exited.
+func (p *Process) Interrupt() { p.tell(messageInt) }
+
 // Stop asks the command to end: it sends SIGTERM to the command's process group now and, after grace, SIGKILL to every
 // process that descends from it, in any group. It does not wait. It may be called at any time, and again: only the
 // first call sends SIGTERM, and a call with a shorter grace brings the SIGKILL forward. With a grace of 0 or less it

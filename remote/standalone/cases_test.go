@@ -175,7 +175,7 @@ func (c *testCase) runFetching(t *testing.T, tr *trial, j *Job) *Report {
 // steps, or the project's own.
 type projects map[string]string
 
-// Fetch implements [engine.Fetcher].
+// Fetch implements [component.Getter].
 func (p projects) Fetch(_ context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	for url, dir := range p {
 		rest, ours := strings.CutPrefix(ref.GetUrl(), url)

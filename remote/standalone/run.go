@@ -11,6 +11,8 @@ import (
 
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -25,9 +27,11 @@ type Config struct {
 	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
 	TempDir string
 	// Fetcher gets the steps that are not local. If nil, a [fetch.Store] in CacheDir.
-	Fetcher engine.Fetcher
+	Fetcher component.Getter
 	// CacheDir keeps fetched steps. If empty, [component.DefaultDir].
 	CacheDir string
+	// Actions says how GitHub Actions run.
+	Actions action.Config
 	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when the job is stopped. If zero, 10 s. If negative, none.
@@ -69,7 +73,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 	if cfg.Observe == nil {
 		cfg.Observe = func(engine.StepResult) {}
 	}
-	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir,
+	store, closeStore, err := openStore(cfg.TempDir, "stepmux-local-", cfg.CacheDir, cfg.Actions,
 		job.Config{Fetcher: cfg.Fetcher, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports})
 	if err != nil {
 		return nil, err
@@ -124,7 +128,9 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 
 // openStore returns a job store in a new private directory below tempDir, named after pattern, and a function that
 // closes the store and removes all of it. Without a Fetcher in cfg it opens one in cacheDir.
-func openStore(tempDir, pattern, cacheDir string, cfg job.Config) (store *job.Store, closeAll func() error, err error) {
+func openStore(
+	tempDir, pattern, cacheDir string, actions action.Config, cfg job.Config,
+) (store *job.Store, closeAll func() error, err error) {
 	dir, err := os.MkdirTemp(tempDir, pattern)
 	if err != nil {
 		return nil, nil, fmt.Errorf("create temporary directory: %w", err)
@@ -141,8 +147,13 @@ func openStore(tempDir, pattern, cacheDir string, cfg job.Config) (store *job.St
 		}
 		return err
 	}
+	cfg.Language = action.New(actions)
 	if cfg.Fetcher == nil {
-		components, err := fetch.New(fetch.Config{Dir: cacheDir})
+		mirrors, err := actions.Mirrors()
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll())
+		}
+		components, err := fetch.New(fetch.Config{Dir: cacheDir, Mirrors: mirrors})
 		if err != nil {
 			return nil, nil, errors.Join(err, closeAll())
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
@@ -58,6 +59,8 @@ type ServeConfig struct {
 	TempDir string
 	// CacheDir keeps fetched steps. If empty, component.DefaultDir.
 	CacheDir string
+	// Actions says how GitHub Actions run.
+	Actions action.Config
 	// PassEnv and UnsafeExports replace those of all jobs. May be nil.
 	PassEnv       *engine.PassEnv
 	UnsafeExports *engine.UnsafeExports
@@ -74,7 +77,7 @@ func Serve(ctx context.Context, cfg ServeConfig) (err error) {
 	if err := CheckToken(cfg.Token); err != nil {
 		return err
 	}
-	store, closeStore, err := openStore(cfg.TempDir, "stepmux-ci-", cfg.CacheDir,
+	store, closeStore, err := openStore(cfg.TempDir, "stepmux-ci-", cfg.CacheDir, cfg.Actions,
 		job.Config{
 			WorkBase: cfg.WorkBase, Version: cfg.Version, PassEnv: cfg.PassEnv, UnsafeExports: cfg.UnsafeExports,
 		})

@@ -25,20 +25,24 @@ const (
 	Steps    Format = "steps"     // a job's steps, or the definition of a step
 	GitLabCI Format = "gitlab-ci" // a .gitlab-ci.yml
 	JSON     Format = "json"      // steps, in JSON
+	GitHub   Format = "github"    // a workflow of GitHub Actions
 )
 
 // ParseFormat returns the format called text or, if text is empty, the format of files called name.
 func ParseFormat(text, name string) (Format, error) {
 	switch f := Format(text); f {
-	case Steps, GitLabCI:
+	case Steps, GitLabCI, GitHub:
 		return f, nil
 	case "":
 		if strings.HasSuffix(name, ".gitlab-ci.yml") || strings.HasSuffix(name, ".gitlab-ci.yaml") {
 			return GitLabCI, nil
 		}
+		if strings.Contains(name, ".github/workflows/") {
+			return GitHub, nil
+		}
 		return Steps, nil
 	default:
-		return "", fmt.Errorf("format %.64q: use steps or gitlab-ci", text)
+		return "", fmt.Errorf("format %.64q: use steps, gitlab-ci or github", text)
 	}
 }
 
@@ -48,10 +52,12 @@ type Source struct {
 	Name   string
 	Text   []byte
 	Format Format
-	// JobName is the job of a .gitlab-ci.yml. It may be empty if the file has only one.
+	// JobName is the job of a .gitlab-ci.yml or of a workflow. It may be empty if the file has only one.
 	JobName string
 	// Inputs are values for the inputs in the spec of steps: strings as they are, all other types as JSON.
 	Inputs map[string]string
+	// Matrix has the values of a workflow's matrix for this run: JSON, or else texts.
+	Matrix map[string]string
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
 	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
@@ -87,8 +93,14 @@ func NewJob(g Given) *Job { return &Job{Given: g} }
 // Read reads the job of src. An error is about the text or the values added to it.
 func Read(src Source) (*Job, error) {
 	read := readSteps
-	if src.Format == GitLabCI {
+	switch src.Format { //nolint:exhaustive // the others are steps
+	case GitLabCI:
 		read = readGitLabCI
+	case GitHub:
+		read = readGitHub
+	}
+	if len(src.Matrix) > 0 && src.Format != GitHub {
+		return nil, errors.New("a matrix is for a job of a workflow (--format github)")
 	}
 	j, err := read(src)
 	if err != nil {
@@ -112,6 +124,8 @@ func sourceOf(src Source, name string) trace.Source {
 	switch {
 	case src.Format == GitLabCI:
 		s.Kind = trace.FromGitLabCI
+	case src.Format == GitHub:
+		s.Kind = trace.FromGitHub
 	case src.Format == JSON:
 		s.Kind = trace.FromJSON
 	case src.Name == StepsVariable:
@@ -123,7 +137,7 @@ func sourceOf(src Source, name string) trace.Source {
 // readSteps reads a list of steps, or the definition of one.
 func readSteps(src Source) (*Job, error) {
 	if src.JobName != "" {
-		return nil, fmt.Errorf("job %.64q: a list of steps has no jobs; the format gitlab-ci has", src.JobName)
+		return nil, fmt.Errorf("job %.64q: a list of steps has no jobs; the formats gitlab-ci and github have", src.JobName)
 	}
 	if src.Format == JSON {
 		var err error

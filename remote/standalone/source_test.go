@@ -19,13 +19,15 @@ func TestFormatIsThatOfTheNameUnlessItIsSaid(t *testing.T) {
 		{"", "ci/test.gitlab-ci.yml", GitLabCI},
 		{"steps", ".gitlab-ci.yml", Steps},
 		{"gitlab-ci", "x", GitLabCI},
+		{"", "a/.github/workflows/test.yml", GitHub},
+		{"github", "x", GitHub},
 	} {
 		got, err := ParseFormat(test.text, test.name)
 		require.NoError(t, err)
 		require.Equal(t, test.want, got, test)
 	}
-	_, err := ParseFormat("github", "x")
-	require.EqualError(t, err, `format "github": use steps or gitlab-ci`)
+	_, err := ParseFormat("jenkins", "x")
+	require.EqualError(t, err, `format "jenkins": use steps, gitlab-ci or github`)
 }
 
 const withInputs = `spec:
@@ -115,7 +117,7 @@ func TestJobIsChosenByName(t *testing.T) {
 	require.EqualError(t, read(two, "tow"), `ci.yml: there is no job "tow", did you mean "two"?`)
 	require.EqualError(t, read(two, "deploy"), `ci.yml: there is no job "deploy"; there is "one", "two"`)
 	_, err := Read(Source{Name: "s.yml", Text: []byte("- script: a"), Format: Steps, JobName: "j"})
-	require.EqualError(t, err, `job "j": a list of steps has no jobs; the format gitlab-ci has`)
+	require.EqualError(t, err, `job "j": a list of steps has no jobs; the formats gitlab-ci and github have`)
 }
 
 func TestIncludedFilesAreFoundInTheWorkDirectoryAndNotBeyond(t *testing.T) {

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/stepmux/stepmux/remote/standalone/gitlabci"
+	"github.com/stepmux/stepmux/remote/step/action"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
@@ -15,7 +18,7 @@ import (
 // Verdict is the result of the check of a file, as JSON.
 type Verdict struct {
 	File string `json:"file"`
-	// Kind is the kind that the file was read as: job, step or gitlab-ci.
+	// Kind is the kind that the file was read as: job, step, gitlab-ci or github.
 	Kind   string    `json:"kind"`
 	Valid  bool      `json:"valid"`
 	Errors []Problem `json:"errors,omitempty"`
@@ -44,6 +47,7 @@ const (
 	kindJob      = "job"
 	kindStep     = "step"
 	kindGitLabCI = "gitlab-ci"
+	kindGitHub   = "github"
 )
 
 // Validate checks a file. It reports the first mistake of a job or of a step, and the first mistake in each job of a
@@ -51,9 +55,12 @@ const (
 // they are read before the first step of a job runs. The local steps of a definition are beside its file.
 func Validate(ctx context.Context, name string, text []byte, format Format, workDir string) Verdict {
 	v := Verdict{File: name}
-	if format == GitLabCI {
+	switch format { //nolint:exhaustive // the others are steps
+	case GitLabCI:
 		v.gitLabCI(ctx, Source{Name: name, Text: text, WorkDir: workDir})
-	} else {
+	case GitHub:
+		v.gitHub(text, workDir)
+	default:
 		v.steps(ctx, text, workDir)
 	}
 	v.Valid = len(v.Errors) == 0
@@ -100,6 +107,27 @@ func (v *Verdict) gitLabCI(ctx context.Context, src Source) {
 		}
 		return nil
 	})...)
+}
+
+// gitHub checks the steps of a workflow, and the actions of the project that they name.
+func (v *Verdict) gitHub(text []byte, workDir string) {
+	v.Kind = kindGitHub
+	uses, err := action.WorkflowUses(v.File, text)
+	if err != nil {
+		v.add(err)
+		return
+	}
+	for _, ref := range uses {
+		if !strings.HasPrefix(ref, "./") {
+			if _, err := lang.ParseAction(ref); err != nil {
+				v.add(fmt.Errorf("%s: %.160q: %w", v.File, ref, err))
+			}
+			continue
+		}
+		if err := action.Check(filepath.Join(workDir, ref), ref); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			v.add(err) // one that is missing can be made by an earlier step
+		}
+	}
 }
 
 // steps checks a job, or the definition of a step: a file with the name of one, or with two documents. A file of two

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,9 +46,8 @@ func (l Level) String() string {
 	return string(l)
 }
 
-// needed are the capabilities that an init keeps in its user namespace: to mount, to look at its own processes, and
-// for the layer over a home, whose work directory has mode 0.
-var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER}
+// needed are the capabilities that an init keeps in its user namespace: to mount, and to look at its own processes.
+var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE}
 
 // Attributes makes the process that sys starts the first one in the level's namespaces. An ordinary user must call
 // MapUser next.

@@ -51,6 +51,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		"(default: the caller says; for GitLab Runner's manager, all)")
 	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
 		"or allow (default: the caller says; else drop, with a warning)")
+	ActionFlags(fl, &cfg.Actions)
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package

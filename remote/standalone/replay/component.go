@@ -114,7 +114,7 @@ func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
 	return fetch.Reference(want)
 }
 
-// Fetch implements [engine.Fetcher]: it returns the component that ref led to when the trace was made.
+// Fetch implements [component.Getter]: it returns the component that ref led to when the trace was made.
 func (r *recorded) Fetch(ctx context.Context, ref *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
 	want, found := r.pick(ref)
 	if !found {

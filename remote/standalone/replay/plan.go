@@ -41,7 +41,7 @@ type Plan struct {
 	// Job is the job, to run with Fetcher in the work directory. Its notices name the differences found so far.
 	Job *standalone.Job
 	// Fetcher gives the job the components of the trace and no others.
-	Fetcher engine.Fetcher
+	Fetcher component.Getter
 	// Salt is for the HMACs of its trace: with the salt of the old one both can be compared.
 	Salt       *mask.Salt
 	components *recorded

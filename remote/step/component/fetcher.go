@@ -25,6 +25,13 @@ import (
 // endTime is how long the program that fetches may take to end, once it is told to, before it is killed.
 const endTime = 10 * time.Second
 
+// Getter gets steps that are not on this machine: those with a reference of the protocols git, zip and oci. It is safe
+// for concurrent use; a [*Fetcher] is one.
+type Getter interface {
+	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
+	Fetch(ctx context.Context, ref *pb.Reference, with Credentials) (*Component, error)
+}
+
 // Fetcher gets steps by another program, so that a step runner links no network code. It starts one process for each
 // step, which ends before Fetch returns. It is safe for concurrent use.
 type Fetcher struct {
@@ -33,6 +40,8 @@ type Fetcher struct {
 	Command []string
 	// Dir is the cache's directory; empty for the default.
 	Dir string
+	// Mirrors replaces the beginnings of URLs of git repositories. See [Request].
+	Mirrors map[string]string
 }
 
 // Fetch returns the step that ref names. It blocks until the step is in the cache, or ctx ends; then the error is its
@@ -51,7 +60,7 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	if err != nil {
 		return nil, err
 	}
-	request, err := json.Marshal(Request{Reference: text, Credentials: with, Dir: f.Dir})
+	request, err := json.Marshal(Request{Reference: text, Credentials: with, Dir: f.Dir, Mirrors: f.Mirrors})
 	if err != nil {
 		return nil, err
 	}

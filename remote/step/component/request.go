@@ -10,6 +10,9 @@ type Request struct {
 	Credentials Credentials `json:"credentials"`
 	// Dir is the cache's directory; empty for the default.
 	Dir string `json:"dir,omitempty"`
+	// Mirrors replaces the beginnings of URLs of git repositories by the beginning of another URL, or of a path of this
+	// machine.
+	Mirrors map[string]string `json:"mirrors,omitempty"`
 }
 
 // Answer is the line of JSON that the program sends. The component stays in the cache until the program's standard

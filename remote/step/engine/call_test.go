@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const echoStep = `
@@ -74,7 +74,7 @@ func TestInputsAreCheckedAtTheCall(t *testing.T) {
 		`{step: builtin://script, inputs: {scritp: x}}`: `step "b": the step takes no input "scritp", ` +
 			`did you mean "script"?`,
 		`{step: builtin://nothing}`: `step "b": there is no step "nothing" built in; there are artifacts/download, ` +
-			`artifacts/upload, cache/restore, cache/save, git/clone, legacy/script, script, script_legacy`,
+			`artifacts/upload, cache/restore, cache/save, git/clone, github/job, legacy/script, script, script_legacy`,
 		`{step: builtin://function/oci/build}`: `step "b": builtin://function/oci/build is not part of this version: ` +
 			`build the image with another tool, such as docker build or buildah; it needs the step's files and nothing else`,
 		`{step: builtin://git/clone, inputs: {revision: 1}}`: `step "b": input "revision": the value is a number, and ` +
@@ -246,11 +246,11 @@ func TestJobMayRunTenThousandStepsAndNoneMore(t *testing.T) {
 
 // fakeFetcher has fetched everything already.
 type fakeFetcher struct {
-	at  fetch.Component
+	at  component.Component
 	err error
 }
 
-func (f fakeFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*fetch.Component, error) {
+func (f fakeFetcher) Fetch(context.Context, *pb.Reference, component.Credentials) (*component.Component, error) {
 	return &f.at, f.err
 }
 
@@ -266,7 +266,7 @@ func TestRemoteStepsNeedAFetcher(t *testing.T) {
 		newTrial(t, "- {name: a, step: '"+ref+"'}").fail(want)
 	}
 	newTrial(t, "- {name: a, action: owner/repository@v1}").
-		fail(`step "a": run owner/repository@v1: GitHub Actions are not supported by this version; use a step or a script`)
+		fail(`step "a": GitHub Actions are not supported by this program; use a step or a script`)
 	newTrial(
 		t,
 		"- {name: a, step: example.com/a@v1}",
@@ -291,7 +291,7 @@ func TestFetchedStepCannotReferToWhatIsOutside(t *testing.T) {
 	require.NoError(t, os.Symlink(t.TempDir(), filepath.Join(root, "link", "leads")))
 	run := func(dir string) (*trial, Result) {
 		tr := newTrial(t, "- {name: a, step: example.com/a@v1}", func(c *Config) {
-			c.Fetcher = fakeFetcher{at: fetch.Component{Root: root, Dir: filepath.Join(root, dir)}}
+			c.Fetcher = fakeFetcher{at: component.Component{Root: root, Dir: filepath.Join(root, dir)}}
 		})
 		return tr, tr.run()
 	}
@@ -394,7 +394,9 @@ func TestMessageOfANestedFailureTellsTheWay(t *testing.T) {
 // slowFetcher fetches until its context ends.
 type slowFetcher struct{ started chan struct{} }
 
-func (f slowFetcher) Fetch(ctx context.Context, _ *pb.Reference, _ fetch.Credentials) (*fetch.Component, error) {
+func (f slowFetcher) Fetch(
+	ctx context.Context, _ *pb.Reference, _ component.Credentials,
+) (*component.Component, error) {
 	close(f.started)
 	<-ctx.Done()
 	return nil, ctx.Err()

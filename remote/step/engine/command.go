@@ -241,7 +241,15 @@ func (r *Runner) runProcess(
 	}
 	r.tell(func(e Events) { e.CommandStarted(res, p.PID()) })
 	r.kept = append(r.kept, p)
-	r.attach(func(s *stop) { p.Stop(time.Until(s.killAt)) })
+	ending := &ender{p: p}
+	defer ending.end()
+	r.attach(func(s *stop) {
+		if g.interrupt {
+			ending.interrupt(s.killAt)
+		} else {
+			p.Stop(time.Until(s.killAt))
+		}
+	})
 	l := g.limits.next()
 	var expired atomic.Pointer[time.Time] // when the process is killed
 	if l != nil {

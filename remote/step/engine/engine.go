@@ -52,7 +52,9 @@ type Config struct {
 
 	// Fetcher gets the steps that are not local, with the credentials in the job's variables. If nil, such steps
 	// fail. Run does not close it.
-	Fetcher Fetcher
+	Fetcher component.Getter
+	// Language makes the runner of the job's actions. If nil, actions fail.
+	Language func() Language
 	// Program is the program whose commands the built-in steps run, an absolute path. If empty, this program.
 	Program string
 	// Secrets are masked in the output and in messages. Run adds those that it learns of. If nil, Run begins with an
@@ -114,6 +116,7 @@ type Runner struct {
 	located int    // errors of expressions, see maxLocated
 	cuts    int    // steps that did not run, or not to their end, because the job was stopped
 
+	foreign  Language        // nil before its first step
 	kept     []*proc.Process // whose background processes live until the end
 	after    context.Context // for steps that run although the job was stopped; nil before the first
 	cancel   context.CancelFunc
@@ -195,6 +198,7 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	}
 	r.top = f
 	r.sequence(ctx, f, r.results)
+	r.finishForeign(ctx)
 	return r.result(ctx)
 }
 

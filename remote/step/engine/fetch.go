@@ -23,9 +23,29 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 			"fetch %s: this program fetches no steps from %s; use a step of the project, such as ./build", name,
 			ref.GetProtocol())
 	}
-	ref, err := r.fetchable(f, ref)
+	var c *component.Component
+	err := r.fetching(ctx, f, ref, func(ctx context.Context, ref *pb.Reference) (err error) {
+		c, err = r.component(ctx, ref)
+		return err
+	})
 	if err != nil {
 		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
+	}
+	if rel, err := filepath.Rel(c.Root, filepath.Join(c.Dir, c.File)); err == nil && rel != "." {
+		name += " in " + rel
+	}
+	found, err := r.find(c.Dir, c.File, c.Root, name)
+	found.Source, found.Cached = &c.Source, c.Cached
+	return found, err
+}
+
+// fetching calls get with ref as it can be fetched, within the limits of f. Stop ends it.
+func (r *Runner) fetching(
+	ctx context.Context, f *frame, ref *pb.Reference, get func(context.Context, *pb.Reference) error,
+) error {
+	ref, err := r.fetchable(f, ref)
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -37,22 +57,14 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 	}
 	r.attach(func(s *stop) { cancel(errors.New(s.message)) })
 	defer r.release()
-	c, err := r.component(ctx, ref)
+	err = get(ctx, ref)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 		if l != nil && errors.Is(err, l.why) {
 			l.extend(r.cfg.AlwaysLimit)
 		}
 	}
-	if err != nil {
-		return Found{}, fmt.Errorf("fetch %s: %w", name, err)
-	}
-	if rel, err := filepath.Rel(c.Root, filepath.Join(c.Dir, c.File)); err == nil && rel != "." {
-		name += " in " + rel
-	}
-	found, err := r.find(c.Dir, c.File, c.Root, name)
-	found.Source, found.Cached = &c.Source, c.Cached
-	return found, err
+	return err
 }
 
 // component fetches the component of ref, and keeps it until the job ends. The whole job uses one commit of each

@@ -17,8 +17,9 @@ import (
 // frame is a running definition, with the context of its expressions.
 type frame struct {
 	def     *pb.Definition
-	builtin string // its name if it is built in
-	script  string // the text of a script step
+	builtin string        // its name if it is built in
+	action  *pb.Reference // of an action
+	script  string        // the text of a script step
 	// given is the value of a script step's script; null if it is too long for a value. The input itself is sensitive,
 	// so that it may hold secrets, which alone does not make it one.
 	given expr.Value
@@ -37,6 +38,8 @@ type frame struct {
 	places *lang.Locator
 	within []string
 	limits *limit
+	// interrupt tells that a process of it gets SIGINT before SIGTERM.
+	interrupt bool
 
 	ran    map[string]*StepResult // the steps that are over
 	failed *StepResult            // the first that failed

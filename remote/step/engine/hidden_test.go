@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -54,7 +54,7 @@ exec: {command: [sh, -c, '(printf "{\"name\":\"o\",\"value\":\""; head -c 300000
 // failingFetcher fails in words that are no text.
 type failingFetcher struct{}
 
-func (failingFetcher) Fetch(context.Context, *pb.Reference, fetch.Credentials) (*fetch.Component, error) {
+func (failingFetcher) Fetch(context.Context, *pb.Reference, component.Credentials) (*component.Component, error) {
 	return nil, errors.New("open /no\xffwhere")
 }
 

@@ -13,16 +13,8 @@ import (
 	"syscall"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
-
-// Fetcher gets steps that are not on this machine: those with a reference of the protocols git, zip and
-// oci. It is safe for concurrent use; a [*fetch.Store] is one.
-type Fetcher interface {
-	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
-	Fetch(ctx context.Context, ref *pb.Reference, with component.Credentials) (*component.Component, error)
-}
 
 // definitionFiles are the files that define a step, the one that is preferred first.
 var definitionFiles = []string{"func.yml", "step.yml"}
@@ -56,9 +48,6 @@ func (r *Runner) load(ctx context.Context, f *frame, ref *pb.Reference) (Found, 
 	case pb.Reference_builtin:
 		def, err := lang.Builtin(ref.GetPath())
 		return Found{Definition: def, Builtin: ref.GetPath()}, err
-	case pb.Reference_action:
-		return Found{}, fmt.Errorf("run %s: GitHub Actions are not supported by this version; use a step or a script",
-			lang.Describe(ref))
 	default:
 		return r.fetch(ctx, f, ref)
 	}

@@ -45,17 +45,17 @@ var unsafeExports = map[string]bool{
 // of the machine, the user, and the proxies of the network.
 type PassEnv struct {
 	// Base is the set of variables that pass whatever their names.
-	Base PassBase
+	Base passBase
 	// Names pass in addition.
 	Names []string
 }
 
-// PassBase is a set of variables of the runner's environment.
-type PassBase int
+// passBase is a set of variables of the runner's environment.
+type passBase int
 
-// The values of PassBase.
+// The values of passBase.
 const (
-	PassBasic PassBase = iota // those that tell of the machine, the user and the proxies
+	PassBasic passBase = iota // those that tell of the machine, the user and the proxies
 	PassAll                   // all but those that look like secrets by their names, and URLs with a password
 	PassNone                  // none
 )

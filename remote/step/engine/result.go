@@ -6,6 +6,7 @@ import (
 	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
 )
@@ -62,6 +63,9 @@ type StepResult struct {
 	Source *component.Source
 	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
+	// Annotations are remarks about files of the project, and Summary is a text in Markdown; both of actions.
+	Annotations []annotation.Annotation
+	Summary     string
 	// Steps are those of a sequence. Observe gets results without them.
 	Steps []StepResult
 }
@@ -85,7 +89,7 @@ func (s *StepResult) addWarnings(list []string) {
 	}
 }
 
-// Result is how a job ended.
+// Result is how a job ended, or a step of another language.
 type Result struct {
 	// Status is Success, Failure or Cancelled.
 	Status Status

@@ -101,6 +101,12 @@ func (r *Runner) finish(res *StepResult, o outcome) {
 	if o.why != "" {
 		res.Message = r.cfg.Secrets.Message(fmt.Sprintf("step %q: %s", res.Name, o.why))
 	}
+	res.Summary = r.cfg.Secrets.Mask(res.Summary)
+	for i := range res.Annotations {
+		a := &res.Annotations[i]
+		a.Message, a.Title = r.cfg.Secrets.Message(a.Message), r.cfg.Secrets.Message(a.Title)
+		a.File = r.cfg.Secrets.Message(a.File)
+	}
 	for i, warning := range res.Warnings {
 		res.Warnings[i] = r.cfg.Secrets.Message(warning)
 	}
@@ -130,6 +136,9 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 		return failed(err)
 	}
 	g.after = after
+	if g.isForeign() {
+		return r.runForeign(ctx, g, res)
+	}
 	if g.def.GetType() == pb.DefinitionType_exec {
 		return r.runCommand(ctx, g, res)
 	}
@@ -220,6 +229,11 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 			return err
 		}
 	}
+	if ref.GetProtocol() == pb.Reference_action {
+		g.action, g.outer, g.inputs = ref, c, given
+		g.def = &pb.Definition{Type: pb.DefinitionType_steps}
+		return r.hideInputs(given, given)
+	}
 	found, err := r.load(ctx, c, ref)
 	res.Source = found.Source
 	if err != nil {
@@ -242,14 +256,8 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 	}
 	switch {
 	case !g.isScript():
-		for name, v := range g.inputs {
-			// Masks the secret parts of a derived value and leaves the rest readable.
-			if given[name].Sensitive() && r.cfg.Secrets.Holds(v.Text()) {
-				continue
-			}
-			if err := r.hideValue(v); err != nil {
-				return fmt.Errorf("mask the input %q: %w", name, err)
-			}
+		if err := r.hideInputs(g.inputs, given); err != nil {
+			return err
 		}
 	case literal:
 		g.script = script
@@ -263,6 +271,23 @@ func (r *Runner) enter(ctx context.Context, c, g *frame, s *pb.Step, res *StepRe
 		g.given, g.script = given[inputScript], g.inputs[inputScript].Text()
 	}
 	g.restrict(found.Definition.GetSpec())
+	if g.isForeign() {
+		g.def = &pb.Definition{Type: pb.DefinitionType_steps, Spec: g.def.GetSpec()}
+	}
+	return nil
+}
+
+// hideInputs masks sensitive inputs, which were made of given.
+func (r *Runner) hideInputs(inputs, given map[string]expr.Value) error {
+	for name, v := range inputs {
+		// Masks the secret parts of a derived value and leaves the rest readable.
+		if given[name].Sensitive() && r.cfg.Secrets.Holds(v.Text()) {
+			continue
+		}
+		if err := r.hideValue(v); err != nil {
+			return fmt.Errorf("mask the input %q: %w", name, err)
+		}
+	}
 	return nil
 }
 

@@ -39,7 +39,7 @@ func Answer(ctx context.Context, in *os.File, out io.Writer) error {
 		return err
 	}
 	defer stop()
-	store, err := New(Config{Dir: request.Dir})
+	store, err := New(Config{Dir: request.Dir, Mirrors: request.Mirrors})
 	if err != nil {
 		return err
 	}

@@ -113,7 +113,7 @@ exec: {command: [echo]}
 func TestBuiltinStepsTakeAScript(t *testing.T) {
 	_, err := Builtin("other")
 	require.EqualError(t, err, `there is no step "other" built in; there are artifacts/download, artifacts/upload, `+
-		`cache/restore, cache/save, git/clone, legacy/script, script, script_legacy`)
+		`cache/restore, cache/save, git/clone, github/job, legacy/script, script, script_legacy`)
 	for text, want := range map[string]string{
 		"- {step: builtin://script, inputs: {script: x}}":                "x",
 		"- {step: dist://script, inputs: {script: x, shell: sh}}":        "x",

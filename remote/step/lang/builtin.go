@@ -73,6 +73,7 @@ var builtins = map[string]func() *pb.Definition{
 	DownloadArtifactsStep: embedded(DownloadArtifactsStep),
 	RestoreCacheStep:      embedded(RestoreCacheStep),
 	SaveCacheStep:         embedded(SaveCacheStep),
+	GitHubJobStep:         embedded(GitHubJobStep),
 }
 
 var scriptDefinition = sync.OnceValue(func() *pb.Definition {

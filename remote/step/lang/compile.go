@@ -190,7 +190,11 @@ func (c *compiler) step(d *draft, list *scope, i int, named bool) *pb.Step {
 		c.script(d, p, s)
 	case d.ref != nil:
 		p.Reference = c.reference(d.ref, p, s)
-		p.Inputs = c.values(d.inputs, s, "input")
+		if d.ref.action {
+			p.Inputs = c.valuesOf(d.inputs, s, "input", checkActionInput)
+		} else {
+			p.Inputs = c.values(d.inputs, s, "input")
+		}
 		if isScript(p.GetReference()) {
 			c.fail(joinScript(d, p))
 		}
@@ -311,6 +315,13 @@ func checkSizes(pairs []pair) error {
 
 // values compiles the inputs of a call or the outputs of a definition. what is "input" or "output".
 func (c *compiler) values(list []namedValue, s *scope, what string) map[string]*structpb.Value {
+	return c.valuesOf(list, s, what, func(w word) error { return checkName(w, "name of the "+what) })
+}
+
+// valuesOf is values with a check of names.
+func (c *compiler) valuesOf(
+	list []namedValue, s *scope, what string, check func(word) error,
+) map[string]*structpb.Value {
 	if len(list) == 0 {
 		return nil
 	}
@@ -318,7 +329,7 @@ func (c *compiler) values(list []namedValue, s *scope, what string) map[string]*
 	for _, v := range list {
 		c.key(v.name, s, what)
 		if !hasExpression(v.name.text) {
-			c.fail(checkName(v.name, "name of the "+what))
+			c.fail(check(v.name))
 		}
 		for _, text := range v.value.texts {
 			c.template(text, s, what+Quote(v.name.text))

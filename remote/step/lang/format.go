@@ -146,7 +146,7 @@ func stepOf(s *pb.Step) members {
 	case s.GetStep() != "":
 		o["step"] = s.GetStep()
 	case s.GetReference().GetProtocol() == pb.Reference_action:
-		o["action"] = s.GetReference().GetRepository() + "@" + s.GetReference().GetRev()
+		o["action"] = ActionText(s.GetReference())
 	case s.GetReference() != nil:
 		o["step"] = partsOf(s.GetReference())
 	}

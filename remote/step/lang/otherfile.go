@@ -24,8 +24,7 @@ func (t *text) otherFile(docs []*yaml.Node) error {
 	case root.Kind != yaml.MappingNode || member(root, "run") != nil || member(root, "exec") != nil:
 		return nil
 	case member(root, "on") != nil && member(root, "jobs") != nil:
-		return t.errorAt(1, 1, "it is a workflow of GitHub Actions, whose language is another one; write its steps as a "+
-			"list below run:, with a script each")
+		return t.errorAt(1, 1, "it is a workflow of GitHub Actions, not steps; stepmux local --format github runs it")
 	}
 	for i := 1; i < len(root.Content); i += 2 {
 		if job(root.Content[i]) {

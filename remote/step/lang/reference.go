@@ -29,17 +29,16 @@ func (c *compiler) reference(ref *draftReference, p *pb.Step, s *scope) *pb.Refe
 	return parsed
 }
 
-// action reads owner/repository[/path]@revision.
+// action reads the reference to a GitHub Action.
 func (c *compiler) action(ref *draftReference) *pb.Reference {
-	if ref.text.text == "" {
-		c.fail(ref.at.errorf("action is empty; write owner/repository@revision"))
+	if hasExpression(ref.text.text) {
+		c.later(ref.at.beyond().errorf("an action cannot have expressions; write its name and its revision"))
 	}
-	repository, rev, _ := strings.Cut(ref.text.text, "@")
-	if err := CheckRevision(rev); err != nil || repository == "" || strings.HasPrefix(repository, "-") ||
-		hasExpression(ref.text.text) {
-		c.later(ref.at.beyond().errorf("the action is not valid; write owner/repository@revision"))
+	action, err := ParseAction(ref.text.text)
+	if err != nil {
+		c.later(ref.at.beyond().errorf("%s", err))
 	}
-	return &pb.Reference{Protocol: pb.Reference_action, Repository: repository, Rev: rev}
+	return action
 }
 
 func (c *compiler) longReference(d *draftReference, s *scope) *pb.Reference {

@@ -103,7 +103,10 @@ func Describe(ref *pb.Reference) string {
 	case pb.Reference_builtin:
 		return "builtin://" + ref.GetPath()
 	case pb.Reference_action:
-		return fmt.Sprintf("%s@%s", ref.GetRepository(), ref.GetRev())
+		if u, dir, isURL := strings.Cut(ActionText(ref), "://"); isURL && u != "docker" {
+			return WithoutUserinfo(u + "://" + dir)
+		}
+		return ActionText(ref)
 	default:
 		return "a reference"
 	}

@@ -144,7 +144,7 @@ func stepSchema(list string, required []string) object {
 		"exec":    ref("exec"),
 		"run":     ref(list),
 		"action":  object{"type": "string", "minLength": 1},
-		"inputs":  ref("values"),
+		"inputs":  orNull(object{"type": "object"}),
 		"env":     ref("env"),
 		"when":    object{"enum": whens},
 		"if":      object{"type": []string{"string", "boolean"}},
@@ -156,6 +156,7 @@ func stepSchema(list string, required []string) object {
 	}
 	s["oneOf"] = one
 	s["allOf"] = []any{
+		when(not(has("action")), object{"properties": object{"inputs": ref("values")}}),
 		when(has("script"), object{"properties": object{"inputs": object{"propertyNames": object{"const": inputShell}}}}),
 		when(object{"anyOf": []any{has("exec"), has("run")}},
 			object{"properties": object{"inputs": object{"maxProperties": 0}}}),

@@ -3,6 +3,7 @@ package trace
 import (
 	"encoding/json"
 
+	"github.com/stepmux/stepmux/remote/step/annotation"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
 
@@ -52,6 +53,9 @@ type Step struct {
 		Stdout Log `json:"stdout"`
 		Stderr Log `json:"stderr"`
 	} `json:"logs,omitzero"`
+	// Summary is a text in Markdown, and Annotations are remarks about files; both of actions.
+	Summary     mask.Text               `json:"summary,omitzero"`
+	Annotations []annotation.Annotation `json:"annotations,omitempty"`
 	// Truncated tells that the trace became too large, and that large data of this step is left out.
 	Truncated bool   `json:"truncated,omitempty"`
 	Steps     []Step `json:"steps,omitempty"`

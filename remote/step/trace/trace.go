@@ -100,14 +100,15 @@ const (
 	FromEnv      = "env" // the environment variable STEPS
 	FromJSON     = "json"
 	FromGitLabCI = "gitlab-ci"
+	FromGitHub   = "github" // a workflow of GitHub Actions
 	FromGRPC     = "grpc"
 )
 
 // Source is where the text of a job came from.
 type Source struct {
-	// Kind is file, env, json, gitlab-ci or grpc.
+	// Kind is file, env, json, gitlab-ci, github or grpc.
 	Kind string `json:"kind"`
-	// JobName is the job of a .gitlab-ci.yml.
+	// JobName is the job of a .gitlab-ci.yml or a workflow.
 	JobName string `json:"job_name,omitempty"`
 	// Digest is that of the text. It is left out if the text holds a secret.
 	Digest Digest `json:"digest,omitempty"`

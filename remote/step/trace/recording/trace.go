@@ -134,6 +134,13 @@ func (t *tracer) step(s *pb.Step, res *engine.StepResult, path string) trace.Ste
 		step.Outputs, step.Exports = t.values(res.Outputs), t.values(res.Exports)
 	}
 	step.Exec = t.exec(rec)
+	if res.Summary != "" {
+		step.Summary = t.text(res.Summary, false)
+	}
+	for _, a := range res.Annotations {
+		a.Message, a.Title, a.File = t.message(a.Message), t.message(a.Title), t.paths.Mark(t.message(a.File))
+		step.Annotations = append(step.Annotations, a)
+	}
 	run := trace.StepRun{
 		Path: path, Started: res.Started.UTC(), Ended: res.Finished.UTC(), PID: rec.pid, MaxRSS: rec.exit.MaxRSS,
 		UserMS: ms(rec.exit.UserTime), SystemMS: ms(rec.exit.SystemTime), Cache: rec.cache,

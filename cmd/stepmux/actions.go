@@ -1,0 +1,62 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/standalone/actionmirror"
+)
+
+func newActionsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "actions",
+		Short: "Keep GitHub Actions for jobs that run without github.com",
+		Args:  arguments(),
+	}
+	cmd.AddCommand(newActionsVendorCommand())
+	return cmd
+}
+
+func newActionsVendorCommand() *cobra.Command {
+	var f formatFlag
+	dir, server := "actions", "https://github.com"
+	cmd := &cobra.Command{
+		Use:   "vendor [flags] FILE",
+		Short: "Bring the actions that a file needs into a directory",
+		Long: `Bring the actions that a workflow, an action.yml or a file of steps names, and those that they use themselves,
+into a directory: a bare git repository for each, with the revisions that are asked for. A job runs with these by
+--actions-base DIR. Images of docker actions are left out.
+
+Standard output has a line for each action: its reference and its commit. It uses git, with your configuration.`,
+		Example: `  stepmux actions vendor .github/workflows/test.yml --dir actions
+  stepmux local .github/workflows/test.yml --actions-base actions`,
+		Args: arguments("FILE"),
+		RunE: func(cmd *cobra.Command, files []string) error {
+			src, err := f.readFile(files[0], cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			uses, err := actionmirror.Uses(src.Name, src.Text, src.Format)
+			if err != nil {
+				return err
+			}
+			ctx, _, stop := endings(cmd.Context(), endsignal.All...)
+			defer stop()
+			err = actionmirror.Fill(ctx, server, dir, uses, func(a actionmirror.Action) {
+				fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
+			})
+			if err != nil {
+				return systemError(err)
+			}
+			return nil
+		},
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	fl.StringVar(&dir, "dir", dir, "the `directory`; it is made if it is missing")
+	fl.StringVar(&server, "server", server, "bring them from this `URL`")
+	return cmd
+}

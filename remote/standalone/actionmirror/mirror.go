@@ -1,0 +1,148 @@
+package actionmirror
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"strings"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Action is an action that is in the mirror.
+type Action struct {
+	// Uses is the reference.
+	Uses string
+	// Commit is the commit of its revision. A workflow that names it in place of the revision is pinned.
+	Commit string
+}
+
+// maxActions bounds the actions of one file, those that they use included.
+const maxActions = 1000
+
+// Uses returns the actions that a file names.
+func Uses(name string, text []byte, format standalone.Format) ([]string, error) {
+	if format == standalone.GitHub {
+		return action.WorkflowUses(name, text)
+	}
+	if base := filepath.Base(name); base == "action.yml" || base == "action.yaml" {
+		return action.ManifestUses(name, text)
+	}
+	def, err := lang.ParseCalled(name, text)
+	if err != nil {
+		return nil, err
+	}
+	var uses []string
+	var visit func(*pb.Definition)
+	visit = func(def *pb.Definition) {
+		for _, s := range def.GetSteps() {
+			if s.GetReference().GetProtocol() == pb.Reference_action {
+				uses = append(uses, lang.ActionText(s.GetReference()))
+			}
+			visit(s.GetDefinition())
+		}
+	}
+	visit(def)
+	return uses, nil
+}
+
+// Fill brings the actions, and those that they use, from a server such as https://github.com into dir. Actions of the
+// project and images are left out. It tells each action once it is there.
+func Fill(ctx context.Context, server, dir string, uses []string, tell func(Action)) error {
+	m := &mirror{server: strings.TrimSuffix(server, "/"), dir: dir}
+	done := map[string]bool{}
+	for len(uses) > 0 {
+		text := uses[0]
+		uses = uses[1:]
+		if done[text] {
+			continue
+		}
+		done[text] = true
+		ref, err := lang.ParseAction(text)
+		if err != nil {
+			return fmt.Errorf("%.160q: %w", text, err)
+		}
+		if ref.GetRepository() == "" {
+			continue
+		}
+		if len(done) > maxActions {
+			return fmt.Errorf("there are more than %d actions", maxActions)
+		}
+		commit, nested, err := m.add(ctx, ref)
+		if err != nil {
+			return fmt.Errorf("bring the action %s: %w", text, err)
+		}
+		tell(Action{text, commit})
+		uses = append(uses, nested...)
+	}
+	return nil
+}
+
+type mirror struct{ server, dir string }
+
+// add brings the revision of an action, and returns its commit and the actions that it uses.
+func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, uses []string, err error) {
+	repo := filepath.Join(m.dir, filepath.FromSlash(ref.GetRepository()))
+	if _, err := os.Stat(filepath.Join(repo, "objects")); err != nil {
+		if err := os.MkdirAll(repo, 0o755); err != nil {
+			return "", nil, err
+		}
+		if _, err := git(ctx, repo, "init", "--quiet", "--bare"); err != nil {
+			return "", nil, err
+		}
+	}
+	url, rev := m.server+"/"+ref.GetRepository(), ref.GetRev()
+	var failed error
+	for _, spec := range []string{"refs/tags/" + rev, "refs/heads/" + rev, rev} {
+		to := spec
+		if spec == rev {
+			to = "refs/commits/" + rev // a commit needs a ref that keeps it
+		}
+		_, failed = git(ctx, repo, "fetch", "--quiet", "--no-tags", "--depth=1", "--", url, "+"+spec+":"+to)
+		if failed == nil {
+			commit, failed = git(ctx, repo, "rev-parse", "--verify", to+"^{commit}")
+			break
+		}
+	}
+	if failed != nil {
+		return "", nil, failed
+	}
+	commit = strings.TrimSpace(commit)
+	for _, file := range []string{"action.yml", "action.yaml"} {
+		text, err := git(ctx, repo, "cat-file", "blob", commit+":"+path.Join(ref.GetPath(), file))
+		if err != nil {
+			continue
+		}
+		uses, err := action.ManifestUses(lang.Describe(ref)+"/"+file, []byte(text))
+		return commit, uses, err
+	}
+	return commit, nil, nil // a Dockerfile alone
+}
+
+// git runs git in a bare repository, and returns its output.
+func git(ctx context.Context, repo string, args ...string) (string, error) {
+	var out, talk bytes.Buffer
+	args = append([]string{"-c", "core.hooksPath=/dev/null", "--git-dir", repo}, args...)
+	cmd := exec.CommandContext(ctx, "git", args...)
+	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0")
+	cmd.Stdout, cmd.Stderr = &out, &talk
+	err := cmd.Run()
+	if said := strings.TrimSpace(talk.String()); err != nil && said != "" {
+		err = errors.New(said[:min(len(said), 400)])
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w", args[4], err)
+	}
+	return out.String(), nil
+}

@@ -1,0 +1,62 @@
+package actionmirror
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/remote/standalone"
+)
+
+func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
+	root := t.TempDir()
+	server := fetchtest.ServeGit(t, root)
+	commits := map[string]string{}
+	for name, text := range map[string]string{
+		"o/outer": "runs:\n  using: composite\n  steps:\n    - uses: o/inner/sub@v1\n    - uses: ./local\n",
+		"o/inner": "runs: {using: node20, main: x.js}\n",
+	} {
+		r := fetchtest.NewRepository(t, filepath.Join(root, name))
+		commits[name] = strings.TrimSpace(r.Commit("main", fetchtest.Texts(map[string]string{
+			"action.yml": text, "sub/action.yml": text,
+		})))
+		r.Git("tag", "v1", "main")
+	}
+	workflow := "jobs:\n  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {run: x}]}\n  b: {steps: [{uses: " +
+		"'o/inner@" +
+		commits["o/inner"] + "'}]}\n"
+	uses, err := Uses("w.yml", []byte(workflow), standalone.GitHub)
+	require.NoError(t, err)
+	require.Equal(t, []string{"docker://x", "o/inner@" + commits["o/inner"], "o/outer@v1"}, uses)
+	dir := t.TempDir()
+	got := map[string]string{}
+	for range 2 { // the second time it is there
+		require.NoError(t, Fill(t.Context(), server.URL, dir, uses, func(a Action) { got[a.Uses] = a.Commit }))
+	}
+	require.Equal(t, map[string]string{
+		"o/inner@" + commits["o/inner"]: commits["o/inner"], "o/outer@v1": commits["o/outer"],
+		"o/inner/sub@v1": commits["o/inner"],
+	}, got)
+	for _, name := range []string{"o/outer", "o/inner"} {
+		_, err := os.Stat(filepath.Join(dir, name, "objects"))
+		require.NoError(t, err)
+	}
+	err = Fill(t.Context(), server.URL, dir, []string{"o/missing@v1"}, func(Action) {})
+	require.ErrorContains(t, err, "bring the action o/missing@v1: git fetch: ")
+	err = Fill(t.Context(), server.URL, dir, []string{"o/x@--upload-pack=touch"}, func(Action) {})
+	require.ErrorContains(t, err, "the action is not valid")
+}
+
+func TestActionsOfStepsAreFoundWhereverTheyStand(t *testing.T) {
+	uses, err := Uses("job.yml", []byte("- {name: a, action: a/b@v1}\n- name: b\n  run: [{name: c, action: c/d/e@v2}]\n"),
+		standalone.Steps)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a/b@v1", "c/d/e@v2"}, uses)
+	uses, err = Uses("x/action.yml", []byte("runs: {using: composite, steps: [{uses: a/b@v1}]}"), standalone.Steps)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a/b@v1"}, uses)
+}

@@ -1,0 +1,66 @@
+package standalone
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// readGitHub reads a job of a workflow. The job becomes one step: the built-in one that runs such jobs.
+func readGitHub(src Source) (*Job, error) {
+	if len(src.Inputs) > 0 {
+		return nil, errors.New("inputs are for steps; a job of a workflow takes variables, as vars and secrets")
+	}
+	job, err := action.ReadJob(src.Name, src.Text, src.JobName)
+	if err != nil {
+		return nil, err
+	}
+	matrix := map[string]any{}
+	for name, text := range src.Matrix {
+		var v any
+		if json.Unmarshal([]byte(text), &v) != nil {
+			v = lang.EscapeExpressions(text)
+		}
+		matrix[name] = v
+	}
+	inputs := map[string]any{"workflow": lang.EscapeExpressions(string(src.Text)), "job": job.Name}
+	if len(matrix) > 0 {
+		inputs["matrix"] = matrix
+	}
+	steps, err := json.Marshal([]any{map[string]any{
+		"name": stepName(job.Name), "step": "builtin://" + lang.GitHubJobStep, "inputs": inputs,
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", src.Name, err)
+	}
+	text, err := fromJSON(src.Name, steps)
+	if err != nil {
+		return nil, err
+	}
+	def, err := lang.ParseCalled(src.Name, text)
+	if err != nil {
+		return nil, err
+	}
+	j := NewJob(Given{Notices: job.Notices, Steps: string(text), Config: engine.Config{Definition: def, Vars: src.Vars}})
+	j.name = job.Name
+	return j, nil
+}
+
+// stepName is the name of a workflow's job as a step can have it.
+func stepName(job string) string {
+	name := strings.Map(func(c rune) rune {
+		if c == '-' || c > 0x7f {
+			return '_'
+		}
+		return c
+	}, job)
+	if !lang.IsName(name) {
+		return "job"
+	}
+	return name
+}

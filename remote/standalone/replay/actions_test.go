@@ -1,0 +1,51 @@
+package replay
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+func TestActionsOfAWorkflowAreRepeatedByTheirCommit(t *testing.T) {
+	mirror := t.TempDir()
+	r := fetchtest.NewRepository(t, filepath.Join(mirror, "octo/greet"))
+	action := func(text string) map[string]string {
+		return map[string]string{
+			"action.yml": "inputs: {who: {default: '${{ github.actor }}'}}\nruns:\n  using: composite\n  steps:\n" +
+				"    - {shell: bash, run: 'echo " + text + " ${{ inputs.who }}; echo \"# done\" >> $GITHUB_STEP_SUMMARY'}\n",
+		}
+	}
+	r.Commit("main", fetchtest.Texts(action("hello")))
+	r.Git("tag", "v1", "main")
+	tr := newTrial(t)
+	tr.mirrors = map[string]string{"https://github.com/": mirror + "/"}
+	j, err := standalone.Read(standalone.Source{
+		Name: "test.yml", Format: standalone.GitHub, WorkDir: tr.work, Matrix: map[string]string{"os": "linux"},
+		Text: []byte("on: push\njobs:\n  a-b:\n    steps:\n      - uses: octo/greet@v1\n" +
+			"      - run: 'echo \"::warning file=x::${{ matrix.os }} ${{ secrets.KEY }}\"'\n"),
+		Vars: []engine.Variable{{Key: "GITHUB_ACTOR", Value: "mona"}, {Key: "KEY", Value: "geheim-1234", Masked: true}},
+	})
+	require.NoError(t, err)
+	first := tr.recordJob(j)
+	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
+	require.Equal(t, "hello mona\nWarning: linux [MASKED]\n", tr.log.String())
+	require.Equal(t, trace.FromGitHub, first.Identity.Job.Source.Kind)
+	steps := first.Identity.Steps[0].Steps
+	require.Equal(t, "# done\n", steps[0].Steps[0].Summary.Value)
+	require.Equal(t, "linux [MASKED]", steps[1].Annotations[0].Message)
+
+	r.Commit("main", fetchtest.Texts(action("something else")))
+	r.Git("tag", "--force", "v1", "main")
+	elsewhere := newTrial(t) // another project, another cache
+	elsewhere.mirrors = tr.mirrors
+	key := func(c *Config) { c.Secrets = map[string]string{"KEY": "geheim-1234"} }
+	elsewhere.requireSame(elsewhere.replay(first, key))
+	require.True(t, strings.HasPrefix(elsewhere.log.String(), "hello mona\n"))
+}

@@ -1,0 +1,50 @@
+package action
+
+import "strings"
+
+// command is a workflow command: a line of output that asks the runner for something.
+type command struct {
+	name       string
+	properties map[string]string // by their names in lower case
+	data       string
+}
+
+var (
+	dataEscapes     = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%25", "%")
+	propertyEscapes = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%3A", ":", "%2C", ",", "%25", "%")
+	oldEscapes      = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%3B", ";", "%5D", "]")
+)
+
+// commandNames are the commands that are known. Others are text.
+var commandNames = map[string]bool{
+	"set-output": true, "save-state": true, "add-mask": true, "add-path": true, "set-env": true, "group": true,
+	"endgroup": true, "debug": true, "notice": true, "warning": true, "error": true, "add-matcher": true,
+	"remove-matcher": true, "echo": true, "stop-commands": true,
+}
+
+// parseCommand reads ::name key=value,key=value::data, or the older ##[name key=value;key=value]data. Blanks may stand
+// before it.
+func parseCommand(line string) (c command, ok bool) {
+	line = strings.TrimLeft(line, " \t")
+	var head, separator string
+	escapes, values := dataEscapes, propertyEscapes
+	if rest, found := strings.CutPrefix(line, "::"); found {
+		head, c.data, ok = strings.Cut(rest, "::")
+		separator = ","
+	} else if rest, found := strings.CutPrefix(line, "##["); found {
+		head, c.data, ok = strings.Cut(rest, "]")
+		separator, escapes, values = ";", oldEscapes, oldEscapes
+	}
+	if !ok {
+		return c, false
+	}
+	name, properties, _ := strings.Cut(strings.TrimSpace(head), " ")
+	c.name, c.data = strings.ToLower(name), escapes.Replace(c.data)
+	c.properties = map[string]string{}
+	for _, p := range strings.Split(strings.TrimSpace(properties), separator) {
+		if key, value, found := strings.Cut(p, "="); found && value != "" {
+			c.properties[strings.ToLower(strings.TrimSpace(key))] = values.Replace(value)
+		}
+	}
+	return c, c.name != ""
+}

@@ -1,0 +1,150 @@
+package action
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
+)
+
+const (
+	// maxFile is the longest command file that is read, in bytes.
+	maxFile = 8 << 20
+	// maxSummary is the longest summary of a step, in bytes.
+	maxSummary = 1 << 20
+	// maxEntries is the most entries of a command file.
+	maxEntries = 10_000
+)
+
+// fileKinds are the command files of a step, and the ends of the variables that name them.
+var fileKinds = []string{"output", "env", "path", "state", "step_summary"}
+
+// files are the command files of a step, in a directory of their own.
+type files struct{ dir string }
+
+func (f files) path(kind string) string { return filepath.Join(f.dir, kind) }
+
+// create makes the files, empty.
+func (f files) create() error {
+	if err := os.Mkdir(f.dir, 0o700); err != nil {
+		return fmt.Errorf("create the directory of the command files: %w", err)
+	}
+	for _, kind := range fileKinds {
+		if err := writePrivate(f.path(kind), ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writePrivate writes a new file that only its owner can read.
+func writePrivate(path, text string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("create %s: %w", filepath.Base(path), err)
+	}
+	_, err = file.WriteString(text)
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+// read returns the content of a command file. The step may have put anything in its place.
+func (f files) read(kind string) (string, error) {
+	info, err := os.Lstat(f.path(kind))
+	switch {
+	case err == nil && info.Mode()&os.ModeSymlink != 0:
+		err = errors.New("the step has replaced it by a symbolic link; write to the file that is there")
+	case err == nil && info.Size() > maxFile:
+		err = fmt.Errorf("it has %d bytes, the limit is %d; pass large data in a file of the project", info.Size(), maxFile)
+	}
+	var data []byte
+	if err == nil {
+		data, err = boundedfile.Read(f.path(kind), maxFile)
+	}
+	if err == nil && !utf8.Valid(data) {
+		err = errors.New("it is not valid UTF-8")
+	}
+	if err != nil {
+		return "", fmt.Errorf("unable to process file command '%s' successfully: %w", kind, err)
+	}
+	return strings.TrimPrefix(string(data), "\uFEFF"), nil
+}
+
+// entries reads a command file of names and values.
+func (f files) entries(kind string) ([]setting, error) {
+	text, err := f.read(kind)
+	if err != nil {
+		return nil, err
+	}
+	list, err := parseEntries(text)
+	if err != nil {
+		return nil, fmt.Errorf("unable to process file command '%s' successfully: %w", kind, err)
+	}
+	return list, nil
+}
+
+// parseEntries reads name=value lines, and values of several lines as name<<DELIMITER, the lines, and DELIMITER.
+func parseEntries(text string) ([]setting, error) {
+	var list []setting
+	n := 0
+	for text != "" {
+		var line string
+		line, text, _ = strings.Cut(text, "\n")
+		line = strings.TrimSuffix(line, "\r")
+		n++
+		if line == "" {
+			continue
+		}
+		if len(list) == maxEntries {
+			return nil, fmt.Errorf("line %d: there are more than %d values", n, maxEntries)
+		}
+		equals, heredoc := strings.Index(line, "="), strings.Index(line, "<<")
+		switch {
+		case equals >= 0 && (heredoc < 0 || equals < heredoc):
+			if equals == 0 {
+				return nil, fmt.Errorf("line %d: invalid format '%.160s': the name must not be empty", n, line)
+			}
+			list = append(list, setting{line[:equals], line[equals+1:], n})
+		case heredoc > 0 && heredoc+2 < len(line):
+			name, delimiter := line[:heredoc], line[heredoc+2:]
+			value, rest, lines, found := untilDelimiter(text, delimiter)
+			if !found {
+				return nil, fmt.Errorf("line %d: invalid value: matching delimiter not found '%.160s'", n, delimiter)
+			}
+			list = append(list, setting{name, value, n})
+			text, n = rest, n+lines
+		case heredoc >= 0:
+			return nil, fmt.Errorf("line %d: invalid format '%.160s': neither the name nor the delimiter may be empty", n, line)
+		default:
+			return nil, fmt.Errorf("line %d: invalid format '%.160s'; write name=value", n, line)
+		}
+	}
+	return list, nil
+}
+
+// untilDelimiter returns the lines of text before the line delimiter, and the text after that.
+func untilDelimiter(text, delimiter string) (value, rest string, lines int, found bool) {
+	for at := 0; at <= len(text); {
+		line, _, more := strings.Cut(text[at:], "\n")
+		next := at + len(line) + 1
+		lines++
+		if strings.TrimSuffix(line, "\r") == delimiter {
+			value = strings.TrimSuffix(strings.TrimSuffix(text[:at], "\n"), "\r")
+			return value, text[min(next, len(text)):], lines, true
+		}
+		if !more {
+			return "", "", lines, false
+		}
+		at = next
+	}
+	return "", "", lines, false
+}

@@ -1,0 +1,237 @@
+package action
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// Directories in the container of a docker action.
+const (
+	inWorkspace = "/github/workspace"
+	inHome      = "/github/home"
+	inWorkflow  = "/github/workflow"
+	inFiles     = "/github/file_commands"
+	inTemp      = "/github/runner_temp"
+)
+
+const dockerSocket = "/var/run/docker.sock"
+
+// runDocker runs an action by the docker command: a stage with a program of its own, or the image's.
+func (x *running) runDocker(
+	ctx context.Context, res *engine.StepResult, a *loaded, inputs, env map[string]string, entrypoint string,
+) engine.Result {
+	p := process{files: files{x.call.FilesDir()}}
+	if err := x.begin(res, p, engine.Command); err != nil {
+		return engine.Failed(err)
+	}
+	host := x.environment(p.files)
+	docker, err := x.docker(host)
+	if err != nil {
+		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+	}
+	image, built := strings.CutPrefix(a.image, "docker://")
+	if !built {
+		if image, err = x.imageName(a); err != nil {
+			return engine.Failed(err)
+		}
+		if o := x.build(ctx, a, docker, image, host); o.Status != engine.Success {
+			return o
+		}
+	}
+	if err := p.files.create(); err != nil {
+		return engine.Failed(err)
+	}
+	argv, inside, err := x.dockerRun(a, docker, image, entrypoint, inputs, env, p.files)
+	if err != nil {
+		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+	}
+	// The client passes on the variables that its arguments name, so that no value is in an argument. The few that change
+	// the client itself have been left out.
+	all := maps.Clone(host)
+	maps.Copy(all, inside)
+	for _, name := range clientVariables {
+		if v, there := host[name]; there {
+			all[name] = v
+		}
+	}
+	p.Argv, p.Dir = argv, x.work()
+	o := x.exec(ctx, p, all)
+	removeContainer(context.WithoutCancel(ctx), docker, cidFile(p.files), host)
+	return explain(o, a)
+}
+
+// cidFile gets the id of a container.
+func cidFile(f files) string { return f.dir + ".cid" }
+
+// removeTimeout bounds the removal of a container.
+const removeTimeout = 10 * time.Second
+
+// removeContainer removes a container that outlived the docker command, as when that was killed.
+func removeContainer(ctx context.Context, docker, file string, env map[string]string) {
+	id, err := boundedfile.Read(file, maxText)
+	if err != nil {
+		return
+	}
+	_ = os.Remove(file)
+	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
+	defer cancel()
+	remove := exec.CommandContext(ctx, docker, "rm", "--force", string(id))
+	remove.Env = lines(env)
+	_ = remove.Run() // most containers are gone, and that is an error here
+}
+
+// clientVariables are the variables that the docker command itself needs.
+var clientVariables = []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "TMPDIR"}
+
+// explain adds the likely cause to a failure of the docker command itself.
+func explain(o engine.Result, a *loaded) engine.Result {
+	if o.Status == engine.Failure && (o.ExitCode == 125 || o.ExitCode == 1 && strings.HasPrefix(o.Message, "build")) {
+		code := fmt.Sprintf(": exit status %d", o.ExitCode)
+		o.Message = fmt.Sprintf("run the action %s: the docker command failed; does its daemon run, and may this user use "+
+			"it? Its output says more%s", a.name(), code)
+	}
+	return o
+}
+
+// docker returns the program docker.
+func (x *running) docker(env map[string]string) (string, error) {
+	if x.cfg.Docker != "" {
+		return x.cfg.Docker, nil
+	}
+	for _, name := range []string{"docker", "podman"} {
+		if found, err := proc.Find(name, x.work(), lines(env)); err == nil {
+			return found, nil
+		}
+	}
+	return "", errors.New("neither docker nor podman is in PATH: install one of them where the job runs, or name it " +
+		"with --docker")
+}
+
+// imageName is the name of the image that is built of the action's Dockerfile.
+func (x *running) imageName(a *loaded) (string, error) {
+	if !filepath.IsLocal(a.image) {
+		return "", fmt.Errorf("run the action %s: its image %.160q is neither a Dockerfile of the action nor docker://",
+			a.name(), a.image)
+	}
+	tag := "local"
+	if a.component != nil {
+		tag = strings.TrimPrefix(a.component.Tree, "sha256:")
+	}
+	return "stepmux-action:" + tag, nil
+}
+
+// build builds the image of the action's Dockerfile.
+func (x *running) build(ctx context.Context, a *loaded, docker, image string, env map[string]string) engine.Result {
+	file := filepath.Join(a.dir, a.image)
+	p := process{files: files{x.call.FilesDir()}}
+	if err := p.files.create(); err != nil {
+		return engine.Failed(err)
+	}
+	p.Argv, p.Dir = []string{docker, "build", "--tag", image, "--file", file, filepath.Dir(file)}, x.work()
+	o := x.exec(ctx, p, env)
+	if o.Status == engine.Failure {
+		o.Message = "build the image: " + o.Message
+	}
+	return explain(o, a)
+}
+
+// dockerRun returns the command that runs a container, and the environment in it.
+func (x *running) dockerRun(
+	a *loaded, docker, image, entrypoint string, inputs, env map[string]string, f files,
+) (argv []string, inside map[string]string, err error) {
+	if len(a.inputs) == 0 && strings.HasPrefix(a.image, "docker://") { // uses: docker://image
+		entrypoint = first(entrypoint, inputs["INPUT_ENTRYPOINT"])
+	}
+	argv = []string{
+		docker, "run", "--rm", "--cidfile", cidFile(f), "--workdir", inWorkspace, "--volume", x.work() + ":" + inWorkspace,
+		"--volume", filepath.Join(x.base(), "home") + ":" + inHome, "--volume", x.base() + ":" + inWorkflow,
+		"--volume", f.dir + ":" + inFiles, "--volume", x.temp() + ":" + inTemp,
+	}
+	if x.cfg.DockerSocket {
+		argv = append(argv, "--volume", dockerSocket+":"+dockerSocket)
+	}
+	if entrypoint != "" {
+		argv = append(argv, "--entrypoint", entrypoint)
+	}
+	inside, args, err := x.dockerEnv(a, inputs, env, f)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range slices.Sorted(maps.Keys(inside)) {
+		if slices.Contains(clientVariables, name) {
+			argv = append(argv, "--env", name+"="+inside[name])
+		} else {
+			argv = append(argv, "--env", name)
+		}
+	}
+	return append(append(argv, image), args...), inside, nil
+}
+
+func first(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+// dockerEnv returns the environment in the container, with the paths that are right there, and the arguments.
+func (x *running) dockerEnv(
+	a *loaded, inputs, env map[string]string, f files,
+) (inside map[string]string, args []string, err error) {
+	inside = map[string]string{}
+	maps.Copy(inside, x.global) // of the machine's environment nothing is right in there
+	maps.Copy(inside, x.list.env)
+	maps.Copy(inside, x.env)
+	maps.Copy(inside, env)
+	named := map[string]string{}
+	for _, in := range a.inputs {
+		named[in.name] = inputs["INPUT_"+strings.ToUpper(strings.ReplaceAll(in.name, " ", "_"))]
+	}
+	inner := *x.list
+	inner.action, inner.inputs, inner.file = a, named, a.name()+"/"+a.file
+	for _, e := range a.env {
+		if inside[e.name], err = inner.text(e.text, e.line, "env "+e.name); err != nil {
+			return nil, nil, err
+		}
+	}
+	for name, value := range x.variables(f, actionName(x.spec)) {
+		inside[name] = x.translate(value, f)
+	}
+	inside["HOME"] = inHome
+	given, there := inputs["INPUT_ARGS"]
+	if there {
+		args, err = split(given)
+		return inside, args, err
+	}
+	for _, arg := range a.args {
+		v, err := expression.Template(arg, inner.scope(arg, nil))
+		if err != nil {
+			return nil, nil, fmt.Errorf("args: %w", err)
+		}
+		args = append(args, v.Text())
+	}
+	return inside, args, nil
+}
+
+// translate replaces a path of the machine by that in the container.
+func (x *running) translate(value string, f files) string {
+	for _, m := range [][2]string{{f.dir, inFiles}, {x.temp(), inTemp}, {x.base(), inWorkflow}, {x.work(), inWorkspace}} {
+		if rest, ok := strings.CutPrefix(value, m[0]); ok && (rest == "" || rest[0] == os.PathSeparator) {
+			return m[1] + rest
+		}
+	}
+	return value
+}

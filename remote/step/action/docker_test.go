@@ -1,0 +1,88 @@
+package action
+
+import (
+	"cmp"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// daemonPatience is how long a docker daemon may take to start.
+const daemonPatience = time.Minute
+
+// dockerHost returns the address of a docker daemon: the one that runs here, or a private one.
+func dockerHost(t *testing.T) string {
+	t.Helper()
+	docker := needs(t, "docker")
+	if exec.Command(docker, "info").Run() == nil {
+		return cmp.Or(os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
+	}
+	daemon := needs(t, "dockerd")
+	if os.Getuid() != 0 {
+		t.Skip("part missing: only root can start a docker daemon")
+	}
+	dir, err := os.MkdirTemp("", "dk") //nolint:usetesting // the path of a socket is short
+	require.NoError(t, err)
+	host := "unix://" + dir + "/s"
+	cmd := exec.Command(daemon, "--data-root", dir+"/data", "--exec-root", dir+"/exec", "--pidfile", dir+"/pid",
+		"-H", host, "--iptables=false", "--ip6tables=false", "--bridge=none")
+	log, err := os.Create(filepath.Join(dir, "log"))
+	require.NoError(t, err)
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		require.NoError(t, cmd.Process.Signal(unix.SIGTERM))
+		_ = cmd.Wait() // its exit status says nothing
+		require.NoError(t, log.Close())
+		require.NoError(t, os.RemoveAll(dir))
+	})
+	require.Eventually(t, func() bool {
+		info := exec.Command(docker, "info")
+		info.Env = append(os.Environ(), "DOCKER_HOST="+host)
+		return info.Run() == nil
+	}, daemonPatience, 200*time.Millisecond)
+	return host
+}
+
+func TestStoppedDockerActionLeavesNoContainer(t *testing.T) {
+	tr := newTrial(t)
+	t.Setenv("DOCKER_HOST", dockerHost(t))
+	tr.cfg.Env = map[string]string{"DOCKER_HOST": os.Getenv("DOCKER_HOST")}
+	provideImage(t, "alpine:3.22")
+	tr.file("a/action.yml", "runs:\n  using: docker\n  image: docker://alpine:3.22\n  entrypoint: /bin/sh\n"+
+		"  args: [-c, 'echo begun; trap \"\" INT TERM; while :; do cat /dev/null; done']\n")
+	tr.workflow("- uses: ./a\n")
+	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Second) }) })
+	require.Equal(t, engine.Cancelled, res.Status, res.Message)
+	out, err := exec.Command("docker", "ps", "--quiet", "--all").Output()
+	require.NoError(t, err)
+	require.Empty(t, strings.TrimSpace(string(out)))
+}
+
+func TestMountsAndPathsOfADockerAction(t *testing.T) {
+	tr := newTrial(t)
+	t.Setenv("DOCKER_HOST", dockerHost(t))
+	tr.cfg.Env = map[string]string{"DOCKER_HOST": os.Getenv("DOCKER_HOST")}
+	provideImage(t, "alpine:3.22")
+	tr.file("file", "of the workspace\n")
+	tr.workflow(`- uses: docker://alpine:3.22
+  env: {PASSED: "on", SOCKET: /var/run/docker.sock}
+  with:
+    entrypoint: /bin/sh
+    args: -c "cat file; echo $PASSED $HOME $GITHUB_WORKSPACE $RUNNER_TEMP; echo x=y >> $GITHUB_ENV; ls $SOCKET; true"
+- run: echo "then $x"
+`)
+	tr.succeed()
+	require.Contains(t, tr.log.String(),
+		"of the workspace\non /github/home /github/workspace /github/runner_temp\n")
+	require.Contains(t, tr.log.String(), "then y\n")
+	require.Contains(t, tr.log.String(), "No such file", "the socket is not there")
+}

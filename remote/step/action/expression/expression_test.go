@@ -1,0 +1,148 @@
+package expression
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// scope has a context and a function.
+var scope = Scope{
+	Values: map[string]Value{"env": Texts(map[string]string{"A": "x", "B": "y"})},
+	Functions: map[string]Function{
+		"always": {Call: func([]Value) (Value, error) { return Boolean(true), nil }},
+		"fails":  {Min: 1, Max: 1, Call: func([]Value) (Value, error) { return Value{}, errors.New("its own error") }},
+	},
+}
+
+func TestTemplateKeepsTheTypeOfAnExpressionThatStandsAlone(t *testing.T) {
+	for text, want := range map[string]any{
+		"":                            "",
+		"plain }} text":               "plain }} text",
+		"${{ 1 == 1 }}":               true,
+		"${{ 0.5 }}":                  0.5,
+		"a ${{ 1 == 1 }} b ${{ 2 }}":  "a true b 2",
+		"${{ env.a }}${{ ENV.B }}":    "xy",
+		"${{ 'a }} b' }}":             "a }} b",
+		"${{ '}}''${{' }}!":           "}}'${{!",
+		"${{ Always() && env.none }}": nil,
+		"${{ }}":                      nil,
+		"${{ env }}":                  map[string]any{"A": "x", "B": "y"},
+	} {
+		v, err := Template(text, scope)
+		require.NoError(t, err, text)
+		require.Equal(t, want, v.Any(), text)
+	}
+}
+
+func TestErrorsTellWhereInTheTextTheyAre(t *testing.T) {
+	for text, want := range map[string]string{
+		"echo ${{ nope.x }}":      "nope.x }}",
+		"${{ 1 }} ${{ 1 +2 }}":    "+2 }}",
+		"${{ always(1) }}":        "always(1) }}",
+		"x ${{ env.A":             "${{ env.A",
+		"${{ join() }}":           "join() }}",
+		"${{ case(true, 1) }}":    "case(true, 1) }}",
+		"${{ (1 }}":               "1 }}",
+		"${{ format('a', ) }}":    ") }}",
+		"${{ env.A == 'a' && }}z": "& }}z",
+	} {
+		_, err := Template(text, scope)
+		var bad *Error
+		require.ErrorAs(t, err, &bad, text)
+		require.Equal(t, want, text[bad.Offset:], "%s", err)
+	}
+	_, err := Template("${{ fails(1) }}", scope)
+	require.EqualError(t, err, "its own error")
+}
+
+func TestLimitsHold(t *testing.T) {
+	for what, text := range map[string]string{
+		"Exceeded max expression length 21000":            strings.Repeat("1", MaxLength+1),
+		"Exceeded max expression depth 50":                strings.Repeat("(", 20_000),
+		"Error parsing fromJson: it is nested deeper":     "fromJSON('" + strings.Repeat("[", 10_000) + "')",
+		"Error parsing fromJson: the text is empty or en": "fromJSON('')",
+		"Error parsing fromJson: something follows":       "fromJSON('1 2')",
+	} {
+		_, err := Evaluate(text, scope)
+		require.ErrorContains(t, err, what)
+	}
+	_, err := Evaluate(strings.Repeat("!", 20_000)+"1", scope)
+	require.ErrorContains(t, err, "depth")
+	_, err = Evaluate("env"+strings.Repeat(".a", 60), scope)
+	require.ErrorContains(t, err, "depth")
+
+	// Each level has the text of the one below it ten times.
+	text := "'0123456789'"
+	for range 8 {
+		text = "format('{0}{0}{0}{0}{0}{0}{0}{0}{0}{0}', " + text + ")"
+	}
+	_, err = Evaluate(text, scope)
+	require.ErrorContains(t, err, "maximum allowed memory")
+}
+
+func TestCaseComputesOnlyItsChoice(t *testing.T) {
+	v, err := Evaluate("case(false, fails(1), true, 'yes', fails(2))", scope)
+	require.NoError(t, err)
+	require.Equal(t, "yes", v.Text())
+	_, err = Evaluate("false || fails(1)", scope)
+	require.EqualError(t, err, "its own error")
+	v, err = Evaluate("false && fails(1)", scope)
+	require.NoError(t, err)
+	require.Equal(t, false, v.Any())
+}
+
+func TestCallsFindsFunctionsAnywhere(t *testing.T) {
+	x, err := Parse("env.A == 'x' && (format('{0}', [1]) || !always())", scope)
+	require.Error(t, err)
+	require.Nil(t, x)
+	x, err = Parse("env.A == 'always()' && env[format('{0}', !always())]", scope)
+	require.NoError(t, err)
+	require.True(t, x.Calls("success", "always"))
+	require.False(t, x.Calls("success", "failure"))
+}
+
+func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {
+	for text, want := range map[string]string{
+		"0.1": "0.1", "1e14": "100000000000000", "123456789012345678": "1.23456789012346E+17", "1e15": "1E+15",
+		"0.0001": "0.0001", "0.00001": "1E-05", "-1.5e-7": "-1.5E-07", "1e300": "1E+300", "-0": "0", "1e999": "Infinity",
+		"0xFFFFFFFF": "-1", "3.": "3",
+	} {
+		v, err := Evaluate(text, scope)
+		require.NoError(t, err, text)
+		require.Equal(t, want, v.Text(), text)
+	}
+}
+
+// FuzzEvaluate finds panics, errors outside of the text, and values that toJSON and fromJSON do not carry.
+func FuzzEvaluate(f *testing.F) {
+	for _, seed := range []string{
+		"env.A == 'x'", "format('{0}{{', 1)", "fromJSON('[1,{\"a\":null}]').*.a", "!(.5 < 0x1F) || case(true,1,2)",
+		"join(env.*, '''')", "contains(env, 'x') && always()", "-Infinity != NaN", "env[*]['a'][0]",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		v, err := Evaluate(text, scope)
+		var bad *Error
+		if errors.As(err, &bad) {
+			require.LessOrEqual(t, bad.Offset, len(text))
+		}
+		if err != nil {
+			return
+		}
+		if strings.Contains(v.Text(), "Infinity") || v.Kind() == "Number" && v.Text() == "NaN" {
+			return // JSON has no such numbers
+		}
+		s := Scope{Values: map[string]Value{"v": v}}
+		again, err := Evaluate("toJSON(fromJSON(toJSON(v)))", s)
+		if err != nil {
+			return // too large, or an array with NaN
+		}
+		once, err := Evaluate("toJSON(v)", s)
+		require.NoError(t, err)
+		require.Equal(t, once.Text(), again.Text())
+	})
+}

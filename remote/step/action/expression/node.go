@@ -1,0 +1,183 @@
+package expression
+
+import "slices"
+
+// node is a part of an expression.
+type node interface {
+	eval(e *evaluation) (Value, error)
+	below() []node
+}
+
+type (
+	literal    struct{ value Value }
+	named      struct{ name string }
+	grouped    struct{ of node }
+	negation   struct{ of node }
+	comparison struct {
+		op          string
+		left, right node
+	}
+	// logic is a chain of && or ||.
+	logic struct {
+		op       string
+		operands []node
+	}
+	// index is an access to a property or an item, or, if by is nil, to all of them.
+	index struct{ of, by node }
+	call  struct {
+		name    string
+		args    []node
+		builtin func(*evaluation, []node) (Value, error) // nil for a function of the scope
+	}
+)
+
+func (*literal) below() []node      { return nil }
+func (*named) below() []node        { return nil }
+func (n *grouped) below() []node    { return n.of.below() } // parentheses are no level
+func (n *negation) below() []node   { return []node{n.of} }
+func (n *comparison) below() []node { return []node{n.left, n.right} }
+func (n *logic) below() []node      { return n.operands }
+func (n *call) below() []node       { return n.args }
+
+func (n *index) below() []node {
+	if n.by == nil {
+		return []node{n.of, &literal{}}
+	}
+	return []node{n.of, n.by}
+}
+
+// depth is how deep n is nested.
+func depth(n node) int {
+	deepest := 0
+	for _, b := range n.below() {
+		deepest = max(deepest, depth(b))
+	}
+	return deepest + 1
+}
+
+// Calls reports whether the expression calls one of the functions, whose names are in lower case.
+func (x *Expression) Calls(functions ...string) bool { return calls(x.root, functions) }
+
+func calls(n node, functions []string) bool {
+	if c, ok := n.(*call); ok && slices.Contains(functions, c.name) {
+		return true
+	}
+	return slices.ContainsFunc(n.below(), func(b node) bool { return calls(b, functions) })
+}
+
+// maxMemory bounds the results of an expression, in bytes.
+const maxMemory = 10 << 20
+
+// evaluation is one call of Eval.
+type evaluation struct {
+	scope Scope
+	spent int
+}
+
+// spend counts the bytes of a text, or of the items of a list, that was made.
+func (e *evaluation) spend(bytes int) error {
+	if e.spent += bytes; e.spent > maxMemory {
+		return nowhere("The maximum allowed memory size was exceeded: the expression computes more than %d bytes", maxMemory)
+	}
+	return nil
+}
+
+// Eval computes the expression. s has at least the names of the Scope that it was parsed with. The error is an
+// [*Error], or that of a function of s.
+func (x *Expression) Eval(s Scope) (Value, error) {
+	return x.root.eval(&evaluation{scope: s})
+}
+
+func (n *literal) eval(*evaluation) (Value, error) { return n.value, nil }
+
+func (n *named) eval(e *evaluation) (Value, error) { return e.scope.Values[n.name], nil }
+
+func (n *grouped) eval(e *evaluation) (Value, error) { return n.of.eval(e) }
+
+func (n *negation) eval(e *evaluation) (Value, error) {
+	v, err := n.of.eval(e)
+	return Boolean(!v.Truthy()), err
+}
+
+func (n *logic) eval(e *evaluation) (v Value, err error) {
+	for _, operand := range n.operands {
+		if v, err = operand.eval(e); err != nil || v.Truthy() == (n.op == "||") {
+			break
+		}
+	}
+	return v, err
+}
+
+func (n *comparison) eval(e *evaluation) (Value, error) {
+	left, err := n.left.eval(e)
+	if err != nil {
+		return Value{}, err
+	}
+	right, err := n.right.eval(e)
+	if err != nil {
+		return Value{}, err
+	}
+	switch n.op {
+	case "==":
+		return Boolean(equal(left, right)), nil
+	case "!=":
+		return Boolean(!equal(left, right)), nil
+	case ">":
+		return Boolean(greater(left, right)), nil
+	case ">=":
+		return Boolean(equal(left, right) || greater(left, right)), nil
+	case "<":
+		return Boolean(less(left, right)), nil
+	default:
+		return Boolean(equal(left, right) || less(left, right)), nil
+	}
+}
+
+func (n *index) eval(e *evaluation) (Value, error) {
+	of, err := n.of.eval(e)
+	if err != nil {
+		return Value{}, err
+	}
+	if n.by == nil {
+		return of.all(e)
+	}
+	by, err := n.by.eval(e)
+	if err != nil {
+		return Value{}, err
+	}
+	list, ok := of.any.(*array)
+	if !ok || !list.filtered {
+		found, _ := of.at(by)
+		return found, nil
+	}
+	found := &array{filtered: true}
+	for _, item := range list.items {
+		if v, there := item.at(by); there {
+			found.items = append(found.items, v)
+		}
+	}
+	return Value{found}, e.spend(valueSize * len(found.items))
+}
+
+func (n *call) eval(e *evaluation) (Value, error) {
+	if n.builtin != nil {
+		return n.builtin(e, n.args)
+	}
+	args, err := e.all(n.args)
+	if err != nil {
+		return Value{}, err
+	}
+	return e.scope.Functions[n.name].Call(args)
+}
+
+// all computes nodes.
+func (e *evaluation) all(nodes []node) ([]Value, error) {
+	values := make([]Value, len(nodes))
+	for i, n := range nodes {
+		var err error
+		if values[i], err = n.eval(e); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}

@@ -1,0 +1,73 @@
+package expression
+
+import "strings"
+
+// Template evaluates the expressions in text, each between ${{ and }}. A text that is one expression alone keeps the
+// type of its value. The error is an [*Error] whose Offset is one of text.
+func Template(text string, s Scope) (Value, error) {
+	var out strings.Builder
+	rest := text
+	for {
+		literal, after, found := strings.Cut(rest, "${{")
+		if !found {
+			if out.Len() == 0 && len(rest) == len(text) {
+				return String(text), nil
+			}
+			out.WriteString(rest)
+			return String(out.String()), nil
+		}
+		start := len(text) - len(after)
+		end := closing(after)
+		if end < 0 {
+			return Value{}, &Error{
+				Message: "The expression is not closed. An unescaped ${{ sequence was found, but the closing }} sequence " +
+					"was not found",
+				Offset: start - len("${{"),
+			}
+		}
+		v, err := Evaluate(after[:end], s)
+		if err != nil {
+			return Value{}, moved(err, start)
+		}
+		rest = after[end+len("}}"):]
+		if literal == "" && rest == "" && start == len("${{") {
+			return v, nil
+		}
+		out.WriteString(literal)
+		out.WriteString(v.Text())
+		if out.Len() > maxMemory {
+			return Value{}, nowhere("The maximum allowed memory size was exceeded")
+		}
+	}
+}
+
+// closing returns where the expression ends that text begins with, or -1. A text in quotes may have braces.
+func closing(text string) int {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch {
+		case text[i] == '\'':
+			quoted = !quoted
+		case !quoted && strings.HasPrefix(text[i:], "}}"):
+			return i
+		}
+	}
+	return -1
+}
+
+// moved is err with an offset in the text around the expression, which begins at start.
+func moved(err error, start int) error {
+	if e, ok := err.(*Error); ok && e.Offset >= 0 { //nolint:errorlint // those of functions of the scope stay as they are
+		return &Error{Message: e.Message, Offset: start + e.Offset}
+	}
+	return err
+}
+
+// Evaluate parses and computes an expression.
+func Evaluate(text string, s Scope) (Value, error) {
+	x, err := Parse(strings.TrimSpace(text), s)
+	if err != nil {
+		return Value{}, moved(err, len(text)-len(strings.TrimLeft(text, " \t\r\n")))
+	}
+	return x.Eval(s)
+}

@@ -1,0 +1,292 @@
+package action
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/component"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Config says how actions run.
+type Config struct {
+	// Node is the program that runs actions for node. If empty, it is looked for: in the tool cache, and in PATH.
+	Node string
+	// Docker is the program that runs actions for docker. If empty, docker or, where that is missing, podman.
+	Docker string
+	// DockerSocket gives docker actions the socket of the docker daemon, with which they control the machine.
+	DockerSocket bool
+	// Base is a mirror of github.com: a URL, or a directory with a directory for each owner. If empty, actions come from
+	// github.com.
+	Base string
+	// RequirePinned refuses actions whose revision is not a full commit.
+	RequirePinned bool
+}
+
+// Mirrors returns the mirrors for a [fetch.Store] by which actions come from Base.
+func (c *Config) Mirrors() (map[string]string, error) {
+	if c.Base == "" {
+		return nil, nil
+	}
+	base := c.Base
+	if rest, ok := strings.CutPrefix(base, "file://"); ok {
+		base = rest
+	}
+	if !strings.Contains(base, "://") {
+		dir, err := filepath.Abs(base)
+		if err == nil {
+			_, err = os.Stat(dir)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find the actions (--actions-base): %w", err)
+		}
+		base = dir
+	} else if !strings.HasPrefix(base, "https://") && !strings.HasPrefix(base, "http://") {
+		return nil, fmt.Errorf("find the actions (--actions-base): %.160q is neither a directory nor an https:// URL", c.Base)
+	}
+	return map[string]string{githubServer + "/": strings.TrimSuffix(base, "/") + "/"}, nil
+}
+
+// New returns a function that makes the [engine.Language] of a job.
+func New(cfg Config) func() engine.Language {
+	return func() engine.Language { return &language{cfg: cfg} }
+}
+
+// language runs the actions of a job.
+type language struct {
+	cfg   Config
+	posts []*stage // of actions in lists of the engine's own language
+	ready bool     // the directories of the job exist
+}
+
+// Run implements [engine.Language].
+func (g *language) Run(ctx context.Context, call *engine.Call) engine.Result {
+	s := &session{language: g, call: call, global: map[string]string{}}
+	if err := s.open(); err != nil {
+		return engine.Failed(err)
+	}
+	if call.Reference == nil {
+		return s.runJob(ctx)
+	}
+	o := s.runCall(ctx)
+	g.posts = append(g.posts, s.posts...)
+	return o
+}
+
+// Finish implements [engine.Language].
+func (g *language) Finish(ctx context.Context) *engine.StepResult {
+	posts := g.posts
+	g.posts = nil
+	return runPosts(ctx, posts)
+}
+
+// loaded is an action that was found.
+type loaded struct {
+	*manifest
+	ref       *pb.Reference
+	dir, root string // root is that of the component; empty for an action of this machine
+	component *component.Component
+}
+
+// isRemote reports whether the action was fetched.
+func (a *loaded) isRemote() bool { return a.component != nil }
+
+// name is the action for a reader.
+func (a *loaded) name() string { return lang.Describe(a.ref) }
+
+// githubServer is where actions come from that are named by their repository.
+const githubServer = "https://github.com"
+
+// load finds the action of ref. locate returns where a local one is.
+func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(string) (string, error)) (*loaded, error) {
+	a := &loaded{ref: ref}
+	var err error
+	switch {
+	case strings.HasPrefix(ref.GetUrl(), "docker://"):
+		a.manifest = &manifest{using: "docker", image: ref.GetUrl()}
+		return a, nil
+	case ref.GetRev() == "":
+		if a.dir, err = locate(ref.GetPath()); err == nil {
+			a.manifest, err = readManifest(a.dir, ref.GetPath())
+		}
+		return a, err
+	case s.cfg.RequirePinned && !isCommit(ref.GetRev()):
+		return nil, fmt.Errorf("the action %s is not pinned: write the full commit in place of %.64q, or leave out "+
+			"--require-pinned", a.name(), ref.GetRev())
+	}
+	url := ref.GetUrl()
+	if url == "" {
+		url = githubServer + "/" + ref.GetRepository()
+	}
+	a.component, err = s.call.Fetch(ctx, &pb.Reference{Protocol: pb.Reference_git, Url: url, Rev: ref.GetRev()})
+	if err != nil {
+		return nil, fmt.Errorf("fetch the action %s: %w", a.name(), err)
+	}
+	a.root, a.dir = a.component.Root, filepath.Join(a.component.Root, filepath.FromSlash(ref.GetPath()))
+	a.manifest, err = readManifest(a.dir, a.name())
+	return a, err
+}
+
+// isCommit reports whether a revision is the full name of a commit.
+func isCommit(rev string) bool {
+	return (len(rev) == 40 || len(rev) == 64) && strings.Trim(strings.ToLower(rev), "0123456789abcdef") == ""
+}
+
+// found describes the action, whose parts are called names, for a trace.
+func (a *loaded) found(names []string) engine.Found {
+	def := &pb.Definition{Type: pb.DefinitionType_steps}
+	for _, name := range names {
+		def.Steps = append(def.Steps, &pb.Step{Name: name})
+	}
+	f := engine.Found{Definition: def, Dir: a.dir, Root: a.root, File: a.file, Text: a.text}
+	if a.component != nil {
+		f.Source, f.Cached = &a.component.Source, a.component.Cached
+	}
+	return f
+}
+
+// parts are the names of the stages of an action that has more than one.
+func (a *loaded) parts() []string {
+	if a.using == "composite" || !a.hasPre && !a.hasPost {
+		return nil
+	}
+	var names []string
+	if a.hasPre {
+		names = append(names, "pre")
+	}
+	names = append(names, "main")
+	if a.hasPost {
+		names = append(names, "post")
+	}
+	return names
+}
+
+// newResults returns results for parts of res.
+func newResults(res *engine.StepResult, names []string) []engine.StepResult {
+	list := make([]engine.StepResult, len(names))
+	for i, name := range names {
+		list[i] = engine.StepResult{Name: name, Path: append(slices.Clip(res.Path), name), Status: engine.Skipped}
+	}
+	return list
+}
+
+// runCall runs an action of a list in the engine's language.
+func (s *session) runCall(ctx context.Context) engine.Result {
+	c := s.call
+	top := &list{session: s, steps: map[string]*state{}, env: map[string]string{}}
+	a, err := s.load(ctx, c.Reference, func(path string) (string, error) {
+		dir, _, err := c.Locate(path)
+		return dir, err
+	})
+	if err != nil {
+		return engine.Failed(err)
+	}
+	if !a.isRemote() && c.Reference.GetRev() == "" {
+		if _, root, err := c.Locate("."); err == nil {
+			a.root = root
+		}
+	}
+	spec := &step{loaded: a}
+	for name, v := range c.Inputs {
+		spec.with = append(spec.with, setting{name: name, text: v.Text()})
+	}
+	slices.SortFunc(spec.with, func(a, b setting) int { return cmp.Compare(a.name, b.name) })
+	x := &running{list: top, spec: spec, res: c.Result, literal: true, state: map[string]string{}}
+	if names := a.parts(); names != nil {
+		c.Result.Steps = newResults(c.Result, names)
+	}
+	if a.hasPre {
+		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
+			return o
+		}
+	}
+	o := x.runAction(ctx)
+	s.export(c.Result)
+	return o
+}
+
+// export makes exports of the variables and directories that the action wrote to its files.
+func (s *session) export(res *engine.StepResult) {
+	res.Exports = nil
+	set := func(name, value string) {
+		v, err := newValue(value)
+		if err == nil {
+			err = lang.CheckVariable(name, value)
+		}
+		if err != nil {
+			addWarning(res, fmt.Sprintf("the variable %.64q is not passed on: %v", name, err))
+			return
+		}
+		if res.Exports == nil {
+			res.Exports = values{}
+		}
+		res.Exports[name] = v
+	}
+	for name, value := range s.global {
+		set(name, value)
+	}
+	if len(s.paths) > 0 {
+		set("PATH", s.environ(nil)["PATH"])
+	}
+}
+
+// Inputs of the built-in step for jobs.
+const (
+	inputWorkflow = "workflow"
+	inputJob      = "job"
+	inputMatrix   = "matrix"
+)
+
+// workflowFile names the text of a workflow in errors.
+const workflowFile = "workflow"
+
+// runJob runs the steps of a workflow's job.
+func (s *session) runJob(ctx context.Context) engine.Result {
+	c := s.call
+	j, err := ReadJob(workflowFile, []byte(c.Inputs[inputWorkflow].Text()), c.Inputs[inputJob].Text())
+	if err != nil {
+		return engine.Failed(err)
+	}
+	s.job, s.github["workflow"], s.github["job"] = j, expression.String(j.workflow), expression.String(j.Name)
+	s.matrix = expression.New(c.Inputs[inputMatrix].Any())
+	l := &list{
+		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
+		isJob: true, file: workflowFile,
+	}
+	s.top = l
+	for _, e := range j.env {
+		v, err := l.text(e.text, e.line, "env "+e.name)
+		if err != nil {
+			return engine.Failed(err)
+		}
+		s.global[e.name] = v
+	}
+	c.Result.Steps = newResults(c.Result, l.names())
+	c.Found(c.Result, engine.Found{Definition: definitionOf(l.names()), Builtin: lang.GitHubJobStep})
+	if err := l.prepare(ctx, c.Result.Steps); err != nil {
+		return engine.Failed(err)
+	}
+	o := l.run(ctx, c.Result.Steps)
+	if failed := runPosts(ctx, s.posts); failed != nil && o.Status == engine.Success {
+		o = engine.Result{Status: engine.Failure, ExitCode: failed.ExitCode, Message: failed.Message, System: failed.System}
+	}
+	outputs, err := l.outputs(j.outputs)
+	c.Result.Outputs = outputs
+	if err != nil && o.Status == engine.Success {
+		o = engine.Failed(err)
+	}
+	return o
+}
+
+// definitionOf is a definition of steps that are called names, for a trace.
+func definitionOf(names []string) *pb.Definition {
+	return (&loaded{manifest: &manifest{}}).found(names).Definition
+}

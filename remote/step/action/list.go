@@ -1,0 +1,409 @@
+package action
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// list is a list of steps under way: those of a workflow's job, or of a composite action.
+type list struct {
+	*session
+	file   string  // where the steps stand, for errors
+	specs  []*step // its steps
+	action *loaded // nil for a job
+	inputs map[string]string
+	steps  map[string]*state // that are over, by id in lower case
+	env    map[string]string // of the steps around it
+	isJob  bool
+	failed bool // one of its steps has failed, and that counts
+	shell  string
+	dir    string
+	limit  time.Time // zero if there is no limit
+	label  string    // of the limit
+}
+
+// state is the part of a finished step that expressions can read.
+type state struct {
+	id                  string
+	outputs             map[string]string
+	outcome, conclusion string
+}
+
+// names returns the names of the list's steps, which differ.
+func (l *list) names() []string {
+	seen := map[string]bool{}
+	names := make([]string, len(l.specs))
+	for i, s := range l.specs {
+		name := cmp.Or(s.id, s.name)
+		if name == "" || strings.Contains(name, "${{") || strings.ContainsAny(name, "\n\r") || len(name) > 100 {
+			name = fmt.Sprintf("step_%d", i+1)
+		}
+		for unique, n := name, 2; ; n++ {
+			if !seen[unique] {
+				name = unique
+				break
+			}
+			unique = fmt.Sprintf("%s_%d", name, n)
+		}
+		seen[name] = true
+		names[i] = name
+	}
+	return names
+}
+
+// prepare gets all actions that the steps name, and runs their pre stages: GitHub does so before the first step.
+func (l *list) prepare(ctx context.Context, results []engine.StepResult) error {
+	for i, s := range l.specs {
+		if s.uses == "" || strings.HasPrefix(s.uses, ".") {
+			continue
+		}
+		if err := l.loadStep(ctx, s); err != nil {
+			return err
+		}
+		if !s.loaded.hasPre || s.loaded.using == "composite" {
+			continue
+		}
+		results[i].Steps = newResults(&results[i], s.loaded.parts())
+		x := &running{list: l, spec: s, res: &results[i], state: map[string]string{}}
+		x.early = true
+		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
+			return errors.New(o.Message)
+		}
+		l.early(s, x.state)
+	}
+	return nil
+}
+
+// early keeps the state that the pre stage of a step has saved.
+func (l *list) early(s *step, saved map[string]string) {
+	if l.session.early == nil {
+		l.session.early = map[*step]map[string]string{}
+	}
+	l.session.early[s] = saved
+}
+
+// loadStep finds the action of a step.
+func (l *list) loadStep(ctx context.Context, s *step) error {
+	if s.loaded != nil {
+		return nil
+	}
+	ref, err := lang.ParseAction(s.uses)
+	if err == nil {
+		s.loaded, err = l.load(ctx, ref, func(path string) (string, error) { return filepath.Join(l.work(), path), nil })
+	}
+	if err != nil {
+		return l.at(s.line, err)
+	}
+	return nil
+}
+
+// at is err with its place.
+func (l *list) at(line int, err error) error {
+	if line == 0 {
+		return err
+	}
+	return fmt.Errorf("%s:%d: %w", l.file, line, err)
+}
+
+// run runs the steps. It returns the outcome of the list.
+func (l *list) run(ctx context.Context, results []engine.StepResult) engine.Result {
+	out := engine.Result{Status: engine.Success}
+	for i, s := range l.specs {
+		res := &results[i]
+		o, conclusion := l.runStep(ctx, s, res)
+		if conclusion == failure && !l.failed {
+			l.failed = true
+			out = engine.Result{Status: engine.Failure, ExitCode: o.ExitCode, Message: res.Message, System: o.System}
+		}
+	}
+	return out
+}
+
+// The values of outcome and conclusion.
+const (
+	success   = "success"
+	failure   = "failure"
+	cancelled = "cancelled"
+	skipped   = "skipped"
+)
+
+var outcomes = map[engine.Status]string{
+	engine.Success: success, engine.Failure: failure, engine.Cancelled: cancelled, engine.Skipped: skipped,
+}
+
+// runStep runs a step, if its condition holds, and returns how it counts.
+func (l *list) runStep(ctx context.Context, s *step, res *engine.StepResult) (engine.Result, string) {
+	st := &state{id: s.id, outputs: map[string]string{}, outcome: skipped, conclusion: skipped}
+	if s.id != "" {
+		defer func() { l.steps[strings.ToLower(s.id)] = st }()
+	}
+	x := &running{list: l, spec: s, res: res, outputs: st.outputs, state: l.session.early[s]}
+	if x.state == nil {
+		x.state = map[string]string{}
+	}
+	end := func(o engine.Result) (engine.Result, string) {
+		if res.Status == engine.Skipped {
+			_ = l.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
+		}
+		st.outcome, st.conclusion = outcomes[o.Status], outcomes[o.Status]
+		if o.Status == engine.Failure && s.mayFail != "" {
+			v, err := l.eval(s.mayFail, s.line, "continue-on-error", x.env)
+			switch {
+			case err != nil:
+				o = engine.Failed(err)
+			case v.Truthy() && v.Text() != "false":
+				st.conclusion = success
+			}
+		}
+		l.call.End(res, o)
+		return o, st.conclusion
+	}
+	wanted, always, err := l.condition(s.condition, s.conditionLine, nil)
+	if err != nil {
+		return end(engine.Failed(err))
+	}
+	if !wanted {
+		if l.call.Stopped() { // tells the engine that the step did not run
+			l.call.Proceed(ctx, false)
+		}
+		l.call.Skip(res)
+		return engine.Result{Status: engine.Skipped}, skipped
+	}
+	ctx, proceeds := l.call.Proceed(ctx, always)
+	if !proceeds {
+		l.call.Skip(res)
+		return engine.Result{Status: engine.Skipped}, skipped
+	}
+	if x.env, err = l.settings(s.env, "env"); err != nil {
+		return end(engine.Failed(err))
+	}
+	if err := x.setLimit(); err != nil {
+		return end(engine.Failed(err))
+	}
+	if s.uses == "" {
+		return end(x.runScript(ctx))
+	}
+	if err := l.loadStep(ctx, s); err != nil {
+		return end(engine.Failed(err))
+	}
+	return end(x.runAction(ctx))
+}
+
+// setLimit sets the limit of the step, from timeout-minutes.
+func (x *running) setLimit() error {
+	x.limit, x.label = x.list.limit, x.list.label
+	if x.spec.timeout == "" {
+		return nil
+	}
+	text, err := x.text(x.spec.timeout, x.spec.line, "timeout-minutes")
+	if err != nil {
+		return err
+	}
+	minutes, err := strconv.ParseFloat(text, 64)
+	if err != nil || minutes <= 0 || minutes > 1e6 {
+		return x.at(x.spec.line, fmt.Errorf("timeout-minutes is %.64q; write a positive number", text))
+	}
+	d := time.Duration(minutes * float64(time.Minute))
+	if at := time.Now().Add(d); x.limit.IsZero() || at.Before(x.limit) {
+		x.limit, x.label = at, fmt.Sprintf("the step %q ran for longer than %v", x.res.Name, d)
+	}
+	return nil
+}
+
+// settings evaluates the values of a mapping.
+func (l *list) settings(given []setting, label string) (map[string]string, error) {
+	set := make(map[string]string, len(given))
+	for _, e := range given {
+		v, err := l.text(e.text, e.line, label+" "+e.name)
+		if err != nil {
+			return nil, err
+		}
+		set[e.name] = v
+	}
+	return set, nil
+}
+
+// outputs evaluates the outputs of the list.
+func (l *list) outputs(given []setting) (values, error) {
+	out := values{}
+	var errs []error
+	for _, o := range given {
+		text, err := l.text(o.text, o.line, "output "+o.name)
+		if err == nil {
+			out[o.name], err = newValue(text)
+		}
+		errs = append(errs, err)
+	}
+	return out, errors.Join(errs...)
+}
+
+// text evaluates a template to a text.
+func (l *list) text(template string, line int, label string) (string, error) {
+	v, err := l.eval(template, line, label, nil)
+	return v.Text(), err
+}
+
+// eval evaluates a template. env is added to the context env.
+func (l *list) eval(template string, line int, label string, env map[string]string) (expression.Value, error) {
+	if !strings.Contains(template, "${{") {
+		return expression.String(template), nil
+	}
+	v, err := expression.Template(template, l.scope(template, env))
+	if err != nil {
+		return v, l.at(line, fmt.Errorf("%s: %w", label, err))
+	}
+	return v, nil
+}
+
+// condition evaluates the if of a step. always tells that it holds for a job that was stopped, too.
+func (l *list) condition(text string, line int, env map[string]string) (holds, always bool, err error) {
+	text = strings.TrimSpace(text)
+	inner, whole := strings.CutPrefix(text, "${{")
+	if whole && strings.HasSuffix(inner, "}}") && strings.Count(text, "${{") == 1 {
+		text = strings.TrimSpace(strings.TrimSuffix(inner, "}}"))
+	}
+	scope := l.scope(text, env)
+	if text == "" {
+		return l.succeeded(), false, nil
+	}
+	var v expression.Value
+	asks := false
+	if strings.Contains(text, "${{") {
+		v, err = expression.Template(text, scope)
+	} else {
+		var x *expression.Expression
+		if x, err = expression.Parse(text, scope); err == nil {
+			asks = x.Calls("success", "failure", "always", "cancelled")
+			v, err = x.Eval(scope)
+		}
+	}
+	if err != nil {
+		return false, false, l.at(line, fmt.Errorf("if: %w", err))
+	}
+	return v.Truthy() && (asks || l.succeeded()), asks, nil
+}
+
+// succeeded is the value of success().
+func (l *list) succeeded() bool { return !l.failed && !l.call.Stopped() }
+
+// jobStatus is that of the job so far.
+func (l *list) jobStatus() string {
+	switch {
+	case l.call.Stopped():
+		return cancelled
+	case l.call.JobFailed() || l.top != nil && l.top.failed || l.top == nil && l.failed:
+		return failure
+	default:
+		return success
+	}
+}
+
+// stepsValue is the context steps.
+func (l *list) stepsValue() expression.Value {
+	all := make(map[string]expression.Value, len(l.steps))
+	for _, st := range l.steps {
+		all[st.id] = expression.Object(map[string]expression.Value{
+			"outputs": expression.Texts(st.outputs), "outcome": expression.String(st.outcome),
+			"conclusion": expression.String(st.conclusion),
+		})
+	}
+	return expression.Object(all)
+}
+
+// scope returns the contexts and functions for the expressions in text. env is added to the context env.
+func (l *list) scope(text string, env map[string]string) expression.Scope {
+	github := maps.Clone(l.github)
+	token, _ := l.variableIf(text, "token", "GITHUB_TOKEN")
+	github["token"] = expression.String(token)
+	if l.action != nil {
+		github["action_path"] = expression.String(l.action.dir)
+		github["action_ref"] = expression.String(l.action.ref.GetRev())
+		github["action_repository"] = expression.String(l.action.ref.GetRepository())
+		status := success
+		if l.failed {
+			status = failure
+		}
+		github["action_status"] = expression.String(status)
+	}
+	empty := expression.Object(nil)
+	matrix := l.matrix
+	if matrix.Kind() != "Object" {
+		matrix = empty
+	}
+	s := expression.Scope{Values: map[string]expression.Value{
+		"github": expression.Object(github), "runner": expression.Texts(l.runner()),
+		"env":    expression.Texts(l.environ(l.env, env)),
+		"inputs": expression.Texts(l.inputs), "steps": l.stepsValue(), "matrix": matrix, "needs": empty, "strategy": empty,
+		"job": expression.Object(map[string]expression.Value{"status": expression.String(l.jobStatus())}),
+	}}
+	if l.action == nil {
+		secrets, vars := l.variableContexts(text)
+		s.Values["secrets"], s.Values["vars"] = secrets, vars
+	}
+	is := func(b func() bool) expression.Function {
+		return expression.Function{Call: func([]expression.Value) (expression.Value, error) {
+			return expression.Boolean(b()), nil
+		}}
+	}
+	s.Functions = map[string]expression.Function{
+		"success":   is(l.succeeded),
+		"failure":   is(func() bool { return l.failed && !l.call.Stopped() }),
+		"always":    is(func() bool { return true }),
+		"cancelled": is(l.call.Stopped),
+		"hashfiles": {Min: 1, Max: 255, Call: func(args []expression.Value) (expression.Value, error) {
+			patterns := make([]string, len(args))
+			for i, arg := range args {
+				patterns[i] = arg.Text()
+			}
+			sum, err := hashFiles(l.work(), patterns)
+			return expression.String(sum), err
+		}},
+	}
+	return s
+}
+
+// variableIf returns a job variable if word occurs in text: least information.
+func (l *list) variableIf(text, word, name string) (string, bool) {
+	if !strings.Contains(strings.ToLower(text), word) {
+		return "", false
+	}
+	return l.variable(name)
+}
+
+// variableContexts are the contexts secrets and vars: the job's variables that are masked, and the others. Those whose
+// names stand in text count as read.
+func (l *list) variableContexts(text string) (secrets, vars expression.Value) {
+	lower := strings.ToLower(text)
+	all := slices.ContainsFunc([]string{"secrets)", "vars)", "secrets[", "vars["}, func(whole string) bool {
+		return strings.Contains(lower, whole)
+	})
+	if !strings.Contains(lower, "secrets") && !strings.Contains(lower, "vars") {
+		return expression.Object(nil), expression.Object(nil)
+	}
+	hidden, open := map[string]string{}, map[string]string{}
+	known := l.call.Variables()
+	for _, name := range slices.Sorted(maps.Keys(known)) {
+		if !all && !strings.Contains(lower, strings.ToLower(name)) {
+			continue
+		}
+		l.call.Reading(name)
+		if v := known[name]; v.Sensitive() {
+			hidden[name] = v.Text()
+		} else {
+			open[name] = v.Text()
+		}
+	}
+	return expression.Texts(hidden), expression.Texts(open)
+}

@@ -1,0 +1,147 @@
+package action
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
+	for text, want := range map[string]string{
+		"":         "action.yml: the text is empty",
+		"name: a":  "action.yml:1:1: runs is missing",
+		"- a":      "action.yml:1:1: the action must be a mapping",
+		"runs: {}": "action.yml:1:7: using is missing; write composite, docker or node24",
+		"runs:\n  using: deno": `action.yml:2:10: using "deno" is not supported; it is composite, docker, node12, node16, ` +
+			"node20 or node24",
+		"runs: {using: plugin}":                                                     "using \"plugin\" is not supported",
+		"runs: {using: node24}":                                                     "main is missing",
+		"runs: {using: docker}":                                                     "image is missing",
+		"runs: {using: composite}":                                                  "steps is missing",
+		"runs:\n  using: composite\n  steps:\n    - run: x":                         "action.yml:4:12: shell is missing",
+		"runs: {using: composite, steps: [{}]}":                                     "neither run nor uses",
+		"runs: {using: composite, steps: [{uses: ./a, run: x, shell: sh}]}":         "both run and uses",
+		"runs: {using: composite, steps: [{uses: ./a, xwith: {}}]}":                 `unknown key "xwith"`,
+		"runs: {using: composite, steps: [{id: a, uses: ./a}, {id: A, uses: ./a}]}": `the id "A" is taken`,
+		"runs: {using: composite, steps: [{uses: ./a, with: [x]}]}":                 "with must be a mapping",
+		"runs: {using: composite, using: docker}":                                   `the key "using" is there twice`,
+		"a: &a [x]\nb: &b [*a, *a]\nruns: *a":                                       "runs must be a mapping",
+		"runs: " + strings.Repeat("[", 100) + strings.Repeat("]", 100):              "not valid YAML",
+		"a: \xff":                      "not valid UTF-8",
+		strings.Repeat("#", maxText+1): "has more than 1048576 bytes",
+	} {
+		_, err := parseManifest("action.yml", []byte(text))
+		require.ErrorContains(t, err, want, "%.80q", text)
+	}
+}
+
+func TestDescriptionMustBeARegularFile(t *testing.T) {
+	dir := t.TempDir()
+	_, err := readManifest(dir, "./a")
+	require.ErrorIs(t, err, os.ErrNotExist)
+	require.ErrorContains(t, err, "find the action ./a: it has no action.yml, action.yaml or Dockerfile")
+	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "action.yml"), 0o600))
+	_, err = readManifest(dir, "./a")
+	require.ErrorContains(t, err, "read the action ./a: ")
+}
+
+func TestAliasesCannotMakeADescriptionHuge(t *testing.T) {
+	list := "*s"
+	for range 3000 {
+		list += ", *s"
+	}
+	text := "s: &s {uses: ./a, with: {a: b, c: d, e: f, g: h, i: j}, env: {a: b, c: d, e: f, g: h, i: j}}\nruns: " +
+		"{using: " +
+		"composite, steps: [" + list + "]}\n"
+	_, err := parseManifest("action.yml", []byte(text))
+	require.NoError(t, err)
+	_, err = parseManifest("action.yml", []byte(strings.Replace(text, list, strings.Repeat(list+", ", 6)+"*s", 1)))
+	require.Error(t, err)
+}
+
+func TestCommandFilesAreReadWithDistrust(t *testing.T) {
+	for kind, put := range map[string]func(path string) error{
+		"symbolic link": func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"not a regular": func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"no such file":  func(string) error { return nil },
+		"the limit is":  func(path string) error { return os.WriteFile(path, make([]byte, maxFile+1), 0o600) },
+		"UTF-8":         func(path string) error { return os.WriteFile(path, []byte("a=\xff"), 0o600) },
+		"line 2: inval": func(path string) error { return os.WriteFile(path, []byte("a=b\nc"), 0o600) },
+	} {
+		f := files{filepath.Join(t.TempDir(), "files")}
+		require.NoError(t, f.create())
+		require.NoError(t, os.Remove(f.path("output")))
+		require.NoError(t, put(f.path("output")))
+		_, err := f.entries("output")
+		require.ErrorContains(t, err, kind)
+		require.ErrorContains(t, err, "'output'")
+	}
+}
+
+func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
+	for text, want := range map[string][]setting{
+		"":                       nil,
+		"a=b\n\nc=d=e\n":         {{"a", "b", 1}, {"c", "d=e", 3}},
+		"a=\r\nb=x\r\n":          {{"a", "", 1}, {"b", "x", 2}},
+		"a<<E\nx\n\ny\nE\nb=<<E": {{"a", "x\n\ny", 1}, {"b", "<<E", 6}},
+		"a<<E\nE\n":              {{"a", "", 1}},
+		"a<<E\r\nx\r\nE":         {{"a", "x", 1}},
+		"a<<E=F\nx\nE=F":         {{"a", "x", 1}},
+		"a b<<ghadelimiter_1\n<<\nE\nghadelimiter_1": {{"a b", "<<\nE", 1}},
+	} {
+		got, err := parseEntries(text)
+		require.NoError(t, err, text)
+		require.Equal(t, want, got, text)
+	}
+	for _, text := range []string{"=x", "<<E\nE", "a<<\n", "a<<E\nx", "a", "a<<E\n E\n"} {
+		_, err := parseEntries(text)
+		require.Error(t, err, text)
+	}
+}
+
+func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
+	text := "on: push\nname: CI\npermissions: {}\njobs:\n  a: {steps: [{run: x}], services: {}}\n  b: {uses: " +
+		"./x.yml}\n  c: {}\n"
+	j, err := ReadJob("w.yml", []byte(text), "a")
+	require.NoError(t, err)
+	require.Len(t, j.Notices, 2)
+	for name, want := range map[string]string{
+		"": "w.yml has 3 jobs; choose one with --job-name: a, b, c", "b": "calls another workflow", "c": "has no steps",
+		"d": `there is no job "d"; there are a, b, c`,
+	} {
+		_, err := ReadJob("w.yml", []byte(text), name)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// FuzzManifest finds panics, and texts that take too long.
+func FuzzManifest(f *testing.F) {
+	f.Add([]byte("runs: {using: composite, steps: [{run: x, shell: sh}]}"))
+	f.Add([]byte("inputs: {a: {default: 1.10}}\nruns: {using: node20, main: x, post: y}"))
+	f.Add([]byte("a: &a {b: *a}\nruns: *a"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := parseManifest("f", text)
+		require.True(t, (m == nil) == (err != nil))
+		_, _ = ReadJob("f", text, "")
+	})
+}
+
+// FuzzEntries holds that a value that is written as the toolkit writes it is read as it was.
+func FuzzEntries(f *testing.F) {
+	f.Add("name", "value", "rest=1")
+	f.Add("a", "x\r\ny\n", "<<")
+	f.Fuzz(func(t *testing.T, name, value, rest string) {
+		const delimiter = "ghadelimiter_0"
+		_, _ = parseEntries(rest)
+		if name == "" || strings.ContainsAny(name+value, "=\r\n<") || strings.Contains(value, delimiter) {
+			return
+		}
+		got, err := parseEntries(name + "<<" + delimiter + "\n" + value + "\n" + delimiter + "\n")
+		require.NoError(t, err)
+		require.Equal(t, []setting{{name, value, 1}}, got)
+	})
+}

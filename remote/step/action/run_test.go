@@ -1,0 +1,324 @@
+package action
+
+import (
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// repository makes a repository of actions, and returns its commit.
+func repository(t *testing.T, mirror, name, tag string, files map[string]string) string {
+	t.Helper()
+	r := fetchtest.NewRepository(t, filepath.Join(mirror, name))
+	commit := r.Commit("main", fetchtest.Texts(files))
+	r.Git("tag", tag, "main")
+	return strings.TrimSpace(commit)
+}
+
+const composite = "runs:\n  using: composite\n  steps:\n"
+
+func TestActionsInAListOfStepsPassOutputsAndEnvironmentOn(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("a/action.yml", "inputs: {who-to-greet: {default: x}}\noutputs: {said: {value: '${{ "+
+		"steps.s.outputs.said }}'}}\n"+
+		composite+`    - id: s
+      shell: bash
+      run: |
+        echo "said=hi ${{ inputs.who-to-greet }}" >> "$GITHUB_OUTPUT"
+        echo "LATER=env" >> "$GITHUB_ENV"
+        echo "$PWD/tools" >> "$GITHUB_PATH"
+`)
+	tr.file("tools/own.sh", "#!/bin/sh\necho own program\n")
+	tr.steps(`run:
+  - {name: a, action: ./a, inputs: {who-to-greet: "${{ 1 + 1 }}"}}
+  - {name: b, script: 'echo "$LATER ${{ steps.a.outputs.said }}"; own.sh'}
+  - {name: c, action: ./a}
+`)
+	res := tr.succeed()
+	require.Contains(t, tr.log.String(), "env hi 2\nown program\n")
+	require.Equal(t, map[string]string{"said": "hi x"}, texts(res.Steps[2].Outputs))
+	require.Equal(t, "env", res.Exports["LATER"].Text())
+}
+
+func TestPostStagesOfAListRunAtTheEndOfTheJobInReverse(t *testing.T) {
+	needs(t, "node")
+	tr := newTrial(t)
+	for _, name := range []string{"a", "b"} {
+		tr.file(name+"/action.yml", "inputs: {x: {}}\nruns: {using: node20, main: m.js, post: p.js}\n")
+		tr.file(name+"/m.js", `require("fs").appendFileSync(process.env.GITHUB_STATE, "s=`+name+`\n")`)
+		tr.file(name+"/p.js", `console.log("post", process.env.STATE_s, process.env.INPUT_X);
+process.exitCode = 7 * (process.env.INPUT_X == "bad")`)
+	}
+	tr.steps("- {name: a, action: ./a, inputs: {x: '1'}}\n- {name: b, action: ./b, inputs: {x: '2'}}\n- {name: c, " +
+		"script: echo between}\n")
+	res := tr.succeed()
+	require.Equal(t, "between\npost b 2\npost a 1\n", tr.log.String())
+	require.Equal(t, engine.Success, res.Steps[0].Steps[1].Status)
+
+	tr.steps("- {name: a, action: ./a, inputs: {x: bad}}\n")
+	res = tr.fail(`step "post": exec: exit status 7`)
+	require.Equal(t, 7, res.ExitCode)
+	require.Equal(t, engine.Success, res.Steps[0].Status)
+}
+
+func TestPostStagesRunAfterTheJobHasFailedOrWasStopped(t *testing.T) {
+	needs(t, "node")
+	tr := newTrial(t)
+	tr.file("a/action.yml", "runs: {using: node20, main: m.js, post: p.js, post-if: '!success()'}\n")
+	tr.file("a/m.js", "")
+	tr.file("a/p.js", `console.log("after all")`)
+	tr.steps("- {name: a, action: ./a}\n- {name: b, script: exit 3}\n")
+	require.Equal(t, 3, tr.fail("exit status 3").ExitCode)
+	require.Contains(t, tr.log.String(), "after all")
+
+	tr.workflow("- uses: ./a\n- run: exit 4\n- if: cancelled()\n  run: echo not\n")
+	require.Equal(t, 4, tr.fail("exit status 4").ExitCode)
+	require.Equal(t, 2, strings.Count(tr.log.String(), "after all"))
+
+	tr.workflow("- uses: ./a\n- run: echo begun; exec sleep 1000\n- run: echo never\n- if: always()\n  run: echo " +
+		"always\n- if: cancelled()\n  run: echo was cancelled\n")
+	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("no longer wanted", time.Minute) }) })
+	require.Equal(t, engine.Cancelled, res.Status, res.Message)
+	require.Equal(t, "no longer wanted", res.Message)
+	require.Contains(t, tr.log.String(), "always\nwas cancelled\nafter all")
+	require.NotContains(t, tr.log.String(), "never")
+}
+
+func TestStoppedActionGetsSIGINTBeforeSIGTERM(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow(`- shell: perl {0}
+  run: |
+    $| = 1; my @got;
+    $SIG{INT} = sub { print "INT\n" }; $SIG{TERM} = sub { print "TERM\n"; exit 1 };
+    print "begun\n"; sleep 1000 while 1;
+`)
+	needs(t, "perl")
+	res := tr.runWith(func(r *engine.Runner) { tr.when("begun", func() { r.Stop("stop", 2*time.Second) }) })
+	require.Equal(t, engine.Cancelled, res.Status, res.Message)
+	require.Equal(t, "begun\nINT\nTERM\n", tr.log.String())
+}
+
+func TestRemoteActionsNestAndAreRecordedByTheirCommit(t *testing.T) {
+	mirror := t.TempDir()
+	inner := repository(t, mirror, "octo/inner", "v2", map[string]string{
+		"sub/dir/action.yml": composite + "    - {shell: bash, run: 'cat \"$GITHUB_ACTION_PATH/text\"; " +
+			"echo \"$GITHUB_ACTION_REPOSITORY\"'}\n",
+		"sub/dir/text": "inner text\n",
+	})
+	outer := repository(t, mirror, "octo/outer", "v1", map[string]string{
+		"action.yml": composite + "    - uses: octo/inner/sub/dir@v2\n",
+	})
+	tr := newTrial(t)
+	tr.remotes(mirror)
+	tr.workflow("- uses: octo/outer@v1\n")
+	res := tr.succeed()
+	require.Contains(t, tr.log.String(), "inner text\nocto/inner\n")
+	step := res.Steps[0].Steps[0]
+	require.Equal(t, outer, step.Source.Commit)
+	require.Equal(t, inner, step.Steps[0].Source.Commit)
+	recorded := tr.trace.Identity.Steps[0].Steps[0]
+	require.Equal(t, trace.Git, recorded.Component.Kind)
+	require.Equal(t, "https://github.com/octo/outer", recorded.Component.Location)
+	require.Equal(t, inner, recorded.Steps[0].Component.Digest[trace.GitCommit])
+
+	tr.action.RequirePinned = true
+	tr.fail(`the action octo/outer@v1 is not pinned: write the full commit in place of "v1"`)
+	tr.workflow("- uses: octo/outer@" + outer + "\n")
+	tr.fail(`the action octo/inner/sub/dir@v2 is not pinned`)
+	tr.steps("- {name: a, action: 'octo/inner/sub/dir@" + inner + "'}\n")
+	tr.succeed()
+}
+
+func TestActionsThatCannotBeHadFailTheirStep(t *testing.T) {
+	mirror := t.TempDir()
+	repository(t, mirror, "octo/empty", "v1", map[string]string{"README.md": "x"})
+	tr := newTrial(t)
+	tr.remotes(mirror)
+	tr.file("circle/action.yml", composite+"    - uses: ./circle\n")
+	tr.file("node/action.yml", "runs: {using: node20, main: dist/missing.js}\n")
+	tr.file("away/action.yml", "runs: {using: node20, main: ../../x.js}\n")
+	tr.file("bad/action.yml", composite+"    - {shell: bash, run: 'echo ${{ nope.x }}'}\n")
+	for step, want := range map[string]string{
+		"octo/none@v1":    "workflow:5: fetch the action octo/none@v1",
+		"octo/empty@v9":   "fetch the action octo/empty@v9",
+		"octo/empty@v1":   "find the action octo/empty@v1: it has no action.yml, action.yaml or Dockerfile",
+		"octo/empty":      "write owner/repository@revision",
+		"octo/empty@-x":   "write owner/repository@revision",
+		"./missing":       "workflow:5: find the action ./missing",
+		"./circle":        "beyond a depth of 32; does one of them call itself?",
+		"./node":          `its program "dist/missing.js" is missing; was it built?`,
+		"./away":          `its program "../../x.js" is not a file of the action`,
+		"./bad":           "bad/action.yml:4: run: Unrecognized named-value: 'nope'",
+		"docker://x/../y": "",
+	} {
+		if strings.HasPrefix(step, "docker") {
+			continue
+		}
+		if step == "./node" || step == "./away" {
+			if _, err := exec.LookPath("node"); err != nil {
+				continue
+			}
+		}
+		tr.workflow("- uses: " + step + "\n")
+		tr.fail(want)
+	}
+}
+
+func TestMissingNodeIsToldWithItsRemedy(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.RunnerEnv = []string{"PATH=" + t.TempDir()}
+	tr.file("a/action.yml", "runs: {using: node20, main: m.js}\n")
+	tr.file("a/m.js", "")
+	tr.steps("- {name: a, action: ./a}\n")
+	tr.fail("run the action ./a: node was not found: install Node.js 20 or newer, name it with --node or STEP_RUNNER_NODE")
+
+	cache := t.TempDir()
+	for _, version := range []string{"9.1.0", "24.2.0", "20.19.1"} {
+		program := filepath.Join(cache, "node", version, strings.ToLower(architectures["amd64"]), "bin", "node")
+		require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
+		require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho node "+version+"\n"), 0o755))
+	}
+	if found := newestNode(cache); found == "" {
+		t.Skip("part missing: a machine whose tool cache is that of x64")
+	}
+	tr.cfg.Env = map[string]string{"RUNNER_TOOL_CACHE": cache, "PATH": os.Getenv("PATH")}
+	tr.succeed()
+	require.Contains(t, tr.log.String(), "node 24.2.0")
+}
+
+func TestStepCanOnlyHarmItself(t *testing.T) {
+	for script, want := range map[string]string{
+		`rm "$GITHUB_OUTPUT"; ln -s /etc/passwd "$GITHUB_OUTPUT"`: "symbolic link",
+		`rm "$GITHUB_ENV"; mkfifo "$GITHUB_ENV"`:                  "not a regular file",
+		`truncate -s 1G "$GITHUB_STATE"`:                          "the limit is",
+		`echo "::set-env name=LD_PRELOAD::/x.so"`:                 "set-env",
+		`echo "::add-path::/evil"`:                                "add-path",
+		`echo "::stop-commands::"`:                                "stop-commands",
+		`printf 'a<<E\nx\n' >> "$GITHUB_ENV"`:                     "delimiter not found 'E'",
+		`echo ::set-output::x`:                                    "name is missing",
+		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "no such file",
+	} {
+		tr := newTrial(t)
+		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +
+			"$GITHUB_OUTPUT\n")
+		tr.fail(want)
+		require.Contains(t, tr.log.String(), "next []", script)
+	}
+}
+
+func TestOutputsAndSummariesWithSecretsAreMasked(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.Vars = []engine.Variable{{Key: "TOKEN", Value: "geheim-1234", Masked: true}, {Key: "LEVEL", Value: "low"}}
+	tr.workflow(`- id: a
+  env: {T: "${{ secrets.TOKEN }}"}
+  run: |
+    echo "x=$T" >> $GITHUB_OUTPUT; echo "sum $T" >> $GITHUB_STEP_SUMMARY; echo "::warning::is $T"
+- run: echo "${{ steps.a.outputs.x }} ${{ vars.LEVEL }} [${{ vars.TOKEN }}] [${{ github.token }}]"
+`)
+	res := tr.succeed()
+	require.Contains(t, tr.log.String(), "Warning: is [MASKED]\n[MASKED] low [] []\n")
+	require.Equal(t, "sum [MASKED]\n", res.Steps[0].Steps[0].Summary)
+	require.Equal(t, "is [MASKED]", res.Steps[0].Steps[0].Annotations[0].Message)
+	require.True(t, res.Steps[0].Steps[0].Outputs["x"].Sensitive())
+}
+
+func TestTokenReachesOnlyTheInputThatAsksForIt(t *testing.T) {
+	needs(t, "node")
+	tr := newTrial(t)
+	tr.cfg.Vars = []engine.Variable{{Key: "GITHUB_TOKEN", Value: "ghp-12345678", Masked: true}}
+	tr.file("a/action.yml", "inputs: {token: {default: '${{ github.token }}'}}\nruns: {using: node20, main: m.js}\n")
+	tr.file("b/action.yml", "inputs: {other: {default: '${{ github.server_url }}'}}\nruns: {using: node20, main: m.js}\n")
+	for _, dir := range []string{"a", "b"} {
+		tr.file(dir+"/m.js", `console.log("`+dir+`", Object.entries(process.env)
+.filter(([k, v]) => v.includes("ghp-12345678")).map(([k]) => k).join())`)
+	}
+	tr.workflow("- uses: ./a\n- uses: ./b\n")
+	tr.succeed()
+	require.Contains(t, tr.log.String(), "a INPUT_TOKEN\nb \n")
+	require.Contains(t, tr.trace.Identity.Job.Vars, "GITHUB_TOKEN")
+	tr.workflow("- uses: ./b\n")
+	tr.succeed()
+	require.NotContains(t, tr.trace.Identity.Job.Vars, "GITHUB_TOKEN")
+}
+
+func TestHashFilesIsThatOfGitHub(t *testing.T) {
+	tr := newTrial(t)
+	tr.file("a/go.sum", "one\n")
+	tr.file("b/c/go.sum", "two\n")
+	tr.file("b/c/other", "three\n")
+	tr.workflow("- run: echo \"[${{ hashFiles('**/go.sum') }}] [${{ hashFiles('b/**', '!**/other') }}] [${{ " +
+		"hashFiles('none') }}]\"\n")
+	tr.succeed()
+	out, err := exec.Command("sh", "-c", "cd \"$1\" && { sha256sum <a/go.sum; sha256sum <b/c/go.sum; } | cut -c1-64 | "+
+		"xxd -r -p | sha256sum | cut -c1-64", "sh", tr.place.WorkDir).Output()
+	if err == nil && len(strings.TrimSpace(string(out))) == 64 {
+		require.Contains(t, tr.log.String(), "["+strings.TrimSpace(string(out))+"]")
+	}
+	require.Contains(t, tr.log.String(), "] []\n")
+	tr.workflow("- run: echo ${{ hashFiles('../x') }}\n")
+	tr.fail("hashFiles: the pattern \"../x\" is not one of files in the work directory")
+}
+
+func TestTimeLimitOfAStepEndsIt(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.Grace = 100 * time.Millisecond
+	tr.workflow("- id: slow\n  timeout-minutes: 0.003\n  run: exec sleep 1000\n- if: always()\n  run: echo ${{ " +
+		"steps.slow.outcome }}\n")
+	tr.fail(`step "slow": timeout: the step "slow" ran for longer than 180ms`)
+	require.Contains(t, tr.log.String(), "failure\n")
+}
+
+func TestMillionCommandsTakeLittleMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a second")
+	}
+	tr := newTrial(t)
+	tr.workflow("- run: yes '::debug::text' | head -n 1000000\n- run: yes '::warning::' | head -n 100000\n")
+	tr.place.Stdout = io.Discard
+	var before, after unix.Rusage
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &before))
+	tr.succeed()
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &after))
+	require.Less(t, (after.Maxrss-before.Maxrss)>>10, int64(64), "MiB")
+}
+
+func TestContextsComeFromTheVariablesOfAPipeline(t *testing.T) {
+	tr := newTrial(t)
+	tr.cfg.Vars = []engine.Variable{
+		{Key: "CI_PROJECT_PATH", Value: "group/project"},
+		{Key: "CI_COMMIT_SHA", Value: "abc"},
+		{Key: "CI_COMMIT_TAG", Value: "v1"},
+		{Key: "CI_PIPELINE_SOURCE", Value: "web"},
+		{Key: "GITHUB_ACTOR", Value: "me"},
+	}
+	tr.workflow("- run: echo ${{ join(github.*, ' ') != '' }} ${{ github.repository }} ${{ github.sha }} ${{ " +
+		"github.ref }} " +
+		"${{ github.event_name }} ${{ github.actor }} ${{ github.event.ref }} $GITHUB_REF_TYPE ${{ runner.os }} " +
+		"${{ job.status }}; cat $GITHUB_EVENT_PATH\n")
+	tr.succeed()
+	require.Contains(t, tr.log.String(), "true group/project abc refs/tags/v1 workflow_dispatch me refs/tags/v1 "+
+		"tag Linux success\n{\n")
+	require.Contains(t, slices.Sorted(keys(tr.trace.Identity.Job.Vars)), "CI_COMMIT_TAG")
+}
+
+func keys[V any](m map[string]V) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}

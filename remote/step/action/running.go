@@ -1,0 +1,358 @@
+package action
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/annotation"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// running is a step, or a stage of one, under way.
+type running struct {
+	*list
+	spec    *step
+	res     *engine.StepResult // of the step
+	env     map[string]string  // of the step
+	literal bool               // the inputs have no expressions: the engine's own language has evaluated them
+	early   bool               // it is the pre stage, before the first step of the job
+	limit   time.Time
+	label   string
+	outputs map[string]string
+	state   map[string]string // saved for the post stage
+
+	now *engine.StepResult // of the part that runs: the step, or one of its stages
+
+	mu   sync.Mutex // guards the following, which the streams of the process use
+	errs []error    // of commands
+}
+
+// maxAnnotations is the most annotations that a step keeps.
+const maxAnnotations = 100
+
+// maxWarnings is the most warnings that commands give.
+const maxWarnings = 20
+
+func addWarning(res *engine.StepResult, text string) {
+	if len(res.Warnings) < maxWarnings {
+		res.Warnings = append(res.Warnings, text)
+	}
+}
+
+// process is a process of a step.
+type process struct {
+	proc.Command
+	files  files
+	script bool
+	with   values // inputs, for a trace
+}
+
+// exec runs a process with the environment of GitHub's runner, over env, and reads the files that it wrote.
+func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
+	defer func() { _ = rmtree.Remove(p.files.dir) }() // files that resist go with the job's directory
+	x.now.Status = engine.Running
+	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
+	p.Stdout, p.Stderr = stdout, stderr
+	x.mu.Lock()
+	x.errs = nil
+	x.mu.Unlock()
+	o := x.call.Exec(ctx, x.now, p.Command, env, x.limit, x.label)
+	closeErr := errors.Join(stdout.Close(), stderr.Close())
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.stopped = "" // no step stops the commands of others
+	err := errors.Join(x.collect(p.files), errors.Join(x.errs...), closeErr)
+	if err != nil && o.Status == engine.Success {
+		o = engine.Failed(errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	}
+	return o
+}
+
+// collect reads the command files, also after a failure. The caller holds mu.
+func (x *running) collect(f files) error {
+	var errs []error
+	outputs, err := f.entries("output")
+	errs = append(errs, err)
+	for _, e := range outputs {
+		x.outputs[e.name] = e.text
+	}
+	states, err := f.entries("state")
+	errs = append(errs, err)
+	for _, e := range states {
+		x.state[e.name] = e.text
+	}
+	env, err := f.entries("env")
+	errs = append(errs, err)
+	for _, e := range env {
+		if err := x.setEnv(e.name, e.text); err != nil {
+			x.annotate(annotation.Annotation{Level: "error", Message: err.Error()})
+			if _, err := io.WriteString(x.call.Place.Stderr, "Error: "+err.Error()+"\n"); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	paths, err := f.read("path")
+	errs = append(errs, err)
+	for line := range strings.Lines(paths) {
+		if line = strings.TrimRight(line, "\r\n"); line != "" && !strings.ContainsRune(line, 0) {
+			x.addPath(line)
+		}
+	}
+	summary, err := f.read("step_summary")
+	switch {
+	case err != nil:
+		addWarning(x.now, "the summary is left out: "+err.Error())
+	case len(summary) > maxSummary:
+		addWarning(x.now, fmt.Sprintf("the summary is left out: it has %d bytes, the limit is %d", len(summary), maxSummary))
+	default:
+		x.now.Summary += summary
+	}
+	errs = append(errs, x.setOutputs())
+	return errors.Join(errs...)
+}
+
+// setOutputs makes values of the outputs.
+func (x *running) setOutputs() error {
+	if len(x.outputs) > maxEntries {
+		return fmt.Errorf("the step has more than %d outputs", maxEntries)
+	}
+	out := values{}
+	for name, text := range x.outputs {
+		v, err := newValue(text)
+		if err != nil {
+			return fmt.Errorf("output %.64q: %w", name, err)
+		}
+		out[name] = v
+	}
+	x.res.Outputs = out
+	return nil
+}
+
+// scanner returns a scanner for a stream of the step.
+func (x *running) scanner(to io.Writer) *scanner {
+	return &scanner{
+		to: to, command: x.command,
+		matches: func() bool {
+			x.mu.Lock()
+			defer x.mu.Unlock()
+			return len(x.matchers) > 0
+		},
+		match: x.matchLine,
+	}
+}
+
+// matchLine shows a line to the problem matchers.
+func (x *running) matchLine(line string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	line = colours().ReplaceAllString(line, "")
+	for _, m := range x.matchers {
+		if a := m.match(line); a != nil {
+			x.annotate(*a)
+		}
+	}
+}
+
+// annotate keeps an annotation. The caller holds mu.
+func (x *running) annotate(a annotation.Annotation) {
+	if len(x.now.Annotations) < maxAnnotations {
+		a.Message, a.Title = clip(a.Message), clip(a.Title)
+		x.now.Annotations = append(x.now.Annotations, a)
+	}
+}
+
+// clip bounds a text of an annotation.
+func clip(text string) string {
+	const most = 4 << 10
+	if len(text) > most {
+		return strings.ToValidUTF8(text[:most], "") + "..."
+	}
+	return text
+}
+
+// command obeys a line of output that is a command. It returns the text to show in its place.
+func (x *running) command(line string) (string, bool) {
+	c, ok := parseCommand(line)
+	if !ok {
+		return "", false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.stopped != "" {
+		if c.name == strings.ToLower(x.stopped) {
+			x.stopped = ""
+			return "", true
+		}
+		return "", false
+	}
+	if !commandNames[c.name] {
+		return "", false
+	}
+	text, err := x.obey(c)
+	if err != nil {
+		x.errs = append(x.errs, fmt.Errorf("the command %s: %w", c.name, err))
+		text = "Error: " + err.Error()
+	}
+	return text, true
+}
+
+// obey carries out a command. The caller holds mu.
+func (x *running) obey(c command) (string, error) {
+	name := c.properties["name"]
+	switch c.name {
+	case "set-output", "save-state":
+		to := x.outputs
+		if c.name == "save-state" {
+			to = x.state
+		}
+		if name == "" {
+			return "", errors.New("its property name is missing")
+		}
+		if _, there := to[name]; !there && len(to) >= maxEntries {
+			return "", fmt.Errorf("there are more than %d values", maxEntries)
+		}
+		to[name] = c.data
+	case "add-mask":
+		if strings.TrimSpace(c.data) == "" {
+			return "", nil
+		}
+		if err := x.call.Hide(c.data); err != nil {
+			return "", fmt.Errorf("mask the value: %w", err)
+		}
+		return "", nil
+	case "set-env", "add-path":
+		return x.unsecure(c, name)
+	case "group":
+		return c.data, nil
+	case "debug":
+		if x.debug() {
+			return "Debug: " + c.data, nil
+		}
+	case "notice", "warning", "error":
+		a := annotation.Annotation{Level: c.name, Message: c.data, Title: c.properties["title"], File: c.properties["file"]}
+		for key, to := range map[string]*int{
+			"line": &a.Line, "endline": &a.EndLine, "col": &a.Column, "endcolumn": &a.EndColumn,
+		} {
+			*to, _ = strconv.Atoi(c.properties[key])
+		}
+		x.annotate(a)
+		return strings.ToUpper(c.name[:1]) + c.name[1:] + ": " + c.data, nil
+	case "add-matcher":
+		return x.addMatchers(c.data), nil
+	case "remove-matcher":
+		owner := c.properties["owner"]
+		x.matchers = slices.DeleteFunc(x.matchers, func(m *matcher) bool { return m.owner == owner })
+	case "stop-commands":
+		if c.data == "" || commandNames[strings.ToLower(c.data)] {
+			return "", errors.New("its token is empty, or the name of a command")
+		}
+		x.stopped = c.data
+	}
+	return "", nil
+}
+
+// unsecure refuses the commands that other programs' output could abuse, unless the job allows them.
+func (x *running) unsecure(c command, name string) (string, error) {
+	if x.environ(x.list.env, x.env)["ACTIONS_ALLOW_UNSECURE_COMMANDS"] != "true" {
+		return "", fmt.Errorf("the `%s` command is disabled; write to the file in GITHUB_ENV or GITHUB_PATH", c.name)
+	}
+	if c.name == "add-path" {
+		x.addPath(c.data)
+		return "", nil
+	}
+	if name == "" {
+		return "", errors.New("its property name is missing")
+	}
+	return "", x.setEnv(name, c.data)
+}
+
+// addMatchers adds the problem matchers of a file.
+func (x *running) addMatchers(path string) string {
+	list, err := readMatchers(x.work(), path)
+	if err == nil && len(x.matchers)+len(list) > maxMatchers {
+		err = fmt.Errorf("there are more than %d", maxMatchers)
+	}
+	if err != nil {
+		addWarning(x.now, fmt.Sprintf("the problem matchers in %.160q are left out: %v", path, err))
+		return ""
+	}
+	for _, m := range list {
+		x.matchers = slices.DeleteFunc(x.matchers, func(old *matcher) bool { return old.owner == m.owner })
+		x.matchers = append(x.matchers, m)
+	}
+	return ""
+}
+
+// variables are the variables of the runner for a process whose files are f.
+func (x *running) variables(f files, action string) map[string]string {
+	env := map[string]string{"CI": "true", "GITHUB_ACTIONS": "true", "GITHUB_ACTION": action}
+	for key, v := range x.github {
+		if key != "event" {
+			env["GITHUB_"+strings.ToUpper(key)] = v.Text()
+		}
+	}
+	for key, v := range x.runner() {
+		env["RUNNER_"+strings.ToUpper(key)] = v
+	}
+	for _, kind := range fileKinds {
+		env["GITHUB_"+strings.ToUpper(kind)] = f.path(kind)
+	}
+	if a := x.action; a != nil {
+		env["GITHUB_ACTION_PATH"] = a.dir
+		env["GITHUB_ACTION_REF"], env["GITHUB_ACTION_REPOSITORY"] = a.ref.GetRev(), a.ref.GetRepository()
+	}
+	return env
+}
+
+// environment is the environment of a process of the step. Variables of the step count more than those that earlier
+// steps have set, and the variables of the runner count most.
+func (x *running) environment(f files, more ...map[string]string) map[string]string {
+	env := x.environ(append([]map[string]string{x.list.env, x.env}, more...)...)
+	maps.Copy(env, x.variables(f, actionName(x.spec)))
+	return env
+}
+
+// actionName is the value of GITHUB_ACTION.
+func actionName(s *step) string {
+	switch {
+	case s.id != "":
+		return s.id
+	case s.loaded != nil && s.loaded.ref.GetRepository() != "":
+		return "__" + strings.NewReplacer("/", "_", "-", "-").Replace(s.loaded.ref.GetRepository())
+	case s.loaded != nil:
+		return "__self"
+	default:
+		return "__run"
+	}
+}
+
+// begin announces a part that runs a process, or a list of steps.
+func (x *running) begin(res *engine.StepResult, p process, kind engine.Kind) error {
+	x.now = res
+	def := &pb.Definition{Type: pb.DefinitionType_exec}
+	if kind == engine.Sequence {
+		def.Type = pb.DefinitionType_steps
+	}
+	env := values{}
+	for name, text := range x.env {
+		v, err := newValue(text)
+		if err != nil {
+			return fmt.Errorf("env %.64q: %w", name, err)
+		}
+		env[name] = v
+	}
+	return x.call.Begin(res, kind, engine.Prepared{
+		Definition: def, Script: p.script, Inputs: p.with, Env: []values{env}, FilesDir: p.files.dir,
+	})
+}

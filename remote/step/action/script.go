@@ -1,0 +1,150 @@
+package action
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// shells are the command lines of the shells that a step can name; {0} is the script's file.
+var shells = map[string]string{
+	"bash": "bash --noprofile --norc -e -o pipefail {0}", "sh": "sh -e {0}", "python": "python {0}",
+	"pwsh": "pwsh -command \". '{0}'\"", "powershell": "powershell -command \". '{0}'\"",
+}
+
+// extensions are the ends of scripts' names.
+var extensions = map[string]string{"python": ".py", "pwsh": ".ps1", "powershell": ".ps1", "bash": ".sh", "sh": ".sh"}
+
+// shellCommand returns the command that runs a script by the shell, whose name may be empty.
+func shellCommand(shell, file, dir string, env []string) ([]string, error) {
+	line := shells[shell]
+	switch {
+	case shell == "":
+		line = "sh -e {0}"
+		if _, err := proc.Find("bash", dir, env); err == nil {
+			line = "bash -e {0}"
+		}
+	case line == "":
+		line = shell
+		if !strings.Contains(line, "{0}") {
+			return nil, fmt.Errorf("shell %.160q is not valid: write bash, sh, python, pwsh, or a command with {0} in "+
+				"the place "+
+				"of the script's file", shell)
+		}
+	}
+	argv, err := split(line)
+	if err != nil {
+		return nil, fmt.Errorf("shell %.160q: %w", shell, err)
+	}
+	for i := range argv {
+		argv[i] = strings.ReplaceAll(argv[i], "{0}", file)
+	}
+	return argv, nil
+}
+
+// split splits a command line at blanks. Parts may be in double or single quotes.
+func split(line string) ([]string, error) {
+	var argv []string
+	var word strings.Builder
+	quote, inWord := rune(0), false
+	for _, c := range line {
+		switch {
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote != 0:
+			word.WriteRune(c)
+		case c == '"' || c == '\'' && !inWord:
+			quote, inWord = c, true
+		case c == ' ' || c == '\t' || c == '\n' || c == '\r':
+			if inWord {
+				argv = append(argv, word.String())
+				word.Reset()
+				inWord = false
+			}
+		default:
+			word.WriteRune(c)
+			inWord = true
+		}
+	}
+	if quote != 0 {
+		return nil, errors.New("a quote is not closed")
+	}
+	if inWord {
+		argv = append(argv, word.String())
+	}
+	if len(argv) == 0 {
+		return nil, errors.New("it has no program")
+	}
+	return argv, nil
+}
+
+// runScript runs a step with a script.
+func (x *running) runScript(ctx context.Context) engine.Result {
+	s := x.spec
+	p := process{files: files{x.call.FilesDir()}, script: true}
+	shell, dir := s.shell, s.dir
+	if shell == "" {
+		shell = x.shell
+	}
+	if dir == "" {
+		dir = x.dir
+	}
+	var script string
+	texts := map[*string]struct{ template, label string }{
+		&script: {s.run, "run"}, &shell: {shell, "shell"}, &dir: {dir, "working-directory"},
+	}
+	for to, from := range texts {
+		v, err := x.eval(from.template, s.line, from.label, x.env)
+		if err != nil {
+			return engine.Failed(err)
+		}
+		*to = v.Text()
+	}
+	p.with = values{}
+	for name, text := range map[string]string{"script": script, "shell": shell} {
+		v, err := newValue(text)
+		if err != nil {
+			return engine.Failed(fmt.Errorf("%s: %w", name, err))
+		}
+		p.with[name] = v
+	}
+	if err := x.begin(x.res, p, engine.Command); err != nil {
+		return engine.Failed(err)
+	}
+	p.Dir = x.path(dir)
+	if err := p.files.create(); err != nil {
+		return engine.Failed(err)
+	}
+	env := x.environment(p.files)
+	file := filepath.Join(p.files.dir, "script"+extensions[shell])
+	var err error
+	if p.Argv, err = shellCommand(strings.TrimSpace(shell), file, p.Dir, lines(env)); err != nil {
+		return engine.Failed(x.at(s.line, err))
+	}
+	if err := writePrivate(file, script); err != nil {
+		return engine.Failed(err)
+	}
+	return x.exec(ctx, p, env)
+}
+
+// path is a directory of the step, which is relative to that of the job.
+func (x *running) path(dir string) string {
+	if !filepath.IsAbs(dir) {
+		dir = filepath.Join(x.work(), dir)
+	}
+	return dir
+}
+
+// lines is env in the form of [os.Environ].
+func lines(env map[string]string) []string {
+	list := make([]string, 0, len(env))
+	for name, value := range env {
+		list = append(list, name+"="+value)
+	}
+	return list
+}

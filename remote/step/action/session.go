@@ -1,0 +1,246 @@
+package action
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/expr"
+)
+
+// values are outputs and exports.
+type values = map[string]expr.Value
+
+func newValue(text string) (expr.Value, error) { return expr.New(text) }
+
+// session is a call of the language: an action, or a job of a workflow.
+type session struct {
+	*language
+	call   *engine.Call
+	job    *Job  // nil for an action
+	top    *list // of the job's steps
+	matrix expression.Value
+
+	github map[string]expression.Value // the context
+	global map[string]string           // the environment that steps have set, over that of the call
+	paths  []string                    // that steps have put before PATH, the first that is looked in first
+	posts  []*stage                    // that are left for the end, in the order they were left
+
+	matchers []*matcher
+	stopped  string                      // the token that ends stop-commands; empty if commands count
+	early    map[*step]map[string]string // saved by pre stages
+}
+
+// Directories of a job.
+func (s *session) base() string { return filepath.Join(s.call.Place.ScriptDir, "actions") }
+func (s *session) temp() string { return filepath.Join(s.base(), "temp") }
+func (s *session) work() string { return s.call.Place.WorkDir }
+
+// open makes the directories of the job and the github context.
+func (s *session) open() error {
+	if !s.ready {
+		for _, dir := range []string{s.base(), s.temp(), filepath.Join(s.base(), "home")} {
+			if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+				return fmt.Errorf("create a directory for actions: %w", err)
+			}
+		}
+	}
+	s.github = s.githubContext()
+	if s.ready {
+		return nil
+	}
+	s.ready = true
+	event := expression.Object(map[string]expression.Value{"v": s.github["event"]})
+	text, err := expression.Evaluate("toJSON(o.v)", expression.Scope{Values: map[string]expression.Value{"o": event}})
+	if err != nil {
+		return fmt.Errorf("write event.json: %w", err)
+	}
+	return writePrivate(s.eventPath(), text.Text())
+}
+
+func (s *session) eventPath() string { return filepath.Join(s.base(), "event.json") }
+
+// variable returns a job variable, and tells that it was read.
+func (s *session) variable(name string) (string, bool) {
+	v, there := s.call.Variables()[name]
+	if !there {
+		return "", false
+	}
+	s.call.Reading(name)
+	return v.Text(), true
+}
+
+// toolCache is the directory of tools that actions keep.
+func (s *session) toolCache() string {
+	for _, name := range []string{"RUNNER_TOOL_CACHE", "AGENT_TOOLSDIRECTORY"} {
+		if dir := s.call.Env[name].Text(); filepath.IsAbs(dir) {
+			return dir
+		}
+	}
+	if home := s.call.Env["HOME"].Text(); filepath.IsAbs(home) {
+		return filepath.Join(home, ".cache", "stepmux-tool-cache")
+	}
+	return filepath.Join(s.base(), "tools")
+}
+
+// environ returns the environment for steps: that of the call, the variables that steps have set, and overlays. The
+// last overlays count most.
+func (s *session) environ(overlays ...map[string]string) map[string]string {
+	env := make(map[string]string, len(s.call.Env)+len(s.global))
+	for name, v := range s.call.Env {
+		env[name] = v.Text()
+	}
+	maps.Copy(env, s.global)
+	for _, o := range overlays {
+		maps.Copy(env, o)
+	}
+	if len(s.paths) > 0 {
+		env["PATH"] = strings.Trim(strings.Join(s.paths, ":")+":"+env["PATH"], ":")
+	}
+	return env
+}
+
+// addPath puts a directory before PATH.
+func (s *session) addPath(dir string) {
+	s.paths = slices.DeleteFunc(s.paths, func(p string) bool { return p == dir })
+	s.paths = slices.Insert(s.paths, 0, dir)
+}
+
+// blocked are variables that no step may set for later ones.
+var blocked = map[string]bool{"NODE_OPTIONS": true}
+
+// setEnv sets a variable for later steps, or returns why not.
+func (s *session) setEnv(name, value string) error {
+	switch {
+	case blocked[strings.ToUpper(name)], s.call.UnsafeExport(name):
+		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it changes every later program; set it in env where it is needed",
+			name)
+	case strings.HasPrefix(name, "GITHUB_") || strings.HasPrefix(name, "RUNNER_"):
+		return fmt.Errorf("can't store %.64q in GITHUB_ENV: the names that begin with GITHUB_ and RUNNER_ belong to the "+
+			"runner", name)
+	case strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0):
+		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it has a NUL byte, or = in its name", name)
+	}
+	s.global[name] = value
+	return nil
+}
+
+// githubVariables are the sources of the github context: the variables of GitLab for each key. A variable
+// GITHUB_<KEY> comes before them.
+var githubVariables = map[string]string{
+	"repository": "CI_PROJECT_PATH", "repository_id": "CI_PROJECT_ID", "repository_owner": "CI_PROJECT_ROOT_NAMESPACE",
+	"repository_owner_id": "CI_PROJECT_NAMESPACE_ID", "sha": "CI_COMMIT_SHA", "ref_name": "CI_COMMIT_REF_NAME",
+	"event_name": "CI_PIPELINE_SOURCE", "actor": "GITLAB_USER_LOGIN", "actor_id": "GITLAB_USER_ID",
+	"triggering_actor": "GITLAB_USER_LOGIN", "run_id": "CI_PIPELINE_ID", "run_number": "CI_PIPELINE_IID",
+	"job": "CI_JOB_NAME", "head_ref": "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
+	"base_ref": "CI_MERGE_REQUEST_TARGET_BRANCH_NAME", "ref": "", "ref_type": "",
+	"ref_protected": "CI_COMMIT_REF_PROTECTED",
+	"workflow":      "CI_PIPELINE_NAME", "workflow_ref": "", "workflow_sha": "CI_COMMIT_SHA",
+	"server_url": "", "api_url": "",
+	"graphql_url": "", "retention_days": "", "run_attempt": "",
+}
+
+// events are the events of GitHub for the sources of pipelines.
+var events = map[string]string{
+	"merge_request_event": "pull_request", "web": "workflow_dispatch", "api": "workflow_dispatch",
+	"trigger": "repository_dispatch",
+}
+
+// githubContext makes the github context of the job's variables.
+func (s *session) githubContext() map[string]expression.Value {
+	vars := s.call.Variables()
+	read := func(name string) string {
+		v, there := vars[name]
+		if !there {
+			return ""
+		}
+		s.call.Reading(name)
+		return v.Text()
+	}
+	text := map[string]string{
+		"server_url": githubServer, "api_url": "https://api.github.com", "graphql_url": "https://api.github.com/graphql",
+		"retention_days": "0", "run_attempt": "1", "run_id": "1", "run_number": "1", "event_name": "push",
+		"ref_protected": "false", "job": "job",
+	}
+	for _, key := range slices.Sorted(maps.Keys(githubVariables)) {
+		if own := read("GITHUB_" + strings.ToUpper(key)); own != "" {
+			text[key] = own
+		} else if name := githubVariables[key]; name != "" {
+			if v := read(name); v != "" {
+				text[key] = v
+			} else if _, there := text[key]; !there {
+				text[key] = ""
+			}
+		}
+	}
+	if event := events[text["event_name"]]; event != "" {
+		text["event_name"] = event
+	}
+	if text["ref"] == "" {
+		text["ref"], text["ref_type"] = ref(read, text["ref_name"])
+	}
+	text["workspace"], text["event_path"] = s.work(), s.eventPath()
+	c := make(map[string]expression.Value, len(text)+2)
+	for key, value := range text {
+		c[key] = expression.String(value)
+	}
+	event := expression.Object(map[string]expression.Value{
+		"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
+		"ref":        c["ref"],
+	})
+	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
+		Values: map[string]expression.Value{"text": expression.String(read("GITHUB_EVENT"))},
+	}); err == nil {
+		event = v
+	}
+	c["event"] = event
+	return c
+}
+
+// ref returns the full name of the ref that the job is for, and its type.
+func ref(read func(string) string, name string) (full, kind string) {
+	switch {
+	case read("CI_COMMIT_TAG") != "":
+		return "refs/tags/" + read("CI_COMMIT_TAG"), "tag"
+	case read("CI_MERGE_REQUEST_IID") != "":
+		return "refs/merge-requests/" + read("CI_MERGE_REQUEST_IID") + "/head", "branch"
+	case read("CI_COMMIT_BRANCH") != "":
+		return "refs/heads/" + read("CI_COMMIT_BRANCH"), "branch"
+	case name != "":
+		return "refs/heads/" + name, "branch"
+	default:
+		return "", ""
+	}
+}
+
+// architectures are GitHub's names.
+var architectures = map[string]string{"amd64": "X64", "386": "X86", "arm64": "ARM64", "arm": "ARM"}
+
+// runner is the runner context, and as RUNNER_ variables a part of the environment.
+func (s *session) runner() map[string]string {
+	r := map[string]string{
+		"os": strings.ToUpper(runtime.GOOS[:1]) + runtime.GOOS[1:], "arch": architectures[runtime.GOARCH], "name": "stepmux",
+		"temp": s.temp(), "tool_cache": s.toolCache(), "workspace": filepath.Dir(s.work()), "environment": "self-hosted",
+	}
+	if s.debug() {
+		r["debug"] = "1"
+	}
+	return r
+}
+
+// debug reports whether debug messages are shown.
+func (s *session) debug() bool {
+	if s.call.Env["RUNNER_DEBUG"].Text() == "1" {
+		return true
+	}
+	v, _ := s.variable("ACTIONS_STEP_DEBUG")
+	return v == "true"
+}

@@ -1,0 +1,252 @@
+package action
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// stage is the post stage of an action, which waits for the end of the job.
+type stage struct {
+	x      *running
+	a      *loaded
+	inputs map[string]string
+}
+
+// runAction runs the action of the step.
+func (x *running) runAction(ctx context.Context) engine.Result {
+	a := x.spec.loaded
+	inputs, err := x.inputsOf(a)
+	if err != nil {
+		return engine.Failed(err)
+	}
+	if x.outputs == nil {
+		x.outputs = map[string]string{}
+	}
+	if a.using == "composite" {
+		return x.runComposite(ctx, a, inputs)
+	}
+	main := x.res
+	names := a.parts()
+	if names != nil && len(x.res.Steps) == 0 {
+		x.res.Steps = newResults(x.res, names)
+	}
+	if x.res.Status == engine.Skipped && names != nil {
+		if err := x.begin(x.res, process{}, engine.Sequence); err != nil {
+			return engine.Failed(err)
+		}
+	}
+	x.call.Found(x.res, a.found(names))
+	if names != nil {
+		main = x.part("main")
+	}
+	if a.hasPre && !x.early && x.part("pre").Status == engine.Skipped && x.action != nil {
+		if o, ran := x.runPre(ctx); ran && o.Status != engine.Success {
+			return o
+		}
+	}
+	if a.hasPost {
+		x.posts = append(x.posts, &stage{x, a, inputs})
+	}
+	o := x.runStage(ctx, main, a, inputs, a.main)
+	if main != x.res {
+		if err := x.setOutputs(); err != nil && o.Status == engine.Success {
+			o = engine.Failed(err)
+		}
+		x.call.End(main, o)
+		o.Message = main.Message
+	}
+	return o
+}
+
+// part returns the result of a stage.
+func (x *running) part(name string) *engine.StepResult {
+	i := slices.IndexFunc(x.res.Steps, func(r engine.StepResult) bool { return r.Name == name })
+	return &x.res.Steps[i]
+}
+
+// runStage runs the program of a stage in res.
+func (x *running) runStage(
+	ctx context.Context, res *engine.StepResult, a *loaded, inputs map[string]string, program string,
+) engine.Result {
+	env := maps.Clone(inputs)
+	for name, value := range x.state {
+		env["STATE_"+name] = value
+	}
+	if a.using == "docker" {
+		return x.runDocker(ctx, res, a, inputs, env, program)
+	}
+	return x.runNode(ctx, res, a, env, program)
+}
+
+// runPre runs the pre stage, and reports whether its condition held.
+func (x *running) runPre(ctx context.Context) (engine.Result, bool) {
+	a, res := x.spec.loaded, x.part("pre")
+	holds, always, err := x.condition(a.preIf, 0, nil)
+	if err != nil {
+		return engine.Failed(err), true
+	}
+	ctx, proceeds := x.call.Proceed(ctx, always)
+	if !holds || !proceeds {
+		x.call.Skip(res)
+		return engine.Result{}, false
+	}
+	inputs, err := x.inputsOf(a)
+	if err != nil {
+		return engine.Failed(err), true
+	}
+	if x.outputs == nil {
+		x.outputs = map[string]string{}
+	}
+	o := x.runStage(ctx, res, a, inputs, a.pre)
+	x.call.End(res, o)
+	o.Message = res.Message
+	return o, true
+}
+
+// runPosts runs post stages, the last first. It returns the first result that failed.
+func runPosts(ctx context.Context, posts []*stage) (failed *engine.StepResult) {
+	for _, p := range slices.Backward(posts) {
+		res := p.x.part("post")
+		if o := p.run(ctx, res); o.Status == engine.Failure && failed == nil {
+			failed = res
+		}
+	}
+	return failed
+}
+
+// run runs a post stage in res, if its condition holds.
+func (p *stage) run(ctx context.Context, res *engine.StepResult) engine.Result {
+	x := p.x
+	top := *x.list // post-if asks for the status of the job
+	top.failed = top.jobStatus() == failure
+	holds, always, err := top.condition(p.a.postIf, 0, nil)
+	if err == nil && !holds {
+		x.call.Skip(res)
+		return engine.Result{}
+	}
+	var o engine.Result
+	if err != nil {
+		_ = x.call.Begin(res, engine.Unknown, engine.Prepared{Definition: definitionOf(nil)})
+		o = engine.Failed(err)
+	} else {
+		ctx, proceeds := x.call.Proceed(ctx, always)
+		if !proceeds {
+			x.call.Skip(res)
+			return engine.Result{}
+		}
+		x.limit, x.label = x.list.limit, x.list.label
+		outputs := x.res.Outputs
+		o = x.runStage(ctx, res, p.a, p.inputs, p.a.post)
+		x.res.Outputs = outputs // a post stage comes too late to give any
+	}
+	x.call.End(res, o)
+	return o
+}
+
+// inputsOf returns the inputs of an action as variables INPUT_<NAME>, with defaults. For a composite action it returns
+// them by their names.
+func (x *running) inputsOf(a *loaded) (map[string]string, error) {
+	variable := func(name string) string {
+		if a.using == "composite" {
+			return name
+		}
+		return "INPUT_" + strings.ToUpper(strings.ReplaceAll(name, " ", "_"))
+	}
+	set := map[string]string{}
+	known := map[string]bool{}
+	if a.using == "docker" {
+		known["args"], known["entrypoint"] = true, true
+	}
+	for _, in := range a.inputs {
+		known[strings.ToLower(in.name)] = true
+	}
+	given := map[string]bool{}
+	var unknown []string
+	for _, w := range x.spec.with {
+		text := w.text
+		if !x.literal {
+			v, err := x.eval(w.text, w.line, "with "+w.name, x.env)
+			if err != nil {
+				return nil, err
+			}
+			text = v.Text()
+		}
+		lower := strings.ToLower(w.name)
+		if !known[lower] {
+			unknown = append(unknown, w.name)
+		}
+		given[lower] = true
+		set[variable(w.name)] = text
+	}
+	defaults := *x.list // the defaults know the job, not the steps
+	defaults.action = a
+	defaults.file = a.name() + "/" + a.file
+	for _, in := range a.inputs {
+		if given[strings.ToLower(in.name)] {
+			if in.deprecated != "" {
+				addWarning(x.res, fmt.Sprintf("the input %.64q is deprecated: %.400s", in.name, in.deprecated))
+			}
+			continue
+		}
+		text, err := defaults.text(in.value, in.line, "default of "+in.name)
+		if err != nil {
+			return nil, err
+		}
+		set[variable(in.name)] = text
+		if in.required && in.value == "" {
+			addWarning(x.res, fmt.Sprintf("the input %.64q is required, and is not given", in.name))
+		}
+	}
+	if len(unknown) > 0 && !x.early {
+		names := make([]string, len(a.inputs))
+		for i, in := range a.inputs {
+			names[i] = in.name
+		}
+		addWarning(x.res, fmt.Sprintf("Unexpected input(s) '%.200s', valid inputs are "+
+			"[%.400s]", strings.Join(unknown, "', '"),
+			strings.Join(names, ", ")))
+	}
+	return set, nil
+}
+
+// runComposite runs the steps of a composite action.
+func (x *running) runComposite(ctx context.Context, a *loaded, inputs map[string]string) engine.Result {
+	env := maps.Clone(x.list.env)
+	maps.Copy(env, x.env)
+	inner := &list{
+		session: x.session, file: strings.TrimSuffix(a.name(), "/") + "/" + a.file, specs: copies(a.steps), action: a,
+		inputs: inputs, steps: map[string]*state{}, env: env, limit: x.limit, label: x.label,
+	}
+	if x.res.Status == engine.Skipped {
+		if err := x.begin(x.res, process{}, engine.Sequence); err != nil {
+			return engine.Failed(err)
+		}
+	}
+	x.res.Steps = newResults(x.res, inner.names())
+	x.call.Found(x.res, a.found(inner.names()))
+	o := inner.run(ctx, x.res.Steps)
+	outputs, err := inner.outputs(a.outputs)
+	x.res.Outputs = outputs
+	for name, v := range outputs {
+		x.outputs[name] = v.Text()
+	}
+	if err != nil && o.Status == engine.Success {
+		o = engine.Failed(err)
+	}
+	return o
+}
+
+// copies are steps for another run of the same action.
+func copies(steps []*step) []*step {
+	list := make([]*step, len(steps))
+	for i, s := range steps {
+		c := *s
+		list[i] = &c
+	}
+	return list
+}

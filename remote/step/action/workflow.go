@@ -1,0 +1,179 @@
+package action
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+)
+
+// Job is a job of a workflow.
+type Job struct {
+	// Name is its key in the workflow.
+	Name string
+	// Notices are lines about parts that have no effect here.
+	Notices []string
+
+	file     string
+	workflow string // the workflow's name
+	env      []setting
+	steps    []*step
+	shell    string // the default
+	dir      string
+	outputs  []setting
+}
+
+// ignored are the keys of a workflow and of a job that have no effect, and why.
+var ignored = map[string]string{
+	"permissions": "a token has the permissions that it was made with",
+	"concurrency": "jobs that run at the same time do not know each other",
+	"services":    "start them in a step, or beside the job",
+	"container":   "the job runs where stepmux runs",
+	"environment": "there are no environments with rules",
+	"needs":       "of the workflow one job runs, and needs is empty",
+	"if":          "the job was asked for",
+	"snapshot":    "there are no images of machines",
+}
+
+// ReadJob reads the job of a workflow. name is its key; it may be empty if there is only one job. Errors call the text
+// file.
+func ReadJob(file string, text []byte, name string) (*Job, error) {
+	r := &reader{name: file}
+	root := r.load(text)
+	j := &Job{file: file, workflow: file}
+	var jobs []pair
+	noted := map[string]bool{}
+	for _, p := range r.pairs(root, "the workflow") {
+		switch p.key {
+		case "name":
+			j.workflow = r.text(p.value, p.key)
+		case "env":
+			j.env = r.texts(p.value, p.key)
+		case "defaults":
+			j.defaults(r, p.value)
+		case "jobs":
+			jobs = r.pairs(p.value, "jobs")
+		default:
+			j.note(noted, p.key)
+		}
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	found, err := choose(file, jobs, name)
+	if err != nil {
+		return nil, err
+	}
+	j.Name = found.key
+	var steps *yaml.Node
+	for _, p := range r.pairs(found.value, "the job "+found.key) {
+		switch p.key {
+		case "env":
+			j.env = append(j.env, r.texts(p.value, p.key)...)
+		case "defaults":
+			j.defaults(r, p.value)
+		case "steps":
+			steps = p.value
+		case "outputs":
+			j.outputs = r.texts(p.value, p.key)
+		case "uses":
+			r.fail(p.at, "the job calls another workflow, which is not supported; run a job of that workflow")
+		default:
+			j.note(noted, p.key)
+		}
+	}
+	if r.err == nil && steps == nil {
+		r.fail(found.at, "the job %.64q has no steps", found.key)
+	}
+	j.steps = r.steps(steps, true)
+	if r.err != nil {
+		return nil, r.err
+	}
+	return j, nil
+}
+
+// note takes note of a key that has no effect.
+func (j *Job) note(noted map[string]bool, key string) {
+	if why := ignored[key]; why != "" && !noted[key] {
+		noted[key] = true
+		j.Notices = append(j.Notices, fmt.Sprintf("%s has no effect: %s", key, why))
+	}
+}
+
+func (j *Job) defaults(r *reader, n *yaml.Node) {
+	for _, p := range r.pairs(n, "defaults") {
+		if p.key != "run" {
+			continue
+		}
+		for _, part := range r.pairs(p.value, "defaults.run") {
+			switch part.key {
+			case "shell":
+				j.shell = r.text(part.value, part.key)
+			case "working-directory":
+				j.dir = r.text(part.value, part.key)
+			}
+		}
+	}
+}
+
+// choose returns the job called name.
+func choose(file string, jobs []pair, name string) (pair, error) {
+	names := make([]string, len(jobs))
+	for i, p := range jobs {
+		names[i] = p.key
+		if p.key == name {
+			return p, nil
+		}
+	}
+	slices.Sort(names)
+	list := fmt.Sprintf("%.400s", strings.Join(names, ", "))
+	switch {
+	case len(jobs) == 0:
+		return pair{}, fmt.Errorf("%s: it has no jobs", file)
+	case name != "":
+		return pair{}, fmt.Errorf("%s: there is no job %.64q; there are %s", file, name, list)
+	case len(jobs) > 1:
+		return pair{}, fmt.Errorf("%s has %d jobs; choose one with --job-name: %s", file, len(jobs), list)
+	}
+	return jobs[0], nil
+}
+
+// WorkflowUses returns the references of the actions that the steps of a workflow's jobs name, each once, sorted.
+func WorkflowUses(file string, text []byte) ([]string, error) {
+	r := &reader{name: file}
+	var all []*step
+	for _, p := range r.pairs(r.load(text), "the workflow") {
+		if p.key != "jobs" {
+			continue
+		}
+		for _, job := range r.pairs(p.value, "jobs") {
+			for _, part := range r.pairs(job.value, "the job "+job.key) {
+				if part.key == "steps" {
+					all = append(all, r.steps(part.value, true)...)
+				}
+			}
+		}
+	}
+	return usesOf(all), r.err
+}
+
+// ManifestUses returns the references of the actions that the steps of an action.yml name, each once, sorted.
+func ManifestUses(file string, text []byte) ([]string, error) {
+	m, err := parseManifest(file, text)
+	if err != nil {
+		return nil, err
+	}
+	return usesOf(m.steps), nil
+}
+
+func usesOf(steps []*step) []string {
+	var all []string
+	for _, s := range steps {
+		if s.uses != "" {
+			all = append(all, s.uses)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

@@ -1,0 +1,283 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
+	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/lang"
+)
+
+// Language runs the steps of one job that are written in another language: actions, and the built-in step
+// [lang.GitHubJobStep]. The goroutine of [Runner.Run] makes all calls, and waits for them.
+type Language interface {
+	// Run runs a step to its end. It sets the Outputs, the Exports and the Steps of call.Result. The call stays valid
+	// until Finish has returned.
+	Run(ctx context.Context, call *Call) Result
+	// Finish runs the stages that steps have left for the end of the job. It returns the result of the first one that
+	// failed, or nil.
+	Finish(ctx context.Context) *StepResult
+}
+
+// Failed is the result of a step that failed by err.
+func Failed(err error) Result { return failed(err).public() }
+
+func (o outcome) public() Result {
+	return Result{Status: o.status, ExitCode: o.code, Message: o.why, System: o.system}
+}
+
+// outcome is the part of a Result that a step has.
+func (r *Result) outcome() outcome { return outcome{r.Status, r.ExitCode, r.Message, r.System} }
+
+// Call is a step of another language, with the parts of the job that it can use.
+type Call struct {
+	// Reference is that of an action; nil for a built-in step.
+	Reference *pb.Reference
+	// Inputs are the values of the inputs, with defaults for a built-in step.
+	Inputs map[string]expr.Value
+	// Env is the whole environment for processes of the step.
+	Env map[string]expr.Value
+	// Result is the state of the step.
+	Result *StepResult
+	// Place is where the job runs. Its streams mask the secrets.
+	Place Place
+
+	r *Runner
+	g *frame
+}
+
+// language returns the other language of the job.
+func (r *Runner) language() (Language, error) {
+	if r.cfg.Language == nil {
+		return nil, errors.New("GitHub Actions are not supported by this program; use a step or a script")
+	}
+	if r.foreign == nil {
+		r.foreign = r.cfg.Language()
+	}
+	return r.foreign, nil
+}
+
+// isForeign reports whether the step of the frame is one of another language.
+func (f *frame) isForeign() bool { return f.action != nil || f.builtin == lang.GitHubJobStep }
+
+// runForeign runs a step of another language.
+func (r *Runner) runForeign(ctx context.Context, g *frame, res *StepResult) outcome {
+	r.announce(res, Sequence)
+	l, err := r.language()
+	if err != nil {
+		return failed(err)
+	}
+	before := r.cuts
+	o := l.Run(ctx, &Call{
+		Reference: g.action, Inputs: g.inputs, Env: r.environment(g), Result: res, Place: r.place, r: r, g: g,
+	})
+	switch stopped := r.stopping(); {
+	case r.cuts > before && stopped != nil && !g.after:
+		return stopped.outcome(o.ExitCode)
+	case r.cuts > before && ctx.Err() != nil:
+		return outcome{status: Cancelled, why: context.Cause(ctx).Error()}
+	}
+	if err := r.receive(res); err != nil && o.Status == Success {
+		return failed(err)
+	}
+	if o.Status == Success {
+		maps.Copy(r.exports, res.Exports)
+	}
+	return o.outcome()
+}
+
+// receive counts the outputs and exports of a step, and marks those that hold secrets.
+func (r *Runner) receive(res *StepResult) error {
+	r.taint(res.Outputs)
+	r.taint(res.Exports)
+	return r.give(res.Outputs, res.Exports)
+}
+
+// finishForeign lets the other language end the job.
+func (r *Runner) finishForeign(ctx context.Context) {
+	if r.foreign == nil {
+		return
+	}
+	if failed := r.foreign.Finish(ctx); failed != nil && r.top.failed == nil {
+		r.top.failed = failed
+	}
+}
+
+// Begin announces that a part of the step runs: res is its result, in Steps of the result of the step or of one of its
+// parts. with describes it.
+func (c *Call) Begin(res *StepResult, kind Kind, with Prepared) error {
+	if c.r.count++; c.r.count > maxRun {
+		return fmt.Errorf("the job runs more than %d steps", maxRun)
+	}
+	if len(res.Path) > maxCalls {
+		return fmt.Errorf("the steps call each other beyond a depth of %d; does one of them call itself?", maxCalls)
+	}
+	res.Started = time.Now()
+	c.r.tell(func(e Events) { e.StepPrepared(res, with) })
+	c.r.announce(res, kind)
+	return nil
+}
+
+// Found tells where the definition of the step, or of a part, is. Its Definition names the parts.
+func (c *Call) Found(res *StepResult, found Found) {
+	res.Source = found.Source
+	c.r.tell(func(e Events) { e.StepFound(res, found) })
+}
+
+// End records how a part of the step ended.
+func (c *Call) End(res *StepResult, o Result) {
+	if err := c.r.receive(res); err != nil && o.Status == Success {
+		o = Failed(err)
+	}
+	c.r.finish(res, o.outcome())
+}
+
+// Skip records that a part of the step does not run.
+func (c *Call) Skip(res *StepResult) { c.r.cfg.Observe(*res) }
+
+// Proceed returns the context for the next part, or false if it must not run: the job was stopped, and it is no part
+// that always runs.
+func (c *Call) Proceed(ctx context.Context, always bool) (context.Context, bool) {
+	when := lang.OnSuccess
+	if always {
+		when = lang.Always
+	}
+	next, _, due := c.r.due(ctx, &frame{after: c.g.after}, when)
+	return next, due
+}
+
+// Stopped reports whether the job was stopped.
+func (c *Call) Stopped() bool { return c.r.stopping() != nil }
+
+// JobFailed reports whether a step of the job has failed.
+func (c *Call) JobFailed() bool { return c.r.top != nil && c.r.top.failed != nil }
+
+// Fetch returns the component of ref, which is there until the job ends.
+func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Component, error) {
+	if c.r.cfg.Fetcher == nil {
+		return nil, errors.New("this program fetches no actions; use one of the project, such as ./action")
+	}
+	var got *component.Component
+	err := c.r.fetching(ctx, c.g, ref, func(ctx context.Context, ref *pb.Reference) (err error) {
+		got, err = c.r.component(ctx, ref)
+		return err
+	})
+	return got, err
+}
+
+// Locate returns where a path is that is relative to the definition that the step stands in, and the directory that
+// the definition must not leave, if there is one.
+func (c *Call) Locate(path string) (dir, root string, err error) {
+	dir, err = c.g.locate(path)
+	return dir, c.g.root, err
+}
+
+// Variables are the job variables that the step may know. Reading tells which of them it reads.
+func (c *Call) Variables() map[string]expr.Value { return c.r.knownVars(c.g) }
+
+// Reading tells that the step reads job variables.
+func (c *Call) Reading(names ...string) { c.r.tell(func(e Events) { e.VariablesRead(names) }) }
+
+// Hide masks a secret from now on. Texts that are too short are not masked.
+func (c *Call) Hide(secret string) error { return c.r.hide(secret) }
+
+// Masked is a text for people, with secrets masked.
+func (c *Call) Masked(text string) string { return c.r.cfg.Secrets.Message(text) }
+
+// FilesDir returns a path for the files of a part, which does not exist yet.
+func (c *Call) FilesDir() string {
+	c.r.serial++
+	return filepath.Join(c.r.place.ScriptDir, fmt.Sprintf("step-%d", c.r.serial))
+}
+
+// UnsafeExport reports whether a variable changes the way in which every later program runs, so that no step may export
+// it.
+func (c *Call) UnsafeExport(name string) bool {
+	return unsafeExports[name] && c.r.cfg.UnsafeExports != AllowUnsafe
+}
+
+// Exec runs a process of the step, or of its part res, to its end, with the environment vars. deadline bounds it, if it
+// is not zero; label names the cause. When the job is stopped, the process group gets SIGINT, after three quarters of
+// the grace SIGTERM, and at its end SIGKILL.
+func (c *Call) Exec(
+	ctx context.Context, res *StepResult, cmd proc.Command, vars map[string]string, deadline time.Time, label string,
+) Result {
+	r, env := c.r, layer{}
+	for name, value := range vars {
+		v, err := expr.New(value)
+		if err != nil {
+			return Failed(fmt.Errorf("the variable %.64q: %w", name, err))
+		}
+		if outer, there := c.Env[name]; there && outer.Text() == value {
+			v = outer
+		}
+		env[name] = v
+	}
+	cmd.Env, cmd.Visible = environ(env), r.place.WorkDir
+	argv := make([]expr.Value, 0, len(cmd.Argv))
+	for _, arg := range cmd.Argv {
+		v, err := expr.New(arg)
+		if err != nil {
+			return Failed(fmt.Errorf("an argument: %w", err))
+		}
+		argv = append(argv, v)
+	}
+	g := *c.g
+	g.interrupt = true
+	if !deadline.IsZero() {
+		g.limits = &limit{outer: g.limits, at: deadline, why: fmt.Errorf("timeout: %s", label)}
+	}
+	r.tell(func(e Events) { e.CommandStarting(res, &cmd, argv, env) })
+	exit, expired, err := r.runProcess(ctx, &g, res, cmd)
+	ended := exit
+	if err != nil && ended.Code == 0 {
+		ended.Code = startExitCode(err)
+	}
+	r.tell(func(e Events) { e.CommandEnded(res, ended, expired != nil) })
+	stopped := r.release()
+	switch {
+	case stopped != nil:
+		r.cuts++
+		return stopped.outcome(exit.Code).public()
+	case err != nil && ctx.Err() != nil:
+		r.cuts++
+		return Result{Status: Cancelled, Message: context.Cause(ctx).Error()}
+	case expired != nil:
+		expired.extend(r.cfg.AlwaysLimit)
+		return exited(exit.Code, expired.why.Error()).public()
+	}
+	return concluded(exit, err).public()
+}
+
+// ender ends a process when the job is stopped.
+type ender struct {
+	p       *proc.Process
+	pause   atomic.Pointer[time.Timer] // until SIGTERM
+	already atomic.Bool
+}
+
+// interrupt asks the process to end at the latest at a time.
+func (e *ender) interrupt(at time.Time) {
+	left := time.Until(at)
+	if left <= 0 || e.already.Swap(true) {
+		e.p.Stop(left)
+		return
+	}
+	e.p.Interrupt()
+	e.pause.Store(time.AfterFunc(left*3/4, func() { e.p.Stop(time.Until(at)) }))
+}
+
+// end ends the pause, if there is one.
+func (e *ender) end() {
+	if timer := e.pause.Load(); timer != nil {
+		timer.Stop()
+	}
+}
