@@ -119,7 +119,7 @@ var allowed = map[string][]string{
 		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
-		"remote/step/mask", "remote/proc", "remote/walls", "remote/api/**",
+		"remote/step/mask", "remote/step/component", "remote/proc", "remote/walls", "remote/api/**",
 	},
 	"remote/standalone/actionmirror": {"remote/standalone", "remote/step/action", "remote/step/lang", "remote/api/**"},
 	"remote/standalone/gitlabci":     {"remote/step/lang", "remote/api/**"},
