@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -24,7 +25,7 @@ func awaitServers(fl *pflag.FlagSet) commands.Runner {
 			return 0, err
 		}
 		err := awaitPorts(ctx, addresses)
-		if code := endsignal.Code(ctx); code != 0 && err != nil {
+		if code := endsignal.Code(ctx); code != 0 && errors.Is(err, context.Cause(ctx)) {
 			return code, nil
 		}
 		return 0, err
