@@ -93,8 +93,8 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all machine
 	cd bin/release && sha256sum stepmux* >SHA256SUMS && cat SHA256SUMS
 
 .PHONY: run
-run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program
-	bin/stepmux run --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
+run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program, or in containers of IMAGE
+	bin/stepmux run $(if $(IMAGE),--image $(IMAGE)) --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
 .PHONY: example-sources
 example-sources: build ## serve the steps of examples/sources, and print the commands to run them with
@@ -147,6 +147,10 @@ hostile: ## let hostile servers, relays and step runners send MESSAGES messages 
 	for i in 1 2 3 4 5 6 7 8 9 10; do \
 	  STEPMUX_HOSTILE=$$(($(MESSAGES) / 10)) go test -count=1 -timeout 3h -run Nothing ./mux || exit 1; \
 	done # ten processes, since goroutines that the SSH library leaks end with their process
+
+.PHONY: hostile-ends
+hostile-ends: ## end N builds that withstand their end, behind walls; nothing may be left (as an ordinary user)
+	STEPMUX_HOSTILE_ENDS=$(N) go test -v -count=1 -timeout 1h -run TestHostileEndsLeaveNothing ./instance
 
 .PHONY: faults
 faults: build ## inject N faults drawn from SEED while builds run, for at most TIME; ROUND=n repeats one round, KINDS and ROUTES select

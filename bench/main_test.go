@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 	if measuring {
 		describe(os.Stdout)
 	}
-	code := runnertest.M{M: m}.Run()
+	code := dockertest.M{M: runnertest.M{M: m}}.Run()
 	if measuring {
 		fmt.Fprintf(os.Stdout, "others: %.0f %% of the processors\n", 100*others.share())
 	}

@@ -395,7 +395,7 @@ func TestAPlaceThatWillNotDoIsPassedOver(t *testing.T) {
 }
 
 func TestWhereNoPlaceWillDoTheErrorNamesEach(t *testing.T) {
-	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir") // no mktemp
+	bin := onlyPrograms(t, "sh", "ls", "id", "uname", "od", "tr", "chmod", "mkdir", "rm", "rmdir") // no head
 	v := newBareVM(t, "PATH="+bin)
 	require.NoError(t, os.WriteFile(filepath.Join(v.cache, "stepmux"), nil, 0o600))
 	other := "/var/tmp/stepmux-" + strconv.Itoa(os.Getuid()) // of a run that is no test, if it is there
@@ -406,7 +406,7 @@ func TestWhereNoPlaceWillDoTheErrorNamesEach(t *testing.T) {
 	require.ErrorContains(t, err, "in the user's cache: "+filepath.Join(v.cache, "stepmux")+" is no directory")
 	require.ErrorContains(t, err, "in "+v.tmp+": ")
 	require.ErrorContains(t, err, "in /var/tmp: ")
-	require.ErrorContains(t, err, "mktemp")
+	require.ErrorContains(t, err, "head")
 	if before != nil {
 		require.NoDirExists(t, other)
 	}

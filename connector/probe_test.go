@@ -221,7 +221,7 @@ func TestWhereNoRunnerIsConfiguredAnotherMakesIsTaken(t *testing.T) {
 	require.ErrorContains(t, err, `is "stepmux" installed on the VM`, "not if stepmux was asked for")
 
 	b = v.build(t, "b4", func(c *connector.Config) { c.Runner = nil })
-	require.ErrorContains(t, b.runs(t), "mktemp", "a stepmux is preferred where one may be put there")
+	require.ErrorContains(t, b.runs(t), "head", "a stepmux is preferred where one may be put there")
 
 	require.NoError(t, os.Symlink(runnertest.Command(t)[0], filepath.Join(bin, "stepmux")))
 	b = v.build(t, "b5", none)

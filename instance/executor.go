@@ -37,6 +37,7 @@ type Executor struct {
 	started   time.Time // when the slot was taken
 	lease     *pool.Lease[*mux.Conn]
 	connector *connector.Connector
+	box       *box          // the build's container; nil for a build on the instance itself
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
 	cleaned   bool
@@ -198,15 +199,21 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		return nil, err
 	}
 	cfg := e.provider.cfg
-	c, err := connector.New(connector.Config{
+	place := connector.Config{
 		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
-	})
+	}
+	if e.build.Container != nil {
+		if err := e.startContainer(ctx, s, lease, &place); err != nil {
+			return nil, err
+		}
+	}
+	c, err := connector.New(place)
 	if err != nil {
-		lease.Release()
+		place.Lease.Release()
 		return nil, err
 	}
 	if !e.keep(func() { e.connector = c }) {
@@ -221,7 +228,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, err
+		return nil, e.box.explain(ctx, err)
 	}
 	return dial, nil
 }
@@ -260,9 +267,15 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	if c == nil {
 		return errors.New("instance: Execute before Connect")
 	}
+	if e.box != nil && len(job.PassEnv) == 0 {
+		job.PassEnv = []string{"all"} // of the environment that the image has
+	}
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {
-		return err
+		return e.box.explain(ctx, err)
+	}
+	if e.box != nil {
+		e.box.container.Note(ctx, result.ExitCode)
 	}
 	return outcome(result)
 }
@@ -280,8 +293,11 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	if !e.keep(func() { lease, s, e.running = e.lease, e.slot, ended }) {
 		return ErrCleanedUp
 	}
-	if lease == nil {
+	switch {
+	case lease == nil:
 		return errors.New("instance: Run before Prepare")
+	case e.build.Container != nil:
+		return errors.New("instance: Run in a container: only steps run there, by Connect and Execute")
 	}
 	starter, err := e.starter(ctx, s, lease)
 	if err != nil {
@@ -326,9 +342,9 @@ func exitError(code int, err error) error {
 // directory, or one that says why it is not known. It is foreign text.
 func (e *Executor) Left() []string {
 	e.mu.Lock()
-	c := e.connector
+	c, b := e.connector, e.box
 	e.mu.Unlock()
-	if c == nil {
+	if c == nil || b.removed() {
 		return nil
 	}
 	return c.Left()
@@ -344,7 +360,7 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	defer cancel()
 	e.mu.Lock()
 	e.cleaned = true
-	c, lease, s, running, clients := e.connector, e.lease, e.slot, e.running, e.clients
+	c, b, lease, s, running, clients := e.connector, e.box, e.lease, e.slot, e.running, e.clients
 	e.mu.Unlock()
 	var err error
 	if c != nil {
@@ -363,6 +379,10 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	}
 	if running != nil {
 		await("script", running)
+	}
+	if b != nil {
+		await("container", b.started)
+		err = errors.Join(err, b.close(ctx))
 	}
 	if lease != nil {
 		lease.Release()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -121,7 +122,7 @@ func (g *Group) change(byHand bool, edit func([]Instance) ([]Instance, error)) e
 	for _, in := range set {
 		m, h := known[in.ID], hosts[in.ID]
 		if m == nil {
-			m = &machine{member: &member{in, &connector.VM{}}, host: h, slots: map[*slot]struct{}{}}
+			m = &machine{member: &member{in, &connector.VM{}, &docker.Daemon{}}, host: h, slots: map[*slot]struct{}{}}
 		} else if m.configure(in, h) {
 			changed[in.ID] = true
 		}

@@ -5,12 +5,14 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
 )
 
 // member is an instance as it was configured at some time.
 type member struct {
 	Instance
-	vm *connector.VM
+	vm     *connector.VM
+	daemon *docker.Daemon
 }
 
 // machine is an instance for as long as it is in the group. Group.mu guards it.
@@ -32,16 +34,16 @@ type machine struct {
 func (m *machine) configure(in Instance, h *host) (changed bool) {
 	was := m.member
 	changed = h.way != m.host.way || in.TempDir != was.TempDir || !slices.Equal(in.Runner, was.Runner)
-	vm := was.vm
+	vm, daemon := was.vm, was.daemon
 	if changed {
-		vm = &connector.VM{} // findings about the old one may be wrong now
-		h.health = &health{} // as are its failures
+		vm, daemon = &connector.VM{}, &docker.Daemon{} // findings about the old one may be wrong now
+		h.health = &health{}                           // as are its failures
 	}
 	if h.health != m.host.health {
 		m.probe = nil
 	}
 	m.host, m.removed, m.gone = h, false, false
-	m.member = &member{Instance: in, vm: vm}
+	m.member = &member{Instance: in, vm: vm, daemon: daemon}
 	return changed
 }
 

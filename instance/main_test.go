@@ -3,12 +3,16 @@ package instance_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
-	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/dockertest"
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && filepath.Base(os.Args[0]) == toolName {
+		os.Exit(tool(os.Args[1:]))
+	}
 	if target := os.Getenv(attackVar); target != "" {
 		if err := attack(target); err != nil {
 			fmt.Fprintln(os.Stdout, "the attack failed:", err)
@@ -16,5 +20,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	runnertest.Main(m)
+	dockertest.Main(m)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -25,6 +26,11 @@ type Config struct {
 	// Bootstrap are programs that may be copied to an instance whose step runner is missing or not usable; see
 	// connector.Config. If empty, nothing is copied.
 	Bootstrap []*program.Binary
+	// DockerSocket is the path of the Docker daemon's socket on the instances, for builds with a Container. The user of
+	// the login must be able to open it. If empty, /var/run/docker.sock.
+	DockerSocket string
+	// ContainerPrograms are the programs of which the platform of a Container's image needs one.
+	ContainerPrograms []*program.Binary
 	// Version is the version of this program. A warning is logged for an instance with another version. If
 	// empty, versions are not compared.
 	Version string
@@ -76,6 +82,7 @@ func NewProvider(cfg Config) (*Provider, error) {
 	}
 	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 30*time.Second)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, 20*time.Second) // for the graces of a job and a step runner, and their files
+	cfg.DockerSocket = cmp.Or(cfg.DockerSocket, defaultDockerSocket)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.DialStart == nil {
 		cfg.DialStart = func(string, int) {}
@@ -141,6 +148,9 @@ type Build struct {
 	Log io.Writer
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
+	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,
+	// they run on the instance itself.
+	Container *docker.Spec
 }
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.

@@ -101,7 +101,7 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 	if err != nil {
 		return wire.End{Stage: "machine", Text: err.Error()}
 	}
-	shell, err := init.Start(ctx, proc.Command{
+	shell, err := init.Start(alive, proc.Command{ // if ctx ends meanwhile, the script is stopped below
 		Argv: cfg.Shell, Dir: relay.HomeDir(), Env: os.Environ(), Stdin: text, Stdout: stdout, Stderr: stderr,
 	})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 )
 
@@ -26,14 +27,31 @@ func timeless(text string) string {
 	})
 }
 
-// The examples of docs/commands.md. A block whose first line is "# name" is a file; a block of the language console is
-// the output of a shell.
+// The examples of docs/commands.md.
 func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
-	program := runnertest.Manager(t)
-	data, err := os.ReadFile("../../docs/commands.md")
-	require.NoError(t, err)
 	dir := t.TempDir()
-	commands := 0
+	require.Greater(t, runExamples(t, dir, "../../docs/commands.md", timeless), 10)
+	require.FileExists(t, filepath.Join(dir, "trace.json"))
+}
+
+// The examples of docs/docker.md.
+func TestExamplesOfTheDockerPageDoWhatItSays(t *testing.T) {
+	d := dockertest.Start(t)
+	plain := func(text string) string {
+		text = regexp.MustCompile(`\b[0-9a-f]{6}-1\b`).ReplaceAllString(timeless(text), "b1a2c3-1")
+		return regexp.MustCompile(`sha256:[0-9a-f]{64}`).ReplaceAllString(text, "sha256:"+strings.Repeat("0", 64))
+	}
+	require.Equal(t, 3, runExamples(t, t.TempDir(), "../../docs/docker.md", plain, "DOCKER_HOST=unix://"+d.Socket))
+	require.Empty(t, d.Containers(t))
+}
+
+// runExamples runs the examples of a page in dir and returns how many they are. A block whose first line is "# name" is
+// a file; a block of the language console is the output of a shell, which plain makes the same for all runs.
+func runExamples(t *testing.T, dir, page string, plain func(string) string, env ...string) (commands int) {
+	t.Helper()
+	program := runnertest.Manager(t)
+	data, err := os.ReadFile(page)
+	require.NoError(t, err)
 	status := "0"
 	for i, block := range strings.Split(string(data), "\n```") {
 		if i%2 == 0 {
@@ -47,8 +65,8 @@ func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
 				command, want, _ := strings.Cut(example+"\n", "\n")
 				commands++
 				got := ""
-				got, status = shell(t, dir, program, status, command)
-				require.Equal(t, strings.TrimSuffix(want, "\n"), strings.TrimSuffix(timeless(got), "\n"), command)
+				got, status = shell(t, dir, program, status, command, env...)
+				require.Equal(t, strings.TrimSuffix(want, "\n"), strings.TrimSuffix(plain(got), "\n"), command)
 			}
 		case isFile:
 			path := filepath.Join(dir, name)
@@ -56,12 +74,11 @@ func TestExamplesOfTheCommandsPageDoWhatItSays(t *testing.T) {
 			require.NoError(t, os.WriteFile(path, []byte(text+"\n"), 0o600))
 		}
 	}
-	require.Greater(t, commands, 10)
-	require.FileExists(t, filepath.Join(dir, "trace.json"))
+	return commands
 }
 
 // shell runs a line after a command that ended with status, and returns the output and the status of the line.
-func shell(t *testing.T, dir, program, status, line string) (shown, ended string) {
+func shell(t *testing.T, dir, program, status, line string, env ...string) (shown, ended string) {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", "stepmux() { "+program+` "$@"; }; (exit `+status+"); "+line+"\necho \"$?\" >&3")
 	cmd.Dir = dir
@@ -69,7 +86,7 @@ func shell(t *testing.T, dir, program, status, line string) (shown, ended string
 	require.NoError(t, err)
 	defer r.Close()
 	cmd.ExtraFiles = []*os.File{w}
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "TMPDIR=" + t.TempDir()}
+	cmd.Env = append(env, "PATH="+os.Getenv("PATH"), "TMPDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	w.Close()
 	require.NoError(t, err, "%s", out)

@@ -15,6 +15,7 @@ import (
 type doctorFlags struct {
 	vmFlags
 	output string
+	docker string
 }
 
 func newDoctorCommand() *cobra.Command {
@@ -35,11 +36,14 @@ Exit codes:
   2        wrong usage
   130      interrupted (Ctrl-C)`,
 		Example: `  stepmux doctor --instance ssh://ci@vm-1
+  stepmux doctor --instance ssh://ci@vm-1 --docker unix:///var/run/docker.sock
   stepmux doctor --inventory fleet.yml --output json`,
 		Args: arguments(),
 		RunE: f.run,
 	}
 	f.register(cmd.Flags())
+	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
+		"at `unix://PATH` of the VM: the login and the daemon")
 	outputFlag(cmd.Flags(), &f.output, "text, or json for an object per VM")
 	return cmd
 }
@@ -48,10 +52,17 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if len(f.instances) == 0 && f.inventory == "" {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
+	socket := ""
+	if f.docker != "" {
+		var err error
+		if socket, err = socketPath("--docker", f.docker); err != nil {
+			return err
+		}
+	}
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
 	reports, err := onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) doctor.Report {
-		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version()})
+		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), DockerSocket: socket})
 	})
 	if err != nil {
 		return err

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 )
@@ -78,6 +81,32 @@ func TestManagerThatEndsLeavesNothingOnTheVM(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The daemon removes the containers of a manager that was killed at any moment, with their anonymous volumes.
+// Containers that were created and not started are left to the next manager.
+func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
+	d := dockertest.Start(t)
+	program := runnertest.Manager(t)
+	job := filepath.Join(t.TempDir(), "job.yml")
+	require.NoError(t, os.WriteFile(job, []byte("run: [{script: \"sleep 600 & trap '' TERM; sleep 600\"}]\n"), 0o600))
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 12 {
+		cmd := exec.Command(program, "run", "--image", dockertest.Image, "--network", "none", "--capacity", "2",
+			"--builds", "2", job)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+d.Socket)
+		require.NoError(t, cmd.Start())
+		timer := time.NewTimer(time.Duration(random.IntN(900)) * time.Millisecond)
+		<-timer.C
+		require.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait() // it was killed
+		var left []string
+		require.Eventually(t, func() bool {
+			left = slices.DeleteFunc(d.Containers(t), func(c string) bool { return strings.HasSuffix(c, " created") })
+			return len(left) == 0
+		}, bound, 10*time.Millisecond, "left: %v", &left)
+	}
+	d.RemoveAll(t)
 }
 
 // startedIn waits until n builds have started, and returns their directories.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	// The test binary is the program when it is called stepmux.
-	testscript.Main(runnertest.M{M: m}, map[string]func(){"stepmux": main})
+	testscript.Main(dockertest.M{M: runnertest.M{M: m}}, map[string]func(){"stepmux": main})
 }
 
 // quietT logs the scripts that fail, with the section that failed. With go test -v testscript logs all of each script.
@@ -75,7 +76,20 @@ func TestScripts(t *testing.T) {
 			return err
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"vm":    startVM,
+			"vm": startVM,
+			"dockerd": func(ts *testscript.TestScript, _ bool, _ []string) {
+				t := ts.Value(tbKey{}).(testing.TB)
+				d := dockertest.Start(t)
+				d.Load(t, "web:1", "EXPOSE 8080",
+					`CMD ["sh", "-c", "mkdir /w; echo $GREETING from the service >/w/text; exec httpd -f -p 8080 -h /w"]`)
+				ts.Setenv("DOCKER_HOST", "unix://"+d.Socket)
+			},
+			"nocontainer": func(ts *testscript.TestScript, _ bool, _ []string) {
+				t := ts.Value(tbKey{}).(testing.TB)
+				if left := dockertest.Start(t).Containers(t); len(left) > 0 {
+					ts.Fatalf("left: %v", left)
+				}
+			},
 			"empty": requireEmpty,
 			"exits": requireExit,
 		},

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/metrics"
@@ -29,6 +30,7 @@ type runFlags struct {
 	logFlags
 	operateFlags
 	bootstrapFlags
+	imageFlags
 	runFiles
 	policyFlags
 	builds  int
@@ -56,6 +58,9 @@ route: relay, streamlocal (one session each, and SSH's forwarding) or session (t
 
 ` + vmHelp + `
 
+With --image each build runs in a container of its own, which the Docker daemon of its VM makes; without --instance, the
+one of this machine. The VM needs no stepmux then: it is put into a volume of the daemon.
+
 On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
 them as they are. With --output json, standard output has one object for each build as it ends and a last one with the
 summary; the logs go to standard error.
@@ -72,6 +77,7 @@ summary; the logs go to standard error.
 	f.logFlags.register(fl)
 	f.operateFlags.register(fl)
 	f.bootstrapFlags.register(fl)
+	f.imageFlags.register(fl)
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
@@ -99,6 +105,10 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return err
 	}
 	if _, _, err := f.policies(); err != nil {
+		return err
+	}
+	container, err := f.container()
+	if err != nil {
 		return err
 	}
 	jobs, err := readJobs(files)
@@ -134,6 +144,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
+	if err := f.configure(&cfg, len(f.instances) == 0 && f.inventory == ""); err != nil {
+		return err
+	}
 	provider, err := instance.NewProvider(cfg)
 	if err != nil {
 		return err
@@ -146,7 +159,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	defer stopOperating()
 
 	all := batch.Batch{
-		Logger: logger, Timeout: f.timeout, Builds: f.batchBuilds(jobs, vars, report), OnStart: report.started,
+		Logger: logger, Timeout: f.timeout, Builds: f.batchBuilds(jobs, vars, container, report), OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
@@ -167,7 +180,9 @@ func (f *runFlags) patience() time.Duration {
 
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
-func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, report *reporter) []batch.Build {
+func (f *runFlags) batchBuilds(
+	jobs []connector.Job, vars []connector.Variable, container *docker.Spec, report *reporter,
+) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []batch.Build
@@ -176,7 +191,9 @@ func (f *runFlags) batchBuilds(jobs []connector.Job, vars []connector.Variable, 
 			id := fmt.Sprintf("%x-%d", prefix, len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
 			job.Timeout, job.Vars, job.PassEnv, job.UnsafeExports = f.timeout, vars, f.passEnv, f.unsafeExports
-			builds = append(builds, batch.Build{ID: id, Job: f.traced(job, id, report.say), Log: report.log(id)})
+			builds = append(builds, batch.Build{
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id), Container: container,
+			})
 		}
 	}
 	return builds

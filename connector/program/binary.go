@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"debug/buildinfo"
+	"debug/elf"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type Binary struct {
 	facts    func() (facts, error)
 	beside   *Binary // goes into the same directory; nil if it needs no other program
 	missing  string  // see Missing
+	dynamic  bool
 }
 
 // facts identify the bytes of a program.
@@ -146,7 +148,7 @@ func loadBinary(path string, allowed []string) (*Binary, string, error) {
 		return nil, "", err // names the file
 	}
 	return &Binary{
-		name: path, platform: platform,
+		name: path, platform: platform, dynamic: needsLoader(file),
 		open:  func() (io.ReadCloser, error) { return os.Open(path) },
 		facts: func() (facts, error) { return loaded, nil },
 	}, info.Path, nil
@@ -154,6 +156,41 @@ func loadBinary(path string, allowed []string) (*Binary, string, error) {
 
 // Platform returns os/arch as Go names them.
 func (b *Binary) Platform() string { return b.platform }
+
+// Name returns the program's name for messages.
+func (b *Binary) Name() string { return b.name }
+
+// Dynamic reports whether the program needs shared libraries, and so does not run everywhere on its platform.
+func (b *Binary) Dynamic() bool { return b.dynamic }
+
+// Open returns the program's bytes, and how many they are.
+func (b *Binary) Open() (io.ReadCloser, int64, error) {
+	told, err := b.facts()
+	if err != nil {
+		return nil, 0, err
+	}
+	file, err := b.open()
+	return file, told.size, err
+}
+
+// Files returns the files that the program needs in one directory, by their names there: itself as stepmux, and maybe
+// the stepmux-fetch that it needs for the network.
+func (b *Binary) Files() map[string]*Binary {
+	files := map[string]*Binary{wire.ProgramName: b}
+	if b.beside != nil {
+		files[wire.FetchProgram] = b.beside
+	}
+	return files
+}
+
+// needsLoader reports whether a program names an interpreter, which loads its shared libraries.
+func needsLoader(file io.ReaderAt) bool {
+	program, err := elf.NewFile(file)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
+}
 
 // SHA256 returns the checksum of the program's file, in hexadecimal.
 func (b *Binary) SHA256() (string, error) {

@@ -97,7 +97,7 @@ case $1 in ?????w???[!tT]* | ????????w[!tT]*) no "$up lets other users rename wh
 [ -d "$root" ] || no "$root is no directory"
 [ -O "$root" ] || no "$root belongs to another user"
 chmod 700 "$root" || exit 9
-part=$(mktemp "$root/.part.XXXXXX") || { rmdir "$root" 2>/dev/null; exit 9; }
+part=$root/.part.$$
 trap 's=$?; rm -f "$part"; [ "$s" = 0 ] || rmdir "${dir:-$root}" "$root" 2>/dev/null; exit "$s"' EXIT
 trap 'exit 9' HUP INT TERM PIPE
 { printf '#!/bin/sh\nexit 0\n' >"$part" && chmod 700 "$part"; } || exit 9

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 )
 
@@ -25,6 +26,8 @@ type Build struct {
 	Job connector.Job
 	// Log receives the build's log and is closed at the build's end. Required.
 	Log io.WriteCloser
+	// Container describes the container in which the steps run. If nil, they run on the instance itself.
+	Container *docker.Spec
 }
 
 // Batch is many builds. As many run at once as the group has slots.
@@ -78,7 +81,7 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 
 func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Build) Report {
 	log := &firstWrite{w: build.Log}
-	e := p.Executor(instance.Build{ID: build.ID, Log: log})
+	e := p.Executor(instance.Build{ID: build.ID, Log: log, Container: build.Container})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
 	err := b.execute(ctx, e, build, &report)

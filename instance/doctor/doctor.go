@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/login"
@@ -38,12 +40,16 @@ const (
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
 	checkSessions    = "sessions"
+	checkDocker      = "docker"
 )
 
 // Config says how to examine.
 type Config struct {
 	// Version is this program's version. If it is not empty, the VM's version is compared with it.
 	Version string
+	// DockerSocket is the path of a Docker daemon's socket on the VM. If it is not empty, the VM is examined for builds in
+	// containers, which need no stepmux there, no shell and no sessions.
+	DockerSocket string
 	// Timeout bounds the examination of one instance. If zero, 60s.
 	Timeout time.Duration
 }
@@ -84,6 +90,10 @@ func (e *examination) examine(ctx context.Context) {
 	defer e.conn.Close()
 	e.report.add(judgeServer(e.conn.Stat().ServerVersion))
 	e.keepalive(ctx)
+	if e.cfg.DockerSocket != "" {
+		e.docker(ctx)
+		return
+	}
 	if !e.shell(ctx) {
 		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
 			checkSessions)
@@ -244,6 +254,23 @@ func (e *examination) routes(ctx context.Context) {
 	e.forward = choice.Bridge == connector.Streamlocal
 	e.report.add(e.judgeRelay(choice, took))
 	e.report.add(e.judgeStreamlocal(choice))
+}
+
+// docker asks the Docker daemon about itself, as a build would call it.
+func (e *examination) docker(ctx context.Context) {
+	about, err := docker.About(ctx, func(ctx context.Context) (net.Conn, error) {
+		stream, err := e.conn.DialUnix(ctx, e.cfg.DockerSocket)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", e.cfg.DockerSocket, err)
+		}
+		return stream, nil
+	})
+	if err != nil {
+		e.report.add(failure(checkDocker, err.Error(), fmt.Sprintf("start the daemon, let %s open its socket "+
+			"(usermod -aG docker %[1]s), and AllowStreamLocalForwarding yes in sshd_config", e.in.SSH.User)))
+		return
+	}
+	e.report.add(okay(checkDocker, about))
 }
 
 // notStarted says why no step runner could be.

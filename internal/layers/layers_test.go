@@ -39,16 +39,21 @@ var allowed = map[string][]string{
 	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/script":   {"connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
+	"connector/docker": {
+		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
+		"internal/flight", "internal/termtext",
+	},
 
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
-	"instance/batch":     {"instance", "connector"},
+	"instance/batch":     {"instance", "connector", "connector/docker"},
 	"instance/control": {
 		"instance", "connector", "mux", "pool", "internal/boundedhttp", "internal/filelock", "internal/termtext",
 	},
 	"instance/doctor": {
-		"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext", "internal/lazyregexp",
+		"instance", "connector", "connector/docker", "connector/program", "mux", "mux/login", "internal/termtext",
+		"internal/lazyregexp",
 	},
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
@@ -111,6 +116,7 @@ var allowed = map[string][]string{
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
+		"remote/step/component",
 		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
@@ -182,6 +188,7 @@ var allowed = map[string][]string{
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":      {},
 	"internal/runnertest":  {"internal/wire"},
+	"internal/dockertest":  {"internal/rmtree", "internal/runnertest", "internal/sshtest"},
 	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
 	"internal/stockmanager": {"remote/api/runnerproto"},
 	// A program that stands for another step runner.
@@ -201,7 +208,8 @@ var allowed = map[string][]string{
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
 		"remote/commands/**", "internal/endsignal", "internal/buildinfo",
-		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
+		"instance/**", "connector", "connector/program", "connector/docker", "mux", "mux/login", "pool", "remote",
+		"remote/standalone",
 		"remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action", "remote/step/engine",
 		"remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",

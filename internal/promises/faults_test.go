@@ -22,7 +22,7 @@ var named = regexp.MustCompile("`([a-z/0-9]+)\\.(Test[A-Za-z0-9]+)`")
 
 // pages are the pages that name tests. In those of tables, every row of a table must name one.
 var (
-	pages  = []string{"faults.md", "acceptance.md", "reliability.md"}
+	pages  = []string{"faults.md", "acceptance.md", "reliability.md", "security.md"}
 	tables = []string{"faults.md", "acceptance.md"}
 )
 

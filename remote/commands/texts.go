@@ -68,6 +68,12 @@ processes and the directory that are left.`,
 builds of a user share. It is not for use by hand. It ends with its standard input.`,
 	},
 	{
+		name:  "await --tcp HOST:PORT",
+		short: "Wait until servers accept connections, for a manager",
+		long: `Wait until each HOST:PORT has accepted a TCP connection, for a manager that waits for the services of a build.
+It ends with SIGTERM, SIGINT or SIGHUP.`,
+	},
+	{
 		name:  "cache list|prune|verify",
 		short: "Look after the cache of fetched steps, for a manager",
 		long: `List the components in the cache of fetched steps, remove those that no job uses, or compare them with their

@@ -88,6 +88,9 @@ func (j *record) prepare(spec Spec, base string) (place engine.Place, err error)
 	if j.home, err = os.Open(j.dir); err != nil {
 		return place, fmt.Errorf("create job directory: %w", err)
 	}
+	for _, log := range j.logs {
+		log.In(j.home)
+	}
 	if t := spec.Trace; t != nil {
 		path := cmp.Or(t.File, filepath.Join(j.dir, traceName))
 		if j.traceFile, err = recording.Create(path, TraceRoom); err != nil {

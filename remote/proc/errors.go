@@ -51,14 +51,20 @@ func tooLarge(program, format string, args ...any) error {
 }
 
 // MachineFailed reports whether err, of starting a command, of waiting for it or of a file it needs, is the machine's
-// failure and not the command's: its init was killed, or the kernel ran out of space, memory or another resource.
+// failure and not the command's: its init was killed or could not be made, or the kernel ran out of space, memory or
+// another resource.
 func MachineFailed(err error) bool {
-	if errors.Is(err, errInit) {
+	if _, ok := errors.AsType[initError](err); ok || errors.Is(err, errInit) {
 		return true
 	}
 	errno, ok := errors.AsType[syscall.Errno](err)
 	return ok && slices.Contains(exhausted, errno)
 }
+
+// initError is the error of an init that could not be made.
+type initError struct{ error }
+
+func (e initError) Unwrap() error { return e.error }
 
 // exhausted are the errors of a kernel at its limits, or of failing hardware.
 var exhausted = []syscall.Errno{

@@ -93,7 +93,10 @@ func (in *Init) prepare() *making {
 	room, orphan := in.Room, in.OrphanDir
 	go func() { // Close waits for it
 		defer close(m.done)
-		m.link, m.err = launch(room, orphan)
+		var err error
+		if m.link, err = launch(room, orphan); err != nil {
+			m.err = initError{err}
+		}
 	}()
 	return m
 }

@@ -62,6 +62,9 @@ func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	if os.Geteuid() != 0 {
 		sys.Cloneflags |= unix.CLONE_NEWUSER
 		sys.AmbientCaps = needed
+		if l == Private {
+			sys.AmbientCaps = append(slices.Clip(needed), unix.CAP_DAC_OVERRIDE) // an overlay makes directories without modes
+		}
 	}
 }
 
@@ -100,8 +103,10 @@ func Remedy(err error) string {
 	for _, s := range []struct{ name, closed, remedy string }{
 		{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"},
 		{"kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"},
-		{"kernel/apparmor_restrict_unprivileged_userns", "1",
-			"an AppArmor profile with userns for this program, or sysctl kernel.apparmor_restrict_unprivileged_userns=0"},
+		{
+			"kernel/apparmor_restrict_unprivileged_userns", "1",
+			"an AppArmor profile with userns for this program, or sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+		},
 	} {
 		text, readErr := os.ReadFile("/proc/sys/" + s.name)
 		if readErr == nil && strings.TrimSpace(string(text)) == s.closed {

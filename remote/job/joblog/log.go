@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
 )
@@ -13,7 +16,8 @@ import (
 // Log is the output of one stream. All methods may be called at the same time, from any goroutine.
 type Log struct {
 	path  string
-	limit int64 // 0: none
+	dir   *os.File // where its file is; nil: at path
+	limit int64    // 0: none
 
 	appending sync.Mutex // held by the one Write that appends; readers never take it
 	file      *os.File   // nil before the first byte; readers look at it only when there is one
@@ -39,6 +43,31 @@ func New(path string, limit int64) *Log {
 		panic("joblog: limit is negative")
 	}
 	return &Log{path: path, limit: limit}
+}
+
+// In says that dir is the directory of the log's path. Then the file is made and removed there, wherever that directory
+// was moved and whatever is in its place. It must be called before the first Write, and dir stay open until Remove.
+func (l *Log) In(dir *os.File) { l.dir = dir }
+
+// create makes the file.
+func (l *Log) create() (*os.File, error) {
+	const flags = os.O_CREATE | os.O_EXCL | os.O_RDWR
+	if l.dir == nil {
+		return os.OpenFile(l.path, flags, 0o600)
+	}
+	fd, err := unix.Openat(int(l.dir.Fd()), filepath.Base(l.path), flags|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), l.path), nil
+}
+
+// unlink removes the file.
+func (l *Log) unlink() error {
+	if l.dir == nil {
+		return os.Remove(l.path)
+	}
+	return unix.Unlinkat(int(l.dir.Fd()), filepath.Base(l.path), 0)
 }
 
 // Len returns the length of the log, the limit's marker included. It grows until Close.
@@ -94,7 +123,7 @@ func (l *Log) Remove() error {
 		return nil
 	}
 	l.file.Close() // a deleted file needs no flush
-	if err := os.Remove(l.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := l.unlink(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove log %s: %w", l.path, oserr.Bare(err))
 	}
 	return nil

@@ -3,7 +3,6 @@ package joblog
 import (
 	"fmt"
 	"io/fs"
-	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -73,7 +72,7 @@ func (l *Log) put(p []byte, at int64) (int, error) {
 		return 0, nil
 	}
 	if l.file == nil {
-		file, err := os.OpenFile(l.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		file, err := l.create()
 		if err != nil {
 			return 0, err
 		}

@@ -30,7 +30,9 @@ func socketPath(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "sm") //nolint:usetesting // that of t.TempDir is too long for a socket
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	t.Cleanup(func() { // what a killed serve has left may be going on with the removal
+		require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, 10*time.Second, 5*time.Millisecond)
+	})
 	return filepath.Join(dir, "gitlab-runner-steps", "1", "step-runner.sock")
 }
 

@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"sync/atomic"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -134,14 +132,15 @@ func (f *frame) v0() bool { return f.dialect() == pb.Definition_v0 }
 // clean removes the files of a step. Those that resist go with ScriptDir.
 func (r *Runner) clean(g *frame) {
 	if g.files.wanted {
-		_ = rmtree.Remove(g.files.dir)
+		r.scripts.remove(g.files.name)
 	}
 	if g.isScript() {
-		_ = os.Remove(r.scriptFile())
+		r.scripts.remove(scriptName)
 	}
 }
 
-func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "script") }
+// scriptName is the name of the file with the script of a step.
+const scriptName = "script"
 
 // command returns the process of g's definition with the environment env, and the values that its arguments begin
 // with.
@@ -189,7 +188,7 @@ func (r *Runner) script(g *frame, cmd *proc.Command) error {
 	if err != nil {
 		return err
 	}
-	file := r.scriptFile()
+	file := r.scripts.join(scriptName)
 	cmd.Argv = []string{sh}
 	if g.builtin != lang.ScriptStep {
 		cmd.Argv = append(cmd.Argv, "-e")
@@ -205,7 +204,7 @@ func (r *Runner) script(g *frame, cmd *proc.Command) error {
 		return fmt.Errorf("name the script's file: %w", err)
 	}
 	cmd.Argv = append(cmd.Argv, "-c", source, filepath.Base(sh))
-	return writePrivate(file, g.script, "script")
+	return r.scripts.write(scriptName, g.script, "script")
 }
 
 // describe adds the environment variables and the description of the blueprint's dialect.
@@ -228,7 +227,7 @@ func (r *Runner) describe(g *frame, res *StepResult, cmd *proc.Command) error {
 	if err != nil {
 		return fmt.Errorf("describe step: %w", err)
 	}
-	return writePrivate(g.files.path("step.json"), string(about), "step.json")
+	return g.files.in.write(g.files.entry("step.json"), string(about), "step.json")
 }
 
 // runProcess starts a step's process and waits for its end. The error says why there is no exit

@@ -97,6 +97,7 @@ type Runner struct {
 
 	// Only Run's goroutine uses the following.
 	place     Place
+	scripts   scriptDir // of place
 	loader    loader
 	varValues map[string]expr.Value
 	vars, job expr.Value // what expressions know as that
@@ -154,7 +155,7 @@ func New(cfg Config) *Runner {
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
-	r.place = place
+	r.place, r.scripts = place, openScriptDir(place.ScriptDir)
 	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)
@@ -178,7 +179,8 @@ func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 		if closeErr := together(stdout.Close(), stderr.Close()); err == nil && closeErr != nil {
 			err = fmt.Errorf("write the last output: %w", closeErr)
 		}
-		_ = os.RemoveAll(r.varsDir()) // what resists goes with ScriptDir
+		r.scripts.remove(varsDir)
+		r.scripts.close()
 		if err != nil && result.Status == Success {
 			result.Status, result.Message, result.System = Failure, err.Error(), true
 		}

@@ -18,23 +18,26 @@ const maxFile = 8 << 20
 // files are the output and export files of a step, in a directory of its own. They are made only for steps that can
 // know their paths: most steps need no files, and making them costs more than the rest of a short step.
 type files struct {
-	dir    string
-	wanted bool // the step is told where they are
+	in     scriptDir
+	name   string // of their directory
+	wanted bool   // the step is told where they are
 }
 
 // path returns the path of the file kind: output, export or step.json.
-func (f *files) path(kind string) string { return filepath.Join(f.dir, kind) }
+func (f *files) path(kind string) string { return f.in.join(f.entry(kind)) }
+
+func (f *files) entry(kind string) string { return filepath.Join(f.name, kind) }
 
 // create makes the files, empty, if they are wanted.
 func (f *files) create() error {
 	if !f.wanted {
 		return nil
 	}
-	if err := os.Mkdir(f.dir, 0o700); err != nil {
+	if err := f.in.mkdir(f.name); err != nil {
 		return fmt.Errorf("create directory for outputs: %w", err)
 	}
 	for _, kind := range []string{"output", "export"} {
-		if err := writePrivate(f.path(kind), "", kind+" file"); err != nil {
+		if err := f.in.write(f.entry(kind), "", kind+" file"); err != nil {
 			return err
 		}
 	}
@@ -46,15 +49,14 @@ func (f *files) read(kind string) ([]byte, error) {
 	if !f.wanted {
 		return nil, nil
 	}
-	data, err := readPlain(f.path(kind))
+	data, err := readPlain(f.in.open(f.entry(kind)))
 	if err != nil {
 		return nil, fmt.Errorf("read %s file: %w", kind, err)
 	}
 	return data, nil
 }
 
-func readPlain(path string) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+func readPlain(file *os.File, err error) ([]byte, error) {
 	switch {
 	case errors.Is(err, syscall.ELOOP):
 		return nil, errors.New("the step has replaced it by a symbolic link; write to the file that is there")
@@ -83,26 +85,4 @@ func readPlain(path string) ([]byte, error) {
 		return nil, fmt.Errorf("it grows while it is read, beyond the limit of %d bytes", maxFile)
 	}
 	return data, nil
-}
-
-// writePrivate writes text to a new file at path that only its owner can read. Errors name it by label. The file of
-// an earlier step still exists if the file system was read-only when that step ended.
-func writePrivate(path, text, label string) error {
-	err := os.Remove(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("create %s: %w", label, err)
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("create %s: %w", label, err)
-	}
-	_, err = f.WriteString(text)
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		_ = os.Remove(path)
-		return fmt.Errorf("write %s: %w", label, err)
-	}
-	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -149,7 +148,7 @@ func (r *Runner) call(ctx context.Context, f *frame, s *pb.Step, res *StepResult
 // prepare makes the frame that a step runs in.
 func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepResult) (*frame, error) {
 	r.serial++
-	own := &files{dir: filepath.Join(r.place.ScriptDir, fmt.Sprintf("step-%d", r.serial))}
+	own := &files{in: r.scripts, name: fmt.Sprintf("step-%d", r.serial)}
 	inPlace := s.GetDefinition().GetType() == pb.DefinitionType_exec ||
 		s.GetReference().GetProtocol() == pb.Reference_builtin
 	var known *files
@@ -192,7 +191,7 @@ func (r *Runner) prepare(ctx context.Context, f *frame, s *pb.Step, res *StepRes
 func (f *frame) prepared(s *pb.Step, set []layer) Prepared {
 	p := Prepared{Definition: f.def, Script: f.isScript(), Env: set}
 	if f.files != nil {
-		p.FilesDir = f.files.dir
+		p.FilesDir = f.files.in.join(f.files.name)
 	}
 	switch {
 	case s.GetDefinition() != nil: // it has no inputs of its own

@@ -21,6 +21,9 @@ type Variable struct {
 	Masked bool
 }
 
+// varsDir is the directory of the files of variables.
+const varsDir = "vars"
+
 // predefined are the variables a job is described by, where the context job has them.
 var predefined = []struct{ variable, group, key string }{
 	{"CI_JOB_ID", "", "id"},
@@ -65,15 +68,12 @@ func (r *Runner) variables() (map[string]expr.Value, error) {
 
 // writeVariable writes the file of v, which only our user can read, and returns its path.
 func (r *Runner) writeVariable(v Variable) (string, error) {
-	dir := r.varsDir()
-	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+	if err := r.scripts.mkdir(varsDir); err != nil && !os.IsExist(err) {
 		return "", fmt.Errorf("create directory for variables: %w", err)
 	}
-	path := filepath.Join(dir, v.Key)
-	return path, writePrivate(path, v.Value, "variable "+v.Key)
+	name := filepath.Join(varsDir, v.Key)
+	return r.scripts.join(name), r.scripts.write(name, v.Value, "variable "+v.Key)
 }
-
-func (r *Runner) varsDir() string { return filepath.Join(r.place.ScriptDir, "vars") }
 
 // jobContext is the value of job in expressions: the variables and, under the names of the blueprint, the description
 // of the job.

@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net"
+	"os"
+	"os/user"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/instance"
+)
+
+// imageFlags describe the container in which builds run.
+type imageFlags struct {
+	spec   docker.Spec
+	daemon string
+	memory string
+	cpus   string
+
+	services   []string
+	serviceEnv []string
+
+	flags *pflag.FlagSet
+}
+
+func (f *imageFlags) register(fl *pflag.FlagSet) {
+	f.flags = fl
+	fl.StringVar(&f.spec.Image, "image", "", "run each build in a container of this image, by the Docker daemon of its VM")
+	fl.StringVar(&f.daemon, "docker", "", "unix://PATH of the Docker daemon's socket on the VMs "+
+		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
+	f.spec.Pull = docker.PullIfNotPresent
+	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
+		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
+	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
+	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, as in 512m or 4g")
+	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, as in 1.5")
+	fl.Int64Var(&f.spec.Pids, "pids-limit", 0, "limit of the container's processes")
+	fl.BoolVar(&f.spec.ReadOnly, "read-only", false, "the container's root is read-only; steps work in memory")
+	fl.StringArrayVar(&f.spec.Tmpfs, "tmpfs", nil, "`PATH[:OPTIONS]` of a file system in memory; repeatable")
+	fl.StringArrayVar(&f.spec.Volumes, "volume", nil,
+		"`SOURCE:PATH[:ro]`, a directory of the VM, or a volume, for the container; repeatable")
+	fl.StringVar(&f.spec.Network, "network", "", "the container's network: none, host or one of the daemon's")
+	fl.StringArrayVar(&f.services, "service", nil,
+		"`[ALIAS=]IMAGE` of a container beside the build's, which waits until it is ready; repeatable")
+	fl.StringArrayVar(&f.serviceEnv, "service-env", nil,
+		"`NAME=VALUE` for the environment of all services; NAME alone takes the value in the environment; repeatable")
+	timeFlag(fl, &f.spec.ServiceTimeout, "service-timeout", "how long services may take until they are ready (default 1m)")
+	fl.StringArrayVar(&f.spec.Hosts, "add-host", nil, "`NAME:IP`, a name for the container's /etc/hosts; repeatable")
+}
+
+// imageOnly are the flags that mean nothing without --image.
+var imageOnly = []string{
+	"docker", "pull", "container-user", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
+	"add-host", "service", "service-env", "service-timeout",
+}
+
+// container returns the builds' container, nil without --image.
+func (f *imageFlags) container() (*docker.Spec, error) {
+	if f.spec.Image == "" {
+		for _, name := range imageOnly {
+			if f.flags.Changed(name) {
+				return nil, fmt.Errorf("--%s needs --image", name)
+			}
+		}
+		if f.flags.Changed("image") {
+			return nil, errors.New("--image is empty")
+		}
+		return nil, nil
+	}
+	var err error
+	if f.memory != "" {
+		if f.spec.Memory, err = units.RAMInBytes(f.memory); err != nil || f.spec.Memory <= 0 {
+			return nil, fmt.Errorf("--memory %.40q: write a number of bytes with a unit, as in 512m or 4g", f.memory)
+		}
+	}
+	if f.cpus != "" {
+		n, ok := new(big.Rat).SetString(f.cpus)
+		if ok {
+			n.Mul(n, big.NewRat(1e9, 1))
+			ok = n.Sign() > 0 && n.IsInt() && n.Num().IsInt64()
+		}
+		if !ok {
+			return nil, fmt.Errorf("--cpus %.40q: write a number of processors, as in 2 or 1.5", f.cpus)
+		}
+		f.spec.NanoCPUs = n.Num().Int64()
+	}
+	var env []string
+	for _, entry := range f.serviceEnv {
+		if name := entry; !strings.Contains(entry, "=") {
+			entry += "=" + os.Getenv(name)
+		}
+		env = append(env, entry)
+	}
+	for _, text := range f.services {
+		alias, image, ok := strings.Cut(text, "=")
+		if !ok {
+			alias, image = "", text
+		}
+		f.spec.Services = append(f.spec.Services, docker.Service{Image: image, Alias: alias, Env: env})
+	}
+	if err := f.spec.Check(); err != nil {
+		return nil, err
+	}
+	return &f.spec, nil
+}
+
+// configure sets the daemon's socket and the programs for containers. onThisMachine says that the builds run here.
+func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
+	if f.spec.Image == "" {
+		return nil
+	}
+	from, daemon := "--docker", f.daemon
+	if daemon == "" && onThisMachine {
+		from, daemon = "DOCKER_HOST", os.Getenv("DOCKER_HOST")
+	}
+	if daemon != "" {
+		var err error
+		if cfg.DockerSocket, err = socketPath(from, daemon); err != nil {
+			return err
+		}
+	}
+	if onThisMachine {
+		if err := checkSocket(cmp.Or(cfg.DockerSocket, "/var/run/docker.sock")); err != nil {
+			return systemError(err)
+		}
+	}
+	cfg.ContainerPrograms = append(cfg.ContainerPrograms, cfg.Bootstrap...)
+	if ends := carried(); len(ends) > 0 {
+		cfg.ContainerPrograms = append(cfg.ContainerPrograms, ends...)
+		return nil
+	}
+	own, err := program.LoadBinary(ownFile)
+	if err != nil {
+		return fmt.Errorf("--image: %w", err)
+	}
+	cfg.ContainerPrograms = append(cfg.ContainerPrograms, own)
+	return nil
+}
+
+// socketPath returns the path of a daemon's socket, named by a flag or a variable.
+func socketPath(from, daemon string) (string, error) {
+	socket, ok := strings.CutPrefix(daemon, "unix://")
+	if !ok || !path.IsAbs(socket) {
+		return "", fmt.Errorf("%s %.160q: want unix://PATH, a socket on the VM; --instance names the VM", from, daemon)
+	}
+	return socket, nil
+}
+
+// checkSocket returns an error that says what to change if nobody answers at the socket of a daemon on this machine, or
+// this user may not open it.
+func checkSocket(at string) error {
+	conn, err := net.Dial("unix", at)
+	if err == nil {
+		return conn.Close()
+	}
+	err = fmt.Errorf("connect to the Docker daemon: %w", err)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w (is it installed and running? --docker names another socket)", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w (its group may open it: %s; \"usermod -aG GROUP USER\" adds a user, and makes the user's "+
+			"next login as powerful as root on this machine)", err, groupOf(at))
+	}
+	return err
+}
+
+// groupOf returns the name of a file's group, or its number.
+func groupOf(file string) string {
+	fi, err := os.Stat(file)
+	if err != nil {
+		return "unknown"
+	}
+	stat, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return "unknown"
+	}
+	id := strconv.FormatUint(uint64(stat.Gid), 10)
+	if group, err := user.LookupGroupId(id); err == nil {
+		return group.Name
+	}
+	return id
+}

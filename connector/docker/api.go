@@ -1,0 +1,66 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+// maxText bounds an error text of a daemon.
+const maxText = 1 << 10
+
+// api calls one daemon for one build.
+type api struct {
+	*client.Client
+	refused atomic.Pointer[error] // of the last connection; nil if that worked
+}
+
+// newAPI returns the API over connections that dial makes. version is the daemon's, if it is known.
+func newAPI(dial func(context.Context) (net.Conn, error), version string) (*api, error) {
+	a := &api{}
+	c, err := client.New(
+		client.WithHost("http://docker"), // a name for the header; dial knows the place
+		client.WithDialContext(func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := dial(ctx)
+			if err != nil {
+				a.refused.Store(&err)
+				return nil, err
+			}
+			a.refused.Store(nil)
+			return conn, nil
+		}),
+		client.WithAPIVersion(version))
+	if err != nil {
+		return nil, fmt.Errorf("prepare calls to the Docker daemon: %w", err)
+	}
+	a.Client = c
+	return a, nil
+}
+
+// failure returns the error of op. The daemon's text is foreign. The library does not say why a connection could not be
+// made, so we do.
+func (a *api) failure(ctx context.Context, op string, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%s: %w", op, cause)
+	}
+	if refused := a.refused.Load(); refused != nil {
+		return fmt.Errorf("%s: connect to the Docker daemon: %w (is it running, and may this user open its socket? "+
+			"Mostly the group docker may)", op, *refused)
+	}
+	return fmt.Errorf("%s: %w", op, &daemonError{err})
+}
+
+// daemonError is an error with at most maxText of a daemon's text, on one line.
+type daemonError struct{ err error }
+
+func (e *daemonError) Error() string { return termtext.Line(termtext.Cut(e.err.Error(), maxText)) }
+func (e *daemonError) Unwrap() error { return e.err }
+
+// errDaemonGone says that a daemon stopped answering. Its containers may live on.
+var errDaemonGone = errors.New("the connection to the Docker daemon was lost")

@@ -1,0 +1,454 @@
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/go-units"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/events"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux/channel"
+	"github.com/stepmux/stepmux/mux/relay"
+)
+
+const (
+	defaultReadyTimeout = 30 * time.Second
+	defaultStopTimeout  = 20 * time.Second
+	// endGrace is how long a container may take to end by itself once we have hung up.
+	endGrace = 5 * time.Second
+	// eventDelay is how long a busy daemon may take to tell of a process that was killed.
+	eventDelay = 3 * time.Second
+)
+
+// Config says which container to make, where.
+type Config struct {
+	// Dial connects to the daemon's socket. Required. The Container calls it until Close has returned.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Daemon remembers facts about that daemon, shared by all its builds. Required.
+	Daemon *Daemon
+	// BuildID names the build. Required.
+	BuildID string
+	// Spec describes the container.
+	Spec Spec
+	// Programs are the stepmux programs of which the image's platform needs one.
+	Programs []*program.Binary
+	// Log receives lines about the container for the build's log. If nil they are discarded.
+	Log io.Writer
+	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull. If zero, 30s.
+	ReadyTimeout time.Duration
+	// StopTimeout bounds Close. If zero, 20s.
+	StopTimeout time.Duration
+	// Logger receives messages for operators. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Container is a build's container, whose main process is the step runner's relay. It is the connection, and the lease,
+// of the build's connector.Connector. One goroutine waits for its end. It is safe for concurrent use.
+type Container struct {
+	cfg     Config
+	api     *api
+	name    string // of the container, of the network, and on the labels of all objects
+	id      string // empty before it was created
+	network string // of the services; empty without services
+	image   picture
+	tempDir string
+	relay   *relay.Relay // nil before it has started
+	stderr  *stderr
+	started time.Time
+
+	mu       sync.Mutex // guards the following
+	services []*service
+
+	wg      sync.WaitGroup
+	life    context.Context // ends with Close
+	endLife context.CancelFunc
+	gone    chan struct{} // closed once the following are set: the container is removed, or lost
+	status  int           // exit status of its main process
+	lost    error         // why the end is not known
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// Start makes and starts a container, and the relay in it. ctx bounds that, and means nothing afterwards. The caller
+// closes the Container. When Start fails nothing of the container is left, unless the error says so.
+func Start(ctx context.Context, cfg Config) (*Container, error) {
+	switch {
+	case cfg.Dial == nil:
+		return nil, errors.New("docker: Config.Dial is nil")
+	case cfg.Daemon == nil:
+		return nil, errors.New("docker: Config.Daemon is nil")
+	}
+	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+		return nil, err
+	}
+	if err := cfg.Spec.Check(); err != nil {
+		return nil, err
+	}
+	cfg.Log = cmp.Or(cfg.Log, io.Discard)
+	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
+	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	c, err := attempt(ctx, cfg)
+	if errors.Is(err, errProgramGone) {
+		cfg.Daemon.forget()
+		c, err = attempt(ctx, cfg)
+	}
+	return c, err
+}
+
+// attempt is Start, once.
+func attempt(ctx context.Context, cfg Config) (*Container, error) {
+	var salt [3]byte
+	_, _ = rand.Read(salt[:]) // never fails
+	known, _ := cfg.Daemon.facts.Kept()
+	a, err := newAPI(cfg.Dial, known.api)
+	if err != nil {
+		return nil, err
+	}
+	c := &Container{
+		cfg: cfg, api: a, name: fmt.Sprintf("stepmux-%s-%x", cfg.BuildID, salt), gone: make(chan struct{}),
+		stderr: &stderr{},
+	}
+	c.life, c.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	err = c.start(ctx)
+	if err == nil {
+		err = c.startServices(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	return c, nil
+}
+
+// start does the work of Start. It leaves the cleaning up to Close.
+func (c *Container) start(ctx context.Context) error {
+	daemon, err := c.cfg.Daemon.look(ctx, c.api)
+	if err != nil {
+		return err
+	}
+	c.wg.Go(func() { c.reap(c.life) })
+	if c.image, err = c.findImage(ctx, c.cfg.Spec.Image); err != nil {
+		return err
+	}
+	if c.image.platform != daemon.platform {
+		return fmt.Errorf("image %.160q is for %.40s, and the Docker daemon's machine is %.40s: use an image for that",
+			c.cfg.Spec.Image, c.image.platform, daemon.platform)
+	}
+	c.say("image %.160s is %s", c.cfg.Spec.Image, c.Image())
+	bin, err := c.programFor(c.image.platform)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
+		fmt.Errorf("the container was not ready within %v", c.cfg.ReadyTimeout))
+	defer cancel()
+	whole, end := c.whole(ctx)
+	defer end()
+	volume, err := c.fill(whole, bin, c.image.id)
+	if err != nil {
+		return err
+	}
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	if err := c.createNetwork(whole); err != nil {
+		return err
+	}
+	if err := c.create(whole, volume); err != nil {
+		return err
+	}
+	return c.run(ctx)
+}
+
+// whole returns a context for calls that make something on the daemon, which is not cancelled with ctx: the daemon
+// might make it all the same, and only its answer tells us the name under which to remove it.
+func (c *Container) whole(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), c.cfg.ReadyTimeout,
+		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))
+}
+
+// create makes the container.
+func (c *Container) create(ctx context.Context, volume string) error {
+	spec := &c.cfg.Spec
+	host := &container.HostConfig{
+		AutoRemove:     true, // also when nobody is there to remove it
+		LogConfig:      container.LogConfig{Type: "none"},
+		NetworkMode:    container.NetworkMode(cmp.Or(c.network, spec.Network)),
+		ReadonlyRootfs: spec.ReadOnly,
+		Mounts:         []mount.Mount{programMount(volume, true)},
+		Binds:          spec.Volumes,
+		ExtraHosts:     spec.Hosts,
+		Tmpfs:          map[string]string{},
+		Resources:      container.Resources{Memory: spec.Memory, MemorySwap: spec.Memory, NanoCPUs: spec.NanoCPUs},
+	}
+	if spec.Pids > 0 {
+		host.PidsLimit = &spec.Pids
+	}
+	for _, text := range spec.Tmpfs {
+		at, options, _ := strings.Cut(text, ":")
+		host.Tmpfs[at] = options
+	}
+	c.tempDir = runDir
+	user := cmp.Or(spec.User, c.image.user)
+	switch {
+	case spec.ReadOnly:
+		host.Tmpfs[runDir] = "mode=1777,exec"
+	case isRoot(user):
+		c.tempDir = home // the mount of the program makes it
+	}
+	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
+		Name: c.name,
+		Config: &container.Config{
+			Image: c.image.id, User: spec.User, Labels: c.labels(spec.Image),
+			Entrypoint:  []string{programFile},
+			Cmd:         []string{"steps", "relay", "--temp-dir", c.tempDir},
+			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // it would check the image's own program
+			AttachStdin: true, AttachStdout: true, AttachStderr: true, OpenStdin: true, StdinOnce: true,
+		},
+		HostConfig: host,
+	})
+	if err != nil {
+		return c.api.failure(ctx, fmt.Sprintf("create container of image %.160q", spec.Image), err)
+	}
+	c.id = made.ID
+	for _, text := range made.Warnings {
+		c.cfg.Logger.Warn("the Docker daemon warns", "says", (&daemonError{errors.New(text)}).Error())
+	}
+	if spec.ReadOnly || isRoot(user) {
+		return nil
+	}
+	_, err = c.api.CopyToContainer(ctx, c.id, client.CopyToContainerOptions{
+		DestinationPath: "/", Content: bytes.NewReader(runDirArchive()),
+	})
+	if err != nil {
+		return c.api.failure(ctx, "make the directory of the step runner in the container", err)
+	}
+	return nil
+}
+
+// runDirArchive returns a tar archive of runDir, in which any user of the container may make files.
+func runDirArchive() []byte {
+	var text bytes.Buffer
+	archive := tar.NewWriter(&text)
+	for name, mode := range map[string]int64{home: 0o755, runDir: 0o1777} {
+		// Neither fails: the text is in memory, and the headers are valid.
+		_ = archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name[1:] + "/", Mode: mode})
+	}
+	_ = archive.Close()
+	return text.Bytes()
+}
+
+// run attaches to the container, starts it and exchanges hellos with the relay in it. We attach first, so that nothing
+// that the relay says is lost, and its stdin is never without us.
+func (c *Container) run(ctx context.Context) error {
+	op := fmt.Sprintf("start container of image %.160q", c.cfg.Spec.Image)
+	stream, err := c.api.ContainerAttach(ctx, c.id, client.ContainerAttachOptions{
+		Stream: true, Stdin: true, Stdout: true, Stderr: true,
+	})
+	if err != nil {
+		return c.api.failure(ctx, op, err)
+	}
+	carrier := &attached{stream: stream.HijackedResponse, stderr: c.stderr}
+	c.await()
+	c.started = time.Now()
+	if _, err := c.api.ContainerStart(ctx, c.id, client.ContainerStartOptions{}); err != nil {
+		_ = carrier.Close() // always nil
+		if strings.Contains(err.Error(), programFile+": no such file") {
+			err = fmt.Errorf("%w: %w", errProgramGone, err)
+		}
+		return c.api.failure(ctx, op, err)
+	}
+	c.relay, err = relay.New(ctx, carrier, relay.Config{
+		Stderr: c.stderr.tail.String,
+		Exit: func(ctx context.Context) error {
+			select {
+			case <-c.gone:
+				if c.status != 0 {
+					return &channel.ExitError{Status: c.status}
+				}
+			case <-ctx.Done():
+			}
+			return nil
+		},
+		Leftover: c.wg.Go,
+	})
+	if err != nil {
+		return c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
+	}
+	return nil
+}
+
+// await lets a goroutine wait for the container's end. It returns when the daemon has heard of that, or cannot.
+func (c *Container) await() {
+	waiting := c.api.ContainerWait(c.life, c.id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+	c.wg.Go(func() {
+		defer close(c.gone)
+		select {
+		case end := <-waiting.Result:
+			c.status = int(end.StatusCode)
+			if end.Error != nil {
+				c.lost = &daemonError{errors.New(end.Error.Message)}
+			}
+		case err := <-waiting.Error:
+			c.lost = &daemonError{err}
+		}
+	})
+}
+
+// Configure makes the container the place of a Connector's step runner.
+func (c *Container) Configure(cfg *connector.Config) {
+	cfg.Lease, cfg.VM = c, &connector.VM{}
+	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{programFile}, c.tempDir, connector.Relay, nil
+}
+
+// Image returns the image's digest: NAME@DIGEST if a registry has it, else the daemon's own.
+func (c *Container) Image() string { return cmp.Or(c.image.digest, c.image.id) }
+
+// labels mark an object of the build, made from an image.
+func (c *Container) labels(image string) map[string]string {
+	return map[string]string{labelBuild: c.cfg.BuildID, labelGroup: c.name, labelImage: image}
+}
+
+// say writes a line to the build's log.
+func (c *Container) say(format string, args ...any) {
+	fmt.Fprintf(c.cfg.Log, format+"\n", args...) // a log that cannot be written ends the build by itself
+}
+
+// Explain returns err with the reason why the container has ended, if it has or does so at once. ctx bounds the wait.
+func (c *Container) Explain(ctx context.Context, err error) error {
+	timer := time.NewTimer(endGrace)
+	defer timer.Stop()
+	select {
+	case <-c.gone:
+	case <-timer.C:
+		return err
+	case <-ctx.Done():
+		return err
+	}
+	switch {
+	case c.lost != nil:
+		return fmt.Errorf("%w: %w (%w)", errDaemonGone, c.lost, err)
+	case c.status != killed:
+		return fmt.Errorf("the container ended with exit status %d: %w", c.status, err)
+	case c.outOfMemory(ctx):
+		return fmt.Errorf("the container ran out of memory%s and was killed: %w", limitText(c.cfg.Spec.Memory), err)
+	default:
+		return fmt.Errorf("the container was killed: %w", err)
+	}
+}
+
+// killed is the exit status of a process that SIGKILL ended, as a shell counts.
+const killed = 137
+
+// Note writes a line to the build's log if a step ended with that exit code for want of memory.
+func (c *Container) Note(ctx context.Context, exitCode int) {
+	if exitCode == killed && c.outOfMemory(ctx) {
+		c.say("a process was killed: the container ran out of memory%s", limitText(c.cfg.Spec.Memory))
+	}
+}
+
+func limitText(limit int64) string {
+	if limit == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (its limit is %s)", units.BytesSize(float64(limit)))
+}
+
+// outOfMemory reports whether the daemon has seen that a process of the container was killed because the container had
+// too little memory.
+func (c *Container) outOfMemory(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, endGrace)
+	defer cancel()
+	found := c.api.Events(ctx, client.EventsListOptions{
+		Since:   strconv.FormatInt(c.started.Add(-time.Minute).Unix(), 10), // its clock may be another
+		Until:   strconv.FormatInt(time.Now().Add(eventDelay).Unix(), 10),  // then it hangs up
+		Filters: make(client.Filters).Add("container", c.id).Add("event", string(events.ActionOOM)),
+	})
+	select {
+	case <-found.Messages:
+		return true
+	case err := <-found.Err:
+		c.cfg.Logger.Debug("the Docker daemon tells nothing of memory", "error", err)
+		return false
+	}
+}
+
+// Close removes the container, its services and their network, and so ends all that runs there. It waits until the
+// daemon has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
+// later calls wait for the first and return its result. Calls that wait on the relay return an error.
+func (c *Container) Close(ctx context.Context) error {
+	c.closeOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
+		defer cancel()
+		if c.relay != nil {
+			_ = c.relay.Close() // always nil; the relay's stdin ends, and the container with it
+			c.awaitEnd(ctx)
+		}
+		c.closeErr = errors.Join(c.remove(ctx, c.id), c.removeServices(ctx))
+		c.endLife()
+		c.wg.Wait()
+		_ = c.api.Close() // always nil
+	})
+	return c.closeErr
+}
+
+// awaitEnd gives the container time to end by itself.
+func (c *Container) awaitEnd(ctx context.Context) {
+	timer := time.NewTimer(endGrace)
+	defer timer.Stop()
+	select {
+	case <-c.gone:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// remove removes a container and its anonymous volumes, unless it is gone.
+func (c *Container) remove(ctx context.Context, id string) error {
+	if id == "" || id == c.id && c.Removed() {
+		return nil
+	}
+	_, err := c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	if cerrdefs.IsConflict(err) { // its removal is under way
+		waiting := c.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+		select {
+		case <-waiting.Result:
+			return nil
+		case err = <-waiting.Error:
+		}
+	}
+	if err == nil || cerrdefs.IsNotFound(err) {
+		return nil
+	}
+	return c.api.failure(ctx, fmt.Sprintf("remove container %.12s", id), err)
+}
+
+// Removed reports whether the container was seen removed.
+func (c *Container) Removed() bool {
+	select {
+	case <-c.gone:
+		return c.lost == nil
+	default:
+		return false
+	}
+}

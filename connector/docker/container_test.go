@@ -1,0 +1,237 @@
+package docker_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+// config returns the configuration of a build in a container of dockertest.Image.
+func config(t testing.TB, d *dockertest.Daemon) docker.Config {
+	t.Helper()
+	end, err := runnertest.Program()
+	require.NoError(t, err)
+	bin, err := program.LoadBinary(end)
+	require.NoError(t, err)
+	return docker.Config{
+		Dial: d.Dial, Daemon: &docker.Daemon{}, BuildID: "b1", Programs: []*program.Binary{bin},
+		Spec: docker.Spec{Image: dockertest.Image, Network: "none"},
+	}
+}
+
+// start starts a container, which the test's end closes.
+func start(t testing.TB, cfg docker.Config) *docker.Container {
+	t.Helper()
+	c, err := docker.Start(t.Context(), cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close(context.Background()) }) // a test closes it itself to see the error
+	return c
+}
+
+// build is a build in a container.
+type build struct {
+	*connector.Connector
+	log bytes.Buffer // of the step runner
+}
+
+// connect starts a build in the container, which the test's end closes before the container.
+func connect(t testing.TB, c *docker.Container) *build {
+	t.Helper()
+	b := &build{}
+	cfg := connector.Config{BuildID: "b1", Log: &b.log}
+	c.Configure(&cfg)
+	var err error
+	b.Connector, err = connector.New(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close(context.Background()) }) // fails in tests that remove the container
+	_, err = b.Connect(t.Context())
+	require.NoError(t, err)
+	return b
+}
+
+// run runs a script as a build in the container, to its end, and returns its output.
+func run(t testing.TB, c *docker.Container, script string) (string, connector.Result) {
+	t.Helper()
+	b := connect(t, c)
+	var out bytes.Buffer
+	result, err := b.Execute(t.Context(), connector.Job{Script: script, PassEnv: []string{"all"}}, &out)
+	require.NoError(t, err, "%s", b.log.String())
+	require.NoError(t, b.Close(t.Context()))
+	require.Empty(t, b.Left())
+	return out.String(), result
+}
+
+func TestAScriptRunsInTheContainerAndNothingIsLeft(t *testing.T) {
+	d := dockertest.Start(t)
+	var log bytes.Buffer
+	cfg := config(t, d)
+	cfg.Log = &log
+	c := start(t, cfg)
+	out, result := run(t, c, "echo $COLOUR; id -u; exit 3")
+	require.Equal(t, connector.Failed, result.Status)
+	require.Equal(t, 3, result.ExitCode)
+	require.Equal(t, "of-the-image\n0\n", out)
+	require.Regexp(t, `^image busybox:1 is sha256:[0-9a-f]{64}\n$`, log.String())
+	require.NoError(t, c.Close(t.Context()))
+	require.True(t, c.Removed())
+	require.Empty(t, d.Containers(t))
+}
+
+func TestContainersOfAllKindsRunAScript(t *testing.T) {
+	d := dockertest.Start(t)
+	// limit prints the file of a limit, of whichever version of cgroups.
+	limit := func(v1, v2 string) string {
+		return "cat /sys/fs/cgroup/" + v1 + " 2>/dev/null || cat /sys/fs/cgroup/" + v2
+	}
+	for name, test := range map[string]struct {
+		spec         docker.Spec
+		script, want string
+	}{
+		"another user": {docker.Spec{User: "1000:1000"}, `id -u; touch f && echo "$(ls)"`, "1000\nf\n"},
+		"read-only root": {
+			docker.Spec{ReadOnly: true}, "touch /x 2>/dev/null || echo refused; touch f && ls", "refused\nf\n",
+		},
+		"both":   {docker.Spec{ReadOnly: true, User: "1000"}, "id -u; touch f && ls", "1000\nf\n"},
+		"memory": {docker.Spec{Memory: 64 << 20}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n"},
+		"pids":   {docker.Spec{Pids: 200}, limit("pids/pids.max", "pids.max"), "200\n"},
+		"tmpfs":  {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
+		"hosts":  {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(t, d)
+			cfg.Spec = test.spec
+			cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "none"
+			out, result := run(t, start(t, cfg), test.script)
+			require.Equal(t, test.want, out, "%+v", result)
+		})
+	}
+}
+
+func TestAnImageWithNothingInItRunsACommand(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	cfg.Spec.Image = dockertest.Bare
+	b := connect(t, start(t, cfg))
+	var out bytes.Buffer
+	job := connector.Job{Steps: []byte(`run: [{name: v, exec: {command: [/.stepmux/bin/stepmux, version]}}]`)}
+	result, err := b.Execute(t.Context(), job, &out)
+	require.NoError(t, err)
+	require.Equal(t, connector.Succeeded, result.Status, "%+v", result)
+	require.Contains(t, out.String(), "Name: stepmux\n")
+}
+
+func TestTheMainProcessReapsOrphans(t *testing.T) {
+	d := dockertest.Start(t)
+	out, _ := run(t, start(t, config(t, d)), "(sleep 0.05 &); sleep 0.3; ps -o stat | grep -c Z; true")
+	require.Equal(t, "0\n", out)
+}
+
+// Many builds on a daemon that has no stepmux yet put it there once, and do not wait for each other otherwise.
+func TestManyContainersStartAtOnce(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	var wg sync.WaitGroup
+	errs := make([]error, 6)
+	for i := range errs {
+		wg.Go(func() {
+			cfg := cfg
+			cfg.BuildID = fmt.Sprintf("many-%d", i)
+			c, err := docker.Start(t.Context(), cfg)
+			if err == nil {
+				err = c.Close(t.Context())
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+	require.Empty(t, d.Containers(t))
+}
+
+// `docker volume prune` removes the step runner's volume while no build runs.
+func TestAVolumeThatWasRemovedIsFilledAgain(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+	found, err := d.Client.VolumeList(t.Context(), client.VolumeListOptions{})
+	require.NoError(t, err)
+	for _, v := range found.Items {
+		_, err := d.Client.VolumeRemove(t.Context(), v.Name, client.VolumeRemoveOptions{})
+		require.NoError(t, err)
+	}
+	out, _ := run(t, start(t, cfg), "echo again")
+	require.Equal(t, "again\n", out)
+}
+
+// An image may have a program where the step runner's volume is mounted. It does not get into the volume.
+func TestTheImagesFilesDoNotGetIntoTheStepRunnersVolume(t *testing.T) {
+	d := dockertest.Start(t)
+	made, err := d.Client.ContainerCreate(t.Context(), client.ContainerCreateOptions{
+		Config: &container.Config{Image: dockertest.Image, Cmd: []string{
+			"sh", "-c",
+			"mkdir -p /.stepmux/bin; touch /.stepmux/bin/complete; echo evil >/.stepmux/bin/stepmux; chmod +x /.stepmux/bin/*",
+		}},
+		HostConfig: &container.HostConfig{NetworkMode: "none"},
+	})
+	require.NoError(t, err)
+	waiting := d.Client.ContainerWait(t.Context(), made.ID,
+		client.ContainerWaitOptions{Condition: container.WaitConditionNextExit})
+	_, err = d.Client.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{})
+	require.NoError(t, err)
+	<-waiting.Result
+	_, err = d.Client.ContainerCommit(t.Context(), made.ID, client.ContainerCommitOptions{Reference: "evil:test"})
+	require.NoError(t, err)
+	_, err = d.Client.ContainerRemove(t.Context(), made.ID, client.ContainerRemoveOptions{Force: true})
+	require.NoError(t, err)
+	found, err := d.Client.VolumeList(t.Context(), client.VolumeListOptions{})
+	require.NoError(t, err)
+	for _, v := range found.Items {
+		_, err := d.Client.VolumeRemove(t.Context(), v.Name, client.VolumeRemoveOptions{})
+		require.NoError(t, err)
+	}
+	cfg := config(t, d)
+	cfg.Spec.Image = "evil:test"
+	out, _ := run(t, start(t, cfg), "echo good")
+	require.Equal(t, "good\n", out)
+}
+
+func TestSpecsThatNoBuildMayHave(t *testing.T) {
+	for want, spec := range map[string]docker.Spec{
+		`image name "a b"`:               {Image: "a b"},
+		`image name "x\nRUN y"`:          {Image: "x\nRUN y"},
+		`image name ""`:                  {},
+		`pull policy "sometimes"`:        {Image: "a", Pull: "sometimes"},
+		"a limit of the container":       {Image: "a", Memory: -1},
+		`"u\nx" has a control character`: {Image: "a", User: "u\nx"},
+		"all files of the machine":       {Image: "a", Volumes: []string{"/:/host"}},
+		"all files of the machine; name": {Image: "a", Volumes: []string{"/../.:/host"}},
+		"want SOURCE:PATH":               {Image: "a", Volumes: []string{"/data"}},
+		"root of the container":          {Image: "a", Volumes: []string{"/data:/"}},
+		"is not absolute":                {Image: "a", Volumes: []string{"/data:x"}},
+		"the step runner is there":       {Image: "a", Tmpfs: []string{"/x/../.stepmux/bin"}},
+		`host "db" : want NAME:IP`:       {Image: "a", Hosts: []string{"db"}},
+	} {
+		err := spec.Check()
+		require.Error(t, err, "%+v", spec)
+		require.Contains(t, err.Error(), strings.ReplaceAll(want, `" :`, `":`))
+		_, err = docker.Start(t.Context(), docker.Config{
+			Dial: nil, Daemon: &docker.Daemon{}, BuildID: "b1", Spec: spec,
+		})
+		require.Error(t, err)
+	}
+}

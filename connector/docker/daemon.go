@@ -1,0 +1,85 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/internal/flight"
+)
+
+// factsFor is how long a daemon's description of itself holds: it may be upgraded.
+const factsFor = 10 * time.Minute
+
+// Daemon remembers facts about one Docker daemon for all its builds. The zero value knows nothing yet. It is safe for
+// concurrent use.
+type Daemon struct {
+	facts  flight.Flight[facts]
+	reaped flight.Flight[struct{}]
+
+	mu       sync.Mutex                          // guards the following
+	programs map[string]*flight.Flight[struct{}] // by the SHA-256 of the program; see volume.go
+	pulls    map[string]*flight.Flight[struct{}] // by the image's name
+}
+
+// facts describe a daemon.
+type facts struct {
+	api      string // the version of the API to use
+	platform string // os/arch as Go names them
+}
+
+// look returns the daemon's facts.
+func (d *Daemon) look(ctx context.Context, a *api) (facts, error) {
+	return d.facts.Do(ctx, func(ctx context.Context) (facts, time.Duration, error) {
+		told, err := a.ServerVersion(ctx, client.ServerVersionOptions{})
+		if err != nil {
+			return facts{}, 0, a.failure(ctx, "ask the Docker daemon for its version", err)
+		}
+		f := facts{api: a.ClientVersion(), platform: told.Os + "/" + told.Arch}
+		if told.Os != "linux" {
+			return facts{}, 0, fmt.Errorf("the Docker daemon runs containers of %.40q: only Linux can run builds", told.Os)
+		}
+		return f, factsFor, nil
+	})
+}
+
+// About describes the daemon that dial connects to, for people. The error says why builds could not use it.
+func About(ctx context.Context, dial func(context.Context) (net.Conn, error)) (string, error) {
+	a, err := newAPI(dial, "")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = a.Close() }() // always nil
+	known, err := new(Daemon).look(ctx, a)
+	if err != nil {
+		return "", err
+	}
+	told, err := a.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return "", a.failure(ctx, "ask the Docker daemon about itself", err)
+	}
+	return fmt.Sprintf("Docker %.40s for %s, API %s, files by %.40s, %d containers run", told.Info.ServerVersion,
+		known.platform, known.api, told.Info.Driver, told.Info.ContainersRunning), nil
+}
+
+// sharedFlight returns the flight of a key, made if it is missing.
+func sharedFlight[T any](d *Daemon, all *map[string]*flight.Flight[T], key string) *flight.Flight[T] {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if *all == nil {
+		*all = map[string]*flight.Flight[T]{}
+	}
+	f := (*all)[key]
+	if f == nil {
+		f = &flight.Flight[T]{}
+		(*all)[key] = f
+	}
+	return f
+}
+
+var errNoProgram = errors.New("there is no stepmux for it")

@@ -1,0 +1,283 @@
+package docker_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/mux"
+)
+
+// duringBuild starts a build that would take a minute, does harm to it and returns the container and the build's error
+// as an executor tells it.
+func duringBuild(t *testing.T, d *dockertest.Daemon, harm func(id string)) (*docker.Container, error) {
+	t.Helper()
+	c := start(t, config(t, d))
+	b := connect(t, c)
+	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
+	require.NoError(t, err)
+	require.Len(t, found.Items, 1)
+	out := writerFunc(func(p []byte) (int, error) {
+		if bytes.Contains(p, []byte("started")) {
+			harm(found.Items[0].ID)
+		}
+		return len(p), nil
+	})
+	_, err = b.Execute(t.Context(), connector.Job{Script: "echo started; sleep 60"}, out)
+	require.Error(t, err)
+	require.True(t, mux.IsLost(err), "%v", err)
+	err = c.Explain(t.Context(), err)
+	_ = b.Close(t.Context()) // the step runner's end was not seen; the container's end tells
+	return c, err
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestABuildWhoseContainerIsKilledFailsByName(t *testing.T) {
+	d := dockertest.Start(t)
+	c, err := duringBuild(t, d, func(id string) {
+		_, err := d.Client.ContainerKill(context.Background(), id, client.ContainerKillOptions{Signal: "KILL"})
+		require.NoError(t, err)
+	})
+	require.ErrorContains(t, err, "the container was killed")
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
+func TestABuildWhoseContainerIsRemovedFailsByName(t *testing.T) {
+	d := dockertest.Start(t)
+	c, err := duringBuild(t, d, func(id string) {
+		_, err := d.Client.ContainerRemove(context.Background(), id, client.ContainerRemoveOptions{Force: true})
+		require.NoError(t, err)
+	})
+	require.ErrorContains(t, err, "the container was killed")
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
+// The container of a dead daemon lives on until the daemon is back, which then ends it.
+func TestABuildWhoseDaemonDiesFailsAndLeavesNothingOnceItIsBack(t *testing.T) {
+	d := dockertest.Start(t)
+	c, err := duringBuild(t, d, func(string) { d.Kill() })
+	require.ErrorContains(t, err, "the connection to the Docker daemon was lost")
+	require.NoError(t, d.Launch())
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
+// A step that needs more memory than the container has is killed, not the container.
+func TestAStepThatNeedsTooMuchMemoryFails(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	var log bytes.Buffer
+	cfg.Spec.Memory, cfg.Log = 64<<20, &log
+	c := start(t, cfg)
+	_, result := run(t, c, "head -c 200000000 /dev/zero | tail -c 190000000 >/dev/null")
+	require.Equal(t, 137, result.ExitCode, "%+v", result)
+	c.Note(t.Context(), result.ExitCode)
+	require.Contains(t, log.String(), "a process was killed: the container ran out of memory (its limit is 64MiB)\n")
+}
+
+func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	var conns []net.Conn
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
+		conn, err := d.Dial(ctx)
+		if err == nil {
+			conns = append(conns, conn)
+		}
+		return conn, err
+	}
+	c := start(t, cfg)
+	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
+	require.NoError(t, err)
+	require.Len(t, found.Items, 1)
+	waiting := d.Client.ContainerWait(t.Context(), found.Items[0].ID,
+		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+	for _, conn := range conns { // as the kernel does for a manager that was killed
+		_ = conn.Close()
+	}
+	select {
+	case <-waiting.Result:
+	case err := <-waiting.Error:
+		require.NoError(t, err)
+	}
+	require.Empty(t, d.Containers(t))
+	require.NoError(t, c.Close(t.Context()))
+}
+
+// A manager that died between the creation of a container and its start leaves it; the next build removes it.
+func TestTheNextBuildRemovesContainersThatWereNotStarted(t *testing.T) {
+	d := dockertest.Start(t)
+	t.Cleanup(docker.SetStartLimit(-1))
+	create := func(labels map[string]string) string {
+		made, err := d.Client.ContainerCreate(t.Context(), client.ContainerCreateOptions{
+			Config: &container.Config{
+				Image: dockertest.Image, Cmd: []string{"true"}, Labels: labels, Volumes: map[string]struct{}{"/v": {}},
+			},
+		})
+		require.NoError(t, err)
+		return made.ID
+	}
+	create(map[string]string{"dev.stepmux.build": "old"})
+	other := create(nil)
+	require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
+	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{All: true})
+	require.NoError(t, err)
+	require.Len(t, found.Items, 1)
+	require.Equal(t, other, found.Items[0].ID)
+	_, err = d.Client.ContainerRemove(t.Context(), other, client.ContainerRemoveOptions{RemoveVolumes: true})
+	require.NoError(t, err)
+	require.Empty(t, d.Containers(t), "the volume of the old container")
+}
+
+func TestAStartThatIsCancelledLeavesNothing(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	require.NoError(t, start(t, cfg).Close(t.Context())) // the daemon is known then
+	for n := 1; ; n++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		dials := 0
+		cfg.Dial = func(dialing context.Context) (net.Conn, error) {
+			conn, err := d.Dial(dialing)
+			if err != nil {
+				return nil, err
+			}
+			dials++
+			if dials == n {
+				cancel()
+			}
+			return conn, nil
+		}
+		c, err := docker.Start(ctx, cfg)
+		cancel()
+		if err == nil {
+			require.NoError(t, c.Close(t.Context()))
+			require.Greater(t, n, 1, "a start makes several connections")
+			break
+		}
+		require.ErrorIs(t, err, context.Canceled)
+		require.Empty(t, d.Containers(t))
+	}
+}
+
+func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
+	d := dockertest.Start(t)
+	foreign, err := mutate.ConfigFile(empty.Image, &v1.ConfigFile{OS: "linux", Architecture: "s390x"})
+	require.NoError(t, err)
+	ref, err := name.NewTag("mainframe:1")
+	require.NoError(t, err)
+	var text bytes.Buffer
+	require.NoError(t, tarball.Write(ref, foreign, &text))
+	loaded, err := d.Client.ImageLoad(t.Context(), &text)
+	require.NoError(t, err)
+	_, err = new(bytes.Buffer).ReadFrom(loaded)
+	require.NoError(t, err)
+	require.NoError(t, loaded.Close())
+	cfg := config(t, d)
+	refused := func(want string) {
+		t.Helper()
+		_, err := docker.Start(t.Context(), cfg)
+		require.ErrorContains(t, err, want)
+		require.Empty(t, d.Containers(t))
+	}
+	cfg.Spec.Image = "mainframe:1"
+	refused(`image "mainframe:1" is for linux/s390x, and the Docker daemon's machine is linux/`)
+	cfg.Spec.Image, cfg.Spec.Pull = "missing:1", docker.PullNever
+	refused(`the Docker daemon does not have image "missing:1", and --pull never forbids to pull it`)
+	cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "no-such-network"
+	refused("no-such-network")
+	cfg.Spec.Network, cfg.Programs = "none", nil
+	refused(`there is no stepmux for it; name one: --bootstrap-binary linux/`)
+	cfg.Programs = []*program.Binary{dynamic(t)}
+	refused("needs shared libraries, which the image may not have; use one of make build")
+}
+
+// dynamic returns a stepmux that needs shared libraries, as a plain `go build` makes where cgo works.
+func dynamic(t *testing.T) *program.Binary {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "stepmux")
+	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -linkmode=external", "-o", file,
+		"../../cmd/stepmux-vm")
+	build.Env = append(os.Environ(), "CGO_ENABLED=1")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	bin, err := program.LoadBinary(file)
+	require.NoError(t, err)
+	return bin
+}
+
+func TestDaemonsThatAreNoneOrTooOld(t *testing.T) {
+	answer := func(handler http.HandlerFunc) func(context.Context) (net.Conn, error) {
+		server := httptest.NewServer(handler)
+		t.Cleanup(server.Close)
+		return func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", server.Listener.Addr().String())
+		}
+	}
+	for name, test := range map[string]struct {
+		dial func(context.Context) (net.Conn, error)
+		want string
+	}{
+		"nobody": {
+			func(context.Context) (net.Conn, error) { return nil, errors.New("no such socket") },
+			"connect to the Docker daemon: no such socket (is it running, and may this user open its socket?",
+		},
+		"too old": {answer(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Api-Version", "1.24")
+			if !strings.HasSuffix(r.URL.Path, "/_ping") {
+				w.WriteHeader(http.StatusBadRequest)
+				_, _ = w.Write([]byte(`{"message":"client version 1.40 is too new. Maximum supported API version is 1.24"}`))
+			}
+		}), "Maximum supported API version is 1.24"},
+		"no daemon": {answer(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(strings.Repeat("<html>\n", 1000)))
+		}), "ask the Docker daemon for its version: "},
+		"of Windows": {answer(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Api-Version", "1.41")
+			_, _ = w.Write([]byte(`{"Os":"windows","Arch":"amd64","ApiVersion":"1.41"}`))
+		}), `runs containers of "windows"`},
+		"full of errors": {answer(func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Api-Version", "1.41")
+			if strings.HasSuffix(r.URL.Path, "/_ping") {
+				return
+			}
+			w.WriteHeader(http.StatusInternalServerError)
+			_, _ = w.Write([]byte(`{"message":"` + strings.Repeat("no space\\n\\u001b[31m", 1000) + `"}`))
+		}), "no space"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := docker.Start(t.Context(), docker.Config{
+				Dial: test.dial, Daemon: &docker.Daemon{}, BuildID: "b1", Spec: docker.Spec{Image: "a"},
+			})
+			require.ErrorContains(t, err, test.want)
+			require.Less(t, len(err.Error()), 2000)
+			require.NotContains(t, err.Error(), "\n")
+			require.NotContains(t, err.Error(), "\x1b")
+		})
+	}
+}

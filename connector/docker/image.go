@@ -1,0 +1,133 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/moby/moby/api/pkg/authconfig"
+	"github.com/moby/moby/api/types/registry"
+	"github.com/moby/moby/client"
+)
+
+// picture is an image that the daemon has.
+type picture struct {
+	id       string // a digest, of its configuration
+	digest   string // of its manifest, as NAME@DIGEST; empty for an image that came from no registry
+	platform string // os/arch as Go names them
+	user     string
+	ports    []string // that it exposes, as NUMBER/PROTOCOL
+	checked  bool     // it has a health check
+}
+
+// findImage returns an image, pulled as the Spec's policy says.
+func (c *Container) findImage(ctx context.Context, image string) (picture, error) {
+	policy := c.cfg.Spec.Pull
+	if policy == PullAlways {
+		if err := c.pull(ctx, image); err != nil {
+			return picture{}, err
+		}
+		return c.inspectImage(ctx, image)
+	}
+	found, err := c.inspectImage(ctx, image)
+	switch {
+	case !cerrdefs.IsNotFound(err):
+		return found, err
+	case policy == PullNever:
+		return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q, and --pull never forbids to pull it",
+			image)
+	}
+	if err := c.pull(ctx, image); err != nil {
+		return picture{}, err
+	}
+	return c.inspectImage(ctx, image)
+}
+
+func (c *Container) inspectImage(ctx context.Context, image string) (picture, error) {
+	ref, err := parseImage(image)
+	if err != nil {
+		return picture{}, err
+	}
+	told, err := c.api.ImageInspect(ctx, image)
+	if err != nil {
+		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", image), err)
+	}
+	p := picture{id: told.ID, platform: told.Os + "/" + told.Architecture}
+	if told.Config != nil {
+		p.user, p.checked = told.Config.User, told.Config.Healthcheck != nil
+		p.ports = slices.Sorted(maps.Keys(told.Config.ExposedPorts))
+	}
+	for _, digest := range told.RepoDigests {
+		if of, err := name.NewDigest(digest); err == nil && of.Context() == ref.Context() {
+			p.digest = digest
+		}
+	}
+	return p, nil
+}
+
+// pull pulls an image. Builds that want it at the same time share one pull.
+func (c *Container) pull(ctx context.Context, image string) error {
+	d := c.cfg.Daemon
+	_, err := sharedFlight(d, &d.pulls, image).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+		return struct{}{}, 0, c.pullNow(ctx, image)
+	})
+	return err
+}
+
+func (c *Container) pullNow(ctx context.Context, image string) error {
+	op, began := fmt.Sprintf("pull image %.160q", image), time.Now()
+	auth, err := credentials(ctx, image)
+	if err != nil {
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	c.say("pulling image %.160s", image)
+	progress, err := c.api.ImagePull(ctx, image, client.ImagePullOptions{RegistryAuth: auth})
+	if err == nil {
+		err = progress.Wait(ctx) // also an error that comes after an answer of 200
+	}
+	switch {
+	case err == nil:
+		c.cfg.Logger.Info("image pulled", "image", image, "took", time.Since(began))
+		return nil
+	case cerrdefs.IsUnauthorized(err), cerrdefs.IsPermissionDenied(err), strings.Contains(err.Error(), "no basic auth"):
+		err = c.api.failure(ctx, op, err)
+		return fmt.Errorf("%w (is there a login for its registry in this user's ~/.docker/config.json?)", err)
+	default:
+		return c.api.failure(ctx, op, err)
+	}
+}
+
+// credentials returns the login for an image's registry in the configuration of the Docker client on this machine, in
+// the form of the header; or empty. A credential helper may be run for it.
+func credentials(ctx context.Context, image string) (string, error) {
+	ref, err := parseImage(image)
+	if err != nil {
+		return "", err
+	}
+	login, err := authn.Resolve(ctx, authn.DefaultKeychain, ref.Context().Registry)
+	if err != nil {
+		return "", fmt.Errorf("look for a login in the Docker configuration: %w", err)
+	}
+	if login == authn.Anonymous {
+		return "", nil
+	}
+	found, err := authn.Authorization(ctx, login)
+	if err != nil {
+		return "", fmt.Errorf("look for a login in the Docker configuration: %w", err)
+	}
+	header, err := authconfig.Encode(registry.AuthConfig{
+		Username: found.Username, Password: found.Password, Auth: found.Auth, IdentityToken: found.IdentityToken,
+		RegistryToken: found.RegistryToken, ServerAddress: ref.Context().RegistryStr(),
+	})
+	if err != nil {
+		return "", errors.New("the login of the Docker configuration cannot be encoded") // without the login
+	}
+	return header, nil
+}

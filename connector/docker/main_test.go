@@ -1,0 +1,9 @@
+package docker_test
+
+import (
+	"testing"
+
+	"github.com/stepmux/stepmux/internal/dockertest"
+)
+
+func TestMain(m *testing.M) { dockertest.Main(m) }

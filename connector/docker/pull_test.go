@@ -1,0 +1,129 @@
+package docker_test
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/dockertest"
+)
+
+// registryOf starts a registry that has dockertest.Image as the returned name. answer may answer a request of it first,
+// and then returns true.
+func registryOf(t *testing.T, d *dockertest.Daemon, answer *func(http.ResponseWriter, *http.Request) bool) string {
+	t.Helper()
+	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if *answer == nil || !(*answer)(w, r) {
+			images.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	ref := strings.TrimPrefix(server.URL, "http://") + "/tools/busybox:1" // a daemon trusts a registry on its machine
+	_, err := d.Client.ImageTag(t.Context(), client.ImageTagOptions{Source: dockertest.Image, Target: ref})
+	require.NoError(t, err)
+	pushed, err := d.Client.ImagePush(t.Context(), ref, client.ImagePushOptions{RegistryAuth: "e30K"})
+	require.NoError(t, err)
+	require.NoError(t, pushed.Wait(t.Context()))
+	_, err = d.Client.ImageRemove(t.Context(), ref, client.ImageRemoveOptions{})
+	require.NoError(t, err)
+	return ref
+}
+
+func TestAnImageIsPulledAsThePolicySays(t *testing.T) {
+	d := dockertest.Start(t)
+	pulls := 0
+	answer := func(_ http.ResponseWriter, r *http.Request) bool {
+		if r.Method == http.MethodHead && strings.Contains(r.URL.Path, "/manifests/") {
+			pulls++
+		}
+		return false
+	}
+	cfg := config(t, d)
+	cfg.Spec.Image = registryOf(t, d, &answer)
+	pulls = 0
+	var out bytes.Buffer
+	cfg.Log = &out
+	again := func(policy docker.Pull, want int) {
+		t.Helper()
+		cfg.Spec.Pull = policy
+		c := start(t, cfg)
+		require.Contains(t, c.Image(), "tools/busybox@sha256:")
+		require.NoError(t, c.Close(t.Context()))
+		require.Equal(t, want, pulls)
+	}
+	again("", 1)
+	again(docker.PullIfNotPresent, 1)
+	again(docker.PullAlways, 2)
+	again(docker.PullNever, 2)
+	require.Equal(t, 2, strings.Count(out.String(), "pulling image "+cfg.Spec.Image))
+}
+
+func TestARegistryThatWantsALoginGetsThatOfTheDockerConfiguration(t *testing.T) {
+	d := dockertest.Start(t)
+	home := t.TempDir()
+	t.Setenv("DOCKER_CONFIG", home)
+	var answer func(http.ResponseWriter, *http.Request) bool
+	cfg := config(t, d)
+	cfg.Spec.Image = registryOf(t, d, &answer)
+	answer = func(w http.ResponseWriter, r *http.Request) bool {
+		user, password, _ := r.BasicAuth()
+		if user == "ci" && password == "s3cret" {
+			return false
+		}
+		w.Header().Set("Www-Authenticate", `Basic realm="tools"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	}
+	_, err := docker.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, fmt.Sprintf("pull image %q", cfg.Spec.Image))
+	require.ErrorContains(t, err, "is there a login for its registry in this user's ~/.docker/config.json?")
+
+	host, _, _ := strings.Cut(cfg.Spec.Image, "/")
+	auth := base64.StdEncoding.EncodeToString([]byte("ci:s3cret"))
+	text := fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, host, auth)
+	require.NoError(t, os.WriteFile(filepath.Join(home, "config.json"), []byte(text), 0o600))
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+}
+
+func TestARegistryThatAnswersWithErrorsIsNamed(t *testing.T) {
+	d := dockertest.Start(t)
+	var answer func(http.ResponseWriter, *http.Request) bool
+	ref := registryOf(t, d, &answer)
+	for want, with := range map[string]func(http.ResponseWriter){
+		"toomanyrequests": func(w http.ResponseWriter) {
+			w.WriteHeader(http.StatusTooManyRequests)
+			_, _ = w.Write([]byte(`{"errors":[{"code":"TOOMANYREQUESTS","message":"slow down"}]}`))
+		},
+		"pull image": func(w http.ResponseWriter) { _, _ = w.Write([]byte(strings.Repeat("\x00garbage\n", 1000))) },
+	} {
+		answer = func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, "/manifests/") {
+				return false
+			}
+			with(w)
+			return true
+		}
+		cfg := config(t, d)
+		cfg.Spec.Image = ref
+		_, err := docker.Start(t.Context(), cfg)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "pull image")
+		require.NotContains(t, err.Error(), "\n")
+		require.Less(t, len(err.Error()), 3000)
+	}
+	require.Empty(t, d.Containers(t))
+}

@@ -1,0 +1,107 @@
+package docker_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/dockertest"
+)
+
+func TestABuildReachesItsServicesByTheirNames(t *testing.T) {
+	d := dockertest.Start(t)
+	// One that listens late, and one with a health check that fails at first.
+	d.Load(t, "example.com/tools/web:1", "EXPOSE 8080", `CMD ["sh", "-c", "sleep 0.5; exec httpd -f -p 8080 -h /etc"]`)
+	d.Load(t, "checked:1", `CMD ["sh", "-c", "sleep 0.5; echo $GREETING >/ready; exec httpd -f -p 80 -h /"]`,
+		`HEALTHCHECK --interval=100ms --retries=600 CMD ["test", "-e", "/ready"]`)
+	cfg := config(t, d)
+	cfg.Spec.Network, cfg.Spec.Services = "", []docker.Service{
+		{Image: "example.com/tools/web:1"},
+		{Image: "checked:1", Alias: "db", Env: []string{"GREETING=hello"}},
+		{Image: dockertest.Image, Alias: "idle", Command: []string{"sleep", "600"}},
+	}
+	c := start(t, cfg)
+	out, result := run(t, c, "wget -qO- http://web:8080/passwd; wget -qO- http://db/ready; ping -c 1 -w 5 idle | head -1")
+	require.Equal(t, connector.Succeeded, result.Status, "%+v", result)
+	require.Contains(t, out, "root:x:0:0:")
+	require.Contains(t, out, "\nhello\n")
+	require.Contains(t, out, "PING idle (")
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
+func TestServicesThatDoNotGetReadyEndTheBuild(t *testing.T) {
+	d := dockertest.Start(t)
+	d.Load(t, "deaf:1", "EXPOSE 8080", `CMD ["sh", "-c", "echo I never listen; sleep 600"]`)
+	d.Load(t, "sick:1", `CMD ["sleep", "600"]`, `HEALTHCHECK --interval=50ms --retries=1 CMD ["false"]`)
+	for name, test := range map[string]struct {
+		service docker.Service
+		timeout time.Duration
+		want    string
+	}{
+		"no port": {
+			docker.Service{Image: "deaf:1"},
+			5 * time.Second,
+			"service deaf: it accepts no connection at 8080/tcp: it was not ready within 5s; it said: I never listen",
+		},
+		"sick": {docker.Service{Image: "sick:1"}, 0, "service sick: its health check fails"},
+		"ended": {
+			docker.Service{Image: "deaf:1", Alias: "db", Command: []string{"sh", "-c", "echo no password; exit 4"}},
+			0,
+			"service db: it ended with exit status 4; it said: no password",
+		},
+		"missing": {
+			docker.Service{Image: "missing:1"},
+			0,
+			`service missing: the Docker daemon does not have image "missing:1"`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config(t, d)
+			cfg.Spec.Network, cfg.Spec.Pull, cfg.Spec.ServiceTimeout = "", docker.PullNever, test.timeout
+			cfg.Spec.Services = []docker.Service{test.service}
+			_, err := docker.Start(t.Context(), cfg)
+			require.ErrorContains(t, err, test.want)
+			require.Empty(t, d.Containers(t))
+		})
+	}
+}
+
+func TestServicesThatCannotBeStartedTogether(t *testing.T) {
+	for want, spec := range map[string]docker.Spec{
+		"has a network of its own": {Network: "host", Services: []docker.Service{{Image: "db"}}},
+		"another has the alias":    {Services: []docker.Service{{Image: "db:1"}, {Image: "x/db:2"}}},
+		"is no host name":          {Services: []docker.Service{{Image: "db", Alias: "a b"}}},
+		"image name":               {Services: []docker.Service{{Image: "a b"}}},
+		"is not KEY=VALUE":         {Services: []docker.Service{{Image: "db", Env: []string{"secret"}}}},
+	} {
+		spec.Image = "a"
+		err := spec.Check()
+		require.ErrorContains(t, err, want)
+		require.NotContains(t, err.Error(), "secret")
+	}
+}
+
+// The services of a manager that was killed run on, and so does nothing that could tell them. The next build ends them.
+func TestTheNextBuildRemovesServicesThatWereLeft(t *testing.T) {
+	d := dockertest.Start(t)
+	t.Cleanup(docker.SetStartLimit(-1))
+	labels := map[string]string{"dev.stepmux.build": "old", "dev.stepmux.group": "stepmux-old-1"}
+	_, err := d.Client.NetworkCreate(t.Context(), "stepmux-old-1", client.NetworkCreateOptions{Labels: labels})
+	require.NoError(t, err)
+	labels["dev.stepmux.service"] = "db"
+	made, err := d.Client.ContainerCreate(t.Context(), client.ContainerCreateOptions{
+		Config:     &container.Config{Image: dockertest.Image, Cmd: []string{"sleep", "600"}, Labels: labels},
+		HostConfig: &container.HostConfig{NetworkMode: "stepmux-old-1"},
+	})
+	require.NoError(t, err)
+	_, err = d.Client.ContainerStart(t.Context(), made.ID, client.ContainerStartOptions{})
+	require.NoError(t, err)
+	require.NoError(t, start(t, config(t, d)).Close(t.Context())) // it waits for the reaper
+	require.Empty(t, d.Containers(t))
+}

@@ -1,0 +1,137 @@
+package docker
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+)
+
+// Pull says when an image is pulled.
+type Pull string
+
+// The policies.
+const (
+	PullIfNotPresent Pull = "if-not-present"
+	PullAlways       Pull = "always"
+	PullNever        Pull = "never"
+)
+
+// Spec describes the container of a build. Only Image is required.
+type Spec struct {
+	// Image is the image's name, as for `docker run`.
+	Image string
+	// Pull says when the image is pulled. If empty, PullIfNotPresent.
+	Pull Pull
+	// User runs the steps: a name or number, and maybe a group after a colon. If empty, the image says.
+	User string
+	// Memory is the limit in bytes, without swap. If zero, there is no limit.
+	Memory int64
+	// NanoCPUs is the limit of processor time in billionths of a processor. If zero, there is no limit.
+	NanoCPUs int64
+	// Pids is how many processes the container may have. If zero, the daemon's default.
+	Pids int64
+	// ReadOnly makes the container's root read-only. Builds then work in memory.
+	ReadOnly bool
+	// Tmpfs are file systems in memory: a path, and maybe options after a colon.
+	Tmpfs []string
+	// Volumes are SOURCE:PATH[:OPTIONS] as for `docker run`. SOURCE is a directory of the daemon's machine, or the name of
+	// a volume.
+	Volumes []string
+	// Network is the network's name: "none", "host", or one that the daemon has. If empty, the daemon's default.
+	Network string
+	// Hosts are more names of /etc/hosts, as NAME:IP.
+	Hosts []string
+	// Services are containers beside the build's, on a network of its own. The build begins when all are ready.
+	Services []Service
+	// ServiceTimeout bounds their start, without the pulls. If zero, 1m.
+	ServiceTimeout time.Duration
+}
+
+// Check returns an error for a Spec that no daemon would take, and for one that gives a build more than it says.
+func (s *Spec) Check() error {
+	if _, err := parseImage(s.Image); err != nil {
+		return err
+	}
+	if err := s.checkServices(); err != nil {
+		return err
+	}
+	if !slices.Contains([]Pull{"", PullIfNotPresent, PullAlways, PullNever}, s.Pull) {
+		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
+	}
+	if min(s.Memory, s.NanoCPUs, s.Pids) < 0 {
+		return errors.New("a limit of the container is negative")
+	}
+	for _, text := range slices.Concat([]string{s.User, s.Network}, s.Tmpfs, s.Volumes, s.Hosts) {
+		if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return fmt.Errorf("container option %.160q has a control character in it", text)
+		}
+	}
+	for _, text := range s.Tmpfs {
+		at, _, _ := strings.Cut(text, ":")
+		if err := checkMountPoint(at); err != nil {
+			return fmt.Errorf("tmpfs %.160q: %w", text, err)
+		}
+	}
+	for _, text := range s.Volumes {
+		from, rest, ok := strings.Cut(text, ":")
+		at, _, _ := strings.Cut(rest, ":")
+		switch {
+		case !ok || from == "":
+			return fmt.Errorf("volume %.160q: want SOURCE:PATH or SOURCE:PATH:OPTIONS", text)
+		case path.IsAbs(from) && path.Clean(from) == "/":
+			return fmt.Errorf("volume %.160q: it would give the build all files of the machine; name a directory", text)
+		}
+		if err := checkMountPoint(at); err != nil {
+			return fmt.Errorf("volume %.160q: %w", text, err)
+		}
+	}
+	for _, text := range s.Hosts {
+		host, ip, _ := strings.Cut(text, ":")
+		if host == "" || net.ParseIP(ip) == nil && ip != "host-gateway" {
+			return fmt.Errorf("host %.160q: want NAME:IP", text)
+		}
+	}
+	return nil
+}
+
+// checkMountPoint returns an error for a path at which nothing of the build's may be mounted.
+func checkMountPoint(at string) error {
+	switch clean := path.Clean(at); {
+	case !path.IsAbs(at):
+		return errors.New("the path in the container is not absolute")
+	case clean == "/":
+		return errors.New("the root of the container cannot be replaced")
+	case clean == home || strings.HasPrefix(clean, home+"/"):
+		return errors.New("the step runner is there; use another path")
+	}
+	return nil
+}
+
+// parseImage parses an image's name.
+func parseImage(image string) (name.Reference, error) {
+	ref, err := name.ParseReference(image)
+	if err != nil {
+		return nil, fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
+	}
+	return ref, nil
+}
+
+const (
+	// home is where the step runner is in the container.
+	home = "/.stepmux"
+	// programDir has the program's volume, runDir the sockets and working directories if home is not writable.
+	programDir, runDir = home + "/bin", home + "/run"
+	programFile        = programDir + "/stepmux"
+)
+
+// isRoot reports whether a User of an image or a Spec is root.
+func isRoot(user string) bool {
+	user, _, _ = strings.Cut(user, ":")
+	return user == "" || user == "0" || user == "root"
+}

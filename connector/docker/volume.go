@@ -1,0 +1,166 @@
+package docker
+
+import (
+	"archive/tar"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/connector/program"
+)
+
+// The step runner is in a volume of the daemon, whose name has the program's checksum, and which all containers mount
+// read-only. It is filled once. The file of completeMark comes last in the archive, so its presence says that the
+// program is whole.
+const completeMark = "complete"
+
+// checksum returns the SHA-256 of all files of a program.
+func checksum(bin *program.Binary) (string, error) {
+	all := sha256.New()
+	files := bin.Files()
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		sum, err := files[name].SHA256()
+		if err != nil {
+			return "", fmt.Errorf("read %s: %w", name, err)
+		}
+		fmt.Fprintln(all, name, sum)
+	}
+	return hex.EncodeToString(all.Sum(nil)), nil
+}
+
+// programMount mounts the volume of a program. Without NoCopy the daemon would fill an empty volume with files that an
+// image has at that place, and these would be the step runner of all later builds.
+func programMount(volume string, readOnly bool) mount.Mount {
+	return mount.Mount{
+		Type: mount.TypeVolume, Source: volume, Target: programDir, ReadOnly: readOnly,
+		VolumeOptions: &mount.VolumeOptions{NoCopy: true},
+	}
+}
+
+// programFor returns the program for a platform.
+func (c *Container) programFor(platform string) (*program.Binary, error) {
+	for _, b := range c.cfg.Programs {
+		switch {
+		case b.Platform() != platform:
+		case b.Dynamic():
+			return nil, fmt.Errorf("put stepmux into the container: %s needs shared libraries, which the image may not "+
+				"have; use one of make build, or build it with CGO_ENABLED=0", b.Name())
+		default:
+			return b, nil
+		}
+	}
+	return nil, fmt.Errorf("put stepmux into the container: image %.160q is for %.40s, and %w; name one: "+
+		"--bootstrap-binary %.40s=FILE", c.cfg.Spec.Image, platform, errNoProgram, platform)
+}
+
+// fill makes sure that the daemon has the volume of bin. image is one that the daemon has.
+func (c *Container) fill(ctx context.Context, bin *program.Binary, image string) (volume string, err error) {
+	sum, err := checksum(bin)
+	if err != nil {
+		return "", err
+	}
+	volume = "stepmux-" + sum[:16]
+	d := c.cfg.Daemon
+	_, err = sharedFlight(d, &d.programs, sum).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+		return struct{}{}, forever, c.fillNow(ctx, bin, volume, image)
+	})
+	return volume, err
+}
+
+// errProgramGone says that the volume of the program is empty, though it was filled: it was removed since then, as
+// `docker volume prune` does, and the daemon made it again for the container.
+var errProgramGone = errors.New("the step runner is not in its volume")
+
+// forget makes the next fill look into the volumes of all programs again.
+func (d *Daemon) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, filled := range d.programs {
+		filled.Forget()
+	}
+}
+
+// forever keeps the result of a flight until it is forgotten.
+const forever = -1
+
+// fillNow fills the volume, unless it is full, by way of a container that never starts.
+func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, image string) (err error) {
+	op := "put stepmux on the Docker daemon"
+	_, err = c.api.VolumeCreate(ctx, client.VolumeCreateOptions{Name: volume, Labels: map[string]string{
+		labelProgram: bin.Platform(),
+	}})
+	if err != nil {
+		return c.api.failure(ctx, op, err)
+	}
+	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
+		Config: &container.Config{Image: image, Labels: c.labels(image), Cmd: []string{programFile}},
+		HostConfig: &container.HostConfig{
+			NetworkMode: "none", Mounts: []mount.Mount{programMount(volume, false)},
+		},
+	})
+	if err != nil {
+		return c.api.failure(ctx, op, err)
+	}
+	defer func() { err = errors.Join(err, c.remove(context.WithoutCancel(ctx), made.ID)) }()
+	mark := client.ContainerStatPathOptions{Path: programDir + "/" + completeMark}
+	if _, err := c.api.ContainerStatPath(ctx, made.ID, mark); err == nil {
+		return nil
+	} else if !cerrdefs.IsNotFound(err) {
+		return c.api.failure(ctx, op, err)
+	}
+	began := time.Now()
+	archive := archiveOf(bin)
+	_, err = c.api.CopyToContainer(ctx, made.ID, client.CopyToContainerOptions{
+		DestinationPath: programDir, Content: archive,
+	})
+	_ = archive.Close() // it ends the goroutine that writes it
+	if err != nil {
+		return c.api.failure(ctx, op, err)
+	}
+	c.cfg.Logger.Info("stepmux put on the Docker daemon", "volume", volume, "took", time.Since(began))
+	return nil
+}
+
+// archiveOf returns a tar archive of a program and its mark. Closing it ends the goroutine that makes it.
+func archiveOf(bin *program.Binary) *io.PipeReader {
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(writeArchive(w, bin)) }() // always nil
+	return r
+}
+
+func writeArchive(w io.Writer, bin *program.Binary) error {
+	archive := tar.NewWriter(w)
+	for name, file := range bin.Files() {
+		if err := writeProgram(archive, name, file); err != nil {
+			return err
+		}
+	}
+	if err := archive.WriteHeader(&tar.Header{Name: completeMark, Mode: 0o444}); err != nil {
+		return err
+	}
+	return archive.Close()
+}
+
+func writeProgram(archive *tar.Writer, name string, bin *program.Binary) error {
+	file, size, err := bin.Open()
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: size}); err != nil {
+		return err
+	}
+	_, err = io.Copy(archive, file)
+	return err
+}

@@ -1,0 +1,122 @@
+package instance_test
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	moby "github.com/moby/moby/client"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// containers returns a provider whose VM has the daemon's socket.
+func containers(t *testing.T, d *dockertest.Daemon) *instance.Provider {
+	t.Helper()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	end, err := runnertest.Program()
+	require.NoError(t, err)
+	bin, err := program.LoadBinary(end)
+	require.NoError(t, err)
+	return v.provider(t, 4, func(cfg *instance.Config, in *instance.Instance) {
+		in.Runner = []string{"/no/stepmux"} // a container needs none
+		cfg.DockerSocket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
+	})
+}
+
+var inBusybox = &docker.Spec{Image: dockertest.Image, Network: "none"}
+
+func TestABuildInAContainerThatIsCancelledLeavesNothing(t *testing.T) {
+	d := dockertest.Start(t)
+	p := containers(t, d)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	e := p.Executor(instance.Build{ID: "c1", Container: inBusybox, Log: writer(func(text []byte) {
+		if bytes.Contains(text, []byte("started")) {
+			cancel()
+		}
+	})})
+	require.NoError(t, e.Prepare(ctx))
+	_, err := e.Connect(ctx)
+	require.NoError(t, err)
+	err = e.Execute(ctx, connector.Job{Script: "echo started; sleep 600", Grace: time.Second})
+	requireReason(t, err, instance.JobCanceled, 0)
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	require.Empty(t, d.Containers(t))
+}
+
+// writer is a log that is shown to a function.
+type writer func(text []byte)
+
+func (w writer) Write(text []byte) (int, error) {
+	w(text)
+	return len(text), nil
+}
+
+// Cleanup may come while the container starts, at any moment.
+func TestCleanupDuringTheStartOfAContainerLeavesNothing(t *testing.T) {
+	d := dockertest.Start(t)
+	p := containers(t, d)
+	for wait := time.Duration(0); ; wait += 25 * time.Millisecond {
+		e := p.Executor(instance.Build{ID: "c2", Container: inBusybox})
+		require.NoError(t, e.Prepare(t.Context()))
+		cleaned := make(chan error, 1)
+		timer := time.AfterFunc(wait, func() { cleaned <- e.Cleanup(context.Background()) })
+		_, err := e.Connect(t.Context())
+		early := timer.Stop() // the start was over before
+		if early {
+			require.NoError(t, err)
+			cleaned <- e.Cleanup(t.Context())
+		} else if err != nil {
+			require.ErrorIs(t, err, instance.ErrCleanedUp)
+		}
+		require.NoError(t, <-cleaned)
+		require.Empty(t, d.Containers(t))
+		if early {
+			break
+		}
+	}
+}
+
+func TestABuildWhoseContainerIsKilledIsASystemFailureThatSaysSo(t *testing.T) {
+	d := dockertest.Start(t)
+	p := containers(t, d)
+	e := p.Executor(instance.Build{ID: "c3", Container: inBusybox, Log: writer(func(text []byte) {
+		if !bytes.Contains(text, []byte("started")) {
+			return
+		}
+		found, err := d.Client.ContainerList(context.Background(), moby.ContainerListOptions{})
+		require.NoError(t, err)
+		for _, c := range found.Items {
+			_, err := d.Client.ContainerKill(context.Background(), c.ID, moby.ContainerKillOptions{Signal: "KILL"})
+			require.NoError(t, err)
+		}
+	})})
+	require.NoError(t, e.Prepare(t.Context()))
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	err = e.Execute(t.Context(), connector.Job{Script: "echo started; sleep 600"})
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "the container was killed")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left(), "the container is gone, and all that was in it")
+	require.Empty(t, d.Containers(t))
+}
+
+func TestAScriptOfARunnerDoesNotRunInAContainer(t *testing.T) {
+	d := dockertest.Start(t)
+	e := containers(t, d).Executor(instance.Build{ID: "c4", Container: inBusybox})
+	require.NoError(t, e.Prepare(t.Context()))
+	require.ErrorContains(t, e.Run(t.Context(), []byte("true")), "only steps run there")
+	require.NoError(t, e.Cleanup(t.Context()))
+}

@@ -1,0 +1,141 @@
+package instance_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// walled is a script that succeeds behind walls alone.
+const walled = `grep -q __init /proc/1/cmdline`
+
+// habits are things that jobs do. They go on working behind walls.
+var habits = []struct{ name, part, text string }{
+	{"own processes are there", "", walled + `
+		sleep 60 & until grep -q sleep /proc/$!/cmdline; do sleep 0.01; done; kill $! && ps -e >/dev/null`},
+	{"temporary files", "", `f=$(mktemp); echo a >$f
+		d=$(TMPDIR=/var/tmp mktemp -d); [ -s $f ] && [ -d $d ]; [ -w /tmp ]`},
+	{"a home to write to", "", `echo a >~/a-file; mkdir -p ~/.cache/tool; echo b >~/.cache/tool/b; rm ~/a-file`},
+	{"shared memory in /dev/shm", "", `echo a >/dev/shm/a; [ -s /dev/shm/a ]`},
+	{"System V shared memory", "/usr/bin/ipcmk", `
+		id=$(ipcmk -M 4096 | sed 's/.*: //'); ipcs -m -i $id | grep -q cuid; ipcrm -m $id`},
+	{"a debugger on its own child", "", `sleep 60 & $TOOL ptrace $! | grep LOOT; kill -9 $!`},
+	{"inotify", "", `$TOOL inotify $HOME >watched &
+		until grep -q watching watched; do sleep 0.01; done; touch ~/b-file; wait $!`},
+	{"a namespace of its own", "/usr/bin/unshare", `unshare -Ur sh -c '[ $(id -u) = 0 ]'`},
+	{"a PID namespace of its own", "/usr/bin/unshare", `[ "$(unshare -Urpmf --mount-proc sh -c 'echo $$')" = 1 ]`},
+	{"a mount of its own", "/usr/bin/unshare", `unshare -Urm sh -c 'mount -t tmpfs t /mnt && touch /mnt/a'`},
+	{"ssh-agent", "/usr/bin/ssh-agent", `
+		eval $(ssh-agent) >/dev/null; ssh-add -l | grep -q 'no identities'; ssh-agent -k`},
+	{"ssh reads its configuration", "/usr/bin/ssh", `ssh -G host | grep -q ^hostname`},
+	{"git", "/usr/bin/git", `git init -q repo; cd repo; git config user.email a@b; git config user.name a
+		echo a >a; git add a; git commit -qm a; cd ..; git clone -q "file://$PWD/repo" copy; [ -s copy/a ]`},
+	{"a tree of processes by pipes", "", `[ "$(seq 1000 | xargs -P 4 -n 100 echo | tr ' ' '\n' | wc -l)" = 1000 ]`},
+	{"locks", "/usr/bin/flock", `flock /tmp/lock true; flock ~/lock true`},
+	{"a compiler", "/usr/bin/gcc", `echo 'int main(void){return 0;}' >a.c; gcc -o a a.c; ./a`},
+}
+
+func TestHabitsOfJobsWorkBehindWalls(t *testing.T) {
+	t.Parallel()
+	for _, level := range []walls.Level{walls.Processes, walls.Private} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			s := newSite(t, level, connector.Relay)
+			env := map[string]string{"TOOL": s.tool(t)}
+			for _, h := range habits {
+				t.Run(h.name, func(t *testing.T) {
+					if h.part != "" {
+						sshtest.RequirePart(t, h.name, h.part)
+					}
+					out, err := s.run(t, "b1", "set -e\n"+h.text, env)
+					require.NoError(t, err, "%s", out)
+				})
+			}
+			require.NoError(t, s.p.Close())
+			s.requireClean(t)
+		})
+	}
+}
+
+func TestWorkDirectoryBelowAHiddenOneIsVisible(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	job := script(walled + ` && pwd && echo text >file && ls /tmp`)
+	job.WorkDir = filepath.Join(t.TempDir(), "work")
+	out := &sshtest.Log{}
+	require.NoError(t, build(sshtest.Within(t), s.p, "b1", job, out), "%s", out)
+	require.FileExists(t, filepath.Join(job.WorkDir, "file"))
+	require.Contains(t, out.String(), job.WorkDir+"\n")
+	require.NotContains(t, out.String(), filepath.Base(s.tool(t)))
+
+	// A place of another build is refused.
+	job.WorkDir = filepath.Join(s.tmp, "gitlab-runner-steps", "b9", "work")
+	err := build(sshtest.Within(t), s.p, "b2", job, out)
+	require.ErrorContains(t, err, "belongs to another build")
+	require.NoError(t, os.RemoveAll(filepath.Join(s.tmp, "gitlab-runner-steps", "b9")))
+}
+
+func TestHomeBelowTmpIsTheBuildsToo(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Processes, connector.Relay)
+	home := t.TempDir()
+	out, err := s.run(t, "b1", `cd; `+walled+` && export HOME=`+home+`; ls -d `+home, nil)
+	require.Error(t, err, "another directory of /tmp is hidden: %s", out)
+
+	s = newSite(t, walls.Processes, connector.Relay, "HOME="+home)
+	out, err = s.run(t, "b1", walled+` && [ $HOME = `+home+` ] && echo kept >~/file && ! echo evil >>~/.bashrc`, nil)
+	require.NoError(t, err, "%s", out)
+	require.FileExists(t, filepath.Join(home, "file"))
+}
+
+func TestPrivateHomeKeepsNothing(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, walls.Private, connector.Relay)
+	require.NoError(t, os.WriteFile(filepath.Join(s.home, "before"), []byte("text"), 0o600))
+	out, err := s.run(t, "b1", walled+` && echo a >~/after && echo evil >>~/.bashrc && echo evil >~/.gitconfig`, nil)
+	require.NoError(t, err, "%s", out)
+	for _, name := range []string{"after", ".bashrc", ".gitconfig"} {
+		require.NoFileExists(t, filepath.Join(s.home, name))
+	}
+	out, err = s.run(t, "b2", `rm ~/before && mkdir ~/dir && mv ~/dir ~/dir2 && chmod 700 ~/.cache && rm -rf ~/dir2`, nil)
+	require.NoError(t, err, "%s", out)
+	out, err = s.run(t, "b3", `ls -A ~; [ ! -e ~/after ] && [ ! -e ~/.gitconfig ]`, nil)
+	require.NoError(t, err, "%s", out)
+	if systems, err := os.ReadFile("/proc/filesystems"); err == nil && strings.Contains(string(systems), "\toverlay\n") {
+		require.Contains(t, out, "before", "the home is a view of the user's")
+	}
+}
+
+func TestAutoAsksWhetherTheUserCanBecomeRoot(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name, sudo string
+		walled     bool
+	}{
+		{"can", "exit 0", false},
+		{"cannot", "exit 1", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			bin := t.TempDir()
+			asked := filepath.Join(bin, "asked")
+			text := "#!/bin/sh\necho asked: \"$@\" >>" + asked + "\n" + c.sudo + "\n"
+			require.NoError(t, os.WriteFile(filepath.Join(bin, "sudo"), []byte(text), 0o700))
+			s := newSite(t, walls.Auto, connector.Relay, "PATH="+bin+":/usr/bin:/bin")
+			for _, id := range []string{"b1", "b2"} {
+				out, err := s.run(t, id, walled, nil)
+				require.Equal(t, c.walled, err == nil, "%s %v", out, err)
+			}
+			questions, err := os.ReadFile(asked)
+			require.NoError(t, err)
+			require.Equal(t, "asked: -n true\n", string(questions), "it is asked once")
+		})
+	}
+}

@@ -1,0 +1,67 @@
+package instance_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// narrowMachines are machines on which walls cannot be had, made by namespaces around the VM's end.
+var narrowMachines = []struct {
+	name   string
+	setUp  string
+	reason string // in the error
+}{
+	{
+		"user namespaces are closed", `echo 0 >/proc/sys/user/max_user_namespaces`,
+		"(sysctl user.max_user_namespaces=10000)",
+	},
+	{"/proc is masked, as in a container", `mount -t tmpfs none /proc/bus`, "mount /proc: operation not permitted"},
+	{"mount namespaces are closed", `echo 0 >/proc/sys/user/max_mnt_namespaces`, "start its init: "},
+}
+
+// on makes the VM's end run on the narrow machine.
+func (s *site) on(t testing.TB, setUp string) {
+	t.Helper()
+	sshtest.RequirePart(t, "util-linux", "/usr/bin/setpriv")
+	wrapper := filepath.Join(s.home, "narrow")
+	text := "#!/bin/sh\nexec unshare -Um --map-current-user --keep-caps sh -ec '" + setUp +
+		"\nexec setpriv --inh-caps=-all --ambient-caps=-all " + s.runner[0] + ` "$@"' sh "$@"` + "\n"
+	require.NoError(t, os.WriteFile(wrapper, []byte(text), 0o700))
+	s.runner = []string{wrapper}
+}
+
+func TestALevelThatCannotBeHadIsAnErrorAndAutoGoesOnWithout(t *testing.T) {
+	t.Parallel()
+	for _, m := range narrowMachines {
+		for _, level := range []walls.Level{walls.Processes, walls.Private, walls.Auto} {
+			t.Run(m.name+", "+level.String(), func(t *testing.T) {
+				t.Parallel()
+				s := newSite(t, level, connector.Relay)
+				s.on(t, m.setUp)
+				s.p = s.provider(t, 1, nil)
+				out, err := s.run(t, "b1", "echo ran; ! "+walled, nil)
+				if level == walls.Auto {
+					require.NoError(t, err, "%s", out)
+					require.Equal(t, "ran\n", out)
+				} else {
+					require.NotContains(t, out, "ran")
+					require.ErrorContains(t, err, "isolation "+level.String()+" cannot be had: ")
+					require.ErrorContains(t, err, m.reason)
+					failed := (*instance.BuildError)(nil)
+					require.ErrorAs(t, err, &failed)
+					require.Equal(t, instance.RunnerSystemFailure, failed.Reason)
+				}
+				require.NoError(t, s.p.Close())
+				s.requireClean(t)
+			})
+		}
+	}
+}

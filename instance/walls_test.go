@@ -1,0 +1,279 @@
+package instance_test
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// wallsRoutes are the routes on which isolation is tested.
+var wallsRoutes = []connector.Route{connector.Relay, connector.Streamlocal, connector.Session}
+
+// site is a VM whose builds run at a level of isolation, with a home of its own.
+type site struct {
+	*vm
+	home string
+	p    *instance.Provider
+}
+
+// newSite starts such a VM. The isolation of root's builds differs from that of an ordinary user's, so the test is
+// skipped for root: .ci/run runs the tests as an ordinary user.
+func newSite(t testing.TB, level walls.Level, route connector.Route, environ ...string) *site {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		t.Skip("this is a test of isolation between builds of an ordinary user, and this user is root")
+	}
+	s := &site{home: newHome(t)}
+	env := append(environ, "SHLVL=1", "HOME="+s.home, wire.IsolationVar+"="+level.String())
+	s.vm = newVM(t, sshtest.OpenSSH(t, "SetEnv "+strings.Join(env, " ")))
+	program := filepath.Join(s.home, ".cache/stepmux/0123/stepmux")
+	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o700))
+	require.NoError(t, copyFile(s.runner[0], program))
+	s.runner = []string{program}
+	s.p = s.provider(t, 8, func(c *instance.Config, _ *instance.Instance) { c.Route = route })
+	return s
+}
+
+// newHome makes a directory in the user's home, which is mostly not below a directory that isolation hides.
+func newHome(t testing.TB) string {
+	t.Helper()
+	parent := ""
+	if self, err := user.Current(); err == nil {
+		parent = self.HomeDir
+	}
+	home, err := os.MkdirTemp(parent, "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	return home
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o700)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	if closeErr := out.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// tool puts this test binary into the home, as a program that scripts call with a verb, and returns its path.
+func (s *site) tool(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(s.home, toolName)
+	if os.Link(os.Args[0], path) != nil { // another file system
+		require.NoError(t, copyFile(os.Args[0], path))
+	}
+	return path
+}
+
+// run runs a script as a build of its own, and returns its output and its result.
+func (s *site) run(t testing.TB, id, text string, env map[string]string) (string, error) {
+	t.Helper()
+	out := &sshtest.Log{}
+	job := script(text)
+	job.Env = env
+	err := build(sshtest.Within(t), s.p, id, job, out)
+	return out.String(), err
+}
+
+// scene is a site with a build that is attacked.
+type scene struct {
+	*site
+	env    map[string]string // of the attacker's jobs
+	victim *instance.Executor
+	out    *sshtest.Log
+	ended  chan error // receives the result of the victim
+	pids   []int      // the victim's processes: shell, inits, serve, relay
+	script string     // the text of the victim's script file
+	serial int
+}
+
+const (
+	// secretOfVictim is in the environment of the victim.
+	secretOfVictim = "VICTIM_SECRET=hunter2"
+	// victimExit is the exit status of the victim, which no attack may change.
+	victimExit = 7
+	// victimText is the victim's script: it has the things that an attacker looks for.
+	victimText = `
+set -e
+umask 077
+echo text >/tmp/$MARK; echo text >/var/tmp/$MARK; echo text >/dev/shm/$MARK
+ssh-agent -D -a /tmp/$MARK.agent >/dev/null &
+
+trap 'rm -f /tmp/$MARK* /var/tmp/$MARK /dev/shm/$MARK; ipcrm -m $shm || :' EXIT
+shm=$(ipcmk -M 4096 | sed 's/.*: //')
+$TOOL key-add $MARK || :
+echo shm=$shm
+$TOOL queue-hold $MARK &
+until [ -S /tmp/$MARK.agent ]; do sleep 0.01; done
+echo started
+set +e
+until [ -e $HOME/gate ]; do sleep 0.02; done
+kill %1 %2
+exit 7
+`
+)
+
+// newScene starts the victim.
+func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
+	t.Helper()
+	sshtest.RequirePart(t, "openssh-client", "/usr/bin/ssh-agent")
+	sshtest.RequirePart(t, "util-linux", "/usr/bin/ipcmk")
+	s := &scene{site: newSite(t, level, route), out: &sshtest.Log{}, ended: make(chan error, 1)}
+	tool := s.tool(t)
+	require.NoError(t, os.Mkdir(filepath.Join(s.home, ".ssh"), 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(s.home, ".ssh/script"), []byte(sshScript), 0o600))
+	s.victim = prepared(t, s.p, "victim", s.out)
+	name, value, _ := strings.Cut(secretOfVictim, "=")
+	mark := "stepmux-test-" + filepath.Base(s.tmp)
+	job := script(victimText)
+	job.Env = map[string]string{name: value, "MARK": mark, "TOOL": tool}
+	go func() { s.ended <- s.victim.Execute(sshtest.Within(t), job) }()
+	s.out.Await(t, "started")
+	_, rest, _ := strings.Cut(s.out.String(), "shm=")
+	shm, _, _ := strings.Cut(rest, "\n")
+
+	serve := servePID(t, s.vm, "victim")
+	inits := childrenOf(t, serve)
+	shell := childrenOf(t, initPID(t, s.vm, "victim"))
+	s.pids = append(append(shell, inits...), serve)
+	jobs, err := filepath.Glob(filepath.Dir(s.socket("victim")) + "/jobs/*")
+	require.NoError(t, err)
+	require.Len(t, jobs, 1)
+	text, err := os.ReadFile(filepath.Join(jobs[0], "script"))
+	require.NoError(t, err)
+	s.script = string(text)
+	if route == connector.Relay {
+		s.pids = append(s.pids, relayPID(t, s.vm))
+	}
+	s.env = map[string]string{
+		"TOOL": tool, "MARK": mark, "SHM": shm,
+		"SHELL_PID": strconv.Itoa(shell[0]), "SERVE_PID": strconv.Itoa(serve), "PIDS": words(s.pids),
+		"BASE": filepath.Join(s.tmp, "gitlab-runner-steps"), "PROGRAM": s.runner[0],
+		"VICTIM_JOB": jobs[0],
+	}
+	return s
+}
+
+// attack runs the attack as a build of its own, and returns that build's output and result.
+func (s *scene) attack(t testing.TB, a *wallsAttack) (string, error) {
+	t.Helper()
+	s.serial++
+	id := fmt.Sprintf("evil%d", s.serial)
+	out := &sshtest.Log{}
+	job := script(a.text)
+	if a.steps != "" {
+		job = connector.Job{Steps: []byte(a.steps)}
+	}
+	job.Env = map[string]string{"OWN": filepath.Dir(s.socket(id)), "ID": id}
+	for key, value := range s.env {
+		job.Env[key] = value
+	}
+	err := build(sshtest.Within(t), s.p, id, job, out)
+	return out.String(), err
+}
+
+// end ends the victim, which must not know that anything has happened.
+func (s *scene) end(t testing.TB) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(filepath.Join(s.home, "gate"), nil, 0o600))
+	requireReason(t, <-s.ended, instance.ScriptFailure, victimExit)
+	require.NoError(t, s.victim.Cleanup(sshtest.Within(t)))
+	require.Empty(t, s.victim.Left())
+	require.NoError(t, s.p.Close())
+	s.requireClean(t)
+}
+
+// reset ends a victim that may have been harmed.
+func (s *scene) reset(t testing.TB) {
+	t.Helper()
+	for _, pid := range s.pids {
+		if process, err := os.FindProcess(pid); err == nil {
+			_ = process.Signal(syscall.SIGCONT) // it may be gone
+		}
+	}
+	_ = os.WriteFile(filepath.Join(s.home, "gate"), nil, 0o600)
+	s.Stop()
+	killNamed(t, s.env["MARK"])
+	<-s.ended
+	_ = s.victim.Cleanup(sshtest.Within(t))
+}
+
+func TestNoAttackSucceedsThroughWalls(t *testing.T) {
+	t.Parallel()
+	for _, route := range wallsRoutes {
+		t.Run(string(route), func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, walls.Processes, route)
+			tried := 0
+			for i := range wallsAttacks {
+				a := &wallsAttacks[i]
+				if a.behind == stands {
+					continue
+				}
+				t.Run(a.name, func(t *testing.T) {
+					out, err := s.attack(t, a)
+					require.Equal(t, a.behind == open, a.succeeded(s, out), "output: %s, result: %v", out, err)
+					tried++
+				})
+			}
+			s.end(t)
+			t.Logf("%d attacks by %s", tried, route)
+		})
+	}
+}
+
+func TestAttacksThatSucceedWithoutWalls(t *testing.T) {
+	t.Parallel()
+	for i := range wallsAttacks {
+		a := &wallsAttacks[i]
+		if a.without == stands {
+			continue
+		}
+		t.Run(a.name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, walls.Off, connector.Relay)
+			defer s.reset(t)
+			out, err := s.attack(t, a)
+			require.Equal(t, a.without == open, a.succeeded(s, out), "output: %s, result: %v", out, err)
+		})
+	}
+}
+
+func TestEveryAttackIsInTheDocumentation(t *testing.T) {
+	t.Parallel()
+	words := map[outcome]string{closed: "fails", open: "succeeds", stands: "-"}
+	page, err := os.ReadFile("../docs/security.md")
+	require.NoError(t, err)
+	table := ""
+	for _, a := range wallsAttacks {
+		table += fmt.Sprintf("| %s | %s | %s |\n", a.name, words[a.without], words[a.behind])
+	}
+	if !strings.Contains(string(page), "|---|---|---|\n"+table+"\n") {
+		t.Errorf("the table of attacks is this one:\n%s", table)
+	}
+}

@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// scriptDir is Place.ScriptDir, held open from before the first step. A step can move that directory and put a link in its
+// place. By its path we would then write, read and remove files where the step itself may not: we are outside the walls
+// that hold the step's processes.
+type scriptDir struct {
+	path string
+	root *os.Root
+	err  error // why root is nil
+}
+
+func openScriptDir(path string) scriptDir {
+	root, err := os.OpenRoot(path)
+	return scriptDir{path: path, root: root, err: err}
+}
+
+// join returns the path of an entry, for the step.
+func (d scriptDir) join(name string) string { return filepath.Join(d.path, name) }
+
+func (d scriptDir) mkdir(name string) error {
+	if d.err != nil {
+		return d.err
+	}
+	return d.root.Mkdir(name, 0o700)
+}
+
+// open opens a file that a step has written.
+func (d scriptDir) open(name string) (*os.File, error) {
+	if d.err != nil {
+		return nil, d.err
+	}
+	if fi, err := d.root.Lstat(name); err == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.ELOOP}
+	}
+	return d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+}
+
+// write writes text to a new file that only its owner can read. Errors name it by label. The file of an earlier step
+// still exists if the file system was read-only when that step ended.
+func (d scriptDir) write(name, text, label string) error {
+	if d.err != nil {
+		return fmt.Errorf("create %s: %w", label, d.err)
+	}
+	err := d.root.Remove(name)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("create %s: %w", label, err)
+	}
+	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("create %s: %w", label, err)
+	}
+	_, err = f.WriteString(text)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		_ = d.root.Remove(name)
+		return fmt.Errorf("write %s: %w", label, err)
+	}
+	return nil
+}
+
+// remove removes an entry and all below it. Entries that resist go with the directory.
+func (d scriptDir) remove(name string) {
+	if d.err == nil {
+		_ = d.root.RemoveAll(name)
+	}
+}
+
+func (d scriptDir) close() {
+	if d.err == nil {
+		_ = d.root.Close() // it was not written to
+	}
+}
