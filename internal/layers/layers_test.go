@@ -116,6 +116,7 @@ var allowed = map[string][]string{
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
+		"remote/step/component",
 		"remote/step/action",
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
