@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
 
@@ -48,7 +49,7 @@ type Report struct {
 	Err      *instance.BuildError
 	Route    connector.Choice
 	// Isolation is zero for a build that did not get as far as the end of its job.
-	Isolation connector.Isolation
+	Isolation program.Isolation
 	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
 	// build did not get there.

@@ -43,9 +43,10 @@ var allowed = map[string][]string{
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
-	"instance/batch":     {"instance", "connector"},
+	"instance/batch":     {"instance", "connector", "connector/program"},
 	"instance/control": {
-		"instance", "connector", "mux", "pool", "internal/boundedhttp", "internal/filelock", "internal/termtext",
+		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
+		"internal/termtext",
 	},
 	"instance/doctor": {
 		"instance", "connector", "connector/program", "mux", "mux/login", "internal/termtext", "internal/lazyregexp",
