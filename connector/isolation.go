@@ -29,15 +29,15 @@ func (cfg *Config) isolates(p *program.Program) error {
 
 // isolationOf returns the isolation of a job that has ended. Its texts are the VM's.
 func isolationOf(job *pb.Job) program.Isolation {
-	i := program.Isolation{job.GetIsolation(), termtext.Short(job.GetIsolationReason(), maxReason)}
+	i := program.Isolation{Level: job.GetIsolation(), Reason: termtext.Short(job.GetIsolationReason(), maxReason)}
 	switch i.Level {
 	case wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate:
 	case "":
 		if i.Reason == "" {
-			return program.Isolation{wire.IsolationOff, "the stepmux on the VM is older than this program and has none"}
+			return program.Isolation{Level: wire.IsolationOff, Reason: "the stepmux on the VM is older than this program and has none"}
 		}
 	default: // of a newer version
-		return program.Isolation{"", fmt.Sprintf("unknown level %.40q", i.Level)}
+		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}
 	}
 	return i
 }
