@@ -34,7 +34,7 @@ func isolationOf(job *pb.Job) program.Isolation {
 	case wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate:
 	case "":
 		if i.Reason == "" {
-			return program.Isolation{Level: wire.IsolationOff, Reason: "the stepmux on the VM is older than this program and has none"}
+			i.Level, i.Reason = wire.IsolationOff, "the stepmux on the VM is older than this program and has none"
 		}
 	default: // of a newer version
 		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}
