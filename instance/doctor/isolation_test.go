@@ -24,11 +24,13 @@ func TestJudgeIsolation(t *testing.T) {
 			"auto", isolationReport{Level: "off"}, OK, "off, as the VM's variable STEPMUX_ISOLATION says", "",
 		},
 		"none to be had": {
-			"auto", isolationReport{Level: "off", Reason: "closed", Remedy: "sysctl x=1", Readable: true},
+			"auto",
+			isolationReport{Level: "off", Reason: "closed", Remedy: "sysctl x=1", Readable: true},
 			Warn, "off: closed", "sysctl x=1; and " + hideProgram,
 		},
 		"none by name": {
-			"private", isolationReport{Reason: "isolation private cannot be had", Remedy: "sysctl x=1"},
+			"private",
+			isolationReport{Reason: "isolation private cannot be had", Remedy: "sysctl x=1"},
 			Fail, "isolation private cannot be had", "sysctl x=1",
 		},
 		"no level":      {"auto", isolationReport{}, Fail, "the VM names no level", ""},
@@ -37,7 +39,8 @@ func TestJudgeIsolation(t *testing.T) {
 			"auto", isolationReport{Level: "x\n"}, Fail, `isolation "x\n": use auto, off, processes or private`, "",
 		},
 		"hostile texts": {
-			"auto", isolationReport{Level: "off", Reason: "\x1b" + strings.Repeat("x", 1<<20), Remedy: "a\nb"},
+			"auto",
+			isolationReport{Level: "off", Reason: "\x1b" + strings.Repeat("x", 1<<20), Remedy: "a\nb"},
 			Warn, "off: " + strings.Repeat("x", maxReason) + "...", "a b",
 		},
 	} {
