@@ -112,7 +112,7 @@ type Connector struct {
 	connected chan struct{} // nil before Connect; closed when it returns
 	build     *build        // nil before the build has its plan and its sessions
 	left      []string      // see Left
-	isolation Isolation
+	isolation program.Isolation
 
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once

@@ -185,7 +185,7 @@ func (b *build) execute(
 	if b.program.Kind == program.StepRunner {
 		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
 		e := &gitlabExecution{rpc: runnerproto.NewStepRunnerClient(client), job: job, log: log}
-		b.c.isolated(Isolation{wire.IsolationOff, fmt.Sprintf("%v has none", b.program)})
+		b.c.isolated(program.Isolation{Level: wire.IsolationOff, Reason: fmt.Sprintf("%v has none", b.program)})
 		result, err = e.run(ctx, calls, end)
 		return result, ErrNoTrace, err
 	}

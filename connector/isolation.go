@@ -12,14 +12,6 @@ import (
 // maxReason bounds the VM's reason for a level, in bytes.
 const maxReason = 400
 
-// Isolation says how far a build was held apart from the rest of its VM.
-type Isolation struct {
-	// Level is off, processes or private. It is empty before the end of the job, and if the VM did not tell.
-	Level string `json:"isolation,omitempty"`
-	// Reason says why Level is off although the best was wanted. It is foreign text.
-	Reason string `json:"isolation_reason,omitempty"`
-}
-
 // ParseIsolation returns the level of that name, auto for an empty name.
 func ParseIsolation(name string) (string, error) { return wire.ParseIsolation(name) }
 
@@ -36,22 +28,22 @@ func (cfg *Config) isolates(p *program.Program) error {
 }
 
 // isolationOf returns the isolation of a job that has ended. Its texts are the VM's.
-func isolationOf(job *pb.Job) Isolation {
-	i := Isolation{job.GetIsolation(), termtext.Short(job.GetIsolationReason(), maxReason)}
+func isolationOf(job *pb.Job) program.Isolation {
+	i := program.Isolation{Level: job.GetIsolation(), Reason: termtext.Short(job.GetIsolationReason(), maxReason)}
 	switch i.Level {
 	case wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate:
 	case "":
 		if i.Reason == "" {
-			return Isolation{wire.IsolationOff, "the stepmux on the VM is older than this program and has none"}
+			i.Level, i.Reason = wire.IsolationOff, "the stepmux on the VM is older than this program and has none"
 		}
 	default: // of a newer version
-		return Isolation{"", fmt.Sprintf("unknown level %.40q", i.Level)}
+		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}
 	}
 	return i
 }
 
 // isolated notes the build's isolation, also for the VM.
-func (c *Connector) isolated(i Isolation) {
+func (c *Connector) isolated(i program.Isolation) {
 	c.mu.Lock()
 	c.isolation = i
 	c.mu.Unlock()
@@ -61,20 +53,20 @@ func (c *Connector) isolated(i Isolation) {
 }
 
 // Isolation returns the isolation of the build's last job that ended, zero before that.
-func (c *Connector) Isolation() Isolation {
+func (c *Connector) Isolation() program.Isolation {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.isolation
 }
 
-func (v *VM) isolated(i Isolation) {
+func (v *VM) isolated(i program.Isolation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.level = i
 }
 
 // Isolation returns the isolation of the last build on the VM that told it.
-func (v *VM) Isolation() Isolation {
+func (v *VM) Isolation() program.Isolation {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.level

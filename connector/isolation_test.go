@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -14,22 +15,25 @@ import (
 func TestIsolationIsToldAsTheVMSaysItAndBounded(t *testing.T) {
 	for name, test := range map[string]struct {
 		job  *pb.Job
-		want Isolation
+		want program.Isolation
 	}{
-		"processes": {&pb.Job{Isolation: "processes"}, Isolation{Level: "processes"}},
+		"processes": {&pb.Job{Isolation: "processes"}, program.Isolation{Level: "processes"}},
 		"off, with the reason": {
 			&pb.Job{Isolation: "off", IsolationReason: "namespaces\x1b[2J\nare closed"},
-			Isolation{"off", "namespaces [2J are closed"},
+			program.Isolation{Level: "off", Reason: "namespaces [2J are closed"},
 		},
-		"no init": {&pb.Job{IsolationReason: "no init"}, Isolation{"", "no init"}},
+		"no init": {&pb.Job{IsolationReason: "no init"}, program.Isolation{Reason: "no init"}},
 		"a long reason": {
 			&pb.Job{Isolation: "off", IsolationReason: strings.Repeat("x", 1<<20)},
-			Isolation{"off", strings.Repeat("x", maxReason) + "..."},
+			program.Isolation{Level: "off", Reason: strings.Repeat("x", maxReason) + "..."},
 		},
-		"an older stepmux": {&pb.Job{}, Isolation{"off", "the stepmux on the VM is older than this program and has none"}},
+		"an older stepmux": {
+			&pb.Job{},
+			program.Isolation{Level: "off", Reason: "the stepmux on the VM is older than this program and has none"},
+		},
 		"a newer stepmux": {
 			&pb.Job{Isolation: "v\n" + strings.Repeat("m", 100)},
-			Isolation{"", `unknown level "v\n` + strings.Repeat("m", 38) + `"`},
+			program.Isolation{Reason: `unknown level "v\n` + strings.Repeat("m", 38) + `"`},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -26,9 +26,9 @@ type VM struct {
 	skewTold           atomic.Bool  // the warning about another version was logged
 	logs               vmlog.Limiter
 
-	mu     sync.Mutex // guards the following
-	search *search    // of the last build; nil before the first
-	level  Isolation  // of the last build that told it
+	mu     sync.Mutex        // guards the following
+	search *search           // of the last build; nil before the first
+	level  program.Isolation // of the last build that told it
 }
 
 // capability is the knowledge about a route.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -177,11 +178,11 @@ func (e *Executor) Choice() connector.Choice {
 
 // Isolation returns how far the build was held apart from the rest of its instance. It is zero until Execute has
 // returned, and if the step runner did not tell.
-func (e *Executor) Isolation() connector.Isolation {
+func (e *Executor) Isolation() program.Isolation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.connector == nil {
-		return connector.Isolation{}
+		return program.Isolation{}
 	}
 	return e.connector.Isolation()
 }

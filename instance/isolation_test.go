@@ -9,14 +9,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // isolated runs a job on p's instance and returns its isolation, its output and its error.
-func isolated(t *testing.T, p *instance.Provider, id, text string) (connector.Isolation, string, error) {
+func isolated(t *testing.T, p *instance.Provider, id, text string) (program.Isolation, string, error) {
 	t.Helper()
 	log := &sshtest.Log{}
 	e := p.Executor(instance.Build{ID: id, Log: log})
@@ -43,7 +43,7 @@ func TestABuildHasTheLevelThatItsInstanceNames(t *testing.T) {
 					t.Skip("part missing: namespaces: ", failed)
 				}
 				require.NoError(t, err)
-				require.Equal(t, connector.Isolation{Level: level}, got)
+				require.Equal(t, program.Isolation{Level: level}, got)
 				require.Equal(t, got, p.Stat().Instances[0].Isolation)
 				require.Equal(t, level == "off", out == outside+"\n", "the namespace of the job is %s", out)
 			}

@@ -59,9 +59,9 @@ type VMStat struct {
 		Since time.Time // when it got the slot
 	}
 
-	Route     connector.Choice    // of the builds there; empty while unknown
-	Isolation connector.Isolation // of the last build there that told it
-	Program   program.Program     // the step runner that was found there; zero while unknown
+	Route     connector.Choice  // of the builds there; empty while unknown
+	Isolation program.Isolation // of the last build there that told it
+	Program   program.Program   // the step runner that was found there; zero while unknown
 }
 
 // Stat returns a snapshot.

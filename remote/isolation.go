@@ -56,7 +56,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 		}
 	}()
 	init := &proc.Init{Room: room(cfg.Level, dir, component.DefaultDir()), OrphanDir: dir}
-	init.Prepare()
+	init.Prepare() //nolint:contextcheck // the start of an init is bounded by itself
 	level, why := init.Isolation(ctx)
 	if err := init.Close(); err != nil {
 		return fmt.Errorf("isolation: %w", err)

@@ -24,9 +24,9 @@ func newDoctorCommand() *cobra.Command {
 		Use:   "doctor --instance ssh://[USER@]HOST[:PORT]",
 		Short: "Examine VMs: can builds run there, and how could they run better",
 		Long: `Examine VMs: the login, the host key, the server's version, the sessions it allows, its forwarding, the login
-shell, the stepmux there, the directory for temporary files, the clock, the isolation of builds. It starts a step runner as for a build, and
-ends it. Each finding is ok, warn or fail, with a remedy and its gain. Doctor connects as run does: through the same
-jump hosts, with the same keys and host key policies.
+shell, the stepmux there, the directory for temporary files, the clock, the isolation of builds. It starts a step
+runner as for a build, and ends it. Each finding is ok, warn or fail, with a remedy and its gain. Doctor connects as
+run does: through the same jump hosts, with the same keys and host key policies.
 
 ` + vmHelp + `
 

@@ -212,7 +212,7 @@ type jsonBuild struct {
 	Cleanup  string           `json:"cleanup_error,omitempty"`
 	Left     []string         `json:"left,omitempty"` // what may be left on the instance
 	Route    connector.Choice `json:"route"`
-	connector.Isolation
+	program.Isolation
 	Connect     float64 `json:"connect_s"`
 	FirstOutput float64 `json:"first_output_s"`
 	Duration    float64 `json:"duration_s"`
@@ -300,11 +300,11 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	}
 }
 
-// isolationOn returns the isolation of the builds on each VM, in the order of its first use: "processes on 9 VMs; off on
-// vm-3: REASON".
+// isolationOn returns the isolation of the builds on each VM, in the order of its first use: "processes on 9 VMs; off
+// on vm-3: REASON".
 func isolationOn(reports []batch.Report) string {
-	vms := map[connector.Isolation][]string{}
-	var order []connector.Isolation
+	vms := map[program.Isolation][]string{}
+	var order []program.Isolation
 	for _, r := range reports {
 		switch on := vms[r.Isolation]; {
 		case r.Isolation.Level == "" || slices.Contains(on, r.Instance):

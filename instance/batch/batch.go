@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
 
@@ -51,7 +52,7 @@ type Report struct {
 	Err      *instance.BuildError
 	Route    connector.Choice
 	// Isolation is zero for a build that did not get as far as the end of its job.
-	Isolation connector.Isolation
+	Isolation program.Isolation
 	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
 	// build did not get there.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -31,19 +32,19 @@ type JumpHost struct {
 
 // VM is one instance.
 type VM struct {
-	ID                  string            `json:"id"`
-	Addr                string            `json:"address"`
-	Labels              map[string]string `json:"labels,omitempty"`
-	State               string            `json:"state"`
-	Reason              string            `json:"reason,omitempty"`
-	RetryAt             *time.Time        `json:"retry_at,omitempty"`
-	Capacity            int               `json:"capacity"`
-	Uses                int               `json:"uses"`
-	MaxUses             int               `json:"max_uses,omitempty"`
-	Conn                Connection        `json:"connection"`
-	Route               Route             `json:"route"`
-	connector.Isolation                   // of the last build that told it
-	Builds              []Build           `json:"builds"`
+	ID                string            `json:"id"`
+	Addr              string            `json:"address"`
+	Labels            map[string]string `json:"labels,omitempty"`
+	State             string            `json:"state"`
+	Reason            string            `json:"reason,omitempty"`
+	RetryAt           *time.Time        `json:"retry_at,omitempty"`
+	Capacity          int               `json:"capacity"`
+	Uses              int               `json:"uses"`
+	MaxUses           int               `json:"max_uses,omitempty"`
+	Conn              Connection        `json:"connection"`
+	Route             Route             `json:"route"`
+	program.Isolation                   // of the last build that told it
+	Builds            []Build           `json:"builds"`
 }
 
 // Connection is the connection of an instance or a jump host.

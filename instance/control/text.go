@@ -20,7 +20,8 @@ func (s *Status) WriteText(w io.Writer, now time.Time, builds bool) error {
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "INSTANCE\tSTATE\tCONNECTION\tROUTE\tISOLATION\tSESSIONS\tBUILDS\tOLDEST\tUSES\tLABELS")
 	for _, vm := range s.Instances {
-		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), cmp.Or(vm.Level, "-"), sessionsText(vm.Conn.Sessions),
+		row(t, vm.ID, vm.State, connText(vm.Conn, now), routeText(vm.Route), cmp.Or(vm.Level, "-"),
+			sessionsText(vm.Conn.Sessions),
 			fmt.Sprintf("%d/%d", len(vm.Builds), vm.Capacity), oldestText(vm.Builds, now), outOf(vm.Uses, vm.MaxUses),
 			labelsText(vm.Labels))
 	}

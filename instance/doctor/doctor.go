@@ -56,7 +56,8 @@ type Config struct {
 }
 
 // Examine examines an instance of p's Group. It makes two connections, one after the other and as p makes them, and
-// runs commands that leave nothing on the VM but the login files that the first build's isolation makes. When ctx ends or the time is up, it returns the findings so far.
+// runs commands that leave nothing on the VM but the login files that the first build's isolation makes. When ctx ends
+// or the time is up, it returns the findings so far.
 func Examine(ctx context.Context, p *instance.Provider, in instance.Instance, cfg Config) Report {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = defaultTimeout

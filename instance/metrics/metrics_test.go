@@ -91,6 +91,8 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		`stepmux_instances{state="ready"} 1`,
 		`stepmux_slots 3`,
 		`stepmux_builds_running 0`,
+		`stepmux_builds_left_total 0`,
+		`stepmux_instance_isolation{instance="vm-1",level="off"} 1`,
 		`stepmux_builds_waiting 0`,
 		`stepmux_dial_seconds_count{result="ok"} 1`,
 		`stepmux_dial_phase_seconds_count{phase="prepare"} 1`,
@@ -171,10 +173,11 @@ func TestMetricsTellWhyADialFailed(t *testing.T) {
 func TestEndedCountsBuildsByReason(t *testing.T) {
 	m := metrics.New()
 	m.Ended(batch.Report{Err: &instance.BuildError{Reason: instance.JobCanceled, Err: errors.New("x")}})
-	m.Ended(batch.Report{})
+	m.Ended(batch.Report{Left: []string{"process 7"}})
 	text := scrape(t, serve(t, m), "/metrics")
 	require.Contains(t, text, `stepmux_builds_total{result="job_canceled"} 1`)
 	require.Contains(t, text, `stepmux_builds_total{result="success"} 1`)
+	require.Contains(t, text, `stepmux_builds_left_total 1`)
 }
 
 func TestServeIsForThisMachineUnlessToldOtherwise(t *testing.T) {

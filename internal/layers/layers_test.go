@@ -47,9 +47,10 @@ var allowed = map[string][]string{
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
-	"instance/batch":     {"instance", "connector", "connector/docker"},
+	"instance/batch":     {"instance", "connector", "connector/docker", "connector/program"},
 	"instance/control": {
-		"instance", "connector", "mux", "pool", "internal/boundedhttp", "internal/filelock", "internal/termtext",
+		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
+		"internal/termtext",
 	},
 	"instance/doctor": {
 		"instance", "connector", "connector/docker", "connector/program", "mux", "mux/login", "internal/termtext",

@@ -1,0 +1,55 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestJudgeIsolation(t *testing.T) {
+	for name, test := range map[string]struct {
+		asked          string
+		told           isolationReport
+		status         Status
+		detail, change string
+	}{
+		"walls":           {"auto", isolationReport{Level: "processes", Readable: true}, OK, "processes", ""},
+		"by name":         {"private", isolationReport{Level: "private"}, OK, "private", ""},
+		"off, configured": {"off", isolationReport{Level: "off"}, OK, "off, as configured", ""},
+		"off, configured, with a program that can be read": {
+			"off", isolationReport{Level: "off", Readable: true}, OK, "off, as configured", hideProgram,
+		},
+		"off, by the VM's variable": {
+			"auto", isolationReport{Level: "off"}, OK, "off, as the VM's variable STEPMUX_ISOLATION says", "",
+		},
+		"none to be had": {
+			"auto",
+			isolationReport{Level: "off", Reason: "closed", Remedy: "sysctl x=1", Readable: true},
+			Warn, "off: closed", "sysctl x=1; and " + hideProgram,
+		},
+		"none by name": {
+			"private",
+			isolationReport{Reason: "isolation private cannot be had", Remedy: "sysctl x=1"},
+			Fail, "isolation private cannot be had", "sysctl x=1",
+		},
+		"no level":      {"auto", isolationReport{}, Fail, "the VM names no level", ""},
+		"another level": {"private", isolationReport{Level: "off"}, Fail, "the VM has isolation off, not private", ""},
+		"no such level": {
+			"auto", isolationReport{Level: "x\n"}, Fail, `isolation "x\n": use auto, off, processes or private`, "",
+		},
+		"hostile texts": {
+			"auto",
+			isolationReport{Level: "off", Reason: "\x1b" + strings.Repeat("x", 1<<20), Remedy: "a\nb"},
+			Warn, "off: " + strings.Repeat("x", maxReason) + "...", "a b",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := test.told.judge(test.asked)
+			require.Equal(t, test.status, f.Status, f.Detail)
+			require.Equal(t, test.detail, f.Detail)
+			require.Equal(t, test.change, f.Change)
+			require.Equal(t, f.Status == Warn, f.Gain != "")
+		})
+	}
+}
