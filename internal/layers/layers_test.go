@@ -54,7 +54,7 @@ var allowed = map[string][]string{
 
 	"remote": {
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
-		"internal/filelock",
+		"remote/linger", "internal/filelock",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
 	"remote/commands": {
@@ -75,6 +75,7 @@ var allowed = map[string][]string{
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive",
 		"internal/coalesce", "internal/oserr",
 	},
+	"remote/linger":    {"remote/api/**", "internal/wire"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},
