@@ -193,7 +193,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		return nil, err
 	}
 	// A lease of the connector's own: the connection of Prepare may have died since.
-	lease, err := e.again(ctx, s)
+	lease, err := e.leaseToStart(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +203,13 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
+		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
+			lease, err := e.reconnect(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			return sharedConn{lease}, nil
+		},
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/crypto/ssh"
@@ -20,7 +21,7 @@ import (
 // entryKeys are the keys of an instance; defaults: has all but the first two.
 var entryKeys = []string{
 	"id", "address",
-	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir",
+	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "linger",
 }
 
 // idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
@@ -40,6 +41,7 @@ type entry struct {
 	viaSaid  bool
 	runner   []string
 	tempDir  string
+	linger   time.Duration
 }
 
 // entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
@@ -88,7 +90,22 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 		if e.tempDir = r.text(n, "temp_dir"); !strings.HasPrefix(e.tempDir, "/") {
 			r.fail(n, "temp_dir %q is not absolute; it is a directory of the VM", e.tempDir)
 		}
+	case "linger":
+		e.linger = r.linger(n)
 	}
+}
+
+// linger reads the time for which builds outlive their link.
+func (r *reader) linger(n *yaml.Node) time.Duration {
+	text := r.text(n, "linger")
+	d, err := time.ParseDuration(text)
+	if text == "0" {
+		d, err = 0, nil
+	}
+	if err != nil || d < 0 || d > instance.MaxLinger {
+		r.fail(n, "linger %q is not a time from 0 to %v, such as 2m or 90s", text, instance.MaxLinger)
+	}
+	return d
 }
 
 // address reads host or host:port, and returns it so.

@@ -1,0 +1,76 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// MaxLinger is the longest Build.Linger.
+const MaxLinger = wire.MaxLinger
+
+// hasteMax is the longest pause between two attempts to connect to a host while a build waits to come back to it.
+const hasteMax = 500 * time.Millisecond
+
+// linger returns how long the build goes on without its link on the instance of a slot.
+func (e *Executor) linger(s *slot) time.Duration {
+	if e.build.Linger != nil {
+		return *e.build.Linger
+	}
+	return s.member.Linger
+}
+
+// leaseToStart is again, for a build that is about to start: if it lingers, it waits for its instance for so long.
+func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+	linger := e.linger(s)
+	if linger <= 0 {
+		return e.again(ctx, s)
+	}
+	timed, cancel := context.WithTimeoutCause(ctx, linger, errAway)
+	defer cancel()
+	return e.reconnect(timed, s)
+}
+
+// errAway ends the wait for an instance that cannot be reached.
+var errAway = errors.New("the instance could not be reached for the time of the build's linger")
+
+// reconnect is again, repeated while the instance cannot be reached. It returns at once if its login or its host key is
+// refused.
+func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+	defer e.provider.cfg.Group.hasten(s.member.ID)()
+	for {
+		lease, err := e.again(ctx, s)
+		failed, ok := errors.AsType[*dialError](err)
+		if err == nil || ctx.Err() != nil || !ok || failed.permanent {
+			return lease, err
+		}
+	}
+}
+
+// hasten keeps the pauses between attempts to connect to a host short until the function is called.
+func (g *Group) hasten(id string) (done func()) {
+	h, err := g.findHost(id)
+	if err != nil {
+		return func() {}
+	}
+	g.mu.Lock()
+	defer g.unlock()
+	if g.awaited == nil {
+		g.awaited = map[string]int{}
+	}
+	g.awaited[id]++
+	if soon := time.Now().Add(hasteMax); h.health.retryAt.After(soon) && h.health.refused(time.Now()) == nil {
+		h.health.retryAt = soon
+	}
+	return func() {
+		g.mu.Lock()
+		defer g.unlock()
+		if g.awaited[id]--; g.awaited[id] == 0 {
+			delete(g.awaited, id)
+		}
+	}
+}
