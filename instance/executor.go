@@ -91,10 +91,11 @@ func (e *Executor) take(ctx context.Context) error {
 		return ErrCleanedUp
 	}
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
-	if err != nil {
+	if err == nil {
+		group.reached(s)
+	} else if lease, err = e.waitFor(ctx, s, err); err != nil {
 		return fmt.Errorf("instance %s: %w", s.member.ID, err)
 	}
-	group.reached(s)
 	if !e.keep(func() { e.lease = lease }) {
 		lease.Release()
 		return ErrCleanedUp

@@ -3,6 +3,8 @@ package instance
 import (
 	"context"
 	"errors"
+	"net"
+	"slices"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -33,6 +35,21 @@ func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.
 	timed, cancel := context.WithTimeoutCause(ctx, linger, errAway)
 	defer cancel()
 	return e.reconnect(timed, s)
+}
+
+// waitFor waits for an instance that could not be reached, because of err, if the build lingers and there is no other
+// instance for it.
+func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease[*mux.Conn], error) {
+	failed, ok := errors.AsType[*dialError](err)
+	group := e.provider.cfg.Group
+	if !ok || failed.permanent || e.linger(s) <= 0 || group.hasOther(append(slices.Clone(e.tried), s.member.ID)) {
+		return nil, err
+	}
+	lease, err := e.leaseToStart(ctx, s)
+	if err == nil {
+		group.reached(s)
+	}
+	return lease, err
 }
 
 // errAway ends the wait for an instance that cannot be reached.
@@ -71,6 +88,30 @@ func (g *Group) hasten(id string) (done func()) {
 		defer g.unlock()
 		if g.awaited[id]--; g.awaited[id] == 0 {
 			delete(g.awaited, id)
+		}
+	}
+}
+
+// isAwaited reports whether a build waits to come back to a host.
+func (g *Group) isAwaited(id string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.awaited[id] > 0
+}
+
+// hastyConnects are how long the attempts of dialHastily wait for an answer, again and again. The kernel waits longer
+// each time before it asks once more, so a machine would be noticed seconds after it is back. The last one is for
+// networks of long round trips.
+var hastyConnects = []time.Duration{time.Second, time.Second, time.Second, 3 * time.Second}
+
+// dialHastily connects to an address that may not answer for a while, by TCP, and is there soon after it does.
+func dialHastily(ctx context.Context, addr string) (net.Conn, error) {
+	for n := 0; ; n++ {
+		dialer := net.Dialer{Timeout: hastyConnects[n%len(hastyConnects)]}
+		nc, err := dialer.DialContext(ctx, "tcp", addr)
+		timeout, ok := errors.AsType[net.Error](err)
+		if err == nil || ctx.Err() != nil || !ok || !timeout.Timeout() {
+			return nc, err
 		}
 	}
 }

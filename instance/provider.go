@@ -82,6 +82,11 @@ func NewProvider(cfg Config) (*Provider, error) {
 	}
 	p := &Provider{cfg: cfg}
 	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn]) (*mux.Conn, error) {
+		if via == nil && cfg.Group.isAwaited(h.id) {
+			hasty := *h
+			hasty.ssh.DialNet = dialHastily
+			h = &hasty
+		}
 		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace))
 	}
 	conns := &connections[*mux.Conn]{
