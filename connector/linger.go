@@ -44,8 +44,9 @@ type lingering struct {
 
 	turn chan struct{} // held while a bridge is opened and, for that, a link made
 
-	mu   sync.Mutex // guards the following
-	last error      // why the last attempt to come back failed
+	mu    sync.Mutex              // guards the following
+	last  error                   // why the last attempt to come back failed
+	again context.CancelCauseFunc // ends the first attempt to attach; nil once one has succeeded
 }
 
 func newLingering(c *Connector) *lingering {
@@ -70,15 +71,18 @@ func (l *lingering) lost(err error) {
 }
 
 // start is Connector.start, repeated on another link while the connection is lost, for the time of the linger. Nothing
-// of the job runs yet, and a serve that was started before is found again.
+// of the job runs yet, and a serve that was started before is found again, or started again if it was ended meanwhile.
 func (l *lingering) start() (b *build, err error) {
 	until := time.Now().Add(l.c.cfg.Linger)
 	for {
-		b, err = l.c.start()
-		if err == nil {
-			break
+		if b, err = l.c.start(); err == nil {
+			err = l.begin(b, until)
 		}
-		if !mux.IsLost(err) || l.c.life.Err() != nil || !time.Now().Before(until) {
+		if err == nil {
+			l.c.wg.Go(l.keep)
+			return b, nil
+		}
+		if !mux.IsLost(err) && !isGone(err) || l.c.life.Err() != nil || !time.Now().Before(until) {
 			return b, err
 		}
 		l.c.cfg.Logger.Info("the link was lost before the build began; trying again", "error", err)
@@ -93,11 +97,37 @@ func (l *lingering) start() (b *build, err error) {
 		}
 		l.use(nil, lease)
 	}
-	if l.rpc, err = b.newClient(); err != nil {
-		return b, err
+}
+
+// begin attaches to the step runner for the first time.
+func (l *lingering) begin(b *build, until time.Time) (err error) {
+	if l.rpc == nil {
+		if l.rpc, err = b.newClient(); err != nil {
+			return err
+		}
 	}
-	l.c.wg.Go(l.keep)
-	return b, nil
+	ctx, cancel := context.WithDeadline(l.c.life, until)
+	defer cancel()
+	ctx, again := context.WithCancelCause(ctx)
+	defer again(nil)
+	l.mu.Lock()
+	l.again = again
+	l.mu.Unlock()
+	rpc := pb.NewAttachmentClient(l.rpc)
+	err = retryFor(ctx, b.patience(), func() (bool, error) {
+		stream, err := rpc.Attach(ctx, &pb.AttachRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return false, err
+	})
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	l.mu.Lock()
+	l.again = nil
+	l.mu.Unlock()
+	return err
 }
 
 // drop gives up a link.
@@ -151,11 +181,23 @@ func (b *build) bridge() (net.Conn, error) {
 	return bridge, err
 }
 
+// isGone reports whether err says that nobody listens on the build's socket.
+func isGone(err error) bool {
+	refused, ok := errors.AsType[*relay.RefusedError](err)
+	return ok && refused.Reason == relay.RefusedNotFound
+}
+
 // check ends the build, and returns its error, if err says that the step runner is gone.
 func (l *lingering) check(err error) error {
-	refused, ok := errors.AsType[*relay.RefusedError](err)
-	if !ok || refused.Reason != relay.RefusedNotFound {
+	if !isGone(err) {
 		return nil
+	}
+	l.mu.Lock()
+	again := l.again
+	l.mu.Unlock()
+	if again != nil { // nothing of the job runs: another step runner can be started
+		again(err)
+		return err
 	}
 	gone := &ServeError{
 		Ready: true, ExitCode: -1, Err: err,

@@ -113,8 +113,8 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 	defer said.Close()
 	stop := context.AfterFunc(ctx, func() { _ = started.Signal(unix.SIGTERM) }) // an error means that it has ended
 	defer stop()
-	err = pipe.Copy(io.MultiWriter(stdio.Err, new(untilReady)), said)
-	if errors.Is(err, errReady) && stop() {
+	err = pipe.Copy(&untilReady{to: stdio.Err, found: stop}, said)
+	if errors.Is(err, errReady) {
 		return started.Release()
 	}
 	if err != nil {
@@ -131,18 +131,32 @@ func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
 	}
 }
 
-// errReady is the error of an untilReady that has seen the marker.
-var errReady = errors.New("it listens")
+// errReady ends the copy of a serve's standard error at the marker, errEnding if this process ends before it is told.
+var (
+	errReady  = errors.New("it listens")
+	errEnding = errors.New("it was to end before it listened")
+)
 
-// untilReady is an io.Writer that takes the standard error of a serve up to the ready marker.
-type untilReady struct{ wire.MarkerScanner }
+// untilReady is an io.Writer that passes on the standard error of a serve up to the ready marker.
+type untilReady struct {
+	to   io.Writer
+	scan wire.MarkerScanner
+	// found is called before the marker is passed on: whoever sees it counts on the serve. It returns false if that is
+	// being ended already.
+	found func() bool
+}
 
 func (u *untilReady) Write(p []byte) (int, error) {
-	_, _ = u.MarkerScanner.Write(p) // never fails
-	if _, found := u.Path(); found {
-		return len(p), errReady
+	_, _ = u.scan.Write(p) // never fails
+	_, ready := u.scan.Path()
+	if ready && !u.found() {
+		return 0, errEnding
 	}
-	return len(p), nil
+	n, err := u.to.Write(p)
+	if ready {
+		err = errReady
+	}
+	return n, err
 }
 
 // startDetached runs this program in a session of its own, with the caller's standard input, and returns its standard

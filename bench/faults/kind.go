@@ -49,7 +49,7 @@ var (
 
 const (
 	// roundLinger is longer than any fault takes the link away.
-	roundLinger = 40 * time.Second
+	roundLinger = 25 * time.Second
 	// shortLinger is for rounds in which no manager comes back.
 	shortLinger = 5 * time.Second
 	// leastAway and mostAway bound the time for which a link is away.
