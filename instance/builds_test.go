@@ -133,15 +133,15 @@ func servePID(t testing.TB, v *vm, build string) int {
 	return int(peer.Pid)
 }
 
-// shimPID finds the shim of a build's process: a child of serve that has a child.
-func shimPID(t testing.TB, v *vm, build string) int {
+// initPID finds the init of a build's process: a child of serve that has a child.
+func initPID(t testing.TB, v *vm, build string) int {
 	t.Helper()
-	for _, shim := range childrenOf(t, servePID(t, v, build)) {
-		if len(childrenOf(t, shim)) > 0 {
-			return shim
+	for _, init := range childrenOf(t, servePID(t, v, build)) {
+		if len(childrenOf(t, init)) > 0 {
+			return init
 		}
 	}
-	require.FailNow(t, "no shim")
+	require.FailNow(t, "no init")
 	return 0
 }
 

@@ -20,14 +20,14 @@ import (
 // ends has what a hostile job knows of the processes of the VM's end of its build.
 type ends struct {
 	serve, relay int // relay is 0 on a route without
-	shims        []int
+	inits        []int
 }
 
 func endsOf(t *testing.T, v *vm, build string, route connector.Route) ends {
 	t.Helper()
 	e := ends{serve: servePID(t, v, build)}
-	e.shims = childrenOf(t, e.serve)
-	require.NotEmpty(t, e.shims)
+	e.inits = childrenOf(t, e.serve)
+	require.NotEmpty(t, e.inits)
 	if route != connector.Session {
 		e.relay = relayPID(t, v)
 	}
@@ -35,7 +35,7 @@ func endsOf(t *testing.T, v *vm, build string, route connector.Route) ends {
 }
 
 func (e ends) all() []int {
-	all := append([]int{e.serve}, e.shims...)
+	all := append([]int{e.serve}, e.inits...)
 	if e.relay != 0 {
 		all = append([]int{e.relay}, all...)
 	}
@@ -110,11 +110,11 @@ until [ -e ` + up + ` ]; do sleep 0.01; done`
 }
 
 func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
-	// Symptom: a job stopped relay, serve and shims: processes and directory stayed, the manager waited in vain.
+	// Symptom: a job stopped relay, serve and inits: processes and directory stayed, the manager waited in vain.
 	for name, victims := range map[string]func(ends) []int{
 		"relay": func(e ends) []int { return []int{e.relay} },
 		"serve": func(e ends) []int { return []int{e.serve} },
-		"shims": func(e ends) []int { return e.shims },
+		"inits": func(e ends) []int { return e.inits },
 		"all":   ends.all,
 	} {
 		for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
@@ -142,7 +142,7 @@ func TestWhatAJobStopsIsEndedWithItsBuild(t *testing.T) {
 }
 
 func TestDaemonOfAJobThatKillsItsEndsIsEndedWithItsBuild(t *testing.T) {
-	// Symptom: setsid, then SIGKILL of serve, relay and shims at once: the daemon lived on.
+	// Symptom: setsid, then SIGKILL of serve, relay and inits at once: the daemon lived on.
 	for _, route := range []connector.Route{connector.Auto, connector.Relay, connector.Session} {
 		t.Run(string(route), func(t *testing.T) {
 			t.Parallel()
@@ -193,7 +193,7 @@ func TestTheNextBuildEndsWhatADeadManagersBuildLeft(t *testing.T) {
 				e := prepared(t, p, "b2", &sshtest.Log{})
 				await(t, func() bool {
 					for _, text := range processesNaming(v.tmp) {
-						if !strings.Contains(text, " steps ") && !strings.Contains(text, "__shim") {
+						if !strings.Contains(text, " steps ") && !strings.Contains(text, "__init") {
 							return false
 						}
 					}

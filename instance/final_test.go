@@ -141,13 +141,13 @@ var finalStates = []struct {
 		code:   137,
 	},
 	{
-		name:   "the shim of the job's process crashes",
+		name:   "the init of the job's process crashes",
 		script: restless + "wait",
 		end: func(t *testing.T, b *finalBuild) {
-			require.NoError(t, syscall.Kill(shimPID(t, b.vm, "b1"), syscall.SIGKILL))
+			require.NoError(t, syscall.Kill(initPID(t, b.vm, "b1"), syscall.SIGKILL))
 		},
 		reason: instance.RunnerSystemFailure,
-		check:  func(t *testing.T, err error) { require.ErrorContains(t, err, "the shim that held it ended before it") },
+		check:  func(t *testing.T, err error) { require.ErrorContains(t, err, "the init that held it ended before it") },
 	},
 	{
 		name:   "relay crashes",

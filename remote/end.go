@@ -25,7 +25,7 @@ import (
 const (
 	// endGrace is how long End lets a serve end its jobs: their default grace and a second.
 	endGrace = defaultGrace + time.Second
-	// endKill bounds the wait for a serve that was killed, and for its shims to remove the directory.
+	// endKill bounds the wait for a serve that was killed, and for its inits to remove the directory.
 	endKill = 2 * time.Second
 )
 
@@ -93,7 +93,7 @@ func endServe(ctx context.Context, serve *proc.Info) bool {
 	return false
 }
 
-// awaitRemoval reports whether the directory dir of a build is gone within so long. Its serve or its shims may be
+// awaitRemoval reports whether the directory dir of a build is gone within so long. Its serve or its inits may be
 // removing it; if there are none, it is removed here.
 func awaitRemoval(ctx context.Context, tmp, dir string, most time.Duration) bool {
 	gone := func() bool {

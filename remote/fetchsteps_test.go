@@ -36,6 +36,8 @@ func TestBuildsOfAVMFetchAStepOnce(t *testing.T) {
 		stdout, stderr := readOutput(t, client, "j")
 		require.Equal(t, "fetched\n", stdout, stderr)
 		require.Equal(t, pb.Job_suceeded, finalState(t, client, "j").GetStatus()) //nolint:misspell // so it is on the wire
+		require.NoError(t, s.stdin.Close())
+		s.requireExit(t, 0, socket)
 	}
 	require.Equal(t, 1, h.Fetches())
 	require.Len(t, remotetest.Names(t, filepath.Join(home, "stepmux-steps", "v1", "comp")), 1)

@@ -281,7 +281,7 @@ func TestAJobThatRenamesItsDirectoriesLeavesNothing(t *testing.T) {
 	} {
 		for _, end := range []string{"the job has ended", "the job runs", "serve is killed"} {
 			if end == "serve is killed" && slices.Contains(outside, name) {
-				continue // the shims know the build's directory only
+				continue // the inits know the build's directory only
 			}
 			t.Run(name+"; "+end, func(t *testing.T) {
 				tmp := remotetest.ShortTemp(t)

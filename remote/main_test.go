@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +39,7 @@ func play(role string) (err error) {
 	stdio := Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
 	switch role {
 	case "serve":
-		cfg := ServeConfig{Socket: os.Args[1]}
+		cfg := ServeConfig{Socket: os.Args[1], Isolation: walls.Off} // the tests keep their files in /tmp
 		if len(os.Args) > 2 {
 			if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {
 				return err
@@ -46,7 +47,9 @@ func play(role string) (err error) {
 		}
 		return Serve(ctx, stdio, cfg)
 	case "guarded", "unguarded": // a serve that is told a secret
-		cfg := ServeConfig{Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded"}
+		cfg := ServeConfig{
+			Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded", Isolation: walls.Off,
+		}
 		return Serve(ctx, stdio, cfg)
 	case "linger": // as the command: steps serve --socket PATH LINGER [--detached]
 		cfg := ServeConfig{Socket: os.Args[4], SecretOnStdin: true}

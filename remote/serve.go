@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 const (
@@ -51,6 +52,8 @@ type ServeConfig struct {
 	// ends. If zero, 5 s. If negative, none: SIGKILL at once.
 	Grace time.Duration
 
+	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
+	Isolation walls.Level
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
@@ -96,7 +99,7 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	}
 	//nolint:contextcheck // the jobs are closed even if ctx has ended
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(jobs, dir, cfg.CacheDir, options...)
+		return openJobs(jobs, cfg.Isolation, dir, cfg.CacheDir, options...)
 	})
 }
 

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// ends waits for a step runner and returns it with its shims, the relay if there is one, and its build. It stops all of
+// ends waits for a step runner and returns it with its inits, the relay if there is one, and its build. It stops all of
 // these processes.
 func (r *rig) ends(f injection) (all []process, build string, ok bool) {
 	m, serve, build, ok := r.victim(f, "serve")
@@ -16,7 +16,7 @@ func (r *rig) ends(f injection) (all []process, build string, ok bool) {
 	own := m.owned(processes())
 	all = []process{serve}
 	for _, p := range own {
-		if p.is("relay") || p.is("shim") && p.parent == serve.pid {
+		if p.is("relay") || p.is("init") && p.parent == serve.pid {
 			all = append(all, p)
 		}
 	}
@@ -24,14 +24,14 @@ func (r *rig) ends(f injection) (all []process, build string, ok bool) {
 	return all, build, true
 }
 
-// killEnds kills a step runner, its shims and the relay.
+// killEnds kills a step runner, its inits and the relay.
 func (r *rig) killEnds(f injection) {
 	all, _, ok := r.ends(f)
 	signalAll(all, syscall.SIGKILL)
 	r.counted(ok)
 }
 
-// hangEnds stops a step runner, its shims and the relay for good, and cancels the build a while after.
+// hangEnds stops a step runner, its inits and the relay for good, and cancels the build a while after.
 func (r *rig) hangEnds(f injection) {
 	all, id, ok := r.ends(f)
 	if ok {

@@ -86,9 +86,9 @@ var kinds = map[Kind]*kindSpec{
 	"kill-serve": {does: "kill -9 of a step runner", inject: killOne("serve"), weight: 6},
 	"kill-relay": {does: "kill -9 of the relay", routes: viaRelay, inject: killOne("relay"), weight: 6},
 	"kill-proxy": {does: "kill -9 of a build's proxy", routes: viaProxy, inject: killOne("proxy")},
-	"kill-shim":  {does: "kill -9 of the shim of a job's process", inject: killOne("shim"), weight: 6},
+	"kill-init":  {does: "kill -9 of the init of a job's process", inject: killOne("init"), weight: 6},
 
-	"kill-ends": {does: "kill -9 of a step runner, its shims and the relay at once", inject: (*rig).killEnds},
+	"kill-ends": {does: "kill -9 of a step runner, its inits and the relay at once", inject: (*rig).killEnds},
 
 	"stop-serve": {does: "kill -STOP of a step runner, and -CONT a moment later", inject: pauseOne("serve")},
 	"stop-relay": {does: "kill -STOP of the relay, and -CONT a moment later", routes: viaRelay, inject: pauseOne("relay")},
@@ -96,7 +96,7 @@ var kinds = map[Kind]*kindSpec{
 		does: "kill -STOP of a build's proxy, and -CONT a moment later", routes: viaProxy,
 		inject: pauseOne("proxy"),
 	},
-	"stop-shim": {does: "kill -STOP of a shim, and -CONT a moment later", inject: pauseOne("shim")},
+	"stop-init": {does: "kill -STOP of an init, and -CONT a moment later", inject: pauseOne("init")},
 	"hang-serve": {
 		does: "kill -STOP of a step runner for good; its build is cancelled", slow: true, late: true,
 		inject: hangOne("serve"), weight: 1,
@@ -107,7 +107,7 @@ var kinds = map[Kind]*kindSpec{
 	},
 
 	"hang-ends": {
-		does: "kill -STOP of a step runner, its shims and the relay for good; its build is cancelled",
+		does: "kill -STOP of a step runner, its inits and the relay for good; its build is cancelled",
 		slow: true, late: true, inject: (*rig).hangEnds, weight: 1,
 	},
 

@@ -14,10 +14,10 @@ type process struct {
 	args        []string
 }
 
-// is reports whether it is a part of the VM's end: serve, proxy, relay or shim.
+// is reports whether it is a part of the VM's end: serve, proxy, relay or init.
 func (p *process) is(part string) bool {
-	if part == "shim" {
-		return len(p.args) == 3 && p.args[1] == "__shim"
+	if part == "init" {
+		return len(p.args) == 3 && p.args[1] == "__init"
 	}
 	if len(p.args) < 3 || p.args[1] != "steps" || p.args[2] != part {
 		return false

@@ -99,14 +99,14 @@ func TestProcessesBelowOneAreFound(t *testing.T) {
 }
 
 func TestPartsOfTheVMsEndAreTold(t *testing.T) {
-	shim := process{args: []string{"stepmux", "__shim", "4026531836.4026531834:1234:5678"}}
+	init := process{args: []string{"stepmux", "__init", "4026531836.4026531834:1234:5678"}}
 	serve := process{args: []string{"/opt/stepmux", "steps", "serve", "--socket", "-"}}
 	shell := process{args: []string{"bash", "-c", "/opt/stepmux steps serve"}}
-	require.True(t, shim.is("shim"))
-	require.False(t, shim.is("serve"))
+	require.True(t, init.is("init"))
+	require.False(t, init.is("serve"))
 	require.True(t, serve.is("serve"))
 	require.False(t, serve.is("relay"))
-	require.False(t, serve.is("shim"))
+	require.False(t, serve.is("init"))
 	require.False(t, shell.is("serve"))
 	byRelay := process{args: []string{"/proc/self/exe", "steps", "serve"}}
 	require.True(t, byRelay.is("serve"))

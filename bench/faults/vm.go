@@ -270,7 +270,7 @@ func (m *machine) sessions() []process {
 	return found
 }
 
-// buildOf returns the build that a process of the VM works for, or "" if that is not certain: serves and shims have the
+// buildOf returns the build that a process of the VM works for, or "" if that is not certain: serves and inits have the
 // build's directory open, and a serve that sweeps has other builds' directories open for a moment.
 func (m *machine) buildOf(p process) string {
 	base := filepath.Join(m.tmp, "gitlab-runner-steps") + "/"

@@ -9,6 +9,6 @@ import (
 )
 
 func main() {
-	proc.Main() // this program is also the shim of the processes it starts
+	proc.Main() // this program is also the init of the processes it starts
 	os.Exit(commands.Program{Name: "stepmux-vm"}.Run(os.Args))
 }

@@ -37,7 +37,7 @@ const exitHelp = `Exit codes:
   other    the exit code of the first build that failed by its own script`
 
 func main() {
-	proc.Main() // this binary is also the shim of the processes it starts
+	proc.Main() // this binary is also the init of the processes it starts
 	// gRPC would print what a VM's step runner sends. Its errors are returned as well.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	if commands.StandsIn(os.Args) {

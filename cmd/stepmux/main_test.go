@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 func TestMain(m *testing.M) {
@@ -59,6 +60,7 @@ func TestScripts(t *testing.T) {
 			// Short enough for sockets, and visible to the script.
 			env.Setenv("TMPDIR", sshtest.SocketDir(tb))
 			env.Setenv("HOME", env.WorkDir)
+			env.Setenv(wire.IsolationVar, "off")     // the scripts keep files in /tmp
 			stepmux, err := exec.LookPath("stepmux") // of testscript.Main
 			env.Setenv("STEPMUX", stepmux)
 			if err != nil {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 const (
@@ -124,8 +126,10 @@ func baseEnv(c Config, username string) []string {
 		"LOGNAME=" + username,
 		"SHELL=" + c.Shell,
 	}
-	if tmp := os.Getenv("TMPDIR"); tmp != "" {
-		env = append(env, "TMPDIR="+tmp)
+	for _, name := range []string{"TMPDIR", wire.IsolationVar} {
+		if value := os.Getenv(name); value != "" {
+			env = append(env, name+"="+value)
+		}
 	}
 	return env
 }

@@ -53,12 +53,13 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
+		"remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "internal/filelock",
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
 	"remote/commands": {
-		"remote", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal", "internal/boundedfile",
+		"remote", "remote/walls", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal", "internal/boundedfile",
 		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
 	"remote/clone": {"internal/rmtree"},
@@ -101,7 +102,7 @@ var allowed = map[string][]string{
 	"remote/standalone": {
 		"internal/termtext", "remote/job/service", "remote/step/trace", "remote/step/trace/recording", "remote/job",
 		"remote/step/engine", "remote/step/fetch", "remote/standalone/gitlabci", "remote/step/lang", "remote/step/expr",
-		"remote/step/mask", "remote/api/**",
+		"remote/step/mask", "remote/proc", "remote/walls", "remote/api/**",
 	},
 	"remote/standalone/gitlabci": {"remote/step/lang", "remote/api/**"},
 	"remote/step/lang": {
@@ -122,7 +123,8 @@ var allowed = map[string][]string{
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
 	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
-	"remote/proc":       {"internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/proc":       {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
+	"remote/walls":      {},
 	"remote/job/joblog": {"internal/oserr"},
 	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
@@ -156,7 +158,7 @@ var allowed = map[string][]string{
 	"internal/faultconn":   {},
 	"internal/sshtest":     {"internal/embeddedvm", "internal/faultconn", "internal/wire"},
 	"internal/rawssh":      {},
-	"internal/runnertest":  {},
+	"internal/runnertest":  {"internal/wire"},
 	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
 	"internal/stockmanager": {"remote/api/runnerproto"},
 	// A program that stands for another step runner.
@@ -172,7 +174,7 @@ var allowed = map[string][]string{
 	// The VM's end is a program of its own: vmsend_test.go has the list of all that it links.
 	"cmd/stepmux-vm": {"remote/commands", "remote/proc"},
 
-	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the shim of its processes.
+	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
 		"remote/commands", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",

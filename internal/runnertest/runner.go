@@ -4,6 +4,7 @@
 package runnertest
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // dir holds the built programs. The first Command makes it, and Main removes it.
@@ -34,6 +37,9 @@ type M struct {
 
 // Run runs the tests and returns the exit code.
 func (m M) Run() int {
+	// Tests keep the pipes and files by which they follow their jobs in /tmp, where isolation would hide them. Tests of
+	// isolation ask for it by name.
+	_ = os.Setenv(wire.IsolationVar, cmp.Or(os.Getenv(wire.IsolationVar), "off")) // fails only for a malformed name
 	code := m.M.Run()
 	if code == 0 {
 		if err := goleak.Find(m.Leaks...); err != nil {

@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,9 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // stepsCommands are the commands that a manager starts.
@@ -119,6 +122,9 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
+	isolation := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
+		"how far the jobs are held apart from the rest of the machine: "+walls.Levels+
+			"; the variable "+wire.IsolationVar+" replaces auto")
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
@@ -128,7 +134,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 		"--secret-stdin and a build's socket; 0: end with standard input")
 	detached := fl.Bool("detached", false, "linger in this very process")
 	_ = fl.MarkHidden("detached") // fails only for an unknown flag
-	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
 		}
@@ -136,6 +142,9 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 			cfg.LetGo = letGo
 		} else {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
+		}
+		if cfg.Isolation, err = walls.ParseLevel(*isolation); err != nil {
+			return fmt.Errorf("%w: --%w", errUsage, err)
 		}
 		return remote.Serve(ctx, stdio, cfg)
 	})

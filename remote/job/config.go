@@ -18,10 +18,8 @@ type Config struct {
 	Dir string
 	// WorkBase is the base of relative work directories. If empty, the process's directory.
 	WorkBase string
-	// OrphanDir is removed if this process dies while jobs run, unless another process has locked it. May be empty.
-	OrphanDir string
-	// Starter starts the processes of jobs. Its owner closes it after the store. If nil, [proc.Start].
-	Starter *proc.Starter
+	// Init starts the processes of jobs. Its owner closes it after the store. If nil, each has one of its own.
+	Init *proc.Init
 	// Fetcher gets the steps that are not local. If nil, jobs cannot have such steps. The store does not close it.
 	Fetcher engine.Fetcher
 
@@ -75,7 +73,7 @@ type Spec struct {
 
 	// Config is the job for the engine. Values of masked Vars with at least 4 bytes appear in no log and no message. If
 	// Timeout is zero or more than Config.MaxRunTime of the store, MaxRunTime counts; if Grace is zero, the store's
-	// Grace. The store sets Fetcher, Secrets, Start, OrphanDir, Observe and Events itself.
+	// Grace. The store sets Fetcher, Secrets, Start, Observe and Events itself.
 	engine.Config
 
 	// Secrets are texts that are masked like the values of masked variables.

@@ -99,13 +99,12 @@ func (s *Store) Create(spec Spec) error {
 	return nil
 }
 
-// newRunner returns the engine's runner for j, watched by a Recorder if a trace is wanted, and prestarts the shim of
-// its first process.
+// newRunner returns the engine's runner for j, watched by a Recorder if a trace is wanted, and starts the init of
+// its processes.
 func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	cfg := spec.Config
 	cfg.Fetcher = s.cfg.Fetcher
 	cfg.Secrets = &j.output.secrets
-	cfg.OrphanDir = s.cfg.OrphanDir
 	cfg.Timeout = min(cmp.Or(cfg.Timeout, s.cfg.MaxRunTime), s.cfg.MaxRunTime)
 	cfg.Grace = j.grace
 	cfg.Observe = j.observe
@@ -122,9 +121,9 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 		})
 		cfg.Events = j.output.recorder
 	}
-	if starter := s.cfg.Starter; starter != nil {
-		cfg.Start = starter.Start
-		starter.Prepare() // while the job's files are made
+	if init := s.cfg.Init; init != nil {
+		cfg.Start = init.Start
+		init.Prepare() // while the job's files are made
 	}
 	return engine.New(cfg)
 }

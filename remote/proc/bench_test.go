@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// BenchmarkTrue compares a command under a shim with one without, from its start to all of it gone.
+// BenchmarkTrue compares a command under a init with one without, from its start to all of it gone.
 func BenchmarkTrue(b *testing.B) {
 	direct := func() error { return exec.Command("/bin/true").Run() }
-	shim := func() error {
+	init := func() error {
 		p, err := Start(b.Context(), Command{Argv: []string{"/bin/true"}, Dir: "/"})
 		if err != nil {
 			return err
@@ -23,7 +23,7 @@ func BenchmarkTrue(b *testing.B) {
 	}
 	for _, at := range []int{1, 16} {
 		b.Run(fmt.Sprintf("direct/at-once=%d", at), func(b *testing.B) { benchmarkTrue(b, at, direct) })
-		b.Run(fmt.Sprintf("shim/at-once=%d", at), func(b *testing.B) { benchmarkTrue(b, at, shim) })
+		b.Run(fmt.Sprintf("init/at-once=%d", at), func(b *testing.B) { benchmarkTrue(b, at, init) })
 	}
 }
 

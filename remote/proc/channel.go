@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,49 +14,91 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// Messages to the shim, one byte each. The first is messageCommand; the end of the channel without a messageClose is
-// the end of the server.
+// message is a message to the init: one packet. The first is messageRoom. The end of the channel without a messageClose
+// for the init is the end of the server.
+type message struct {
+	kind byte
+	id   uint32 // of the command; 0 for the init itself
+}
+
 const (
-	messageCommand = 'C' // carries the descriptors of stdout, of stderr, and of a file in memory with the command
+	messageRoom    = 'W' // carries a file in memory with what encodeRoom returns
+	messageCommand = 'C' // carries a file in memory with the command, and its stdin, stdout and stderr
 	messageTerm    = 'T' // SIGTERM to the command's process group
 	messageKill    = 'K' // SIGKILL to everything that descends from the command
-	messageClose   = 'Q' // the same, and end
+	messageGroup   = 'G' // asks whether the command's process group is empty
+	messageClose   = 'Q' // SIGKILL to everything that descends from the command or, for the init, from it, and its end
 )
 
-// report is a message from the shim: either started, exited, left, or failed alone. The shim ends by closing the
-// channel.
-type report struct {
-	Kind byte
+// messageSize is the length of a message.
+const messageSize = 5
 
-	PID      int32  // of reportStarted
+// report is a message from the init about a command: started, exited, group and closed, or failed alone. With number 0
+// it is about the init: ready or failed, and closed.
+type report struct {
+	reportFixed
+
+	text string // of reportFailed: what failed; may be empty
+}
+
+type reportFixed struct {
+	Kind byte
+	ID   uint32
+
+	PID      int32  // of reportStarted, in the init's namespace
 	At       stage  // of reportFailed
 	Errno    uint32 // of reportFailed
 	Status   uint32 // of reportExited
 	UserTime int64  // of reportExited, in nanoseconds, as SystemTime
 	SysTime  int64
 	MaxRSS   int64  // of reportExited, in bytes
-	Left     uint32 // of reportLeft: how many processes could not be killed
+	Left     uint32 // of reportClosed: how many processes could not be killed; of reportGroup: 1 if there is a member
 }
 
 const (
+	reportReady   = 'R'
 	reportStarted = 'S'
 	reportFailed  = 'F'
 	reportExited  = 'X'
-	reportLeft    = 'L'
+	reportGroup   = 'G'
+	reportClosed  = 'L'
 )
 
-// send sends r in one write: reports of several goroutines do not mix. It does not block, as the socket's buffer has
-// room for all reports of a shim. A server that is gone needs no report.
-func (r report) send(control io.Writer) { _ = binary.Write(control, binary.LittleEndian, r) }
+const (
+	// maxReport is the longest report, in bytes.
+	maxReport = 1 << 10
+	// maxReportText is the longest text of a report.
+	maxReportText = maxReport - 64
+)
 
-// exited returns the report of the command's end.
-func exited(status syscall.WaitStatus, usage *syscall.Rusage) report {
-	return report{
-		Kind: reportExited, Status: uint32(status), UserTime: usage.Utime.Nano(), SysTime: usage.Stime.Nano(),
-		MaxRSS: usage.Maxrss << 10, // getrusage(2) counts in KiB
+// send sends r in one packet. A server that is gone needs no report.
+func (r report) send(control io.Writer) {
+	b := new(bytes.Buffer)
+	_ = binary.Write(b, binary.LittleEndian, r.reportFixed) // never fails
+	b.WriteString(r.text[:min(len(r.text), maxReportText)])
+	_, _ = control.Write(b.Bytes())
+}
+
+// parseReport is the inverse of send.
+func parseReport(packet []byte) (r report, err error) {
+	n, err := binary.Decode(packet, binary.LittleEndian, &r.reportFixed)
+	if err != nil {
+		return r, errMessage
 	}
+	r.text = string(packet[n:])
+	return r, nil
+}
+
+// exited returns the report of the end of command id.
+func exited(id uint32, status syscall.WaitStatus, usage *syscall.Rusage) report {
+	return report{reportFixed: reportFixed{
+		Kind: reportExited, ID: id, Status: uint32(status), UserTime: usage.Utime.Nano(), SysTime: usage.Stime.Nano(),
+		MaxRSS: usage.Maxrss << 10, // getrusage(2) counts in KiB
+	}}
 }
 
 // exit is the inverse of exited.
@@ -72,68 +115,98 @@ func (r report) exit() Exit {
 	return e
 }
 
-// channelPair returns the server's end of a channel and the shim's. Processes do not inherit either by default.
+// channelPair returns the server's end of a channel and the init's. Processes do not inherit either by default.
 func channelPair() (ours, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make its control socket: %w", err)
 	}
 	_ = unix.SetNonblock(fds[0], true) // so that Close wakes a Read; never fails for a socket
-	return os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "shim"), nil
+	return os.NewFile(uintptr(fds[0]), "control"), os.NewFile(uintptr(fds[1]), "init"), nil
 }
 
-// sendCommand sends a messageCommand. It must be the first message, which always finds room.
-func sendCommand(control *os.File, c *Command, stdout, stderr *os.File) error {
-	fd, err := unix.MemfdCreate("command", unix.MFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("keep the command in memory: %w", err)
+// sendFiles sends a message with files and, if text is not nil, before them a file in memory that has it. It does not
+// block: the socket's buffer has room for the messages of some hundred commands.
+func sendFiles(control *os.File, m message, text []byte, files ...*os.File) error {
+	var fds []int
+	if text != nil {
+		fd, err := unix.MemfdCreate("command", unix.MFD_CLOEXEC)
+		if err != nil {
+			return fmt.Errorf("keep the command in memory: %w", err)
+		}
+		memory := os.NewFile(uintptr(fd), "command")
+		defer memory.Close()
+		if _, err := memory.WriteAt(text, 0); err != nil {
+			return err
+		}
+		fds = append(fds, fd)
 	}
-	memory := os.NewFile(uintptr(fd), "command")
-	defer memory.Close()
-	if _, err := memory.WriteAt(encodeCommand(c), 0); err != nil {
-		return err
+	for _, file := range files {
+		raw, err := file.SyscallConn() // not Fd, which may change the mode
+		if err == nil {
+			err = raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) })
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
 	}
 	raw, err := control.SyscallConn()
 	if err != nil {
 		return err
 	}
-	rights := unix.UnixRights(int(stdout.Fd()), int(stderr.Fd()), fd)
 	var sendErr error
 	err = raw.Write(func(fd uintptr) bool {
-		sendErr = unix.Sendmsg(int(fd), []byte{messageCommand}, rights, nil, 0)
+		packet := binary.LittleEndian.AppendUint32([]byte{m.kind}, m.id)
+		sendErr = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		return true
 	})
 	if err != nil || sendErr != nil {
-		return errShim // only a shim that has gone takes no message
+		return errInit // only an init that has gone or hangs takes no message
 	}
 	return nil
 }
 
-// receiveCommand receives a messageCommand, with the stdout and stderr of the command. The error of any other message,
-// and of the end, is errMessage.
-func receiveCommand(control *os.File) (c *Command, output []int, err error) {
-	var kind [1]byte
-	oob := make([]byte, unix.CmsgSpace(3*4))
-	_, oobn, _, _, err := unix.Recvmsg(int(control.Fd()), kind[:], oob, unix.MSG_CMSG_CLOEXEC)
-	if err != nil {
-		return nil, nil, err
+// received is a message with what it carries.
+type received struct {
+	message
+	text  []byte
+	files []int // of messageCommand: stdin, stdout, stderr
+}
+
+// receive receives a message. The error of the channel's end is io.EOF.
+func receive(control int) (r received, err error) {
+	var packet [messageSize]byte
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, _, _, err := unix.Recvmsg(control, packet[:], oob, unix.MSG_CMSG_CLOEXEC)
+	switch {
+	case err != nil:
+		return r, err
+	case n == 0:
+		return r, io.EOF
+	case n != messageSize:
+		return r, errMessage
 	}
-	messages, err := unix.ParseSocketControlMessage(oob[:oobn])
-	if err != nil || kind[0] != messageCommand || len(messages) != 1 {
-		return nil, nil, errMessage
+	r.message = message{packet[0], binary.LittleEndian.Uint32(packet[1:])}
+	if oobn == 0 {
+		return r, nil
 	}
-	fds, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 3 {
-		return nil, nil, errMessage
+	parts, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(parts) != 1 {
+		return r, errMessage
 	}
-	memory := os.NewFile(uintptr(fds[2]), "command")
+	fds, err := unix.ParseUnixRights(&parts[0])
+	if err != nil || len(fds) == 0 {
+		return r, errMessage
+	}
+	r.files = fds[1:]
+	memory := os.NewFile(uintptr(fds[0]), "command")
 	defer memory.Close()
-	text, err := io.ReadAll(memory)
-	if err != nil {
-		return nil, nil, err
-	}
-	c, err = decodeCommand(text)
-	return c, fds[:2], err
+	r.text, err = io.ReadAll(io.NewSectionReader(memory, 0, 2*maxCommand))
+	return r, err
 }
 
 // errMessage is the error of a malformed message.
@@ -142,7 +215,7 @@ var errMessage = errors.New("malformed message")
 // encodeCommand returns the command as strings that end at NUL bytes: the two directories, the number of arguments, the
 // arguments and the environment. No string of a command that was checked has a NUL byte.
 func encodeCommand(c *Command) []byte {
-	head := []string{c.Dir, c.OrphanDir, strconv.Itoa(len(c.Argv))}
+	head := []string{c.Dir, c.Visible, strconv.Itoa(len(c.Argv))}
 	return []byte(strings.Join(slices.Concat(head, c.Argv, LastOfEachKey(c.Env)), "\x00"))
 }
 
@@ -157,5 +230,21 @@ func decodeCommand(b []byte) (*Command, error) {
 	if err != nil || n < 1 || n > len(list) {
 		return nil, errMessage
 	}
-	return &Command{Dir: fields[0], OrphanDir: fields[1], Argv: list[:n], Env: list[n:]}, nil
+	return &Command{Dir: fields[0], Visible: fields[1], Argv: list[:n], Env: list[n:]}, nil
+}
+
+// encodeRoom returns a room and the orphan directory in the same form.
+func encodeRoom(room walls.Spec, orphan string) []byte {
+	head := []string{string(room.Level), room.Dir, room.Base, room.Home, room.Shell, orphan}
+	return []byte(strings.Join(append(head, room.ReadOnly...), "\x00"))
+}
+
+// decodeRoom is the inverse of encodeRoom.
+func decodeRoom(b []byte) (room walls.Spec, orphan string, err error) {
+	f := strings.Split(string(b), "\x00")
+	if len(f) < 6 {
+		return room, "", errMessage
+	}
+	room = walls.Spec{Level: walls.Level(f[0]), Dir: f[1], Base: f[2], Home: f[3], Shell: f[4], ReadOnly: f[6:]}
+	return room, f[5], nil
 }

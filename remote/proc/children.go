@@ -13,7 +13,7 @@ import (
 // ForkExec is the type of syscall.ForkExec.
 type ForkExec func(program string, argv []string, attr *syscall.ProcAttr) (pid int, err error)
 
-// Children are processes that this program starts without a shim, and every process that descends from them. While
+// Children are processes that this program starts without an init, and every process that descends from them. While
 // they are adopted the program is a child subreaper, so that orphans among them become its children, and it reaps all
 // its children: no other part of the program may start processes. It is safe for concurrent use.
 //

@@ -17,17 +17,16 @@ type Command struct {
 	// Dir is the working directory: an absolute path that must exist.
 	Dir string
 	// Env is the whole environment, as KEY=VALUE: nothing is inherited. Of several entries with one key the last one
-	// counts. [Marker] is added to it.
+	// counts. [Marker] and the number of the command are added to it.
 	Env []string
+	// Stdin is read by the command. If nil, it reads nothing. The caller closes it.
+	Stdin *os.File
 	// Stdout and Stderr get the output, each from one goroutine, until Close has returned. One Writer for both must be
 	// safe for concurrent use. Nil discards the output. A Writer that fails gets no more bytes and does not stop the
-	// command; a Writer that blocks holds up the command and Close.
+	// command; a Writer that blocks holds up the command and Close. An *os.File goes to the command itself.
 	Stdout, Stderr io.Writer
-	// OrphanDir is a directory that must not outlive the server. It must exist and belong to our user. If the server
-	// dies without a Close, the shim removes the directory with everything in it, unless another process has locked it
-	// with flock(2) or has put another one in its place. The shim first renames it to a name that begins with "~". May
-	// be empty.
-	OrphanDir string
+	// Visible is a directory, an absolute path, that the isolation of the [Init] must not hide. May be empty.
+	Visible string
 }
 
 // maxCommand bounds the arguments and the environment of a command together, in bytes. The kernel takes 6 MiB at most,
@@ -41,9 +40,9 @@ func (c *Command) check() error {
 		return errors.New("start command: it has no program")
 	case !path.IsAbs(c.Dir):
 		return fmt.Errorf("start %q: the working directory %q is not an absolute path", c.Argv[0], c.Dir)
-	case c.OrphanDir != "" && !path.IsAbs(c.OrphanDir):
-		return fmt.Errorf("start %q: the orphan directory %q is not an absolute path", c.Argv[0], c.OrphanDir)
-	case strings.ContainsRune(c.Dir, 0) || strings.ContainsRune(c.OrphanDir, 0):
+	case c.Visible != "" && !path.IsAbs(c.Visible):
+		return fmt.Errorf("start %q: the visible directory %q is not an absolute path", c.Argv[0], c.Visible)
+	case strings.ContainsRune(c.Dir, 0) || strings.ContainsRune(c.Visible, 0):
 		return fmt.Errorf("start %q: a directory's path has a NUL byte", c.Argv[0])
 	}
 	longest := 32*os.Getpagesize() - 1 // MAX_ARG_STRLEN of execve(2), without its NUL

@@ -1,32 +1,35 @@
 package proc
 
 import (
-	"encoding/binary"
+	"io"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 func TestCommandSurvivesTheWay(t *testing.T) {
 	c := &Command{
-		Argv:      []string{"sh", "", "-c", "\xff\n"},
-		Dir:       "/tmp",
-		Env:       []string{"A=1", "B=", "A=2", "C==x"},
-		OrphanDir: "/tmp/x",
+		Argv:    []string{"sh", "", "-c", "\xff\n"},
+		Dir:     "/tmp",
+		Env:     []string{"A=1", "B=", "A=2", "C==x"},
+		Visible: "/tmp/x",
 	}
 	o, err := decodeCommand(encodeCommand(c))
 	require.NoError(t, err)
-	require.Equal(t, &Command{Dir: c.Dir, OrphanDir: c.OrphanDir, Argv: c.Argv, Env: []string{"A=2", "B=", "C==x"}}, o)
+	require.Equal(t, &Command{Dir: c.Dir, Visible: c.Visible, Argv: c.Argv, Env: []string{"A=2", "B=", "C==x"}}, o)
 	require.Len(t, c.Env, 4, "it was changed")
 }
 
 func TestExitSurvivesTheWay(t *testing.T) {
 	usage := &syscall.Rusage{Utime: syscall.Timeval{Sec: 3, Usec: 5}, Stime: syscall.Timeval{Usec: 7}, Maxrss: 100}
-	exit := exited(9|0x80, usage).exit() // SIGKILL, core dumped
+	exit := exited(1, 9|0x80, usage).exit() // SIGKILL, core dumped
 	require.Equal(t, Exit{
 		Code: 137, Signal: unix.SIGKILL,
 		UserTime: 3*time.Second + 5*time.Microsecond, SystemTime: 7 * time.Microsecond, MaxRSS: 100 << 10,
@@ -56,23 +59,52 @@ func TestMessagesAreReadAsTheyWereSent(t *testing.T) {
 	defer ours.Close()
 	defer theirs.Close()
 	c := &Command{Argv: []string{"sh"}, Dir: "/", Env: []string{}}
-	require.NoError(t, sendCommand(ours, c, os.Stdout, os.Stderr))
-	got, output, err := receiveCommand(theirs)
+	out, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer out.Close()
+	require.NoError(t, sendFiles(ours, message{messageCommand, 7}, encodeCommand(c), out, out, out))
+	theirFD := int(theirs.Fd())
+	m, err := receive(theirFD)
+	require.NoError(t, err)
+	require.Equal(t, message{messageCommand, 7}, m.message)
+	got, err := decodeCommand(m.text)
 	require.NoError(t, err)
 	require.Equal(t, c, got)
-	require.Len(t, output, 2)
-	for _, fd := range output {
+	require.Len(t, m.files, 3)
+	for _, fd := range m.files {
 		require.NoError(t, unix.Close(fd))
 	}
+	require.NoError(t, sendFiles(ours, message{messageTerm, 8}, nil))
+	m, err = receive(theirFD)
+	require.NoError(t, err)
+	require.Equal(t, received{message: message{messageTerm, 8}}, m)
 	_, err = ours.Write([]byte{messageTerm})
 	require.NoError(t, err)
-	_, _, err = receiveCommand(theirs)
-	require.ErrorIs(t, err, errMessage, "it is no command")
-	report{Kind: reportStarted, PID: 4711}.send(theirs)
-	var r report
-	require.NoError(t, binary.Read(ours, binary.LittleEndian, &r))
-	require.Equal(t, report{Kind: reportStarted, PID: 4711}, r)
+	_, err = receive(theirFD)
+	require.ErrorIs(t, err, errMessage, "it is cut off")
+
+	sent := report{reportFixed{Kind: reportFailed, ID: 7, At: stageDir, Errno: 2}, strings.Repeat("x", 2*maxReport)}
+	sent.send(theirs)
+	packet := make([]byte, maxReport)
+	n, err := ours.Read(packet)
+	require.NoError(t, err)
+	r, err := parseReport(packet[:n])
+	require.NoError(t, err)
+	require.Equal(t, sent.reportFixed, r.reportFixed)
+	require.Len(t, r.text, maxReportText)
 	ours.Close()
-	_, _, err = receiveCommand(theirs)
-	require.ErrorIs(t, err, errMessage, "the server has gone")
+	_, err = receive(theirFD)
+	require.ErrorIs(t, err, io.EOF, "the server has gone")
+}
+
+func TestRoomSurvivesTheWay(t *testing.T) {
+	room := walls.Spec{
+		Level: walls.Private, Dir: "/d", Base: "/b", Home: "/h", Shell: "/bin/sh", ReadOnly: []string{"/x", "/y z"},
+	}
+	got, orphan, err := decodeRoom(encodeRoom(room, "/o"))
+	require.NoError(t, err)
+	require.Equal(t, room, got)
+	require.Equal(t, "/o", orphan)
+	_, _, err = decodeRoom([]byte("off\x00/d"))
+	require.ErrorIs(t, err, errMessage)
 }

@@ -51,9 +51,9 @@ func tooLarge(program, format string, args ...any) error {
 }
 
 // MachineFailed reports whether err, of starting a command, of waiting for it or of a file it needs, is the machine's
-// failure and not the command's: its shim was killed, or the kernel ran out of space, memory or another resource.
+// failure and not the command's: its init was killed, or the kernel ran out of space, memory or another resource.
 func MachineFailed(err error) bool {
-	if errors.Is(err, errShim) {
+	if errors.Is(err, errInit) {
 		return true
 	}
 	errno, ok := errors.AsType[syscall.Errno](err)

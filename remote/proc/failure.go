@@ -6,28 +6,42 @@ import (
 	"syscall"
 )
 
-// stage is the step at which the shim failed to start a command.
+// stage is the step at which the init failed.
 type stage uint8
 
 const (
-	stageShim   stage = iota // setting itself up
-	stageOrphan              // the orphan directory
-	stageDir                 // the working directory
-	stagePath                // finding the program
-	stageExec                // executing it
+	stageInit    stage = iota // setting itself up
+	stageOrphan               // the orphan directory
+	stageRoom                 // holding the commands apart
+	stageVisible              // showing a directory that is hidden
+	stageDir                  // the working directory
+	stagePath                 // finding the program
+	stageExec                 // executing it
 )
 
-// failure is the reason for which the shim could not start a command.
+// failure is the reason for which the init could not start a command, or itself.
 type failure struct {
 	at    stage
 	errno syscall.Errno
+	text  string // of the error
 }
 
 func fail(at stage, err error) *failure {
 	errno := syscall.EINVAL
 	_ = errors.As(err, &errno)
-	return &failure{at, errno}
+	return &failure{at, errno, err.Error()}
 }
+
+// report returns the report of the failure of command id.
+func (f *failure) report(id uint32) report {
+	return report{reportFixed{Kind: reportFailed, ID: id, At: f.at, Errno: uint32(f.errno)}, f.text}
+}
+
+// Error is the error of an init that could not set itself up.
+func (f *failure) Error() string { return f.text }
+
+// Unwrap returns the system call's error.
+func (f *failure) Unwrap() error { return f.errno }
 
 // error returns the error of Start for c.
 func (f *failure) error(c *Command) error {
@@ -35,16 +49,16 @@ func (f *failure) error(c *Command) error {
 	switch f.at {
 	case stageDir:
 		return fmt.Errorf("start %q: enter working directory %q: %w", name, c.Dir, f.errno)
-	case stageOrphan:
-		return fmt.Errorf("start %q: open orphan directory %q: %w", name, c.OrphanDir, f.errno)
+	case stageVisible:
+		return fmt.Errorf("start %q: %w", name, f)
 	case stagePath, stageExec:
 		if detail, reason := f.reason(); reason != nil {
 			return &StartError{Program: name, Reason: reason, Detail: detail, Err: f.errno}
 		}
 		return fmt.Errorf("start %q: %w", name, f.errno)
-	case stageShim:
+	case stageInit, stageOrphan, stageRoom:
 	}
-	return fmt.Errorf("start %q: set up its shim: %w", name, f.errno)
+	return fmt.Errorf("start %q: set up its init: %w", name, f)
 }
 
 // reason returns the Reason and Detail of a StartError, or nil if the machine is at fault.

@@ -97,7 +97,7 @@ func TestCloseLeavesNoProcess(t *testing.T) {
 			require.NotEmpty(t, tagged(t, tag))
 			require.NoError(t, p.Close())
 			require.Empty(t, tagged(t, tag))
-			require.True(t, ended(p.shim.Pid))
+			require.True(t, ended(p.link.init.Pid))
 		})
 	}
 }
@@ -124,24 +124,24 @@ func TestCloseCatchesProcessesThatKeepForking(t *testing.T) {
 	<-read
 }
 
-func TestShimThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {
+func TestInitThatIsKilledIsReportedAndTakesTheCommandAlong(t *testing.T) {
 	out, tag := newLines(t), newTag()
 	c := shell(`sleep 1000 & sleep 1000 & echo ready; wait`)
 	c.Env = append(c.Env, tag)
 	c.Stdout = out
 	p := start(t, c)
 	out.want(t, "ready")
-	require.NoError(t, p.shim.Kill())
+	require.NoError(t, p.link.init.Kill())
 	_, err := p.Wait(t.Context())
-	require.ErrorIs(t, err, errShim)
+	require.ErrorIs(t, err, errInit)
 	require.ErrorContains(t, err, `"/bin/sh"`)
 	eventually(t, func() bool { return len(tagged(t, tag)) == 0 }, "the process group")
-	require.ErrorIs(t, p.Close(), errShim)
-	require.ErrorIs(t, p.Close(), errShim, "every call returns the same")
+	require.ErrorIs(t, p.Close(), errInit)
+	require.ErrorIs(t, p.Close(), errInit, "every call returns the same")
 }
 
 // A process that had left the command's process group was left behind, for as long as it pleased.
-func TestKilledShimTakesProcessesOfOtherGroupsAlong(t *testing.T) {
+func TestKilledInitTakesProcessesOfOtherGroupsAlong(t *testing.T) {
 	out, tag := newLines(t), newTag()
 	c := shell(
 		`(sleep 1000 &)
@@ -156,15 +156,15 @@ func TestKilledShimTakesProcessesOfOtherGroupsAlong(t *testing.T) {
 	besideOut.want(t, "ready")
 	p := start(t, c)
 	require.ElementsMatch(t, []string{"ready", "away"}, []string{out.next(t), out.next(t)})
-	require.NoError(t, p.shim.Kill())
-	require.ErrorIs(t, p.Close(), errShim)
+	require.NoError(t, p.link.init.Kill())
+	require.ErrorIs(t, p.Close(), errInit)
 	require.Empty(t, tagged(t, tag))
 	require.NoError(t, unix.Kill(other.PID(), 0), "the other one runs")
 	other.Stop(0)
 	require.Equal(t, unix.SIGKILL, wait(t, other).Signal)
 }
 
-func TestShimThatHangsIsGivenUp(t *testing.T) {
+func TestInitThatHangsIsGivenUp(t *testing.T) {
 	tests := map[string]func(*Process){
 		"by Stop":  func(p *Process) { p.Stop(0) },
 		"by Close": func(p *Process) { p.Close() },
@@ -176,34 +176,34 @@ func TestShimThatHangsIsGivenUp(t *testing.T) {
 			c.Env = append(c.Env, tag)
 			p := start(t, c)
 			p.stopping.timeout = 20 * time.Millisecond
-			p.resume = func() {}
-			require.NoError(t, p.shim.Signal(unix.SIGSTOP))
+			p.link.resume = func() {}
+			require.NoError(t, p.link.init.Signal(unix.SIGSTOP))
 			end(p)
 			_, err := p.Wait(t.Context())
-			require.ErrorIs(t, err, errShim)
-			require.ErrorIs(t, p.Close(), errShim)
+			require.ErrorIs(t, err, errInit)
+			require.ErrorIs(t, p.Close(), errInit)
 			eventually(t, func() bool { return len(tagged(t, tag)) == 0 }, "the command")
 		})
 	}
 }
 
-func TestShimSurvivesSignalsToAllProcessesOfTheUser(t *testing.T) {
+func TestInitSurvivesSignalsToAllProcessesOfTheUser(t *testing.T) {
 	out := newLines(t)
 	c := shell(`trap 'echo got TERM' TERM; echo ready; while :; do sleep 0.01; done`)
 	c.Stdout = out
 	p := start(t, c)
 	out.want(t, "ready")
-	p.Stop(time.Hour) // a shim that has passed this on is past its start
+	p.Stop(time.Hour) // a init that has passed this on is past its start
 	out.want(t, "got TERM")
 	for _, sig := range []os.Signal{
 		unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE,
 	} {
-		require.NoError(t, p.shim.Signal(sig))
+		require.NoError(t, p.link.init.Signal(sig))
 	}
 	require.NoError(t, unix.Kill(p.PID(), unix.SIGTERM))
 	out.want(t, "got TERM")
 	p.Stop(0)
-	require.Equal(t, unix.SIGKILL, wait(t, p).Signal, "the shim is still there to tell")
+	require.Equal(t, unix.SIGKILL, wait(t, p).Signal, "the init is still there to tell")
 	require.NoError(t, p.Close())
 }
 

@@ -2,39 +2,43 @@ package proc
 
 import (
 	"bytes"
+	"encoding/binary"
 	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzShimsMessages takes whatever a shim sends: no pid stands for several processes, and nothing comes twice.
-func FuzzShimsMessages(f *testing.F) {
+// FuzzInitsMessages takes whatever a init sends: no pid stands for several processes, and nothing comes twice.
+func FuzzInitsMessages(f *testing.F) {
 	add := func(reports ...report) {
 		var b bytes.Buffer
 		for _, r := range reports {
-			r.send(&b)
+			r.ID = 1
+			_ = binary.Write(&b, binary.LittleEndian, r.reportFixed)
 		}
 		f.Add(b.Bytes())
 	}
-	started := report{Kind: reportStarted, PID: 4711}
-	add(started, report{Kind: reportExited, Status: 9}, report{Kind: reportLeft, Left: math.MaxUint32})
+	started := about(reportStarted, 4711)
+	add(started, report{reportFixed: reportFixed{Kind: reportExited, Status: 9}},
+		report{reportFixed: reportFixed{Kind: reportClosed, Left: math.MaxUint32}})
 	add(started, started)
-	add(report{Kind: reportStarted, PID: 1})
-	add(report{Kind: reportFailed, At: stageExec, Errno: 2})
+	add(about(reportStarted, 1))
+	add(report{reportFixed: reportFixed{Kind: reportFailed, At: stageExec, Errno: 2}})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if len(data) > 4096 {
-			return // more than a socket takes at once
-		}
 		ours, theirs, err := channelPair()
 		require.NoError(t, err)
 		defer ours.Close()
-		_, err = theirs.Write(data)
-		require.NoError(t, err)
+		size := binary.Size(reportFixed{})
+		for i := 0; i < len(data) && i < 64*size; i += size { // a socket takes that many at once
+			_, err = theirs.Write(data[i:min(i+size, len(data))])
+			require.NoError(t, err)
+		}
 		theirs.Close()
-		p := newProcess(ours)
-		_, err = p.hear()
-		require.Error(t, err)
+		l := &link{control: ours, ready: make(chan report, 1), gone: make(chan struct{}), processes: map[uint32]*Process{}}
+		p, err := l.register("fake")
+		require.NoError(t, err)
+		require.Error(t, l.hear())
 		require.True(t, p.leader == 0 || p.leader > 1 && p.leader <= math.MaxInt32)
 		if p.failed != nil {
 			require.Zero(t, p.leader)

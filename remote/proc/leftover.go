@@ -1,12 +1,10 @@
 package proc
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +20,7 @@ type Left struct {
 func (l Left) String() string { return fmt.Sprintf("process %d (%q)", l.PID, l.Name) }
 
 // KillOrphans kills the processes of servers that are dead, which it finds by the marker in their environment, and
-// continues the stopped shims of dead servers, which then end by themselves. It does not touch what belongs to a living
+// continues the stopped inits of dead servers, which then end by themselves. It does not touch what belongs to a living
 // server, nor what it cannot assign to one. It returns the processes that are left after 5 s, or when ctx ends.
 func KillOrphans(ctx context.Context) []Left {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
@@ -55,7 +53,7 @@ func killOrphansOnce() (found []Left) {
 		if p.PID == self().pid || p.Ended {
 			continue
 		}
-		id, isShim := serverOf(p.PID)
+		id, isInit := serverOf(p.PID)
 		if id.pid == 0 {
 			continue
 		}
@@ -64,7 +62,7 @@ func killOrphansOnce() (found []Left) {
 		}
 		switch {
 		case !dead[id]:
-		case !isShim:
+		case !isInit:
 			if signalIf(p.PID, unix.SIGKILL, id) {
 				found = append(found, Left{p.PID, p.Name})
 			}
@@ -89,17 +87,14 @@ func signalIf(pid int, sig unix.Signal, server identity) bool {
 	return p.Signal(sig) == nil
 }
 
-// serverOf returns the server of a process that has a marker which we can read, or of a shim. It is zero if there is
-// none. The marker comes first: a shim has no marker, but any process can look like a shim.
-func serverOf(pid int) (id identity, isShim bool) {
-	environ, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ") // it may be another user's, or hide itself
-	for entry := range bytes.SplitSeq(environ, []byte{0}) {
-		if value, ok := bytes.CutPrefix(entry, []byte(markerVar+"=")); ok {
-			id, _ = parseIdentity(string(value))
-			return id, false
-		}
+// serverOf returns the server of a process that has a marker which we can read, or of an init. It is zero if there is
+// none. The marker comes first: an init has no marker, but any process can look like one.
+func serverOf(pid int) (id identity, isInit bool) {
+	if marker := lookup(pid, markerVar); marker != "" {
+		id, _ = parseIdentity(marker)
+		return id, false
 	}
-	if args := Arguments(pid); len(args) == 3 && slices.Equal(args[:2], shimArgs) {
+	if args := Arguments(pid); len(args) == 3 && slices.Equal(args[:2], initArgs) {
 		id, _ = parseIdentity(args[2])
 		return id, true
 	}

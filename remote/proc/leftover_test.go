@@ -31,41 +31,41 @@ func TestStoppedCommandGetsItsSIGTERM(t *testing.T) {
 	require.Equal(t, 3, wait(t, p).Code)
 }
 
-func TestStoppedShimEndsItsCommand(t *testing.T) {
-	// Symptom: a shim that was stopped held up the end for 10 s, and was then killed.
+func TestStoppedInitEndsItsCommand(t *testing.T) {
+	// Symptom: a init that was stopped held up the end for 10 s, and was then killed.
 	tag := newTag()
 	out := newLines(t)
 	c := shell(leaveThings)
 	c.Env, c.Stdout = append(c.Env, tag), out
 	p := start(t, c)
 	out.want(t, "ready")
-	require.NoError(t, p.shim.Signal(unix.SIGSTOP))
-	awaitStopped(t, p.shim.Pid)
+	require.NoError(t, p.link.init.Signal(unix.SIGSTOP))
+	awaitStopped(t, p.link.init.Pid)
 	require.NoError(t, p.Close())
 	require.Empty(t, tagged(t, tag))
 }
 
 func TestOrphansOfAKilledServerAreKilled(t *testing.T) {
-	// Symptom: a job killed serve and its shims at once, and its daemon lived on.
+	// Symptom: a job killed serve and its inits at once, and its daemon lived on.
 	const daemon = `setsid sh -c 'trap "" TERM HUP; while :; do sleep 1000; done' & echo ready; wait`
 	livingTag, deadTag := newTag(), newTag()
 	livingDir, _ := orphanTree(t)
 	deadDir, _ := orphanTree(t)
-	living, livingShims := server(t, daemon, livingTag, livingDir)
+	living, livingInits := server(t, daemon, livingTag, livingDir)
 	defer func() {
 		_ = living.Process.Kill() // it runs
-		eventually(t, func() bool { return allEnded(livingShims) }, "the shims of the living server")
+		eventually(t, func() bool { return allEnded(livingInits) }, "the inits of the living server")
 	}()
-	dead, shims := server(t, daemon, deadTag, deadDir)
-	for _, pid := range shims {
+	dead, inits := server(t, daemon, deadTag, deadDir)
+	for _, pid := range inits {
 		require.NoError(t, unix.Kill(pid, unix.SIGSTOP)) // so that none of them acts
 	}
 	require.NoError(t, dead.Process.Kill())
 	_ = dead.Wait() // it was killed
-	for _, pid := range shims {
+	for _, pid := range inits {
 		require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	}
-	eventually(t, func() bool { return allEnded(shims) }, "its shims")
+	eventually(t, func() bool { return allEnded(inits) }, "its inits")
 	before := tagged(t, livingTag)
 
 	// Another test's relay may have killed them before.
@@ -75,19 +75,19 @@ func TestOrphansOfAKilledServerAreKilled(t *testing.T) {
 	require.False(t, ended(living.Process.Pid))
 }
 
-func TestStoppedShimsOfAKilledServerCleanUp(t *testing.T) {
-	// Symptom: shims that were stopped kept the directory and the processes of their dead server.
+func TestStoppedInitsOfAKilledServerCleanUp(t *testing.T) {
+	// Symptom: inits that were stopped kept the directory and the processes of their dead server.
 	tag := newTag()
 	dir, keep := orphanTree(t)
-	cmd, shims := server(t, leaveThings, tag, dir)
-	for _, pid := range shims {
+	cmd, inits := server(t, leaveThings, tag, dir)
+	for _, pid := range inits {
 		require.NoError(t, unix.Kill(pid, unix.SIGSTOP))
 		awaitStopped(t, pid)
 	}
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	require.Empty(t, KillOrphans(t.Context()))
-	eventually(t, func() bool { return len(tagged(t, tag)) == 0 && allEnded(shims) }, "its processes")
+	eventually(t, func() bool { return len(tagged(t, tag)) == 0 && allEnded(inits) }, "its processes")
 	requireRemoved(t, dir, keep)
 }
 

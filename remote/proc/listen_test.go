@@ -5,57 +5,77 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
-// fakeShim returns a Process whose shim is the program argv, and sends reports, and hangs up.
-func fakeShim(t *testing.T, argv []string, reports ...report) *Process {
+// fakeInit returns a Process whose init is the program argv, and sends reports, and hangs up.
+func fakeInit(t *testing.T, argv []string, reports ...report) *Process {
 	t.Helper()
 	control, theirs, err := channelPair()
 	require.NoError(t, err)
-	p := newProcess(control)
-	p.program = "fake"
-	p.shim, err = os.StartProcess(argv[0], argv, &os.ProcAttr{})
+	l := &link{
+		control: control, level: walls.Off, ready: make(chan report, 1), gone: make(chan struct{}),
+		processes: map[uint32]*Process{}, resume: func() {},
+	}
+	l.init, err = os.StartProcess(argv[0], argv, &os.ProcAttr{})
 	require.NoError(t, err)
-	t.Cleanup(func() { p.Close() })
+	p, err := l.register("fake")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		p.Close()
+		<-l.gone
+	})
 	for _, r := range reports {
+		r.ID = p.id
 		r.send(theirs)
 	}
 	theirs.Close()
-	go p.listen()
+	go l.listen()
 	return p
 }
 
+func about(kind byte, pid int32) report {
+	return report{reportFixed: reportFixed{Kind: kind, PID: pid}}
+}
+
 func TestProcessesThatCannotBeKilledAreAnErrorOfClose(t *testing.T) {
-	p := fakeShim(t, []string{"/bin/true"},
-		report{Kind: reportStarted, PID: 1 << 30}, // no pid is that large
-		report{Kind: reportExited, Status: 3 << 8},
-		report{Kind: reportLeft, Left: 2})
+	p := fakeInit(t, []string{"/bin/true"},
+		about(reportStarted, 1<<30), // no pid is that large
+		report{reportFixed: reportFixed{Kind: reportExited, Status: 3 << 8}},
+		report{reportFixed: reportFixed{Kind: reportClosed, Left: 2}})
 	require.Equal(t, 3, wait(t, p).Code)
 	require.EqualError(t, p.Close(), `close "fake": 2 processes could not be killed`)
 }
 
-func TestShimThatTalksNonsenseIsKilled(t *testing.T) {
-	started := report{Kind: reportStarted, PID: 1 << 30}
-	exited := report{Kind: reportExited}
-	failed := report{Kind: reportFailed, At: stageExec, Errno: 2}
+func TestInitThatTalksNonsenseIsKilled(t *testing.T) {
+	started, exited, closed := about(reportStarted, 1<<30), about(reportExited, 0), about(reportClosed, 0)
+	failed := report{reportFixed: reportFixed{Kind: reportFailed, At: stageExec, Errno: 2}}
 	tests := map[string][]report{
-		"an unknown message":      {{Kind: '?'}},
-		"a message to it":         {{Kind: messageKill}},
+		"an unknown message":      {about('?', 0)},
+		"a message to it":         {about(messageKill, 0)},
 		"started twice":           {started, started},
 		"started and failed":      {started, failed},
 		"failed and started":      {failed, started},
 		"exited before started":   {exited},
 		"exited twice":            {started, exited, exited},
-		"started without a pid":   {{Kind: reportStarted}},
-		"started as everybody":    {{Kind: reportStarted, PID: 1}},
-		"started as what is none": {{Kind: reportStarted, PID: -1}},
+		"closed before started":   {closed},
+		"closed twice":            {started, exited, closed, closed},
+		"a group before it":       {about(reportGroup, 0)},
+		"started without a pid":   {about(reportStarted, 0)},
+		"started as everybody":    {about(reportStarted, 1)},
+		"started as what is none": {about(reportStarted, -1)},
 	}
 	for name, reports := range tests {
 		t.Run(name, func(t *testing.T) {
-			p := fakeShim(t, []string{"/bin/sleep", "1000"}, reports...)
-			require.ErrorIs(t, p.Close(), errShim)
+			p := fakeInit(t, []string{"/bin/sleep", "1000"}, reports...)
+			<-p.link.gone
+			require.ErrorIs(t, p.link.err, errInit)
 			<-p.started
-			<-p.exited
+			<-p.gone
+			if p.failed == nil {
+				<-p.exited
+			}
 		})
 	}
 }

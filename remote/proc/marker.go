@@ -25,6 +25,21 @@ func Marker() []string {
 	return []string{markerVar + "=" + self().String()}
 }
 
+// commandVar is the environment variable with the number of a command among those of one [Init].
+const commandVar = "STEPMUX_COMMAND"
+
+// lookup returns a variable of the environment that process pid was started with. It is empty if there is none, or if
+// we may not read it.
+func lookup(pid int, name string) string {
+	environ, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	for entry := range bytes.SplitSeq(environ, []byte{0}) {
+		if value, ok := bytes.CutPrefix(entry, []byte(name+"=")); ok {
+			return string(value)
+		}
+	}
+	return ""
+}
+
 // identity names a process as long as its machine is up: no other one has the same number and the same start.
 type identity struct {
 	space string // the namespaces in which the other two count

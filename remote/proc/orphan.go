@@ -2,6 +2,7 @@ package proc
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -15,11 +16,11 @@ import (
 )
 
 const (
-	// orphanTimeout is how long the shim tries to lock an orphan directory, and how long it goes on trying where some of
-	// it resists. The dead server's lock may end a moment after its channel, and other shims may still be killing the
+	// orphanTimeout is how long the init tries to lock an orphan directory, and how long it goes on trying where some of
+	// it resists. The dead server's lock may end a moment after its channel, and other inits may still be killing the
 	// processes that write there.
 	orphanTimeout = 2 * time.Second
-	// removalTimeout bounds the whole removal. A large tree takes minutes, and a shim must end.
+	// removalTimeout bounds the whole removal. A large tree takes minutes, and an init must end.
 	removalTimeout = 10 * time.Minute
 )
 
@@ -31,20 +32,24 @@ func openOrphan(path string) (*os.File, *failure) {
 	}
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fail(stageOrphan, err)
+		return nil, orphanFailure(path, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fail(stageOrphan, err)
+		return nil, orphanFailure(path, err)
 	}
 	if int(st.Uid) != os.Geteuid() {
-		return nil, fail(stageOrphan, unix.EPERM)
+		return nil, orphanFailure(path, unix.EPERM)
 	}
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+func orphanFailure(path string, err error) *failure {
+	return fail(stageOrphan, fmt.Errorf("open orphan directory %q: %w", path, err))
+}
+
 // removeOrphan removes the directory, wherever a job may have moved it, if no process has it locked. It does nothing
-// for nil. All shims of one server try; the first to lock it removes it. If some of it resists, the rest of it stays
+// for nil. If some of it resists, the rest of it stays
 // under a name that says it is being removed. When ctx ends it stops at the next entry.
 func removeOrphan(ctx context.Context, dir *os.File) {
 	if dir == nil {

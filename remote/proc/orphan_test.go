@@ -31,24 +31,22 @@ func serverMain() int {
 	}
 	c := shell(os.Getenv(serverVar))
 	c.Env = append(c.Env, tag)
-	c.OrphanDir = dir
 	c.Stdout, c.Stderr = os.Stdout, os.Stderr
-	var starter Starter
-	for range 3 { // shims that race to clean up
-		p, err := starter.Start(context.Background(), c)
+	in := Init{OrphanDir: dir}
+	var pid int
+	for range 3 {
+		p, err := in.Start(context.Background(), c)
 		if err != nil {
 			fmt.Fprintln(os.Stdout, err)
 			return 1
 		}
-		fmt.Fprintln(os.Stdout, "shim", p.shim.Pid)
+		pid = p.link.init.Pid
 	}
-	starter.makers.Wait()
-	fmt.Fprintln(os.Stdout, "shim", starter.ready().shim.Pid)
+	fmt.Fprintln(os.Stdout, "init", pid)
 	select {}
 }
 
-// server starts a server with a script that says ready, and returns it and its shims once it runs, of which
-// the last one is ready for a command.
+// server starts a server with a script that says ready, and returns it and its init once three commands run it.
 func server(t *testing.T, script, tag, dir string) (*exec.Cmd, []int) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", tag, dir)
@@ -61,18 +59,18 @@ func server(t *testing.T, script, tag, dir string) (*exec.Cmd, []int) {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	var shims []int
+	var inits []int
 	ready := 0
-	for scan := bufio.NewScanner(out); ready < 3 || len(shims) < 4; {
+	for scan := bufio.NewScanner(out); ready < 3 || len(inits) < 1; {
 		require.True(t, scan.Scan(), "the server has ended")
-		if pid, ok := strings.CutPrefix(scan.Text(), "shim "); ok {
-			shims = append(shims, atoi(pid))
+		if pid, ok := strings.CutPrefix(scan.Text(), "init "); ok {
+			inits = append(inits, atoi(pid))
 		} else {
 			require.Equal(t, "ready", scan.Text())
 			ready++
 		}
 	}
-	return cmd, shims
+	return cmd, inits
 }
 
 const leaveThings = `trap '' TERM HUP; setsid sh -c 'sleep 1000 & sleep 1000' & (sleep 1000 &) ; echo ready; wait`
@@ -120,22 +118,22 @@ func allEnded(pids []int) bool {
 func TestServerThatIsKilledLeavesNothing(t *testing.T) {
 	tag := newTag()
 	dir, keep := orphanTree(t)
-	cmd, shims := server(t, leaveThings, tag, dir)
+	cmd, inits := server(t, leaveThings, tag, dir)
 	require.NotEmpty(t, tagged(t, tag))
 	require.NoError(t, cmd.Process.Kill())
 	eventually(t, func() bool {
-		return len(tagged(t, tag)) == 0 && allEnded(shims)
+		return len(tagged(t, tag)) == 0 && allEnded(inits)
 	}, "its processes")
 	requireRemoved(t, dir, keep)
 }
 
-func TestCommandDiesWithItsShimWhenTheServerCannotHelp(t *testing.T) {
+func TestCommandDiesWithItsInitWhenTheServerCannotHelp(t *testing.T) {
 	tag := newTag()
-	cmd, shims := server(t, `echo ready; exec sleep 1000`, tag, "-"+t.TempDir())
+	cmd, inits := server(t, `echo ready; exec sleep 1000`, tag, "-"+t.TempDir())
 	require.Len(t, tagged(t, tag), 3)
 	require.NoError(t, cmd.Process.Signal(unix.SIGSTOP))
-	for _, shim := range shims {
-		require.NoError(t, unix.Kill(shim, unix.SIGKILL))
+	for _, init := range inits {
+		require.NoError(t, unix.Kill(init, unix.SIGKILL))
 	}
 	eventually(t, func() bool { return len(tagged(t, tag)) == 0 }, "the commands")
 }
@@ -161,13 +159,13 @@ func TestOrphanDirectoryThatIsInUseOrAnotherIsLeft(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			tag := newTag()
 			dir, _ := orphanTree(t)
-			cmd, shims := server(t, leaveThings, tag, "-"+dir)
+			cmd, inits := server(t, leaveThings, tag, "-"+dir)
 			change(t, dir)
 			want := listing(t, filepath.Dir(dir))
 			want = slices.DeleteFunc(want, func(path string) bool { return strings.HasPrefix(path, dir+"-moved") })
 			require.NoError(t, cmd.Process.Kill())
 			eventually(t, func() bool {
-				return len(tagged(t, tag)) == 0 && allEnded(shims)
+				return len(tagged(t, tag)) == 0 && allEnded(inits)
 			}, "its processes")
 			require.Equal(t, want, listing(t, filepath.Dir(dir)))
 		})
@@ -187,10 +185,10 @@ func listing(t *testing.T, dir string) (list []string) {
 func TestCloseLeavesTheOrphanDirectoryToTheServer(t *testing.T) {
 	dir, _ := orphanTree(t)
 	before := listing(t, filepath.Dir(dir))
-	c := shell("exec sleep 1000")
-	c.OrphanDir = dir
-	p := start(t, c)
-	require.NoError(t, p.Close())
+	in := Init{OrphanDir: dir}
+	_, err := in.Start(t.Context(), shell("exec sleep 1000"))
+	require.NoError(t, err)
+	require.NoError(t, in.Close())
 	require.Equal(t, before, listing(t, filepath.Dir(dir)))
 }
 
@@ -209,9 +207,8 @@ func TestOrphanDirectoryMustBeOursAndNoLink(t *testing.T) {
 	}
 	for name, dir := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := shell("true")
-			c.OrphanDir = dir
-			_, err := Start(t.Context(), c)
+			in := Init{OrphanDir: dir}
+			_, err := in.Start(t.Context(), shell("true"))
 			require.ErrorContains(t, err, "orphan directory")
 			require.ErrorContains(t, err, dir)
 		})
@@ -228,7 +225,7 @@ func TestOrphanDirectoryIsRemovedAlsoWhereDirectoriesWereClosed(t *testing.T) {
 	removeOrphan(t.Context(), nil) // there was none to begin with
 }
 
-// A shim went on with a directory that a job had moved for as long as that took, whatever bounded it.
+// A init went on with a directory that a job had moved for as long as that took, whatever bounded it.
 func TestRemovalOfAnOrphanDirectoryEndsWithItsContext(t *testing.T) {
 	for name, moved := range map[string]bool{"at its place": false, "moved by a job": true} {
 		t.Run(name, func(t *testing.T) {

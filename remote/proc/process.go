@@ -4,123 +4,189 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
-const (
-	// DrainTimeout is how long Wait reads the output after the command's exit, if processes that it left behind hold
-	// it open.
-	DrainTimeout = 2 * time.Second
-
-	// shimTimeout is how long the shim has to do as it was told before it is killed itself. It is longer than the
-	// shim's own killTimeout.
-	shimTimeout = 10 * time.Second
-)
+// DrainTimeout is how long Wait reads the output after the command's exit, if processes that it left behind hold it
+// open.
+const DrainTimeout = 2 * time.Second
 
 // Process is a command that was started, with every process that descends from it. The caller must close it. It is safe
 // for concurrent use.
 //
-// Three goroutines belong to it, and Close waits for them: one that listens to the shim and one for each stream of
-// output.
+// Two goroutines belong to it, and Close waits for them: one for each stream of output.
 type Process struct {
-	shim    *os.Process
-	control *os.File
-	closing sync.Once
-	resume  func() // continues a shim that was stopped
-
-	program string // these two are set once there is a command
+	link    *link
+	id      uint32
+	alone   *Init // it ends with the process; nil if it has other commands
+	program string
 	pumps   []*pump
+	closing sync.Once
 
-	started chan struct{} // closed once leader or failed is set, or exitErr: the shim has ended
+	started chan struct{} // closed once leader or failed is set, or exitErr: the init has ended
 	exited  chan struct{} // closed once exit or exitErr, and exitedAt, are set
-	gone    chan struct{} // closed once the shim has ended and shimErr is set
+	gone    chan struct{} // closed once nothing is left of the command, and goneErr is set
+	grouped chan bool     // answers to GroupEnded
 
-	leader   int      // the command's pid, and that of its process group
+	leader   int      // the command's pid, and that of its process group, in the init's namespace
 	failed   *failure // why the command did not start
 	exit     Exit
 	exitErr  error // why there is no exit
 	exitedAt time.Time
-	shimErr  error // why the shim could not end cleanly
+	goneErr  error // what is left
 	closeErr error // the result of Close, set in closing
 
+	asking   sync.Mutex // held by GroupEnded
 	stopping stopper
 }
 
-// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command.
-// A few commands are started at a time; more wait for their turn until ctx ends.
-//
-// A *[StartError] says that the command is at fault: there is no such program, it cannot be executed, or its arguments
-// are too large. Other errors name a mistake in c, or a failure of the machine.
-func Start(ctx context.Context, c Command) (*Process, error) { return startBy(ctx, &c, launch) }
-
-// startBy is Start with the shim that get returns.
-func startBy(ctx context.Context, c *Command, get func() (*Process, error)) (*Process, error) {
-	if !isReady.Load() {
-		panic("proc: Main was not called at the start of main")
+func newProcess(l *link, id uint32, program string) *Process {
+	p := &Process{
+		link: l, id: id, program: program, grouped: make(chan bool, 1),
+		started: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if err := c.check(); err != nil {
-		return nil, err
-	}
-	select {
-	case startSlots <- struct{}{}:
-		defer func() { <-startSlots }()
-	case <-ctx.Done():
-	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], context.Cause(ctx))
-	}
-	p, err := get()
-	if err != nil {
-		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
-	}
-	if err := p.begin(ctx, c); err != nil {
-		_ = p.Close() // err is the one that matters
-		return nil, err
-	}
-	return p, nil
-}
-
-// begin hands the command to the shim and waits until it runs.
-func (p *Process) begin(ctx context.Context, c *Command) error {
-	p.program = c.Argv[0]
-	marked := *c
-	marked.Env = slices.Concat(c.Env, Marker())
-	c = &marked
-	if err := p.connect(c); err != nil {
-		return fmt.Errorf("start %q: %w", c.Argv[0], err)
-	}
-	select {
-	case <-p.started:
-	case <-ctx.Done():
-		return fmt.Errorf("start %q: %w", c.Argv[0], context.Cause(ctx))
-	}
-	switch {
-	case p.failed != nil:
-		return p.failed.error(c)
-	case p.leader == 0:
-		return fmt.Errorf("start %q: %w", c.Argv[0], errShim)
-	}
-	return nil
-}
-
-func newProcess(control *os.File) *Process {
-	p := &Process{control: control, started: make(chan struct{}), exited: make(chan struct{}), gone: make(chan struct{})}
-	p.resume = func() { _ = p.shim.Signal(unix.SIGCONT) } // an error means that it has ended
 	p.stopping = stopper{
 		term:    func() { p.tell(messageTerm) },
 		kill:    func() { p.tell(messageKill) },
 		abandon: p.abandonUnlessExited,
-		timeout: shimTimeout,
+		timeout: initTimeout,
 	}
 	return p
 }
 
-// PID returns the process id of the command, which is that of its process group and session too.
+// connect makes the pipes for the output of c, starts their pumps, and hands the other ends to the init.
+func (p *Process) connect(c *Command) error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	files := [3]*os.File{null, null, null}
+	if c.Stdin != nil {
+		files[0] = c.Stdin
+	}
+	for i, w := range [2]io.Writer{c.Stdout, c.Stderr} {
+		if w == nil {
+			continue
+		}
+		if file, ok := w.(*os.File); ok {
+			files[1+i] = file
+			continue
+		}
+		pump, end, err := newPump([2]string{"stdout", "stderr"}[i], w)
+		if err != nil {
+			return err
+		}
+		defer end.Close()
+		go pump.run()
+		p.pumps = append(p.pumps, pump)
+		files[1+i] = end
+	}
+	marked := *c
+	number := commandVar + "=" + strconv.FormatUint(uint64(p.id), 10)
+	marked.Env = slices.Concat(c.Env, Marker(), []string{number})
+	return sendFiles(p.link.control, message{messageCommand, p.id}, encodeCommand(&marked), files[:]...)
+}
+
+// take handles a report. It reports whether it is the last one. The link's mu is held.
+func (p *Process) take(r report) (last bool, err error) {
+	begins := p.leader == 0 && p.failed == nil
+	switch {
+	case r.Kind == reportStarted && begins && r.PID > 1: // a signal to "-1" goes to every process
+		p.leader = int(r.PID)
+		close(p.started)
+	case r.Kind == reportFailed && begins:
+		p.failed = &failure{r.At, syscall.Errno(r.Errno), r.text}
+		close(p.started)
+		close(p.gone)
+		return true, nil
+	case r.Kind == reportExited && p.leader != 0 && p.exitedAt.IsZero():
+		p.exit = r.exit()
+		p.setExited()
+	case r.Kind == reportGroup && p.leader != 0:
+		select {
+		case p.grouped <- r.Left == 0:
+		default: // nobody has asked
+		}
+	case r.Kind == reportClosed && p.leader != 0:
+		if p.goneErr == nil && r.Left > 0 {
+			p.goneErr = fmt.Errorf("%d processes could not be killed", r.Left)
+		}
+		if p.exitedAt.IsZero() {
+			p.exitErr = errors.New("it could not be killed")
+			p.setExited()
+		}
+		close(p.gone)
+		return true, nil
+	default:
+		return false, errMessage
+	}
+	return false, nil
+}
+
+// lost notes that the init has ended, with err if it was not of its own. The link's mu is held.
+func (p *Process) lost(err error) {
+	p.goneErr = err
+	if p.exitedAt.IsZero() {
+		// The kernel has killed the command with its init, but not the rest of its process group.
+		if p.leader != 0 && p.link.level == walls.Off {
+			_ = unix.Kill(-p.leader, unix.SIGKILL)
+		}
+		p.exitErr = errInit
+		p.setExited()
+	}
+	if p.leader == 0 && p.failed == nil {
+		close(p.started)
+	}
+	close(p.gone)
+}
+
+func (p *Process) setExited() {
+	p.exitedAt = time.Now()
+	close(p.exited)
+}
+
+func (p *Process) tell(kind byte) { p.link.tell(message{kind, p.id}) }
+
+// abandonUnlessExited kills an init that does not report the end of a command that it was told to kill.
+func (p *Process) abandonUnlessExited() {
+	if !isClosed(p.exited) {
+		p.link.abandon()
+	}
+}
+
+// GroupEnded reports whether no process of the command's process group is left. A command that has exited can leave
+// some. When ctx ends first it says no.
+func (p *Process) GroupEnded(ctx context.Context) bool {
+	p.asking.Lock()
+	defer p.asking.Unlock()
+	select {
+	case <-p.grouped: // the answer to an earlier question
+	default:
+	}
+	p.tell(messageGroup)
+	select {
+	case ended := <-p.grouped:
+		return ended
+	case <-p.gone:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// PID returns the process id of the command, which is that of its process group and session too. It is that of the
+// command's own namespace, if its [Init] has isolation.
 func (p *Process) PID() int { return p.leader }
 
 // Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout if processes
@@ -128,7 +194,7 @@ func (p *Process) PID() int { return p.leader }
 // first Wait returns its cause and does not touch the command. Any number of calls may wait, and all get the same
 // result.
 //
-// An error other than ctx's says that the exit is unknown because the shim was killed or, with a valid Exit, that a
+// An error other than ctx's says that the exit is unknown because the init was killed or, with a valid Exit, that a
 // Writer failed and the output is incomplete.
 func (p *Process) Wait(ctx context.Context) (Exit, error) {
 	select {
@@ -174,10 +240,11 @@ func (p *Process) drain(ctx context.Context) error {
 // sends SIGKILL at once.
 func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 
-// Close kills every process that descends from the command, in its process group or not. It waits until they are gone,
-// the shim has ended, and all output was passed on. After some seconds it gives up processes that cannot be killed,
-// because they run as another user or hang in the kernel; that is the error. It is idempotent: every call waits for the
-// same end and returns the same error. A blocked Wait returns the exit by SIGKILL.
+// Close kills every process that descends from the command, in its process group or not. It waits until they are gone
+// and all output was passed on. While other commands of the [Init] run, a process that has left the group and has removed
+// the marker from its environment lives on until the last of them is closed. After some seconds it gives up processes that
+// cannot be killed, because they run as another user or hang in the kernel; that is the error. It is idempotent: every
+// call waits for the same end and returns the same error. A blocked Wait returns the exit by SIGKILL.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()
@@ -187,14 +254,18 @@ func (p *Process) Close() error {
 		select {
 		case <-p.gone:
 		case <-timer.C:
-			p.abandon()
+			p.link.abandon()
 			<-p.gone
 		}
 		for _, pump := range p.pumps {
 			pump.finish()
 		}
-		if p.shimErr != nil {
-			p.closeErr = fmt.Errorf("close %q: %w", p.program, p.shimErr)
+		err := p.goneErr
+		if p.alone != nil {
+			err = errors.Join(err, p.alone.Close())
+		}
+		if err != nil {
+			p.closeErr = fmt.Errorf("close %q: %w", p.program, err)
 		}
 	})
 	return p.closeErr

@@ -142,7 +142,7 @@ func TestCommandGetsNoEnvironmentSignalsOrLimitsOfTheServer(t *testing.T) {
 		}
 	}
 	require.ElementsMatch(t, []string{
-		testPath, "OWN=last", Marker()[0],
+		testPath, "OWN=last", Marker()[0], "STEPMUX_COMMAND=1",
 		"SigIgn: 0000000000000000", "SigBlk: 0000000000000000",
 		"core 0 0",
 	}, got)
@@ -187,28 +187,28 @@ func TestDescriptorsAreFoundOneByOneOnOldKernels(t *testing.T) {
 	require.Zero(t, flags, "stdio is the command's")
 }
 
-func TestShimTellsNothingToPs(t *testing.T) {
+func TestInitTellsNothingToPs(t *testing.T) {
 	c := shell("echo ready; exec sleep 1000", "hush")
 	c.Env = append(c.Env, "SECRET=hush")
 	out := newLines(t)
 	c.Stdout = out
 	p := start(t, c)
 	out.want(t, "ready")
-	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.shim.Pid))
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", p.link.init.Pid))
 	require.NoError(t, err)
-	require.Equal(t, "stepmux\x00__shim\x00"+self().String()+"\x00", string(args))
+	require.Equal(t, "stepmux\x00__init\x00"+self().String()+"\x00", string(args))
 	if os.Geteuid() == 0 { // nobody else may look
-		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.shim.Pid))
+		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.link.init.Pid))
 		require.NoError(t, err)
 		require.Empty(t, environ)
 	}
 }
 
-func TestShimStartedByHandSaysSo(t *testing.T) {
+func TestInitStartedByHandSaysSo(t *testing.T) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	defer r.Close()
-	p, err := os.StartProcess("/proc/self/exe", shimArgs, &os.ProcAttr{Env: []string{}, Files: []*os.File{nil, nil, w}})
+	p, err := os.StartProcess("/proc/self/exe", initArgs, &os.ProcAttr{Env: []string{}, Files: []*os.File{nil, nil, w}})
 	require.NoError(t, err)
 	w.Close()
 	text, err := io.ReadAll(r)
@@ -299,7 +299,7 @@ func TestCloseWakesWait(t *testing.T) {
 			if err := p.Close(); err != nil {
 				t.Error(err)
 			}
-			if !ended(p.PID()) || !ended(p.shim.Pid) {
+			if !ended(p.PID()) || !ended(p.link.init.Pid) {
 				t.Error("Close has not waited for the end")
 			}
 		})

@@ -44,13 +44,13 @@ func (c *Child) Ended() bool {
 // child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a
 // child has ended.
 type reaper struct {
-	before map[int]bool  // children that were there first: killAll spares them
+	before map[int]bool  // children that were there first: KillAll spares them
 	reaped chan struct{} // has room for one; filled when collect has reaped
-	exited func(*Child)  // is told, with mu held, that a child was reaped; may be nil
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
 	mu        sync.Mutex
-	starting  int // calls of start that are under way
+	starting  int  // calls of start that are under way
+	reaping   bool // a goroutine of reapAll runs
 	running   map[int]*Child
 	lingering map[int]*Child // reaped, but their groups have members left
 	early     map[int]*Child // reaped while starting was not 0 and before anybody knew them
@@ -88,6 +88,36 @@ func (r *reaper) start(fork func() (pid int, err error)) (*Child, error) {
 	c = newChild(pid) // also if a process that was reaped meanwhile had the same pid before
 	r.running[pid] = c
 	return c, nil
+}
+
+// reapAll has children reaped until none is left, by a goroutine that ends then.
+func (r *reaper) reapAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reaping {
+		return
+	}
+	r.reaping = true
+	go func() {
+		for {
+			// This wait reaps nothing, as the lock cannot be held while it lasts.
+			switch err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT, nil); {
+			case errors.Is(err, unix.EINTR):
+			case err == nil:
+				r.collect()
+			case r.rest():
+				return
+			}
+		}
+	}()
+}
+
+// rest ends reaping if there is no child, also none that was started just now.
+func (r *reaper) rest() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reaping = !r.collectLocked()
+	return !r.reaping
 }
 
 func newChild(pid int) *Child {
@@ -136,9 +166,6 @@ func (r *reaper) collectLocked() (none bool) {
 		}
 		c.status, c.usage = status, usage
 		close(c.exited)
-		if r.exited != nil {
-			r.exited(c)
-		}
 	}
 }
 
@@ -195,14 +222,15 @@ func (r *reaper) Stop(c *Child, grace time.Duration) (alone bool) {
 func (r *reaper) KillAll() (left int) {
 	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()
-	return r.killAll(timer.C)
+	return r.killAll(timer.C, func(pid int) bool { return !r.before[pid] })
 }
 
-// killAll kills and reaps children until none is left, or until the deadline; then it returns how many are left.
-// Killing a process may orphan others, which become children then.
-func (r *reaper) killAll(deadline <-chan time.Time) (left int) {
+// killAll kills and reaps the children that are among those to kill until none of them is left, or until the deadline;
+// then it returns how many are left. Killing a process may orphan others, which become children then. among is called with
+// mu held.
+func (r *reaper) killAll(deadline <-chan time.Time, among func(pid int) bool) (left int) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		left := r.killOnce()
+		left := r.killOnce(among)
 		if left == 0 {
 			return 0
 		}
@@ -216,8 +244,8 @@ func (r *reaper) killAll(deadline <-chan time.Time) (left int) {
 	}
 }
 
-// killOnce kills the children and the groups they lead, and returns how many children there are.
-func (r *reaper) killOnce() (n int) {
+// killOnce kills those children and the groups they lead, and returns how many there are.
+func (r *reaper) killOnce(among func(pid int) bool) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.collectLocked() {
@@ -229,15 +257,17 @@ func (r *reaper) killOnce() (n int) {
 	}
 	// Groups first, each at once: a group that forks cannot outrun a signal to all of it.
 	for pid := range r.running {
-		_ = unix.Kill(-pid, unix.SIGKILL)
+		if among(pid) {
+			_ = unix.Kill(-pid, unix.SIGKILL)
+		}
 	}
 	for pid := range r.lingering {
-		if anyInGroup(children, pid) {
+		if among(pid) && anyInGroup(children, pid) {
 			_ = unix.Kill(-pid, unix.SIGKILL)
 		}
 	}
 	for _, pid := range children {
-		if !r.before[pid] {
+		if among(pid) {
 			_ = unix.Kill(pid, unix.SIGKILL)
 			n++
 		}

@@ -14,6 +14,7 @@ func TestKillAllGoesOnWhileChildrenCannotBeListed(t *testing.T) {
 	for _, pid := range ListChildren() {
 		r.before[pid] = true
 	}
+	all := func(pid int) bool { return !r.before[pid] }
 	child, err := r.start(func() (int, error) {
 		return syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{
 			Env: []string{}, Files: []uintptr{0, 1, 2}, Sys: &syscall.SysProcAttr{Setsid: true},
@@ -24,12 +25,12 @@ func TestKillAllGoesOnWhileChildrenCannotBeListed(t *testing.T) {
 	var files unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: files.Max}))
-	left := r.killOnce()
+	left := r.killOnce(all)
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
 
 	require.NotZero(t, left)
 	giveUp := time.NewTimer(10 * time.Second)
 	defer giveUp.Stop()
-	require.Zero(t, r.killAll(giveUp.C))
+	require.Zero(t, r.killAll(giveUp.C, all))
 	require.True(t, child.Status().Signaled())
 }

@@ -93,7 +93,7 @@ func TestStartRefusesMalformedCommands(t *testing.T) {
 		},
 		"no key=value":         {func(c *Command) { c.Env = []string{"hush"} }, "not KEY=VALUE"},
 		"a variable, no name":  {func(c *Command) { c.Env = []string{"=hush"} }, "not KEY=VALUE"},
-		"a relative orphandir": {func(c *Command) { c.OrphanDir = "x" }, "not an absolute path"},
+		"a relative directory": {func(c *Command) { c.Visible = "x" }, "not an absolute path"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

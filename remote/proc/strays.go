@@ -9,37 +9,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If a shim is killed, the processes it held become orphans. This program is a child subreaper too, so they become its
-// children: strays. A stray differs from the program's other children by its session, which is not the program's, and
-// by not being a shim.
+// If an init without isolation is killed, the processes it held become orphans. This program is a child subreaper too, so
+// they become its children: strays. A stray differs from the program's other children by its session, which is not the
+// program's, and by not being an init.
 
-// shims are the running shims of this program.
-var shims = struct {
+// inits are the running inits of this program.
+var inits = struct {
 	mu   sync.Mutex // held while one is started, and guards the following
-	pids map[int]*Process
-}{pids: map[int]*Process{}}
+	pids map[int]*link
+}{pids: map[int]*link{}}
 
 // adoptStrays makes this program the parent of strays. Where the kernel refuses, strays get away.
 var adoptStrays = sync.OnceFunc(func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) })
 
-// startShim starts the shim of p.
-func startShim(p *Process, attr *os.ProcAttr) (err error) {
+// startInit starts the init of l.
+func startInit(l *link, attr *os.ProcAttr) (err error) {
 	adoptStrays()
-	shims.mu.Lock()
-	defer shims.mu.Unlock()
-	if p.shim, err = os.StartProcess("/proc/self/exe", append(slices.Clone(shimArgs), self().String()), attr); err != nil {
-		return err
+	inits.mu.Lock()
+	defer inits.mu.Unlock()
+	l.init, err = os.StartProcess("/proc/self/exe", append(slices.Clone(initArgs), self().String()), attr)
+	if err == nil {
+		inits.pids[l.init.Pid] = l
 	}
-	shims.pids[p.shim.Pid] = p
-	return nil
+	return err
 }
 
-// forgetShim notes that the shim of p was reaped: its pid may already be that of another process.
-func forgetShim(p *Process) {
-	shims.mu.Lock()
-	defer shims.mu.Unlock()
-	if shims.pids[p.shim.Pid] == p {
-		delete(shims.pids, p.shim.Pid)
+// forgetInit notes that the init of l was reaped: its pid may already be that of another process.
+func forgetInit(l *link) {
+	inits.mu.Lock()
+	defer inits.mu.Unlock()
+	if inits.pids[l.init.Pid] == l {
+		delete(inits.pids, l.init.Pid)
 	}
 }
 
@@ -59,15 +59,15 @@ func killStrays(timeout time.Duration) (left int) {
 // killStraysOnce kills and reaps the present strays, and returns how many. It does not count processes that they
 // orphan.
 func killStraysOnce() (n int) {
-	shims.mu.Lock()
-	defer shims.mu.Unlock()
+	inits.mu.Lock()
+	defer inits.mu.Unlock()
 	ours, err := unix.Getsid(0)
 	if err != nil {
 		return 0
 	}
 	for _, pid := range ListChildren() {
 		session, err := unix.Getsid(pid)
-		if err != nil || session == ours || shims.pids[pid] != nil {
+		if err != nil || session == ours || inits.pids[pid] != nil {
 			continue
 		}
 		_ = unix.Kill(pid, unix.SIGKILL)               // only we can reap it, so the pid is still this process's

@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/remote/job"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // Config says where and how a job runs.
@@ -147,7 +149,8 @@ func openStore(tempDir, pattern, cacheDir string, cfg job.Config) (store *job.St
 		ends = append(ends, components.Close)
 		cfg.Fetcher = components
 	}
-	cfg.Dir, cfg.OrphanDir = dir, dir
+	cfg.Dir, cfg.Init = dir, &proc.Init{Room: walls.Spec{Level: walls.Off}, OrphanDir: dir}
+	ends = append(ends, cfg.Init.Close)
 	if store, err = job.New(cfg); err != nil {
 		return nil, nil, errors.Join(err, closeAll())
 	}

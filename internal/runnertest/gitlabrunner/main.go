@@ -38,7 +38,7 @@ import (
 )
 
 func main() {
-	proc.Main() // it is also the shim of the processes it starts
+	proc.Main() // it is also the init of the processes it starts
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "FATAL:", err)
 		os.Exit(1)

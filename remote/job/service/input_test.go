@@ -143,8 +143,8 @@ func TestJobsThatMisbehaveFailByTheirCauseAndHarmNoOther(t *testing.T) {
 		"directory of files gone": {
 			"- {name: a, script: 'rm -r $(dirname ${{ output_file }})'}", "read output file: the step has removed it",
 		},
-		"shim killed": {
-			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "the shim that held it ended before it",
+		"init killed": {
+			"- {name: a, script: 'kill -9 $PPID; sleep 4744'}", "the init that held it ended before it",
 		},
 		"group killed":           {"- {name: a, script: 'kill -9 0'}", "exit status 137"},
 		"work directory removed": {"- {name: a, script: 'rmdir $PWD'}\n- {name: b, script: echo}", `step "b": start`},

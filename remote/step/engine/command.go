@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -25,7 +23,7 @@ import (
 const groupPause = 5 * time.Millisecond
 
 // maxKept is how many steps are kept until the end of the job because they may have left something in
-// the background, out of sight. Each holds a process, its shim, even if it has left nothing, so of the
+// the background, out of sight. Each holds a process, its init, even if it has left nothing, so of the
 // steps beyond these only those are kept whose process group lives on.
 const maxKept = 64
 
@@ -152,7 +150,7 @@ func (r *Runner) scriptFile() string { return filepath.Join(r.place.ScriptDir, "
 // with.
 func (r *Runner) command(g *frame, env layer) (cmd proc.Command, argv []expr.Value, err error) {
 	cmd = proc.Command{
-		Dir: r.place.WorkDir, Env: environ(env), Stdout: r.place.Stdout, Stderr: r.place.Stderr, OrphanDir: r.cfg.OrphanDir,
+		Dir: r.place.WorkDir, Env: environ(env), Stdout: r.place.Stdout, Stderr: r.place.Stderr, Visible: r.place.WorkDir,
 	}
 	switch {
 	case g.isScript():
@@ -272,7 +270,7 @@ func (r *Runner) runProcess(
 	if isEnded {
 		awaitGroup(ctx, p, killAt)
 	}
-	if err != nil || isEnded || len(r.kept) > r.maxKept && groupEnded(p) {
+	if err != nil || isEnded || len(r.kept) > r.maxKept && p.GroupEnded(ctx) {
 		r.closeErr = errors.Join(r.closeErr, p.Close())
 		r.kept = r.kept[:len(r.kept)-1]
 	}
@@ -288,7 +286,7 @@ func awaitGroup(ctx context.Context, p *proc.Process, killAt func() time.Time) {
 	// Nothing tells when a process group ends.
 	tick := time.NewTicker(groupPause)
 	defer tick.Stop()
-	for time.Now().Before(killAt()) && !groupEnded(p) {
+	for time.Now().Before(killAt()) && !p.GroupEnded(ctx) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -296,9 +294,6 @@ func awaitGroup(ctx context.Context, p *proc.Process, killAt func() time.Time) {
 		}
 	}
 }
-
-// groupEnded reports whether nothing is left of p's process group.
-func groupEnded(p *proc.Process) bool { return errors.Is(unix.Kill(-p.PID(), 0), unix.ESRCH) }
 
 // startExitCode is the exit code a shell would have given for err, or 0.
 func startExitCode(err error) int {

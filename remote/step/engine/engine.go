@@ -61,9 +61,6 @@ type Config struct {
 
 	// Start starts the job's processes. If nil, [proc.Start].
 	Start func(context.Context, proc.Command) (*proc.Process, error)
-	// OrphanDir is removed when this process dies before the job has ended and nobody holds a lock on
-	// it. May be empty.
-	OrphanDir string
 
 	// Timeout stops the job when it has run for so long. If zero, never.
 	Timeout time.Duration

@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// ownProgram is the program that runs, whatever a build has put in the place of its file: a command's shim starts it,
+// ownProgram is the program that runs, whatever a build has put in the place of its file: a command's init starts it,
 // and that is this program too.
 const ownProgram = "/proc/self/exe"
 

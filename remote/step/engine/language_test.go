@@ -12,8 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
-
-	"github.com/stepmux/stepmux/remote/proc"
 )
 
 func TestExpressionsKnowWhatIsAroundThem(t *testing.T) {
@@ -295,7 +293,7 @@ run:
 	require.Equal(
 		t,
 		"ASKED=for\nGIVEN=here\nPATH="+os.Getenv("PATH")+"\nSAID=here\nTZ=UTC\n"+`{"MINE":"1"} 1 for`+"\n",
-		strings.ReplaceAll(tr.stdout.String(), proc.Marker()[0]+"\n", ""),
+		unmarked(tr.stdout.String()),
 	)
 }
 

@@ -1,0 +1,175 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// startSlots bounds how many commands start at a time. A start only takes processor time: with more at once, all of
+// them would be late instead of some.
+var startSlots = make(chan struct{}, 8)
+
+// Init starts commands by a process of its own, the init, which lives from the first command, or from Prepare, to Close.
+// If the init is killed, its commands end with it; the next command gets another one. The zero value is ready to use.
+// The fields are set before that. Its owner calls Close. It is safe for concurrent use.
+type Init struct {
+	// Room says how far the commands are held apart from the rest of the machine. Level Auto is the best that can be had;
+	// any other level is had, or Start fails. Auto without a Dir is Off. The paths may have symbolic links.
+	Room walls.Spec
+	// OrphanDir is a directory that must not outlive this process. It must exist and belong to our user. If this process
+	// dies without a Close, the init removes the directory with everything in it, unless another process has locked it
+	// with flock(2) or has put another one in its place. The init first renames it to a name that begins with "~". May be
+	// empty.
+	OrphanDir string
+
+	mu     sync.Mutex // guards the following
+	latest *making    // nil if no init was wanted yet
+	closed bool
+}
+
+// making is an init that is being made, or was made.
+type making struct {
+	done chan struct{} // closed once the following are set
+	link *link
+	err  error
+}
+
+// errClosed is the error of Start after Close.
+var errClosed = errors.New("the program is ending")
+
+// Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command.
+// A few commands are started at a time; more wait for their turn until ctx ends.
+//
+// A *[StartError] says that the command is at fault: there is no such program, it cannot be executed, or its arguments
+// are too large. Other errors name a mistake in c, or a failure of the machine.
+func (in *Init) Start(ctx context.Context, c Command) (*Process, error) {
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	select {
+	case startSlots <- struct{}{}:
+		defer func() { <-startSlots }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], context.Cause(ctx))
+	}
+	m := in.prepare()
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("start %q: wait for its init: %w", c.Argv[0], context.Cause(ctx))
+	}
+	if m.err != nil {
+		return nil, fmt.Errorf("start %q: %w", c.Argv[0], m.err)
+	}
+	return m.link.start(ctx, c)
+}
+
+// Prepare starts the init, unless there is one, and does not wait for it.
+func (in *Init) Prepare() { in.prepare() }
+
+func (in *Init) prepare() *making {
+	if !isReady.Load() {
+		panic("proc: Main was not called at the start of main")
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	switch {
+	case in.closed:
+		m := &making{done: make(chan struct{}), err: errClosed}
+		close(m.done)
+		return m
+	case in.latest != nil && !in.latest.over():
+		return in.latest
+	}
+	m := &making{done: make(chan struct{})}
+	in.latest = m
+	room, orphan := in.Room, in.OrphanDir
+	go func() { // Close waits for it
+		defer close(m.done)
+		m.link, m.err = launch(room, orphan)
+	}()
+	return m
+}
+
+// over reports whether there is no init: it could not be made, or it has ended.
+func (m *making) over() bool {
+	select {
+	case <-m.done:
+		return m.err != nil || isClosed(m.link.gone)
+	default:
+		return false
+	}
+}
+
+// Isolation returns the level at which the commands run and, if that is Off instead of Auto, why no better one can be
+// had. It waits for the init, and is Auto if there is none.
+func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
+	in.mu.Lock()
+	m := in.latest
+	in.mu.Unlock()
+	if m == nil {
+		return walls.Auto, nil
+	}
+	select {
+	case <-m.done:
+	case <-ctx.Done():
+		return walls.Auto, context.Cause(ctx)
+	}
+	if m.err != nil {
+		return walls.Auto, m.err
+	}
+	return m.link.level, m.link.off
+}
+
+// Close ends the init with every process that descends from it, and waits until they are gone. The error says what could
+// not be killed. It is idempotent. Every later Start fails.
+func (in *Init) Close() error {
+	in.mu.Lock()
+	in.closed = true
+	m := in.latest
+	in.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	<-m.done // bounded by launch
+	if m.err != nil {
+		return nil
+	}
+	return m.link.close()
+}
+
+// Start is [Init.Start] of an Init that ends with the Process.
+func Start(ctx context.Context, c Command) (*Process, error) {
+	in := &Init{Room: walls.Spec{Level: walls.Off}}
+	p, err := in.Start(ctx, c)
+	if err != nil {
+		_ = in.Close() // err is the one that matters
+		return nil, err
+	}
+	p.alone = in
+	return p, nil
+}
+
+// resolve returns the room with paths that have no symbolic links, as far as they are there.
+func resolve(room walls.Spec) walls.Spec {
+	real := func(path string) string {
+		if to, err := filepath.EvalSymlinks(path); err == nil && path != "" {
+			return to
+		}
+		return path
+	}
+	room.Dir, room.Base, room.Home = real(room.Dir), real(room.Base), real(room.Home)
+	list := make([]string, 0, len(room.ReadOnly))
+	for _, path := range room.ReadOnly {
+		list = append(list, real(path))
+	}
+	room.ReadOnly = list
+	return room
+}

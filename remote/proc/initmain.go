@@ -1,0 +1,339 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+const (
+	// controlFD is where the init finds its end of the channel.
+	controlFD = 3
+
+	// killTimeout bounds the wait for processes that were killed: some cannot be.
+	killTimeout = 5 * time.Second
+	// initTimeout is how long an init has to do as it was told before it is killed itself. It is longer than its own
+	// killTimeout.
+	initTimeout = 10 * time.Second
+)
+
+// initArgs are the arguments that make this program an init; the identity of its server follows. ps shows them.
+var initArgs = []string{"stepmux", "__init"}
+
+// isReady says that Main was called.
+var isReady atomic.Bool
+
+// Main says that this program may be executed again as an init. Start panics without it. It must be the first line of
+// main, and of every TestMain whose tests start processes. An init never reaches main.
+func Main() { isReady.Store(true) }
+
+// An init does not wait for main: in a program with gRPC and a command line the packages that are initialised after this
+// one take a third of the time of its start.
+func init() {
+	if len(os.Args) > 1 && slices.Equal(os.Args[:2], initArgs) {
+		unix.Exit(runInit()) // os.Exit of a program with the race detector would sleep for a second
+	}
+}
+
+// keeper is the state of an init.
+type keeper struct {
+	*reaper
+	control *os.File
+	room    *walls.Room
+	orphan  *os.File // the directory to remove; nil if there is none
+	// isolated says that this is the first process of a namespace: all others there are the build's.
+	isolated bool
+
+	forks    chan func()      // they run one after the other on the first thread
+	commands map[uint32]*held // guarded by the reaper's mu
+}
+
+// held is a command, from its message to its close.
+type held struct {
+	id     uint32
+	leader *Child        // nil until it was started
+	closed bool          // it shall end
+	told   chan struct{} // closed once its end was reported
+}
+
+// runInit is the life of an init.
+func runInit() int {
+	if _, err := unix.GetsockoptInt(controlFD, unix.SOL_SOCKET, unix.SO_TYPE); err != nil {
+		_, _ = os.Stderr.WriteString("stepmux: __init is started by stepmux itself, and does nothing by hand\n")
+		return 2
+	}
+	control := os.NewFile(controlFD, "control")
+	// Commands die with the thread that started them, and inherit its capabilities. This goroutine keeps the first thread
+	// because it never leaves init: the runtime runs init there.
+	k := &keeper{
+		reaper: newReaper(), control: control, forks: make(chan func()), commands: map[uint32]*held{},
+	}
+	m, err := receive(controlFD)
+	if err != nil || m.kind != messageRoom {
+		return 0 // the server is gone
+	}
+	if failed := k.setUp(m.text); failed != nil {
+		failed.report(0).send(control)
+		return 0
+	}
+	report{reportFixed: reportFixed{Kind: reportReady}}.send(control)
+	go func() {
+		k.obey()
+		unix.Exit(0)
+	}()
+	for fork := range k.forks {
+		fork()
+	}
+	return 0
+}
+
+// setUp makes this process an init.
+func (k *keeper) setUp(text []byte) *failure {
+	room, orphan, err := decodeRoom(text)
+	if err != nil {
+		return fail(stageInit, err)
+	}
+	k.isolated = room.Level != walls.Off && os.Getpid() == 1
+	// Signals to all processes of a user must not end the init: its processes would get away. They are caught and not
+	// ignored, as an ignored signal is inherited.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
+		unix.SIGPIPE)
+	err = errors.Join(
+		closeOnExec(),
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
+		// Jobs run as our user. No job may attach a debugger to free its processes from the init.
+		unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0),
+		unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}),
+	)
+	if err != nil {
+		return fail(stageInit, err)
+	}
+	var failed *failure
+	if k.orphan, failed = openOrphan(orphan); failed != nil {
+		return failed
+	}
+	if k.room, err = walls.Enter(room); err != nil {
+		return fail(stageRoom, err)
+	}
+	return nil
+}
+
+// closeOnExec keeps all files but stdio from the processes that this one starts, also those it was started with.
+func closeOnExec() error {
+	err := unix.CloseRange(controlFD, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
+	if err != nil { // before Linux 5.11
+		err = closeOnExecEach()
+	}
+	return err
+}
+
+// closeOnExecEach is closeOnExec that goes through the list of open files.
+func closeOnExecEach() error {
+	dir, err := os.Open("/proc/self/fd")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		if fd := atoi(name); fd >= controlFD {
+			unix.CloseOnExec(fd)
+		}
+	}
+	return err
+}
+
+// obey does as the server's messages say, until the server closes the init or is gone. Then it ends all processes.
+func (k *keeper) obey() {
+	closed := false
+	for !closed {
+		m, err := receive(controlFD)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			break
+		}
+		closed = m.kind == messageClose && m.id == 0
+		if !closed && !k.take(m) {
+			break
+		}
+	}
+	if k.isolated {
+		_ = unix.Kill(-1, unix.SIGKILL) // all but us, at once: none can outrun it
+	}
+	left := k.KillAll()
+	if left > 0 {
+		report{reportFixed: reportFixed{Kind: reportClosed, Left: uint32(left)}}.send(k.control)
+	}
+	if !closed {
+		ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
+		defer cancel()
+		removeOrphan(ctx, k.orphan)
+	}
+}
+
+// take handles a message about a command. It reports whether the server keeps to the protocol.
+func (k *keeper) take(m received) bool {
+	if m.kind == messageCommand {
+		return k.begin(m)
+	}
+	k.mu.Lock()
+	h := k.commands[m.id]
+	var leader *Child
+	if h != nil {
+		h.closed = h.closed || m.kind == messageClose
+		leader = h.leader
+	}
+	k.mu.Unlock()
+	if leader == nil {
+		return true // it is being started, or could not be, which its server does not know yet
+	}
+	switch m.kind {
+	case messageTerm:
+		k.Signal(leader, unix.SIGTERM)
+	case messageKill:
+		go k.killAll(nil, k.descends(h)) // it ends with the last of them; the process may end first
+	case messageGroup:
+		r := report{reportFixed: reportFixed{Kind: reportGroup, ID: h.id}}
+		if !errors.Is(unix.Kill(-leader.pid, 0), unix.ESRCH) {
+			r.Left = 1
+		}
+		r.send(k.control)
+	case messageClose:
+		go k.close(h)
+	default:
+		return false
+	}
+	return true
+}
+
+// begin has a command started.
+func (k *keeper) begin(m received) bool {
+	c, err := decodeCommand(m.text)
+	if err != nil || len(m.files) != 3 {
+		return false
+	}
+	h := &held{id: m.id, told: make(chan struct{})}
+	k.mu.Lock()
+	k.commands[h.id] = h
+	k.mu.Unlock()
+	go func() { // the fork before this one may hang
+		k.forks <- func() { k.start(h, c, m.files) }
+	}()
+	return true
+}
+
+// start starts the command with these files as its stdio, and reports that and its end.
+func (k *keeper) start(h *held, c *Command, files []int) {
+	leader, failed := k.execute(c, files)
+	for _, fd := range files {
+		_ = unix.Close(fd)
+	}
+	k.mu.Lock()
+	h.leader = leader
+	closed := h.closed
+	if failed != nil {
+		delete(k.commands, h.id)
+	}
+	k.mu.Unlock()
+	if failed != nil {
+		failed.report(h.id).send(k.control)
+		return
+	}
+	report{reportFixed: reportFixed{Kind: reportStarted, ID: h.id, PID: int32(leader.pid)}}.send(k.control)
+	k.reapAll()
+	go func() {
+		defer close(h.told)
+		<-leader.exited
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.commands[h.id] == h {
+			exited(h.id, leader.status, &leader.usage).send(k.control)
+		}
+	}()
+	if closed {
+		go k.close(h)
+	}
+}
+
+// execute starts c as the leader of a session of its own.
+func (k *keeper) execute(c *Command, files []int) (*Child, *failure) {
+	if c.Visible != "" {
+		if err := k.room.Show(c.Visible); err != nil {
+			return nil, fail(stageVisible, err)
+		}
+	}
+	if err := checkDir(c.Dir); err != nil {
+		return nil, fail(stageDir, err)
+	}
+	program, err := find(c.Argv[0], c.Dir, c.Env)
+	if err != nil {
+		return nil, fail(stagePath, err)
+	}
+	attr := &syscall.ProcAttr{
+		Dir: c.Dir, Env: c.Env, Files: []uintptr{uintptr(files[0]), uintptr(files[1]), uintptr(files[2])},
+		Sys: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	}
+	leader, err := k.reaper.start(func() (int, error) { return syscall.ForkExec(program, c.Argv, attr) })
+	if err != nil {
+		return nil, fail(stageExec, err)
+	}
+	return leader, nil
+}
+
+// checkDir returns the error of entering the directory: a fork does not tell it from that of the program.
+func checkDir(path string) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_ = unix.Close(fd)
+	return unix.Faccessat(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS)
+}
+
+// close kills everything that descends from a command, and forgets it. The last command takes along what could not be
+// assigned to one.
+func (k *keeper) close(h *held) {
+	timer := time.NewTimer(killTimeout)
+	defer timer.Stop()
+	left := k.killAll(timer.C, k.descends(h))
+	select {
+	case <-h.told:
+	case <-timer.C:
+	}
+	k.mu.Lock()
+	delete(k.commands, h.id)
+	k.mu.Unlock()
+	report{reportFixed: reportFixed{Kind: reportClosed, ID: h.id, Left: uint32(left)}}.send(k.control)
+}
+
+// descends returns whether a child of the init descends from the command: by its process group, by the marker in its
+// environment or because there is no other command. It is called with the reaper's mu held.
+func (k *keeper) descends(h *held) func(pid int) bool {
+	number := strconv.FormatUint(uint64(h.id), 10)
+	return func(pid int) bool {
+		if pid == h.leader.pid || len(k.commands) == 1 {
+			return true
+		}
+		if k.running[pid] != nil {
+			return false // the leader of another command
+		}
+		group, err := unix.Getpgid(pid)
+		if err == nil && group == h.leader.pid {
+			return true
+		}
+		return lookup(pid, commandVar) == number
+	}
+}

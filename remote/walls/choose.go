@@ -1,0 +1,98 @@
+package walls
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	// sudoTimeout bounds the question whether the user can become root.
+	sudoTimeout = 5 * time.Second
+	// sudoAge is how long its answer counts.
+	sudoAge = 24 * time.Hour
+)
+
+var errSudo = errors.New("the user can become root by sudo without a password; in a user namespace sudo cannot work, and " +
+	"such a user can leave it (set the isolation, or take the rule out of sudoers)")
+
+// Choose returns the level that Auto stands for, and why if that is Off. sudo logs a refusal, so it is asked once a day:
+// the answer is kept in the user's cache directory, where no build with isolation can change it.
+func Choose(ctx context.Context) (Level, error) {
+	if os.Geteuid() == 0 {
+		return Processes, nil
+	}
+	sudo := findSudo()
+	if sudo == "" {
+		return Processes, nil
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	home := os.Getenv("HOME")
+	file := filepath.Join(home, ".cache/stepmux/sudo")
+	if err == nil && filepath.IsAbs(home) {
+		if answer, known := readAnswer(file, boot); known {
+			return level(answer)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, sudoTimeout)
+	defer cancel()
+	can := exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil
+	if err == nil && filepath.IsAbs(home) && ctx.Err() == nil {
+		keepAnswer(file, boot, can)
+	}
+	return level(can)
+}
+
+func level(canBecomeRoot bool) (Level, error) {
+	if canBecomeRoot {
+		return Off, errSudo
+	}
+	return Processes, nil
+}
+
+// findSudo returns the path of sudo, empty if there is none.
+func findSudo() string {
+	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/bin", "/usr/local/bin") {
+		path := filepath.Join(dir, "sudo")
+		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() && filepath.IsAbs(path) {
+			return path
+		}
+	}
+	return ""
+}
+
+// readAnswer returns the answer in file, if it is of this boot and not too old.
+func readAnswer(file string, boot []byte) (can, known bool) {
+	fi, err := os.Lstat(file)
+	if err != nil || !fi.Mode().IsRegular() || time.Since(fi.ModTime()).Abs() > sudoAge {
+		return false, false
+	}
+	text, err := readBounded(file)
+	answer, ours := bytes.CutPrefix(text, boot)
+	can = strings.TrimSpace(string(answer)) == "yes"
+	return can, err == nil && ours
+}
+
+// keepAnswer writes file. Without it the next build asks again.
+func keepAnswer(file string, boot []byte, can bool) {
+	answer := "no"
+	if can {
+		answer = "yes"
+	}
+	if os.MkdirAll(filepath.Dir(file), 0o700) != nil {
+		return
+	}
+	temp, err := os.CreateTemp(filepath.Dir(file), "sudo-")
+	if err != nil {
+		return
+	}
+	_, err = temp.Write(append(bytes.Clone(boot), answer...))
+	if errors.Join(err, temp.Close()) != nil || os.Rename(temp.Name(), file) != nil {
+		_ = os.Remove(temp.Name())
+	}
+}

@@ -1,0 +1,16 @@
+// Package walls holds the processes of a build apart from the rest of the machine, by namespaces that the kernel gives
+// to an ordinary user. It needs Linux.
+//
+// A server starts one init for its build with the namespaces of [Level.Attributes], and maps its user with [MapUser].
+// The init calls [Enter] before it runs a command. From then on its processes see only themselves, and these places are
+// changed for them, in a mount namespace of their own:
+//
+//   - /proc shows the build's processes alone.
+//   - /tmp, /var/tmp, /dev/shm, the base of the sockets and /run/user/UID are the build's own and begin empty. The build's
+//     directory stays visible, and so does what [Room.Show] is told.
+//   - Files from which later builds would start cannot be changed: see [Spec.Home].
+//   - /sys/fs/cgroup is read-only.
+//   - With [Private], HOME is the build's own.
+//
+// docs/security.md says which attacks that stops, and which it does not.
+package walls

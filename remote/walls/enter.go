@@ -1,0 +1,304 @@
+package walls
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spec says what Enter changes. Its paths are absolute and have no symbolic links.
+type Spec struct {
+	Level Level
+	// Dir is the build's private directory. It stays visible. Enter keeps the build's own places below it, so they are
+	// removed with it.
+	Dir string
+	// Base is the directory that holds the directories of all builds; the build sees its own there alone. May be empty.
+	Base string
+	// Home is the user's home. May be empty. Login files, and the configuration of SSH, of shells and of systemd's user
+	// manager are read-only there; some that are missing are made, empty.
+	Home string
+	// Shell is the user's login shell. May be empty.
+	Shell string
+	// ReadOnly are more files and directories that the build cannot change, such as the program. What is missing there is
+	// made, as a directory, if it is in Home.
+	ReadOnly []string
+}
+
+// Room is where a build's processes live. It is not safe for concurrent use.
+type Room struct {
+	spec   Spec
+	dir    string   // the path of spec.Dir through its descriptor: it is good wherever that directory is hidden
+	hidden []hidden // the last one wins
+}
+
+// hidden is a directory of the machine in whose place the build has its own.
+type hidden struct {
+	path string
+	was  string // its path through a descriptor
+}
+
+// Enter changes the mounts of this process, which must be the first one in the namespaces of spec.Level and locked to its
+// thread. Then it gives up what this thread's processes could take over. After an error the process must end.
+func Enter(spec Spec) (*Room, error) {
+	r := &Room{spec: spec}
+	if spec.Level == Off {
+		return r, nil
+	}
+	for _, step := range []func() error{r.begin, r.hideAll, r.home, r.showAll, r.kernel, r.guard, r.sshConfig} {
+		if err := step(); err != nil {
+			return nil, err
+		}
+	}
+	if err := forgo(); err != nil {
+		return nil, fmt.Errorf("give up capabilities: %w", err)
+	}
+	_, _ = unix.KeyctlJoinSessionKeyring("") // the login's is that of all its builds; some kernels have none
+	return r, nil
+}
+
+// forgo gives up what a process that this thread starts would inherit of its capabilities.
+func forgo() error {
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return err
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return err
+	}
+	sets[0].Inheritable, sets[1].Inheritable = 0, 0
+	return unix.Capset(&header, &sets[0])
+}
+
+// begin keeps what happens here from the machine, but not the other way round: a mount that the machine gives up must go
+// here too.
+func (r *Room) begin() error {
+	if err := mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return err
+	}
+	var err error
+	if r.dir, err = open(r.spec.Dir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(r.dir+"/private", 0o700); err != nil {
+		return bare("make", r.spec.Dir+"/private", err)
+	}
+	return nil
+}
+
+// hideAll gives the build its own temporary directories.
+func (r *Room) hideAll() error {
+	for _, h := range []struct {
+		path string
+		mode fs.FileMode
+	}{
+		{"/tmp", 0o777 | fs.ModeSticky},
+		{"/var/tmp", 0o777 | fs.ModeSticky},
+		{r.spec.Base, 0o700},
+		{"/run/user/" + strconv.Itoa(os.Geteuid()), 0o700},
+	} {
+		if err := r.hide(h.path, h.mode); err != nil {
+			return err
+		}
+	}
+	if !isDir("/dev/shm") {
+		return nil
+	}
+	return mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777")
+}
+
+// hide puts an empty directory of the build in the place of path, if there is such a directory and it is not hidden.
+func (r *Room) hide(path string, mode fs.FileMode) error {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil || path == "" || r.above(path) != nil {
+		return nil // an error: there is none
+	}
+	was, err := open(path)
+	if err != nil {
+		return err
+	}
+	own, err := r.own(path, mode)
+	if err != nil {
+		return err
+	}
+	r.hidden = append(r.hidden, hidden{path, was})
+	return mount(own, path, "", unix.MS_BIND, "")
+}
+
+// own makes a directory of the build for use in the place of path, and returns its path.
+func (r *Room) own(path string, mode fs.FileMode) (string, error) {
+	own := r.dir + "/private/" + strings.ReplaceAll(strings.TrimPrefix(path, "/"), "/", "-")
+	err := os.Mkdir(own, 0o700)
+	if err == nil {
+		err = os.Chmod(own, mode) // whatever the umask is
+	}
+	if err != nil {
+		return "", bare("make a directory in the place of", path, err)
+	}
+	return own, nil
+}
+
+// above returns the hidden directory that path is, or is below; nil if there is none.
+func (r *Room) above(path string) *hidden {
+	for i := len(r.hidden) - 1; i >= 0; i-- {
+		if h := &r.hidden[i]; within(path, h.path) {
+			return h
+		}
+	}
+	return nil
+}
+
+// within reports whether path is dir or below it.
+func within(path, dir string) bool {
+	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
+}
+
+// home gives a private build a home of its own: a view of the user's with a layer to write to, or an empty one where the
+// machine has no such layers.
+func (r *Room) home() error {
+	home := r.spec.Home
+	if r.spec.Level != Private || home == "" || home == "/" || r.above(home) != nil {
+		return nil
+	}
+	was, err := open(home)
+	if err != nil {
+		return err
+	}
+	own, err := r.own(home, 0o700)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"/upper", "/work"} {
+		if err := os.Mkdir(own+name, 0o700); err != nil {
+			return bare("make a layer over", home, err)
+		}
+	}
+	r.hidden = append(r.hidden, hidden{home, was})
+	layers := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", was, own, own)
+	if os.Geteuid() != 0 {
+		layers += ",userxattr" // the others are not a user's to set
+	}
+	if mount("overlay", home, "overlay", unix.MS_NOSUID|unix.MS_NODEV, layers) == nil {
+		return nil
+	}
+	return mount(own+"/upper", home, "", unix.MS_BIND, "")
+}
+
+// showAll makes visible again what the build needs of the directories that are hidden.
+func (r *Room) showAll() error {
+	show := []string{r.spec.Dir}
+	if r.spec.Level != Private {
+		show = append(show, r.spec.Home)
+	}
+	for _, path := range append(show, r.spec.ReadOnly...) {
+		if err := r.Show(path); err != nil && (path == r.spec.Dir || !errors.Is(err, fs.ErrNotExist)) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Show makes the file or directory path visible if it is below a directory that is hidden. What belongs to another build
+// is refused.
+func (r *Room) Show(path string) error {
+	h := r.above(path)
+	switch {
+	case h == nil || h.path == path:
+		return nil
+	case within(path, r.spec.Dir) && path != r.spec.Dir:
+		return nil // it is visible with the build's directory
+	case within(path, r.spec.Base) && path != r.spec.Dir:
+		return fmt.Errorf("%.160q belongs to another build", path)
+	}
+	source := h.was + strings.TrimPrefix(path, h.path)
+	fi, err := os.Stat(source)
+	switch {
+	case err != nil:
+	case fi.IsDir():
+		err = os.MkdirAll(path, 0o700)
+	default:
+		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
+			var f *os.File
+			if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600); err == nil {
+				err = f.Close()
+			}
+		}
+	}
+	if err != nil {
+		return bare("show", path, err)
+	}
+	return mount(source, path, "", unix.MS_BIND|unix.MS_REC, "")
+}
+
+// kernel makes what the kernel shows of processes, queues and groups the build's own or read-only.
+func (r *Room) kernel() error {
+	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return err
+	}
+	if isDir("/dev/mqueue") {
+		if err := mount("mqueue", "/dev/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			return err
+		}
+	}
+	if !isDir("/sys/fs/cgroup") {
+		return nil
+	}
+	return freeze("/sys/fs/cgroup")
+}
+
+// freeze makes the directory or file path read-only, with all that is mounted below it.
+func freeze(path string) error {
+	if err := mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+	err := unix.MountSetattr(unix.AT_FDCWD, path, unix.AT_RECURSIVE, &attr)
+	if errors.Is(err, unix.ENOSYS) { // before Linux 5.12, where only the mount itself can be changed at once
+		var st unix.Statfs_t
+		if err = unix.Statfs(path, &st); err == nil {
+			// The flags that it has are locked, so they must be said again. ST_* and MS_* are the same for these.
+			kept := uintptr(st.Flags) & (unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC)
+			err = unix.Mount("", path, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|kept, "")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make %s read-only: %w", path, err)
+	}
+	return nil
+}
+
+// mount is mount(2) with an error that names the place.
+func mount(source, target, kind string, flags uintptr, data string) error {
+	if err := unix.Mount(source, target, kind, flags, data); err != nil {
+		return fmt.Errorf("mount %s: %w", target, err)
+	}
+	return nil
+}
+
+// open opens the directory and returns a path to it that lasts as long as this process.
+func open(path string) (string, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", bare("open", path, err)
+	}
+	return "/proc/self/fd/" + strconv.Itoa(fd), nil
+}
+
+func isDir(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.IsDir()
+}
+
+// bare names the path that a caller knows: that in err may be one through a descriptor.
+func bare(action, path string, err error) error {
+	if inner, ok := errors.AsType[*fs.PathError](err); ok {
+		err = inner.Err
+	}
+	return fmt.Errorf("%s %s: %w", action, path, err)
+}

@@ -1,0 +1,111 @@
+package walls
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Level says how far the processes of a build are held apart. The zero value is Auto.
+type Level string
+
+const (
+	// Auto is Processes where the machine allows it and the user cannot become root by sudo without a password, else
+	// Off.
+	Auto Level = ""
+	// Off holds nothing apart.
+	Off Level = "off"
+	// Processes gives the build namespaces of its own for processes, mounts and IPC, as the package's comment says.
+	Processes Level = "processes"
+	// Private is Processes with a HOME of its own: nothing that a build writes there is left.
+	Private Level = "private"
+)
+
+// Levels are the words of ParseLevel.
+const Levels = "auto, off, processes or private"
+
+// ParseLevel returns the level of that name. The empty name is that of Auto.
+func ParseLevel(name string) (Level, error) {
+	if name == "" || name == "auto" {
+		return Auto, nil
+	}
+	if l := Level(name); slices.Contains([]Level{Off, Processes, Private}, l) {
+		return l, nil
+	}
+	return Auto, fmt.Errorf("isolation %.40q: use %s", name, Levels)
+}
+
+// String returns the level's name.
+func (l Level) String() string {
+	if l == Auto {
+		return "auto"
+	}
+	return string(l)
+}
+
+// needed are the capabilities that an init keeps in its user namespace: to mount, and to look at its own processes.
+var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE}
+
+// Attributes makes the process that sys starts the first one in the level's namespaces. An ordinary user must call
+// MapUser next.
+func (l Level) Attributes(sys *syscall.SysProcAttr) {
+	if l == Off {
+		return
+	}
+	sys.Cloneflags |= unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC
+	if os.Geteuid() != 0 {
+		sys.Cloneflags |= unix.CLONE_NEWUSER
+		sys.AmbientCaps = needed
+	}
+}
+
+// MapUser gives process pid, which was started with Attributes and waits, its user and group in its user namespace: the
+// same as ours. A process that is not dumpable cannot have the go command's UidMappings written for its child, since the
+// child is not dumpable either until its exec. For root there is nothing to do.
+func MapUser(pid int) error {
+	uid, gid := os.Geteuid(), os.Getegid()
+	if uid == 0 {
+		return nil
+	}
+	dir := "/proc/" + strconv.Itoa(pid) + "/"
+	for _, file := range []struct{ name, text string }{
+		{"setgroups", "deny"},
+		{"uid_map", fmt.Sprintf("%d %d 1", uid, uid)},
+		{"gid_map", fmt.Sprintf("%d %d 1", gid, gid)},
+	} {
+		f, err := os.OpenFile(dir+file.name, os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString(file.text)
+			f.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", file.name, err)
+		}
+	}
+	return nil
+}
+
+// Remedy returns advice for an operator about err, of a level that cannot be had on this machine. It is empty if there is
+// none.
+func Remedy(err error) string {
+	if err == nil || os.Geteuid() == 0 {
+		return ""
+	}
+	for _, s := range []struct{ name, closed, remedy string }{
+		{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"},
+		{"kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"},
+		{"kernel/apparmor_restrict_unprivileged_userns", "1",
+			"an AppArmor profile with userns for this program, or sysctl kernel.apparmor_restrict_unprivileged_userns=0"},
+	} {
+		text, readErr := os.ReadFile("/proc/sys/" + s.name)
+		if readErr == nil && strings.TrimSpace(string(text)) == s.closed {
+			return s.remedy
+		}
+	}
+	return ""
+}

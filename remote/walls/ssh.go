@@ -1,0 +1,95 @@
+package walls
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	sshFiles = 64      // the most included files of OpenSSH's configuration that are copied
+	sshBytes = 1 << 20 // the most that one of them may have
+)
+
+// sshConfig puts copies of the files that OpenSSH's configuration includes in their places. In a user namespace the files
+// of root belong to nobody, and ssh refuses to include such a file.
+func (r *Room) sshConfig() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	done := map[string]bool{}
+	return r.copyIncludes("/etc/ssh/ssh_config", done)
+}
+
+// copyIncludes does so for the files that file includes, and for those that these include.
+func (r *Room) copyIncludes(file string, done map[string]bool) error {
+	text, err := readBounded(file)
+	if err != nil {
+		return nil // ssh will say why
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(strings.Replace(line, "=", " ", 1))
+		if len(words) < 2 || !strings.EqualFold(words[0], "include") {
+			continue
+		}
+		for _, pattern := range words[1:] {
+			pattern = strings.Trim(pattern, `"`)
+			if !filepath.IsAbs(pattern) {
+				pattern = filepath.Join("/etc/ssh", pattern)
+			}
+			files, _ := filepath.Glob(pattern) // an error: a bad pattern, which ssh finds too
+			for _, included := range files {
+				included, err := filepath.EvalSymlinks(included)
+				if err != nil || done[included] || len(done) == sshFiles {
+					continue
+				}
+				done[included] = true
+				if err := r.copyOver(included, len(done)); err != nil {
+					return err
+				}
+				if err := r.copyIncludes(included, done); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// copyOver mounts a copy over file, if it is one of root's that we can read.
+func (r *Room) copyOver(file string, n int) error {
+	var st unix.Stat_t
+	text, err := readBounded(file)
+	if err != nil || unix.Stat(file, &st) != nil || int(st.Uid) == os.Geteuid() {
+		return nil
+	}
+	own := fmt.Sprintf("%s/private/ssh-config-%d", r.dir, n)
+	if err := os.WriteFile(own, text, 0o400); err != nil {
+		return bare("copy", file, err)
+	}
+	if err := mount(own, file, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return nil
+}
+
+// readBounded reads a regular file that has at most sshBytes.
+func readBounded(file string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return nil, os.ErrInvalid
+	}
+	text, err := io.ReadAll(io.LimitReader(f, sshBytes+1))
+	if err == nil && len(text) > sshBytes {
+		err = os.ErrInvalid
+	}
+	return text, err
+}
