@@ -32,8 +32,8 @@ type Lingering struct {
 	// configuration but without Detach. With Linger, Serve starts that in a session of its own, and returns once it
 	// listens, or once a serve of the build is found that listens already. If nil, Serve itself lingers.
 	Detach []string
-	// LetGo is called by a Serve that lingers when the ready marker is printed: the caller closes what it shares with
-	// the process that started it. It may be nil.
+	// LetGo is called by a Serve that lingers when the ready marker is printed: the caller closes the files that it shares
+	// with the process that started it. It may be nil.
 	LetGo func()
 }
 
@@ -141,8 +141,8 @@ var (
 type untilReady struct {
 	to   io.Writer
 	scan wire.MarkerScanner
-	// found is called before the marker is passed on: whoever sees it counts on the serve. It returns false if that is
-	// being ended already.
+	// found is called before the marker is passed on, because a manager that sees it counts on the serve. It returns
+	// false if that is being ended already.
 	found func() bool
 }
 

@@ -73,7 +73,8 @@ func (l *lingering) listener(t *testing.T) proc.Info {
 // as returns a context whose calls are those of a manager.
 func (l *lingering) as(t *testing.T, manager string) (context.Context, context.CancelFunc) {
 	t.Helper()
-	return context.WithCancel(metadata.AppendToOutgoingContext(with(t, l.secret.Authorization()), wire.ManagerKey, manager))
+	ctx := with(t, l.secret.Authorization())
+	return context.WithCancel(metadata.AppendToOutgoingContext(ctx, wire.ManagerKey, manager))
 }
 
 // attach attaches a manager until the function is called.

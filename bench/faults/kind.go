@@ -32,9 +32,9 @@ type kindSpec struct {
 	late      bool // the VM may learn late that its manager is gone: by sshd's own signs of life
 	weight    int  // how often it is drawn; 0 counts as 4
 	// linger is how long builds outlive their link. Then no fault of the link loses one.
-	linger time.Duration
-	inject    func(*rig, injection)
-	wrapper   string // a shell command that comes before the step runner is executed
+	linger  time.Duration
+	inject  func(*rig, injection)
+	wrapper string // a shell command that comes before the step runner is executed
 }
 
 // Routes are the values of --route.

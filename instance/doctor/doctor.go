@@ -38,6 +38,7 @@ const (
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
 	checkSessions    = "sessions"
+	checkLinger      = "linger"
 )
 
 // Config says how to examine.
@@ -93,6 +94,7 @@ func (e *examination) examine(ctx context.Context) {
 	e.facts(ctx)
 	e.routes(ctx)
 	e.sessions(ctx)
+	e.linger(ctx)
 }
 
 // login connects, and judges the way there.

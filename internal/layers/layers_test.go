@@ -59,8 +59,8 @@ var allowed = map[string][]string{
 		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
 	},
 	"remote/commands": {
-		"remote", "remote/walls", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal", "internal/boundedfile",
-		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
+		"remote", "remote/walls", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal",
+		"internal/boundedfile", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
