@@ -221,7 +221,7 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 		c.end(err)
 		return nil, err
 	}
-	return func() (io.ReadWriteCloser, error) { return b.bridge() }, nil
+	return func() (io.ReadWriteCloser, error) { return b.bridge() }, nil //nolint:contextcheck // its life is the build's
 }
 
 func (c *Connector) begin(ctx context.Context) error {

@@ -211,6 +211,7 @@ func (b *build) newClient() (*grpc.ClientConn, error) {
 	client, err := grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
 		b.c.withCredentials(),
+		//nolint:contextcheck // a bridge's life is the build's
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b.bridge() }),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage),
 			grpc.ForceCodecV2(leanCodec{encoding.GetCodecV2(grpcproto.Name)}),

@@ -354,7 +354,7 @@ func (l *lingering) stop(ctx context.Context) error {
 func (l *lingering) endServe(ctx context.Context) error {
 	calls, cancel := context.WithTimeout(ctx, l.c.cfg.StopTimeout/2)
 	defer cancel()
-	defer context.AfterFunc(l.life, cancel)()
+	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // its end ends the calls too
 	rpc := pb.NewAttachmentClient(l.rpc)
 	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
 		_, err := rpc.End(calls, &pb.EndRequest{})

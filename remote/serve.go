@@ -136,7 +136,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return fmt.Errorf("serve: %w", err)
 	}
 	defer hold.release()
-	ctx = hold.life
+	ctx = hold.life //nolint:contextcheck // made of ctx
 	dir, err := openDir(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
