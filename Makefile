@@ -1,6 +1,6 @@
 # Two commands for users: `make run` and `make test`. `make check` is what CI runs, in this order.
 
-GOLANGCI    := go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.3.0
 BENCHSTAT   := go run golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 PROTOC_GEN  := google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
@@ -100,10 +100,14 @@ race: ## run all tests with the race detector
 	go -C bench/report test $(TESTFLAGS) ./...
 
 .PHONY: lint
-lint: ## check format, modules and the linters
+lint: bin/tools/golangci-lint ## check format, modules and the linters
 	go mod tidy -diff
 	go -C bench/report mod tidy -diff
-	$(GOLANGCI) run ./...
+	bin/tools/golangci-lint run ./...
+
+bin/tools/golangci-lint: Makefile
+	mkdir -p bin/tools
+	GOBIN=$(CURDIR)/bin/tools go install -ldflags='-s -w' $(GOLANGCI)
 
 .PHONY: vuln
 vuln: bin/tools/govulncheck ## look for known vulnerabilities (needs the network)
@@ -157,7 +161,8 @@ bench: ## run the benchmarks that match BENCH, all in about ten minutes; the out
 
 .PHONY: bench-smoke
 bench-smoke: ## run each benchmark once and small, to see that it runs
-	go test -run '^$$' -bench . -benchtime 1x -short -timeout 30m ./bench ./pool ./remote/...
+	go test -vet=off -run '^$$' -bench . -benchtime 1x -short -timeout 30m \
+	  $$(git grep -l '^func Benchmark' -- bench pool remote | xargs dirname | sort -u | sed 's,^,./,')
 
 # The report is a module of its own, so that its drawing libraries are no dependencies of the product.
 .PHONY: bin/report

@@ -521,7 +521,7 @@ func aSmallProgram(t *testing.T) []byte {
 	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(dir, "main.go"): small}})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(overlay, replace, 0o600))
-	build := exec.Command("go", "build", "-ldflags=-s -w", "-overlay", overlay, "-o", path, dir)
+	build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-overlay", overlay, "-o", path, dir)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -52,6 +52,7 @@ func connectTo(t testing.TB, server any, options ...grpc.ServerOption) (c *Conne
 	c.build = b
 	return c, func() {
 		c.end(ErrClosed)
+		_ = raw.Close() // if no call took it, Stop would wait two minutes for its HTTP/2 preface
 		s.Stop()
 		serving.Wait()
 	}

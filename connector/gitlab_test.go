@@ -49,7 +49,7 @@ func (b *build) requireNothingLeft(t testing.TB) {
 			return nil
 		})
 		return err == nil && len(left) == 0
-	}, sshtest.Bound, 5*time.Millisecond, "left on the VM: %v", &left)
+	}, sshtest.Bound, 50*time.Millisecond, "left on the VM: %v", &left) // a look at all processes costs milliseconds
 }
 
 // processesOf returns the processes that have to do with dir: PID and command line.

@@ -130,7 +130,7 @@ func (v *vm) requireClean(t testing.TB) {
 		})
 		left = append(left, processesNaming(v.tmp)...)
 		return err == nil && len(left) == 0
-	}, sshtest.Bound, 5*time.Millisecond, "left on the VM: %v", &left)
+	}, sshtest.Bound, 50*time.Millisecond, "left on the VM: %v", &left) // a look at all processes costs milliseconds
 }
 
 // processesNaming returns the command lines and directories of processes that have to do with dir, but for

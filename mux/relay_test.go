@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/embeddedvm"
 	"github.com/stepmux/stepmux/internal/sshtest"
@@ -335,13 +336,26 @@ func TestRelayedProcessHasNoStderrGoroutineUntilItWritesSome(t *testing.T) {
 }
 
 func TestManyRelayedStreamsCostLittle(t *testing.T) {
-	r := relayOf(t, dial(t, sshtest.InProcess(t, embeddedvm.Config{})))
+	conn := dial(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	r := relayOf(t, conn)
 	before := runtime.NumGoroutine()
 	const n = 200
 	for range n {
 		startBy(t, r, "exec cat", nil)
 	}
 	require.LessOrEqual(t, runtime.NumGoroutine()-before, 2*n)
+	// Symptom: all their readers spun until each had been ended: with the race detector half a minute in most runs.
+	used := processorTime(t)
+	require.NoError(t, conn.Close())
+	require.Less(t, processorTime(t)-used, 4*time.Second)
+}
+
+// processorTime returns how long this process has run on processors.
+func processorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var usage unix.Rusage
+	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &usage))
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // readPID reads a line with a number from p.

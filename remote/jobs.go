@@ -59,9 +59,9 @@ func openJobs(
 	}}, nil
 }
 
-// room returns where the processes of the build in dir live.
-func room(level walls.Level, dir, cacheDir string) walls.Spec {
-	spec := walls.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: []string{cacheDir}}
+// room returns where the processes of the build in dir live, which cannot change these files and this program.
+func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
+	spec := walls.Spec{Level: level, Dir: dir, Shell: os.Getenv("SHELL"), ReadOnly: readOnly}
 	if base := filepath.Dir(dir); wire.IsSocketBase(filepath.Base(base)) {
 		spec.Base = base
 	}

@@ -1,13 +1,14 @@
 package remote
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,12 +17,19 @@ import (
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/relay"
+	"github.com/stepmux/stepmux/remote/socketdir"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 // ScriptConfig says how Script runs a script.
 type ScriptConfig struct {
 	// Shell is the command that gets the script on its standard input. Required.
 	Shell []string
+	// Isolation is how far the script's processes are held apart from the rest of the machine, and TempDir where the
+	// directory for that is made, as for a build's socket. If empty, /tmp.
+	Isolation walls.Level
+	TempDir   string
 	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
@@ -88,28 +96,51 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 		return *failed
 	}
 	defer text.Close()
-	children, err := proc.Adopt(syscall.ForkExec)
+	alive := context.WithoutCancel(ctx) // for the clean-up
+	init, remove, err := cfg.init(ctx)
 	if err != nil {
 		return wire.End{Stage: "machine", Text: err.Error()}
 	}
-	defer children.Release()
-	shell, err := startShell(children, cfg.Shell, text, stdout, stderr)
+	shell, err := init.Start(ctx, proc.Command{
+		Argv: cfg.Shell, Dir: relay.HomeDir(), Env: os.Environ(), Stdin: text, Stdout: stdout, Stderr: stderr,
+	})
 	if err != nil {
-		return wire.End{Stage: "shell", Text: err.Error()}
+		stage := "machine"
+		if _, isShell := errors.AsType[*proc.StartError](err); isShell {
+			stage = "shell"
+		}
+		return wire.End{Stage: stage, Text: errors.Join(err, init.Close(), remove(alive)).Error()}
 	}
 	leashed, stop := pipe.Watch(ctx, in)
 	defer stop()
-	select {
-	case <-shell.Exited():
-	case <-leashed.Done():
-		children.Stop(shell, cfg.Grace)
+	exit, err := shell.Wait(leashed)
+	if leashed.Err() != nil {
+		killAt := time.Now().Add(cfg.Grace)
+		shell.Stop(cfg.Grace)
+		exit, err = shell.Wait(alive)
+		shell.AwaitGroup(alive, func() time.Time { return killAt })
 	}
-	left := children.KillAll()
-	if !shell.Ended() {
-		return wire.End{Stage: "machine", Text: fmt.Sprintf("%d processes could not be killed", left)}
+	if err = errors.Join(err, init.Close(), remove(alive)); err != nil {
+		return wire.End{Stage: "machine", Text: err.Error()}
 	}
-	<-shell.Exited()
-	return shellEnd(shell.Status(), text, cfg)
+	return shellEnd(exit, text, cfg)
+}
+
+// init returns the init of the script's processes, and a function that removes its files at the end.
+func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
+	if cfg.Isolation == walls.Off {
+		return &proc.Init{Room: walls.Spec{Level: walls.Off}}, func(context.Context) error { return nil }, nil
+	}
+	tmp := cmp.Or(cfg.TempDir, "/tmp")
+	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text())))
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, err := socketdir.Open(ctx, path)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &proc.Init{Room: room(cfg.Isolation, dir.Path(), fetch.DefaultDir()), OrphanDir: dir.Path()}, dir.Remove, nil
 }
 
 // receiveScript copies the script to a file in memory.
@@ -134,32 +165,10 @@ func receiveScript(in io.Reader, size int64) (*os.File, *wire.End) {
 	return nil, &wire.End{Stage: stage, Text: fmt.Sprintf("%d of %d bytes arrived: %v", n, size, err)}
 }
 
-// startShell starts the shell on its script.
-func startShell(children *proc.Children, argv []string, text, stdout, stderr *os.File) (*proc.Child, error) {
-	c, err := relay.NewCommand(&wire.RelayStart{Argv: argv, Env: proc.Marker()})
-	if err != nil {
-		return nil, err
-	}
-	var fds [3]int
-	for i, f := range []*os.File{text, stdout, stderr} {
-		raw, err := f.SyscallConn() // not Fd, which may change the mode
-		if err == nil {
-			err = raw.Control(func(fd uintptr) { fds[i] = int(fd) })
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return c.Start(children, fds)
-}
-
 // shellEnd returns the end of the script by the end of its shell. If the shell ends with 126 or 127 before it has read
 // any of the script, the shell itself could not be started.
-func shellEnd(status syscall.WaitStatus, text *os.File, cfg ScriptConfig) wire.End {
-	if status.Signaled() {
-		return wire.End{Code: 128 + int(status.Signal())}
-	}
-	code := status.ExitStatus()
+func shellEnd(exit proc.Exit, text *os.File, cfg ScriptConfig) wire.End {
+	code := exit.Code
 	if code == 126 || code == 127 {
 		if at, err := text.Seek(0, io.SeekCurrent); err == nil && at == 0 && cfg.Size > 0 {
 			return wire.End{Stage: "shell", Text: fmt.Sprintf("%q ended with exit status %d and read nothing of the script",

@@ -4,13 +4,16 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 const scriptKey = "0123456789abcdef0123456789abcdef"
@@ -19,6 +22,8 @@ const scriptKey = "0123456789abcdef0123456789abcdef"
 // status.
 func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, hold bool) (string, wire.End, int) {
 	t.Helper()
+	cfg.TempDir = remotetest.ShortTemp(t)
+	t.Setenv("HOME", t.TempDir()) // isolation makes files there
 	in, feed, err := os.Pipe()
 	require.NoError(t, err)
 	defer in.Close()
@@ -42,6 +47,9 @@ func script(ctx context.Context, t *testing.T, cfg ScriptConfig, stdin string, h
 	end, ok := scan.End()
 	require.True(t, ok, "%q", text)
 	require.Equal(t, 2, strings.Count(string(text), scriptKey), "on stdout and on stderr")
+	for _, base := range remotetest.Names(t, cfg.TempDir) {
+		require.Empty(t, remotetest.Names(t, filepath.Join(cfg.TempDir, base)), "it left a directory")
+	}
 	return said, end, status
 }
 
@@ -69,6 +77,20 @@ func TestScriptRunsAndTellsItsEnd(t *testing.T) {
 		require.Equal(t, test.end, end)
 		require.Equal(t, test.status, status)
 	}
+}
+
+func TestScriptHasTheIsolationThatWasAskedFor(t *testing.T) {
+	text := "echo $$; echo x >/tmp/stepmux-script-test && cat /tmp/stepmux-script-test"
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Processes}
+	said, end, _ := script(t.Context(), t, cfg, scriptKey+"\n"+text, true)
+	if end.Stage == "machine" && strings.Contains(end.Text, "isolation processes cannot be had") {
+		t.Skip("part missing: " + end.Text)
+	}
+	require.Equal(t, wire.End{}, end)
+	pid, rest, _ := strings.Cut(said, "\n")
+	require.Equal(t, "x\n", rest)
+	require.Less(t, len(pid), 4, "it has a namespace of its own")
+	require.NoFileExists(t, "/tmp/stepmux-script-test")
 }
 
 func TestScriptIsNotRunUnlessItIsWhole(t *testing.T) {

@@ -71,7 +71,15 @@ func start(ctx context.Context, a assignment, talk io.Writer) (r reply, err erro
 		return r, err
 	}
 	// Not the round's own affair: its mounts, and it if it is killed, are gone only when it has ended.
-	if a.Dir, err = os.MkdirTemp("", "f"); err != nil {
+	// Not in /tmp either, which isolation would hide from the scripts: their ledgers are there.
+	cache, err := os.UserCacheDir()
+	if err == nil {
+		err = os.MkdirAll(cache, 0o700)
+	}
+	if err != nil {
+		return r, err
+	}
+	if a.Dir, err = os.MkdirTemp(cache, "f"); err != nil {
 		return r, err
 	}
 	defer os.RemoveAll(a.Dir)

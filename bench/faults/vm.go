@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/faultconn"
+	"github.com/stepmux/stepmux/remote/walls"
 )
 
 const (
@@ -41,6 +42,7 @@ type machine struct {
 	dir     string // its own; what is not for builds is in it
 	tmp     string // the VM's directory for temporary files
 	home    string
+	before  []string       // files that are there without builds
 	netns   string         // name of its network; empty if it shares the round's
 	addr    netip.AddrPort // of sshd
 	proxy   *faultconn.Proxy
@@ -91,7 +93,14 @@ func startMachine(ctx context.Context, dir string, i int, private bool, spec *ki
 			return nil, err
 		}
 	}
-	var err error
+	err := walls.Prepare(m.home, "") // builds with isolation would
+	if err == nil {
+		err = os.Mkdir(filepath.Join(m.home, ".cache/stepmux-steps"), 0o700)
+	}
+	if err != nil {
+		return nil, err
+	}
+	m.before = m.files()
 	if m.hostKey, err = newKey(filepath.Join(m.dir, "host")); err != nil {
 		return nil, err
 	}
@@ -297,7 +306,11 @@ func (m *machine) buildOf(p process) string {
 
 // left returns the files in the VM's directories that no build should have left.
 func (m *machine) left() []string {
-	var found []string
+	return slices.DeleteFunc(m.files(), func(path string) bool { return slices.Contains(m.before, path) })
+}
+
+// files returns the files in the VM's directories.
+func (m *machine) files() (found []string) {
 	for _, dir := range []string{m.tmp, m.home} {
 		_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 			if err == nil && path != dir && path != filepath.Join(m.tmp, "gitlab-runner-steps") {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"debug/elf"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -29,11 +28,7 @@ func TestTheVMsEndForArm64RunsThere(t *testing.T) {
 	const emulator = "/usr/bin/qemu-aarch64-static"
 	sshtest.RequirePart(t, "qemu-user-static", emulator)
 	file := filepath.Join(t.TempDir(), "stepmux-vm")
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w",
-		"-tags", "grpcnotrace,nethttpomithttp2", "-o", file, "../stepmux-vm")
-	build.Env = append(os.Environ(), "GOOS=linux", "GOARCH=arm64", "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", out)
+	require.NoError(t, runnertest.BuildEnd(file, "GOOS=linux", "GOARCH=arm64"))
 	head, err := elf.Open(file)
 	require.NoError(t, err)
 	defer head.Close()
@@ -41,7 +36,7 @@ func TestTheVMsEndForArm64RunsThere(t *testing.T) {
 	for _, section := range head.Sections {
 		require.NotEqual(t, ".interp", section.Name, "it is static")
 	}
-	out, err = exec.CommandContext(t.Context(), emulator, file, "version").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), emulator, file, "version").CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Contains(t, string(out), "Name: stepmux\n")
 	require.Contains(t, string(out), "OS/Arch: linux/arm64\n")

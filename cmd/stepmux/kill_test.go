@@ -113,5 +113,5 @@ func requireNothingIn(t *testing.T, dir string) {
 			}
 		}
 		return len(left) == 0
-	}, bound, 5*time.Millisecond, "left: %v", &left)
+	}, bound, 50*time.Millisecond, "left: %v", &left) // a look at all processes costs milliseconds
 }

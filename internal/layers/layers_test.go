@@ -168,7 +168,7 @@ var allowed = map[string][]string{
 	"internal/fetchtest":     {"internal/rmtree"},
 	"internal/artifactstest": {},
 	// It uses the manager's packages as a Go user does, and the program as a process.
-	"bench/faults":          {"instance", "connector", "mux", "mux/login", "internal/faultconn"},
+	"bench/faults":          {"remote/walls", "instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
 	// The VM's end is a program of its own: vmsend_test.go has the list of all that it links.

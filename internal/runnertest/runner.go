@@ -59,8 +59,33 @@ func Command(t testing.TB) []string {
 	return []string{program}
 }
 
-// Program builds the VM's end, once, and returns its path.
-var Program = sync.OnceValues(func() (string, error) { return build("stepmux-vm", "cmd/stepmux-vm") })
+// Program builds the VM's end for this machine, once, and returns its path.
+var Program = sync.OnceValues(func() (string, error) {
+	in, err := tempDir()
+	if err != nil {
+		return "", err
+	}
+	program := filepath.Join(in, "stepmux-vm")
+	return program, BuildEnd(program)
+})
+
+// BuildEnd builds the VM's end to a file, as a release has it but for the version, so that nothing is compiled that
+// `make build` has compiled. env may name another machine: GOARCH=arm64.
+func BuildEnd(file string, env ...string) error {
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return fmt.Errorf("find the module: %w", err)
+	}
+	// Else a make that runs the tests would pass on its own flags.
+	cmd := exec.Command("make", "-s", "-C", strings.TrimSpace(string(root)),
+		"vm-end", "OUT="+file, "VERSION=devel", "COMMIT=")
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOFLAGS="+os.Getenv("GOFLAGS")+" -buildvcs=false")
+	cmd.Env = append(cmd.Env, env...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the VM's end: %w: %s", err, out)
+	}
+	return nil
+}
 
 // Packed returns the path of the VM's end as a gzip file, as a manager carries it. The gzip program packs it: our own,
 // under the race detector, takes many times as long.
@@ -111,7 +136,7 @@ func buildManager(end string) (string, error) {
 	if err := os.WriteFile(end+".overlay", overlay, 0o600); err != nil {
 		return "", err
 	}
-	return build("stepmux", "cmd/stepmux", "-tags", "carry", "-overlay", end+".overlay")
+	return build("stepmux", "cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
 }
 
 // GitLabRunner returns the command of a stand-in for GitLab Runner's step runner. The comment of its package describes
@@ -124,17 +149,19 @@ func GitLabRunner(t testing.TB) []string {
 }
 
 var gitLabRunner = sync.OnceValues(func() (string, error) {
-	return build("gitlab-runner", "internal/runnertest/gitlabrunner")
+	return build("gitlab-runner", "internal/runnertest/gitlabrunner", "grpcnotrace")
 })
 
-// build builds a program of this module, without debug information: tests send it to VMs.
-func build(name, pkg string, flags ...string) (string, error) {
+// build builds a program of this module, without debug information, and with the other flags of the Makefile: so the
+// packages that `make build` has compiled are not compiled again.
+func build(name, pkg, tags string, flags ...string) (string, error) {
 	in, err := tempDir()
 	if err != nil {
 		return "", err
 	}
 	program := filepath.Join(in, name)
-	args := slices.Concat([]string{"build", "-buildvcs=false", "-ldflags", "-s -w", "-o", program}, flags,
+	args := slices.Concat(
+		[]string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", "-s -w", "-o", program}, flags,
 		[]string{"github.com/stepmux/stepmux/" + pkg})
 	cmd := exec.Command("go", args...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

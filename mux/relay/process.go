@@ -50,6 +50,7 @@ func newProcess(s *stream, cmd channel.Command) *process {
 // receive delivers the frames of the stream until it ends.
 func (p *process) receive() {
 	err := p.readFrames()
+	p.relay.remove(p.raw)
 	switch {
 	case errors.Is(err, wire.ErrRelayProtocol):
 		p.lost = fmt.Errorf("wait for remote process: %w", err)

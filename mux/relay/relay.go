@@ -80,10 +80,11 @@ type Relay struct {
 	ending  chan struct{} // closed by Close
 	endOnce sync.Once
 
-	done chan struct{} // closed once err is set
-	mu   sync.Mutex    // guards the following
-	err  error
-	open int // streams that are open, or being opened
+	done    chan struct{} // closed once err is set
+	mu      sync.Mutex    // guards the following
+	err     error
+	open    int                        // streams that are open, or being opened
+	streams map[*yamux.Stream]struct{} // for wakeReaders
 }
 
 // Program is a relay's description of itself.
@@ -99,7 +100,10 @@ func New(ctx context.Context, carrier Duplex, cfg Config) (*Relay, error) {
 	yamuxConfig := wire.RelayConfig(wire.RelayWindow(cfg.RTT))
 	yamuxConfig.StreamCloseTimeout = closeTimeout
 	hooks.Fill(&cfg)
-	r := &Relay{cfg: cfg, carrier: carrier, ending: make(chan struct{}), done: make(chan struct{})}
+	r := &Relay{
+		cfg: cfg, carrier: carrier, ending: make(chan struct{}), done: make(chan struct{}),
+		streams: make(map[*yamux.Stream]struct{}),
+	}
 	r.link = newLink(carrier, yamuxConfig.ConnectionWriteTimeout, &r.wg)
 	stop := context.AfterFunc(ctx, func() {
 		_ = r.link.Close() // always nil
@@ -189,6 +193,7 @@ func (r *Relay) watch() {
 	var err error
 	select {
 	case <-r.session.CloseChan():
+		r.wakeReaders()
 		err = r.endError()
 	case silent := <-silence:
 		err = &Error{Op: "keepalive", Err: silent, Stderr: r.cfg.Stderr()}
@@ -204,11 +209,36 @@ func (r *Relay) watch() {
 	close(r.done)
 	open := r.open
 	r.mu.Unlock()
+	r.wakeReaders()
 	r.cfg.End(open)
 	_ = r.link.Close() // always nil
 	_ = r.session.Close()
 	_ = r.carrier.Close()
 	pings.Wait()
+}
+
+// wakeReaders ends the Reads of all streams, once streamError knows of the relay's end. yamux's Read spins from the
+// session's end until Close has ended its stream. Of many, each waits for the processors that the others keep busy: the
+// end of 200 streams took half a minute.
+func (r *Relay) wakeReaders() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for raw := range r.streams {
+		_ = raw.SetReadDeadline(longAgo) // never fails
+	}
+}
+
+// add and remove keep the streams for wakeReaders.
+func (r *Relay) add(raw *yamux.Stream) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.streams[raw] = struct{}{}
+}
+
+func (r *Relay) remove(raw *yamux.Stream) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.streams, raw)
 }
 
 // errClosed is the cause of the end of a relay that was closed here.
@@ -320,9 +350,9 @@ func (r *Relay) ended(op string) error {
 	return err
 }
 
-// alive returns nil, or the error for op if the relay's session has ended.
+// alive returns nil, or the error for op if the relay has ended, or its session.
 func (r *Relay) alive(op string) error {
-	if r.session.IsClosed() {
+	if r.session.IsClosed() || r.Err() != nil {
 		return r.ended(op)
 	}
 	return nil

@@ -127,6 +127,7 @@ func (r *Relay) ask(ctx context.Context, op string, message []byte) (_ *stream, 
 		return nil, r.streamError(op, err)
 	}
 	s := newStream(r, raw)
+	r.add(raw)
 	stop := context.AfterFunc(ctx, func() {
 		_ = s.SetWriteDeadline(longAgo)  // never fails
 		_ = raw.SetReadDeadline(longAgo) // as above
@@ -137,6 +138,7 @@ func (r *Relay) ask(ctx context.Context, op string, message []byte) (_ *stream, 
 		}
 		if err != nil {
 			_ = raw.Close() // an error means that the session has ended
+			r.remove(raw)
 		}
 	}()
 	for len(message) > 0 {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -98,8 +99,10 @@ func (s *stream) hangUp() {
 // failure returns the error for op that an error of the stream stands for.
 func (s *stream) failure(op string, err error) error {
 	switch {
-	case errors.Is(err, channel.ErrStopped), errors.Is(err, yamux.ErrTimeout):
-		return channel.ErrStopped
+	case errors.Is(err, channel.ErrStopped):
+		return err
+	case errors.Is(err, yamux.ErrTimeout):
+		return cmp.Or(s.relay.alive(op), channel.ErrStopped)
 	case errors.Is(err, yamux.ErrStreamClosed), errors.Is(err, yamux.ErrConnectionReset):
 		err = io.ErrClosedPipe
 	}
@@ -226,4 +229,7 @@ func (s *socket) CloseWrite(stop <-chan struct{}) error {
 }
 
 // Close implements [channel.Transport]. The end of the stream without FrameEnd tells the relay to close the socket.
-func (s *socket) Close() { s.hangUp() }
+func (s *socket) Close() {
+	s.hangUp()
+	s.relay.remove(s.raw)
+}

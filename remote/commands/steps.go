@@ -122,9 +122,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 		"time between SIGTERM and SIGKILL for jobs that still run at the end; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
-	isolation := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
-		"how far the jobs are held apart from the rest of the machine: "+walls.Levels+
-			"; the variable "+wire.IsolationVar+" replaces auto")
+	isolation := isolationFlag(fl)
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
@@ -143,8 +141,8 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) runner {
 		} else {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
-		if cfg.Isolation, err = walls.ParseLevel(*isolation); err != nil {
-			return fmt.Errorf("%w: --%w", errUsage, err)
+		if cfg.Isolation, err = isolation(); err != nil {
+			return err
 		}
 		return remote.Serve(ctx, stdio, cfg)
 	})
@@ -200,8 +198,13 @@ func script(fl *pflag.FlagSet) runner {
 	cfg := remote.ScriptConfig{}
 	fl.Int64Var(&cfg.Size, "bytes", 0, "length of the script (required)")
 	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
-	return func(ctx context.Context, args []string) (int, error) {
+	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
+	isolation := isolationFlag(fl)
+	return func(ctx context.Context, args []string) (code int, err error) {
 		if err := required(fl, "bytes"); err != nil {
+			return 0, err
+		}
+		if cfg.Isolation, err = isolation(); err != nil {
 			return 0, err
 		}
 		if len(args) == 0 {
@@ -213,6 +216,20 @@ func script(fl *pflag.FlagSet) runner {
 }
 
 // socket defines the flag that serve and proxy need.
+// isolationFlag defines --isolation and returns the function that reads it.
+func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
+	name := fl.String("isolation", cmp.Or(os.Getenv(wire.IsolationVar), "auto"),
+		"how far jobs are held apart from the rest of the machine: "+walls.Levels+"; the variable "+wire.IsolationVar+
+			" replaces auto")
+	return func() (walls.Level, error) {
+		level, err := walls.ParseLevel(*name)
+		if err != nil {
+			err = fmt.Errorf("%w: --%w", errUsage, err)
+		}
+		return level, err
+	}
+}
+
 func socket(fl *pflag.FlagSet, to *string) {
 	fl.StringVar(to, "socket", "", "path of the socket: <tmp>/gitlab-runner-steps/<build id>/step-runner.sock, or in a "+
 		"private directory of yours (required); -: the first line of standard input is the path")

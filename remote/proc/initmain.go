@@ -59,12 +59,10 @@ type keeper struct {
 	commands map[uint32]*held // guarded by the reaper's mu
 }
 
-// held is a command, from its message to its close.
+// held is a command that was started, up to its close.
 type held struct {
 	id     uint32
-	leader *Child        // nil until it was started
-	closed bool          // it shall end
-	told   chan struct{} // closed once its end was reported
+	leader *Child
 }
 
 // runInit is the life of an init.
@@ -74,11 +72,9 @@ func runInit() int {
 		return 2
 	}
 	control := os.NewFile(controlFD, "control")
-	// Commands die with the thread that started them, and inherit its capabilities. This goroutine keeps the first thread
-	// because it never leaves init: the runtime runs init there.
-	k := &keeper{
-		reaper: newReaper(), control: control, forks: make(chan func()), commands: map[uint32]*held{},
-	}
+	// Commands die with the thread that started them, and inherit its capabilities. All of this runs on the first thread,
+	// which init has to itself.
+	k := &keeper{reaper: newReaper(), control: control, commands: map[uint32]*held{}}
 	m, err := receive(controlFD)
 	if err != nil || m.kind != messageRoom {
 		return 0 // the server is gone
@@ -88,13 +84,7 @@ func runInit() int {
 		return 0
 	}
 	report{reportFixed: reportFixed{Kind: reportReady}}.send(control)
-	go func() {
-		k.obey()
-		unix.Exit(0)
-	}()
-	for fork := range k.forks {
-		fork()
-	}
+	k.obey()
 	return 0
 }
 
@@ -187,85 +177,61 @@ func (k *keeper) obey() {
 // take handles a message about a command. It reports whether the server keeps to the protocol.
 func (k *keeper) take(m received) bool {
 	if m.kind == messageCommand {
-		return k.begin(m)
+		return k.start(m)
 	}
 	k.mu.Lock()
 	h := k.commands[m.id]
-	var leader *Child
-	if h != nil {
-		h.closed = h.closed || m.kind == messageClose
-		leader = h.leader
-	}
 	k.mu.Unlock()
-	if leader == nil {
-		return true // it is being started, or could not be, which its server does not know yet
+	if h == nil {
+		return true // it could not be started, which its server did not know yet
 	}
 	switch m.kind {
 	case messageTerm:
-		k.Signal(leader, unix.SIGTERM)
+		k.Signal(h.leader, unix.SIGTERM)
 	case messageKill:
 		go k.killAll(nil, k.descends(h)) // it ends with the last of them; the process may end first
 	case messageGroup:
 		r := report{reportFixed: reportFixed{Kind: reportGroup, ID: h.id}}
-		if !errors.Is(unix.Kill(-leader.pid, 0), unix.ESRCH) {
+		if !errors.Is(unix.Kill(-h.leader.pid, 0), unix.ESRCH) {
 			r.Left = 1
 		}
 		r.send(k.control)
 	case messageClose:
-		go k.close(h)
+		if k.killOnce(k.descends(h)) == 0 {
+			k.forget(h, 0)
+		} else {
+			go k.close(h)
+		}
 	default:
 		return false
 	}
 	return true
 }
 
-// begin has a command started.
-func (k *keeper) begin(m received) bool {
+// start starts a command and reports that.
+func (k *keeper) start(m received) bool {
 	c, err := decodeCommand(m.text)
 	if err != nil || len(m.files) != 3 {
 		return false
 	}
-	h := &held{id: m.id, told: make(chan struct{})}
-	k.mu.Lock()
-	k.commands[h.id] = h
-	k.mu.Unlock()
-	go func() { // the fork before this one may hang
-		k.forks <- func() { k.start(h, c, m.files) }
-	}()
-	return true
-}
-
-// start starts the command with these files as its stdio, and reports that and its end.
-func (k *keeper) start(h *held, c *Command, files []int) {
-	leader, failed := k.execute(c, files)
-	for _, fd := range files {
+	leader, failed := k.execute(c, m.files)
+	for _, fd := range m.files {
 		_ = unix.Close(fd)
 	}
-	k.mu.Lock()
-	h.leader = leader
-	closed := h.closed
 	if failed != nil {
-		delete(k.commands, h.id)
+		failed.report(m.id).send(k.control)
+		return true
+	}
+	report{reportFixed: reportFixed{Kind: reportStarted, ID: m.id, PID: int32(leader.pid)}}.send(k.control)
+	k.mu.Lock()
+	k.commands[m.id] = &held{m.id, leader}
+	leader.tell = func() { exited(m.id, leader.status, &leader.usage).send(k.control) }
+	if leader.Ended() && isClosed(leader.exited) {
+		leader.tell()
 	}
 	k.mu.Unlock()
-	if failed != nil {
-		failed.report(h.id).send(k.control)
-		return
-	}
-	report{reportFixed: reportFixed{Kind: reportStarted, ID: h.id, PID: int32(leader.pid)}}.send(k.control)
 	k.reapAll()
-	go func() {
-		defer close(h.told)
-		<-leader.exited
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.commands[h.id] == h {
-			exited(h.id, leader.status, &leader.usage).send(k.control)
-		}
-	}()
-	if closed {
-		go k.close(h)
-	}
+	return true
 }
 
 // execute starts c as the leader of a session of its own.
@@ -303,19 +269,19 @@ func checkDir(path string) error {
 	return unix.Faccessat(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS)
 }
 
-// close kills everything that descends from a command, and forgets it. The last command takes along what could not be
-// assigned to one.
+// close kills everything that descends from a command. The last command takes along what could not be assigned to one.
 func (k *keeper) close(h *held) {
 	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()
-	left := k.killAll(timer.C, k.descends(h))
-	select {
-	case <-h.told:
-	case <-timer.C:
-	}
+	k.forget(h, k.killAll(timer.C, k.descends(h)))
+}
+
+// forget ends a command of which so many processes are left.
+func (k *keeper) forget(h *held, left int) {
 	k.mu.Lock()
+	defer k.mu.Unlock()
+	h.leader.tell = nil // should it still end
 	delete(k.commands, h.id)
-	k.mu.Unlock()
 	report{reportFixed: reportFixed{Kind: reportClosed, ID: h.id, Left: uint32(left)}}.send(k.control)
 }
 

@@ -84,7 +84,7 @@ func launchAt(room walls.Spec, orphan string) (*link, error) {
 	room.Level.Attributes(sys)
 	attr := &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{}, // empty: nil would be this process's
+		Env:   []string{"GOMAXPROCS=1"}, // it only waits: more threads would wake each other in vain
 		Files: []*os.File{null, null, null, theirs}, Sys: sys,
 	}
 	err = startInit(l, attr)

@@ -21,6 +21,9 @@ import (
 // open.
 const DrainTimeout = 2 * time.Second
 
+// groupPause is the pause between looks at whether a process group that was told to end has ended.
+const groupPause = 5 * time.Millisecond
+
 // Process is a command that was started, with every process that descends from it. The caller must close it. It is safe
 // for concurrent use.
 //
@@ -182,6 +185,21 @@ func (p *Process) GroupEnded(ctx context.Context) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// AwaitGroup waits until the process group is empty, or until killAt, which may come nearer, or until ctx ends. The shell
+// of a script dies of SIGTERM at once, while its children use the grace to clean up.
+func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
+	// Nothing tells when a process group ends.
+	tick := time.NewTicker(groupPause)
+	defer tick.Stop()
+	for time.Now().Before(killAt()) && !p.GroupEnded(ctx) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ type Child struct {
 	status syscall.WaitStatus
 	usage  syscall.Rusage
 	alone  chan struct{} // closed once it was reaped and its process group is empty
+	tell   func()        // is called when exited was closed, with the reaper's mu held; may be nil
 }
 
 // PID returns the process id.
@@ -166,6 +167,9 @@ func (r *reaper) collectLocked() (none bool) {
 		}
 		c.status, c.usage = status, usage
 		close(c.exited)
+		if c.tell != nil {
+			c.tell()
+		}
 	}
 }
 

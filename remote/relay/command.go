@@ -25,7 +25,7 @@ type Command struct {
 
 // NewCommand returns the command of the request. The error is a refusal.
 func NewCommand(request *wire.RelayStart) (*Command, error) {
-	c := &Command{argv: request.Argv, dir: homeDir(), env: proc.LastOfEachKey(slices.Concat(os.Environ(), request.Env))}
+	c := &Command{argv: request.Argv, dir: HomeDir(), env: proc.LastOfEachKey(slices.Concat(os.Environ(), request.Env))}
 	switch {
 	case filepath.IsAbs(request.Dir):
 		c.dir = request.Dir
@@ -75,8 +75,8 @@ var remedies = map[syscall.Errno]string{
 	unix.EMFILE:  " (raise ulimit -n for logins on this machine)",
 }
 
-// homeDir returns the user's home, or the root if there is none.
-func homeDir() string {
+// HomeDir returns the user's home, or the root if there is none.
+func HomeDir() string {
 	home := os.Getenv("HOME")
 	if fi, err := os.Stat(home); err != nil || !fi.IsDir() || !filepath.IsAbs(home) {
 		return "/"

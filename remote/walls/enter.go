@@ -50,7 +50,7 @@ func Enter(spec Spec) (*Room, error) {
 	if spec.Level == Off {
 		return r, nil
 	}
-	for _, step := range []func() error{r.begin, r.hideAll, r.home, r.showAll, r.kernel, r.guard, r.sshConfig} {
+	for _, step := range []func() error{r.begin, r.hideAll, r.showDir, r.home, r.showAll, r.kernel, r.guard, r.sshConfig} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -180,24 +180,32 @@ func (r *Room) home() error {
 		}
 	}
 	r.hidden = append(r.hidden, hidden{home, was})
-	layers := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", was, own, own)
+	// The kernel refuses the paths of descriptors here.
+	layers := filepath.Join(r.spec.Dir, "private", filepath.Base(own))
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", home, layers, layers)
 	if os.Geteuid() != 0 {
-		layers += ",userxattr" // the others are not a user's to set
+		options += ",userxattr" // the others are not a user's to set
 	}
-	if mount("overlay", home, "overlay", unix.MS_NOSUID|unix.MS_NODEV, layers) == nil {
-		return nil
+	if strings.ContainsAny(home+layers, `,:\`) || mount("overlay", home, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options) != nil {
+		return mount(own+"/upper", home, "", unix.MS_BIND, "")
 	}
-	return mount(own+"/upper", home, "", unix.MS_BIND, "")
+	return nil
 }
+
+// showDir makes the build's directory visible.
+func (r *Room) showDir() error { return r.Show(r.spec.Dir) }
 
 // showAll makes visible again what the build needs of the directories that are hidden.
 func (r *Room) showAll() error {
-	show := []string{r.spec.Dir}
-	if r.spec.Level != Private {
-		show = append(show, r.spec.Home)
+	show := r.spec.ReadOnly
+	switch {
+	case r.spec.Level != Private:
+		show = append([]string{r.spec.Home}, show...)
+	case within(r.spec.Dir, r.spec.Home): // a home of its own has hidden it
+		show = append([]string{r.spec.Dir}, show...)
 	}
-	for _, path := range append(show, r.spec.ReadOnly...) {
-		if err := r.Show(path); err != nil && (path == r.spec.Dir || !errors.Is(err, fs.ErrNotExist)) {
+	for _, path := range show {
+		if err := r.Show(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

@@ -15,6 +15,7 @@ import (
 // guarded are the files of a home from which a login or a shell starts. Those of directories end with a slash.
 var guarded = []string{
 	".ssh/", ".config/systemd/", ".config/environment.d/", ".config/autostart/", ".config/fish/", ".local/share/systemd/",
+	".cache/stepmux/",
 	".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_logout", ".bash_aliases",
 	".zshenv", ".zprofile", ".zshrc", ".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".cshrc", ".tcshrc", ".login", ".logout",
 	".pam_environment", ".rhosts", ".shosts", ".forward",
@@ -23,7 +24,7 @@ var guarded = []string{
 // created are those that are made if they are missing, with their text: otherwise a build could make them. What is made
 // changes nothing for a shell. The files of a shell are made if it is the login's.
 var created = map[string]map[string]string{
-	"": {".ssh/": "", ".config/systemd/": "", ".config/environment.d/": ""},
+	"": {".ssh/": "", ".config/systemd/": "", ".config/environment.d/": "", ".cache/stepmux/": ""},
 	"bash": {".bashrc": "", ".bash_login": "", ".profile": "", ".bash_profile": "" +
 		"# Made by stepmux, so that no build can make it. It does as bash does without it.\n" +
 		"if [ -s ~/.bash_login ]; then . ~/.bash_login; elif [ -r ~/.profile ]; then . ~/.profile; fi\n"},
@@ -37,12 +38,8 @@ var created = map[string]map[string]string{
 func (r *Room) guard() error {
 	pinned := map[string]bool{}
 	if home := r.spec.Home; r.spec.Level == Processes && home != "" && home != "/" && isDir(home) {
-		for _, shell := range []string{"", filepath.Base(cmp.Or(r.spec.Shell, "bash"))} {
-			for name, text := range created[shell] {
-				if err := create(filepath.Join(home, name), strings.HasSuffix(name, "/"), text); err != nil {
-					return err
-				}
-			}
+		if err := Prepare(home, r.spec.Shell); err != nil {
+			return err
 		}
 		for _, name := range guarded {
 			if err := r.freezeIn(home, filepath.Join(home, name), pinned); err != nil {
@@ -58,6 +55,18 @@ func (r *Room) guard() error {
 		}
 		if err := r.freezeIn(r.spec.Home, path, pinned); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// Prepare makes what is missing of a home whose user has this login shell, so that no build can make it.
+func Prepare(home, shell string) error {
+	for _, shell := range []string{"", filepath.Base(cmp.Or(shell, "bash"))} {
+		for name, text := range created[shell] {
+			if err := create(filepath.Join(home, name), strings.HasSuffix(name, "/"), text); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

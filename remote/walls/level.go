@@ -48,8 +48,9 @@ func (l Level) String() string {
 	return string(l)
 }
 
-// needed are the capabilities that an init keeps in its user namespace: to mount, and to look at its own processes.
-var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE}
+// needed are the capabilities that an init keeps in its user namespace: to mount, to look at its own processes, and for the
+// layer over a home, whose work directory has mode 0.
+var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER}
 
 // Attributes makes the process that sys starts the first one in the level's namespaces. An ordinary user must call
 // MapUser next.

@@ -19,9 +19,6 @@ import (
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
-// groupPause is the pause between looks at whether a process group that was told to end has ended.
-const groupPause = 5 * time.Millisecond
-
 // maxKept is how many steps are kept until the end of the job because they may have left something in
 // the background, out of sight. Each holds a process, its init, even if it has left nothing, so of the
 // steps beyond these only those are kept whose process group lives on.
@@ -268,7 +265,7 @@ func (r *Runner) runProcess(
 	}
 	isEnded := err == nil && !killAt().IsZero()
 	if isEnded {
-		awaitGroup(ctx, p, killAt)
+		p.AwaitGroup(ctx, killAt)
 	}
 	if err != nil || isEnded || len(r.kept) > r.maxKept && p.GroupEnded(ctx) {
 		r.closeErr = errors.Join(r.closeErr, p.Close())
@@ -278,21 +275,6 @@ func (r *Runner) runProcess(
 		l = nil
 	}
 	return exit, l, err
-}
-
-// awaitGroup waits until the process group of p, which is being ended, is empty or p is killed. The shell of a script
-// dies of SIGTERM at once, while its children use the grace to clean up.
-func awaitGroup(ctx context.Context, p *proc.Process, killAt func() time.Time) {
-	// Nothing tells when a process group ends.
-	tick := time.NewTicker(groupPause)
-	defer tick.Stop()
-	for time.Now().Before(killAt()) && !p.GroupEnded(ctx) {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // startExitCode is the exit code a shell would have given for err, or 0.
