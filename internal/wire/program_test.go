@@ -111,3 +111,11 @@ func FuzzProgram(f *testing.F) {
 		}
 	})
 }
+
+func TestNamesOfManagers(t *testing.T) {
+	require.True(t, ValidManager(NewManager()))
+	require.NotEqual(t, NewManager(), NewManager())
+	for _, name := range []string{"", "a b", "a\n", "\u00e9", strings.Repeat("a", 65)} {
+		require.False(t, ValidManager(name), "%q", name)
+	}
+}
