@@ -297,8 +297,12 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 		"no linger": {
 			"instances: [{id: a, address: x, linger: soon}]", `fleet.yml:1:41: linger "soon" is not a time from 0 to 24h0m0s`,
 		},
-		"negative linger":   {"instances: [{id: a, address: x, linger: -1s}]", `fleet.yml:1:41: linger "-1s" is not a time from 0 to 24h`},
-		"a year's linger":   {"instances: [{id: a, address: x, linger: 8760h}]", `fleet.yml:1:41: linger "8760h" is not a time from 0`},
+		"negative linger": {
+			"instances: [{id: a, address: x, linger: -1s}]", `fleet.yml:1:41: linger "-1s" is not a time from 0 to 24h`,
+		},
+		"a year's linger": {
+			"instances: [{id: a, address: x, linger: 8760h}]", `fleet.yml:1:41: linger "8760h" is not a time from 0`,
+		},
 		"empty runner":      {"instances: [{id: a, address: x, runner: ' '}]", "fleet.yml:1:41: runner is empty"},
 		"empty runner list": {"instances: [{id: a, address: x, runner: []}]", "fleet.yml:1:41: runner is empty"},
 		"bad via":           {"instances: [{id: a, address: x, via: 'ssh://b'}]", `fleet.yml:1:38: via "ssh://b" is neither`},
