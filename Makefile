@@ -22,9 +22,18 @@ BUILD    := CGO_ENABLED=0 go build -trimpath
 NO_INLINE := vendor/... crypto/tls crypto/x509/... encoding/asn1 encoding/json net/... mime/... math/big regexp/... \
   archive/... github.com/docker/... github.com/google/... github.com/opencontainers/... github.com/sirupsen/... \
   github.com/spf13/... golang.org/x/text/... google.golang.org/protobuf/... go.yaml.in/... \
-  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine fetch trace/...)
-VM_BUILD := $(BUILD) -tags $(VM_TAGS) -ldflags '$(LDFLAGS) -funcalign=16' $(NO_INLINE:%=-gcflags=%=-l)
+  github.com/gowebpki/... $(addprefix crypto/internal/fips140/,nistec/... edwards25519/... mlkem bigmod rsa ecdsa ecdh) \
+  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine component fetch trace/...) \
+  $(addprefix github.com/stepmux/stepmux/remote/,walls socketdir stale commands/...)
+VM_BUILD := $(BUILD) -tags $(VM_TAGS) $(NO_INLINE:%=-gcflags=%=-l)
+VM_LDFLAGS := $(LDFLAGS) -funcalign=16
 MACHINES := linux-amd64 linux-arm64
+
+# vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
+# knows.
+vm_end = $(VM_BUILD) -ldflags '$(VM_LDFLAGS)' -o '$(2)' ./cmd/stepmux-fetch && \
+  sum=$$(sha256sum <'$(2)') && \
+  $(VM_BUILD) -ldflags "$(VM_LDFLAGS) -X $(INFO).fetchSum=$${sum%% *}" -o '$(1)' ./cmd/stepmux-vm
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz
@@ -46,38 +55,40 @@ PREFIX   ?= /usr/local
 .DEFAULT_GOAL := help
 
 .PHONY: build
-build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and bin/stepmux-vm, the VM's end alone
+build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries the VM's end, and that alone: bin/stepmux-vm and bin/stepmux-fetch
 	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
-	cp bin/stepmux-vm-$(shell go env GOOS)-$(shell go env GOARCH) bin/stepmux-vm
+	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(shell go env GOOS)-$(shell go env GOARCH) bin/$$p || exit 1; done
 
 # A file is packed again only if the go command has built it anew.
 .PHONY: carry-%
 carry-%:
 	mkdir -p bin cmd/stepmux/carried
-	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) $(VM_BUILD) -o bin/stepmux-vm-$* ./cmd/stepmux-vm
-	@[ cmd/stepmux/carried/$*.gz -nt bin/stepmux-vm-$* ] || { gzip -9nc bin/stepmux-vm-$* >bin/$*.gz && mv bin/$*.gz cmd/stepmux/carried/$*.gz; }
+	export GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) && $(call vm_end,bin/stepmux-vm-$*,bin/stepmux-fetch-$*)
+	@for p in stepmux-vm-$* stepmux-fetch-$*; do \
+	  [ cmd/stepmux/carried/$$p.gz -nt bin/$$p ] || { gzip -9nc bin/$$p >bin/$$p.gz && mv bin/$$p.gz cmd/stepmux/carried; } || exit 1; \
+	done
 
 # For benchmarks and measurements.
 .PHONY: vm-end
-vm-end: ## build the VM's end alone, as for a release, to the file OUT
-	@$(VM_BUILD) -o '$(OUT)' ./cmd/stepmux-vm
+vm-end: ## build the VM's end alone, as for a release, to the file OUT, and stepmux-fetch beside it
+	@$(call vm_end,$(OUT),$(dir $(OUT))stepmux-fetch)
 
 .PHONY: install
-install: build ## copy stepmux and stepmux-vm to PREFIX/bin
+install: build ## copy stepmux, stepmux-vm and stepmux-fetch to PREFIX/bin
 	install -d $(DESTDIR)$(PREFIX)/bin
-	install bin/stepmux bin/stepmux-vm $(DESTDIR)$(PREFIX)/bin
+	install bin/stepmux bin/stepmux-vm bin/stepmux-fetch $(DESTDIR)$(PREFIX)/bin
 
 # Archives of the manager for each machine, the VM's ends as files, and their checksums.
 .PHONY: release
-release: $(MACHINES:%=carry-%) ## write archives of both programs for all machines, and their checksums, to bin/release
+release: $(MACHINES:%=carry-%) ## write archives of the programs for all machines, and their checksums, to bin/release
 	rm -rf bin/release
 	mkdir -p bin/release
 	for m in $(MACHINES); do \
 	  dir=bin/release/stepmux-$(VERSION)-$$m && mkdir $$dir && \
 	  GOOS=$${m%-*} GOARCH=$${m#*-} $(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o $$dir/stepmux ./cmd/stepmux && \
-	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp README.md CHANGELOG.md LICENSE $$dir && \
+	  cp bin/stepmux-vm-$$m $$dir/stepmux-vm && cp bin/stepmux-fetch-$$m $$dir/stepmux-fetch && cp README.md CHANGELOG.md LICENSE $$dir && \
 	  tar -C bin/release --owner=0 --group=0 --sort=name --mtime='@0' -cf - stepmux-$(VERSION)-$$m | gzip -9n >$$dir.tar.gz && \
-	  cp bin/stepmux-vm-$$m bin/release/stepmux-vm-$(VERSION)-$$m && rm -r $$dir || exit 1; \
+	  for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$$m bin/release/$$p-$(VERSION)-$$m || exit 1; done && rm -r $$dir || exit 1; \
 	done
 	cd bin/release && sha256sum stepmux* >SHA256SUMS && cat SHA256SUMS
 

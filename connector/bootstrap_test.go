@@ -29,7 +29,7 @@ import (
 	"github.com/stepmux/stepmux/mux"
 )
 
-// binary is our program as it may be put on VMs.
+// binary is our program as it may be put on VMs, without the one for the network.
 func binary(t testing.TB) *program.Binary {
 	t.Helper()
 	b, err := loadProgram()
@@ -42,7 +42,14 @@ var loadProgram = sync.OnceValues(func() (*program.Binary, error) {
 	if err != nil {
 		return nil, err
 	}
-	return program.LoadBinary(path)
+	dir := filepath.Join(filepath.Dir(path), "alone") // removed with the other programs
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := os.Link(path, filepath.Join(dir, "stepmux-vm")); err != nil {
+		return nil, err
+	}
+	return program.LoadBinary(filepath.Join(dir, "stepmux-vm"))
 })
 
 // foreignBinary is our program with build information that says it is for another platform.

@@ -73,6 +73,13 @@ func (c *Connector) start() (*build, error) {
 	if err == nil && p.report != nil {
 		err = b.probe(p.report)
 	}
+	if err == nil {
+		var start program.Starter = b.conn // not b.starter, whose sessions are the build's
+		if b.relay != nil {
+			start = b.relay
+		}
+		c.wg.Go(func() { c.cfg.VM.complete(c.life, &c.cfg, found, start) })
+	}
 	return b, err
 }
 

@@ -48,6 +48,7 @@ type search struct {
 	conn   Conn
 	runner []string // as it is configured
 	flight flight.Flight[*program.Program]
+	rest   flight.Flight[struct{}] // puts the rest of the program on the VM
 }
 
 // findProgram returns the VM's step runner. The first build of a connection searches, the others wait for it and share
@@ -78,6 +79,25 @@ func (v *VM) findProgram(ctx context.Context, cfg *Config, conn Conn) (*program.
 				"there", p.Version, "here", cfg.Version)
 		}
 		return p, forever, nil
+	})
+}
+
+// complete puts the part of the step runner that speaks with the network on the VM, for all builds of the connection:
+// one of them puts it there, if it is not there yet. A build whose ctx ends leaves that to the others. After an error
+// builds try again when relayRetry has passed.
+func (v *VM) complete(ctx context.Context, cfg *Config, p *program.Program, start program.Starter) {
+	v.mu.Lock()
+	s := v.search
+	v.mu.Unlock()
+	_, _ = s.rest.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+		err := p.Complete(ctx, start)
+		switch {
+		case err == nil:
+			return struct{}{}, forever, nil
+		case ctx.Err() == nil:
+			cfg.Logger.Warn("jobs on the VM cannot fetch steps, nor bring artifacts and caches, for now", "error", err)
+		}
+		return struct{}{}, relayRetry, err
 	})
 }
 

@@ -13,8 +13,8 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -38,24 +38,25 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 	return jobs, nil
 }
 
+// fetchCommand is the command of this program that fetches steps. The file at its path may be another one by now.
+var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
+
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
 // it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
 // process is killed, the init of the jobs' processes removes dir.
 func openJobs(
 	cfg job.Config, level walls.Level, dir, cacheDir string, options ...grpc.ServerOption,
 ) (*jobRunner, error) {
-	components, err := fetch.New(fetch.Config{Dir: cacheDir})
+	init := &proc.Init{Room: room(level, dir, cmp.Or(cacheDir, component.DefaultDir())), OrphanDir: dir}
+	cfg.Dir, cfg.Init = dir, init
+	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir}
+	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err
 	}
-	init := &proc.Init{Room: room(level, dir, cmp.Or(cacheDir, fetch.DefaultDir())), OrphanDir: dir}
-	cfg.Dir, cfg.Init, cfg.Fetcher = dir, init, components
-	store, err := job.New(cfg)
-	if err != nil {
-		return nil, errors.Join(err, components.Close())
-	}
-	return &jobRunner{server: service.NewServer(store, options...), stop: store.Shutdown, close: func() error {
-		return errors.Join(store.Close(), init.Close(), components.Close())
+	server := service.NewServer(store, options...)
+	return &jobRunner{server: server, warm: store.Warm, stop: store.Shutdown, close: func() error {
+		return errors.Join(store.Close(), init.Close())
 	}}, nil
 }
 
@@ -69,7 +70,21 @@ func room(level walls.Level, dir string, readOnly ...string) walls.Spec {
 		spec.Home = home
 	}
 	if program, err := os.Executable(); err == nil {
-		spec.ReadOnly = append(spec.ReadOnly, program)
+		spec.ReadOnly = append(spec.ReadOnly, programFiles(program)...)
 	}
 	return spec
+}
+
+// programFiles returns the files of the VM's end whose stepmux-vm is program, or the directory of an upload:
+// stepmux-fetch may arrive there later.
+func programFiles(program string) []string {
+	dir := filepath.Dir(program)
+	if wire.IsUploadDir(filepath.Base(dir)) {
+		return []string{dir}
+	}
+	beside := filepath.Join(dir, wire.FetchProgram)
+	if _, err := os.Stat(beside); err != nil {
+		return []string{program}
+	}
+	return []string{program, beside}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -37,6 +39,9 @@ func play(role string) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	defer stop()
 	stdio := Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
+	if slices.Equal(os.Args[1:], fetchCommand[1:]) {
+		return fetch.Answer(ctx, os.Stdin, os.Stdout)
+	}
 	switch role {
 	case "serve":
 		cfg := ServeConfig{Socket: os.Args[1], Isolation: walls.Off} // the tests keep their files in /tmp

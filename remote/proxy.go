@@ -35,7 +35,7 @@ type ProxyConfig struct {
 // It only connects to a socket on which a process of our own user, or of root, listens. From its call on other
 // processes of the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
-	if err := Conceal(); err != nil {
+	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
 	var first []byte

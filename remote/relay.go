@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/relay"
 )
 
@@ -27,7 +28,7 @@ type RelayConfig = relay.Config
 // descend from it (PR_SET_CHILD_SUBREAPER, prctl(2)), reaps all its children, and at the end kills those that were not
 // there before. From its call on other processes of the user cannot look into this one (PR_SET_DUMPABLE).
 func Relay(ctx context.Context, stdio Stdio, cfg RelayConfig) error {
-	err := Conceal()
+	err := pipe.Conceal()
 	if err == nil {
 		err = relay.Run(ctx, stdio.In, stdio.Out, stdio.Err, cfg)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/relay"
 	"github.com/stepmux/stepmux/remote/socketdir"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -140,7 +140,8 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 	if err != nil {
 		return nil, nil, err
 	}
-	return &proc.Init{Room: room(cfg.Isolation, dir.Path(), fetch.DefaultDir()), OrphanDir: dir.Path()}, dir.Remove, nil
+	init := &proc.Init{Room: room(cfg.Isolation, dir.Path(), component.DefaultDir()), OrphanDir: dir.Path()}
+	return init, dir.Remove, nil
 }
 
 // receiveScript copies the script to a file in memory.

@@ -84,7 +84,7 @@ type ServeConfig struct {
 // must not be in use by a living serve. What dead serves have left is ended and removed once this one is ready (package
 // stale). In a directory that the caller made, Serve removes what it made itself, and nothing outside.
 func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
-	if err := Conceal(); err != nil {
+	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
 	jobs, err := cfg.jobs()
@@ -106,6 +106,8 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 // jobRunner serves the calls that arrive on the socket.
 type jobRunner struct {
 	server *grpc.Server
+	// warm does work that can come after the ready marker.
+	warm func()
 	// stop ends all jobs: SIGTERM, after the grace SIGKILL. It waits for their end, which is bounded. Callers can
 	// still ask for their final states.
 	stop func(ctx context.Context, grace time.Duration) error
@@ -172,6 +174,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	wg.Go(jobs.warm)
 	wg.Go(func() {
 		var err error
 		if !stale.StartedByRelay() {

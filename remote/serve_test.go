@@ -422,5 +422,5 @@ func TestProxyEndsWithAKilledServe(t *testing.T) {
 
 // bareRunner serves gRPC without any service.
 func bareRunner(stop func(context.Context, time.Duration) error) *jobRunner {
-	return &jobRunner{server: grpc.NewServer(), stop: stop, close: func() error { return nil }}
+	return &jobRunner{server: grpc.NewServer(), warm: func() {}, stop: stop, close: func() error { return nil }}
 }

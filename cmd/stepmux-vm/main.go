@@ -1,14 +1,19 @@
-// The stepmux-vm program: the VM's end of stepmux and nothing else. The manager carries it and brings it to VMs.
+// The stepmux-vm program: the VM's end of stepmux and nothing else. The manager carries it and brings it to VMs, with
+// stepmux-fetch beside it.
 package main
 
 import (
 	"os"
 
 	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/commands/doors"
 	"github.com/stepmux/stepmux/remote/proc"
 )
 
 func main() {
 	proc.Main() // this program is also the init of the processes it starts
-	os.Exit(commands.Program{Name: "stepmux-vm"}.Run(os.Args))
+	program := commands.Program{
+		Name: "stepmux-vm", Sets: []commands.Set{doors.Commands}, Beside: commands.ToFetchProgram,
+	}
+	os.Exit(program.Run(os.Args))
 }

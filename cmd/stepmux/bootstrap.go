@@ -42,6 +42,10 @@ func (f *bootstrapFlags) bootstraps() ([]*program.Binary, error) {
 		if b.Platform() != platform {
 			return nil, fmt.Errorf("--bootstrap-binary %q: the file is for %s", text, b.Platform())
 		}
+		if missing := b.Missing(); missing != "" {
+			return nil, fmt.Errorf("--bootstrap-binary %q: a stepmux-vm needs the stepmux-fetch that was built with it, and "+
+				"there is no %s (make vm-end builds both)", text, missing)
+		}
 		all = append(all, b)
 	}
 	if !f.bootstrap {

@@ -23,7 +23,7 @@ import (
 	"github.com/stepmux/stepmux/internal/tail"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/mux"
-	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/commands/network"
 )
 
 // maxCacheReport bounds the report of a VM, in bytes.
@@ -45,7 +45,7 @@ type cacheFlags struct {
 // cacheReport is the report of a VM or, if Instance is empty, of this machine.
 type cacheReport struct {
 	Instance string `json:"instance,omitempty"`
-	commands.CacheReport
+	network.CacheReport
 }
 
 func newCacheCommand() *cobra.Command {
@@ -143,7 +143,7 @@ func (f *cacheFlags) reports(ctx context.Context) ([]cacheReport, error) {
 	if err := f.needsVM("bootstrap", "bootstrap-binary", "runner-command"); err != nil {
 		return nil, err
 	}
-	return []cacheReport{{CacheReport: commands.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
+	return []cacheReport{{CacheReport: network.Cache(ctx, f.verb, f.dir, f.unused)}}, nil
 }
 
 // answerTimeout bounds the wait for a step runner that is asked for its version.
@@ -166,6 +166,9 @@ func (f *cacheFlags) stepRunner(
 		Timeout: answerTimeout, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := found.Complete(ctx, conn); err != nil {
 		return nil, nil, err
 	}
 	return found.Argv(), found.Command, nil

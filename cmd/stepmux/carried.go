@@ -3,7 +3,6 @@ package main
 import (
 	"io"
 	"io/fs"
-	"path"
 	"runtime"
 	"strings"
 
@@ -13,11 +12,16 @@ import (
 // carried returns the VM's ends that this program carries, one for each platform. `make build` puts them in. A program
 // that is built by the go command alone carries none, and is the VM's end itself.
 func carried() []*program.Binary {
-	files, _ := fs.Glob(carriedFiles, "carried/*.gz") // fails only for a malformed pattern
+	const vm, fetch = "carried/stepmux-vm-", "carried/stepmux-fetch-"
+	files, _ := fs.Glob(carriedFiles, vm+"*.gz") // fails only for a malformed pattern
 	var all []*program.Binary
 	for _, name := range files {
-		platform := strings.Replace(strings.TrimSuffix(path.Base(name), ".gz"), "-", "/", 1)
-		all = append(all, program.PackedBinary(platform, func() (io.ReadCloser, error) { return carriedFiles.Open(name) }))
+		machine := strings.TrimPrefix(name, vm)
+		platform := strings.Replace(strings.TrimSuffix(machine, ".gz"), "-", "/", 1)
+		packed := func(name string) *program.Binary {
+			return program.PackedBinary(platform, func() (io.ReadCloser, error) { return carriedFiles.Open(name) })
+		}
+		all = append(all, packed(name).WithBeside(packed(fetch+machine)))
 	}
 	return all
 }
@@ -31,7 +35,7 @@ func platforms() string {
 	if len(all) == 0 {
 		return "no stepmux-vm, as make did not build it; it is its own VM's end, for this platform"
 	}
-	return "stepmux-vm for " + strings.Join(all, ", ")
+	return "stepmux-vm and stepmux-fetch for " + strings.Join(all, ", ")
 }
 
 // ownEnd returns the VM's end for this machine, or nil if this program carries none.

@@ -16,7 +16,7 @@ import (
 func TestAProgramOfMakeTellsTheEndThatItCarries(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), runnertest.Manager(t), "version").Output()
 	require.NoError(t, err)
-	require.Regexp(t, "(?m)^Carries: stepmux-vm for .*"+runtime.GOOS+"/"+runtime.GOARCH, string(out))
+	require.Regexp(t, "(?m)^Carries: stepmux-vm and stepmux-fetch for .*"+runtime.GOOS+"/"+runtime.GOARCH, string(out))
 	require.Contains(t, platforms(), "no stepmux-vm, as make did not build it") // this test is such a program
 }
 

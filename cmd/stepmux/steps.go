@@ -8,10 +8,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/commands/doors"
+	"github.com/stepmux/stepmux/remote/commands/network"
 )
 
-// vmsEnd is the VM's end in this program: the same commands as those of stepmux-vm.
-var vmsEnd = commands.Program{Name: "stepmux", Carries: platforms}
+// vmsEnd is the VM's end in this program: the same commands as those of stepmux-vm and stepmux-fetch.
+var vmsEnd = commands.Program{
+	Name: "stepmux", Sets: []commands.Set{doors.Commands, network.Commands}, Carries: platforms,
+}
 
 func newStepsCommand() *cobra.Command {
 	return delegate("steps", "The VM's end: the commands that a manager starts there", vmsEnd.Steps)

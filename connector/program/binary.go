@@ -8,15 +8,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
 // programPaths are the package paths in the build information of our programs.
-var programPaths = []string{"github.com/stepmux/stepmux/cmd/stepmux-vm", "github.com/stepmux/stepmux/cmd/stepmux"}
+var programPaths = []string{vmProgram, "github.com/stepmux/stepmux/cmd/stepmux"}
+
+const (
+	vmProgram    = "github.com/stepmux/stepmux/cmd/stepmux-vm"
+	fetchProgram = "github.com/stepmux/stepmux/cmd/stepmux-fetch"
+)
 
 // Binary is a stepmux program that may be put on VMs. It is immutable.
 type Binary struct {
@@ -25,6 +33,8 @@ type Binary struct {
 	open     func() (io.ReadCloser, error) // the program's bytes
 	packed   func() (io.ReadCloser, error) // the same by gzip; nil if it is packed for each upload
 	facts    func() (facts, error)
+	beside   *Binary // goes into the same directory; nil if it needs no other program
+	missing  string  // see Missing
 }
 
 // facts identify the bytes of a program.
@@ -69,20 +79,56 @@ func PackedBinary(platform string, open func() (io.ReadCloser, error)) *Binary {
 	return b
 }
 
+// WithBeside returns b with a stepmux-fetch, which b needs for the network.
+func (b *Binary) WithBeside(fetch *Binary) *Binary {
+	both := *b
+	both.beside, both.missing = fetch, ""
+	return &both
+}
+
+// Missing returns the path at which LoadBinary has found no stepmux-fetch for a stepmux-vm, or "". Without it steps
+// cannot be fetched on VMs, nor artifacts and caches brought there.
+func (b *Binary) Missing() string { return b.missing }
+
 // LoadBinary reads the platform and the checksum of a stepmux program, built for any platform, that may be put on VMs
-// of that platform. The file is read again for each upload: if it changes, uploads fail.
+// of that platform. The stepmux-fetch of a stepmux-vm is in the same directory, and has that name in place of
+// stepmux-vm. The files are read again for each upload: if they change, uploads fail.
 func LoadBinary(path string) (*Binary, error) {
+	b, kind, err := loadBinary(path, programPaths)
+	if err != nil || kind != vmProgram {
+		return b, err
+	}
+	dir, name := filepath.Split(path)
+	if !strings.Contains(name, "stepmux-vm") {
+		name = "stepmux-vm"
+	}
+	besidePath := filepath.Join(dir, strings.Replace(name, "stepmux-vm", wire.FetchProgram, 1))
+	beside, _, err := loadBinary(besidePath, []string{fetchProgram})
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		b.missing = besidePath
+		return b, nil
+	case err != nil:
+		return nil, err
+	case beside.platform != b.platform:
+		return nil, fmt.Errorf("%s is for %s, and %s for %s", path, b.platform, besidePath, beside.platform)
+	}
+	return b.WithBeside(beside), nil
+}
+
+// loadBinary loads one file, whose build information must have one of the package paths. It returns the path, too.
+func loadBinary(path string, allowed []string) (*Binary, string, error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer file.Close()
 	info, err := buildinfo.Read(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s is no stepmux program: %w", path, err)
+		return nil, "", fmt.Errorf("%s is no stepmux program: %w", path, err)
 	}
-	if !slices.Contains(programPaths, info.Path) {
-		return nil, fmt.Errorf("%s is no stepmux program, but %s", path, info.Path)
+	if !slices.Contains(allowed, info.Path) {
+		return nil, "", fmt.Errorf("%s is no stepmux program, but %s", path, info.Path)
 	}
 	settings := map[string]string{}
 	for _, s := range info.Settings {
@@ -90,20 +136,20 @@ func LoadBinary(path string) (*Binary, error) {
 	}
 	platform := settings["GOOS"] + "/" + settings["GOARCH"]
 	if !wire.ValidPlatform(platform) {
-		return nil, fmt.Errorf("%s does not say which platform it is built for", path)
+		return nil, "", fmt.Errorf("%s does not say which platform it is built for", path)
 	}
 	if _, err := file.Seek(0, io.SeekStart); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	loaded, err := readFacts(file)
 	if err != nil {
-		return nil, err // names the file
+		return nil, "", err // names the file
 	}
 	return &Binary{
 		name: path, platform: platform,
 		open:  func() (io.ReadCloser, error) { return os.Open(path) },
 		facts: func() (facts, error) { return loaded, nil },
-	}, nil
+	}, info.Path, nil
 }
 
 // Platform returns os/arch as Go names them.
@@ -149,8 +195,14 @@ func (b *Binary) copy(w io.Writer, file io.Reader, size int64) error {
 	return err
 }
 
-// Install writes the program to a new file at path, which its owner may execute.
+// Install writes the program to a new file at path, which its owner may execute, and the stepmux-fetch that it needs
+// beside it.
 func (b *Binary) Install(path string) error {
+	if b.beside != nil {
+		if err := b.beside.Install(filepath.Join(filepath.Dir(path), wire.FetchProgram)); err != nil {
+			return err
+		}
+	}
 	plain, err := b.open()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", b.name, err)

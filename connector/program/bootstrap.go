@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 )
 
@@ -26,7 +27,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	if err != nil {
 		return nil, err
 	}
-	command, err := f.upload(ctx, bin)
+	command, place, err := f.upload(ctx, bin)
 	if err != nil {
 		return nil, err
 	}
@@ -49,6 +50,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	}
 	p.Command, p.argv, p.Uploaded = []string{command}, checked, f.sent
 	p.Platform = cmp.Or(p.Platform, bin.platform)
+	p.binary, p.place = bin, place
 	return p, nil
 }
 
@@ -73,50 +75,76 @@ func (f *finder) binaryFor(ctx context.Context, instead *unusableError) (*Binary
 	return nil, notStarted(err, "", "name one: stepmux run --bootstrap-binary "+instead.platform+"=FILE")
 }
 
-// upload puts bin in the first place that accepts it, unless it is there already, and returns its path. "cache" is the
-// user's cache.
-func (f *finder) upload(ctx context.Context, bin *Binary) (string, error) {
+// Complete puts the stepmux-fetch that p needs beside it, unless it is there already. It does nothing if p is not a
+// stepmux-vm that Config.Bootstrap has put on the VM. start starts a process there, and the call blocks for as long as
+// the upload takes, or until ctx ends.
+func (p *Program) Complete(ctx context.Context, start Starter) error {
+	if p.binary == nil || p.binary.beside == nil {
+		return nil
+	}
+	told, err := p.binary.facts()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", p.binary.name, err)
+	}
+	at := target{place: p.place, dir: told.sum[:wire.UploadDigits], name: wire.FetchProgram}
+	if _, _, err := uploadTo(ctx, start, at, p.binary.beside); err != nil {
+		return fmt.Errorf("put %s on the VM: %w", wire.FetchProgram, err)
+	}
+	return nil
+}
+
+// target says where a program is put: in the directory dir, in a place that uploadScript knows.
+type target struct{ place, dir, name string }
+
+// upload puts bin in the first place that accepts it, unless it is there already, and returns its path and the place.
+// "cache" is the user's cache.
+func (f *finder) upload(ctx context.Context, bin *Binary) (command, place string, err error) {
+	told, err := bin.facts()
+	if err != nil {
+		return "", "", fmt.Errorf("put stepmux on the VM: %w", &os.PathError{Op: "read", Path: bin.name, Err: err})
+	}
 	var tried []string
 	for _, place := range slices.Compact([]string{"cache", f.TempDir, "/var/tmp"}) {
-		command, err := f.uploadTo(ctx, place, bin)
+		command, sent, err := uploadTo(ctx, f.Conn, target{place, told.sum[:wire.UploadDigits], "stepmux"}, bin)
 		_, local := errors.AsType[*os.PathError](err)
 		switch {
 		case err == nil:
-			return command, nil
+			f.sent = sent
+			return command, place, nil
 		case local:
-			return "", fmt.Errorf("put stepmux on the VM: %w", err)
+			return "", "", fmt.Errorf("put stepmux on the VM: %w", err)
 		case mux.IsLost(err), ctx.Err() != nil, errors.Is(err, mux.ErrForbidden):
-			return "", err
+			return "", "", err
 		}
 		if place == "cache" {
 			place = "the user's cache"
 		}
 		tried = append(tried, fmt.Sprintf("in %s: %v", place, err))
 	}
-	err := fmt.Errorf("put stepmux for %s on the VM: %s", bin.platform, strings.Join(tried, "; "))
-	return "", notStarted(err, "", "make room, or install it there")
+	err = fmt.Errorf("put stepmux for %s on the VM: %s", bin.platform, strings.Join(tried, "; "))
+	return "", "", notStarted(err, "", "make room, or install it there")
 }
 
-// uploadTo puts bin in one place. The error's text says why the place does not accept it.
-func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (string, error) {
+// uploadTo puts bin in one place. It returns the path, and whether it was sent: it may be there already. The error's
+// text says why the place does not accept it.
+func uploadTo(ctx context.Context, start Starter, at target, bin *Binary) (command string, sent bool, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, uploadTimeout, fmt.Errorf("it took longer than %v", uploadTimeout))
 	defer cancel()
 	told, err := bin.facts()
 	if err != nil {
-		return "", &os.PathError{Op: "read", Path: bin.name, Err: err}
+		return "", false, &os.PathError{Op: "read", Path: bin.name, Err: err}
 	}
-	f.sent = false
 	stderr := &tail.Writer{}
-	process, err := f.Conn.Start(ctx, mux.Command{Argv: uploadArgv(place, told), Stderr: stderr})
+	process, err := start.Start(ctx, mux.Command{Argv: uploadArgv(at, told), Stderr: stderr})
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	defer process.Close()
 	defer context.AfterFunc(ctx, func() { process.Close() })()
 	answers := bufio.NewReader(io.LimitReader(process, maxAnswer))
 	answer, err := readAnswer(answers)
 	if err == nil && (answer == sendPlain || answer == sendPacked) {
-		f.sent = true
+		sent = true
 		if err = bin.writeTo(process, answer == sendPacked, told.size); err == nil {
 			if answer == sendPacked {
 				err = process.CloseWrite() // gzip reads to the end
@@ -125,24 +153,24 @@ func (f *finder) uploadTo(ctx context.Context, place string, bin *Binary) (strin
 				answer, err = readAnswer(answers)
 			}
 		} else if _, local := errors.AsType[*os.PathError](err); local {
-			return "", err
+			return "", false, err
 		}
 	}
 	_ = process.CloseWrite() // fails only if the process has ended
 	ended := process.Wait(ctx)
 	switch {
 	case mux.IsLost(ended):
-		return "", ended
+		return "", false, ended
 	case ctx.Err() != nil:
-		return "", context.Cause(ctx)
+		return "", false, context.Cause(ctx)
 	case err == nil && ended == nil && path.IsAbs(answer):
-		return answer, nil
+		return answer, sent, nil
 	case stderr.String() != "":
-		return "", errors.New(stderr.String())
+		return "", false, errors.New(stderr.String())
 	case ended != nil:
-		return "", ended
+		return "", false, ended
 	default:
-		return "", errors.Join(err, errors.New("it did not say that it has it"))
+		return "", false, errors.Join(err, errors.New("it did not say that it has it"))
 	}
 }
 

@@ -60,14 +60,14 @@ func inspectArgv(program string) []string {
 // uploadPrefix begins each line of uploadScript.
 const uploadPrefix = "stepmux-upload: "
 
-// uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM, in the user's cache if $1 is "cache" and
-// else in a directory of the user's below $1. The checksum is part of the path, so that an upload does not disturb
-// another version that runs. If the file is there the script prints "at PATH". Else it prints "send gzip" and takes a
-// gzip file from stdin, or "send" and the program's bytes if the VM has no gzip. It checks the bytes, renames them into
-// place and prints "at PATH". The directory is private and no symbolic
-// link, and no other user may rename it. Programs that were not requested for 14 days and that no process of this
-// user runs are removed.
-const uploadScript = `place=$1 sum=$2 size=$3
+// uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM as the file $5 in the directory $4, in the user's
+// cache if $1 is "cache" and else in a directory of the user's below $1. The directory's name is the beginning of the
+// checksum of the stepmux in it, so that an upload does not disturb another version that runs. If the file is there
+// the script prints "at PATH". Else it prints "send gzip" and takes a gzip file from stdin, or "send" and the
+// program's bytes if the VM has no gzip. It checks the bytes, renames them into place and prints "at PATH". The
+// directory is private and no symbolic link, and no other user may rename it. Programs that were not requested for 14
+// days and that no process of this user runs are removed.
+const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5
 umask 077
 export LC_ALL=C
 no() { echo "$1" >&2; exit 9; }
@@ -108,8 +108,8 @@ sum() {
 	[ "${#s}" -eq 64 ] || s=$("$1" version --checksum 2>/dev/null | sed -n 's/^SHA-256: //p')
 	echo "$s"
 }
-dir=$root/$(echo "$sum" | cut -c1-16)
-program=$dir/stepmux
+dir=$root/$subdir
+program=$dir/$name
 [ ! -L "$dir" ] || rm -f "$dir"
 mkdir -p "$dir" || exit 9
 if [ -f "$program" ] && [ ! -L "$program" ] && chmod 700 "$program" && [ "$(sum "$program")" = "$sum" ]; then
@@ -131,15 +131,19 @@ fi
 for old in "$root"/*; do
 	[ "$old" != "$dir" ] && [ -n "$(find "$old" -prune -mtime +14)" ] || continue
 	used=
-	for p in /proc/[0-9]*/exe; do [ ! "$p" -ef "$old/stepmux" ] || { used=1; break; }; done
+	for p in /proc/[0-9]*/exe; do
+		[ ! "$p" -ef "$old/stepmux" ] && [ ! "$p" -ef "$old/` + "` + wire.FetchProgram + `" + `" ] || { used=1; break; }
+	done
 	[ -n "$used" ] || rm -rf "$old"
 done
 find "$root"/.part.* -prune -mtime +0 -exec rm -f {} \; 2>/dev/null
 say at "$program"`
 
 // uploadArgv puts a program on the VM.
-func uploadArgv(place string, told facts) []string {
-	return []string{"sh", "-c", uploadScript, "stepmux-upload", place, told.sum, strconv.FormatInt(told.size, 10)}
+func uploadArgv(at target, told facts) []string {
+	return []string{
+		"sh", "-c", uploadScript, "stepmux-upload", at.place, told.sum, strconv.FormatInt(told.size, 10), at.dir, at.name,
+	}
 }
 
 // checkedScript runs the program $2, with the arguments after it, if its file has the SHA-256 $1: a build may have

@@ -38,7 +38,9 @@ type Program struct {
 	// Uploaded tells that it was put there now, by Config.Bootstrap.
 	Uploaded bool `json:"uploaded"`
 
-	argv []string // runs it; nil: Command does
+	argv   []string // runs it; nil: Command does
+	binary *Binary  // of which it is a copy, in this place; nil if it is none of Config.Bootstrap
+	place  string
 }
 
 // Argv returns the command that runs the program, for more arguments. A program that Config.Bootstrap put there, now or
@@ -65,9 +67,14 @@ func (p Program) String() string {
 	return text + how + strings.Join(p.Command, " ")
 }
 
+// Starter starts processes on the VM. A *mux.Conn and a relay are ones.
+type Starter interface {
+	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
+}
+
 // Conn is the connection to the VM. A *mux.Conn is one.
 type Conn interface {
-	Start(ctx context.Context, cmd mux.Command) (*mux.Process, error)
+	Starter
 	Relay(ctx context.Context, cmd mux.Command) (*relay.Relay, error)
 }
 

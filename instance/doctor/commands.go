@@ -121,7 +121,7 @@ func install(in instance.Instance) string {
 	if !strings.Contains(name, "/") {
 		name = "/usr/local/bin/" + name
 	}
-	return "let stepmux run --bootstrap upload it, or install stepmux-vm as " + name
+	return "let stepmux run --bootstrap upload it, or install stepmux-vm as " + name + " and stepmux-fetch beside it"
 }
 
 // binary looks for the step runner.
@@ -139,8 +139,26 @@ func (e *examination) binary(ctx context.Context) {
 		e.report.add(warning(checkBinary,
 			fmt.Sprintf("%s does not tell its version: %v: %s", name, out.err, first(out.stderr)), "", ""))
 	default:
-		e.report.add(e.judgeVersion(name, out.stdout))
+		f := e.judgeVersion(name, out.stdout)
+		if f.Status == OK && strings.Contains(out.stdout, "\nName: stepmux\n") {
+			f = e.fetching(ctx, f)
+		}
+		e.report.add(f)
 	}
+}
+
+// exitNoNetwork is the exit code of a stepmux that cannot start the program for the network.
+const exitNoNetwork = 3
+
+// fetching returns ok, a finding about our step runner, or that it cannot start the stepmux-fetch it needs.
+func (e *examination) fetching(ctx context.Context, ok Finding) Finding {
+	out, err := e.run(ctx, append(slices.Clone(runner(e.in)), "steps", "fetch", "--help")...)
+	exit := (*mux.ExitError)(nil)
+	if err != nil || !errors.As(out.err, &exit) || exit.Status != exitNoNetwork {
+		return ok
+	}
+	return warning(checkBinary, ok.Detail+", without its program for the network: "+termtext.Cut(out.stderr, 300),
+		install(e.in), "jobs can fetch steps, and bring artifacts and caches")
 }
 
 // instead notes that builds do without the program that is missing: another was found.

@@ -115,10 +115,26 @@ func TestWithoutARelayTheSessionsCount(t *testing.T) {
 	r := examine(t, in)
 	require.True(t, r.Usable)
 	f := requireFinding(t, r, checkRelay, Warn, "^does not run: ")
-	require.Contains(t, f.Change, "let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0])
+	require.Contains(t, f.Change, "let stepmux run --bootstrap upload it, or install stepmux-vm as "+in.Runner[0]+
+		" and stepmux-fetch beside it")
 	requireFinding(t, r, checkStreamlocal, Warn, "refuses streamlocal forwarding")
 	f = requireFinding(t, r, checkSessions, Warn, "^2 at once .*a build takes 2, so of 4 builds some wait")
 	require.Contains(t, f.Change, "MaxSessions 10")
+}
+
+func TestAStepRunnerWithoutItsProgramForTheNetworkIsFound(t *testing.T) {
+	t.Parallel()
+	in := instanceOf(t, sshtest.OpenSSH(t))
+	alone := filepath.Join(t.TempDir(), "stepmux-vm")
+	require.NoError(t, os.Link(in.Runner[0], alone))
+	in.Runner = []string{alone}
+	r := examine(t, in)
+	require.True(t, r.Usable)
+	f := requireFinding(t, r, checkBinary, Warn, "without its program for the network: .*stepmux-fetch: no such file")
+	require.Contains(t, f.Change, "stepmux-fetch beside it")
+	require.NoError(t, os.Link(filepath.Join(filepath.Dir(runnertest.Command(t)[0]), "stepmux-fetch"),
+		filepath.Join(filepath.Dir(alone), "stepmux-fetch")))
+	requireFinding(t, examine(t, in), checkBinary, OK, "version devel$")
 }
 
 func TestAServerThatTakesNoKeysIsExplained(t *testing.T) {
@@ -196,7 +212,8 @@ func TestAMissingBinaryIsExplained(t *testing.T) {
 	r := examine(t, in)
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkBinary, Fail, "^/no/such/stepmux cannot be executed: ")
-	require.Contains(t, f.Change, "as /no/such/stepmux, or name its path with --runner-command")
+	require.Contains(t, f.Change,
+		"as /no/such/stepmux and stepmux-fetch beside it, or name its path with --runner-command")
 	requireFinding(t, r, checkRelay, Skip, "no step runner")
 	requireFinding(t, r, checkTemp, OK, "")
 	require.Len(t, r.Findings, 11)

@@ -15,7 +15,7 @@ import (
 )
 
 // The linker sets these: -X github.com/stepmux/stepmux/internal/buildinfo.version=v1.2.3. `make build` does.
-var version, commit string
+var version, commit, fetchSum string
 
 // Version returns the version that the linker set, or the one that the go command knows, or "devel".
 func Version() string {
@@ -52,6 +52,10 @@ func Commit() string {
 	}
 	return revision + changed
 }
+
+// FetchSum returns the SHA-256 of the stepmux-fetch that was built together with this program, in hexadecimal, or "" if
+// the go command alone has built this one.
+func FetchSum() string { return fetchSum }
 
 // Text returns the lines by which managers, ours and GitLab Runner's, identify a program.
 func Text() string {

@@ -56,11 +56,16 @@ var allowed = map[string][]string{
 		"remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "internal/filelock",
-		"remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/api/**", "internal/wire", "internal/oserr",
+		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
+		"internal/oserr",
 	},
-	"remote/commands": {
-		"remote", "remote/walls", "internal/wire", "remote/step/fetch", "internal/buildinfo", "internal/endsignal",
-		"internal/boundedfile", "remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
+	"remote/commands": {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
+	"remote/commands/doors": {
+		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",
+	},
+	"remote/commands/network": {
+		"remote/commands", "remote/step/fetch", "remote/pipe", "internal/endsignal", "internal/boundedfile",
+		"remote/archive", "remote/artifacts", "remote/jobcache", "remote/transfer", "remote/clone",
 	},
 	"remote/clone": {"internal/rmtree"},
 	// The helper commands of a GitLab manager's scripts. They know no jobs and no steps.
@@ -92,11 +97,14 @@ var allowed = map[string][]string{
 	},
 	"remote/step/engine": {
 		"internal/oserr", "internal/rmtree",
-		"remote/step/mask", "remote/step/fetch", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
+		"remote/step/mask", "remote/step/component", "remote/step/lang", "remote/step/expr", "remote/proc", "remote/api/**",
 		"internal/wire",
 	},
+	"remote/step/component": {"remote/step/lang", "remote/api/**", "internal/filelock", "internal/tail"},
 	"remote/step/fetch": {
-		"remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree", "internal/filelock", "internal/oserr",
+		"remote/pipe",
+		"remote/step/component", "remote/step/lang", "remote/api/**", "internal/termtext", "internal/rmtree",
+		"internal/filelock", "internal/oserr",
 		"internal/boundedzip",
 	},
 	"remote/standalone": {
@@ -111,7 +119,7 @@ var allowed = map[string][]string{
 	"remote/step/trace": {"internal/lazyregexp", "remote/step/mask", "remote/step/expr", "remote/api/**"},
 	"remote/step/trace/recording": {
 		"internal/lazyregexp",
-		"remote/step/trace", "remote/step/engine", "remote/step/fetch", "remote/step/lang", "remote/step/expr",
+		"remote/step/trace", "remote/step/engine", "remote/step/component", "remote/step/lang", "remote/step/expr",
 		"remote/step/mask", "remote/proc", "remote/api/**", "internal/oserr",
 	},
 	"remote/step/trace/inspect": {"internal/termtext", "remote/step/trace", "remote/step/mask"},
@@ -119,7 +127,8 @@ var allowed = map[string][]string{
 	"remote/standalone/provenance": {"remote/step/trace", "remote/step/mask", "internal/termtext", "internal/boundedfile"},
 	"remote/standalone/replay": {
 		"internal/termtext", "internal/boundedfile",
-		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**", "remote/step/mask",
+		"remote/standalone", "remote/step/engine", "remote/step/fetch", "remote/step/component", "remote/step/trace/**",
+		"remote/step/mask",
 		"remote/step/lang", "remote/step/expr", "remote/api/**",
 	},
 	"remote/step/expr":  {"internal/lazyregexp", "internal/spell"},
@@ -171,12 +180,13 @@ var allowed = map[string][]string{
 	"bench/faults":          {"remote/walls", "instance", "connector", "mux", "mux/login", "internal/faultconn"},
 	"bench/faults/faultrig": {"bench/faults"},
 
-	// The VM's end is a program of its own: vmsend_test.go has the list of all that it links.
-	"cmd/stepmux-vm": {"remote/commands", "remote/proc"},
+	// The VM's end is two programs: vmsend_test.go has the lists of all that they link.
+	"cmd/stepmux-vm":    {"remote/commands", "remote/commands/doors", "remote/proc"},
+	"cmd/stepmux-fetch": {"remote/commands", "remote/commands/network", "internal/wire"},
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/commands", "internal/endsignal", "internal/buildinfo",
+		"remote/commands/**", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "mux", "mux/login", "pool", "remote", "remote/standalone",
 		"remote/standalone/replay", "remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",

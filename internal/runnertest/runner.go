@@ -22,6 +22,9 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
+// fetchProgram is the file beside the VM's end that has the commands for the network.
+const fetchProgram = "stepmux-fetch"
+
 // dir holds the built programs. The first Command makes it, and Main removes it.
 var dir string
 
@@ -59,7 +62,8 @@ func Command(t testing.TB) []string {
 	return []string{program}
 }
 
-// Program builds the VM's end for this machine, once, and returns its path.
+// Program builds the VM's end for this machine, once, and returns the path of its stepmux-vm. The stepmux-fetch that
+// belongs to it is in the same directory.
 var Program = sync.OnceValues(func() (string, error) {
 	in, err := tempDir()
 	if err != nil {
@@ -87,18 +91,25 @@ func BuildEnd(file string, env ...string) error {
 	return nil
 }
 
-// Packed returns the path of the VM's end as a gzip file, as a manager carries it. The gzip program packs it: our own,
-// under the race detector, takes many times as long.
-var Packed = sync.OnceValues(func() (string, error) {
+// Packed returns the path of the VM's stepmux-vm as a gzip file, as a manager carries it, and PackedFetch that of its
+// stepmux-fetch. The gzip program packs them: our own, under the race detector, takes many times as long.
+var (
+	Packed      = sync.OnceValues(func() (string, error) { return pack("stepmux-vm") })
+	PackedFetch = sync.OnceValues(func() (string, error) { return pack(fetchProgram) })
+)
+
+// pack packs one of the programs that Program builds.
+func pack(name string) (string, error) {
 	end, err := Program()
 	if err != nil {
 		return "", err
 	}
-	if out, err := exec.Command("gzip", "--keep", "--fast", end).CombinedOutput(); err != nil {
+	path := filepath.Join(filepath.Dir(end), name)
+	if out, err := exec.Command("gzip", "--keep", "--fast", path).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("pack the VM's end: %w: %s", err, out)
 	}
-	return end + ".gz", nil
-})
+	return path + ".gz", nil
+}
 
 // Manager builds the program of the manager, once, as `make build` does: it carries the VM's end for this machine. It
 // returns the program's path.
@@ -118,18 +129,22 @@ var manager = sync.OnceValues(func() (string, error) {
 })
 
 // buildManager builds the manager's program around the VM's end in the file end. The go command is told that the packed
-// file is where make puts it.
+// files are where make puts them.
 func buildManager(end string) (string, error) {
-	file, err := Packed()
-	if err != nil {
-		return "", err
-	}
+	replace := map[string]string{}
 	source, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/stepmux/stepmux/cmd/stepmux").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the source of cmd/stepmux: %w", err)
 	}
-	carried := filepath.Join(strings.TrimSpace(string(source)), "carried", runtime.GOOS+"-"+runtime.GOARCH+".gz")
-	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{carried: file}})
+	for name, packed := range map[string]func() (string, error){"stepmux-vm": Packed, fetchProgram: PackedFetch} {
+		file, err := packed()
+		if err != nil {
+			return "", err
+		}
+		name += "-" + runtime.GOOS + "-" + runtime.GOARCH + ".gz"
+		replace[filepath.Join(strings.TrimSpace(string(source)), "carried", name)] = file
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return "", err
 	}

@@ -26,12 +26,20 @@ func TestThePageForStockManagersLeadsToTheLogThatItShows(t *testing.T) {
 	v := newVM(t, remotetest.ShortTemp(t))
 	bin, work := filepath.Dir(v.program), t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(work, "bin"), 0o700))
-	require.NoError(t, os.Rename(v.program, filepath.Join(work, "bin", "stepmux-vm")))
+	for _, name := range []string{"stepmux-vm", "stepmux-fetch"} {
+		require.NoError(t, os.Rename(filepath.Join(bin, name), filepath.Join(work, "bin", name)))
+	}
 	require.NoError(t, os.Remove(filepath.Join(bin, "gitlab-runner")))
 	sh := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(install, "/usr/local/bin", bin))
 	sh.Dir = work
 	out, err := sh.CombinedOutput()
 	require.NoError(t, err, "%s", out)
+
+	cached := exec.CommandContext(t.Context(), filepath.Join(bin, "gitlab-runner"), "steps", "cache", "list")
+	cached.Env = []string{"HOME=" + work, "PATH=/usr/bin:/bin"}
+	out, err = cached.Output()
+	require.NoError(t, err, "the program for the network is where the other one looks for it")
+	require.JSONEq(t, `{"components":[]}`, string(out))
 
 	out, err = exec.CommandContext(t.Context(), filepath.Join(bin, "gitlab-runner"), "--version").Output()
 	require.NoError(t, err)

@@ -34,6 +34,8 @@ func newVM(t *testing.T, temp string, env ...string) *vm {
 	built, err := runnertest.Program()
 	require.NoError(t, err)
 	require.NoError(t, os.Link(built, program))
+	const fetch = "stepmux-fetch"
+	require.NoError(t, os.Link(filepath.Join(filepath.Dir(built), fetch), filepath.Join(bin, fetch)))
 	require.NoError(t, os.Symlink("stepmux-vm", filepath.Join(bin, "gitlab-runner")))
 	server := sshtest.OpenSSH(t, "SetEnv SHLVL=1 PATH="+bin+":/usr/bin:/bin "+strings.Join(env, " "))
 	v := &vm{server: server, program: program, builds: t.TempDir()}

@@ -11,6 +11,10 @@ import (
 const (
 	// ProgramName is the name that our own program reports.
 	ProgramName = "stepmux"
+	// FetchProgram is the file beside a stepmux-vm that has the commands for the network.
+	FetchProgram = "stepmux-fetch"
+	// UploadDigits is how many digits of the SHA-256 of a program that a manager puts on a VM name its directory there.
+	UploadDigits = 16
 	// MaxVersionText bounds the output of --version, a login shell's greeting included.
 	MaxVersionText = 64 << 10
 
@@ -24,6 +28,11 @@ const (
 	// maxVersion bounds a version in bytes.
 	maxVersion = 64
 )
+
+// IsUploadDir reports whether name may be that of a directory that has a program which a manager has put there.
+func IsUploadDir(name string) bool {
+	return len(name) == UploadDigits && strings.Trim(name, "0123456789abcdef") == ""
+}
 
 // Program describes a step runner, as it describes itself.
 type Program struct {

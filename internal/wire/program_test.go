@@ -119,3 +119,10 @@ func TestNamesOfManagers(t *testing.T) {
 		require.False(t, ValidManager(name), "%q", name)
 	}
 }
+
+func TestOnlyTheDirectoriesOfUploadsAreThose(t *testing.T) {
+	require.True(t, IsUploadDir("0123456789abcdef"))
+	for _, name := range []string{"", "bin", "0123456789abcde", "0123456789abcdefa", "0123456789ABCDEF"} {
+		require.False(t, IsUploadDir(name), name)
+	}
+}

@@ -14,28 +14,33 @@ import (
 	"github.com/stepmux/stepmux/internal/wire"
 )
 
-// Exit codes.
+// The exit codes for wrong usage, and for another failure.
 const (
-	exitUsage  = 2
-	exitFailed = 3
+	ExitUsage  = 2
+	ExitFailed = 3
 )
 
-// errUsage is the cause of an error about the arguments of a command.
-var errUsage = errors.New("wrong usage")
+// ErrUsage is the cause of an error about the arguments of a command.
+var ErrUsage = errors.New("wrong usage")
 
-// command is one command of the command line.
-type command struct {
-	name  string // with its arguments, as the help shows it
-	short string // one line
-	long  string
-	// prepare defines the flags. It returns the function that runs the command with the arguments after the flags.
-	prepare func(fl *pflag.FlagSet) runner
-}
+// Runner runs a command with the arguments that follow its flags, and returns the exit code.
+type Runner func(ctx context.Context, args []string) (int, error)
+
+// Set has commands by their name in the command line, such as "version" and "steps serve". Each defines its flags and
+// returns the function that runs it.
+type Set map[string]func(fl *pflag.FlagSet) Runner
+
+// GitLab comes before the name of a command that differs in a program that stands in for GitLab Runner's.
+const GitLab = "gitlab-runner "
 
 // Program is a program with the commands of the VM's end.
 type Program struct {
 	// Name is how it is called, as in "stepmux-vm".
 	Name string
+	// Sets are its commands.
+	Sets []Set
+	// Beside becomes the program that has the other commands, and returns only if that fails. If nil, there are no others.
+	Beside func(ctx context.Context) error
 	// Carries says which VM's ends a manager's program carries. The command version prints that. Optional.
 	Carries func() string
 
@@ -69,13 +74,10 @@ func (p Program) Main(args []string) int {
 // Steps runs the command line that follows the word "steps", and returns its exit code.
 func (p Program) Steps(args []string) int {
 	if len(args) == 0 {
-		return p.wrongUsage("steps", errors.New("steps needs a command: serve, proxy, relay, script, end, cache or clone"))
+		return p.wrongUsage("steps", errors.New("steps needs a command: "+stepsNames))
 	}
 	for _, c := range stepsCommands {
-		if c.word() == args[0] {
-			if p.gitLab && args[0] == "serve" {
-				c.prepare = serveGitLab
-			}
+		if c.word() == args[0] && p.has("steps "+args[0]) {
 			return p.run("steps "+args[0], c, args[1:])
 		}
 	}
@@ -85,11 +87,54 @@ func (p Program) Steps(args []string) int {
 		return 0
 	}
 	return p.wrongUsage("steps",
-		fmt.Errorf("unknown command %q: use serve, proxy, relay, script, end, cache or clone", args[0]))
+		fmt.Errorf("unknown command %q: use %s", args[0], stepsNames))
+}
+
+// stepsNames are the commands that follow the word "steps" and that a person may want.
+const stepsNames = "serve, proxy, relay, script, end, cache or clone"
+
+// HelperNames returns the names of the commands that the scripts of a GitLab manager call beside steps, and a line
+// about each.
+func HelperNames() map[string]string {
+	names := map[string]string{}
+	for _, c := range helperCommands {
+		names[c.word()] = c.short
+	}
+	return names
+}
+
+// Helper runs the helper command with a name and returns its exit code: 0, 1 for a failure, 2 for wrong usage.
+// found is false if there is no such command.
+func (p Program) Helper(name string, args []string) (code int, found bool) {
+	for _, c := range helperCommands {
+		if c.word() == name && p.has(name) {
+			return p.run(name, c, args), true
+		}
+	}
+	return 0, false
 }
 
 // Version runs the command line that follows the word "version", and returns its exit code.
-func (p Program) Version(args []string) int { return p.run("version", p.version(), args) }
+func (p Program) Version(args []string) int { return p.run("version", versionText, args) }
+
+// own returns this program's function for a command, or nil.
+func (p Program) own(name string) func(fl *pflag.FlagSet) Runner {
+	for _, set := range p.Sets {
+		if special := set[GitLab+name]; p.gitLab && special != nil {
+			return special
+		}
+		if prepare := set[name]; prepare != nil {
+			return prepare
+		}
+	}
+	if name == "version" {
+		return p.version
+	}
+	return nil
+}
+
+// has reports whether this program, or the one beside it, has a command.
+func (p Program) has(name string) bool { return p.own(name) != nil || p.Beside != nil }
 
 func (c command) word() string {
 	word, _, _ := strings.Cut(c.name, " ")
@@ -101,14 +146,26 @@ func (p Program) help() string {
 
 Usage:
   ` + p.Name + ` steps serve|proxy|relay|script|cache|clone
-  ` + p.Name + " " + p.version().name + "\n" + p.helperHelp()
+  ` + p.Name + " " + versionText.name + "\n" + p.helperHelp()
+}
+
+// helperHelp lists the helper commands.
+func (p Program) helperHelp() string {
+	var b strings.Builder
+	b.WriteString("\nCommands that the scripts of a GitLab manager call:\n")
+	for _, c := range helperCommands {
+		fmt.Fprintf(&b, "  %-21s %s\n", c.word(), c.short)
+	}
+	return b.String()
 }
 
 func (p Program) stepsHelp() string {
 	var b strings.Builder
 	b.WriteString("The VM's end: the commands that a manager starts there\n\nCommands:\n")
 	for _, c := range stepsCommands {
-		fmt.Fprintf(&b, "  %-8s %s\n", c.word(), c.short)
+		if p.has("steps " + c.word()) {
+			fmt.Fprintf(&b, "  %-8s %s\n", c.word(), c.short)
+		}
 	}
 	fmt.Fprintf(&b, "\nUse '%s steps COMMAND --help' for more.\n", p.Name)
 	return b.String()
@@ -116,7 +173,7 @@ func (p Program) stepsHelp() string {
 
 func (p Program) wrongUsage(of string, err error) int {
 	fmt.Fprintf(os.Stderr, "stepmux: %v\nSee '%s --help'.\n", err, strings.TrimSpace(p.Name+" "+of))
-	return exitUsage
+	return ExitUsage
 }
 
 // run runs one command. name is how it was called.
@@ -127,9 +184,13 @@ func (p Program) run(name string, c command, args []string) int {
 	if strings.HasPrefix(os.Args[0], "/proc/self/") {
 		_ = os.WriteFile("/proc/self/comm", []byte("stepmux"), 0) // for ps; else it is the name in /proc
 	}
+	prepare := p.own(name)
+	if prepare == nil {
+		return p.become(name)
+	}
 	fl := pflag.NewFlagSet(name, pflag.ContinueOnError)
 	fl.SortFlags = false
-	start := c.prepare(fl)
+	start := prepare(fl)
 	fl.Usage = func() {
 		text := c.short
 		if c.long != "" {
@@ -148,13 +209,36 @@ func (p Program) run(name string, c command, args []string) int {
 	defer stop()
 	code, err := start(ctx, fl.Args())
 	switch {
-	case errors.Is(err, errUsage):
+	case errors.Is(err, ErrUsage):
 		return p.wrongUsage(name, err)
 	case err != nil:
 		fmt.Fprintf(os.Stderr, "stepmux: %v\n", err)
-		return exitFailed
+		return ExitFailed
 	}
 	return code
+}
+
+// become runs a command in the program beside this one, which takes the place of this process.
+func (p Program) become(name string) int {
+	ctx, stop := endsignal.Until(context.Background(), endsignal.All...)
+	defer stop()
+	err := p.Beside(ctx)
+	if code := endsignal.Code(ctx); code != 0 {
+		return code
+	}
+	fmt.Fprintf(os.Stderr, "stepmux: %s: %v\n", name, err)
+	if !strings.HasPrefix(name, "steps ") {
+		return 1 // as the scripts of GitLab's manager know it
+	}
+	return ExitFailed
+}
+
+// Required returns an error if the command line does not have the flag.
+func Required(fl *pflag.FlagSet, name string) error {
+	if fl.Changed(name) {
+		return nil
+	}
+	return fmt.Errorf("%w: --%s is required", ErrUsage, name)
 }
 
 // flagError returns an error of the flag parser in our words.

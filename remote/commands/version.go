@@ -10,33 +10,32 @@ import (
 	"github.com/stepmux/stepmux/internal/buildinfo"
 )
 
-func (p Program) version() command {
-	return command{
-		name:  "version [--checksum]",
-		short: "Print the version, the commit and the version of the relay's protocol",
-		prepare: func(fl *pflag.FlagSet) runner {
-			checksum := fl.Bool("checksum", false, "also print the SHA-256 of the program's file")
-			return func(_ context.Context, args []string) (int, error) {
-				if len(args) > 0 {
-					return 0, fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
-				}
-				text := buildinfo.Text()
-				if p.gitLab {
-					text = buildinfo.GitLabText(p.report)
-				}
-				if p.Carries != nil {
-					text += "Carries: " + p.Carries() + "\n"
-				}
-				if *checksum {
-					sum, err := buildinfo.Checksum()
-					if err != nil {
-						return 0, err
-					}
-					text += "SHA-256: " + sum + "\n"
-				}
-				fmt.Fprint(os.Stdout, text)
-				return 0, nil
+var versionText = command{
+	name:  "version [--checksum]",
+	short: "Print the version, the commit and the version of the relay's protocol",
+}
+
+func (p Program) version(fl *pflag.FlagSet) Runner {
+	checksum := fl.Bool("checksum", false, "also print the SHA-256 of the program's file")
+	return func(_ context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: it takes flags only, not %q", ErrUsage, args[0])
+		}
+		text := buildinfo.Text()
+		if p.gitLab {
+			text = buildinfo.GitLabText(p.report)
+		}
+		if p.Carries != nil {
+			text += "Carries: " + p.Carries() + "\n"
+		}
+		if *checksum {
+			sum, err := buildinfo.Checksum()
+			if err != nil {
+				return 0, err
 			}
-		},
+			text += "SHA-256: " + sum + "\n"
+		}
+		fmt.Fprint(os.Stdout, text)
+		return 0, nil
 	}
 }

@@ -68,6 +68,10 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 			result.Message = err.Error() + "; " + result.Message // the exit status stays at the end
 		}
 	}()
+	if err := s.open(); err != nil {
+		fail(err)
+		return result
+	}
 	place, err := j.prepare(spec, s.cfg.WorkBase)
 	if err != nil {
 		fail(err)

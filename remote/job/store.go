@@ -26,6 +26,8 @@ type Store struct {
 	// run runs a job's steps. Tests of timing replace it.
 	run func(context.Context, *engine.Runner, engine.Place) engine.Result
 
+	open func() error // makes dir at the first call, and waits for that at the others
+
 	stop      context.CancelFunc // ends the collector
 	stopped   context.Context    // ends to end the collector
 	collector sync.WaitGroup
@@ -55,17 +57,36 @@ func New(cfg Config) (*Store, error) {
 		jobs: map[string]*record{},
 	}
 	if err = rmtree.Remove(s.dir); err == nil {
-		err = os.Mkdir(s.dir, 0o700)
-	}
-	if err == nil {
-		s.home, err = os.Open(s.dir)
+		_, err = os.Stat(cfg.Dir)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open job store: %w", err)
 	}
+	s.open = sync.OnceValue(s.makeDir)
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.collector.Go(s.collect)
 	return s, nil
+}
+
+// Warm makes the directory of all jobs, so that the first job finds it. To make a directory takes half a millisecond on
+// some file systems. So New does not: a step runner listens that much earlier, and calls Warm while its first job is on
+// its way. An error is the first job's.
+func (s *Store) Warm() { _ = s.open() }
+
+// makeDir makes the directory dir.
+func (s *Store) makeDir() error {
+	err := os.Mkdir(s.dir, 0o700)
+	var home *os.File
+	if err == nil {
+		home, err = os.Open(s.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("open job store: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.home = home
+	return nil
 }
 
 // Create starts a job. If there is already one with its ID and Digest it does nothing. It does not wait for the job: a

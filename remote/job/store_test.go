@@ -295,6 +295,7 @@ func TestFollowersAreWokenByTheirContext(t *testing.T) {
 
 func TestFailureToMakeTheJobsDirectoryFailsTheJob(t *testing.T) {
 	s := newStore(t, Config{})
+	require.NoError(t, s.open())
 	require.NoError(t, os.Remove(s.dir))
 	stat, result := run(t, s, yaml(t, "1", "- {name: a, script: echo}"))
 	require.Equal(t, Failed, stat.State)
@@ -383,12 +384,22 @@ func TestShutdownKillsAfterTheGraceOrWithItsContext(t *testing.T) {
 	}
 }
 
+func TestFailureToMakeTheDirectoryOfAllJobsFailsTheJob(t *testing.T) {
+	s := newStore(t, Config{})
+	s.open = func() error { return errors.New("open job store: no space") }
+	stat, _ := run(t, s, script(t, "1", "true"))
+	require.Equal(t, Failed, stat.State)
+	require.True(t, stat.System)
+	require.Contains(t, stat.Message, "open job store: no space")
+}
+
 func TestNewStoreRemovesTheJobsOfAnOldOne(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "jobs", "x", "closed"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "jobs", "x", "closed", "file"), nil, 0o600))
 	require.NoError(t, os.Chmod(filepath.Join(dir, "jobs", "x", "closed"), 0))
 	s := newStore(t, Config{Dir: dir})
+	require.NoError(t, s.open())
 	require.Empty(t, dirs(t, s))
 	_, err := New(Config{Dir: filepath.Join(dir, "no", "such")})
 	require.ErrorContains(t, err, "open job store")

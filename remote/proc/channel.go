@@ -170,7 +170,7 @@ func sendFiles(control *os.File, m message, text []byte, files ...*os.File) erro
 	return nil
 }
 
-// received is a message with what it carries.
+// received is a message with its text and files.
 type received struct {
 	message
 	text  []byte

@@ -6,16 +6,16 @@
 // the server closes their [Process], or all of them when the socket ends because the server is gone, even by SIGKILL. A
 // server alone can do neither: it cannot find a process that was orphaned, and it cannot act once it is dead.
 //
-//	server -- socket: room, command, term, kill, close --> init -- fork --> command --> its processes
-//	  |  <--- ready, started or failed, exited, closed ------'                 |
-//	  '----------------- pipes: stdout, stderr <-------------------------------'
+//	server -- room, command, term, kill, close --> init -- fork --> command --> its processes
+//	  |  <--- ready, started or failed, exited, closed -'              |
+//	  '------------- pipes: stdout, stderr <---------------------------'
 //
-// With isolation (package walls) the init is the first process of a PID namespace: if it ends, the kernel kills the rest.
-// Without, its processes become children of the server, a child subreaper too, which kills them.
+// With isolation (package walls) the init is the first process of a PID namespace: if it ends, the kernel kills the
+// rest. Without, its processes become children of the server, a child subreaper too, which kills them.
 //
-// Output goes from a command straight to the server. A command, its environment, its directory and the ends of its pipes
-// travel over the socket, so the init can be started before there is a command, and its own arguments and environment,
-// which every user of the machine can see, hold no secrets.
+// Output goes from a command straight to the server. A command, its environment, its directory and the ends of its
+// pipes travel over the socket, so the init can be started before there is a command, and its own arguments and
+// environment, which every user of the machine can see, hold no secrets.
 //
 // [Children] is for programs that start processes without an init: it reaps and kills all their descendants.
 //

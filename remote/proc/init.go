@@ -14,9 +14,9 @@ import (
 // them would be late instead of some.
 var startSlots = make(chan struct{}, 8)
 
-// Init starts commands by a process of its own, the init, which lives from the first command, or from Prepare, to Close.
-// If the init is killed, its commands end with it; the next command gets another one. The zero value is ready to use.
-// The fields are set before that. Its owner calls Close. It is safe for concurrent use.
+// Init starts commands by a process of its own, the init, which lives from the first command, or from Prepare, to
+// Close. If the init is killed, its commands end with it; the next command gets another one. The zero value is ready
+// to use. The fields are set before that. Its owner calls Close. It is safe for concurrent use.
 type Init struct {
 	// Room says how far the commands are held apart from the rest of the machine. Level Auto is the best that can be had;
 	// any other level is had, or Start fails. Auto without a Dir is Off. The paths may have symbolic links.
@@ -109,7 +109,7 @@ func (m *making) over() bool {
 }
 
 // Isolation returns the level at which the commands run and, if that is Off instead of Auto, why no better one can be
-// had. It waits for the init, and is Auto if there is none.
+// had. It waits for the init, and is Auto if no init was wanted yet.
 func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
 	in.mu.Lock()
 	m := in.latest
@@ -128,8 +128,8 @@ func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
 	return m.link.level, m.link.off
 }
 
-// Close ends the init with every process that descends from it, and waits until they are gone. The error says what could
-// not be killed. It is idempotent. Every later Start fails.
+// Close ends the init with every process that descends from it, and waits until they are gone. The error counts the
+// processes that could not be killed. It is idempotent. Every later Start fails.
 func (in *Init) Close() error {
 	in.mu.Lock()
 	in.closed = true

@@ -38,8 +38,8 @@ var isReady atomic.Bool
 // main, and of every TestMain whose tests start processes. An init never reaches main.
 func Main() { isReady.Store(true) }
 
-// An init does not wait for main: in a program with gRPC and a command line the packages that are initialised after this
-// one take a third of the time of its start.
+// An init does not wait for main: in a program with gRPC and a command line the packages that are initialised after
+// this one take a third of the time of its start.
 func init() {
 	if len(os.Args) > 1 && slices.Equal(os.Args[:2], initArgs) {
 		unix.Exit(runInit()) // os.Exit of a program with the race detector would sleep for a second
@@ -97,8 +97,8 @@ func (k *keeper) setUp(text []byte) *failure {
 	k.isolated = room.Level != walls.Off && os.Getpid() == 1
 	// Signals to all processes of a user must not end the init: its processes would get away. They are caught and not
 	// ignored, as an ignored signal is inherited.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
-		unix.SIGPIPE)
+	signal.Notify(make(chan os.Signal, 1),
+		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGPIPE)
 	err = errors.Join(
 		closeOnExec(),
 		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0),
@@ -269,7 +269,7 @@ func checkDir(path string) error {
 	return unix.Faccessat(unix.AT_FDCWD, path, unix.X_OK, unix.AT_EACCESS)
 }
 
-// close kills everything that descends from a command. The last command takes along what could not be assigned to one.
+// close kills everything that descends from a command. The last command takes along all that could not be assigned.
 func (k *keeper) close(h *held) {
 	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()

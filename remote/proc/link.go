@@ -40,7 +40,7 @@ type link struct {
 // errInit is the error of a command whose init ended before it, or is stuck.
 var errInit = errors.New("the init that held it ended before it")
 
-// launch starts an init. With level Auto it is one without isolation where there can be none.
+// launch starts an init. With level Auto it has no isolation where the machine gives it none.
 func launch(room walls.Spec, orphan string) (*link, error) {
 	room = resolve(room)
 	if room.Level == walls.Auto && room.Dir == "" {

@@ -28,8 +28,8 @@ func Marker() []string {
 // commandVar is the environment variable with the number of a command among those of one [Init].
 const commandVar = "STEPMUX_COMMAND"
 
-// lookup returns a variable of the environment that process pid was started with. It is empty if there is none, or if
-// we may not read it.
+// lookup returns a variable of the environment that process pid was started with. It is empty if it is not
+// there, or if we may not read it.
 func lookup(pid int, name string) string {
 	environ, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	for entry := range bytes.SplitSeq(environ, []byte{0}) {

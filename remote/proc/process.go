@@ -188,8 +188,8 @@ func (p *Process) GroupEnded(ctx context.Context) bool {
 	}
 }
 
-// AwaitGroup waits until the process group is empty, or until killAt, which may come nearer, or until ctx ends. The shell
-// of a script dies of SIGTERM at once, while its children use the grace to clean up.
+// AwaitGroup waits until the process group is empty, or until killAt, which may come nearer, or until ctx ends. The
+// shell of a script dies of SIGTERM at once, while its children use the grace to clean up.
 func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
 	// Nothing tells when a process group ends.
 	tick := time.NewTicker(groupPause)
@@ -259,10 +259,11 @@ func (p *Process) drain(ctx context.Context) error {
 func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 
 // Close kills every process that descends from the command, in its process group or not. It waits until they are gone
-// and all output was passed on. While other commands of the [Init] run, a process that has left the group and has removed
-// the marker from its environment lives on until the last of them is closed. After some seconds it gives up processes that
-// cannot be killed, because they run as another user or hang in the kernel; that is the error. It is idempotent: every
-// call waits for the same end and returns the same error. A blocked Wait returns the exit by SIGKILL.
+// and all output was passed on. While other commands of the [Init] run, a process that has left the group and has
+// removed the marker from its environment lives on until the last of them is closed. After some seconds it gives up
+// processes that cannot be killed, because they run as another user or hang in the kernel; that is the error. It is
+// idempotent: every call waits for the same end and returns the same error. A blocked Wait returns the exit by
+// SIGKILL.
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()

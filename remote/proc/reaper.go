@@ -91,7 +91,7 @@ func (r *reaper) start(fork func() (pid int, err error)) (*Child, error) {
 	return c, nil
 }
 
-// reapAll has children reaped until none is left, by a goroutine that ends then.
+// reapAll has children reaped until the last one has ended, by a goroutine that ends then.
 func (r *reaper) reapAll() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,7 +113,7 @@ func (r *reaper) reapAll() {
 	}()
 }
 
-// rest ends reaping if there is no child, also none that was started just now.
+// rest ends reaping if there is no child, also not one that was started just now.
 func (r *reaper) rest() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -229,9 +229,9 @@ func (r *reaper) KillAll() (left int) {
 	return r.killAll(timer.C, func(pid int) bool { return !r.before[pid] })
 }
 
-// killAll kills and reaps the children that are among those to kill until none of them is left, or until the deadline;
-// then it returns how many are left. Killing a process may orphan others, which become children then. among is called with
-// mu held.
+// killAll kills and reaps the children that are among those to kill until all of them are gone, or until the deadline;
+// then it returns how many are left. Killing a process may orphan others, which become children then. among is called
+// with mu held.
 func (r *reaper) killAll(deadline <-chan time.Time, among func(pid int) bool) (left int) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		left := r.killOnce(among)

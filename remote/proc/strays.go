@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// If an init without isolation is killed, the processes it held become orphans. This program is a child subreaper too, so
-// they become its children: strays. A stray differs from the program's other children by its session, which is not the
-// program's, and by not being an init.
+// If an init without isolation is killed, the processes it held become orphans. This program is a child subreaper too,
+// so they become its children: strays. A stray differs from the program's other children by its session, which is not
+// the program's, and by not being an init.
 
 // inits are the running inits of this program.
 var inits = struct {

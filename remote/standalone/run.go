@@ -26,7 +26,7 @@ type Config struct {
 	TempDir string
 	// Fetcher gets the steps that are not local. If nil, a [fetch.Store] in CacheDir.
 	Fetcher engine.Fetcher
-	// CacheDir keeps fetched steps. If empty, [fetch.DefaultDir].
+	// CacheDir keeps fetched steps. If empty, [component.DefaultDir].
 	CacheDir string
 	// Timeout bounds the job. If zero, 24 h.
 	Timeout time.Duration

@@ -56,7 +56,7 @@ type ServeConfig struct {
 	Version string
 	// TempDir is the parent of a private directory that is removed at the end. If empty, that of the system.
 	TempDir string
-	// CacheDir keeps fetched steps. If empty, fetch.DefaultDir.
+	// CacheDir keeps fetched steps. If empty, component.DefaultDir.
 	CacheDir string
 	// PassEnv and UnsafeExports replace those of all jobs. May be nil.
 	PassEnv       *engine.PassEnv

@@ -18,11 +18,11 @@ const (
 	sudoAge = 24 * time.Hour
 )
 
-var errSudo = errors.New("the user can become root by sudo without a password; in a user namespace sudo cannot work, and " +
-	"such a user can leave it (set the isolation, or take the rule out of sudoers)")
+var errSudo = errors.New("the user can become root by sudo without a password; in a user namespace sudo cannot " +
+	"work, and such a user can leave it (set the isolation, or take the rule out of sudoers)")
 
-// Choose returns the level that Auto stands for, and why if that is Off. sudo logs a refusal, so it is asked once a day:
-// the answer is kept in the user's cache directory, where no build with isolation can change it.
+// Choose returns the level that Auto stands for, and why if that is Off. sudo logs a refusal, so it is asked once a
+// day: the answer is kept in the user's cache directory, where no build with isolation can change it.
 func Choose(ctx context.Context) (Level, error) {
 	if os.Geteuid() == 0 {
 		return Processes, nil
@@ -55,7 +55,7 @@ func level(canBecomeRoot bool) (Level, error) {
 	return Processes, nil
 }
 
-// findSudo returns the path of sudo, empty if there is none.
+// findSudo returns the path of sudo, empty if the machine has no sudo.
 func findSudo() string {
 	for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), "/usr/bin", "/usr/local/bin") {
 		path := filepath.Join(dir, "sudo")

@@ -6,8 +6,8 @@
 // changed for them, in a mount namespace of their own:
 //
 //   - /proc shows the build's processes alone.
-//   - /tmp, /var/tmp, /dev/shm, the base of the sockets and /run/user/UID are the build's own and begin empty. The build's
-//     directory stays visible, and so does what [Room.Show] is told.
+//   - /tmp, /var/tmp, /dev/shm, the base of the sockets and /run/user/UID are the build's own and begin empty. The
+//     build's directory stays visible, and so do the paths that [Room.Show] is told.
 //   - Files from which later builds would start cannot be changed: see [Spec.Home].
 //   - /sys/fs/cgroup is read-only.
 //   - With [Private], HOME is the build's own.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spec says what Enter changes. Its paths are absolute and have no symbolic links.
+// Spec describes the changes of Enter. Its paths are absolute and have no symbolic links.
 type Spec struct {
 	Level Level
 	// Dir is the build's private directory. It stays visible. Enter keeps the build's own places below it, so they are
@@ -43,8 +43,9 @@ type hidden struct {
 	was  string // its path through a descriptor
 }
 
-// Enter changes the mounts of this process, which must be the first one in the namespaces of spec.Level and locked to its
-// thread. Then it gives up what this thread's processes could take over. After an error the process must end.
+// Enter changes the mounts of this process, which must be the first one in the namespaces of spec.Level and locked to
+// its thread. Then it gives up the capabilities that this thread's processes could take over. After an error the
+// process must end.
 func Enter(spec Spec) (*Room, error) {
 	r := &Room{spec: spec}
 	if spec.Level == Off {
@@ -62,7 +63,7 @@ func Enter(spec Spec) (*Room, error) {
 	return r, nil
 }
 
-// forgo gives up what a process that this thread starts would inherit of its capabilities.
+// forgo gives up the capabilities that a process which this thread starts would inherit.
 func forgo() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return err
@@ -76,8 +77,8 @@ func forgo() error {
 	return unix.Capset(&header, &sets[0])
 }
 
-// begin keeps what happens here from the machine, but not the other way round: a mount that the machine gives up must go
-// here too.
+// begin keeps mounts that are made here from the machine, but not the other way round: a mount that the machine gives
+// up must go here too.
 func (r *Room) begin() error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return err
@@ -144,7 +145,7 @@ func (r *Room) own(path string, mode fs.FileMode) (string, error) {
 	return own, nil
 }
 
-// above returns the hidden directory that path is, or is below; nil if there is none.
+// above returns the hidden directory that path is, or is below, or nil.
 func (r *Room) above(path string) *hidden {
 	for i := len(r.hidden) - 1; i >= 0; i-- {
 		if h := &r.hidden[i]; within(path, h.path) {
@@ -159,8 +160,8 @@ func within(path, dir string) bool {
 	return dir != "" && (path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/"))
 }
 
-// home gives a private build a home of its own: a view of the user's with a layer to write to, or an empty one where the
-// machine has no such layers.
+// home gives a private build a home of its own: a view of the user's with a layer to write to, or an empty one where
+// the machine has no such layers.
 func (r *Room) home() error {
 	home := r.spec.Home
 	if r.spec.Level != Private || home == "" || home == "/" || r.above(home) != nil {
@@ -186,7 +187,8 @@ func (r *Room) home() error {
 	if os.Geteuid() != 0 {
 		options += ",userxattr" // the others are not a user's to set
 	}
-	if strings.ContainsAny(home+layers, `,:\`) || mount("overlay", home, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options) != nil {
+	if strings.ContainsAny(home+layers, `,:\`) ||
+		mount("overlay", home, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options) != nil {
 		return mount(own+"/upper", home, "", unix.MS_BIND, "")
 	}
 	return nil
@@ -195,7 +197,7 @@ func (r *Room) home() error {
 // showDir makes the build's directory visible.
 func (r *Room) showDir() error { return r.Show(r.spec.Dir) }
 
-// showAll makes visible again what the build needs of the directories that are hidden.
+// showAll makes visible again those parts of hidden directories that the build needs.
 func (r *Room) showAll() error {
 	show := r.spec.ReadOnly
 	switch {
@@ -212,8 +214,8 @@ func (r *Room) showAll() error {
 	return nil
 }
 
-// Show makes the file or directory path visible if it is below a directory that is hidden. What belongs to another build
-// is refused.
+// Show makes the file or directory path visible if it is below a directory that is hidden. What belongs to another
+// build is refused.
 func (r *Room) Show(path string) error {
 	h := r.above(path)
 	switch {
@@ -244,7 +246,7 @@ func (r *Room) Show(path string) error {
 	return mount(source, path, "", unix.MS_BIND|unix.MS_REC, "")
 }
 
-// kernel makes what the kernel shows of processes, queues and groups the build's own or read-only.
+// kernel makes the kernel's file systems for processes, queues and groups the build's own or read-only.
 func (r *Room) kernel() error {
 	if err := mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err

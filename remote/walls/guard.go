@@ -34,7 +34,7 @@ var created = map[string]map[string]string{
 	"fish": {".config/fish/": ""},
 }
 
-// guard makes read-only what later builds start from.
+// guard makes the files read-only from which later builds start.
 func (r *Room) guard() error {
 	pinned := map[string]bool{}
 	if home := r.spec.Home; r.spec.Level == Processes && home != "" && home != "/" && isDir(home) {
@@ -60,7 +60,7 @@ func (r *Room) guard() error {
 	return nil
 }
 
-// Prepare makes what is missing of a home whose user has this login shell, so that no build can make it.
+// Prepare makes the missing files of a home whose user has this login shell, so that no build can make them.
 func Prepare(home, shell string) error {
 	for _, shell := range []string{"", filepath.Base(cmp.Or(shell, "bash"))} {
 		for name, text := range created[shell] {

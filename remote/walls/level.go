@@ -48,8 +48,8 @@ func (l Level) String() string {
 	return string(l)
 }
 
-// needed are the capabilities that an init keeps in its user namespace: to mount, to look at its own processes, and for the
-// layer over a home, whose work directory has mode 0.
+// needed are the capabilities that an init keeps in its user namespace: to mount, to look at its own processes, and
+// for the layer over a home, whose work directory has mode 0.
 var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER}
 
 // Attributes makes the process that sys starts the first one in the level's namespaces. An ordinary user must call
@@ -65,9 +65,9 @@ func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	}
 }
 
-// MapUser gives process pid, which was started with Attributes and waits, its user and group in its user namespace: the
-// same as ours. A process that is not dumpable cannot have the go command's UidMappings written for its child, since the
-// child is not dumpable either until its exec. For root there is nothing to do.
+// MapUser gives process pid, which was started with Attributes and waits, its user and group in its user namespace:
+// the same as ours. A process that is not dumpable cannot have the go command's UidMappings written for its child,
+// since the child is not dumpable either until its exec. For root there is nothing to do.
 func MapUser(pid int) error {
 	uid, gid := os.Geteuid(), os.Getegid()
 	if uid == 0 {
@@ -91,8 +91,8 @@ func MapUser(pid int) error {
 	return nil
 }
 
-// Remedy returns advice for an operator about err, of a level that cannot be had on this machine. It is empty if there is
-// none.
+// Remedy returns advice for an operator about err, of a level that cannot be had on this machine. It is empty if
+// there is no advice.
 func Remedy(err error) string {
 	if err == nil || os.Geteuid() == 0 {
 		return ""

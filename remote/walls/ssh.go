@@ -15,8 +15,8 @@ const (
 	sshBytes = 1 << 20 // the most that one of them may have
 )
 
-// sshConfig puts copies of the files that OpenSSH's configuration includes in their places. In a user namespace the files
-// of root belong to nobody, and ssh refuses to include such a file.
+// sshConfig puts copies of the files that OpenSSH's configuration includes in their places. In a user namespace the
+// files of root belong to nobody, and ssh refuses to include such a file.
 func (r *Room) sshConfig() error {
 	if os.Geteuid() == 0 {
 		return nil

@@ -108,10 +108,10 @@ func (r *recorded) obtain(
 // referenceTo returns the reference that want was fetched by, which may hold credentials. If the reference has
 // expressions, it returns one to the place where the component was found.
 func referenceTo(want fetch.Source, step *pb.Step) (*pb.Reference, error) {
-	if ref := step.GetReference(); ref != nil && want.IsOf(ref) {
+	if ref := step.GetReference(); ref != nil && fetch.IsOf(want, ref) {
 		return ref, nil
 	}
-	return want.Reference()
+	return fetch.Reference(want)
 }
 
 // Fetch implements [engine.Fetcher]: it returns the component that ref led to when the trace was made.
@@ -137,7 +137,7 @@ func (r *recorded) pick(ref *pb.Reference) (want fetch.Source, found bool) {
 	}
 	n := r.next[string(key)]
 	for _, s := range r.sources {
-		if !s.IsOf(ref) {
+		if !fetch.IsOf(s, ref) {
 			continue
 		}
 		want, found = s, true

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
@@ -142,7 +143,7 @@ func (p *Plan) Refused() error {
 
 // credentials are those in the job's variables, and in secrets beside these.
 func credentials(vars []engine.Variable, given map[string]string) fetch.Credentials {
-	return fetch.FromVariables(func(name string) string {
+	return component.FromVariables(func(name string) string {
 		for _, v := range vars {
 			if v.Key == name {
 				return v.Value
@@ -166,7 +167,7 @@ func passwords(c fetch.Credentials, vars []engine.Variable) []string {
 // isCredential reports whether a variable can be of use for fetching, though no step read it.
 func isCredential(name string) bool {
 	asked := false
-	fetch.FromVariables(func(variable string) string {
+	component.FromVariables(func(variable string) string {
 		asked = asked || variable == name
 		return ""
 	})

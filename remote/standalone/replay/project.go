@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/boundedfile"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
@@ -58,7 +59,7 @@ func checkLocal(c *trace.Component, dir string) error {
 	if was == "" {
 		return nil
 	}
-	is, err := fetch.DirTree(dir, maxEntries, maxBytes,
+	is, err := component.DirTree(dir, maxEntries, maxBytes,
 		func(path string, _ fs.FileInfo) (string, error) { return boundedfile.SHA256(os.OpenFile, path) })
 	if err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 	"github.com/stepmux/stepmux/remote/step/mask"
 )
@@ -99,8 +99,8 @@ type Runner struct {
 	varValues map[string]expr.Value
 	vars, job expr.Value // what expressions know as that
 
-	credentials fetch.Credentials
-	components  []*fetch.Component // in use until the end
+	credentials component.Credentials
+	components  []*component.Component // in use until the end
 
 	osEnv, requestEnv layer
 	exports           layer // what steps have exported so far
@@ -206,7 +206,7 @@ func (r *Runner) begin(ctx context.Context) (*frame, error) {
 	for _, v := range r.cfg.Vars {
 		values[v.Key] = v.Value
 	}
-	r.credentials = fetch.FromVariables(func(name string) string { return values[name] })
+	r.credentials = component.FromVariables(func(name string) string { return values[name] })
 	var err error
 	if r.varValues, err = r.variables(); err != nil {
 		return nil, err

@@ -3,8 +3,8 @@ package engine
 import (
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -18,7 +18,7 @@ type Events interface {
 	// ConditionEvaluated tells the value of a step's if.
 	ConditionEvaluated(step *StepResult, value bool)
 	// ComponentFetched comes once for each component. It is there until Run returns.
-	ComponentFetched(c *fetch.Component)
+	ComponentFetched(c *component.Component)
 	// StepFound tells where the definition of a step is. A step whose definition stands in its place has no such event.
 	StepFound(step *StepResult, found Found)
 	// StepPrepared tells the inputs and the environment of a step, before it runs.
@@ -45,7 +45,7 @@ type Found struct {
 	// Root is the directory that references of the definition must not leave. If empty, they may.
 	Root string
 	// Source is set if the step was fetched just now. Cached tells that it was in the cache.
-	Source *fetch.Source
+	Source *component.Source
 	Cached bool
 
 	warnings []string // of its text

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -57,7 +57,7 @@ func (r *Runner) fetch(ctx context.Context, f *frame, ref *pb.Reference) (Found,
 
 // component fetches the component of ref, and keeps it until the job ends. The whole job uses one commit of each
 // version.
-func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*fetch.Component, error) {
+func (r *Runner) component(ctx context.Context, ref *pb.Reference) (*component.Component, error) {
 	for _, c := range r.components {
 		if same, ok := c.For(ref); ok {
 			return same, nil

@@ -13,7 +13,7 @@ import (
 	"syscall"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -21,7 +21,7 @@ import (
 // oci. It is safe for concurrent use; a [*fetch.Store] is one.
 type Fetcher interface {
 	// Fetch returns the step that ref says, once it is there. with are the credentials of the job.
-	Fetch(ctx context.Context, ref *pb.Reference, with fetch.Credentials) (*fetch.Component, error)
+	Fetch(ctx context.Context, ref *pb.Reference, with component.Credentials) (*component.Component, error)
 }
 
 // definitionFiles are the files that define a step, the one that is preferred first.

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/expr"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
 // Status is how far a step or a job has come.
@@ -59,7 +59,7 @@ type StepResult struct {
 	// Started and Finished are zero if that has not happened.
 	Started, Finished time.Time
 	// Source is the fetched source of the step, if there is one. Do not change it.
-	Source *fetch.Source
+	Source *component.Source
 	// Outputs and Exports are set also if the step failed after it wrote them. Do not change them.
 	Outputs, Exports map[string]expr.Value
 	// Steps are those of a sequence. Observe gets results without them.

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 // private makes h require credentials.
 func (h *gitHost) private() Login {
 	h.User, h.Password = user, secret
-	return Login{h.URL, user, secret}
+	return loginAt(h.URL, user, secret)
 }
 
 func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
@@ -43,8 +44,8 @@ func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
 	for _, ref := range []string{ref, pinned} { // although it is in the cache
 		require.Contains(t, refused(t, s, ref), "the server wants credentials")
 		require.Equal(t, "the server refuses the credentials (HTTP status 401)",
-			refused(t, s, ref, Login{h.URL, user, "another"}))
-		require.Contains(t, refused(t, s, ref, Login{"http://other.example", user, secret}), "the server wants credentials")
+			refused(t, s, ref, loginAt(h.URL, user, "another")))
+		require.Contains(t, refused(t, s, ref, loginAt("http://other.example", user, secret)), "the server wants credentials")
 	}
 	h.Password = "changed"
 	require.NotContains(t, refused(t, s, pinned, login), secret)
@@ -56,7 +57,8 @@ func TestPrivateRepositoryIsServedToWhomItsServerStillServes(t *testing.T) {
 // requireNoCredentials requires that no file of the cache has the secret in it, in any form.
 func requireNoCredentials(t *testing.T, s *Store) {
 	t.Helper()
-	for _, form := range []string{secret, (&Login{"", user, secret}).header()[len("Basic "):], url.QueryEscape(secret)} {
+	header := basicAuth(new(loginAt("", user, secret)))
+	for _, form := range []string{secret, header[len("Basic "):], url.QueryEscape(secret)} {
 		require.False(t, contains(t, s.cfg.Dir, form))
 	}
 }
@@ -82,7 +84,7 @@ func TestCredentialsAreNotPresentedWhereNobodyAsksForThem(t *testing.T) {
 		assert.Empty(t, r.Header.Get("Authorization"))
 		return false
 	}
-	get(t, newStore(t), h.URL+"/c/public@v1", Login{h.URL, user, secret})
+	get(t, newStore(t), h.URL+"/c/public@v1", loginAt(h.URL, user, secret))
 }
 
 func TestCredentialsDoNotFollowARedirect(t *testing.T) {
@@ -200,30 +202,30 @@ func TestCredentialsAreThoseOfTheVariables(t *testing.T) {
 			`{"username": "x", "password": ` +
 			`"y"}, "bad": {"auth": "%"}}}`,
 	}
-	creds := func() Credentials { return FromVariables(func(name string) string { return vars[name] }) }
+	creds := func() Credentials { return component.FromVariables(func(name string) string { return vars[name] }) }
 	require.Equal(t, []Login{
-		{"b.example.com", "x", "y"},
-		{"r.example.com", "u", "p:w"},
-		{"https://git.example.com", "gitlab-ci-token", "t"},
-		{"registry.example.com", "gitlab-ci-token", "t"},
+		{Server: "b.example.com", User: "x", Password: "y"},
+		{Server: "r.example.com", User: "u", Password: "p:w"},
+		{Server: "https://git.example.com", User: "gitlab-ci-token", Password: "t"},
+		{Server: "registry.example.com", User: "gitlab-ci-token", Password: "t"},
 	}, creds().Logins)
 	vars = map[string]string{
 		"CI_JOB_TOKEN": "t", "CI_SERVER_HOST": "h", "CI_SERVER_PROTOCOL": "http",
 		"CI_SERVER_PORT": "80", "DOCKER_AUTH_CONFIG": "none",
 	}
-	require.Equal(t, []Login{{"http://h", "gitlab-ci-token", "t"}}, creds().Logins)
+	require.Equal(t, []Login{{Server: "http://h", User: "gitlab-ci-token", Password: "t"}}, creds().Logins)
 	vars = map[string]string{"CI_JOB_TOKEN": "t"}
 	require.Empty(t, creds().Logins, "there is nowhere to present it")
 	vars = map[string]string{"CI_REGISTRY": "r", "CI_REGISTRY_USER": "u", "CI_REGISTRY_PASSWORD": "p"}
-	require.Equal(t, []Login{{"r", "u", "p"}}, creds().Logins)
+	require.Equal(t, []Login{{Server: "r", User: "u", Password: "p"}}, creds().Logins)
 
-	c := Credentials{[]Login{{"https://a.example", "u", "p"}}}
+	c := Credentials{Logins: []Login{{Server: "https://a.example", User: "u", Password: "p"}}}
 	for address, want := range map[string]bool{
 		"https://a.example/x": true, "https://A.example:443/x": true, "http://a.example/x": false,
 		"https://a.example:8443/x": false, "https://b.a.example/x": false, "https://a.example.evil/x": false,
 	} {
 		u, err := url.Parse(address)
 		require.NoError(t, err)
-		require.Equal(t, want, c.forURL(u) != nil, address)
+		require.Equal(t, want, c.For(u) != nil, address)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 
@@ -35,15 +34,6 @@ type cache struct {
 	maxBytes int64
 	verified sync.Map // the stamps of trees whose digest was compared, by their names
 	proved   sync.Map // commits together with the trees of their files; see prove
-}
-
-// DefaultDir returns the default directory of the cache: stepmux-steps in the user's cache directory ($XDG_CACHE_HOME
-// or ~/.cache) or, if the user has no such directory, stepmux-cache-<uid> in the temporary directory.
-func DefaultDir() string {
-	if dir, err := os.UserCacheDir(); err == nil && filepath.IsAbs(dir) {
-		return filepath.Join(dir, "stepmux-steps")
-	}
-	return filepath.Join(os.TempDir(), "stepmux-cache-"+strconv.Itoa(os.Geteuid()))
 }
 
 // openCache opens the cache in dir, makes it if missing, and removes scratch directories of processes that are gone.

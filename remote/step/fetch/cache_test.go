@@ -19,6 +19,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 // zipFile writes an archive and returns the reference to it.
@@ -100,11 +101,11 @@ func TestStoreThatFetchesNothingMakesNothing(t *testing.T) {
 
 func TestDefaultDirIsTheUsers(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "/home/ci/cache")
-	require.Equal(t, "/home/ci/cache/stepmux-steps", DefaultDir())
+	require.Equal(t, "/home/ci/cache/stepmux-steps", component.DefaultDir())
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
 	t.Setenv("TMPDIR", "/t")
-	require.Regexp(t, `^/t/stepmux-cache-\d+$`, DefaultDir())
+	require.Regexp(t, `^/t/stepmux-cache-\d+$`, component.DefaultDir())
 }
 
 // change changes a file of a component, as a step of the same user can.
@@ -392,7 +393,7 @@ func TestDeepTreesOfTheCacheAreRemoved(t *testing.T) {
 	require.NoDirExists(t, left)
 
 	deep := keep(t, cache, func(tree string) []node {
-		return []node{{Path: deepTree(t, tree), Mode: modeDir, SHA256: emptyDigest}}
+		return []node{{Path: deepTree(t, tree), Mode: modeDir, SHA256: emptySum}}
 	})
 	again := get(t, s, ref)
 	require.False(t, again.Cached)
@@ -407,7 +408,7 @@ func keep(t *testing.T, cache *cache, fill func(tree string) []node) string {
 	require.NoError(t, os.MkdirAll(filepath.Join(made, treeName), 0o700))
 	nodes := fill(filepath.Join(made, treeName))
 	require.NoError(t, os.Chmod(filepath.Join(made, treeName), 0o555))
-	name := treeDigest(nodes)
+	name := component.Digest(nodes)
 	data, err := json.Marshal(meta{nodes})
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(made, metaName), data, 0o600))

@@ -46,10 +46,10 @@ func (e *ChangedError) Error() string {
 func (s *Store) FetchExactly(
 	ctx context.Context, ref *pb.Reference, want Source, with Credentials,
 ) (*Component, error) {
-	if !want.IsOf(ref) {
+	if !IsOf(want, ref) {
 		return nil, fmt.Errorf("it was fetched from %s, which is another place", termtext.Short(want.Location, 200))
 	}
-	pinned, err := want.pin(ref)
+	pinned, err := pin(want, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (s *Store) FetchExactly(
 }
 
 // IsOf reports whether s can have been fetched for ref, which has the protocol git, zip or oci and no expressions.
-func (s Source) IsOf(ref *pb.Reference) bool {
+func IsOf(s Source, ref *pb.Reference) bool {
 	switch ref.GetProtocol() { //nolint:exhaustive // the others are not fetched
 	case pb.Reference_git:
 		_, ok := (&Component{Source: s}).For(ref)
@@ -89,7 +89,7 @@ func (s Source) IsOf(ref *pb.Reference) bool {
 }
 
 // pin returns a copy of ref that leads to s and to nothing else.
-func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
+func pin(s Source, ref *pb.Reference) (*pb.Reference, error) {
 	ref = proto.CloneOf(ref)
 	digest := s.Digest
 	switch s.Kind {
@@ -123,7 +123,7 @@ func (s Source) pin(ref *pb.Reference) (*pb.Reference, error) {
 
 // Reference returns a reference to the place that s was fetched from, without credentials, without a query, and without
 // the step's place in it.
-func (s Source) Reference() (*pb.Reference, error) {
+func Reference(s Source) (*pb.Reference, error) {
 	ref := &pb.Reference{}
 	switch s.Kind {
 	case kindGit:

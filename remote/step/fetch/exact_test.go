@@ -151,9 +151,9 @@ func TestSourceKnowsWhatItWasFetchedFrom(t *testing.T) {
 		{Kind: kindOCI, Location: "h:5000/g/p", Version: "1", Digest: digestPrefix + "0a"},
 		{Kind: kindOCI, Location: "h:5000/g/p", Version: digestPrefix + "0a", Digest: digestPrefix + "0a"},
 	} {
-		ref, err := s.Reference()
+		ref, err := Reference(s)
 		require.NoError(t, err)
-		require.True(t, s.IsOf(ref), "%v", ref)
+		require.True(t, IsOf(s, ref), "%v", ref)
 	}
 	for _, s := range []Source{
 		{},
@@ -163,7 +163,7 @@ func TestSourceKnowsWhatItWasFetchedFrom(t *testing.T) {
 		{Kind: kindOCI, Location: "nothing"},
 		{Kind: "local", Location: "./x"},
 	} {
-		_, err := s.Reference()
+		_, err := Reference(s)
 		require.Error(t, err, "%v", s)
 	}
 }

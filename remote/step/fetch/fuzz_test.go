@@ -137,7 +137,7 @@ func FuzzLayers(f *testing.F) {
 			return
 		}
 		for _, n := range nodes {
-			require.NoError(t, n.check(w.root), n.Path)
+			require.NoError(t, checkNode(n, w.root), n.Path)
 			require.False(t, strings.HasPrefix(filepath.Base(n.Path), whiteout), n.Path)
 		}
 	})

@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 // repository is a git repository that the caller may read.
@@ -37,7 +38,7 @@ func (f *fetcher) git(ctx context.Context, ref *pb.Reference) (c *Component, nam
 	if hasOddPath(u) {
 		return nil, "", errors.New("the repository's address is invalid: its path has .. or bytes that are not text")
 	}
-	login := f.with.forURL(u)
+	login := f.with.For(u)
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	commit, pinned := fullCommit(ref.GetRev())
 	if pinned {
@@ -161,7 +162,7 @@ func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*reposit
 		if err != nil || !isHTTP(t) {
 			return nil, errors.New("the address of the mirror is invalid; use a URL or an absolute path")
 		}
-		u, login = t, f.with.forURL(t)
+		u, login = t, f.with.For(t)
 	}
 	at, private, err := anonymousFirst(login, func(login *Login) (*url.URL, error) { return f.advertised(ctx, u, login) })
 	if err != nil {
@@ -169,7 +170,7 @@ func (f *fetcher) probe(ctx context.Context, u *url.URL, login *Login) (*reposit
 	}
 	repo.url = at.String()
 	if private {
-		if origin(at) != login.Server {
+		if component.Origin(at) != login.Server {
 			return nil, errors.New("the server redirects to another server, which must not get the credentials")
 		}
 		repo.login = login

@@ -110,7 +110,7 @@ func (p *loginProxy) rewrite(r *httputil.ProxyRequest) {
 	path := r.Out.URL.Path
 	r.Out.URL = &url.URL{Scheme: p.upstream.Scheme, Host: p.upstream.Host, Path: path, RawQuery: r.In.URL.RawQuery}
 	r.Out.Host = ""
-	r.Out.Header.Set("Authorization", p.repo.login.header())
+	r.Out.Header.Set("Authorization", basicAuth(p.repo.login))
 }
 
 // look keeps the refusal of the login, of which git would tell the status alone.

@@ -20,7 +20,7 @@ func (h *gitHost) hide(status int) Login {
 		http.Error(w, "there is nothing here", status)
 		return true
 	}
-	return Login{h.URL, user, secret}
+	return loginAt(h.URL, user, secret)
 }
 
 // git presents a login only to a server that answers 401. Some servers answer otherwise, so that nobody learns which
@@ -38,7 +38,7 @@ func TestPrivateRepositoryIsFetchedFromAServerThatHidesIt(t *testing.T) {
 				require.True(t, get(t, s, h.URL+"/c/private@"+commit, login).Cached)
 				require.Equal(t, commit, get(t, newStore(t), h.URL+"/c/private@"+commit[:8], login).Commit)
 				require.Contains(t, refused(t, s, h.URL+"/c/private@v1"), "(HTTP status")
-				require.Contains(t, refused(t, s, h.URL+"/c/private@v1", Login{h.URL, user, "another"}), "(HTTP status")
+				require.Contains(t, refused(t, s, h.URL+"/c/private@v1", loginAt(h.URL, user, "another")), "(HTTP status")
 				requireNoCredentials(t, s)
 			})
 		}

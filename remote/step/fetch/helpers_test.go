@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/lang"
 )
 
@@ -73,7 +74,7 @@ func reference(t testing.TB, text string) *pb.Reference {
 // get fetches a reference, and releases the component at the end of the test.
 func get(t testing.TB, s *Store, text string, logins ...Login) *Component {
 	t.Helper()
-	c, err := s.Fetch(t.Context(), reference(t, text), Credentials{logins})
+	c, err := s.Fetch(t.Context(), reference(t, text), Credentials{Logins: logins})
 	require.NoError(t, err)
 	t.Cleanup(c.Release)
 	return c
@@ -82,7 +83,7 @@ func get(t testing.TB, s *Store, text string, logins ...Login) *Component {
 // refused requires that the fetch of a reference fails, and returns the error.
 func refused(t testing.TB, s *Store, text string, logins ...Login) string {
 	t.Helper()
-	c, err := s.Fetch(t.Context(), reference(t, text), Credentials{logins})
+	c, err := s.Fetch(t.Context(), reference(t, text), Credentials{Logins: logins})
 	if err == nil {
 		c.Release()
 	}
@@ -146,4 +147,11 @@ func shortContext(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// emptySum is the digest of no bytes.
+var emptySum = component.EmptyDir("").SHA256
+
+func loginAt(server, user, password string) Login {
+	return Login{Server: server, User: user, Password: password}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const (
@@ -96,7 +97,9 @@ func (c *cache) use(s Source, file *os.File) *Component {
 	}
 	root := c.path(compDir, s.Tree, treeName)
 	s.Tree = digestPrefix + s.Tree
-	return &Component{Source: s, Root: root, Dir: root, held: file}
+	used := &Component{Source: s, Root: root, Dir: root}
+	used.Hold(file)
+	return used
 }
 
 // evict removes the component tree. The error is filelock.ErrTaken if the component is in use.
@@ -120,10 +123,10 @@ func (c *cache) evict(tree string) error {
 	return nil
 }
 
-// publish moves dir, with the files that nodes lists, to its place in the cache. It returns the locked meta.json and
-// the component's name.
-func (c *cache) publish(ctx context.Context, dir string, nodes []node) (*os.File, string, error) {
-	tree := treeDigest(nodes)
+// publish moves dir, with the files that nodes lists, to its place in the cache. It returns the component, held,
+// and its name.
+func (c *cache) publish(ctx context.Context, dir string, nodes []node) (*Component, string, error) {
+	tree := component.Digest(nodes)
 	data, err := json.Marshal(meta{nodes})
 	if err != nil {
 		return nil, "", err
@@ -142,7 +145,7 @@ func (c *cache) publish(ctx context.Context, dir string, nodes []node) (*os.File
 			return nil, "", err
 		}
 		if there != nil {
-			return there.held, tree, nil
+			return there, tree, nil
 		}
 		if _, err := os.Lstat(dir); err != nil {
 			return nil, "", errors.New("another process removed it at once; is the cache too small?")

@@ -128,7 +128,7 @@ func TestMirrorTakesThePlaceOfARepository(t *testing.T) {
 	c := get(t, s, "example.com/c/echo@v1", login)
 	require.Equal(t, commit, c.Commit)
 	require.Equal(t, "https://example.com/c/echo", c.Location)
-	require.Contains(t, refused(t, s, "example.com/c/echo@v1", Login{"https://example.com", user, secret}),
+	require.Contains(t, refused(t, s, "example.com/c/echo@v1", loginAt("https://example.com", user, secret)),
 		"wants credentials")
 	require.Equal(t, commit, get(t, s, "local.example/c/echo@v1").Commit)
 	require.Contains(t, refused(t, s, "local.example/c/none@v1"), "HTTP status 404")
@@ -181,7 +181,7 @@ func TestCredentialsAreInNothingThatAProcessShows(t *testing.T) {
 		if r.Method != http.MethodPost || password != secret { // git is at work with it
 			return false
 		}
-		forms := []string{secret, (&Login{"", user, secret}).header()[len("Basic "):]}
+		forms := []string{secret, basicAuth(new(loginAt("", user, secret)))[len("Basic "):]}
 		for _, pattern := range []string{"cmdline", "environ", "fd/*"} {
 			all, err := filepath.Glob("/proc/[0-9]*/" + pattern)
 			assert.NoError(t, err)
@@ -224,7 +224,7 @@ func TestCredentialsMayHaveAnyCharacterOfALine(t *testing.T) {
 			http.Error(w, "who are you?", http.StatusUnauthorized)
 			return true
 		}
-		require.Equal(t, commit, get(t, newStore(t), h.URL+"/c/private@v1", Login{h.URL, login[0], login[1]}).Commit)
+		require.Equal(t, commit, get(t, newStore(t), h.URL+"/c/private@v1", loginAt(h.URL, login[0], login[1])).Commit)
 	}
 }
 

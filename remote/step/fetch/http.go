@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const (
@@ -62,7 +64,7 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 	case req.URL.User != nil:
 		return errors.New("the server redirects to an address with credentials in it")
 	}
-	if origin(req.URL) != origin(via[0].URL) {
+	if component.Origin(req.URL) != component.Origin(via[0].URL) {
 		req.Header.Del("Authorization")
 	}
 	return nil
@@ -83,7 +85,7 @@ func (f *fetcher) get(
 	}
 	maps.Copy(req.Header, header)
 	if login != nil {
-		req.Header.Set("Authorization", login.header())
+		req.Header.Set("Authorization", basicAuth(login))
 	}
 	resp, err := f.client.Do(req)
 	if err != nil {
@@ -154,4 +156,9 @@ func drain(body io.Reader) { _, _ = io.CopyN(io.Discard, body, 4<<10) }
 
 func isHTTP(u *url.URL) bool {
 	return strings.EqualFold(u.Scheme, "http") || strings.EqualFold(u.Scheme, "https")
+}
+
+// basicAuth returns the value of an Authorization header that presents l.
+func basicAuth(l *Login) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(l.User+":"+l.Password))
 }

@@ -10,7 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 func sumFile(path string, _ fs.FileInfo) (string, error) {
@@ -22,7 +23,7 @@ func TestDirectoryHasTheDigestOfAComponentWithTheSameFiles(t *testing.T) {
 	h := newGitHost(t)
 	h.echo("c/echo")
 	c := get(t, newStore(t), h.URL+"/c/echo@v1")
-	digest, err := DirTree(c.Root, 100, 1<<20, sumFile)
+	digest, err := component.DirTree(c.Root, 100, 1<<20, sumFile)
 	require.NoError(t, err)
 	require.Equal(t, strings.TrimPrefix(c.Tree, "sha256:"), digest)
 
@@ -30,7 +31,7 @@ func TestDirectoryHasTheDigestOfAComponentWithTheSameFiles(t *testing.T) {
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, "steps"), 0o750))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "steps/step.yml"), []byte(stepText), 0o600))
 	require.NoError(t, os.MkdirAll(filepath.Join(dir, ".git/hooks"), 0o755))
-	again, err := DirTree(dir, 100, 1<<20, sumFile)
+	again, err := component.DirTree(dir, 100, 1<<20, sumFile)
 	require.NoError(t, err)
 	require.Equal(t, digest, again)
 	for _, change := range []func() error{
@@ -40,27 +41,9 @@ func TestDirectoryHasTheDigestOfAComponentWithTheSameFiles(t *testing.T) {
 		func() error { return os.WriteFile(filepath.Join(dir, "steps/step.yml"), []byte("x"), 0o600) },
 	} {
 		require.NoError(t, change())
-		now, err := DirTree(dir, 100, 1<<20, sumFile)
+		now, err := component.DirTree(dir, 100, 1<<20, sumFile)
 		require.NoError(t, err)
 		require.NotEqual(t, again, now)
 		again = now
 	}
-}
-
-func TestDigestOfADirectoryIsBounded(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"a", "b"} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("1234"), 0o600))
-	}
-	_, err := DirTree(dir, 2, 8, sumFile)
-	require.NoError(t, err)
-	_, err = DirTree(dir, 1, 8, sumFile)
-	require.ErrorIs(t, err, ErrTooLarge)
-	_, err = DirTree(dir, 2, 7, sumFile)
-	require.ErrorIs(t, err, ErrTooLarge)
-	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
-	_, err = DirTree(dir, 10, 100, sumFile)
-	require.ErrorContains(t, err, "fifo is neither a file nor a directory nor a symbolic link")
-	_, err = DirTree(filepath.Join(dir, "gone"), 10, 100, sumFile)
-	require.ErrorIs(t, err, fs.ErrNotExist)
 }

@@ -7,18 +7,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/stepmux/stepmux/internal/filelock"
 )
 
 const digestPrefix = "sha256:"
-
-// The values of Source.Kind.
-const (
-	kindGit = "git"
-	kindZip = "zip"
-	kindOCI = "oci"
-)
 
 // find returns the entry of key. Its component may have been removed.
 func (f *fetcher) find(key string) (entry, bool) {
@@ -115,16 +106,18 @@ func (f *fetcher) add(ctx context.Context, key string, private bool, fill fillFu
 			return nil, fmt.Errorf("check the files against the commit %s: %w", source.Commit, err)
 		}
 	}
-	held, tree, err := f.cache.publish(ctx, dir, nodes)
+	published, tree, err := f.cache.publish(ctx, dir, nodes)
 	if err != nil {
 		return nil, fmt.Errorf("write to cache: %w", err)
 	}
 	source.Tree = tree
 	if err := f.record(key, entry{source, private, w.git}); err != nil {
-		filelock.Release(held)
+		published.Release()
 		return nil, err
 	}
-	return f.cache.use(source, held), nil
+	source.Tree = digestPrefix + tree
+	published.Source = source
+	return published, nil
 }
 
 // record makes e the entry of key. The component of a tag object is that of its commit, too.

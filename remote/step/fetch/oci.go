@@ -31,7 +31,7 @@ func (f *fetcher) oci(ctx context.Context, ref *pb.Reference) (*Component, error
 	key := func(digest string) string {
 		return keyOf(kindOCI, where.String(), digest, runtime.GOOS, runtime.GOARCH)
 	}
-	digest, login, private := ref.GetDigest(), f.with.at(where.RegistryStr()), false
+	digest, login, private := ref.GetDigest(), f.with.At(where.RegistryStr()), false
 	var image name.Reference = where.Digest(digest)
 	if digest == "" {
 		if image, err = name.NewTag(where.String() + ":" + ref.GetTag()); err != nil {

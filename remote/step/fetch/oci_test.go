@@ -210,11 +210,11 @@ func TestPrivateImageIsServedToWhomItsRegistryServes(t *testing.T) {
 	digest := h.push(t, "g/echo:1", layer(t, tar.Header{Name: "func.yml", Uname: "x"}))
 	h.password.Store(secret)
 	s := newStore(t)
-	login := Login{h.host, user, secret}
+	login := loginAt(h.host, user, secret)
 	for _, ref := range []string{h.host + "/g/echo:1", h.host + "/g/echo@" + digest} {
 		get(t, s, ref, login)
 		require.Contains(t, refused(t, s, ref), "the server wants credentials")
-		require.Contains(t, refused(t, s, ref, Login{h.host, user, "another"}), "the server refuses the credentials")
+		require.Contains(t, refused(t, s, ref, loginAt(h.host, user, "another")), "the server refuses the credentials")
 	}
 	requireNoCredentials(t, s)
 }
@@ -257,7 +257,7 @@ func TestWhatAnImageMayHoldInMemoryIsBounded(t *testing.T) {
 	ref, err := name.ParseReference("registry.test/a/b:c")
 	require.NoError(t, err)
 	for _, size := range []int64{-1, maxConfig + 1} {
-		manifest := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"digest":"sha256:%s","size":%d},"layers":[]}`, emptyDigest,
+		manifest := fmt.Appendf(nil, `{"schemaVersion":2,"config":{"digest":"sha256:%s","size":%d},"layers":[]}`, emptySum,
 			size)
 		client := &http.Client{Transport: saying{manifest, nil, string(types.OCIManifestSchema1)}}
 		from := &fetcher{Store: &Store{client: client}}

@@ -24,7 +24,7 @@ func fetchAll(t *testing.T, stores []*Store, text string, n int, logins ...Login
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			c, err := stores[i%len(stores)].Fetch(t.Context(), reference(t, text), Credentials{logins})
+			c, err := stores[i%len(stores)].Fetch(t.Context(), reference(t, text), Credentials{Logins: logins})
 			if assert.NoError(t, err) {
 				assert.FileExists(t, filepath.Join(c.Dir, "step.yml"))
 				c.Release()

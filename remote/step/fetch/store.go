@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const (
@@ -20,7 +21,8 @@ const (
 
 // Config says where a Store keeps components, and how much.
 type Config struct {
-	// Dir is the cache's directory, made if missing. A directory of another user is refused. If empty, [DefaultDir].
+	// Dir is the cache's directory, made if missing. A directory of another user is refused. If empty,
+	// [component.DefaultDir].
 	Dir string
 	// MaxBytes is the size of the cache, in bytes of files, beyond which unused components are removed, the least
 	// recently used first. Components in use do not count against it. If zero, 10 GiB.
@@ -55,7 +57,7 @@ func New(cfg Config) (*Store, error) {
 	cfg.MaxBytes = cmp.Or(cfg.MaxBytes, defaultMaxBytes)
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.Dir == "" {
-		cfg.Dir = DefaultDir()
+		cfg.Dir = component.DefaultDir()
 	}
 	var err error
 	if cfg.Dir, err = filepath.Abs(cfg.Dir); err != nil {
@@ -124,7 +126,7 @@ func (s *Store) fetch(ctx context.Context, ref *pb.Reference, with Credentials) 
 		return nil, err
 	}
 	c.Version = cmp.Or(ref.GetRev(), ref.GetDigest(), ref.GetTag())
-	c.place(ref.GetPath(), ref.GetFile(), name)
+	c.Place(ref.GetPath(), ref.GetFile(), name)
 	return c, nil
 }
 

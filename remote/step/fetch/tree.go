@@ -11,39 +11,12 @@ import (
 	"os"
 	"path"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
-
-// The modes of entries, as git writes them.
-const (
-	modeFile       = "100644"
-	modeExecutable = "100755"
-	modeSymlink    = "120000"
-	modeDir        = "040000"
-)
-
-// node is an entry of a tree: a file, a symbolic link or an empty directory.
-type node struct {
-	Path   string `json:"path"`
-	Mode   string `json:"mode"`
-	SHA256 string `json:"sha256"` // of the file's content, or of the link's target
-	Size   int64  `json:"size"`
-}
-
-// treeDigest sorts nodes and returns their digest.
-func treeDigest(nodes []node) string {
-	// Not slices.SortFunc, which is compiled anew for each type: the VM's end stays smaller by 20 KB.
-	sort.Slice(nodes, func(i, j int) bool { return nodes[i].Path < nodes[j].Path })
-	h := sha256.New()
-	for _, n := range nodes {
-		fmt.Fprintf(h, "%s %s\x00%s\n", n.Mode, n.Path, n.SHA256)
-	}
-	return fmt.Sprintf("%x", h.Sum(nil))
-}
 
 // treeWriter writes the files of a component below one directory, and refuses entries that do not belong there. After
 // an error it is of no more use; the caller removes the directory.
@@ -259,11 +232,8 @@ func (w *treeWriter) finish(ctx context.Context) ([]node, error) {
 			return nil, entryError(dir, err)
 		}
 		if !filled {
-			nodes = append(nodes, emptyDir(dir))
+			nodes = append(nodes, component.EmptyDir(dir))
 		}
 	}
 	return nodes, nil
 }
-
-// emptyDigest is the digest of no bytes.
-var emptyDigest = fmt.Sprintf("%x", sha256.Sum256(nil))

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 // errDamaged says that files of a component were changed.
@@ -75,7 +76,7 @@ func (c *cache) nodes(tree string) ([]node, error) {
 		return nil, damagedIfMissing(err)
 	}
 	var m meta
-	if json.Unmarshal(data, &m) != nil || treeDigest(m.Nodes) != tree {
+	if json.Unmarshal(data, &m) != nil || component.Digest(m.Nodes) != tree {
 		return nil, errDamaged
 	}
 	return m.Nodes, nil
@@ -94,7 +95,7 @@ func compare(ctx context.Context, dir string, nodes []node) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err := n.check(root); err != nil {
+		if err := checkNode(n, root); err != nil {
 			return err
 		}
 		if n.Mode == modeSymlink {
@@ -110,18 +111,18 @@ func compare(ctx context.Context, dir string, nodes []node) error {
 }
 
 // check compares the entry in root with n.
-func (n node) check(root *os.Root) error {
+func checkNode(n node, root *os.Root) error {
 	info, err := root.Lstat(n.Path)
 	if err != nil {
 		return damagedIfMissing(err)
 	}
-	is, readOnly := emptyDir(n.Path), info.Mode() == 0o444 || info.Mode() == 0o555
+	is, readOnly := component.EmptyDir(n.Path), info.Mode() == 0o444 || info.Mode() == 0o555
 	switch {
 	case info.IsDir():
 	case info.Size() != n.Size, !readOnly && info.Mode().Type() != fs.ModeSymlink:
 		return errDamaged
 	default:
-		is, err = nodeOf(root, n.Path, info, func(string, fs.FileInfo) (string, error) {
+		is, err = component.NodeOf(root, n.Path, info, func(string, fs.FileInfo) (string, error) {
 			file, err := root.Open(n.Path)
 			if err != nil {
 				return "", damagedIfMissing(err)

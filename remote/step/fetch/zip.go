@@ -60,7 +60,7 @@ func (f *fetcher) zip(ctx context.Context, ref *pb.Reference) (*Component, error
 	if a.url == nil {
 		return f.localArchive(ctx, a)
 	}
-	a.login = f.with.forURL(a.url)
+	a.login = f.with.For(a.url)
 	return f.remoteArchive(ctx, a)
 }
 

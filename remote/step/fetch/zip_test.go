@@ -107,7 +107,7 @@ func TestPrivateArchiveIsServedToWhomItsServerServes(t *testing.T) {
 	h := newZipHost(t, data)
 	h.private = true
 	s := newStore(t)
-	login := Login{h.URL, user, secret}
+	login := loginAt(h.URL, user, secret)
 	plain := "zip+" + h.URL + "/s.zip?sig=" + secret
 	for _, ref := range []string{plain, plain + "#sha256=" + fetchtest.SHA256(data)} {
 		for range 2 {
@@ -150,7 +150,7 @@ func TestLocalArchiveIsWhereItsReferenceSays(t *testing.T) {
 		path := strings.TrimPrefix(ref, "zip+file://")
 		c := get(t, s, "zip+"+path)
 		require.Equal(t, "file://"+path, c.Location)
-		require.True(t, c.IsOf(reference(t, ref)))
+		require.True(t, IsOf(c.Source, reference(t, ref)))
 		_, err := exactly(t, s, ref, c.Source)
 		require.NoError(t, err)
 	}
@@ -279,7 +279,8 @@ func TestCachedComponentWithALinkThatLeadsOutsideIsRemoved(t *testing.T) {
 		far := strings.Repeat("l/", 9) + "a/s/../../etc/passwd"
 		for name, target := range map[string]string{"l": ".", "a/s": "..", "t": far} {
 			require.NoError(t, os.Symlink(target, filepath.Join(tree, name)))
-			nodes = append(nodes, node{name, modeSymlink, fetchtest.SHA256([]byte(target)), int64(len(target))})
+			sum := fetchtest.SHA256([]byte(target))
+			nodes = append(nodes, node{Path: name, Mode: modeSymlink, SHA256: sum, Size: int64(len(target))})
 		}
 		require.NoError(t, os.Chmod(filepath.Join(tree, "a"), 0o555))
 		return nodes
@@ -365,7 +366,7 @@ func FuzzExtractZip(f *testing.F) {
 			return
 		}
 		for _, n := range nodes {
-			require.NoError(t, n.check(w.root), n.Path)
+			require.NoError(t, checkNode(n, w.root), n.Path)
 		}
 	})
 }

@@ -14,9 +14,9 @@ import (
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
-	"github.com/stepmux/stepmux/remote/step/fetch"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
@@ -47,7 +47,7 @@ type Recorder struct {
 	steps map[*engine.StepResult]*stepRecord
 	order []*stepRecord   // as the steps began
 	read  map[string]bool // names of variables
-	roots []*fetch.Component
+	roots []*component.Component
 	sums  sums
 	size  int64 // of the data kept
 	room  int64 // asked for
@@ -255,7 +255,9 @@ func (c *Recorder) StepEnded(step *engine.StepResult) {
 }
 
 // ComponentFetched implements [engine.Events].
-func (c *Recorder) ComponentFetched(component *fetch.Component) { c.roots = append(c.roots, component) }
+func (c *Recorder) ComponentFetched(component *component.Component) {
+	c.roots = append(c.roots, component)
+}
 
 // component is found, for a trace.
 func (c *Recorder) component(found engine.Found) *trace.Component {

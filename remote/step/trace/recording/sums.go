@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/internal/lazyregexp"
 
 	"github.com/stepmux/stepmux/remote/proc"
-	"github.com/stepmux/stepmux/remote/step/fetch"
+	"github.com/stepmux/stepmux/remote/step/component"
 )
 
 const (
@@ -48,7 +48,7 @@ func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 		return known.digest, nil
 	}
 	if info.Size() > maxSummed {
-		return "", fetch.ErrTooLarge
+		return "", component.ErrTooLarge
 	}
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -122,7 +122,7 @@ func (s *sums) tree(dir, work string) string {
 	if rel, err := filepath.Rel(real, work); err == nil && filepath.IsLocal(rel) {
 		return ""
 	}
-	digest, _ := fetch.DirTree(real, maxTreeEntries, maxTreeSize, s.file)
+	digest, _ := component.DirTree(real, maxTreeEntries, maxTreeSize, s.file)
 	return digest
 }
 

@@ -1,4 +1,4 @@
-package commands
+package network
 
 import (
 	"context"
@@ -14,35 +14,12 @@ import (
 
 	"github.com/stepmux/stepmux/internal/endsignal"
 	"github.com/stepmux/stepmux/remote/archive"
+	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/transfer"
 )
 
 // exitHelperFailed is the exit code of a helper command that failed, as the scripts of GitLab's manager know it.
 const exitHelperFailed = 1
-
-// helperCommands are the commands that the scripts of a GitLab manager call beside steps.
-var helperCommands = []command{artifactsUploader, artifactsDownloader, cacheArchiver, cacheExtractor}
-
-// HelperNames returns the names of the commands that the scripts of a GitLab manager call beside steps, and a line
-// about each.
-func HelperNames() map[string]string {
-	names := map[string]string{}
-	for _, c := range helperCommands {
-		names[c.word()] = c.short
-	}
-	return names
-}
-
-// Helper runs the helper command with a name and returns its exit code: 0, 1 for a failure, 2 for wrong usage.
-// found is false if there is no such command.
-func (p Program) Helper(name string, args []string) (code int, found bool) {
-	for _, c := range helperCommands {
-		if c.word() == name {
-			return p.run(name, c, args), true
-		}
-	}
-	return 0, false
-}
 
 // helper has the flags that the helper commands share.
 type helper struct {
@@ -129,7 +106,7 @@ func (h *helper) getenv(name string) string {
 // parsed completes the flags: with variables, and with the working directory.
 func (h *helper) parsed(args []string) (archive.Level, error) {
 	if len(args) > 0 {
-		return "", fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
+		return "", fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
 	}
 	for name, why := range h.missing {
 		if h.fl.Changed(name) {
@@ -216,7 +193,7 @@ func (h *helper) end(ctx context.Context, err error) (int, error) {
 	switch {
 	case err == nil:
 		return 0, nil
-	case errors.Is(err, errUsage):
+	case errors.Is(err, commands.ErrUsage):
 		return 0, err
 	}
 	h.log.Fatal(err)
@@ -274,14 +251,4 @@ func (h headers) Set(s string) error {
 	}
 	h.to.Set(strings.TrimSpace(key), strings.TrimSpace(value))
 	return nil
-}
-
-// helperHelp lists the helper commands.
-func (p Program) helperHelp() string {
-	var b strings.Builder
-	b.WriteString("\nCommands that the scripts of a GitLab manager call:\n")
-	for _, c := range helperCommands {
-		fmt.Fprintf(&b, "  %-21s %s\n", c.word(), c.short)
-	}
-	return b.String()
 }

@@ -1,4 +1,4 @@
-package commands
+package network
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/remote/commands"
 	"github.com/stepmux/stepmux/remote/step/fetch"
 )
 
@@ -22,7 +23,7 @@ type CacheReport struct {
 }
 
 // Cache lists, prunes or verifies the cache in dir, as the verb says: see [fetch.Store]. If dir is empty, it is
-// [fetch.DefaultDir]. prune keeps components that were used within the time unused.
+// [component.DefaultDir]. prune keeps components that were used within the time unused.
 func Cache(ctx context.Context, verb, dir string, unused time.Duration) CacheReport {
 	r := CacheReport{}
 	store, err := fetch.New(fetch.Config{Dir: dir})
@@ -46,22 +47,22 @@ func Cache(ctx context.Context, verb, dir string, unused time.Duration) CacheRep
 	return r
 }
 
-func cache(fl *pflag.FlagSet) runner {
+func cache(fl *pflag.FlagSet) commands.Runner {
 	dir := fl.String("cache-dir", "", "directory of the cache (default stepmux-steps in the user's cache directory)")
 	unused := fl.Duration("unused-for", 0, "prune: keep components that were used within this time")
 	return func(ctx context.Context, args []string) (int, error) {
 		if len(args) != 1 || args[0] != "list" && args[0] != "prune" && args[0] != "verify" {
-			return 0, fmt.Errorf("%w: cache needs list, prune or verify", errUsage)
+			return 0, fmt.Errorf("%w: cache needs list, prune or verify", commands.ErrUsage)
 		}
 		if *unused < 0 {
-			return 0, fmt.Errorf("%w: --unused-for %v is negative", errUsage, *unused)
+			return 0, fmt.Errorf("%w: --unused-for %v is negative", commands.ErrUsage, *unused)
 		}
 		r := Cache(ctx, args[0], *dir, *unused)
 		if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
 			return 0, err
 		}
 		if r.Error != "" {
-			return cmp.Or(endsignal.Code(ctx), exitFailed), nil
+			return cmp.Or(endsignal.Code(ctx), commands.ExitFailed), nil
 		}
 		return 0, nil
 	}

@@ -1,4 +1,4 @@
-package commands
+package network
 
 import (
 	"context"
@@ -10,8 +10,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/stepmux/stepmux/internal/endsignal"
-	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/clone"
+	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/pipe"
 )
 
 // passwordVariable is the environment variable with the password of a repository.
@@ -20,7 +21,7 @@ const passwordVariable = "CI_JOB_TOKEN"
 // exitCloneFailed is the exit code of a clone that failed, as of a step.
 const exitCloneFailed = 1
 
-func cloneRepository(fl *pflag.FlagSet) runner {
+func cloneRepository(fl *pflag.FlagSet) commands.Runner {
 	cfg := clone.Config{Output: os.Stderr}
 	fl.StringVar(&cfg.URL, "url", "", "the repository, by HTTPS or HTTP (required)")
 	fl.StringVar(&cfg.Revision, "revision", "HEAD", "a commit, a branch or a tag")
@@ -32,12 +33,12 @@ func cloneRepository(fl *pflag.FlagSet) runner {
 	output := fl.String("output-file", "", "append the commit to this file, as the output commit of a step")
 	return func(ctx context.Context, args []string) (int, error) {
 		if len(args) > 0 {
-			return 0, fmt.Errorf("%w: it takes flags only, not %q", errUsage, args[0])
+			return 0, fmt.Errorf("%w: it takes flags only, not %q", commands.ErrUsage, args[0])
 		}
-		if err := required(fl, "url"); err != nil {
+		if err := commands.Required(fl, "url"); err != nil {
 			return 0, err
 		}
-		if err := remote.Conceal(); err != nil { // the password is in the environment
+		if err := pipe.Conceal(); err != nil { // the password is in the environment
 			return 0, err
 		}
 		cfg.Submodules, cfg.Password = clone.Submodules(*submodules), os.Getenv(passwordVariable)

@@ -1,4 +1,4 @@
-package fetch
+package component
 
 import (
 	"cmp"
@@ -52,7 +52,7 @@ func FromVariables(variable func(name string) string) Credentials {
 // serverURL returns the origin of the CI server.
 func serverURL(variable func(string) string) string {
 	if u, err := url.Parse(variable("CI_SERVER_URL")); err == nil && u.Host != "" {
-		return origin(u)
+		return Origin(u)
 	}
 	host, scheme := variable("CI_SERVER_HOST"), cmp.Or(variable("CI_SERVER_PROTOCOL"), "https")
 	if host == "" {
@@ -61,11 +61,11 @@ func serverURL(variable func(string) string) string {
 	if port := variable("CI_SERVER_PORT"); port != "" && !strings.Contains(host, ":") {
 		host += ":" + port
 	}
-	return origin(&url.URL{Scheme: scheme, Host: host})
+	return Origin(&url.URL{Scheme: scheme, Host: host})
 }
 
-// origin returns the scheme and host of u, without the default port.
-func origin(u *url.URL) string {
+// Origin returns the scheme and host of u, without the default port.
+func Origin(u *url.URL) string {
 	scheme, host := strings.ToLower(u.Scheme), strings.ToLower(u.Host)
 	switch scheme {
 	case "https":
@@ -108,27 +108,22 @@ func registryName(server string) string {
 	return server
 }
 
-// forURL returns the login in u itself, or the login for its server, or nil.
-func (c Credentials) forURL(u *url.URL) *Login {
+// For returns the login for the server of a URL, or nil. A login in the URL itself comes first.
+func (c Credentials) For(u *url.URL) *Login {
 	if u.User != nil {
 		password, _ := u.User.Password()
-		return &Login{origin(u), u.User.Username(), password}
+		return &Login{Origin(u), u.User.Username(), password}
 	}
-	return c.at(origin(u))
+	return c.At(Origin(u))
 }
 
-// at returns the login for a server, or nil.
-func (c Credentials) at(server string) *Login {
+// At returns the login for a server, or nil.
+func (c Credentials) At(server string) *Login {
 	for _, l := range c.Logins {
 		if parsed, err := url.Parse(l.Server); l.Server == server || err == nil && parsed.Host != "" &&
-			origin(parsed) == server {
+			Origin(parsed) == server {
 			return &l
 		}
 	}
 	return nil
-}
-
-// header returns the value of an Authorization header.
-func (l *Login) header() string {
-	return "Basic " + base64.StdEncoding.EncodeToString([]byte(l.User+":"+l.Password))
 }

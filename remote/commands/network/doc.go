@@ -1,0 +1,16 @@
+// Package network has the commands of the VM's end that speak HTTP with servers, or look after the files that came from
+// there: `steps fetch`, `steps clone`, `steps cache`, and the helper commands that the scripts of a GitLab manager
+// call. The helper commands exit with 1 if they fail, as those scripts expect.
+//
+// The program stepmux-fetch has them, so that the programs that every build starts link no TLS and no library of a
+// registry. [Commands] is the list.
+package network
+
+import "github.com/stepmux/stepmux/remote/commands"
+
+// Commands are the commands that need the network.
+var Commands = commands.Set{
+	"steps fetch": fetchStep, "steps cache": cache, "steps clone": cloneRepository,
+	"artifacts-uploader": artifactsUploader, "artifacts-downloader": artifactsDownloader,
+	"cache-archiver": cacheArchiver, "cache-extractor": cacheExtractor,
+}

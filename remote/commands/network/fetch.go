@@ -1,0 +1,30 @@
+package network
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/commands"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/step/fetch"
+)
+
+func fetchStep(*pflag.FlagSet) commands.Runner {
+	return func(ctx context.Context, args []string) (int, error) {
+		if len(args) > 0 {
+			return 0, fmt.Errorf("%w: it takes no arguments, not %q", commands.ErrUsage, args[0])
+		}
+		if err := pipe.Conceal(); err != nil { // the request has credentials
+			return 0, err
+		}
+		// Children that git leaves behind are ours then, and fetch waits for them.
+		if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+			return 0, fmt.Errorf("adopt the processes of git: %w", err)
+		}
+		return 0, fetch.Answer(ctx, os.Stdin, os.Stdout)
+	}
+}

@@ -1,0 +1,46 @@
+package component
+
+// MaxMessage bounds a Request and an Answer, in bytes.
+const MaxMessage = 4 << 20
+
+// Request is the line of JSON that a Fetcher sends to its program.
+type Request struct {
+	// Reference is a stepmuxv1.Reference on the wire.
+	Reference   []byte      `json:"reference"`
+	Credentials Credentials `json:"credentials"`
+	// Dir is the cache's directory; empty for the default.
+	Dir string `json:"dir,omitempty"`
+}
+
+// Answer is the line of JSON that the program sends. The component stays in the cache until the program's standard
+// input ends. Until then the Fetcher takes a lock of its own.
+type Answer struct {
+	// Error is empty if the step was fetched. It has no credentials.
+	Error string `json:"error,omitempty"`
+
+	Source
+	// Version and ResolvedRef are those of Source.
+	Version     string `json:"version,omitempty"`
+	ResolvedRef string `json:"resolved_ref,omitempty"`
+	Root        string `json:"root,omitempty"`
+	Dir         string `json:"dir,omitempty"`
+	File        string `json:"file,omitempty"`
+	Cached      bool   `json:"cached,omitempty"`
+	// Lock is the file whose shared lock keeps the component in the cache.
+	Lock string `json:"lock,omitempty"`
+}
+
+// AnswerOf returns the Answer about a component that was fetched.
+func AnswerOf(c *Component) Answer {
+	return Answer{
+		Source: c.Source, Version: c.Version, ResolvedRef: c.ResolvedRef,
+		Root: c.Root, Dir: c.Dir, File: c.File, Cached: c.Cached, Lock: c.held.Name(),
+	}
+}
+
+// component returns the Component that a tells of.
+func (a Answer) component() *Component {
+	c := &Component{Source: a.Source, Root: a.Root, Dir: a.Dir, File: a.File, Cached: a.Cached}
+	c.Version, c.ResolvedRef = a.Version, a.ResolvedRef
+	return c
+}
