@@ -40,9 +40,25 @@ func (b *bridge) Close() error {
 	return err
 }
 
+// life is the time in which bridges can be opened: the build's, and for one that lingers also that of its end.
+func (b *build) life() context.Context {
+	if b.c.linger != nil {
+		return b.c.linger.life
+	}
+	return b.c.life
+}
+
+// end ends the build's life.
+func (b *build) end(err error) {
+	b.c.end(err)
+	if b.c.linger != nil {
+		b.c.linger.end(err)
+	}
+}
+
 // dial opens a bridge by the build's route, or returns the early one.
 func (b *build) dial() (net.Conn, error) {
-	life := b.c.life
+	life := b.life()
 	if life.Err() != nil {
 		return nil, context.Cause(life)
 	}
@@ -66,7 +82,7 @@ func (b *build) dial() (net.Conn, error) {
 func (b *build) adopt(raw net.Conn) (net.Conn, error) {
 	br := &bridge{Conn: raw, build: b}
 	b.mu.Lock()
-	if isDone(b.c.closing) {
+	if b.life().Err() != nil || b.c.linger == nil && isDone(b.c.closing) {
 		b.mu.Unlock()
 		raw.Close()
 		return nil, ErrClosed
@@ -92,12 +108,12 @@ func (b *build) keepEarly(raw net.Conn) error {
 func (b *build) dialRoute() (net.Conn, error) {
 	switch b.routes().Bridge {
 	case Relay:
-		return orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
+		return orNil(b.relay.DialUnix(b.life(), b.serve.socket))
 	case Session:
 		return orNil(b.dialSession())
 	case Auto, Streamlocal:
 	}
-	stream, err := b.conn.DialUnix(b.c.life, b.serve.socket)
+	stream, err := b.conn.DialUnix(b.life(), b.serve.socket)
 	switch {
 	case err == nil:
 		return stream, nil
@@ -112,7 +128,7 @@ func (b *build) dialRoute() (net.Conn, error) {
 	if !worked {
 		err = fmt.Errorf("the VM refuses streamlocal forwarding (AllowStreamLocalForwarding in sshd_config; "+
 			"or let the route be auto): %w", err)
-		b.c.end(err) // another attempt would fail too
+		b.end(err) // another attempt would fail too
 	}
 	return nil, err
 }
@@ -142,7 +158,7 @@ func (b *build) withoutStreamlocal(err error) (net.Conn, error) {
 // dialInstead bridges by the route that comes after streamlocal, and checks that serve is at its other end.
 func (b *build) dialInstead() (Route, net.Conn, error) {
 	if b.relay != nil {
-		stream, err := orNil(b.relay.DialUnix(b.c.life, b.serve.socket))
+		stream, err := orNil(b.relay.DialUnix(b.life(), b.serve.socket))
 		return Relay, stream, err
 	}
 	bridge, err := b.dialSession()
@@ -150,7 +166,7 @@ func (b *build) dialInstead() (Route, net.Conn, error) {
 		return Session, nil, err
 	}
 	// serve's gRPC server sends first. A bridge without its greeting does not reach serve.
-	defer context.AfterFunc(b.c.life, func() { bridge.Close() })()
+	defer context.AfterFunc(b.life(), func() { bridge.Close() })()
 	tooLong := time.AfterFunc(b.c.cfg.ReadyTimeout, func() { bridge.Close() })
 	_, err = bridge.Read(nil)
 	if !tooLong.Stop() {
@@ -172,10 +188,10 @@ func (b *build) dialSession() (*proxyBridge, error) {
 		return nil, err
 	}
 	from := bufio.NewReaderSize(process, 16) // no smaller one exists
-	return &proxyBridge{Process: process, from: from, stderr: stderr, fatal: b.c.end}, nil
+	return &proxyBridge{Process: process, from: from, stderr: stderr, fatal: b.end}, nil
 }
 
-// closeBridges closes the open bridges. No new ones come: closing is closed.
+// closeBridges closes the open bridges. No new ones come: the build ends, or has another link.
 func (b *build) closeBridges() {
 	b.mu.Lock()
 	open := maps.Clone(b.bridges)

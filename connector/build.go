@@ -41,8 +41,11 @@ type build struct {
 
 // start finds the step runner, plans, starts serve, waits until it listens and finds a route to it.
 func (c *Connector) start() (*build, error) {
-	conn := c.cfg.Lease.Conn()
+	conn := c.currentLease().Conn()
 	found, err := c.cfg.VM.findProgram(c.life, &c.cfg, conn)
+	if err == nil && c.linger != nil {
+		err = knowsLinger(found)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +67,7 @@ func (c *Connector) start() (*build, error) {
 	switch {
 	case p.relay == nil:
 		err = b.startBySession(&p)
-	case p.Bridge == Relay:
+	case p.Bridge == Relay && c.linger == nil: // a process that starts a lingering serve ends at once
 		err = b.startWithBridge()
 	default:
 		b.publish(b.relay)
@@ -182,6 +185,11 @@ func (b *build) startServe(ready *prestarted) error {
 	}
 	s := &serve{process: process, stderr: stderr, socket: c.socket, runner: b.program.Argv()}
 	b.serve = s
+	life, end := c.life, c.end
+	if c.linger != nil { // the process ends when its serve listens
+		s.detached = true
+		life, end = context.WithCancelCause(c.life)
+	}
 	c.wg.Go(func() {
 		// serve prints nothing on its stdout, a login shell may. The copy ends with the process, at the latest, whose end
 		// tells of an error. Its buffer is small: idle builds are many.
@@ -193,10 +201,10 @@ func (b *build) startServe(ready *prestarted) error {
 		case <-c.deadline.Done():
 		}
 		if isDone(process.Exited()) { // also if both hold: its last lines belong to the log
-			c.end(s.exitError())
+			end(s.exitError())
 		}
 	})
-	if err := s.awaitReady(c.life, c.cfg.ReadyTimeout); err != nil {
+	if err := s.awaitReady(life, c.cfg.ReadyTimeout); err != nil {
 		return err
 	}
 	c.cfg.Trace.ServeReady(c.cfg.BuildID, b.routes().Start, time.Since(begin))
@@ -217,6 +225,9 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 		runner = []string{"/proc/self/exe"}
 	}
 	command.Argv, command.Input = serveArgv(runner, b.c.socket, b.c.cfg.Isolation), b.c.secret.Line()
+	if b.c.linger != nil {
+		command.Argv = append(command.Argv, "--linger", b.c.cfg.Linger.String())
+	}
 	return command
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"sync"
@@ -86,6 +87,13 @@ type Config struct {
 	// StopTimeout bounds the wait for serve to be gone at the end; it includes the grace its jobs get.
 	// If zero, 20s.
 	StopTimeout time.Duration
+	// Linger lets the build outlive its link: for so long, at most 24h, the step runner goes on while no manager is
+	// attached, and the Connector tries to come back. The VM needs a stepmux that knows this. If zero, the build ends
+	// with its connection.
+	Linger time.Duration
+	// Reconnect returns another lease on the VM's connection, dialed anew if the last one has ended. It returns when it
+	// has one, when ctx ends, or when it is hopeless for now. Required with Linger.
+	Reconnect func(ctx context.Context) (Lease, error)
 	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger
 	// Trace is told the build's events. New copies it. May be nil.
@@ -94,13 +102,14 @@ type Config struct {
 
 // Connector joins one build to its step runner. One goroutine copies serve's stdout and watches for its end; one may
 // start its proxy beside serve, and one prestarts a serve and a proxy for the next build. Close waits for all. It is
-// safe for concurrent use.
+// safe for concurrent use. With Config.Linger one more goroutine keeps the build attached.
 type Connector struct {
 	cfg      Config
 	socket   string // asked for; serve may report another
 	secret   wire.Secret
 	log      *buildlog.Log
 	closeLog func(context.Context)
+	linger   *lingering // nil without Config.Linger
 	wg       sync.WaitGroup
 
 	life     context.Context // ends with the build's ctx, with serve, or at Close
@@ -111,6 +120,7 @@ type Connector struct {
 	mu        sync.Mutex    // guards the following
 	connected chan struct{} // nil before Connect; closed when it returns
 	build     *build        // nil before the build has its plan and its sessions
+	lease     Lease         // Config.Lease, or that of a later link
 	left      []string      // see Left
 	isolation program.Isolation
 
@@ -127,6 +137,10 @@ func New(cfg Config) (*Connector, error) {
 		return nil, errors.New("connector: Config.Lease is nil")
 	case cfg.VM == nil:
 		return nil, errors.New("connector: Config.VM is nil")
+	case cfg.Linger < 0 || cfg.Linger > wire.MaxLinger:
+		return nil, fmt.Errorf("a build cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
+	case cfg.Linger > 0 && cfg.Reconnect == nil:
+		return nil, errors.New("connector: Config.Linger without Config.Reconnect")
 	}
 	id, err := wire.ParseBuildID(cfg.BuildID)
 	if err != nil {
@@ -139,7 +153,7 @@ func New(cfg Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Connector{cfg: cfg, socket: socket, secret: wire.NewSecret(), closing: make(chan struct{})}
+	c := &Connector{cfg: cfg, socket: socket, secret: wire.NewSecret(), closing: make(chan struct{}), lease: cfg.Lease}
 	c.log, c.closeLog = buildlog.Of(cfg.Log, cfg.LogTimeout)
 	return c, nil
 }
@@ -201,7 +215,11 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 		return nil, err
 	}
 	defer close(c.connected)
-	b, err := c.start() //nolint:contextcheck // the life it uses is made of ctx
+	start := c.start
+	if c.linger != nil {
+		start = c.linger.start
+	}
+	b, err := start() //nolint:contextcheck // the life it uses is made of ctx
 	if err != nil {
 		// If the build's life has ended, that is the reason, whatever failed because of it.
 		if ctx.Err() != nil {
@@ -210,7 +228,7 @@ func (c *Connector) Connect(ctx context.Context) (func() (io.ReadWriteCloser, er
 		c.end(err)
 		return nil, err
 	}
-	return func() (io.ReadWriteCloser, error) { return b.dial() }, nil
+	return func() (io.ReadWriteCloser, error) { return b.bridge() }, nil //nolint:contextcheck // its life is the build's
 }
 
 func (c *Connector) begin(ctx context.Context) error {
@@ -225,6 +243,9 @@ func (c *Connector) begin(ctx context.Context) error {
 	c.connected = make(chan struct{})
 	c.life, c.end = context.WithCancelCause(ctx)
 	c.deadline, c.giveUp = context.WithCancel(context.WithoutCancel(ctx))
+	if c.cfg.Linger > 0 {
+		c.linger = newLingering(c)
+	}
 	forget := c.log.OnFailure(c.end)
 	context.AfterFunc(c.life, func() { forget() }) //nolint:contextcheck // it takes none
 	return nil
@@ -245,6 +266,13 @@ func (c *Connector) current() (b *build, connected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.build, c.connected != nil && isDone(c.connected)
+}
+
+// currentLease returns the lease of the present link.
+func (c *Connector) currentLease() Lease {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lease
 }
 
 // Choice returns the routes the build takes.
@@ -269,7 +297,7 @@ func (c *Connector) Close(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, c.cfg.StopTimeout)
 		defer cancel()
 		defer c.closeLog(ctx)
-		defer c.cfg.Lease.Release()
+		defer func() { c.currentLease().Release() }()
 		if connected == nil {
 			return
 		}
@@ -278,6 +306,9 @@ func (c *Connector) Close(ctx context.Context) error {
 		defer context.AfterFunc(ctx, c.giveUp)()
 		if b, _ := c.current(); b != nil {
 			c.closeErr = b.stop(ctx)
+		}
+		if c.linger != nil {
+			c.linger.close()
 		}
 		if c.closeErr != nil {
 			c.giveUp()

@@ -17,7 +17,11 @@ func (c *Connector) Credentials() credentials.PerRPCCredentials {
 	if b, _ := c.current(); b != nil && b.program.Kind == program.StepRunner {
 		return nil
 	}
-	return bearer{c.secret}
+	own := bearer{secret: c.secret}
+	if c.linger != nil {
+		own.manager = c.linger.manager
+	}
+	return own
 }
 
 // withCredentials adds them to the calls of a client.
@@ -29,11 +33,18 @@ func (c *Connector) withCredentials() grpc.DialOption {
 }
 
 // bearer makes a secret the metadata of calls.
-type bearer struct{ secret wire.Secret }
+type bearer struct {
+	secret  wire.Secret
+	manager string // empty if the step runner does not linger
+}
 
 // GetRequestMetadata implements credentials.PerRPCCredentials.
 func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{wire.AuthorizationKey: b.secret.Authorization()}, nil
+	md := map[string]string{wire.AuthorizationKey: b.secret.Authorization()}
+	if b.manager != "" {
+		md[wire.ManagerKey] = b.manager
+	}
+	return md, nil
 }
 
 // RequireTransportSecurity implements credentials.PerRPCCredentials: the bridge runs inside SSH, which gRPC

@@ -156,11 +156,11 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	defer closeLog(calls)
 	defer log.OnFailure(end)()
 
-	client, err := b.newClient()
+	client, done, err := b.client()
 	if err != nil {
 		return Result{}, err
 	}
-	defer client.Close()
+	defer done()
 	var result Result
 	result, traced, err = b.execute(ctx, calls, end, client, job, log)
 	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {
@@ -190,7 +190,10 @@ func (b *build) execute(
 		return result, ErrNoTrace, err
 	}
 	traceTimeout := cmp.Or(b.c.cfg.LogTimeout, buildlog.DefaultTimeout)
-	e := &execution{rpc: pb.NewStepRunnerClient(client), job: job, log: log, traceTimeout: traceTimeout}
+	e := &execution{
+		rpc: pb.NewStepRunnerClient(client), job: job, log: log, traceTimeout: traceTimeout,
+		resume: b.program.Linger, patience: b.patience(),
+	}
 	if err := e.submit(ctx, calls); err != nil {
 		return Result{}, err, err
 	}
@@ -208,16 +211,21 @@ func (b *build) newClient() (*grpc.ClientConn, error) {
 		ping.Time = gitlabPingAfter
 	}
 	again := backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: time.Second}
+	if b.c.linger != nil {
+		again.MaxDelay = lingerPause
+	}
 	client, err := grpc.NewClient("passthrough:///step-runner",
 		grpc.WithTransportCredentials(insecure.NewCredentials()), // the bridge runs inside SSH
 		b.c.withCredentials(),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b.dial() }),
+		//nolint:contextcheck // a bridge's life is the build's
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return b.bridge() }),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxMessage),
-			grpc.ForceCodecV2(leanCodec{encoding.GetCodecV2(grpcproto.Name)})),
+			grpc.ForceCodecV2(leanCodec{encoding.GetCodecV2(grpcproto.Name)}),
+			grpc.WaitForReady(b.c.linger != nil)), // while the link is away
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(4*window), // given back on receipt, so it bounds no memory, only the speed
 		grpc.WithMaxHeaderListSize(maxHeaders),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: stallLimit}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: b.patience()}),
 		// A serve that is frozen keeps its socket open: only silence shows it.
 		grpc.WithKeepaliveParams(ping),
 		grpc.WithReadBufferSize(16<<10), // a frame (RFC 9113, section 4.2): idle builds are many

@@ -37,6 +37,8 @@ type execution struct {
 	log          *buildlog.Log
 	traceTimeout time.Duration // for one write to the job's Trace
 	last         *pb.Job       // the job's final state; nil if it is not known. Set by follow.
+	resume       bool          // the step runner knows FollowRequest.from
+	patience     time.Duration // see retryFor
 }
 
 // submit delivers the job. The step runner takes a job that is sent twice for one, so a call that broke is repeated.
@@ -58,7 +60,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 	} else {
 		req.Type, req.CiScript = pb.RunRequest_script, e.job.Script
 	}
-	return deliver(ctx, calls, req, func(ctx context.Context) error {
+	return deliver(ctx, calls, e.patience, req, func(ctx context.Context) error {
 		_, err := e.rpc.Run(ctx, req)
 		return err
 	}, e.cancel)
@@ -66,14 +68,16 @@ func (e *execution) submit(ctx, calls context.Context) error {
 
 // deliver repeats a call that delivers a job until it arrives. cancel asks for the end of a job that ctx's end may have
 // overtaken.
-func deliver(ctx, calls context.Context, req proto.Message, call, cancel func(context.Context) error) error {
+func deliver(
+	ctx, calls context.Context, patience time.Duration, req proto.Message, call, cancel func(context.Context) error,
+) error {
 	if size := proto.Size(req); size > maxMessage {
 		return &RequestError{Message: fmt.Sprintf("it is %d bytes, at most %d can be delivered", size, maxMessage)}
 	}
 	until, end := context.WithCancelCause(calls)
 	defer end(nil)
 	defer context.AfterFunc(ctx, func() { end(ctx.Err()) })()
-	err := retry(until, func() (bool, error) { return false, call(until) })
+	err := retryFor(until, patience, func() (bool, error) { return false, call(until) })
 	switch {
 	case err == nil:
 		return nil
@@ -178,7 +182,7 @@ func (e *execution) cancel(ctx context.Context) error {
 // stopped.
 func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err error) {
 	log := logWriter{ctx, e.log}
-	err = retry(ctx, func() (progress bool, err error) {
+	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
 		before := stdout + stderr
 		stream, err := e.rpc.FollowIO(ctx, &pb.FollowIORequest{
 			Id:           e.job.ID,
@@ -245,16 +249,20 @@ func (w logWriter) Write(output []byte) (int, error) {
 	}
 }
 
-// followSteps reports step events and returns the job's final state. A Follow that broke starts from
-// the first event again; the events that were reported before are skipped.
+// followSteps reports step events and returns the job's final state. A Follow that broke goes on with the next event.
+// An older step runner starts from the first event again; the events that were reported before are skipped.
 func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 	reported := 0
-	err = retry(ctx, func() (progress bool, err error) {
-		stream, err := e.rpc.Follow(ctx, &pb.FollowRequest{Id: e.job.ID, Brief: true})
+	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
+		from := 0
+		if e.resume {
+			from = reported
+		}
+		stream, err := e.rpc.Follow(ctx, &pb.FollowRequest{Id: e.job.ID, Brief: true, From: int64(from)})
 		if err != nil {
 			return false, err
 		}
-		for n := 0; ; n++ {
+		for n := from; ; n++ {
 			msg, err := stream.Recv()
 			switch {
 			case errors.Is(err, io.EOF):
@@ -310,6 +318,11 @@ func resultOf(job *pb.Job) Result {
 // broken bridge's. It gives up when calls have failed one after the other for stallLimit; a call that made
 // progress, or lasted for that long before it broke, restarts the count.
 func retry(ctx context.Context, call func() (progress bool, err error)) error {
+	return retryFor(ctx, stallLimit, call)
+}
+
+// retryFor is retry that gives up after another time.
+func retryFor(ctx context.Context, patience time.Duration, call func() (progress bool, err error)) error {
 	var stalled time.Time
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		start := time.Now()
@@ -318,11 +331,11 @@ func retry(ctx context.Context, call func() (progress bool, err error)) error {
 			return err
 		}
 		switch {
-		case progress, time.Since(start) > stallLimit:
+		case progress, time.Since(start) > patience:
 			stalled, wait = time.Time{}, 10*time.Millisecond
 		case stalled.IsZero():
 			stalled = time.Now()
-		case time.Since(stalled) > stallLimit:
+		case time.Since(stalled) > patience:
 			return err
 		}
 		timer := time.NewTimer(wait)

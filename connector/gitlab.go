@@ -49,7 +49,7 @@ func (e *gitlabExecution) run(ctx, calls context.Context, end context.CancelCaus
 		limited, cancel = context.WithTimeout(ctx, e.job.Timeout)
 		defer cancel()
 	}
-	err = deliver(limited, calls, req, func(ctx context.Context) error {
+	err = deliver(limited, calls, stallLimit, req, func(ctx context.Context) error {
 		_, err := e.rpc.Run(ctx, req)
 		return e.refusal(req, err)
 	}, e.cancel)

@@ -17,7 +17,7 @@ const maxTrace = 128 << 20
 // fetchTrace delivers the trace of the job, which has ended. After a break it goes on where it stopped.
 func (e *execution) fetchTrace(ctx context.Context) error {
 	var offset int64
-	err := retry(ctx, func() (progress bool, err error) {
+	err := retryFor(ctx, e.patience, func() (progress bool, err error) {
 		stream, err := e.rpc.Trace(ctx, &pb.TraceRequest{Id: e.job.ID, Offset: offset})
 		if err != nil {
 			return false, err

@@ -44,13 +44,13 @@ type prestarted struct {
 func (b *build) startOr(ready *prestarted, input []byte, cmd mux.Command) (*mux.Process, error) {
 	if ready != nil {
 		ready.stderr.direct(cmd.Stderr)
-		defer context.AfterFunc(b.c.life, func() { ready.Close() })()
+		defer context.AfterFunc(b.life(), func() { ready.Close() })()
 		if _, err := ready.Write(input); err == nil {
 			return ready.Process, nil
 		}
 		ready.Close()
 	}
-	return b.starter.Start(b.c.life, cmd)
+	return b.starter.Start(b.life(), cmd)
 }
 
 // discard ends the process if there is one.
@@ -140,7 +140,9 @@ func (b *build) takePrestarted(p *plan) (serve, proxy *prestarted) {
 		return nil, nil
 	}
 	vm, runner := b.c.cfg.VM, b.program.Argv()
-	serve = vm.serves.take(b.c.life, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
+	if b.c.linger == nil {
+		serve = vm.serves.take(b.c.life, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
+	}
 	if p.Bridge == Session {
 		proxy = vm.proxies.take(b.c.life, b.conn, proxyArgv(runner, socketOnStdin))
 	}
@@ -187,7 +189,9 @@ func (b *build) prestartNext() {
 		case <-b.c.closing:
 		}
 		vm, runner := b.c.cfg.VM, b.program.Argv()
-		vm.serves.prepare(b.c.deadline, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
+		if b.c.linger == nil {
+			vm.serves.prepare(b.c.deadline, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
+		}
 		if b.routes().Bridge == Session {
 			vm.proxies.prepare(b.c.deadline, b.conn, proxyArgv(runner, socketOnStdin))
 		}

@@ -24,30 +24,36 @@ type serve struct {
 	socket  string   // asked for; once ready is set, the reported one
 	runner  []string // its command, for messages
 	ready   atomic.Bool
+	// detached: the step runner goes on without process, which started it and ends.
+	detached bool
 }
 
 // awaitReady waits for the ready marker and checks the path that serve reports. life ends with serve.
 func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
+	var got string
 	select {
-	case got := <-s.stderr.ready:
-		if wire.CheckSocketPath(got) != nil || !wire.SameBuildSocket(s.socket, got) {
-			const hint = "the command is another step runner than the one for this build"
-			return &ServeError{ExitCode: -1, Hint: hint, Err: fmt.Errorf("it listens on %q instead of %q", got, s.socket)}
-		}
-		s.socket = got
-		s.ready.Store(true)
-		return nil
+	case got = <-s.stderr.ready:
 	case <-timer.C:
 		const hint = "the VM may be overloaded, or the command is no step runner"
 		err := fmt.Errorf("it was not ready within %v", timeout)
 		s.stderr.flush()
 		return &ServeError{ExitCode: -1, Stderr: s.stderr.tail.String(), Hint: hint, Err: err}
 	case <-life.Done():
-		// A serve that reported ready and ended at once counts as ended.
-		return context.Cause(life)
+		// A serve that reported ready and ended at once counts as ended, unless it goes on detached.
+		if !s.detached || len(s.stderr.ready) == 0 {
+			return context.Cause(life)
+		}
+		got = <-s.stderr.ready
 	}
+	if wire.CheckSocketPath(got) != nil || !wire.SameBuildSocket(s.socket, got) {
+		const hint = "the command is another step runner than the one for this build"
+		return &ServeError{ExitCode: -1, Hint: hint, Err: fmt.Errorf("it listens on %q instead of %q", got, s.socket)}
+	}
+	s.socket = got
+	s.ready.Store(true)
+	return nil
 }
 
 // exitError returns the error of a serve whose process has exited.

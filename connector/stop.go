@@ -18,6 +18,9 @@ import (
 // stop closes the bridges, ends serve and waits for its end, bounded by ctx. A serve that does not end with its leash
 // is ended by `steps end`, and so is a build whose serve or relay was killed.
 func (b *build) stop(ctx context.Context) error {
+	if l := b.c.linger; l != nil && b.serve != nil && b.serve.ready.Load() {
+		return l.stop(ctx)
+	}
 	b.closeBridges()
 	b.takeProxy().discard()
 	b.giveNative()
@@ -98,7 +101,7 @@ func (b *build) endByCommand(ctx context.Context, s starter) {
 // removeDirectory removes the directory of a serve that was killed. If that fails, the next serve or relay on the VM
 // removes it.
 func (b *build) removeDirectory(ctx context.Context, s starter) {
-	if !isDone(b.serve.process.Exited()) {
+	if b.serve.detached || !isDone(b.serve.process.Exited()) {
 		return // it is in use
 	}
 	dir := path.Dir(b.serve.socket)

@@ -93,10 +93,11 @@ func (e *Executor) take(ctx context.Context) error {
 		return ErrCleanedUp
 	}
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
-	if err != nil {
+	if err == nil {
+		group.reached(s)
+	} else if lease, err = e.waitFor(ctx, s, err); err != nil {
 		return fmt.Errorf("instance %s: %w", s.member.ID, err)
 	}
-	group.reached(s)
 	if !e.keep(func() { e.lease = lease }) {
 		lease.Release()
 		return ErrCleanedUp
@@ -206,7 +207,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		return nil, err
 	}
 	// A lease of the connector's own: the connection of Prepare may have died since.
-	lease, err := e.again(ctx, s)
+	lease, err := e.leaseToStart(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -216,6 +217,13 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
 		Isolation: s.member.Isolation, Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
+		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
+			lease, err := e.reconnect(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			return sharedConn{lease}, nil
+		},
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil {

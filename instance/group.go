@@ -46,6 +46,8 @@ type Instance struct {
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string
+	// Linger is how long builds whose Linger is nil outlive their link; see connector.Config.
+	Linger time.Duration
 	// Revision stands for the way to log in: if it differs from the Revision of this ID in the set before,
 	// the connection is replaced.
 	Revision string
@@ -71,6 +73,7 @@ type Group struct {
 	sources  int              // calls of Follow, which may bring more instances
 	byHand   bool             // instances were added or removed one by one, and more may be
 	wake     *time.Timer
+	awaited  map[string]int // how many builds wait to come back to a host
 
 	changed []retirement                 // of hosts that are reached in another way now; unlock hands them to retire
 	retire  func(id string, cause error) // closes a connection that has no builds; nil without a Provider

@@ -50,6 +50,9 @@ func (g *Group) attemptFailed(h *host, err error, permanent bool) time.Time {
 	pause := backoffMax
 	if !permanent {
 		pause = backoff(h.health.failures)
+		if g.awaited[h.id] > 0 {
+			pause = min(pause, hasteMax)
+		}
 	}
 	h.health.retryAt = time.Now().Add(pause)
 	return h.health.retryAt

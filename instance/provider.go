@@ -89,6 +89,11 @@ func NewProvider(cfg Config) (*Provider, error) {
 	}
 	p := &Provider{cfg: cfg}
 	dial := func(ctx context.Context, h *host, via *pool.Lease[*mux.Conn]) (*mux.Conn, error) {
+		if via == nil && cfg.Group.isAwaited(h.id) {
+			hasty := *h
+			hasty.ssh.DialNet = dialHastily
+			h = &hasty
+		}
 		return connect(ctx, h, via, cmp.Or(h.ssh.Trace, cfg.ConnTrace))
 	}
 	conns := &connections[*mux.Conn]{
@@ -146,6 +151,10 @@ type Build struct {
 	// Log is the build's log, written to by a [buildlog.Log]: one write at a time, the step runner's own lines
 	// marked. A Log that fails or blocks ends its build and no other. If nil, the log is discarded.
 	Log io.Writer
+	// Linger is how long the build outlives its link, at most 24h: its step runner goes on without the connection, and
+	// the build comes back to it. It is then lost, a failure of the system, and never started again. Zero: the build
+	// ends with its connection. If nil, as its instance says.
+	Linger *time.Duration
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
 	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,

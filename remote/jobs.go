@@ -21,7 +21,7 @@ import (
 
 // jobs returns the part of the job store's configuration that cfg tells.
 func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
-	jobs.Version = cfg.Version
+	jobs.Version, jobs.Keep = cfg.Version, cfg.keep()
 	if len(cfg.PassEnv) > 0 {
 		pass, err := engine.ParsePassEnv(cfg.PassEnv)
 		if err != nil {

@@ -23,6 +23,17 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// letGo closes the files that a detached serve shares with the process that started it.
+func letGo() {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		panic(err)
+	}
+	for fd := range 3 {
+		_ = unix.Dup3(int(null.Fd()), fd, 0)
+	}
+}
+
 // play runs the command role as cmd does: flags to a config, one call.
 func play(role string) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
@@ -43,6 +54,17 @@ func play(role string) (err error) {
 	case "guarded", "unguarded": // a serve that is told a secret
 		cfg := ServeConfig{
 			Socket: os.Args[1], SecretOnStdin: true, AllowUnauthenticated: role == "unguarded", Isolation: walls.Off,
+		}
+		return Serve(ctx, stdio, cfg)
+	case "linger": // as the command: steps serve --socket PATH LINGER [--detached]
+		cfg := ServeConfig{Socket: os.Args[4], SecretOnStdin: true}
+		if cfg.Linger, err = time.ParseDuration(os.Args[5]); err != nil {
+			return err
+		}
+		if len(os.Args) > 6 {
+			cfg.LetGo = letGo
+		} else {
+			cfg.Detach = append(os.Args[1:], "--detached")
 		}
 		return Serve(ctx, stdio, cfg)
 	case "spy":

@@ -47,6 +47,8 @@ type ServeConfig struct {
 	// AllowUnauthenticated also takes calls that do not carry the secret; a notice says so.
 	AllowUnauthenticated bool
 
+	Lingering
+
 	// Grace is the time between SIGTERM and SIGKILL for the processes of jobs that run when serving
 	// ends. If zero, 5 s. If negative, none: SIGKILL at once.
 	Grace time.Duration
@@ -70,7 +72,8 @@ type ServeConfig struct {
 // made, listens on the socket in it, prints the ready marker on stdio.Err (nothing is printed before it) and serves
 // until
 //
-//   - stdio.In ends, if it is a pipe or a socket: then it is the leash that the manager holds;
+//   - stdio.In ends, if it is a pipe or a socket: then it is the leash that the manager holds. With Linger there is no
+//     leash: Serve ends when no manager was attached for so long, or when its manager says so;
 //   - ctx ends; the caller lets SIGTERM, SIGINT and SIGHUP end it;
 //   - the server fails; this is the only end after the marker that is an error by itself.
 //
@@ -88,8 +91,14 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 		return fmt.Errorf("serve: %w", err)
 	}
 	jobs, err := cfg.jobs()
+	if err == nil {
+		err = cfg.checkLinger()
+	}
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
+	}
+	if cfg.Linger > 0 && cfg.Detach != nil {
+		return cfg.detach(ctx, stdio)
 	}
 	//nolint:contextcheck // the jobs are closed even if ctx has ended
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
@@ -127,11 +136,12 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	if cfg.Socket == "" {
 		return nil
 	}
-	ctx, stopLeash, err := pipe.Leash(ctx, stdio.In)
+	hold, err := cfg.hold(ctx, stdio)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
-	defer stopLeash()
+	defer hold.release()
+	ctx = hold.life //nolint:contextcheck // made of ctx
 	dir, err := openDir(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -142,16 +152,18 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 			err = errors.Join(err, fmt.Errorf("serve: %w", removeErr))
 		}
 	}()
-	jobs, err := open(dir.Path(), options...)
+	jobs, err := open(dir.Path(), append(options, hold.options()...)...)
 	if err != nil {
 		return fmt.Errorf("serve: %w", oserr.Hint(err, dir.Path()))
 	}
-	log := pipe.NewNotices(stdio.Err)
+	hold.register(jobs.server)
+	log := pipe.NewNotices(hold.notices)
 	listener, err := socketdir.Listen(dir.Socket(), func(err error) { log.Printf("refused a connection: %v", err) })
 	if err != nil {
 		return errors.Join(fmt.Errorf("serve: %w", err), end(alive, jobs, nil, cfg.Grace))
 	}
 	_, _ = io.WriteString(stdio.Err, wire.ReadyLine(dir.Socket()))
+	hold.letGo()
 	if why := dir.Moved(); why != nil {
 		log.Printf("cannot use the directory of the socket, made %s instead: %v", dir.Path(), why)
 	}

@@ -82,6 +82,34 @@ func (r *rig) freeze(f injection) {
 	r.done()
 }
 
+// sendAway ends the connection and lets nothing through for a while.
+func (r *rig) sendAway(f injection) {
+	m := r.vmOf(f)
+	met := r.awaitConn(m)
+	m.proxy.Cut()
+	m.proxy.Stall()
+	r.later(between(leastAway, mostAway, f.Size), func() {
+		m.proxy.Cut()
+		m.proxy.Resume()
+	})
+	r.counted(met)
+}
+
+// unplugAWhile drops all packets for a while that is shorter than the linger.
+func (r *rig) unplugAWhile(f injection) {
+	m := r.vmOf(f)
+	if err := m.link(context.Background(), "down"); err != nil {
+		r.find(Finding{What: Broken, Text: err.Error()})
+		return
+	}
+	r.later(between(leastAway, mostAway, f.Size), func() {
+		if err := m.link(context.Background(), "up"); err != nil {
+			r.find(Finding{What: Broken, Text: err.Error()})
+		}
+	})
+	r.done()
+}
+
 func (r *rig) delay(f injection) {
 	r.vmOf(f).proxy.Reshape(between(5*time.Millisecond, 200*time.Millisecond, f.Size), 0)
 	r.done()

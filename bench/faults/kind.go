@@ -3,6 +3,7 @@ package faults
 import (
 	"maps"
 	"slices"
+	"time"
 )
 
 // Kind is a kind of fault.
@@ -30,8 +31,10 @@ type kindSpec struct {
 	global    bool // it happens to this whole machine: drawn only if it is asked for, and alone
 	late      bool // the VM may learn late that its manager is gone: by sshd's own signs of life
 	weight    int  // how often it is drawn; 0 counts as 4
-	inject    func(*rig, injection)
-	wrapper   string // a shell command that comes before the step runner is executed
+	// linger is how long builds outlive their link. Then no fault of the link loses one.
+	linger  time.Duration
+	inject  func(*rig, injection)
+	wrapper string // a shell command that comes before the step runner is executed
 }
 
 // Routes are the values of --route.
@@ -42,6 +45,15 @@ var (
 	viaRelay  = []string{"auto", "relay"}
 	viaProxy  = []string{"session"}
 	everyKind = slices.Sorted(maps.Keys(kinds))
+)
+
+const (
+	// roundLinger is longer than any fault takes the link away.
+	roundLinger = 25 * time.Second
+	// shortLinger is for rounds in which no manager comes back.
+	shortLinger = 5 * time.Second
+	// leastAway and mostAway bound the time for which a link is away.
+	leastAway, mostAway = time.Second, 10 * time.Second
 )
 
 // kinds are all kinds of faults.
@@ -122,6 +134,32 @@ var kinds = map[Kind]*kindSpec{
 	"clock": {
 		does: "the clock jumps, by up to three days, and back a moment later", global: true,
 		inject: (*rig).jump,
+	},
+	"linger-cut": {
+		does: "the connection ends; builds linger", proxy: true, linger: roundLinger, inject: (*rig).endConn,
+	},
+	"linger-away": {
+		does: "the VM cannot be reached for 1 to 10 s; builds linger", proxy: true, linger: roundLinger,
+		inject: (*rig).sendAway,
+	},
+	"linger-unplug": {
+		does: "packets are dropped for 1 to 10 s, without a word to either end; builds linger", private: true, late: true,
+		linger: roundLinger, inject: (*rig).unplugAWhile,
+	},
+	"linger-relay": {
+		does: "kill -9 of the relay; builds linger", routes: viaRelay, linger: roundLinger, inject: killOne("relay"),
+	},
+	"linger-sshd": {
+		does: "sshd is killed with all its connections, and started again; builds linger", linger: roundLinger,
+		inject: (*rig).killSSHD,
+	},
+	"linger-stop": {
+		does: "kill -STOP of the manager for 1 to 10 s; builds linger", manager: program, linger: roundLinger,
+		inject: (*rig).pauseManagerLong,
+	},
+	"linger-kill": {
+		does: "kill -9 of the manager; builds linger for 5 s", manager: program, linger: shortLinger,
+		inject: (*rig).killManager,
 	},
 	"flood": {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
 }

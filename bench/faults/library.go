@@ -162,7 +162,7 @@ func (r *rig) runBuild(ctx context.Context, provider *fleet, b *build) {
 	b.mu.Lock()
 	b.cancel = cancel
 	b.mu.Unlock()
-	e := provider.Executor(instance.Build{ID: b.ID, Log: b.sink})
+	e := provider.Executor(instance.Build{ID: b.ID, Log: b.sink, Linger: &r.spec.linger})
 	err := r.execute(ctx, e, b)
 	b.reach(atClose)
 	r.cleanUp(ctx, e, b)

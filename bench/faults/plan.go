@@ -201,6 +201,7 @@ func drawOf(r *rand.Rand, seed uint64, round int, c choice) Plan {
 	case "cancel-many":
 		builds, faults = 200, 1
 	case "kill-manager", "end-manager", "hang-serve", "hang-relay", "hang-ends", "fds-manager", "none", "reorder",
+		"linger-kill", "linger-stop", "linger-unplug",
 		"recycle":
 		faults = 1
 	}
@@ -248,6 +249,9 @@ func drawBuild(r *rand.Rand, i int, kind Kind) buildPlan {
 	}
 	if r.IntN(8) == 0 {
 		b.Lines = 10_000 + r.IntN(40_000) // up to 3 MiB
+	}
+	if kinds[kind].linger > 0 && b.Form == "shell" { // it has no step runner that could go on
+		b.Form = "script"
 	}
 	switch {
 	case kind == "cancel-many":

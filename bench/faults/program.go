@@ -74,8 +74,8 @@ func (r *rig) runProgram(ctx context.Context) error {
 	faults.Wait()
 	r.healAll()
 	r.judgeManager(p, said())
-	if r.plan.Kind == "kill-manager" {
-		r.requireCleanWithin(managerCleanBound, ending)
+	if r.plan.Kind == "kill-manager" || r.plan.Kind == "linger-kill" {
+		r.requireCleanWithin(managerCleanBound+r.spec.linger, ending)
 	}
 	r.requireClean(ending)
 	r.probeByProgram(ctx, inventory)
@@ -115,7 +115,7 @@ func (r *rig) startManager(ctx context.Context, inventory string, files []string
 ) {
 	args := append([]string{
 		"run", "--inventory", inventory, "--ssh-config", "none", "--route", r.plan.Route,
-		"--output", "json",
+		"--output", "json", "--linger", r.spec.linger.String(),
 	}, files...)
 	cmd := exec.CommandContext(ctx, r.opts.Program, args...)
 	stdout, err := cmd.StdoutPipe()
@@ -254,6 +254,17 @@ func (r *rig) pauseManager(f injection) {
 	_ = r.manage.cmd.Process.Signal(syscall.SIGSTOP) // it may end just now
 	r.later(between(20*time.Millisecond, harmlessPause, f.Size),
 		func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
+	r.done()
+}
+
+// pauseManagerLong stops the manager for longer than the VM's end waits for a sign of life.
+func (r *rig) pauseManagerLong(f injection) {
+	if isClosed(r.manage.exited) {
+		r.missed()
+		return
+	}
+	_ = r.manage.cmd.Process.Signal(syscall.SIGSTOP) // it may end just now
+	r.later(between(leastAway, mostAway, f.Size), func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
 	r.done()
 }
 

@@ -271,6 +271,9 @@ func (r *rig) missed() {
 
 // harm notes, before it happens, that a VM's builds may be lost from now on.
 func (r *rig) harm(m *machine) {
+	if r.spec.linger > 0 {
+		return // nothing may be lost
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, known := r.harmed[m.id]; !known {
@@ -280,6 +283,9 @@ func (r *rig) harm(m *machine) {
 
 // harmBuild is harm for one build, all builds of the VM if it is not known which.
 func (r *rig) harmBuild(m *machine, id string) {
+	if r.spec.linger > 0 {
+		return
+	}
 	if id == "" {
 		r.harm(m)
 		return

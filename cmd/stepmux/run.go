@@ -36,6 +36,7 @@ type runFlags struct {
 	builds  int
 	route   connector.Route
 	timeout time.Duration
+	linger  time.Duration
 	vars    []string
 	masked  []string
 	output  string
@@ -85,6 +86,8 @@ summary; the logs go to standard error.
 	f.registerIsolation(fl)
 	timeFlag(fl, &f.timeout, "timeout",
 		"end a build that takes longer than this `time`, from the moment it has its slot (default none)")
+	fl.DurationVar(&f.linger, "linger", 0, "let builds outlive the connection to their VM: for this `time`, at most 24h, "+
+		"a build goes on without it and comes back to it; 0: builds end with it (default as the inventory says, or 0)")
 	fl.StringArrayVar(&f.vars, "var", nil,
 		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
 	fl.StringArrayVar(&f.masked, "mask", nil,
@@ -100,6 +103,9 @@ summary; the logs go to standard error.
 func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if f.builds < 1 || f.builds > maxBuilds {
 		return fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds)
+	}
+	if f.linger < 0 || f.linger > instance.MaxLinger {
+		return fmt.Errorf("--linger %v: use 0 to %v", f.linger, instance.MaxLinger)
 	}
 	vars, err := f.variables()
 	if err != nil {
@@ -165,6 +171,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 			counts.Ended(r)
 			report.ended(r)
 		},
+	}
+	if cmd.Flags().Changed("linger") {
+		all.Linger = &f.linger
 	}
 	reports := batch.Run(ctx, abort, provider, all)
 	report.summary(reports, provider.Stat())

@@ -78,7 +78,8 @@ func (f *finder) look(ctx context.Context, runner []string) (*Program, error) {
 		if err == nil {
 			f.noRelay = Refusal{}
 			told := started.Program()
-			return &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner}, nil
+			p := &Program{Kind: Stepmux, Version: told.Version, Platform: told.Platform, Command: runner, Linger: told.Linger}
+			return p, nil
 		}
 		failed, ok := errors.AsType[*relay.Error](err)
 		switch {
@@ -146,7 +147,7 @@ func (f *finder) askVersion(ctx context.Context, runner []string) (*Program, err
 	p := &Program{Kind: StepRunner, Version: told.Version, Platform: told.Platform, Command: runner}
 	f.noRelay.Lasts = told.Name != wire.ProgramName || told.Protocol < wire.RelayVersion
 	if told.Name == wire.ProgramName {
-		p.Kind = Stepmux
+		p.Kind, p.Linger = Stepmux, told.Linger
 		if told.Protocol < wire.RelayVersion && len(f.Bootstrap) > 0 {
 			err := fmt.Errorf("%q speaks version %d of the relay's protocol, this program version %d",
 				name, told.Protocol, wire.RelayVersion)

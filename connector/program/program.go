@@ -31,6 +31,8 @@ type Program struct {
 	// Version and Platform (os/arch as Go names them) are as the program reports them; empty if it does not.
 	Version  string `json:"version,omitempty"`
 	Platform string `json:"platform,omitempty"`
+	// Linger tells that its serve can outlive the connection (steps serve --linger).
+	Linger bool `json:"-"`
 	// Command starts it.
 	Command []string `json:"command"`
 	// Uploaded tells that it was put there now, by Config.Bootstrap.

@@ -37,6 +37,8 @@ type Batch struct {
 	// Timeout bounds each build, counted from the moment it has its slot. (Making the instance's
 	// connection has a bound of its own.) If zero, unbounded.
 	Timeout time.Duration
+	// Linger is that of each build; see [instance.Build].
+	Linger *time.Duration
 	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both
 	// are called from the builds' goroutines, at the same time. They may be nil.
 	OnStart func(build, instance string)
@@ -84,7 +86,7 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 
 func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Build) Report {
 	log := &firstWrite{w: build.Log}
-	e := p.Executor(instance.Build{ID: build.ID, Log: log, Container: build.Container})
+	e := p.Executor(instance.Build{ID: build.ID, Log: log, Container: build.Container, Linger: b.Linger})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
 	err := b.execute(ctx, e, build, &report)

@@ -42,6 +42,7 @@ const (
 	checkIsolation   = "isolation"
 	checkSessions    = "sessions"
 	checkDocker      = "docker"
+	checkLinger      = "linger"
 )
 
 // Config says how to examine.
@@ -105,6 +106,7 @@ func (e *examination) examine(ctx context.Context) {
 	e.facts(ctx)
 	e.routes(ctx)
 	e.sessions(ctx)
+	e.linger(ctx)
 }
 
 // login connects, and judges the way there.

@@ -312,6 +312,33 @@ func TestJudgeTemp(t *testing.T) {
 	}
 }
 
+func TestLogindThatKillsAtLogoutIsExplained(t *testing.T) {
+	for name, test := range map[string]struct {
+		facts map[string]string
+		want  Status
+	}{
+		"no logind": {map[string]string{"user": "ci", "KillUserProcesses": ""}, OK},
+		"off":       {map[string]string{"user": "ci", "KillUserProcesses": "b false"}, OK},
+		"on": {
+			map[string]string{
+				"user": "ci", "KillUserProcesses": "b true", "KillOnlyUsers": "as 0", "KillExcludeUsers": `as 1 "root"`,
+			}, Warn,
+		},
+		"excluded": {
+			map[string]string{"user": "ci", "KillUserProcesses": "b true", "KillExcludeUsers": `as 2 "root" "ci"`}, OK,
+		},
+		"others only": {
+			map[string]string{"user": "ci", "KillUserProcesses": "b true", "KillOnlyUsers": `as 1 "guest"`}, OK,
+		},
+		"this one only": {
+			map[string]string{"user": "ci", "KillUserProcesses": "b true", "KillOnlyUsers": `as 1 "ci"`}, Warn,
+		},
+	} {
+		f := judgeLinger("2m0s", test.facts)
+		require.Equal(t, test.want, f.Status, "%s: %+v", name, f)
+	}
+}
+
 func TestJudgeClock(t *testing.T) {
 	here := time.Unix(1_700_000_000, 0)
 	at := func(d time.Duration) string {

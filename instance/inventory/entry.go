@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v4"
 	"golang.org/x/crypto/ssh"
@@ -21,7 +22,7 @@ import (
 // entryKeys are the keys of an instance; defaults: has all but the first two.
 var entryKeys = []string{
 	"id", "address",
-	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation",
+	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation", "linger",
 }
 
 // idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
@@ -42,6 +43,7 @@ type entry struct {
 	runner    []string
 	tempDir   string
 	isolation string
+	linger    time.Duration
 }
 
 // entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
@@ -95,7 +97,22 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 		if _, err := connector.ParseIsolation(e.isolation); err != nil {
 			r.fail(n, "%v", err)
 		}
+	case "linger":
+		e.linger = r.linger(n)
 	}
+}
+
+// linger reads the time for which builds outlive their link.
+func (r *reader) linger(n *yaml.Node) time.Duration {
+	text := r.text(n, "linger")
+	d, err := time.ParseDuration(text)
+	if text == "0" {
+		d, err = 0, nil
+	}
+	if err != nil || d < 0 || d > instance.MaxLinger {
+		r.fail(n, "linger %q is not a time from 0 to %v, such as 2m or 90s", text, instance.MaxLinger)
+	}
+	return d
 }
 
 // address reads host or host:port, and returns it so.

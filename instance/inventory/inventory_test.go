@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -111,6 +112,7 @@ defaults:
   labels: {zone: a, size: small}
   via: bastion
   temp_dir: /var/tmp
+  linger: 2m
   runner: /opt/stepmux --x
 instances:
   - {id: bastion, address: b.example.com}
@@ -124,6 +126,7 @@ instances:
     via: ""
     runner: [a, b c]
     temp_dir: /x
+    linger: 0
   - {id: v6, address: "2001:db8::2", via: me@jump:22}
   - {id: named, address: x, via: jump}
   - {id: same, address: y, via: other@jump}
@@ -133,6 +136,8 @@ instances:
 	require.Len(t, all, 6)
 	first, second, third := all[0], all[1], all[2]
 	require.Equal(t, "bastion", first.ID)
+	require.Equal(t, 2*time.Minute, first.Linger)
+	require.Zero(t, second.Linger)
 	require.Equal(t, "b.example.com:22", first.Addr)
 	require.Equal(t, "ci", first.SSH.User)
 	require.Equal(t, "key "+filepath.Join(dir, "id"), first.SSH.Auth[0].String())
@@ -288,6 +293,15 @@ func TestParseSaysWhatIsWrongAndWhere(t *testing.T) {
 		"relative temp_dir": {
 			"instances: [{id: a, address: x, temp_dir: tmp}]",
 			`fleet.yml:1:43: temp_dir "tmp" is not absolute`,
+		},
+		"no linger": {
+			"instances: [{id: a, address: x, linger: soon}]", `fleet.yml:1:41: linger "soon" is not a time from 0 to 24h0m0s`,
+		},
+		"negative linger": {
+			"instances: [{id: a, address: x, linger: -1s}]", `fleet.yml:1:41: linger "-1s" is not a time from 0 to 24h`,
+		},
+		"a year's linger": {
+			"instances: [{id: a, address: x, linger: 8760h}]", `fleet.yml:1:41: linger "8760h" is not a time from 0`,
 		},
 		"empty runner":      {"instances: [{id: a, address: x, runner: ' '}]", "fleet.yml:1:41: runner is empty"},
 		"empty runner list": {"instances: [{id: a, address: x, runner: []}]", "fleet.yml:1:41: runner is empty"},

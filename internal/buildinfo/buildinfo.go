@@ -64,6 +64,7 @@ func Text() string {
 		Version:  Version(),
 		Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		Protocol: wire.RelayVersion,
+		Linger:   true,
 	}, runtime.Version(), Commit())
 }
 
@@ -78,9 +79,9 @@ Built:        unknown
 OS/Arch:      %s/%s
 Name:         %s
 Protocol:     %d
-Stepmux:      %s
+%sStepmux:      %s
 `, cmp.Or(version, Version()), cmp.Or(Commit(), "unknown"), runtime.Version(), runtime.GOOS, runtime.GOARCH,
-		wire.ProgramName, wire.RelayVersion, Version())
+		wire.ProgramName, wire.RelayVersion, wire.FeaturesLine(true), Version())
 }
 
 // Checksum returns the SHA-256 of this program's file, in hexadecimal.

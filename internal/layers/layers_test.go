@@ -61,7 +61,7 @@ var allowed = map[string][]string{
 	"remote": {
 		"remote/step/action", "remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
-		"internal/filelock", "internal/rmtree",
+		"remote/linger", "internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
 		"internal/oserr",
 	},
@@ -88,6 +88,7 @@ var allowed = map[string][]string{
 		"remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "internal/wire", "internal/alive",
 		"internal/coalesce", "internal/oserr",
 	},
+	"remote/linger":    {"remote/api/**", "internal/wire"},
 	"remote/stale":     {"remote/proc", "remote/socketdir", "remote/pipe"},
 	"remote/socketdir": {"internal/wire", "internal/filelock", "internal/rmtree", "internal/oserr"},
 	"remote/pipe":      {"internal/wire"},

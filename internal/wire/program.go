@@ -3,6 +3,7 @@ package wire
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -19,6 +20,11 @@ const (
 
 	// programHello starts the line by which a relay introduces its program.
 	programHello = "stepmux-program/"
+	// LingerHello is the line by which a relay says, after its ProgramHello, that its program has Program.Linger. Older
+	// managers take it for a login shell's greeting.
+	LingerHello = "stepmux-features/" + lingerFeature + "\n"
+	// lingerFeature stands for Program.Linger in lists of features, whose words are separated by spaces.
+	lingerFeature = "linger"
 	// maxVersion bounds a version in bytes.
 	maxVersion = 64
 )
@@ -38,6 +44,8 @@ type Program struct {
 	Platform string
 	// Protocol is the version of the relay's protocol; 0 if the program has no relay.
 	Protocol int
+	// Linger says that its serve can outlive the connection to its manager (steps serve --linger).
+	Linger bool
 }
 
 // OpenProgram is the name by which a manager starts a program whose file its shell holds open as OpenDescriptor.
@@ -52,8 +60,16 @@ func VersionText(p Program, goVersion, commit string) string {
 	if commit != "" {
 		commit = "Git revision: " + commit + "\n"
 	}
-	return fmt.Sprintf("Version: %s\n%sName: %s\nProtocol: %d\nGo version: %s\nOS/Arch: %s\n",
-		p.Version, commit, p.Name, p.Protocol, goVersion, p.Platform)
+	return fmt.Sprintf("Version: %s\n%sName: %s\nProtocol: %d\n%sGo version: %s\nOS/Arch: %s\n",
+		p.Version, commit, p.Name, p.Protocol, FeaturesLine(p.Linger), goVersion, p.Platform)
+}
+
+// FeaturesLine returns the line of --version with the program's features, empty if it has no feature.
+func FeaturesLine(linger bool) string {
+	if !linger {
+		return ""
+	}
+	return "Features: " + lingerFeature + "\n"
 }
 
 // ParseVersionText reads the output of --version. A login shell's greeting may come first, so the last Version line
@@ -78,6 +94,8 @@ func ParseVersionText(text []byte) (Program, error) {
 			p.Platform = value
 		case key == "Protocol":
 			p.Protocol, _ = strconv.Atoi(value) // 0 if it is not a number
+		case key == "Features":
+			p.Linger = slices.Contains(strings.Fields(value), lingerFeature)
 		}
 	}
 	switch {
@@ -91,7 +109,7 @@ func ParseVersionText(text []byte) (Program, error) {
 		return Program{}, fmt.Errorf("its OS/Arch %q is not os/arch", clip(p.Platform))
 	}
 	if p.Name != ProgramName || p.Protocol < 0 {
-		p.Name, p.Protocol = "", 0
+		p.Name, p.Protocol, p.Linger = "", 0, false
 	}
 	return p, nil
 }
@@ -109,6 +127,7 @@ func ProgramHello(version, platform string) string {
 func FindProgramHello(noise []byte) Program {
 	p := Program{Name: ProgramName}
 	for line := range bytes.Lines(noise) {
+		p.Linger = p.Linger || string(line) == LingerHello
 		i := bytes.LastIndex(line, []byte(programHello)) // a shell's prompt may stand before it
 		if i < 0 {
 			continue

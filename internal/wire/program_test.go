@@ -10,11 +10,22 @@ import (
 
 func TestVersionTextDescribesAProgram(t *testing.T) {
 	ours := Program{Name: ProgramName, Version: "v1.2.3-rc1+dirty", Platform: "linux/amd64", Protocol: 1}
+	lingers := ours
+	lingers.Linger = true
 	for name, test := range map[string]struct {
 		text string
 		want Program
 	}{
-		"ours":             {VersionText(ours, "go1.26.8", ""), ours},
+		"ours":          {VersionText(ours, "go1.26.8", ""), ours},
+		"with features": {VersionText(lingers, "go1.26.8", ""), lingers},
+		"more features": {
+			"Version: 1\nName: stepmux\nFeatures: other linger\nOS/Arch: linux/amd64\n",
+			Program{Name: ProgramName, Version: "1", Platform: "linux/amd64", Linger: true},
+		},
+		"another's features": {
+			"Version: 1\nName: other\nFeatures: linger\nOS/Arch: linux/amd64\n",
+			Program{Version: "1", Platform: "linux/amd64"},
+		},
 		"after a greeting": {"Welcome!\nVersion: of the greeting\n\n" + VersionText(ours, "go1.26.8", "abc"), ours},
 		"after a prompt": {
 			"user@vm:~$ Version: 1\nOS/Arch: linux/arm64\n", Program{Version: "1", Platform: "linux/arm64"},
@@ -68,11 +79,12 @@ func TestMalformedVersionTextIsRefused(t *testing.T) {
 }
 
 func TestProgramHelloIsAGreetingToOlderManagers(t *testing.T) {
-	line := ProgramHello("v1.2.3", "linux/amd64")
+	line := ProgramHello("v1.2.3", "linux/amd64") + LingerHello
 	version, noise, err := FindRelayHello(bufio.NewReader(strings.NewReader("Welcome\n$ " + line + RelayHello(1))))
 	require.NoError(t, err)
 	require.Equal(t, 1, version)
-	require.Equal(t, Program{Name: ProgramName, Version: "v1.2.3", Platform: "linux/amd64"}, FindProgramHello(noise))
+	require.Equal(t, Program{Name: ProgramName, Version: "v1.2.3", Platform: "linux/amd64", Linger: true},
+		FindProgramHello(noise))
 	for _, noise := range []string{
 		"", "Welcome\n", programHello, programHello + "linux/amd64\n", programHello + "linux v1\n",
 		programHello + "a/b \x00\n",
@@ -94,9 +106,18 @@ func FuzzProgram(f *testing.F) {
 			require.Equal(t, p, again)
 		}
 		if p := FindProgramHello(data); p.Version != "" {
+			p.Linger = false
 			require.Equal(t, p, FindProgramHello([]byte(ProgramHello(p.Version, p.Platform))))
 		}
 	})
+}
+
+func TestNamesOfManagers(t *testing.T) {
+	require.True(t, ValidManager(NewManager()))
+	require.NotEqual(t, NewManager(), NewManager())
+	for _, name := range []string{"", "a b", "a\n", "\u00e9", strings.Repeat("a", 65)} {
+		require.False(t, ValidManager(name), "%q", name)
+	}
 }
 
 func TestOnlyTheDirectoriesOfUploadsAreThose(t *testing.T) {

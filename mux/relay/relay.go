@@ -91,6 +91,7 @@ type Relay struct {
 type Program struct {
 	Version  string // of the program; empty if unknown
 	Platform string // os/arch as Go names them; empty if unknown
+	Linger   bool   // it has steps serve --linger
 }
 
 // New exchanges hellos with the relay at the other end of carrier. ctx bounds that, and means nothing afterwards. New
@@ -139,7 +140,7 @@ func (r *Relay) exchangeHellos(from *bufio.Reader) error {
 		return fmt.Errorf("%w; it printed %q", err, noise[:min(len(noise), 80)])
 	}
 	p := wire.FindProgramHello(noise)
-	r.program = Program{Version: p.Version, Platform: p.Platform}
+	r.program = Program{Version: p.Version, Platform: p.Platform, Linger: p.Linger}
 	return err
 }
 

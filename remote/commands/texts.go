@@ -27,6 +27,9 @@ With --secret-stdin it first reads a secret from standard input, a line of 43 to
 refuses calls without the metadata "authorization: Bearer SECRET". Without a secret every process of the same user can
 use the socket; serve prints a warning about that.
 
+With --linger it outlives the connection to its manager: it starts itself anew in a session of its own and ends
+itself there when no manager was attached for that time. Managers attach and come back with the secret.
+
 Example:
   stepmux steps serve --socket /tmp/gitlab-runner-steps/build-1/step-runner.sock </dev/null`,
 	},

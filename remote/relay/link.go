@@ -105,8 +105,11 @@ func (l *link) shakeHands(ctx context.Context, program string) error {
 		return err
 	}
 	l.in.SetReadDeadline(time.Time{})
-	hello := wire.ProgramHello(program, runtime.GOOS+"/"+runtime.GOARCH) + wire.RelayHello(wire.RelayVersion)
-	if _, err := l.gathered.Write([]byte(hello)); err != nil {
+	hello := wire.ProgramHello(program, runtime.GOOS+"/"+runtime.GOARCH)
+	if hello != "" {
+		hello += wire.LingerHello
+	}
+	if _, err := l.gathered.Write([]byte(hello + wire.RelayHello(wire.RelayVersion))); err != nil {
 		return fmt.Errorf("say hello: %w", err)
 	}
 	if version != wire.RelayVersion {

@@ -31,6 +31,15 @@ func play(role string) (err error) {
 	case "serve":
 		stdio := remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}
 		return remote.Serve(ctx, stdio, remote.ServeConfig{Socket: os.Args[1]})
+	case "linger": // as the command: steps serve --socket PATH --linger LINGER [--detached]
+		cfg := remote.ServeConfig{Socket: os.Args[4], SecretOnStdin: true}
+		if cfg.Linger, err = time.ParseDuration(os.Args[6]); err != nil {
+			return err
+		}
+		if len(os.Args) == 7 {
+			cfg.Detach = append(os.Args[1:], "--detached")
+		}
+		return remote.Serve(ctx, remote.Stdio{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}, cfg)
 	case "relay":
 		cfg := relay.Config{TempDir: os.Args[1]}
 		if cfg.Grace, err = time.ParseDuration(os.Args[2]); err != nil {

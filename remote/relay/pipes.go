@@ -117,6 +117,9 @@ func (p *process) scanner() func([]byte) {
 		}
 		_, _ = scan.Write(b) // never fails
 		if path, found := scan.Path(); found {
+			if p.spares && wire.SameBuildSocket(p.ready.path, path) {
+				p.spare(path)
+			}
 			p.relay.sockets.listens(p.ready, path)
 		}
 	}

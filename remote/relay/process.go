@@ -29,7 +29,8 @@ const (
 type process struct {
 	*stream
 	*spawned
-	ready *readySocket // on which it will listen; nil: it will not
+	ready  *readySocket // on which it will listen; nil: it will not
+	spares bool         // it starts a serve that outlives this relay
 
 	input  input
 	feeder sync.WaitGroup
@@ -52,7 +53,7 @@ func (s *stream) start(request *wire.RelayStart) {
 	p := &process{stream: s, gone: make(chan struct{}), over: make(chan struct{})}
 	p.input.more, p.room.stdout, p.room.stderr = make(chan struct{}, 1), newWindow(), newWindow()
 	if request.Ready != "" {
-		p.ready = s.relay.sockets.own(request.Ready)
+		p.ready, p.spares = s.relay.sockets.own(request.Ready), lingers(request)
 	}
 	var err error
 	if p.spawned, err = s.relay.exec(request); err != nil {

@@ -192,7 +192,7 @@ func TestRelayNamesItsProgramBeforeItsHello(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, wire.RelayVersion, version)
 	require.Equal(t,
-		wire.Program{Name: wire.ProgramName, Version: "v1.2.3", Platform: runtime.GOOS + "/" + runtime.GOARCH},
+		wire.Program{Name: wire.ProgramName, Version: "v1.2.3", Platform: runtime.GOOS + "/" + runtime.GOARCH, Linger: true},
 		wire.FindProgramHello(noise))
 }
 

@@ -76,7 +76,7 @@ func (x RunRequest_StepType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RunRequest_StepType.Descriptor instead.
 func (RunRequest_StepType) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{0, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{4, 0}
 }
 
 type StepResult_Status int32
@@ -134,7 +134,7 @@ func (x StepResult_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StepResult_Status.Descriptor instead.
 func (StepResult_Status) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 0}
 }
 
 type FollowIOResponse_StreamType int32
@@ -180,7 +180,7 @@ func (x FollowIOResponse_StreamType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FollowIOResponse_StreamType.Descriptor instead.
 func (FollowIOResponse_StreamType) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13, 0}
 }
 
 type Job_JobStatus int32
@@ -233,7 +233,178 @@ func (x Job_JobStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Job_JobStatus.Descriptor instead.
 func (Job_JobStatus) EnumDescriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13, 0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17, 0}
+}
+
+type AttachRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// offset is how many bytes of notices the caller already has.
+	Offset        int64 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachRequest) Reset() {
+	*x = AttachRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachRequest) ProtoMessage() {}
+
+func (x *AttachRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachRequest.ProtoReflect.Descriptor instead.
+func (*AttachRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *AttachRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type AttachResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// notices is a piece of the step runner's notices, and offset the position of its first byte. Bytes that are not kept
+	// any more are skipped.
+	Notices       []byte `protobuf:"bytes,1,opt,name=notices,proto3" json:"notices,omitempty"`
+	Offset        int64  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachResponse) Reset() {
+	*x = AttachResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachResponse) ProtoMessage() {}
+
+func (x *AttachResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachResponse.ProtoReflect.Descriptor instead.
+func (*AttachResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *AttachResponse) GetNotices() []byte {
+	if x != nil {
+		return x.Notices
+	}
+	return nil
+}
+
+func (x *AttachResponse) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+type EndRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndRequest) Reset() {
+	*x = EndRequest{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndRequest) ProtoMessage() {}
+
+func (x *EndRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndRequest.ProtoReflect.Descriptor instead.
+func (*EndRequest) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{2}
+}
+
+type EndResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndResponse) Reset() {
+	*x = EndResponse{}
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndResponse) ProtoMessage() {}
+
+func (x *EndResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndResponse.ProtoReflect.Descriptor instead.
+func (*EndResponse) Descriptor() ([]byte, []int) {
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{3}
 }
 
 type RunRequest struct {
@@ -276,7 +447,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[0]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -288,7 +459,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[0]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -301,7 +472,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{0}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RunRequest) GetId() string {
@@ -417,7 +588,7 @@ type Variable struct {
 
 func (x *Variable) Reset() {
 	*x = Variable{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[1]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -429,7 +600,7 @@ func (x *Variable) String() string {
 func (*Variable) ProtoMessage() {}
 
 func (x *Variable) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[1]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -442,7 +613,7 @@ func (x *Variable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Variable.ProtoReflect.Descriptor instead.
 func (*Variable) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{1}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Variable) GetKey() string {
@@ -481,7 +652,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +664,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[2]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,21 +677,23 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{2}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
 }
 
 type FollowRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// brief asks for results without most lists: no outputs, exports, paths and no tree of steps.
-	Brief         bool `protobuf:"varint,20,opt,name=brief,proto3" json:"brief,omitempty"`
+	Brief bool `protobuf:"varint,20,opt,name=brief,proto3" json:"brief,omitempty"`
+	// from is how many changes of steps the caller already has; they are not sent again.
+	From          int64 `protobuf:"varint,21,opt,name=from,proto3" json:"from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FollowRequest) Reset() {
 	*x = FollowRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -532,7 +705,7 @@ func (x *FollowRequest) String() string {
 func (*FollowRequest) ProtoMessage() {}
 
 func (x *FollowRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[3]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -545,7 +718,7 @@ func (x *FollowRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowRequest.ProtoReflect.Descriptor instead.
 func (*FollowRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{3}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *FollowRequest) GetId() string {
@@ -562,6 +735,13 @@ func (x *FollowRequest) GetBrief() bool {
 	return false
 }
 
+func (x *FollowRequest) GetFrom() int64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
 type FollowResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// result is the step that changed or, in the last message of the stream, the whole job's tree.
@@ -574,7 +754,7 @@ type FollowResponse struct {
 
 func (x *FollowResponse) Reset() {
 	*x = FollowResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +766,7 @@ func (x *FollowResponse) String() string {
 func (*FollowResponse) ProtoMessage() {}
 
 func (x *FollowResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[4]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +779,7 @@ func (x *FollowResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowResponse.ProtoReflect.Descriptor instead.
 func (*FollowResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{4}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FollowResponse) GetResult() *StepResult {
@@ -641,7 +821,7 @@ type StepResult struct {
 
 func (x *StepResult) Reset() {
 	*x = StepResult{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +833,7 @@ func (x *StepResult) String() string {
 func (*StepResult) ProtoMessage() {}
 
 func (x *StepResult) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[5]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +846,7 @@ func (x *StepResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult.ProtoReflect.Descriptor instead.
 func (*StepResult) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StepResult) GetStep() *Step {
@@ -757,7 +937,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +949,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[6]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +962,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{6}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TraceRequest) GetId() string {
@@ -809,7 +989,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +1001,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[7]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +1014,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{7}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TraceResponse) GetData() []byte {
@@ -859,7 +1039,7 @@ type FollowIORequest struct {
 
 func (x *FollowIORequest) Reset() {
 	*x = FollowIORequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +1051,7 @@ func (x *FollowIORequest) String() string {
 func (*FollowIORequest) ProtoMessage() {}
 
 func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[8]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +1064,7 @@ func (x *FollowIORequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIORequest.ProtoReflect.Descriptor instead.
 func (*FollowIORequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{8}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *FollowIORequest) GetId() string {
@@ -935,7 +1115,7 @@ type FollowIOResponse struct {
 
 func (x *FollowIOResponse) Reset() {
 	*x = FollowIOResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -947,7 +1127,7 @@ func (x *FollowIOResponse) String() string {
 func (*FollowIOResponse) ProtoMessage() {}
 
 func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[9]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -960,7 +1140,7 @@ func (x *FollowIOResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FollowIOResponse.ProtoReflect.Descriptor instead.
 func (*FollowIOResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FollowIOResponse) GetStream() []byte {
@@ -995,7 +1175,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1187,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[10]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1200,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{10}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CancelRequest) GetId() string {
@@ -1045,7 +1225,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1237,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[11]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1250,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{11}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{15}
 }
 
 type ListRequest struct {
@@ -1083,7 +1263,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1095,7 +1275,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[12]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1108,7 +1288,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{12}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListRequest) GetIds() []string {
@@ -1147,7 +1327,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1339,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[13]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1352,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{13}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Job) GetId() string {
@@ -1268,7 +1448,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1460,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[14]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1473,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{14}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListResponse) GetJobs() []*Job {
@@ -1319,7 +1499,7 @@ type StepResult_Output struct {
 
 func (x *StepResult_Output) Reset() {
 	*x = StepResult_Output{}
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +1511,7 @@ func (x *StepResult_Output) String() string {
 func (*StepResult_Output) ProtoMessage() {}
 
 func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
-	mi := &file_stepmuxv1_steprunner_proto_msgTypes[18]
+	mi := &file_stepmuxv1_steprunner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +1524,7 @@ func (x *StepResult_Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResult_Output.ProtoReflect.Descriptor instead.
 func (*StepResult_Output) Descriptor() ([]byte, []int) {
-	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{5, 2}
+	return file_stepmuxv1_steprunner_proto_rawDescGZIP(), []int{9, 2}
 }
 
 func (x *StepResult_Output) GetKey() string {
@@ -1380,7 +1560,15 @@ var File_stepmuxv1_steprunner_proto protoreflect.FileDescriptor
 const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\n" +
 	"\x1astepmuxv1/steprunner.proto\x12\n" +
-	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"\xfb\x04\n" +
+	"stepmux.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1astepmuxv1/definition.proto\"'\n" +
+	"\rAttachRequest\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x03R\x06offset\"B\n" +
+	"\x0eAttachResponse\x12\x18\n" +
+	"\anotices\x18\x01 \x01(\fR\anotices\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\f\n" +
+	"\n" +
+	"EndRequest\"\r\n" +
+	"\vEndResponse\"\xfb\x04\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1412,10 +1600,11 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x12\n" +
 	"\x04file\x18\x03 \x01(\bR\x04file\x12\x16\n" +
 	"\x06masked\x18\x04 \x01(\bR\x06masked\"\r\n" +
-	"\vRunResponse\"5\n" +
+	"\vRunResponse\"I\n" +
 	"\rFollowRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
-	"\x05brief\x18\x14 \x01(\bR\x05brief\"c\n" +
+	"\x05brief\x18\x14 \x01(\bR\x05brief\x12\x12\n" +
+	"\x04from\x18\x15 \x01(\x03R\x04from\"c\n" +
 	"\x0eFollowResponse\x12.\n" +
 	"\x06result\x18\x01 \x01(\v2\x16.stepmux.v1.StepResultR\x06result\x12!\n" +
 	"\x03job\x18\x14 \x01(\v2\x0f.stepmux.v1.JobR\x03job\"\xa2\a\n" +
@@ -1512,7 +1701,11 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\bFollowIO\x12\x1b.stepmux.v1.FollowIORequest\x1a\x1c.stepmux.v1.FollowIOResponse0\x01\x12?\n" +
 	"\x06Cancel\x12\x19.stepmux.v1.CancelRequest\x1a\x1a.stepmux.v1.CancelResponse\x12>\n" +
 	"\x05Trace\x12\x18.stepmux.v1.TraceRequest\x1a\x19.stepmux.v1.TraceResponse0\x01\x129\n" +
-	"\x04List\x12\x17.stepmux.v1.ListRequest\x1a\x18.stepmux.v1.ListResponseB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
+	"\x04List\x12\x17.stepmux.v1.ListRequest\x1a\x18.stepmux.v1.ListResponse2\x87\x01\n" +
+	"\n" +
+	"Attachment\x12A\n" +
+	"\x06Attach\x12\x19.stepmux.v1.AttachRequest\x1a\x1a.stepmux.v1.AttachResponse0\x01\x126\n" +
+	"\x03End\x12\x16.stepmux.v1.EndRequest\x1a\x17.stepmux.v1.EndResponseB;Z9github.com/stepmux/stepmux/remote/api/stepmuxv1;stepmuxv1b\x06proto3"
 
 var (
 	file_stepmuxv1_steprunner_proto_rawDescOnce sync.Once
@@ -1527,74 +1720,82 @@ func file_stepmuxv1_steprunner_proto_rawDescGZIP() []byte {
 }
 
 var file_stepmuxv1_steprunner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_stepmuxv1_steprunner_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_stepmuxv1_steprunner_proto_goTypes = []any{
 	(RunRequest_StepType)(0),         // 0: stepmux.v1.RunRequest.StepType
 	(StepResult_Status)(0),           // 1: stepmux.v1.StepResult.Status
 	(FollowIOResponse_StreamType)(0), // 2: stepmux.v1.FollowIOResponse.StreamType
 	(Job_JobStatus)(0),               // 3: stepmux.v1.Job.JobStatus
-	(*RunRequest)(nil),               // 4: stepmux.v1.RunRequest
-	(*Variable)(nil),                 // 5: stepmux.v1.Variable
-	(*RunResponse)(nil),              // 6: stepmux.v1.RunResponse
-	(*FollowRequest)(nil),            // 7: stepmux.v1.FollowRequest
-	(*FollowResponse)(nil),           // 8: stepmux.v1.FollowResponse
-	(*StepResult)(nil),               // 9: stepmux.v1.StepResult
-	(*TraceRequest)(nil),             // 10: stepmux.v1.TraceRequest
-	(*TraceResponse)(nil),            // 11: stepmux.v1.TraceResponse
-	(*FollowIORequest)(nil),          // 12: stepmux.v1.FollowIORequest
-	(*FollowIOResponse)(nil),         // 13: stepmux.v1.FollowIOResponse
-	(*CancelRequest)(nil),            // 14: stepmux.v1.CancelRequest
-	(*CancelResponse)(nil),           // 15: stepmux.v1.CancelResponse
-	(*ListRequest)(nil),              // 16: stepmux.v1.ListRequest
-	(*Job)(nil),                      // 17: stepmux.v1.Job
-	(*ListResponse)(nil),             // 18: stepmux.v1.ListResponse
-	nil,                              // 19: stepmux.v1.RunRequest.EnvEntry
-	nil,                              // 20: stepmux.v1.StepResult.OutputsEntry
-	nil,                              // 21: stepmux.v1.StepResult.ExportsEntry
-	(*StepResult_Output)(nil),        // 22: stepmux.v1.StepResult.Output
-	(*Step)(nil),                     // 23: stepmux.v1.Step
-	(*durationpb.Duration)(nil),      // 24: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
-	(*structpb.Value)(nil),           // 26: google.protobuf.Value
+	(*AttachRequest)(nil),            // 4: stepmux.v1.AttachRequest
+	(*AttachResponse)(nil),           // 5: stepmux.v1.AttachResponse
+	(*EndRequest)(nil),               // 6: stepmux.v1.EndRequest
+	(*EndResponse)(nil),              // 7: stepmux.v1.EndResponse
+	(*RunRequest)(nil),               // 8: stepmux.v1.RunRequest
+	(*Variable)(nil),                 // 9: stepmux.v1.Variable
+	(*RunResponse)(nil),              // 10: stepmux.v1.RunResponse
+	(*FollowRequest)(nil),            // 11: stepmux.v1.FollowRequest
+	(*FollowResponse)(nil),           // 12: stepmux.v1.FollowResponse
+	(*StepResult)(nil),               // 13: stepmux.v1.StepResult
+	(*TraceRequest)(nil),             // 14: stepmux.v1.TraceRequest
+	(*TraceResponse)(nil),            // 15: stepmux.v1.TraceResponse
+	(*FollowIORequest)(nil),          // 16: stepmux.v1.FollowIORequest
+	(*FollowIOResponse)(nil),         // 17: stepmux.v1.FollowIOResponse
+	(*CancelRequest)(nil),            // 18: stepmux.v1.CancelRequest
+	(*CancelResponse)(nil),           // 19: stepmux.v1.CancelResponse
+	(*ListRequest)(nil),              // 20: stepmux.v1.ListRequest
+	(*Job)(nil),                      // 21: stepmux.v1.Job
+	(*ListResponse)(nil),             // 22: stepmux.v1.ListResponse
+	nil,                              // 23: stepmux.v1.RunRequest.EnvEntry
+	nil,                              // 24: stepmux.v1.StepResult.OutputsEntry
+	nil,                              // 25: stepmux.v1.StepResult.ExportsEntry
+	(*StepResult_Output)(nil),        // 26: stepmux.v1.StepResult.Output
+	(*Step)(nil),                     // 27: stepmux.v1.Step
+	(*durationpb.Duration)(nil),      // 28: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 29: google.protobuf.Timestamp
+	(*structpb.Value)(nil),           // 30: google.protobuf.Value
 }
 var file_stepmuxv1_steprunner_proto_depIdxs = []int32{
-	19, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
+	23, // 0: stepmux.v1.RunRequest.env:type_name -> stepmux.v1.RunRequest.EnvEntry
 	0,  // 1: stepmux.v1.RunRequest.type:type_name -> stepmux.v1.RunRequest.StepType
-	23, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
-	5,  // 3: stepmux.v1.RunRequest.variables:type_name -> stepmux.v1.Variable
-	24, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
-	24, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
-	9,  // 6: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
-	17, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
-	23, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
+	27, // 2: stepmux.v1.RunRequest.steps:type_name -> stepmux.v1.Step
+	9,  // 3: stepmux.v1.RunRequest.variables:type_name -> stepmux.v1.Variable
+	28, // 4: stepmux.v1.RunRequest.timeout:type_name -> google.protobuf.Duration
+	28, // 5: stepmux.v1.RunRequest.grace:type_name -> google.protobuf.Duration
+	13, // 6: stepmux.v1.FollowResponse.result:type_name -> stepmux.v1.StepResult
+	21, // 7: stepmux.v1.FollowResponse.job:type_name -> stepmux.v1.Job
+	27, // 8: stepmux.v1.StepResult.step:type_name -> stepmux.v1.Step
 	1,  // 9: stepmux.v1.StepResult.status:type_name -> stepmux.v1.StepResult.Status
-	20, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
-	21, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
-	9,  // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
-	25, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
-	25, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
+	24, // 10: stepmux.v1.StepResult.outputs:type_name -> stepmux.v1.StepResult.OutputsEntry
+	25, // 11: stepmux.v1.StepResult.exports:type_name -> stepmux.v1.StepResult.ExportsEntry
+	13, // 12: stepmux.v1.StepResult.children_step_results:type_name -> stepmux.v1.StepResult
+	29, // 13: stepmux.v1.StepResult.start_time:type_name -> google.protobuf.Timestamp
+	29, // 14: stepmux.v1.StepResult.finished_time:type_name -> google.protobuf.Timestamp
 	2,  // 15: stepmux.v1.FollowIOResponse.stream_type:type_name -> stepmux.v1.FollowIOResponse.StreamType
 	3,  // 16: stepmux.v1.Job.status:type_name -> stepmux.v1.Job.JobStatus
-	25, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
-	25, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
-	17, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
-	22, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	22, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
-	26, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
-	4,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
-	7,  // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
-	12, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
-	14, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
-	10, // 27: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
-	16, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
-	6,  // 29: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
-	8,  // 30: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
-	13, // 31: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
-	15, // 32: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
-	11, // 33: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
-	18, // 34: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
-	29, // [29:35] is the sub-list for method output_type
-	23, // [23:29] is the sub-list for method input_type
+	29, // 17: stepmux.v1.Job.finished_time:type_name -> google.protobuf.Timestamp
+	29, // 18: stepmux.v1.Job.start_time:type_name -> google.protobuf.Timestamp
+	21, // 19: stepmux.v1.ListResponse.jobs:type_name -> stepmux.v1.Job
+	26, // 20: stepmux.v1.StepResult.OutputsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	26, // 21: stepmux.v1.StepResult.ExportsEntry.value:type_name -> stepmux.v1.StepResult.Output
+	30, // 22: stepmux.v1.StepResult.Output.typed:type_name -> google.protobuf.Value
+	8,  // 23: stepmux.v1.StepRunner.Run:input_type -> stepmux.v1.RunRequest
+	11, // 24: stepmux.v1.StepRunner.Follow:input_type -> stepmux.v1.FollowRequest
+	16, // 25: stepmux.v1.StepRunner.FollowIO:input_type -> stepmux.v1.FollowIORequest
+	18, // 26: stepmux.v1.StepRunner.Cancel:input_type -> stepmux.v1.CancelRequest
+	14, // 27: stepmux.v1.StepRunner.Trace:input_type -> stepmux.v1.TraceRequest
+	20, // 28: stepmux.v1.StepRunner.List:input_type -> stepmux.v1.ListRequest
+	4,  // 29: stepmux.v1.Attachment.Attach:input_type -> stepmux.v1.AttachRequest
+	6,  // 30: stepmux.v1.Attachment.End:input_type -> stepmux.v1.EndRequest
+	10, // 31: stepmux.v1.StepRunner.Run:output_type -> stepmux.v1.RunResponse
+	12, // 32: stepmux.v1.StepRunner.Follow:output_type -> stepmux.v1.FollowResponse
+	17, // 33: stepmux.v1.StepRunner.FollowIO:output_type -> stepmux.v1.FollowIOResponse
+	19, // 34: stepmux.v1.StepRunner.Cancel:output_type -> stepmux.v1.CancelResponse
+	15, // 35: stepmux.v1.StepRunner.Trace:output_type -> stepmux.v1.TraceResponse
+	22, // 36: stepmux.v1.StepRunner.List:output_type -> stepmux.v1.ListResponse
+	5,  // 37: stepmux.v1.Attachment.Attach:output_type -> stepmux.v1.AttachResponse
+	7,  // 38: stepmux.v1.Attachment.End:output_type -> stepmux.v1.EndResponse
+	31, // [31:39] is the sub-list for method output_type
+	23, // [23:31] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -1612,9 +1813,9 @@ func file_stepmuxv1_steprunner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepmuxv1_steprunner_proto_rawDesc), len(file_stepmuxv1_steprunner_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   19,
+			NumMessages:   23,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_stepmuxv1_steprunner_proto_goTypes,
 		DependencyIndexes: file_stepmuxv1_steprunner_proto_depIdxs,

@@ -345,3 +345,165 @@ var StepRunner_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "stepmuxv1/steprunner.proto",
 }
+
+const (
+	Attachment_Attach_FullMethodName = "/stepmux.v1.Attachment/Attach"
+	Attachment_End_FullMethodName    = "/stepmux.v1.Attachment/End"
+)
+
+// AttachmentClient is the client API for Attachment service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Attachment is served by a step runner that lingers: it outlives the connection to its manager. A call carries the
+// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The later of two
+// managers wins: from the first Attach of another name on, each call with the earlier name is ABORTED.
+type AttachmentClient interface {
+	// Attach makes the caller the manager of the build and keeps it until the call ends. A build that nobody is attached
+	// to ends by itself after its linger. The first message comes at once; others carry the notices of the step runner.
+	// An earlier Attach of the same manager ends.
+	Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AttachResponse], error)
+	// End ends the build as its linger would: jobs are stopped, and everything of the build is removed. It returns before
+	// that.
+	End(ctx context.Context, in *EndRequest, opts ...grpc.CallOption) (*EndResponse, error)
+}
+
+type attachmentClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewAttachmentClient(cc grpc.ClientConnInterface) AttachmentClient {
+	return &attachmentClient{cc}
+}
+
+func (c *attachmentClient) Attach(ctx context.Context, in *AttachRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[AttachResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Attachment_ServiceDesc.Streams[0], Attachment_Attach_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[AttachRequest, AttachResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Attachment_AttachClient = grpc.ServerStreamingClient[AttachResponse]
+
+func (c *attachmentClient) End(ctx context.Context, in *EndRequest, opts ...grpc.CallOption) (*EndResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndResponse)
+	err := c.cc.Invoke(ctx, Attachment_End_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// AttachmentServer is the server API for Attachment service.
+// All implementations must embed UnimplementedAttachmentServer
+// for forward compatibility.
+//
+// Attachment is served by a step runner that lingers: it outlives the connection to its manager. A call carries the
+// metadata stepmux-manager, 1 to 64 printable characters of ASCII by which the manager names itself. The later of two
+// managers wins: from the first Attach of another name on, each call with the earlier name is ABORTED.
+type AttachmentServer interface {
+	// Attach makes the caller the manager of the build and keeps it until the call ends. A build that nobody is attached
+	// to ends by itself after its linger. The first message comes at once; others carry the notices of the step runner.
+	// An earlier Attach of the same manager ends.
+	Attach(*AttachRequest, grpc.ServerStreamingServer[AttachResponse]) error
+	// End ends the build as its linger would: jobs are stopped, and everything of the build is removed. It returns before
+	// that.
+	End(context.Context, *EndRequest) (*EndResponse, error)
+	mustEmbedUnimplementedAttachmentServer()
+}
+
+// UnimplementedAttachmentServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedAttachmentServer struct{}
+
+func (UnimplementedAttachmentServer) Attach(*AttachRequest, grpc.ServerStreamingServer[AttachResponse]) error {
+	return status.Error(codes.Unimplemented, "method Attach not implemented")
+}
+func (UnimplementedAttachmentServer) End(context.Context, *EndRequest) (*EndResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method End not implemented")
+}
+func (UnimplementedAttachmentServer) mustEmbedUnimplementedAttachmentServer() {}
+func (UnimplementedAttachmentServer) testEmbeddedByValue()                    {}
+
+// UnsafeAttachmentServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to AttachmentServer will
+// result in compilation errors.
+type UnsafeAttachmentServer interface {
+	mustEmbedUnimplementedAttachmentServer()
+}
+
+func RegisterAttachmentServer(s grpc.ServiceRegistrar, srv AttachmentServer) {
+	// If the following call panics, it indicates UnimplementedAttachmentServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Attachment_ServiceDesc, srv)
+}
+
+func _Attachment_Attach_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(AttachRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AttachmentServer).Attach(m, &grpc.GenericServerStream[AttachRequest, AttachResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Attachment_AttachServer = grpc.ServerStreamingServer[AttachResponse]
+
+func _Attachment_End_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AttachmentServer).End(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Attachment_End_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AttachmentServer).End(ctx, req.(*EndRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Attachment_ServiceDesc is the grpc.ServiceDesc for Attachment service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Attachment_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "stepmux.v1.Attachment",
+	HandlerType: (*AttachmentServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "End",
+			Handler:    _Attachment_End_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Attach",
+			Handler:       _Attachment_Attach_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "stepmuxv1/steprunner.proto",
+}

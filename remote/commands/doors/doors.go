@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
@@ -52,15 +54,37 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
 		"or allow (default: the caller says; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
+	fl.DurationVar(&cfg.Linger, "linger", 0, "go on for this long, at most 24h, while no manager is attached; needs "+
+		"--secret-stdin and a build's socket; 0: end with standard input")
+	detached := fl.Bool("detached", false, "linger in this very process")
+	_ = fl.MarkHidden("detached") // fails only for an unknown flag
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package
+		}
+		if *detached {
+			cfg.LetGo = letGo
+		} else {
+			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
 		if cfg.Isolation, err = isolation(); err != nil {
 			return err
 		}
 		return remote.Serve(ctx, stdio, cfg)
 	})
+}
+
+// letGo gives up the standard files, which this process shares with the one that started it: an SSH server waits for
+// all that have a session's files open.
+func letGo() {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return // the session stays open until the end of the build
+	}
+	defer null.Close()
+	for fd := range 3 {
+		_ = unix.Dup3(int(null.Fd()), fd, 0) // fails only if a file is not open
+	}
 }
 
 func proxy(fl *pflag.FlagSet) commands.Runner {

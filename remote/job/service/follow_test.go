@@ -58,6 +58,30 @@ func TestFollowIsBriefIfAsked(t *testing.T) {
 	require.EqualValues(t, 42, last.GetJob().GetExitCode())
 }
 
+func TestFollowGoesOnFromAnyChange(t *testing.T) {
+	h := newHarness(t)
+	h.run(yaml("1", "- {name: a, script: echo 1}\n- {name: b, script: echo 2}\n"))
+	all := []string{"running", "success", "running", "success"}
+	for _, from := range []int{0, 1, 3, 4, 99} { // also past the last one
+		stream, err := h.Follow(t.Context(), &pb.FollowRequest{Id: "1", From: int64(from)})
+		require.NoError(t, err)
+		got := []string{}
+		for {
+			msg, err := stream.Recv()
+			require.NoError(t, err)
+			if msg.GetJob() != nil {
+				break
+			}
+			got = append(got, msg.GetResult().GetStatus().String())
+		}
+		require.Equal(t, all[min(from, len(all)):], got)
+	}
+	stream, err := h.Follow(t.Context(), &pb.FollowRequest{Id: "1", From: -1})
+	require.NoError(t, err)
+	_, err = stream.Recv()
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+}
+
 func TestFollowTellsChangesAsTheyHappen(t *testing.T) {
 	h := newHarness(t)
 	going := filepath.Join(t.TempDir(), "go")

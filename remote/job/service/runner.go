@@ -39,8 +39,11 @@ func (r *runner) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer
 		}
 		return stream.Send(fit(m))
 	}
+	if req.GetFrom() < 0 {
+		return status.Error(codes.InvalidArgument, "from: a number of changes is not negative")
+	}
 	return follow(r.store, req.GetId(), func(f *job.Follower) error {
-		for n := 0; ; n++ {
+		for n := int(req.GetFrom()); ; n++ {
 			event, err := f.Event(stream.Context(), n)
 			if errors.Is(err, io.EOF) {
 				break

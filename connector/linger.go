@@ -1,0 +1,404 @@
+package connector
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// lingerPause is the longest pause between two attempts to come back to a build.
+const lingerPause = 250 * time.Millisecond
+
+// errReplaced ends a Connector whose build has another manager.
+var errReplaced = errors.New("another manager has attached to the build since: it goes on there")
+
+// lingering keeps a build of which the step runner outlives the link: it makes another link when one was lost. A link
+// is a build with a lease of its own and the same serve. One goroutine, keep, is attached to the step runner. It is
+// one of the Connector's.
+type lingering struct {
+	c       *Connector
+	manager string // names this Connector to the step runner
+
+	life context.Context // ends at the end of Close, or when the build is lost
+	end  context.CancelCauseFunc
+
+	rpc      *grpc.ClientConn // nil before the step runner listens
+	ending   atomic.Bool      // stop has begun
+	replaced atomic.Bool      // another manager has the build
+	gone     atomic.Bool      // the step runner was found gone
+
+	turn chan struct{} // held while a bridge is opened and, for that, a link made
+
+	mu    sync.Mutex              // guards the following
+	last  error                   // why the last attempt to come back failed
+	again context.CancelCauseFunc // ends the first attempt to attach; nil once one has succeeded
+}
+
+func newLingering(c *Connector) *lingering {
+	l := &lingering{c: c, manager: wire.NewManager(), turn: make(chan struct{}, 1)}
+	l.life, l.end = context.WithCancelCause(context.WithoutCancel(c.life))
+	return l
+}
+
+// knowsLinger returns an error if the VM's step runner cannot outlive its link.
+func knowsLinger(p *program.Program) error {
+	if p.Linger {
+		return nil
+	}
+	return fmt.Errorf("the step runner on the VM (%s) does not know --linger: install this version there, "+
+		"or run the build without linger", p)
+}
+
+// lost ends the build.
+func (l *lingering) lost(err error) {
+	l.c.end(err)
+	l.end(err)
+}
+
+// start is Connector.start, repeated on another link while the connection is lost, for the time of the linger. Nothing
+// of the job runs yet, and a serve that was started before is found again, or started again if it was ended meanwhile.
+func (l *lingering) start() (b *build, err error) {
+	until := time.Now().Add(l.c.cfg.Linger)
+	for {
+		if b, err = l.c.start(); err == nil {
+			err = l.begin(b, until)
+		}
+		if err == nil {
+			l.c.wg.Go(l.keep)
+			return b, nil
+		}
+		if !mux.IsLost(err) && !isGone(err) || l.c.life.Err() != nil || !time.Now().Before(until) {
+			return b, err
+		}
+		l.c.cfg.Logger.Info("the link was lost before the build began; trying again", "error", err)
+		if b != nil {
+			b.drop()
+		}
+		ctx, cancel := context.WithDeadline(l.c.life, until)
+		lease, leaseErr := l.c.cfg.Reconnect(ctx)
+		cancel()
+		if leaseErr != nil {
+			return nil, errors.Join(err, leaseErr)
+		}
+		l.use(nil, lease)
+	}
+}
+
+// begin attaches to the step runner for the first time.
+func (l *lingering) begin(b *build, until time.Time) (err error) {
+	if l.rpc == nil {
+		if l.rpc, err = b.newClient(); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithDeadline(l.c.life, until)
+	defer cancel()
+	ctx, again := context.WithCancelCause(ctx)
+	defer again(nil)
+	l.mu.Lock()
+	l.again = again
+	l.mu.Unlock()
+	rpc := pb.NewAttachmentClient(l.rpc)
+	err = retryFor(ctx, b.patience(), func() (bool, error) {
+		stream, err := rpc.Attach(ctx, &pb.AttachRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		return false, err
+	})
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	l.mu.Lock()
+	l.again = nil
+	l.mu.Unlock()
+	return err
+}
+
+// drop gives up a link.
+func (b *build) drop() {
+	b.closeBridges()
+	b.takeProxy().discard()
+	b.giveNative()
+	if b.sessions != nil {
+		b.sessions.Release()
+	}
+}
+
+// use makes b the present link, and lease its lease.
+func (l *lingering) use(b *build, lease Lease) {
+	l.c.mu.Lock()
+	before := l.c.lease
+	l.c.build, l.c.lease = b, lease
+	l.c.mu.Unlock()
+	before.Release()
+}
+
+// bridge opens a bridge, for a build that lingers on another link if the present one is lost.
+func (b *build) bridge() (net.Conn, error) {
+	l := b.c.linger
+	if l == nil {
+		return b.dial()
+	}
+	select {
+	case l.turn <- struct{}{}:
+	case <-l.life.Done():
+		return nil, context.Cause(l.life)
+	}
+	defer func() { <-l.turn }()
+	now, _ := l.c.current()
+	bridge, err := now.dial()
+	if err == nil || l.life.Err() != nil {
+		return bridge, err
+	}
+	if err = l.check(err); err == nil {
+		err = l.relink(now)
+	}
+	if err == nil {
+		now, _ = l.c.current()
+		if bridge, err = now.dial(); err != nil {
+			err = cmp.Or(l.check(err), err)
+		}
+	}
+	l.mu.Lock()
+	l.last = err
+	l.mu.Unlock()
+	return bridge, err
+}
+
+// isGone reports whether err says that nobody listens on the build's socket.
+func isGone(err error) bool {
+	refused, ok := errors.AsType[*relay.RefusedError](err)
+	return ok && refused.Reason == relay.RefusedNotFound
+}
+
+// check ends the build, and returns its error, if err says that the step runner is gone.
+func (l *lingering) check(err error) error {
+	if !isGone(err) {
+		return nil
+	}
+	l.mu.Lock()
+	again := l.again
+	l.mu.Unlock()
+	if again != nil { // nothing of the job runs: another step runner can be started
+		again(err)
+		return err
+	}
+	gone := &ServeError{
+		Ready: true, ExitCode: -1, Err: err,
+		Hint: "it ended or was killed while nobody watched it, or the VM was started anew",
+	}
+	l.gone.Store(true)
+	l.lost(gone)
+	return gone
+}
+
+// relink makes another link in the place of one that is lost.
+func (l *lingering) relink(old *build) error {
+	lease, err := l.c.cfg.Reconnect(l.life)
+	if err != nil {
+		return err
+	}
+	b, err := l.c.link(l.life, lease.Conn(), old)
+	if err != nil {
+		lease.Release()
+		return err
+	}
+	l.use(b, lease)
+	old.drop()
+	return nil
+}
+
+// link plans how to reach the serve of old over another connection.
+func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, error) {
+	found, err := c.cfg.VM.findProgram(ctx, &c.cfg, conn)
+	if err != nil {
+		return nil, err
+	}
+	p, err := c.cfg.VM.plan(ctx, &c.cfg, conn, found.Argv())
+	if err != nil {
+		return nil, err
+	}
+	if p.report != nil { // a build that starts probes
+		p.report(capability{}, 0)
+		p.Bridge, p.BridgeReason = p.Start, "it is not known whether streamlocal forwarding works"
+	}
+	b := &build{
+		c: c, conn: conn, program: found, relay: p.relay, choice: p.Choice, serve: old.serve,
+		early: make(chan net.Conn, 1), bridges: map[*bridge]struct{}{}, starter: conn,
+	}
+	b.native.Store(p.native)
+	switch {
+	case p.relay != nil:
+		b.starter = p.relay
+	case p.Bridge == Session:
+		if b.sessions, err = conn.Reserve(ctx, 1); err == nil && b.sessions != nil {
+			b.starter = b.sessions
+		}
+	}
+	return b, err
+}
+
+// keep is attached to the step runner until the life ends. It tells the build's log when the link is away and when it
+// is back, and passes on the step runner's notices. When it was not attached for the time of the linger, the build is
+// lost.
+func (l *lingering) keep() {
+	rpc := pb.NewAttachmentClient(l.rpc)
+	log := l.c.log.Remarks(l.c.closing)
+	defer log.Flush()
+	var away time.Time // zero: the link is there
+	lost := time.AfterFunc(l.c.cfg.Linger, l.giveUp)
+	defer lost.Stop()
+	var offset int64
+	back := func() {
+		if lost.Stop(); !away.IsZero() {
+			took := time.Since(away).Round(time.Millisecond)
+			fmt.Fprintf(log, "the link to the VM is back after %v\n", took)
+			l.c.cfg.Logger.Info("the link of the build is back", "away", took)
+		}
+		away = time.Time{}
+	}
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, lingerPause) {
+		err := l.attach(rpc, &offset, func(first bool, notices []byte) {
+			if first {
+				back()
+				pause = 10 * time.Millisecond
+			}
+			_, _ = log.Write(notices) // never fails
+		})
+		switch {
+		case l.life.Err() != nil, l.ending.Load():
+			return
+		case status.Code(err) == codes.Aborted:
+			l.replaced.Store(true)
+			l.lost(errReplaced)
+			return
+		case !broken(err):
+			l.lost(fmt.Errorf("attach to the step runner: %w", err))
+			return
+		case away.IsZero():
+			away = time.Now()
+			lost.Reset(l.c.cfg.Linger)
+			fmt.Fprintf(log, "the link to the VM is away (%s); the build goes on there for up to %v\n",
+				status.Convert(err).Message(), l.c.cfg.Linger)
+			l.c.cfg.Logger.Warn("the link of the build is away", "linger", l.c.cfg.Linger, "error", err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-l.life.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// attach is attached to the step runner until that call ends, and returns its error. take gets the notices; first is
+// set once the call has arrived.
+func (l *lingering) attach(rpc pb.AttachmentClient, offset *int64, take func(first bool, notices []byte)) error {
+	stream, err := rpc.Attach(l.life, &pb.AttachRequest{Offset: *offset})
+	if err != nil {
+		return err
+	}
+	first := true
+	err = receive(stream, func(msg *pb.AttachResponse) error {
+		*offset = msg.GetOffset() + int64(len(msg.GetNotices()))
+		take(first, msg.GetNotices())
+		first = false
+		return nil
+	})
+	return cmp.Or(err, status.Error(codes.Unavailable, "the step runner has ended the call"))
+}
+
+// giveUp ends a build that has been away for too long.
+func (l *lingering) giveUp() {
+	l.mu.Lock()
+	last := l.last
+	l.mu.Unlock()
+	err := fmt.Errorf("the build is lost: its step runner could not be reached for %v", l.c.cfg.Linger)
+	if last != nil {
+		err = fmt.Errorf("%w; last attempt: %w", err, last)
+	}
+	l.lost(err)
+}
+
+// stop ends the step runner and waits for its end, bounded by ctx, on another link if need be. It ends nothing if
+// another manager has the build.
+func (l *lingering) stop(ctx context.Context) error {
+	cfg := &l.c.cfg
+	begin := time.Now()
+	l.ending.Store(true)
+	if l.replaced.Load() {
+		return nil
+	}
+	cfg.Trace.ServeStop(cfg.BuildID)
+	err := l.endServe(ctx)
+	cfg.Trace.ServeGone(cfg.BuildID, time.Since(begin), err)
+	return err
+}
+
+func (l *lingering) endServe(ctx context.Context) error {
+	calls, cancel := context.WithTimeout(ctx, l.c.cfg.StopTimeout/2)
+	defer cancel()
+	defer context.AfterFunc(l.life, cancel)() //nolint:contextcheck // its end ends the calls too
+	rpc := pb.NewAttachmentClient(l.rpc)
+	err := retryFor(calls, l.c.cfg.StopTimeout, func() (bool, error) {
+		_, err := rpc.End(calls, &pb.EndRequest{})
+		return false, err
+	})
+	switch b, _ := l.c.current(); {
+	case status.Code(err) == codes.Aborted: // another manager has the build
+	case err != nil && !l.gone.Load():
+		// Another manager may have the build, so nothing is ended by force.
+		l.c.leave(fmt.Sprintf("unknown: the step runner could not be reached; it ends by itself once no manager has been "+
+			"attached for %v", l.c.cfg.Linger))
+	case b.relay != nil && b.relay.Err() == nil:
+		b.endByCommand(ctx, b.relay)
+	default:
+		b.endByCommand(ctx, b.conn)
+	}
+	return nil
+}
+
+// close ends all that is left, at the end of Close.
+func (l *lingering) close() {
+	l.end(ErrClosed)
+	if l.rpc != nil {
+		_ = l.rpc.Close() // fails only if it was closed before
+	}
+	if b, _ := l.c.current(); b != nil {
+		b.drop()
+	}
+}
+
+// client returns a client of the step runner. The caller calls done at the end.
+func (b *build) client() (client *grpc.ClientConn, done func(), err error) {
+	if l := b.c.linger; l != nil {
+		return l.rpc, func() {}, nil
+	}
+	client, err = b.newClient()
+	return client, func() { client.Close() }, err
+}
+
+// patience is how long calls may fail one after the other before they are given up. The life of a build that lingers
+// ends by itself.
+func (b *build) patience() time.Duration {
+	if b.c.linger != nil {
+		return 2 * wire.MaxLinger
+	}
+	return stallLimit
+}

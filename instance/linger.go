@@ -1,0 +1,117 @@
+package instance
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/pool"
+)
+
+// MaxLinger is the longest Build.Linger.
+const MaxLinger = wire.MaxLinger
+
+// hasteMax is the longest pause between two attempts to connect to a host while a build waits to come back to it.
+const hasteMax = 500 * time.Millisecond
+
+// linger returns how long the build goes on without its link on the instance of a slot.
+func (e *Executor) linger(s *slot) time.Duration {
+	if e.build.Linger != nil {
+		return *e.build.Linger
+	}
+	return s.member.Linger
+}
+
+// leaseToStart is again, for a build that is about to start: if it lingers, it waits for its instance for so long.
+func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+	linger := e.linger(s)
+	if linger <= 0 {
+		return e.again(ctx, s)
+	}
+	timed, cancel := context.WithTimeoutCause(ctx, linger, errAway)
+	defer cancel()
+	return e.reconnect(timed, s)
+}
+
+// waitFor waits for an instance that could not be reached, because of err, if the build lingers and there is no other
+// instance for it.
+func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease[*mux.Conn], error) {
+	failed, ok := errors.AsType[*dialError](err)
+	group := e.provider.cfg.Group
+	if !ok || failed.permanent || e.linger(s) <= 0 || group.hasOther(append(slices.Clone(e.tried), s.member.ID)) {
+		return nil, err
+	}
+	lease, err := e.leaseToStart(ctx, s)
+	if err == nil {
+		group.reached(s)
+	}
+	return lease, err
+}
+
+// errAway ends the wait for an instance that cannot be reached.
+var errAway = errors.New("the instance could not be reached for the time of the build's linger")
+
+// reconnect is again, repeated while the instance cannot be reached. It returns at once if its login or its host key is
+// refused.
+func (e *Executor) reconnect(ctx context.Context, s *slot) (*pool.Lease[*mux.Conn], error) {
+	defer e.provider.cfg.Group.hasten(s.member.ID)()
+	for {
+		lease, err := e.again(ctx, s)
+		failed, ok := errors.AsType[*dialError](err)
+		if err == nil || ctx.Err() != nil || !ok || failed.permanent {
+			return lease, err
+		}
+	}
+}
+
+// hasten keeps the pauses between attempts to connect to a host short until the function is called.
+func (g *Group) hasten(id string) (done func()) {
+	h, err := g.findHost(id)
+	if err != nil {
+		return func() {}
+	}
+	g.mu.Lock()
+	defer g.unlock()
+	if g.awaited == nil {
+		g.awaited = map[string]int{}
+	}
+	g.awaited[id]++
+	if soon := time.Now().Add(hasteMax); h.health.retryAt.After(soon) && h.health.refused(time.Now()) == nil {
+		h.health.retryAt = soon
+	}
+	return func() {
+		g.mu.Lock()
+		defer g.unlock()
+		if g.awaited[id]--; g.awaited[id] == 0 {
+			delete(g.awaited, id)
+		}
+	}
+}
+
+// isAwaited reports whether a build waits to come back to a host.
+func (g *Group) isAwaited(id string) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.awaited[id] > 0
+}
+
+// hastyConnects are how long the attempts of dialHastily wait for an answer, again and again. The kernel waits longer
+// each time before it asks once more, so a machine would be noticed seconds after it is back. The last one is for
+// networks of long round trips.
+var hastyConnects = []time.Duration{time.Second, time.Second, time.Second, 3 * time.Second}
+
+// dialHastily connects to an address that may not answer for a while, by TCP, and is there soon after it does.
+func dialHastily(ctx context.Context, addr string) (net.Conn, error) {
+	for n := 0; ; n++ {
+		dialer := net.Dialer{Timeout: hastyConnects[n%len(hastyConnects)]}
+		nc, err := dialer.DialContext(ctx, "tcp", addr)
+		timeout, ok := errors.AsType[net.Error](err)
+		if err == nil || ctx.Err() != nil || !ok || !timeout.Timeout() {
+			return nc, err
+		}
+	}
+}

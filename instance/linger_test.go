@@ -1,0 +1,268 @@
+package instance_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
+)
+
+// lingers returns an executor of a build that lingers on v, which is prepared, and its log.
+func lingers(t *testing.T, p *instance.Provider, id string, linger time.Duration) (*instance.Executor, *sshtest.Log) {
+	t.Helper()
+	log := &sshtest.Log{}
+	e := p.Executor(instance.Build{ID: id, Log: log, Linger: &linger})
+	t.Cleanup(func() { _ = e.Cleanup(context.Background()) })
+	require.NoError(t, e.Prepare(t.Context()))
+	return e, log
+}
+
+// jobLines returns the lines of a log that are the job's.
+func jobLines(log *sshtest.Log) string {
+	var all []string
+	for line := range strings.Lines(log.String()) {
+		if !strings.HasPrefix(line, "step runner: ") {
+			all = append(all, line)
+		}
+	}
+	return strings.Join(all, "")
+}
+
+// counting is a script that says n numbers, one each time the file turn has become longer, and fails with 7.
+const counting = `i=0
+while [ $i -lt %d ]; do
+	i=$((i+1)); echo "line $i"; echo "err $i" >&2
+	until [ "$(wc -l <%s)" -ge $i ]; do sleep 0.01; done
+done
+exit 7`
+
+func countedTo(n int) (text string) {
+	for i := range n {
+		text += fmt.Sprintf("line %d\n", i+1)
+	}
+	return text
+}
+
+// onlyStdout drops the lines of stderr, which come in no order with those of stdout.
+func onlyStdout(text string) (out string) {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "line ") {
+			out += line
+		}
+	}
+	return out
+}
+
+func TestABuildThatLingersOutlivesItsLink(t *testing.T) {
+	onServers(t, func(t *testing.T, v *vm) {
+		const cuts = 6
+		proxy := sshtest.Proxy(t, v.Addr)
+		p := v.via(t, proxy.Addr()).provider(t, 1, nil)
+		e, log := lingers(t, p, "build-1", time.Minute)
+		_, err := e.Connect(t.Context())
+		require.NoError(t, err)
+		turn := filepath.Join(t.TempDir(), "turn")
+		require.NoError(t, os.WriteFile(turn, nil, 0o600))
+		next := func() {
+			f, err := os.OpenFile(turn, os.O_APPEND|os.O_WRONLY, 0)
+			require.NoError(t, err)
+			_, err = f.WriteString("x\n")
+			require.NoError(t, errors.Join(err, f.Close()))
+		}
+		ended := make(chan error, 1)
+		var steps []string
+		go func() {
+			ended <- e.Execute(t.Context(), connector.Job{
+				Script: fmt.Sprintf(counting, cuts, turn),
+				OnStep: func(s connector.StepEvent) { steps = append(steps, s.Name+" "+s.Status) },
+			})
+		}()
+		for i := range cuts {
+			log.Await(t, fmt.Sprintf("line %d\n", i+1))
+			proxy.Cut()
+			next()
+		}
+		err = <-ended
+		failed := (*instance.BuildError)(nil)
+		require.ErrorAs(t, err, &failed)
+		require.Equal(t, instance.ScriptFailure, failed.Reason, "%v", err)
+		require.Equal(t, 7, failed.ExitCode)
+		require.Equal(t, countedTo(cuts), onlyStdout(jobLines(log)), "no line is missing, none comes twice")
+		require.Equal(t, cuts, strings.Count(jobLines(log), "err "))
+		require.Contains(t, log.String(), "step runner: the link to the VM is away (")
+		require.Contains(t, log.String(), "step runner: the link to the VM is back after ")
+		require.Equal(t, []string{"script running", "script failure"}, steps, "no event comes twice")
+		require.NoError(t, e.Cleanup(t.Context()))
+		require.Empty(t, e.Left())
+		v.requireClean(t)
+	})
+}
+
+func TestABuildIsLostAfterItsLinger(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	proxy := sshtest.Proxy(t, v.Addr)
+	p := v.via(t, proxy.Addr()).provider(t, 1, nil)
+	e, log := lingers(t, p, "build-1", 2*time.Second)
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- e.Execute(t.Context(), connector.Job{Script: "echo begun; exec sleep 1000"}) }()
+	log.Await(t, "begun\n")
+	proxy.Close()
+	err = <-ended
+	failed := (*instance.BuildError)(nil)
+	require.ErrorAs(t, err, &failed)
+	require.Equal(t, instance.RunnerSystemFailure, failed.Reason)
+	require.ErrorContains(t, err, "the build is lost: its step runner could not be reached for 2s")
+	require.Zero(t, failed.ExitCode)
+	v.requireClean(t) // the step runner ends by itself
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Contains(t, fmt.Sprint(e.Left()), "it ends by itself")
+}
+
+// waiting starts a build that waits until the file go is there, and then fails with 7. It has begun.
+func waiting(
+	t *testing.T, p *instance.Provider, id string, linger time.Duration,
+) (e *instance.Executor, log *sshtest.Log, ended chan error, proceed func()) {
+	t.Helper()
+	e, log = lingers(t, p, id, linger)
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "go")
+	ended = make(chan error, 1)
+	go func() {
+		ended <- e.Execute(t.Context(), connector.Job{
+			Script: "echo begun; until [ -e " + file + " ]; do sleep 0.01; done; echo done; exit 7",
+		})
+	}()
+	log.Await(t, "begun\n")
+	return e, log, ended, func() { require.NoError(t, os.WriteFile(file, nil, 0o600)) }
+}
+
+func TestABuildThatLingersOutlivesItsRelay(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 1, func(cfg *instance.Config, _ *instance.Instance) { cfg.Route = connector.Relay })
+	e, log, ended, proceed := waiting(t, p, "build-1", time.Minute)
+	require.NoError(t, syscall.Kill(relayPID(t, v), syscall.SIGKILL))
+	log.Await(t, "is back after")
+	proceed()
+	requireReason(t, <-ended, instance.ScriptFailure, 7)
+	require.Equal(t, "begun\ndone\n", jobLines(log))
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	v.requireClean(t)
+}
+
+func TestABuildWhoseStepRunnerIsKilledWhileItLingersFailsAtOnce(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 1, nil)
+	e, _, ended, _ := waiting(t, p, "build-1", time.Hour)
+	require.NoError(t, syscall.Kill(servePID(t, v, "build-1"), syscall.SIGKILL))
+	err := <-ended
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	v.requireClean(t)
+}
+
+func TestACancelledBuildThatLingersLeavesNothing(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 2, nil)
+	e, log := lingers(t, p, "build-1", time.Hour)
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- e.Execute(ctx, connector.Job{Script: "echo begun; exec sleep 1000"}) }()
+	log.Await(t, "begun\n")
+	cancel()
+	requireReason(t, <-ended, instance.JobCanceled, 0)
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	// And one that is cut short while it runs.
+	e, _, ended, _ = waiting(t, p, "build-2", time.Hour)
+	require.NoError(t, e.Cleanup(t.Context()))
+	requireReason(t, <-ended, instance.RunnerSystemFailure, 0)
+	require.Empty(t, e.Left())
+	v.requireClean(t)
+}
+
+func TestASecondManagerOfABuildThatLingersWins(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 1, nil)
+	e, _, ended, proceed := waiting(t, p, "build-1", time.Hour)
+	client, err := grpc.NewClient("unix:"+v.socket("build-1"), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithPerRPCCredentials(e.Credentials()))
+	require.NoError(t, err)
+	defer client.Close()
+	// The first manager's credentials have its name too. The second one has another, with the same secret.
+	md, err := e.Credentials().GetRequestMetadata(t.Context())
+	require.NoError(t, err)
+	bare, err := grpc.NewClient("unix:"+v.socket("build-1"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer bare.Close()
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", md["authorization"], "stepmux-manager", "second")
+	second, err := pb.NewAttachmentClient(bare).Attach(ctx, &pb.AttachRequest{})
+	require.NoError(t, err)
+	_, err = second.Recv()
+	require.NoError(t, err)
+	err = <-ended
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "another manager has attached")
+	require.NoError(t, e.Cleanup(t.Context()))
+	_, err = pb.NewStepRunnerClient(client).List(t.Context(), &pb.ListRequest{})
+	require.Equal(t, codes.Aborted, status.Code(err))
+	proceed()
+	follow, err := pb.NewStepRunnerClient(bare).FollowIO(ctx, &pb.FollowIORequest{Id: "build-1", ReadStdout64: 6})
+	require.NoError(t, err)
+	msg, err := follow.Recv()
+	require.NoError(t, err)
+	require.Equal(t, "done\n", string(msg.GetStream()), "the clean-up of the first has not ended it")
+	_, err = pb.NewAttachmentClient(bare).End(ctx, &pb.EndRequest{})
+	require.NoError(t, err)
+	v.requireClean(t)
+}
+
+func TestAnOlderStepRunnerIsRefusedToABuildThatLingers(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	path := filepath.Join(t.TempDir(), "runner.sh")
+	text := fmt.Sprintf("#!/bin/sh\n%s \"$@\" 2>&1 | grep -v Features\n", v.runner[0])
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
+	v.runner = []string{path}
+	p := v.provider(t, 3, func(cfg *instance.Config, _ *instance.Instance) { cfg.Route = connector.Session })
+	e, _ := lingers(t, p, "build-1", time.Hour)
+	_, err := e.Connect(t.Context())
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "does not know --linger: install this version there")
+	require.NoError(t, e.Cleanup(t.Context()))
+	for _, impossible := range []time.Duration{-1, instance.MaxLinger + 1} {
+		e, _ := lingers(t, p, "build-2", impossible)
+		_, err = e.Connect(t.Context())
+		require.ErrorContains(t, err, "a build cannot linger for")
+	}
+}

@@ -1,0 +1,196 @@
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/linger"
+	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/socketdir"
+)
+
+// Lingering is the part of a ServeConfig for a build that outlives the connection to its manager.
+type Lingering struct {
+	// Linger is how long Serve goes on while no manager is attached, at most 24 h. Managers attach by the service
+	// Attachment, with the secret, so SecretOnStdin must be set, and Socket be that of a build. If zero, stdio.In is the
+	// leash.
+	Linger time.Duration
+	// Detach is the command line, without its first word, by which this program calls Serve with the same
+	// configuration but without Detach. With Linger, Serve starts that in a session of its own, and returns once it
+	// listens, or once a serve of the build is found that listens already. If nil, Serve itself lingers.
+	Detach []string
+	// LetGo is called by a Serve that lingers when the ready marker is printed: the caller closes the files that it shares
+	// with the process that started it. It may be nil.
+	LetGo func()
+}
+
+// defaultKeep is how long jobs that have ended are kept at least.
+const defaultKeep = 30 * time.Minute
+
+// keep returns how long a job that has ended is kept: a manager that comes back asks for its end.
+func (l *Lingering) keep() time.Duration { return max(defaultKeep, l.Linger) }
+
+// checkLinger returns an error if the configuration cannot linger.
+func (cfg *ServeConfig) checkLinger() error {
+	switch {
+	case cfg.Linger == 0:
+		return nil
+	case cfg.Linger < 0 || cfg.Linger > wire.MaxLinger:
+		return fmt.Errorf("it cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
+	case !cfg.SecretOnStdin || cfg.AllowUnauthenticated:
+		return errors.New("to linger it needs a secret (--secret-stdin, without --allow-unauthenticated): " +
+			"managers attach with it")
+	case cfg.Socket == SocketOnStdin || !socketdir.IsBuild(cfg.Socket):
+		return fmt.Errorf("to linger it needs the socket of a build, <tmp>/%s/<build id>/%s, not %.160q",
+			wire.SocketBase, wire.SocketName, cfg.Socket)
+	}
+	return nil
+}
+
+// hold is the manager's hold on a serve: its leash, or a lease.
+type hold struct {
+	life    context.Context //nolint:containedctx // it is handed on by hold, which only makes it
+	release func()
+	notices io.Writer
+	lease   *linger.Lease // nil for a leash
+	letGo   func()        // not nil
+}
+
+// hold returns the manager's hold on this serve.
+func (cfg *ServeConfig) hold(ctx context.Context, stdio Stdio) (*hold, error) {
+	h := &hold{notices: stdio.Err, letGo: func() {}}
+	if cfg.Linger == 0 {
+		var err error
+		h.life, h.release, err = pipe.Leash(ctx, stdio.In)
+		return h, err
+	}
+	h.lease = linger.New(ctx, cfg.Linger)
+	h.life, h.release, h.notices = h.lease.Context(), h.lease.Close, h.lease
+	if cfg.LetGo != nil {
+		h.letGo = cfg.LetGo
+	}
+	return h, nil
+}
+
+func (h *hold) options() []grpc.ServerOption {
+	if h.lease == nil {
+		return nil
+	}
+	return h.lease.Options()
+}
+
+func (h *hold) register(server *grpc.Server) {
+	if h.lease != nil {
+		h.lease.Register(server)
+	}
+}
+
+// detach starts the serve of a build in a session of its own, and waits until it listens. The manager's link, and this
+// process, can then end without it. If a serve of the build listens already, as after a start whose answer was lost,
+// detach tells its marker.
+func (cfg *ServeConfig) detach(ctx context.Context, stdio Stdio) error {
+	defer pipe.WithstandSIGPIPE()()
+	if cfg.findServed(ctx, stdio.Err) {
+		return nil
+	}
+	started, said, err := startDetached(stdio.In, cfg.Detach)
+	if err != nil {
+		return fmt.Errorf("serve: start it in a session of its own: %w", oserr.Bare(err))
+	}
+	defer said.Close()
+	stop := context.AfterFunc(ctx, func() { _ = started.Signal(unix.SIGTERM) }) // an error means that it has ended
+	defer stop()
+	err = pipe.Copy(&untilReady{to: stdio.Err, found: stop}, said)
+	if errors.Is(err, errReady) {
+		return started.Release()
+	}
+	if err != nil {
+		_ = started.Signal(unix.SIGTERM) // nobody takes the marker
+	}
+	state, err := started.Wait()
+	switch {
+	case err != nil:
+		return fmt.Errorf("serve: %w", err)
+	case ctx.Err() == nil && cfg.findServed(ctx, stdio.Err): // two starts at once
+		return nil
+	default:
+		return fmt.Errorf("serve: the one in a session of its own did not come to listen: %v", state)
+	}
+}
+
+// errReady ends the copy of a serve's standard error at the marker, errEnding if this process ends before it is told.
+var (
+	errReady  = errors.New("it listens")
+	errEnding = errors.New("it was to end before it listened")
+)
+
+// untilReady is an io.Writer that passes on the standard error of a serve up to the ready marker.
+type untilReady struct {
+	to   io.Writer
+	scan wire.MarkerScanner
+	// found is called before the marker is passed on, because a manager that sees it counts on the serve. It returns
+	// false if that is being ended already.
+	found func() bool
+}
+
+func (u *untilReady) Write(p []byte) (int, error) {
+	_, _ = u.scan.Write(p) // never fails
+	_, ready := u.scan.Path()
+	if ready && !u.found() {
+		return 0, errEnding
+	}
+	n, err := u.to.Write(p)
+	if ready {
+		err = errReady
+	}
+	return n, err
+}
+
+// startDetached runs this program in a session of its own, with the caller's standard input, and returns its standard
+// error.
+func startDetached(in *os.File, args []string) (*os.Process, *os.File, error) {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer null.Close()
+	near, far, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer far.Close()
+	p, err := os.StartProcess("/proc/self/exe", slices.Concat(os.Args[:1], args), &os.ProcAttr{
+		Files: []*os.File{in, null, far}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		near.Close()
+		return nil, nil, err
+	}
+	return p, near, nil
+}
+
+// findServed tells the marker of a serve that listens on the build's socket, if there is one.
+func (cfg *ServeConfig) findServed(ctx context.Context, to io.Writer) bool {
+	base := filepath.Dir(filepath.Dir(cfg.Socket))
+	own := base + "-" + strconv.Itoa(os.Geteuid()) + cfg.Socket[len(base):] // in the user's own base
+	for _, path := range []string{cfg.Socket, own} {
+		if findServe(ctx, path) != nil {
+			_, _ = io.WriteString(to, wire.ReadyLine(path))
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,34 @@
+package relay
+
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/proc"
+	"github.com/stepmux/stepmux/remote/socketdir"
+)
+
+// lingers reports whether a request starts a serve that outlives this relay. The process of such a request starts the
+// serve in a session of its own and ends when that listens.
+func lingers(request *wire.RelayStart) bool {
+	return request.Ready != "" && slices.ContainsFunc(request.Argv, func(arg string) bool {
+		return arg == "--linger" || strings.HasPrefix(arg, "--linger=")
+	})
+}
+
+// spare keeps the serve that listens on the socket path alive when the relay ends, if a process of the relay has
+// started it. The kernel tells the process that listens, so no job can pose as one. The relay adopts that serve when p
+// has ended.
+func (p *process) spare(path string) {
+	pid, err := socketdir.Listener(p.relay.life, path)
+	if err != nil {
+		p.relay.log.Printf("the step runner on %s will not outlive this relay: %v", path, err)
+		return
+	}
+	info, err := proc.ReadInfo(pid)
+	if err == nil && (info.Parent == p.child.PID() || info.Parent == os.Getpid()) { // the latter: p has ended already
+		p.relay.children.Spare(pid)
+	}
+}
