@@ -3,6 +3,7 @@ package instance_test
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -94,7 +95,8 @@ func (s *site) endHostile(ctx context.Context, i int) (time.Duration, error) {
 		_, err = e.Connect(ctx)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", h.name, err)
+		err = errors.Join(err, e.Cleanup(context.WithoutCancel(ctx)))
+		return 0, fmt.Errorf("connect to run %s: %w", h.name, err)
 	}
 	job := script(h.text)
 	job.Env = map[string]string{"MARK": mark, "TOOL": filepath.Join(s.home, toolName)}
