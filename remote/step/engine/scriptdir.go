@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// scriptDir is Place.ScriptDir, held open from before the first step. A step can move that directory and put a link in its
-// place. By its path we would then write, read and remove files where the step itself may not: we are outside the walls
-// that hold the step's processes.
+// scriptDir is Place.ScriptDir, held open from before the first step. A step can move that directory and put a link in
+// its place. By its path we would then write, read and remove files where the step itself may not: we are outside the
+// walls that hold the step's processes.
 type scriptDir struct {
 	path string
 	root *os.Root
