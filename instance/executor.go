@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -185,7 +186,11 @@ func (e *Executor) Isolation() program.Isolation {
 	if e.connector == nil {
 		return program.Isolation{}
 	}
-	return e.connector.Isolation()
+	i := e.connector.Isolation()
+	if e.build.Container != nil && i.Level == wire.IsolationOff && i.Reason == "" {
+		i.Reason = "the build has a container of its own"
+	}
+	return i
 }
 
 // Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
@@ -227,6 +232,13 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil {
+		if place.Linger > 0 {
+			lease.Release()
+			return nil, errors.New("instance: a build in a container cannot linger: leave out its linger or its image")
+		}
+		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
+			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
+		}
 		if err := e.startContainer(ctx, s, lease, &place); err != nil {
 			return nil, err
 		}

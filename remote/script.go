@@ -120,8 +120,12 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 		exit, err = shell.Wait(alive)
 		shell.AwaitGroup(alive, func() time.Time { return killAt })
 	}
-	if err = errors.Join(err, init.Close(), remove(alive)); err != nil {
-		return wire.End{Stage: "machine", Text: err.Error()}
+	left := errors.Join(init.Close(), remove(alive))
+	switch {
+	case err != nil: // its init was killed
+		return wire.End{Stage: "guard", Text: err.Error()}
+	case left != nil:
+		return wire.End{Stage: "machine", Text: left.Error()}
 	}
 	return shellEnd(exit, text, cfg)
 }

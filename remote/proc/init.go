@@ -142,7 +142,7 @@ func (in *Init) Close() error {
 		return nil
 	}
 	<-m.done // bounded by launch
-	if m.err != nil {
+	if m.link == nil { // it could not be made, which Start has told
 		return nil
 	}
 	return m.link.close()

@@ -55,7 +55,6 @@ type keeper struct {
 	// isolated says that this is the first process of a namespace: all others there are the build's.
 	isolated bool
 
-	forks    chan func()      // they run one after the other on the first thread
 	commands map[uint32]*held // guarded by the reaper's mu
 }
 

@@ -121,7 +121,7 @@ func (r *Room) hide(path string, mode fs.FileMode) error {
 	}
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil || r.above(path) != nil {
-		return nil // an error: there is none
+		return nil //nolint:nilerr // there is no such directory
 	}
 	was, err := open(path)
 	if err != nil {
