@@ -82,7 +82,9 @@ func TestStatTellsHowAJobEnded(t *testing.T) {
 	stat, result := run(t, s, yaml(t, "ok", "- script: printf abc; printf de >&2"))
 	require.Equal(
 		t,
-		Stat{ID: "ok", State: Succeeded, Started: stat.Started, Finished: stat.Finished, Stdout: 3, Stderr: 2},
+		Stat{
+			ID: "ok", State: Succeeded, Started: stat.Started, Finished: stat.Finished, Stdout: 3, Stderr: 2, Isolation: "off",
+		},
 		stat,
 	)
 	require.False(t, stat.Finished.Before(stat.Started))

@@ -59,7 +59,7 @@ func (in *Init) Start(ctx context.Context, c Command) (*Process, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("start %q: wait for a turn: %w", c.Argv[0], context.Cause(ctx))
 	}
-	m := in.prepare()
+	m := in.prepare() //nolint:contextcheck // the init outlives the start
 	select {
 	case <-m.done:
 	case <-ctx.Done():
@@ -141,7 +141,7 @@ func (in *Init) Close() error {
 	if m == nil {
 		return nil
 	}
-	<-m.done // bounded by launch
+	<-m.done           // bounded by launch
 	if m.link == nil { // it could not be made, which Start has told
 		return nil
 	}

@@ -92,7 +92,7 @@ func Run(ctx, abort context.Context, j *Job, cfg Config) (report *Report, err er
 			Done: func(t *trace.Trace) { made = t },
 		}
 	}
-	if err := store.Create(spec); err != nil {
+	if err := store.Create(spec); err != nil { //nolint:contextcheck // the job is stopped below
 		return nil, err
 	}
 	follower, err := store.Follow(jobID)

@@ -28,7 +28,7 @@ func (r *runner) Run(_ context.Context, req *pb.RunRequest) (*pb.RunResponse, er
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return &pb.RunResponse{}, statusOf(spec.ID, r.store.Create(spec))
+	return &pb.RunResponse{}, statusOf(spec.ID, r.store.Create(spec)) //nolint:contextcheck // the job outlives the call
 }
 
 // Follow implements the StepRunner service.

@@ -70,8 +70,8 @@ func Fill(ctx context.Context, server, dir string, uses []string, tell func(Acti
 		if err != nil {
 			return fmt.Errorf("%.160q: %w", text, err)
 		}
-		if ref.GetRepository() == "" {
-			continue
+		if !strings.Contains(ref.GetRepository(), "/") {
+			continue // no server has it
 		}
 		if len(done) > maxActions {
 			return fmt.Errorf("there are more than %d actions", maxActions)

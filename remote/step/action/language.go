@@ -123,7 +123,11 @@ func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(strin
 			"--require-pinned", a.name(), ref.GetRev())
 	}
 	url := ref.GetUrl()
-	if url == "" {
+	switch {
+	case url != "":
+	case !strings.Contains(ref.GetRepository(), "/"):
+		return nil, fmt.Errorf("the action %s has no owner: write owner/repository@revision", a.name())
+	default:
 		url = githubServer + "/" + ref.GetRepository()
 	}
 	a.component, err = s.call.Fetch(ctx, &pb.Reference{Protocol: pb.Reference_git, Url: url, Rev: ref.GetRev()})

@@ -3,6 +3,7 @@ package lang
 import (
 	"errors"
 	"path"
+	"slices"
 	"strings"
 
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -48,11 +49,12 @@ func ParseAction(text string) (*pb.Reference, error) {
 		}
 	} else {
 		parts := strings.SplitN(where, "/", 3)
-		if len(parts) < 2 || !isSegment(parts[0]) || !isSegment(parts[1]) {
+		name := parts[:min(len(parts), 2)] // the schema takes a name without an owner too, which no server has
+		if slices.ContainsFunc(name, func(part string) bool { return !isSegment(part) }) {
 			return nil, wrong
 		}
-		ref.Repository = parts[0] + "/" + parts[1]
-		dir = strings.Join(parts[2:], "/")
+		ref.Repository = strings.Join(name, "/")
+		dir = strings.Join(parts[len(name):], "/")
 	}
 	if dir = strings.Trim(dir, "/"); dir != "" && (path.Clean(dir) != dir || strings.HasPrefix(dir, "..")) {
 		return nil, wrong
