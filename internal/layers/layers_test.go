@@ -150,7 +150,7 @@ var allowed = map[string][]string{
 	"remote/step/action": {
 		"remote/step/annotation",
 		"remote/step/action/expression", "remote/step/engine", "remote/step/component", "remote/step/lang",
-		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp", "internal/rmtree",
+		"remote/step/expr", "remote/proc", "remote/api/**", "internal/boundedfile", "internal/lazyregexp",
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp"},

@@ -3,17 +3,14 @@ package action
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 const (
-	// maxFile is the longest command file that is read, in bytes.
-	maxFile = 8 << 20
 	// maxSummary is the longest summary of a step, in bytes.
 	maxSummary = 1 << 20
 	// maxEntries is the most entries of a command file.
@@ -23,53 +20,42 @@ const (
 // fileKinds are the command files of a step, and the ends of the variables that name them.
 var fileKinds = []string{"output", "env", "path", "state", "step_summary"}
 
-// files are the command files of a step, in a directory of their own.
-type files struct{ dir string }
+// files are the command files of a process, in a directory of their own.
+type files struct {
+	call *engine.Call
+	name string // of the directory; see [engine.Call.FilesDir]
+}
 
-func (f files) path(kind string) string { return filepath.Join(f.dir, kind) }
+func newFiles(call *engine.Call) files { return files{call, call.FilesDir()} }
+
+// dir returns the path of the directory; empty without files.
+func (f files) dir() string {
+	if f.name == "" {
+		return ""
+	}
+	return f.call.Path(f.name)
+}
+
+func (f files) path(kind string) string { return f.call.Path(f.entry(kind)) }
+
+func (f files) entry(kind string) string { return filepath.Join(f.name, kind) }
 
 // create makes the files, empty.
 func (f files) create() error {
-	if err := os.Mkdir(f.dir, 0o700); err != nil {
+	if err := f.call.Mkdir(f.name); err != nil {
 		return fmt.Errorf("create the directory of the command files: %w", err)
 	}
 	for _, kind := range fileKinds {
-		if err := writePrivate(f.path(kind), ""); err != nil {
+		if err := f.call.WriteFile(f.entry(kind), ""); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// writePrivate writes a new file that only its owner can read.
-func writePrivate(path, text string) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("create %s: %w", filepath.Base(path), err)
-	}
-	_, err = file.WriteString(text)
-	if closeErr := file.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
-	}
-	return nil
-}
-
-// read returns the content of a command file. The step may have put anything in its place.
+// read returns the content of a command file.
 func (f files) read(kind string) (string, error) {
-	info, err := os.Lstat(f.path(kind))
-	switch {
-	case err == nil && info.Mode()&os.ModeSymlink != 0:
-		err = errors.New("the step has replaced it by a symbolic link; write to the file that is there")
-	case err == nil && info.Size() > maxFile:
-		err = fmt.Errorf("it has %d bytes, the limit is %d; pass large data in a file of the project", info.Size(), maxFile)
-	}
-	var data []byte
-	if err == nil {
-		data, err = boundedfile.Read(f.path(kind), maxFile)
-	}
+	data, err := f.call.ReadFile(f.entry(kind))
 	if err == nil && !utf8.Valid(data) {
 		err = errors.New("it is not valid UTF-8")
 	}

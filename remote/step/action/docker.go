@@ -6,13 +6,12 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/boundedfile"
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/action/expression"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -33,7 +32,7 @@ const dockerSocket = "/var/run/docker.sock"
 func (x *running) runDocker(
 	ctx context.Context, res *engine.StepResult, a *loaded, inputs, env map[string]string, entrypoint string,
 ) engine.Result {
-	p := process{files: files{x.call.FilesDir()}}
+	p := process{files: newFiles(x.call)}
 	if err := x.begin(res, p, engine.Command); err != nil {
 		return engine.Failed(err)
 	}
@@ -69,28 +68,33 @@ func (x *running) runDocker(
 	}
 	p.Argv, p.Dir = argv, x.work()
 	o := x.exec(ctx, p, all)
-	removeContainer(context.WithoutCancel(ctx), docker, cidFile(p.files), host)
+	x.removeContainer(context.WithoutCancel(ctx), docker, p.files, host)
 	return explain(o, a)
 }
 
-// cidFile gets the id of a container.
-func cidFile(f files) string { return f.dir + ".cid" }
+// cidFile is the name of the file that gets the id of a container.
+func cidFile(f files) string { return f.name + ".cid" }
+
+// containerID matches the id of a container.
+var containerID = lazyregexp.New("^[0-9a-f]{64}$")
 
 // removeTimeout bounds the removal of a container.
 const removeTimeout = 10 * time.Second
 
-// removeContainer removes a container that outlived the docker command, as when that was killed.
-func removeContainer(ctx context.Context, docker, file string, env map[string]string) {
-	id, err := boundedfile.Read(file, maxText)
-	if err != nil {
+// removeContainer removes a container that outlived the docker command, as when that was killed. A step may have
+// written the file of its id, and chooses by PATH which program docker is.
+func (x *running) removeContainer(ctx context.Context, docker string, f files, env map[string]string) {
+	id, err := x.call.ReadFile(cidFile(f))
+	x.call.Remove(cidFile(f))
+	if err != nil || !containerID().Match(id) {
 		return
 	}
-	_ = os.Remove(file)
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	remove := exec.CommandContext(ctx, docker, "rm", "--force", string(id))
-	remove.Env = lines(env)
-	_ = remove.Run() // most containers are gone, and that is an error here
+	// Most containers are gone, and that is an error here.
+	_ = x.call.Tidy(ctx, proc.Command{
+		Argv: []string{docker, "rm", "--force", string(id)}, Env: lines(env), Dir: x.work(), Visible: x.work(),
+	})
 }
 
 // clientVariables are the variables that the docker command itself needs.
@@ -136,7 +140,7 @@ func (x *running) imageName(a *loaded) (string, error) {
 // build builds the image of the action's Dockerfile.
 func (x *running) build(ctx context.Context, a *loaded, docker, image string, env map[string]string) engine.Result {
 	file := filepath.Join(a.dir, a.image)
-	p := process{files: files{x.call.FilesDir()}}
+	p := process{files: newFiles(x.call)}
 	if err := p.files.create(); err != nil {
 		return engine.Failed(err)
 	}
@@ -156,9 +160,10 @@ func (x *running) dockerRun(
 		entrypoint = first(entrypoint, inputs["INPUT_ENTRYPOINT"])
 	}
 	argv = []string{
-		docker, "run", "--rm", "--cidfile", cidFile(f), "--workdir", inWorkspace, "--volume", x.work() + ":" + inWorkspace,
-		"--volume", filepath.Join(x.base(), "home") + ":" + inHome, "--volume", x.base() + ":" + inWorkflow,
-		"--volume", f.dir + ":" + inFiles, "--volume", x.temp() + ":" + inTemp,
+		docker, "run", "--rm", "--cidfile", x.call.Path(cidFile(f)), "--workdir", inWorkspace,
+		"--volume", x.work() + ":" + inWorkspace,
+		"--volume", x.home() + ":" + inHome, "--volume", x.base() + ":" + inWorkflow,
+		"--volume", f.dir() + ":" + inFiles, "--volume", x.temp() + ":" + inTemp,
 	}
 	if x.cfg.DockerSocket {
 		argv = append(argv, "--volume", dockerSocket+":"+dockerSocket)
@@ -228,7 +233,9 @@ func (x *running) dockerEnv(
 
 // translate replaces a path of the machine by that in the container.
 func (x *running) translate(value string, f files) string {
-	for _, m := range [][2]string{{f.dir, inFiles}, {x.temp(), inTemp}, {x.base(), inWorkflow}, {x.work(), inWorkspace}} {
+	for _, m := range [][2]string{
+		{f.dir(), inFiles}, {x.temp(), inTemp}, {x.base(), inWorkflow}, {x.work(), inWorkspace},
+	} {
 		if rest, ok := strings.CutPrefix(value, m[0]); ok && (rest == "" || rest[0] == os.PathSeparator) {
 			return m[1] + rest
 		}

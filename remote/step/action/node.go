@@ -19,7 +19,7 @@ import (
 func (x *running) runNode(
 	ctx context.Context, res *engine.StepResult, a *loaded, env map[string]string, file string,
 ) engine.Result {
-	p := process{files: files{x.call.FilesDir()}}
+	p := process{files: newFiles(x.call)}
 	if err := x.begin(res, p, engine.Command); err != nil {
 		return engine.Failed(err)
 	}

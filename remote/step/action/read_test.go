@@ -63,25 +63,6 @@ func TestAliasesCannotMakeADescriptionHuge(t *testing.T) {
 	require.Error(t, err)
 }
 
-func TestCommandFilesAreReadWithDistrust(t *testing.T) {
-	for kind, put := range map[string]func(path string) error{
-		"symbolic link": func(path string) error { return os.Symlink("/etc/passwd", path) },
-		"not a regular": func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"no such file":  func(string) error { return nil },
-		"the limit is":  func(path string) error { return os.WriteFile(path, make([]byte, maxFile+1), 0o600) },
-		"UTF-8":         func(path string) error { return os.WriteFile(path, []byte("a=\xff"), 0o600) },
-		"line 2: inval": func(path string) error { return os.WriteFile(path, []byte("a=b\nc"), 0o600) },
-	} {
-		f := files{filepath.Join(t.TempDir(), "files")}
-		require.NoError(t, f.create())
-		require.NoError(t, os.Remove(f.path("output")))
-		require.NoError(t, put(f.path("output")))
-		_, err := f.entries("output")
-		require.ErrorContains(t, err, kind)
-		require.ErrorContains(t, err, "'output'")
-	}
-}
-
 func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 	for text, want := range map[string][]setting{
 		"":                       nil,

@@ -201,14 +201,16 @@ func TestMissingNodeIsToldWithItsRemedy(t *testing.T) {
 func TestStepCanOnlyHarmItself(t *testing.T) {
 	for script, want := range map[string]string{
 		`rm "$GITHUB_OUTPUT"; ln -s /etc/passwd "$GITHUB_OUTPUT"`: "symbolic link",
-		`rm "$GITHUB_ENV"; mkfifo "$GITHUB_ENV"`:                  "not a regular file",
+		`rm "$GITHUB_ENV"; mkfifo "$GITHUB_ENV"`:                  "no regular file",
 		`truncate -s 1G "$GITHUB_STATE"`:                          "the limit is",
 		`echo "::set-env name=LD_PRELOAD::/x.so"`:                 "set-env",
 		`echo "::add-path::/evil"`:                                "add-path",
 		`echo "::stop-commands::"`:                                "stop-commands",
 		`printf 'a<<E\nx\n' >> "$GITHUB_ENV"`:                     "delimiter not found 'E'",
 		`echo ::set-output::x`:                                    "name is missing",
-		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "no such file",
+		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "the step has removed it",
+		`printf 'a=\377' > "$GITHUB_OUTPUT"`:                      "'output' successfully: it is not valid UTF-8",
+		`printf 'a=b\nc' > "$GITHUB_OUTPUT"`:                      "'output' successfully: line 2: invalid format",
 	} {
 		tr := newTrial(t)
 		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +

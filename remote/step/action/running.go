@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/rmtree"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/annotation"
@@ -60,7 +59,7 @@ type process struct {
 
 // exec runs a process with the environment of GitHub's runner, over env, and reads the files that it wrote.
 func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
-	defer func() { _ = rmtree.Remove(p.files.dir) }() // files that resist go with the job's directory
+	defer x.call.Remove(p.files.name)
 	x.now.Status = engine.Running
 	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
 	p.Stdout, p.Stderr = stdout, stderr
@@ -353,6 +352,6 @@ func (x *running) begin(res *engine.StepResult, p process, kind engine.Kind) err
 		env[name] = v
 	}
 	return x.call.Begin(res, kind, engine.Prepared{
-		Definition: def, Script: p.script, Inputs: p.with, Env: []values{env}, FilesDir: p.files.dir,
+		Definition: def, Script: p.script, Inputs: p.with, Env: []values{env}, FilesDir: p.files.dir(),
 	})
 }

@@ -86,7 +86,7 @@ func split(line string) ([]string, error) {
 // runScript runs a step with a script.
 func (x *running) runScript(ctx context.Context) engine.Result {
 	s := x.spec
-	p := process{files: files{x.call.FilesDir()}, script: true}
+	p := process{files: newFiles(x.call), script: true}
 	shell, dir := s.shell, s.dir
 	if shell == "" {
 		shell = x.shell
@@ -121,12 +121,12 @@ func (x *running) runScript(ctx context.Context) engine.Result {
 		return engine.Failed(err)
 	}
 	env := x.environment(p.files)
-	file := filepath.Join(p.files.dir, "script"+extensions[shell])
+	name := "script" + extensions[shell]
 	var err error
-	if p.Argv, err = shellCommand(strings.TrimSpace(shell), file, p.Dir, lines(env)); err != nil {
+	if p.Argv, err = shellCommand(strings.TrimSpace(shell), p.files.path(name), p.Dir, lines(env)); err != nil {
 		return engine.Failed(x.at(s.line, err))
 	}
-	if err := writePrivate(file, script); err != nil {
+	if err := x.call.WriteFile(p.files.entry(name), script); err != nil {
 		return engine.Failed(err)
 	}
 	return x.exec(ctx, p, env)

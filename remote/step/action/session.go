@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -39,16 +38,25 @@ type session struct {
 	early    map[*step]map[string]string // saved by pre stages
 }
 
+// Names of the directories and of the file of a job.
+const (
+	baseDir   = "actions"
+	tempDir   = baseDir + "/temp"
+	homeDir   = baseDir + "/home"
+	eventFile = baseDir + "/event.json"
+)
+
 // Directories of a job.
-func (s *session) base() string { return filepath.Join(s.call.Place.ScriptDir, "actions") }
-func (s *session) temp() string { return filepath.Join(s.base(), "temp") }
+func (s *session) base() string { return s.call.Path(baseDir) }
+func (s *session) temp() string { return s.call.Path(tempDir) }
+func (s *session) home() string { return s.call.Path(homeDir) }
 func (s *session) work() string { return s.call.Place.WorkDir }
 
 // open makes the directories of the job and the github context.
 func (s *session) open() error {
 	if !s.ready {
-		for _, dir := range []string{s.base(), s.temp(), filepath.Join(s.base(), "home")} {
-			if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		for _, dir := range []string{baseDir, tempDir, homeDir} {
+			if err := s.call.Mkdir(dir); err != nil && !errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("create a directory for actions: %w", err)
 			}
 		}
@@ -63,10 +71,10 @@ func (s *session) open() error {
 	if err != nil {
 		return fmt.Errorf("write event.json: %w", err)
 	}
-	return writePrivate(s.eventPath(), text.Text())
+	return s.call.WriteFile(eventFile, text.Text())
 }
 
-func (s *session) eventPath() string { return filepath.Join(s.base(), "event.json") }
+func (s *session) eventPath() string { return s.call.Path(eventFile) }
 
 // variable returns a job variable, and tells that it was read.
 func (s *session) variable(name string) (string, bool) {

@@ -192,10 +192,41 @@ func (c *Call) Hide(secret string) error { return c.r.hide(secret) }
 // Masked is a text for people, with secrets masked.
 func (c *Call) Masked(text string) string { return c.r.cfg.Secrets.Message(text) }
 
-// FilesDir returns a path for the files of a part, which does not exist yet.
+// FilesDir returns the name of a directory for the files of a part, which does not exist yet.
+//
+// That name, and those that Path, Mkdir, WriteFile, ReadFile and Remove take, are relative to [Place.ScriptDir]. Use
+// only these methods on that directory: a step may move it or put links into it, and they stay inside it all the same.
 func (c *Call) FilesDir() string {
 	c.r.serial++
-	return filepath.Join(c.r.place.ScriptDir, fmt.Sprintf("step-%d", c.r.serial))
+	return fmt.Sprintf("step-%d", c.r.serial)
+}
+
+// Path returns the path of a file or a directory, for a process of the step.
+func (c *Call) Path(name string) string { return c.r.scripts.join(name) }
+
+// Mkdir makes a directory that only its owner can use.
+func (c *Call) Mkdir(name string) error { return c.r.scripts.mkdir(name) }
+
+// WriteFile writes text to a new file that only its owner can read. It replaces an older file of that name.
+func (c *Call) WriteFile(name, text string) error {
+	return c.r.scripts.write(name, text, filepath.Base(name))
+}
+
+// ReadFile reads a file of at most 8 MiB that a step has written. The step may have put anything in its place.
+func (c *Call) ReadFile(name string) ([]byte, error) { return readPlain(c.r.scripts.open(name)) }
+
+// Remove removes a file, or a directory and all below it. Entries that resist go with the directory.
+func (c *Call) Remove(name string) { c.r.scripts.remove(name) }
+
+// Tidy runs a process that cleans up after the step, where the step's own processes run. It is in no result, and its
+// exit status does not count. When ctx ends, the process is killed.
+func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
+	p, err := c.r.cfg.Start(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	_, err = p.Wait(ctx)
+	return errors.Join(err, p.Close())
 }
 
 // UnsafeExport reports whether a variable changes the way in which every later program runs, so that no step may export
