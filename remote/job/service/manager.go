@@ -23,7 +23,8 @@ func (m *manager) Run(_ context.Context, req *runnerproto.RunRequest) (*runnerpr
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	return &runnerproto.RunResponse{}, statusOf(spec.ID, m.store.Create(spec)) //nolint:contextcheck // the job outlives the call
+	err = m.store.Create(spec) //nolint:contextcheck // the job outlives the call
+	return &runnerproto.RunResponse{}, statusOf(spec.ID, err)
 }
 
 // FollowLogs implements the manager's StepRunner service.
