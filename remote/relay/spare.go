@@ -28,12 +28,13 @@ type spares struct {
 }
 
 // serveCommand returns the argv of a request with pipe.SocketOnStdin in place of its socket's path. It returns nil
-// unless the request is for a serve of this very program, with its own directory and environment.
+// unless the request is for a serve of this very program, with its own directory and environment, and without a
+// linger: such a serve must know its socket first.
 func serveCommand(c *Command, request *wire.RelayStart) []string {
 	argv := slices.Clone(request.Argv)
 	at := slices.Index(argv, "--socket") + 1 // of the path; other flags may follow
 	if at < 4 || at == len(argv) || !slices.Equal(argv[at-3:at-1], []string{"steps", "serve"}) ||
-		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 {
+		request.Ready != argv[at] || request.Dir != "" || len(request.Env) > 0 || lingers(request) {
 		return nil
 	}
 	argv[at] = pipe.SocketOnStdin

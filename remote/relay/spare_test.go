@@ -24,6 +24,7 @@ func TestAServeIsKnownByItsCommandWhateverFlagsFollowItsSocket(t *testing.T) {
 		{"stepmux", "steps", "serve", "--socket"},
 		{"stepmux", "steps", "serve", "--socket", "/tmp/other"},
 		{"stepmux", "steps", "proxy", "--socket", "/tmp/s"},
+		{"stepmux", "steps", "serve", "--socket", "/tmp/s", "--linger", "1m"},
 		{"steps", "serve", "--socket", "/tmp/s"},
 		{"--socket", "/tmp/s"},
 		{"/tmp/s"},
