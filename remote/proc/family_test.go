@@ -94,7 +94,7 @@ func TestCloseLeavesNoProcess(t *testing.T) {
 			c.Stdout, c.Stderr = out, os.Stderr
 			p := start(t, c)
 			out.want(t, "ready")
-			require.NotEmpty(t, tagged(t, tag))
+			eventually(t, func() bool { return len(tagged(t, tag)) > 0 }, "a process that has its environment, after its exec")
 			require.NoError(t, p.Close())
 			require.Empty(t, tagged(t, tag))
 			require.True(t, ended(p.link.init.Pid))

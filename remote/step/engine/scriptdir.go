@@ -1,12 +1,15 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
 )
 
 // scriptDir is Place.ScriptDir, held open from before the first step. A step can move that directory and put a link in
@@ -72,7 +75,7 @@ func (d scriptDir) write(name, text, label string) error {
 // remove removes an entry and all below it. Entries that resist go with the directory.
 func (d scriptDir) remove(name string) {
 	if d.err == nil {
-		_ = d.root.RemoveAll(name)
+		_ = rmtree.RemoveIn(context.Background(), d.root, name)
 	}
 }
 
