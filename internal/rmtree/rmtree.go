@@ -35,8 +35,7 @@ func Remove(path string) error {
 		return err
 	}
 	defer parent.Close()
-	r := &removal{stopped: func() error { return nil }}
-	return r.remove(parent, filepath.Base(path), 0)
+	return RemoveEntry(parent, filepath.Base(path))
 }
 
 // RemoveIn removes name, an entry of parent, and everything below it. It follows no symbolic link and stays within
@@ -44,6 +43,12 @@ func Remove(path string) error {
 // removes as much as it can and returns the first error. When ctx ends it stops and returns ctx's cause.
 func RemoveIn(ctx context.Context, parent *os.Root, name string) error {
 	return newRemoval(ctx).remove(parent, name, 0)
+}
+
+// RemoveEntry is RemoveIn without a bound of time.
+func RemoveEntry(parent *os.Root, name string) error {
+	r := &removal{stopped: func() error { return nil }}
+	return r.remove(parent, name, 0)
 }
 
 // RemoveOpen removes the open directory dir and everything below it, wherever it is now: its user may have moved it.

@@ -64,16 +64,17 @@ func TestAFetchedStepIsLockedUntilItsRelease(t *testing.T) {
 }
 
 func TestAProgramThatDoesNotFetchIsExplained(t *testing.T) {
-	for script, want := range map[string]string{
-		`read -r x; echo '{"error":"the server does not have it"}'`: "the server does not have it",
-		`echo "stepmux: steps fetch: it is not there" >&2; exit 3`:  "exit status 3: steps fetch: it is not there",
-		`read -r x; echo text`:                       "the program that fetches steps has failed: ",
-		`read -r x; printf '{}'`:                     "it gave no reason",
-		`read -r x; head -c 5000000 /dev/zero`:       "it gave no reason",
-		`read -r x; echo '{"lock":"/no/such/lock"}'`: "keep the step in the cache: open /no/such/lock: no such file",
-		`kill -9 $$`: "signal: killed: it gave no reason",
-		`read -r x; echo '{"lock":"/proc/self/mem/"}'`: "keep the step in the cache",
+	for _, test := range [][2]string{
+		{`read -r x; echo '{"error":"the server does not have it"}'`, "the server does not have it"},
+		{`echo "stepmux: steps fetch: it is not there" >&2; exit 3`, "exit status 3: steps fetch: it is not there"},
+		{`read -r x; echo text`, "the program that fetches steps has failed: "},
+		{`read -r x; printf '{}'`, "it gave no reason"},
+		{`read -r x; head -c 5000000 /dev/zero`, "it gave no reason"},
+		{`read -r x; echo '{"lock":"/no/such/lock"}'`, "keep the step in the cache: open /no/such/lock: no such file"},
+		{`kill -9 $$`, "signal: killed: it gave no reason"},
+		{`read -r x; echo '{"lock":"/proc/self/mem/"}'`, "keep the step in the cache"},
 	} {
+		script, want := test[0], test[1]
 		_, err := shell(script).Fetch(t.Context(), &pb.Reference{}, Credentials{})
 		require.ErrorContains(t, err, want, script)
 	}

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -75,7 +74,7 @@ func (d scriptDir) write(name, text, label string) error {
 // remove removes an entry and all below it. Entries that resist go with the directory.
 func (d scriptDir) remove(name string) {
 	if d.err == nil {
-		_ = rmtree.RemoveIn(context.Background(), d.root, name)
+		_ = rmtree.RemoveEntry(d.root, name)
 	}
 }
 
