@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"os"
@@ -91,6 +92,36 @@ func TestScriptHasTheIsolationThatWasAskedFor(t *testing.T) {
 	require.Equal(t, "x\n", rest)
 	require.Less(t, len(pid), 4, "it has a namespace of its own")
 	require.NoFileExists(t, "/tmp/stepmux-script-test")
+}
+
+// A home in /tmp is shown again, and the directories of all builds may be in it.
+func TestScriptSeesItsOwnDirectoryAloneWhereTheHomeHasThemAll(t *testing.T) {
+	home := remotetest.ShortTemp(t)
+	neighbour := filepath.Join(home, wire.SocketBase, "neighbour")
+	require.NoError(t, os.MkdirAll(neighbour, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(home, "tool"), nil, 0o700))
+	text := "cd ~; ls; ls " + wire.SocketBase + " | grep -c script-; ls " + wire.SocketBase + " | wc -l"
+	in, feed, err := os.Pipe()
+	require.NoError(t, err)
+	defer in.Close()
+	defer feed.Close()
+	_, err = feed.WriteString(scriptKey + "\n" + text)
+	require.NoError(t, err)
+	out, err := os.CreateTemp(t.TempDir(), "")
+	require.NoError(t, err)
+	defer out.Close()
+	t.Setenv("HOME", home)
+	cfg := ScriptConfig{Shell: []string{"sh"}, Size: int64(len(text)), Isolation: walls.Processes, TempDir: home}
+	_, err = Script(t.Context(), in, out, out, cfg)
+	require.NoError(t, err)
+	said, err := os.ReadFile(out.Name())
+	require.NoError(t, err)
+	if strings.Contains(string(said), "isolation processes cannot be had") {
+		t.Skip("part missing: " + string(said))
+	}
+	said, _, _ = bytes.Cut(said, []byte("\x1e"))
+	require.Equal(t, wire.SocketBase+"\ntool\n1\n1\n", string(said))
+	require.DirExists(t, neighbour)
 }
 
 func TestScriptIsNotRunUnlessItIsWhole(t *testing.T) {

@@ -37,7 +37,8 @@ type Room struct {
 	hidden []hidden // the last one wins
 }
 
-// hidden is a directory of the machine in whose place the build has its own.
+// hidden is a directory of the machine in whose place the build has its own. Without was it is one that was made
+// visible again.
 type hidden struct {
 	path string
 	was  string // its path through a descriptor
@@ -148,10 +149,13 @@ func (r *Room) own(path string, mode fs.FileMode) (string, error) {
 	return own, nil
 }
 
-// above returns the hidden directory that path is, or is below, or nil.
+// above returns the hidden directory that path is, or is below, or nil if path is visible.
 func (r *Room) above(path string) *hidden {
 	for i := len(r.hidden) - 1; i >= 0; i-- {
 		if h := &r.hidden[i]; within(path, h.path) {
+			if h.was == "" {
+				return nil
+			}
 			return h
 		}
 	}
@@ -238,7 +242,7 @@ func (r *Room) Show(path string) error {
 	default:
 		if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
 			var f *os.File
-			if f, err = os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600); err == nil {
+			if f, err = os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600); err == nil {
 				err = f.Close()
 			}
 		}
@@ -246,7 +250,17 @@ func (r *Room) Show(path string) error {
 	if err != nil {
 		return bare("show", path, err)
 	}
-	return mount(source, path, "", unix.MS_BIND|unix.MS_REC, "")
+	if err := mount(source, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return err
+	}
+	r.hidden = append(r.hidden, hidden{path: path})
+	if path == r.spec.Base || !within(r.spec.Base, path) {
+		return nil
+	}
+	if err := r.hide(r.spec.Base, 0o700); err != nil { // the directories of other builds have come into view with path
+		return err
+	}
+	return r.showDir()
 }
 
 // kernel makes the kernel's file systems for processes, queues and groups the build's own or read-only.
