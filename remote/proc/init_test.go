@@ -101,6 +101,23 @@ func TestInitOutlivesACommandThatCannotBeStarted(t *testing.T) {
 	require.Same(t, first, in.init(t))
 }
 
+// Symptom: a command that could not be handed over, for want of files, ended all others of the build after 10 s.
+func TestInitOutlivesACommandThatItWasNotTold(t *testing.T) {
+	in := newInit(t)
+	first := in.init(t)
+	var files unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &files))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: files.Max}))
+	_, err := in.Start(t.Context(), shell("true"))
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &files))
+	require.ErrorIs(t, err, unix.EMFILE)
+	p, err := in.Start(t.Context(), shell("exit 3"))
+	require.NoError(t, err)
+	require.Equal(t, 3, wait(t, p).Code)
+	require.NoError(t, p.Close())
+	require.Same(t, first, in.init(t))
+}
+
 func TestInitStartsManyAtOnce(t *testing.T) {
 	in := new(Init)
 	defer in.Close()

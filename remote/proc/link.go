@@ -137,13 +137,12 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 		}
 	}
 	p, err := l.register(c.Argv[0])
-	if err == nil {
-		err = p.connect(&c)
-	}
 	if err != nil {
-		if p != nil {
-			_ = p.Close() // err is the one that matters
-		}
+		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
+	}
+	if err := p.connect(&c); err != nil {
+		l.unregister(p)
+		_ = p.Close() // err is the one that matters
 		return nil, fmt.Errorf("start %q: %w", c.Argv[0], err)
 	}
 	select {
@@ -175,6 +174,16 @@ func (l *link) register(program string) (*Process, error) {
 	p := newProcess(l, l.last, program)
 	l.processes[p.id] = p
 	return p, nil
+}
+
+// unregister forgets a process of which the init has not heard: it reports nothing of it.
+func (l *link) unregister(p *Process) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.processes[p.id] == p {
+		delete(l.processes, p.id)
+		close(p.gone)
+	}
 }
 
 // listen handles the init's reports until it ends.
