@@ -75,6 +75,9 @@ type Config struct {
 	// Isolation is how far the build is held apart from the rest of the VM: auto, off, processes or private. If empty,
 	// auto: the best that can be had there. A level that is named is had, or the build fails.
 	Isolation string
+	// BuildUser is the user as whom a login of root runs the build: the name of a user of the VM, or a range of ids,
+	// FIRST-LAST, of which each build has one of its own. If empty, the login.
+	BuildUser string
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.
 	Log io.Writer
@@ -172,6 +175,9 @@ func (cfg *Config) setDefaults() error {
 		return err
 	}
 	_, err := ParseIsolation(cfg.Isolation)
+	if err == nil {
+		err = CheckBuildUser(cfg.BuildUser)
+	}
 	return err
 }
 
@@ -191,6 +197,7 @@ func (cfg *Config) search(conn Conn) program.Config {
 		Others:    len(cfg.Runner) == 0,
 		Bootstrap: cfg.Bootstrap,
 		TempDir:   cfg.TempDir,
+		Shared:    cfg.BuildUser != "",
 		Timeout:   cfg.ReadyTimeout,
 		Logger:    cfg.Logger,
 	}

@@ -15,8 +15,21 @@ const maxReason = 400
 // ParseIsolation returns the level of that name, auto for an empty name.
 func ParseIsolation(name string) (string, error) { return wire.ParseIsolation(name) }
 
-// isolates returns an error if the program cannot have the isolation that was asked for by name.
+// CheckBuildUser returns an error unless spec is empty, the name of a user, or a range of user ids, FIRST-LAST, without
+// those of root, the system and nobody.
+func CheckBuildUser(spec string) error {
+	_, err := wire.ParseBuildUser(spec)
+	return err
+}
+
+// isolates returns an error if the program cannot have the isolation that was asked for by name, or the build user.
 func (cfg *Config) isolates(p *program.Program) error {
+	if p.Kind == program.StepRunner && cfg.BuildUser != "" {
+		return &ServeError{
+			ExitCode: -1, Err: fmt.Errorf("build user %s was asked for, and %v runs builds as its login", cfg.BuildUser, p),
+			Hint: "put a stepmux on the VM, or leave out the build user",
+		}
+	}
 	level, _ := ParseIsolation(cfg.Isolation) // New has checked it
 	if p.Kind != program.StepRunner || level == wire.IsolationAuto || level == wire.IsolationOff {
 		return nil

@@ -66,9 +66,10 @@ func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
 func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {
 	plain := []string{"stepmux", "steps", "serve", "--socket", "/s", "--secret-stdin"}
 	for _, level := range []string{"", "auto"} {
-		require.Equal(t, plain, serveArgv([]string{"stepmux"}, "/s", level))
+		require.Equal(t, plain, (&Config{Isolation: level}).serveArgv([]string{"stepmux"}, "/s"))
 	}
 	for _, level := range []string{"off", "processes", "private"} {
-		require.Equal(t, append(plain, "--isolation", level), serveArgv([]string{"stepmux"}, "/s", level))
+		cfg := &Config{Isolation: level}
+		require.Equal(t, append(plain, "--isolation", level), cfg.serveArgv([]string{"stepmux"}, "/s"))
 	}
 }

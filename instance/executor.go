@@ -220,7 +220,8 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 	place := connector.Config{
 		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
-		Isolation: s.member.Isolation, Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
+		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser,
+		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
 			lease, err := e.reconnect(ctx, s)
@@ -239,6 +240,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
 		}
+		place.BuildUser = "" // a user of the VM; the image has its own
 		if err := e.startContainer(ctx, s, lease, &place); err != nil {
 			return nil, err
 		}
@@ -337,7 +339,7 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
-		Isolation: s.member.Isolation, TempDir: s.member.TempDir,
+		Isolation: s.member.Isolation, TempDir: s.member.TempDir, BuildUser: s.member.BuildUser,
 	}))
 }
 

@@ -43,6 +43,8 @@ type Instance struct {
 	TempDir string
 	// Isolation is how far builds are held apart from the rest of the machine; see connector.Config. If empty, auto.
 	Isolation string
+	// BuildUser is the user as whom a login of root runs builds there; see connector.Config. If empty, the login.
+	BuildUser string
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string
@@ -189,6 +191,9 @@ func check(instances []Instance) error {
 			return fmt.Errorf("instance %s: %d uses at most", in.ID, in.MaxUses)
 		}
 		if _, err := connector.ParseIsolation(in.Isolation); err != nil {
+			return fmt.Errorf("instance %s: %w", in.ID, err)
+		}
+		if err := connector.CheckBuildUser(in.BuildUser); err != nil {
 			return fmt.Errorf("instance %s: %w", in.ID, err)
 		}
 		in.Capacity = max(in.Capacity, 1)

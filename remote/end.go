@@ -17,6 +17,7 @@ import (
 	"github.com/stepmux/stepmux/internal/filelock"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/builduser"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
@@ -31,12 +32,16 @@ const (
 
 // End ends the build whose socket is path, for a manager whose serve did not end with its leash. It continues what was
 // stopped, sends SIGTERM to the serve that listens on the socket, SIGKILL after 6 s, and kills the processes of dead
-// serves. Then it writes to out what is left, as a list of texts in one line of JSON. It takes 20 s at most.
+// serves. If root calls it for a build of another user, it does all that as that user. Then it writes to out what is
+// left, as a list of texts in one line of JSON. It takes 20 s at most.
 func End(ctx context.Context, out io.Writer, path string) error {
 	if err := wire.CheckSocketPath(path); err != nil {
 		return fmt.Errorf("end: %w", err)
 	}
 	dir := filepath.Dir(path)
+	if err := builduser.BecomeOwner(dir); err != nil {
+		return fmt.Errorf("end: %w", err)
+	}
 	tmp := filepath.Dir(filepath.Dir(dir))
 	if err := socketdir.CheckBuild(tmp, path); err != nil {
 		return fmt.Errorf("end: %w", err)

@@ -14,7 +14,6 @@ import (
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/pipe"
-	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -25,6 +24,8 @@ type IsolationConfig struct {
 	Level walls.Level
 	// TempDir is the directory of the builds' directories, as a relay has it. Required.
 	TempDir string
+	// BuildUser is as in ServeConfig.
+	BuildUser string
 }
 
 // isolationReport is the answer of TellIsolation.
@@ -46,6 +47,12 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
+	user, init, err := become(cfg.BuildUser, cfg.Level)
+	if err != nil {
+		return fmt.Errorf("isolation: %w", err)
+	}
+	defer user.Close()
+	defer init.Close() // if it is not closed yet
 	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-isolation-")
 	if err != nil {
 		return fmt.Errorf("isolation: make a directory: %w", err)
@@ -55,7 +62,10 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 			err = errors.Join(err, fmt.Errorf("isolation: %w", removeErr))
 		}
 	}()
-	init := &proc.Init{Room: room(cfg.Level, dir, component.DefaultDir()), OrphanDir: dir}
+	if err := user.UseHome(dir); err != nil {
+		return fmt.Errorf("isolation: %w", err)
+	}
+	init.Room, init.OrphanDir = room(cfg.Level, dir, component.DefaultDir()), dir
 	init.Prepare() //nolint:contextcheck // the start of an init is bounded by itself
 	level, why := init.Isolation(ctx)
 	if err := init.Close(); err != nil {

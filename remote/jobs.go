@@ -43,18 +43,19 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
-// it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
-// process is killed, the init of the jobs' processes removes dir.
+// it. The steps that jobs fetch are in the cache directory, which builds share; every other file of a job is in dir. If
+// this process is killed, init, which starts the jobs' processes, removes dir.
 func openJobs(
-	cfg job.Config, level walls.Level, dir, cacheDir string, actions action.Config, options ...grpc.ServerOption,
+	cfg job.Config, init *proc.Init, dir string, serve ServeConfig, options ...grpc.ServerOption,
 ) (*jobRunner, error) {
-	mirrors, err := actions.Mirrors()
+	mirrors, err := serve.Actions.Mirrors()
 	if err != nil {
 		return nil, err
 	}
-	init := &proc.Init{Room: room(level, dir, cmp.Or(cacheDir, component.DefaultDir())), OrphanDir: dir}
-	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(actions)
-	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir, Mirrors: mirrors}
+	init.Room = room(serve.Isolation, dir, cmp.Or(serve.CacheDir, component.DefaultDir()))
+	init.OrphanDir = dir
+	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(serve.Actions)
+	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: serve.CacheDir, Mirrors: mirrors}
 	store, err := job.New(cfg)
 	if err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/builduser"
 	"github.com/stepmux/stepmux/remote/linger"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/socketdir"
@@ -185,12 +186,16 @@ func startDetached(in *os.File, args []string) (*os.Process, *os.File, error) {
 // findServed tells the marker of a serve that listens on the build's socket, if there is one.
 func (cfg *ServeConfig) findServed(ctx context.Context, to io.Writer) bool {
 	base := filepath.Dir(filepath.Dir(cfg.Socket))
-	own := base + "-" + strconv.Itoa(os.Geteuid()) + cfg.Socket[len(base):] // in the user's own base
-	for _, path := range []string{cfg.Socket, own} {
+	for _, id := range builduser.IDs(cfg.BuildUser) {
+		path := base + "-" + strconv.Itoa(id) + cfg.Socket[len(base):] // in the user's own base
 		if findServe(ctx, path) != nil {
 			_, _ = io.WriteString(to, wire.ReadyLine(path))
 			return true
 		}
 	}
-	return false
+	if findServe(ctx, cfg.Socket) == nil {
+		return false
+	}
+	_, _ = io.WriteString(to, wire.ReadyLine(cfg.Socket))
+	return true
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/remote/builduser"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
@@ -32,7 +33,8 @@ type ProxyConfig struct {
 // even if In is still open. It returns an error if In fails, Out cannot be written, or ctx ends. It waits for all its
 // goroutines. In stays open, and so does Out unless the server has ended.
 //
-// It only connects to a socket on which a process of our own user, or of root, listens. From its call on other
+// It only connects to a socket on which a process of our own user, or of root, listens. Root becomes the user who has
+// the socket first. From its call on other
 // processes of the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	if err := pipe.Conceal(); err != nil {
@@ -47,6 +49,9 @@ func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 		if cfg.Socket == "" {
 			return nil
 		}
+	}
+	if err := builduser.BecomeOwner(cfg.Socket); err != nil {
+		return fmt.Errorf("proxy: %w", err)
 	}
 	conn, err := socketdir.Connect(ctx, cfg.Socket)
 	if err != nil {

@@ -30,6 +30,8 @@ type ScriptConfig struct {
 	// directory for that is made, as for a build's socket. If empty, /tmp.
 	Isolation walls.Level
 	TempDir   string
+	// BuildUser is as in ServeConfig.
+	BuildUser string
 	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
@@ -130,22 +132,43 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 	return shellEnd(exit, text, cfg)
 }
 
-// init returns the init of the script's processes, and a function that removes its files at the end.
+// init returns the init of the script's processes, and a function that removes its files at the end, once the init is
+// closed.
 func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
-	if cfg.Isolation == walls.Off {
-		return &proc.Init{Room: walls.Spec{Level: walls.Off}}, func(context.Context) error { return nil }, nil
+	user, init, err := become(cfg.BuildUser, cfg.Isolation)
+	if err != nil {
+		return nil, nil, err
 	}
+	if cfg.Isolation == walls.Off && user == nil {
+		init.Room.Level = walls.Off
+		return init, func(context.Context) error { return nil }, nil
+	}
+	dir, err := cfg.openDir(ctx)
+	if err == nil {
+		if err = user.UseHome(dir.Path()); err != nil {
+			err = errors.Join(err, dir.Remove(ctx))
+		}
+	}
+	if err != nil {
+		_ = init.Close() // err is the one that matters
+		user.Close()
+		return nil, nil, err
+	}
+	init.Room, init.OrphanDir = room(cfg.Isolation, dir.Path(), component.DefaultDir()), dir.Path()
+	return init, func(ctx context.Context) error {
+		defer user.Close()
+		return dir.Remove(ctx)
+	}, nil
+}
+
+// openDir makes the script's directory.
+func (cfg *ScriptConfig) openDir(ctx context.Context) (*socketdir.Dir, error) {
 	tmp := cmp.Or(cfg.TempDir, "/tmp")
 	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text())))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	dir, err := socketdir.Open(ctx, path)
-	if err != nil {
-		return nil, nil, err
-	}
-	init := &proc.Init{Room: room(cfg.Isolation, dir.Path(), component.DefaultDir()), OrphanDir: dir.Path()}
-	return init, dir.Remove, nil
+	return socketdir.Open(ctx, path)
 }
 
 // receiveScript copies the script to a file in memory.

@@ -15,8 +15,10 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/builduser"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
 	"github.com/stepmux/stepmux/remote/step/action"
@@ -55,6 +57,9 @@ type ServeConfig struct {
 
 	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
 	Isolation walls.Level
+	// BuildUser is the user as whom root serves: its name, or a range of ids, FIRST-LAST, of which no two builds have the
+	// same one at a time. This process becomes that user before it makes any file. If empty, the caller.
+	BuildUser string
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
@@ -101,8 +106,8 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 		return cfg.detach(ctx, stdio)
 	}
 	//nolint:contextcheck // the jobs are closed even if ctx has ended
-	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(jobs, cfg.Isolation, dir, cfg.CacheDir, cfg.Actions, options...)
+	return serve(ctx, stdio, cfg, func(init *proc.Init, dir string, options ...grpc.ServerOption) (*jobRunner, error) {
+		return openJobs(jobs, init, dir, cfg, options...)
 	})
 }
 
@@ -118,9 +123,9 @@ type jobRunner struct {
 	close func() error
 }
 
-// openRunner opens the job runner of a build. dir is the build's directory, which is locked; options are for
-// the server.
-type openRunner func(dir string, options ...grpc.ServerOption) (*jobRunner, error)
+// openRunner opens the job runner of a build, which closes init. dir is the build's directory, which is locked; options
+// are for the server.
+type openRunner func(init *proc.Init, dir string, options ...grpc.ServerOption) (*jobRunner, error)
 
 // serve is Serve with its job runner.
 func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (err error) {
@@ -142,6 +147,12 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	}
 	defer hold.release()
 	ctx = hold.life //nolint:contextcheck // made of ctx
+	user, init, err := become(cfg.BuildUser, cfg.Isolation)
+	if err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	defer user.Close()
+	defer init.Close() // if it is not closed yet
 	dir, err := openDir(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -152,7 +163,10 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 			err = errors.Join(err, fmt.Errorf("serve: %w", removeErr))
 		}
 	}()
-	jobs, err := open(dir.Path(), append(options, hold.options()...)...)
+	if err := user.UseHome(dir.Path()); err != nil {
+		return fmt.Errorf("serve: %w", err)
+	}
+	jobs, err := open(init, dir.Path(), append(options, hold.options()...)...)
 	if err != nil {
 		return fmt.Errorf("serve: %w", oserr.Hint(err, dir.Path()))
 	}
@@ -196,6 +210,29 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return errors.Join(err, end(alive, jobs, ln, cfg.Grace))
 	}
 	return end(alive, jobs, ln, cfg.Grace)
+}
+
+// become makes this process the build user, and returns it with the init of its processes. If there is none, it is
+// still the caller. The caller closes both, the init first.
+func become(spec string, level walls.Level) (user *builduser.User, init *proc.Init, err error) {
+	init = &proc.Init{}
+	if user, err = builduser.Take(spec); user == nil {
+		return nil, init, err
+	}
+	init.Keep = user.Lock()
+	forked, err := init.Fork(level, user.Credential())
+	if err == nil {
+		err = user.Become()
+	}
+	if err == nil && !forked {
+		err = user.EndOthers()
+	}
+	if err != nil {
+		_ = init.Close() // err is the one that matters
+		user.Close()
+		return nil, nil, err
+	}
+	return user, init, nil
 }
 
 // takeLines reads the lines of stdin that cfg asks for. It sets Socket, to "" if the manager has no use for this serve,

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/remotetest"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
 )
 
@@ -306,7 +307,7 @@ func TestServePassesItsGraceToTheJobs(t *testing.T) {
 				require.DirExists(t, filepath.Dir(socket), "removed under the feet of the jobs")
 				return because
 			})
-			open := func(dir string, _ ...grpc.ServerOption) (*jobRunner, error) {
+			open := func(_ *proc.Init, dir string, _ ...grpc.ServerOption) (*jobRunner, error) {
 				require.Equal(t, filepath.Dir(socket), dir)
 				return runner, nil
 			}
@@ -326,7 +327,7 @@ func TestServePassesItsGraceToTheJobs(t *testing.T) {
 func TestServeCleansUpWhenItCannotListen(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	stopped := false
-	open := func(dir string, _ ...grpc.ServerOption) (*jobRunner, error) {
+	open := func(_ *proc.Init, dir string, _ ...grpc.ServerOption) (*jobRunner, error) {
 		require.NoError(t, os.WriteFile(socket, nil, 0o600))
 		return bareRunner(func(context.Context, time.Duration) error { stopped = true; return nil }), nil
 	}
@@ -348,7 +349,7 @@ func TestServeEndsWithAnErrorWhenTheServerFails(t *testing.T) {
 		t.Context(),
 		Stdio{Err: out},
 		ServeConfig{Socket: socket},
-		func(string, ...grpc.ServerOption) (*jobRunner, error) { return runner, nil },
+		func(*proc.Init, string, ...grpc.ServerOption) (*jobRunner, error) { return runner, nil },
 	)
 	require.ErrorContains(t, err, "serve: accept on "+socket)
 	remotetest.RequireGone(t, filepath.Dir(socket))
@@ -357,7 +358,7 @@ func TestServeEndsWithAnErrorWhenTheServerFails(t *testing.T) {
 func TestServeReportsAJobStoreThatDoesNotOpen(t *testing.T) {
 	socket := remotetest.SocketIn(t, remotetest.ShortTemp(t), "42")
 	err := serve(t.Context(), Stdio{Err: io.Discard}, ServeConfig{Socket: socket},
-		func(string, ...grpc.ServerOption) (*jobRunner, error) {
+		func(*proc.Init, string, ...grpc.ServerOption) (*jobRunner, error) {
 			return nil, fmt.Errorf("make store: %w", unix.ENOSPC)
 		})
 	require.ErrorContains(t, err, "serve: make store: no space left on device (free space or inodes")

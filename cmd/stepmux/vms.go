@@ -43,7 +43,8 @@ type vmFlags struct {
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // of the commands with registerIsolation
+	isolation string // of the commands with registerIsolation, as the next
+	buildUser string
 	way       sshtarget.ResolverConfig
 
 	flags        *pflag.FlagSet
@@ -92,6 +93,8 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
 		"that the VM has), off, processes or private; a level that is named is had, or the build fails",
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
+	fl.StringVar(&f.buildUser, "build-user", "", "where the login is root, the `user` of the VMs as whom builds run, or "+
+		"a range of user ids, FIRST-LAST, of which each build has one of its own (default the login)")
 }
 
 // group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
@@ -186,6 +189,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		first[t.Name] = text
 		all[i] = *instanceOf(t)
 		all[i].Capacity, all[i].Runner, all[i].Isolation = f.capacity, f.runner, f.isolation
+		all[i].BuildUser = f.buildUser
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -225,7 +229,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	}
 	group, err := instance.NewGroup(instance.Instance{
 		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
-		Isolation: f.isolation,
+		Isolation: f.isolation, BuildUser: f.buildUser,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},

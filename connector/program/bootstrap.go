@@ -27,7 +27,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	if err != nil {
 		return nil, err
 	}
-	command, place, err := f.upload(ctx, bin)
+	command, at, err := f.upload(ctx, bin)
 	if err != nil {
 		return nil, err
 	}
@@ -50,7 +50,7 @@ func (f *finder) bootstrap(ctx context.Context, instead *unusableError) (*Progra
 	}
 	p.Command, p.argv, p.Uploaded = []string{command}, checked, f.sent
 	p.Platform = cmp.Or(p.Platform, bin.platform)
-	p.binary, p.place = bin, place
+	p.binary, p.at = bin, at
 	return p, nil
 }
 
@@ -82,11 +82,8 @@ func (p *Program) Complete(ctx context.Context, start Starter) error {
 	if p.binary == nil || p.binary.beside == nil {
 		return nil
 	}
-	told, err := p.binary.facts()
-	if err != nil {
-		return fmt.Errorf("read %s: %w", p.binary.name, err)
-	}
-	at := target{place: p.place, dir: told.sum[:wire.UploadDigits], name: wire.FetchProgram}
+	at := p.at
+	at.name = wire.FetchProgram
 	if _, _, err := uploadTo(ctx, start, at, p.binary.beside); err != nil {
 		return fmt.Errorf("put %s on the VM: %w", wire.FetchProgram, err)
 	}
@@ -94,27 +91,39 @@ func (p *Program) Complete(ctx context.Context, start Starter) error {
 }
 
 // target says where a program is put: in the directory dir, in a place that uploadScript knows.
-type target struct{ place, dir, name string }
+// The mode is that of its file and of the directories that are made for it.
+type target struct{ place, dir, name, mode string }
 
-// upload puts bin in the first place that accepts it, unless it is there already, and returns its path and the place.
+// Modes of a target.
+const (
+	private = "700"
+	shared  = "755"
+)
+
+// upload puts bin in the first place that accepts it, unless it is there already, and returns its path and the target.
 // "cache" is the user's cache.
-func (f *finder) upload(ctx context.Context, bin *Binary) (command, place string, err error) {
+func (f *finder) upload(ctx context.Context, bin *Binary) (command string, at target, err error) {
 	told, err := bin.facts()
 	if err != nil {
-		return "", "", fmt.Errorf("put stepmux on the VM: %w", &os.PathError{Op: "read", Path: bin.name, Err: err})
+		return "", at, fmt.Errorf("put stepmux on the VM: %w", &os.PathError{Op: "read", Path: bin.name, Err: err})
 	}
 	var tried []string
-	for _, place := range slices.Compact([]string{"cache", f.TempDir, "/var/tmp"}) {
-		command, sent, err := uploadTo(ctx, f.Conn, target{place, told.sum[:wire.UploadDigits], "stepmux"}, bin)
+	first, mode := "cache", private
+	if f.Shared {
+		first, mode = "/var/lib", shared // nobody but root is let into root's cache
+	}
+	for _, place := range slices.Compact([]string{first, f.TempDir, "/var/tmp"}) {
+		at = target{place, told.sum[:wire.UploadDigits], "stepmux", mode}
+		command, sent, err := uploadTo(ctx, f.Conn, at, bin)
 		_, local := errors.AsType[*os.PathError](err)
 		switch {
 		case err == nil:
 			f.sent = sent
-			return command, place, nil
+			return command, at, nil
 		case local:
-			return "", "", fmt.Errorf("put stepmux on the VM: %w", err)
+			return "", at, fmt.Errorf("put stepmux on the VM: %w", err)
 		case mux.IsLost(err), ctx.Err() != nil, errors.Is(err, mux.ErrForbidden):
-			return "", "", err
+			return "", at, err
 		}
 		if place == "cache" {
 			place = "the user's cache"
@@ -122,7 +131,7 @@ func (f *finder) upload(ctx context.Context, bin *Binary) (command, place string
 		tried = append(tried, fmt.Sprintf("in %s: %v", place, err))
 	}
 	err = fmt.Errorf("put stepmux for %s on the VM: %s", bin.platform, strings.Join(tried, "; "))
-	return "", "", notStarted(err, "", "make room, or install it there")
+	return "", at, notStarted(err, "", "make room, or install it there")
 }
 
 // uploadTo puts bin in one place. It returns the path, and whether it was sent: it may be there already. The error's

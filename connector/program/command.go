@@ -62,13 +62,14 @@ const uploadPrefix = "stepmux-upload: "
 
 // uploadScript puts a program of SHA-256 $2 and $3 bytes on the VM as the file $5 in the directory $4, in the user's
 // cache if $1 is "cache" and else in a directory of the user's below $1. The directory's name is the beginning of the
-// checksum of the stepmux in it, so that an upload does not disturb another version that runs. If the file is there
-// the script prints "at PATH". Else it prints "send gzip" and takes a gzip file from stdin, or "send" and the
-// program's bytes if the VM has no gzip. It checks the bytes, renames them into place and prints "at PATH". The
-// directory is private and no symbolic link, and no other user may rename it. Programs that were not requested for 14
-// days and that no process of this user runs are removed.
-const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5
+// checksum of the stepmux in it, so that an upload does not disturb another version that runs. The mode of all that is
+// $6, 700 or 755. If the file is there the script prints "at PATH". Else it prints "send gzip" and takes a gzip file
+// from stdin, or "send" and the program's bytes if the VM has no gzip. It checks the bytes, renames them into place and
+// prints "at PATH". The directory is writable for the user alone and no symbolic link, and no other user may rename it.
+// Programs that were not requested for 14 days and that no process of this user runs are removed.
+const uploadScript = `place=$1 sum=$2 size=$3 subdir=$4 name=$5 mode=$6
 umask 077
+[ "$mode" = 700 ] || umask 022
 export LC_ALL=C
 no() { echo "$1" >&2; exit 9; }
 say() { echo "` + uploadPrefix + `$*"; }
@@ -96,11 +97,11 @@ case $1 in ?????w???[!tT]* | ????????w[!tT]*) no "$up lets other users rename wh
 [ ! -L "$root" ] || no "$root is a symbolic link"
 [ -d "$root" ] || no "$root is no directory"
 [ -O "$root" ] || no "$root belongs to another user"
-chmod 700 "$root" || exit 9
+chmod "$mode" "$root" || exit 9
 part=$root/.part.$$
 trap 's=$?; rm -f "$part"; [ "$s" = 0 ] || rmdir "${dir:-$root}" "$root" 2>/dev/null; exit "$s"' EXIT
 trap 'exit 9' HUP INT TERM PIPE
-{ printf '#!/bin/sh\nexit 0\n' >"$part" && chmod 700 "$part"; } || exit 9
+{ printf '#!/bin/sh\nexit 0\n' >"$part" && chmod "$mode" "$part"; } || exit 9
 "$part" || no "programs in $root cannot be executed: is it mounted noexec?"
 sum() {
 	s=$({ sha256sum || shasum -a 256 || openssl dgst -sha256 -r; } <"$1" 2>/dev/null)
@@ -112,7 +113,7 @@ dir=$root/$subdir
 program=$dir/$name
 [ ! -L "$dir" ] || rm -f "$dir"
 mkdir -p "$dir" || exit 9
-if [ -f "$program" ] && [ ! -L "$program" ] && chmod 700 "$program" && [ "$(sum "$program")" = "$sum" ]; then
+if [ -f "$program" ] && [ ! -L "$program" ] && chmod "$mode" "$dir" "$program" && [ "$(sum "$program")" = "$sum" ]; then
 	touch "$dir"
 else
 	if command -v gzip >/dev/null; then
@@ -143,6 +144,7 @@ say at "$program"`
 func uploadArgv(at target, told facts) []string {
 	return []string{
 		"sh", "-c", uploadScript, "stepmux-upload", at.place, told.sum, strconv.FormatInt(told.size, 10), at.dir, at.name,
+		at.mode,
 	}
 }
 

@@ -39,8 +39,8 @@ type Program struct {
 	Uploaded bool `json:"uploaded"`
 
 	argv   []string // runs it; nil: Command does
-	binary *Binary  // of which it is a copy, in this place; nil if it is none of Config.Bootstrap
-	place  string
+	binary *Binary  // of which it is a copy, put at this target; nil if it is none of Config.Bootstrap
+	at     target
 }
 
 // Argv returns the command that runs the program, for more arguments. A program that Config.Bootstrap put there, now or
@@ -101,7 +101,9 @@ type Config struct {
 	Bootstrap []*Binary
 	// TempDir is the VM's directory for temporary files. Required.
 	TempDir string
-	Relay   RelayUse
+	// Shared has the programs put where all users of the VM can start them.
+	Shared bool
+	Relay  RelayUse
 	// Timeout bounds the wait for each answer of a program. Required.
 	Timeout time.Duration
 	Logger  *slog.Logger // required

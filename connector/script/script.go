@@ -28,8 +28,11 @@ type Script struct {
 	// Isolation is how far the script is held apart from the rest of the VM: auto, off, processes or private. If empty,
 	// auto. A session has no isolation: there a script is refused that names a level other than off.
 	Isolation string
-	// TempDir is the VM's directory for the files of a named level. If empty, /tmp.
+	// TempDir is the VM's directory for the files of isolation. If empty, /tmp.
 	TempDir string
+	// BuildUser is the user as whom a login of root runs the script, as that of a build. If empty, the login. A session
+	// runs no script as another user.
+	BuildUser string
 	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
 	// through a Log of its own. If nil the output is discarded.
 	Stdout, Stderr io.Writer
@@ -63,12 +66,17 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 			Stage: "isolation", Text: "isolation " + level + " was asked for, and a script in a session of its own has none",
 			Hint: "install a stepmux that has a relay on the VM, or ask for auto or off",
 		}
+	case !isRelay(starter) && s.BuildUser != "":
+		return 0, &MachineError{
+			Stage: "isolation", Text: "build user " + s.BuildUser + " was asked for, and a script in a session of its own has " +
+				"the login's", Hint: "install a stepmux that has a relay on the VM, or leave out the build user",
+		}
 	}
 	out := openOutputs(ctx, s.Stdout, s.Stderr)
 	defer out.close(ctx)
 	argv := scriptArgv(s.Shell, len(s.Text), s.Grace, newMark())
 	if isRelay(starter) {
-		argv = helperArgv(s.Shell, len(s.Text), s.Grace, level, s.TempDir)
+		argv = helperArgv(s, level)
 	}
 	p, err := start(ctx, starter, spec{argv: argv, stderr: out.writer(out.stderr), grace: s.Grace})
 	if err != nil {

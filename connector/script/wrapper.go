@@ -1,7 +1,6 @@
 package script
 
 import (
-	"cmp"
 	"slices"
 	"strconv"
 	"time"
@@ -133,13 +132,18 @@ say exit "$s"
 
 // helperArgv runs a shell for a script of n bytes that follows on stdin, by the relay's own program: only a relay may
 // start it. So the two are of one version, wherever the program is installed. An older one does not know the flags for
-// a level, so they are not sent for auto.
-func helperArgv(shell []string, n int, grace time.Duration, level, tempDir string) []string {
-	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(n), "--grace", grace.String()}
-	if level != wire.IsolationAuto {
-		argv = append(argv, "--isolation", level, "--temp-dir", cmp.Or(tempDir, "/tmp"))
+// a level, a place and a user, so they are sent only if they are not the defaults.
+func helperArgv(s Script, level string) []string {
+	size := strconv.Itoa(len(s.Text))
+	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", size, "--grace", s.Grace.String()}
+	for _, flag := range []struct{ name, value, otherwise string }{
+		{"--isolation", level, wire.IsolationAuto}, {"--temp-dir", s.TempDir, "/tmp"}, {"--build-user", s.BuildUser, ""},
+	} {
+		if flag.value != "" && flag.value != flag.otherwise {
+			argv = append(argv, flag.name, flag.value)
+		}
 	}
-	return slices.Concat(argv, []string{"--"}, shell)
+	return slices.Concat(argv, []string{"--"}, s.Shell)
 }
 
 // scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.

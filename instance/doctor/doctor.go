@@ -231,6 +231,7 @@ func (e *examination) routes(ctx context.Context) {
 		Runner:       e.in.Runner,
 		TempDir:      e.in.TempDir,
 		Isolation:    e.in.Isolation,
+		BuildUser:    e.in.BuildUser,
 		ReadyTimeout: 15 * time.Second,
 	})
 	if err != nil {

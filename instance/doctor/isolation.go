@@ -36,6 +36,9 @@ func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, e
 	if e.level() != wire.IsolationAuto {
 		argv = append(argv, "--isolation", e.level())
 	}
+	if e.in.BuildUser != "" {
+		argv = append(argv, "--build-user", e.in.BuildUser)
+	}
 	out, err := e.run(ctx, argv...)
 	switch {
 	case err != nil:

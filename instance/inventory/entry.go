@@ -22,7 +22,8 @@ import (
 // entryKeys are the keys of an instance; defaults: has all but the first two.
 var entryKeys = []string{
 	"id", "address",
-	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation", "linger",
+	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation",
+	"build_user", "linger",
 }
 
 // idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
@@ -43,6 +44,7 @@ type entry struct {
 	runner    []string
 	tempDir   string
 	isolation string
+	buildUser string
 	linger    time.Duration
 }
 
@@ -95,6 +97,11 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 	case "isolation":
 		e.isolation = r.text(n, "isolation")
 		if _, err := connector.ParseIsolation(e.isolation); err != nil {
+			r.fail(n, "%v", err)
+		}
+	case "build_user":
+		e.buildUser = r.text(n, "build_user")
+		if err := connector.CheckBuildUser(e.buildUser); err != nil {
 			r.fail(n, "%v", err)
 		}
 	case "linger":

@@ -29,8 +29,9 @@ const (
 // Fallback applies to an instance where the file says nothing.
 type Fallback struct {
 	Capacity  int      // if zero, 1
-	Runner    []string // as in instance.Instance, and so is Isolation
+	Runner    []string // as in instance.Instance, and so are the following
 	Isolation string
+	BuildUser string
 	// Resolver is called once for each text, so that its answers may change over time. Required.
 	Resolver func() (Resolver, error)
 }
@@ -53,7 +54,10 @@ func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback
 	r := &reader{ctx: ctx, name: name, dir: dir, resolver: sync.OnceValues(fallback.Resolver)}
 	root := r.load(text)
 	items := r.mapping(root, "an inventory", []string{"defaults", "instances"})
-	r.defaults = entry{capacity: max(fallback.Capacity, 1), runner: fallback.Runner, isolation: fallback.Isolation}
+	r.defaults = entry{
+		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, isolation: fallback.Isolation,
+		buildUser: fallback.BuildUser,
+	}
 	if n, given := items["defaults"]; given {
 		r.defaults = r.entry(n, "defaults:", entryKeys[2:], r.defaults)
 	}

@@ -59,13 +59,14 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/step/action", "remote/walls",
+		"remote/step/action", "remote/walls", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
 		"internal/oserr",
 	},
-	"remote/commands": {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
+	"remote/builduser": {"internal/wire", "internal/filelock", "internal/oserr"},
+	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
 	"remote/commands/doors": {
 		"remote/step/action",
 		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",

@@ -1,11 +1,14 @@
 package proc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 
 	"github.com/stepmux/stepmux/remote/walls"
 )
@@ -26,8 +29,11 @@ type Init struct {
 	// with flock(2) or has put another one in its place. The init first renames it to a name that begins with "~". May be
 	// empty.
 	OrphanDir string
+	// Keep is a file that each init keeps open as long as it lives, and none of its commands does. May be nil.
+	Keep *os.File
 
 	mu     sync.Mutex // guards the following
+	forked *link      // an init that waits for its room; nil if there is none
 	latest *making    // nil if no init was wanted yet
 	closed bool
 }
@@ -73,6 +79,20 @@ func (in *Init) Start(ctx context.Context, c Command) (*Process, error) {
 	return m.link.start(ctx, c)
 }
 
+// Fork starts the process of the first init as another user, for a server that is root and is about to become that
+// user: so it has the isolation without a user namespace. level is that of Room, which is set later, as is OrphanDir;
+// Keep is set before. It reports whether there is such a process: level Off needs none, and Auto goes on without. An
+// init that has to be started after that one has a user namespace. It is called once at most, before any other method.
+func (in *Init) Fork(level walls.Level, as *syscall.Credential) (forked bool, err error) {
+	if level == walls.Off {
+		return false, nil
+	}
+	if in.forked, err = fork(cmp.Or(level, walls.Processes), as, in.Keep); err != nil && level != walls.Auto {
+		return false, unavailable(level, err)
+	}
+	return err == nil, nil // the start of an init at Auto says why it has none
+}
+
 // Prepare starts the init, unless there is one, and does not wait for it.
 func (in *Init) Prepare() { in.prepare() }
 
@@ -91,12 +111,16 @@ func (in *Init) prepare() *making {
 		return in.latest
 	}
 	m := &making{done: make(chan struct{})}
+	s := launcher{room: in.Room, orphan: in.OrphanDir, keep: in.Keep, forked: in.forked}
+	in.forked = nil
+	if last := in.latest; last != nil && last.link != nil { // the build keeps the level that it has had
+		s.room.Level, s.off = last.link.level, last.link.off
+	}
 	in.latest = m
-	room, orphan := in.Room, in.OrphanDir
 	go func() { // Close waits for it
 		defer close(m.done)
 		var err error
-		if m.link, err = launch(room, orphan); err != nil {
+		if m.link, err = s.launch(); err != nil {
 			m.err = initError{err}
 		}
 	}()
@@ -138,8 +162,12 @@ func (in *Init) Isolation(ctx context.Context) (level walls.Level, why error) {
 func (in *Init) Close() error {
 	in.mu.Lock()
 	in.closed = true
-	m := in.latest
+	m, forked := in.latest, in.forked
+	in.forked = nil
 	in.mu.Unlock()
+	if forked != nil {
+		_ = forked.close() // it held nothing
+	}
 	if m == nil {
 		return nil
 	}

@@ -46,31 +46,71 @@ var (
 	errDeaf = initError{errors.New("its init takes no commands: it has ended, or hangs")}
 )
 
-// launch starts an init. With level Auto it has no isolation where the machine gives it none.
-func launch(room walls.Spec, orphan string) (*link, error) {
-	room = resolve(room)
-	if room.Level == walls.Auto && room.Dir == "" {
-		room.Level = walls.Off
+// launcher starts an init.
+type launcher struct {
+	room   walls.Spec
+	orphan string
+	keep   *os.File // may be nil
+	off    error    // why the level is Off, where it was Auto before
+	forked *link    // an init that waits for its room; nil if there is none
+}
+
+// launch starts the init. With level Auto it has no isolation where the machine gives it none.
+func (s *launcher) launch() (*link, error) {
+	defer func() {
+		if s.forked != nil { // it has namespaces, and was not wanted
+			s.forked.abandon()
+			<-s.forked.gone
+		}
+	}()
+	s.room = resolve(s.room)
+	if s.room.Level == walls.Auto && s.room.Dir == "" {
+		s.room.Level = walls.Off
 	}
-	if room.Level != walls.Auto {
-		return launchAt(room, orphan)
+	if s.room.Level != walls.Auto {
+		return s.launchAt()
 	}
-	var off error
-	if room.Level, off = walls.Choose(context.Background()); off == nil { // bounded by itself
-		l, err := launchAt(room, orphan)
+	if s.room.Level, s.off = walls.Choose(context.Background()); s.off == nil { // bounded by itself
+		l, err := s.launchAt()
 		if err == nil || orphanFailed(err) {
 			return l, err
 		}
-		room.Level, off = walls.Off, err
+		s.room.Level, s.off = walls.Off, err
 	}
-	l, err := launchAt(room, orphan)
-	if err == nil {
-		l.off = off
-	}
-	return l, err
+	return s.launchAt()
 }
 
-func launchAt(room walls.Spec, orphan string) (*link, error) {
+// launchAt starts the init with the room's level, which is not Auto.
+func (s *launcher) launchAt() (l *link, err error) {
+	level := s.room.Level
+	if s.forked != nil && level != walls.Off {
+		l, s.forked = s.forked, nil
+		l.level = level
+	} else {
+		if l, err = fork(level, nil, s.keep); err == nil && level != walls.Off {
+			err = walls.MapUser(l.init.Pid)
+		}
+	}
+	if l == nil {
+		return nil, unavailable(level, err)
+	}
+	if err == nil {
+		err = sendFiles(l.control, message{kind: messageRoom}, encodeRoom(s.room, s.orphan))
+	}
+	if err == nil {
+		err = l.await()
+	}
+	if err != nil {
+		l.abandon()
+		<-l.gone
+		return nil, unavailable(level, err)
+	}
+	l.off = s.off
+	return l, nil
+}
+
+// fork starts the process of an init, as the user of as if that is not nil. It waits for its room. keep may be nil.
+func fork(level walls.Level, as *syscall.Credential, keep *os.File) (*link, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -81,39 +121,28 @@ func launchAt(room walls.Spec, orphan string) (*link, error) {
 		return nil, err
 	}
 	l := &link{
-		control: control, level: room.Level, ready: make(chan report, 1), gone: make(chan struct{}),
+		control: control, level: level, ready: make(chan report, 1), gone: make(chan struct{}),
 		processes: map[uint32]*Process{},
 	}
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
 	// An init that was stopped goes on when its server dies. It finds that out by its channel.
-	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
-	room.Level.Attributes(sys)
+	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT, Credential: as}
+	level.Attributes(sys)
 	attr := &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"GOMAXPROCS=1"}, // it only waits: more threads would wake each other in vain
 		Files: []*os.File{null, null, null, theirs}, Sys: sys,
 	}
+	if keep != nil {
+		attr.Files = append(attr.Files, keep)
+	}
 	err = startInit(l, attr)
 	theirs.Close() // or the channel would not end with the init
 	if err != nil {
 		control.Close()
-		return nil, unavailable(room.Level, fmt.Errorf("start its init: %w", oserr.Bare(err)))
+		return nil, fmt.Errorf("start its init: %w", oserr.Bare(err))
 	}
 	go l.listen()
-	if room.Level != walls.Off {
-		err = walls.MapUser(l.init.Pid)
-	}
-	if err == nil {
-		err = sendFiles(control, message{kind: messageRoom}, encodeRoom(room, orphan))
-	}
-	if err == nil {
-		err = l.await()
-	}
-	if err != nil {
-		_ = l.init.Kill() // fails only if it has ended
-		<-l.gone
-		return nil, unavailable(room.Level, err)
-	}
 	return l, nil
 }
 

@@ -30,25 +30,28 @@ func Connect(ctx context.Context, path string) (*net.UnixConn, error) {
 	if err != nil {
 		return nil, inspectError(path, err)
 	}
-	return dial(ctx, path, path)
+	return dial(ctx, path, path, os.Geteuid())
 }
 
 // ConnectBuild connects to the socket of a build, <tmp>/<base>/<build id>/<name>, for which [CheckBuild] returns nil.
-// The base and the build's directory must be ours. From the base on it follows no symbolic link, and it connects to the
-// very socket it has looked at. Errors with a known cause are [wire.RelayResponse].
+// The base and the build's directory must be ours; root connects to those of any one user, on whose socket that user
+// listens: so it reaches builds that run as another user. From the base on it follows no symbolic link, and it connects
+// to the very socket it has looked at. Errors with a known cause are [wire.RelayResponse].
 func ConnectBuild(ctx context.Context, path string) (*net.UnixConn, error) {
-	socket, err := openSocket(path)
+	socket, owner, err := openSocket(path)
 	if err != nil {
 		return nil, inspectError(path, err)
 	}
 	defer socket.Close()
-	return dial(ctx, fmt.Sprintf("/proc/self/fd/%d", socket.Fd()), path)
+	return dial(ctx, fmt.Sprintf("/proc/self/fd/%d", socket.Fd()), path, owner)
 }
 
-// CheckBuild returns a [wire.RelayResponse] unless path is the path of a build's socket in a base of our user in tmp.
+// CheckBuild returns a [wire.RelayResponse] unless path is the path of a build's socket in a base of our user in tmp,
+// or of any user if we are root.
 func CheckBuild(tmp, path string) error {
 	base, _, err := splitPath(path)
-	if err == nil && (filepath.Dir(base) != tmp || !slices.Contains(ourBases(), filepath.Base(base))) {
+	ours := os.Geteuid() == 0 || slices.Contains(ourBases(), filepath.Base(base))
+	if err == nil && (filepath.Dir(base) != tmp || !ours) {
 		err = fmt.Errorf("socket path %.160q is not one of our builds here", path)
 	}
 	if err == nil {
@@ -58,8 +61,8 @@ func CheckBuild(tmp, path string) error {
 		err, filepath.Join(tmp, "{"+strings.Join(ourBases(), ",")+"}"))
 }
 
-// dial connects to the socket path at its address, which may be another name of it.
-func dial(ctx context.Context, address, path string) (*net.UnixConn, error) {
+// dial connects to the socket path of user owner at its address, which may be another name of it.
+func dial(ctx context.Context, address, path string, owner int) (*net.UnixConn, error) {
 	nc, err := new(net.Dialer).DialContext(ctx, "unix", address)
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -77,7 +80,7 @@ func dial(ctx context.Context, address, path string) (*net.UnixConn, error) {
 	if !ok {
 		panic(fmt.Sprintf("BUG: dialing a unix socket gave a %T", nc))
 	}
-	if err := checkPeer(conn); err != nil {
+	if err := checkPeer(conn, owner); err != nil {
 		_ = conn.Close()
 		return nil, wire.RefuseRelay(wire.RelayForbidden, "connect to %s: %v", path, err)
 	}
@@ -99,32 +102,39 @@ func inspectError(path string, err error) error {
 	return fmt.Errorf("connect to %s: %w", path, oserr.Hint(oserr.Bare(err), path))
 }
 
-// openSocket opens the socket itself (O_PATH, open(2)), so that no process can put another one in its place. The error
-// is a *FoundError or a [wire.RelayResponse] for anything that is not ours or not a socket.
-func openSocket(path string) (*os.File, error) {
+// openSocket opens the socket itself (O_PATH, open(2)), so that no process can put another one in its place, and
+// returns its build's user. The error is a *FoundError or a [wire.RelayResponse] for anything that is not ours or not a
+// socket.
+func openSocket(path string) (at *os.File, owner int, err error) {
 	build := filepath.Dir(path)
 	base := filepath.Dir(build)
 	root, err := openTmp(filepath.Dir(base))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer root.Close()
-	at, err := root.Open(".")
-	if err != nil {
-		return nil, oserr.Bare(err)
+	if at, err = root.Open("."); err != nil {
+		return nil, 0, oserr.Bare(err)
+	}
+	owner = os.Geteuid()
+	ours := func(path string, fi fs.FileInfo) error {
+		if path == base && owner == 0 {
+			owner = ownerOf(fi)
+		}
+		return dirOf(owner, path, fi)
 	}
 	for _, next := range []struct {
 		path  string
 		check func(string, fs.FileInfo) error
-	}{{base, ourDir}, {build, ourDir}, {path, isSocket}} {
+	}{{base, ours}, {build, ours}, {path, isSocket}} {
 		dir := at
 		at, err = openAt(dir, next.path, next.check)
 		dir.Close()
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 	}
-	return at, nil
+	return at, owner, nil
 }
 
 // isSocket returns a [wire.RelayResponse] unless fi, of path, is a socket. The socket's owner does not matter: dial

@@ -28,13 +28,17 @@ func (e *FoundError) Error() string {
 func (e *FoundError) foreign() bool { return e.owner != uint32(os.Geteuid()) }
 
 // ourDir returns nil if fi, from an Lstat of path, is a directory of our user, else a *FoundError.
-func ourDir(path string, fi fs.FileInfo) error {
-	found := &FoundError{path: path, kind: kind(fi.Mode()), owner: fi.Sys().(*syscall.Stat_t).Uid}
-	if fi.IsDir() && !found.foreign() {
+func ourDir(path string, fi fs.FileInfo) error { return dirOf(os.Geteuid(), path, fi) }
+
+// dirOf is ourDir for another user.
+func dirOf(owner int, path string, fi fs.FileInfo) error {
+	if fi.IsDir() && ownerOf(fi) == owner {
 		return nil
 	}
-	return found
+	return &FoundError{path: path, kind: kind(fi.Mode()), owner: uint32(ownerOf(fi))}
 }
+
+func ownerOf(fi fs.FileInfo) int { return int(fi.Sys().(*syscall.Stat_t).Uid) }
 
 func kind(mode fs.FileMode) string {
 	return cmp.Or(kinds[mode.Type()], "a device")

@@ -44,7 +44,7 @@ func (l *peerListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		err = checkPeer(conn)
+		err = checkPeer(conn, os.Geteuid())
 		if err == nil {
 			return conn, nil
 		}
@@ -68,14 +68,14 @@ func Listener(ctx context.Context, path string) (pid int, err error) {
 	return int(cred.Pid), nil
 }
 
-// checkPeer returns an error unless the process at the other end of conn ran as our own user or as root
-// when it connected or listened.
-func checkPeer(conn *net.UnixConn) error {
+// checkPeer returns an error unless the process at the other end of conn ran as user us, or as root, when it connected
+// or listened. us is our own user, but for root's connection to a build that runs as another.
+func checkPeer(conn *net.UnixConn, us int) error {
 	cred, err := peerOf(conn)
 	if err != nil {
 		return err
 	}
-	if us := os.Geteuid(); int64(cred.Uid) != int64(us) && cred.Uid != 0 {
+	if int64(cred.Uid) != int64(us) && cred.Uid != 0 {
 		return fmt.Errorf("at the other end is process %d of user %d, which is neither us (user %d) nor root",
 			cred.Pid, cred.Uid, us)
 	}

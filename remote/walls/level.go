@@ -50,7 +50,7 @@ func (l Level) String() string {
 var needed = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE}
 
 // Attributes makes the process that sys starts the first one in the level's namespaces. An ordinary user must call
-// MapUser next.
+// MapUser next. With a Credential root starts it as an ordinary user, who needs no user namespace then.
 func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	if l == Off {
 		return
@@ -58,6 +58,8 @@ func (l Level) Attributes(sys *syscall.SysProcAttr) {
 	sys.Cloneflags |= unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC
 	if os.Geteuid() != 0 {
 		sys.Cloneflags |= unix.CLONE_NEWUSER
+	}
+	if os.Geteuid() != 0 || sys.Credential != nil {
 		sys.AmbientCaps = needed
 		if l == Private {
 			sys.AmbientCaps = append(slices.Clip(needed), unix.CAP_DAC_OVERRIDE) // an overlay makes directories without modes

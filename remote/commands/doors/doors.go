@@ -48,6 +48,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
 	isolation := isolationFlag(fl)
+	buildUserFlag(fl, &cfg.BuildUser)
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
@@ -124,6 +125,7 @@ func tellIsolation(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.IsolationConfig{}
 	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' directories")
 	isolation := isolationFlag(fl)
+	buildUserFlag(fl, &cfg.BuildUser)
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Level, err = isolation(); err != nil {
 			return err
@@ -138,6 +140,7 @@ func script(fl *pflag.FlagSet) commands.Runner {
 	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
 	isolation := isolationFlag(fl)
+	buildUserFlag(fl, &cfg.BuildUser)
 	return func(ctx context.Context, args []string) (code int, err error) {
 		if err := commands.Required(fl, "bytes"); err != nil {
 			return 0, err
@@ -151,6 +154,12 @@ func script(fl *pflag.FlagSet) commands.Runner {
 		cfg.Shell = args
 		return remote.Script(ctx, os.Stdin, os.Stdout, os.Stderr, cfg)
 	}
+}
+
+// buildUserFlag defines --build-user.
+func buildUserFlag(fl *pflag.FlagSet, to *string) {
+	fl.StringVar(to, "build-user", "", "`USER` as whom a login of root runs jobs, or a range of user ids, FIRST-LAST, of "+
+		"which each build has one of its own (default: the login)")
 }
 
 // isolationFlag defines --isolation and returns the function that reads it.

@@ -1,0 +1,49 @@
+package wire
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+const (
+	// firstBuildID is the first id of a range: those before it are for root and the system's services, by the custom of
+	// the distributions. Those from nobodyID to overflowID are nobody's.
+	firstBuildID, nobodyID, overflowID = 1000, 65534, 65535
+	// maxBuildID is the last id that a range can have.
+	maxBuildID = 1<<31 - 2
+	// maxBuildIDs is the most ids of a range.
+	maxBuildIDs = 4096
+)
+
+// BuildUser is the user as whom a login of root runs a build: the one of that name, or one with an id of a range. The
+// zero value is the login's.
+type BuildUser struct {
+	Name        string // empty for a range
+	First, Last int    // ids; zero for a name
+}
+
+// ParseBuildUser parses the name of a user, a range of ids in the form FIRST-LAST, or nothing.
+func ParseBuildUser(text string) (u BuildUser, err error) {
+	from, to, cut := strings.Cut(text, "-")
+	first, firstErr := strconv.Atoi(from)
+	last, lastErr := strconv.Atoi(to)
+	switch isRange := cut && firstErr == nil && lastErr == nil; {
+	case !isRange && !isUserName(text):
+		err = fmt.Errorf("build user %.60q: use the name of a user, or a range of user ids such as 2000-2015", text)
+	case !isRange:
+		return BuildUser{Name: text}, nil
+	case first < firstBuildID || last > maxBuildID || first <= overflowID && last >= nobodyID:
+		err = fmt.Errorf("build user %s: a range begins at %d or later, and is without %d and %d: the others are those of "+
+			"root, of the system and of nobody", text, firstBuildID, nobodyID, overflowID)
+	case last < first || last-first >= maxBuildIDs:
+		err = fmt.Errorf("build user %s: a range has 1 to %d ids", text, maxBuildIDs)
+	}
+	return BuildUser{First: first, Last: last}, err
+}
+
+// isUserName reports whether text can be the name of a user, or is empty.
+func isUserName(text string) bool {
+	return len(text) <= 256 && !strings.HasPrefix(text, "-") &&
+		!strings.ContainsFunc(text, func(r rune) bool { return r <= ' ' || r == ':' || r == '/' || r == ',' || r >= 0x7f })
+}

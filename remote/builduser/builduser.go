@@ -1,0 +1,311 @@
+// Package builduser makes a step runner that root has started run as another user, before it does anything for its
+// build.
+//
+// [Take] chooses the user of one build, and keeps an id of a range from other builds while the [User] is open.
+// [User.Become] makes the whole process that user: nothing of it is root afterwards. So no file that a build can
+// replace is ever opened as root. Its caller closes the User when no process of the build is left.
+package builduser
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/filelock"
+	"github.com/stepmux/stepmux/internal/oserr"
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+// idsDir is where the ids that are in use are locked, and passwdFile and groupFile the machine's users. Tests change
+// them.
+var idsDir, passwdFile, groupFile = "/run/stepmux", "/etc/passwd", "/etc/group"
+
+// User is the user of one build. It is not safe for concurrent use.
+type User struct {
+	id, group   int
+	groups      []int
+	name, shell string
+	home        string   // empty if the machine does not know the user
+	lock        *os.File // of an id of a range, else nil
+}
+
+// Take returns the user that spec names, see [wire.ParseBuildUser], and nil if it is empty. Of a range it takes an id
+// that no other build has, until Close. The caller must be root.
+func Take(spec string) (*User, error) {
+	if spec == "" {
+		return nil, nil
+	}
+	wanted, err := wire.ParseBuildUser(spec)
+	if err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, fmt.Errorf("build user %s: only root can run builds as another user, and the login is user %d "+
+			"(leave out --build-user, or log in as root)", spec, os.Geteuid())
+	}
+	if wanted.Name != "" {
+		return takeName(wanted.Name)
+	}
+	for id := wanted.First; id <= wanted.Last; id++ {
+		lock, err := takeID(id)
+		if errors.Is(err, filelock.ErrTaken) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("build user %s: take id %d: %w", spec, id, err)
+		}
+		u, err := lookup("", id)
+		if err == nil && u != nil && u.group == 0 {
+			err = fmt.Errorf("its user %s is in root's group: that would not hold builds", u.name)
+		}
+		if err != nil {
+			lock.Close()
+			return nil, fmt.Errorf("build user %s: id %d: %w", spec, id, err)
+		}
+		if u == nil {
+			u = &User{id: id, group: id, name: strconv.Itoa(id), shell: "/bin/sh"}
+		}
+		u.lock = lock
+		return u, nil
+	}
+	return nil, fmt.Errorf("build user %s: each id of the range is in use by a build: it needs as many as there are slots",
+		spec)
+}
+
+// takeName returns the user of that name.
+func takeName(name string) (*User, error) {
+	u, err := lookup(name, 0)
+	switch {
+	case err != nil:
+		return nil, err
+	case u == nil:
+		return nil, fmt.Errorf("build user %s: this machine has no such user in %s", name, passwdFile)
+	case u.id == 0 || u.group == 0:
+		return nil, fmt.Errorf("build user %s is root, or in its group: that would not hold builds", name)
+	}
+	return u, nil
+}
+
+// IDs returns the ids that the user which spec names can have, ours if it is empty.
+func IDs(spec string) (ids []int) {
+	wanted, err := wire.ParseBuildUser(spec)
+	switch {
+	case spec == "":
+		return []int{os.Geteuid()}
+	case err != nil:
+	case wanted.Name != "":
+		if u, _ := lookup(wanted.Name, 0); u != nil {
+			ids = append(ids, u.id)
+		}
+	default:
+		for id := wanted.First; id <= wanted.Last; id++ {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// takeID locks an id. The error is filelock.ErrTaken if another build has it. The files stay: there is one for each id.
+func takeID(id int) (*os.File, error) {
+	if err := os.Mkdir(idsDir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(idsDir, strconv.Itoa(id)), os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := filelock.Try(lock); err != nil {
+		lock.Close()
+		return nil, err
+	}
+	return lock, nil
+}
+
+// lookup returns the user with the name, or with the id if the name is empty, and nil if there is none.
+func lookup(name string, id int) (*User, error) {
+	users, err := fields(passwdFile, 7)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range users {
+		uid, uidErr := strconv.ParseUint(f[2], 10, 31)
+		gid, gidErr := strconv.ParseUint(f[3], 10, 31)
+		if uidErr != nil || gidErr != nil || f[0] != name && (name != "" || int(uid) != id) {
+			continue
+		}
+		u := &User{id: int(uid), group: int(gid), name: f[0], home: filepath.Clean(f[5]), shell: f[6]}
+		return u, u.addGroups()
+	}
+	return nil, nil
+}
+
+// addGroups adds the groups that have the user as a member.
+func (u *User) addGroups() error {
+	groups, err := fields(groupFile, 4)
+	if err != nil {
+		return err
+	}
+	for _, f := range groups {
+		gid, err := strconv.ParseUint(f[2], 10, 31)
+		for member := range strings.SplitSeq(f[3], ",") {
+			if err == nil && member == u.name && gid != 0 {
+				u.groups = append(u.groups, int(gid))
+			}
+		}
+	}
+	return nil
+}
+
+// fields returns the lines of a file that have n fields.
+func fields(file string, n int) (list [][]string, err error) {
+	text, err := os.ReadFile(file)
+	for line := range bytes.Lines(text) {
+		if f := strings.Split(strings.TrimRight(string(line), "\n"), ":"); len(f) == n {
+			list = append(list, f)
+		}
+	}
+	return list, err
+}
+
+// Credential returns what a process of the user is started with, nil for a nil User.
+func (u *User) Credential() *syscall.Credential {
+	if u == nil {
+		return nil
+	}
+	c := &syscall.Credential{Uid: uint32(u.id), Gid: uint32(u.group)}
+	for _, g := range u.groups {
+		c.Groups = append(c.Groups, uint32(g))
+	}
+	return c
+}
+
+// Become makes this process the user, for good, with the environment of a login of the user: of the variables of root's
+// login that point to root's files and services none is left. It works in the user's home, or in / if the user has
+// none, and then UseHome gives it one. It does nothing for a nil User. After an error the process must end.
+func (u *User) Become() error {
+	if u == nil {
+		return nil
+	}
+	if err := become(u.id, u.group, u.groups); err != nil {
+		return fmt.Errorf("become build user %s: %w", u.name, err)
+	}
+	for _, name := range roots {
+		os.Unsetenv(name)
+	}
+	for name, value := range map[string]string{"USER": u.name, "LOGNAME": u.name, "SHELL": u.shell} {
+		os.Setenv(name, value)
+	}
+	dir, home := u.home, u.home
+	if home == "" {
+		dir, home = "/", "/nonexistent" // until UseHome
+	}
+	os.Setenv("HOME", home)
+	if err := os.Chdir(dir); err != nil {
+		return fmt.Errorf("become build user %s: enter the home: %w (make it, with owner %s)", u.name, err, u.name)
+	}
+	if err := executable(); err != nil {
+		return fmt.Errorf("become build user %s: %w", u.name, err)
+	}
+	return nil
+}
+
+// EndOthers kills all other processes of a user that is one build's at a time: without isolation an earlier build may
+// have left some. It does nothing for a user that the machine knows, who may run more than builds.
+func (u *User) EndOthers() error {
+	if u.lock == nil || u.home != "" {
+		return nil
+	}
+	if os.Getuid() != u.id || os.Geteuid() != u.id {
+		panic("BUG: EndOthers before Become")
+	}
+	if err := unix.Kill(-1, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("end earlier processes of user %d: %w", u.id, err)
+	}
+	return nil
+}
+
+// become gives this process the ids, and nothing of root's.
+func become(id, group int, groups []int) error {
+	err := errors.Join(syscall.Setgroups(groups), syscall.Setresgid(group, group, group), syscall.Setresuid(id, id, id))
+	if err == nil && syscall.Setuid(0) == nil {
+		err = errors.New("it is still root")
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // the change of ids has set what the system has for it
+}
+
+// roots are the variables of root's login that are no other user's.
+var roots = []string{
+	"XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_SESSION_ID",
+	"DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID", "SUDO_COMMAND",
+}
+
+// executable returns an error unless this user can start this program.
+func executable() error {
+	program, err := os.Executable()
+	if err == nil {
+		err = unix.Access(program, unix.R_OK|unix.X_OK)
+	}
+	if err != nil {
+		return fmt.Errorf("start %s: %w (install it where every user can read it, such as /usr/local/bin)", program,
+			oserr.Bare(err))
+	}
+	return nil
+}
+
+// UseHome gives the user the home dir/home, which it makes, if the machine knows none. dir is the build's directory,
+// and the home is removed with it. It does nothing for a nil User.
+func (u *User) UseHome(dir string) error {
+	if u == nil || u.home != "" {
+		return nil
+	}
+	home := filepath.Join(dir, "home")
+	err := os.Mkdir(home, 0o700)
+	if err == nil {
+		err = os.Chdir(home)
+	}
+	if err != nil {
+		return fmt.Errorf("make a home for build user %s: %w", u.name, err)
+	}
+	os.Setenv("HOME", home)
+	return nil
+}
+
+// Lock returns the file that keeps the id from other builds while it is open here or in another process, nil if there
+// is none.
+func (u *User) Lock() *os.File {
+	if u == nil {
+		return nil
+	}
+	return u.lock
+}
+
+// Close gives the id back. It is idempotent, and does nothing for a nil User. The kernel closes the lock of a process
+// that was killed.
+func (u *User) Close() {
+	if u != nil && u.lock != nil {
+		u.lock.Close()
+	}
+}
+
+// BecomeOwner makes this process, if it is root's, the owner of the file at path: what it then does there it does with
+// the rights of that user alone. A file of root, and one that is not there, changes nothing.
+func BecomeOwner(path string) error {
+	var st unix.Stat_t
+	if os.Geteuid() != 0 || unix.Lstat(path, &st) != nil || st.Uid == 0 {
+		return nil
+	}
+	if err := become(int(st.Uid), int(st.Gid), nil); err != nil {
+		return fmt.Errorf("become user %d, who has %s: %w", st.Uid, path, err)
+	}
+	return nil
+}
