@@ -32,14 +32,7 @@ func Read(name string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err != nil {
-		return nil, err
-	}
-	if int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s %w: it is larger than %d bytes", name, ErrTooLarge, limit)
-	}
-	return data, nil
+	return readAll(f, name, limit)
 }
 
 // Opener is os.OpenFile, or the method of an [os.Root].
@@ -60,6 +53,28 @@ func Open(open Opener, name string) (*os.File, error) {
 		return nil, err
 	}
 	return file, nil
+}
+
+// ReadBy reads a regular file of at most limit bytes. Its errors have the name.
+func ReadBy(open Opener, name string, limit int64) ([]byte, error) {
+	file, err := Open(open, name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return readAll(file, name, limit)
+}
+
+// readAll reads a file of at most limit bytes.
+func readAll(f *os.File, name string, limit int64) ([]byte, error) {
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("%s %w: it is larger than %d bytes", name, ErrTooLarge, limit)
+	}
+	return data, nil
 }
 
 // SHA256 returns the SHA-256 of a regular file, in hexadecimal.

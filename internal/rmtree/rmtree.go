@@ -58,7 +58,7 @@ func RemoveOpen(ctx context.Context, dir *os.File) error {
 	if stopped := context.Cause(ctx); stopped != nil {
 		return cmp.Or(err, stopped)
 	}
-	path, linkErr := os.Readlink(openPath(dir))
+	path, linkErr := os.Readlink(PathOf(dir))
 	if linkErr != nil {
 		return errors.Join(err, linkErr)
 	}
@@ -86,7 +86,7 @@ func RemoveOpen(ctx context.Context, dir *os.File) error {
 // error if dir has been removed. When ctx ends it stops and returns ctx's cause.
 func EmptyOpen(ctx context.Context, dir *os.File, keep func(name string) bool) error {
 	_ = dir.Chmod(0o700) // if it fails, so does the next line
-	root, err := os.OpenRoot(openPath(dir))
+	root, err := os.OpenRoot(PathOf(dir))
 	if err != nil {
 		return err
 	}
@@ -98,8 +98,8 @@ func EmptyOpen(ctx context.Context, dir *os.File, keep func(name string) bool) e
 	return err
 }
 
-// openPath is a path of dir as long as it is open, whatever its name is.
-func openPath(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
+// PathOf is a path of dir as long as it is open, whatever its name is.
+func PathOf(dir *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()) }
 
 // removal is the removal of one tree.
 type removal struct {

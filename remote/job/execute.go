@@ -5,11 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -84,7 +87,10 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		fail(err)
 		return result
 	}
-	place, err := j.prepare(spec, s.cfg.WorkBase)
+	s.mu.Lock()
+	jobs := s.home // it is closed after the last job
+	s.mu.Unlock()
+	place, err := j.prepare(spec, jobs, s.cfg.WorkBase)
 	if err != nil {
 		fail(err)
 		return result
@@ -92,19 +98,30 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 	return s.run(j.life, runner, place)
 }
 
-// prepare makes the job's directories and files. base is that of a relative work directory.
-func (j *record) prepare(spec Spec, base string) (place engine.Place, err error) {
-	if err := os.Mkdir(j.dir, 0o700); err != nil {
-		return place, fmt.Errorf("create job directory: %w", err)
+// mkdirIn makes the directory name in parent, wherever a job has moved that, and opens it.
+func mkdirIn(parent *os.File, name string) (*os.File, error) {
+	err := unix.Mkdirat(int(parent.Fd()), name, 0o700)
+	fd := -1
+	if err == nil {
+		fd, err = unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	}
-	if j.home, err = os.Open(j.dir); err != nil {
+	if err != nil {
+		return nil, &fs.PathError{Op: "mkdir", Path: filepath.Join(parent.Name(), name), Err: err}
+	}
+	return os.NewFile(uintptr(fd), filepath.Join(parent.Name(), name)), nil
+}
+
+// prepare makes the job's directories and files. jobs is the open directory of all jobs, base that of a relative work
+// directory.
+func (j *record) prepare(spec Spec, jobs *os.File, base string) (place engine.Place, err error) {
+	if j.home, err = mkdirIn(jobs, filepath.Base(j.dir)); err != nil {
 		return place, fmt.Errorf("create job directory: %w", err)
 	}
 	for _, log := range j.logs {
 		log.In(j.home)
 	}
 	if t := spec.Trace; t != nil {
-		path := cmp.Or(t.File, filepath.Join(j.dir, traceName))
+		path := cmp.Or(t.File, filepath.Join(rmtree.PathOf(j.home), traceName))
 		if j.traceFile, err = recording.Create(path, TraceRoom); err != nil {
 			return place, err
 		}
@@ -114,13 +131,14 @@ func (j *record) prepare(spec Spec, base string) (place engine.Place, err error)
 		return place, err
 	}
 	j.output.connect(j.logs, append(notices, spec.Notices...))
-	place = engine.Place{ScriptDir: j.dir, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
+	place = engine.Place{ScriptDir: j.dir, Script: j.home, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
 	if spec.WorkDir == "" {
 		place.WorkDir = filepath.Join(j.dir, "work")
-		if err := os.Mkdir(place.WorkDir, 0o700); err != nil {
+		work, err := mkdirIn(j.home, "work")
+		if err != nil {
 			return place, fmt.Errorf("create work directory: %w", err)
 		}
-		return place, nil
+		return place, work.Close()
 	}
 	if place.WorkDir = filepath.Clean(spec.WorkDir); !filepath.IsAbs(place.WorkDir) {
 		place.WorkDir = filepath.Join(base, place.WorkDir)

@@ -143,7 +143,7 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 		cfg.Events = j.output.recorder
 	}
 	if init := s.cfg.Init; init != nil {
-		cfg.Start = init.Start
+		cfg.Start, cfg.Open = init.Start, init.Open
 		init.Prepare() // while the job's files are made
 	}
 	return engine.New(cfg)

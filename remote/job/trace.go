@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -72,6 +73,22 @@ func (f *Follower) Trace() (*os.File, error) {
 	case path == "":
 		return nil, ErrNoTrace
 	}
+	if filepath.Base(filepath.Dir(filepath.Dir(path))) != "fd" { // not in the job's directory
+		return openTrace(path)
+	}
+	raw, err := f.job.home.SyscallConn() // closed when the job is removed: then its number may be another file's
+	if err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	var file *os.File
+	var openErr error
+	if err = raw.Control(func(uintptr) { file, openErr = openTrace(path) }); err != nil {
+		return nil, fmt.Errorf("read trace: %w", err)
+	}
+	return file, openErr
+}
+
+func openTrace(path string) (*os.File, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("read trace: %w", err)

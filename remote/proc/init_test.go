@@ -69,6 +69,10 @@ func TestCommandWhoseStartIsUnknownIsNoStartError(t *testing.T) {
 	in := newInit(t)
 	l := in.init(t)
 	require.NoError(t, l.init.Signal(unix.SIGSTOP))
+	eventually(t, func() bool {
+		is, err := ReadInfo(l.init.Pid)
+		return err == nil && is.Stopped
+	}, "the init is stopped")
 	started := make(chan error, 1)
 	var p *Process
 	go func() {

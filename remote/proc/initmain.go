@@ -82,7 +82,7 @@ func runInit() int {
 		failed.report(0).send(control)
 		return 0
 	}
-	report{reportFixed: reportFixed{Kind: reportReady}}.send(control)
+	k.sendReady()
 	k.obey()
 	return 0
 }

@@ -24,6 +24,7 @@ type link struct {
 	level   walls.Level
 	off     error // why level is Off instead of Auto
 
+	view  *os.File      // the root directory of the commands, set before ready gets its report; nil if it is ours
 	ready chan report   // gets the answer to the room
 	gone  chan struct{} // closed once the init has ended and err is set
 	err   error         // why it could not end cleanly
@@ -99,6 +100,9 @@ func (s *launcher) launchAt() (l *link, err error) {
 	}
 	if err == nil {
 		err = l.await()
+	}
+	if err == nil && level != walls.Off && l.view == nil {
+		err = errors.New("its init does not show its root directory")
 	}
 	if err != nil {
 		l.abandon()
@@ -244,16 +248,30 @@ func (l *link) listen() {
 		delete(l.processes, id)
 	}
 	l.control.Close()
+	if l.view != nil {
+		l.view.Close()
+	}
 }
 
 // hear handles reports until the channel ends: then the error is io.EOF.
 func (l *link) hear() error {
 	for packet := make([]byte, maxReport); ; {
-		n, err := l.control.Read(packet)
+		n, file, err := l.receiveReport(packet)
 		if err != nil {
 			return err
 		}
 		r, err := parseReport(packet[:n])
+		switch {
+		case err != nil:
+		case file == nil:
+		case r.Kind == reportReady && l.view == nil:
+			l.view, file = file, nil
+		default:
+			err = errMessage
+		}
+		if file != nil {
+			file.Close()
+		}
 		if err != nil {
 			return err
 		}

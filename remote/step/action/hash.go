@@ -19,7 +19,7 @@ const maxHashed = 100_000
 
 // hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns; "" without such
 // files. A pattern after ! leaves files out.
-func hashFiles(dir string, patterns []string) (string, error) {
+func hashFiles(open boundedfile.Opener, dir string, patterns []string) (string, error) {
 	var with, without []string
 	for _, given := range patterns {
 		for line := range strings.Lines(given) {
@@ -50,7 +50,12 @@ func hashFiles(dir string, patterns []string) (string, error) {
 		}
 		return false
 	}
-	root, err := os.OpenRoot(dir)
+	at, err := open(dir, os.O_RDONLY, 0)
+	if err != nil {
+		return "", fmt.Errorf("hashFiles: %w", err)
+	}
+	defer at.Close()
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", at.Fd())) // not by its path, which a step can change
 	if err != nil {
 		return "", fmt.Errorf("hashFiles: %w", err)
 	}

@@ -115,7 +115,7 @@ func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(strin
 		return a, nil
 	case ref.GetRev() == "":
 		if a.dir, err = locate(ref.GetPath()); err == nil {
-			a.manifest, err = readManifest(a.dir, ref.GetPath())
+			a.manifest, err = readManifest(s.call.Open, a.dir, ref.GetPath())
 		}
 		return a, err
 	case s.cfg.RequirePinned && !isCommit(ref.GetRev()):
@@ -135,7 +135,7 @@ func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(strin
 		return nil, fmt.Errorf("fetch the action %s: %w", a.name(), err)
 	}
 	a.root, a.dir = a.component.Root, filepath.Join(a.component.Root, filepath.FromSlash(ref.GetPath()))
-	a.manifest, err = readManifest(a.dir, a.name())
+	a.manifest, err = readManifest(os.OpenFile, a.dir, a.name())
 	return a, err
 }
 

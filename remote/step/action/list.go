@@ -367,7 +367,7 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 			for i, arg := range args {
 				patterns[i] = arg.Text()
 			}
-			sum, err := hashFiles(l.work(), patterns)
+			sum, err := hashFiles(l.call.Open, l.work(), patterns)
 			return expression.String(sum), err
 		}},
 	}

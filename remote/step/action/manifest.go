@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -45,10 +46,10 @@ type input struct {
 // manifestFiles are the files that describe an action, the one that is preferred first.
 var manifestFiles = []string{"action.yml", "action.yaml"}
 
-// readManifest reads the description of the action in dir. Errors call the action name.
-func readManifest(dir, name string) (*manifest, error) {
+// readManifest reads the description of the action in the absolute directory dir. Errors call the action name.
+func readManifest(open boundedfile.Opener, dir, name string) (*manifest, error) {
 	for _, file := range manifestFiles {
-		text, err := boundedfile.Read(filepath.Join(dir, file), maxText)
+		text, err := boundedfile.ReadBy(open, filepath.Join(dir, file), maxText)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -61,7 +62,7 @@ func readManifest(dir, name string) (*manifest, error) {
 		}
 		return m, err
 	}
-	if text, err := boundedfile.Read(filepath.Join(dir, "Dockerfile"), maxText); err == nil {
+	if text, err := boundedfile.ReadBy(open, filepath.Join(dir, "Dockerfile"), maxText); err == nil {
 		return &manifest{file: "Dockerfile", text: text, using: "docker", image: "Dockerfile"}, nil
 	}
 	return nil, fmt.Errorf("find the action %s: it has no action.yml, action.yaml or Dockerfile: %w", name, fs.ErrNotExist)
@@ -69,7 +70,7 @@ func readManifest(dir, name string) (*manifest, error) {
 
 // Check finds mistakes in the description of the action in dir. Errors call the action name.
 func Check(dir, name string) error {
-	_, err := readManifest(dir, name)
+	_, err := readManifest(os.OpenFile, dir, name)
 	return err
 }
 

@@ -49,11 +49,11 @@ type matcherFile struct {
 }
 
 // readMatchers reads a file with matchers. A relative path is one of the directory base.
-func readMatchers(base, path string) ([]*matcher, error) {
+func readMatchers(open boundedfile.Opener, base, path string) ([]*matcher, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(base, path)
 	}
-	data, err := boundedfile.Read(path, maxMatcherFile)
+	data, err := boundedfile.ReadBy(open, path, maxMatcherFile)
 	if err != nil {
 		return nil, err
 	}

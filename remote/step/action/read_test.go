@@ -41,11 +41,11 @@ func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
 
 func TestDescriptionMustBeARegularFile(t *testing.T) {
 	dir := t.TempDir()
-	_, err := readManifest(dir, "./a")
+	_, err := readManifest(os.OpenFile, dir, "./a")
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.ErrorContains(t, err, "find the action ./a: it has no action.yml, action.yaml or Dockerfile")
 	require.NoError(t, unix.Mkfifo(filepath.Join(dir, "action.yml"), 0o600))
-	_, err = readManifest(dir, "./a")
+	_, err = readManifest(os.OpenFile, dir, "./a")
 	require.ErrorContains(t, err, "read the action ./a: ")
 }
 

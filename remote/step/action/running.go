@@ -278,7 +278,7 @@ func (x *running) unsecure(c command, name string) (string, error) {
 
 // addMatchers adds the problem matchers of a file.
 func (x *running) addMatchers(path string) string {
-	list, err := readMatchers(x.work(), path)
+	list, err := readMatchers(x.call.Open, x.work(), path)
 	if err == nil && len(x.matchers)+len(list) > maxMatchers {
 		err = fmt.Errorf("there are more than %d", maxMatchers)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"sync"
 	"time"
@@ -63,6 +64,9 @@ type Config struct {
 
 	// Start starts the job's processes. If nil, [proc.Start].
 	Start func(context.Context, proc.Command) (*proc.Process, error)
+	// Open opens a file or a directory to read that steps can have made, by its absolute path, as they see it. If nil,
+	// [os.OpenFile].
+	Open func(path string, flag int, perm fs.FileMode) (*os.File, error)
 
 	// Timeout stops the job when it has run for so long. If zero, never.
 	Timeout time.Duration
@@ -85,6 +89,8 @@ type Place struct {
 	// ScriptDir is a private directory for scripts and for the files that steps read and write. It exists, and has no
 	// entries named script, vars, step-1, step-2 and so on.
 	ScriptDir string
+	// Script is ScriptDir, open. If nil, it is opened by its path. It stays the caller's.
+	Script *os.File
 	// Stdout and Stderr get the output of the steps, with secrets masked. They must allow concurrent calls. Nil
 	// discards it.
 	Stdout, Stderr io.Writer
@@ -140,6 +146,9 @@ func New(cfg Config) *Runner {
 	if cfg.Start == nil {
 		cfg.Start = proc.Start
 	}
+	if cfg.Open == nil {
+		cfg.Open = os.OpenFile
+	}
 	cfg.Program = cmp.Or(cfg.Program, ownProgram)
 	cfg.Grace = cmp.Or(cfg.Grace, 10*time.Second)
 	cfg.AlwaysLimit = cmp.Or(cfg.AlwaysLimit, 5*time.Minute)
@@ -155,7 +164,7 @@ func New(cfg Config) *Runner {
 func (r *Runner) Run(ctx context.Context, place Place) (result Result) {
 	stdout, stderr := r.masked(place.Stdout), r.masked(place.Stderr)
 	place.Stdout, place.Stderr = stdout, stderr
-	r.place, r.scripts = place, openScriptDir(place.ScriptDir)
+	r.place, r.scripts = place, openScriptDir(place)
 	r.osEnv = osLayer(r.cfg.RunnerEnv, r.cfg.PassEnv)
 	r.tell(func(e Events) { e.JobStarted(place, r.osEnv) })
 	r.results = NotRun(r.cfg.Definition)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"sync/atomic"
 	"time"
@@ -178,6 +180,11 @@ func (c *Call) Fetch(ctx context.Context, ref *pb.Reference) (*component.Compone
 func (c *Call) Locate(path string) (dir, root string, err error) {
 	dir, err = c.g.locate(path)
 	return dir, c.g.root, err
+}
+
+// Open opens a file or a directory that steps can have made, see [Config].
+func (c *Call) Open(path string, flag int, perm fs.FileMode) (*os.File, error) {
+	return c.r.cfg.Open(path, flag, perm)
 }
 
 // Variables are the job variables that the step may know. Reading tells which of them it reads.

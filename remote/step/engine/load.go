@@ -96,7 +96,11 @@ func (r *Runner) find(dir, file, root, name string) (Found, error) {
 	}
 	for _, candidate := range candidates {
 		path := filepath.Join(dir, candidate)
-		text, err := readFile(path)
+		open := r.cfg.Open
+		if root != "" { // it is fetched: no step can have changed it
+			open = os.OpenFile
+		}
+		text, err := readFile(open, path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -120,8 +124,8 @@ func (r *Runner) find(dir, file, root, name string) (Found, error) {
 }
 
 // readFile reads a text that can be the definition of a step.
-func readFile(path string) ([]byte, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
+func readFile(open func(string, int, fs.FileMode) (*os.File, error), path string) ([]byte, error) {
+	file, err := open(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hold us
 	if errors.Is(err, syscall.ENOTDIR) {
 		return nil, fs.ErrNotExist
 	}

@@ -20,9 +20,13 @@ type scriptDir struct {
 	err  error // why root is nil
 }
 
-func openScriptDir(path string) scriptDir {
-	root, err := os.OpenRoot(path)
-	return scriptDir{path: path, root: root, err: err}
+func openScriptDir(place Place) scriptDir {
+	from := place.ScriptDir
+	if place.Script != nil {
+		from = rmtree.PathOf(place.Script)
+	}
+	root, err := os.OpenRoot(from)
+	return scriptDir{path: place.ScriptDir, root: root, err: err}
 }
 
 // join returns the path of an entry, for the step.

@@ -1,0 +1,126 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Open is os.OpenFile, to read, of the absolute path as the commands see it: with isolation, what they may not see is
+// not there, also for a symbolic link that a command has made. It starts the init unless there is one, and waits for it.
+// A pipe does not block it. Flags to write are refused. Linux before 5.6 follows no absolute link.
+func (in *Init) Open(path string, flag int, _ fs.FileMode) (*os.File, error) {
+	if flag&(os.O_WRONLY|os.O_RDWR|os.O_CREATE|os.O_TRUNC) != 0 || !filepath.IsAbs(path) {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
+	}
+	flag |= unix.O_NONBLOCK | unix.O_CLOEXEC
+	m := in.prepare()
+	<-m.done // bounded by launch
+	if m.err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, m.err)
+	}
+	if m.link.view == nil {
+		return os.OpenFile(path, flag, 0)
+	}
+	raw, err := m.link.view.SyscallConn()
+	fd := -1
+	if err == nil {
+		var openErr error
+		err = raw.Control(func(root uintptr) { fd, openErr = openIn(int(root), path, flag) })
+		err = errors.Join(err, openErr)
+	}
+	if errno := unix.Errno(0); errors.As(err, &errno) {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: errno}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, errInit)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// openIn opens path as a process does that has the directory root as its root.
+func openIn(root int, path string, flag int) (int, error) {
+	how := unix.OpenHow{Flags: uint64(flag), Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	for {
+		fd, err := unix.Openat2(root, path, &how)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR): // something was renamed meanwhile
+			continue
+		case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EPERM): // before Linux 5.6, or below a filter for system calls
+			return openBelow(root, path, flag)
+		default:
+			return fd, err
+		}
+	}
+}
+
+// openBelow is openIn without openat2(2).
+func openBelow(root int, path string, flag int) (int, error) {
+	below, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", root))
+	if err != nil {
+		return -1, err
+	}
+	defer below.Close()
+	file, err := below.OpenFile(filepath.Clean("."+path), flag, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer file.Close()
+	return unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+}
+
+// sendReady tells the server that the init is ready. With isolation it adds the root directory of the commands.
+func (k *keeper) sendReady() {
+	var rights []byte
+	if k.isolated {
+		if root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
+			defer func() { _ = unix.Close(root) }()
+			rights = unix.UnixRights(root)
+		}
+	}
+	packet := new(strings.Builder)
+	report{reportFixed: reportFixed{Kind: reportReady}}.send(packet)
+	_ = unix.Sendmsg(controlFD, []byte(packet.String()), rights, nil, 0) // a server that is gone needs none
+}
+
+// receiveReport reads a packet of the init, which may carry a file. At the channel's end the error is io.EOF.
+func (l *link) receiveReport(packet []byte) (n int, file *os.File, err error) {
+	raw, err := l.control.SyscallConn()
+	if err != nil {
+		return 0, nil, err
+	}
+	oob := make([]byte, unix.CmsgSpace(4))
+	oobn := 0
+	var receiveErr error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, oobn, _, _, receiveErr = unix.Recvmsg(int(fd), packet, oob, unix.MSG_CMSG_CLOEXEC)
+			if !errors.Is(receiveErr, unix.EINTR) {
+				return !errors.Is(receiveErr, unix.EAGAIN)
+			}
+		}
+	})
+	switch err := errors.Join(err, receiveErr); {
+	case err != nil:
+		return 0, nil, err
+	case n == 0:
+		return 0, nil, io.EOF
+	case oobn == 0:
+		return n, nil, nil
+	}
+	parts, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil || len(parts) != 1 {
+		return 0, nil, errMessage
+	}
+	fds, err := unix.ParseUnixRights(&parts[0])
+	if err != nil || len(fds) != 1 {
+		return 0, nil, errMessage
+	}
+	return n, os.NewFile(uintptr(fds[0]), "/"), nil
+}
