@@ -1,0 +1,96 @@
+package proc
+
+import (
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/walls"
+)
+
+// A server is outside the isolation of its commands. It followed the links that they made to what they may not see.
+func TestOpenSeesWhatTheCommandsSee(t *testing.T) {
+	base, elsewhere := t.TempDir(), t.TempDir() // both in /tmp, and the first has the directories of builds
+	own, other := filepath.Join(base, "own"), filepath.Join(base, "other")
+	for _, dir := range []string{own, other} {
+		require.NoError(t, os.Mkdir(dir, 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), []byte(dir), 0o600))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(elsewhere, "file"), nil, 0o600))
+	links := map[string]string{
+		"other": filepath.Join(other, "file"), "up": "../other/file", "dir": other, "tmp": filepath.Join(elsewhere, "file"),
+		"self": "/proc/self/environ", "root": "/proc/1/root" + filepath.Join(other, "file"),
+	}
+	for name, to := range links {
+		require.NoError(t, os.Symlink(to, filepath.Join(own, name)))
+	}
+	require.NoError(t, os.Symlink(filepath.Join(own, "file"), filepath.Join(own, "mine")))
+	require.NoError(t, unix.Mkfifo(filepath.Join(own, "fifo"), 0o600))
+
+	in := &Init{Room: walls.Spec{Level: walls.Processes, Dir: own, Base: base}}
+	t.Cleanup(func() { in.Close() })
+	if _, err := in.Isolation(t.Context()); err == nil {
+		in.Prepare()
+	}
+	if level, why := in.Isolation(t.Context()); level != walls.Processes {
+		t.Skip("part missing: namespaces: ", why)
+	}
+	for name := range links {
+		file, err := in.Open(filepath.Join(own, name), os.O_RDONLY, 0)
+		require.Error(t, err, name)
+		require.Nil(t, file)
+	}
+	_, err := in.Open(filepath.Join(own, "dir/file"), os.O_RDONLY, 0)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	for _, name := range []string{"file", "mine"} {
+		file, err := in.Open(filepath.Join(own, name), os.O_RDONLY, 0)
+		require.NoError(t, err)
+		text, err := io.ReadAll(file)
+		require.NoError(t, err)
+		require.NoError(t, file.Close())
+		require.Equal(t, own, string(text))
+	}
+	file, err := in.Open(filepath.Join(own, "fifo"), os.O_RDONLY, 0) // does not wait for a writer
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+	_, err = in.Open(filepath.Join(own, "file"), os.O_RDWR, 0)
+	require.ErrorIs(t, err, unix.EINVAL)
+
+	root, err := os.Open("/")
+	require.NoError(t, err)
+	defer root.Close()
+	fd, err := openBelow(int(root.Fd()), filepath.Join(own, "file"), os.O_RDONLY) // before Linux 5.6
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(fd))
+}
+
+func TestOpenWithoutIsolationIsThatOfTheMachine(t *testing.T) {
+	in := newInit(t)
+	file, err := in.Open("/proc/self/stat", os.O_RDONLY, 0)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+}
+
+// A build whose init was killed, by lack of memory perhaps, must not go on with less isolation.
+func TestInitThatIsReplacedKeepsItsLevel(t *testing.T) {
+	in := &Init{Room: walls.Spec{Dir: t.TempDir()}}
+	t.Cleanup(func() { in.Close() })
+	in.Prepare()
+	l := in.init(t)
+	if l.level == walls.Off {
+		t.Skip("part missing: namespaces: ", l.off)
+	}
+	require.NoError(t, l.init.Kill())
+	<-l.gone
+	in.Room.Base = "/no/such/base" // harmless
+	in.mu.Lock()
+	in.latest.link.level = walls.Level("one that cannot be had")
+	in.mu.Unlock()
+	_, err := in.Start(t.Context(), shell("true"))
+	require.ErrorContains(t, err, "cannot be had")
+}
