@@ -175,18 +175,41 @@ func TestABuildThatLingersOutlivesItsRelay(t *testing.T) {
 	v.requireClean(t)
 }
 
-func TestABuildWhoseStepRunnerIsKilledWhileItLingersFailsAtOnce(t *testing.T) {
+func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 	t.Parallel()
-	v := newVM(t, sshtest.OpenSSH(t))
-	p := v.provider(t, 1, nil)
-	e, _, ended, _ := waiting(t, p, "build-1", time.Hour)
-	require.NoError(t, syscall.Kill(servePID(t, v, "build-1"), syscall.SIGKILL))
-	err := <-ended
-	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
-	require.NoError(t, e.Cleanup(t.Context()))
-	require.Empty(t, e.Left())
-	v.requireClean(t)
+	for _, test := range []struct {
+		name     string
+		route    connector.Route
+		rebooted bool // the VM was: the socket is gone, and its directory is there
+	}{
+		{"killed", connector.Auto, false},
+		{"killed, without a relay", connector.Session, false},
+		{"rebooted", connector.Auto, true},
+		{"rebooted, without a relay", connector.Session, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, sshtest.OpenSSH(t))
+			proxy := sshtest.Proxy(t, v.Addr)
+			p := v.via(t, proxy.Addr()).provider(t, 1, func(cfg *instance.Config, _ *instance.Instance) { cfg.Route = test.route })
+			e, log, ended, _ := waiting(t, p, "build-1", time.Hour)
+			serve := servePID(t, v, "build-1")
+			proxy.Stall()
+			require.NoError(t, syscall.Kill(serve, syscall.SIGKILL))
+			if test.rebooted {
+				require.NoError(t, os.Remove(v.socket("build-1")))
+			}
+			proxy.Cut()
+			proxy.Resume()
+			err := <-ended
+			requireReason(t, err, instance.RunnerSystemFailure, 0)
+			require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
+			require.Equal(t, "begun\n", jobLines(log))
+			require.NoError(t, e.Cleanup(t.Context()))
+			require.Empty(t, e.Left())
+			v.requireClean(t)
+		})
+	}
 }
 
 func TestACancelledBuildThatLingersLeavesNothing(t *testing.T) {

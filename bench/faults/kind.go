@@ -152,7 +152,7 @@ var kinds = map[Kind]*kindSpec{
 	},
 	"linger-unplug": {
 		does: "packets are dropped for 1 to 10 s, without a word to either end; builds linger", private: true, late: true,
-		linger: roundLinger, inject: (*rig).unplugAWhile,
+		manager: program, linger: roundLinger, inject: (*rig).unplugAWhile,
 	},
 	"linger-relay": {
 		does: "kill -9 of the relay; builds linger", routes: viaRelay, linger: roundLinger, inject: killOne("relay"),

@@ -3,10 +3,10 @@ package faults
 import (
 	"bytes"
 	"context"
-	"errors"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
