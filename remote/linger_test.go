@@ -149,14 +149,19 @@ func TestADiskThatIsFullWhileNobodyIsAttachedFailsTheJobThatMeetsIt(t *testing.T
 	ctx, cancel := l.as(t, "m1")
 	defer cancel()
 	rpc := pb.NewStepRunnerClient(client)
-	begin := filepath.Join(t.TempDir(), "begin")
-	_, err := rpc.Run(ctx, &pb.RunRequest{Id: "job", Type: pb.RunRequest_script, CiScript: "until [ -e " + begin +
-		" ]; do sleep 0.01; done; head -c 1M /dev/zero"})
+	_, err := rpc.Run(ctx, &pb.RunRequest{
+		Id: "job", Type: pb.RunRequest_script, CiScript: "until [ -e begin ]; do sleep 0.01; done; head -c 1M /dev/zero",
+	})
 	require.NoError(t, err)
+	var work []string
+	remotetest.Eventually(t, func() bool {
+		work, _ = filepath.Glob(filepath.Join(filepath.Dir(l.socket), "jobs", "*", "work"))
+		return len(work) == 1
+	}, "the job's directory")
 	leave()
 	_, err = stream.Recv()
 	require.Equal(t, codes.Canceled, status.Code(err))
-	require.NoError(t, os.WriteFile(begin, nil, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(work[0], "begin"), nil, 0o600))
 	var last *pb.Job
 	remotetest.Eventually(t, func() bool {
 		jobs, err := rpc.List(ctx, &pb.ListRequest{}) // this attaches nobody
