@@ -127,8 +127,9 @@ type Result struct {
 	System   bool   // the VM or the step runner failed it, not its own steps; GitLab's step runners do not report that
 }
 
-// Execute runs job in the step runner that Connect started and writes its stdout, and its stderr unless job.Stderr takes
-// it, to trace as they come, through a [buildlog.Log] unless it is one. It returns when the job has ended and all its output is delivered.
+// Execute runs job in the step runner that Connect started and writes its stdout, and its stderr unless job.Stderr
+// takes it, to trace as they come, through a [buildlog.Log] unless it is one. It returns when the job has ended and all
+// its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers the job's last output, then
 // returns ctx.Err(). A ctx that ends after the step runner has reported the job's end does not change the Result: the

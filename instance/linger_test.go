@@ -191,7 +191,9 @@ func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 			t.Parallel()
 			v := newVM(t, sshtest.OpenSSH(t))
 			proxy := sshtest.Proxy(t, v.Addr)
-			p := v.via(t, proxy.Addr()).provider(t, 1, func(cfg *instance.Config, _ *instance.Instance) { cfg.Route = test.route })
+			p := v.via(t, proxy.Addr()).provider(t, 1, func(cfg *instance.Config, _ *instance.Instance) {
+				cfg.Route = test.route
+			})
 			e, log, ended, _ := waiting(t, p, "build-1", time.Hour)
 			serve := servePID(t, v, "build-1")
 			proxy.Stall()

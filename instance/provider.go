@@ -156,9 +156,9 @@ type Build struct {
 	// ends with its connection. If nil, as its instance says.
 	//
 	// Scripts and commands, of Executor.Run and Client.Run, are then jobs of a step runner on the instance, which must be
-	// a stepmux: else they fail before they start. They have at most 8 MiB of text or standard input, run for 24 h at most,
-	// and get no variables of the login's environment that look like secrets. Connections to commands and addresses
-	// (Client.DialRun, DialCommand and Dial) end with the link all the same.
+	// a stepmux: else they fail before they start. They have at most 8 MiB of text or standard input, run for 24 h at
+	// most, and get no variables of the login's environment that look like secrets. Connections to commands and
+	// addresses (Client.DialRun, DialCommand and Dial) end with the link all the same.
 	Linger *time.Duration
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string

@@ -179,7 +179,8 @@ func DrawShort(seed uint64, f Filter, builds int) []Plan {
 	for i, kind := range everyKind {
 		spec := kinds[kind]
 		c := choice{kind, spec.on()[i%len(spec.on())]}
-		if f.wants(c) && spec.global == (f.global() != "") && !spec.slow && !spec.campaign && kind != "cancel-many" {
+		if f.wants(c) && spec.global == (f.global() != "") && !spec.slow && !spec.campaign &&
+			kind != "cancel-many" {
 			missing[c] = true
 		}
 	}

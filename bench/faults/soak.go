@@ -69,7 +69,8 @@ func StartSoak(ctx context.Context, s Soak, opts Options, talk io.Writer) (SoakR
 func soakKinds(private bool) []Kind {
 	return slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool {
 		s := kinds[k]
-		return s.global || s.campaign || s.manager == program || s.tmpfs || s.slow || s.private && !private || s.wrapper != "" ||
+		return s.global || s.campaign || s.manager == program || s.tmpfs || s.slow || s.private && !private ||
+			s.wrapper != "" ||
 			slices.Contains([]Kind{"cancel-many", "recycle", "none"}, k)
 	})
 }

@@ -165,7 +165,8 @@ func (m *machine) plug(ctx context.Context, i int) (netip.Addr, error) {
 	net := "10.99." + strconv.Itoa(i) + "."
 	for _, line := range []string{
 		"netns add " + m.netns,
-		"link add " + near + " address " + nearMAC + " type veth peer name " + far + " address " + farMAC + " netns " + m.netns,
+		"link add " + near + " address " + nearMAC +
+			" type veth peer name " + far + " address " + farMAC + " netns " + m.netns,
 		"addr add " + net + "1/24 dev " + near,
 		"link set " + near + " up",
 		"-n " + m.netns + " addr add " + net + "2/24 dev " + far,
