@@ -340,7 +340,9 @@ echo done; exit 9`, ledger, file))
 	requireReason(t, err, instance.ConfigurationError, 0)
 	ctx, cancel := context.WithCancel(t.Context())
 	log2 := &sshtest.Log{}
-	go func() { ended <- client.Run(ctx, instance.RunOptions{Command: "echo up; exec sleep 1000", Stdout: log2}) }()
+	go func() {
+		ended <- client.Run(ctx, instance.RunOptions{Command: "echo up; exec sleep 1000", Stdout: log2})
+	}()
 	log2.Await(t, "up\n")
 	cancel()
 	requireReason(t, <-ended, instance.JobCanceled, 0)

@@ -195,7 +195,8 @@ func DrawShort(seed uint64, f Filter, builds int) []Plan {
 	return plans
 }
 
-// drawStorm draws the faults of a storm: the network of each VM is pulled once, and now and then the manager is stopped.
+// drawStorm draws the faults of a storm: the network of each VM is pulled once, sshd and the relay of one are killed,
+// and now and then the manager is stopped.
 func drawStorm(r *rand.Rand, vms, builds int) []injection {
 	var all []injection
 	for i := range vms {
