@@ -73,7 +73,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 			}
 		}
 		if !ch.exitReceived.Load() {
-			settle(c.done)
+			c.confirm()
 		}
 		if isDone(c.over) {
 			<-c.done // soon
@@ -179,30 +179,39 @@ func (c *Conn) openError(op string, err error) error {
 	}
 }
 
-// settle waits until done is closed, but only for a moment.
+// settle waits until done is closed, but only for a moment. On a busy machine one wait may pass before the goroutine
+// that closes done has run at all. So it waits several times, and each wait lets the others run.
 func settle(done <-chan struct{}) {
 	if isDone(done) {
 		return
 	}
-	timer := time.NewTimer(closeSettle)
+	const waits = 5
+	timer := time.NewTimer(closeSettle / waits)
 	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
+	for range waits {
+		select {
+		case <-done:
+			return
+		case <-timer.C:
+			timer.Reset(closeSettle / waits)
+		}
 	}
 }
 
 // readError returns the error that an error of the library's Read stands for. The library returns io.EOF when the peer
-// is done, but also when the connection has died; see closeSettle.
+// is done, but also when the connection has died; see confirm.
 func (ch *sshChannel) readError(err error) error {
 	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.ended("read") == nil {
 		return io.EOF
 	}
 	settle(ch.gone)
-	switch { // if it is not gone, the peer is done writing and goes on reading, or the error is another
-	case isDone(ch.gone) && ch.lost:
-		return ch.conn.ended("read")
-	case errors.Is(err, io.EOF):
+	if !isDone(ch.gone) { // the peer is done writing and goes on reading, or the error is another
+		ch.conn.confirm()
+	}
+	if lost := ch.conn.ended("read"); lost != nil && (!isDone(ch.gone) || ch.lost) {
+		return lost
+	}
+	if errors.Is(err, io.EOF) {
 		return io.EOF
 	}
 	return fmt.Errorf("read: %w", err)
