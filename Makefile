@@ -50,6 +50,8 @@ TIME     ?= 1h
 JOBS     ?= 2
 DURATION ?= 1h
 WARMUP   ?= 30m
+STORMS   ?= 50
+KILLS    ?= 20
 PREFIX   ?= /usr/local
 API      ?= remote/api
 
@@ -163,6 +165,12 @@ faults: build ## inject N faults drawn from SEED while builds run, for at most T
 soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATION; nothing may grow in DURATION
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
+
+.PHONY: linger-campaign
+linger-campaign: build ## run STORMS storms on ten VMs, each of 40 builds that linger and 10 cuts of 1 to 60 s; then kill KILLS managers (root)
+	go build -o bin/faultrig ./bench/faults/faultrig
+	bin/faultrig soak -seed $(SEED) -storms $(STORMS)
+	bin/faultrig run -seed $(SEED) -n $(KILLS) -time $(TIME) -jobs $(JOBS) -kinds linger-kill -dir bin/faults/linger
 
 .PHONY: faults-report
 faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
