@@ -229,6 +229,9 @@ func (x *running) obey(c command) (string, error) {
 		if err := x.call.Hide(c.data); err != nil {
 			return "", fmt.Errorf("mask the value: %w", err)
 		}
+		if x.call.Masked(c.data) == c.data {
+			addWarning(x.now, "a value of add-mask is too short to be masked: so short a text is everywhere")
+		}
 		return "", nil
 	case "set-env", "add-path":
 		return x.unsecure(c, name)

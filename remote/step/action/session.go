@@ -122,13 +122,15 @@ func (s *session) addPath(dir string) {
 	s.paths = slices.Insert(s.paths, 0, dir)
 }
 
-// blocked are variables that no step may set for later ones.
-var blocked = map[string]bool{"NODE_OPTIONS": true}
+// isBlocked reports whether no step may set a variable for later ones: it has node, or git, run code of its choice.
+func isBlocked(name string) bool {
+	return name == "NODE_OPTIONS" || strings.HasPrefix(name, "GIT_") && strings.Contains(name, "CONFIG")
+}
 
 // setEnv sets a variable for later steps, or returns why not.
 func (s *session) setEnv(name, value string) error {
 	switch {
-	case blocked[strings.ToUpper(name)], s.call.UnsafeExport(name):
+	case isBlocked(strings.ToUpper(name)), s.call.UnsafeExport(name):
 		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it changes every later program; set it in env where it is needed",
 			name)
 	case strings.HasPrefix(name, "GITHUB_") || strings.HasPrefix(name, "RUNNER_"):
