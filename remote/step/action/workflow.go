@@ -1,8 +1,10 @@
 package action
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -189,6 +191,19 @@ func WorkflowUses(file string, text []byte) ([]string, error) {
 // ManifestUses returns the references of the actions that the steps of an action.yml name, each once, sorted.
 func ManifestUses(file string, text []byte) ([]string, error) {
 	m, err := parseManifest(file, text)
+	if err != nil {
+		return nil, err
+	}
+	return usesOf(m.steps), nil
+}
+
+// LocalUses returns the references of the actions that the steps of the action in dir name, each once, sorted. There are
+// none if nothing is there: an earlier step may make the action. Errors call it name.
+func LocalUses(dir, name string) ([]string, error) {
+	m, err := readManifest(dir, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}
