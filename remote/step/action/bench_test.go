@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -49,6 +50,8 @@ func BenchmarkSteps(b *testing.B) {
 		tr := newTrial(b)
 		tr.file("m.js", "")
 		own := exec.Command(node, filepath.Join(tr.place.WorkDir, "m.js"))
+		own.Env = tr.cfg.RunnerEnv                           // node is slower to start with some variables, which no action gets
+		own.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a share of a busy machine's time as an action has it
 		plain, action := turns(b, func() {
 			cmd := *own
 			require.NoError(b, cmd.Run())

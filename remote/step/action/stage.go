@@ -40,7 +40,9 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 			return engine.Failed(err)
 		}
 	}
-	x.call.Found(x.res, a.found(names))
+	if a.file != "" { // an image alone has no description
+		x.call.Found(x.res, a.found(names))
+	}
 	if names != nil {
 		main = x.part("main")
 	}
