@@ -110,6 +110,9 @@ func (x *running) image(
 	if !pulled {
 		return x.build(ctx, a, docker, env)
 	}
+	if strings.HasPrefix(name, "-") {
+		return "", engine.Failed(fmt.Errorf("run the action %s: %.160q is not the name of an image", a.name(), name))
+	}
 	if x.cfg.RequirePinned && !imageDigest().MatchString(name) {
 		return "", engine.Failed(fmt.Errorf("the image %.160q is not pinned: write name@sha256:digest, or leave out "+
 			"--require-pinned", name))

@@ -121,6 +121,9 @@ func TestContainersAreMadeFromTheDigestOfTheirImage(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, string(recorded), pulled)
 
+	tr.workflow("- {uses: 'docker://--privileged', with: {args: x}}\n")
+	tr.fail(`"--privileged" is not the name of an image`)
+
 	tr.action.RequirePinned = true
 	tr.workflow("- uses: docker://alpine:3\n")
 	tr.fail(`the image "alpine:3" is not pinned: write name@sha256:digest`)

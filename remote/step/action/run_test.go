@@ -211,6 +211,9 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "the step has removed it",
 		`printf 'a=\377' > "$GITHUB_OUTPUT"`:                      "'output' successfully: it is not valid UTF-8",
 		`printf 'a=b\nc' > "$GITHUB_OUTPUT"`:                      "'output' successfully: line 2: invalid format",
+		`seq 2000 >> "$GITHUB_PATH"`:                              "'path' successfully: the steps put more than 1000 directories before PATH",
+		`for n in 1 2 3 4 5 6 7 8 9; do echo "::set-output name=$n::$(head -c 1000000 /dev/zero | tr '\0' x)"; done`: "its values have " +
+			"more than 8388608 bytes in all",
 	} {
 		tr := newTrial(t)
 		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +
@@ -218,6 +221,21 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		tr.fail(want)
 		require.Contains(t, tr.log.String(), "next []", script)
 	}
+}
+
+func TestVariablesThatChangeProgramsAreNotPassedOn(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: printf 'GIT_CONFIG_COUNT=1\\nnode_options=x\\nKEPT=yes\\n' >> \"$GITHUB_ENV\"\n" +
+		"- run: echo \"[$GIT_CONFIG_COUNT$node_options] $KEPT\"\n")
+	res := tr.succeed()
+	require.Contains(t, tr.log.String(), "[] yes\n")
+	require.Len(t, res.Steps[0].Steps[0].Annotations, 2)
+}
+
+func TestMaskThatIsTooShortIsTold(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: echo ::add-mask::ab\n")
+	require.Contains(t, tr.succeed().Steps[0].Steps[0].Warnings[0], "too short to be masked")
 }
 
 func TestOutputsAndSummariesWithSecretsAreMasked(t *testing.T) {
@@ -287,12 +305,15 @@ func TestMillionCommandsTakeLittleMemory(t *testing.T) {
 		t.Skip("takes a second")
 	}
 	tr := newTrial(t)
-	tr.workflow("- run: yes '::debug::text' | head -n 1000000\n- run: yes '::warning::' | head -n 100000\n")
+	tr.workflow("- run: yes '::debug::text' | head -n 1000000\n- run: yes '::warning::' | head -n 100000\n" +
+		"- continue-on-error: true\n  run: yes '::set-output::x' | head -n 100000\n")
 	tr.place.Stdout = io.Discard
 	var before, after unix.Rusage
 	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &before))
-	tr.succeed()
+	res := tr.succeed()
 	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &after))
+	require.Less(t, len(res.Steps[0].Steps[2].Message), 4096)
+	t.Logf("grew by %d KiB", after.Maxrss-before.Maxrss)
 	require.Less(t, (after.Maxrss-before.Maxrss)>>10, int64(64), "MiB")
 }
 
