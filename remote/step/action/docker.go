@@ -44,7 +44,7 @@ func (x *running) runDocker(
 	host := x.environment(p.files)
 	docker, err := x.docker(host)
 	if err != nil {
-		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+		return x.failed(a, err)
 	}
 	image, o := x.image(ctx, a, docker, host)
 	if o.Status != engine.Success {
@@ -55,7 +55,7 @@ func (x *running) runDocker(
 	}
 	argv, inside, err := x.dockerRun(a, docker, image, entrypoint, inputs, env, p.files)
 	if err != nil {
-		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+		return x.failed(a, err)
 	}
 	// The client passes on the variables that its arguments name, so that no value is in an argument. The few that change
 	// the client itself have been left out.
@@ -69,7 +69,7 @@ func (x *running) runDocker(
 	p.Argv, p.Dir = argv, x.work()
 	o = x.exec(ctx, p, all)
 	x.removeContainer(context.WithoutCancel(ctx), docker, p.files, host)
-	return explain(o, a, runFailed)
+	return x.explain(o, a, runFailed)
 }
 
 // cidFile is the name of the file that gets the id of a container.
@@ -111,10 +111,10 @@ func (x *running) image(
 		return x.build(ctx, a, docker, env)
 	}
 	if strings.HasPrefix(name, "-") {
-		return "", engine.Failed(fmt.Errorf("run the action %s: %.160q is not the name of an image", a.name(), name))
+		return "", x.failed(a, fmt.Errorf("%.160q is not the name of an image", name))
 	}
 	if x.cfg.RequirePinned && !imageDigest().MatchString(name) {
-		return "", engine.Failed(fmt.Errorf("the image %.160q is not pinned: write name@sha256:digest, or leave out "+
+		return "", x.failed(a, fmt.Errorf("the image %.160q is not pinned: write name@sha256:digest, or leave out "+
 			"--require-pinned", name))
 	}
 	if id := x.imageID(ctx, docker, name, env); id != "" {
@@ -126,8 +126,7 @@ func (x *running) image(
 	if id := x.imageID(ctx, docker, name, env); id != "" {
 		return id, found
 	}
-	return "", engine.Failed(fmt.Errorf("run the action %s: %s does not tell the digest of its image %.160q",
-		a.name(), docker, name))
+	return "", x.failed(a, fmt.Errorf("%s does not tell the digest of its image %.160q", docker, name))
 }
 
 var (
@@ -189,14 +188,14 @@ func (x *running) runClient(ctx context.Context, a *loaded, argv []string, env m
 		return engine.Failed(err)
 	}
 	p.Argv, p.Dir = argv, x.work()
-	return explain(x.exec(ctx, p, env), a, 1)
+	return x.explain(x.exec(ctx, p, env), a, 1)
 }
 
 // explain adds the likely cause to a failure of the docker command itself, which exits with code then.
-func explain(o engine.Result, a *loaded, code int) engine.Result {
+func (x *running) explain(o engine.Result, a *loaded, code int) engine.Result {
 	if o.Status == engine.Failure && o.ExitCode == code {
-		o.Message = fmt.Sprintf("run the action %s: the docker command failed; does its daemon run, and may this user use "+
-			"it? Its output says more: exit status %d", a.name(), code)
+		o.Message = x.failed(a, fmt.Errorf("the docker command failed; does its daemon run, and may this user use it? Its "+
+			"output says more: exit status %d", code)).Message
 	}
 	return o
 }
@@ -220,8 +219,7 @@ func (x *running) build(
 	ctx context.Context, a *loaded, docker string, env map[string]string,
 ) (string, engine.Result) {
 	if !filepath.IsLocal(a.image) {
-		return "", engine.Failed(fmt.Errorf("run the action %s: its image %.160q is neither a Dockerfile of the action nor "+
-			"docker://", a.name(), a.image))
+		return "", x.failed(a, fmt.Errorf("its image %.160q is neither a Dockerfile of the action nor docker://", a.image))
 	}
 	tag := "local"
 	if a.component != nil {
@@ -239,8 +237,7 @@ func (x *running) build(
 	if text := strings.TrimSpace(string(id)); err == nil && imageID().MatchString(text) {
 		return text, o
 	}
-	return "", engine.Failed(fmt.Errorf("run the action %s: %s build does not tell the digest of the image", a.name(),
-		docker))
+	return "", x.failed(a, fmt.Errorf("%s build does not tell the digest of the image", docker))
 }
 
 // dockerRun returns the command that runs a container, and the environment in it.

@@ -65,6 +65,11 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 	return o
 }
 
+// failed is the result of an action that could not run.
+func (x *running) failed(a *loaded, err error) engine.Result {
+	return engine.Failed(x.at(x.spec.line, fmt.Errorf("run the action %s: %w", a.name(), err)))
+}
+
 // part returns the result of a stage.
 func (x *running) part(name string) *engine.StepResult {
 	i := slices.IndexFunc(x.res.Steps, func(r engine.StepResult) bool { return r.Name == name })
