@@ -189,6 +189,9 @@ func (e *Executor) Isolation() program.Isolation {
 	i := e.connector.Isolation()
 	if e.build.Container != nil && i.Level == wire.IsolationOff && i.Reason == "" {
 		i.Reason = "the build has a container of its own"
+		if e.build.Container.Container != "" {
+			i.Reason = "the build shares a container that was there before"
+		}
 	}
 	return i
 }
