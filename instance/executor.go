@@ -305,6 +305,9 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	if e.box != nil && len(job.PassEnv) == 0 {
 		job.PassEnv = []string{"all"} // of the environment that the image has
 	}
+	if e.box != nil {
+		job.Image = e.box.container.Image()
+	}
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {
 		return e.box.explain(ctx, err)
