@@ -215,6 +215,10 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 
+.PHONY: container-cases
+container-cases: ## run all conformance cases (STEPMUX_CASES) in a container, of which the tests take one of sixteen
+	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/docker
+
 .PHONY: proofs
 proofs: ## remove each mechanism behind a promise of docs/reliability.md, and see its test fail
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
