@@ -49,7 +49,10 @@ TIME     ?= 1h
 JOBS     ?= 2
 DURATION ?= 1h
 WARMUP   ?= 30m
+STORMS   ?= 50
+KILLS    ?= 20
 PREFIX   ?= /usr/local
+API      ?= remote/api
 
 .DEFAULT_GOAL := help
 
@@ -58,13 +61,14 @@ build: $(MACHINES:%=carry-%) ## build bin/stepmux, the manager, which carries th
 	$(BUILD) -tags $(TAGS),carry -ldflags '$(LDFLAGS)' -o bin/stepmux ./cmd/stepmux
 	for p in stepmux-vm stepmux-fetch; do cp bin/$$p-$(shell go env GOOS)-$(shell go env GOARCH) bin/$$p || exit 1; done
 
-# A file is packed again only if the go command has built it anew.
+# A file is packed again only if it has changed. Its time does not tell: the go command renews that.
 .PHONY: carry-%
 carry-%:
 	mkdir -p bin cmd/stepmux/carried
 	export GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) && $(call vm_end,bin/stepmux-vm-$*,bin/stepmux-fetch-$*)
 	@for p in stepmux-vm-$* stepmux-fetch-$*; do \
-	  [ cmd/stepmux/carried/$$p.gz -nt bin/$$p ] || { gzip -9nc bin/$$p >bin/$$p.gz && mv bin/$$p.gz cmd/stepmux/carried; } || exit 1; \
+	  gzip -dc cmd/stepmux/carried/$$p.gz 2>/dev/null | cmp -s - bin/$$p || \
+	    { gzip -9nc bin/$$p >bin/$$p.gz && mv bin/$$p.gz cmd/stepmux/carried; } || exit 1; \
 	done
 
 # For benchmarks and measurements.
@@ -161,6 +165,12 @@ soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATI
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
 
+.PHONY: linger-campaign
+linger-campaign: build ## run STORMS storms on ten VMs, each of 40 builds that linger and 10 cuts of 1 to 60 s; then kill KILLS managers (root)
+	go build -o bin/faultrig ./bench/faults/faultrig
+	bin/faultrig soak -seed $(SEED) -storms $(STORMS)
+	bin/faultrig run -seed $(SEED) -n $(KILLS) -time $(TIME) -jobs $(JOBS) -kinds linger-kill -dir bin/faults/linger
+
 .PHONY: faults-report
 faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
 	go run ./bench/faults/faultrig report
@@ -209,13 +219,13 @@ proofs: ## remove each mechanism behind a promise of docs/reliability.md, and se
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate
-generate: ## generate the protocol code again (needs protoc)
-	mkdir -p bin/tools
+generate: ## generate the protocol code again, to API (needs protoc)
+	mkdir -p bin/tools $(API)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GEN)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GRPC)
 	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I remote/api \
-	  --go_out=remote/api --go_opt=paths=source_relative \
-	  --go-grpc_out=remote/api --go-grpc_opt=paths=source_relative \
+	  --go_out=$(API) --go_opt=paths=source_relative \
+	  --go-grpc_out=$(API) --go-grpc_opt=paths=source_relative \
 	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
 
 .PHONY: static

@@ -180,7 +180,7 @@ func sendFiles(control *os.File, m message, text []byte, files ...*os.File) erro
 		return true
 	})
 	if err != nil || sendErr != nil {
-		return errInit // only an init that has gone or hangs takes no message
+		return errDeaf // the socket is closed or full
 	}
 	return nil
 }

@@ -97,10 +97,24 @@ func letGo() {
 func proxy(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.ProxyConfig{}
 	socket(fl, &cfg.Socket)
-	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+	gone := false
+	run := untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		runtime.GOMAXPROCS(1)
-		return remote.Proxy(ctx, stdio, cfg)
+		err := remote.Proxy(ctx, stdio, cfg)
+		refused, _ := errors.AsType[wire.RelayResponse](err)
+		if gone = refused.Code == wire.RelayNotFound; gone {
+			fmt.Fprintf(os.Stderr, "stepmux: %v\n", err)
+			return nil
+		}
+		return err
 	})
+	return func(ctx context.Context, args []string) (int, error) {
+		code, err := run(ctx, args)
+		if gone {
+			code = wire.ProxyNotFound
+		}
+		return code, err
+	}
 }
 
 func relay(fl *pflag.FlagSet) commands.Runner {

@@ -260,6 +260,9 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	s.job, s.github["workflow"], s.github["job"] = j, expression.String(j.workflow), expression.String(j.Name)
 	s.matrix = expression.New(c.Inputs[inputMatrix].Any())
+	if err := j.writeNotes(c.Place.Stderr, s.matrix.Kind() == "Object"); err != nil {
+		return engine.Failed(err)
+	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
 		isJob: true, file: workflowFile,
