@@ -16,17 +16,16 @@ VM_TAGS  := grpcnotrace,nethttpomithttp2
 LDFLAGS  := -s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)
 BUILD    := CGO_ENABLED=0 go build -trimpath
 
-# The VM's end travels to each VM. So packages that copy no log and start no process are compiled without inlining, which
-# took 0.7 of its 12.8 MB then, and 0.4 of 5.0 packed. Without inlining anywhere it lost 0.5 MB more, and a log cost a third
-# more processor time.
-NO_INLINE := vendor/... crypto/tls crypto/x509/... encoding/asn1 encoding/json net/... mime/... math/big regexp/... \
-  archive/... github.com/docker/... github.com/google/... github.com/opencontainers/... github.com/sirupsen/... \
-  github.com/spf13/... golang.org/x/text/... google.golang.org/protobuf/... go.yaml.in/... \
-  github.com/gowebpki/... $(addprefix crypto/internal/fips140/,nistec/... edwards25519/... mlkem bigmod rsa ecdsa ecdh) \
-  $(addprefix github.com/stepmux/stepmux/remote/step/,lang expr engine action/expression annotation component fetch trace/...) \
-  $(addprefix github.com/stepmux/stepmux/remote/,walls socketdir stale commands/...)
-VM_BUILD := $(BUILD) -tags $(VM_TAGS) $(NO_INLINE:%=-gcflags=%=-l)
-VM_LDFLAGS := $(LDFLAGS) -funcalign=16
+# The VM's end travels to each VM. So only the packages that handle each byte or line of a log or of a transfer, or that
+# run at each start, are compiled with inlining. It costs a log nothing: those that handle a block need none.
+INLINE := runtime/... internal/... sync/... syscall golang.org/x/sys/... bytes strings bufio io strconv slices unicode/... \
+  math math/bits reflect encoding/binary encoding/base64 encoding/hex hash/... compress/... \
+  crypto/subtle crypto/md5 crypto/sha1 crypto/sha256 \
+  $(addprefix crypto/internal/,fips140deps/... $(addprefix fips140/,alias subtle sha256 sha512 aes/...)) \
+  $(addprefix github.com/stepmux/stepmux/remote/,pipe job/joblog step/mask)
+VM_BUILD := $(BUILD) -tags $(VM_TAGS) -gcflags=all=-l $(INLINE:%=-gcflags=%=)
+# Functions begin at any multiple of 4: the default of 32 (amd64) is space between them.
+VM_LDFLAGS := $(LDFLAGS) -funcalign=4
 MACHINES := linux-amd64 linux-arm64
 
 # vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
@@ -50,6 +49,8 @@ TIME     ?= 1h
 JOBS     ?= 2
 DURATION ?= 1h
 WARMUP   ?= 30m
+STORMS   ?= 50
+KILLS    ?= 20
 PREFIX   ?= /usr/local
 API      ?= remote/api
 
@@ -164,6 +165,12 @@ soak: build ## run one manager, ten VMs, builds and faults for WARMUP and DURATI
 	go build -o bin/faultrig ./bench/faults/faultrig
 	bin/faultrig soak -seed $(SEED) -warm-up $(WARMUP) -duration $(DURATION)
 
+.PHONY: linger-campaign
+linger-campaign: build ## run STORMS storms on ten VMs, each of 40 builds that linger and 10 cuts of 1 to 60 s; then kill KILLS managers (root)
+	go build -o bin/faultrig ./bench/faults/faultrig
+	bin/faultrig soak -seed $(SEED) -storms $(STORMS)
+	bin/faultrig run -seed $(SEED) -n $(KILLS) -time $(TIME) -jobs $(JOBS) -kinds linger-kill -dir bin/faults/linger
+
 .PHONY: faults-report
 faults-report: ## write the tables of docs/reliability.md from the results in bin/faults
 	go run ./bench/faults/faultrig report
@@ -206,6 +213,10 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
+
+.PHONY: container-cases
+container-cases: ## run all conformance cases (STEPMUX_CASES) in a container, of which the tests take one of sixteen
+	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/docker
 
 .PHONY: proofs
 proofs: ## remove each mechanism behind a promise of docs/reliability.md, and see its test fail

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -102,26 +103,41 @@ func TestAStepThatNeedsTooMuchMemoryFails(t *testing.T) {
 	require.Contains(t, log.String(), "a process was killed: the container ran out of memory (its limit is 64MiB)\n")
 }
 
-func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
-	d := dockertest.Start(t)
-	cfg := config(t, d)
+// recordConns returns a function that closes all connections to the daemon, as the kernel does for a manager that was
+// killed.
+func recordConns(cfg *docker.Config) (hangUp func()) {
+	dial := cfg.Dial
+	var mu sync.Mutex
 	var conns []net.Conn
 	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
-		conn, err := d.Dial(ctx)
+		conn, err := dial(ctx)
+		mu.Lock()
+		defer mu.Unlock()
 		if err == nil {
 			conns = append(conns, conn)
 		}
 		return conn, err
 	}
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	}
+}
+
+func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
 	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
 	require.NoError(t, err)
 	require.Len(t, found.Items, 1)
 	waiting := d.Client.ContainerWait(t.Context(), found.Items[0].ID,
 		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
-	for _, conn := range conns { // as the kernel does for a manager that was killed
-		_ = conn.Close()
-	}
+	hangUp()
 	select {
 	case <-waiting.Result:
 	case err := <-waiting.Error:
@@ -207,7 +223,7 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 		require.Empty(t, d.Containers(t))
 	}
 	cfg.Spec.Image = "mainframe:1"
-	refused(`image "mainframe:1" is for linux/s390x, and the Docker daemon's machine is linux/`)
+	refused(`image "mainframe:1" is for linux/s390x, and not for linux/`)
 	cfg.Spec.Image, cfg.Spec.Pull = "missing:1", docker.PullNever
 	refused(`the Docker daemon does not have image "missing:1", and --pull never forbids to pull it`)
 	cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "no-such-network"
