@@ -1,0 +1,28 @@
+package job
+
+import (
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// A job that put a link in the place of the directory of all jobs made the step runner write the next job's files to
+// where the job itself may not write.
+func TestDirectoryOfAllJobsIsNotTakenByItsPath(t *testing.T) {
+	s := newStore(t, Config{})
+	elsewhere := t.TempDir()
+	_, first := run(t, s, script(t, "1",
+		"jobs=$(dirname \"$(dirname \"$PWD\")\"); mv $jobs $jobs.old; ln -s "+elsewhere+" $jobs"))
+	require.Equal(t, engine.Success, first.Status, first.Message)
+	spec := yaml(t, "2", "run: [{name: a, script: 'true ${{output_file}}'}]")
+	spec.Trace = &TraceSpec{}
+	_, second := run(t, s, spec)
+	require.Equal(t, engine.Failure, second.Status, "its work directory is not at its path")
+	entries, err := os.ReadDir(elsewhere)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	require.NoError(t, s.Close())
+}
