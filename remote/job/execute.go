@@ -131,7 +131,9 @@ func (j *record) prepare(spec Spec, jobs *os.File, base string) (place engine.Pl
 		return place, err
 	}
 	j.output.connect(j.logs, append(notices, spec.Notices...))
-	place = engine.Place{ScriptDir: j.dir, Script: j.home, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr]}
+	place = engine.Place{
+		ScriptDir: j.dir, Script: j.home, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr],
+	}
 	if spec.WorkDir == "" {
 		place.WorkDir = filepath.Join(j.dir, "work")
 		work, err := mkdirIn(j.home, "work")

@@ -13,8 +13,8 @@ import (
 )
 
 // Open is os.OpenFile, to read, of the absolute path as the commands see it: with isolation, what they may not see is
-// not there, also for a symbolic link that a command has made. It starts the init unless there is one, and waits for it.
-// A pipe does not block it. Flags to write are refused. Linux before 5.6 follows no absolute link.
+// not there, also for a symbolic link that a command has made. It starts the init unless there is one, and waits for
+// it. A pipe does not block it. Flags to write are refused. Linux before 5.6 follows no absolute link.
 func (in *Init) Open(path string, flag int, _ fs.FileMode) (*os.File, error) {
 	if flag&(os.O_WRONLY|os.O_RDWR|os.O_CREATE|os.O_TRUNC) != 0 || !filepath.IsAbs(path) {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
