@@ -52,7 +52,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 		return fmt.Errorf("isolation: %w", err)
 	}
 	defer user.Close()
-	defer init.Close() // if it is not closed yet
+	defer func() { _ = init.Close() }() // if it is not closed yet: then there is an error that matters
 	dir, err := os.MkdirTemp(cfg.TempDir, "stepmux-isolation-")
 	if err != nil {
 		return fmt.Errorf("isolation: make a directory: %w", err)

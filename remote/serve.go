@@ -152,7 +152,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 		return fmt.Errorf("serve: %w", err)
 	}
 	defer user.Close()
-	defer init.Close() // if it is not closed yet
+	defer func() { _ = init.Close() }() // if it is not closed yet: then there is an error that matters
 	dir, err := openDir(ctx, cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)

@@ -197,16 +197,16 @@ func (u *User) Become() error {
 		return fmt.Errorf("become build user %s: %w", u.name, err)
 	}
 	for _, name := range roots {
-		os.Unsetenv(name)
+		_ = os.Unsetenv(name) // fails only for a malformed name, as Setenv
 	}
 	for name, value := range map[string]string{"USER": u.name, "LOGNAME": u.name, "SHELL": u.shell} {
-		os.Setenv(name, value)
+		_ = os.Setenv(name, value)
 	}
 	dir, home := u.home, u.home
 	if home == "" {
 		dir, home = "/", "/nonexistent" // until UseHome
 	}
-	os.Setenv("HOME", home)
+	_ = os.Setenv("HOME", home)
 	if err := os.Chdir(dir); err != nil {
 		return fmt.Errorf("become build user %s: enter the home: %w (make it, with owner %s)", u.name, err, u.name)
 	}
@@ -276,7 +276,7 @@ func (u *User) UseHome(dir string) error {
 	if err != nil {
 		return fmt.Errorf("make a home for build user %s: %w", u.name, err)
 	}
-	os.Setenv("HOME", home)
+	_ = os.Setenv("HOME", home)
 	return nil
 }
 
@@ -302,7 +302,7 @@ func (u *User) Close() {
 func BecomeOwner(path string) error {
 	var st unix.Stat_t
 	if os.Geteuid() != 0 || unix.Lstat(path, &st) != nil || st.Uid == 0 {
-		return nil
+		return nil //nolint:nilerr // the caller finds out what is wrong with the file
 	}
 	if err := become(int(st.Uid), int(st.Gid), nil); err != nil {
 		return fmt.Errorf("become user %d, who has %s: %w", st.Uid, path, err)
