@@ -78,6 +78,8 @@ type Job struct {
 	// Stderr, if not nil, receives the job's stderr, as the trace of Execute does its stdout. GitLab's step runners do not
 	// tell the two apart: for them it is a RequestError.
 	Stderr io.Writer
+	// Image is the image of the container in which the step runner is, by its digest, for the trace. May be empty.
+	Image string
 	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. A
 	// write that takes longer than Config.LogTimeout, or than the build lives, is given up: then the trace ends there,
 	// and OnTrace gets an error. May be nil: then no trace is made.

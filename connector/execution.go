@@ -50,7 +50,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		Grace:   durationpb.New(e.job.Grace),
 		Timeout: durationpb.New(max(e.job.Timeout, 0)),
 		Trace:   e.job.Trace != nil,
-		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports,
+		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports, Image: e.job.Image,
 	}
 	for _, v := range e.job.Vars {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})

@@ -191,6 +191,9 @@ func (e *Executor) Isolation() program.Isolation {
 	i := e.connector.Isolation()
 	if e.build.Container != nil && i.Level == wire.IsolationOff && i.Reason == "" {
 		i.Reason = "the build has a container of its own"
+		if e.build.Container.Container != "" {
+			i.Reason = "the build shares a container that was there before"
+		}
 	}
 	return i
 }
@@ -307,6 +310,9 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	}
 	if e.box != nil && len(job.PassEnv) == 0 {
 		job.PassEnv = []string{"all"} // of the environment that the image has
+	}
+	if e.box != nil {
+		job.Image = e.box.container.Image()
 	}
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {

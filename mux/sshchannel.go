@@ -179,22 +179,16 @@ func (c *Conn) openError(op string, err error) error {
 	}
 }
 
-// settle waits until done is closed, but only for a moment. On a busy machine one wait may pass before the goroutine
-// that closes done has run at all. So it waits several times, and each wait lets the others run.
+// settle waits until done is closed, but only for a moment.
 func settle(done <-chan struct{}) {
 	if isDone(done) {
 		return
 	}
-	const waits = 5
-	timer := time.NewTimer(closeSettle / waits)
+	timer := time.NewTimer(closeSettle)
 	defer timer.Stop()
-	for range waits {
-		select {
-		case <-done:
-			return
-		case <-timer.C:
-			timer.Reset(closeSettle / waits)
-		}
+	select {
+	case <-done:
+	case <-timer.C:
 	}
 }
 
