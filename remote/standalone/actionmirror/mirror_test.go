@@ -27,7 +27,8 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 		})))
 		r.Git("tag", "v1", "main")
 	}
-	workflow := "jobs:\n  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {uses: ./own}, {uses: ./made}, {run: x}]}\n" +
+	workflow := "jobs:\n" +
+		"  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {uses: ./own}, {uses: ./made}, {run: x}]}\n" +
 		"  b: {steps: [{uses: 'o/inner@" +
 		commits["o/inner"] + "'}]}\n"
 	uses, err := Uses("w.yml", []byte(workflow), standalone.GitHub)
