@@ -1,6 +1,6 @@
 // Package runnertest builds the program for tests of the manager's end, which use it as the step runner on their VMs.
 // It is built once per test binary, and without the race detector, which would make each of the many processes several
-// times slower. [Main] runs the tests and removes it. Test binaries that run with the same [DirVar] share what they build.
+// times slower. [Main] runs the tests and removes it. Test binaries that run with the same [DirVar] share it.
 package runnertest
 
 import (

@@ -1,9 +1,9 @@
 package action
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -203,10 +203,9 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 		}
 	}
 	spec := &step{loaded: a}
-	for name, v := range c.Inputs {
-		spec.with = append(spec.with, setting{name: name, text: v.Text()})
+	for _, name := range slices.Sorted(maps.Keys(c.Inputs)) {
+		spec.with = append(spec.with, setting{name: name, text: c.Inputs[name].Text()})
 	}
-	slices.SortFunc(spec.with, func(a, b setting) int { return cmp.Compare(a.name, b.name) })
 	x := &running{list: top, spec: spec, res: c.Result, literal: true, state: map[string]string{}}
 	if names := a.parts(); names != nil {
 		c.Result.Steps = newResults(c.Result, names)
