@@ -47,7 +47,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 		failed    = make(chan error, 1)
 		abandoned = make(chan struct{})
 	)
-	spawned := c.spawn(func() {
+	spawned := c.spawn(func() { //nolint:contextcheck // ctx bounds the wait only
 		start := time.Now()
 		raw, reqs, err := c.openRaw(kind, extra)
 		c.trace.ChannelOpen(channelKinds[kind], time.Since(start), err)
