@@ -2,6 +2,7 @@ package connector
 
 import (
 	"context"
+	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -67,4 +68,7 @@ func TestStepRunnerOfAnotherMakeTakesNoPolicy(t *testing.T) {
 		require.ErrorAs(t, err, &refused)
 		require.ErrorContains(t, err, "takes no policy for the environment")
 	}
+	_, err := c.Execute(t.Context(), Job{Script: "true", Stderr: io.Discard}, &sshtest.Log{})
+	require.IsType(t, &RequestError{}, err)
+	require.ErrorContains(t, err, "does not tell stdout and stderr apart")
 }

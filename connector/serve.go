@@ -28,14 +28,21 @@ type serve struct {
 	detached bool
 }
 
+// lateTimer is how late a timer is at least if this program was stopped (SIGSTOP) while it ran.
+const lateTimer = 100 * time.Millisecond
+
 // awaitReady waits for the ready marker and checks the path that serve reports. life ends with serve.
 func (s *serve) awaitReady(life context.Context, timeout time.Duration) error {
+	begin := time.Now()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	var got string
 	select {
 	case got = <-s.stderr.ready:
 	case <-timer.C:
+		if time.Since(begin) > timeout+lateTimer { // the marker, or the loss of the connection, may just be unread
+			return s.awaitReady(life, timeout)
+		}
 		const hint = "the VM may be overloaded, or the command is no step runner"
 		err := fmt.Errorf("it was not ready within %v", timeout)
 		s.stderr.flush()

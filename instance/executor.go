@@ -415,6 +415,10 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	c, b, lease, s, running, clients := e.connector, e.box, e.lease, e.slot, e.running, e.clients
 	e.mu.Unlock()
 	var err error
+	var closed <-chan struct{}
+	if len(clients) > 0 && e.lingering.runs.Load() > 0 { // their commands are the step runner's
+		closed = closeClients(clients)
+	}
 	if c != nil {
 		err = c.Close(ctx) // before its life ends, which all later errors would otherwise name as their cause
 	}
@@ -422,12 +426,20 @@ func (e *Executor) Cleanup(ctx context.Context) error {
 	await := func(name string, gone <-chan struct{}) {
 		select {
 		case <-gone:
+			return // although ctx may have ended: the step runner's end took all the time
+		default:
+		}
+		select {
+		case <-gone:
 		case <-ctx.Done():
 			err = errors.Join(err, fmt.Errorf("stop %s: still running after the time allowed: %w", name, context.Cause(ctx)))
 		}
 	}
-	if len(clients) > 0 {
-		await("commands", closeClients(clients))
+	if len(clients) > 0 && closed == nil {
+		closed = closeClients(clients)
+	}
+	if closed != nil {
+		await("commands", closed)
 	}
 	if running != nil {
 		await("script", running)

@@ -197,6 +197,7 @@ func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 			e, log, ended, _ := waiting(t, p, "build-1", time.Hour)
 			serve := servePID(t, v, "build-1")
 			proxy.Stall()
+			proxy.Cut() // nobody learns of what follows
 			require.NoError(t, syscall.Kill(serve, syscall.SIGKILL))
 			if test.rebooted {
 				require.NoError(t, os.Remove(v.socket("build-1")))

@@ -41,7 +41,7 @@ type kindSpec struct {
 }
 
 // storm is the kind of a linger campaign.
-const storm Kind = "linger-storm"
+const storm = "linger-storm"
 
 // Routes are the values of --route.
 var Routes = []string{"auto", "relay", "streamlocal", "session"}

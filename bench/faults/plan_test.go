@@ -71,7 +71,22 @@ func TestShortRoundsAreOfEachKindAndOnAllRoutes(t *testing.T) {
 		found[p.Kind], routes[p.Route] = true, true
 	}
 	for _, k := range everyKind {
-		require.Equal(t, !kinds[k].slow && !kinds[k].global && k != "cancel-many", found[k], k)
+		require.Equal(t, !kinds[k].slow && !kinds[k].global && !kinds[k].campaign && k != "cancel-many", found[k], k)
 	}
 	require.Len(t, routes, len(Routes))
+}
+
+func TestAStormCutsEachVMOnce(t *testing.T) {
+	faults := drawStorm(newSource(1, 2), soakVMs, soakBuilds)
+	require.Equal(t, faults, drawStorm(newSource(1, 2), soakVMs, soakBuilds), "it can be repeated")
+	cut := map[int]int{}
+	for _, f := range faults {
+		require.Less(t, f.Build, soakBuilds)
+		if f.Kind == "" {
+			cut[f.VM]++
+		}
+	}
+	require.Len(t, cut, soakVMs)
+	require.NotContains(t, cut, 0)
+	require.ErrorContains(t, Filter{Kinds: []Kind{storm}}.Check(), "no kind of fault", "only a soak draws it")
 }

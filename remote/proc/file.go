@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"errors"
 	"io/fs"
 	"strconv"
 	"sync"
@@ -25,7 +26,7 @@ func readFile(pid int, name string) (*file, error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	f := files.Get().(*file)
 	f.data = f.data[:0]
 	for {
@@ -54,7 +55,7 @@ func (f *file) release() {
 // retry calls the system call again as long as a signal interrupts it.
 func retry(call func() (int, error)) (int, error) {
 	for {
-		if n, err := call(); err != unix.EINTR {
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
 			return n, err
 		}
 	}

@@ -27,8 +27,9 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 		})))
 		r.Git("tag", "v1", "main")
 	}
-	workflow := "jobs:\n  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {uses: ./own}, {uses: ./made}, {run: x}]}\n  b: {steps: [{uses: " +
-		"'o/inner@" +
+	workflow := "jobs:\n" +
+		"  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {uses: ./own}, {uses: ./made}, {run: x}]}\n" +
+		"  b: {steps: [{uses: 'o/inner@" +
 		commits["o/inner"] + "'}]}\n"
 	uses, err := Uses("w.yml", []byte(workflow), standalone.GitHub)
 	require.NoError(t, err)

@@ -50,8 +50,9 @@ func BenchmarkSteps(b *testing.B) {
 		tr := newTrial(b)
 		tr.file("m.js", "")
 		own := exec.Command(node, filepath.Join(tr.place.WorkDir, "m.js"))
-		own.Env = tr.cfg.RunnerEnv                           // node is slower to start with some variables, which no action gets
-		own.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a share of a busy machine's time as an action has it
+		// Node is slower to start with some variables, which no action gets. A session has a share of a busy machine.
+		own.Env = tr.cfg.RunnerEnv
+		own.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		plain, action := turns(b, func() {
 			cmd := *own
 			require.NoError(b, cmd.Run())

@@ -132,7 +132,11 @@ func (s *session) load(ctx context.Context, ref *pb.Reference, locate func(strin
 	}
 	a.component, err = s.call.Fetch(ctx, &pb.Reference{Protocol: pb.Reference_git, Url: url, Rev: ref.GetRev()})
 	if err != nil {
-		return nil, fmt.Errorf("fetch the action %s: %w", a.name(), err)
+		from := ""
+		if s.cfg.Base != "" {
+			from = " from " + lang.WithoutUserinfo(s.cfg.Base)
+		}
+		return nil, fmt.Errorf("fetch the action %s%s: %w", a.name(), from, err)
 	}
 	a.root, a.dir = a.component.Root, filepath.Join(a.component.Root, filepath.FromSlash(ref.GetPath()))
 	a.manifest, err = readManifest(os.OpenFile, a.dir, a.name())

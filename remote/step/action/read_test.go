@@ -85,8 +85,9 @@ func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 }
 
 func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
-	text := "on: push\nname: CI\npermissions: {}\njobs:\n  a: {steps: [{run: x}], services: {db: {image: x}}, strategy: {}, x: 1}\n  b: {uses: " +
-		"./x.yml}\n  c: {}\n"
+	text := "on: push\nname: CI\npermissions: {}\njobs:\n" +
+		"  a: {steps: [{run: x}], services: {db: {image: x}}, strategy: {}, x: 1}\n" +
+		"  b: {uses: ./x.yml}\n  c: {}\n"
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
 	var notes strings.Builder
@@ -96,7 +97,7 @@ func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: start it")
 	require.Contains(t, notes.String(), "note: w.yml:5: x has no effect: it is not known\n")
 	require.NoError(t, j.writeNotes(&notes, false))
-	require.Contains(t, notes.String(), "note: w.yml:5: strategy has no effect: the job runs once, and the matrix is empty")
+	require.Contains(t, notes.String(), "note: w.yml:5: strategy has no effect: the job runs once")
 	for name, want := range map[string]string{
 		"": "w.yml has 3 jobs; choose one with --job-name: a, b, c", "b": "calls another workflow", "c": "has no steps",
 		"d": `there is no job "d"; there are a, b, c`,

@@ -211,9 +211,9 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "the step has removed it",
 		`printf 'a=\377' > "$GITHUB_OUTPUT"`:                      "'output' successfully: it is not valid UTF-8",
 		`printf 'a=b\nc' > "$GITHUB_OUTPUT"`:                      "'output' successfully: line 2: invalid format",
-		`seq 2000 >> "$GITHUB_PATH"`:                              "'path' successfully: the steps put more than 1000 directories before PATH",
-		`for n in 1 2 3 4 5 6 7 8 9; do echo "::set-output name=$n::$(head -c 1000000 /dev/zero | tr '\0' x)"; done`: "its values have " +
-			"more than 8388608 bytes in all",
+		`seq 2000 >> "$GITHUB_PATH"`:                              "'path' successfully: the steps put more than 1000",
+		`for n in 1 2 3 4 5 6 7 8 9; do echo "::save-state name=$n::$(yes | head -c 1000000 | tr '\n' x)"; done`: "" +
+			"its values have more than 8388608 bytes in all",
 	} {
 		tr := newTrial(t)
 		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +

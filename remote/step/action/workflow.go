@@ -198,8 +198,8 @@ func ManifestUses(file string, text []byte) ([]string, error) {
 	return usesOf(m.steps), nil
 }
 
-// LocalUses returns the references of the actions that the steps of the action in dir name, each once, sorted. There are
-// none if nothing is there: an earlier step may make the action. Errors call it name.
+// LocalUses returns the references of the actions that the steps of the action in dir name, each once, sorted. A
+// missing action has none: an earlier step may make it. Errors call it name.
 func LocalUses(dir, name string) ([]string, error) {
 	m, err := readManifest(os.OpenFile, dir, name)
 	if errors.Is(err, fs.ErrNotExist) {
