@@ -1,7 +1,6 @@
 package remote
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -43,16 +42,15 @@ func (cfg *ServeConfig) jobs() (jobs job.Config, err error) {
 var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
-// it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. If this
-// process is killed, the init of the jobs' processes removes dir.
+// it. The steps that jobs fetch are in cacheDir, which builds share; every other file of a job is in dir. The jobRunner
+// closes init.
 func openJobs(
-	cfg job.Config, level walls.Level, dir, cacheDir string, actions action.Config, options ...grpc.ServerOption,
+	cfg job.Config, init *proc.Init, dir, cacheDir string, actions action.Config, options ...grpc.ServerOption,
 ) (*jobRunner, error) {
 	mirrors, err := actions.Mirrors()
 	if err != nil {
 		return nil, err
 	}
-	init := &proc.Init{Room: room(level, dir, cmp.Or(cacheDir, component.DefaultDir())), OrphanDir: dir}
 	cfg.Dir, cfg.Init, cfg.Language = dir, init, action.New(actions)
 	cfg.Fetcher = &component.Fetcher{Command: fetchCommand, Dir: cacheDir, Mirrors: mirrors}
 	store, err := job.New(cfg)

@@ -30,6 +30,8 @@ type ScriptConfig struct {
 	// directory for that is made, as for a build's socket. If empty, /tmp.
 	Isolation walls.Level
 	TempDir   string
+	// Limits are what the script's processes may use together. If they cannot be had, the script does not start.
+	Limits wire.Limits
 	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
@@ -62,7 +64,10 @@ func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfi
 	if err != nil {
 		return scriptExit, fmt.Errorf("script: %w", err)
 	}
-	end := receiveAndRun(ctx, in, stdout, stderr, cfg)
+	end, limit := receiveAndRun(ctx, in, stdout, stderr, cfg)
+	if limit != "" {
+		fmt.Fprintf(stderr, "stepmux: %s\n", limit) // the manager may have gone
+	}
 	line := end.Append(nil, key)
 	_, _ = stdout.Write(line) // the manager may have gone
 	_, _ = stderr.Write(line)
@@ -89,17 +94,19 @@ func readEndKey(in io.Reader) (string, error) {
 	}
 }
 
-// receiveAndRun reads the script and runs it.
-func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, cfg ScriptConfig) wire.End {
+// receiveAndRun reads the script and runs it. It returns the limit that it met, if it failed; else that is empty.
+func receiveAndRun(
+	ctx context.Context, in *pipe.File, stdout, stderr *os.File, cfg ScriptConfig,
+) (end wire.End, limit string) {
 	text, failed := receiveScript(in, cfg.Size)
 	if failed != nil {
-		return *failed
+		return *failed, ""
 	}
 	defer text.Close()
 	alive := context.WithoutCancel(ctx) // for the clean-up
 	init, remove, err := cfg.init(ctx)
 	if err != nil {
-		return wire.End{Stage: "machine", Text: err.Error()}
+		return wire.End{Stage: "machine", Text: err.Error()}, ""
 	}
 	shell, err := init.Start(alive, proc.Command{ // if ctx ends meanwhile, the script is stopped below
 		Argv: cfg.Shell, Dir: relay.HomeDir(), Env: os.Environ(), Stdin: text, Stdout: stdout, Stderr: stderr,
@@ -109,7 +116,7 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 		if _, isShell := errors.AsType[*proc.StartError](err); isShell {
 			stage = "shell"
 		}
-		return wire.End{Stage: stage, Text: errors.Join(err, init.Close(), remove(alive)).Error()}
+		return wire.End{Stage: stage, Text: errors.Join(err, init.Close(), remove(alive)).Error()}, ""
 	}
 	leashed, stop := pipe.Watch(ctx, in)
 	defer stop()
@@ -123,17 +130,17 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 	left := errors.Join(init.Close(), remove(alive))
 	switch {
 	case err != nil: // its init was killed
-		return wire.End{Stage: "guard", Text: err.Error()}
+		return wire.End{Stage: "guard", Text: err.Error()}, ""
 	case left != nil:
-		return wire.End{Stage: "machine", Text: left.Error()}
+		return wire.End{Stage: "machine", Text: left.Error()}, ""
 	}
-	return shellEnd(exit, text, cfg)
+	return shellEnd(exit, text, cfg), exit.Limit
 }
 
 // init returns the init of the script's processes, and a function that removes its files at the end.
 func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
 	if cfg.Isolation == walls.Off {
-		return &proc.Init{Room: walls.Spec{Level: walls.Off}}, func(context.Context) error { return nil }, nil
+		return &proc.Init{Room: walls.Spec{Level: walls.Off}, Limits: cfg.Limits}, func(context.Context) error { return nil }, nil
 	}
 	tmp := cmp.Or(cfg.TempDir, "/tmp")
 	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text())))
@@ -144,7 +151,9 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 	if err != nil {
 		return nil, nil, err
 	}
-	init := &proc.Init{Room: room(cfg.Isolation, dir.Path(), component.DefaultDir()), OrphanDir: dir.Path()}
+	init := &proc.Init{
+		Room: room(cfg.Isolation, dir.Path(), component.DefaultDir()), OrphanDir: dir.Path(), Limits: cfg.Limits,
+	}
 	return init, dir.Remove, nil
 }
 

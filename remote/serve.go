@@ -15,11 +15,14 @@ import (
 
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/pipe"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/socketdir"
 	"github.com/stepmux/stepmux/remote/stale"
 	"github.com/stepmux/stepmux/remote/step/action"
+	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -55,6 +58,8 @@ type ServeConfig struct {
 
 	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
 	Isolation walls.Level
+	// Limits are what the processes of all jobs may use together. If they cannot be had, Serve fails at once.
+	Limits wire.Limits
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
@@ -94,6 +99,9 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err == nil {
 		err = cfg.checkLinger()
 	}
+	if err == nil && cfg.Limits != (wire.Limits{}) {
+		err = cgroup.Check(cfg.Limits)
+	}
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -102,7 +110,10 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	}
 	//nolint:contextcheck // the jobs are closed even if ctx has ended
 	return serve(ctx, stdio, cfg, func(dir string, options ...grpc.ServerOption) (*jobRunner, error) {
-		return openJobs(jobs, cfg.Isolation, dir, cfg.CacheDir, cfg.Actions, options...)
+		init := &proc.Init{
+			Room: room(cfg.Isolation, dir, cmp.Or(cfg.CacheDir, component.DefaultDir())), OrphanDir: dir, Limits: cfg.Limits,
+		}
+		return openJobs(jobs, init, dir, cfg.CacheDir, cfg.Actions, options...)
 	})
 }
 

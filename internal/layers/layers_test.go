@@ -59,7 +59,7 @@ var allowed = map[string][]string{
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/step/action", "remote/walls",
+		"remote/step/action", "remote/cgroup", "remote/walls",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
@@ -154,10 +154,13 @@ var allowed = map[string][]string{
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp"},
-	"remote/proc":                   {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
-	"remote/walls":                  {"internal/wire"},
-	"remote/job/joblog":             {"internal/oserr"},
-	"remote/step/mask":              {"internal/lazyregexp", "remote/step/expr"},
+	"remote/proc": {
+		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr", "internal/wire",
+	},
+	"remote/cgroup":     {"internal/wire"},
+	"remote/walls":      {"internal/wire"},
+	"remote/job/joblog": {"internal/oserr"},
+	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -26,10 +27,14 @@ type Init struct {
 	// with flock(2) or has put another one in its place. The init first renames it to a name that begins with "~". May be
 	// empty.
 	OrphanDir string
+	// Limits are what the commands and all that descends from them may use together. All are had, or Start fails.
+	Limits wire.Limits
 
 	mu     sync.Mutex // guards the following
 	latest *making    // nil if no init was wanted yet
 	closed bool
+	group  group // nil without Limits, and before the first init; only a making sets it
+	before Usage // of the inits before the latest one
 }
 
 // making is an init that is being made, or was made.
@@ -87,14 +92,25 @@ func (in *Init) prepare() *making {
 		return m
 	case in.latest != nil && !in.latest.over():
 		return in.latest
+	case in.latest != nil && in.latest.link != nil:
+		in.before = in.before.plus(in.latest.link.usage())
 	}
 	m := &making{done: make(chan struct{})}
 	in.latest = m
-	room, orphan := in.Room, in.OrphanDir
+	room, orphan, group := in.Room, in.OrphanDir, in.group
 	go func() { // Close waits for it
 		defer close(m.done)
 		var err error
-		if m.link, err = launch(room, orphan); err != nil {
+		if group == nil && in.Limits != (wire.Limits{}) {
+			group, err = newGroup(in.Limits)
+			in.mu.Lock()
+			in.group = group
+			in.mu.Unlock()
+		}
+		if err == nil {
+			m.link, err = launch(room, orphan, group)
+		}
+		if err != nil {
 			m.err = initError{err}
 		}
 	}()
@@ -141,11 +157,19 @@ func (in *Init) Close() error {
 	if m == nil {
 		return nil
 	}
-	<-m.done           // bounded by launch
-	if m.link == nil { // it could not be made, which Start has told
-		return nil
+	<-m.done // bounded by launch
+	var err error
+	if m.link != nil { // else it could not be made, which Start has told
+		err = m.link.close()
 	}
-	return m.link.close()
+	if in.group == nil { // nobody makes one any more
+		return err
+	}
+	removeErr := in.group.Remove()
+	if removeErr == nil && errors.Is(err, errLeft) {
+		return nil // those were killed with the cgroup
+	}
+	return errors.Join(err, removeErr)
 }
 
 // Start is [Init.Start] of an Init that ends with the Process.

@@ -23,6 +23,7 @@ type link struct {
 	control *os.File
 	level   walls.Level
 	off     error // why level is Off instead of Auto
+	group   group // of its processes; nil without limits
 
 	ready chan report   // gets the answer to the room
 	gone  chan struct{} // closed once the init has ended and err is set
@@ -31,7 +32,8 @@ type link struct {
 	mu        sync.Mutex // guards the following
 	last      uint32     // the number of the last command
 	processes map[uint32]*Process
-	left      int // processes that the init could not kill at its end
+	left      int   // processes that the init could not kill at its end
+	used      Usage // as the init has told
 
 	closing sync.Once
 	resume  func() // continues an init that was stopped
@@ -40,31 +42,34 @@ type link struct {
 // errInit is the error of a command whose init ended before it, or is stuck.
 var errInit = errors.New("the init that held it ended before it")
 
+// errLeft is the error of an init that could not end all of its processes, after their number.
+var errLeft = errors.New("processes could not be killed")
+
 // launch starts an init. With level Auto it has no isolation where the machine gives it none.
-func launch(room walls.Spec, orphan string) (*link, error) {
+func launch(room walls.Spec, orphan string, group group) (*link, error) {
 	room = resolve(room)
 	if room.Level == walls.Auto && room.Dir == "" {
 		room.Level = walls.Off
 	}
 	if room.Level != walls.Auto {
-		return launchAt(room, orphan)
+		return launchAt(room, orphan, group)
 	}
 	var off error
 	if room.Level, off = walls.Choose(context.Background()); off == nil { // bounded by itself
-		l, err := launchAt(room, orphan)
+		l, err := launchAt(room, orphan, group)
 		if err == nil || orphanFailed(err) {
 			return l, err
 		}
 		room.Level, off = walls.Off, err
 	}
-	l, err := launchAt(room, orphan)
+	l, err := launchAt(room, orphan, group)
 	if err == nil {
 		l.off = off
 	}
 	return l, err
 }
 
-func launchAt(room walls.Spec, orphan string) (*link, error) {
+func launchAt(room walls.Spec, orphan string, group group) (*link, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -75,13 +80,16 @@ func launchAt(room walls.Spec, orphan string) (*link, error) {
 		return nil, err
 	}
 	l := &link{
-		control: control, level: room.Level, ready: make(chan report, 1), gone: make(chan struct{}),
+		control: control, level: room.Level, group: group, ready: make(chan report, 1), gone: make(chan struct{}),
 		processes: map[uint32]*Process{},
 	}
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
 	// An init that was stopped goes on when its server dies. It finds that out by its channel.
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT}
 	room.Level.Attributes(sys)
+	if group != nil {
+		group.Attributes(sys)
+	}
 	attr := &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"GOMAXPROCS=1"}, // it only waits: more threads would wake each other in vain
@@ -153,9 +161,9 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	}
 	switch {
 	case p.failed != nil:
-		err = p.failed.error(&c)
+		err = p.limited(p.failed.error(&c))
 	case p.leader == 0:
-		err = fmt.Errorf("start %q: %w", c.Argv[0], errInit)
+		err = p.limited(fmt.Errorf("start %q: %w", c.Argv[0], errInit))
 	default:
 		return p, nil
 	}
@@ -172,6 +180,9 @@ func (l *link) register(program string) (*Process, error) {
 	}
 	l.last++
 	p := newProcess(l, l.last, program)
+	if l.group != nil {
+		p.before = l.group.Events()
+	}
 	l.processes[p.id] = p
 	return p, nil
 }
@@ -202,7 +213,7 @@ func (l *link) listen() {
 	defer l.mu.Unlock()
 	switch l.left += strays; {
 	case l.left > 0:
-		l.err = fmt.Errorf("%d processes could not be killed", l.left)
+		l.err = fmt.Errorf("%d %w", l.left, errLeft)
 	case err != nil:
 		l.err = fmt.Errorf("wait for its init: %w", oserr.Bare(err))
 	case !state.Success():
@@ -266,6 +277,7 @@ func (l *link) take(r report) error {
 	case reportClosed:
 		l.mu.Lock()
 		l.left = int(r.Left)
+		l.used = r.usage()
 		l.mu.Unlock()
 		return nil
 	}
@@ -282,6 +294,9 @@ func (l *link) give(r report) error {
 	}
 	over, err := p.take(r)
 	if over {
+		if r.Kind == reportClosed {
+			l.used = r.usage()
+		}
 		delete(l.processes, r.ID)
 	}
 	return err
