@@ -224,7 +224,7 @@ func (b *build) serveCommand(stderr *serveStderr) mux.Command {
 	if b.relay != nil {
 		runner = []string{"/proc/self/exe"}
 	}
-	command.Argv, command.Input = serveArgv(runner, b.c.socket, b.c.cfg.Isolation), b.c.secret.Line()
+	command.Argv, command.Input = b.c.cfg.serveArgv(runner, b.c.socket), b.c.secret.Line()
 	if b.c.linger != nil {
 		command.Argv = append(command.Argv, "--linger", b.c.cfg.Linger.String())
 	}

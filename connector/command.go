@@ -21,14 +21,14 @@ const socketOnStdin = "-"
 // isolationFlag tells serve the level of its build's isolation.
 const isolationFlag = "--isolation"
 
-// serveArgv starts the build's step runner, which reads its secret from stdin. An older one does not know the flag for
-// a level, so it is not sent for auto.
-func serveArgv(runner []string, socket, isolation string) []string {
+// serveArgv starts the build's step runner, which reads its secret from stdin. An older one does not know the flags for
+// a level and for limits, so they are not sent for auto and for none.
+func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	argv := slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
-	if level, _ := ParseIsolation(isolation); level != wire.IsolationAuto {
+	if level, _ := ParseIsolation(cfg.Isolation); level != wire.IsolationAuto {
 		argv = append(argv, isolationFlag, level)
 	}
-	return argv
+	return append(argv, cfg.Limits.Args()...)
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

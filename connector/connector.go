@@ -75,6 +75,8 @@ type Config struct {
 	// Isolation is how far the build is held apart from the rest of the VM: auto, off, processes or private. If empty,
 	// auto: the best that can be had there. A level that is named is had, or the build fails.
 	Isolation string
+	// Limits are what all processes of the build may use together. They are had, or the build fails.
+	Limits wire.Limits
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.
 	Log io.Writer
@@ -123,6 +125,7 @@ type Connector struct {
 	lease     Lease         // Config.Lease, or that of a later link
 	left      []string      // see Left
 	isolation program.Isolation
+	usage     program.Usage
 
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once

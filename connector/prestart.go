@@ -141,7 +141,7 @@ func (b *build) takePrestarted(p *plan) (serve, proxy *prestarted) {
 	}
 	vm, runner := b.c.cfg.VM, b.program.Argv()
 	if b.c.linger == nil {
-		serve = vm.serves.take(b.c.life, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
+		serve = vm.serves.take(b.c.life, b.conn, b.c.cfg.serveArgv(runner, socketOnStdin))
 	}
 	if p.Bridge == Session {
 		proxy = vm.proxies.take(b.c.life, b.conn, proxyArgv(runner, socketOnStdin))
@@ -190,7 +190,7 @@ func (b *build) prestartNext() {
 		}
 		vm, runner := b.c.cfg.VM, b.program.Argv()
 		if b.c.linger == nil {
-			vm.serves.prepare(b.c.deadline, b.conn, serveArgv(runner, socketOnStdin, b.c.cfg.Isolation))
+			vm.serves.prepare(b.c.deadline, b.conn, b.c.cfg.serveArgv(runner, socketOnStdin))
 		}
 		if b.routes().Bridge == Session {
 			vm.proxies.prepare(b.c.deadline, b.conn, proxyArgv(runner, socketOnStdin))

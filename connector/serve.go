@@ -81,6 +81,9 @@ func (s *serve) exitError() error {
 		e.Hint = "it knows no isolation, so it cannot hold the build apart as asked (" + isolationFlag + ", isolation:): " +
 			"install this version on the VM"
 	}
+	if !e.Ready && strings.Contains(e.Stderr, "unknown flag: --build-") {
+		e.Hint = "it knows no limits of a build (--build-memory, --build-pids, --build-cpus): install this version on the VM"
+	}
 	return e
 }
 

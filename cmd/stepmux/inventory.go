@@ -45,6 +45,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 		Capacity:  f.capacity,
 		Runner:    f.runner,
 		Isolation: f.isolation,
+		Limits:    f.limits,
 		Resolver: func() (inventory.Resolver, error) {
 			r, err := sshtarget.NewResolver(f.way)
 			return reach{r}, err

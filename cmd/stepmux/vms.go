@@ -43,7 +43,8 @@ type vmFlags struct {
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // of the commands with registerIsolation
+	isolation string // of the commands with registerIsolation, as are the limits
+	limits    wire.Limits
 	way       sshtarget.ResolverConfig
 
 	flags        *pflag.FlagSet
@@ -86,12 +87,20 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		"is missing)")
 }
 
-// registerIsolation adds the flag for commands that start builds' step runners.
+// registerIsolation adds the flags for commands that start builds' step runners.
 func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	f.isolation = wire.IsolationAuto
 	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
 		"that the VM has), off, processes or private; a level that is named is had, or the build fails",
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
+	for _, l := range []struct{ name, usage string }{
+		{wire.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need cgroups of version 2 that " +
+			"the VM delegates, or builds are refused (see doctor)"},
+		{wire.PIDsFlag, "limit of each build's processes and threads, `N`"},
+		{wire.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
+	} {
+		fl.Func(l.name, l.usage, func(text string) error { return f.limits.Set(l.name, text) })
+	}
 }
 
 // group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
@@ -185,7 +194,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		}
 		first[t.Name] = text
 		all[i] = *instanceOf(t)
-		all[i].Capacity, all[i].Runner, all[i].Isolation = f.capacity, f.runner, f.isolation
+		all[i].Capacity, all[i].Runner, all[i].Isolation, all[i].Limits = f.capacity, f.runner, f.isolation, f.limits
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -225,7 +234,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	}
 	group, err := instance.NewGroup(instance.Instance{
 		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
-		Isolation: f.isolation,
+		Isolation: f.isolation, Limits: f.limits,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},

@@ -30,6 +30,8 @@ type Script struct {
 	Isolation string
 	// TempDir is the VM's directory for the files of a named level. If empty, /tmp.
 	TempDir string
+	// Limits are what the script's processes may use together. They are had, or the script is refused, as in a session.
+	Limits wire.Limits
 	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
 	// through a Log of its own. If nil the output is discarded.
 	Stdout, Stderr io.Writer
@@ -63,12 +65,17 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 			Stage: "isolation", Text: "isolation " + level + " was asked for, and a script in a session of its own has none",
 			Hint: "install a stepmux that has a relay on the VM, or ask for auto or off",
 		}
+	case !isRelay(starter) && s.Limits != (wire.Limits{}):
+		return 0, &MachineError{
+			Stage: "limits", Text: "limits were asked for, and a script in a session of its own has none",
+			Hint: "install a stepmux that has a relay on the VM",
+		}
 	}
 	out := openOutputs(ctx, s.Stdout, s.Stderr)
 	defer out.close(ctx)
 	argv := scriptArgv(s.Shell, len(s.Text), s.Grace, newMark())
 	if isRelay(starter) {
-		argv = helperArgv(s.Shell, len(s.Text), s.Grace, level, s.TempDir)
+		argv = helperArgv(s, level)
 	}
 	p, err := start(ctx, starter, spec{argv: argv, stderr: out.writer(out.stderr), grace: s.Grace})
 	if err != nil {

@@ -131,15 +131,17 @@ say exit "$s"
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
 // variable of a job is ever part of one.
 
-// helperArgv runs a shell for a script of n bytes that follows on stdin, by the relay's own program: only a relay may
+// helperArgv runs the shell of a script that follows on stdin, by the relay's own program: only a relay may
 // start it. So the two are of one version, wherever the program is installed. An older one does not know the flags for
-// a level, so they are not sent for auto.
-func helperArgv(shell []string, n int, grace time.Duration, level, tempDir string) []string {
-	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(n), "--grace", grace.String()}
-	if level != wire.IsolationAuto {
-		argv = append(argv, "--isolation", level, "--temp-dir", cmp.Or(tempDir, "/tmp"))
+// a level and for limits, so they are not sent for auto and for none.
+func helperArgv(s Script, level string) []string {
+	argv := []string{
+		"/proc/self/exe", "steps", "script", "--bytes", strconv.Itoa(len(s.Text)), "--grace", s.Grace.String(),
 	}
-	return slices.Concat(argv, []string{"--"}, shell)
+	if level != wire.IsolationAuto {
+		argv = append(argv, "--isolation", level, "--temp-dir", cmp.Or(s.TempDir, "/tmp"))
+	}
+	return slices.Concat(argv, s.Limits.Args(), []string{"--"}, s.Shell)
 }
 
 // scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.

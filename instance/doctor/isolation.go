@@ -28,6 +28,10 @@ type isolationReport struct {
 	Reason   string `json:"reason"`
 	Remedy   string `json:"remedy"`
 	Readable bool   `json:"program_readable"`
+
+	Limits       *bool  `json:"limits"` // nil from an older one
+	LimitsReason string `json:"limits_reason"`
+	LimitsRemedy string `json:"limits_remedy"`
 }
 
 // tryIsolation lets the VM's program try the isolation that builds would have. It goes before a relay takes a session.
@@ -36,7 +40,7 @@ func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, e
 	if e.level() != wire.IsolationAuto {
 		argv = append(argv, "--isolation", e.level())
 	}
-	out, err := e.run(ctx, argv...)
+	out, err := e.run(ctx, append(argv, e.in.Limits.Args()...)...)
 	switch {
 	case err != nil:
 		return told, err
@@ -64,6 +68,30 @@ func (e *examination) judgeIsolation(p program.Program, told isolationReport, er
 	default:
 		return told.judge(e.level())
 	}
+}
+
+// judgeLimits judges the part of the answer about limits.
+func (e *examination) judgeLimits(p program.Program, told isolationReport, err error) Finding {
+	asked := e.in.Limits != (wire.Limits{})
+	reason := termtext.Short(told.LimitsReason, maxReason)
+	switch {
+	case p.Kind != program.Stepmux:
+		reason = fmt.Sprintf("%v knows none", p)
+	case err != nil:
+		reason = fmt.Sprintf("the VM does not tell: %v", err)
+	case told.Limits == nil:
+		reason = "the stepmux there is older than this program and knows none"
+	case *told.Limits && asked:
+		return okay(checkLimits, "as configured")
+	case *told.Limits:
+		return okay(checkLimits, "can be had for memory, processes and processors (--build-memory, ...)")
+	}
+	if asked {
+		return failure(checkLimits, "those of the builds cannot be had: "+reason, termtext.Short(told.LimitsRemedy, maxReason))
+	}
+	f := okay(checkLimits, "cannot be had: "+reason)
+	f.Change = termtext.Short(told.LimitsRemedy, maxReason)
+	return f
 }
 
 // isolationGain is the benefit of isolation.

@@ -55,6 +55,7 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner, TempDir: e.tempDir,
 		Isolation: e.isolation,
 		Linger:    e.linger,
+		Limits:    e.limits,
 	}
 	resolver, err := r.resolver()
 	if err == nil {

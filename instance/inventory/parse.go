@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/spell"
+	"github.com/stepmux/stepmux/internal/wire"
 )
 
 const (
@@ -29,8 +30,9 @@ const (
 // Fallback applies to an instance where the file says nothing.
 type Fallback struct {
 	Capacity  int      // if zero, 1
-	Runner    []string // as in instance.Instance, and so is Isolation
+	Runner    []string // as in instance.Instance, and so are the next two
 	Isolation string
+	Limits    wire.Limits
 	// Resolver is called once for each text, so that its answers may change over time. Required.
 	Resolver func() (Resolver, error)
 }
@@ -53,7 +55,9 @@ func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback
 	r := &reader{ctx: ctx, name: name, dir: dir, resolver: sync.OnceValues(fallback.Resolver)}
 	root := r.load(text)
 	items := r.mapping(root, "an inventory", []string{"defaults", "instances"})
-	r.defaults = entry{capacity: max(fallback.Capacity, 1), runner: fallback.Runner, isolation: fallback.Isolation}
+	r.defaults = entry{
+		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, isolation: fallback.Isolation, limits: fallback.Limits,
+	}
 	if n, given := items["defaults"]; given {
 		r.defaults = r.entry(n, "defaults:", entryKeys[2:], r.defaults)
 	}

@@ -46,8 +46,10 @@ var allowed = map[string][]string{
 
 	"instance": {"connector/**", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
-	"instance/batch":     {"instance", "connector", "connector/docker", "connector/program"},
+	"instance/inventory": {
+		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp", "internal/wire",
+	},
+	"instance/batch": {"instance", "connector", "connector/docker", "connector/program"},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
 		"internal/termtext",

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -28,27 +27,27 @@ const (
 	minMemory = 32 << 20
 	minPIDs   = 16
 	minCPUs   = 0.01
+	maxCPUs   = 1 << 16
 )
 
-// ParseLimits reads limits as people write them: a number of bytes with K, M, G or T (powers of 1024) or without, a
-// number of processes, a number of processors. An empty text is no limit.
-func ParseLimits(memory, pids, cpus string) (l Limits, err error) {
-	if memory != "" {
-		if l.Memory, err = parseSize(memory); err != nil {
-			return l, err
+// Set sets the limit of a flag to text, as people write it: a number of bytes with K, M, G or T (powers of 1024) or
+// without, a number of processes, a number of processors.
+func (l *Limits) Set(flag, text string) (err error) {
+	switch flag {
+	case MemoryFlag:
+		l.Memory, err = parseSize(text)
+	case PIDsFlag:
+		if l.PIDs, err = strconv.ParseInt(text, 10, 32); err != nil || l.PIDs < minPIDs {
+			return fmt.Errorf("%.40q: use a whole number from %d", text, minPIDs)
 		}
-	}
-	if pids != "" {
-		if l.PIDs, err = strconv.ParseInt(pids, 10, 32); err != nil || l.PIDs < minPIDs {
-			return l, fmt.Errorf("%s %.40q: use a whole number from %d", PIDsFlag, pids, minPIDs)
+	case CPUsFlag:
+		if l.CPUs, err = strconv.ParseFloat(text, 64); err != nil || !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs) {
+			return fmt.Errorf("%.40q: use a number of processors from %v, such as 2 or 0.5", text, minCPUs)
 		}
+	default:
+		panic("wire: no limit " + flag)
 	}
-	if cpus != "" {
-		if l.CPUs, err = strconv.ParseFloat(cpus, 64); err != nil || !(l.CPUs >= minCPUs && l.CPUs <= 1<<16) {
-			return l, fmt.Errorf("%s %.40q: use a number of processors from %v, such as 2 or 0.5", CPUsFlag, cpus, minCPUs)
-		}
-	}
-	return l, nil
+	return err
 }
 
 func parseSize(text string) (int64, error) {
@@ -60,7 +59,7 @@ func parseSize(text string) (int64, error) {
 	}
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || n > math.MaxInt64>>shift || n<<shift < minMemory {
-		return 0, fmt.Errorf("%s %.40q: use a size from %s, such as 512M or 2G", MemoryFlag, text, FormatSize(minMemory))
+		return 0, fmt.Errorf("%.40q: use a size from %s, such as 512M or 2G", text, FormatSize(minMemory))
 	}
 	return n << shift, nil
 }
@@ -77,11 +76,6 @@ func (l Limits) Args() (argv []string) {
 		}
 	}
 	return argv
-}
-
-// Or returns l with the limits of other where it has none.
-func (l Limits) Or(other Limits) Limits {
-	return Limits{cmp.Or(l.Memory, other.Memory), cmp.Or(l.PIDs, other.PIDs), cmp.Or(l.CPUs, other.CPUs)}
 }
 
 // FormatSize returns a number of bytes for people: "512 MiB".

@@ -8,35 +8,35 @@ import (
 
 func TestLimitsAreReadAsTheyAreWritten(t *testing.T) {
 	for _, c := range []struct {
-		memory, pids, cpus string
-		want               Limits
+		said []string // flags and texts
+		want Limits
 	}{
-		{"", "", "", Limits{}},
-		{"512M", "64", "0.5", Limits{512 << 20, 64, 0.5}},
-		{"2GiB", "", "2", Limits{2 << 30, 0, 2}},
-		{"1T", "", "", Limits{Memory: 1 << 40}},
-		{"33554432", "", "", Limits{Memory: 32 << 20}},
-		{"65536KB", "", "", Limits{Memory: 64 << 20}},
+		{nil, Limits{}},
+		{[]string{MemoryFlag, "512M", PIDsFlag, "64", CPUsFlag, "0.5"}, Limits{512 << 20, 64, 0.5}},
+		{[]string{MemoryFlag, "2GiB", CPUsFlag, "2"}, Limits{2 << 30, 0, 2}},
+		{[]string{MemoryFlag, "1T"}, Limits{Memory: 1 << 40}},
+		{[]string{MemoryFlag, "33554432"}, Limits{Memory: 32 << 20}},
+		{[]string{MemoryFlag, "65536KB"}, Limits{Memory: 64 << 20}},
 	} {
-		got, err := ParseLimits(c.memory, c.pids, c.cpus)
-		require.NoError(t, err)
+		var got, back Limits
+		for i := 0; i < len(c.said); i += 2 {
+			require.NoError(t, got.Set(c.said[i], c.said[i+1]))
+		}
 		require.Equal(t, c.want, got)
-		said := map[string]string{}
 		args := got.Args()
 		for i := 0; i < len(args); i += 2 {
-			said[args[i]] = args[i+1]
+			require.NoError(t, back.Set(args[i][len("--"):], args[i+1]))
 		}
-		back, err := ParseLimits(said["--"+MemoryFlag], said["--"+PIDsFlag], said["--"+CPUsFlag])
-		require.NoError(t, err)
 		require.Equal(t, got, back)
 	}
-	for _, c := range [][3]string{
-		{"31M"}, {"512MB!"}, {"-1G"}, {"1.5G"}, {"M"}, {"99999999T"}, {"9223372036854775807K"}, {" 1G"},
-		{"", "15"}, {"", "1e3"}, {"", "-5"}, {"", "4294967296"},
-		{"", "", "0"}, {"", "", "0.001"}, {"", "", "NaN"}, {"", "", "Inf"}, {"", "", "-1"}, {"", "", "two"},
+	for flag, texts := range map[string][]string{
+		MemoryFlag: {"", "31M", "512MB!", "-1G", "1.5G", "M", "99999999T", "9223372036854775807K", " 1G"},
+		PIDsFlag:   {"", "15", "1e3", "-5", "4294967296"},
+		CPUsFlag:   {"", "0", "0.001", "NaN", "Inf", "-1", "two"},
 	} {
-		_, err := ParseLimits(c[0], c[1], c[2])
-		require.Error(t, err, "%q", c)
+		for _, text := range texts {
+			require.Error(t, new(Limits).Set(flag, text), "%s %q", flag, text)
+		}
 	}
 }
 

@@ -48,7 +48,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
 	isolation := isolationFlag(fl)
-	limits := limitFlags(fl)
+	limitFlags(fl, &cfg.Limits)
 	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
 		"(default: the caller says; for GitLab Runner's manager, all)")
@@ -69,9 +69,6 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 			cfg.Detach = append(slices.Clone(os.Args[1:]), "--detached")
 		}
 		if cfg.Isolation, err = isolation(); err != nil {
-			return err
-		}
-		if cfg.Limits, err = limits(); err != nil {
 			return err
 		}
 		return remote.Serve(ctx, stdio, cfg)
@@ -128,12 +125,9 @@ func tellIsolation(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.IsolationConfig{}
 	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' directories")
 	isolation := isolationFlag(fl)
-	limits := limitFlags(fl)
+	limitFlags(fl, &cfg.Limits)
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Level, err = isolation(); err != nil {
-			return err
-		}
-		if cfg.Limits, err = limits(); err != nil {
 			return err
 		}
 		return remote.TellIsolation(ctx, stdio.Out, cfg)
@@ -146,15 +140,12 @@ func script(fl *pflag.FlagSet) commands.Runner {
 	fl.DurationVar(&cfg.Grace, "grace", 10*time.Second, "time between SIGTERM and SIGKILL; 0 for SIGKILL at once")
 	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
 	isolation := isolationFlag(fl)
-	limits := limitFlags(fl)
+	limitFlags(fl, &cfg.Limits)
 	return func(ctx context.Context, args []string) (code int, err error) {
 		if err := commands.Required(fl, "bytes"); err != nil {
 			return 0, err
 		}
 		if cfg.Isolation, err = isolation(); err != nil {
-			return 0, err
-		}
-		if cfg.Limits, err = limits(); err != nil {
 			return 0, err
 		}
 		if len(args) == 0 {
@@ -179,19 +170,15 @@ func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
 	}
 }
 
-// limitFlags defines the flags of the limits and returns the function that reads them.
-func limitFlags(fl *pflag.FlagSet) func() (wire.Limits, error) {
-	var memory, pids, cpus string
-	fl.StringVar(&memory, wire.MemoryFlag, "", "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. "+
-		"Limits need a delegated cgroup of version 2, or the build is refused")
-	fl.StringVar(&pids, wire.PIDsFlag, "", "limit of the build's processes and threads, `N`")
-	fl.StringVar(&cpus, wire.CPUsFlag, "", "limit of the build's processors, `N` such as 2 or 0.5")
-	return func() (wire.Limits, error) {
-		limits, err := wire.ParseLimits(memory, pids, cpus)
-		if err != nil {
-			err = fmt.Errorf("%w: --%w", commands.ErrUsage, err)
-		}
-		return limits, err
+// limitFlags defines the flags of the limits.
+func limitFlags(fl *pflag.FlagSet, limits *wire.Limits) {
+	for _, f := range []struct{ name, usage string }{
+		{wire.MemoryFlag, "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits need a delegated " +
+			"cgroup of version 2, or the build is refused"},
+		{wire.PIDsFlag, "limit of the build's processes and threads, `N`"},
+		{wire.CPUsFlag, "limit of the build's processors, `N` such as 2 or 0.5"},
+	} {
+		fl.Func(f.name, f.usage, func(text string) error { return limits.Set(f.name, text) })
 	}
 }
 
