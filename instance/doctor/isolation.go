@@ -86,12 +86,14 @@ func (e *examination) judgeLimits(p program.Program, told isolationReport, err e
 	case *told.Limits:
 		return okay(checkLimits, "can be had for memory, processes and processors (--build-memory, ...)")
 	}
-	if asked {
-		return failure(checkLimits, "those of the builds cannot be had: "+reason, termtext.Short(told.LimitsRemedy, maxReason))
+	remedy := termtext.Short(told.LimitsRemedy, maxReason)
+	switch {
+	case asked:
+		return failure(checkLimits, "those of the builds cannot be had: "+reason, remedy)
+	case remedy != "":
+		reason += " (" + remedy + ")"
 	}
-	f := okay(checkLimits, "cannot be had: "+reason)
-	f.Change = termtext.Short(told.LimitsRemedy, maxReason)
-	return f
+	return okay(checkLimits, "cannot be had: "+reason)
 }
 
 // isolationGain is the benefit of isolation.

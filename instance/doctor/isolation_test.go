@@ -69,7 +69,7 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 	}{
 		"can be had":           {wire.Limits{}, isolationReport{Limits: new(true)}, OK, "can be had for memory", ""},
 		"asked, can be had":    {wire.Limits{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
-		"cannot be had":        {wire.Limits{}, no, OK, "cannot be had: the cgroup is not", "delegate it"},
+		"cannot be had":        {wire.Limits{}, no, OK, "cannot be had: the cgroup is not delegated (delegate it)", ""},
 		"asked, cannot be had": {wire.Limits{PIDs: 64}, no, Fail, "those of the builds cannot be had: the cgroup", "delegate it"},
 		"an older one":         {wire.Limits{}, isolationReport{}, OK, "is older than this program", ""},
 	} {
