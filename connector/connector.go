@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/hooks"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -76,7 +77,7 @@ type Config struct {
 	// auto: the best that can be had there. A level that is named is had, or the build fails.
 	Isolation string
 	// Limits are what all processes of the build may use together. They are had, or the build fails.
-	Limits wire.Limits
+	Limits limits.Build
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.
 	Log io.Writer

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -18,7 +19,7 @@ func ParseIsolation(name string) (string, error) { return wire.ParseIsolation(na
 // isolates returns an error if the program cannot have the limits, or the isolation that was asked for by name.
 func (cfg *Config) isolates(p *program.Program) error {
 	level, _ := ParseIsolation(cfg.Isolation) // New has checked it
-	if p.Kind == program.StepRunner && cfg.Limits != (wire.Limits{}) {
+	if p.Kind == program.StepRunner && cfg.Limits != (limits.Build{}) {
 		return &ServeError{
 			ExitCode: -1, Err: fmt.Errorf("limits were asked for, and %v knows none", p), Hint: "put a stepmux on the VM",
 		}

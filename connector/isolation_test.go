@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/program"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -74,12 +74,13 @@ func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {
 		require.Equal(t, append(plain, "--isolation", level), argv(Config{Isolation: level}))
 	}
 	require.Equal(t, append(plain, "--build-memory", "33554432", "--build-cpus", "1.5"),
-		argv(Config{Limits: wire.Limits{Memory: 32 << 20, CPUs: 1.5}}))
+		argv(Config{Limits: limits.Build{Memory: 32 << 20, CPUs: 1.5}}))
 }
 
 func TestAGitLabRunnerHasNoLimits(t *testing.T) {
-	cfg := Config{Limits: wire.Limits{PIDs: 64}}
-	require.ErrorContains(t, cfg.isolates(&program.Program{Kind: program.StepRunner}), "limits were asked for, and step-runner")
+	cfg := Config{Limits: limits.Build{PIDs: 64}}
+	err := cfg.isolates(&program.Program{Kind: program.StepRunner})
+	require.ErrorContains(t, err, "limits were asked for, and step-runner")
 	require.NoError(t, cfg.isolates(&program.Program{Kind: program.Stepmux}))
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -231,9 +232,10 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 	place := connector.Config{
 		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
-		Isolation: s.member.Isolation, Limits: s.member.Limits, Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
-		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
-		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
+		Isolation: s.member.Isolation, Limits: s.member.Limits, Bootstrap: cfg.Bootstrap, Version: cfg.Version,
+		Log: e.log, Trace: cfg.Trace, LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout,
+		StopTimeout: cfg.StopTimeout,
+		Linger:      e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
 			lease, err := e.reconnect(ctx, s)
 			if err != nil {
 				return nil, err
@@ -247,7 +249,7 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 			lease.Release()
 			return nil, errors.New("instance: a build in a container cannot linger: leave out its linger or its image")
 		}
-		place.Limits = wire.Limits{} // the container has them
+		place.Limits = limits.Build{} // the container has them
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
 		}

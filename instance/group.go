@@ -12,7 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -45,7 +45,7 @@ type Instance struct {
 	// Isolation is how far builds are held apart from the rest of the machine; see connector.Config. If empty, auto.
 	Isolation string
 	// Limits are what each build may use; see connector.Config. If zero, all it can get. Those of a container go first.
-	Limits wire.Limits
+	Limits limits.Build
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
-	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -29,7 +29,7 @@ type IsolationConfig struct {
 	// TempDir is the directory of the builds' directories, as a relay has it. Required.
 	TempDir string
 	// Limits are those to ask for. If zero, some of each kind.
-	Limits wire.Limits
+	Limits limits.Build
 }
 
 // isolationReport is the answer of TellIsolation.
@@ -76,7 +76,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 		told.Reason = strings.TrimSuffix(why.Error(), " ("+told.Remedy+")")
 	}
 	told.Readable = os.Geteuid() != 0 && unix.Access("/proc/self/exe", unix.R_OK) == nil
-	err = cgroup.Check(cmp.Or(cfg.Limits, wire.Limits{Memory: 1, PIDs: 1, CPUs: 1}))
+	err = cgroup.Check(cmp.Or(cfg.Limits, limits.Build{Memory: 1, PIDs: 1, CPUs: 1}))
 	told.Limits = err == nil
 	if refused, ok := errors.AsType[*cgroup.Error](err); ok {
 		told.LimitsReason, told.LimitsRemedy = refused.Reason.Error(), refused.Remedy

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -56,7 +56,7 @@ func TestTellIsolationOfWhatCannotBeHadGivesTheReason(t *testing.T) {
 
 func TestTellIsolationTellsWhetherLimitsCanBeHad(t *testing.T) {
 	r := told(t, walls.Off)
-	err := cgroup.Check(wire.Limits{Memory: 1, PIDs: 1, CPUs: 1})
+	err := cgroup.Check(limits.Build{Memory: 1, PIDs: 1, CPUs: 1})
 	require.Equal(t, err == nil, r.Limits)
 	if err != nil {
 		require.ErrorContains(t, err, r.LimitsReason)
@@ -66,7 +66,7 @@ func TestTellIsolationTellsWhetherLimitsCanBeHad(t *testing.T) {
 }
 
 func TestServeRefusesLimitsThatCannotBeHadAtOnce(t *testing.T) {
-	limits := wire.Limits{Memory: 512 << 20}
+	limits := limits.Build{Memory: 512 << 20}
 	err := cgroup.Check(limits)
 	if err == nil {
 		t.Skip("this machine gives limits")

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -31,7 +32,7 @@ type ScriptConfig struct {
 	Isolation walls.Level
 	TempDir   string
 	// Limits are what the script's processes may use together. If they cannot be had, the script does not start.
-	Limits wire.Limits
+	Limits limits.Build
 	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
@@ -140,7 +141,8 @@ func receiveAndRun(
 // init returns the init of the script's processes, and a function that removes its files at the end.
 func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
 	if cfg.Isolation == walls.Off {
-		return &proc.Init{Room: walls.Spec{Level: walls.Off}, Limits: cfg.Limits}, func(context.Context) error { return nil }, nil
+		init := &proc.Init{Room: walls.Spec{Level: walls.Off}, Limits: cfg.Limits}
+		return init, func(context.Context) error { return nil }, nil
 	}
 	tmp := cmp.Or(cfg.TempDir, "/tmp")
 	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text())))

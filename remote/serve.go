@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/cgroup"
@@ -59,7 +60,7 @@ type ServeConfig struct {
 	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
 	Isolation walls.Level
 	// Limits are what the processes of all jobs may use together. If they cannot be had, Serve fails at once.
-	Limits wire.Limits
+	Limits limits.Build
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
@@ -99,7 +100,7 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	if err == nil {
 		err = cfg.checkLinger()
 	}
-	if err == nil && cfg.Limits != (wire.Limits{}) {
+	if err == nil && cfg.Limits != (limits.Build{}) {
 		err = cgroup.Check(cfg.Limits)
 	}
 	if err != nil {

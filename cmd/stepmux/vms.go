@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -44,7 +45,7 @@ type vmFlags struct {
 	capacity  int
 	runner    []string
 	isolation string // of the commands with registerIsolation, as are the limits
-	limits    wire.Limits
+	limits    limits.Build
 	way       sshtarget.ResolverConfig
 
 	flags        *pflag.FlagSet
@@ -94,10 +95,10 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 		"that the VM has), off, processes or private; a level that is named is had, or the build fails",
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
 	for _, l := range []struct{ name, usage string }{
-		{wire.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need cgroups of version 2 that " +
-			"the VM delegates, or builds are refused (see doctor)"},
-		{wire.PIDsFlag, "limit of each build's processes and threads, `N`"},
-		{wire.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
+		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need cgroups of version 2 " +
+			"that the VM delegates, or builds are refused (see doctor)"},
+		{limits.PIDsFlag, "limit of each build's processes and threads, `N`"},
+		{limits.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
 	} {
 		fl.Func(l.name, l.usage, func(text string) error { return f.limits.Set(l.name, text) })
 	}

@@ -11,8 +11,8 @@ import (
 // machine's or the configuration's, not the script's.
 type MachineError struct {
 	// Stage names the fault: "shell" (it is missing or cannot be started), "tmp" (no place for the script),
-	// "tool" (a program that we need is missing), "truncated" (the script did not arrive whole), "machine", "isolation", "limits",
-	// or "guard" (the wrapper ended without reporting the script's end).
+	// "tool" (a program that we need is missing), "truncated" (the script did not arrive whole), "machine", "isolation",
+	// "limits", or "guard" (the wrapper ended without reporting the script's end).
 	Stage string
 	// Text is the VM's message. It is foreign text.
 	Text string

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -31,7 +32,7 @@ type Script struct {
 	// TempDir is the VM's directory for the files of a named level. If empty, /tmp.
 	TempDir string
 	// Limits are what the script's processes may use together. They are had, or the script is refused, as in a session.
-	Limits wire.Limits
+	Limits limits.Build
 	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
 	// through a Log of its own. If nil the output is discarded.
 	Stdout, Stderr io.Writer
@@ -65,7 +66,7 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 			Stage: "isolation", Text: "isolation " + level + " was asked for, and a script in a session of its own has none",
 			Hint: "install a stepmux that has a relay on the VM, or ask for auto or off",
 		}
-	case !isRelay(starter) && s.Limits != (wire.Limits{}):
+	case !isRelay(starter) && s.Limits != (limits.Build{}):
 		return 0, &MachineError{
 			Stage: "limits", Text: "limits were asked for, and a script in a session of its own has none",
 			Hint: "install a stepmux that has a relay on the VM",

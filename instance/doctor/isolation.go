@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -72,7 +73,7 @@ func (e *examination) judgeIsolation(p program.Program, told isolationReport, er
 
 // judgeLimits judges the part of the answer about limits.
 func (e *examination) judgeLimits(p program.Program, told isolationReport, err error) Finding {
-	asked := e.in.Limits != (wire.Limits{})
+	asked := e.in.Limits != (limits.Build{})
 	reason := termtext.Short(told.LimitsReason, maxReason)
 	switch {
 	case p.Kind != program.Stepmux:

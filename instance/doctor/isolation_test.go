@@ -8,7 +8,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 func TestJudgeIsolation(t *testing.T) {
@@ -62,16 +62,18 @@ func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
 	no := isolationReport{Limits: new(false), LimitsReason: "the cgroup is not\ndelegated", LimitsRemedy: "delegate it"}
 	stepmux := program.Program{Kind: program.Stepmux}
 	for name, test := range map[string]struct {
-		limits         wire.Limits
+		limits         limits.Build
 		told           isolationReport
 		status         Status
 		detail, change string
 	}{
-		"can be had":           {wire.Limits{}, isolationReport{Limits: new(true)}, OK, "can be had for memory", ""},
-		"asked, can be had":    {wire.Limits{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
-		"cannot be had":        {wire.Limits{}, no, OK, "cannot be had: the cgroup is not delegated (delegate it)", ""},
-		"asked, cannot be had": {wire.Limits{PIDs: 64}, no, Fail, "those of the builds cannot be had: the cgroup", "delegate it"},
-		"an older one":         {wire.Limits{}, isolationReport{}, OK, "is older than this program", ""},
+		"can be had":        {limits.Build{}, isolationReport{Limits: new(true)}, OK, "can be had for memory", ""},
+		"asked, can be had": {limits.Build{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
+		"cannot be had":     {limits.Build{}, no, OK, "cannot be had: the cgroup is not delegated (delegate it)", ""},
+		"asked, cannot be had": {
+			limits.Build{PIDs: 64}, no, Fail, "those of the builds cannot be had: the cgroup", "delegate it",
+		},
+		"an older one": {limits.Build{}, isolationReport{}, OK, "is older than this program", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &examination{in: instance.Instance{Limits: test.limits}}

@@ -16,7 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/mux/login"
 )
 
@@ -46,7 +46,7 @@ type entry struct {
 	tempDir   string
 	isolation string
 	linger    time.Duration
-	limits    wire.Limits
+	limits    limits.Build
 }
 
 // entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.

@@ -14,8 +14,8 @@ import (
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/spell"
-	"github.com/stepmux/stepmux/internal/wire"
 )
 
 const (
@@ -32,7 +32,7 @@ type Fallback struct {
 	Capacity  int      // if zero, 1
 	Runner    []string // as in instance.Instance, and so are the next two
 	Isolation string
-	Limits    wire.Limits
+	Limits    limits.Build
 	// Resolver is called once for each text, so that its answers may change over time. Required.
 	Resolver func() (Resolver, error)
 }

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 const (
@@ -33,11 +33,11 @@ var sweepPatience = 3 * time.Second
 type Group struct {
 	dir    string
 	run    *os.File // the cgroup of the processes
-	limits wire.Limits
+	limits limits.Build
 }
 
 // Make makes a group with these limits. name is unique on the machine. An [*Error] says why there can be none.
-func Make(name string, limits wire.Limits) (*Group, error) {
+func Make(name string, limits limits.Build) (*Group, error) {
 	base, err := find()
 	if err == nil {
 		err = check(base, limits)
@@ -72,7 +72,7 @@ func Make(name string, limits wire.Limits) (*Group, error) {
 }
 
 // limit sets the limits of the cgroup dir.
-func limit(dir string, l wire.Limits) (err error) {
+func limit(dir string, l limits.Build) (err error) {
 	if l.Memory > 0 {
 		swap := write(dir, "memory.swap.max", "0")
 		if errors.Is(swap, unix.ENOENT) {
@@ -171,7 +171,7 @@ func (g *Group) Events() Events {
 func (g *Group) Since(before Events) string {
 	switch now := g.Events(); {
 	case now.OutOfMemory > before.OutOfMemory:
-		return "killed: out of memory (limit " + wire.FormatSize(g.limits.Memory) + ")"
+		return "killed: out of memory (limit " + limits.FormatSize(g.limits.Memory) + ")"
 	case now.OutOfPIDs > before.OutOfPIDs:
 		return fmt.Sprintf("no more processes (limit %d)", g.limits.PIDs)
 	default:

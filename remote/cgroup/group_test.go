@@ -17,8 +17,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/remotetest"
-	"github.com/stepmux/stepmux/internal/wire"
 )
 
 func TestMain(m *testing.M) {
@@ -36,7 +36,7 @@ func play(string) error {
 	if _, err := divide(base, os.Args[1:]); err != nil {
 		return err
 	}
-	g, err := Make("b1", wire.Limits{})
+	g, err := Make("b1", limits.Build{})
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func inGroup(t *testing.T, g *Group) *exec.Cmd {
 
 func TestRemoveKillsAllThatDescendsFromTheFirstProcess(t *testing.T) {
 	base := realBase(t)
-	g, err := Make("b1", wire.Limits{})
+	g, err := Make("b1", limits.Build{})
 	require.NoError(t, err)
 	cmd := inGroup(t, g)
 	where, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/cgroup")
@@ -118,9 +118,9 @@ func TestRemoveKillsAllThatDescendsFromTheFirstProcess(t *testing.T) {
 
 func TestSweepRemovesTheGroupsOfTheDead(t *testing.T) {
 	realBase(t)
-	dead, err := Make("dead", wire.Limits{})
+	dead, err := Make("dead", limits.Build{})
 	require.NoError(t, err)
-	living, err := Make("living", wire.Limits{})
+	living, err := Make("living", limits.Build{})
 	require.NoError(t, err)
 	cmd := inGroup(t, living)
 	ended := inGroup(t, dead)
@@ -180,8 +180,8 @@ func TestAnOrdinaryUserIsToldHowToGetADelegatedCgroup(t *testing.T) {
 	cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(fd.Fd())
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
-	require.Contains(t, string(out), fmt.Sprintf("limits cannot be had: the cgroup %s is not delegated to this user (%s)\n",
-		base, delegate))
+	require.Contains(t, string(out),
+		fmt.Sprintf("limits cannot be had: the cgroup %s is not delegated to this user (%s)\n", base, delegate))
 }
 
 // standIn makes plain directories with plain files stand for the cgroups: this machine may have the controllers with
@@ -215,7 +215,7 @@ func standIn(t *testing.T, controllers string) string {
 
 func TestLimitsAreWrittenForTheGroupAndForItsProcesses(t *testing.T) {
 	base := standIn(t, "cpuset cpu memory pids")
-	g, err := Make("b1", wire.Limits{Memory: 512 << 20, PIDs: 64, CPUs: 1.5})
+	g, err := Make("b1", limits.Build{Memory: 512 << 20, PIDs: 64, CPUs: 1.5})
 	require.NoError(t, err)
 	read := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(base, name))
@@ -251,12 +251,12 @@ func TestLimitsAreWrittenForTheGroupAndForItsProcesses(t *testing.T) {
 
 func TestAMissingControllerIsNamed(t *testing.T) {
 	base := standIn(t, "cpu pids")
-	_, err := Make("b1", wire.Limits{Memory: 512 << 20, PIDs: 64})
+	_, err := Make("b1", limits.Build{Memory: 512 << 20, PIDs: 64})
 	var refusal *Error
 	require.ErrorAs(t, err, &refusal)
 	require.ErrorContains(t, err, "limits cannot be had: the controller memory is not in cgroup "+base)
 	require.NotEmpty(t, refusal.Remedy)
-	require.NoError(t, Check(wire.Limits{PIDs: 64}))
+	require.NoError(t, Check(limits.Build{PIDs: 64}))
 	require.NoDirExists(t, base+"/stepmux", "a check changes nothing")
 }
 

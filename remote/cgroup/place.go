@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 const (
@@ -47,7 +47,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Reason }
 
 // Check returns an [*Error] if limits of these kinds cannot be had. It changes nothing.
-func Check(limits wire.Limits) error {
+func Check(limits limits.Build) error {
 	base, err := find()
 	if err != nil {
 		return err
@@ -55,7 +55,7 @@ func Check(limits wire.Limits) error {
 	return check(base, limits)
 }
 
-func check(base string, limits wire.Limits) error {
+func check(base string, limits limits.Build) error {
 	if err := unix.Access(base, unix.W_OK); err != nil {
 		return refused(base, err)
 	}
@@ -113,7 +113,9 @@ func mountPoint() (dir, root string, err error) {
 		// id parent device root point options... - type: see proc_pid_mountinfo(5).
 		before, after, _ := bytes.Cut(line, []byte(" - "))
 		f := strings.Fields(string(before))
-		if len(f) > 4 && bytes.HasPrefix(after, []byte("cgroup2 ")) {
+		var st unix.Statfs_t // another mount may hide it
+		if len(f) > 4 && bytes.HasPrefix(after, []byte("cgroup2 ")) && unix.Statfs(f[4], &st) == nil &&
+			st.Type == unix.CGROUP2_SUPER_MAGIC {
 			return f[4], f[3], nil
 		}
 	}
@@ -121,7 +123,7 @@ func mountPoint() (dir, root string, err error) {
 }
 
 // controllers returns the names of those that limits need.
-func controllers(limits wire.Limits) (names []string) {
+func controllers(limits limits.Build) (names []string) {
 	for _, c := range []struct {
 		name   string
 		wanted bool

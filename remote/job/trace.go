@@ -29,8 +29,9 @@ type TraceSpec struct {
 	Done func(*trace.Trace)
 }
 
-// writeTrace writes the trace of j, which ended with result, if t is not nil. usage is that of the job's end. It returns the trace's path, and its size
-// if it is among the job's files. It returns a panic as an error: a panic must not end the other jobs.
+// writeTrace writes the trace of j, which ended with result, if t is not nil. usage is that of the job's end. It
+// returns the trace's path, and its size if it is among the job's files. It returns a panic as an error: a panic must
+// not end the other jobs.
 func (j *record) writeTrace(
 	t *TraceSpec, result engine.Result, usage proc.Usage,
 ) (path string, size int64, err error) {
@@ -44,11 +45,8 @@ func (j *record) writeTrace(
 		}
 	}()
 	made := j.output.recorder.Trace(result, j.started, time.Now())
-	if usage != (proc.Usage{}) {
-		made.Volatile.Usage = &trace.Usage{
-			CPU: usage.CPU.Seconds(), PeakMemory: usage.PeakMemory, LargestProcess: usage.LargestProcess,
-		}
-	}
+	v := &made.Volatile
+	v.CPU, v.PeakMemory, v.LargestProcess = usage.CPU.Seconds(), usage.PeakMemory, usage.LargestProcess
 	data, err := made.Encode()
 	if err == nil {
 		_, err = j.traceFile.Write(data)

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -28,7 +28,7 @@ type Init struct {
 	// empty.
 	OrphanDir string
 	// Limits are what the commands and all that descends from them may use together. All are had, or Start fails.
-	Limits wire.Limits
+	Limits limits.Build
 
 	mu     sync.Mutex // guards the following
 	latest *making    // nil if no init was wanted yet
@@ -101,7 +101,7 @@ func (in *Init) prepare() *making {
 	go func() { // Close waits for it
 		defer close(m.done)
 		var err error
-		if group == nil && in.Limits != (wire.Limits{}) {
+		if group == nil && in.Limits != (limits.Build{}) {
 			group, err = newGroup(in.Limits)
 			in.mu.Lock()
 			in.group = group

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stepmux/stepmux/internal/wire"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
@@ -63,7 +63,7 @@ type group interface {
 
 // newGroup makes a cgroup that is named after this program, so that it is found when this program is dead. Variable for
 // tests: this machine may have no controllers.
-var newGroup = func(limits wire.Limits) (group, error) {
+var newGroup = func(limits limits.Build) (group, error) {
 	id := self()
 	name := id.String()
 	if id.pid == 0 { // no sweep can tell whether this program lives

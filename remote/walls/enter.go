@@ -279,7 +279,8 @@ func (r *Room) kernel() error {
 	}
 	// The build sees its own cgroup there, as the root of all.
 	var st unix.Statfs_t
-	if unix.Unshare(unix.CLONE_NEWCGROUP) == nil && unix.Statfs(cgroups, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
+	if unix.Unshare(unix.CLONE_NEWCGROUP) == nil && unix.Statfs(cgroups, &st) == nil &&
+		st.Type == unix.CGROUP2_SUPER_MAGIC {
 		flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RDONLY)
 		if mount("cgroup2", cgroups, "cgroup2", flags, "") == nil {
 			return nil

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/commands"
@@ -171,14 +172,14 @@ func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
 }
 
 // limitFlags defines the flags of the limits.
-func limitFlags(fl *pflag.FlagSet, limits *wire.Limits) {
+func limitFlags(fl *pflag.FlagSet, to *limits.Build) {
 	for _, f := range []struct{ name, usage string }{
-		{wire.MemoryFlag, "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits need a delegated " +
-			"cgroup of version 2, or the build is refused"},
-		{wire.PIDsFlag, "limit of the build's processes and threads, `N`"},
-		{wire.CPUsFlag, "limit of the build's processors, `N` such as 2 or 0.5"},
+		{limits.MemoryFlag, "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits need a " +
+			"delegated cgroup of version 2, or the build is refused"},
+		{limits.PIDsFlag, "limit of the build's processes and threads, `N`"},
+		{limits.CPUsFlag, "limit of the build's processors, `N` such as 2 or 0.5"},
 	} {
-		fl.Func(f.name, f.usage, func(text string) error { return limits.Set(f.name, text) })
+		fl.Func(f.name, f.usage, func(text string) error { return to.Set(f.name, text) })
 	}
 }
 

@@ -1,4 +1,4 @@
-package wire
+package limits
 
 import (
 	"testing"
@@ -9,16 +9,16 @@ import (
 func TestLimitsAreReadAsTheyAreWritten(t *testing.T) {
 	for _, c := range []struct {
 		said []string // flags and texts
-		want Limits
+		want Build
 	}{
-		{nil, Limits{}},
-		{[]string{MemoryFlag, "512M", PIDsFlag, "64", CPUsFlag, "0.5"}, Limits{512 << 20, 64, 0.5}},
-		{[]string{MemoryFlag, "2GiB", CPUsFlag, "2"}, Limits{2 << 30, 0, 2}},
-		{[]string{MemoryFlag, "1T"}, Limits{Memory: 1 << 40}},
-		{[]string{MemoryFlag, "33554432"}, Limits{Memory: 32 << 20}},
-		{[]string{MemoryFlag, "65536KB"}, Limits{Memory: 64 << 20}},
+		{nil, Build{}},
+		{[]string{MemoryFlag, "512M", PIDsFlag, "64", CPUsFlag, "0.5"}, Build{512 << 20, 64, 0.5}},
+		{[]string{MemoryFlag, "2GiB", CPUsFlag, "2"}, Build{2 << 30, 0, 2}},
+		{[]string{MemoryFlag, "1T"}, Build{Memory: 1 << 40}},
+		{[]string{MemoryFlag, "33554432"}, Build{Memory: 32 << 20}},
+		{[]string{MemoryFlag, "65536KB"}, Build{Memory: 64 << 20}},
 	} {
-		var got, back Limits
+		var got, back Build
 		for i := 0; i < len(c.said); i += 2 {
 			require.NoError(t, got.Set(c.said[i], c.said[i+1]))
 		}
@@ -35,7 +35,7 @@ func TestLimitsAreReadAsTheyAreWritten(t *testing.T) {
 		CPUsFlag:   {"", "0", "0.001", "NaN", "Inf", "-1", "two"},
 	} {
 		for _, text := range texts {
-			require.Error(t, new(Limits).Set(flag, text), "%s %q", flag, text)
+			require.Error(t, new(Build).Set(flag, text), "%s %q", flag, text)
 		}
 	}
 }

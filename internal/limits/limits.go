@@ -1,4 +1,6 @@
-package wire
+// Package limits has the limits of a build, as both ends know them: its type [Build], their flags, and how people write
+// them. Package remote/cgroup makes them effective.
+package limits
 
 import (
 	"fmt"
@@ -7,14 +9,14 @@ import (
 	"strings"
 )
 
-// Limits are what the processes of a build may use together. A zero field is no limit.
-type Limits struct {
+// Build is what the processes of a build may use together. A zero field is no limit.
+type Build struct {
 	Memory int64   // bytes
 	PIDs   int64   // processes and threads
 	CPUs   float64 // processors; 0.5 is half of one
 }
 
-// The flags of serve, script and isolation for Limits, without the dashes.
+// The flags of serve, script and isolation for a Build, without the dashes.
 const (
 	MemoryFlag = "build-memory"
 	PIDsFlag   = "build-pids"
@@ -32,7 +34,7 @@ const (
 
 // Set sets the limit of a flag to text, as people write it: a number of bytes with K, M, G or T (powers of 1024) or
 // without, a number of processes, a number of processors.
-func (l *Limits) Set(flag, text string) (err error) {
+func (l *Build) Set(flag, text string) (err error) {
 	switch flag {
 	case MemoryFlag:
 		l.Memory, err = parseSize(text)
@@ -45,7 +47,7 @@ func (l *Limits) Set(flag, text string) (err error) {
 			return fmt.Errorf("%.40q: use a number of processors from %v, such as 2 or 0.5", text, minCPUs)
 		}
 	default:
-		panic("wire: no limit " + flag)
+		panic("limits: no limit " + flag)
 	}
 	return err
 }
@@ -65,7 +67,7 @@ func parseSize(text string) (int64, error) {
 }
 
 // Args returns the flags for l.
-func (l Limits) Args() (argv []string) {
+func (l Build) Args() (argv []string) {
 	for _, f := range []struct{ name, value string }{
 		{MemoryFlag, strconv.FormatInt(l.Memory, 10)},
 		{PIDsFlag, strconv.FormatInt(l.PIDs, 10)},
