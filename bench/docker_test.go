@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/require"
 
@@ -21,9 +25,12 @@ import (
 )
 
 // BenchmarkContainer measures builds in containers of a Docker daemon: their start, beside that of an empty command by
-// the Docker client, and many bridges at once, beside an exec for each.
+// the Docker client, here and on a VM, or of an exec in a container that is there; and many bridges at once, beside an
+// exec for each.
 func BenchmarkContainer(b *testing.B) {
 	b.Run("start", benchmarkContainerStart)
+	b.Run("start-ssh", benchmarkContainerStartSSH)
+	b.Run("start-exec", benchmarkContainerStartExec)
 	for _, n := range sizes([]int{1, 32, 128}, 1, 4) {
 		b.Run(fmt.Sprintf("bridges=%d", n), func(b *testing.B) { benchmarkContainerBridges(b, n) })
 	}
@@ -65,29 +72,120 @@ func benchmarkContainerStart(b *testing.B) {
 	d := dockertest.Start(b)
 	cfg := containerConfig(b, d)
 	all := []candidate{
-		{name: "build", run: func(r *results) error {
+		buildStart("build", cfg),
+		dockerClient("docker-run", nil, "-H", "unix://"+d.Socket, "run", "--rm", "--network", "none", dockertest.Image,
+			"true"),
+	}
+	r := inTurns(b, usual, all)
+	r.latencies("µs", names(all)...)
+	r.ratios("docker-run", "build")
+}
+
+// buildStart measures from nothing to a step runner that listens.
+func buildStart(name string, cfg docker.Config) candidate {
+	return candidate{name: name, run: func(r *results) error {
+		begin := time.Now()
+		_, stop, err := containerBuild(cfg)
+		if err != nil {
+			return err
+		}
+		r.add(name, micros(time.Since(begin)))
+		return stop()
+	}}
+}
+
+// dockerClient measures a command of the Docker client.
+func dockerClient(name string, env []string, args ...string) candidate {
+	return candidate{name: name, run: func(r *results) error {
+		cmd := exec.Command("docker", args...)
+		cmd.Env = append(os.Environ(), env...)
+		begin := time.Now()
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", name, err, out)
+		}
+		r.add(name, micros(time.Since(begin)))
+		return nil
+	}}
+}
+
+// benchmarkContainerStartSSH measures the start on a VM's daemon by a pooled connection, beside the Docker client's own
+// way there: ssh:// and a login for each of its connections.
+func benchmarkContainerStartSSH(b *testing.B) {
+	d, v := dockertest.Start(b), newVM(b)
+	cfg := containerConfig(b, d)
+	conn := v.dial(b)
+	cfg.Dial = func(ctx context.Context) (net.Conn, error) { return conn.DialUnix(ctx, d.Socket) }
+	host, port, err := net.SplitHostPort(v.Addr)
+	require.NoError(b, err)
+	ssh, err := exec.LookPath("ssh")
+	require.NoError(b, err)
+	bin := b.TempDir() // with an ssh that knows the VM: the Docker client takes no options for it
+	require.NoError(b, os.WriteFile(filepath.Join(bin, "ssh"), fmt.Appendf(nil,
+		"#!/bin/sh\nexec %s -F none -i %s -o IdentitiesOnly=yes -o UserKnownHostsFile=%s -o LogLevel=ERROR \"$@\"\n",
+		ssh, v.IdentityFile, v.KnownHosts), 0o755))
+	all := []candidate{
+		buildStart("build", cfg),
+		dockerClient("docker-run", []string{"PATH=" + bin + ":" + os.Getenv("PATH")}, "-H",
+			"ssh://"+v.User+"@"+net.JoinHostPort(host, port)+d.Socket, "run", "--rm", "--network", "none",
+			dockertest.Image, "true"),
+	}
+	r := inTurns(b, usual, all)
+	r.latencies("µs", names(all)...)
+	r.ratios("docker-run", "build")
+	require.Zero(b, conn.Stat().Sessions.Taken, "sessions")
+}
+
+// benchmarkContainerStartExec measures the start in a container that is there, beside a bare exec of a program that
+// says something and ends.
+func benchmarkContainerStartExec(b *testing.B) {
+	d := dockertest.Start(b)
+	made, err := d.Client.ContainerCreate(b.Context(), client.ContainerCreateOptions{
+		Config:     &container.Config{Image: dockertest.Image, Cmd: []string{"sleep", "6000"}},
+		HostConfig: &container.HostConfig{NetworkMode: "none"},
+	})
+	require.NoError(b, err)
+	b.Cleanup(func() {
+		_, err := d.Client.ContainerRemove(context.Background(), made.ID, client.ContainerRemoveOptions{Force: true})
+		require.NoError(b, err)
+	})
+	_, err = d.Client.ContainerStart(b.Context(), made.ID, client.ContainerStartOptions{})
+	require.NoError(b, err)
+	cfg := containerConfig(b, d)
+	cfg.Spec = docker.Spec{Container: made.ID}
+	all := []candidate{
+		// The relay that answers: from then on builds and bridges are its streams.
+		{name: "relay", run: func(r *results) error {
 			begin := time.Now()
-			_, stop, err := containerBuild(cfg)
+			c, err := docker.Start(b.Context(), cfg)
 			if err != nil {
 				return err
 			}
-			r.add("build", micros(time.Since(begin)))
-			return stop()
+			r.add("relay", micros(time.Since(begin)))
+			return c.Close(b.Context())
 		}},
-		{name: "docker-run", run: func(r *results) error {
+		{name: "exec", run: func(r *results) error {
 			begin := time.Now()
-			out, err := exec.Command("docker", "-H", "unix://"+d.Socket, "run", "--rm", "--network", "none",
-				dockertest.Image, "true").CombinedOutput()
+			made, err := d.Client.ExecCreate(b.Context(), made.ID, client.ExecCreateOptions{
+				Cmd: []string{"echo", "hello"}, AttachStdin: true, AttachStdout: true, AttachStderr: true,
+			})
 			if err != nil {
-				return fmt.Errorf("docker run: %w: %s", err, out)
+				return err
 			}
-			r.add("docker-run", micros(time.Since(begin)))
+			stream, err := d.Client.ExecAttach(b.Context(), made.ID, client.ExecAttachOptions{})
+			if err != nil {
+				return err
+			}
+			defer stream.Close()
+			if _, err := io.ReadFull(stream.Reader, make([]byte, 8+6)); err != nil { // a header is before it
+				return err
+			}
+			r.add("exec", micros(time.Since(begin)))
 			return nil
 		}},
 	}
 	r := inTurns(b, usual, all)
 	r.latencies("µs", names(all)...)
-	r.ratios("docker-run", "build")
+	r.ratios("exec", "relay")
 }
 
 // benchmarkContainerBridges measures how long n bridges to one step runner take until each has heard of it.

@@ -75,6 +75,11 @@ type Job struct {
 	PassEnv []string
 	// UnsafeExports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
 	UnsafeExports string
+	// Stderr, if not nil, receives the job's stderr, as the trace of Execute does its stdout. GitLab's step runners do not
+	// tell the two apart: for them it is a RequestError.
+	Stderr io.Writer
+	// Image is the image of the container in which the step runner is, by its digest, for the trace. May be empty.
+	Image string
 	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. A
 	// write that takes longer than Config.LogTimeout, or than the build lives, is given up: then the trace ends there,
 	// and OnTrace gets an error. May be nil: then no trace is made.
@@ -124,8 +129,9 @@ type Result struct {
 	System   bool   // the VM or the step runner failed it, not its own steps; GitLab's step runners do not report that
 }
 
-// Execute runs job in the step runner that Connect started and writes its stdout and stderr to trace as they come,
-// through a [buildlog.Log] unless it is one. It returns when the job has ended and all its output is delivered.
+// Execute runs job in the step runner that Connect started and writes its stdout, and its stderr unless job.Stderr
+// takes it, to trace as they come, through a [buildlog.Log] unless it is one. It returns when the job has ended and all
+// its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers the job's last output, then
 // returns ctx.Err(). A ctx that ends after the step runner has reported the job's end does not change the Result: the
@@ -155,6 +161,13 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	log, closeLog := buildlog.Of(trace, c.cfg.LogTimeout)
 	defer closeLog(calls)
 	defer log.OnFailure(end)()
+	stderr := log
+	if job.Stderr != nil {
+		var closeStderr func(context.Context)
+		stderr, closeStderr = buildlog.Of(job.Stderr, c.cfg.LogTimeout)
+		defer closeStderr(calls)
+		defer stderr.OnFailure(end)()
+	}
 
 	client, done, err := b.client()
 	if err != nil {
@@ -162,7 +175,7 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	}
 	defer done()
 	var result Result
-	result, traced, err = b.execute(ctx, calls, end, client, job, log)
+	result, traced, err = b.execute(ctx, calls, end, client, job, log, stderr)
 	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {
 		err = context.Cause(calls)
 	}
@@ -180,7 +193,7 @@ func shortened(err error) error {
 
 // execute runs job by the service of the VM's step runner. calls is the life of its calls, which end ends.
 func (b *build) execute(
-	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log *buildlog.Log,
+	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log, stderr *buildlog.Log,
 ) (result Result, traceErr, err error) {
 	if b.program.Kind == program.StepRunner {
 		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
@@ -191,7 +204,7 @@ func (b *build) execute(
 	}
 	traceTimeout := cmp.Or(b.c.cfg.LogTimeout, buildlog.DefaultTimeout)
 	e := &execution{
-		rpc: pb.NewStepRunnerClient(client), job: job, log: log, traceTimeout: traceTimeout,
+		rpc: pb.NewStepRunnerClient(client), job: job, log: log, stderr: stderr, traceTimeout: traceTimeout,
 		resume: b.program.Linger, patience: b.patience(),
 	}
 	if err := e.submit(ctx, calls); err != nil {

@@ -44,6 +44,8 @@ type Executor struct {
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
 	cleaned   bool
+
+	lingering lingerScripts
 }
 
 // bind returns a context that ends with ctx and with life. The function, which the caller defers, turns a method's
@@ -190,6 +192,9 @@ func (e *Executor) Isolation() program.Isolation {
 	i := e.connector.Isolation()
 	if e.build.Container != nil && i.Level == wire.IsolationOff && i.Reason == "" {
 		i.Reason = "the build has a container of its own"
+		if e.build.Container.Container != "" {
+			i.Reason = "the build shares a container that was there before"
+		}
 	}
 	return i
 }
@@ -211,6 +216,10 @@ func (e *Executor) Usage() program.Usage {
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
+	return e.connect(ctx)
+}
+
+func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	e.mu.Lock()
 	s, prepared, connected := e.slot, e.lease != nil, e.connector != nil
 	e.mu.Unlock()
@@ -316,6 +325,9 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	if e.box != nil && len(job.PassEnv) == 0 {
 		job.PassEnv = []string{"all"} // of the environment that the image has
 	}
+	if e.box != nil {
+		job.Image = e.box.container.Image()
+	}
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {
 		return e.box.explain(ctx, err)
@@ -328,7 +340,8 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 
 // Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
 // needed there. It returns nil for exit code 0. When ctx ends, the shell and its descendants are stopped,
-// with their grace.
+// with their grace. The script of a build that lingers is a job of a step runner, which Run starts and which must be a
+// stepmux: see [Build.Linger].
 func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -344,6 +357,10 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 		return errors.New("instance: Run before Prepare")
 	case e.build.Container != nil:
 		return errors.New("instance: Run in a container: only steps run there, by Connect and Execute")
+	case e.linger(s) > 0:
+		return e.runLingering(ctx, lingeringScript{
+			shell: e.build.Shell, stdin: text, stdout: e.log, stderr: e.log,
+		})
 	}
 	starter, err := e.starter(ctx, s, lease)
 	if err != nil {

@@ -121,6 +121,23 @@ var goals = []goal{
 		metric: "relay-heap-last-x/first-part", most: 1.25,
 	},
 
+	{
+		says: "build in a container, over docker run of an empty command", bench: "Container/start",
+		metric: "build-x/docker-run", most: 1.1,
+	},
+	{
+		says: "the same on a VM, over docker run by ssh://", bench: "Container/start-ssh", metric: "build-x/docker-run",
+		most: 0.5,
+	},
+	{
+		says: "step runner in a container that is there, over a bare exec", bench: "Container/start-exec",
+		metric: "relay-x/exec", most: 1.2,
+	},
+	{
+		says: "128 bridges at once to a container, µs", bench: "Container/bridges=128", metric: "attach-p50-µs",
+		most: 100_000,
+	},
+
 	{says: "ping beside 1,000 idle builds, by relay", bench: idle, metric: "relay-ping-x/alone", most: 1.5},
 	{says: "download beside 1,000 idle builds, by relay", bench: idle, metric: "relay-rate-x/alone", least: 1.0 / 1.3},
 	{

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/user"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,6 +30,7 @@ type imageFlags struct {
 	memory string
 	cpus   string
 
+	entrypoint string
 	services   []string
 	serviceEnv []string
 
@@ -38,11 +40,16 @@ type imageFlags struct {
 func (f *imageFlags) register(fl *pflag.FlagSet) {
 	f.flags = fl
 	fl.StringVar(&f.spec.Image, "image", "", "run each build in a container of this image, by the Docker daemon of its VM")
+	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the container of this `NAME`, which runs already")
 	fl.StringVar(&f.daemon, "docker", "", "unix://PATH of the Docker daemon's socket on the VMs "+
 		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
 		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
+	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it is not the Docker daemon's")
+	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or `PROGRAM` in its place: it must "+
+		"execute its arguments, and be quiet (default: none is run)")
+	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the containers and networks of the builds; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
 	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, as in 512m or 4g")
 	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, as in 1.5")
@@ -60,29 +67,40 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.spec.Hosts, "add-host", nil, "`NAME:IP`, a name for the container's /etc/hosts; repeatable")
 }
 
-// imageOnly are the flags that mean nothing without --image.
-var imageOnly = []string{
-	"docker", "pull", "container-user", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
+// ownImage are the flags that mean nothing for a container that is there already.
+var ownImage = []string{
+	"pull", "platform", "entrypoint", "label", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
 	"add-host", "service", "service-env", "service-timeout",
 }
 
-// container returns the builds' container, nil without --image.
-func (f *imageFlags) container() (*docker.Spec, error) {
-	if f.spec.Image == "" {
-		for _, name := range imageOnly {
-			if f.flags.Changed(name) {
-				return nil, fmt.Errorf("--%s needs --image", name)
-			}
-		}
-		if f.flags.Changed("image") {
-			return nil, errors.New("--image is empty")
-		}
-		return nil, nil
+// check checks the flags, of a run of which at least one job names an image itself if named. It is called once.
+func (f *imageFlags) check(named bool) error {
+	only, needs := slices.Concat([]string{"docker", "container-user"}, ownImage), "--image, or a job with image"
+	switch {
+	case f.spec.Container != "" && f.spec.Image != "":
+		return errors.New("use either --image or --container")
+	case f.spec.Container != "":
+		only, needs, f.spec.Pull = ownImage, "--image: a container that is there already has its own", ""
+	case f.flags.Changed("image") && f.spec.Image == "":
+		return errors.New("--image is empty")
+	case f.flags.Changed("container"):
+		return errors.New("--container is empty")
+	case f.spec.Image != "" || named:
+		only = nil
 	}
-	var err error
+	for _, name := range only {
+		if f.flags.Changed(name) {
+			return fmt.Errorf("--%s needs %s", name, needs)
+		}
+	}
+	return f.read()
+}
+
+// read reads the flags that are texts.
+func (f *imageFlags) read() (err error) {
 	if f.memory != "" {
 		if f.spec.Memory, err = units.RAMInBytes(f.memory); err != nil || f.spec.Memory <= 0 {
-			return nil, fmt.Errorf("--memory %.40q: write a number of bytes with a unit, as in 512m or 4g", f.memory)
+			return fmt.Errorf("--memory %.40q: write a number of bytes with a unit, as in 512m or 4g", f.memory)
 		}
 	}
 	if f.cpus != "" {
@@ -92,35 +110,65 @@ func (f *imageFlags) container() (*docker.Spec, error) {
 			ok = n.Sign() > 0 && n.IsInt() && n.Num().IsInt64()
 		}
 		if !ok {
-			return nil, fmt.Errorf("--cpus %.40q: write a number of processors, as in 2 or 1.5", f.cpus)
+			return fmt.Errorf("--cpus %.40q: write a number of processors, as in 2 or 1.5", f.cpus)
 		}
 		f.spec.NanoCPUs = n.Num().Int64()
 	}
-	var env []string
-	for _, entry := range f.serviceEnv {
-		if name := entry; !strings.Contains(entry, "=") {
-			entry += "=" + os.Getenv(name)
+	if f.entrypoint == "keep" {
+		f.spec.KeepEntrypoint = true
+	} else if f.entrypoint != "" {
+		f.spec.Entrypoint = []string{f.entrypoint}
+	}
+	for i, entry := range f.serviceEnv {
+		if !strings.Contains(entry, "=") {
+			f.serviceEnv[i] += "=" + os.Getenv(entry)
 		}
-		env = append(env, entry)
 	}
 	for _, text := range f.services {
 		alias, image, ok := strings.Cut(text, "=")
 		if !ok {
 			alias, image = "", text
 		}
-		f.spec.Services = append(f.spec.Services, docker.Service{Image: image, Alias: alias, Env: env})
+		f.spec.Services = append(f.spec.Services, docker.Service{Image: image, Alias: alias})
 	}
-	if err := f.spec.Check(); err != nil {
-		return nil, err
+	return nil
+}
+
+// container returns the container of a job that asks for what own says, which may be nil. It returns nil for a job
+// without a container. The flags come before what the job says; services of both are started.
+func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
+	spec := f.spec
+	switch {
+	case spec.Container != "":
+		return &spec, spec.Check()
+	case spec.Image == "" && own == nil:
+		return nil, nil
+	case own == nil:
+	default:
+		spec.Services = slices.Concat(own.Services, spec.Services)
+		if spec.Image != "" {
+			break
+		}
+		if spec.Image = own.Image; spec.Image == "" {
+			return nil, errors.New("the job has services and no image; name one by --image")
+		}
+		if own.Pull != "" && !f.flags.Changed("pull") {
+			spec.Pull = own.Pull
+		}
+		if f.entrypoint == "" {
+			spec.Entrypoint = own.Entrypoint
+		}
+		spec.Platform, spec.User = cmp.Or(spec.Platform, own.Platform), cmp.Or(spec.User, own.User)
 	}
-	return &f.spec, nil
+	spec.Services = slices.Clone(spec.Services)
+	for i := range spec.Services {
+		spec.Services[i].Env = slices.Concat(f.serviceEnv, spec.Services[i].Env)
+	}
+	return &spec, spec.Check()
 }
 
 // configure sets the daemon's socket and the programs for containers. onThisMachine says that the builds run here.
 func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
-	if f.spec.Image == "" {
-		return nil
-	}
 	from, daemon := "--docker", f.daemon
 	if daemon == "" && onThisMachine {
 		from, daemon = "DOCKER_HOST", os.Getenv("DOCKER_HOST")

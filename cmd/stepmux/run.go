@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -59,7 +60,7 @@ route: relay, streamlocal (one session each, and SSH's forwarding) or session (t
 
 ` + vmHelp + `
 
-With --image each build runs in a container of its own, which the Docker daemon of its VM makes; without --instance, the
+With --image, or if FILE has the key image, each build runs in a container of its own, which the Docker daemon of its VM makes; without --instance, the
 one of this machine. The VM needs no stepmux then: it is put into a volume of the daemon.
 
 On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
@@ -114,11 +115,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if _, _, err := f.policies(); err != nil {
 		return err
 	}
-	container, err := f.container()
-	if err != nil {
-		return err
-	}
-	jobs, err := readJobs(files)
+	jobs, inContainers, err := f.readJobs(files)
 	if err != nil {
 		return err
 	}
@@ -151,8 +148,10 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
-	if err := f.configure(&cfg, len(f.instances) == 0 && f.inventory == ""); err != nil {
-		return err
+	if inContainers {
+		if err := f.configure(&cfg, len(f.instances) == 0 && f.inventory == ""); err != nil {
+			return err
+		}
 	}
 	provider, err := instance.NewProvider(cfg)
 	if err != nil {
@@ -166,7 +165,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	defer stopOperating()
 
 	all := batch.Batch{
-		Logger: logger, Timeout: f.timeout, Builds: f.batchBuilds(jobs, vars, container, report), OnStart: report.started,
+		Logger: logger, Timeout: f.timeout, Builds: f.batchBuilds(jobs, vars, report), OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
@@ -190,19 +189,18 @@ func (f *runFlags) patience() time.Duration {
 
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
-func (f *runFlags) batchBuilds(
-	jobs []connector.Job, vars []connector.Variable, container *docker.Spec, report *reporter,
-) []batch.Build {
+func (f *runFlags) batchBuilds(jobs []runJob, vars []connector.Variable, report *reporter) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []batch.Build
 	for range f.builds {
-		for _, job := range jobs {
+		for _, of := range jobs {
+			job := of.Job
 			id := fmt.Sprintf("%x-%d", prefix, len(builds)+1)
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
 			job.Timeout, job.Vars, job.PassEnv, job.UnsafeExports = f.timeout, vars, f.passEnv, f.unsafeExports
 			builds = append(builds, batch.Build{
-				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id), Container: container,
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id), Container: of.container,
 			})
 		}
 	}
@@ -222,20 +220,44 @@ func (f *runFlags) variables() ([]connector.Variable, error) {
 	return vars, nil
 }
 
-// readJobs reads and checks the steps files.
-func readJobs(files []string) ([]connector.Job, error) {
-	jobs := make([]connector.Job, len(files))
+// runJob is a job of a run.
+type runJob struct {
+	connector.Job
+	container *docker.Spec // nil without one
+}
+
+// readJobs reads and checks the steps files. some tells that jobs run in containers.
+func (f *runFlags) readJobs(files []string) (jobs []runJob, some bool, err error) {
+	own := make([]*docker.Spec, len(files))
+	jobs = make([]runJob, len(files))
 	for i, name := range files {
 		text, err := readFile(name)
 		if err != nil {
-			return nil, err
+			return nil, false, err
+		}
+		if text, own[i], err = docker.FromJob(name, text); err != nil {
+			return nil, false, err
 		}
 		if err := remote.CheckSteps(name, text); err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		jobs[i] = connector.Job{Steps: text, StepsFile: name}
+		jobs[i].Job = connector.Job{Steps: text, StepsFile: name}
 	}
-	return jobs, nil
+	named := func(s *docker.Spec) bool { return s != nil && s.Image != "" }
+	if err := f.check(slices.ContainsFunc(own, named)); err != nil {
+		return nil, false, err
+	}
+	for i, name := range files {
+		jobs[i].container, err = f.container(own[i])
+		switch {
+		case err != nil && own[i] != nil:
+			return nil, false, fmt.Errorf("%s: %w", name, err)
+		case err != nil:
+			return nil, false, err
+		}
+		some = some || jobs[i].container != nil
+	}
+	return jobs, some, nil
 }
 
 // readFile reads a steps file, up to one byte more than the parser accepts.

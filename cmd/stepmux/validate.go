@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
@@ -63,7 +64,11 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 	valid := true
 	verdicts := make([]standalone.Verdict, len(files))
 	for i, name := range files {
-		if src, err := f.readFile(name, cmd.InOrStdin()); err != nil {
+		src, err := f.readFile(name, cmd.InOrStdin())
+		if err == nil && src.Format == standalone.Steps {
+			src.Text, _, err = docker.FromJob(src.Name, src.Text)
+		}
+		if err != nil {
 			verdicts[i] = standalone.Unreadable(name, err)
 		} else {
 			verdicts[i] = standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir)

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,7 +62,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Container is a build's container, whose main process is the step runner's relay. It is the connection, and the lease,
+// Container is a build's container, with the step runner's relay in it. It is the connection, and the lease,
 // of the build's connector.Connector. One goroutine waits for its end. It is safe for concurrent use.
 type Container struct {
 	cfg     Config
@@ -70,7 +71,10 @@ type Container struct {
 	id      string // empty before it was created
 	network string // of the services; empty without services
 	image   picture
+	program string // the step runner's path in the container
 	tempDir string
+	entered string       // ID of a container that was there already; empty otherwise
+	exec    string       // ID of the relay's exec in it
 	relay   *relay.Relay // nil before it has started
 	stderr  *stderr
 	started time.Time
@@ -127,7 +131,7 @@ func attempt(ctx context.Context, cfg Config) (*Container, error) {
 	}
 	c := &Container{
 		cfg: cfg, api: a, name: fmt.Sprintf("stepmux-%s-%x", cfg.BuildID, salt), gone: make(chan struct{}),
-		stderr: &stderr{},
+		program: programFile, stderr: &stderr{},
 	}
 	c.life, c.endLife = context.WithCancel(context.WithoutCancel(ctx))
 	err = c.start(ctx)
@@ -147,12 +151,15 @@ func (c *Container) start(ctx context.Context) error {
 		return err
 	}
 	c.wg.Go(func() { c.reap(c.life) })
+	if c.cfg.Spec.Container != "" {
+		return c.enter(ctx, daemon)
+	}
 	if c.image, err = c.findImage(ctx, c.cfg.Spec.Image); err != nil {
 		return err
 	}
-	if c.image.platform != daemon.platform {
-		return fmt.Errorf("image %.160q is for %.40s, and the Docker daemon's machine is %.40s: use an image for that",
-			c.cfg.Spec.Image, c.image.platform, daemon.platform)
+	if want := cmp.Or(c.cfg.Spec.Platform, daemon.platform); !isOf(want, c.image.platform) {
+		return fmt.Errorf("image %.160q is for %.40s, and not for %.40s: use an image for that, or --platform %.40s if the "+
+			"Docker daemon's machine can run it", c.cfg.Spec.Image, c.image.platform, want, c.image.platform)
 	}
 	c.say("image %.160s is %s", c.cfg.Spec.Image, c.Image())
 	bin, err := c.programFor(c.image.platform)
@@ -216,16 +223,22 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	case isRoot(user):
 		c.tempDir = home // the mount of the program makes it
 	}
+	argv := c.command()
+	switch {
+	case len(spec.Entrypoint) > 0:
+		argv = wrapped(spec.Entrypoint, argv)
+	case spec.KeepEntrypoint:
+		argv = wrapped(c.image.entrypoint, argv)
+	}
 	made, err := c.api.ContainerCreate(ctx, client.ContainerCreateOptions{
 		Name: c.name,
 		Config: &container.Config{
 			Image: c.image.id, User: spec.User, Labels: c.labels(spec.Image),
-			Entrypoint:  []string{programFile},
-			Cmd:         []string{"steps", "relay", "--temp-dir", c.tempDir},
+			Entrypoint: argv[:1], Cmd: argv[1:],
 			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // it would check the image's own program
 			AttachStdin: true, AttachStdout: true, AttachStderr: true, OpenStdin: true, StdinOnce: true,
 		},
-		HostConfig: host,
+		HostConfig: host, Platform: spec.platform(),
 	})
 	if err != nil {
 		return c.api.failure(ctx, fmt.Sprintf("create container of image %.160q", spec.Image), err)
@@ -246,14 +259,26 @@ func (c *Container) create(ctx context.Context, volume string) error {
 	return nil
 }
 
+// command is the command line of the relay.
+func (c *Container) command() []string {
+	return []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
+}
+
+// wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script, and
+// drops the others.
+func wrapped(entrypoint, argv []string) []string {
+	if n := len(entrypoint); n > 1 && entrypoint[n-1] == "-c" {
+		argv = []string{"exec " + strings.Join(argv, " ")} // of words without blanks
+	}
+	return slices.Concat(entrypoint, argv)
+}
+
 // runDirArchive returns a tar archive of runDir, in which any user of the container may make files.
 func runDirArchive() []byte {
 	var text bytes.Buffer
 	archive := tar.NewWriter(&text)
-	for name, mode := range map[string]int64{home: 0o755, runDir: 0o1777} {
-		// Neither fails: the text is in memory, and the headers are valid.
-		_ = archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name[1:] + "/", Mode: mode})
-	}
+	// Neither fails: the text is in memory, and the headers are valid.
+	_ = writeDirs(archive, map[string]int64{home: 0o755, runDir: 0o1777})
 	_ = archive.Close()
 	return text.Bytes()
 }
@@ -269,28 +294,21 @@ func (c *Container) run(ctx context.Context) error {
 		return c.api.failure(ctx, op, err)
 	}
 	carrier := &attached{stream: stream.HijackedResponse, stderr: c.stderr}
-	c.await()
+	c.await(c.id, container.WaitConditionRemoved)
 	c.started = time.Now()
 	if _, err := c.api.ContainerStart(ctx, c.id, client.ContainerStartOptions{}); err != nil {
 		_ = carrier.Close() // always nil
-		if strings.Contains(err.Error(), programFile+": no such file") {
-			err = fmt.Errorf("%w: %w", errProgramGone, err)
-		}
-		return c.api.failure(ctx, op, err)
+		return c.api.failure(ctx, op, c.missing(err))
 	}
-	c.relay, err = relay.New(ctx, carrier, relay.Config{
-		Stderr: c.stderr.tail.String,
-		Exit: func(ctx context.Context) error {
-			select {
-			case <-c.gone:
-				if c.status != 0 {
-					return &channel.ExitError{Status: c.status}
-				}
-			case <-ctx.Done():
+	err = c.connect(ctx, carrier, func(ctx context.Context) error {
+		select {
+		case <-c.gone:
+			if c.status != 0 {
+				return &channel.ExitError{Status: c.status}
 			}
-			return nil
-		},
-		Leftover: c.wg.Go,
+		case <-ctx.Done():
+		}
+		return nil
 	})
 	if err != nil {
 		return c.Explain(ctx, fmt.Errorf("%s: %w", op, err))
@@ -298,9 +316,25 @@ func (c *Container) run(ctx context.Context) error {
 	return nil
 }
 
-// await lets a goroutine wait for the container's end. It returns when the daemon has heard of that, or cannot.
-func (c *Container) await() {
-	waiting := c.api.ContainerWait(c.life, c.id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
+// missing marks an error that says that the program is no longer at its place.
+func (c *Container) missing(err error) error {
+	if strings.Contains(err.Error(), c.program+": no such file") {
+		return fmt.Errorf("%w: %w", errProgramGone, err)
+	}
+	return err
+}
+
+// connect exchanges hellos with the relay at the other end of carrier. exit waits for its end.
+func (c *Container) connect(ctx context.Context, carrier *attached, exit func(context.Context) error) (err error) {
+	c.relay, err = relay.New(ctx, carrier, relay.Config{
+		Stderr: c.stderr.tail.String, Exit: exit, Leftover: c.wg.Go,
+	})
+	return err
+}
+
+// await lets a goroutine wait for a container's end. It returns when the daemon has heard of that, or cannot.
+func (c *Container) await(id string, end container.WaitCondition) {
+	waiting := c.api.ContainerWait(c.life, id, client.ContainerWaitOptions{Condition: end})
 	c.wg.Go(func() {
 		defer close(c.gone)
 		select {
@@ -318,7 +352,7 @@ func (c *Container) await() {
 // Configure makes the container the place of a Connector's step runner.
 func (c *Container) Configure(cfg *connector.Config) {
 	cfg.Lease, cfg.VM = c, &connector.VM{}
-	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{programFile}, c.tempDir, connector.Relay, nil
+	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{c.program}, c.tempDir, connector.Relay, nil
 }
 
 // Image returns the image's digest: NAME@DIGEST if a registry has it, else the daemon's own.
@@ -326,7 +360,13 @@ func (c *Container) Image() string { return cmp.Or(c.image.digest, c.image.id) }
 
 // labels mark an object of the build, made from an image.
 func (c *Container) labels(image string) map[string]string {
-	return map[string]string{labelBuild: c.cfg.BuildID, labelGroup: c.name, labelImage: image}
+	labels := map[string]string{}
+	for _, text := range c.cfg.Spec.Labels {
+		key, value, _ := strings.Cut(text, "=")
+		labels[key] = value
+	}
+	labels[labelBuild], labels[labelGroup], labels[labelImage] = c.cfg.BuildID, c.name, image
+	return labels
 }
 
 // say writes a line to the build's log.
@@ -393,8 +433,8 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 	}
 }
 
-// Close removes the container, its services and their network, and so ends all that runs there. It waits until the
-// daemon has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
+// Close removes the container, its services and their network, and so ends all that runs there. A container that was
+// there before is left, and only the step runner in it ends. Close waits until the daemon has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
 // later calls wait for the first and return its result. Calls that wait on the relay return an error.
 func (c *Container) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
@@ -402,9 +442,13 @@ func (c *Container) Close(ctx context.Context) error {
 		defer cancel()
 		if c.relay != nil {
 			_ = c.relay.Close() // always nil; the relay's stdin ends, and the container with it
+		}
+		if c.entered != "" {
+			c.closeErr = c.leave(ctx)
+		} else if c.relay != nil {
 			c.awaitEnd(ctx)
 		}
-		c.closeErr = errors.Join(c.remove(ctx, c.id), c.removeServices(ctx))
+		c.closeErr = errors.Join(c.closeErr, c.remove(ctx, c.id), c.removeServices(ctx))
 		c.endLife()
 		c.wg.Wait()
 		_ = c.api.Close() // always nil
@@ -443,7 +487,7 @@ func (c *Container) remove(ctx context.Context, id string) error {
 	return c.api.failure(ctx, fmt.Sprintf("remove container %.12s", id), err)
 }
 
-// Removed reports whether the container was seen removed.
+// Removed reports whether the container was seen removed, or stopped if it was there before.
 func (c *Container) Removed() bool {
 	select {
 	case <-c.gone:

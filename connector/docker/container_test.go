@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -104,20 +105,47 @@ func TestContainersOfAllKindsRunAScript(t *testing.T) {
 		"read-only root": {
 			docker.Spec{ReadOnly: true}, "touch /x 2>/dev/null || echo refused; touch f && ls", "refused\nf\n",
 		},
-		"both":   {docker.Spec{ReadOnly: true, User: "1000"}, "id -u; touch f && ls", "1000\nf\n"},
-		"memory": {docker.Spec{Memory: 64 << 20}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n"},
-		"pids":   {docker.Spec{Pids: 200}, limit("pids/pids.max", "pids.max"), "200\n"},
-		"tmpfs":  {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
-		"hosts":  {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
+		"both":     {docker.Spec{ReadOnly: true, User: "1000"}, "id -u; touch f && ls", "1000\nf\n"},
+		"memory":   {docker.Spec{Memory: 64 << 20}, limit("memory/memory.limit_in_bytes", "memory.max"), "67108864\n"},
+		"pids":     {docker.Spec{Pids: 200}, limit("pids/pids.max", "pids.max"), "200\n"},
+		"tmpfs":    {docker.Spec{Tmpfs: []string{"/fast:size=1m"}}, "df -k /fast | tail -1 | awk '{print $2}'", "1024\n"},
+		"platform": {docker.Spec{Platform: "linux/" + runtime.GOARCH}, "echo runs", "runs\n"},
+		"another entrypoint": {
+			docker.Spec{Entrypoint: []string{"/bin/busybox", "env", "BY=env"}}, "echo $BY", "env\n",
+		},
+		"an entrypoint with a shell": {
+			docker.Spec{Entrypoint: []string{"/bin/sh", "-c"}}, "echo runs", "runs\n",
+		},
+		"hosts": {docker.Spec{Hosts: []string{"db:10.0.0.9"}}, "grep db /etc/hosts", "10.0.0.9\tdb\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, d)
 			cfg.Spec = test.spec
 			cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "none"
+			cfg.Spec.Labels = []string{"team=a"}
 			out, result := run(t, start(t, cfg), test.script)
 			require.Equal(t, test.want, out, "%+v", result)
 		})
 	}
+}
+
+// The image's own entrypoint may prepare the container. It becomes the step runner.
+func TestAnEntrypointThatIsKeptRunsFirst(t *testing.T) {
+	d := dockertest.Start(t)
+	d.Load(t, "prepared:1", `ENTRYPOINT ["/bin/sh","-c","echo prepared >/tmp/by; exec \"$@\"","sh"]`)
+	cfg := config(t, d)
+	cfg.Spec.Image, cfg.Spec.KeepEntrypoint = "prepared:1", true
+	out, _ := run(t, start(t, cfg), "cat /tmp/by")
+	require.Equal(t, "prepared\n", out)
+}
+
+func TestAnImageForAnotherPlatformIsRefused(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	cfg.Spec.Platform, cfg.Spec.Pull = "linux/riscv64", docker.PullNever
+	_, err := docker.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, "and not for linux/riscv64: use an image for that")
+	require.Empty(t, d.Containers(t))
 }
 
 func TestAnImageWithNothingInItRunsACommand(t *testing.T) {

@@ -23,8 +23,8 @@ type Daemon struct {
 	reaped flight.Flight[struct{}]
 
 	mu       sync.Mutex                          // guards the following
-	programs map[string]*flight.Flight[struct{}] // by the SHA-256 of the program; see volume.go
-	pulls    map[string]*flight.Flight[struct{}] // by the image's name
+	programs map[string]*flight.Flight[struct{}] // by SHA-256 of the program, or container and it
+	pulls    map[string]*flight.Flight[struct{}] // by platform and name of the image
 }
 
 // facts describe a daemon.

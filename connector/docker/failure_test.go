@@ -3,6 +3,7 @@ package docker_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -101,26 +103,41 @@ func TestAStepThatNeedsTooMuchMemoryFails(t *testing.T) {
 	require.Contains(t, log.String(), "a process was killed: the container ran out of memory (its limit is 64MiB)\n")
 }
 
-func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
-	d := dockertest.Start(t)
-	cfg := config(t, d)
+// recordConns returns a function that closes all connections to the daemon, as the kernel does for a manager that was
+// killed.
+func recordConns(cfg *docker.Config) (hangUp func()) {
+	dial := cfg.Dial
+	var mu sync.Mutex
 	var conns []net.Conn
 	cfg.Dial = func(ctx context.Context) (net.Conn, error) {
-		conn, err := d.Dial(ctx)
+		conn, err := dial(ctx)
+		mu.Lock()
+		defer mu.Unlock()
 		if err == nil {
 			conns = append(conns, conn)
 		}
 		return conn, err
 	}
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, conn := range conns {
+			_ = conn.Close()
+		}
+	}
+}
+
+func TestAManagerThatHangsUpLeavesNoContainer(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	hangUp := recordConns(&cfg)
 	c := start(t, cfg)
 	found, err := d.Client.ContainerList(t.Context(), client.ContainerListOptions{})
 	require.NoError(t, err)
 	require.Len(t, found.Items, 1)
 	waiting := d.Client.ContainerWait(t.Context(), found.Items[0].ID,
 		client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
-	for _, conn := range conns { // as the kernel does for a manager that was killed
-		_ = conn.Close()
-	}
+	hangUp()
 	select {
 	case <-waiting.Result:
 	case err := <-waiting.Error:
@@ -206,7 +223,7 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 		require.Empty(t, d.Containers(t))
 	}
 	cfg.Spec.Image = "mainframe:1"
-	refused(`image "mainframe:1" is for linux/s390x, and the Docker daemon's machine is linux/`)
+	refused(`image "mainframe:1" is for linux/s390x, and not for linux/`)
 	cfg.Spec.Image, cfg.Spec.Pull = "missing:1", docker.PullNever
 	refused(`the Docker daemon does not have image "missing:1", and --pull never forbids to pull it`)
 	cfg.Spec.Image, cfg.Spec.Network = dockertest.Image, "no-such-network"
@@ -217,12 +234,20 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 	refused("needs shared libraries, which the image may not have; use one of make build")
 }
 
-// dynamic returns a stepmux that needs shared libraries, as a plain `go build` makes where cgo works.
+// dynamic returns a program that says it is a stepmux and needs shared libraries, as a plain `go build` makes where cgo
+// works. It does nothing: the packages of stepmux would all be compiled for this.
 func dynamic(t *testing.T) *program.Binary {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "stepmux")
-	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -linkmode=external", "-o", file,
-		"../../cmd/stepmux-vm")
+	dir, err := filepath.Abs("../../cmd/stepmux-vm")
+	require.NoError(t, err)
+	in := t.TempDir()
+	source, overlay, file := filepath.Join(in, "main.go"), filepath.Join(in, "overlay"), filepath.Join(in, "stepmux")
+	require.NoError(t, os.WriteFile(source, []byte("package main\n\nfunc main() {}\n"), 0o600))
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(dir, "main.go"): source}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(overlay, replace, 0o600))
+	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -linkmode=external", "-overlay", overlay,
+		"-o", file, dir)
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/moby/moby/api/pkg/authconfig"
+	"github.com/moby/moby/api/types/image"
 	"github.com/moby/moby/api/types/registry"
 	"github.com/moby/moby/client"
 )
@@ -23,8 +24,10 @@ type picture struct {
 	digest   string // of its manifest, as NAME@DIGEST; empty for an image that came from no registry
 	platform string // os/arch as Go names them
 	user     string
-	ports    []string // that it exposes, as NUMBER/PROTOCOL
-	checked  bool     // it has a health check
+	// entrypoint is what the image runs, with its command as arguments.
+	entrypoint []string
+	ports      []string // that it exposes, as NUMBER/PROTOCOL
+	checked    bool     // it has a health check
 }
 
 // findImage returns an image, pulled as the Spec's policy says.
@@ -38,8 +41,10 @@ func (c *Container) findImage(ctx context.Context, image string) (picture, error
 	}
 	found, err := c.inspectImage(ctx, image)
 	switch {
-	case !cerrdefs.IsNotFound(err):
-		return found, err
+	case err == nil && (policy == PullNever || c.cfg.Spec.Platform == "" || isOf(c.cfg.Spec.Platform, found.platform)):
+		return found, nil
+	case err != nil && !cerrdefs.IsNotFound(err):
+		return picture{}, err
 	case policy == PullNever:
 		return picture{}, fmt.Errorf("the Docker daemon does not have image %.160q, and --pull never forbids to pull it",
 			image)
@@ -59,11 +64,7 @@ func (c *Container) inspectImage(ctx context.Context, image string) (picture, er
 	if err != nil {
 		return picture{}, c.api.failure(ctx, fmt.Sprintf("look at image %.160q", image), err)
 	}
-	p := picture{id: told.ID, platform: told.Os + "/" + told.Architecture}
-	if told.Config != nil {
-		p.user, p.checked = told.Config.User, told.Config.Healthcheck != nil
-		p.ports = slices.Sorted(maps.Keys(told.Config.ExposedPorts))
-	}
+	p := pictureOf(&told.InspectResponse)
 	for _, digest := range told.RepoDigests {
 		if of, err := name.NewDigest(digest); err == nil && of.Context() == ref.Context() {
 			p.digest = digest
@@ -72,10 +73,23 @@ func (c *Container) inspectImage(ctx context.Context, image string) (picture, er
 	return p, nil
 }
 
+// isOf reports whether an image of that platform is one of the platform want, which may have a variant.
+func isOf(want, platform string) bool { return strings.HasPrefix(want+"/", platform+"/") }
+
+// pictureOf returns an image as the daemon describes it, but for its digest.
+func pictureOf(told *image.InspectResponse) picture {
+	p := picture{id: told.ID, platform: told.Os + "/" + told.Architecture}
+	if told.Config != nil {
+		p.user, p.entrypoint, p.checked = told.Config.User, told.Config.Entrypoint, told.Config.Healthcheck != nil
+		p.ports = slices.Sorted(maps.Keys(told.Config.ExposedPorts))
+	}
+	return p
+}
+
 // pull pulls an image. Builds that want it at the same time share one pull.
 func (c *Container) pull(ctx context.Context, image string) error {
 	d := c.cfg.Daemon
-	_, err := sharedFlight(d, &d.pulls, image).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+	_, err := sharedFlight(d, &d.pulls, c.cfg.Spec.Platform+" "+image).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
 		return struct{}{}, 0, c.pullNow(ctx, image)
 	})
 	return err
@@ -88,7 +102,11 @@ func (c *Container) pullNow(ctx context.Context, image string) error {
 		return fmt.Errorf("%s: %w", op, err)
 	}
 	c.say("pulling image %.160s", image)
-	progress, err := c.api.ImagePull(ctx, image, client.ImagePullOptions{RegistryAuth: auth})
+	options := client.ImagePullOptions{RegistryAuth: auth}
+	if p := c.cfg.Spec.platform(); p != nil {
+		options.Platforms = append(options.Platforms, *p)
+	}
+	progress, err := c.api.ImagePull(ctx, image, options)
 	if err == nil {
 		err = progress.Wait(ctx) // also an error that comes after an answer of 200
 	}

@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"net"
 	"path"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Pull says when an image is pulled.
@@ -22,12 +25,28 @@ const (
 	PullNever        Pull = "never"
 )
 
-// Spec describes the container of a build. Only Image is required.
+var pulls = []Pull{PullIfNotPresent, PullAlways, PullNever}
+
+// Spec describes the container of a build. Only Image or Container is required.
 type Spec struct {
+	// Container is the name or ID of a container that runs already, in place of Image: the build is one more process in
+	// it, and leaves it as it was but for the step runner's program. Of the other fields only User may be set then.
+	Container string
 	// Image is the image's name, as for `docker run`.
 	Image string
 	// Pull says when the image is pulled. If empty, PullIfNotPresent.
 	Pull Pull
+	// Platform is the one of the image to use, as OS/ARCH or OS/ARCH/VARIANT. If empty, the daemon's. The daemon's machine
+	// must run its programs.
+	Platform string
+	// KeepEntrypoint runs the image's entrypoint. It gets the command of the step runner as its arguments, and must become
+	// that.
+	KeepEntrypoint bool
+	// Entrypoint is run as with KeepEntrypoint, in place of the image's. If empty and without KeepEntrypoint, the step
+	// runner is the first process.
+	Entrypoint []string
+	// Labels are set on the containers, volumes and networks of the build, as KEY=VALUE.
+	Labels []string
 	// User runs the steps: a name or number, and maybe a group after a colon. If empty, the image says.
 	User string
 	// Memory is the limit in bytes, without swap. If zero, there is no limit.
@@ -55,22 +74,36 @@ type Spec struct {
 
 // Check returns an error for a Spec that no daemon would take, and for one that gives a build more than it says.
 func (s *Spec) Check() error {
+	if s.Container != "" {
+		only := Spec{Container: s.Container, User: s.User}
+		if !reflect.DeepEqual(*s, only) {
+			return errors.New("a container that is there already takes only a user: it has its image, limits and network")
+		}
+		return checkText(s.Container, s.User)
+	}
 	if _, err := parseImage(s.Image); err != nil {
 		return err
+	}
+	if s.Platform != "" && !platformPattern.MatchString(s.Platform) {
+		return fmt.Errorf("platform %.80q: want OS/ARCH, such as linux/arm64", s.Platform)
+	}
+	for _, text := range s.Labels {
+		if key, _, _ := strings.Cut(text, "="); key == "" || strings.HasPrefix(key, labelPrefix) {
+			return fmt.Errorf("label %.160q: want KEY=VALUE, and no key of stepmux itself (%s)", text, labelPrefix)
+		}
 	}
 	if err := s.checkServices(); err != nil {
 		return err
 	}
-	if !slices.Contains([]Pull{"", PullIfNotPresent, PullAlways, PullNever}, s.Pull) {
+	if s.Pull != "" && !slices.Contains(pulls, s.Pull) {
 		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
 	}
 	if min(s.Memory, s.NanoCPUs, s.Pids) < 0 {
 		return errors.New("a limit of the container is negative")
 	}
-	for _, text := range slices.Concat([]string{s.User, s.Network}, s.Tmpfs, s.Volumes, s.Hosts) {
-		if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-			return fmt.Errorf("container option %.160q has a control character in it", text)
-		}
+	err := checkText(slices.Concat([]string{s.User, s.Network}, s.Tmpfs, s.Volumes, s.Hosts, s.Labels)...)
+	if err != nil {
+		return err
 	}
 	for _, text := range s.Tmpfs {
 		at, _, _ := strings.Cut(text, ":")
@@ -98,6 +131,28 @@ func (s *Spec) Check() error {
 		}
 	}
 	return nil
+}
+
+// checkText returns an error for an option with a control character.
+func checkText(options ...string) error {
+	for _, text := range options {
+		if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			return fmt.Errorf("container option %.160q has a control character in it", text)
+		}
+	}
+	return nil
+}
+
+// platformPattern matches a platform as Docker writes it.
+var platformPattern = regexp.MustCompile(`^linux/[a-z0-9]+(/[a-z0-9]+)?$`)
+
+// platform returns the Platform for the API, nil for the daemon's own.
+func (s *Spec) platform() *ocispec.Platform {
+	if s.Platform == "" {
+		return nil
+	}
+	parts := append(strings.Split(s.Platform, "/"), "")
+	return &ocispec.Platform{OS: parts[0], Architecture: parts[1], Variant: parts[2]}
 }
 
 // checkMountPoint returns an error for a path at which nothing of the build's may be mounted.

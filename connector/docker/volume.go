@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"slices"
+	"strings"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -113,43 +115,66 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 		return c.api.failure(ctx, op, err)
 	}
 	defer func() { err = errors.Join(err, c.remove(context.WithoutCancel(ctx), made.ID)) }()
-	mark := client.ContainerStatPathOptions{Path: programDir + "/" + completeMark}
-	if _, err := c.api.ContainerStatPath(ctx, made.ID, mark); err == nil {
+	return c.put(ctx, made.ID, bin, programDir, false)
+}
+
+// put puts the program into dir in a container, unless it is there. If whole, it makes dir and the directory of sockets,
+// too.
+func (c *Container) put(ctx context.Context, id string, bin *program.Binary, dir string, whole bool) error {
+	const op = "put stepmux on the Docker daemon"
+	mark := client.ContainerStatPathOptions{Path: dir + "/" + completeMark}
+	if _, err := c.api.ContainerStatPath(ctx, id, mark); err == nil {
 		return nil
 	} else if !cerrdefs.IsNotFound(err) {
 		return c.api.failure(ctx, op, err)
 	}
-	began := time.Now()
-	archive := archiveOf(bin)
-	_, err = c.api.CopyToContainer(ctx, made.ID, client.CopyToContainerOptions{
-		DestinationPath: programDir, Content: archive,
-	})
+	began, at, dirs := time.Now(), dir, map[string]int64(nil)
+	if whole {
+		at, dirs = "/", map[string]int64{home: 0o755, runDir: 0o1777, dir: 0o755}
+	}
+	archive := archiveOf(bin, strings.TrimPrefix(dir, at), dirs)
+	_, err := c.api.CopyToContainer(ctx, id, client.CopyToContainerOptions{DestinationPath: at, Content: archive})
 	_ = archive.Close() // it ends the goroutine that writes it
 	if err != nil {
 		return c.api.failure(ctx, op, err)
 	}
-	c.cfg.Logger.Info("stepmux put on the Docker daemon", "volume", volume, "took", time.Since(began))
+	c.cfg.Logger.Info("stepmux put on the Docker daemon", "container", id, "in", dir, "took", time.Since(began))
 	return nil
 }
 
-// archiveOf returns a tar archive of a program and its mark. Closing it ends the goroutine that makes it.
-func archiveOf(bin *program.Binary) *io.PipeReader {
+// archiveOf returns a tar archive of directories, of a program in the directory under, and of its mark. Closing it ends
+// the goroutine that makes it.
+func archiveOf(bin *program.Binary, under string, dirs map[string]int64) *io.PipeReader {
 	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(writeArchive(w, bin)) }() // always nil
+	go func() { _ = w.CloseWithError(writeArchive(w, bin, under, dirs)) }() // always nil
 	return r
 }
 
-func writeArchive(w io.Writer, bin *program.Binary) error {
+func writeArchive(w io.Writer, bin *program.Binary, under string, dirs map[string]int64) error {
 	archive := tar.NewWriter(w)
+	if err := writeDirs(archive, dirs); err != nil {
+		return err
+	}
 	for name, file := range bin.Files() {
-		if err := writeProgram(archive, name, file); err != nil {
+		if err := writeProgram(archive, path.Join(under, name), file); err != nil {
 			return err
 		}
 	}
-	if err := archive.WriteHeader(&tar.Header{Name: completeMark, Mode: 0o444}); err != nil {
+	if err := archive.WriteHeader(&tar.Header{Name: path.Join(under, completeMark), Mode: 0o444}); err != nil {
 		return err
 	}
 	return archive.Close()
+}
+
+// writeDirs writes directories, given as absolute paths with their permissions, parents first.
+func writeDirs(archive *tar.Writer, dirs map[string]int64) error {
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: dirs[dir]})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func writeProgram(archive *tar.Writer, name string, bin *program.Binary) error {

@@ -137,7 +137,7 @@ func (s *Store) newRunner(spec Spec, j *record) *engine.Runner {
 	}
 	if t := spec.Trace; t != nil {
 		j.output.recorder = recording.New(cfg, recording.Config{
-			Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version,
+			Source: t.Source, Text: t.Text, Steps: t.Steps, Salt: t.Salt, Version: s.cfg.Version, Image: t.Image,
 			Room: func(size int64) error { return j.traceFile.Reserve(size) },
 		})
 		cfg.Events = j.output.recorder

@@ -17,8 +17,9 @@ const TraceRoom = 64 << 10
 
 // TraceSpec asks for a trace of a job. The trace is written when the job has ended, also when it has failed.
 type TraceSpec struct {
-	// Source, Text, Steps and Salt are those of [recording.Config].
+	// Source, Text, Steps, Salt and Image are those of [recording.Config].
 	Source trace.Source
+	Image  string
 	Text   []byte
 	Steps  string
 	Salt   *mask.Salt

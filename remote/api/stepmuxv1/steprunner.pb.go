@@ -440,7 +440,9 @@ type RunRequest struct {
 	// warning), refuse or allow. Empty: drop. A runner that was started with a policy of its own keeps to that.
 	UnsafeExports string `protobuf:"bytes,29,opt,name=unsafe_exports,json=unsafeExports,proto3" json:"unsafe_exports,omitempty"`
 	// steps_file is the name that messages give steps_yaml, before a line and a column. Empty: steps_yaml.
-	StepsFile     string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
+	StepsFile string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
+	// image is the image of the container in which the runner is, by its digest, for the trace. Empty: none, or not known.
+	Image         string `protobuf:"bytes,31,opt,name=image,proto3" json:"image,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -569,6 +571,13 @@ func (x *RunRequest) GetUnsafeExports() string {
 func (x *RunRequest) GetStepsFile() string {
 	if x != nil {
 		return x.StepsFile
+	}
+	return ""
+}
+
+func (x *RunRequest) GetImage() string {
+	if x != nil {
+		return x.Image
 	}
 	return ""
 }
@@ -1596,7 +1605,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\f\n" +
 	"\n" +
 	"EndRequest\"\r\n" +
-	"\vEndResponse\"\xfb\x04\n" +
+	"\vEndResponse\"\x91\x05\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1614,7 +1623,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\bpass_env\x18\x1c \x03(\tR\apassEnv\x12%\n" +
 	"\x0eunsafe_exports\x18\x1d \x01(\tR\runsafeExports\x12\x1d\n" +
 	"\n" +
-	"steps_file\x18\x1e \x01(\tR\tstepsFile\x1a6\n" +
+	"steps_file\x18\x1e \x01(\tR\tstepsFile\x12\x14\n" +
+	"\x05image\x18\x1f \x01(\tR\x05image\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +

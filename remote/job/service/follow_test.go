@@ -275,7 +275,9 @@ func TestClientThatKeepsUpGetsMoreThanTheLimit(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, total, piece.GetOffset())
 		for i, c := range piece.GetStream() {
-			require.EqualValues(t, '1'+(total+i)/500000, c)
+			if want := byte('1' + (total+i)/500000); c != want { // millions of calls of require take seconds
+				require.Equal(t, want, c)
+			}
 		}
 		if total += len(piece.GetStream()); total%500000 == 0 {
 			require.NoError(t, os.WriteFile(filepath.Join(going, strconv.Itoa(total/500000)), nil, 0o600))

@@ -114,7 +114,7 @@ func TestManagersLogHasTheWarningsOfAJob(t *testing.T) {
 
 func TestManyNewerKeysAreFewWarnings(t *testing.T) {
 	h := newHarness(t)
-	h.runManaged(managed("1", strings.Repeat("- {script: 'true', retry: 2}\n", 500)))
+	h.runManaged(managed("1", strings.Repeat("- {script: 'true', retry: 2}\n", 60)))
 	log := h.logs(h.manager, "1", 0, "")
 	require.Equal(t, 20, strings.Count(log, `unknown key "retry"`))
 	require.Contains(t, log, "there are more unknown keys, which are ignored")

@@ -31,7 +31,7 @@ const (
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
 	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Config: engine.Config{Env: req.GetEnv()}}
-	err := check(&spec, map[string]string{"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile()})
+	err := check(&spec, map[string]string{"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile(), "image": req.GetImage()})
 	if err != nil {
 		return spec, err
 	}
@@ -78,7 +78,7 @@ func traceOf(req *pb.RunRequest) (*job.TraceSpec, error) {
 	sum := sha256.Sum256(text)
 	return &job.TraceSpec{
 		Source: trace.Source{Kind: trace.FromGRPC, Digest: trace.Digest{trace.SHA256: hex.EncodeToString(sum[:])}},
-		Text:   text, Steps: req.GetStepsYaml(),
+		Text:   text, Steps: req.GetStepsYaml(), Image: req.GetImage(),
 	}, nil
 }
 

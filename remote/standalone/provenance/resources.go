@@ -44,9 +44,16 @@ func walk(steps []trace.Step, names []string, visit func(s *trace.Step, names []
 	}
 }
 
-// dependencies are the components and the programs of the job's steps, each once.
+// dependencies are the image of the job, and the components and the programs of its steps, each once.
 func dependencies(id *trace.Identity) []*intoto.ResourceDescriptor {
 	list := []*intoto.ResourceDescriptor{}
+	if name, digest, ok := strings.Cut(id.Runtime.Image, trace.SHA256+":"); ok && isDigest(trace.SHA256, digest) {
+		uri := "" // of an image that came from no registry
+		if name != "" {
+			uri = "docker://" + id.Runtime.Image
+		}
+		list = append(list, descriptor(cmp.Or(strings.TrimSuffix(name, "@"), "image"), uri, digest))
+	}
 	walk(id.Steps, nil, func(s *trace.Step, _ []string) { list = append(list, materials(s)...) })
 	return distinct(list)
 }

@@ -43,6 +43,10 @@ func changedRuntime(id *trace.Identity, own trace.Runtime, paths *recording.Path
 		reasons = append(reasons,
 			fmt.Sprintf("the trace was made on %s/%s, and this is %s/%s", graphic(was.OS), graphic(was.Arch), own.OS, own.Arch))
 	}
+	if was.Image != own.Image { // a replay runs in no container of ours
+		reasons = append(reasons, fmt.Sprintf("the trace was made in a container of image %s, and this is none",
+			graphic(was.Image)))
+	}
 	if is, then := own.Runner.Digest[trace.SHA256], was.Runner.Digest[trace.SHA256]; is != then {
 		reasons = append(reasons, fmt.Sprintf("stepmux: its digest was %s (version %s) and is %s (version %s)",
 			shown(then), graphic(was.Runner.Version), shown(is), own.Runner.Version))

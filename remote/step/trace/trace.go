@@ -139,6 +139,9 @@ type Variable struct {
 type Runtime struct {
 	OS   string `json:"os"`
 	Arch string `json:"arch"`
+	// Image is the image of the container in which the job ran, by its digest: NAME@sha256:... if it came from a registry,
+	// else sha256:... Empty if the job ran in no container, or nobody told.
+	Image string `json:"image,omitempty"`
 	// Runner is the program that ran the job.
 	Runner struct {
 		Version string `json:"version"`

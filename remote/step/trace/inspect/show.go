@@ -42,6 +42,9 @@ func (s *shower) job(t *trace.Trace) {
 	s.line(1, "id       %s", one(t.ID))
 	source := strings.Fields(id.Job.Source.Kind + " " + id.Job.Source.JobName + " " + digests(id.Job.Source.Digest))
 	s.line(1, "source   %s", one(strings.Join(source, " ")))
+	if id.Runtime.Image != "" {
+		s.line(1, "image    %s", one(id.Runtime.Image))
+	}
 	s.line(1, "runner   stepmux %s on %s/%s %s", one(id.Runtime.Runner.Version), one(id.Runtime.OS), one(id.Runtime.Arch),
 		one(digests(id.Runtime.Runner.Digest)))
 	vars := mask.Texts{}

@@ -31,6 +31,8 @@ type Config struct {
 	Steps string
 	// Version is that of this program.
 	Version string
+	// Image is that of [trace.Runtime].
+	Image string
 	// Salt is for the HMACs of masked values. If nil, a new one.
 	Salt *mask.Salt
 	// Room is told the largest size the trace may reach, in bytes, each time that grows. If it returns an error,

@@ -59,6 +59,7 @@ func (t *tracer) trace(res engine.Result, started, ended time.Time) *trace.Trace
 	id := &t.t.Identity
 	id.Job = t.jobOf()
 	id.Runtime = Runtime(t.cfg.Version)
+	id.Runtime.Image = t.cfg.Image
 	id.Status, id.Reason = res.Status.String(), reasonOf(res)
 	id.ExitCode = trace.ExitCode(id.Status, res.ExitCode)
 	id.Outputs, id.Exports = t.values(res.Outputs), t.values(res.Exports)

@@ -1,0 +1,130 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+// The route exec: the build runs in a container that is there already. One exec starts the relay there, and its streams
+// carry all bridges, as those of a container's main process do. The daemon ends the exec's stdin when our connection
+// ends, so that the relay ends. It does not kill an exec, and has no call that waits for its end.
+
+// execPoll is how often we ask whether an exec has ended.
+const execPoll = 20 * time.Millisecond
+
+// enter starts the relay in the container of the Spec, which it leaves running at the end.
+func (c *Container) enter(ctx context.Context, daemon facts) error {
+	name := c.cfg.Spec.Container
+	op := fmt.Sprintf("run in container %.160q", name)
+	told, err := c.api.ContainerInspect(ctx, name, client.ContainerInspectOptions{})
+	if err != nil {
+		return c.api.failure(ctx, op, err)
+	}
+	one := told.Container
+	if one.State == nil || !one.State.Running || one.State.Paused {
+		return fmt.Errorf("%s: it does not run", op)
+	}
+	c.entered = one.ID
+	if image, err := c.api.ImageInspect(ctx, one.Image); err == nil {
+		c.image = pictureOf(&image.InspectResponse)
+	} else { // it was removed while the container runs
+		c.image = picture{id: one.Image, platform: daemon.platform}
+	}
+	c.say("container %.160s has image %.160s, %s", strings.TrimPrefix(one.Name, "/"), one.Config.Image, c.Image())
+	bin, err := c.programFor(c.image.platform)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
+		fmt.Errorf("the step runner was not ready within %v", c.cfg.ReadyTimeout))
+	defer cancel()
+	if err := c.bring(ctx, bin); err != nil {
+		return err
+	}
+	made, err := c.api.ExecCreate(ctx, c.entered, client.ExecCreateOptions{
+		Cmd: c.command(), User: c.cfg.Spec.User, AttachStdin: true, AttachStdout: true, AttachStderr: true,
+	})
+	if err != nil {
+		return c.api.failure(ctx, op, err)
+	}
+	c.await(c.entered, container.WaitConditionNotRunning)
+	stream, err := c.api.ExecAttach(ctx, made.ID, client.ExecAttachOptions{})
+	if err != nil {
+		return c.api.failure(ctx, op, c.missing(err))
+	}
+	c.exec, c.started = made.ID, time.Now()
+	err = c.connect(ctx, &attached{stream: stream.HijackedResponse, stderr: c.stderr}, c.execExit)
+	exit := (*channel.ExitError)(nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &exit) && (exit.Status == notFound || exit.Status == notExecutable):
+		return fmt.Errorf("%s: %w: %w", op, errProgramGone, err)
+	default:
+		return fmt.Errorf("%s: %w", op, err)
+	}
+}
+
+// The exit statuses of an exec whose program is missing or cannot be run.
+const notExecutable, notFound = 126, 127
+
+// bring puts the program into the container, where it stays for later builds.
+func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
+	sum, err := checksum(bin)
+	if err != nil {
+		return err
+	}
+	dir := home + "/" + sum[:16]
+	c.program, c.tempDir = dir+"/stepmux", runDir
+	d := c.cfg.Daemon
+	_, err = sharedFlight(d, &d.programs, c.entered+sum).Do(ctx,
+		func(ctx context.Context) (struct{}, time.Duration, error) {
+			return struct{}{}, forever, c.put(ctx, c.entered, bin, dir, true)
+		})
+	return err
+}
+
+// execExit waits until the exec has ended, and returns an error for a bad end.
+func (c *Container) execExit(ctx context.Context) error {
+	tick := time.NewTicker(execPoll)
+	defer tick.Stop()
+	for {
+		told, err := c.api.ExecInspect(ctx, c.exec, client.ExecInspectOptions{})
+		switch {
+		case err != nil:
+			return c.api.failure(ctx, "look whether the step runner has ended", err)
+		case !told.Running && told.ExitCode != 0:
+			return &channel.ExitError{Status: told.ExitCode}
+		case !told.Running:
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-c.gone: // with all its processes
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// leave waits until the exec has ended, after its stdin.
+func (c *Container) leave(ctx context.Context) error {
+	if c.exec == "" {
+		return nil
+	}
+	exit := (*channel.ExitError)(nil)
+	if err := c.execExit(ctx); err != nil && !errors.As(err, &exit) && !c.Removed() {
+		return fmt.Errorf("the step runner in container %.12s: %w", c.entered, err)
+	}
+	return nil
+}

@@ -1,0 +1,75 @@
+package docker_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector/docker"
+)
+
+func TestTheImageAndTheServicesOfAJobAreTakenOutOfIt(t *testing.T) {
+	for name, test := range map[string]struct {
+		text, rest string
+		want       *docker.Spec
+	}{
+		"none": {"run: [{script: echo image}]\n", "run: [{script: echo image}]\n", nil},
+		"a name": {
+			"# first\nimage: busybox:1 # why\nrun:\n  - script: echo\n", "# first\n\nrun:\n  - script: echo\n",
+			&docker.Spec{Image: "busybox:1"},
+		},
+		"last, without a newline": {"run: []\nimage: busybox:1", "run: []\n", &docker.Spec{Image: "busybox:1"}},
+		"after a spec": {
+			"spec: {}\n---\nimage: a\nrun: []\n", "spec: {}\n---\n\nrun: []\n", &docker.Spec{Image: "a"},
+		},
+		"all": {
+			`image:
+  name: &db postgres:17
+  entrypoint: [""]
+  pull_policy: [always]
+  docker: {user: "1000", platform: linux/arm64}
+services:
+  - *db
+  - name: redis:7
+    alias: cache
+    command: [redis-server, --save]
+    variables: {A: b, N: 1}
+run: []
+`, "\n\n\n\n\n\n\n\n\n\n\nrun: []\n",
+			&docker.Spec{
+				Image: "postgres:17", Pull: docker.PullAlways, User: "1000", Platform: "linux/arm64",
+				Services: []docker.Service{
+					{Image: "postgres:17"},
+					{
+						Image: "redis:7", Alias: "cache", Command: []string{"redis-server", "--save"},
+						Env: []string{"A=b", "N=1"},
+					},
+				},
+			},
+		},
+		"no YAML": {"image: [", "image: [", nil},
+		"a list":  {"- script: echo image\n", "- script: echo image\n", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rest, spec, err := docker.FromJob("job.yml", []byte(test.text))
+			require.NoError(t, err)
+			require.Equal(t, test.rest, string(rest))
+			require.Equal(t, test.want, spec)
+		})
+	}
+}
+
+func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
+	for text, want := range map[string]string{
+		"image: ''\n":                         "job.yml:1:8: the image has no name",
+		"image:\n  named: a\n":                `job.yml:2:3: unknown key "named" of image; it has docker, entrypoint, name, pull`,
+		"image: [a]\n":                        "job.yml:1:8: image must be a text",
+		"image: a\nservices: b\n":             "job.yml:2:11: services must be a list of images",
+		"services: [{alias: a}]\n":            "job.yml:1:12: a service has no image",
+		"image: {name: a, pull_policy: no}\n": `job.yml:1:31: pull_policy "no": use one of`,
+		"{image: a, run: []}\n":               "job.yml:1:2: image: write each key of the job on a line of its own",
+	} {
+		_, _, err := docker.FromJob("job.yml", []byte(text))
+		require.ErrorContains(t, err, want, text)
+	}
+}
