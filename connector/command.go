@@ -25,7 +25,7 @@ const isolationFlag = "--isolation"
 const buildUserFlag = "--build-user"
 
 // serveArgv starts the build's step runner, which reads its secret from stdin. An older one does not know the flags for
-// a level and a user, so they are not sent for auto and for the login's.
+// a level, a user and limits, so they are not sent for auto, for the login's and for none.
 func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	argv := slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
 	if level, _ := ParseIsolation(cfg.Isolation); level != wire.IsolationAuto {
@@ -34,7 +34,7 @@ func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	if cfg.BuildUser != "" {
 		argv = append(argv, buildUserFlag, cfg.BuildUser)
 	}
-	return argv
+	return append(argv, cfg.Limits.Args()...)
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

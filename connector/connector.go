@@ -13,6 +13,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/internal/hooks"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -78,6 +79,8 @@ type Config struct {
 	// BuildUser is the user as whom a login of root runs the build: the name of a user of the VM, or a range of ids,
 	// FIRST-LAST, of which each build has one of its own. If empty, the login.
 	BuildUser string
+	// Limits are what all processes of the build may use together. They are had, or the build fails.
+	Limits limits.Build
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.
 	Log io.Writer
@@ -126,6 +129,7 @@ type Connector struct {
 	lease     Lease         // Config.Lease, or that of a later link
 	left      []string      // see Left
 	isolation program.Isolation
+	usage     program.Usage
 
 	closing   chan struct{} // closed when Close begins
 	closeOnce sync.Once

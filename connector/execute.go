@@ -213,6 +213,9 @@ func (b *build) execute(
 	result, traceErr, err = e.follow(ctx, calls, end)
 	if e.last != nil {
 		b.c.isolated(isolationOf(e.last))
+		b.c.mu.Lock()
+		b.c.usage = usageOf(e.last)
+		b.c.mu.Unlock()
 	}
 	return result, traceErr, err
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
@@ -22,7 +23,8 @@ func CheckBuildUser(spec string) error {
 	return err
 }
 
-// isolates returns an error if the program cannot have the isolation that was asked for by name, or the build user.
+// isolates returns an error if the program cannot have the limits, the build user, or the isolation that was asked for
+// by name.
 func (cfg *Config) isolates(p *program.Program) error {
 	if p.Kind == program.StepRunner && cfg.BuildUser != "" {
 		return &ServeError{
@@ -31,6 +33,11 @@ func (cfg *Config) isolates(p *program.Program) error {
 		}
 	}
 	level, _ := ParseIsolation(cfg.Isolation) // New has checked it
+	if p.Kind == program.StepRunner && cfg.Limits != (limits.Build{}) {
+		return &ServeError{
+			ExitCode: -1, Err: fmt.Errorf("limits were asked for, and %v knows none", p), Hint: "put a stepmux on the VM",
+		}
+	}
 	if p.Kind != program.StepRunner || level == wire.IsolationAuto || level == wire.IsolationOff {
 		return nil
 	}
@@ -53,6 +60,21 @@ func isolationOf(job *pb.Job) program.Isolation {
 		return program.Isolation{Reason: fmt.Sprintf("unknown level %.40q", i.Level)}
 	}
 	return i
+}
+
+// usageOf returns what the build has used until the end of job.
+func usageOf(job *pb.Job) program.Usage {
+	return program.Usage{
+		CPU: max(job.GetCpuSeconds(), 0), PeakMemory: max(job.GetPeakMemoryBytes(), 0),
+		LargestProcess: max(job.GetLargestProcessBytes(), 0),
+	}
+}
+
+// Usage returns what the build has used until the end of its last job, zero before that.
+func (c *Connector) Usage() program.Usage {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.usage
 }
 
 // isolated notes the build's isolation, also for the VM.

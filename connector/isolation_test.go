@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/api/runnerproto"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
@@ -65,11 +66,28 @@ func TestAGitLabRunnersJobsHaveNoIsolation(t *testing.T) {
 
 func TestTheFlagForALevelIsSentForNamedLevelsOnly(t *testing.T) {
 	plain := []string{"stepmux", "steps", "serve", "--socket", "/s", "--secret-stdin"}
+	argv := func(cfg Config) []string { return cfg.serveArgv([]string{"stepmux"}, "/s") }
 	for _, level := range []string{"", "auto"} {
-		require.Equal(t, plain, (&Config{Isolation: level}).serveArgv([]string{"stepmux"}, "/s"))
+		require.Equal(t, plain, argv(Config{Isolation: level}))
 	}
 	for _, level := range []string{"off", "processes", "private"} {
-		cfg := &Config{Isolation: level}
-		require.Equal(t, append(plain, "--isolation", level), cfg.serveArgv([]string{"stepmux"}, "/s"))
+		require.Equal(t, append(plain, "--isolation", level), argv(Config{Isolation: level}))
 	}
+	require.Equal(t, append(plain, "--build-memory", "33554432", "--build-cpus", "1.5"),
+		argv(Config{Limits: limits.Build{Memory: 32 << 20, CPUs: 1.5}}))
+}
+
+func TestAGitLabRunnerHasNoLimits(t *testing.T) {
+	cfg := Config{Limits: limits.Build{PIDs: 64}}
+	err := cfg.isolates(&program.Program{Kind: program.StepRunner})
+	require.ErrorContains(t, err, "limits were asked for, and step-runner")
+	require.NoError(t, cfg.isolates(&program.Program{Kind: program.Stepmux}))
+}
+
+func TestUsageIsThatOfTheJobsEnd(t *testing.T) {
+	used := usageOf(&pb.Job{CpuSeconds: 1.5, PeakMemoryBytes: 64 << 20, LargestProcessBytes: -1})
+	require.Equal(t, program.Usage{CPU: 1.5, PeakMemory: 64 << 20}, used)
+	require.Zero(t, usageOf(&pb.Job{}), "an older one does not tell")
+	require.Equal(t, "2.0 s of processor time, peak memory 64 MiB, largest process 1 MiB",
+		used.Plus(program.Usage{CPU: 0.5, LargestProcess: 1}).String())
 }

@@ -90,6 +90,8 @@ func (s *serve) exitError() error {
 	}
 	if !e.Ready && strings.Contains(e.Stderr, "unknown flag: "+buildUserFlag) {
 		e.Hint = "it knows no build users (" + buildUserFlag + ", build_user:): install this version on the VM"
+	} else if !e.Ready && strings.Contains(e.Stderr, "unknown flag: --build-") {
+		e.Hint = "it knows no limits of a build (--build-memory, --build-pids, --build-cpus): install this version on the VM"
 	}
 	return e
 }

@@ -1,6 +1,7 @@
 package instance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,10 @@ func (e *Executor) startContainer(
 		return ErrCleanedUp
 	}
 	defer close(b.started)
-	cfg := e.provider.cfg
+	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
+	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
+	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
+	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
 	c, err := docker.Start(ctx, docker.Config{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			stream, err := lease.Conn().DialUnix(ctx, cfg.DockerSocket)
@@ -41,7 +45,7 @@ func (e *Executor) startContainer(
 			}
 			return stream, nil
 		},
-		Daemon: s.member.daemon, BuildID: e.build.ID, Spec: *e.build.Container, Programs: cfg.ContainerPrograms,
+		Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
 		Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Logger: place.Logger,
 	})

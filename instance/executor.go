@@ -14,6 +14,7 @@ import (
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/connector/script"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -198,6 +199,17 @@ func (e *Executor) Isolation() program.Isolation {
 	return i
 }
 
+// Usage returns what the build's processes have used. It is zero until Execute has returned, and if the step runner did
+// not tell.
+func (e *Executor) Usage() program.Usage {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.connector == nil {
+		return program.Usage{}
+	}
+	return e.connector.Usage()
+}
+
 // Connect starts the build's step runner and returns a function that opens connections to it. The caller closes each
 // connection; calls over them carry Credentials. ctx bounds the start only: the step runner lives until Cleanup, so
 // that a cancelled build can still be told to stop, and its last output read.
@@ -229,7 +241,7 @@ func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 	place := connector.Config{
 		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
-		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser,
+		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
 		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
@@ -246,6 +258,7 @@ func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 			lease.Release()
 			return nil, errors.New("instance: a build in a container cannot linger: leave out its linger or its image")
 		}
+		place.Limits = limits.Build{} // the container has them
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
 		}
@@ -356,7 +369,7 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	}
 	return exitError(script.Run(ctx, starter, script.Script{
 		Shell: e.build.Shell, Text: text, Grace: e.provider.cfg.Grace, Stdout: e.log, Stderr: e.log,
-		Isolation: s.member.Isolation, TempDir: s.member.TempDir, BuildUser: s.member.BuildUser,
+		Isolation: s.member.Isolation, TempDir: s.member.TempDir, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
 	}))
 }
 

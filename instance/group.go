@@ -12,6 +12,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
@@ -45,6 +46,8 @@ type Instance struct {
 	Isolation string
 	// BuildUser is the user as whom a login of root runs builds there; see connector.Config. If empty, the login.
 	BuildUser string
+	// Limits are what each build may use; see connector.Config. If zero, all it can get. Those of a container go first.
+	Limits limits.Build
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.
 	OS string

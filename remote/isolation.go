@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,8 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/step/component"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -26,6 +29,8 @@ type IsolationConfig struct {
 	TempDir string
 	// BuildUser is as in ServeConfig.
 	BuildUser string
+	// Limits are those to ask for. If zero, some of each kind.
+	Limits limits.Build
 }
 
 // isolationReport is the answer of TellIsolation.
@@ -38,6 +43,10 @@ type isolationReport struct {
 	// Readable says that the user, if not root, can read the program's file. Processes of this user can then look into a
 	// step runner while it starts, if they see it.
 	Readable bool `json:"program_readable,omitempty"`
+	// Limits says that the limits can be had. LimitsReason says why not; LimitsRemedy is advice for an operator.
+	Limits       bool   `json:"limits"`
+	LimitsReason string `json:"limits_reason,omitempty"`
+	LimitsRemedy string `json:"limits_remedy,omitempty"`
 }
 
 // TellIsolation starts and ends an init with the level, as serve does for its build, and writes an isolationReport to
@@ -47,7 +56,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
-	user, init, err := become(cfg.BuildUser, cfg.Level)
+	user, init, err := become(cfg.BuildUser, cfg.Level, limits.Build{})
 	if err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
@@ -77,6 +86,11 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 		told.Reason = strings.TrimSuffix(why.Error(), " ("+told.Remedy+")")
 	}
 	told.Readable = os.Geteuid() != 0 && unix.Access("/proc/self/exe", unix.R_OK) == nil
+	err = cgroup.Check(cmp.Or(cfg.Limits, limits.Build{Memory: 1, PIDs: 1, CPUs: 1}))
+	told.Limits = err == nil
+	if refused, ok := errors.AsType[*cgroup.Error](err); ok {
+		told.LimitsReason, told.LimitsRemedy = refused.Reason.Error(), refused.Remedy
+	}
 	if err := json.NewEncoder(out).Encode(told); err != nil {
 		return fmt.Errorf("isolation: write the level: %w", oserr.Bare(err))
 	}

@@ -9,6 +9,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/remote/cgroup"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -49,6 +52,37 @@ func TestTellIsolationOfWhatCannotBeHadGivesTheReason(t *testing.T) {
 	require.Empty(t, r.Level)
 	require.Contains(t, r.Reason, "isolation private cannot be had")
 	require.Contains(t, r.Reason, "missing")
+}
+
+func TestTellIsolationTellsWhetherLimitsCanBeHad(t *testing.T) {
+	r := told(t, walls.Off)
+	err := cgroup.Check(limits.Build{Memory: 1, PIDs: 1, CPUs: 1})
+	require.Equal(t, err == nil, r.Limits)
+	if err != nil {
+		require.ErrorContains(t, err, r.LimitsReason)
+		require.ErrorContains(t, err, r.LimitsRemedy)
+		require.NotEmpty(t, r.LimitsReason)
+	}
+}
+
+func TestServeRefusesLimitsThatCannotBeHadAtOnce(t *testing.T) {
+	limits := limits.Build{Memory: 512 << 20}
+	err := cgroup.Check(limits)
+	if err == nil {
+		t.Skip("this machine gives limits")
+	}
+	socket := filepath.Join(t.TempDir(), "gitlab-runner-steps", "b1", "step-runner.sock")
+	refused := Serve(t.Context(), Stdio{}, ServeConfig{Socket: socket, Limits: limits})
+	require.ErrorContains(t, refused, err.Error())
+	require.NoDirExists(t, filepath.Dir(socket))
+
+	script := ScriptConfig{Shell: []string{"sh"}, Isolation: walls.Off, Limits: limits}
+	init, remove, err := script.init(t.Context())
+	require.NoError(t, err)
+	_, err = init.Start(t.Context(), proc.Command{Argv: []string{"true"}, Dir: "/"})
+	require.ErrorContains(t, err, refused.Error()[len("serve: "):])
+	require.NoError(t, init.Close())
+	require.NoError(t, remove(t.Context()))
 }
 
 func TestTellIsolationNeedsItsDirectory(t *testing.T) {

@@ -44,7 +44,7 @@ var fetchCommand = []string{"/proc/self/exe", "steps", "fetch"}
 
 // openJobs opens the job store of the build, configured by cfg, in its directory dir, and the step service in front of
 // it. The steps that jobs fetch are in the cache directory, which builds share; every other file of a job is in dir. If
-// this process is killed, init, which starts the jobs' processes, removes dir.
+// this process is killed, init, which starts the jobs' processes, removes dir. The jobRunner closes init.
 func openJobs(
 	cfg job.Config, init *proc.Init, dir string, serve ServeConfig, options ...grpc.ServerOption,
 ) (*jobRunner, error) {

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -32,6 +33,8 @@ type ScriptConfig struct {
 	TempDir   string
 	// BuildUser is as in ServeConfig.
 	BuildUser string
+	// Limits are what the script's processes may use together. If they cannot be had, the script does not start.
+	Limits limits.Build
 	// Size is the length of the script, in bytes.
 	Size int64
 	// Grace is the time between SIGTERM and SIGKILL when the script is stopped. If zero or less, none:
@@ -64,7 +67,10 @@ func Script(ctx context.Context, stdin, stdout, stderr *os.File, cfg ScriptConfi
 	if err != nil {
 		return scriptExit, fmt.Errorf("script: %w", err)
 	}
-	end := receiveAndRun(ctx, in, stdout, stderr, cfg)
+	end, limit := receiveAndRun(ctx, in, stdout, stderr, cfg)
+	if limit != "" {
+		fmt.Fprintf(stderr, "stepmux: %s\n", limit) // the manager may have gone
+	}
 	line := end.Append(nil, key)
 	_, _ = stdout.Write(line) // the manager may have gone
 	_, _ = stderr.Write(line)
@@ -91,17 +97,19 @@ func readEndKey(in io.Reader) (string, error) {
 	}
 }
 
-// receiveAndRun reads the script and runs it.
-func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, cfg ScriptConfig) wire.End {
+// receiveAndRun reads the script and runs it. It returns the limit that it met, if it failed; else that is empty.
+func receiveAndRun(
+	ctx context.Context, in *pipe.File, stdout, stderr *os.File, cfg ScriptConfig,
+) (end wire.End, limit string) {
 	text, failed := receiveScript(in, cfg.Size)
 	if failed != nil {
-		return *failed
+		return *failed, ""
 	}
 	defer text.Close()
 	alive := context.WithoutCancel(ctx) // for the clean-up
 	init, remove, err := cfg.init(ctx)
 	if err != nil {
-		return wire.End{Stage: "machine", Text: err.Error()}
+		return wire.End{Stage: "machine", Text: err.Error()}, ""
 	}
 	shell, err := init.Start(alive, proc.Command{ // if ctx ends meanwhile, the script is stopped below
 		Argv: cfg.Shell, Dir: relay.HomeDir(), Env: os.Environ(), Stdin: text, Stdout: stdout, Stderr: stderr,
@@ -111,7 +119,7 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 		if _, isShell := errors.AsType[*proc.StartError](err); isShell {
 			stage = "shell"
 		}
-		return wire.End{Stage: stage, Text: errors.Join(err, init.Close(), remove(alive)).Error()}
+		return wire.End{Stage: stage, Text: errors.Join(err, init.Close(), remove(alive)).Error()}, ""
 	}
 	leashed, stop := pipe.Watch(ctx, in)
 	defer stop()
@@ -125,17 +133,17 @@ func receiveAndRun(ctx context.Context, in *pipe.File, stdout, stderr *os.File, 
 	left := errors.Join(init.Close(), remove(alive))
 	switch {
 	case err != nil: // its init was killed
-		return wire.End{Stage: "guard", Text: err.Error()}
+		return wire.End{Stage: "guard", Text: err.Error()}, ""
 	case left != nil:
-		return wire.End{Stage: "machine", Text: left.Error()}
+		return wire.End{Stage: "machine", Text: left.Error()}, ""
 	}
-	return shellEnd(exit, text, cfg)
+	return shellEnd(exit, text, cfg), exit.Limit
 }
 
 // init returns the init of the script's processes, and a function that removes its files at the end, once the init is
 // closed.
 func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Context) error, error) {
-	user, init, err := become(cfg.BuildUser, cfg.Isolation)
+	user, init, err := become(cfg.BuildUser, cfg.Isolation, cfg.Limits)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -13,9 +13,11 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/oserr"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/builduser"
+	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/job/service"
 	"github.com/stepmux/stepmux/remote/pipe"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -60,6 +62,8 @@ type ServeConfig struct {
 	// BuildUser is the user as whom root serves: its name, or a range of ids, FIRST-LAST, of which no two builds have the
 	// same one at a time. This process becomes that user before it makes any file. If empty, the caller.
 	BuildUser string
+	// Limits are what the processes of all jobs may use together. If they cannot be had, Serve fails at once.
+	Limits limits.Build
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.
 	CacheDir string
@@ -98,6 +102,9 @@ func Serve(ctx context.Context, stdio Stdio, cfg ServeConfig) error {
 	jobs, err := cfg.jobs()
 	if err == nil {
 		err = cfg.checkLinger()
+	}
+	if err == nil && cfg.Limits != (limits.Build{}) {
+		err = cgroup.Check(cfg.Limits)
 	}
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
@@ -147,7 +154,7 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 	}
 	defer hold.release()
 	ctx = hold.life //nolint:contextcheck // made of ctx
-	user, init, err := become(cfg.BuildUser, cfg.Isolation)
+	user, init, err := become(cfg.BuildUser, cfg.Isolation, cfg.Limits)
 	if err != nil {
 		return fmt.Errorf("serve: %w", err)
 	}
@@ -214,8 +221,12 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 
 // become makes this process the build user, and returns it with the init of its processes. If there is none, it is
 // still the caller. The caller closes both, the init first.
-func become(spec string, level walls.Level) (user *builduser.User, init *proc.Init, err error) {
-	init = &proc.Init{}
+func become(spec string, level walls.Level, build limits.Build) (user *builduser.User, init *proc.Init, err error) {
+	init = &proc.Init{Limits: build}
+	if spec != "" && build != (limits.Build{}) {
+		return nil, init, errors.New("limits and a build user cannot be had together: only root can remove the cgroup " +
+			"at the end; leave out one of them")
+	}
 	if user, err = builduser.Take(spec); user == nil {
 		return nil, init, err
 	}

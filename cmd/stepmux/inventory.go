@@ -46,6 +46,7 @@ func (f *vmFlags) fromInventory(ctx context.Context, log *slog.Logger) (*instanc
 		Runner:    f.runner,
 		Isolation: f.isolation,
 		BuildUser: f.buildUser,
+		Limits:    f.limits,
 		Resolver: func() (inventory.Resolver, error) {
 			r, err := sshtarget.NewResolver(f.way)
 			return reach{r}, err

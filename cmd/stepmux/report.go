@@ -216,11 +216,12 @@ type jsonBuild struct {
 	Connect     float64 `json:"connect_s"`
 	FirstOutput float64 `json:"first_output_s"`
 	Duration    float64 `json:"duration_s"`
+	program.Usage
 }
 
 func jsonBuildOf(r batch.Report) jsonBuild {
 	b := jsonBuild{
-		Build: r.Build, Instance: r.Instance, Status: "success", Route: r.Route, Isolation: r.Isolation,
+		Build: r.Build, Instance: r.Instance, Status: "success", Route: r.Route, Isolation: r.Isolation, Usage: r.Usage,
 		Connect: r.Connect.Seconds(), FirstOutput: r.FirstOutput.Seconds(), Duration: r.Duration.Seconds(),
 	}
 	if r.Err == nil {
@@ -291,6 +292,13 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	}
 	if line := isolationOn(reports); line != "" {
 		r.showLocked("isolation: %s", line)
+	}
+	used := program.Usage{}
+	for _, report := range reports {
+		used = used.Plus(report.Usage)
+	}
+	if used != (program.Usage{}) {
+		fmt.Fprintf(r.err, "used: %v\n", used)
 	}
 	for _, j := range stat.JumpHosts {
 		r.showLocked("jump host %s: connections: %d", j.ID, j.Connections)

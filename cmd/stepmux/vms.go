@@ -15,6 +15,7 @@ import (
 
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/internal/sshtarget"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -43,8 +44,9 @@ type vmFlags struct {
 	inventory string
 	capacity  int
 	runner    []string
-	isolation string // of the commands with registerIsolation, as the next
+	isolation string // of the commands with registerIsolation, as are the next two
 	buildUser string
+	limits    limits.Build
 	way       sshtarget.ResolverConfig
 
 	flags        *pflag.FlagSet
@@ -87,7 +89,7 @@ func (f *vmFlags) register(fl *pflag.FlagSet) {
 		"is missing)")
 }
 
-// registerIsolation adds the flag for commands that start builds' step runners.
+// registerIsolation adds the flags for commands that start builds' step runners.
 func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 	f.isolation = wire.IsolationAuto
 	choiceFlag(fl, &f.isolation, "isolation", "how far builds are held apart from the rest of their VM: auto (the best "+
@@ -95,6 +97,14 @@ func (f *vmFlags) registerIsolation(fl *pflag.FlagSet) {
 		wire.IsolationAuto, wire.IsolationOff, wire.IsolationProcesses, wire.IsolationPrivate)
 	fl.StringVar(&f.buildUser, "build-user", "", "where the login is root, the `user` of the VMs as whom builds run, or "+
 		"a range of user ids, FIRST-LAST, of which each build has one of its own (default the login)")
+	for _, l := range []struct{ name, usage string }{
+		{limits.MemoryFlag, "limit of each build's memory, a `SIZE` such as 512M or 2G; limits need cgroups of version 2 " +
+			"that the VM delegates, or builds are refused (see doctor)"},
+		{limits.PIDsFlag, "limit of each build's processes and threads, `N`"},
+		{limits.CPUsFlag, "limit of each build's processors, `N` such as 2 or 0.5"},
+	} {
+		fl.Func(l.name, l.usage, func(text string) error { return f.limits.Set(l.name, text) })
+	}
 }
 
 // group returns the VMs of the flags, and a function that ends their helpers, such as the embedded VM. ctx bounds the
@@ -189,7 +199,7 @@ func (f *vmFlags) resolve(ctx context.Context) ([]instance.Instance, error) {
 		first[t.Name] = text
 		all[i] = *instanceOf(t)
 		all[i].Capacity, all[i].Runner, all[i].Isolation = f.capacity, f.runner, f.isolation
-		all[i].BuildUser = f.buildUser
+		all[i].BuildUser, all[i].Limits = f.buildUser, f.limits
 	}
 	return instance.ShareJumpHosts(all), nil
 }
@@ -229,7 +239,7 @@ func (f *vmFlags) embedded(ctx context.Context) (*instance.Group, func(), error)
 	}
 	group, err := instance.NewGroup(instance.Instance{
 		ID: "embedded", Addr: vm.Addr(), Capacity: f.capacity, Runner: []string{runner}, TempDir: dir,
-		Isolation: f.isolation, BuildUser: f.buildUser,
+		Isolation: f.isolation, BuildUser: f.buildUser, Limits: f.limits,
 		SSH: mux.Config{
 			User:     "ci",
 			Auth:     []login.Auth{login.Key("of the embedded VM", vm.ClientSigner())},

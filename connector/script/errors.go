@@ -12,7 +12,7 @@ import (
 type MachineError struct {
 	// Stage names the fault: "shell" (it is missing or cannot be started), "tmp" (no place for the script),
 	// "tool" (a program that we need is missing), "truncated" (the script did not arrive whole), "machine", "isolation",
-	// or "guard" (the wrapper ended without reporting the script's end).
+	// "limits", or "guard" (the wrapper ended without reporting the script's end).
 	Stage string
 	// Text is the VM's message. It is foreign text.
 	Text string

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/mux/relay"
@@ -33,6 +34,8 @@ type Script struct {
 	// BuildUser is the user as whom a login of root runs the script, as that of a build. If empty, the login. A session
 	// runs no script as another user.
 	BuildUser string
+	// Limits are what the script's processes may use together. They are had, or the script is refused, as in a session.
+	Limits limits.Build
 	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
 	// through a Log of its own. If nil the output is discarded.
 	Stdout, Stderr io.Writer
@@ -70,6 +73,11 @@ func Run(ctx context.Context, starter Starter, s Script) (code int, err error) {
 		return 0, &MachineError{
 			Stage: "isolation", Text: "build user " + s.BuildUser + " was asked for, and a script in a session of its own has " +
 				"the login's", Hint: "install a stepmux that has a relay on the VM, or leave out the build user",
+		}
+	case !isRelay(starter) && s.Limits != (limits.Build{}):
+		return 0, &MachineError{
+			Stage: "limits", Text: "limits were asked for, and a script in a session of its own has none",
+			Hint: "install a stepmux that has a relay on the VM",
 		}
 	}
 	out := openOutputs(ctx, s.Stdout, s.Stderr)

@@ -130,9 +130,9 @@ say exit "$s"
 // Every command of this package for a VM is built here as an argument vector; mux quotes it for a login shell. No
 // variable of a job is ever part of one.
 
-// helperArgv runs a shell for a script of n bytes that follows on stdin, by the relay's own program: only a relay may
+// helperArgv runs the shell of a script that follows on stdin, by the relay's own program: only a relay may
 // start it. So the two are of one version, wherever the program is installed. An older one does not know the flags for
-// a level, a place and a user, so they are sent only if they are not the defaults.
+// a level, a place, a user and limits, so they are sent only if they are not the defaults.
 func helperArgv(s Script, level string) []string {
 	size := strconv.Itoa(len(s.Text))
 	argv := []string{"/proc/self/exe", "steps", "script", "--bytes", size, "--grace", s.Grace.String()}
@@ -143,7 +143,7 @@ func helperArgv(s Script, level string) []string {
 			argv = append(argv, flag.name, flag.value)
 		}
 	}
-	return slices.Concat(argv, []string{"--"}, s.Shell)
+	return slices.Concat(argv, s.Limits.Args(), []string{"--"}, s.Shell)
 }
 
 // scriptArgv is helperArgv for a machine without a stepmux. mark is the word that finds the script's processes.

@@ -55,6 +55,8 @@ type Report struct {
 	Route    connector.Choice
 	// Isolation is zero for a build that did not get as far as the end of its job.
 	Isolation program.Isolation
+	// Usage is what its processes have used. It is zero for such a build too, and if the VM does not tell.
+	Usage program.Usage
 	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the
 	// build did not get there.
@@ -99,7 +101,7 @@ func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Bui
 	} else if err != nil { // an error is never a success, also one that no Executor classified
 		report.Err = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: err}
 	}
-	report.Route, report.Isolation = e.Choice(), e.Isolation()
+	report.Route, report.Isolation, report.Usage = e.Choice(), e.Isolation(), e.Usage()
 	if started := e.Started(); !started.IsZero() {
 		report.Duration = time.Since(started)
 		if first := log.first.Load(); first != 0 {

@@ -40,6 +40,7 @@ const (
 	checkRelay       = "relay"
 	checkStreamlocal = "streamlocal"
 	checkIsolation   = "isolation"
+	checkLimits      = "limits"
 	checkSessions    = "sessions"
 	checkDocker      = "docker"
 	checkLinger      = "linger"
@@ -99,7 +100,7 @@ func (e *examination) examine(ctx context.Context) {
 	}
 	if !e.shell(ctx) {
 		e.report.skip("no command can be run", checkBinary, checkTemp, checkClock, checkRelay, checkStreamlocal,
-			checkIsolation, checkSessions)
+			checkIsolation, checkLimits, checkSessions)
 		return
 	}
 	e.binary(ctx)
@@ -184,7 +185,7 @@ func (e *examination) refused(err error, key hostKey) {
 		e.report.skip("no connection", checkHostKey)
 	}
 	e.report.skip("not logged in", checkServer, checkKeepalive, checkShell, checkBinary, checkTemp, checkClock, checkRelay,
-		checkStreamlocal, checkIsolation, checkSessions)
+		checkStreamlocal, checkIsolation, checkLimits, checkSessions)
 }
 
 // hostKeyFine names the accepted host key, and the policy that accepted it.
@@ -250,11 +251,11 @@ func (e *examination) routes(ctx context.Context) {
 	switch {
 	case err != nil:
 		e.notStarted(err)
-		e.report.skip("there is no step runner to ask", checkIsolation)
+		e.report.skip("there is no step runner to ask", checkIsolation, checkLimits)
 		return
 	case closed != nil:
 		e.report.add(failure(checkRelay, fmt.Sprintf("a step runner was started, and did not end: %v", closed), ""))
-		e.report.skip("there is no step runner to ask", checkIsolation)
+		e.report.skip("there is no step runner to ask", checkIsolation, checkLimits)
 		return
 	}
 	e.works = true
@@ -264,6 +265,7 @@ func (e *examination) routes(ctx context.Context) {
 	e.report.add(e.judgeRelay(choice, took))
 	e.report.add(e.judgeStreamlocal(choice))
 	e.report.add(e.judgeIsolation(vm.Program(), told, tellErr))
+	e.report.add(e.judgeLimits(vm.Program(), told, tellErr))
 }
 
 // docker asks the Docker daemon about itself, as a build would call it.

@@ -76,7 +76,7 @@ func TestAStockServerIsFine(t *testing.T) {
 	in := instanceOf(t, s)
 	r := examine(t, in)
 	require.True(t, r.Usable)
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 	requireFinding(t, r, checkLogin, OK, `^\S+s \(connect \S+s, key exchange \S+s, login \S+s\)$`)
 	requireFinding(t, r, checkHostKey, OK, "^ssh-ed25519 SHA256:.*, accepted by pinned$")
 	requireFinding(t, r, checkKeepalive, OK, "^answered in")
@@ -146,7 +146,7 @@ func TestAServerThatTakesNoKeysIsExplained(t *testing.T) {
 	require.Contains(t, f.Change, "PubkeyAuthentication yes")
 	requireFinding(t, r, checkHostKey, OK, "accepted by")
 	requireFinding(t, r, checkSessions, Skip, "not logged in")
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 }
 
 func TestAKeyThatIsNotAuthorizedIsExplained(t *testing.T) {
@@ -168,7 +168,7 @@ func TestAWrongHostKeyIsExplained(t *testing.T) {
 	f := requireFinding(t, r, checkHostKey, Fail, "^host key: the server's key is")
 	require.NotEmpty(t, f.Change)
 	requireFinding(t, r, checkLogin, Skip, "not accepted")
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 }
 
 func TestAMachineThatIsNotThereIsExplained(t *testing.T) {
@@ -179,7 +179,7 @@ func TestAMachineThatIsNotThereIsExplained(t *testing.T) {
 	require.False(t, r.Usable)
 	f := requireFinding(t, r, checkLogin, Fail, "^connect: .*refused")
 	require.Contains(t, f.Change, "is sshd running")
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 }
 
 func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
@@ -192,7 +192,7 @@ func TestAMachineBehindABastionIsExaminedByWayOfIt(t *testing.T) {
 	in.SSH.HostKeys = login.InsecureHostKeys()
 	r := examine(t, in)
 	require.True(t, r.Usable)
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 	requireFinding(t, r, checkLogin, OK, "")
 	f := requireFinding(t, r, checkHostKey, Warn, "accepted by insecure: any key")
 	require.Contains(t, f.Change, "known-hosts")
@@ -217,7 +217,7 @@ func TestAMissingBinaryIsExplained(t *testing.T) {
 		"as /no/such/stepmux and stepmux-fetch beside it, or name its path with --runner-command")
 	requireFinding(t, r, checkRelay, Skip, "no step runner")
 	requireFinding(t, r, checkTemp, OK, "")
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 }
 
 func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
@@ -228,7 +228,7 @@ func TestAnotherStepRunnerIsFoundWhereStepmuxIsMissing(t *testing.T) {
 	in.Runner = nil
 	r := examine(t, in)
 	require.True(t, r.Usable)
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 	f := requireFinding(t, r, checkBinary, Warn,
 		"^stepmux is missing; builds are run by step-runner .*, as .*gitlab-runner$")
 	require.Contains(t, f.Change, "stepmux run --bootstrap")
@@ -243,7 +243,7 @@ func TestAnAccountWithoutCommandsIsExplained(t *testing.T) {
 	require.Contains(t, f.Change, "ForceCommand")
 	r = examine(t, instanceOf(t, sshtest.OpenSSH(t, "MaxSessions 0")))
 	require.False(t, r.Usable)
-	require.Len(t, r.Findings, 12)
+	require.Len(t, r.Findings, 13)
 }
 
 func TestAMissingTemporaryDirectoryIsExplained(t *testing.T) {

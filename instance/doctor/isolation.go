@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/termtext"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -28,6 +29,10 @@ type isolationReport struct {
 	Reason   string `json:"reason"`
 	Remedy   string `json:"remedy"`
 	Readable bool   `json:"program_readable"`
+
+	Limits       *bool  `json:"limits"` // nil from an older one
+	LimitsReason string `json:"limits_reason"`
+	LimitsRemedy string `json:"limits_remedy"`
 }
 
 // tryIsolation lets the VM's program try the isolation that builds would have. It goes before a relay takes a session.
@@ -39,7 +44,7 @@ func (e *examination) tryIsolation(ctx context.Context) (told isolationReport, e
 	if e.in.BuildUser != "" {
 		argv = append(argv, "--build-user", e.in.BuildUser)
 	}
-	out, err := e.run(ctx, argv...)
+	out, err := e.run(ctx, append(argv, e.in.Limits.Args()...)...)
 	switch {
 	case err != nil:
 		return told, err
@@ -67,6 +72,32 @@ func (e *examination) judgeIsolation(p program.Program, told isolationReport, er
 	default:
 		return told.judge(e.level())
 	}
+}
+
+// judgeLimits judges the part of the answer about limits.
+func (e *examination) judgeLimits(p program.Program, told isolationReport, err error) Finding {
+	asked := e.in.Limits != (limits.Build{})
+	reason := termtext.Short(told.LimitsReason, maxReason)
+	switch {
+	case p.Kind != program.Stepmux:
+		reason = fmt.Sprintf("%v knows none", p)
+	case err != nil:
+		reason = fmt.Sprintf("the VM does not tell: %v", err)
+	case told.Limits == nil:
+		reason = "the stepmux there is older than this program and knows none"
+	case *told.Limits && asked:
+		return okay(checkLimits, "as configured")
+	case *told.Limits:
+		return okay(checkLimits, "can be had for memory, processes and processors (--build-memory, ...)")
+	}
+	remedy := termtext.Short(told.LimitsRemedy, maxReason)
+	switch {
+	case asked:
+		return failure(checkLimits, "those of the builds cannot be had: "+reason, remedy)
+	case remedy != "":
+		reason += " (" + remedy + ")"
+	}
+	return okay(checkLimits, "cannot be had: "+reason)
 }
 
 // isolationGain is the benefit of isolation.

@@ -5,6 +5,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/limits"
 )
 
 func TestJudgeIsolation(t *testing.T) {
@@ -50,6 +54,33 @@ func TestJudgeIsolation(t *testing.T) {
 			require.Equal(t, test.detail, f.Detail)
 			require.Equal(t, test.change, f.Change)
 			require.Equal(t, f.Status == Warn, f.Gain != "")
+		})
+	}
+}
+
+func TestLimitsAreJudgedByWhatIsAsked(t *testing.T) {
+	no := isolationReport{Limits: new(false), LimitsReason: "the cgroup is not\ndelegated", LimitsRemedy: "delegate it"}
+	stepmux := program.Program{Kind: program.Stepmux}
+	for name, test := range map[string]struct {
+		limits         limits.Build
+		told           isolationReport
+		status         Status
+		detail, change string
+	}{
+		"can be had":        {limits.Build{}, isolationReport{Limits: new(true)}, OK, "can be had for memory", ""},
+		"asked, can be had": {limits.Build{PIDs: 64}, isolationReport{Limits: new(true)}, OK, "as configured", ""},
+		"cannot be had":     {limits.Build{}, no, OK, "cannot be had: the cgroup is not delegated (delegate it)", ""},
+		"asked, cannot be had": {
+			limits.Build{PIDs: 64}, no, Fail, "those of the builds cannot be had: the cgroup", "delegate it",
+		},
+		"an older one": {limits.Build{}, isolationReport{}, OK, "is older than this program", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &examination{in: instance.Instance{Limits: test.limits}}
+			got := e.judgeLimits(stepmux, test.told, nil)
+			require.Equal(t, test.status, got.Status)
+			require.Contains(t, got.Detail, test.detail)
+			require.Equal(t, test.change, got.Change)
 		})
 	}
 }

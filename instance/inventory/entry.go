@@ -16,6 +16,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/internal/lazyregexp"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/mux/login"
 )
 
@@ -23,7 +24,7 @@ import (
 var entryKeys = []string{
 	"id", "address",
 	"user", "key", "capacity", "max_uses", "labels", "host_keys", "via", "runner", "temp_dir", "isolation",
-	"build_user", "linger",
+	"build_user", "linger", "build_memory", "build_pids", "build_cpus",
 }
 
 // idForm matches valid IDs: an ID stands in tables, on command lines and in addresses of requests.
@@ -46,6 +47,7 @@ type entry struct {
 	isolation string
 	buildUser string
 	linger    time.Duration
+	limits    limits.Build
 }
 
 // entry reads the keys of an instance, or of the defaults. Missing keys keep their value in from.
@@ -106,6 +108,10 @@ func (r *reader) field(e *entry, key string, n *yaml.Node) {
 		}
 	case "linger":
 		e.linger = r.linger(n)
+	case "build_memory", "build_pids", "build_cpus":
+		if err := e.limits.Set(strings.Replace(key, "_", "-", 1), r.text(n, key)); err != nil {
+			r.fail(n, "%s %v", key, err)
+		}
 	}
 }
 

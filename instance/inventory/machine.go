@@ -53,8 +53,7 @@ func (r *reader) instance(e entry, ids map[string]entry) instance.Instance {
 	}
 	in := instance.Instance{
 		ID: e.id, Capacity: e.capacity, MaxUses: e.maxUses, Labels: e.labels, Runner: e.runner, TempDir: e.tempDir,
-		Isolation: e.isolation, BuildUser: e.buildUser,
-		Linger: e.linger,
+		Isolation: e.isolation, BuildUser: e.buildUser, Linger: e.linger, Limits: e.limits,
 	}
 	resolver, err := r.resolver()
 	if err == nil {

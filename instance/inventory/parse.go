@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/spell"
 )
 
@@ -32,6 +33,7 @@ type Fallback struct {
 	Runner    []string // as in instance.Instance, and so are the following
 	Isolation string
 	BuildUser string
+	Limits    limits.Build
 	// Resolver is called once for each text, so that its answers may change over time. Required.
 	Resolver func() (Resolver, error)
 }
@@ -56,7 +58,7 @@ func Parse(ctx context.Context, name, dir string, text []byte, fallback Fallback
 	items := r.mapping(root, "an inventory", []string{"defaults", "instances"})
 	r.defaults = entry{
 		capacity: max(fallback.Capacity, 1), runner: fallback.Runner, isolation: fallback.Isolation,
-		buildUser: fallback.BuildUser,
+		buildUser: fallback.BuildUser, limits: fallback.Limits,
 	}
 	if n, given := items["defaults"]; given {
 		r.defaults = r.entry(n, "defaults:", entryKeys[2:], r.defaults)

@@ -27,6 +27,9 @@ type Metrics struct {
 	closed    *prometheus.CounterVec
 	builds    *prometheus.CounterVec
 	left      prometheus.Counter
+	cpu       prometheus.Counter
+	peak      prometheus.Observer
+	largest   prometheus.Observer
 }
 
 // New returns Metrics that have seen nothing yet.
@@ -57,6 +60,12 @@ func New() *Metrics {
 		closed: counter("connections_closed_total", "Connections that left service, by reason.", "reason"),
 		builds: counter("builds_total", "Builds that ended, by result: success or the reason of the failure.", "result"),
 		left:   counter("builds_left_total", "Builds that may have left something on their instance.").WithLabelValues(),
+		cpu: counter("builds_cpu_seconds_total", "Processor time of builds that ended, as their instances told.").
+			WithLabelValues(),
+		peak: histogram("build_peak_memory_bytes", "The most memory of a build that has a limit of it.",
+			prometheus.ExponentialBuckets(16<<20, 2, 12)).WithLabelValues(),
+		largest: histogram("build_largest_process_bytes", "Resident memory of a build's largest process.",
+			prometheus.ExponentialBuckets(16<<20, 2, 12)).WithLabelValues(),
 	}
 	// What may happen is there from the beginning, so that its first time shows as an increase.
 	for _, reason := range []string{
@@ -114,6 +123,13 @@ func (m *Metrics) Ended(r batch.Report) {
 	m.builds.WithLabelValues(string(reason)).Inc()
 	if len(r.Left) > 0 {
 		m.left.Inc()
+	}
+	m.cpu.Add(r.Usage.CPU)
+	if r.Usage.PeakMemory > 0 {
+		m.peak.Observe(float64(r.Usage.PeakMemory))
+	}
+	if r.Usage.LargestProcess > 0 {
+		m.largest.Observe(float64(r.Usage.LargestProcess))
 	}
 }
 

@@ -101,10 +101,13 @@ func TestMetricsTellOfBuilds(t *testing.T) {
 		`stepmux_dial_phase_seconds_count{phase="login"} 1`,
 		`stepmux_sessions_limit{instance="vm-1",source="configured"} 2`,
 		`stepmux_sessions_waiting{instance="vm-1"} 0`,
+		`stepmux_build_largest_process_bytes_count 3`,
+		`stepmux_build_peak_memory_bytes_count 0`,
 		`stepmux_channel_open_seconds_count{result="ok",route="streamlocal"} 3`,
 	} {
 		require.True(t, strings.Contains(text, want+"\n"), "no %s in\n%s", want, text)
 	}
+	require.Regexp(t, `stepmux_builds_cpu_seconds_total (0\.0*[1-9]|[1-9])`, text)
 	// One for each build, one that finds the step runner, and some for serves that are prestarted.
 	require.Regexp(t, `stepmux_channel_open_seconds_count\{result="ok",route="session"\} ([4-9]|\d\d)\n`, text)
 	require.NotContains(t, text, "b-true", "no build has a label of its own")

@@ -31,35 +31,39 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/wire", "internal/alive", "internal/coalesce", "internal/tail", "internal/hooks",
 	},
 	"connector": {
-		"internal/termtext",
+		"internal/limits", "internal/termtext",
 		"connector/program", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail",
 		"internal/flight", "internal/hooks", "internal/vmlog", "remote/api/**",
 		"remote/step/mask", // for another step runner, which does not mask
 	},
 	"connector/program":  {"mux", "mux/relay", "internal/wire", "internal/tail"},
-	"connector/script":   {"connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
+	"connector/script":   {"internal/limits", "connector/buildlog", "mux", "mux/relay", "internal/wire", "internal/tail"},
 	"connector/buildlog": {"internal/termtext"},
 	"connector/docker": {
 		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
 		"internal/flight", "internal/termtext",
 	},
 
-	"instance": {"connector/**", "mux", "pool", "internal/wire"},
+	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire"},
 
-	"instance/inventory": {"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp"},
-	"instance/batch":     {"instance", "connector", "connector/docker", "connector/program"},
+	"instance/inventory": {
+		"internal/limits",
+		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp", "internal/wire",
+	},
+	"instance/batch": {"instance", "connector", "connector/docker", "connector/program"},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
 		"internal/termtext",
 	},
 	"instance/doctor": {
+		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/program", "mux", "mux/login", "internal/termtext",
 		"internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
 	"remote": {
-		"remote/step/action", "remote/walls", "remote/builduser",
+		"internal/limits", "remote/step/action", "remote/cgroup", "remote/walls", "remote/builduser",
 		"remote/relay", "remote/stale", "remote/socketdir", "remote/pipe", "remote/proc", "remote/job/service", "remote/job",
 		"remote/linger", "internal/filelock", "internal/rmtree",
 		"remote/step/engine", "remote/step/component", "remote/step/lang", "remote/api/**", "internal/wire",
@@ -68,7 +72,7 @@ var allowed = map[string][]string{
 	"remote/builduser": {"internal/wire", "internal/filelock", "internal/oserr"},
 	"remote/commands":  {"internal/wire", "internal/buildinfo", "internal/endsignal", "internal/filelock"},
 	"remote/commands/doors": {
-		"remote/step/action",
+		"internal/limits", "remote/step/action",
 		"remote", "remote/walls", "remote/commands", "internal/wire", "internal/buildinfo", "internal/endsignal",
 	},
 	"remote/commands/network": {
@@ -155,15 +159,20 @@ var allowed = map[string][]string{
 	},
 	// GitHub's language of expressions, which shares nothing with that of steps.
 	"remote/step/action/expression": {"internal/lazyregexp"},
-	"remote/proc":                   {"remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr"},
-	"remote/walls":                  {"internal/wire"},
-	"remote/job/joblog":             {"internal/oserr"},
-	"remote/step/mask":              {"internal/lazyregexp", "remote/step/expr"},
+	"remote/proc": {
+		"internal/limits",
+		"remote/cgroup", "remote/walls", "internal/rmtree", "internal/filelock", "internal/oserr", "internal/wire",
+	},
+	"remote/cgroup":     {"internal/limits"},
+	"remote/walls":      {"internal/wire"},
+	"remote/job/joblog": {"internal/oserr"},
+	"remote/step/mask":  {"internal/lazyregexp", "remote/step/expr"},
 
 	"remote/api/runnerproto": {},
 	"remote/api/stepmuxv1":   {},
 
 	"internal/wire":        {},
+	"internal/limits":      {},
 	"internal/buildinfo":   {"internal/wire"},
 	"internal/endsignal":   {},
 	"internal/lazyregexp":  {},
@@ -210,7 +219,7 @@ var allowed = map[string][]string{
 
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
-		"remote/commands/**", "internal/endsignal", "internal/buildinfo",
+		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo",
 		"instance/**", "connector", "connector/program", "connector/docker", "mux", "mux/login", "pool", "remote",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",

@@ -68,8 +68,9 @@ processes and the directory that are left.`,
 		name:  "isolation",
 		short: "Tell how far this machine holds builds apart",
 		long: `Start the init of a build, as serve does, end it, and print an object in JSON: the level that builds get, the
-reason if it is off or cannot be had, the remedy, and whether a build's user can read this program. The manager's
-command is "stepmux doctor".`,
+reason if it is off or cannot be had, the remedy, and whether a build's user can read this program; and whether the
+limits can be had that the flags ask for, or without them limits of each kind. The manager's command is "stepmux
+doctor".`,
 	},
 	{
 		name:  "fetch",

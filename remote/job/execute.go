@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/rmtree"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -29,7 +30,11 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	result := s.attempt(j, spec, runner)
 	j.kill(nil)
 	level, levelErr := s.isolation()
-	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, result)
+	var usage proc.Usage
+	if s.cfg.Init != nil {
+		usage = s.cfg.Init.Usage()
+	}
+	tracePath, traceSize, traceErr := j.writeTrace(spec.Trace, result, usage)
 	// The record is kept for a while, without the job's text, its variables and its secrets.
 	j.output = nil
 	j.runner.Store(nil)
@@ -44,7 +49,7 @@ func (s *Store) execute(j *record, spec Spec, runner *engine.Runner) {
 	}
 	s.mu.Lock()
 	j.tracePath, j.traceErr = tracePath, traceErr
-	j.level, j.levelErr = level, levelErr
+	j.level, j.levelErr, j.usage = level, levelErr, usage
 	j.state, j.result, j.finished, j.size = state, result, time.Now(), size
 	s.finished = append(s.finished, j)
 	s.kept += j.size

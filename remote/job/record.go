@@ -11,6 +11,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/rmtree"
 	"github.com/stepmux/stepmux/remote/job/joblog"
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/trace/recording"
 	"github.com/stepmux/stepmux/remote/walls"
@@ -53,6 +54,7 @@ type record struct {
 	traceErr  error // why there is no trace
 	level     walls.Level
 	levelErr  error // why level is Off instead of Auto, or Auto because there was no init
+	usage     proc.Usage
 	followers int
 	discard   bool      // remove it when it ends
 	gone      bool      // the store has removed it
@@ -113,6 +115,7 @@ func (j *record) statLocked() Stat {
 		ID: j.id, State: j.state, Started: j.started, Finished: j.finished,
 		ExitCode: r.ExitCode, Message: r.Message, TimedOut: r.TimedOut, System: r.System,
 		Isolation: string(j.level), // Auto is empty
+		Usage:     j.usage,
 		Stdout:    j.logs[Stdout].Len(), Stderr: j.logs[Stderr].Len(),
 	}
 	if j.levelErr != nil {

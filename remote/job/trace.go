@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
@@ -30,9 +31,12 @@ type TraceSpec struct {
 	Done func(*trace.Trace)
 }
 
-// writeTrace writes the trace of j, which ended with result, if t is not nil. It returns the trace's path, and its size
-// if it is among the job's files. It returns a panic as an error: a panic must not end the other jobs.
-func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, size int64, err error) {
+// writeTrace writes the trace of j, which ended with result, if t is not nil. usage is that of the job's end. It
+// returns the trace's path, and its size if it is among the job's files. It returns a panic as an error: a panic must
+// not end the other jobs.
+func (j *record) writeTrace(
+	t *TraceSpec, result engine.Result, usage proc.Usage,
+) (path string, size int64, err error) {
 	if t == nil || j.traceFile == nil {
 		return "", 0, nil
 	}
@@ -43,6 +47,8 @@ func (j *record) writeTrace(t *TraceSpec, result engine.Result) (path string, si
 		}
 	}()
 	made := j.output.recorder.Trace(result, j.started, time.Now())
+	v := &made.Volatile
+	v.CPU, v.PeakMemory, v.LargestProcess = usage.CPU.Seconds(), usage.PeakMemory, usage.LargestProcess
 	data, err := made.Encode()
 	if err == nil {
 		_, err = j.traceFile.Write(data)

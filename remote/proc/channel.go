@@ -49,13 +49,15 @@ type reportFixed struct {
 	Kind byte
 	ID   uint32
 
-	PID      int32  // of reportStarted, in the init's namespace
-	At       stage  // of reportFailed
-	Errno    uint32 // of reportFailed
-	Status   uint32 // of reportExited
-	UserTime int64  // of reportExited, in nanoseconds, as SystemTime
+	PID    int32  // of reportStarted, in the init's namespace
+	At     stage  // of reportFailed
+	Errno  uint32 // of reportFailed
+	Status uint32 // of reportExited
+	// UserTime and SysTime, in nanoseconds, and MaxRSS, in bytes, are those of the command for reportExited; for
+	// reportClosed of all processes that the init has reaped.
+	UserTime int64
 	SysTime  int64
-	MaxRSS   int64  // of reportExited, in bytes
+	MaxRSS   int64
 	Left     uint32 // of reportClosed: how many processes could not be killed; of reportGroup: 1 if there is a member
 }
 
@@ -114,6 +116,20 @@ func exited(id uint32, status syscall.WaitStatus, usage *syscall.Rusage) report 
 		Kind: reportExited, ID: id, Status: uint32(status), UserTime: usage.Utime.Nano(), SysTime: usage.Stime.Nano(),
 		MaxRSS: usage.Maxrss << 10, // getrusage(2) counts in KiB
 	}}
+}
+
+// closedReport returns the report that nothing is left of command id, but for so many processes.
+func closedReport(id uint32, left int) report {
+	var usage syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_CHILDREN, &usage) // never fails
+	r := exited(id, 0, &usage)
+	r.Kind, r.Left = reportClosed, uint32(left)
+	return r
+}
+
+// usage returns what all processes have used, by a report of closedReport.
+func (r report) usage() Usage {
+	return Usage{CPU: time.Duration(r.UserTime + r.SysTime), LargestProcess: r.MaxRSS}
 }
 
 // exit is the inverse of exited.

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -31,11 +32,15 @@ type Init struct {
 	OrphanDir string
 	// Keep is a file that each init keeps open as long as it lives, and none of its commands does. May be nil.
 	Keep *os.File
+	// Limits are what the commands and all that descends from them may use together. All are had, or Start fails.
+	Limits limits.Build
 
 	mu     sync.Mutex // guards the following
 	forked *link      // an init that waits for its room; nil if there is none
 	latest *making    // nil if no init was wanted yet
 	closed bool
+	group  group // nil without Limits, and before the first init; only a making sets it
+	before Usage // of the inits before the latest one
 }
 
 // making is an init that is being made, or was made.
@@ -87,7 +92,7 @@ func (in *Init) Fork(level walls.Level, as *syscall.Credential) (forked bool, er
 	if level == walls.Off {
 		return false, nil
 	}
-	if in.forked, err = fork(cmp.Or(level, walls.Processes), as, in.Keep); err != nil && level != walls.Auto {
+	if in.forked, err = fork(cmp.Or(level, walls.Processes), as, in.Keep, nil); err != nil && level != walls.Auto {
 		return false, unavailable(level, err)
 	}
 	return err == nil, nil // the start of an init at Auto says why it has none
@@ -109,6 +114,8 @@ func (in *Init) prepare() *making {
 		return m
 	case in.latest != nil && !in.latest.over():
 		return in.latest
+	case in.latest != nil && in.latest.link != nil:
+		in.before = in.before.plus(in.latest.link.usage())
 	}
 	m := &making{done: make(chan struct{})}
 	s := launcher{room: in.Room, orphan: in.OrphanDir, keep: in.Keep, forked: in.forked}
@@ -117,10 +124,20 @@ func (in *Init) prepare() *making {
 		s.room.Level, s.off = last.link.level, last.link.off
 	}
 	in.latest = m
+	group := in.group
 	go func() { // Close waits for it
 		defer close(m.done)
 		var err error
-		if m.link, err = s.launch(); err != nil {
+		if group == nil && in.Limits != (limits.Build{}) {
+			group, err = newGroup(in.Limits)
+			in.mu.Lock()
+			in.group = group
+			in.mu.Unlock()
+		}
+		if s.group = group; err == nil {
+			m.link, err = s.launch()
+		}
+		if err != nil {
 			m.err = initError{err}
 		}
 	}()
@@ -171,11 +188,19 @@ func (in *Init) Close() error {
 	if m == nil {
 		return nil
 	}
-	<-m.done           // bounded by launch
-	if m.link == nil { // it could not be made, which Start has told
-		return nil
+	<-m.done // bounded by launch
+	var err error
+	if m.link != nil { // else it could not be made, which Start has told
+		err = m.link.close()
 	}
-	return m.link.close()
+	if in.group == nil { // nobody makes one any more
+		return err
+	}
+	removeErr := in.group.Remove()
+	if removeErr == nil && errors.Is(err, errLeft) {
+		return nil // those were killed with the cgroup
+	}
+	return errors.Join(err, removeErr)
 }
 
 // Start is [Init.Start] of an Init that ends with the Process.

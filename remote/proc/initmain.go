@@ -163,9 +163,7 @@ func (k *keeper) obey() {
 		_ = unix.Kill(-1, unix.SIGKILL) // all but us, at once: none can outrun it
 	}
 	left := k.KillAll()
-	if left > 0 {
-		report{reportFixed: reportFixed{Kind: reportClosed, Left: uint32(left)}}.send(k.control)
-	}
+	closedReport(0, left).send(k.control)
 	if !closed {
 		ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
 		defer cancel()
@@ -283,7 +281,7 @@ func (k *keeper) forget(h *held, left int) {
 	defer k.mu.Unlock()
 	h.leader.tell = nil // should it still end
 	delete(k.commands, h.id)
-	report{reportFixed: reportFixed{Kind: reportClosed, ID: h.id, Left: uint32(left)}}.send(k.control)
+	closedReport(h.id, left).send(k.control)
 }
 
 // descends returns whether a child of the init descends from the command: by its process group, by the marker in its

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
 // Left is a process of a dead server that could not be killed.
@@ -38,6 +40,10 @@ func KillOrphans(ctx context.Context) []Left {
 		}
 	}
 }
+
+// RemoveOrphanGroups removes the cgroups of servers that are dead, with the processes in them. It returns when ctx ends
+// or after some seconds for each. The error names the cgroups that are left.
+func RemoveOrphanGroups(ctx context.Context) error { return cgroup.Sweep(ctx, isOrphan) }
 
 // killOrphansOnce kills the orphans that there are now, and returns them. A process that was killed counts as long as
 // it runs.

@@ -23,6 +23,7 @@ type link struct {
 	control *os.File
 	level   walls.Level
 	off     error // why level is Off instead of Auto
+	group   group // of its processes; nil without limits
 
 	view  *os.File      // the root directory of the commands, set before ready gets its report; nil if it is ours
 	ready chan report   // gets the answer to the room
@@ -32,7 +33,8 @@ type link struct {
 	mu        sync.Mutex // guards the following
 	last      uint32     // the number of the last command
 	processes map[uint32]*Process
-	left      int // processes that the init could not kill at its end
+	left      int   // processes that the init could not kill at its end
+	used      Usage // as the init has told
 
 	closing sync.Once
 	resume  func() // continues an init that was stopped
@@ -47,11 +49,15 @@ var (
 	errDeaf = initError{errors.New("its init takes no commands: it has ended, or hangs")}
 )
 
+// errLeft is the error of an init that could not end all of its processes, after their number.
+var errLeft = errors.New("processes could not be killed")
+
 // launcher starts an init.
 type launcher struct {
 	room   walls.Spec
 	orphan string
 	keep   *os.File // may be nil
+	group  group    // may be nil
 	off    error    // why the level is Off, where it was Auto before
 	forked *link    // an init that waits for its room; nil if there is none
 }
@@ -88,7 +94,7 @@ func (s *launcher) launchAt() (l *link, err error) {
 		l, s.forked = s.forked, nil
 		l.level = level
 	} else {
-		if l, err = fork(level, nil, s.keep); err == nil && level != walls.Off {
+		if l, err = fork(level, nil, s.keep, s.group); err == nil && level != walls.Off {
 			err = walls.MapUser(l.init.Pid)
 		}
 	}
@@ -113,8 +119,8 @@ func (s *launcher) launchAt() (l *link, err error) {
 	return l, nil
 }
 
-// fork starts the process of an init, as the user of as if that is not nil. It waits for its room. keep may be nil.
-func fork(level walls.Level, as *syscall.Credential, keep *os.File) (*link, error) {
+// fork starts the process of an init, as the user of as if that is not nil. It waits for its room. keep and group may be nil.
+func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group) (*link, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
@@ -125,13 +131,16 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File) (*link, erro
 		return nil, err
 	}
 	l := &link{
-		control: control, level: level, ready: make(chan report, 1), gone: make(chan struct{}),
+		control: control, level: level, group: group, ready: make(chan report, 1), gone: make(chan struct{}),
 		processes: map[uint32]*Process{},
 	}
 	l.resume = func() { _ = l.init.Signal(unix.SIGCONT) } // an error means that it has ended
 	// An init that was stopped goes on when its server dies. It finds that out by its channel.
 	sys := &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGCONT, Credential: as}
 	level.Attributes(sys)
+	if group != nil {
+		group.Attributes(sys)
+	}
 	attr := &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"GOMAXPROCS=1"}, // it only waits: more threads would wake each other in vain
@@ -195,7 +204,7 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 		return p, nil
 	}
 	_ = p.Close()
-	return nil, p.failed.error(&c)
+	return nil, p.limited(p.failed.error(&c))
 }
 
 // register returns a process with a number of its own.
@@ -207,6 +216,9 @@ func (l *link) register(program string) (*Process, error) {
 	}
 	l.last++
 	p := newProcess(l, l.last, program)
+	if l.group != nil {
+		p.before = l.group.Events()
+	}
 	l.processes[p.id] = p
 	return p, nil
 }
@@ -237,7 +249,7 @@ func (l *link) listen() {
 	defer l.mu.Unlock()
 	switch l.left += strays; {
 	case l.left > 0:
-		l.err = fmt.Errorf("%d processes could not be killed", l.left)
+		l.err = fmt.Errorf("%d %w", l.left, errLeft)
 	case err != nil:
 		l.err = fmt.Errorf("wait for its init: %w", oserr.Bare(err))
 	case !state.Success():
@@ -315,6 +327,7 @@ func (l *link) take(r report) error {
 	case reportClosed:
 		l.mu.Lock()
 		l.left = int(r.Left)
+		l.used = r.usage()
 		l.mu.Unlock()
 		return nil
 	}
@@ -331,6 +344,9 @@ func (l *link) give(r report) error {
 	}
 	over, err := p.take(r)
 	if over {
+		if r.Kind == reportClosed {
+			l.used = r.usage()
+		}
 		delete(l.processes, r.ID)
 	}
 	return err

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stepmux/stepmux/remote/cgroup"
 	"github.com/stepmux/stepmux/remote/walls"
 )
 
@@ -48,6 +49,8 @@ type Process struct {
 	exitedAt time.Time
 	goneErr  error // what is left
 	closeErr error // the result of Close, set in closing
+
+	before cgroup.Events // counts of the link's group before the start
 
 	asking   sync.Mutex // held by GroupEnded
 	stopping stopper
@@ -115,6 +118,9 @@ func (p *Process) take(r report) (last bool, err error) {
 		return true, nil
 	case r.Kind == reportExited && p.leader != 0 && p.exitedAt.IsZero():
 		p.exit = r.exit()
+		if p.exit.Code != 0 {
+			p.exit.Limit = p.limit()
+		}
 		p.setExited()
 	case r.Kind == reportGroup && p.leader != 0:
 		select {
@@ -150,9 +156,26 @@ func (p *Process) lost(err error) {
 			p.exitErr = errUntold
 			close(p.started)
 		}
+		p.exitErr = p.limited(p.exitErr)
 		p.setExited()
 	}
 	close(p.gone)
+}
+
+// limit returns the limit of the build that was met since the start of the command, empty for none.
+func (p *Process) limit() string {
+	if p.link.group == nil {
+		return ""
+	}
+	return p.link.group.Since(p.before)
+}
+
+// limited adds that limit to err.
+func (p *Process) limited(err error) error {
+	if limit := p.limit(); limit != "" {
+		return fmt.Errorf("%w: %s", err, limit)
+	}
+	return err
 }
 
 func (p *Process) setExited() {

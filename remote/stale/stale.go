@@ -8,6 +8,7 @@ package stale
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -31,13 +32,13 @@ func Sweep(ctx context.Context, tmp string) (errs []error) {
 	return append(errs, socketdir.Sweep(ctx, tmp)...)
 }
 
-// EndProcesses is Sweep for processes alone. It returns when ctx ends or after 5 s.
-func EndProcesses(ctx context.Context, tmp string) error {
+// EndProcesses is Sweep for processes and their cgroups alone. It returns when ctx ends or after some seconds.
+func EndProcesses(ctx context.Context, tmp string) (err error) {
 	Continue(tmp)
 	if left := proc.KillOrphans(ctx); len(left) > 0 && ctx.Err() == nil {
-		return fmt.Errorf("processes of dead step runners could not be killed: %s", Names(left))
+		err = fmt.Errorf("processes of dead step runners could not be killed: %s", Names(left))
 	}
-	return nil
+	return errors.Join(err, proc.RemoveOrphanGroups(ctx))
 }
 
 // maxNames bounds the processes that a message names.

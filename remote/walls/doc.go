@@ -9,7 +9,7 @@
 //   - /tmp, /var/tmp, /dev/shm, the base of the sockets and /run/user/UID are the build's own and begin empty. The
 //     build's directory stays visible, and so do the paths that [Room.Show] is told.
 //   - Files from which later builds would start cannot be changed: see [Spec.Home].
-//   - /sys/fs/cgroup is read-only.
+//   - /sys/fs/cgroup is read-only, and shows the build's own cgroup alone where all are of version 2.
 //   - With [Private], HOME is the build's own.
 //
 // docs/security.md says which attacks that stops, and which it does not.

@@ -273,10 +273,20 @@ func (r *Room) kernel() error {
 			return err
 		}
 	}
-	if !isDir("/sys/fs/cgroup") {
+	const cgroups = "/sys/fs/cgroup"
+	if !isDir(cgroups) {
 		return nil
 	}
-	return freeze("/sys/fs/cgroup")
+	// The build sees its own cgroup there, as the root of all.
+	var st unix.Statfs_t
+	if unix.Unshare(unix.CLONE_NEWCGROUP) == nil && unix.Statfs(cgroups, &st) == nil &&
+		st.Type == unix.CGROUP2_SUPER_MAGIC {
+		flags := uintptr(unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RDONLY)
+		if mount("cgroup2", cgroups, "cgroup2", flags, "") == nil {
+			return nil
+		}
+	}
+	return freeze(cgroups) // with version 1
 }
 
 // freeze makes the directory or file path read-only, with all that is mounted below it.

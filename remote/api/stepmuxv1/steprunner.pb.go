@@ -1330,8 +1330,15 @@ type Job struct {
 	Isolation string `protobuf:"bytes,27,opt,name=isolation,proto3" json:"isolation,omitempty"`
 	// isolation_reason says why isolation is off although the best level was wanted, or why it is empty.
 	IsolationReason string `protobuf:"bytes,28,opt,name=isolation_reason,json=isolationReason,proto3" json:"isolation_reason,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// cpu_seconds is the processor time, user and system, of all commands of the step runner so far, and of what descends
+	// from them. Like the next two it is set once the job has ended; 0 from a step runner that does not tell.
+	CpuSeconds float64 `protobuf:"fixed64,29,opt,name=cpu_seconds,json=cpuSeconds,proto3" json:"cpu_seconds,omitempty"`
+	// peak_memory_bytes is the most memory that they had together; 0 if it is not known, as without a limit of memory.
+	PeakMemoryBytes int64 `protobuf:"varint,30,opt,name=peak_memory_bytes,json=peakMemoryBytes,proto3" json:"peak_memory_bytes,omitempty"`
+	// largest_process_bytes is the largest resident memory of one of them that has ended.
+	LargestProcessBytes int64 `protobuf:"varint,31,opt,name=largest_process_bytes,json=largestProcessBytes,proto3" json:"largest_process_bytes,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Job) Reset() {
@@ -1446,6 +1453,27 @@ func (x *Job) GetIsolationReason() string {
 		return x.IsolationReason
 	}
 	return ""
+}
+
+func (x *Job) GetCpuSeconds() float64 {
+	if x != nil {
+		return x.CpuSeconds
+	}
+	return 0
+}
+
+func (x *Job) GetPeakMemoryBytes() int64 {
+	if x != nil {
+		return x.PeakMemoryBytes
+	}
+	return 0
+}
+
+func (x *Job) GetLargestProcessBytes() int64 {
+	if x != nil {
+		return x.LargestProcessBytes
+	}
+	return 0
 }
 
 type ListResponse struct {
@@ -1679,7 +1707,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x05force\x18\x14 \x01(\bR\x05force\"\x10\n" +
 	"\x0eCancelResponse\"\x1f\n" +
 	"\vListRequest\x12\x10\n" +
-	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x87\x04\n" +
+	"\x03ids\x18\x14 \x03(\tR\x03ids\"\x88\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x121\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x19.stepmux.v1.Job.JobStatusR\x06status\x12?\n" +
@@ -1695,7 +1723,11 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\ttimed_out\x18\x19 \x01(\bR\btimedOut\x12#\n" +
 	"\rsystem_failed\x18\x1a \x01(\bR\fsystemFailed\x12\x1c\n" +
 	"\tisolation\x18\x1b \x01(\tR\tisolation\x12)\n" +
-	"\x10isolation_reason\x18\x1c \x01(\tR\x0fisolationReason\"A\n" +
+	"\x10isolation_reason\x18\x1c \x01(\tR\x0fisolationReason\x12\x1f\n" +
+	"\vcpu_seconds\x18\x1d \x01(\x01R\n" +
+	"cpuSeconds\x12*\n" +
+	"\x11peak_memory_bytes\x18\x1e \x01(\x03R\x0fpeakMemoryBytes\x122\n" +
+	"\x15largest_process_bytes\x18\x1f \x01(\x03R\x13largestProcessBytes\"A\n" +
 	"\tJobStatus\x12\v\n" +
 	"\arunning\x10\x00\x12\f\n" +
 	"\bsuceeded\x10\x01\x12\n" +

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stepmux/stepmux/internal/buildinfo"
 	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote"
 	"github.com/stepmux/stepmux/remote/commands"
@@ -50,6 +51,7 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 		"(default stepmux-steps in the user's cache directory)")
 	isolation := isolationFlag(fl)
 	buildUserFlag(fl, &cfg.BuildUser)
+	limitFlags(fl, &cfg.Limits)
 	// Not a string slice, which has the VM's end link a reader of CSV.
 	fl.Func("pass-env", "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
@@ -147,6 +149,7 @@ func tellIsolation(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' directories")
 	isolation := isolationFlag(fl)
 	buildUserFlag(fl, &cfg.BuildUser)
+	limitFlags(fl, &cfg.Limits)
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) (err error) {
 		if cfg.Level, err = isolation(); err != nil {
 			return err
@@ -162,6 +165,7 @@ func script(fl *pflag.FlagSet) commands.Runner {
 	fl.StringVar(&cfg.TempDir, "temp-dir", "/tmp", "directory of the builds' sockets, for the script's own files")
 	isolation := isolationFlag(fl)
 	buildUserFlag(fl, &cfg.BuildUser)
+	limitFlags(fl, &cfg.Limits)
 	return func(ctx context.Context, args []string) (code int, err error) {
 		if err := commands.Required(fl, "bytes"); err != nil {
 			return 0, err
@@ -194,6 +198,18 @@ func isolationFlag(fl *pflag.FlagSet) func() (walls.Level, error) {
 			err = fmt.Errorf("%w: --%w", commands.ErrUsage, err)
 		}
 		return level, err
+	}
+}
+
+// limitFlags defines the flags of the limits.
+func limitFlags(fl *pflag.FlagSet, to *limits.Build) {
+	for _, f := range []struct{ name, usage string }{
+		{limits.MemoryFlag, "limit of the build's memory, a `SIZE` such as 512M or 2G; it has no swap. Limits need a " +
+			"delegated cgroup of version 2, or the build is refused"},
+		{limits.PIDsFlag, "limit of the build's processes and threads, `N`"},
+		{limits.CPUsFlag, "limit of the build's processors, `N` such as 2 or 0.5"},
+	} {
+		fl.Func(f.name, f.usage, func(text string) error { return to.Set(f.name, text) })
 	}
 }
 

@@ -82,6 +82,8 @@ func concluded(exit proc.Exit, err error) outcome {
 		o := exited(startExitCode(err), err.Error())
 		o.system = proc.MachineFailed(err)
 		return o
+	case exit.Limit != "":
+		return exited(exit.Code, "exec: "+exit.Limit)
 	case exit.Signal != 0:
 		return exited(exit.Code, fmt.Sprintf("exec: ended by signal %d (%v)", int(exit.Signal), exit.Signal))
 	case exit.Code != 0:

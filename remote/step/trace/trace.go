@@ -163,6 +163,13 @@ type Volatile struct {
 	Paths map[string]string `json:"paths,omitempty"`
 	// Versions are those of interpreters, by the sha256 of their file, where they were to be had without running it.
 	Versions map[string]string `json:"versions,omitempty"`
+	// CPU is the processor time, user and system, of all processes, in seconds. It counts from the start of the step
+	// runner, other jobs too, as the next two do. All three are 0 if they are not known.
+	CPU float64 `json:"cpu_seconds,omitempty"`
+	// PeakMemory is the most memory that they had together, in bytes. It is known with a limit of memory alone.
+	PeakMemory int64 `json:"peak_memory_bytes,omitempty"`
+	// LargestProcess is the largest resident memory of one of them, in bytes.
+	LargestProcess int64 `json:"largest_process_bytes,omitempty"`
 	// Steps are about the steps that ran, in the order they began.
 	Steps []StepRun `json:"steps"`
 	// Warnings tell the gaps of the trace itself.

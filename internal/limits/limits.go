@@ -1,0 +1,91 @@
+// Package limits has the limits of a build, as both ends know them: its type [Build], their flags, and how people write
+// them. Package remote/cgroup makes them effective.
+package limits
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Build is what the processes of a build may use together. A zero field is no limit.
+type Build struct {
+	Memory int64   // bytes
+	PIDs   int64   // processes and threads
+	CPUs   float64 // processors; 0.5 is half of one
+}
+
+// The flags of serve, script and isolation for a Build, without the dashes.
+const (
+	MemoryFlag = "build-memory"
+	PIDsFlag   = "build-pids"
+	CPUsFlag   = "build-cpus"
+)
+
+// The smallest limits. The init of the build needs some memory and threads for itself, and the kernel takes no smaller
+// share of a processor.
+const (
+	minMemory = 32 << 20
+	minPIDs   = 16
+	minCPUs   = 0.01
+	maxCPUs   = 1 << 16
+)
+
+// Set sets the limit of a flag to text, as people write it: a number of bytes with K, M, G or T (powers of 1024) or
+// without, a number of processes, a number of processors.
+func (l *Build) Set(flag, text string) (err error) {
+	switch flag {
+	case MemoryFlag:
+		l.Memory, err = parseSize(text)
+	case PIDsFlag:
+		if l.PIDs, err = strconv.ParseInt(text, 10, 32); err != nil || l.PIDs < minPIDs {
+			return fmt.Errorf("%.40q: use a whole number from %d", text, minPIDs)
+		}
+	case CPUsFlag:
+		if l.CPUs, err = strconv.ParseFloat(text, 64); err != nil || !(l.CPUs >= minCPUs && l.CPUs <= maxCPUs) {
+			return fmt.Errorf("%.40q: use a number of processors from %v, such as 2 or 0.5", text, minCPUs)
+		}
+	default:
+		panic("limits: no limit " + flag)
+	}
+	return err
+}
+
+func parseSize(text string) (int64, error) {
+	number, shift := strings.TrimSuffix(strings.TrimSuffix(text, "B"), "i"), 0
+	if n := len(number); n > 0 {
+		if i := strings.IndexByte("KMGT", number[n-1]); i >= 0 {
+			number, shift = number[:n-1], 10*(i+1)
+		}
+	}
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil || n > math.MaxInt64>>shift || n<<shift < minMemory {
+		return 0, fmt.Errorf("%.40q: use a size from %s, such as 512M or 2G", text, FormatSize(minMemory))
+	}
+	return n << shift, nil
+}
+
+// Args returns the flags for l.
+func (l Build) Args() (argv []string) {
+	for _, f := range []struct{ name, value string }{
+		{MemoryFlag, strconv.FormatInt(l.Memory, 10)},
+		{PIDsFlag, strconv.FormatInt(l.PIDs, 10)},
+		{CPUsFlag, strconv.FormatFloat(l.CPUs, 'g', -1, 64)},
+	} {
+		if f.value != "0" {
+			argv = append(argv, "--"+f.name, f.value)
+		}
+	}
+	return argv
+}
+
+// FormatSize returns a number of bytes for people: "512 MiB".
+func FormatSize(n int64) string {
+	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB"}
+	value, unit := float64(n), 0
+	for value >= 1<<10 && unit < len(units)-1 {
+		value, unit = value/(1<<10), unit+1
+	}
+	return strconv.FormatFloat(math.Round(value*10)/10, 'f', -1, 64) + " " + units[unit]
+}

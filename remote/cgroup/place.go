@@ -1,0 +1,195 @@
+package cgroup
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/limits"
+)
+
+const (
+	// ours is the cgroup that holds the groups.
+	ours = "stepmux"
+	// rest is the cgroup into which the other processes of a delegated one go: only a cgroup without processes can limit
+	// those below.
+	rest = "stepmux-rest"
+)
+
+const (
+	unified = "boot the VM with systemd.unified_cgroup_hierarchy=1"
+	// delegate is what an ordinary user can do.
+	delegate = "runner: systemd-run --user --scope --quiet --property Delegate=yes stepmux, or log in as root"
+)
+
+// Error says why this machine gives us no group.
+type Error struct {
+	Reason error
+	Remedy string // what an operator can do; may be empty
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	text := "limits cannot be had: " + e.Reason.Error()
+	if e.Remedy != "" {
+		text += " (" + e.Remedy + ")"
+	}
+	return text
+}
+
+// Unwrap returns the reason.
+func (e *Error) Unwrap() error { return e.Reason }
+
+// Check returns an [*Error] if limits of these kinds cannot be had. It changes nothing.
+func Check(limits limits.Build) error {
+	base, err := find()
+	if err != nil {
+		return err
+	}
+	return check(base, limits)
+}
+
+func check(base string, limits limits.Build) error {
+	if err := unix.Access(base, unix.W_OK); err != nil {
+		return refused(base, err)
+	}
+	have, err := os.ReadFile(base + "/cgroup.controllers")
+	if err != nil {
+		return refused(base, err)
+	}
+	for _, name := range controllers(limits) {
+		if !slices.Contains(strings.Fields(string(have)), name) {
+			remedy := unified
+			if os.Geteuid() != 0 {
+				remedy = "Delegate=cpu memory pids for user@.service"
+			}
+			return &Error{fmt.Errorf("the controller %s is not in cgroup %s: it is with cgroups of version 1, or not delegated",
+				name, base), remedy}
+		}
+	}
+	return nil
+}
+
+// find returns the directory of the cgroup that we may divide. Variable for tests.
+var find = func() (string, error) {
+	mount, root, err := mountPoint()
+	if err != nil || os.Geteuid() == 0 {
+		return mount, err
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return "", &Error{err, ""}
+	}
+	for line := range strings.Lines(string(own)) {
+		path, is2 := strings.CutPrefix(strings.TrimSpace(line), "0::")
+		if !is2 {
+			continue
+		}
+		if path, is2 = strings.CutPrefix(path, strings.TrimSuffix(root, "/")); !is2 {
+			break
+		}
+		dir := filepath.Join(mount, path)
+		if filepath.Base(dir) == rest {
+			dir = filepath.Dir(dir)
+		}
+		return dir, nil
+	}
+	return "", &Error{errors.New("the cgroup of this process is not below " + mount), delegate}
+}
+
+// mountPoint returns where the cgroups are mounted, and which of them is the root there.
+func mountPoint() (dir, root string, err error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", "", &Error{err, ""}
+	}
+	for line := range bytes.Lines(mounts) {
+		// id parent device root point options... - type: see proc_pid_mountinfo(5).
+		before, after, _ := bytes.Cut(line, []byte(" - "))
+		f := strings.Fields(string(before))
+		var st unix.Statfs_t // another mount may hide it
+		if len(f) > 4 && bytes.HasPrefix(after, []byte("cgroup2 ")) && unix.Statfs(f[4], &st) == nil &&
+			st.Type == unix.CGROUP2_SUPER_MAGIC {
+			return f[4], f[3], nil
+		}
+	}
+	return "", "", &Error{errors.New("no cgroups of version 2 are mounted"), unified}
+}
+
+// controllers returns the names of those that limits need.
+func controllers(limits limits.Build) (names []string) {
+	for _, c := range []struct {
+		name   string
+		wanted bool
+	}{{"memory", limits.Memory > 0}, {"pids", limits.PIDs > 0}, {"cpu", limits.CPUs > 0}} {
+		if c.wanted {
+			names = append(names, c.name)
+		}
+	}
+	return names
+}
+
+// divide lets the cgroup base, and ours below it, limit those below by these controllers. It returns the path of ours.
+func divide(base string, names []string) (string, error) {
+	dir := base + "/" + ours
+	if err := mkdir(dir); err != nil && !errors.Is(err, unix.EEXIST) {
+		return "", refused(base, err)
+	}
+	if len(names) == 0 {
+		return dir, nil
+	}
+	err := enable(base, names)
+	for tries := 0; errors.Is(err, unix.EBUSY) && os.Geteuid() != 0 && tries < 10; tries++ {
+		if err = moveRest(base); err == nil {
+			err = enable(base, names)
+		}
+	}
+	if err == nil {
+		err = enable(dir, names)
+	}
+	if errors.Is(err, unix.EBUSY) {
+		return "", &Error{fmt.Errorf("the cgroup %s has processes of its own, as that of a container does", base),
+			"move them to a cgroup below it"}
+	}
+	if err != nil {
+		return "", refused(base, err)
+	}
+	return dir, nil
+}
+
+// enable lets the cgroup dir limit those below it by these controllers.
+func enable(dir string, names []string) error {
+	return write(dir, "cgroup.subtree_control", "+"+strings.Join(names, " +"))
+}
+
+// moveRest moves the processes of base, all of which are ours, to a cgroup below it.
+func moveRest(base string) error {
+	if err := mkdir(base + "/" + rest); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	list, err := os.ReadFile(base + "/cgroup.procs")
+	for pid := range strings.FieldsSeq(string(list)) {
+		if moveErr := write(base+"/"+rest, "cgroup.procs", pid); !errors.Is(moveErr, unix.ESRCH) {
+			err = errors.Join(err, moveErr)
+		}
+	}
+	return err
+}
+
+// refused is the error of a system call on the cgroup base.
+func refused(base string, err error) error {
+	switch {
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		return &Error{fmt.Errorf("the cgroup %s is not delegated to this user", base), delegate}
+	case errors.Is(err, unix.EROFS):
+		return &Error{fmt.Errorf("the cgroup %s is read-only", base), "mount the cgroups writable"}
+	default:
+		return &Error{fmt.Errorf("cgroup %s: %w", base, err), ""}
+	}
+}

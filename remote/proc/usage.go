@@ -1,0 +1,84 @@
+package proc
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/limits"
+	"github.com/stepmux/stepmux/remote/cgroup"
+)
+
+// Usage is what the commands of an [Init] have used, with everything that descends from them.
+type Usage struct {
+	// CPU is the processor time, user and system. Without Limits it is that of processes which have ended.
+	CPU time.Duration
+	// PeakMemory is the most memory that they had together, in bytes. 0 if it is not known, as without a limit of
+	// memory.
+	PeakMemory int64
+	// LargestProcess is the largest resident memory of one of those that have ended, in bytes.
+	LargestProcess int64
+}
+
+func (u Usage) plus(v Usage) Usage {
+	return Usage{u.CPU + v.CPU, max(u.PeakMemory, v.PeakMemory), max(u.LargestProcess, v.LargestProcess)}
+}
+
+// Usage returns what the commands have used so far. Those that were not closed count in part.
+func (in *Init) Usage() Usage {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	u := in.before
+	if m := in.latest; m != nil && isClosed(m.done) && m.link != nil {
+		u = u.plus(m.link.usage())
+	}
+	if in.group != nil {
+		told := in.group.Usage()
+		u.CPU, u.PeakMemory = told.CPU, told.Peak
+	}
+	return u
+}
+
+func (l *link) usage() Usage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.used
+}
+
+// groups numbers the groups of this program.
+var groups atomic.Int64
+
+// group is a *cgroup.Group.
+type group interface {
+	Attributes(sys *syscall.SysProcAttr)
+	Remove() error
+	Usage() cgroup.Usage
+	Events() cgroup.Events
+	Since(before cgroup.Events) string
+}
+
+// newGroup makes a cgroup that is named after this program, so that it is found when this program is dead. Variable for
+// tests: this machine may have no controllers.
+var newGroup = func(limits limits.Build) (group, error) {
+	id := self()
+	name := id.String()
+	if id.pid == 0 { // no sweep can tell whether this program lives
+		name = strconv.FormatUint(rand.Uint64(), 36)
+	}
+	g, err := cgroup.Make(fmt.Sprintf("%s+%d", name, groups.Add(1)), limits)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// isOrphan reports whether the cgroup of that name belongs to a program that is dead.
+func isOrphan(name string) bool {
+	name, _, _ = strings.Cut(name, "+")
+	id, ok := parseIdentity(name)
+	return ok && id.dead()
+}
