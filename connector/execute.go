@@ -75,6 +75,10 @@ type Job struct {
 	PassEnv []string
 	// UnsafeExports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
 	UnsafeExports string
+	// MayFail names steps of the job that may fail: it goes on as if they had succeeded.
+	MayFail []string
+	// Stderr gets the stderr of the steps, in place of the trace of Execute. May be nil.
+	Stderr io.Writer
 	// Image is the image of the container in which the step runner is, by its digest, for the trace. May be empty.
 	Image string
 	// Trace gets the job's trace, as JSON, once the job has ended, however it did, in one write after the other. A
@@ -163,8 +167,15 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		return Result{}, err
 	}
 	defer done()
+	stderr := log
+	if job.Stderr != nil {
+		var closeStderr func(context.Context)
+		stderr, closeStderr = buildlog.Of(job.Stderr, c.cfg.LogTimeout)
+		defer closeStderr(calls)
+		defer stderr.OnFailure(end)()
+	}
 	var result Result
-	result, traced, err = b.execute(ctx, calls, end, client, job, log)
+	result, traced, err = b.execute(ctx, calls, end, client, job, log, stderr)
 	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {
 		err = context.Cause(calls)
 	}
@@ -182,7 +193,7 @@ func shortened(err error) error {
 
 // execute runs job by the service of the VM's step runner. calls is the life of its calls, which end ends.
 func (b *build) execute(
-	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log *buildlog.Log,
+	ctx, calls context.Context, end context.CancelCauseFunc, client *grpc.ClientConn, job Job, log, stderr *buildlog.Log,
 ) (result Result, traceErr, err error) {
 	if b.program.Kind == program.StepRunner {
 		job.WorkDir = cmp.Or(job.WorkDir, workDir(b.serve.socket))
@@ -193,7 +204,7 @@ func (b *build) execute(
 	}
 	traceTimeout := cmp.Or(b.c.cfg.LogTimeout, buildlog.DefaultTimeout)
 	e := &execution{
-		rpc: pb.NewStepRunnerClient(client), job: job, log: log, traceTimeout: traceTimeout,
+		rpc: pb.NewStepRunnerClient(client), job: job, log: log, stderr: stderr, traceTimeout: traceTimeout,
 		resume: b.program.Linger, patience: b.patience(),
 	}
 	if err := e.submit(ctx, calls); err != nil {

@@ -264,8 +264,8 @@ func (c *Container) command() []string {
 	return []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
 }
 
-// wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script, and
-// drops the others.
+// wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script,
+// and drops the others.
 func wrapped(entrypoint, argv []string) []string {
 	if n := len(entrypoint); n > 1 && entrypoint[n-1] == "-c" {
 		argv = []string{"exec " + strings.Join(argv, " ")} // of words without blanks
@@ -434,7 +434,8 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 }
 
 // Close removes the container, its services and their network, and so ends all that runs there. A container that was
-// there before is left, and only the step runner in it ends. Close waits until the daemon has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
+// there before is left, and only the step runner in it ends. Close waits until the daemon has done so, at most until
+// ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
 // later calls wait for the first and return its result. Calls that wait on the relay return an error.
 func (c *Container) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
