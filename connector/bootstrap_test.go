@@ -7,6 +7,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -42,11 +44,12 @@ var loadProgram = sync.OnceValues(func() (*program.Binary, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(filepath.Dir(path), "alone") // removed with the other programs
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	// Removed with the other programs. If test binaries share these, one before may have made it.
+	dir := filepath.Join(filepath.Dir(path), "alone")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := os.Link(path, filepath.Join(dir, "stepmux-vm")); err != nil {
+	if err := os.Link(path, filepath.Join(dir, "stepmux-vm")); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	return program.LoadBinary(filepath.Join(dir, "stepmux-vm"))

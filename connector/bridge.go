@@ -15,7 +15,9 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
 )
 
 // bridge is one open way to the build's socket.
@@ -188,7 +190,7 @@ func (b *build) dialSession() (*proxyBridge, error) {
 		return nil, err
 	}
 	from := bufio.NewReaderSize(process, 16) // no smaller one exists
-	return &proxyBridge{Process: process, from: from, stderr: stderr, fatal: b.end}, nil
+	return &proxyBridge{Process: process, from: from, stderr: stderr, build: b}, nil
 }
 
 // closeBridges closes the open bridges. No new ones come: the build ends, or has another link.
@@ -221,8 +223,8 @@ type proxyBridge struct {
 	*mux.Process
 	from    *bufio.Reader // of the process; it holds the first frame header and then nothing
 	stderr  *tail.Writer
-	fatal   context.CancelCauseFunc // ends the build
-	checked bool                    // the first frame header
+	build   *build
+	checked bool // the first frame header
 }
 
 // Read reads from the socket.
@@ -247,15 +249,34 @@ func (b *proxyBridge) checkHead() error {
 		return err
 	case errors.Is(err, io.EOF) && len(head) > 0:
 		return fmt.Errorf("the VM's login shell printed %q instead of starting steps proxy: %s", head, said)
-	case errors.Is(err, io.EOF) && said != "":
-		return fmt.Errorf("steps proxy ended: %s", said)
+	case errors.Is(err, io.EOF):
+		return b.notBegun(err)
 	case err != nil:
 		return err
 	case head[0] != 0 || !bytes.Equal(head[3:], http2Settings): // the frame is short
 		err = fmt.Errorf("the VM's login shell prints text into the bridge, beginning %q: let its start-up "+
 			"files be silent when no terminal is there (or allow streamlocal forwarding)", head)
-		b.fatal(err) // another bridge would fail too
+		b.build.end(err) // another bridge would fail too
 		return err
 	}
 	return nil
+}
+
+// notBegun returns the error of a proxy that ended without a byte. A build that lingers is lost if the proxy says that
+// nobody listens on the socket: its step runner is gone.
+func (b *proxyBridge) notBegun(eof error) error {
+	err := eof
+	if said := b.stderr.String(); said != "" {
+		err = fmt.Errorf("steps proxy ended: %s", said)
+	}
+	l := b.build.c.linger
+	if l == nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(b.build.life(), b.build.c.cfg.ReadyTimeout)
+	defer cancel()
+	if mux.ExitCode(b.Wait(ctx)) != wire.ProxyNotFound {
+		return err
+	}
+	return l.check(&relay.RefusedError{Op: "connect to the step runner", Reason: relay.RefusedNotFound, Text: err.Error()})
 }

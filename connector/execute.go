@@ -77,7 +77,8 @@ type Job struct {
 	UnsafeExports string
 	// MayFail names steps of the job that may fail: it goes on as if they had succeeded.
 	MayFail []string
-	// Stderr gets the stderr of the steps, in place of the trace of Execute. May be nil.
+	// Stderr, if not nil, receives the job's stderr, as the trace of Execute does its stdout. GitLab's step runners do not
+	// tell the two apart: for them it is a RequestError.
 	Stderr io.Writer
 	// Image is the image of the container in which the step runner is, by its digest, for the trace. May be empty.
 	Image string
@@ -130,8 +131,9 @@ type Result struct {
 	System   bool   // the VM or the step runner failed it, not its own steps; GitLab's step runners do not report that
 }
 
-// Execute runs job in the step runner that Connect started and writes its stdout and stderr to trace as they come,
-// through a [buildlog.Log] unless it is one. It returns when the job has ended and all its output is delivered.
+// Execute runs job in the step runner that Connect started and writes its stdout, and its stderr unless job.Stderr
+// takes it, to trace as they come, through a [buildlog.Log] unless it is one. It returns when the job has ended and all
+// its output is delivered.
 //
 // When ctx ends the job is cancelled (SIGTERM, its grace, SIGKILL); Execute still delivers the job's last output, then
 // returns ctx.Err(). A ctx that ends after the step runner has reported the job's end does not change the Result: the
@@ -161,12 +163,6 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 	log, closeLog := buildlog.Of(trace, c.cfg.LogTimeout)
 	defer closeLog(calls)
 	defer log.OnFailure(end)()
-
-	client, done, err := b.client()
-	if err != nil {
-		return Result{}, err
-	}
-	defer done()
 	stderr := log
 	if job.Stderr != nil {
 		var closeStderr func(context.Context)
@@ -174,6 +170,12 @@ func (c *Connector) Execute(ctx context.Context, job Job, trace io.Writer) (Resu
 		defer closeStderr(calls)
 		defer stderr.OnFailure(end)()
 	}
+
+	client, done, err := b.client()
+	if err != nil {
+		return Result{}, err
+	}
+	defer done()
 	var result Result
 	result, traced, err = b.execute(ctx, calls, end, client, job, log, stderr)
 	if err != nil && calls.Err() != nil && !errors.Is(err, ctx.Err()) {

@@ -34,7 +34,7 @@ const (
 type execution struct {
 	rpc          pb.StepRunnerClient
 	job          Job
-	log, stderr  *buildlog.Log
+	log, stderr  *buildlog.Log // of stdout and of stderr; they may be the same
 	traceTimeout time.Duration // for one write to the job's Trace
 	last         *pb.Job       // the job's final state; nil if it is not known. Set by follow.
 	resume       bool          // the step runner knows FollowRequest.from
@@ -50,7 +50,8 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		Grace:   durationpb.New(e.job.Grace),
 		Timeout: durationpb.New(max(e.job.Timeout, 0)),
 		Trace:   e.job.Trace != nil,
-		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports, Image: e.job.Image, MayFail: e.job.MayFail,
+		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports, Image: e.job.Image,
+		MayFail: e.job.MayFail,
 	}
 	for _, v := range e.job.Vars {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})
@@ -181,7 +182,7 @@ func (e *execution) cancel(ctx context.Context) error {
 // followIO delivers both streams, until both have ended, and returns their lengths. After a break it goes on where it
 // stopped.
 func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err error) {
-	log, errLog := logWriter{ctx, e.log}, logWriter{ctx, e.stderr}
+	outLog, errLog := logWriter{ctx, e.log}, logWriter{ctx, e.stderr}
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
 		before := stdout + stderr
 		stream, err := e.rpc.FollowIO(ctx, &pb.FollowIORequest{
@@ -193,14 +194,14 @@ func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err err
 			return false, err
 		}
 		err = receive(stream, func(msg *pb.FollowIOResponse) error {
-			from, to, isStderr := stdout, log, msg.GetStreamType() == pb.FollowIOResponse_stderr
+			from, log, isStderr := stdout, outLog, msg.GetStreamType() == pb.FollowIOResponse_stderr
 			if isStderr {
-				from, to = stderr, errLog
+				from, log = stderr, errLog
 			}
 			if msg.GetOffset() != from {
 				return fmt.Errorf("the step runner sent output from byte %d, not from byte %d", msg.GetOffset(), from)
 			}
-			if _, err := to.Write(msg.GetStream()); err != nil {
+			if _, err := log.Write(msg.GetStream()); err != nil {
 				return err
 			}
 			if isStderr {

@@ -110,6 +110,10 @@ func (e *gitlabExecution) request() (*runnerproto.RunRequest, error) {
 		return nil, &RequestError{Message: "this VM's step runner takes no policy for the environment (--pass-env, " +
 			"--unsafe-exports); put a stepmux on the VM, or leave the flags out"}
 	}
+	if e.job.Stderr != nil {
+		return nil, &RequestError{Message: "this VM's step runner does not tell stdout and stderr apart; put a stepmux on " +
+			"the VM, or leave out Job.Stderr"}
+	}
 	text, err := gitlabSteps(e.job)
 	if err != nil {
 		return nil, err

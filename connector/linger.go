@@ -270,6 +270,7 @@ func (l *lingering) keep() {
 			took := time.Since(away).Round(time.Millisecond)
 			fmt.Fprintf(log, "the link to the VM is back after %v\n", took)
 			l.c.cfg.Logger.Info("the link of the build is back", "away", took)
+			l.c.cfg.Trace.LinkBack(l.c.cfg.BuildID, took)
 		}
 		away = time.Time{}
 	}

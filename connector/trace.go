@@ -13,6 +13,8 @@ type Trace struct {
 	// BridgeOpen is called when a bridge has been opened by that route, BridgeClose when it has been closed.
 	BridgeOpen  func(build string, route Route)
 	BridgeClose func(build string)
+	// LinkBack is called when the link of a build that lingers is back after it was away for so long.
+	LinkBack func(build string, away time.Duration)
 	// ServeStop is called when serve, if it still lives, is about to be told to end. No bridge is open.
 	ServeStop func(build string)
 	// ServeGone is called when serve is seen gone after ServeStop, or, with an error, given up.

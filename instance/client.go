@@ -65,7 +65,7 @@ func (e *Executor) Client(ctx context.Context) (_ *Client, err error) {
 		return nil, errors.New("instance: Client before Prepare")
 	}
 	// A lease of its own: the connection of Prepare may have died since.
-	lease, err := e.again(ctx, s)
+	lease, err := e.leaseToStart(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -95,8 +95,20 @@ func (c *Client) do(ctx context.Context, call func(ctx context.Context) error) (
 // Run runs a command and waits for its end. It returns nil for exit code 0, and for another a [*BuildError] with that
 // code and the reason ScriptFailure. When ctx ends, or the Client is closed, the command's process group on the
 // instance gets SIGTERM, and SIGKILL after the Grace of the configuration; Run waits for that.
+//
+// The command of a build that lingers outlives its link, as the script of [Executor.Run] does. It starts once its
+// standard input has been read to the end, at most 8 MiB.
 func (c *Client) Run(ctx context.Context, opts RunOptions) error {
 	return c.do(ctx, func(ctx context.Context) error {
+		if c.owner.linger(c.slot) > 0 {
+			stdin, err := readInput(ctx, opts.Stdin)
+			if err != nil {
+				return err
+			}
+			return c.owner.runLingering(ctx, lingeringScript{
+				line: opts.Command, stdin: stdin, stdout: opts.Stdout, stderr: opts.Stderr,
+			})
+		}
 		starter, err := c.owner.starter(ctx, c.slot, c.lease)
 		if err != nil {
 			return err

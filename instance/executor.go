@@ -43,6 +43,8 @@ type Executor struct {
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
 	cleaned   bool
+
+	lingering lingerScripts
 }
 
 // bind returns a context that ends with ctx and with life. The function, which the caller defers, turns a method's
@@ -202,6 +204,10 @@ func (e *Executor) Isolation() program.Isolation {
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
+	return e.connect(ctx)
+}
+
+func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	e.mu.Lock()
 	s, prepared, connected := e.slot, e.lease != nil, e.connector != nil
 	e.mu.Unlock()
@@ -320,7 +326,8 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 
 // Run runs a shell script on the instance, by its shell, over the shared connection: no step runner is
 // needed there. It returns nil for exit code 0. When ctx ends, the shell and its descendants are stopped,
-// with their grace.
+// with their grace. The script of a build that lingers is a job of a step runner, which Run starts and which must be a
+// stepmux: see [Build.Linger].
 func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
@@ -336,6 +343,10 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 		return errors.New("instance: Run before Prepare")
 	case e.build.Container != nil:
 		return errors.New("instance: Run in a container: only steps run there, by Connect and Execute")
+	case e.linger(s) > 0:
+		return e.runLingering(ctx, lingeringScript{
+			shell: e.build.Shell, stdin: text, stdout: e.log, stderr: e.log,
+		})
 	}
 	starter, err := e.starter(ctx, s, lease)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/stepmux/stepmux/internal/wire"
@@ -99,19 +100,57 @@ func (g *Group) isAwaited(id string) bool {
 	return g.awaited[id] > 0
 }
 
-// hastyConnects are how long the attempts of dialHastily wait for an answer, again and again. The kernel waits longer
-// each time before it asks once more, so a machine would be noticed seconds after it is back. The last one is for
-// networks of long round trips.
-var hastyConnects = []time.Duration{time.Second, time.Second, time.Second, 3 * time.Second}
+const (
+	// hastyPause is the time between two attempts of dialHastily, and hastyConnect how long each waits for an answer.
+	hastyPause, hastyConnect = 250 * time.Millisecond, 3 * time.Second
+	// hastyMost is the most attempts at once.
+	hastyMost = int(hastyConnect / hastyPause)
+)
 
-// dialHastily connects to an address that may not answer for a while, by TCP, and is there soon after it does.
+// dialHastily connects to an address that may not answer for a while, by TCP, and is there soon after it does. The
+// kernel waits longer each time before it asks once more, so new attempts begin all the time. An attempt goes on beside
+// later ones, because the way to the machine may be long.
 func dialHastily(ctx context.Context, addr string) (net.Conn, error) {
-	for n := 0; ; n++ {
-		dialer := net.Dialer{Timeout: hastyConnects[n%len(hastyConnects)]}
-		nc, err := dialer.DialContext(ctx, "tcp", addr)
-		timeout, ok := errors.AsType[net.Error](err)
-		if err == nil || ctx.Err() != nil || !ok || !timeout.Timeout() {
-			return nc, err
+	type attempt struct {
+		nc  net.Conn
+		err error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan attempt, hastyMost)
+	tick := time.NewTicker(hastyPause)
+	defer tick.Stop()
+	due := true
+	for running := 0; ; {
+		if due && running < hastyMost {
+			running++
+			go func() { // the loop below waits for it
+				dialer := net.Dialer{Timeout: hastyConnect}
+				nc, err := dialer.DialContext(ctx, "tcp", addr)
+				ended <- attempt{nc, err}
+			}()
+		}
+		select {
+		case <-tick.C:
+			due = true
+		case first := <-ended:
+			due, running = false, running-1
+			if first.err != nil && isSilent(first.err) && ctx.Err() == nil {
+				continue
+			}
+			cancel()
+			for ; running > 0; running-- {
+				if late := <-ended; late.err == nil {
+					late.nc.Close()
+				}
+			}
+			return first.nc, first.err
 		}
 	}
+}
+
+// isSilent reports whether err says that nothing answered a connection attempt.
+func isSilent(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout() || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)
 }

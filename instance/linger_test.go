@@ -1,11 +1,14 @@
 package instance_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -172,18 +175,43 @@ func TestABuildThatLingersOutlivesItsRelay(t *testing.T) {
 	v.requireClean(t)
 }
 
-func TestABuildWhoseStepRunnerIsKilledWhileItLingersFailsAtOnce(t *testing.T) {
+func TestABuildWhoseStepRunnerIsGoneFailsAtOnce(t *testing.T) {
 	t.Parallel()
-	v := newVM(t, sshtest.OpenSSH(t))
-	p := v.provider(t, 1, nil)
-	e, _, ended, _ := waiting(t, p, "build-1", time.Hour)
-	require.NoError(t, syscall.Kill(servePID(t, v, "build-1"), syscall.SIGKILL))
-	err := <-ended
-	requireReason(t, err, instance.RunnerSystemFailure, 0)
-	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
-	require.NoError(t, e.Cleanup(t.Context()))
-	require.Empty(t, e.Left())
-	v.requireClean(t)
+	for _, test := range []struct {
+		name     string
+		route    connector.Route
+		rebooted bool // the VM was: the socket is gone, and its directory is there
+	}{
+		{"killed", connector.Auto, false},
+		{"killed, without a relay", connector.Session, false},
+		{"rebooted", connector.Auto, true},
+		{"rebooted, without a relay", connector.Session, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			v := newVM(t, sshtest.OpenSSH(t))
+			proxy := sshtest.Proxy(t, v.Addr)
+			p := v.via(t, proxy.Addr()).provider(t, 1, func(cfg *instance.Config, _ *instance.Instance) {
+				cfg.Route = test.route
+			})
+			e, log, ended, _ := waiting(t, p, "build-1", time.Hour)
+			serve := servePID(t, v, "build-1")
+			proxy.Stall()
+			require.NoError(t, syscall.Kill(serve, syscall.SIGKILL))
+			if test.rebooted {
+				require.NoError(t, os.Remove(v.socket("build-1")))
+			}
+			proxy.Cut()
+			proxy.Resume()
+			err := <-ended
+			requireReason(t, err, instance.RunnerSystemFailure, 0)
+			require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
+			require.Equal(t, "begun\n", jobLines(log))
+			require.NoError(t, e.Cleanup(t.Context()))
+			require.Empty(t, e.Left())
+			v.requireClean(t)
+		})
+	}
 }
 
 func TestACancelledBuildThatLingersLeavesNothing(t *testing.T) {
@@ -265,4 +293,91 @@ func TestAnOlderStepRunnerIsRefusedToABuildThatLingers(t *testing.T) {
 		_, err = e.Connect(t.Context())
 		require.ErrorContains(t, err, "a build cannot linger for")
 	}
+}
+
+func TestScriptsAndCommandsOfABuildThatLingersOutliveTheirLink(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	proxy := sshtest.Proxy(t, v.Addr)
+	p := v.via(t, proxy.Addr()).provider(t, 1, nil)
+	e, log := lingers(t, p, "build-1", time.Minute)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	file := filepath.Join(t.TempDir(), "go")
+	ended := make(chan error, 1)
+	go func() {
+		ended <- e.Run(t.Context(), fmt.Appendf(nil, `echo began >>%s
+echo "in $(pwd)" '${{ x }}'; printf 'a\377\n'; echo "${BASH_VERSION:+it is bash}" >&2
+until [ -e %s ]; do sleep 0.01; done
+echo done; exit 9`, ledger, file))
+	}()
+	log.Await(t, "it is bash\n")
+	proxy.Cut()
+	log.Await(t, "is back after")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	requireReason(t, <-ended, instance.ScriptFailure, 9)
+	lines := strings.SplitAfter(jobLines(log), "\n")
+	slices.Sort(lines)
+	home, err := os.UserHomeDir()
+	require.NoError(t, err)
+	require.Equal(t, []string{"", "a\xff\n", "done\n", "in " + home + " ${{ x }}\n", "it is bash\n"}, lines)
+
+	// Commands use the same step runner.
+	client, err := e.Client(t.Context())
+	require.NoError(t, err)
+	var stdout, stderr bytes.Buffer
+	input := "\x00\xff binary ${{ y }}\n"
+	err = client.Run(t.Context(), instance.RunOptions{
+		Command: "cat; echo err >&2; echo ran >>" + ledger + "; exit 3", Stdin: strings.NewReader(input),
+		Stdout: &stdout, Stderr: &stderr,
+	})
+	requireReason(t, err, instance.ScriptFailure, 3)
+	require.Equal(t, input, stdout.String())
+	require.Equal(t, "err\n", stderr.String())
+	require.NoError(t, client.Run(t.Context(), instance.RunOptions{Command: "! read -r x"}), "no input is an empty one")
+	err = client.Run(t.Context(), instance.RunOptions{
+		Command: "cat", Stdin: io.LimitReader(neverEnds{}, 8<<20+1),
+	})
+	requireReason(t, err, instance.ConfigurationError, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	log2 := &sshtest.Log{}
+	go func() {
+		ended <- client.Run(ctx, instance.RunOptions{Command: "echo up; exec sleep 1000", Stdout: log2})
+	}()
+	log2.Await(t, "up\n")
+	cancel()
+	requireReason(t, <-ended, instance.JobCanceled, 0)
+	text, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	require.Equal(t, "began\nran\n", string(text), "nothing was run twice")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	v.requireClean(t)
+}
+
+// neverEnds is an input without end.
+type neverEnds struct{}
+
+func (neverEnds) Read(p []byte) (int, error) { return len(p), nil }
+
+func TestScriptsThatCannotLingerAreRefusedByName(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 2, nil)
+	minute := time.Minute
+	e := p.Executor(instance.Build{ID: "build-1", Shell: []string{"no-such-shell"}, Linger: &minute})
+	require.NoError(t, e.Prepare(t.Context()))
+	err := e.Run(t.Context(), []byte("exit 0"))
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "no-such-shell is not installed")
+	require.NoError(t, e.Cleanup(t.Context()))
+
+	v.runner = []string{"/bin/no-stepmux"}
+	e, _ = lingers(t, v.provider(t, 2, nil), "build-2", time.Minute)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	err = e.Run(t.Context(), []byte("echo began >"+ledger))
+	requireReason(t, err, instance.RunnerSystemFailure, 127)
+	require.ErrorContains(t, err, "to linger, a script needs a step runner on the instance")
+	require.NoFileExists(t, ledger)
+	require.NoError(t, e.Cleanup(t.Context()))
+	v.requireClean(t)
 }

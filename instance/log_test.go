@@ -59,13 +59,13 @@ func prepared(t testing.TB, p *instance.Provider, id string, log io.Writer) *ins
 func TestALogThatBlocksEndsItsBuild(t *testing.T) {
 	// Symptom: a build whose log took nothing never ended, nor did its clean-up.
 	onServers(t, func(t *testing.T, v *vm) {
-		p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.LogTimeout = 3 * time.Second })
+		p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.LogTimeout = time.Second })
 		e := prepared(t, p, "b1", newStuckLog(t))
 		err := e.Execute(sshtest.Within(t), flood())
 		requireReason(t, err, instance.RunnerSystemFailure, 0)
 		failed := (*buildlog.Error)(nil)
 		require.ErrorAs(t, err, &failed)
-		require.ErrorContains(t, err, "write build log: it took nothing for 3s")
+		require.ErrorContains(t, err, "write build log: it took nothing for 1s")
 		require.NoError(t, e.Cleanup(sshtest.Within(t)), "while the write goes on")
 		require.Zero(t, p.Stat().Instances[0].Used)
 		v.requireClean(t)
@@ -94,7 +94,7 @@ func TestALogThatBlocksHoldsUpNeitherOtherBuildsNorItsCleanup(t *testing.T) {
 
 func TestACancelledBuildDoesNotWaitForALogThatBlocks(t *testing.T) {
 	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
-	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.StopTimeout = 8 * time.Second })
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.StopTimeout = 4 * time.Second })
 	log := newStuckLog(t)
 	e := prepared(t, p, "b1", log)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -221,7 +221,7 @@ func TestTheStepRunnersOwnWordsAreMarkedInTheLog(t *testing.T) {
 func TestAScriptsLogThatBlocksOrFailsEndsIt(t *testing.T) {
 	onServers(t, func(t *testing.T, v *vm) {
 		p := v.provider(t, 4, func(c *instance.Config, _ *instance.Instance) {
-			c.LogTimeout, c.StopTimeout = 2*time.Second, 8*time.Second
+			c.LogTimeout, c.StopTimeout = time.Second/2, 8*time.Second
 		})
 		for name, text := range map[string]string{
 			"stdout": "echo first; exec cat /dev/zero",
@@ -233,7 +233,7 @@ func TestAScriptsLogThatBlocksOrFailsEndsIt(t *testing.T) {
 			require.NoError(t, e.Prepare(sshtest.Within(t)))
 			err := e.Run(sshtest.Within(t), []byte(text))
 			requireReason(t, err, instance.RunnerSystemFailure, 0)
-			require.ErrorContains(t, err, "write build log: it took nothing for 2s", name)
+			require.ErrorContains(t, err, "write build log: it took nothing for 500ms", name)
 			require.NoError(t, e.Cleanup(sshtest.Within(t)))
 		}
 		p = v.provider(t, 1, nil)
@@ -249,7 +249,9 @@ func TestAScriptsLogThatBlocksOrFailsEndsIt(t *testing.T) {
 
 func TestCleanupEndsAScriptWhoseLogBlocks(t *testing.T) {
 	v := newVM(t, sshtest.OpenSSH(t))
-	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) { c.StopTimeout = 20 * time.Second })
+	p := v.provider(t, 1, func(c *instance.Config, _ *instance.Instance) {
+		c.Grace, c.StopTimeout = time.Second, 7*time.Second
+	})
 	log := newStuckLog(t)
 	e := p.Executor(instance.Build{ID: "b1", Log: log, Shell: []string{"sh"}})
 	require.NoError(t, e.Prepare(sshtest.Within(t)))

@@ -154,6 +154,11 @@ type Build struct {
 	// Linger is how long the build outlives its link, at most 24h: its step runner goes on without the connection, and
 	// the build comes back to it. It is then lost, a failure of the system, and never started again. Zero: the build
 	// ends with its connection. If nil, as its instance says.
+	//
+	// Scripts and commands, of Executor.Run and Client.Run, are then jobs of a step runner on the instance, which must be
+	// a stepmux: else they fail before they start. They have at most 8 MiB of text or standard input, run for 24 h at
+	// most, and get no variables of the login's environment that look like secrets. Connections to commands and
+	// addresses (Client.DialRun, DialCommand and Dial) end with the link all the same.
 	Linger *time.Duration
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
@@ -166,6 +171,7 @@ type Build struct {
 func (p *Provider) Executor(b Build) *Executor {
 	e := &Executor{provider: p, build: b, log: buildlog.New(cmp.Or(b.Log, io.Discard), p.cfg.LogTimeout)}
 	e.life, e.end = context.WithCancelCause(context.Background())
+	e.lingering.turn = make(chan struct{}, 1)
 	return e
 }
 

@@ -20,6 +20,7 @@ type budget struct {
 	peak    int       // the most that were open at once
 	waiters list.List // of *slotWaiter, oldest first
 	refused uint64
+	last    time.Time // when a caller last got all the sessions that it had asked for
 
 	good, raiseAfter int // sessions opened since the last refusal; how many it takes to try a larger limit
 }
@@ -134,6 +135,20 @@ func (s *budget) opened() {
 		return
 	}
 	s.grantLocked()
+}
+
+// served notes that a caller got all the sessions that it had asked for.
+func (s *budget) served() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = time.Now()
+}
+
+// servedSince reports whether the server has had n sessions open at once, and a caller got its sessions after t.
+func (s *budget) servedSince(t time.Time, n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peak >= n && s.last.After(t)
 }
 
 // closed gives a slot back, and counts its session as gone if it was open.

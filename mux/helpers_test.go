@@ -44,11 +44,14 @@ func dialWith(t testing.TB, s *sshtest.Server, cfg *mux.Config) *mux.Conn {
 	return conn
 }
 
-// servers are the servers on which every promise of the package is tested.
-var servers = []struct {
+// server is a kind of SSH server.
+type server struct {
 	name  string
 	start func(testing.TB) *sshtest.Server
-}{
+}
+
+// servers are the servers on which every promise of the package is tested.
+var servers = []server{
 	{"in-process", func(t testing.TB) *sshtest.Server { return sshtest.InProcess(t, embeddedvm.Config{}) }},
 	{"OpenSSH", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t) }},
 	{"OpenSSH MaxSessions 2", func(t testing.TB) *sshtest.Server { return sshtest.OpenSSH(t, "MaxSessions 2") }},
@@ -56,6 +59,12 @@ var servers = []struct {
 
 // onServers runs test against each of the servers.
 func onServers(t *testing.T, test func(*testing.T, *sshtest.Server)) {
+	t.Helper()
+	onEach(t, servers, test)
+}
+
+func onEach(t *testing.T, servers []server, test func(*testing.T, *sshtest.Server)) {
+	t.Helper()
 	for _, s := range servers {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
@@ -81,10 +90,11 @@ var kinds = []struct {
 	{"relay socket", openRelaySocket},
 }
 
-// onStreams runs test over each kind of stream against each of the servers, through a proxy that can
-// break the connection.
+// onStreams runs test over each kind of stream against the servers of each make, through a proxy that can break the
+// connection. How many sessions a server allows is nothing to a stream.
 func onStreams(t *testing.T, test func(*testing.T, *rig)) {
-	onServers(t, func(t *testing.T, s *sshtest.Server) {
+	t.Helper()
+	onEach(t, servers[:2], func(t *testing.T, s *sshtest.Server) {
 		for _, k := range kinds {
 			t.Run(k.name, func(t *testing.T) {
 				proxy := sshtest.Proxy(t, s.Addr)

@@ -46,6 +46,17 @@ func (c *Conn) Ping(ctx context.Context) (time.Duration, error) {
 	return 0, fmt.Errorf("ping: %w", err)
 }
 
+// confirm waits until the peer has answered, or the connection has ended. An answer proves that the connection outlived
+// all that was received before the call.
+func (c *Conn) confirm() {
+	for range 2 { // the first answer may have come before the call
+		if _, err := c.probe.Do(context.Background(), c.probePeer); err != nil {
+			<-c.done // soon: nothing else keeps an answer away
+			return
+		}
+	}
+}
+
 // measureRTT returns how long an answer of the peer takes now, 0 if there is no answer.
 func (c *Conn) measureRTT(ctx context.Context) time.Duration {
 	if rtt, err := c.probe.Do(ctx, c.probePeer); err == nil {

@@ -87,7 +87,8 @@ type opener func(ctx context.Context, op string, n int) ([]*sshChannel, error)
 
 // openSessions is the opener that tries again if the server refuses.
 func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChannel, error) {
-	var refusedAlone time.Time // since when the server has refused although nothing of ours was open
+	// since when the server has refused although nothing of ours was open, and no other caller got its sessions
+	var refusedAlone time.Time
 	for try := 0; ; try++ {
 		if err := c.sessions.acquire(ctx, c.done, n); err != nil {
 			if lost := c.ended(op); lost != nil {
@@ -97,6 +98,7 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 		}
 		opened, err := c.tryOpen(ctx, op, n)
 		if err == nil {
+			c.sessions.served()
 			return opened, nil
 		}
 		if !isRefusal(err) {
@@ -110,7 +112,9 @@ func (c *Conn) openSessions(ctx context.Context, op string, n int) ([]*sshChanne
 		switch {
 		case others > 0:
 			refusedAlone = time.Time{}
-		case refusedAlone.IsZero():
+		// A server frees a session only some time after its close. Callers that take turns may each be refused for the
+		// sessions of the one before.
+		case refusedAlone.IsZero(), c.sessions.servedSince(refusedAlone, n):
 			refusedAlone = time.Now()
 		case time.Since(refusedAlone) > refusalTimeout:
 			return nil, fmt.Errorf("%s: %w: the server allows %d sessions on a connection, %d are needed "+

@@ -73,7 +73,7 @@ func (c *Conn) open(ctx context.Context, op, kind string, extra []byte, slots *b
 			}
 		}
 		if !ch.exitReceived.Load() {
-			settle(c.done)
+			c.confirm()
 		}
 		if isDone(c.over) {
 			<-c.done // soon
@@ -193,16 +193,19 @@ func settle(done <-chan struct{}) {
 }
 
 // readError returns the error that an error of the library's Read stands for. The library returns io.EOF when the peer
-// is done, but also when the connection has died; see closeSettle.
+// is done, but also when the connection has died; see confirm.
 func (ch *sshChannel) readError(err error) error {
 	if ch.exitReceived.Load() && errors.Is(err, io.EOF) && ch.conn.ended("read") == nil {
 		return io.EOF
 	}
 	settle(ch.gone)
-	switch { // if it is not gone, the peer is done writing and goes on reading, or the error is another
-	case isDone(ch.gone) && ch.lost:
-		return ch.conn.ended("read")
-	case errors.Is(err, io.EOF):
+	if !isDone(ch.gone) { // the peer is done writing and goes on reading, or the error is another
+		ch.conn.confirm()
+	}
+	if lost := ch.conn.ended("read"); lost != nil && (!isDone(ch.gone) || ch.lost) {
+		return lost
+	}
+	if errors.Is(err, io.EOF) {
 		return io.EOF
 	}
 	return fmt.Errorf("read: %w", err)

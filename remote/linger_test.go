@@ -136,6 +136,49 @@ func TestLingeringServeWaitsForItsManagerAndThenEndsWithAllOfItsJobs(t *testing.
 	require.GreaterOrEqual(t, time.Since(left), 2*time.Second)
 }
 
+// A disk that becomes full while no manager is attached fails the job, and the manager that comes back learns why.
+func TestADiskThatIsFullWhileNobodyIsAttachedFailsTheJobThatMeetsIt(t *testing.T) {
+	tmp := remotetest.ShortTemp(t)
+	if err := unix.Mount("tmpfs", tmp, "tmpfs", 0, "size=512k,mode=0700"); err != nil {
+		t.Skipf("part missing: this test mounts a file system: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(tmp, unix.MNT_DETACH)) })
+	l := startLingering(t, remotetest.SocketIn(t, tmp, "42"), time.Minute)
+	client := connTo(t, l.socket)
+	stream, leave := l.attach(t, client, "m1")
+	ctx, cancel := l.as(t, "m1")
+	defer cancel()
+	rpc := pb.NewStepRunnerClient(client)
+	_, err := rpc.Run(ctx, &pb.RunRequest{
+		Id: "job", Type: pb.RunRequest_script, CiScript: "until [ -e begin ]; do sleep 0.01; done; head -c 1M /dev/zero",
+	})
+	require.NoError(t, err)
+	var work []string
+	remotetest.Eventually(t, func() bool {
+		work, _ = filepath.Glob(filepath.Join(filepath.Dir(l.socket), "jobs", "*", "work"))
+		return len(work) == 1
+	}, "the job's directory")
+	leave()
+	_, err = stream.Recv()
+	require.Equal(t, codes.Canceled, status.Code(err))
+	require.NoError(t, os.WriteFile(filepath.Join(work[0], "begin"), nil, 0o600))
+	var last *pb.Job
+	remotetest.Eventually(t, func() bool {
+		jobs, err := rpc.List(ctx, &pb.ListRequest{}) // this attaches nobody
+		require.NoError(t, err)
+		last = jobs.GetJobs()[0]
+		return last.GetStatus() != pb.Job_running
+	}, "the job ends")
+	l.attach(t, client, "m1")
+	require.Equal(t, pb.Job_failed, last.GetStatus())
+	require.True(t, last.GetSystemFailed())
+	require.Contains(t, last.GetMessage(), "no space left")
+	require.Less(t, last.GetStdoutLen(), int64(1<<20))
+	_, err = pb.NewAttachmentClient(client).End(ctx, &pb.EndRequest{})
+	require.NoError(t, err)
+	l.requireGone(t)
+}
+
 func TestSecondStartOfALingeringServeFindsTheFirst(t *testing.T) {
 	l := startLingering(t, remotetest.SocketIn(t, remotetest.ShortTemp(t), "42"), time.Minute)
 	l.start(t, time.Minute)

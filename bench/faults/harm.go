@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -95,18 +96,26 @@ func (r *rig) sendAway(f injection) {
 	r.counted(met)
 }
 
+// mostAway is the longest time for which this round's links and managers are away.
+func (r *rig) mostAway() time.Duration { return cmp.Or(r.spec.away, mostAway) }
+
 // unplugAWhile drops all packets for a while that is shorter than the linger.
 func (r *rig) unplugAWhile(f injection) {
 	m := r.vmOf(f)
-	if err := m.link(context.Background(), "down"); err != nil {
-		r.find(Finding{What: Broken, Text: err.Error()})
-		return
-	}
-	r.later(between(leastAway, mostAway, f.Size), func() {
-		if err := m.link(context.Background(), "up"); err != nil {
+	set := func(up bool, at func() time.Time) bool {
+		err := m.link(context.Background(), up)
+		if err != nil {
 			r.find(Finding{What: Broken, Text: err.Error()})
 		}
-	})
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.plugged = at()
+		return err == nil
+	}
+	if !set(false, func() time.Time { return time.Time{} }) {
+		return
+	}
+	r.later(between(leastAway, r.mostAway(), f.Size), func() { set(true, time.Now) })
 	r.done()
 }
 
@@ -126,12 +135,12 @@ func (r *rig) narrow(f injection) {
 func (r *rig) unplug(f injection) {
 	m := r.vmOf(f)
 	r.harm(m)
-	if err := m.link(context.Background(), "down"); err != nil {
+	if err := m.link(context.Background(), false); err != nil {
 		r.find(Finding{What: Broken, Text: err.Error()})
 		return
 	}
 	r.later(between(keepaliveInterval+keepaliveTimeout, 3*(keepaliveInterval+keepaliveTimeout), f.Size), func() {
-		if err := m.link(context.Background(), "up"); err != nil {
+		if err := m.link(context.Background(), true); err != nil {
 			r.find(Finding{What: Broken, Text: err.Error()})
 		}
 	})

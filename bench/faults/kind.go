@@ -32,10 +32,16 @@ type kindSpec struct {
 	late      bool // the VM may learn late that its manager is gone: by sshd's own signs of life
 	weight    int  // how often it is drawn; 0 counts as 4
 	// linger is how long builds outlive their link. Then no fault of the link loses one.
-	linger  time.Duration
-	inject  func(*rig, injection)
-	wrapper string // a shell command that comes before the step runner is executed
+	linger time.Duration
+	// away is the longest time for which the link or the manager is away. If zero, mostAway.
+	away     time.Duration
+	campaign bool // drawn only by a soak that asks for it
+	inject   func(*rig, injection)
+	wrapper  string // a shell command that comes before the step runner is executed
 }
+
+// storm is the kind of a linger campaign.
+const storm Kind = "linger-storm"
 
 // Routes are the values of --route.
 var Routes = []string{"auto", "relay", "streamlocal", "session"}
@@ -54,6 +60,8 @@ const (
 	shortLinger = 5 * time.Second
 	// leastAway and mostAway bound the time for which a link is away.
 	leastAway, mostAway = time.Second, 10 * time.Second
+	// stormAway is mostAway in a storm. A build may meet a link and a manager that are away one after the other.
+	stormAway, stormLinger = time.Minute, 150 * time.Second
 )
 
 // kinds are all kinds of faults.
@@ -144,7 +152,7 @@ var kinds = map[Kind]*kindSpec{
 	},
 	"linger-unplug": {
 		does: "packets are dropped for 1 to 10 s, without a word to either end; builds linger", private: true, late: true,
-		linger: roundLinger, inject: (*rig).unplugAWhile,
+		manager: program, linger: roundLinger, inject: (*rig).unplugAWhile,
 	},
 	"linger-relay": {
 		does: "kill -9 of the relay; builds linger", routes: viaRelay, linger: roundLinger, inject: killOne("relay"),
@@ -160,6 +168,11 @@ var kinds = map[Kind]*kindSpec{
 	"linger-kill": {
 		does: "kill -9 of the manager; builds linger for 5 s", manager: program, linger: shortLinger,
 		inject: (*rig).killManager,
+	},
+	storm: {
+		does: "packets of each VM are dropped for 1 to 60 s, sshd and the relay are killed, the manager is stopped; " +
+			"builds linger",
+		private: true, late: true, campaign: true, linger: stormLinger, away: stormAway, inject: (*rig).unplugAWhile,
 	},
 	"flood": {does: "a peer floods a stream that nobody reads", inject: (*rig).flood},
 }

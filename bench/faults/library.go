@@ -32,7 +32,7 @@ func (r *rig) runLibrary(ctx context.Context) error {
 	if r.plan.Kind == "recycle" {
 		maxAge = 100 * time.Millisecond
 	}
-	provider, err := r.newProvider(maxAge, r.reachOf)
+	provider, err := r.newProvider(maxAge, func() *rig { return r })
 	if err != nil {
 		return err
 	}
@@ -66,8 +66,11 @@ func (r *rig) drive(ctx context.Context, provider *fleet) bool {
 		builds.Wait()
 	}()
 	bound := buildBound
-	if r.spec.slow {
+	switch {
+	case r.spec.slow:
 		bound = slowBuildBound
+	case r.spec.campaign:
+		bound += r.spec.linger
 	}
 	if !await(bound, func() bool { return isClosed(ended) }) {
 		r.findNoEnd(bound)
@@ -92,8 +95,8 @@ func (r *rig) closeProvider(provider *fleet) {
 	}
 }
 
-// newProvider returns the manager's end for the VMs. reach is told the phases of builds that the product tells of.
-func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phase)) (*fleet, error) {
+// newProvider returns the manager's end for the VMs. The present rig is told what the product tells of builds.
+func (r *rig) newProvider(maxAge time.Duration, present func() *rig) (*fleet, error) {
 	var all []instance.Instance
 	for _, m := range r.vms {
 		all = append(all, instance.Instance{
@@ -108,6 +111,7 @@ func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phas
 				HostKeys:          login.PinnedHostKeys(m.hostKey.PublicKey()),
 				KeepaliveInterval: keepaliveInterval,
 				KeepaliveTimeout:  keepaliveTimeout,
+				Trace:             &mux.Trace{DialPhase: m.dialPhase},
 			},
 		})
 	}
@@ -123,8 +127,9 @@ func (r *rig) newProvider(maxAge time.Duration, reach func(build string, at phas
 		Grace:       jobGrace,
 		Logger:      r.log,
 		Trace: &connector.Trace{
-			ServeReady: func(id string, _ connector.Route, _ time.Duration) { reach(id, atReady) },
-			ServeStop:  func(id string) { reach(id, atClose) },
+			ServeReady: func(id string, _ connector.Route, _ time.Duration) { present().reachOf(id, atReady) },
+			ServeStop:  func(id string) { present().reachOf(id, atClose) },
+			LinkBack:   func(id string, away time.Duration) { present().linkBack(id, away) },
 		},
 	}
 	provider, err := instance.NewProvider(cfg)

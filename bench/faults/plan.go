@@ -40,6 +40,8 @@ type injection struct {
 	Phase phase
 	After time.Duration
 	Size  float64 // 0 to 1: how large or long
+	Kind  Kind    // if not the round's
+	VM    int     // with 1 added; 0: that of the build
 }
 
 // phase is a point in a build's life.
@@ -139,7 +141,9 @@ type choice struct {
 }
 
 // usualChoices are all that harm only a round.
-var usualChoices = choicesOf(slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool { return kinds[k].global }))
+var usualChoices = choicesOf(slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool {
+	return kinds[k].global || kinds[k].campaign
+}))
 
 // choicesOf returns the kinds on their routes, as often as each is to be drawn.
 func choicesOf(from []Kind) []choice {
@@ -175,7 +179,8 @@ func DrawShort(seed uint64, f Filter, builds int) []Plan {
 	for i, kind := range everyKind {
 		spec := kinds[kind]
 		c := choice{kind, spec.on()[i%len(spec.on())]}
-		if f.wants(c) && spec.global == (f.global() != "") && !spec.slow && kind != "cancel-many" {
+		if f.wants(c) && spec.global == (f.global() != "") && !spec.slow && !spec.campaign &&
+			kind != "cancel-many" {
 			missing[c] = true
 		}
 	}
@@ -188,6 +193,27 @@ func DrawShort(seed uint64, f Filter, builds int) []Plan {
 		}
 	}
 	return plans
+}
+
+// drawStorm draws the faults of a storm: the network of each VM is pulled once, sshd and the relay of one are killed,
+// and now and then the manager is stopped.
+func drawStorm(r *rand.Rand, vms, builds int) []injection {
+	var all []injection
+	for i := range vms {
+		f := drawFault(r, builds, storm)
+		f.VM, f.Size = i+1, f.Size*f.Size // most are short
+		all = append(all, f)
+	}
+	others := []Kind{"linger-sshd", "linger-relay"}
+	if r.IntN(5) == 0 {
+		others = append(others, "linger-stop")
+	}
+	for _, kind := range others {
+		f := drawFault(r, builds, storm)
+		f.Kind, f.Size = kind, f.Size*f.Size
+		all = append(all, f)
+	}
+	return all
 }
 
 func drawOf(r *rand.Rand, seed uint64, round int, c choice) Plan {
@@ -250,10 +276,9 @@ func drawBuild(r *rand.Rand, i int, kind Kind) buildPlan {
 	if r.IntN(8) == 0 {
 		b.Lines = 10_000 + r.IntN(40_000) // up to 3 MiB
 	}
-	if kinds[kind].linger > 0 && b.Form == "shell" { // it has no step runner that could go on
-		b.Form = "script"
-	}
 	switch {
+	case kind == storm: // it takes longer than most cuts
+		b.Pause *= 20
 	case kind == "cancel-many":
 		b.Lines, b.Bursts, b.Pause, b.After, b.Form = 1, 2, time.Minute, 0, "script"
 	case kinds[kind].manager == program:

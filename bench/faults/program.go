@@ -259,13 +259,23 @@ func (r *rig) pauseManager(f injection) {
 
 // pauseManagerLong stops the manager for longer than the VM's end waits for a sign of life.
 func (r *rig) pauseManagerLong(f injection) {
+	if r.manage == nil { // it is this process
+		r.counted(pauseSelf(between(leastAway, r.mostAway(), f.Size)) == nil)
+		return
+	}
 	if isClosed(r.manage.exited) {
 		r.missed()
 		return
 	}
 	_ = r.manage.cmd.Process.Signal(syscall.SIGSTOP) // it may end just now
-	r.later(between(leastAway, mostAway, f.Size), func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
+	r.later(between(leastAway, r.mostAway(), f.Size), func() { _ = r.manage.cmd.Process.Signal(syscall.SIGCONT) })
 	r.done()
+}
+
+// pauseSelf stops this process for a while.
+func pauseSelf(d time.Duration) error {
+	text := fmt.Sprintf("kill -STOP $PPID; sleep %.3f; kill -CONT $PPID", d.Seconds())
+	return command(context.Background(), "sh", "-c", text)
 }
 
 func (r *rig) starveManager(injection) {

@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -40,17 +41,21 @@ type Options struct {
 
 // Result is how a round went.
 type Result struct {
-	Round    int       `json:"round"`
-	Kind     Kind      `json:"kind"`
-	Route    string    `json:"route"`
-	Faults   int       `json:"faults"` // that were done
-	Missed   int       `json:"missed"` // that met nothing to be harmed
-	Builds   int       `json:"builds"`
-	Lost     int       `json:"lost"` // builds, as failures of the system
-	EndMS    []float64 `json:"end_ms,omitempty"`
-	CleanMS  float64   `json:"clean_ms"` // from the last build's end to clean VMs
-	TookMS   float64   `json:"took_ms"`
-	Findings []Finding `json:"findings,omitempty"`
+	Round  int       `json:"round"`
+	Kind   Kind      `json:"kind"`
+	Route  string    `json:"route"`
+	Faults int       `json:"faults"` // that were done
+	Missed int       `json:"missed"` // that met nothing to be harmed
+	Builds int       `json:"builds"`
+	Lost   int       `json:"lost"` // builds, as failures of the system
+	EndMS  []float64 `json:"end_ms,omitempty"`
+	// BackMS is for each build how long after its VM's network was back its link was, and BackLessLoginMS the same
+	// without the key exchange and the login of that connection.
+	BackMS          []float64 `json:"back_ms,omitempty"`
+	BackLessLoginMS []float64 `json:"back_less_login_ms,omitempty"`
+	CleanMS         float64   `json:"clean_ms"` // from the last build's end to clean VMs
+	TookMS          float64   `json:"took_ms"`
+	Findings        []Finding `json:"findings,omitempty"`
 }
 
 // rig is a round at work.
@@ -252,8 +257,8 @@ func (r *rig) inject(f injection) {
 	case <-timer.C:
 	case <-r.over:
 	}
-	r.log.Debug("fault", "kind", r.plan.Kind, "build", b.ID, "phase", f.Phase, "size", f.Size)
-	r.spec.inject(r, f)
+	r.log.Debug("fault", "kind", cmp.Or(f.Kind, r.plan.Kind), "build", b.ID, "phase", f.Phase, "size", f.Size)
+	kinds[cmp.Or(f.Kind, r.plan.Kind)].inject(r, f)
 }
 
 // done counts a fault that met something.
@@ -327,6 +332,9 @@ func (r *rig) find(all ...Finding) {
 
 // vmOf returns the VM of a build, or any VM if the build is not on one yet.
 func (r *rig) vmOf(f injection) *machine {
+	if f.VM > 0 {
+		return r.vms[f.VM-1]
+	}
 	b := r.builds[f.Build]
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -336,6 +344,35 @@ func (r *rig) vmOf(f injection) *machine {
 		}
 	}
 	return r.vms[f.Build%len(r.vms)]
+}
+
+// linkBack notes that the link of a build is back.
+func (r *rig) linkBack(id string, away time.Duration) {
+	now := time.Now()
+	vm := ""
+	for _, b := range r.builds {
+		if b.ID == id {
+			b.mu.Lock()
+			vm = b.vm
+			b.mu.Unlock()
+		}
+	}
+	for _, m := range r.vms {
+		if m.id != vm {
+			continue
+		}
+		m.mu.Lock()
+		plugged, login := m.plugged, m.login
+		m.mu.Unlock()
+		if plugged.IsZero() || now.Add(-away).After(plugged) { // it was away for another reason
+			continue
+		}
+		took := now.Sub(plugged)
+		r.mu.Lock()
+		r.result.BackMS = append(r.result.BackMS, millis(took))
+		r.result.BackLessLoginMS = append(r.result.BackLessLoginMS, millis(took-login))
+		r.mu.Unlock()
+	}
 }
 
 // end notes a build's end and judges it.

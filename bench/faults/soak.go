@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -26,6 +27,7 @@ type Soak struct {
 	Seed     uint64
 	WarmUp   time.Duration // at the begin, which is not fitted: caches fill, the heap and its pieces find their sizes
 	Duration time.Duration // after that
+	Storms   int           // instead of all this: so many cycles of a linger-storm
 }
 
 // soakSample is the manager's process at a moment when no build runs.
@@ -52,6 +54,9 @@ type SoakResult struct {
 	Samples  []soakSample   `json:"samples"`
 	Fits     map[string]fit `json:"fits"` // by what was sampled
 	Findings []Finding      `json:"findings"`
+	// BackMS and BackLessLoginMS are those of the cycles' results.
+	BackMS          []float64 `json:"back_ms,omitempty"`
+	BackLessLoginMS []float64 `json:"back_less_login_ms,omitempty"`
 }
 
 // StartSoak runs a soak in processes of its own and waits for it. They write progress to talk.
@@ -64,7 +69,8 @@ func StartSoak(ctx context.Context, s Soak, opts Options, talk io.Writer) (SoakR
 func soakKinds(private bool) []Kind {
 	return slices.DeleteFunc(slices.Clone(everyKind), func(k Kind) bool {
 		s := kinds[k]
-		return s.global || s.manager == program || s.tmpfs || s.slow || s.private && !private || s.wrapper != "" ||
+		return s.global || s.campaign || s.manager == program || s.tmpfs || s.slow || s.private && !private ||
+			s.wrapper != "" ||
 			slices.Contains([]Kind{"cancel-many", "recycle", "none"}, k)
 	})
 }
@@ -80,8 +86,14 @@ type soak struct {
 // runSoak runs a soak in this process.
 func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResult, error) {
 	runtime.MemProfileRate = 0 // what the rig itself would gather, as it can show stacks (runtime/pprof)
-	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: "cut", Route: "auto", VMs: soakVMs}, dir, opts,
+	kind := Kind("cut")
+	if plan.Storms > 0 {
+		kind = storm
+		opts.Clean = cmp.Or(opts.Clean, kinds[storm].linger+stormMargin)
+	}
+	s := &soak{Soak: plan, rig: newRig(Plan{Seed: plan.Seed, Kind: kind, Route: "auto", VMs: soakVMs}, dir, opts,
 		slog.New(slog.DiscardHandler))}
+	s.current.Store(s.rig)
 	if err := s.setUp(ctx); err != nil {
 		return SoakResult{}, fmt.Errorf("set up: %w", err)
 	}
@@ -89,15 +101,11 @@ func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResu
 	// The plan of the rig as a whole has no builds: it says how many there may be at once.
 	s.builds = make([]*build, soakBuilds)
 	goroutines, files := runtime.NumGoroutine(), openFiles()
-	provider, err := s.newProvider(soakMaxAge, func(id string, at phase) {
-		if r := s.current.Load(); r != nil {
-			r.reachOf(id, at)
-		}
-	})
+	provider, err := s.newProvider(soakMaxAge, s.current.Load)
 	if err != nil {
 		return SoakResult{}, err
 	}
-	for time.Since(s.begin) < plan.WarmUp+plan.Duration && ctx.Err() == nil {
+	for s.goesOn() && ctx.Err() == nil {
 		cycle := s.cycle(s.result.Cycles)
 		s.current.Store(cycle)
 		if !cycle.drive(ctx, provider) {
@@ -117,6 +125,17 @@ func runSoak(ctx context.Context, plan Soak, dir string, opts Options) (SoakResu
 	return s.result, nil
 }
 
+// stormMargin is how long after its linger a step runner may end that nobody has ended: it notices 30 s late that the
+// link was lost.
+const stormMargin = 45 * time.Second
+
+func (s *soak) goesOn() bool {
+	if s.Storms > 0 {
+		return s.result.Cycles < s.Storms
+	}
+	return time.Since(s.begin) < s.WarmUp+s.Duration
+}
+
 // soakBuilds bounds the builds of a cycle.
 const soakBuilds = 40
 
@@ -124,9 +143,15 @@ const soakBuilds = 40
 func (s *soak) cycle(n int) *rig {
 	r := newSource(s.Seed, n)
 	all := soakKinds(s.opts.Private)
+	if s.Storms > 0 {
+		all = []Kind{storm}
+	}
 	plan := drawOf(r, s.Seed, n, choice{all[r.IntN(len(all))], s.plan.Route})
 	for len(plan.Builds) < soakBuilds {
 		plan.Builds = append(plan.Builds, drawBuild(r, len(plan.Builds), plan.Kind))
+	}
+	if s.Storms > 0 {
+		plan.Faults = drawStorm(r, soakVMs, len(plan.Builds))
 	}
 	for i := range plan.Builds { // those of the cycle before may still be about to end on the VMs
 		plan.Builds[i].ID += "-" + strconv.Itoa(n)
@@ -143,6 +168,8 @@ func (s *soak) add(c *rig) {
 	s.result.Builds += len(c.builds)
 	s.result.Lost += c.result.Lost
 	s.result.Faults += c.result.Faults
+	s.result.BackMS = append(s.result.BackMS, c.result.BackMS...)
+	s.result.BackLessLoginMS = append(s.result.BackLessLoginMS, c.result.BackLessLoginMS...)
 	for _, f := range c.result.Findings {
 		f.Text = fmt.Sprintf("cycle %d (%s): %s", c.plan.Round, c.plan.Kind, f.Text)
 		s.result.Findings = append(s.result.Findings, f)
@@ -153,7 +180,7 @@ func (s *soak) add(c *rig) {
 	}
 	sample := s.sample()
 	s.result.Samples = append(s.result.Samples, sample)
-	if s.result.Cycles%10 == 0 {
+	if s.result.Cycles%10 == 0 || s.Storms > 0 {
 		fmt.Fprintf(os.Stderr,
 			"%.0f s: %d builds, %d faults, heap %.1f MiB, RSS %.1f MiB, %.0f goroutines, %.0f files, %.0f processes\n",
 			sample.Seconds, s.result.Builds, s.result.Faults, sample.Heap/(1<<20), sample.RSS/(1<<20),

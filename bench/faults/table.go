@@ -87,12 +87,24 @@ func SoakTable(r SoakResult) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%.0f s, %d builds in %d cycles, %d faults, %d builds lost, %d things wrong\n", r.Seconds, r.Builds,
 		r.Cycles, r.Faults, r.Lost, len(r.Findings))
+	for name, ms := range map[string][]float64{"back": r.BackMS, "back less login": r.BackLessLoginMS} {
+		if len(ms) > 0 {
+			fmt.Fprintf(&s, "%-15s %4d links, after p50 %.0f p99 %.0f max %.0f ms\n", name, len(ms), percentile(ms, 50),
+				percentile(ms, 99), percentile(ms, 100))
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.Fits)) {
 		f := r.Fits[name]
 		fmt.Fprintf(&s, "%-10s mean %14.1f  grows by %12.1f +- %.1f an hour  flat: %v\n", name, f.Mean, f.Slope, f.Error,
 			f.Flat)
 	}
 	return s.String()
+}
+
+// percentile returns the p-th percentile of values, of which there is at least one.
+func percentile(values []float64, p int) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[(len(sorted)-1)*p/100]
 }
 
 // Table shows results for a terminal.

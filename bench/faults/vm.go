@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -53,6 +54,21 @@ type machine struct {
 	mu     sync.Mutex // guards the following
 	sshd   *exec.Cmd
 	exited chan struct{} // closed when sshd has
+	// plugged is when the network was plugged in again; zero if it never was unplugged, or is.
+	plugged          time.Time
+	handshake, login time.Duration // of the last connection; login has both parts
+}
+
+// dialPhase notes how long the server's part of a dial took.
+func (m *machine) dialPhase(phase string, took time.Duration, _ error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch phase {
+	case "handshake":
+		m.handshake = took
+	case "login":
+		m.login = m.handshake + took
+	}
 }
 
 // listener returns the process ID of the sshd that listens.
@@ -149,12 +165,16 @@ func (m *machine) plug(ctx context.Context, i int) (netip.Addr, error) {
 	net := "10.99." + strconv.Itoa(i) + "."
 	for _, line := range []string{
 		"netns add " + m.netns,
-		"link add " + near + " type veth peer name " + far + " netns " + m.netns,
+		"link add " + near + " address " + nearMAC +
+			" type veth peer name " + far + " address " + farMAC + " netns " + m.netns,
 		"addr add " + net + "1/24 dev " + near,
 		"link set " + near + " up",
 		"-n " + m.netns + " addr add " + net + "2/24 dev " + far,
 		"-n " + m.netns + " link set " + far + " up",
 		"-n " + m.netns + " link set lo up",
+		// They stand for routers, which know their neighbours: the kernel looks for one once a second.
+		"neigh replace " + net + "2 lladdr " + farMAC + " dev " + near + " nud permanent",
+		"-n " + m.netns + " neigh replace " + net + "1 lladdr " + nearMAC + " dev " + far + " nud permanent",
 	} {
 		if err := command(ctx, "ip", strings.Fields(line)...); err != nil {
 			return netip.Addr{}, err
@@ -163,9 +183,18 @@ func (m *machine) plug(ctx context.Context, i int) (netip.Addr, error) {
 	return netip.ParseAddr(net + "2")
 }
 
-// link tells the VM's end of its network's cable: ip link set dev ... up or down.
-func (m *machine) link(ctx context.Context, state string) error {
-	return command(ctx, "ip", "-n", m.netns, "link", "set", "f"+m.id[2:], state)
+// The addresses of the two ends of a VM's network.
+const nearMAC, farMAC = "02:00:00:00:00:01", "02:00:00:00:00:02"
+
+// link lets packets through in both directions, or drops them without a word.
+func (m *machine) link(ctx context.Context, up bool) error {
+	change := []string{"replace", "root", "pfifo", "limit", "0"}
+	if up {
+		change = []string{"del", "root"}
+	}
+	near := slices.Concat([]string{"qdisc", change[0], "dev", "n" + m.id[2:]}, change[1:])
+	far := slices.Concat([]string{"-n", m.netns, "qdisc", change[0], "dev", "f" + m.id[2:]}, change[1:])
+	return errors.Join(command(ctx, "tc", near...), command(ctx, "tc", far...))
 }
 
 // dialed is where the manager connects to.

@@ -45,7 +45,7 @@ Standard output has a line for each action: its reference and its commit. It use
 			}
 			ctx, _, stop := endings(cmd.Context(), endsignal.All...)
 			defer stop()
-			err = actionmirror.Fill(ctx, server, dir, uses, func(a actionmirror.Action) {
+			err = actionmirror.Fill(ctx, server, dir, ".", uses, func(a actionmirror.Action) {
 				fmt.Fprintln(cmd.OutOrStdout(), termtext.Text(a.Uses), a.Commit)
 			})
 			if err != nil {

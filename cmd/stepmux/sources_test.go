@@ -15,6 +15,7 @@ import (
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/step/trace"
 	"github.com/stepmux/stepmux/remote/step/trace/inspect"
 )
@@ -49,7 +50,10 @@ func (e *example) run(args ...string) (stdout, stderr string, code int) {
 	e.t.Helper()
 	cmd := exec.Command(e.program, args...)
 	cmd.Dir = e.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "TMPDIR=" + sshtest.SocketDir(e.t)}
+	// Without isolation, which hides the project: it is in /tmp.
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + e.dir, "TMPDIR=" + sshtest.SocketDir(e.t), wire.IsolationVar + "=off",
+	}
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
 	err := cmd.Run()

@@ -3,6 +3,7 @@ package docker_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"net/http"
@@ -233,12 +234,20 @@ func TestImagesThatCannotRunAreRefusedByName(t *testing.T) {
 	refused("needs shared libraries, which the image may not have; use one of make build")
 }
 
-// dynamic returns a stepmux that needs shared libraries, as a plain `go build` makes where cgo works.
+// dynamic returns a program that says it is a stepmux and needs shared libraries, as a plain `go build` makes where cgo
+// works. It does nothing: the packages of stepmux would all be compiled for this.
 func dynamic(t *testing.T) *program.Binary {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "stepmux")
-	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -linkmode=external", "-o", file,
-		"../../cmd/stepmux-vm")
+	dir, err := filepath.Abs("../../cmd/stepmux-vm")
+	require.NoError(t, err)
+	in := t.TempDir()
+	source, overlay, file := filepath.Join(in, "main.go"), filepath.Join(in, "overlay"), filepath.Join(in, "stepmux")
+	require.NoError(t, os.WriteFile(source, []byte("package main\n\nfunc main() {}\n"), 0o600))
+	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{filepath.Join(dir, "main.go"): source}})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(overlay, replace, 0o600))
+	build := exec.Command("go", "build", "-buildvcs=false", "-ldflags", "-s -w -linkmode=external", "-overlay", overlay,
+		"-o", file, dir)
 	build.Env = append(os.Environ(), "CGO_ENABLED=1")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)

@@ -1,6 +1,6 @@
 // Package runnertest builds the program for tests of the manager's end, which use it as the step runner on their VMs.
 // It is built once per test binary, and without the race detector, which would make each of the many processes several
-// times slower. [Main] runs the tests and removes it.
+// times slower. [Main] runs the tests and removes it. Test binaries that run with the same [DirVar] share it.
 package runnertest
 
 import (
@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -25,7 +26,11 @@ import (
 // fetchProgram is the file beside the VM's end that has the commands for the network.
 const fetchProgram = "stepmux-fetch"
 
-// dir holds the built programs. The first Command makes it, and Main removes it.
+// DirVar names an environment variable with an existing directory. The programs are built there, once for all test
+// binaries that get it, and stay. Whoever sets it removes the directory. .ci/run does.
+const DirVar = "STEPMUX_TEST_PROGRAMS"
+
+// dir holds the built programs if there is no DirVar. The first Command makes it, and Main removes it.
 var dir string
 
 // Main runs the tests, checks that no goroutine is left and exits. TestMain calls it.
@@ -70,7 +75,7 @@ var Program = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	program := filepath.Join(in, "stepmux-vm")
-	return program, BuildEnd(program)
+	return program, once(program, func() error { return BuildEnd(program) })
 })
 
 // BuildEnd builds the VM's end to a file, as a release has it but for the version, so that nothing is compiled that
@@ -105,10 +110,12 @@ func pack(name string) (string, error) {
 		return "", err
 	}
 	path := filepath.Join(filepath.Dir(end), name)
-	if out, err := exec.Command("gzip", "--keep", "--fast", path).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("pack the VM's end: %w: %s", err, out)
-	}
-	return path + ".gz", nil
+	return path + ".gz", once(path+".gz", func() error {
+		if out, err := exec.Command("gzip", "--keep", "--force", "--fast", path).CombinedOutput(); err != nil {
+			return fmt.Errorf("pack the VM's end: %w: %s", err, out)
+		}
+		return nil
+	})
 }
 
 // Manager builds the program of the manager, once, as `make build` does: it carries the VM's end for this machine. It
@@ -148,7 +155,7 @@ func buildManager(end string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(end+".overlay", overlay, 0o600); err != nil {
+	if err := once(end+".overlay", func() error { return os.WriteFile(end+".overlay", overlay, 0o600) }); err != nil {
 		return "", err
 	}
 	return build("stepmux", "cmd/stepmux", "grpcnotrace,carry", "-overlay", end+".overlay")
@@ -178,16 +185,42 @@ func build(name, pkg, tags string, flags ...string) (string, error) {
 	args := slices.Concat(
 		[]string{"build", "-trimpath", "-buildvcs=false", "-tags", tags, "-ldflags", "-s -w", "-o", program}, flags,
 		[]string{"github.com/stepmux/stepmux/" + pkg})
-	cmd := exec.Command("go", args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build %s: %w: %s", name, err, out)
-	}
-	return program, nil
+	return program, once(program, func() error {
+		cmd := exec.Command("go", args...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build %s: %w: %s", name, err, out)
+		}
+		return nil
+	})
 }
 
-// tempDir makes dir, once.
+// once builds file, unless another test binary has built it. A lock beside the file makes test binaries wait for the
+// one that builds it. The mark in the lock's file says that the build has succeeded.
+func once(file string, build func() error) error {
+	lock, err := os.OpenFile(file+".built", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("wait for the build of %s: %w", file, err)
+	}
+	if state, err := lock.Stat(); err != nil || state.Size() > 0 {
+		return err
+	}
+	if err := build(); err != nil {
+		return err
+	}
+	_, err = lock.WriteString("built\n")
+	return err
+}
+
+// tempDir returns the directory of DirVar, or makes dir, once.
 var tempDir = sync.OnceValues(func() (string, error) {
+	if shared := os.Getenv(DirVar); shared != "" {
+		return shared, nil
+	}
 	var err error
 	dir, err = os.MkdirTemp("", "runnertest")
 	return dir, err

@@ -11,6 +11,9 @@ const (
 	// ManagerKey is the metadata of a call by which a manager names itself to a serve that lingers.
 	ManagerKey = "stepmux-manager"
 
+	// ProxyNotFound is the exit code of a proxy that found nobody listening on its socket.
+	ProxyNotFound = 4
+
 	maxManager = 64 // bytes of a manager's name
 )
 

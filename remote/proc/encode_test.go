@@ -83,7 +83,10 @@ func TestMessagesAreReadAsTheyWereSent(t *testing.T) {
 	_, err = receive(theirFD)
 	require.ErrorIs(t, err, errMessage, "it is cut off")
 
-	sent := report{reportFixed{Kind: reportFailed, ID: 7, At: stageDir, Errno: 2}, strings.Repeat("x", 2*maxReport)}
+	sent := report{reportFixed{
+		Kind: reportFailed, ID: 1<<32 - 1, PID: -2, At: stageDir, Errno: 3, Status: 4, UserTime: 5 << 40, SysTime: 6 << 40,
+		MaxRSS: 7 << 40, Left: 1<<32 - 2,
+	}, strings.Repeat("x", 2*maxReport)}
 	sent.send(theirs)
 	packet := make([]byte, maxReport)
 	n, err := ours.Read(packet)

@@ -2,7 +2,6 @@ package proc
 
 import (
 	"bytes"
-	"encoding/binary"
 	"math"
 	"testing"
 
@@ -15,7 +14,7 @@ func FuzzInitsMessages(f *testing.F) {
 		var b bytes.Buffer
 		for _, r := range reports {
 			r.ID = 1
-			_ = binary.Write(&b, binary.LittleEndian, r.reportFixed)
+			r.send(&b)
 		}
 		f.Add(b.Bytes())
 	}
@@ -29,9 +28,9 @@ func FuzzInitsMessages(f *testing.F) {
 		ours, theirs, err := channelPair()
 		require.NoError(t, err)
 		defer ours.Close()
-		size := binary.Size(reportFixed{})
-		for i := 0; i < len(data) && i < 64*size; i += size { // a socket takes that many at once
-			_, err = theirs.Write(data[i:min(i+size, len(data))])
+		// A socket takes 64 at once.
+		for i := 0; i < len(data) && i < 64*reportHead; i += reportHead {
+			_, err = theirs.Write(data[i:min(i+reportHead, len(data))])
 			require.NoError(t, err)
 		}
 		theirs.Close()

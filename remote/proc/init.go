@@ -43,7 +43,9 @@ type making struct {
 var errClosed = errors.New("the program is ending")
 
 // Start runs c and returns once the program is being executed. ctx bounds the start alone, not the life of the command.
-// A few commands are started at a time; more wait for their turn until ctx ends.
+// A few commands are started at a time; more wait for their turn until ctx ends. If the init is killed at the start,
+// nobody knows whether the program ran. That is no error of Start but of Wait: after an error of Start, but ctx's, the
+// program has not run, and can be started again.
 //
 // A *[StartError] says that the command is at fault: there is no such program, it cannot be executed, or its arguments
 // are too large. Other errors name a mistake in c, or a failure of the machine.

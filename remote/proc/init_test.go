@@ -64,6 +64,41 @@ func TestInitThatWasKilledIsReplaced(t *testing.T) {
 	require.NoError(t, p.Close())
 }
 
+// Symptom: a script that killed its init at once was reported as one that had not started, so it could start again.
+func TestCommandWhoseStartIsUnknownIsNoStartError(t *testing.T) {
+	in := newInit(t)
+	l := in.init(t)
+	require.NoError(t, l.init.Signal(unix.SIGSTOP))
+	started := make(chan error, 1)
+	var p *Process
+	go func() {
+		var err error
+		p, err = in.Start(t.Context(), shell("exit 3"))
+		started <- err
+	}()
+	raw, err := l.control.SyscallConn()
+	require.NoError(t, err)
+	eventually(t, func() bool { // the command waits in the channel
+		unread := 0
+		require.NoError(t, raw.Control(func(fd uintptr) { unread, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }))
+		require.NoError(t, err)
+		return unread > 0
+	}, "the command is handed over")
+	require.NoError(t, l.init.Kill())
+	require.NoError(t, <-started)
+	require.Zero(t, p.PID())
+	_, err = p.Wait(t.Context())
+	require.EqualError(t, err, `wait for "/bin/sh": the init that held it ended before it; it is not known whether it `+
+		`had started`)
+	require.True(t, MachineFailed(err))
+	p.Stop(0)
+	require.EqualError(t, p.Close(), `close "/bin/sh": the init that held it ended before it: signal: killed`)
+
+	_, err = l.start(t.Context(), shell("exit 3"))
+	require.ErrorIs(t, err, errDeaf)
+	require.True(t, MachineFailed(err))
+}
+
 func TestClosedInitLeavesNothingAndStartsNothing(t *testing.T) {
 	tag := newTag()
 	in := newInit(t)

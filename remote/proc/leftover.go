@@ -1,10 +1,11 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
-	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -94,9 +95,16 @@ func serverOf(pid int) (id identity, isInit bool) {
 		id, _ = parseIdentity(marker)
 		return id, false
 	}
-	if args := Arguments(pid); len(args) == 3 && slices.Equal(args[:2], initArgs) {
-		id, _ = parseIdentity(args[2])
-		return id, true
+	line, err := readFile(pid, "cmdline")
+	if err != nil {
+		return identity{}, false
 	}
-	return identity{}, false
+	defer line.release()
+	begin := []byte(strings.Join(initArgs, "\x00") + "\x00")
+	text, ok := bytes.CutPrefix(bytes.TrimSuffix(line.data, []byte{0}), begin)
+	if !ok || bytes.IndexByte(text, 0) >= 0 {
+		return identity{}, false
+	}
+	id, _ = parseIdentity(string(text))
+	return id, true
 }

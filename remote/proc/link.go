@@ -37,8 +37,14 @@ type link struct {
 	resume  func() // continues an init that was stopped
 }
 
-// errInit is the error of a command whose init ended before it, or is stuck.
-var errInit = errors.New("the init that held it ended before it")
+var (
+	// errInit is the error of a command whose init ended before it.
+	errInit = errors.New("the init that held it ended before it")
+	// errUntold is that of a command that was handed over, and of which the init told nothing.
+	errUntold = fmt.Errorf("%w; it is not known whether it had started", errInit)
+	// errDeaf is the error of a command that was not handed over: it has not started.
+	errDeaf = initError{errors.New("its init takes no commands: it has ended, or hangs")}
+)
 
 // launch starts an init. With level Auto it has no isolation where the machine gives it none.
 func launch(room walls.Spec, orphan string) (*link, error) {
@@ -128,7 +134,8 @@ func (l *link) await() error {
 	}
 }
 
-// start hands c to the init and waits until it runs.
+// start hands c to the init and waits until it runs. If the init ends first, c may have run, with all effects: then
+// start returns a process whose exit is unknown, since a caller may start again after an error.
 func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 	var err error
 	if c.Visible != "" && l.level != walls.Off {
@@ -151,16 +158,11 @@ func (l *link) start(ctx context.Context, c Command) (*Process, error) {
 		_ = p.Close()
 		return nil, fmt.Errorf("start %q: %w", c.Argv[0], context.Cause(ctx))
 	}
-	switch {
-	case p.failed != nil:
-		err = p.failed.error(&c)
-	case p.leader == 0:
-		err = fmt.Errorf("start %q: %w", c.Argv[0], errInit)
-	default:
+	if p.failed == nil {
 		return p, nil
 	}
 	_ = p.Close()
-	return nil, err
+	return nil, p.failed.error(&c)
 }
 
 // register returns a process with a number of its own.
@@ -168,7 +170,7 @@ func (l *link) register(program string) (*Process, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if isClosed(l.gone) {
-		return nil, errInit
+		return nil, errDeaf
 	}
 	l.last++
 	p := newProcess(l, l.last, program)

@@ -31,10 +31,16 @@ const commandVar = "STEPMUX_COMMAND"
 // lookup returns a variable of the environment that process pid was started with. It is empty if it is not
 // there, or if we may not read it.
 func lookup(pid int, name string) string {
-	environ, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	for entry := range bytes.SplitSeq(environ, []byte{0}) {
-		if value, ok := bytes.CutPrefix(entry, []byte(name+"=")); ok {
-			return string(value)
+	environ, err := readFile(pid, "environ")
+	if err != nil {
+		return ""
+	}
+	defer environ.release()
+	for rest := environ.data; len(rest) > 0; {
+		var entry []byte
+		entry, rest, _ = bytes.Cut(rest, []byte{0})
+		if len(entry) > len(name) && entry[len(name)] == '=' && string(entry[:len(name)]) == name {
+			return string(entry[len(name)+1:])
 		}
 	}
 	return ""
@@ -102,17 +108,26 @@ type Info struct {
 
 // ReadInfo returns the Info of process pid.
 func ReadInfo(pid int) (Info, error) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	file, err := readFile(pid, "stat")
 	if err != nil {
 		return Info{}, err
 	}
+	defer file.release()
 	// pid (any name) state parent ...: see proc_pid_stat(5).
+	stat := file.data
 	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
 	if open < 0 || end < open {
 		return Info{}, errMessage
 	}
-	fields := bytes.Fields(stat[end+1:])
-	if len(fields) < 20 {
+	var fields [20][]byte
+	n := 0
+	for field := range bytes.FieldsSeq(stat[end+1:]) {
+		fields[n] = field
+		if n++; n == len(fields) {
+			break
+		}
+	}
+	if n < len(fields) {
 		return Info{}, errMessage
 	}
 	start, err := strconv.ParseUint(string(fields[19]), 10, 64)
@@ -128,13 +143,18 @@ func (i Info) Gone() bool { return identity{self().space, i.PID, i.start}.dead()
 
 // List returns the processes of this machine.
 func List() ([]Info, error) {
-	entries, err := os.ReadDir("/proc")
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, err
 	}
 	var all []Info
-	for _, entry := range entries {
-		if pid := atoi(entry.Name()); pid > 0 {
+	for _, name := range names {
+		if pid := atoi(name); pid > 0 {
 			if info, err := ReadInfo(pid); err == nil { // else it has just ended
 				all = append(all, info)
 			}
@@ -145,9 +165,13 @@ func List() ([]Info, error) {
 
 // Arguments returns the command line of process pid, nil if it has none or has ended.
 func Arguments(pid int) []string {
-	line, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
-	if err != nil || len(line) == 0 {
+	line, err := readFile(pid, "cmdline")
+	if err != nil {
 		return nil
 	}
-	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+	defer line.release()
+	if len(line.data) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(line.data), "\x00"), "\x00")
 }

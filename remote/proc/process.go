@@ -146,10 +146,11 @@ func (p *Process) lost(err error) {
 			_ = unix.Kill(-p.leader, unix.SIGKILL)
 		}
 		p.exitErr = errInit
+		if p.leader == 0 { // nor has it failed: the link would have forgotten it
+			p.exitErr = errUntold
+			close(p.started)
+		}
 		p.setExited()
-	}
-	if p.leader == 0 && p.failed == nil {
-		close(p.started)
 	}
 	close(p.gone)
 }
@@ -204,7 +205,7 @@ func (p *Process) AwaitGroup(ctx context.Context, killAt func() time.Time) {
 }
 
 // PID returns the process id of the command, which is that of its process group and session too. It is that of the
-// command's own namespace, if its [Init] has isolation.
+// command's own namespace, if its [Init] has isolation. It is 0 if the init ended before it told it.
 func (p *Process) PID() int { return p.leader }
 
 // Wait waits for the command's exit, and then until its output was read to the end, or for DrainTimeout if processes

@@ -46,7 +46,7 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := NewJob(Given{Notices: job.Notices, Steps: string(text), Config: engine.Config{Definition: def, Vars: src.Vars}})
+	j := NewJob(Given{Steps: string(text), Config: engine.Config{Definition: def, Vars: src.Vars}})
 	j.name = job.Name
 	return j, nil
 }

@@ -33,7 +33,9 @@ func TestExampleRunsOnTwoMachinesOverOneConnectionEach(t *testing.T) {
 	}
 
 	program := filepath.Join(t.TempDir(), "pool")
-	out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput()
+	build := exec.Command("go", "build", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build compiles its packages
+	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	cmd := exec.Command(program, one.User+"@"+one.Addr, two.User+"@"+two.Addr)
 	cmd.Env = append(os.Environ(), "HOME="+home)

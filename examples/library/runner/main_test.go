@@ -17,7 +17,9 @@ func TestMain(m *testing.M) { runnertest.Main(m) }
 
 func TestTheRunnerRunsABuildsSteps(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "runner")
-	text, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput()
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build compiles its packages
+	text, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", text)
 	for name, s := range map[string]*sshtest.Server{
 		"in-process": sshtest.InProcess(t, embeddedvm.Config{}), "OpenSSH": sshtest.OpenSSH(t),

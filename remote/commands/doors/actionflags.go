@@ -11,14 +11,20 @@ import (
 // NodeVariable is the environment variable that names the program node for actions.
 const NodeVariable = "STEP_RUNNER_NODE"
 
+// baseVariable is the environment variable that names the mirror of actions. A relay, which starts step runners without
+// flags, passes its environment on to them.
+const baseVariable = "STEPMUX_ACTIONS_BASE"
+
 // ActionFlags registers the flags that say how GitHub Actions run.
 func ActionFlags(fl *pflag.FlagSet, cfg *action.Config) {
-	fl.StringVar(&cfg.Base, "actions-base", "", "take actions from this `URL` or directory in place of https://github.com")
-	fl.BoolVar(&cfg.RequirePinned, "require-pinned", false, "refuse actions whose revision is not a full commit")
+	fl.StringVar(&cfg.Base, "actions-base", os.Getenv(baseVariable),
+		"take actions from this `URL` or directory (default STEPMUX_ACTIONS_BASE, else https://github.com)")
+	fl.BoolVar(&cfg.RequirePinned, "require-pinned", false,
+		"refuse actions whose revision is not a full commit, and images without a digest")
 	fl.StringVar(&cfg.Node, "node", os.Getenv(NodeVariable),
 		"the `program` that runs actions for node (default STEP_RUNNER_NODE, the newest of the tool cache, or that of PATH)")
 	fl.StringVar(&cfg.Docker, "docker", "", "the `program` that runs docker actions (default docker, else podman)")
 	fl.BoolVar(&cfg.DockerSocket, "docker-socket", false,
 		"give docker actions the docker daemon's socket, with which they control the machine")
-	fl.Lookup("node").DefValue = ""
+	fl.Lookup("node").DefValue, fl.Lookup("actions-base").DefValue = "", ""
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -48,9 +49,15 @@ func serveWith(fl *pflag.FlagSet, cfg remote.ServeConfig) commands.Runner {
 	fl.StringVar(&cfg.CacheDir, "cache-dir", "", "directory for fetched steps of all builds of this user "+
 		"(default stepmux-steps in the user's cache directory)")
 	isolation := isolationFlag(fl)
-	fl.StringSliceVar(&cfg.PassEnv, "pass-env", nil, "`NAMES` of variables of serve's environment that reach the steps, "+
+	// Not a string slice, which has the VM's end link a reader of CSV.
+	fl.Func("pass-env", "`NAMES` of variables of serve's environment that reach the steps, "+
 		"beside those of the machine, the user and the proxies; all for all but those that look like secrets; none "+
-		"(default: the caller says; for GitLab Runner's manager, all)")
+		"(default: the caller says; for GitLab Runner's manager, all)", func(names string) error {
+		if names != "" {
+			cfg.PassEnv = append(cfg.PassEnv, strings.Split(names, ",")...)
+		}
+		return nil
+	})
 	fl.StringVar(&cfg.UnsafeExports, "unsafe-exports", "", "what becomes of exports such as LD_PRELOAD: `drop`, refuse "+
 		"or allow (default: the caller says; else drop, with a warning)")
 	ActionFlags(fl, &cfg.Actions)
@@ -90,10 +97,24 @@ func letGo() {
 func proxy(fl *pflag.FlagSet) commands.Runner {
 	cfg := remote.ProxyConfig{}
 	socket(fl, &cfg.Socket)
-	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
+	gone := false
+	run := untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		runtime.GOMAXPROCS(1)
-		return remote.Proxy(ctx, stdio, cfg)
+		err := remote.Proxy(ctx, stdio, cfg)
+		refused, _ := errors.AsType[wire.RelayResponse](err)
+		if gone = refused.Code == wire.RelayNotFound; gone {
+			fmt.Fprintf(os.Stderr, "stepmux: %v\n", err)
+			return nil
+		}
+		return err
 	})
+	return func(ctx context.Context, args []string) (int, error) {
+		code, err := run(ctx, args)
+		if gone {
+			code = wire.ProxyNotFound
+		}
+		return code, err
+	}
 }
 
 func relay(fl *pflag.FlagSet) commands.Runner {

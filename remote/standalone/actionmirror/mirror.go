@@ -1,7 +1,6 @@
 package actionmirror
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -54,9 +53,10 @@ func Uses(name string, text []byte, format standalone.Format) ([]string, error) 
 	return uses, nil
 }
 
-// Fill brings the actions, and those that they use, from a server such as https://github.com into dir. Actions of the
-// project and images are left out. It tells each action once it is there.
-func Fill(ctx context.Context, server, dir string, uses []string, tell func(Action)) error {
+// Fill brings the actions, and those that they use, from a server such as https://github.com into dir. Of an action of
+// the project, whose files are in project, it brings those that it uses. Images, and actions of other servers, are left
+// out. It tells each action once it is there.
+func Fill(ctx context.Context, server, dir, project string, uses []string, tell func(Action)) error {
 	m := &mirror{server: strings.TrimSuffix(server, "/"), dir: dir}
 	done := map[string]bool{}
 	for len(uses) > 0 {
@@ -70,11 +70,19 @@ func Fill(ctx context.Context, server, dir string, uses []string, tell func(Acti
 		if err != nil {
 			return fmt.Errorf("%.160q: %w", text, err)
 		}
-		if !strings.Contains(ref.GetRepository(), "/") {
-			continue // no server has it
-		}
 		if len(done) > maxActions {
 			return fmt.Errorf("there are more than %d actions", maxActions)
+		}
+		if ref.GetRev() == "" && ref.GetUrl() == "" {
+			nested, err := action.LocalUses(filepath.Join(project, filepath.FromSlash(ref.GetPath())), text)
+			if err != nil {
+				return err
+			}
+			uses = append(uses, nested...)
+			continue
+		}
+		if !strings.Contains(ref.GetRepository(), "/") {
+			continue // the server does not have it
 		}
 		commit, nested, err := m.add(ctx, ref)
 		if err != nil {
@@ -129,13 +137,13 @@ func (m *mirror) add(ctx context.Context, ref *pb.Reference) (commit string, use
 
 // git runs git in a bare repository, and returns its output.
 func git(ctx context.Context, repo string, args ...string) (string, error) {
-	var out, talk bytes.Buffer
+	var out, talk bounded
 	args = append([]string{"-c", "core.hooksPath=/dev/null", "--git-dir", repo}, args...)
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0")
 	cmd.Stdout, cmd.Stderr = &out, &talk
 	err := cmd.Run()
-	if said := strings.TrimSpace(talk.String()); err != nil && said != "" {
+	if said := strings.TrimSpace(string(talk)); err != nil && said != "" {
 		err = errors.New(said[:min(len(said), 400)])
 	}
 	if ctx.Err() != nil {
@@ -144,5 +152,16 @@ func git(ctx context.Context, repo string, args ...string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("git %s: %w", args[4], err)
 	}
-	return out.String(), nil
+	return string(out), nil
+}
+
+// maxOutput is how much of git's output is kept, in bytes: more than the longest action.yml, which is refused then.
+const maxOutput = 2 << 20
+
+// bounded keeps the first maxOutput bytes of a text.
+type bounded []byte
+
+func (b *bounded) Write(p []byte) (int, error) {
+	*b = append(*b, p[:min(len(p), maxOutput-len(*b))]...)
+	return len(p), nil
 }

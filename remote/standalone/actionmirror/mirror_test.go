@@ -17,8 +17,9 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 	server := fetchtest.ServeGit(t, root)
 	commits := map[string]string{}
 	for name, text := range map[string]string{
-		"o/outer": "runs:\n  using: composite\n  steps:\n    - uses: o/inner/sub@v1\n    - uses: ./local\n",
-		"o/inner": "runs: {using: node20, main: x.js}\n",
+		"o/outer":       "runs:\n  using: composite\n  steps:\n    - uses: o/inner/sub@v1\n    - uses: ./local\n",
+		"o/inner":       "runs: {using: node20, main: x.js}\n",
+		"o/used-by-own": "runs: {using: node20, main: x.js}\n",
 	} {
 		r := fetchtest.NewRepository(t, filepath.Join(root, name))
 		commits[name] = strings.TrimSpace(r.Commit("main", fetchtest.Texts(map[string]string{
@@ -26,28 +27,31 @@ func TestMirrorHasTheActionsOfAFileAndThoseThatTheyUse(t *testing.T) {
 		})))
 		r.Git("tag", "v1", "main")
 	}
-	workflow := "jobs:\n  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {run: x}]}\n  b: {steps: [{uses: " +
+	workflow := "jobs:\n  a: {steps: [{uses: o/outer@v1}, {uses: 'docker://x'}, {uses: ./own}, {uses: ./made}, {run: x}]}\n  b: {steps: [{uses: " +
 		"'o/inner@" +
 		commits["o/inner"] + "'}]}\n"
 	uses, err := Uses("w.yml", []byte(workflow), standalone.GitHub)
 	require.NoError(t, err)
-	require.Equal(t, []string{"docker://x", "o/inner@" + commits["o/inner"], "o/outer@v1"}, uses)
-	dir := t.TempDir()
+	require.Equal(t, []string{"./made", "./own", "docker://x", "o/inner@" + commits["o/inner"], "o/outer@v1"}, uses)
+	dir, project := t.TempDir(), t.TempDir()
+	require.NoError(t, os.MkdirAll(filepath.Join(project, "own"), 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(project, "own", "action.yml"), []byte(
+		"runs: {using: composite, steps: [{uses: o/used-by-own@v1}, {uses: ./own}]}"), 0o600))
 	got := map[string]string{}
 	for range 2 { // the second time it is there
-		require.NoError(t, Fill(t.Context(), server.URL, dir, uses, func(a Action) { got[a.Uses] = a.Commit }))
+		require.NoError(t, Fill(t.Context(), server.URL, dir, project, uses, func(a Action) { got[a.Uses] = a.Commit }))
 	}
 	require.Equal(t, map[string]string{
 		"o/inner@" + commits["o/inner"]: commits["o/inner"], "o/outer@v1": commits["o/outer"],
-		"o/inner/sub@v1": commits["o/inner"],
+		"o/inner/sub@v1": commits["o/inner"], "o/used-by-own@v1": commits["o/used-by-own"],
 	}, got)
 	for _, name := range []string{"o/outer", "o/inner"} {
 		_, err := os.Stat(filepath.Join(dir, name, "objects"))
 		require.NoError(t, err)
 	}
-	err = Fill(t.Context(), server.URL, dir, []string{"o/missing@v1"}, func(Action) {})
+	err = Fill(t.Context(), server.URL, dir, project, []string{"o/missing@v1"}, func(Action) {})
 	require.ErrorContains(t, err, "bring the action o/missing@v1: git fetch: ")
-	err = Fill(t.Context(), server.URL, dir, []string{"o/x@--upload-pack=touch"}, func(Action) {})
+	err = Fill(t.Context(), server.URL, dir, project, []string{"o/x@--upload-pack=touch"}, func(Action) {})
 	require.ErrorContains(t, err, "the action is not valid")
 }
 

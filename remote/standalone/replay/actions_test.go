@@ -49,3 +49,25 @@ func TestActionsOfAWorkflowAreRepeatedByTheirCommit(t *testing.T) {
 	elsewhere.requireSame(elsewhere.replay(first, key))
 	require.True(t, strings.HasPrefix(elsewhere.log.String(), "hello mona\n"))
 }
+
+func TestReplayTellsThatAnImageIsAnother(t *testing.T) {
+	project := func(digit string) *trial {
+		tr := newTrial(t)
+		tr.file("bin/docker", "#!/bin/sh\ncase $1 in\nimage) echo 'sha256:"+strings.Repeat(digit, 64)+" []';;\n"+
+			"run) echo in the container;;\nesac\n")
+		return tr
+	}
+	tr := project("1")
+	j, err := standalone.Read(standalone.Source{
+		Name: "test.yml", Format: standalone.GitHub, WorkDir: tr.work,
+		Text: []byte("jobs:\n  a:\n    steps:\n      - run: chmod +x bin/docker; echo \"$PWD/bin\" >> \"$GITHUB_PATH\"\n" +
+			"      - uses: docker://x:1\n"),
+	})
+	require.NoError(t, err)
+	first := tr.recordJob(j)
+	require.Equal(t, trace.Success, first.Identity.Status, "%s", first.Volatile.Message)
+	require.Contains(t, tr.log.String(), "in the container\n")
+	same := project("1")
+	same.requireSame(same.replay(first))
+	require.False(t, project("2").replay(first).Same)
+}

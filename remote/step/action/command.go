@@ -12,7 +12,7 @@ type command struct {
 var (
 	dataEscapes     = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%25", "%")
 	propertyEscapes = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%3A", ":", "%2C", ",", "%25", "%")
-	oldEscapes      = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%3B", ";", "%5D", "]")
+	oldEscapes      = strings.NewReplacer("%0D", "\r", "%0A", "\n", "%3B", ";", "%5D", "]", "%25", "%")
 )
 
 // commandNames are the commands that are known. Others are text.

@@ -42,13 +42,8 @@ func (f files) entry(kind string) string { return filepath.Join(f.name, kind) }
 
 // create makes the files, empty.
 func (f files) create() error {
-	if err := f.call.Mkdir(f.name); err != nil {
-		return fmt.Errorf("create the directory of the command files: %w", err)
-	}
-	for _, kind := range fileKinds {
-		if err := f.call.WriteFile(f.entry(kind), ""); err != nil {
-			return err
-		}
+	if err := f.call.Mkdir(f.name, fileKinds...); err != nil {
+		return fmt.Errorf("create the command files: %w", err)
 	}
 	return nil
 }

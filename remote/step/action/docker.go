@@ -2,8 +2,10 @@ package action
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,6 +30,9 @@ const (
 
 const dockerSocket = "/var/run/docker.sock"
 
+// runFailed is the exit status of docker run if the container did not start.
+const runFailed = 125
+
 // runDocker runs an action by the docker command: a stage with a program of its own, or the image's.
 func (x *running) runDocker(
 	ctx context.Context, res *engine.StepResult, a *loaded, inputs, env map[string]string, entrypoint string,
@@ -39,23 +44,18 @@ func (x *running) runDocker(
 	host := x.environment(p.files)
 	docker, err := x.docker(host)
 	if err != nil {
-		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+		return x.failed(a, err)
 	}
-	image, built := strings.CutPrefix(a.image, "docker://")
-	if !built {
-		if image, err = x.imageName(a); err != nil {
-			return engine.Failed(err)
-		}
-		if o := x.build(ctx, a, docker, image, host); o.Status != engine.Success {
-			return o
-		}
+	image, o := x.image(ctx, a, docker, host)
+	if o.Status != engine.Success {
+		return o
 	}
 	if err := p.files.create(); err != nil {
 		return engine.Failed(err)
 	}
 	argv, inside, err := x.dockerRun(a, docker, image, entrypoint, inputs, env, p.files)
 	if err != nil {
-		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+		return x.failed(a, err)
 	}
 	// The client passes on the variables that its arguments name, so that no value is in an argument. The few that change
 	// the client itself have been left out.
@@ -67,9 +67,9 @@ func (x *running) runDocker(
 		}
 	}
 	p.Argv, p.Dir = argv, x.work()
-	o := x.exec(ctx, p, all)
+	o = x.exec(ctx, p, all)
 	x.removeContainer(context.WithoutCancel(ctx), docker, p.files, host)
-	return explain(o, a)
+	return x.explain(o, a, runFailed)
 }
 
 // cidFile is the name of the file that gets the id of a container.
@@ -100,12 +100,102 @@ func (x *running) removeContainer(ctx context.Context, docker string, f files, e
 // clientVariables are the variables that the docker command itself needs.
 var clientVariables = []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "TMPDIR"}
 
-// explain adds the likely cause to a failure of the docker command itself.
-func explain(o engine.Result, a *loaded) engine.Result {
-	if o.Status == engine.Failure && (o.ExitCode == 125 || o.ExitCode == 1 && strings.HasPrefix(o.Message, "build")) {
-		code := fmt.Sprintf(": exit status %d", o.ExitCode)
-		o.Message = fmt.Sprintf("run the action %s: the docker command failed; does its daemon run, and may this user use "+
-			"it? Its output says more%s", a.name(), code)
+// image gets the image of the action. It returns the name that the container is made from: that has the digest of the
+// image, so that a trace has it too, and so that no other job can put another image in its place.
+func (x *running) image(
+	ctx context.Context, a *loaded, docker string, env map[string]string,
+) (string, engine.Result) {
+	found := engine.Result{Status: engine.Success}
+	name, pulled := strings.CutPrefix(a.image, "docker://")
+	if !pulled {
+		return x.build(ctx, a, docker, env)
+	}
+	if strings.HasPrefix(name, "-") {
+		return "", x.failed(a, fmt.Errorf("%.160q is not the name of an image", name))
+	}
+	if x.cfg.RequirePinned && !imageDigest().MatchString(name) {
+		return "", x.failed(a, fmt.Errorf("the image %.160q is not pinned: write name@sha256:digest, or leave out "+
+			"--require-pinned", name))
+	}
+	if id := x.imageID(ctx, docker, name, env); id != "" {
+		return id, found
+	}
+	if o := x.runClient(ctx, a, []string{docker, "pull", name}, env); o.Status != engine.Success {
+		return "", o
+	}
+	if id := x.imageID(ctx, docker, name, env); id != "" {
+		return id, found
+	}
+	return "", x.failed(a, fmt.Errorf("%s does not tell the digest of its image %.160q", docker, name))
+}
+
+var (
+	// imageDigest matches the name of an image that cannot move.
+	imageDigest = lazyregexp.New(`@sha256:[0-9a-f]{64}$`)
+	// imageID matches what identifies an image on this machine.
+	imageID = lazyregexp.New(`^(sha256:)?[0-9a-f]{64}$`)
+)
+
+// maxInspected bounds the description of an image, in bytes.
+const maxInspected = 64 << 10
+
+// inspectTimeout bounds a question to the docker daemon.
+const inspectTimeout = 30 * time.Second
+
+// imageID returns the name and the digest of an image as its registry has them, or its id if it comes from no registry.
+// It returns "" if the image is not on this machine.
+func (x *running) imageID(ctx context.Context, docker, name string, env map[string]string) string {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	var out beginning
+	err := x.call.Tidy(ctx, proc.Command{
+		Argv: []string{docker, "image", "inspect", "--format", "{{.Id}} {{json .RepoDigests}}", name},
+		Env:  lines(env), Dir: x.work(), Visible: x.work(), Stdout: &out, Stderr: io.Discard,
+	})
+	id, list, _ := strings.Cut(strings.TrimSpace(string(out.text)), " ")
+	if err != nil || !imageID().MatchString(id) {
+		return ""
+	}
+	var digests []string
+	_ = json.Unmarshal([]byte(list), &digests) // an image that was never in a registry has none
+	if imageDigest().MatchString(name) {
+		return name
+	}
+	repository := name
+	if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, '/') {
+		repository = name[:colon]
+	}
+	for _, d := range digests {
+		if strings.HasPrefix(d, repository+"@") && imageDigest().MatchString(d) {
+			return d
+		}
+	}
+	return id
+}
+
+// beginning keeps the first maxInspected bytes of a text.
+type beginning struct{ text []byte }
+
+func (b *beginning) Write(p []byte) (int, error) {
+	b.text = append(b.text, p[:min(len(p), maxInspected-len(b.text))]...)
+	return len(p), nil
+}
+
+// runClient runs the docker command, with its output in the log, to get an image.
+func (x *running) runClient(ctx context.Context, a *loaded, argv []string, env map[string]string) engine.Result {
+	p := process{files: newFiles(x.call)}
+	if err := p.files.create(); err != nil {
+		return engine.Failed(err)
+	}
+	p.Argv, p.Dir = argv, x.work()
+	return x.explain(x.exec(ctx, p, env), a, 1)
+}
+
+// explain adds the likely cause to a failure of the docker command itself, which exits with code then.
+func (x *running) explain(o engine.Result, a *loaded, code int) engine.Result {
+	if o.Status == engine.Failure && o.ExitCode == code {
+		o.Message = x.failed(a, fmt.Errorf("the docker command failed; does its daemon run, and may this user use it? Its "+
+			"output says more: exit status %d", code)).Message
 	}
 	return o
 }
@@ -124,32 +214,30 @@ func (x *running) docker(env map[string]string) (string, error) {
 		"with --docker")
 }
 
-// imageName is the name of the image that is built of the action's Dockerfile.
-func (x *running) imageName(a *loaded) (string, error) {
+// build builds the image of the action's Dockerfile, and returns its id.
+func (x *running) build(
+	ctx context.Context, a *loaded, docker string, env map[string]string,
+) (string, engine.Result) {
 	if !filepath.IsLocal(a.image) {
-		return "", fmt.Errorf("run the action %s: its image %.160q is neither a Dockerfile of the action nor docker://",
-			a.name(), a.image)
+		return "", x.failed(a, fmt.Errorf("its image %.160q is neither a Dockerfile of the action nor docker://", a.image))
 	}
 	tag := "local"
 	if a.component != nil {
 		tag = strings.TrimPrefix(a.component.Tree, "sha256:")
 	}
-	return "stepmux-action:" + tag, nil
-}
-
-// build builds the image of the action's Dockerfile.
-func (x *running) build(ctx context.Context, a *loaded, docker, image string, env map[string]string) engine.Result {
-	file := filepath.Join(a.dir, a.image)
-	p := process{files: newFiles(x.call)}
-	if err := p.files.create(); err != nil {
-		return engine.Failed(err)
+	file, iid := filepath.Join(a.dir, a.image), x.call.FilesDir()+".iid"
+	defer x.call.Remove(iid)
+	o := x.runClient(ctx, a, []string{
+		docker, "build", "--tag", "stepmux-action:" + tag, "--iidfile", x.call.Path(iid), "--file", file, filepath.Dir(file),
+	}, env)
+	if o.Status != engine.Success {
+		return "", o
 	}
-	p.Argv, p.Dir = []string{docker, "build", "--tag", image, "--file", file, filepath.Dir(file)}, x.work()
-	o := x.exec(ctx, p, env)
-	if o.Status == engine.Failure {
-		o.Message = "build the image: " + o.Message
+	id, err := x.call.ReadFile(iid)
+	if text := strings.TrimSpace(string(id)); err == nil && imageID().MatchString(text) {
+		return text, o
 	}
-	return explain(o, a)
+	return "", x.failed(a, fmt.Errorf("%s build does not tell the digest of the image", docker))
 }
 
 // dockerRun returns the command that runs a container, and the environment in it.

@@ -2,6 +2,7 @@ package action
 
 import (
 	"cmp"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -85,4 +86,47 @@ func TestMountsAndPathsOfADockerAction(t *testing.T) {
 		"of the workspace\non /github/home /github/workspace /github/runner_temp\n")
 	require.Contains(t, tr.log.String(), "then y\n")
 	require.Contains(t, tr.log.String(), "No such file", "the socket is not there")
+}
+
+// fakeDocker puts a program docker into the job's directory tools, which PATH begins with. It knows the image
+// alpine:3 after it was pulled.
+func fakeDocker(tr *trial) {
+	tr.t.Helper()
+	tr.file("tools/docker.sh", `#!/bin/sh
+case $1 in
+image)
+	[ -e pulled ] || { echo "no such image" >&2; exit 1; }
+	echo "sha256:`+strings.Repeat("1", 64)+` [\"other@sha256:`+strings.Repeat("3", 64)+`\",\"alpine@sha256:`+
+		strings.Repeat("2", 64)+`\"]";;
+pull) echo "pull $2"; touch pulled;;
+build) echo "build $3"; printf 'sha256:`+strings.Repeat("4", 64)+`' > "$5";;
+run) echo "run $(echo "$@" | grep -o '[a-z0-9]*[@:]*sha256:[0-9]*')";;
+esac
+`)
+	dir := filepath.Join(tr.place.WorkDir, "tools")
+	require.NoError(tr.t, os.Rename(filepath.Join(dir, "docker.sh"), filepath.Join(dir, "docker")))
+	tr.cfg.RunnerEnv = append(tr.cfg.RunnerEnv, "PATH="+dir+":"+os.Getenv("PATH"))
+}
+
+func TestContainersAreMadeFromTheDigestOfTheirImage(t *testing.T) {
+	tr := newTrial(t)
+	fakeDocker(tr)
+	tr.file("a/action.yml", "runs: {using: docker, image: Dockerfile}\n")
+	tr.workflow("- uses: docker://alpine:3\n- uses: docker://alpine:3\n- uses: ./a\n")
+	tr.succeed()
+	pulled := "alpine@sha256:" + strings.Repeat("2", 64)
+	require.Equal(t, "pull alpine:3\nrun "+pulled+"\nrun "+pulled+
+		"\nbuild stepmux-action:local\nrun sha256:"+strings.Repeat("4", 64)+"\n", tr.log.String())
+	recorded, err := json.Marshal(tr.trace.Identity.Steps[0].Steps[1].Exec)
+	require.NoError(t, err)
+	require.Contains(t, string(recorded), pulled)
+
+	tr.workflow("- {uses: 'docker://--privileged', with: {args: x}}\n")
+	tr.fail(`"--privileged" is not the name of an image`)
+
+	tr.action.RequirePinned = true
+	tr.workflow("- uses: docker://alpine:3\n")
+	tr.fail(`the image "alpine:3" is not pinned: write name@sha256:digest`)
+	tr.workflow("- uses: docker://" + pulled + "\n")
+	tr.succeed()
 }

@@ -3,6 +3,7 @@ package action
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -18,8 +19,8 @@ import (
 const maxHashed = 100_000
 
 // hashFiles returns the SHA-256 of the digests of the files below dir that match the patterns; "" without such
-// files. A pattern after ! leaves files out.
-func hashFiles(dir string, patterns []string) (string, error) {
+// files. A pattern after ! leaves files out. It ends early when stopped says so.
+func hashFiles(dir string, patterns []string, stopped func() bool) (string, error) {
 	var with, without []string
 	for _, given := range patterns {
 		for line := range strings.Lines(given) {
@@ -57,6 +58,9 @@ func hashFiles(dir string, patterns []string) (string, error) {
 	defer root.Close()
 	sum, count := sha256.New(), 0
 	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && stopped() {
+			err = errors.New("the job was stopped")
+		}
 		if err != nil || !d.Type().IsRegular() || !matches(with, path) || matches(without, path) {
 			return err
 		}

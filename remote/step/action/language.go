@@ -1,9 +1,9 @@
 package action
 
 import (
-	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -199,10 +199,9 @@ func (s *session) runCall(ctx context.Context) engine.Result {
 		}
 	}
 	spec := &step{loaded: a}
-	for name, v := range c.Inputs {
-		spec.with = append(spec.with, setting{name: name, text: v.Text()})
+	for _, name := range slices.Sorted(maps.Keys(c.Inputs)) {
+		spec.with = append(spec.with, setting{name: name, text: c.Inputs[name].Text()})
 	}
-	slices.SortFunc(spec.with, func(a, b setting) int { return cmp.Compare(a.name, b.name) })
 	x := &running{list: top, spec: spec, res: c.Result, literal: true, state: map[string]string{}}
 	if names := a.parts(); names != nil {
 		c.Result.Steps = newResults(c.Result, names)
@@ -261,6 +260,9 @@ func (s *session) runJob(ctx context.Context) engine.Result {
 	}
 	s.job, s.github["workflow"], s.github["job"] = j, expression.String(j.workflow), expression.String(j.Name)
 	s.matrix = expression.New(c.Inputs[inputMatrix].Any())
+	if err := j.writeNotes(c.Place.Stderr, s.matrix.Kind() == "Object"); err != nil {
+		return engine.Failed(err)
+	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
 		isJob: true, file: workflowFile,

@@ -43,22 +43,20 @@ type state struct {
 
 // names returns the names of the list's steps, which differ.
 func (l *list) names() []string {
-	seen := map[string]bool{}
+	seen := map[string]int{} // the number that the next of that name is tried with
 	names := make([]string, len(l.specs))
 	for i, s := range l.specs {
 		name := cmp.Or(s.id, s.name)
 		if name == "" || strings.Contains(name, "${{") || strings.ContainsAny(name, "\n\r") || len(name) > 100 {
 			name = fmt.Sprintf("step_%d", i+1)
 		}
-		for unique, n := name, 2; ; n++ {
-			if !seen[unique] {
-				name = unique
-				break
-			}
-			unique = fmt.Sprintf("%s_%d", name, n)
+		unique := name
+		for seen[unique] > 0 {
+			seen[name]++
+			unique = fmt.Sprintf("%s_%d", name, seen[name])
 		}
-		seen[name] = true
-		names[i] = name
+		seen[unique] = 1
+		names[i] = unique
 	}
 	return names
 }
@@ -274,10 +272,10 @@ func (l *list) condition(text string, line int, env map[string]string) (holds, a
 	if whole && strings.HasSuffix(inner, "}}") && strings.Count(text, "${{") == 1 {
 		text = strings.TrimSpace(strings.TrimSuffix(inner, "}}"))
 	}
-	scope := l.scope(text, env)
 	if text == "" {
 		return l.succeeded(), false, nil
 	}
+	scope := l.scope(text, env)
 	var v expression.Value
 	asks := false
 	if strings.Contains(text, "${{") {
@@ -367,7 +365,7 @@ func (l *list) scope(text string, env map[string]string) expression.Scope {
 			for i, arg := range args {
 				patterns[i] = arg.Text()
 			}
-			sum, err := hashFiles(l.work(), patterns)
+			sum, err := hashFiles(l.work(), patterns, l.call.Stopped)
 			return expression.String(sum), err
 		}},
 	}

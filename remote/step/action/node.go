@@ -31,14 +31,14 @@ func (x *running) runNode(
 	all["GITHUB_ACTION_REF"], all["GITHUB_ACTION_REPOSITORY"] = a.ref.GetRev(), a.ref.GetRepository()
 	node, err := x.node(all, a.asks)
 	if err != nil {
-		return engine.Failed(fmt.Errorf("run the action %s: %w", a.name(), err))
+		return x.failed(a, err)
 	}
 	if !filepath.IsLocal(file) {
-		return engine.Failed(fmt.Errorf("run the action %s: its program %.160q is not a file of the action", a.name(), file))
+		return x.failed(a, fmt.Errorf("its program %.160q is not a file of the action", file))
 	}
 	program := filepath.Join(a.dir, file)
 	if _, err := os.Stat(program); err != nil {
-		return engine.Failed(fmt.Errorf("run the action %s: its program %.160q is missing; was it built?", a.name(), file))
+		return x.failed(a, fmt.Errorf("its program %.160q is missing; was it built?", file))
 	}
 	p.Argv, p.Dir = []string{node, program}, x.work()
 	return x.exec(ctx, p, all)

@@ -85,11 +85,18 @@ func TestEntriesAreReadAsTheRunnerReadsThem(t *testing.T) {
 }
 
 func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
-	text := "on: push\nname: CI\npermissions: {}\njobs:\n  a: {steps: [{run: x}], services: {}}\n  b: {uses: " +
+	text := "on: push\nname: CI\npermissions: {}\njobs:\n  a: {steps: [{run: x}], services: {db: {image: x}}, strategy: {}, x: 1}\n  b: {uses: " +
 		"./x.yml}\n  c: {}\n"
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
-	require.Len(t, j.Notices, 2)
+	var notes strings.Builder
+	require.NoError(t, j.writeNotes(&notes, true))
+	require.Equal(t, 3, strings.Count(notes.String(), "\n"))
+	require.Contains(t, notes.String(), "note: w.yml:3: permissions has no effect: a token")
+	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: start it")
+	require.Contains(t, notes.String(), "note: w.yml:5: x has no effect: it is not known\n")
+	require.NoError(t, j.writeNotes(&notes, false))
+	require.Contains(t, notes.String(), "note: w.yml:5: strategy has no effect: the job runs once, and the matrix is empty")
 	for name, want := range map[string]string{
 		"": "w.yml has 3 jobs; choose one with --job-name: a, b, c", "b": "calls another workflow", "c": "has no steps",
 		"d": `there is no job "d"; there are a, b, c`,

@@ -1,6 +1,7 @@
 package action
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/internal/fetchtest"
 	"github.com/stepmux/stepmux/remote/step/engine"
@@ -158,7 +158,7 @@ func TestActionsThatCannotBeHadFailTheirStep(t *testing.T) {
 		"octo/empty@-x":   "write owner/repository@revision",
 		"./missing":       "workflow:5: find the action ./missing",
 		"./circle":        "beyond a depth of 32; does one of them call itself?",
-		"./node":          `its program "dist/missing.js" is missing; was it built?`,
+		"./node":          `workflow:5: run the action ./node: its program "dist/missing.js" is missing; was it built?`,
 		"./away":          `its program "../../x.js" is not a file of the action`,
 		"./bad":           "bad/action.yml:4: run: Unrecognized named-value: 'nope'",
 		"docker://x/../y": "",
@@ -211,6 +211,9 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		`rm -r "$(dirname "$GITHUB_OUTPUT")"`:                     "the step has removed it",
 		`printf 'a=\377' > "$GITHUB_OUTPUT"`:                      "'output' successfully: it is not valid UTF-8",
 		`printf 'a=b\nc' > "$GITHUB_OUTPUT"`:                      "'output' successfully: line 2: invalid format",
+		`seq 2000 >> "$GITHUB_PATH"`:                              "'path' successfully: the steps put more than 1000 directories before PATH",
+		`for n in 1 2 3 4 5 6 7 8 9; do echo "::set-output name=$n::$(head -c 1000000 /dev/zero | tr '\0' x)"; done`: "its values have " +
+			"more than 8388608 bytes in all",
 	} {
 		tr := newTrial(t)
 		tr.workflow("- run: |\n    " + script + "\n- if: failure()\n  run: echo \"next [$LD_PRELOAD]\"; echo ok=1 >> " +
@@ -218,6 +221,21 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		tr.fail(want)
 		require.Contains(t, tr.log.String(), "next []", script)
 	}
+}
+
+func TestVariablesThatChangeProgramsAreNotPassedOn(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: printf 'GIT_CONFIG_COUNT=1\\nnode_options=x\\nKEPT=yes\\n' >> \"$GITHUB_ENV\"\n" +
+		"- run: echo \"[$GIT_CONFIG_COUNT$node_options] $KEPT\"\n")
+	res := tr.succeed()
+	require.Contains(t, tr.log.String(), "[] yes\n")
+	require.Len(t, res.Steps[0].Steps[0].Annotations, 2)
+}
+
+func TestMaskThatIsTooShortIsTold(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow("- run: echo ::add-mask::ab\n")
+	require.Contains(t, tr.succeed().Steps[0].Steps[0].Warnings[0], "too short to be masked")
 }
 
 func TestOutputsAndSummariesWithSecretsAreMasked(t *testing.T) {
@@ -287,13 +305,27 @@ func TestMillionCommandsTakeLittleMemory(t *testing.T) {
 		t.Skip("takes a second")
 	}
 	tr := newTrial(t)
-	tr.workflow("- run: yes '::debug::text' | head -n 1000000\n- run: yes '::warning::' | head -n 100000\n")
+	tr.workflow("- run: yes '::debug::text' | head -n 1000000\n- run: yes '::warning::' | head -n 100000\n" +
+		"- continue-on-error: true\n  run: yes '::set-output::x' | head -n 100000\n")
 	tr.place.Stdout = io.Discard
-	var before, after unix.Rusage
-	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &before))
-	tr.succeed()
-	require.NoError(t, unix.Getrusage(unix.RUSAGE_SELF, &after))
-	require.Less(t, (after.Maxrss-before.Maxrss)>>10, int64(64), "MiB")
+	require.NoError(t, os.WriteFile("/proc/self/clear_refs", []byte("5"), 0)) // the peak counts from now on
+	before := peak(t)
+	res := tr.succeed()
+	require.Less(t, len(res.Steps[0].Steps[2].Message), 4096)
+	grown := peak(t) - before
+	t.Logf("grew by %d KiB", grown)
+	require.Less(t, grown, 64<<10, "KiB")
+}
+
+// peak is the most memory that this process has had, in KiB.
+func peak(t *testing.T) (kib int) {
+	t.Helper()
+	status, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	_, err = fmt.Sscanf(rest, "%d kB", &kib)
+	require.NoError(t, err)
+	return kib
 }
 
 func TestContextsComeFromTheVariablesOfAPipeline(t *testing.T) {

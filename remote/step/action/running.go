@@ -33,15 +33,22 @@ type running struct {
 
 	now *engine.StepResult // of the part that runs: the step, or one of its stages
 
+	shows bool // debug messages
+
 	mu   sync.Mutex // guards the following, which the streams of the process use
 	errs []error    // of commands
+	size int        // of the values that commands have set, in bytes
 }
 
 // maxAnnotations is the most annotations that a step keeps.
 const maxAnnotations = 100
 
-// maxWarnings is the most warnings that commands give.
-const maxWarnings = 20
+const (
+	// maxWarnings is the most warnings that commands give, and maxErrors the most errors that are kept.
+	maxWarnings, maxErrors = 20, 20
+	// maxValues is the most bytes of values that commands set.
+	maxValues = 8 << 20
+)
 
 func addWarning(res *engine.StepResult, text string) {
 	if len(res.Warnings) < maxWarnings {
@@ -61,6 +68,7 @@ type process struct {
 func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
 	defer x.call.Remove(p.files.name)
 	x.now.Status = engine.Running
+	x.shows = x.debug()
 	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)
 	p.Stdout, p.Stderr = stdout, stderr
 	x.mu.Lock()
@@ -104,8 +112,13 @@ func (x *running) collect(f files) error {
 	paths, err := f.read("path")
 	errs = append(errs, err)
 	for line := range strings.Lines(paths) {
-		if line = strings.TrimRight(line, "\r\n"); line != "" && !strings.ContainsRune(line, 0) {
-			x.addPath(line)
+		line = strings.TrimRight(line, "\r\n")
+		if line == "" || strings.ContainsRune(line, 0) {
+			continue
+		}
+		if err := x.addPath(line); err != nil {
+			errs = append(errs, fmt.Errorf("unable to process file command 'path' successfully: %w", err))
+			break
 		}
 	}
 	summary, err := f.read("step_summary")
@@ -166,7 +179,7 @@ func (x *running) matchLine(line string) {
 // annotate keeps an annotation. The caller holds mu.
 func (x *running) annotate(a annotation.Annotation) {
 	if len(x.now.Annotations) < maxAnnotations {
-		a.Message, a.Title = clip(a.Message), clip(a.Title)
+		a.Message, a.Title, a.File = clip(a.Message), clip(a.Title), clip(a.File)
 		x.now.Annotations = append(x.now.Annotations, a)
 	}
 }
@@ -200,7 +213,9 @@ func (x *running) command(line string) (string, bool) {
 	}
 	text, err := x.obey(c)
 	if err != nil {
-		x.errs = append(x.errs, fmt.Errorf("the command %s: %w", c.name, err))
+		if len(x.errs) < maxErrors {
+			x.errs = append(x.errs, fmt.Errorf("the command %s: %w", c.name, err))
+		}
 		text = "Error: " + err.Error()
 	}
 	return text, true
@@ -221,6 +236,9 @@ func (x *running) obey(c command) (string, error) {
 		if _, there := to[name]; !there && len(to) >= maxEntries {
 			return "", fmt.Errorf("there are more than %d values", maxEntries)
 		}
+		if x.size += len(name) + len(c.data); x.size > maxValues {
+			return "", fmt.Errorf("its values have more than %d bytes in all", maxValues)
+		}
 		to[name] = c.data
 	case "add-mask":
 		if strings.TrimSpace(c.data) == "" {
@@ -229,13 +247,16 @@ func (x *running) obey(c command) (string, error) {
 		if err := x.call.Hide(c.data); err != nil {
 			return "", fmt.Errorf("mask the value: %w", err)
 		}
+		if x.call.Masked(c.data) == c.data {
+			addWarning(x.now, "a value of add-mask is too short to be masked: so short a text is everywhere")
+		}
 		return "", nil
 	case "set-env", "add-path":
 		return x.unsecure(c, name)
 	case "group":
 		return c.data, nil
 	case "debug":
-		if x.debug() {
+		if x.shows {
 			return "Debug: " + c.data, nil
 		}
 	case "notice", "warning", "error":
@@ -267,8 +288,7 @@ func (x *running) unsecure(c command, name string) (string, error) {
 		return "", fmt.Errorf("the `%s` command is disabled; write to the file in GITHUB_ENV or GITHUB_PATH", c.name)
 	}
 	if c.name == "add-path" {
-		x.addPath(c.data)
-		return "", nil
+		return "", x.addPath(c.data)
 	}
 	if name == "" {
 		return "", errors.New("its property name is missing")
@@ -328,7 +348,7 @@ func actionName(s *step) string {
 	case s.id != "":
 		return s.id
 	case s.loaded != nil && s.loaded.ref.GetRepository() != "":
-		return "__" + strings.NewReplacer("/", "_", "-", "-").Replace(s.loaded.ref.GetRepository())
+		return "__" + strings.ReplaceAll(s.loaded.ref.GetRepository(), "/", "_")
 	case s.loaded != nil:
 		return "__self"
 	default:

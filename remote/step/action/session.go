@@ -116,19 +116,28 @@ func (s *session) environ(overlays ...map[string]string) map[string]string {
 	return env
 }
 
+// maxPaths is the most directories that steps put before PATH.
+const maxPaths = 1000
+
 // addPath puts a directory before PATH.
-func (s *session) addPath(dir string) {
+func (s *session) addPath(dir string) error {
 	s.paths = slices.DeleteFunc(s.paths, func(p string) bool { return p == dir })
+	if len(s.paths) == maxPaths {
+		return fmt.Errorf("the steps put more than %d directories before PATH", maxPaths)
+	}
 	s.paths = slices.Insert(s.paths, 0, dir)
+	return nil
 }
 
-// blocked are variables that no step may set for later ones.
-var blocked = map[string]bool{"NODE_OPTIONS": true}
+// isBlocked reports whether no step may set a variable for later ones: it has node, or git, run code of its choice.
+func isBlocked(name string) bool {
+	return name == "NODE_OPTIONS" || strings.HasPrefix(name, "GIT_") && strings.Contains(name, "CONFIG")
+}
 
 // setEnv sets a variable for later steps, or returns why not.
 func (s *session) setEnv(name, value string) error {
 	switch {
-	case blocked[strings.ToUpper(name)], s.call.UnsafeExport(name):
+	case isBlocked(strings.ToUpper(name)), s.call.UnsafeExport(name):
 		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it changes every later program; set it in env where it is needed",
 			name)
 	case strings.HasPrefix(name, "GITHUB_") || strings.HasPrefix(name, "RUNNER_"):
@@ -136,6 +145,9 @@ func (s *session) setEnv(name, value string) error {
 			"runner", name)
 	case strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0):
 		return fmt.Errorf("can't store %.64q in GITHUB_ENV: it has a NUL byte, or = in its name", name)
+	}
+	if _, there := s.global[name]; !there && len(s.global) >= maxEntries {
+		return fmt.Errorf("can't store %.64q in GITHUB_ENV: there are more than %d variables", name, maxEntries)
 	}
 	s.global[name] = value
 	return nil

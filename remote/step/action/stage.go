@@ -40,7 +40,9 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 			return engine.Failed(err)
 		}
 	}
-	x.call.Found(x.res, a.found(names))
+	if a.file != "" { // an image alone has no description
+		x.call.Found(x.res, a.found(names))
+	}
 	if names != nil {
 		main = x.part("main")
 	}
@@ -61,6 +63,11 @@ func (x *running) runAction(ctx context.Context) engine.Result {
 		o.Message = main.Message
 	}
 	return o
+}
+
+// failed is the result of an action that could not run.
+func (x *running) failed(a *loaded, err error) engine.Result {
+	return engine.Failed(x.at(x.spec.line, fmt.Errorf("run the action %s: %w", a.name(), err)))
 }
 
 // part returns the result of a stage.

@@ -1,7 +1,10 @@
 package action
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -12,8 +15,6 @@ import (
 type Job struct {
 	// Name is its key in the workflow.
 	Name string
-	// Notices are lines about parts that have no effect here.
-	Notices []string
 
 	file     string
 	workflow string // the workflow's name
@@ -22,18 +23,23 @@ type Job struct {
 	shell    string // the default
 	dir      string
 	outputs  []setting
+	notes    []string // about parts that have no effect here
+	strategy int      // the line of the key; 0 without
 }
 
-// ignored are the keys of a workflow and of a job that have no effect, and why.
+// ignored are the keys of a workflow and of a job that have no effect, and why. There is no note on those without a
+// reason.
 var ignored = map[string]string{
-	"permissions": "a token has the permissions that it was made with",
-	"concurrency": "jobs that run at the same time do not know each other",
-	"services":    "start them in a step, or beside the job",
-	"container":   "the job runs where stepmux runs",
-	"environment": "there are no environments with rules",
-	"needs":       "of the workflow one job runs, and needs is empty",
-	"if":          "the job was asked for",
-	"snapshot":    "there are no images of machines",
+	"permissions":       "a token has the permissions that it was made with",
+	"concurrency":       "jobs that run at the same time do not know each other",
+	"container":         "the job runs where stepmux runs, which is a container with stepmux run --image",
+	"environment":       "there are no environments with rules",
+	"needs":             "of the workflow one job runs, and needs is empty",
+	"if":                "the job was asked for",
+	"snapshot":          "there are no images of machines",
+	"timeout-minutes":   "the limit of the job is that of --timeout",
+	"continue-on-error": "no other job depends on this one",
+	"on":                "", "run-name": "", "name": "", "runs-on": "",
 }
 
 // ReadJob reads the job of a workflow. name is its key; it may be empty if there is only one job. Errors call the text
@@ -43,7 +49,6 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 	root := r.load(text)
 	j := &Job{file: file, workflow: file}
 	var jobs []pair
-	noted := map[string]bool{}
 	for _, p := range r.pairs(root, "the workflow") {
 		switch p.key {
 		case "name":
@@ -55,7 +60,7 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 		case "jobs":
 			jobs = r.pairs(p.value, "jobs")
 		default:
-			j.note(noted, p.key)
+			j.note(file, p)
 		}
 	}
 	if r.err != nil {
@@ -77,10 +82,17 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 			steps = p.value
 		case "outputs":
 			j.outputs = r.texts(p.value, p.key)
+		case "strategy":
+			j.strategy = p.at.Line
+		case "services":
+			for _, service := range r.pairs(p.value, p.key) {
+				j.notes = append(j.notes, fmt.Sprintf("%s:%d: the service %.64s is not started: start it in a step, or beside the "+
+					"job", file, service.at.Line, service.key))
+			}
 		case "uses":
 			r.fail(p.at, "the job calls another workflow, which is not supported; run a job of that workflow")
 		default:
-			j.note(noted, p.key)
+			j.note(file, p)
 		}
 	}
 	if r.err == nil && steps == nil {
@@ -94,11 +106,29 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 }
 
 // note takes note of a key that has no effect.
-func (j *Job) note(noted map[string]bool, key string) {
-	if why := ignored[key]; why != "" && !noted[key] {
-		noted[key] = true
-		j.Notices = append(j.Notices, fmt.Sprintf("%s has no effect: %s", key, why))
+func (j *Job) note(file string, p pair) {
+	why, known := ignored[p.key]
+	if !known {
+		why = "it is not known"
 	}
+	if why != "" {
+		j.notes = append(j.notes, fmt.Sprintf("%s:%d: %.64s has no effect: %s", file, p.at.Line, p.key, why))
+	}
+}
+
+// writeNotes writes the notes to the job's output. hasMatrix tells that the job was given values of a matrix.
+func (j *Job) writeNotes(to io.Writer, hasMatrix bool) error {
+	notes := j.notes
+	if j.strategy > 0 && !hasMatrix {
+		notes = append(notes, fmt.Sprintf("%s:%d: strategy has no effect: the job runs once, and the matrix is empty; "+
+			"give its values for this run (--matrix)", j.file, j.strategy))
+	}
+	for _, note := range notes {
+		if _, err := fmt.Fprintf(to, "note: %s\n", note); err != nil {
+			return fmt.Errorf("write a note: %w", err)
+		}
+	}
+	return nil
 }
 
 func (j *Job) defaults(r *reader, n *yaml.Node) {
@@ -161,6 +191,19 @@ func WorkflowUses(file string, text []byte) ([]string, error) {
 // ManifestUses returns the references of the actions that the steps of an action.yml name, each once, sorted.
 func ManifestUses(file string, text []byte) ([]string, error) {
 	m, err := parseManifest(file, text)
+	if err != nil {
+		return nil, err
+	}
+	return usesOf(m.steps), nil
+}
+
+// LocalUses returns the references of the actions that the steps of the action in dir name, each once, sorted. There are
+// none if nothing is there: an earlier step may make the action. Errors call it name.
+func LocalUses(dir, name string) ([]string, error) {
+	m, err := readManifest(dir, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

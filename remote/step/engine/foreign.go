@@ -204,8 +204,8 @@ func (c *Call) FilesDir() string {
 // Path returns the path of a file or a directory, for a process of the step.
 func (c *Call) Path(name string) string { return c.r.scripts.join(name) }
 
-// Mkdir makes a directory that only its owner can use.
-func (c *Call) Mkdir(name string) error { return c.r.scripts.mkdir(name) }
+// Mkdir makes a directory that only its owner can use, with empty files.
+func (c *Call) Mkdir(name string, files ...string) error { return c.r.scripts.mkdir(name, files...) }
 
 // WriteFile writes text to a new file that only its owner can read. It replaces an older file of that name.
 func (c *Call) WriteFile(name, text string) error {

@@ -28,11 +28,33 @@ func openScriptDir(path string) scriptDir {
 // join returns the path of an entry, for the step.
 func (d scriptDir) join(name string) string { return filepath.Join(d.path, name) }
 
-func (d scriptDir) mkdir(name string) error {
+// mkdir makes a directory with empty files.
+func (d scriptDir) mkdir(name string, files ...string) error {
 	if d.err != nil {
 		return d.err
 	}
-	return d.root.Mkdir(name, 0o700)
+	if err := d.root.Mkdir(name, 0o700); err != nil || len(files) == 0 {
+		return err
+	}
+	dir, err := d.root.OpenRoot(name) // looked up once, not for each file
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		f, createErr := createNew(dir, file)
+		if err = createErr; err == nil {
+			err = f.Close()
+		}
+		if err != nil {
+			break
+		}
+	}
+	return errors.Join(err, dir.Close())
+}
+
+// createNew creates a file that does not exist, and that only its owner can read.
+func createNew(in *os.Root, name string) (*os.File, error) {
+	return in.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
 // open opens a file that a step has written.
@@ -52,11 +74,12 @@ func (d scriptDir) write(name, text, label string) error {
 	if d.err != nil {
 		return fmt.Errorf("create %s: %w", label, d.err)
 	}
-	err := d.root.Remove(name)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("create %s: %w", label, err)
+	f, err := createNew(d.root, name)
+	if errors.Is(err, fs.ErrExist) {
+		if err = d.root.Remove(name); err == nil {
+			f, err = createNew(d.root, name)
+		}
 	}
-	f, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("create %s: %w", label, err)
 	}

@@ -116,6 +116,15 @@ func TestNumbersArePrintedAsDotNETPrintsThem(t *testing.T) {
 	}
 }
 
+func TestMemoryOfAllExpressionsInATextIsBounded(t *testing.T) {
+	s := Scope{Values: map[string]Value{"v": String(strings.Repeat("x", 1<<20))}}
+	one := "${{ contains(toJSON(v), 'y') }}"
+	_, err := Template(strings.Repeat(one, 90), s)
+	require.NoError(t, err)
+	_, err = Template(strings.Repeat(one, 110), s)
+	require.ErrorContains(t, err, "maximum allowed memory size")
+}
+
 // FuzzEvaluate finds panics, errors outside of the text, and values that toJSON and fromJSON do not carry.
 func FuzzEvaluate(f *testing.F) {
 	for _, seed := range []string{

@@ -65,8 +65,12 @@ func calls(n node, functions []string) bool {
 	return slices.ContainsFunc(n.below(), func(b node) bool { return calls(b, functions) })
 }
 
-// maxMemory bounds the results of an expression, in bytes.
-const maxMemory = 10 << 20
+const (
+	// maxMemory bounds the results of an expression, in bytes.
+	maxMemory = 10 << 20
+	// maxTemplate bounds those of all expressions in a text.
+	maxTemplate = 10 * maxMemory
+)
 
 // evaluation is one call of Eval.
 type evaluation struct {

@@ -6,7 +6,7 @@ import "strings"
 // type of its value. The error is an [*Error] whose Offset is one of text.
 func Template(text string, s Scope) (Value, error) {
 	var out strings.Builder
-	rest := text
+	rest, spent := text, 0
 	for {
 		literal, after, found := strings.Cut(rest, "${{")
 		if !found {
@@ -25,7 +25,10 @@ func Template(text string, s Scope) (Value, error) {
 				Offset: start - len("${{"),
 			}
 		}
-		v, err := Evaluate(after[:end], s)
+		v, bytes, err := evaluate(after[:end], s)
+		if spent += bytes; err == nil && spent > maxTemplate {
+			err = nowhere("The maximum allowed memory size was exceeded")
+		}
 		if err != nil {
 			return Value{}, moved(err, start)
 		}
@@ -65,9 +68,17 @@ func moved(err error, start int) error {
 
 // Evaluate parses and computes an expression.
 func Evaluate(text string, s Scope) (Value, error) {
+	v, _, err := evaluate(text, s)
+	return v, err
+}
+
+// evaluate is Evaluate. It also returns how many bytes were made.
+func evaluate(text string, s Scope) (v Value, spent int, err error) {
 	x, err := Parse(strings.TrimSpace(text), s)
 	if err != nil {
-		return Value{}, moved(err, len(text)-len(strings.TrimLeft(text, " \t\r\n")))
+		return Value{}, 0, moved(err, len(text)-len(strings.TrimLeft(text, " \t\r\n")))
 	}
-	return x.Eval(s)
+	e := &evaluation{scope: s}
+	v, err = x.root.eval(e)
+	return v, e.spent, err
 }

@@ -1,7 +1,6 @@
 package recording
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -27,8 +26,11 @@ func (p *Paths) Add(path, marker string) {
 		return
 	}
 	other := slices.ContainsFunc(p.known, func(k known) bool { return k.marker == marker })
-	p.known = append(p.known, known{path, marker, other})
-	slices.SortStableFunc(p.known, func(a, b known) int { return cmp.Compare(len(b.path), len(a.path)) })
+	at := slices.IndexFunc(p.known, func(k known) bool { return len(k.path) < len(path) })
+	if at < 0 {
+		at = len(p.known)
+	}
+	p.known = slices.Insert(p.known, at, known{path, marker, other})
 }
 
 // Mark returns text with markers in the place of the paths it knows. What reads like a marker itself gets a colon

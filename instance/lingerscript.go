@@ -1,0 +1,168 @@
+package instance
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unicode/utf8"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/script"
+)
+
+// maxInput bounds the text of a script, or the standard input of a command, of a build that lingers. A step runner
+// takes no more in the variables of a job.
+const maxInput = 8 << 20
+
+// lingerScripts is the part of an Executor for scripts and commands of a build that lingers.
+type lingerScripts struct {
+	turn chan struct{} // held by the one that starts the step runner
+	err  error         // why it could not be started; guarded by turn
+	runs atomic.Int64
+}
+
+// lingeringScript is a script or a command line as a job.
+type lingeringScript struct {
+	shell          []string // reads stdin; if empty, bash
+	line           string   // instead of shell: for the login's shell
+	stdin          []byte
+	stdout, stderr io.Writer // nil discards
+}
+
+// The steps of such a job. A failure of a step other than the last is the machine's.
+const (
+	stepShell  = "shell"
+	stepInput  = "input"
+	stepScript = "script"
+)
+
+// job returns the job of s. Texts of the caller are in variables, so that none is taken for an expression.
+func (s *lingeringScript) job() connector.Job {
+	argv := append([]string(nil), s.shell...)
+	if len(argv) == 0 && s.line == "" {
+		argv = []string{"bash"}
+	}
+	vars := []connector.Variable{{Key: "STDIN", Value: string(s.stdin), File: true}}
+	var steps strings.Builder
+	steps.WriteString("run:\n")
+	step := func(name, text string, args ...string) {
+		fmt.Fprintf(&steps, "  - {name: %s, exec: {command: [sh, -c, '%s', sh", name, text)
+		for _, arg := range args {
+			fmt.Fprintf(&steps, `, "${{ vars.%s }}"`, arg)
+		}
+		steps.WriteString("]}}\n")
+	}
+	file := `"$1"`
+	if !utf8.Valid(s.stdin) { // a variable is text
+		vars[0].Value = base64.StdEncoding.EncodeToString(s.stdin)
+		step(stepInput, `base64 -d <"$1" >"$1.raw"`, "STDIN")
+		file = `"$1.raw"`
+	}
+	home := `cd "${HOME:-/}" 2>/dev/null || cd /; exec <` + file + "; shift; "
+	if s.line != "" {
+		vars = append(vars, connector.Variable{Key: "LINE", Value: s.line})
+		step(stepScript, home+`exec "${SHELL:-/bin/sh}" -c "$1"`, "STDIN", "LINE")
+	} else {
+		names := []string{"STDIN"}
+		for i, arg := range argv {
+			names = append(names, "ARG_"+strconv.Itoa(i))
+			vars = append(vars, connector.Variable{Key: names[i+1], Value: arg})
+		}
+		step(stepShell, `command -v -- "$1" >/dev/null`, names[1])
+		step(stepScript, home+`exec "$@"`, names...)
+	}
+	return connector.Job{Steps: []byte(steps.String()), Vars: vars, PassEnv: []string{"all"}}
+}
+
+// runLingering runs s in the step runner of the build, which it starts if there is none yet.
+func (e *Executor) runLingering(ctx context.Context, s lingeringScript) error {
+	if len(s.stdin) > maxInput {
+		return &connector.RequestError{Message: fmt.Sprintf(
+			"its script or standard input has %d bytes, at most %d can linger", len(s.stdin), maxInput)}
+	}
+	c, err := e.stepRunner(ctx)
+	if err != nil {
+		return fmt.Errorf("to linger, a script needs a step runner on the instance: %w", err)
+	}
+	job := s.job()
+	if n := e.lingering.runs.Add(1); n > 1 {
+		job.ID = e.build.ID + "-" + strconv.FormatInt(n, 10)
+	}
+	failed := connector.StepEvent{}
+	job.Grace, job.Stderr = e.provider.cfg.Grace, cmp.Or(s.stderr, io.Discard)
+	job.OnStep = func(event connector.StepEvent) {
+		if event.Status == "failure" {
+			failed = event
+		}
+	}
+	result, err := c.Execute(ctx, job, cmp.Or(s.stdout, io.Discard))
+	switch {
+	case err != nil:
+		return err
+	case result.Status != connector.Failed || result.TimedOut || result.System || result.ExitCode == 0:
+		return outcome(result)
+	case failed.Name == stepShell:
+		return &script.MachineError{
+			Stage: stepShell, Text: fmt.Sprintf("%s is not installed, or not in the PATH of the login", s.shellName()),
+			Hint: "install the shell on the VM, or configure another",
+		}
+	case failed.Name == stepInput:
+		return &script.MachineError{Stage: "tool", Text: "there is no base64 that decodes its input: " + result.Message}
+	default:
+		return exitError(result.ExitCode, nil)
+	}
+}
+
+func (s *lingeringScript) shellName() string {
+	if len(s.shell) > 0 {
+		return s.shell[0]
+	}
+	return "bash"
+}
+
+// stepRunner returns the connector of a build that lingers once its step runner listens.
+func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error) {
+	select {
+	case e.lingering.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	defer func() { <-e.lingering.turn }()
+	connector := func() *connector.Connector {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.connector
+	}
+	if connector() == nil && e.lingering.err == nil {
+		_, e.lingering.err = e.connect(ctx)
+	}
+	return connector(), e.lingering.err
+}
+
+// readInput reads a command's standard input to its end. It does not wait for a Read that is under way when ctx ends.
+func readInput(ctx context.Context, from io.Reader) ([]byte, error) {
+	if from == nil {
+		return nil, nil
+	}
+	var text bytes.Buffer
+	ended := make(chan error, 1)
+	go func() { // it ends with from's Read
+		_, err := io.Copy(&text, io.LimitReader(from, maxInput+1))
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != nil {
+			return nil, fmt.Errorf("run command: read its standard input: %w", err)
+		}
+		return text.Bytes(), nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}

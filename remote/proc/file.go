@@ -1,0 +1,61 @@
+package proc
+
+import (
+	"io/fs"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// file is a file of a process in /proc, as it was when it was read.
+type file struct{ data []byte }
+
+// files are files that were released. A sweep reads three files of each process of the machine: new memory for each
+// would be most of the memory of a serve.
+var files = sync.Pool{New: func() any { return new(file) }}
+
+// maxKept is the largest file that release keeps, in bytes.
+const maxKept = 64 << 10
+
+// readFile reads the file name of process pid. The caller must release it.
+func readFile(pid int, name string) (*file, error) {
+	path := "/proc/" + strconv.Itoa(pid) + "/" + name
+	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	f := files.Get().(*file)
+	f.data = f.data[:0]
+	for {
+		if cap(f.data)-len(f.data) < 512 {
+			f.data = append(make([]byte, 0, max(2*cap(f.data), 4096)), f.data...)
+		}
+		n, err := retry(func() (int, error) { return unix.Read(fd, f.data[len(f.data):cap(f.data)]) })
+		if err != nil {
+			f.release()
+			return nil, &fs.PathError{Op: "read", Path: path, Err: err}
+		}
+		if n == 0 {
+			return f, nil
+		}
+		f.data = f.data[:len(f.data)+n]
+	}
+}
+
+// release lets another read have the memory. It must be called once.
+func (f *file) release() {
+	if cap(f.data) <= maxKept {
+		files.Put(f)
+	}
+}
+
+// retry calls the system call again as long as a signal interrupts it.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
