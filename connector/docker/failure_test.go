@@ -90,8 +90,8 @@ func TestABuildWhoseDaemonDiesFailsAndLeavesNothingOnceItIsBack(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
-// A daemon starts its containerd again. The container lives on meanwhile, and so does the build, unless the daemon loses
-// its streams.
+// A daemon starts its containerd again. The container lives on meanwhile, and so does the build, unless the daemon
+// loses its streams.
 func TestABuildWhoseContainerdDiesEndsRightAndLeavesNothing(t *testing.T) {
 	d := dockertest.Start(t)
 	c := start(t, config(t, d))
