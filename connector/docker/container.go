@@ -38,6 +38,8 @@ const (
 	endGrace = 5 * time.Second
 	// eventDelay is how long a busy daemon may take to tell of a process that was killed.
 	eventDelay = 3 * time.Second
+	// removeAgain is how long a daemon that cannot remove a container is left alone.
+	removeAgain = 200 * time.Millisecond
 )
 
 // Config says which container to make, where.
@@ -474,6 +476,9 @@ func (c *Container) remove(ctx context.Context, id string) error {
 		return nil
 	}
 	_, err := c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	for cerrdefs.IsInternal(err) && sleep(ctx, removeAgain) { // its containerd starts again: it cannot tell what runs
+		_, err = c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	}
 	if cerrdefs.IsConflict(err) { // its removal is under way
 		waiting := c.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 		select {
@@ -486,6 +491,18 @@ func (c *Container) remove(ctx context.Context, id string) error {
 		return nil
 	}
 	return c.api.failure(ctx, fmt.Sprintf("remove container %.12s", id), err)
+}
+
+// sleep waits for d. It returns false if ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Removed reports whether the container was seen removed, or stopped if it was there before.
