@@ -214,6 +214,11 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 
+.PHONY: container-kills
+container-kills: ## kill a manager of containers N times at random, of which the tests do five, and look what is left
+	STEPMUX_KILLS=$(N) STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLeavesNoContainer -count=1 -v \
+	  -timeout 1h ./cmd/stepmux
+
 .PHONY: container-cases
 container-cases: ## run all conformance cases (STEPMUX_CASES) in a container, of which the tests take one of sixteen
 	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/docker

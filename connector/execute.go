@@ -75,6 +75,8 @@ type Job struct {
 	PassEnv []string
 	// UnsafeExports says what becomes of exports such as LD_PRELOAD: drop, refuse or allow. If empty, drop.
 	UnsafeExports string
+	// MayFail names steps of the job that may fail: it goes on as if they had succeeded.
+	MayFail []string
 	// Stderr, if not nil, receives the job's stderr, as the trace of Execute does its stdout. GitLab's step runners do not
 	// tell the two apart: for them it is a RequestError.
 	Stderr io.Writer

@@ -51,6 +51,7 @@ func (e *execution) submit(ctx, calls context.Context) error {
 		Timeout: durationpb.New(max(e.job.Timeout, 0)),
 		Trace:   e.job.Trace != nil,
 		PassEnv: e.job.PassEnv, UnsafeExports: e.job.UnsafeExports, Image: e.job.Image,
+		MayFail: e.job.MayFail,
 	}
 	for _, v := range e.job.Vars {
 		req.Variables = append(req.Variables, &pb.Variable{Key: v.Key, Value: v.Value, File: v.File, Masked: v.Masked})

@@ -85,7 +85,7 @@ func (f *ciFlags) run(cmd *cobra.Command) error {
 		var err error
 		src.Vars, err = standalone.EnvironmentVars(os.Environ(), f.masked)
 		return src, err
-	})
+	}, place{})
 }
 
 func (f *ciFlags) serve(cmd *cobra.Command) error {

@@ -34,22 +34,21 @@ type imageFlags struct {
 	services   []string
 	serviceEnv []string
 
-	flags *pflag.FlagSet
+	flags  *pflag.FlagSet
+	others []string // flags that mean nothing without a container
 }
 
 func (f *imageFlags) register(fl *pflag.FlagSet) {
-	f.flags = fl
+	f.flags, f.others = fl, []string{"container-user"}
 	fl.StringVar(&f.spec.Image, "image", "", "run each build in a container of this image, by the Docker daemon of its VM")
 	fl.StringVar(&f.spec.Container, "container", "", "run the builds in the container of this `NAME`, which runs already")
-	fl.StringVar(&f.daemon, "docker", "", "unix://PATH of the Docker daemon's socket on the VMs "+
-		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
 	f.spec.Pull = docker.PullIfNotPresent
 	choiceFlag(fl, &f.spec.Pull, "pull", "when to pull the image: always, if-not-present or never",
 		string(docker.PullAlways), string(docker.PullIfNotPresent), string(docker.PullNever))
 	fl.StringVar(&f.spec.Platform, "platform", "", "`OS/ARCH` of the image, if it is not the Docker daemon's")
-	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or `PROGRAM` in its place: it must "+
-		"execute its arguments, and be quiet (default: none is run)")
-	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the containers and networks of the builds; repeatable")
+	fl.StringVar(&f.entrypoint, "entrypoint", "", "keep, to run the image's entrypoint, or `PROGRAM` in its place: it "+
+		"must execute its arguments, and be quiet (default: none is run)")
+	fl.StringArrayVar(&f.spec.Labels, "label", nil, "`KEY=VALUE` for the builds' containers and networks; repeatable")
 	fl.StringVar(&f.spec.User, "container-user", "", "run the steps as this `USER[:GROUP]` of the container")
 	fl.StringVar(&f.memory, "memory", "", "limit of the container's memory, as in 512m or 4g")
 	fl.StringVar(&f.cpus, "cpus", "", "limit of the container's processor time, as in 1.5")
@@ -67,6 +66,13 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 	fl.StringArrayVar(&f.spec.Hosts, "add-host", nil, "`NAME:IP`, a name for the container's /etc/hosts; repeatable")
 }
 
+// registerDaemon registers the flag of the daemon. Without it that is DOCKER_HOST's.
+func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
+	fl.StringVar(&f.daemon, "docker", "", "unix://PATH of the Docker daemon's socket on the VMs "+
+		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
+	f.others = append(f.others, "docker")
+}
+
 // ownImage are the flags that mean nothing for a container that is there already.
 var ownImage = []string{
 	"pull", "platform", "entrypoint", "label", "memory", "cpus", "pids-limit", "read-only", "tmpfs", "volume", "network",
@@ -75,7 +81,7 @@ var ownImage = []string{
 
 // check checks the flags, of a run of which at least one job names an image itself if named. It is called once.
 func (f *imageFlags) check(named bool) error {
-	only, needs := slices.Concat([]string{"docker", "container-user"}, ownImage), "--image, or a job with image"
+	only, needs := slices.Concat(f.others, ownImage), "--image, or a job with image"
 	switch {
 	case f.spec.Container != "" && f.spec.Image != "":
 		return errors.New("use either --image or --container")
@@ -180,7 +186,7 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 		}
 	}
 	if onThisMachine {
-		if err := checkSocket(cmp.Or(cfg.DockerSocket, "/var/run/docker.sock")); err != nil {
+		if err := checkSocket(cmp.Or(cfg.DockerSocket, defaultDockerSocket)); err != nil {
 			return systemError(err)
 		}
 	}
@@ -196,6 +202,8 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	cfg.ContainerPrograms = append(cfg.ContainerPrograms, own)
 	return nil
 }
+
+const defaultDockerSocket = "/var/run/docker.sock"
 
 // socketPath returns the path of a daemon's socket, named by a flag or a variable.
 func socketPath(from, daemon string) (string, error) {

@@ -93,14 +93,28 @@ func (f *jobFlags) dir() (string, error) {
 	return dir, nil
 }
 
+// place is where a job runs. The zero value is this machine.
+type place struct {
+	// ready is called with the job once it is read. An error means that it cannot run. May be nil.
+	ready func(*standalone.Job) error
+	// run runs the job as standalone.Run does. If nil, that.
+	run func(ctx, abort context.Context, j *standalone.Job, cfg standalone.Config) (*standalone.Report, error)
+}
+
 // runJob runs the job of source.
-func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error)) error {
+func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, error), at place) error {
+	if at.run == nil {
+		at.run = standalone.Run
+	}
 	cfg, err := f.config(cmd.Context())
 	if err != nil {
 		return err
 	}
 	show := f.shower(cmd, &cfg)
 	j, err := f.read(source, &cfg)
+	if err == nil && at.ready != nil {
+		err = at.ready(j)
+	}
 	if err != nil {
 		refused := errors.Join(err, show.end(standalone.Refused(err), f.report))
 		if f.outputFile != "" {
@@ -112,7 +126,7 @@ func (f *jobFlags) runJob(cmd *cobra.Command, source func() (standalone.Source, 
 	show.notices(j)
 	ctx, abort, stop := endings(cmd.Context(), endsignal.All...)
 	defer stop()
-	report, err := standalone.Run(ctx, abort, j, cfg)
+	report, err := at.run(ctx, abort, j, cfg)
 	if report != nil {
 		err = errors.Join(err, show.end(report, f.report), f.writeProvenance(report, cfg))
 	}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,21 +92,35 @@ func TestAManagerThatIsKilledLeavesNoContainer(t *testing.T) {
 	job := filepath.Join(t.TempDir(), "job.yml")
 	require.NoError(t, os.WriteFile(job, []byte("run: [{script: \"sleep 600 & trap '' TERM; sleep 600\"}]\n"), 0o600))
 	random := rand.New(rand.NewPCG(1, 2))
-	for range 12 {
+	busy, longest := 0, time.Duration(0)
+	rounds := 5
+	if text := os.Getenv("STEPMUX_KILLS"); text != "" {
+		var err error
+		rounds, err = strconv.Atoi(text)
+		require.NoError(t, err)
+	}
+	for range rounds {
 		cmd := exec.Command(program, "run", "--image", dockertest.Image, "--network", "none", "--capacity", "2",
 			"--builds", "2", job)
 		cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+d.Socket)
 		require.NoError(t, cmd.Start())
 		timer := time.NewTimer(time.Duration(random.IntN(900)) * time.Millisecond)
 		<-timer.C
+		if len(d.Containers(t)) > 0 {
+			busy++
+		}
 		require.NoError(t, cmd.Process.Kill())
 		_ = cmd.Wait() // it was killed
+		killed := time.Now()
 		var left []string
 		require.Eventually(t, func() bool {
 			left = slices.DeleteFunc(d.Containers(t), func(c string) bool { return strings.HasSuffix(c, " created") })
 			return len(left) == 0
 		}, bound, 10*time.Millisecond, "left: %v", &left)
+		longest = max(longest, time.Since(killed))
 	}
+	t.Logf("%d kills, %d of them with containers, which were gone %v after their manager at the latest", rounds, busy,
+		longest)
 	d.RemoveAll(t)
 }
 

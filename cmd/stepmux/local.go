@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
@@ -19,6 +20,8 @@ type localFlags struct {
 	vars    []string
 	json    string
 	matrix  []string
+
+	inContainer localContainer
 }
 
 func newLocalCommand() *cobra.Command {
@@ -36,6 +39,9 @@ Of a workflow of GitHub Actions (--format github) one job runs: its steps, with 
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
 and permissions have no effect, and a note says so.
 
+With --image or --in-image the job runs in a container of the Docker daemon of this machine. The work directory is
+there at the same path, so the job can change it.
+
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json
 standard output has the results as one object, and the steps' output goes to standard error.
 
@@ -49,12 +55,18 @@ standard output has the results as one object, and the steps' output goes to sta
 			if len(files) > 0 {
 				f.input = files[0]
 			}
-			return f.runJob(cmd, func() (standalone.Source, error) { return f.source(cmd, files) })
+			at, err := f.place()
+			if err != nil {
+				return err
+			}
+			return f.runJob(cmd, func() (standalone.Source, error) { return f.source(cmd, files) }, at)
 		},
 	}
 	fl := cmd.Flags()
 	f.jobFlags.register(fl)
 	f.formatFlag.register(fl)
+	f.inContainer.register(fl)
+	fl.BoolVar(&f.inContainer.ofJob, "in-image", false, "run the job in a container of the image that it names")
 	fl.StringVar(&f.jobName, "job-name", "", "the job of a .gitlab-ci.yml or of a workflow; needed if it has several")
 	fl.StringArrayVar(&f.matrix, "matrix", nil,
 		"`name=value` of the matrix of a workflow's job, for this run; JSON, or else a text; repeatable")
@@ -83,6 +95,10 @@ func (f *localFlags) source(cmd *cobra.Command, files []string) (src standalone.
 		src.Name, src.Text, src.Format = "--json", []byte(f.json), standalone.JSON
 	default:
 		src, err = f.readFile(files[0], cmd.InOrStdin())
+		if err == nil && src.Format == standalone.Steps {
+			src.Text, f.inContainer.own, err = docker.FromJob(src.Name, src.Text)
+		}
+		src.InContainer = f.inContainer.wanted()
 	}
 	if err != nil {
 		return src, err

@@ -60,8 +60,9 @@ route: relay, streamlocal (one session each, and SSH's forwarding) or session (t
 
 ` + vmHelp + `
 
-With --image, or if FILE has the key image, each build runs in a container of its own, which the Docker daemon of its VM makes; without --instance, the
-one of this machine. The VM needs no stepmux then: it is put into a volume of the daemon.
+With --image, or if FILE has the key image, each build runs in a container of its own, which the Docker daemon of its
+VM makes; without --instance, the one of this machine. The VM needs no stepmux then: it is put into a volume of the
+daemon.
 
 On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
 them as they are. With --output json, standard output has one object for each build as it ends and a last one with the
@@ -80,6 +81,7 @@ summary; the logs go to standard error.
 	f.operateFlags.register(fl)
 	f.bootstrapFlags.register(fl)
 	f.imageFlags.register(fl)
+	f.registerDaemon(fl)
 	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",

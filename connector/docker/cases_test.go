@@ -22,8 +22,8 @@ var ofTheOtherService = []string{
 	"log_level_invalid_rejected",
 }
 
-// TestNeighboursCasesHoldInAContainer runs the conformance cases as jobs in one container, which has the programs of this
-// machine.
+// TestNeighboursCasesHoldInAContainer runs the conformance cases as jobs in one container, which has the programs of
+// this machine.
 func TestNeighboursCasesHoldInAContainer(t *testing.T) {
 	cases := neighbourcases.Load(t)
 	d := dockertest.Start(t)

@@ -38,6 +38,8 @@ const (
 	endGrace = 5 * time.Second
 	// eventDelay is how long a busy daemon may take to tell of a process that was killed.
 	eventDelay = 3 * time.Second
+	// removeAgain is how long a daemon that cannot remove a container is left alone.
+	removeAgain = 200 * time.Millisecond
 )
 
 // Config says which container to make, where.
@@ -264,8 +266,8 @@ func (c *Container) command() []string {
 	return []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
 }
 
-// wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script, and
-// drops the others.
+// wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script,
+// and drops the others.
 func wrapped(entrypoint, argv []string) []string {
 	if n := len(entrypoint); n > 1 && entrypoint[n-1] == "-c" {
 		argv = []string{"exec " + strings.Join(argv, " ")} // of words without blanks
@@ -434,7 +436,8 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 }
 
 // Close removes the container, its services and their network, and so ends all that runs there. A container that was
-// there before is left, and only the step runner in it ends. Close waits until the daemon has done so, at most until ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
+// there before is left, and only the step runner in it ends. Close waits until the daemon has done so, at most until
+// ctx ends or StopTimeout has passed; then its error names the container. Idempotent:
 // later calls wait for the first and return its result. Calls that wait on the relay return an error.
 func (c *Container) Close(ctx context.Context) error {
 	c.closeOnce.Do(func() {
@@ -473,6 +476,9 @@ func (c *Container) remove(ctx context.Context, id string) error {
 		return nil
 	}
 	_, err := c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	for cerrdefs.IsInternal(err) && sleep(ctx, removeAgain) { // its containerd starts again: it cannot tell what runs
+		_, err = c.api.ContainerRemove(ctx, id, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	}
 	if cerrdefs.IsConflict(err) { // its removal is under way
 		waiting := c.api.ContainerWait(ctx, id, client.ContainerWaitOptions{Condition: container.WaitConditionRemoved})
 		select {
@@ -485,6 +491,18 @@ func (c *Container) remove(ctx context.Context, id string) error {
 		return nil
 	}
 	return c.api.failure(ctx, fmt.Sprintf("remove container %.12s", id), err)
+}
+
+// sleep waits for d. It returns false if ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Removed reports whether the container was seen removed, or stopped if it was there before.

@@ -90,6 +90,29 @@ func TestABuildWhoseDaemonDiesFailsAndLeavesNothingOnceItIsBack(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
+// A daemon starts its containerd again. The container lives on meanwhile, and so does the build, unless the daemon
+// loses its streams.
+func TestABuildWhoseContainerdDiesEndsRightAndLeavesNothing(t *testing.T) {
+	d := dockertest.Start(t)
+	c := start(t, config(t, d))
+	b := connect(t, c)
+	result, err := b.Execute(t.Context(), connector.Job{Script: "echo started; sleep 1; exit 5"},
+		writerFunc(func(p []byte) (int, error) {
+			if bytes.Contains(p, []byte("started")) {
+				d.KillContainerd(t)
+			}
+			return len(p), nil
+		}))
+	if err != nil {
+		require.True(t, mux.IsLost(err), "%v", err)
+	} else {
+		require.Equal(t, 5, result.ExitCode, "%+v", result)
+	}
+	_ = b.Close(t.Context()) // the end of the container tells
+	require.NoError(t, c.Close(t.Context()))
+	require.Empty(t, d.Containers(t))
+}
+
 // A step that needs more memory than the container has is killed, not the container.
 func TestAStepThatNeedsTooMuchMemoryFails(t *testing.T) {
 	d := dockertest.Start(t)

@@ -89,7 +89,8 @@ func pictureOf(told *image.InspectResponse) picture {
 // pull pulls an image. Builds that want it at the same time share one pull.
 func (c *Container) pull(ctx context.Context, image string) error {
 	d := c.cfg.Daemon
-	_, err := sharedFlight(d, &d.pulls, c.cfg.Spec.Platform+" "+image).Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+	flight := sharedFlight(d, &d.pulls, c.cfg.Spec.Platform+" "+image)
+	_, err := flight.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
 		return struct{}{}, 0, c.pullNow(ctx, image)
 	})
 	return err

@@ -62,7 +62,7 @@ run: []
 func TestAMistakeInTheImageOfAJobHasItsPlace(t *testing.T) {
 	for text, want := range map[string]string{
 		"image: ''\n":                         "job.yml:1:8: the image has no name",
-		"image:\n  named: a\n":                `job.yml:2:3: unknown key "named" of image; it has docker, entrypoint, name, pull`,
+		"image:\n  named: a\n":                `job.yml:2:3: unknown key "named" of image; it has docker, entrypoint`,
 		"image: [a]\n":                        "job.yml:1:8: image must be a text",
 		"image: a\nservices: b\n":             "job.yml:2:11: services must be a list of images",
 		"services: [{alias: a}]\n":            "job.yml:1:12: a service has no image",

@@ -118,8 +118,8 @@ func (c *Container) fillNow(ctx context.Context, bin *program.Binary, volume, im
 	return c.put(ctx, made.ID, bin, programDir, false)
 }
 
-// put puts the program into dir in a container, unless it is there. If whole, it makes dir and the directory of sockets,
-// too.
+// put puts the program into dir in a container, unless it is there. If whole, it makes dir and the directory of
+// sockets, too.
 func (c *Container) put(ctx context.Context, id string, bin *program.Binary, dir string, whole bool) error {
 	const op = "put stepmux on the Docker daemon"
 	mark := client.ContainerStatPathOptions{Path: dir + "/" + completeMark}

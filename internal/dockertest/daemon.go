@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -149,6 +150,16 @@ func (d *Daemon) Launch() error {
 func (d *Daemon) Kill() {
 	_ = d.process.Process.Kill() // it runs
 	_ = d.process.Wait()         // it was killed
+}
+
+// KillContainerd ends the daemon's containerd by SIGKILL. The daemon starts it again.
+func (d *Daemon) KillContainerd(t testing.TB) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(d.dir, "exec/containerd/containerd.pid"))
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
 // Dial connects to the daemon.

@@ -7,6 +7,7 @@ import (
 	"github.com/stepmux/stepmux/remote/job"
 	"github.com/stepmux/stepmux/remote/step/engine"
 	"github.com/stepmux/stepmux/remote/step/expr"
+	"github.com/stepmux/stepmux/remote/step/mask"
 	"github.com/stepmux/stepmux/remote/step/trace"
 )
 
@@ -76,6 +77,51 @@ func newReport(stat job.Stat, r engine.Result) *Report {
 		Exports:  valuesOf(r.Exports),
 		Steps:    stepReports(r.Steps),
 	}
+}
+
+// ReportOf returns the report of a job that ran elsewhere, from its trace.
+func ReportOf(t *trace.Trace) *Report {
+	id, runs := &t.Identity, map[string]*trace.StepRun{}
+	for i := range t.Volatile.Steps {
+		runs[t.Volatile.Steps[i].Path] = &t.Volatile.Steps[i]
+	}
+	return &Report{
+		Schema: schema, Status: id.Status, Reason: Reason(id.Reason), ExitCode: id.ExitCode, Message: t.Volatile.Message,
+		Started: t.Volatile.Started, Finished: t.Volatile.Ended,
+		Duration: t.Volatile.Ended.Sub(t.Volatile.Started).Seconds(),
+		Outputs:  tracedValues(id.Outputs), Exports: tracedValues(id.Exports), Steps: tracedSteps(id.Steps, runs), Trace: t,
+	}
+}
+
+func tracedSteps(steps []trace.Step, runs map[string]*trace.StepRun) []StepReport {
+	reports := make([]StepReport, len(steps))
+	for i := range steps {
+		s := &steps[i]
+		reports[i] = StepReport{
+			Name: s.Name, Status: s.Status, ExitCode: s.ExitCode, Outputs: tracedValues(s.Outputs),
+			Exports: tracedValues(s.Exports), Steps: tracedSteps(s.Steps, runs),
+		}
+		if run := runs[s.Path]; run != nil {
+			r := &reports[i]
+			r.Message, r.Warnings, r.Started, r.Finished = run.Message, run.Warnings, run.Started, run.Ended
+			r.Duration = run.Ended.Sub(run.Started).Seconds()
+		}
+	}
+	return reports
+}
+
+func tracedValues(values mask.Values) map[string]value {
+	if len(values) == 0 {
+		return nil
+	}
+	all := make(map[string]value, len(values))
+	for name, v := range values {
+		if v.Masked {
+			v.Value = v.Value.MarkSensitive()
+		}
+		all[name] = value{v.Value}
+	}
+	return all
 }
 
 func reasonOf(r engine.Result) Reason {

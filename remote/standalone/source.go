@@ -60,6 +60,8 @@ type Source struct {
 	Matrix map[string]string
 	// Vars are job variables. They replace those of a .gitlab-ci.yml.
 	Vars []engine.Variable
+	// InContainer tells that the caller runs the job in the container that it describes: then no notice is about that.
+	InContainer bool
 	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
 	WorkDir string
 }
@@ -83,12 +85,22 @@ type Given struct {
 	engine.Config
 	// Steps is a text that compiles to Definition. If empty, a trace has one that is made of Definition.
 	Steps string
+	// Container has the keys image and services of a job of a .gitlab-ci.yml, in YAML; empty if the job has neither.
+	Container []byte
 	// Secrets are texts that are masked, in addition to the values of masked variables.
 	Secrets []string
 }
 
 // NewJob returns the job g.
 func NewJob(g Given) *Job { return &Job{Given: g} }
+
+// Text returns a text that compiles to the job's definition.
+func (j *Job) Text() (string, error) {
+	if j.Steps != "" {
+		return j.Steps, nil
+	}
+	return lang.Format(j.Definition)
+}
 
 // Read reads the job of src. An error is about the text or the values added to it.
 func Read(src Source) (*Job, error) {
@@ -174,6 +186,7 @@ func readGitLabCI(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
+	file.InContainer = src.InContainer
 	name := src.JobName
 	if name == "" {
 		jobs := file.Jobs()
@@ -197,7 +210,7 @@ func readGitLabCI(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := NewJob(Given{Notices: job.Notices, Config: engine.Config{
+	j := NewJob(Given{Notices: job.Notices, Container: job.Container, Config: engine.Config{
 		Definition: job.Definition, Places: job.Places, MayFail: job.MayFail,
 	}})
 	j.name = name

@@ -442,7 +442,9 @@ type RunRequest struct {
 	// steps_file is the name that messages give steps_yaml, before a line and a column. Empty: steps_yaml.
 	StepsFile string `protobuf:"bytes,30,opt,name=steps_file,json=stepsFile,proto3" json:"steps_file,omitempty"`
 	// image is the image of the container in which the runner is, by its digest, for the trace. Empty: none, or not known.
-	Image         string `protobuf:"bytes,31,opt,name=image,proto3" json:"image,omitempty"`
+	Image string `protobuf:"bytes,31,opt,name=image,proto3" json:"image,omitempty"`
+	// may_fail names steps of the job that may fail: it goes on as if they had succeeded.
+	MayFail       []string `protobuf:"bytes,32,rep,name=may_fail,json=mayFail,proto3" json:"may_fail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -580,6 +582,13 @@ func (x *RunRequest) GetImage() string {
 		return x.Image
 	}
 	return ""
+}
+
+func (x *RunRequest) GetMayFail() []string {
+	if x != nil {
+		return x.MayFail
+	}
+	return nil
 }
 
 // Variable is a job variable.
@@ -1605,7 +1614,7 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\"\f\n" +
 	"\n" +
 	"EndRequest\"\r\n" +
-	"\vEndResponse\"\x91\x05\n" +
+	"\vEndResponse\"\xac\x05\n" +
 	"\n" +
 	"RunRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
@@ -1624,7 +1633,8 @@ const file_stepmuxv1_steprunner_proto_rawDesc = "" +
 	"\x0eunsafe_exports\x18\x1d \x01(\tR\runsafeExports\x12\x1d\n" +
 	"\n" +
 	"steps_file\x18\x1e \x01(\tR\tstepsFile\x12\x14\n" +
-	"\x05image\x18\x1f \x01(\tR\x05image\x1a6\n" +
+	"\x05image\x18\x1f \x01(\tR\x05image\x12\x19\n" +
+	"\bmay_fail\x18  \x03(\tR\amayFail\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"-\n" +

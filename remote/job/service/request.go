@@ -30,8 +30,11 @@ const (
 
 // specOf checks req and returns the job it asks for. The error names the field.
 func specOf(req *pb.RunRequest) (job.Spec, error) {
-	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir(), Config: engine.Config{Env: req.GetEnv()}}
-	err := check(&spec, map[string]string{"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile(), "image": req.GetImage()})
+	spec := job.Spec{ID: req.GetId(), WorkDir: req.GetWorkDir()}
+	spec.Config = engine.Config{Env: req.GetEnv(), MayFail: req.GetMayFail()}
+	err := check(&spec, map[string]string{
+		"work_dir": spec.WorkDir, "steps_file": req.GetStepsFile(), "image": req.GetImage(),
+	})
 	if err != nil {
 		return spec, err
 	}

@@ -11,6 +11,9 @@ import (
 
 // File is a .gitlab-ci.yml with all its includes. It is for one goroutine at a time.
 type File struct {
+	// InContainer tells that the caller runs jobs in the containers that they describe: then no notice is about that.
+	InContainer bool
+
 	tree    *tree
 	top     *yaml.Node            // a mapping
 	whole   map[string]*yaml.Node // jobs, merged with those they extend

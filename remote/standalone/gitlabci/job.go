@@ -23,6 +23,9 @@ type Job struct {
 	Script bool
 	// MayFail names the steps whose failure does not change the result of the job.
 	MayFail []string
+	// Container has the keys image and services of the job, in YAML, with their variables replaced; empty if the job has
+	// neither.
+	Container []byte
 	// Notices are lines about keys that have no effect here.
 	Notices []string
 	// Warnings are about steps that may not do what they seem to; see [lang.Vet].
@@ -75,6 +78,7 @@ func (f *File) Job(name string, predefined []Variable, given ...Variable) (*Job,
 	}
 	job := &Job{Variables: d.variables(predefined, given)}
 	d.compile(job)
+	job.Container = d.container(job.Variables)
 	job.Notices = d.allNotices()
 	if f.tree.err != nil {
 		return nil, f.tree.err
@@ -229,6 +233,44 @@ func (d *draft) get(key string) *yaml.Node {
 	return n
 }
 
+// ofContainer are the keys that describe the job's container.
+var ofContainer = []string{"image", "services"}
+
+// container returns the keys of the job's container as YAML, with variables replaced.
+func (d *draft) container(vars []Variable) []byte {
+	t := d.file.tree
+	list := make([]variable, len(vars))
+	for i, v := range vars {
+		list[i] = variable{at: d.at, name: v.Name, value: v.Value}
+	}
+	e := d.file.expander(list)
+	var expand func(n *yaml.Node) *yaml.Node
+	expand = func(n *yaml.Node) *yaml.Node {
+		c := t.copyOf(n)
+		if n.Kind == yaml.ScalarNode && strings.Contains(n.Value, "$") {
+			c.Value = e.expand(variable{at: n, value: n.Value})
+		}
+		for _, child := range n.Content {
+			c.Content = append(c.Content, expand(child))
+		}
+		return c
+	}
+	top := t.made(d.at, yaml.MappingNode)
+	for _, key := range ofContainer {
+		if n := d.get(key); !isNull(n) {
+			top.Content = append(top.Content, t.text(n, key), expand(d.file.resolve(n, nil)))
+		}
+	}
+	if len(top.Content) == 0 || t.err != nil {
+		return nil
+	}
+	text, err := yaml.Marshal(top)
+	if err != nil {
+		t.fail(t.main.Errorf(d.at, "the image of the job%s cannot be read: %v", lang.Quote(d.name), err))
+	}
+	return text
+}
+
 // variables returns the variables of the job.
 func (d *draft) variables(predefined, given []Variable) []Variable {
 	literal := func(list []variable, vars []Variable) []variable {
@@ -264,7 +306,7 @@ func (d *draft) variables(predefined, given []Variable) []Variable {
 func (d *draft) allNotices() []string {
 	var left []string
 	for _, key := range ignored {
-		if !isNull(d.get(key)) {
+		if !isNull(d.get(key)) && !(d.file.InContainer && slices.Contains(ofContainer, key)) {
 			left = append(left, key)
 		}
 	}

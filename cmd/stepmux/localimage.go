@@ -1,0 +1,232 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/remote/standalone"
+	"github.com/stepmux/stepmux/remote/step/engine"
+	"github.com/stepmux/stepmux/remote/step/trace"
+)
+
+// localContainer runs the job of local in a container of this machine's Docker daemon.
+type localContainer struct {
+	imageFlags
+	ofJob bool // the job's own image
+
+	own *docker.Spec // what the job says
+}
+
+// wanted reports whether the job runs in a container.
+func (f *localContainer) wanted() bool {
+	return f.ofJob || f.spec.Image != "" || f.spec.Container != ""
+}
+
+// place returns where the job runs.
+func (f *localFlags) place() (place, error) {
+	if err := f.inContainer.check(f.inContainer.ofJob); err != nil {
+		return place{}, err
+	}
+	if !f.inContainer.wanted() {
+		return place{ready: f.notContained}, nil
+	}
+	switch {
+	case f.inContainer.ofJob && cmp.Or(f.inContainer.spec.Image, f.inContainer.spec.Container) != "":
+		return place{}, errors.New("use either --in-image, --image or --container")
+	case len(f.inputs) > 0:
+		return place{}, errors.New("--input: a job in a container takes variables (--var)")
+	case f.cacheDir != "":
+		return place{}, errors.New("--cache-dir: a job in a container keeps no steps")
+	}
+	at := place{}
+	var spec *docker.Spec
+	at.ready = func(j *standalone.Job) (err error) {
+		spec, err = f.contained(j)
+		return err
+	}
+	at.run = func(ctx, abort context.Context, j *standalone.Job, cfg standalone.Config) (*standalone.Report, error) {
+		return f.runContained(ctx, abort, j, cfg, *spec)
+	}
+	return at, nil
+}
+
+// notContained adds a note to a job in a steps file that names a container, which it does not get. For a .gitlab-ci.yml
+// there is one already.
+func (f *localFlags) notContained(j *standalone.Job) error {
+	if f.inContainer.own != nil {
+		j.Notices = append(j.Notices, "image and services have no effect without --in-image")
+	}
+	return nil
+}
+
+// contained returns the container of a job.
+func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
+	if j.Source.Kind == trace.FromGitHub {
+		return nil, errors.New("a job of a workflow does not run in a container")
+	}
+	box, own := &f.inContainer, f.inContainer.own
+	if len(j.Container) > 0 {
+		var err error
+		if _, own, err = docker.FromJob("job "+j.Source.JobName, j.Container); err != nil {
+			return nil, err
+		}
+		for i := range own.Services { // they get the variables of the job, as with GitLab
+			s := &own.Services[i]
+			var vars []string
+			for _, v := range j.Vars {
+				vars = append(vars, v.Key+"="+v.Value)
+			}
+			s.Env = append(vars, s.Env...)
+		}
+	}
+	if box.ofJob && (own == nil || own.Image == "") {
+		return nil, errors.New("--in-image: the job names no image; name one by --image")
+	}
+	spec, err := box.container(own)
+	if err != nil || spec.Container != "" {
+		return spec, err
+	}
+	dir, err := f.dir()
+	if err != nil {
+		return nil, err
+	}
+	spec.Volumes = append(slices.Clone(spec.Volumes), dir+":"+dir)
+	return spec, spec.Check()
+}
+
+// runContained runs the job in a container, which is gone when it returns.
+func (f *localFlags) runContained(
+	ctx, abort context.Context, j *standalone.Job, cfg standalone.Config, spec docker.Spec,
+) (report *standalone.Report, err error) {
+	text, err := j.Text()
+	if err != nil {
+		return nil, err
+	}
+	var daemon instance.Config
+	if err := f.inContainer.configure(&daemon, true); err != nil {
+		return nil, err
+	}
+	socket := cmp.Or(daemon.DockerSocket, defaultDockerSocket)
+	show := serialise(&cfg)
+	id := "local-" + strings.ToLower(rand.Text()[:10])
+	c, err := docker.Start(ctx, docker.Config{
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+		Daemon: &docker.Daemon{}, BuildID: id, Spec: spec, Programs: daemon.ContainerPrograms, Log: show,
+	})
+	if err != nil {
+		return nil, err
+	}
+	alive := context.WithoutCancel(ctx)
+	defer func() { err = errors.Join(err, c.Close(alive)) }()
+	defer context.AfterFunc(abort, func() { _ = c.Close(alive) })() // the result comes above
+	at := connector.Config{BuildID: id, Log: show, Isolation: "off"}
+	c.Configure(&at)
+	b, err := connector.New(at)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, b.Close(alive)) }()
+	if _, err := b.Connect(alive); err != nil {
+		return nil, explained(alive, c, err)
+	}
+	file := &traceFile{}
+	if cfg.Trace != nil {
+		file.path = cfg.Trace.File
+	}
+	if file.path == "" {
+		dir, err := os.MkdirTemp("", "stepmux-local-")
+		if err != nil {
+			return nil, fmt.Errorf("make directory for the trace: %w", err)
+		}
+		defer os.RemoveAll(dir)
+		file.path = filepath.Join(dir, "trace.json")
+	}
+	var traced error
+	job := connector.Job{
+		Steps: []byte(text), Env: j.Env, WorkDir: cfg.WorkDir, Timeout: cfg.Timeout, Grace: cfg.Grace, MayFail: j.MayFail,
+		PassEnv: f.passEnv, UnsafeExports: f.unsafeExports, Image: c.Image(), Stderr: cfg.Stderr,
+		Trace: file, OnTrace: func(err error) { traced = file.end(err) },
+		OnStep: func(e connector.StepEvent) {
+			if e.Status == engine.Running.String() {
+				cfg.Observe(engine.StepResult{
+					Path: []string{e.Name}, Name: e.Name, Status: engine.Running, Kind: engine.Command,
+				})
+			}
+		},
+	}
+	if len(job.PassEnv) == 0 {
+		job.PassEnv = []string{"all"} // of the environment that the image has
+	}
+	for _, v := range j.Vars {
+		job.Vars = append(job.Vars, connector.Variable(v))
+	}
+	result, err := b.Execute(ctx, job, cfg.Stdout)
+	if err != nil && ctx.Err() == nil {
+		return nil, explained(alive, c, err)
+	}
+	c.Note(alive, result.ExitCode)
+	if traced != nil {
+		return nil, fmt.Errorf("read how the job went: %w", traced)
+	}
+	t, err := trace.Read(file.path)
+	if err != nil {
+		return nil, err
+	}
+	return standalone.ReportOf(t), nil
+}
+
+// explained returns err with the reason of the container's end, if that is its cause.
+func explained(ctx context.Context, c *docker.Container, err error) error {
+	if mux.IsLost(err) {
+		return c.Explain(ctx, err)
+	}
+	return err
+}
+
+// serialise lets one goroutine at a time use the writers of cfg and its Observe. It returns a writer of lines about the
+// container, which are shown as notes.
+func serialise(cfg *standalone.Config) io.Writer {
+	var mu sync.Mutex
+	to, observe := cfg.Stderr, cfg.Observe
+	cfg.Stdout, cfg.Stderr = &lockedWriter{mu: &mu, to: cfg.Stdout}, &lockedWriter{mu: &mu, to: to}
+	cfg.Observe = func(r engine.StepResult) {
+		mu.Lock()
+		defer mu.Unlock()
+		observe(r)
+	}
+	return &lockedWriter{mu: &mu, to: to, before: []byte("note: ")}
+}
+
+// lockedWriter writes while it holds mu.
+type lockedWriter struct {
+	mu     *sync.Mutex
+	to     io.Writer
+	before []byte // of each write
+}
+
+func (w *lockedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.before) > 0 {
+		_, err := w.to.Write(slices.Concat(w.before, bytes.TrimRight(p, "\n"), []byte("\n")))
+		return len(p), err
+	}
+	return w.to.Write(p)
+}
