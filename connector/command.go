@@ -21,11 +21,11 @@ const socketOnStdin = "-"
 // isolationFlag tells serve the level of its build's isolation.
 const isolationFlag = "--isolation"
 
-// buildUserFlag tells serve as whom it runs its build.
+// buildUserFlag tells serve the user of its build.
 const buildUserFlag = "--build-user"
 
 // serveArgv starts the build's step runner, which reads its secret from stdin. An older one does not know the flags for
-// a level, a user and limits, so they are not sent for auto, for the login's and for none.
+// a level, a user and limits, so the defaults are not sent.
 func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	argv := slices.Concat(runner, []string{"steps", "serve", "--socket", socket, secretFlag})
 	if level, _ := ParseIsolation(cfg.Isolation); level != wire.IsolationAuto {

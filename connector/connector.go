@@ -76,10 +76,10 @@ type Config struct {
 	// Isolation is how far the build is held apart from the rest of the VM: auto, off, processes or private. If empty,
 	// auto: the best that can be had there. A level that is named is had, or the build fails.
 	Isolation string
-	// BuildUser is the user as whom a login of root runs the build: the name of a user of the VM, or a range of ids,
+	// BuildUser is the user for the build where the login is root: the name of a user of the VM, or a range of ids,
 	// FIRST-LAST, of which each build has one of its own. If empty, the login.
 	BuildUser string
-	// Limits are what all processes of the build may use together. They are had, or the build fails.
+	// Limits bound all processes of the build together. They are had, or the build fails.
 	Limits limits.Build
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.

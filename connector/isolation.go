@@ -19,7 +19,7 @@ func ParseIsolation(name string) (string, error) { return wire.ParseIsolation(na
 // CheckBuildUser returns an error unless spec is empty, the name of a user, or a range of user ids, FIRST-LAST, without
 // those of root, the system and nobody.
 func CheckBuildUser(spec string) error {
-	_, err := wire.ParseBuildUser(spec)
+	_, _, _, err := wire.ParseBuildUser(spec)
 	return err
 }
 
@@ -62,7 +62,7 @@ func isolationOf(job *pb.Job) program.Isolation {
 	return i
 }
 
-// usageOf returns what the build has used until the end of job.
+// usageOf returns the usage of the build until the end of job.
 func usageOf(job *pb.Job) program.Usage {
 	return program.Usage{
 		CPU: max(job.GetCpuSeconds(), 0), PeakMemory: max(job.GetPeakMemoryBytes(), 0),
@@ -70,7 +70,7 @@ func usageOf(job *pb.Job) program.Usage {
 	}
 }
 
-// Usage returns what the build has used until the end of its last job, zero before that.
+// Usage returns the usage of the build until the end of its last job, zero before that.
 func (c *Connector) Usage() program.Usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -199,8 +199,8 @@ func (e *Executor) Isolation() program.Isolation {
 	return i
 }
 
-// Usage returns what the build's processes have used. It is zero until Execute has returned, and if the step runner did
-// not tell.
+// Usage returns the time and memory of the build's processes. It is zero until Execute has returned, and if
+// the step runner did not tell.
 func (e *Executor) Usage() program.Usage {
 	e.mu.Lock()
 	defer e.mu.Unlock()

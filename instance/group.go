@@ -44,9 +44,9 @@ type Instance struct {
 	TempDir string
 	// Isolation is how far builds are held apart from the rest of the machine; see connector.Config. If empty, auto.
 	Isolation string
-	// BuildUser is the user as whom a login of root runs builds there; see connector.Config. If empty, the login.
+	// BuildUser is the user of builds where the login is root; see connector.Config. If empty, the login.
 	BuildUser string
-	// Limits are what each build may use; see connector.Config. If zero, all it can get. Those of a container go first.
+	// Limits bound each build; see connector.Config. If zero, a build takes all it can get. Those of a container go first.
 	Limits limits.Build
 	// OS is its operating system, as Go calls it (GOOS). If empty, linux. The VM's end needs Linux: on
 	// another system nothing is run, and native steps are not among the features.

@@ -42,7 +42,7 @@ const (
 	stepScript = "script"
 )
 
-// job returns the job of s. Texts of the caller are in variables, so that none is taken for an expression.
+// job returns the job of s. Texts of the caller are in variables, so that no part of them is taken for an expression.
 func (s *lingeringScript) job() connector.Job {
 	argv := append([]string(nil), s.shell...)
 	if len(argv) == 0 && s.line == "" {

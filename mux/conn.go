@@ -15,9 +15,9 @@ import (
 	"github.com/stepmux/stepmux/mux/relay"
 )
 
-// closeSettle is how long to wait for what usually follows at once. An error of the TCP connection is known before its
-// channels end. But if the library ends for a reason of the protocol (a disconnect message, a broken packet), it closes
-// the channels a moment before the connection. So io.EOF alone is no proof of success.
+// closeSettle is how long to wait for an event that usually follows at once. An error of the TCP connection is
+// known before its channels end. But if the library ends for a reason of the protocol (a disconnect message, a broken
+// packet), it closes the channels a moment before the connection. So io.EOF alone is no proof of success.
 const closeSettle = 5 * time.Millisecond
 
 // causeTimeout is how long to wait for the library's reason after it has ended.

@@ -33,7 +33,7 @@ type ScriptConfig struct {
 	TempDir   string
 	// BuildUser is as in ServeConfig.
 	BuildUser string
-	// Limits are what the script's processes may use together. If they cannot be had, the script does not start.
+	// Limits bound the script's processes together. If they cannot be had, the script does not start.
 	Limits limits.Build
 	// Size is the length of the script, in bytes.
 	Size int64

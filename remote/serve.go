@@ -59,10 +59,11 @@ type ServeConfig struct {
 
 	// Isolation is how far the processes of jobs are held apart from the rest of the machine.
 	Isolation walls.Level
-	// BuildUser is the user as whom root serves: its name, or a range of ids, FIRST-LAST, of which no two builds have the
-	// same one at a time. This process becomes that user before it makes any file. If empty, the caller.
+	// BuildUser is the user that a serve of root becomes: its name, or a range of ids, FIRST-LAST, of which
+	// no two builds have the same one at a time. This process becomes that user before it makes any file. If empty, the
+	// caller.
 	BuildUser string
-	// Limits are what the processes of all jobs may use together. If they cannot be had, Serve fails at once.
+	// Limits bound the processes of all jobs together. If they cannot be had, Serve fails at once.
 	Limits limits.Build
 	// CacheDir keeps the fetched steps, for all builds of our user on this VM. It is made when the first step is
 	// fetched. If empty, stepmux-steps in the user's cache directory.

@@ -95,7 +95,7 @@ func (r *rig) closeProvider(provider *fleet) {
 	}
 }
 
-// newProvider returns the manager's end for the VMs. The present rig is told what the product tells of builds.
+// newProvider returns the manager's end for the VMs. The present rig is told of builds by the product.
 func (r *rig) newProvider(maxAge time.Duration, present func() *rig) (*fleet, error) {
 	var all []instance.Instance
 	for _, m := range r.vms {

@@ -141,7 +141,7 @@ func (f *imageFlags) read() (err error) {
 }
 
 // container returns the container of a job that asks for what own says, which may be nil. It returns nil for a job
-// without a container. The flags come before what the job says; services of both are started.
+// without a container. The flags come before the text of the job; services of both are started.
 func (f *imageFlags) container(own *docker.Spec) (*docker.Spec, error) {
 	spec := f.spec
 	switch {

@@ -24,7 +24,7 @@ type picture struct {
 	digest   string // of its manifest, as NAME@DIGEST; empty for an image that came from no registry
 	platform string // os/arch as Go names them
 	user     string
-	// entrypoint is what the image runs, with its command as arguments.
+	// entrypoint is the program of the image, with its command as arguments.
 	entrypoint []string
 	ports      []string // that it exposes, as NUMBER/PROTOCOL
 	checked    bool     // it has a health check

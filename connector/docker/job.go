@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// The keys of a job that describe its container, and the keys in them. They mean what they mean in a .gitlab-ci.yml.
+// The keys of a job that describe its container, and the keys in them. Their meaning is that of a .gitlab-ci.yml.
 const (
 	imageKey    = "image"
 	servicesKey = "services"
@@ -19,7 +19,7 @@ const (
 
 // FromJob reads the keys image and services of a job in YAML, which the step runner does not know. rest is the text
 // without them, with all lines at their places. spec has an image, services, or both; it is nil if the job has neither.
-// name is the text's name in errors. A text that is not YAML comes back as it is: its next reader says what is wrong.
+// name is the text's name in errors. A text that is not YAML comes back as it is: its next reader names the fault.
 func FromJob(name string, text []byte) (rest []byte, spec *Spec, err error) {
 	top := lastDocument(text)
 	if top == nil || top.Kind != yaml.MappingNode {
@@ -144,7 +144,7 @@ func (r *jobReader) services(n *yaml.Node) {
 	}
 }
 
-// noEmpty drops the empty program of entrypoint: [""], which stands for none.
+// noEmpty drops the empty program of entrypoint: [""], which stands for an image without one.
 func noEmpty(words []string) []string {
 	if len(words) == 1 && words[0] == "" {
 		return nil
@@ -176,7 +176,7 @@ func (r *jobReader) env(n *yaml.Node) (env []string) {
 	return env
 }
 
-// each calls the function of each key of the mapping n, which is what.
+// each calls the function of each key of the mapping n. Errors call the mapping what.
 func (r *jobReader) each(n *yaml.Node, what string, read map[string]func(*yaml.Node)) {
 	if n = r.value(n); n.Kind != yaml.MappingNode {
 		r.fail(n, "%s must be a mapping", what)

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// Usage is what the processes of a build have used. It is zero before the end of the job, and if the VM did not tell.
+// Usage is the time and memory of the processes of a build. It is zero before the end of the
+// job, and if the VM did not tell.
 type Usage struct {
 	// CPU is the processor time, user and system, in seconds.
 	CPU float64 `json:"cpu_seconds,omitempty"`

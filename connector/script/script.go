@@ -31,10 +31,10 @@ type Script struct {
 	Isolation string
 	// TempDir is the VM's directory for the files of isolation. If empty, /tmp.
 	TempDir string
-	// BuildUser is the user as whom a login of root runs the script, as that of a build. If empty, the login. A session
+	// BuildUser is the user of the script where the login is root, as that of a build. If empty, the login. A session
 	// runs no script as another user.
 	BuildUser string
-	// Limits are what the script's processes may use together. They are had, or the script is refused, as in a session.
+	// Limits bound the script's processes together. They are had, or the script is refused, as in a session.
 	Limits limits.Build
 	// Stdout and Stderr receive the output as it comes. A *buildlog.Log is written to directly, any other Writer
 	// through a Log of its own. If nil the output is discarded.

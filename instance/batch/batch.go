@@ -55,7 +55,7 @@ type Report struct {
 	Route    connector.Choice
 	// Isolation is zero for a build that did not get as far as the end of its job.
 	Isolation program.Isolation
-	// Usage is what its processes have used. It is zero for such a build too, and if the VM does not tell.
+	// Usage is the time and memory of its processes. It is zero for such a build too, and if the VM does not tell.
 	Usage program.Usage
 	// Connect is from the slot to a step runner that listens, FirstOutput from the slot to the first
 	// byte of the build's log, Duration from the slot to the end of the clean-up. Each is zero if the

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Build is what the processes of a build may use together. A zero field is no limit.
+// Build has the limits of the processes of a build, for all of them together. A zero field is no limit.
 type Build struct {
 	Memory int64   // bytes
 	PIDs   int64   // processes and threads

@@ -97,7 +97,7 @@ func (c *Case) Require(t testing.TB, state, message, log string) {
 	require.Empty(t, wrong)
 }
 
-// check returns what is not as expected.
+// check returns the differences from the expectation.
 func (c *Case) check(state, message, log string) (wrong []string) {
 	// A job that is found to be wrong before its first step may be refused, or fail without any output.
 	early := state == "rejected" || state == "failure" && log == ""

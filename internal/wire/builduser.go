@@ -16,15 +16,9 @@ const (
 	maxBuildIDs = 4096
 )
 
-// BuildUser is the user as whom a login of root runs a build: the one of that name, or one with an id of a range. The
-// zero value is the login's.
-type BuildUser struct {
-	Name        string // empty for a range
-	First, Last int    // ids; zero for a name
-}
-
-// ParseBuildUser parses the name of a user, a range of ids in the form FIRST-LAST, or nothing.
-func ParseBuildUser(text string) (u BuildUser, err error) {
+// ParseBuildUser parses the user of a build where the login is root: a name, or a range of ids in the form FIRST-LAST,
+// of which the build gets one. It returns the name, or the ids. An empty text is no error: the user is the login's.
+func ParseBuildUser(text string) (name string, first, last int, err error) {
 	from, to, cut := strings.Cut(text, "-")
 	first, firstErr := strconv.Atoi(from)
 	last, lastErr := strconv.Atoi(to)
@@ -32,14 +26,14 @@ func ParseBuildUser(text string) (u BuildUser, err error) {
 	case !isRange && !isUserName(text):
 		err = fmt.Errorf("build user %.60q: use the name of a user, or a range of user ids such as 2000-2015", text)
 	case !isRange:
-		return BuildUser{Name: text}, nil
+		return text, 0, 0, nil
 	case first < firstBuildID || last > maxBuildID || first <= overflowID && last >= nobodyID:
 		err = fmt.Errorf("build user %s: a range begins at %d or later, and is without %d and %d: the others are those of "+
 			"root, of the system and of nobody", text, firstBuildID, nobodyID, overflowID)
 	case last < first || last-first >= maxBuildIDs:
 		err = fmt.Errorf("build user %s: a range has 1 to %d ids", text, maxBuildIDs)
 	}
-	return BuildUser{First: first, Last: last}, err
+	return "", first, last, err
 }
 
 // isUserName reports whether text can be the name of a user, or is empty.

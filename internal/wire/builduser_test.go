@@ -7,16 +7,20 @@ import (
 )
 
 func TestBuildUserIsANameOrARange(t *testing.T) {
-	for text, want := range map[string]BuildUser{
+	type user struct {
+		name        string
+		first, last int
+	}
+	for text, want := range map[string]user{
 		"":            {},
-		"ci":          {Name: "ci"},
-		"build-bot-1": {Name: "build-bot-1"},
-		"2000-2015":   {First: 2000, Last: 2015},
-		"1000-1000":   {First: 1000, Last: 1000},
+		"ci":          {name: "ci"},
+		"build-bot-1": {name: "build-bot-1"},
+		"2000-2015":   {first: 2000, last: 2015},
+		"1000-1000":   {first: 1000, last: 1000},
 	} {
-		is, err := ParseBuildUser(text)
+		name, first, last, err := ParseBuildUser(text)
 		require.NoError(t, err)
-		require.Equal(t, want, is)
+		require.Equal(t, want, user{name, first, last})
 	}
 	for text, why := range map[string]string{
 		"0-10":          "root",
@@ -30,7 +34,7 @@ func TestBuildUserIsANameOrARange(t *testing.T) {
 		"../x":          "use the name of a user",
 		"a\nb":          "use the name of a user",
 	} {
-		_, err := ParseBuildUser(text)
+		_, _, _, err := ParseBuildUser(text)
 		require.ErrorContains(t, err, why, text)
 	}
 }

@@ -42,7 +42,7 @@ func Take(spec string) (*User, error) {
 	if spec == "" {
 		return nil, nil
 	}
-	wanted, err := wire.ParseBuildUser(spec)
+	name, first, last, err := wire.ParseBuildUser(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -50,10 +50,10 @@ func Take(spec string) (*User, error) {
 		return nil, fmt.Errorf("build user %s: only root can run builds as another user, and the login is user %d "+
 			"(leave out --build-user, or log in as root)", spec, os.Geteuid())
 	}
-	if wanted.Name != "" {
-		return takeName(wanted.Name)
+	if name != "" {
+		return takeName(name)
 	}
-	for id := wanted.First; id <= wanted.Last; id++ {
+	for id := first; id <= last; id++ {
 		lock, err := takeID(id)
 		if errors.Is(err, filelock.ErrTaken) {
 			continue
@@ -95,17 +95,17 @@ func takeName(name string) (*User, error) {
 
 // IDs returns the ids that the user which spec names can have, ours if it is empty.
 func IDs(spec string) (ids []int) {
-	wanted, err := wire.ParseBuildUser(spec)
+	name, first, last, err := wire.ParseBuildUser(spec)
 	switch {
 	case spec == "":
 		return []int{os.Geteuid()}
 	case err != nil:
-	case wanted.Name != "":
-		if u, _ := lookup(wanted.Name, 0); u != nil {
+	case name != "":
+		if u, _ := lookup(name, 0); u != nil {
 			ids = append(ids, u.id)
 		}
 	default:
-		for id := wanted.First; id <= wanted.Last; id++ {
+		for id := first; id <= last; id++ {
 			ids = append(ids, id)
 		}
 	}
@@ -174,7 +174,7 @@ func fields(file string, n int) (list [][]string, err error) {
 	return list, err
 }
 
-// Credential returns what a process of the user is started with, nil for a nil User.
+// Credential returns the credential to start a process of the user with, nil for a nil User.
 func (u *User) Credential() *syscall.Credential {
 	if u == nil {
 		return nil

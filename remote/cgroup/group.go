@@ -145,13 +145,13 @@ func removeAll(dir string) error {
 	return err
 }
 
-// Usage is what the processes of a group have used so far.
+// Usage is the time and memory that the processes of a group have used so far.
 type Usage struct {
 	CPU  time.Duration // user and system
 	Peak int64         // memory in bytes, the most at once; 0 if the kernel does not tell
 }
 
-// Usage returns what the processes of the group have used.
+// Usage returns the usage of the processes of the group.
 func (g *Group) Usage() Usage {
 	peak, _ := os.ReadFile(g.dir + "/memory.peak") // since Linux 5.19, with the controller
 	n, _ := strconv.ParseInt(strings.TrimSpace(string(peak)), 10, 64)
@@ -167,7 +167,7 @@ func (g *Group) Events() Events {
 	return Events{value(g.dir+"/memory.events", "oom_kill"), value(g.dir+"/run/pids.events", "max")}
 }
 
-// Since returns the limit that was met after the events before, in words, empty if none was.
+// Since returns the limit that was met after the events before, in words, or "".
 func (g *Group) Since(before Events) string {
 	switch now := g.Events(); {
 	case now.OutOfMemory > before.OutOfMemory:
@@ -180,7 +180,7 @@ func (g *Group) Since(before Events) string {
 }
 
 // Sweep removes the groups that dead tells to be those of dead programs. It kills the processes that do not end by
-// themselves. It returns at the end of ctx at the latest. The error names what is left.
+// themselves. It returns at the end of ctx at the latest. The error names the rest.
 func Sweep(ctx context.Context, dead func(name string) bool) error {
 	base, err := find()
 	if err != nil {

@@ -24,7 +24,7 @@ const (
 
 const (
 	unified = "boot the VM with systemd.unified_cgroup_hierarchy=1"
-	// delegate is what an ordinary user can do.
+	// delegate is the remedy for an ordinary user.
 	delegate = "runner: systemd-run --user --scope --quiet --property Delegate=yes stepmux, or log in as root"
 )
 

@@ -39,7 +39,7 @@ type Stat struct {
 	// Isolation is the level at which the job's commands ran, empty if it is not known. IsolationReason says why it is off
 	// although the best was wanted, or why it is not known. Both are set once the State is final.
 	Isolation, IsolationReason string
-	// Usage is what the commands of all jobs have used until the end of this one. It is set once the State is final.
+	// Usage is that of the commands of all jobs until the end of this one. It is set once the State is final.
 	Usage proc.Usage
 	// Stdout and Stderr are the lengths of the streams.
 	Stdout, Stderr int64

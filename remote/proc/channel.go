@@ -127,7 +127,7 @@ func closedReport(id uint32, left int) report {
 	return r
 }
 
-// usage returns what all processes have used, by a report of closedReport.
+// usage returns the usage of all processes, by a report of closedReport.
 func (r report) usage() Usage {
 	return Usage{CPU: time.Duration(r.UserTime + r.SysTime), LargestProcess: r.MaxRSS}
 }

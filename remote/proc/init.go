@@ -30,9 +30,9 @@ type Init struct {
 	// with flock(2) or has put another one in its place. The init first renames it to a name that begins with "~". May be
 	// empty.
 	OrphanDir string
-	// Keep is a file that each init keeps open as long as it lives, and none of its commands does. May be nil.
+	// Keep is a file that each init keeps open as long as it lives, and its commands do not. May be nil.
 	Keep *os.File
-	// Limits are what the commands and all that descends from them may use together. All are had, or Start fails.
+	// Limits bound the commands and all that descends from them, together. All are had, or Start fails.
 	Limits limits.Build
 
 	mu     sync.Mutex // guards the following

@@ -119,7 +119,8 @@ func (s *launcher) launchAt() (l *link, err error) {
 	return l, nil
 }
 
-// fork starts the process of an init, as the user of as if that is not nil. It waits for its room. keep and group may be nil.
+// fork starts the process of an init, as the user of as if that is not nil. It waits for its room. keep and group may
+// be nil.
 func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group) (*link, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {

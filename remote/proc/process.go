@@ -162,7 +162,7 @@ func (p *Process) lost(err error) {
 	close(p.gone)
 }
 
-// limit returns the limit of the build that was met since the start of the command, empty for none.
+// limit returns the limit of the build that was met since the start of the command, or "".
 func (p *Process) limit() string {
 	if p.link.group == nil {
 		return ""

@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/remote/cgroup"
 )
 
-// Usage is what the commands of an [Init] have used, with everything that descends from them.
+// Usage is the time and memory of the commands of an [Init], with everything that descends from them.
 type Usage struct {
 	// CPU is the processor time, user and system. Without Limits it is that of processes which have ended.
 	CPU time.Duration
@@ -28,7 +28,7 @@ func (u Usage) plus(v Usage) Usage {
 	return Usage{u.CPU + v.CPU, max(u.PeakMemory, v.PeakMemory), max(u.LargestProcess, v.LargestProcess)}
 }
 
-// Usage returns what the commands have used so far. Those that were not closed count in part.
+// Usage returns the usage of the commands so far. Those that were not closed count in part.
 func (in *Init) Usage() Usage {
 	in.mu.Lock()
 	defer in.mu.Unlock()

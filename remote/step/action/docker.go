@@ -132,7 +132,7 @@ func (x *running) image(
 var (
 	// imageDigest matches the name of an image that cannot move.
 	imageDigest = lazyregexp.New(`@sha256:[0-9a-f]{64}$`)
-	// imageID matches what identifies an image on this machine.
+	// imageID matches the id of an image on this machine.
 	imageID = lazyregexp.New(`^(sha256:)?[0-9a-f]{64}$`)
 )
 
