@@ -169,10 +169,14 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 	}, nil
 }
 
+// scriptIDSize is the length of the random part of a script's directory. It is short, since the directory is bound by the
+// longest path of a socket, as that of a build is.
+const scriptIDSize = 8
+
 // openDir makes the script's directory.
 func (cfg *ScriptConfig) openDir(ctx context.Context) (*socketdir.Dir, error) {
 	tmp := cmp.Or(cfg.TempDir, "/tmp")
-	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text())))
+	path, err := wire.SocketPath(tmp, wire.BuildID("script-"+strings.ToLower(rand.Text()[:scriptIDSize])))
 	if err != nil {
 		return nil, err
 	}
