@@ -318,7 +318,7 @@ echo done; exit 9`, ledger, file))
 	requireReason(t, <-ended, instance.ScriptFailure, 9)
 	lines := strings.SplitAfter(jobLines(log), "\n")
 	slices.Sort(lines)
-	require.Equal(t, []string{"", "a\xff\n", "at home ${{ x }}\n", "done\n", "it is bash\n"}, lines)
+	require.Equal(t, []string{"", "at home ${{ x }}\n", "a\xff\n", "done\n", "it is bash\n"}, lines)
 
 	// Commands use the same step runner.
 	client, err := e.Client(t.Context())
