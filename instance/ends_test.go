@@ -218,7 +218,8 @@ func TestWhatStaysIsInTheResult(t *testing.T) {
 	dir := filepath.Dir(v.socket("b1"))
 	pidFile := filepath.Join(t.TempDir(), "pid")
 	b := startAttacked(t, v, connector.Session, `(cd / && exec setsid env -i /usr/bin/flock `+dir+
-		` /bin/sh -c 'echo $$ >`+pidFile+`; exec /bin/sleep 600') &`)
+		` /bin/sh -c 'echo $$ >`+pidFile+`; exec /bin/sleep 600') &
+until grep -aq ^/usr/bin/flock /proc/$!/cmdline; do sleep 0.01; done`) // without its marker
 	b.strike(t, "kill -STOP "+words(b.ends.all())+"; kill -KILL "+words(b.ends.all()))
 	<-b.ended
 	var holder int
