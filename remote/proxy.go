@@ -33,9 +33,8 @@ type ProxyConfig struct {
 // even if In is still open. It returns an error if In fails, Out cannot be written, or ctx ends. It waits for all its
 // goroutines. In stays open, and so does Out unless the server has ended.
 //
-// It only connects to a socket on which a process of our own user, or of root, listens. Root becomes the user who has
-// the socket first. From its call on other
-// processes of the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
+// It only connects to a socket on which a process of our own user, or of root, listens. Root first becomes the user who
+// has the socket. From its call on other processes of the user cannot look into this one (PR_SET_DUMPABLE, prctl(2)).
 func Proxy(ctx context.Context, stdio Stdio, cfg ProxyConfig) error {
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("proxy: %w", err)

@@ -348,26 +348,38 @@ func TestProxySaysWhyItCannotConnect(t *testing.T) {
 	}
 }
 
-func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
+func TestProxyRefusesASocketOfAnotherUserUnlessItIsRoots(t *testing.T) {
 	remotetest.NeedRoot(t)
 	dir := remotetest.ShortTemp(t)
 	path := filepath.Join(dir, "s")
 	require.NoError(t, os.Chmod(dir, 0o777))
-	cmd := remotetest.AsNobody(t, remotetest.Role(t.Context(), "listen", path))
-	stdin, err := cmd.StdinPipe()
+	listener := remotetest.AsNobody(t, remotetest.Role(t.Context(), "listen", path))
+	stdin, err := listener.StdinPipe()
 	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
+	stdout, err := listener.StdoutPipe()
 	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	_, err = stdout.Read(make([]byte, 2))
+	require.NoError(t, listener.Start())
+	_, err = io.ReadFull(stdout, make([]byte, 2))
 	require.NoError(t, err)
-	null, err := os.Open(os.DevNull)
+	require.NoError(t, os.Chmod(path, 0o777))
+
+	another := remotetest.AsNobody(t, remotetest.Role(t.Context(), "proxy", path))
+	another.SysProcAttr.Credential.Uid--
+	said, err := another.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(said), "of user 65534, which is neither us (user 65533) nor root")
+	root := remotetest.Role(t.Context(), "proxy", path) // it becomes the user who listens
+	input, err := root.StdinPipe()
 	require.NoError(t, err)
-	defer null.Close()
-	err = Proxy(t.Context(), Stdio{In: null, Out: null}, ProxyConfig{Socket: path})
-	require.ErrorContains(t, err, "of user 65534, which is neither us (user 0) nor root")
+	require.NoError(t, root.Start())
+	remotetest.Eventually(t, func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", root.Process.Pid))
+		return err == nil && strings.Contains(string(status), "Uid:\t65534\t65534\t65534\t65534\n")
+	}, "root's proxy is not the user who listens")
 	require.NoError(t, stdin.Close())
-	require.NoError(t, cmd.Wait())
+	require.NoError(t, listener.Wait())
+	require.NoError(t, input.Close())
+	_ = root.Wait() // the listener may have gone first
 }
 
 func TestProxyEndsWithItsContextAndRestoresItsFiles(t *testing.T) {

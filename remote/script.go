@@ -169,8 +169,8 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 	}, nil
 }
 
-// scriptIDSize is the length of the random part of a script's directory. It is short, since the directory is bound by the
-// longest path of a socket, as that of a build is.
+// scriptIDSize is the length of the random part of a script's directory. It is short, since the path of the directory has
+// the bound of a socket's, as that of a build has.
 const scriptIDSize = 8
 
 // openDir makes the script's directory.

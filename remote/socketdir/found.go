@@ -13,16 +13,19 @@ type FoundError struct {
 	path  string
 	kind  string // "a symbolic link"
 	owner uint32
+	want  int // the user who should have it: ours, or that of a build of root's
 }
 
 // Error implements error.
 func (e *FoundError) Error() string {
-	owner := "which is ours"
+	owner, want := "which is ours", "a directory of our own"
 	if e.foreign() {
 		owner = fmt.Sprintf("which belongs to user %d, not to us (user %d)", e.owner, os.Geteuid())
 	}
-	return fmt.Sprintf("%s is %s, %s: want a directory of our own; remove it, or use another temporary directory",
-		e.path, e.kind, owner)
+	if e.want != os.Geteuid() {
+		want = fmt.Sprintf("a directory that belongs to user %d, as the one above it", e.want)
+	}
+	return fmt.Sprintf("%s is %s, %s: want %s; remove it, or use another temporary directory", e.path, e.kind, owner, want)
 }
 
 func (e *FoundError) foreign() bool { return e.owner != uint32(os.Geteuid()) }
@@ -35,7 +38,7 @@ func dirOf(owner int, path string, fi fs.FileInfo) error {
 	if fi.IsDir() && ownerOf(fi) == owner {
 		return nil
 	}
-	return &FoundError{path: path, kind: kind(fi.Mode()), owner: uint32(ownerOf(fi))}
+	return &FoundError{path: path, kind: kind(fi.Mode()), owner: uint32(ownerOf(fi)), want: owner}
 }
 
 func ownerOf(fi fs.FileInfo) int { return int(fi.Sys().(*syscall.Stat_t).Uid) }
