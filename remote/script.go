@@ -169,8 +169,8 @@ func (cfg *ScriptConfig) init(ctx context.Context) (*proc.Init, func(context.Con
 	}, nil
 }
 
-// scriptIDSize is the length of the random part of a script's directory. It is short, since the path of the directory has
-// the bound of a socket's, as that of a build has.
+// scriptIDSize is the length of the random part of a script's directory. It is short, since the directory is as deep as
+// that of a build, where the path of a socket has a bound.
 const scriptIDSize = 8
 
 // openDir makes the script's directory.
