@@ -155,7 +155,7 @@ func (f *localFlags) runContained(
 		if err != nil {
 			return nil, fmt.Errorf("make directory for the trace: %w", err)
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }() // it has one file, for this process alone
 		file.path = filepath.Join(dir, "trace.json")
 	}
 	var traced error

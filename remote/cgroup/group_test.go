@@ -58,7 +58,7 @@ func realBase(t *testing.T) string {
 	if err != nil {
 		t.Skipf("part missing: %v", err)
 	}
-	base, err := os.MkdirTemp(root, "stepmux-test-")
+	base, err := os.MkdirTemp(root, "stepmux-test-") //nolint:usetesting // a cgroup
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, remove(t.Context(), base, 0)) })
 	findIn(t, base)

@@ -154,8 +154,8 @@ func divide(base string, names []string) (string, error) {
 		err = enable(dir, names)
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return "", &Error{fmt.Errorf("the cgroup %s has processes of its own, as that of a container does", base),
-			"move them to a cgroup below it"}
+		err = fmt.Errorf("the cgroup %s has processes of its own, as that of a container does", base)
+		return "", &Error{err, "move them to a cgroup below it"}
 	}
 	if err != nil {
 		return "", refused(base, err)

@@ -306,7 +306,7 @@ func (d *draft) variables(predefined, given []Variable) []Variable {
 func (d *draft) allNotices() []string {
 	var left []string
 	for _, key := range ignored {
-		if !isNull(d.get(key)) && !(d.file.InContainer && slices.Contains(ofContainer, key)) {
+		if !isNull(d.get(key)) && (!d.file.InContainer || !slices.Contains(ofContainer, key)) {
 			left = append(left, key)
 		}
 	}
