@@ -348,7 +348,7 @@ func TestProxySaysWhyItCannotConnect(t *testing.T) {
 	}
 }
 
-func TestProxyRefusesASocketOfAnotherUserUnlessItIsRoots(t *testing.T) {
+func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
 	remotetest.NeedRoot(t)
 	dir := remotetest.ShortTemp(t)
 	path := filepath.Join(dir, "s")
