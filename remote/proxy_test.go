@@ -363,7 +363,9 @@ func TestProxyRefusesASocketOfAnotherUser(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.Chmod(path, 0o777))
 
-	another := remotetest.AsNobody(t, remotetest.Role(t.Context(), "proxy", path))
+	bounded, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	another := remotetest.AsNobody(t, remotetest.Role(bounded, "proxy", path))
 	another.SysProcAttr.Credential.Uid--
 	said, err := another.CombinedOutput()
 	require.Error(t, err)
