@@ -188,14 +188,17 @@ func TestMissingNodeIsToldWithItsRemedy(t *testing.T) {
 	for _, version := range []string{"9.1.0", "24.2.0", "20.19.1"} {
 		program := filepath.Join(cache, "node", version, strings.ToLower(architectures["amd64"]), "bin", "node")
 		require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-		require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho node "+version+"\n"), 0o755))
+		require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo v"+version+
+			" || echo node "+version+"\n"), 0o755))
 	}
 	if found := newestNode(cache); found == "" {
 		t.Skip("part missing: a machine whose tool cache is that of x64")
 	}
 	tr.cfg.Env = map[string]string{"RUNNER_TOOL_CACHE": cache, "PATH": os.Getenv("PATH")}
 	tr.succeed()
-	require.Contains(t, tr.log.String(), "node 24.2.0")
+	require.Equal(t, "node 24.2.0\n", tr.log.String())
+	ran := tr.trace.Identity.Steps[0].Exec.Program.Digest[trace.SHA256]
+	require.Equal(t, "v24.2.0", tr.trace.Volatile.Versions[ran])
 }
 
 func TestStepCanOnlyHarmItself(t *testing.T) {

@@ -225,8 +225,8 @@ func (c *Call) ReadFile(name string) ([]byte, error) { return readPlain(c.r.scri
 // Remove removes a file, or a directory and all below it. Entries that resist go with the directory.
 func (c *Call) Remove(name string) { c.r.scripts.remove(name) }
 
-// Tidy runs a process that cleans up after the step, where the step's own processes run. It is in no result, and its
-// exit status does not count. When ctx ends, the process is killed.
+// Tidy runs a process beside those of the step, such as one that cleans up after it, where they run. It is in no
+// result, and its exit status does not count. When ctx ends, the process is killed. It is safe for use beside Exec.
 func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
 	p, err := c.r.cfg.Start(ctx, cmd)
 	if err != nil {
@@ -234,6 +234,14 @@ func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
 	}
 	_, err = p.Wait(ctx)
 	return errors.Join(err, p.Close())
+}
+
+// IsTraced reports whether the job is traced.
+func (c *Call) IsTraced() bool { return c.r.cfg.Events != nil }
+
+// Version tells the version of the program that Exec has run for res.
+func (c *Call) Version(res *StepResult, version string) {
+	c.r.tell(func(e Events) { e.VersionFound(res, version) })
 }
 
 // UnsafeExport reports whether a variable changes the way in which every later program runs, so that no step may export
