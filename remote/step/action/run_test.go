@@ -226,6 +226,36 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 	}
 }
 
+// The files of a step that has not used them become those of the next one. It must not be told apart from new ones.
+func TestNextStepHasCommandFilesThatNobodyElseUses(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow(`- id: unused
+  run: |
+    stat -c %i "$GITHUB_OUTPUT" > inode; touch "$(dirname "$GITHUB_OUTPUT")/more"
+- id: again
+  run: |
+    [ "$(stat -c %i "$GITHUB_OUTPUT")" = "$(cat inode)" ] && echo reused
+    ls "$(dirname "$GITHUB_OUTPUT")"
+    mkfifo begin1 end1 begin2 end2
+    { read x < begin1; echo leaked=1; echo > end1; } >> "$GITHUB_OUTPUT" &
+    { read x < begin2; echo leaked=1 >> "$GITHUB_STATE" || echo > end2; } 2> /dev/null &
+    ln "$GITHUB_ENV" env
+    chmod 400 "$GITHUB_PATH"
+- id: open
+  run: |
+    for n in 1 2; do echo > begin$n; read x < end$n; done
+    echo LEAKED=1 >> env
+    stat -c %a "$GITHUB_PATH"
+    echo own=1 >> "$GITHUB_OUTPUT"
+- id: written
+  run: echo "[$LEAKED] [$(cat "$GITHUB_OUTPUT")]"
+`)
+	res := tr.succeed()
+	require.Equal(t, "reused\nenv\noutput\npath\nscript\nstate\nstep_summary\n600\n[] []\n", tr.log.String())
+	require.Empty(t, texts(res.Steps[0].Steps[1].Outputs))
+	require.Equal(t, map[string]string{"own": "1"}, texts(res.Steps[0].Steps[2].Outputs))
+}
+
 func TestVariablesThatChangeProgramsAreNotPassedOn(t *testing.T) {
 	tr := newTrial(t)
 	tr.workflow("- run: printf 'GIT_CONFIG_COUNT=1\\nnode_options=x\\nKEPT=yes\\n' >> \"$GITHUB_ENV\"\n" +
