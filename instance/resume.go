@@ -6,22 +6,16 @@ import (
 	"time"
 )
 
-// Record names the place of a build that lingers. Another process needs it, and the build's ID and Secret, to go on
-// with the build: see [Executor.Resume].
-type Record struct {
-	Instance string `json:"instance"` // the ID of the instance
-	Socket   string `json:"socket"`   // the step runner's, there
-}
-
-// Record returns the place of a build whose Connect has succeeded. It is kept before Execute is called: from then on
-// the build may have run.
-func (e *Executor) Record() Record {
+// Place returns where a build is that has its step runner: the ID of the instance, and the socket there. Another process
+// needs both, with the build's ID and Secret, for Resume. Keep them before Execute is called: from then on the build may
+// have run.
+func (e *Executor) Place() (instance, socket string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.connector == nil {
-		return Record{}
+		return "", ""
 	}
-	return Record{e.slot.member.ID, e.connector.Socket()}
+	return e.slot.member.ID, e.connector.Socket()
 }
 
 // Resume takes the place of Prepare and Connect for a build that another process has begun, and that lingers. It takes
@@ -32,13 +26,13 @@ func (e *Executor) Record() Record {
 // It waits for an instance that cannot be reached for as long as the build lingers. It fails if the instance is not in
 // the group, and if the step runner is gone: such a build is lost, and must not be started again, since it may have
 // run.
-func (e *Executor) Resume(ctx context.Context, r Record) (err error) {
+func (e *Executor) Resume(ctx context.Context, instance, socket string) (err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
 	if e.Instance() != "" {
 		return errors.New("instance: Resume after Prepare")
 	}
-	s, err := e.provider.cfg.Group.occupy(e.build.ID, r.Instance)
+	s, err := e.provider.cfg.Group.occupy(e.build.ID, instance)
 	if err != nil {
 		return err
 	}
@@ -57,7 +51,7 @@ func (e *Executor) Resume(ctx context.Context, r Record) (err error) {
 		lease.Release()
 		return ErrCleanedUp
 	}
-	_, err = e.connect(ctx, r.Socket)
+	_, err = e.connect(ctx, socket)
 	return err
 }
 

@@ -66,7 +66,7 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 	}
 	linger, secret := time.Minute, strings.Repeat("s", 43)
 	all := &stateLog{}
-	var record instance.Record
+	var place, socket string
 	var ended chan error
 	var executors []*instance.Executor
 	for i := range rounds {
@@ -79,11 +79,10 @@ func TestABuildGoesOnInAnotherProcess(t *testing.T) {
 			require.NoError(t, e.Prepare(t.Context()))
 			_, err := e.Connect(t.Context())
 			require.NoError(t, err)
-			record = e.Record()
-			require.Equal(t, instance.Record{Instance: "vm-1", Socket: v.socket("build-1")}, record)
+			place, socket = e.Place()
+			require.Equal(t, []string{"vm-1", v.socket("build-1")}, []string{place, socket})
 		} else {
-			require.NoError(t, e.Resume(t.Context(), record))
-			require.Equal(t, record, e.Record())
+			require.NoError(t, e.Resume(t.Context(), place, socket))
 		}
 		ended = make(chan error, 1)
 		result := ended
@@ -126,17 +125,16 @@ func TestABuildWhoseStepRunnerIsGoneIsNotStartedAgainByAnotherProcess(t *testing
 	p := v.provider(t, 1, nil)
 	linger, secret := time.Minute, strings.Repeat("s", 43)
 	e, _, ended, _ := waiting(t, p, "build-1", linger)
-	record := e.Record()
+	place, socket := e.Place()
 	require.NoError(t, e.Cleanup(t.Context()))
 	requireReason(t, <-ended, instance.RunnerSystemFailure, 0)
 	again := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
-	err := again.Resume(t.Context(), record)
+	err := again.Resume(t.Context(), place, socket)
 	requireReason(t, err, instance.RunnerSystemFailure, 0)
 	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
 	require.NoError(t, again.Cleanup(t.Context()))
 	gone := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
-	require.ErrorIs(t, gone.Resume(t.Context(), instance.Record{Instance: "vm-2", Socket: record.Socket}),
-		instance.ErrUnknown)
+	require.ErrorIs(t, gone.Resume(t.Context(), "vm-2", socket), instance.ErrUnknown)
 	require.NoError(t, gone.Cleanup(t.Context()))
 	v.requireClean(t)
 }
