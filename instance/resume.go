@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Place returns where a build is that has its step runner: the ID of the instance, and the socket there. Another process
-// needs both, with the build's ID and Secret, for Resume. Keep them before Execute is called: from then on the build may
-// have run.
+// Place returns where a build is that has its step runner: the ID of the instance, and the socket there. Another
+// process needs both, with the build's ID and Secret, for Resume. Keep them before Execute is called: from then on the
+// build may have run.
 func (e *Executor) Place() (instance, socket string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
