@@ -50,8 +50,8 @@ func Choose(ctx context.Context) (Level, error) {
 	return level(can)
 }
 
-// succeeds runs a command, without input and output, and kills it when ctx ends. Package os/exec would make the VM's end
-// larger.
+// succeeds runs a command, without input and output, and kills it when ctx ends. Package os/exec would make the VM's
+// end larger.
 func succeeds(ctx context.Context, command ...string) bool {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
