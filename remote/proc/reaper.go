@@ -46,6 +46,7 @@ func (c *Child) Ended() bool {
 // child has ended.
 type reaper struct {
 	before map[int]bool  // children that were there first: KillAll spares them
+	spared map[int]bool  // those of Spare, which are in before, too
 	reaped chan struct{} // has room for one; filled when collect has reaped
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
@@ -59,7 +60,7 @@ type reaper struct {
 
 func newReaper() *reaper {
 	return &reaper{
-		before: map[int]bool{}, reaped: make(chan struct{}, 1),
+		before: map[int]bool{}, spared: map[int]bool{}, reaped: make(chan struct{}, 1),
 		running: map[int]*Child{}, lingering: map[int]*Child{}, early: map[int]*Child{},
 	}
 }
@@ -154,6 +155,7 @@ func (r *reaper) collectLocked() (none bool) {
 			return err != nil
 		}
 		delete(r.before, pid)
+		delete(r.spared, pid)
 		c := r.running[pid]
 		switch {
 		case c != nil:
