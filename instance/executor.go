@@ -87,7 +87,12 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 // take takes a slot and a lease on its instance's connection.
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
-	s, err := group.acquire(ctx, e.build.ID, e.tried...)
+	place := group.queue(e.build.ID, e.tried...)
+	if e.build.Queued != nil {
+		e.build.Queued()
+		e.build.Queued = nil
+	}
+	s, err := group.await(ctx, place)
 	if err != nil {
 		if e.refused != nil {
 			err = fmt.Errorf("%w; before: %w", err, e.refused)
@@ -261,10 +266,6 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil {
-		if place.Linger > 0 {
-			lease.Release()
-			return nil, errors.New("instance: a build in a container cannot linger: leave out its linger or its image")
-		}
 		place.Limits = limits.Build{} // the container has them
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
