@@ -20,7 +20,7 @@ type Log struct {
 	limit int64    // 0: none
 
 	appending sync.Mutex // held by the one Write that appends; readers never take it
-	file      *os.File   // nil while all bytes are in head; readers look at it only when they are not
+	file      *os.File   // nil while all bytes are in head; readers do not look at it then
 
 	mu      sync.Mutex    // guards the following; all but seen, removed and changed change under appending too
 	head    []byte        // the whole log while it is short: nil before the first byte, and once there is a file
