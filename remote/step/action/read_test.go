@@ -123,7 +123,8 @@ func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
     steps: [{run: x}]
 `
 	vars := []engine.Variable{
-		{Key: "LEVEL", Value: "low"}, {Key: "TOKEN", Value: "geheim", Masked: true},
+		{Key: "LEVEL", Value: "low"},
+		{Key: "TOKEN", Value: "geheim", Masked: true},
 		{Key: "CI_COMMIT_REF_NAME", Value: "17"},
 	}
 	j, err := ReadJob("w.yml", []byte(text), "")
