@@ -53,6 +53,7 @@ STORMS   ?= 50
 KILLS    ?= 20
 PREFIX   ?= /usr/local
 API      ?= remote/api
+MANAGER_API ?= instance/manager
 
 .DEFAULT_GOAL := help
 
@@ -228,7 +229,7 @@ proofs: ## remove each mechanism behind a promise of docs/reliability.md, and se
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate
-generate: ## generate the protocol code again, to API (needs protoc)
+generate: ## generate the protocol code again, to API and MANAGER_API (needs protoc)
 	mkdir -p bin/tools $(API)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GEN)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GRPC)
@@ -236,6 +237,10 @@ generate: ## generate the protocol code again, to API (needs protoc)
 	  --go_out=$(API) --go_opt=paths=source_relative \
 	  --go-grpc_out=$(API) --go-grpc_opt=paths=source_relative \
 	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
+	mkdir -p $(MANAGER_API)
+	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I instance/manager \
+	  --go_out=$(MANAGER_API) --go_opt=paths=source_relative \
+	  --go-grpc_out=$(MANAGER_API) --go-grpc_opt=paths=source_relative managerv1/manager.proto
 
 .PHONY: static
 static: build ## all of check but the tests; the linters have go vet's checks
