@@ -100,6 +100,10 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all machine
 run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program, or in containers of IMAGE
 	bin/stepmux run $(if $(IMAGE),--image $(IMAGE)) --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
 
+.PHONY: manager
+manager: build ## run a manager with an embedded VM, submit three builds to it, and show what came of them
+	STEPMUX=bin/stepmux sh examples/manager.sh
+
 .PHONY: example-sources
 example-sources: build ## serve the steps of examples/sources, and print the commands to run them with
 	go run ./examples/sources
@@ -214,6 +218,11 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	bin/report lines -samples bin/bench-samples.json bin/bench.txt >bin/bench-lines.txt
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
+
+.PHONY: manager-faults
+manager-faults: ## kill a manager N times at random while 5000 builds go through its queue on 10 VMs (one in 25 in the tests)
+	STEPMUX_MANAGER_KILLS=$(or $(filter-out 200,$(N)),300) STEPMUX_MANAGER_BUILDS=$(or $(MANAGED),5000) STEPMUX_MANAGER_VMS=10 \
+	  STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLosesNothing -count=1 -v -timeout 2h ./cmd/stepmux
 
 .PHONY: container-kills
 container-kills: ## kill a manager of containers N times at random, of which the tests do five, and look what is left

@@ -154,8 +154,8 @@ func withOperated(
 ) *cobra.Command {
 	cmd.Long += `
 
-The manager is that of --manager or $` + managerVar + `. Without both, the only run of this user is asked, and if there is
-none the manager.
+The manager is that of --manager or $` + managerVar + `. Without both, the only run of this user is asked, and if there
+is none the manager.
 
 ` + controlExitHelp
 	path := cmd.Flags().String("control", "", "socket of a run (default that of the only run of this user)")

@@ -67,11 +67,11 @@ func newManagerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "manager --state DIR [flags]",
 		Short: "Run builds from a queue, on and on: a manager that loses nothing",
-		Long: `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs', 'cancel', 'builds',
-'ps', 'drain' and 'undrain' speak with the manager by its socket.
+		Long: `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs', 'cancel',
+'builds', 'ps', 'drain' and 'undrain' speak with the manager by its socket.
 
-Queue, builds and logs are in the state directory. Builds outlive the manager: they go on without it for --linger, and the
-next manager with this directory goes on with them and their logs, also after a crash. No build runs twice.
+Queue, builds and logs are in the state directory. Builds outlive the manager: they go on without it for --linger, and
+the next manager with this directory goes on with them and their logs, also after a crash. No build runs twice.
 
 Any flag may stand in the file of --config, in YAML, by its name without the dashes: "inventory: fleet.yml". Flags that
 may repeat take lists there. Flags on the command line go first. The inventory is read again when it changes, and on
@@ -103,10 +103,10 @@ Exit codes:
 	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; it is made if it is missing")
 	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
 		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
-	fl.StringVar(&f.group, "socket-group", "", "let the members of this `GROUP` use the manager, too (default only its own "+
-		"user and root)")
-	fl.StringVar(&f.key, "key-file", "", "file with the key that seals the variables of builds; it is made if it is missing "+
-		"(default key in the state directory)")
+	fl.StringVar(&f.group, "socket-group", "",
+		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
+	fl.StringVar(&f.key, "key-file", "", "file with the key that seals the variables of builds; it is made if it is "+
+		"missing (default key in the state directory)")
 	f.linger = manager.DefaultLinger
 	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
 	f.keep = manager.DefaultKeep
@@ -129,9 +129,9 @@ func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
 	case f.state == "":
 		return errors.New("--state is missing: it names the directory of the queue, the builds and the logs")
 	case f.linger <= 0 || f.linger > instance.MaxLinger:
-		return fmt.Errorf("--linger %v: a manager's builds linger, for at most %v", f.linger, instance.MaxLinger)
+		return fmt.Errorf("--linger: a manager's builds linger, for more than nothing and at most %v", instance.MaxLinger)
 	case f.keep < time.Minute:
-		return fmt.Errorf("--keep %v: use at least a minute", f.keep)
+		return errors.New("--keep: use at least a minute")
 	case sizeErr != nil || logBytes < 1<<20:
 		return fmt.Errorf("--keep-logs %q: use a size of at least 1m, as in 500m or 10g", f.logs)
 	case f.group != "":
@@ -200,7 +200,7 @@ func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config)
 	if err != nil {
 		return systemError(err)
 	}
-	listener, err := control.Listen(f.socket, group)
+	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
 	served := make(chan error, 1)
 	if err == nil {
 		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -105,7 +106,15 @@ func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
 	file := filepath.Join(dir, "fleet.yml")
 	require.NoError(t, os.WriteFile(file, []byte(inventory), 0o600))
 	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock")}
-	p.args = []string{"manager", "--state", filepath.Join(dir, "state"), "--inventory", file, "--socket", p.socket}
+	p.args = []string{
+		"manager", "--state", filepath.Join(dir, "state"), "--inventory", file, "--socket", p.socket,
+		"--log-level", "info",
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("the log of the managers:\n%s", &p.stderr)
+		}
+	}()
 	p.start()
 	defer p.kill()
 	conn, err := manager.Dial(p.socket)
@@ -190,7 +199,7 @@ func withoutRemarks(text string) string {
 	return all.String()
 }
 
-// watchConnections counts the connections to local ports until stop, seen from outside: most is the most to one at once.
+// watchConnections counts the connections to local ports until stop, seen from outside. most is the most to one.
 func watchConnections(t *testing.T, ports []string) (most *atomic.Int64, stop func()) {
 	t.Helper()
 	hex := map[string]bool{}
@@ -210,17 +219,12 @@ func watchConnections(t *testing.T, ports []string) (most *atomic.Int64, stop fu
 				tick.Stop()
 				return
 			}
-			table, _ := os.ReadFile("/proc/net/tcp")
-			count := map[string]int64{}
-			for line := range strings.Lines(string(table)) {
-				fields := strings.Fields(line) // sl local remote state, proc_pid_net_tcp(5)
-				if len(fields) < 4 || fields[3] != "01" {
-					continue
+			for port, now := range established(hex) {
+				if len(now) > 1 { // the table changes while it is read: only connections that are there twice count
+					later := established(hex)[port]
+					maps.DeleteFunc(now, func(local string, _ bool) bool { return !later[local] })
 				}
-				if _, port, ok := strings.Cut(fields[2], ":"); ok && hex[port] {
-					count[port]++
-					most.Store(max(most.Load(), count[port]))
-				}
+				most.Store(max(most.Load(), int64(len(now))))
 			}
 		}
 	})
@@ -228,4 +232,23 @@ func watchConnections(t *testing.T, ports []string) (most *atomic.Int64, stop fu
 		cancel()
 		watching.Wait()
 	})
+}
+
+// established returns the local ends of the connections to ports, which are in hexadecimal.
+func established(ports map[string]bool) map[string]map[string]bool {
+	found := map[string]map[string]bool{}
+	table, _ := os.ReadFile("/proc/net/tcp")
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line) // number, local, remote, state: proc_pid_net_tcp(5)
+		if len(fields) < 4 || fields[3] != "01" {
+			continue
+		}
+		if _, port, ok := strings.Cut(fields[2], ":"); ok && ports[port] {
+			if found[port] == nil {
+				found[port] = map[string]bool{}
+			}
+			found[port][fields[1]] = true
+		}
+	}
+	return found
 }

@@ -15,6 +15,6 @@ func notify(state string) {
 	if err != nil {
 		return // systemd finds by itself that it was not told
 	}
-	defer conn.Close()
 	_, _ = conn.Write([]byte(state))
+	_ = conn.Close() // nothing waits in it
 }

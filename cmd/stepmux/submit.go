@@ -113,9 +113,9 @@ func newSubmitCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "submit [flags] FILE",
 		Short: "Queue a build of a job's steps at a stepmux manager",
-		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. Its ID is printed once the
-request is on disk. With --wait the log follows, and the exit code is the build's, as that of run is; if this command is
-ended the build goes on.
+		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. Its ID is printed
+once the request is on disk. With --wait the log follows, and the exit code is the build's, as that of run is; if this
+command is ended the build goes on.
 
 ` + exitHelp,
 		Example: `  stepmux submit --wait examples/hello.yml`,
@@ -123,8 +123,9 @@ ended the build goes on.
 		RunE:    f.run,
 	}
 	fl := cmd.Flags()
-	f.managerFlag.register(fl)
-	fl.BoolVar(&f.wait, "wait", false, "show the log on standard output and the ID on standard error, and exit as the build does")
+	f.register(fl)
+	fl.BoolVar(&f.wait, "wait", false,
+		"show the log on standard output and the ID on standard error, and exit as the build does")
 	timeFlag(fl, &f.timeout, "timeout",
 		"end the build when it takes longer than this `time`, from the moment it has its slot (default none)")
 	fl.StringArrayVar(&f.vars, "var", nil,
@@ -150,7 +151,8 @@ func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	text, box, err := docker.FromJob(args[0], text)
 	if err == nil && box != nil {
-		err = fmt.Errorf("%s: a manager's builds do not run in containers: leave out the key image, or use stepmux run", args[0])
+		err = fmt.Errorf("%s: a manager's builds do not run in containers: leave out the key image, or use stepmux run",
+			args[0])
 	}
 	if err == nil {
 		err = remote.CheckSteps(args[0], text)
@@ -310,7 +312,8 @@ func newLogsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs [-f] ID",
 		Short: "Show the log of a manager's build",
-		Long: `Show the log of a build of a stepmux manager, as far as it is there. With -f the log is followed until the build ends.
+		Long: `Show the log of a build of a stepmux manager, as far as it is there. With -f the log is followed until the
+build ends.
 
 ` + managerExitHelp,
 		Args: arguments("ID"),

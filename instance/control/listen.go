@@ -58,7 +58,7 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 	return listener, dir, err
 }
 
-// Listen makes a socket at a path for a service of a manager. Its own user and root may connect and, unless group is -1,
+// Listen makes a socket at a path for a service of a manager. Its user and root may connect and, unless group is -1,
 // the members of that group, by the socket's mode. The socket of a dead manager is replaced. The caller closes it.
 func Listen(path string, group int) (net.Listener, error) {
 	listener, err := listenIn(filepath.Dir(path), filepath.Base(path), false)

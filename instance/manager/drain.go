@@ -45,7 +45,7 @@ func (m *Manager) drain(ctx context.Context, id, note string, limit time.Duratio
 		return fmt.Errorf("keep the drain of %s: %w", id, err)
 	}
 	m.cfg.Logger.Info("instance is drained", "instance", id, "note", note, "for", limit)
-	m.setDrained(d)
+	m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
 	return m.cfg.Group.Drain(id)
 }
 
@@ -115,7 +115,7 @@ func (m *Manager) restoreDrains(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		m.setDrained(d)
+		m.setDrained(d) //nolint:contextcheck // its timer outlives ctx
 	}
 	return nil
 }

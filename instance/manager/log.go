@@ -154,15 +154,18 @@ func (l *storedLog) putLocked(p piece) error {
 }
 
 // readLog passes the pieces of a build's log to take, from the first that is kept. Unless follow is set it returns at
-// the piece that was the last when it began, else at the end of the log. gone is closed when the log gets no end.
-func (s *store) readLog(ctx context.Context, id string, follow bool, gone <-chan struct{}, take func(piece) error) error {
+// the piece that was the last when it began, else at the end of the log. A build that has ended may have no log any
+// more.
+func (s *store) readLog(
+	ctx context.Context, id string, follow, ended bool, take func(piece) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	until := uint64(0)
 	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		if !follow || closed(gone) {
+		if !follow || ended {
 			return nil
 		}
 	case err != nil:
@@ -197,14 +200,5 @@ func (s *store) readLog(ctx context.Context, id string, follow bool, gone <-chan
 		if err != nil || p.result != nil || until > 0 && at.Sequence.Stream >= until {
 			return err
 		}
-	}
-}
-
-func closed(done <-chan struct{}) bool {
-	select {
-	case <-done:
-		return true
-	default:
-		return false
 	}
 }

@@ -119,7 +119,7 @@ func Open(ctx context.Context, cfg Config) (*Manager, error) {
 		err = fmt.Errorf("state directory %s: %w", cfg.Dir, err)
 		return nil, errors.Join(err, m.Shutdown(ctx))
 	}
-	m.wg.Go(func() { m.take(messages) })
+	m.wg.Go(func() { m.take(messages) }) //nolint:contextcheck // its life is the manager's
 	m.wg.Go(m.giveSigns)
 	return m, nil
 }
@@ -264,10 +264,10 @@ func (m *Manager) begin(
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.takes.Err() != nil {
-		return context.Cause(m.takes)
+		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
 	}
 	m.live[r.id] = b
-	m.wg.Go(func() {
+	m.wg.Go(func() { //nolint:contextcheck // its life is the manager's
 		m.run(b, placed)
 		m.mu.Lock()
 		defer m.mu.Unlock()

@@ -81,7 +81,7 @@ func makeKey(file string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer func() { _ = os.Remove(f.Name()) }() // its other name is there
 	key := make([]byte, keySize)
 	_, _ = rand.Read(key) // never fails
 	_, err = f.Write(key)

@@ -42,7 +42,7 @@ func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
 	pb.RegisterManagerServer(server, &service{m: m})
 	stop := func() { server.Stop() }
 	defer context.AfterFunc(ctx, stop)()
-	defer context.AfterFunc(m.takes, stop)()
+	defer context.AfterFunc(m.takes, stop)() //nolint:contextcheck // the manager's end
 	err := server.Serve(listener)
 	server.Stop() // waits for the calls
 	if ctx.Err() != nil || m.takes.Err() != nil {
@@ -255,12 +255,9 @@ func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*
 	if err != nil {
 		return err
 	}
-	gone := make(chan struct{})
-	if b.GetPhase() == pb.Build_ended {
-		close(gone)
-	}
+	ended := b.GetPhase() == pb.Build_ended
 	at := max(req.GetOffset(), 0)
-	err = m.store.readLog(ctx, req.GetId(), req.GetFollow(), gone, func(p piece) error {
+	err = m.store.readLog(ctx, req.GetId(), req.GetFollow(), ended, func(p piece) error {
 		text, missing := p.text, max(p.offset-at, 0)
 		if behind := at - p.offset; behind > 0 {
 			text = text[min(behind, int64(len(text))):]
@@ -313,7 +310,8 @@ func (m *Manager) cancel(ctx context.Context, id string) error {
 	m.mu.Unlock()
 	if b != nil {
 		if b.kept().Phase != phaseEnded {
-			if err := m.change(b, func(r *record) { r.Canceled = true }); err != nil {
+			err := m.change(b, func(r *record) { r.Canceled = true }) //nolint:contextcheck // done although the caller goes away
+			if err != nil {
 				return err
 			}
 		}

@@ -389,7 +389,7 @@ func (s *store) refuse(
 	if _, err := s.put(ctx, rec, revision); err != nil {
 		return err
 	}
-	if err := log.end(why); err != nil {
+	if err := log.end(why); err != nil { //nolint:contextcheck // bounded by the manager's life
 		return err
 	}
 	err := s.queue.DeleteMsg(ctx, r.seq)
