@@ -2,6 +2,7 @@ package instance_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,10 +14,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/dockertest"
 	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -201,6 +204,35 @@ func TestScriptsOfARootLoginRunAsTheBuildUser(t *testing.T) {
 		require.NoError(t, e.Run(sshtest.Within(t), []byte(whoAmI)), out)
 		require.NoError(t, e.Cleanup(t.Context()))
 		require.Contains(t, out.String(), userOfRange(firstBuildID-1))
+	}
+}
+
+// The VM's end is that of an ordinary user here, whose namespace maps no group but its own.
+func TestDockerByGroupWorksBehindWalls(t *testing.T) {
+	d := dockertest.Start(t)
+	sshtest.RequirePart(t, "perl", "/usr/bin/perl")
+	v := rootSite(t)
+	const id, group = firstBuildID - 20, firstBuildID - 21
+	dir, err := os.MkdirTemp("/run", "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	socket, home := filepath.Join(dir, "docker.sock"), filepath.Join(dir, "home")
+	require.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(socket, nil, 0o600), os.Mkdir(home, 0o700),
+		os.Chown(home, id, id), unix.Mount(d.Socket, socket, "", unix.MS_BIND, "")))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(socket, unix.MNT_DETACH)) })
+	require.NoError(t, errors.Join(os.Chown(socket, 0, group), os.Chmod(socket, 0o660)))
+	end := v.runner[0]
+	for groups, want := range map[string]string{fmt.Sprintf("--groups=%d", group): " 200 OK", "--clear-groups": "denied"} {
+		v.runner = []string{filepath.Join(filepath.Dir(end), "as"+groups)}
+		text := fmt.Sprintf("#!/bin/sh\nHOME=%s exec setpriv --reuid=%d --regid=%[2]d %s %s \"$@\"\n", home, id, groups, end)
+		require.NoError(t, os.WriteFile(v.runner[0], []byte(text), 0o755)) //nolint:gosec // for the other user
+		out := &sshtest.Log{}
+		p := v.as(t, "", "processes", connector.Relay)
+		_ = build(sshtest.Within(t), p, "1", script(walled+` && perl -MIO::Socket::UNIX -e '
+			my $s = IO::Socket::UNIX->new($ARGV[0]) or die $!; print $s "GET /_ping HTTP/1.0\r\n\r\n"; print <$s>' `+socket+
+			` 2>&1`), out)
+		require.Contains(t, out.String(), want)
+		require.NoError(t, p.Close())
 	}
 }
 

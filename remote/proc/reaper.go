@@ -45,8 +45,9 @@ func (c *Child) Ended() bool {
 // child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a
 // child has ended.
 type reaper struct {
-	before map[int]bool  // children that were there first: KillAll spares them
-	reaped chan struct{} // has room for one; filled when collect has reaped
+	before    map[int]bool  // children that were there first: KillAll spares them
+	reaped    chan struct{} // has room for one; filled when collect has reaped
+	childless func()        // is called with mu held when there is no child; may be nil
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
 	mu        sync.Mutex
@@ -150,6 +151,9 @@ func (r *reaper) collectLocked() (none bool) {
 				if errors.Is(unix.Kill(-leader, 0), unix.ESRCH) {
 					r.aloneLocked(leader)
 				}
+			}
+			if err != nil && r.childless != nil {
+				r.childless()
 			}
 			return err != nil
 		}
