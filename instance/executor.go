@@ -87,7 +87,12 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 // take takes a slot and a lease on its instance's connection.
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
-	s, err := group.acquire(ctx, e.build.ID, e.tried...)
+	place := group.queue(e.build.ID, e.tried...)
+	if e.build.Queued != nil {
+		e.build.Queued()
+		e.build.Queued = nil
+	}
+	s, err := group.await(ctx, place)
 	if err != nil {
 		if e.refused != nil {
 			err = fmt.Errorf("%w; before: %w", err, e.refused)

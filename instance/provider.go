@@ -173,6 +173,9 @@ type Build struct {
 	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,
 	// they run on the instance itself.
 	Container *docker.Spec
+	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called after
+	// that stand behind it. May be nil.
+	Queued func()
 }
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.
