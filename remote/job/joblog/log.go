@@ -40,9 +40,10 @@ type Log struct {
 const maxHead = 4 << 10
 
 // New returns an empty log. When it becomes longer than 4 KiB, or than its limit, its file is created at path, where no
-// file may exist then, readable by our user alone. A limit above 0 bounds the file. When it is reached, bytes that a reader has had make room for new
-// ones. Where there are too few, a line that says so ends the log, and the rest is dropped. A limit of 0 is no limit,
-// and a negative one panics. The caller must call Close after the last Write, and Remove after the last read.
+// file may exist then, readable by our user alone. A limit above 0 bounds the file. When it is reached, bytes that a
+// reader has had make room for new ones. Where there are too few, a line that says so ends the log, and the rest is
+// dropped. A limit of 0 is no limit, and a negative one panics. The caller must call Close after the last Write, and
+// Remove after the last read.
 func New(path string, limit int64) *Log {
 	if limit < 0 {
 		panic("joblog: limit is negative")
