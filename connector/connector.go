@@ -104,7 +104,7 @@ type Config struct {
 	// Connect then attaches to that one and starts none. Needs Linger and Secret.
 	Attach string
 	// Reconnect returns another lease on the VM's connection, dialed anew if the last one has ended. It returns when it
-	// has one, when ctx ends, or when it is hopeless for now. Required with Linger.
+	// has one, when ctx ends, or when it is hopeless for now; with [ErrGone] it is for ever. Required with Linger.
 	Reconnect func(ctx context.Context) (Lease, error)
 	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger

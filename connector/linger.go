@@ -199,10 +199,10 @@ func (b *build) bridge() (net.Conn, error) {
 	return bridge, err
 }
 
-// isGone reports whether err says that nobody listens on the build's socket.
+// isGone reports whether err says that nobody listens on the build's socket, or that its machine is gone.
 func isGone(err error) bool {
 	refused, ok := errors.AsType[*relay.RefusedError](err)
-	return ok && refused.Reason == relay.RefusedNotFound
+	return ok && refused.Reason == relay.RefusedNotFound || errors.Is(err, ErrGone)
 }
 
 // check ends the build, and returns its error, if err says that the step runner is gone.
@@ -217,9 +217,9 @@ func (l *lingering) check(err error) error {
 		again(err)
 		return err
 	}
-	gone := &ServeError{
-		Ready: true, ExitCode: -1, Err: err,
-		Hint: "it ended or was killed while nobody watched it, or the VM was started anew",
+	gone := &ServeError{Ready: true, ExitCode: -1, Err: err}
+	if !errors.Is(err, ErrGone) {
+		gone.Hint = "it ended or was killed while nobody watched it, or the VM was started anew"
 	}
 	l.gone.Store(true)
 	l.lost(gone)
@@ -230,7 +230,7 @@ func (l *lingering) check(err error) error {
 func (l *lingering) relink(old *build) error {
 	lease, err := l.c.cfg.Reconnect(l.life)
 	if err != nil {
-		return err
+		return cmp.Or(l.check(err), err)
 	}
 	b, err := l.c.link(l.life, lease.Conn(), old)
 	if err != nil {

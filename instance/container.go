@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
@@ -17,9 +18,50 @@ const defaultDockerSocket = "/var/run/docker.sock"
 
 // box is the container of a build.
 type box struct {
-	started   chan struct{}          // closed when its start has ended, well or not
-	container *docker.Container      // nil unless it started; set before started is closed
-	lease     *pool.Lease[*mux.Conn] // carries all calls of the daemon
+	started   chan struct{}     // closed when its start has ended, well or not
+	container *docker.Container // nil unless it started; set before started is closed
+
+	mu     sync.Mutex             // guards the following
+	lease  *pool.Lease[*mux.Conn] // carries all calls of the daemon
+	link   *docker.Container      // the latest one to the container; nil before the first Reconnect
+	closed bool
+}
+
+// conn returns the connection to the instance.
+func (b *box) conn() *mux.Conn {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.lease.Conn()
+}
+
+// latest returns the latest link to the container.
+func (b *box) latest() *docker.Container {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return cmp.Or(b.link, b.container)
+}
+
+// reconnect makes another link to the container, by a lease that is the box's from then on.
+func (b *box) reconnect(ctx context.Context, lease *pool.Lease[*mux.Conn]) (connector.Lease, error) {
+	b.mu.Lock()
+	before, closed := b.lease, b.closed
+	if !closed {
+		b.lease = lease
+	}
+	b.mu.Unlock()
+	if closed {
+		lease.Release()
+		return nil, ErrCleanedUp
+	}
+	before.Release()
+	link, err := b.container.Reconnect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.link = link
+	return link, nil
 }
 
 // startContainer starts the build's container and makes it the place of the step runner. It takes over the lease.
@@ -38,7 +80,7 @@ func (e *Executor) startContainer(
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
 	c, err := docker.Start(ctx, docker.Config{
 		Dial: func(ctx context.Context) (net.Conn, error) {
-			stream, err := lease.Conn().DialUnix(ctx, cfg.DockerSocket)
+			stream, err := b.conn().DialUnix(ctx, cfg.DockerSocket)
 			if err != nil {
 				return nil, fmt.Errorf("%s on instance %s (sshd must allow AllowStreamLocalForwarding): %w",
 					cfg.DockerSocket, s.member.ID, err)
@@ -47,7 +89,7 @@ func (e *Executor) startContainer(
 		},
 		Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
 		Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
-		Logger: place.Logger,
+		Linger: place.Linger > 0, Logger: place.Logger,
 	})
 	if err != nil {
 		lease.Release()
@@ -58,15 +100,22 @@ func (e *Executor) startContainer(
 		return errors.Join(ErrCleanedUp, c.Close(context.WithoutCancel(ctx)))
 	}
 	c.Configure(place)
+	place.Reconnect = func(ctx context.Context) (connector.Lease, error) {
+		lease, err := e.reconnect(ctx, s)
+		if err != nil {
+			return nil, err
+		}
+		return b.reconnect(ctx, lease)
+	}
 	return nil
 }
 
 // explain returns an error of the step runner with the reason of the container's end, if that is the cause.
 func (b *box) explain(ctx context.Context, err error) error {
-	if b == nil || b.container == nil || !mux.IsLost(err) {
+	if b == nil || b.container == nil || !mux.IsLost(err) && !errors.Is(err, connector.ErrGone) {
 		return err
 	}
-	return b.container.Explain(ctx, err)
+	return b.latest().Explain(ctx, err)
 }
 
 // close removes the container, if there is one. Its start has ended, or removes it when it does.
@@ -74,7 +123,12 @@ func (b *box) close(ctx context.Context) error {
 	if b.running() == nil {
 		return nil
 	}
-	defer b.lease.Release()
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.closed = true
+		b.lease.Release()
+	}()
 	return b.container.Close(ctx)
 }
 

@@ -271,10 +271,6 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
 	if e.build.Container != nil {
-		if place.Linger > 0 {
-			lease.Release()
-			return nil, errors.New("instance: a build in a container cannot linger: leave out its linger or its image")
-		}
 		place.Limits = limits.Build{} // the container has them
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces

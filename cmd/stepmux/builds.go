@@ -38,8 +38,8 @@ type axis struct {
 
 func (f *buildFlags) register(fl *pflag.FlagSet) {
 	f.selected, f.env = map[string]string{}, map[string]string{}
-	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; each has its number in CI_NODE_INDEX, from 1, "+
-		"and their number in CI_NODE_TOTAL")
+	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; each has its number in CI_NODE_INDEX, from "+
+		"1, and their number in CI_NODE_TOTAL")
 	fl.BoolVar(&f.each, "each", false, "run the builds on every VM")
 	fl.Func("select", "`LABEL=VALUE`, a label of the inventory: use only VMs that have it; repeatable, a VM has all",
 		func(text string) error { return f.assign(f.selected, text) })

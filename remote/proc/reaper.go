@@ -46,6 +46,7 @@ func (c *Child) Ended() bool {
 // child has ended.
 type reaper struct {
 	before    map[int]bool  // children that were there first: KillAll spares them
+	spared    map[int]bool  // those of Spare, which are in before, too
 	reaped    chan struct{} // has room for one; filled when collect has reaped
 	childless func()        // is called with mu held when there is no child; may be nil
 
@@ -60,7 +61,7 @@ type reaper struct {
 
 func newReaper() *reaper {
 	return &reaper{
-		before: map[int]bool{}, reaped: make(chan struct{}, 1),
+		before: map[int]bool{}, spared: map[int]bool{}, reaped: make(chan struct{}, 1),
 		running: map[int]*Child{}, lingering: map[int]*Child{}, early: map[int]*Child{},
 	}
 }
@@ -158,6 +159,7 @@ func (r *reaper) collectLocked() (none bool) {
 			return err != nil
 		}
 		delete(r.before, pid)
+		delete(r.spared, pid)
 		c := r.running[pid]
 		switch {
 		case c != nil:
