@@ -14,8 +14,6 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-const defaultDockerSocket = "/var/run/docker.sock"
-
 // box is the container of a build.
 type box struct {
 	started   chan struct{}     // closed when its start has ended, well or not
@@ -80,12 +78,14 @@ func (e *Executor) startContainer(
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
 	c, err := docker.Start(ctx, docker.Config{
 		Dial: func(ctx context.Context) (net.Conn, error) {
-			stream, err := b.conn().DialUnix(ctx, cfg.DockerSocket)
-			if err != nil {
-				return nil, fmt.Errorf("%s on instance %s (sshd must allow AllowStreamLocalForwarding): %w",
-					cfg.DockerSocket, s.member.ID, err)
-			}
-			return stream, nil
+			return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
+				stream, err := b.conn().Dial(ctx, network, addr)
+				if err != nil {
+					return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.member.ID,
+						map[string]string{"unix": "AllowStreamLocalForwarding", "tcp": "AllowTcpForwarding"}[network], err)
+				}
+				return stream, nil
+			})
 		},
 		Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
 		Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
