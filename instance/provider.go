@@ -172,6 +172,10 @@ type Build struct {
 	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,
 	// they run on the instance itself.
 	Container *docker.Spec
+	// On is the ID of the only instance that the build may go to, and Labels are those that its instance has. Empty: any.
+	// A build that no instance will do for fails.
+	On     string
+	Labels map[string]string
 	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called after
 	// that stand behind it. May be nil.
 	Queued func()
