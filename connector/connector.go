@@ -98,7 +98,8 @@ type Config struct {
 	// with its connection.
 	Linger time.Duration
 	// Reconnect returns another lease on the VM's connection, dialed anew if the last one has ended. It returns when it
-	// has one, when ctx ends, or when it is hopeless for now. Required with Linger.
+	// has one, when ctx ends, or when it is hopeless for now. An error that wraps ErrGone ends the build. Required with
+	// Linger.
 	Reconnect func(ctx context.Context) (Lease, error)
 	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger

@@ -10,6 +10,10 @@ import (
 // ErrClosed is returned by calls on a Connector whose Close has been called.
 var ErrClosed = errors.New("connector is closed")
 
+// ErrGone is wrapped by an error of Config.Reconnect if there is nothing to come back to: the place of the step runner
+// is gone, and the build with it.
+var ErrGone = errors.New("the build is lost")
+
 // ErrNoTrace says that the step runner cannot make a trace of a job: it is another program, or an older one.
 var ErrNoTrace = errors.New("the step runner on the VM makes no traces; install a newer stepmux there")
 

@@ -167,7 +167,9 @@ func (b *build) bridge() (net.Conn, error) {
 		return bridge, err
 	}
 	if err = l.check(err); err == nil {
-		err = l.relink(now)
+		if err = l.relink(now); errors.Is(err, ErrGone) {
+			err = l.check(err)
+		}
 	}
 	if err == nil {
 		now, _ = l.c.current()
@@ -183,6 +185,9 @@ func (b *build) bridge() (net.Conn, error) {
 
 // isGone reports whether err says that nobody listens on the build's socket.
 func isGone(err error) bool {
+	if errors.Is(err, ErrGone) {
+		return true
+	}
 	refused, ok := errors.AsType[*relay.RefusedError](err)
 	return ok && refused.Reason == relay.RefusedNotFound
 }
@@ -199,9 +204,12 @@ func (l *lingering) check(err error) error {
 		again(err)
 		return err
 	}
-	gone := &ServeError{
-		Ready: true, ExitCode: -1, Err: err,
-		Hint: "it ended or was killed while nobody watched it, or the VM was started anew",
+	gone := err
+	if !errors.Is(err, ErrGone) {
+		gone = &ServeError{
+			Ready: true, ExitCode: -1, Err: err,
+			Hint: "it ended or was killed while nobody watched it, or the VM was started anew",
+		}
 	}
 	l.gone.Store(true)
 	l.lost(gone)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
@@ -29,6 +30,8 @@ type Build struct {
 	Log io.WriteCloser
 	// Container describes the container in which the steps run. If nil, they run on the instance itself.
 	Container *docker.Spec
+	// Pod describes the pod, on an instance that is a cluster.
+	Pod *kubernetes.Spec
 }
 
 // Batch is many builds. As many run at once as the group has slots.
@@ -88,7 +91,9 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 
 func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Build) Report {
 	log := &firstWrite{w: build.Log}
-	e := p.Executor(instance.Build{ID: build.ID, Log: log, Container: build.Container, Linger: b.Linger})
+	e := p.Executor(instance.Build{
+		ID: build.ID, Log: log, Container: build.Container, Pod: build.Pod, Linger: b.Linger, Timeout: b.Timeout,
+	})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
 	err := b.execute(ctx, e, build, &report)
