@@ -18,7 +18,7 @@ BUILD    := CGO_ENABLED=0 go build -trimpath
 
 # The VM's end travels to each VM. So only the packages that handle each byte or line of a log or of a transfer, and the
 # ones below them, are compiled with inlining. It costs a log nothing: those that handle a block need none.
-INLINE := runtime/... internal/... sync/... syscall golang.org/x/sys/... bytes strings bufio io strconv slices unicode/... \
+INLINE := runtime/... internal/... sync/... syscall bytes bufio io strconv slices unicode/... \
   math math/bits encoding/binary encoding/base64 encoding/hex hash/... compress/... \
   crypto/subtle crypto/md5 crypto/sha1 crypto/sha256 \
   $(addprefix crypto/internal/,fips140deps/... $(addprefix fips140/,alias subtle sha256 sha512 aes/...)) \

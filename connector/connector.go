@@ -97,9 +97,14 @@ type Config struct {
 	// attached, and the Connector tries to come back. The VM needs a stepmux that knows this. If zero, the build ends
 	// with its connection.
 	Linger time.Duration
+	// Secret is the secret of the build's step runner, 43 to 128 characters of A-Z a-z 0-9 - _, at random. If empty, a new
+	// one is made. Who knows it can attach to a build that lingers.
+	Secret string
+	// Attach is the socket of a step runner of this build that another Connector has started, as its Socket method told.
+	// Connect then attaches to that one and starts none. Needs Linger and Secret.
+	Attach string
 	// Reconnect returns another lease on the VM's connection, dialed anew if the last one has ended. It returns when it
-	// has one, when ctx ends, or when it is hopeless for now. An error that wraps ErrGone ends the build. Required with
-	// Linger.
+	// has one, when ctx ends, or when it is hopeless for now; with [ErrGone] it is for ever. Required with Linger.
 	Reconnect func(ctx context.Context) (Lease, error)
 	// Logger receives messages for operators. If nil, nothing is logged.
 	Logger *slog.Logger
@@ -161,7 +166,21 @@ func New(cfg Config) (*Connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Connector{cfg: cfg, socket: socket, secret: wire.NewSecret(), closing: make(chan struct{}), lease: cfg.Lease}
+	secret := wire.NewSecret()
+	if cfg.Secret != "" {
+		if secret, err = wire.ParseSecret(cfg.Secret); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Attach != "" {
+		switch {
+		case cfg.Linger == 0 || cfg.Secret == "":
+			return nil, errors.New("connector: Config.Attach without Linger and Secret")
+		case wire.CheckSocketPath(cfg.Attach) != nil || !wire.SameBuildSocket(socket, cfg.Attach):
+			return nil, fmt.Errorf("connector: Config.Attach: %.160q is no socket of the build %s", cfg.Attach, id)
+		}
+	}
+	c := &Connector{cfg: cfg, socket: socket, secret: secret, closing: make(chan struct{}), lease: cfg.Lease}
 	c.log, c.closeLog = buildlog.Of(cfg.Log, cfg.LogTimeout)
 	return c, nil
 }
@@ -293,6 +312,25 @@ func (c *Connector) Choice() Choice {
 		return b.routes()
 	}
 	return Choice{}
+}
+
+// Socket returns the socket of the build's step runner on the VM, empty before Connect has succeeded. Another Connector
+// can attach there: see Config.Attach.
+func (c *Connector) Socket() string {
+	if b, _ := c.current(); b != nil && b.serve != nil && b.serve.ready.Load() {
+		return b.serve.socket
+	}
+	return ""
+}
+
+// Leave lets Close end nothing on the VM: the build of a Connector with Config.Linger goes on there until another
+// Connector attaches to it, or its linger is over. Without Linger it does nothing.
+func (c *Connector) Leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.linger != nil {
+		c.linger.left.Store(true)
+	}
 }
 
 // Close ends the build's presence on the VM: bridges first, then serve, then the lease. It waits until serve is seen

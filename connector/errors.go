@@ -10,12 +10,12 @@ import (
 // ErrClosed is returned by calls on a Connector whose Close has been called.
 var ErrClosed = errors.New("connector is closed")
 
-// ErrGone is wrapped by an error of Config.Reconnect if there is nothing to come back to: the place of the step runner
-// is gone, and the build with it.
-var ErrGone = errors.New("the build is lost")
-
 // ErrNoTrace says that the step runner cannot make a trace of a job: it is another program, or an older one.
 var ErrNoTrace = errors.New("the step runner on the VM makes no traces; install a newer stepmux there")
+
+// ErrGone is for [Config.Reconnect]: the machine or container of the step runner is no longer there, so the build
+// is lost.
+var ErrGone = errors.New("the step runner's machine or container is gone")
 
 // ServeError says that the build's `steps serve` could not be started, did not come to listen, or ended.
 type ServeError = program.ServeError

@@ -91,6 +91,10 @@ type Job struct {
 	OnTrace func(error)
 	// OnStep is called for each change of a step, from one goroutine. GitLab's step runners report no changes. May be nil.
 	OnStep func(StepEvent)
+	// Resumed says that another process may have delivered the job already, and that the trace of Execute is a
+	// [buildlog.Log] with the state of the log there: the output goes on where it stopped. The step runner takes a job
+	// that is delivered twice for one. Needs Config.Attach.
+	Resumed bool
 }
 
 // Variable is a job variable: expressions know it, the environment of a step does not.
@@ -209,8 +213,15 @@ func (b *build) execute(
 		rpc: pb.NewStepRunnerClient(client), job: job, log: log, stderr: stderr, traceTimeout: traceTimeout,
 		resume: b.program.Linger, patience: b.patience(),
 	}
-	if err := e.submit(ctx, calls); err != nil {
-		return Result{}, err, err
+	if !job.Resumed {
+		log.Begin()
+		stderr.Begin()
+	}
+	// A job that was cancelled before may have ended and be forgotten: it must not be delivered again.
+	if !job.Resumed || ctx.Err() == nil {
+		if err := e.submit(ctx, calls); err != nil {
+			return Result{}, err, err
+		}
 	}
 	result, traceErr, err = e.follow(ctx, calls, end)
 	if e.last != nil {

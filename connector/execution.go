@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -182,7 +183,7 @@ func (e *execution) cancel(ctx context.Context) error {
 // followIO delivers both streams, until both have ended, and returns their lengths. After a break it goes on where it
 // stopped.
 func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err error) {
-	outLog, errLog := logWriter{ctx, e.log}, logWriter{ctx, e.stderr}
+	stdout, stderr = e.log.State().Stdout, e.stderr.State().Stderr
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
 		before := stdout + stderr
 		stream, err := e.rpc.FollowIO(ctx, &pb.FollowIORequest{
@@ -194,14 +195,15 @@ func (e *execution) followIO(ctx context.Context) (stdout, stderr int64, err err
 			return false, err
 		}
 		err = receive(stream, func(msg *pb.FollowIOResponse) error {
-			from, log, isStderr := stdout, outLog, msg.GetStreamType() == pb.FollowIOResponse_stderr
+			from, log, isStderr := stdout, e.log, msg.GetStreamType() == pb.FollowIOResponse_stderr
 			if isStderr {
-				from, log = stderr, errLog
+				from, log = stderr, e.stderr
 			}
 			if msg.GetOffset() != from {
 				return fmt.Errorf("the step runner sent output from byte %d, not from byte %d", msg.GetOffset(), from)
 			}
-			if _, err := log.Write(msg.GetStream()); err != nil {
+			n, err := log.WriteOutput(ctx.Done(), msg.GetStream(), isStderr)
+			if _, err := delivered(ctx, n, err); err != nil {
 				return err
 			}
 			if isStderr {
@@ -240,11 +242,16 @@ type logWriter struct {
 
 func (w logWriter) Write(output []byte) (int, error) {
 	n, err := w.log.WriteUntil(w.ctx.Done(), output)
+	return delivered(w.ctx, n, err)
+}
+
+// delivered returns the outcome of a write to a log that was bounded by ctx.
+func delivered(ctx context.Context, n int, err error) (int, error) {
 	switch {
 	case err == nil:
 		return n, nil
-	case w.ctx.Err() != nil:
-		return n, context.Cause(w.ctx)
+	case ctx.Err() != nil:
+		return n, context.Cause(ctx)
 	default:
 		return n, &buildlog.Error{Err: err}
 	}
@@ -253,7 +260,7 @@ func (w logWriter) Write(output []byte) (int, error) {
 // followSteps reports step events and returns the job's final state. A Follow that broke goes on with the next event.
 // An older step runner starts from the first event again; the events that were reported before are skipped.
 func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
-	reported := 0
+	reported := e.log.State().Events
 	err = retryFor(ctx, e.patience, func() (progress bool, err error) {
 		from := 0
 		if e.resume {
@@ -280,7 +287,7 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 				continue
 			}
 			progress, reported = true, n+1
-			e.showWarnings(ctx, msg.GetResult())
+			e.log.Event(ctx.Done(), warnings(msg.GetResult()))
 			if r := msg.GetResult(); r != nil && e.job.OnStep != nil {
 				name, status, code := r.GetStep().GetName(), r.GetStatus().String(), int(r.GetExitCode())
 				e.job.OnStep(StepEvent{Name: name, Status: status, ExitCode: code, Message: r.GetMessage()})
@@ -290,14 +297,16 @@ func (e *execution) followSteps(ctx context.Context) (last *pb.Job, err error) {
 	return last, err
 }
 
-// showWarnings puts the warnings about a step that has ended into the log.
-func (e *execution) showWarnings(ctx context.Context, r *pb.StepResult) {
+// warnings returns the lines for the log about a step that has ended.
+func warnings(r *pb.StepResult) string {
 	if r.GetStatus() == pb.StepResult_running {
-		return
+		return ""
 	}
+	var text strings.Builder
 	for _, w := range r.GetWarnings() {
-		fmt.Fprintf(e.log.Remarks(ctx.Done()), "warning: step %q: %s\n", r.GetStep().GetName(), w)
+		fmt.Fprintf(&text, "warning: step %q: %s\n", r.GetStep().GetName(), w)
 	}
+	return text.String()
 }
 
 // resultOf translates the job's final state. A status that is not known is not success.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,6 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/liveheap"
 )
 
 // hostileMemory bounds the memory that a hostile step runner can make a connection hold.
@@ -76,20 +76,14 @@ func serveHostile(t testing.TB, kind program.Kind, answers map[string]answer) (c
 
 // heldMemory calls do, and returns how many bytes more were in use meanwhile, at most.
 func heldMemory(do func()) int64 {
-	live := func() int64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
-	before, most := live(), int64(0)
+	before, most := liveheap.Bytes(), int64(0)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		do()
 	}()
 	for {
-		most = max(most, live()-before)
+		most = max(most, liveheap.Bytes()-before)
 		select {
 		case <-done:
 			return most

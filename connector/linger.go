@@ -40,6 +40,7 @@ type lingering struct {
 	rpc      *grpc.ClientConn // nil before the step runner listens
 	ending   atomic.Bool      // stop has begun
 	replaced atomic.Bool      // another manager has the build
+	left     atomic.Bool      // the build is left to another manager
 	gone     atomic.Bool      // the step runner was found gone
 
 	turn chan struct{} // held while a bridge is opened and, for that, a link made
@@ -75,7 +76,12 @@ func (l *lingering) lost(err error) {
 func (l *lingering) start() (b *build, err error) {
 	until := time.Now().Add(l.c.cfg.Linger)
 	for {
-		if b, err = l.c.start(); err == nil {
+		if l.c.cfg.Attach != "" {
+			b, err = l.find()
+		} else {
+			b, err = l.c.start()
+		}
+		if err == nil {
 			err = l.begin(b, until)
 		}
 		if err == nil {
@@ -97,6 +103,18 @@ func (l *lingering) start() (b *build, err error) {
 		}
 		l.use(nil, lease)
 	}
+}
+
+// find makes a link to the step runner of Config.Attach.
+func (l *lingering) find() (*build, error) {
+	c := l.c
+	known := &serve{socket: c.cfg.Attach, runner: c.cfg.runner(), detached: true}
+	known.ready.Store(true)
+	b, err := c.link(c.life, c.currentLease().Conn(), &build{serve: known})
+	if err == nil {
+		b.publish(b.starter)
+	}
+	return b, err
 }
 
 // begin attaches to the step runner for the first time.
@@ -167,9 +185,7 @@ func (b *build) bridge() (net.Conn, error) {
 		return bridge, err
 	}
 	if err = l.check(err); err == nil {
-		if err = l.relink(now); errors.Is(err, ErrGone) {
-			err = l.check(err)
-		}
+		err = l.relink(now)
 	}
 	if err == nil {
 		now, _ = l.c.current()
@@ -183,13 +199,10 @@ func (b *build) bridge() (net.Conn, error) {
 	return bridge, err
 }
 
-// isGone reports whether err says that nobody listens on the build's socket.
+// isGone reports whether err says that nobody listens on the build's socket, or that its machine is gone.
 func isGone(err error) bool {
-	if errors.Is(err, ErrGone) {
-		return true
-	}
 	refused, ok := errors.AsType[*relay.RefusedError](err)
-	return ok && refused.Reason == relay.RefusedNotFound
+	return ok && refused.Reason == relay.RefusedNotFound || errors.Is(err, ErrGone)
 }
 
 // check ends the build, and returns its error, if err says that the step runner is gone.
@@ -200,16 +213,13 @@ func (l *lingering) check(err error) error {
 	l.mu.Lock()
 	again := l.again
 	l.mu.Unlock()
-	if again != nil { // nothing of the job runs: another step runner can be started
+	if again != nil && l.c.cfg.Attach == "" { // nothing of the job runs: another step runner can be started
 		again(err)
 		return err
 	}
-	gone := err
+	gone := &ServeError{Ready: true, ExitCode: -1, Err: err}
 	if !errors.Is(err, ErrGone) {
-		gone = &ServeError{
-			Ready: true, ExitCode: -1, Err: err,
-			Hint: "it ended or was killed while nobody watched it, or the VM was started anew",
-		}
+		gone.Hint = "it ended or was killed while nobody watched it, or the VM was started anew"
 	}
 	l.gone.Store(true)
 	l.lost(gone)
@@ -220,7 +230,7 @@ func (l *lingering) check(err error) error {
 func (l *lingering) relink(old *build) error {
 	lease, err := l.c.cfg.Reconnect(l.life)
 	if err != nil {
-		return err
+		return cmp.Or(l.check(err), err)
 	}
 	b, err := l.c.link(l.life, lease.Conn(), old)
 	if err != nil {
@@ -267,12 +277,12 @@ func (c *Connector) link(ctx context.Context, conn Conn, old *build) (*build, er
 // lost.
 func (l *lingering) keep() {
 	rpc := pb.NewAttachmentClient(l.rpc)
-	log := l.c.log.Remarks(l.c.closing)
-	defer log.Flush()
+	log, notices := l.c.log.Remarks(l.c.closing), l.c.log.Notices(l.c.closing)
+	defer notices.Flush()
 	var away time.Time // zero: the link is there
 	lost := time.AfterFunc(l.c.cfg.Linger, l.giveUp)
 	defer lost.Stop()
-	var offset int64
+	offset := l.c.log.State().Notices
 	back := func() {
 		if lost.Stop(); !away.IsZero() {
 			took := time.Since(away).Round(time.Millisecond)
@@ -283,12 +293,12 @@ func (l *lingering) keep() {
 		away = time.Time{}
 	}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, lingerPause) {
-		err := l.attach(rpc, &offset, func(first bool, notices []byte) {
+		err := l.attach(rpc, &offset, func(first bool, msg *pb.AttachResponse) {
 			if first {
 				back()
 				pause = 10 * time.Millisecond
 			}
-			_, _ = log.Write(notices) // never fails
+			_, _ = notices.WriteAt(msg.GetNotices(), msg.GetOffset()) // never fails
 		})
 		switch {
 		case l.life.Err() != nil, l.ending.Load():
@@ -318,7 +328,9 @@ func (l *lingering) keep() {
 
 // attach is attached to the step runner until that call ends, and returns its error. take gets the notices; first is
 // set once the call has arrived.
-func (l *lingering) attach(rpc pb.AttachmentClient, offset *int64, take func(first bool, notices []byte)) error {
+func (l *lingering) attach(
+	rpc pb.AttachmentClient, offset *int64, take func(first bool, msg *pb.AttachResponse),
+) error {
 	stream, err := rpc.Attach(l.life, &pb.AttachRequest{Offset: *offset})
 	if err != nil {
 		return err
@@ -326,7 +338,7 @@ func (l *lingering) attach(rpc pb.AttachmentClient, offset *int64, take func(fir
 	first := true
 	err = receive(stream, func(msg *pb.AttachResponse) error {
 		*offset = msg.GetOffset() + int64(len(msg.GetNotices()))
-		take(first, msg.GetNotices())
+		take(first, msg)
 		first = false
 		return nil
 	})
@@ -346,12 +358,12 @@ func (l *lingering) giveUp() {
 }
 
 // stop ends the step runner and waits for its end, bounded by ctx, on another link if need be. It ends nothing if
-// another manager has the build.
+// another manager has the build, or is to have it.
 func (l *lingering) stop(ctx context.Context) error {
 	cfg := &l.c.cfg
 	begin := time.Now()
 	l.ending.Store(true)
-	if l.replaced.Load() {
+	if l.replaced.Load() || l.left.Load() {
 		return nil
 	}
 	cfg.Trace.ServeStop(cfg.BuildID)

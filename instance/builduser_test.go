@@ -2,18 +2,25 @@ package instance_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/dockertest"
+	"github.com/stepmux/stepmux/internal/runnertest"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
 )
@@ -103,13 +110,87 @@ func userOfRange(id int) string {
 // Without isolation an earlier build with the id may have left a process that hides from its ends.
 func TestWhatAnEarlierBuildOfTheIDLeftIsEnded(t *testing.T) {
 	v := rootSite(t)
-	left := exec.CommandContext(t.Context(), "sleep", "600")
-	id := firstBuildID - 2
-	left.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(id), Gid: uint32(id)}}
-	require.NoError(t, left.Start())
-	p := v.as(t, fmt.Sprintf("%d-%d", id, id), "off", connector.Relay)
-	require.NoError(t, build(sshtest.Within(t), p, "1", script("true"), &sshtest.Log{}))
-	require.ErrorContains(t, left.Wait(), "killed")
+	for _, level := range []string{"off", "auto"} { // the walls of auto may fail
+		left := exec.CommandContext(t.Context(), "sleep", "600")
+		id := firstBuildID - 2
+		left.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(id), Gid: uint32(id)}}
+		require.NoError(t, left.Start())
+		p := v.as(t, fmt.Sprintf("%d-%d", id, id), level, connector.Relay)
+		require.NoError(t, build(sshtest.Within(t), p, "1", script("true"), &sshtest.Log{}))
+		require.ErrorContains(t, left.Wait(), "killed")
+	}
+}
+
+// namedVar makes the test binary run TestBuildsOfARootLoginRunAsAUserByName on a machine of its own.
+const namedVar = "STEPMUX_TEST_NAMED_USER"
+
+// The programs are put on the VM, and the build outlives its link. The machine is this one in a mount namespace, with
+// one user more and nothing in /var/lib.
+func TestBuildsOfARootLoginRunAsAUserByName(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("part missing: only root can run builds as another user")
+	}
+	const id, group = firstBuildID - 10, firstBuildID - 11
+	home := os.Getenv(namedVar)
+	if home == "" {
+		runNamed(t, id, group)
+		return
+	}
+	v := newVM(t, sshtest.OpenSSH(t))
+	require.NoError(t, os.Chmod(v.tmp, 0o777|os.ModeSticky))
+	v.runner = []string{"no-such-runner"}
+	packed, err := runnertest.Packed()
+	require.NoError(t, err)
+	end := program.PackedBinary(runtime.GOOS+"/"+runtime.GOARCH, func() (io.ReadCloser, error) { return os.Open(packed) })
+	proxy := sshtest.Proxy(t, v.Addr)
+	for _, level := range []string{"processes", "off"} {
+		t.Run(level, func(t *testing.T) {
+			p := v.via(t, proxy.Addr()).provider(t, 1, func(c *instance.Config, in *instance.Instance) {
+				c.Bootstrap = []*program.Binary{end}
+				in.BuildUser, in.Isolation = "builder", level
+			})
+			e, log := lingers(t, p, "build-"+level, time.Minute)
+			_, err = e.Connect(t.Context())
+			require.NoError(t, err)
+			file := filepath.Join(home, level)
+			ended := make(chan error, 1)
+			go func() {
+				ended <- e.Execute(t.Context(), script(whoAmI+"echo begun; until [ -e "+file+" ]; do sleep 0.01; done; exit 7"))
+			}()
+			log.Await(t, "begun\n")
+			proxy.Cut()
+			log.Await(t, "step runner: the link to the VM is back after ")
+			require.NoError(t, os.WriteFile(file, nil, 0o600))
+			requireReason(t, <-ended, instance.ScriptFailure, 7)
+			require.Equal(t, fmt.Sprintf("ids %[1]d %[2]d %[2]d\nnames builder builder\nruntime none\nowners %[1]d %[1]d \n"+
+				"caps    \nbegun\n", id, group), jobLines(log))
+			require.NoError(t, e.Cleanup(t.Context()))
+			require.Empty(t, e.Left())
+			require.Equal(t, level, e.Isolation().Level)
+			v.requireClean(t)
+		})
+	}
+}
+
+// runNamed runs the test on that machine.
+func runNamed(t *testing.T, id, group int) {
+	sshtest.RequirePart(t, "util-linux", "/usr/bin/unshare")
+	home, err := os.MkdirTemp("/home", "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(home)) })
+	require.NoError(t, os.Chown(home, id, group))
+	passwd, err := os.ReadFile("/etc/passwd")
+	require.NoError(t, err)
+	users := filepath.Join(t.TempDir(), "passwd")
+	text := fmt.Sprintf("%sbuilder:x:%d:%d::%s:/bin/sh\n", passwd, id, group, home)
+	require.NoError(t, os.WriteFile(users, []byte(text), 0o644)) //nolint:gosec // as the machine's
+	cmd := exec.CommandContext(sshtest.Within(t), "unshare", "-m", "sh", "-ec", `mount --bind "$1" /etc/passwd
+		mount -t tmpfs tmpfs /var/lib; shift; exec "$@"`, "sh", users, os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), namedVar+"="+home,
+		runnertest.DirVar+"="+filepath.Dir(runnertest.Command(t)[0])) // nothing is built there
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "--- PASS: "+t.Name())
 }
 
 // Scripts of Run have no step runner, but the same users.
@@ -123,6 +204,35 @@ func TestScriptsOfARootLoginRunAsTheBuildUser(t *testing.T) {
 		require.NoError(t, e.Run(sshtest.Within(t), []byte(whoAmI)), out)
 		require.NoError(t, e.Cleanup(t.Context()))
 		require.Contains(t, out.String(), userOfRange(firstBuildID-1))
+	}
+}
+
+// The VM's end is that of an ordinary user here, whose namespace maps no group but its own.
+func TestDockerByGroupWorksBehindWalls(t *testing.T) {
+	d := dockertest.Start(t)
+	sshtest.RequirePart(t, "perl", "/usr/bin/perl")
+	v := rootSite(t)
+	const id, group = firstBuildID - 20, firstBuildID - 21
+	dir, err := os.MkdirTemp("/run", "stepmux-test-") //nolint:usetesting // t.TempDir is where isolation hides
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	socket, home := filepath.Join(dir, "docker.sock"), filepath.Join(dir, "home")
+	require.NoError(t, errors.Join(os.Chmod(dir, 0o755), os.WriteFile(socket, nil, 0o600), os.Mkdir(home, 0o700),
+		os.Chown(home, id, id), unix.Mount(d.Socket, socket, "", unix.MS_BIND, "")))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(socket, unix.MNT_DETACH)) })
+	require.NoError(t, errors.Join(os.Chown(socket, 0, group), os.Chmod(socket, 0o660)))
+	end := v.runner[0]
+	for groups, want := range map[string]string{fmt.Sprintf("--groups=%d", group): " 200 OK", "--clear-groups": "denied"} {
+		v.runner = []string{filepath.Join(filepath.Dir(end), "as"+groups)}
+		text := fmt.Sprintf("#!/bin/sh\nHOME=%s exec setpriv --reuid=%d --regid=%[2]d %s %s \"$@\"\n", home, id, groups, end)
+		require.NoError(t, os.WriteFile(v.runner[0], []byte(text), 0o755)) //nolint:gosec // for the other user
+		out := &sshtest.Log{}
+		p := v.as(t, "", "processes", connector.Relay)
+		_ = build(sshtest.Within(t), p, "1", script(walled+` && perl -MIO::Socket::UNIX -e '
+			my $s = IO::Socket::UNIX->new($ARGV[0]) or die $!; print $s "GET /_ping HTTP/1.0\r\n\r\n"; print <$s>' `+socket+
+			` 2>&1`), out)
+		require.Contains(t, out.String(), want)
+		require.NoError(t, p.Close())
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
@@ -30,49 +31,54 @@ type place interface {
 type box struct {
 	started chan struct{} // closed when its start has ended, well or not
 	place   place         // nil unless it started; set before started is closed
-	release func()        // of the lease that carries all calls of a daemon
 }
 
-// startPlace makes the place of the build by start, and makes it that of the step runner. It takes over the lease.
-func (e *Executor) startPlace(
-	ctx context.Context, cfg *connector.Config, release func(), start func() (place, error),
-) error {
-	b := &box{started: make(chan struct{}), release: release}
+// startPlace makes the place of the build by start, and makes it that of the step runner.
+func (e *Executor) startPlace(ctx context.Context, into *connector.Config, start func() (place, error)) error {
+	b := &box{started: make(chan struct{})}
 	if !e.keep(func() { e.box = b }) {
-		release()
 		return ErrCleanedUp
 	}
 	defer close(b.started)
 	p, err := start()
 	if err != nil {
-		release()
 		return err
 	}
 	if !e.keep(func() { b.place = p }) {
-		defer release()
 		return errors.Join(ErrCleanedUp, p.Close(context.WithoutCancel(ctx)))
 	}
-	p.Configure(cfg)
+	p.Configure(into)
 	return nil
 }
 
 // startPod starts the build's pod.
-func (e *Executor) startPod(ctx context.Context, s *slot, cfg *connector.Config) error {
+func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config) error {
 	if e.build.Pod == nil {
 		return fmt.Errorf("instance: a build on the cluster %s needs a Pod", s.member.ID)
 	}
-	own := e.provider.cfg
-	return e.startPlace(ctx, cfg, func() {}, func() (place, error) {
+	cfg := e.provider.cfg
+	return e.startPlace(ctx, into, func() (place, error) {
 		p, err := kubernetes.Start(ctx, kubernetes.Config{
-			Cluster: s.member.Cluster, BuildID: e.build.ID, Spec: *e.build.Pod, Programs: own.ContainerPrograms,
+			Cluster: s.member.Cluster, BuildID: e.build.ID, Spec: *e.build.Pod, Programs: cfg.ContainerPrograms,
 			Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
-			ReadyTimeout: own.ReadyTimeout, StopTimeout: own.StopTimeout, Logger: cfg.Logger,
+			ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
 		})
 		if err != nil {
 			return nil, err
 		}
 		return p, nil
 	})
+}
+
+// dockerPlace is a container, and the lease by which all calls of its daemon go.
+type dockerPlace struct {
+	*docker.Container
+	again func(context.Context) (*pool.Lease[*mux.Conn], error) // makes another lease
+
+	mu     sync.Mutex // guards the following
+	lease  *pool.Lease[*mux.Conn]
+	link   *docker.Container // the latest one to the container; nil before the first reconnect
+	closed bool
 }
 
 // startContainer starts the build's container and makes it the place of the step runner. It takes over the lease.
@@ -83,10 +89,13 @@ func (e *Executor) startContainer(
 	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
 	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
 	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
-	return e.startPlace(ctx, into, lease.Release, func() (place, error) {
-		c, err := docker.Start(ctx, docker.Config{
+	d := &dockerPlace{lease: lease, again: func(ctx context.Context) (*pool.Lease[*mux.Conn], error) {
+		return e.reconnect(ctx, s)
+	}}
+	err := e.startPlace(ctx, into, func() (_ place, err error) {
+		d.Container, err = docker.Start(ctx, docker.Config{
 			Dial: func(ctx context.Context) (net.Conn, error) {
-				stream, err := lease.Conn().DialUnix(ctx, cfg.DockerSocket)
+				stream, err := d.conn().DialUnix(ctx, cfg.DockerSocket)
 				if err != nil {
 					return nil, fmt.Errorf("%s on instance %s (sshd must allow AllowStreamLocalForwarding): %w",
 						cfg.DockerSocket, s.member.ID, err)
@@ -95,41 +104,107 @@ func (e *Executor) startContainer(
 			},
 			Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
 			Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
-			Logger: into.Logger,
+			Linger: into.Linger > 0, Logger: into.Logger,
 		})
-		if err != nil {
-			return nil, err
-		}
-		return c, nil
+		return d, err
 	})
+	if err != nil {
+		d.release()
+	}
+	return err
+}
+
+// conn returns the connection to the instance.
+func (d *dockerPlace) conn() *mux.Conn {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lease.Conn()
+}
+
+// release gives the lease back, once.
+func (d *dockerPlace) release() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	d.lease.Release()
+}
+
+// Configure implements place.
+func (d *dockerPlace) Configure(cfg *connector.Config) {
+	d.Container.Configure(cfg)
+	cfg.Reconnect = d.reconnect
+}
+
+// reconnect makes another link to the container, by another lease.
+func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
+	lease, err := d.again(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	before, closed := d.lease, d.closed
+	if !closed {
+		d.lease = lease
+	}
+	d.mu.Unlock()
+	if closed {
+		lease.Release()
+		return nil, ErrCleanedUp
+	}
+	before.Release()
+	link, err := d.Reconnect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.link = link
+	return link, nil
+}
+
+// Explain implements place, by the latest link to the container.
+func (d *dockerPlace) Explain(ctx context.Context, err error) error {
+	d.mu.Lock()
+	latest := cmp.Or(d.link, d.Container)
+	d.mu.Unlock()
+	return latest.Explain(ctx, err)
+}
+
+// Close implements place.
+func (d *dockerPlace) Close(ctx context.Context) error {
+	defer d.release()
+	return d.Container.Close(ctx)
 }
 
 // explain returns an error of the step runner with the reason of the place's end, if that is the cause.
 func (b *box) explain(ctx context.Context, err error) error {
-	if b == nil || b.place == nil || !b.isEnd(err) {
+	if b == nil || b.place == nil {
+		return err
+	}
+	_, isPod := b.place.(*kubernetes.Pod)
+	_, ended := errors.AsType[*connector.ServeError](err)
+	if !mux.IsLost(err) && !errors.Is(err, connector.ErrGone) && !(isPod && ended) { // a pod ends its processes first
 		return err
 	}
 	return b.place.Explain(ctx, err)
 }
 
-// isEnd reports whether the end of the place may be the cause of err. A pod that is deleted ends its processes first.
-func (b *box) isEnd(err error) bool {
-	_, isPod := b.place.(*kubernetes.Pod)
-	_, ended := errors.AsType[*connector.ServeError](err)
-	return mux.IsLost(err) || isPod && ended
-}
-
 // close removes the place, if there is one. Its start has ended, or removes it when it does.
 func (b *box) close(ctx context.Context) error {
-	if b.running() == nil {
-		return nil
+	if p := b.running(); p != nil {
+		return p.Close(ctx)
 	}
-	defer b.release()
-	return b.place.Close(ctx)
+	return nil
 }
 
 // removed reports whether the place was removed, and so all that the build had in it.
-func (b *box) removed() bool { return b != nil && b.running() != nil && b.place.Removed() }
+func (b *box) removed() bool {
+	if b == nil {
+		return false
+	}
+	p := b.running()
+	return p != nil && p.Removed()
+}
 
 // running returns the place, or nil before it runs.
 func (b *box) running() place {

@@ -3,6 +3,10 @@ package instance_test
 import (
 	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -22,7 +26,11 @@ import (
 // containers returns a provider whose VM has the daemon's socket.
 func containers(t *testing.T, d *dockertest.Daemon) *instance.Provider {
 	t.Helper()
-	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	return containersOn(t, newVM(t, sshtest.InProcess(t, embeddedvm.Config{})), d)
+}
+
+func containersOn(t *testing.T, v *vm, d *dockertest.Daemon) *instance.Provider {
+	t.Helper()
 	end, err := runnertest.Program()
 	require.NoError(t, err)
 	bin, err := program.LoadBinary(end)
@@ -119,4 +127,94 @@ func TestAScriptOfARunnerDoesNotRunInAContainer(t *testing.T) {
 	require.NoError(t, e.Prepare(t.Context()))
 	require.ErrorContains(t, e.Run(t.Context(), []byte("true")), "only steps run there")
 	require.NoError(t, e.Cleanup(t.Context()))
+}
+
+// lingersInContainer starts a build that lingers in a container, behind a proxy. Its script has the directory dir.
+func lingersInContainer(
+	t *testing.T, d *dockertest.Daemon, linger time.Duration, script string,
+) (e *instance.Executor, log *sshtest.Log, proxy *sshtest.TCPProxy, dir string, ended chan error) {
+	t.Helper()
+	v := newVM(t, sshtest.InProcess(t, embeddedvm.Config{}))
+	proxy = sshtest.Proxy(t, v.Addr)
+	dir, log = t.TempDir(), &sshtest.Log{}
+	e = containersOn(t, v.via(t, proxy.Addr()), d).Executor(instance.Build{
+		ID: "c5", Log: log, Linger: &linger,
+		Container: &docker.Spec{Image: dockertest.Image, Network: "none", Volumes: []string{dir + ":/shared"}},
+	})
+	t.Cleanup(func() { _ = e.Cleanup(context.Background()) })
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "turn"), nil, 0o600))
+	require.NoError(t, e.Prepare(t.Context()))
+	_, err := e.Connect(t.Context())
+	require.NoError(t, err)
+	ended = make(chan error, 1)
+	go func() { ended <- e.Execute(t.Context(), connector.Job{Script: script}) }()
+	return e, log, proxy, dir, ended
+}
+
+// addLine makes the file turn of a build longer.
+func addLine(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.OpenFile(filepath.Join(dir, "turn"), os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString("x\n")
+	require.NoError(t, errors.Join(err, f.Close()))
+}
+
+func TestABuildInAContainerThatLingersOutlivesItsLinks(t *testing.T) {
+	const cuts = 3
+	d := dockertest.Start(t)
+	e, log, proxy, dir, ended := lingersInContainer(t, d, time.Minute, fmt.Sprintf(counting, cuts, "/shared/turn"))
+	for i := range cuts {
+		log.Await(t, fmt.Sprintf("line %d\n", i+1))
+		proxy.Cut()
+		addLine(t, dir)
+	}
+	requireReason(t, <-ended, instance.ScriptFailure, 7)
+	require.Equal(t, countedTo(cuts), onlyStdout(jobLines(log)), "no line is missing, none comes twice")
+	require.Contains(t, log.String(), "step runner: the link to the VM is back after ")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	require.Empty(t, d.Containers(t))
+}
+
+// Nobody is there to remove the container: it ends with its step runner, which ends with its linger.
+func TestAContainerEndsByItselfAfterItsLinger(t *testing.T) {
+	d := dockertest.Start(t)
+	e, log, proxy, _, ended := lingersInContainer(t, d, 2*time.Second, "echo begun; exec sleep 1000")
+	log.Await(t, "begun\n")
+	proxy.Close()
+	err := <-ended
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "the build is lost: its step runner could not be reached for 2s")
+	require.Eventually(t, func() bool { return len(d.Containers(t)) == 0 }, sshtest.Bound, 10*time.Millisecond)
+	_ = e.Cleanup(t.Context()) // it could not reach the daemon
+}
+
+// A daemon ends its containers when it starts, also those of one that was killed.
+func TestABuildThatLingersIsLostWithItsDaemon(t *testing.T) {
+	d := dockertest.Start(t)
+	e, log, _, _, ended := lingersInContainer(t, d, time.Hour, "echo begun; exec sleep 1000")
+	log.Await(t, "begun\n")
+	d.Kill()
+	log.Await(t, "the link to the VM is away")
+	require.NoError(t, d.Launch())
+	err := <-ended
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "has ended (was the Docker daemon started anew?")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	require.Empty(t, d.Containers(t))
+}
+
+func TestABuildThatLingersWhoseContainerIsKilledFailsAtOnce(t *testing.T) {
+	d := dockertest.Start(t)
+	e, log, _, _, ended := lingersInContainer(t, d, time.Hour, "echo begun; exec sleep 1000")
+	log.Await(t, "begun\n")
+	d.RemoveAll(t)
+	err := <-ended
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "the container was killed")
+	require.NoError(t, e.Cleanup(t.Context()))
+	require.Empty(t, e.Left())
+	require.Empty(t, d.Containers(t))
 }

@@ -20,9 +20,10 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-// Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell
-// script) or Client (a runner's own commands), then Cleanup. Every error is a [*BuildError]. One goroutine
-// calls its methods, in this order, Prepare and Connect once; Cleanup may be called by any goroutine at any time.
+// Executor runs one build on one instance: Prepare, then Connect and Execute (steps) or Run (a shell script) or Client
+// (a runner's own commands), then Cleanup. Steps of a build that lingers can go on in another process: there Resume
+// takes the place of Prepare and Connect. Every error is a [*BuildError]. One goroutine calls its methods, in this
+// order, Prepare and Connect once; Cleanup and Leave may be called by any goroutine at any time.
 type Executor struct {
 	provider *Provider
 	build    Build
@@ -41,6 +42,7 @@ type Executor struct {
 	lease     *pool.Lease[*mux.Conn]
 	connector *connector.Connector
 	box       *box          // the build's container or pod; nil for a build on the instance itself
+	resumed   bool          // another process began the build
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
 	cleaned   bool
@@ -85,7 +87,12 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 // take takes a slot and a lease on its instance's connection.
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
-	s, err := group.acquire(ctx, e.build.ID, e.tried...)
+	place := group.queue(e.build.ID, e.tried...)
+	if e.build.Queued != nil {
+		e.build.Queued()
+		e.build.Queued = nil
+	}
+	s, err := group.await(ctx, place)
 	if err != nil {
 		if e.refused != nil {
 			err = fmt.Errorf("%w; before: %w", err, e.refused)
@@ -95,6 +102,9 @@ func (e *Executor) take(ctx context.Context) error {
 	if !e.keep(func() { e.slot, e.started = s, time.Now() }) {
 		s.giveBack()
 		return ErrCleanedUp
+	}
+	if e.build.Placed != nil {
+		e.build.Placed(s.member.ID)
 	}
 	if s.member.Cluster != nil {
 		return nil // each build makes its own connections
@@ -219,10 +229,11 @@ func (e *Executor) Usage() program.Usage {
 func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
 	ctx, finish := bind(ctx, e.life, ErrCleanedUp)
 	defer finish(&err)
-	return e.connect(ctx)
+	return e.connect(ctx, "")
 }
 
-func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, error), err error) {
+// connect starts the build's step runner, or attaches to the one with this socket.
+func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.ReadWriteCloser, error), err error) {
 	e.mu.Lock()
 	s, connected := e.slot, e.connector != nil
 	prepared := s != nil && (e.lease != nil || s.member.Cluster != nil)
@@ -243,6 +254,7 @@ func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
 		LogTimeout: cfg.LogTimeout, ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
+		Secret: e.build.Secret, Attach: attach,
 		Linger: e.linger(s), Reconnect: func(ctx context.Context) (connector.Lease, error) {
 			lease, err := e.reconnect(ctx, s)
 			if err != nil {
@@ -295,9 +307,6 @@ func (e *Executor) connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 // leaseFor gives a connector a lease of its own on the connection of its instance, or a container by that: the
 // connection of Prepare may have died since.
 func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config) error {
-	if e.build.Container != nil && into.Linger > 0 {
-		return errors.New("instance: a build in a container cannot linger: leave out its linger or its image")
-	}
 	lease, err := e.leaseToStart(ctx, s)
 	if err != nil {
 		return err
@@ -349,6 +358,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 	if e.box != nil {
 		job.Image = e.box.place.Image()
 	}
+	job.Resumed = e.resumed
 	result, err := c.Execute(ctx, job, e.log)
 	if err != nil {
 		return e.box.explain(ctx, err)

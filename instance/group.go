@@ -255,13 +255,22 @@ func (g *Group) setDrained(id string, drained bool) error {
 // takes no instance that is one of the tried hosts or is reached through one. It fails when no instance will have a
 // slot unless the group is changed. The caller calls release or giveBack.
 func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*slot, error) {
-	w := &waiter{build: build, tried: tried, served: make(chan served, 1)}
+	return g.await(ctx, g.queue(build, tried...))
+}
+
+// queue gives a build its place in the queue for a slot. The caller calls await.
+func (g *Group) queue(build string, tried ...string) (place *list.Element) {
 	g.mu.Lock()
-	place := g.waiters.PushBack(w)
+	defer g.unlock()
 	if len(tried) > 0 {
 		g.picky++
 	}
-	g.unlock()
+	return g.waiters.PushBack(&waiter{build: build, tried: tried, served: make(chan served, 1)})
+}
+
+// await waits for the slot of a place in the queue.
+func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
+	w := place.Value.(*waiter)
 	select {
 	case got := <-w.served:
 		return got.slot, got.err

@@ -140,7 +140,7 @@ func (e *Executor) stepRunner(ctx context.Context) (*connector.Connector, error)
 		return e.connector
 	}
 	if connector() == nil && e.lingering.err == nil {
-		_, e.lingering.err = e.connect(ctx)
+		_, e.lingering.err = e.connect(ctx, "")
 	}
 	return connector(), e.lingering.err
 }

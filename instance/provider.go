@@ -161,6 +161,14 @@ type Build struct {
 	// most, and get no variables of the login's environment that look like secrets. Connections to commands and
 	// addresses (Client.DialRun, DialCommand and Dial) end with the link all the same.
 	Linger *time.Duration
+	// Secret is the secret of the build's step runner, 43 to 128 characters of A-Z a-z 0-9 - _, at random. If empty, a new
+	// one is made. Another process needs it for [Executor.Resume].
+	Secret string
+	// LogState is how far the log has got in the process that had the build before, for Resume; see buildlog.StateWriter.
+	// Zero for a new build.
+	LogState buildlog.State
+	// Placed is called when the build gets a slot on an instance, and again if it goes to another one. May be nil.
+	Placed func(instance string)
 	// Shell is the command that runs the build's shell scripts. If empty, bash.
 	Shell []string
 	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,
@@ -171,11 +179,15 @@ type Build struct {
 	Pod *kubernetes.Spec
 	// Timeout is that of the build's job, for the pod's deadline. If zero, it has none.
 	Timeout time.Duration
+	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called after
+	// that stand behind it. May be nil.
+	Queued func()
 }
 
 // Executor returns the executor of b. It does no I/O. The caller always calls Cleanup at the end.
 func (p *Provider) Executor(b Build) *Executor {
 	e := &Executor{provider: p, build: b, log: buildlog.New(cmp.Or(b.Log, io.Discard), p.cfg.LogTimeout)}
+	e.log.Restore(b.LogState)
 	e.life, e.end = context.WithCancelCause(context.Background())
 	e.lingering.turn = make(chan struct{}, 1)
 	return e

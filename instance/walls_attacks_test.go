@@ -163,6 +163,43 @@ var wallsAttacks = append([]wallsAttack{
 	{name: "have serve write to ~/.ssh", without: stands, steps: deputy(`$HOME/.ssh`), has: func(s *scene) bool {
 		return !isText(filepath.Join(s.home, ".ssh/script"), sshScript)
 	}},
+	{name: "take a step from the neighbour's files", without: open, steps: `run:
+  - {name: link, script: 'ln -s "$VICTIM_WORK/step" theirs'}
+  - {name: next, step: ./theirs}
+`},
+	{name: "take an action from the neighbour's files", without: open, steps: `run:
+  - {name: link, script: 'ln -s "$VICTIM_WORK/action" theirs'}
+  - {name: next, action: ./theirs}
+`},
+	{name: "hash the neighbour's files", without: open, steps: `run:
+  - name: job
+    step: builtin://github/job
+    inputs:
+      job: test
+      workflow: |
+        on: push
+        jobs:
+          test:
+            steps:
+              - run: work=$PWD; cd /; mv $work $work.gone; ln -s "$VICTIM_WORK" $work
+              - run: '[ -z "\${{ hashFiles(''secret'') }}" ] || echo LOOT'
+                working-directory: /
+`},
+	{
+		name: "replace a login file that is a link", without: open, has: changes(".bash_aliases"),
+		text: `rm -f ~/.bash_aliases; echo evil >~/.bash_aliases; echo evil >~/new; mv -f ~/new ~/.bash_aliases`,
+	},
+	{
+		name: "change the file behind such a link", without: open, has: changes(".bash_aliases"),
+		text: `echo evil >>~/dotfiles/aliases; rm -f ~/dotfiles/aliases; mv ~/dotfiles ~/moved; mkdir -p ~/dotfiles
+			echo evil >~/dotfiles/aliases`,
+	},
+	{
+		name: "replace a directory of login files that is a link", without: open, has: changes(".config/fish/config.fish"),
+		text: `echo evil >~/.config/fish/config.fish; mv ~/.config/fish ~/moved; mkdir -p ~/.config/fish
+			echo evil >~/.config/fish/config.fish; mv ~/.config ~/gone; mkdir -p ~/.config/fish
+			echo evil >~/.config/fish/config.fish`,
+	},
 
 	// No level of isolation holds these: docs/security.md says so.
 	{

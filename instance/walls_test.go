@@ -128,6 +128,11 @@ trap 'rm -f /tmp/$MARK* /var/tmp/$MARK /dev/shm/$MARK; ipcrm -m $shm || :' EXIT
 shm=$(ipcmk -M 4096 | sed 's/.*: //')
 $TOOL key-add $MARK || :
 echo shm=$shm
+mkdir step action
+echo text >secret
+printf 'spec: {}\n---\nexec: {command: [echo, LOOT]}\n' >step/step.yml
+printf 'name: a\nruns: {using: composite, steps: [{run: echo LOOT, shell: sh}]}\n' >action/action.yml
+echo work=$PWD
 $TOOL queue-hold $MARK &
 until [ -S /tmp/$MARK.agent ]; do sleep 0.01; done
 echo started
@@ -147,6 +152,13 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 	tool := s.tool(t)
 	require.NoError(t, os.Mkdir(filepath.Join(s.home, ".ssh"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(s.home, ".ssh/script"), []byte(sshScript), 0o600))
+	for _, dir := range []string{"dotfiles/fish", ".config"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(s.home, dir), 0o700))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(s.home, "dotfiles/aliases"), nil, 0o600))
+	for link, to := range map[string]string{".bash_aliases": "dotfiles/aliases", ".config/fish": "../dotfiles/fish"} {
+		require.NoError(t, os.Symlink(to, filepath.Join(s.home, link)))
+	}
 	s.victim = prepared(t, s.p, "victim", s.out)
 	name, value, _ := strings.Cut(secretOfVictim, "=")
 	mark := "stepmux-test-" + filepath.Base(s.tmp)
@@ -154,8 +166,11 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 	job.Env = map[string]string{name: value, "MARK": mark, "TOOL": tool}
 	go func() { s.ended <- s.victim.Execute(sshtest.Within(t), job) }()
 	s.out.Await(t, "started")
-	_, rest, _ := strings.Cut(s.out.String(), "shm=")
-	shm, _, _ := strings.Cut(rest, "\n")
+	said := func(name string) string {
+		_, rest, _ := strings.Cut(s.out.String(), name+"=")
+		value, _, _ := strings.Cut(rest, "\n")
+		return value
+	}
 
 	serve := servePID(t, s.vm, "victim")
 	inits := childrenOf(t, serve)
@@ -171,10 +186,10 @@ func newScene(t testing.TB, level walls.Level, route connector.Route) *scene {
 		s.pids = append(s.pids, relayPID(t, s.vm))
 	}
 	s.env = map[string]string{
-		"TOOL": tool, "MARK": mark, "SHM": shm,
+		"TOOL": tool, "MARK": mark, "SHM": said("shm"),
 		"SHELL_PID": strconv.Itoa(shell[0]), "SERVE_PID": strconv.Itoa(serve), "PIDS": words(s.pids),
 		"BASE": filepath.Join(s.tmp, "gitlab-runner-steps"), "PROGRAM": s.runner[0],
-		"VICTIM_JOB": jobs[0],
+		"VICTIM_JOB": jobs[0], "VICTIM_WORK": said("work"),
 	}
 	return s
 }

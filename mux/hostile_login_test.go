@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -165,7 +166,7 @@ func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 				ctx, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
 				defer cancel()
 			}
-			before := liveMemory()
+			before := liveheap.Bytes()
 			_, err := mux.Dial(ctx, server.Addr, cfg)
 			require.Error(t, err)
 			requireClear(t, err)
@@ -178,7 +179,7 @@ func TestHostileLoginsEndInAnErrorThatSaysWhy(t *testing.T) {
 				require.NotErrorIs(t, err, context.DeadlineExceeded)
 				require.ErrorContains(t, err, tc.want)
 			}
-			require.Less(t, liveMemory()-before, int64(hostileMemory))
+			require.Less(t, liveheap.Bytes()-before, int64(hostileMemory))
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -174,7 +175,7 @@ func lie(c *rawssh.Conn, seed uint64) {
 func TestNoMessageOfAServerIsFatal(t *testing.T) {
 	n := hostileCount(t, 4000) / 50 // about as many messages as a connection has
 	first := rand.Uint64()
-	before := liveMemory()
+	before := liveheap.Bytes()
 	for i := range n {
 		seed := first + uint64(i)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -189,7 +190,7 @@ func TestNoMessageOfAServerIsFatal(t *testing.T) {
 		})
 	}
 	// The library may leave goroutines behind, and the memory that they hold: see Conn.
-	left := liveMemory() - before
+	left := liveheap.Bytes() - before
 	require.Less(t, left, int64(hostileMemory+n*leftBehind))
 	t.Logf("%d connections: %d KiB are left", n, left>>10)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/hashicorp/yamux"
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/internal/wire"
@@ -155,7 +156,7 @@ func TestRelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 			sent := make(chan error, 1)
 			server := relayServer(t, func(s *sessionEnd) {
 				defer close(sent)
-				before := liveMemory()
+				before := liveheap.Bytes()
 				pieces := bytes.Repeat(tc.piece, 100)
 				for i := range n / 100 {
 					if _, err := s.Write(pieces); err != nil {
@@ -163,7 +164,7 @@ func TestRelayThatFloodsIsEndedAndCostsNoMemory(t *testing.T) {
 						return
 					}
 					if i%(n/800) == 0 {
-						most = max(most, liveMemory()-before)
+						most = max(most, liveheap.Bytes()-before)
 					}
 				}
 				sent <- nil
@@ -253,7 +254,7 @@ func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 	conn := dialRaw(t, server)
 	r, err := conn.Relay(sshtest.Within(t), mux.Command{Line: "relay"})
 	require.NoError(t, err)
-	before, most := liveMemory(), int64(0)
+	before, most := liveheap.Bytes(), int64(0)
 	for i := range max(n/each, 1) {
 		if i%2 == 0 {
 			p, err := r.Start(sshtest.Within(t), mux.Command{Line: "x"})
@@ -271,7 +272,7 @@ func TestMalformedFramesOfARelayEndTheirStreamOnly(t *testing.T) {
 			s.Close()
 		}
 		if i%max(n/each/20, 1) == 0 {
-			most = max(most, liveMemory()-before)
+			most = max(most, liveheap.Bytes()-before)
 		}
 	}
 	require.NoError(t, r.Err())

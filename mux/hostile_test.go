@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
 
+	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/rawssh"
 	"github.com/stepmux/stepmux/internal/sshtest"
 	"github.com/stepmux/stepmux/mux"
@@ -56,14 +56,6 @@ func dialRaw(t testing.TB, s *rawssh.Server) *mux.Conn {
 func requireCloses(t testing.TB, conn *mux.Conn) {
 	t.Helper()
 	require.NoError(t, receive(t, inBackground(conn.Close)))
-}
-
-// liveMemory returns how many bytes are in use once the garbage is gone.
-func liveMemory() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }
 
 // floods are messages that a server may send without end: the connection lives on, and keeps no memory of them. Each
@@ -134,14 +126,14 @@ func TestFloodsOfAHostileServerCostNoMemory(t *testing.T) {
 					defer close(done)
 					id := <-ready
 					<-go_
-					before := liveMemory()
+					before := liveheap.Bytes()
 					for i := range n {
 						if err := c.Queue(message(i, id)); err != nil {
 							sent <- err
 							return
 						}
 						if i%(n/8) == 0 {
-							most = max(most, liveMemory()-before)
+							most = max(most, liveheap.Bytes()-before)
 						}
 					}
 					sent <- c.WriteRaw(nil)
@@ -335,12 +327,12 @@ func TestOutputThatNobodyReadsIsBounded(t *testing.T) {
 	conn := dialRaw(t, server)
 	p, err := conn.Start(sshtest.Within(t), mux.Command{Line: "x"})
 	require.NoError(t, err)
-	before := liveMemory()
+	before := liveheap.Bytes()
 	close(granted)
 	require.NoError(t, receive(t, sent))
 	_, err = conn.Ping(sshtest.Within(t))
 	require.NoError(t, err)
-	require.Less(t, liveMemory()-before, int64(perByte*n+1<<20))
+	require.Less(t, liveheap.Bytes()-before, int64(perByte*n+1<<20))
 	got, err := io.CopyN(io.Discard, p, int64(n))
 	require.NoError(t, err, "%d bytes came", got)
 	p.Close()

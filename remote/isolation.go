@@ -56,6 +56,7 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 	if err := pipe.Conceal(); err != nil {
 		return fmt.Errorf("isolation: %w", err)
 	}
+	noLimits := cgroup.Check(cmp.Or(cfg.Limits, limits.Build{Memory: 1, PIDs: 1, CPUs: 1})) // with root's rights
 	user, init, err := become(cfg.BuildUser, cfg.Level, limits.Build{})
 	if err != nil {
 		return fmt.Errorf("isolation: %w", err)
@@ -86,9 +87,8 @@ func TellIsolation(ctx context.Context, out io.Writer, cfg IsolationConfig) (err
 		told.Reason = strings.TrimSuffix(why.Error(), " ("+told.Remedy+")")
 	}
 	told.Readable = os.Geteuid() != 0 && unix.Access("/proc/self/exe", unix.R_OK) == nil
-	err = cgroup.Check(cmp.Or(cfg.Limits, limits.Build{Memory: 1, PIDs: 1, CPUs: 1}))
-	told.Limits = err == nil
-	if refused, ok := errors.AsType[*cgroup.Error](err); ok {
+	told.Limits = noLimits == nil
+	if refused, ok := errors.AsType[*cgroup.Error](noLimits); ok {
 		told.LimitsReason, told.LimitsRemedy = refused.Reason.Error(), refused.Remedy
 	}
 	if err := json.NewEncoder(out).Encode(told); err != nil {

@@ -83,10 +83,6 @@ func TestServeRefusesLimitsThatCannotBeHadAtOnce(t *testing.T) {
 	require.ErrorContains(t, err, refused.Error()[len("serve: "):])
 	require.NoError(t, init.Close())
 	require.NoError(t, remove(t.Context()))
-
-	script.BuildUser = "2000-2001"
-	_, _, err = script.init(t.Context())
-	require.ErrorContains(t, err, "limits and a build user cannot be had together")
 }
 
 func TestTellIsolationNeedsItsDirectory(t *testing.T) {

@@ -224,20 +224,15 @@ func serve(ctx context.Context, stdio Stdio, cfg ServeConfig, open openRunner) (
 // still the caller. The caller closes both, the init first.
 func become(spec string, level walls.Level, build limits.Build) (user *builduser.User, init *proc.Init, err error) {
 	init = &proc.Init{Limits: build}
-	if spec != "" && build != (limits.Build{}) {
-		return nil, init, errors.New("limits and a build user cannot be had together: only root can remove the cgroup " +
-			"at the end; leave out one of them")
-	}
 	if user, err = builduser.Take(spec); user == nil {
 		return nil, init, err
 	}
 	init.Keep = user.Lock()
-	forked, err := init.Fork(level, user.Credential())
+	if err = user.EndOthers(); err == nil {
+		err = init.Fork(level, user.Credential())
+	}
 	if err == nil {
 		err = user.Become()
-	}
-	if err == nil && !forked {
-		err = user.EndOthers()
 	}
 	if err != nil {
 		_ = init.Close() // err is the one that matters

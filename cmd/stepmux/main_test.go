@@ -79,10 +79,14 @@ func TestScripts(t *testing.T) {
 			return err
 		},
 		Condition: func(name string) (bool, error) {
-			if name != "namespaces" {
+			switch name {
+			case "root":
+				return os.Geteuid() == 0, nil
+			case "namespaces":
+				return namespaces()
+			default:
 				return false, fmt.Errorf("unknown condition %q", name)
 			}
-			return namespaces()
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"vm": startVM,

@@ -25,6 +25,9 @@ import (
 // maxLine is the longest log line, in bytes. A longer line is shown in parts.
 const maxLine = 64 << 10
 
+// newestLine is how many bytes of a build's last line the view can show.
+const newestLine = 256
+
 // reporter shows a run: logs and results on their streams, progress on a terminal. Its methods are safe for concurrent
 // use. The caller calls close.
 type reporter struct {
@@ -35,21 +38,40 @@ type reporter struct {
 	plain    bool    // logs are made harmless for a terminal
 	out      *stream // results
 	err      *stream // progress and summary; it may be out
+	began    time.Time
 
-	mu      sync.Mutex      // guards the following
-	running map[string]bool // builds
-	done    int
-	failed  int
-	left    int // builds of which something may be left on their VM
+	mu       sync.Mutex           // guards the following
+	logOf    map[string]*prefixed // of builds that have not ended
+	stat     func() instance.Stat // nil before the run has VMs
+	redraw   *time.Timer          // nil if there is no view
+	running  map[string]bool      // builds
+	done     int
+	failed   int
+	left     int // builds of which something may be left on their VM
+	failures failures
 }
 
-// newReporter returns a reporter whose output is text, raw or json.
-func newReporter(total int, output string, out, err io.Writer) *reporter {
-	r := &reporter{total: total, json: output == "json", terminal: isTerminal(err), running: map[string]bool{}}
-	r.out = newStream("standard output", out)
-	r.err = r.out
-	if !sameFile(out, err) { // else their texts keep their order
-		r.err = newStream("standard error", err)
+// newReporter returns a reporter whose output is text, raw or json. lost is called once if the logs cannot be written.
+func newReporter(total int, output string, out, err io.Writer, lost func(error)) *reporter {
+	r := &reporter{
+		total: total, json: output == "json", terminal: isTerminal(err), logOf: map[string]*prefixed{},
+		running: map[string]bool{}, began: time.Now(),
+	}
+	var below *view
+	if r.terminal {
+		file, _ := err.(*os.File)
+		below = &view{lines: r.view, size: func() (int, int) { return terminalSize(file) }}
+	}
+	ignore := func(error) {}
+	if same := sameFile(out, err); same { // their texts keep their order
+		r.out = newStream("standard output", out, lost, below)
+		r.err = r.out
+	} else {
+		if !r.json {
+			ignore, lost = lost, ignore
+		}
+		r.out = newStream("standard output", out, ignore, nil)
+		r.err = newStream("standard error", err, lost, below)
 	}
 	r.logs = r.out
 	if r.json {
@@ -57,6 +79,18 @@ func newReporter(total int, output string, out, err io.Writer) *reporter {
 	}
 	file, ok := r.logs.to.(*os.File)
 	r.plain = ok && output != "raw" && term.IsTerminal(int(file.Fd()))
+	if r.terminal {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.redraw = time.AfterFunc(viewEvery, func() {
+			r.err.show(false)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if r.redraw != nil {
+				r.redraw.Reset(viewEvery)
+			}
+		})
+	}
 	return r
 }
 
@@ -83,11 +117,18 @@ func (r *reporter) started(build, _ string) {
 func (r *reporter) ended(report batch.Report) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	file := ""
+	if log := r.logOf[report.Build]; log != nil {
+		file = log.file
+	}
+	delete(r.logOf, report.Build)
 	delete(r.running, report.Build)
 	r.done++
 	if report.Err != nil {
 		r.failed++
-		r.showLocked("%s: %v", report.Build, report.Err)
+		if r.failures.add(report, file) { // the summary has the others
+			r.showLocked("%s: %v", placed(report, file), report.Err)
+		}
 	}
 	if report.Cleanup != nil {
 		r.showLocked("%s: clean-up on %s: %v", report.Build, report.Instance, report.Cleanup)
@@ -97,7 +138,7 @@ func (r *reporter) ended(report batch.Report) {
 		r.showLocked("%s: may be left on %s: %s", report.Build, report.Instance, strings.Join(report.Left, "; "))
 	}
 	if r.json {
-		_ = writeJSON(r.out, jsonBuildOf(report)) // close tells of lost text
+		_ = writeJSON(r.out, jsonBuildOf(report, file)) // close tells of lost text
 	}
 	r.drawLocked(r.done == r.total)
 }
@@ -107,10 +148,10 @@ func (r *reporter) showLocked(format string, args ...any) {
 	fmt.Fprintln(r.err, termtext.Text(fmt.Sprintf(format, args...)))
 }
 
-// drawLocked draws the progress line.
+// drawLocked draws the view.
 func (r *reporter) drawLocked(now bool) {
 	if r.terminal {
-		r.err.show(fmt.Sprintf("%d of %d builds done, %d running, %d failed", r.done, r.total, len(r.running), r.failed), now)
+		r.err.show(now)
 	}
 }
 
@@ -125,6 +166,12 @@ func (r *reporter) Write(text []byte) (int, error) {
 
 // close waits for the readers as stream.close does. If results or logs are lost it says so, as far as that is possible.
 func (r *reporter) close(ctx, abort context.Context, patience time.Duration) error {
+	r.mu.Lock()
+	if r.redraw != nil {
+		r.redraw.Stop()
+		r.redraw = nil
+	}
+	r.mu.Unlock()
 	lost := r.out.close(ctx, abort, patience)
 	if r.err == r.out {
 		return lost
@@ -138,19 +185,29 @@ func (r *reporter) close(ctx, abort context.Context, patience time.Duration) err
 	return lost
 }
 
-// log returns the log of a build. Each line is shown with the name of the build.
-func (r *reporter) log(build string) io.WriteCloser {
-	return &prefixed{share: r.logs.share(), plain: r.plain, prefix: []byte(build + " | ")}
+// log returns the log of a build, which runs a file. Each line is shown with the name of the build.
+func (r *reporter) log(build, file string) io.WriteCloser {
+	p := &prefixed{
+		share: r.logs.share(), plain: r.plain, watched: r.terminal, prefix: []byte(build + " | "), file: file,
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.logOf[build] = p
+	return p
 }
 
 // prefixed shows whole lines. Close may be called while a Write waits for the reader.
 type prefixed struct {
-	share  share
-	plain  bool
-	prefix []byte
+	share   share
+	plain   bool
+	watched bool // last is called
+	prefix  []byte
+	file    string // the build's
 
-	mu   sync.Mutex // guards part
-	part []byte     // a line that has not ended
+	mu     sync.Mutex // guards the following
+	part   []byte     // a line that has not ended
+	newest []byte     // the beginning of the last line that has
+	at     time.Time  // when newest came
 }
 
 func (p *prefixed) Write(text []byte) (int, error) {
@@ -184,9 +241,25 @@ func (p *prefixed) lines(text []byte) (shown, rest []byte) {
 			shown = append(shown, p.part...)
 		}
 		shown = append(shown, '\n')
+		if p.watched {
+			p.newest = append(p.newest[:0], p.part[:min(len(p.part), newestLine)]...)
+		}
 		p.part = p.part[:0]
 	}
+	if p.watched && len(shown) > 0 {
+		p.at = time.Now()
+	}
 	return shown, text
+}
+
+// last returns the last line.
+func (p *prefixed) last() lastLine {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.newest) == 0 {
+		return lastLine{}
+	}
+	return lastLine{string(p.prefix) + termtext.Line(string(p.newest)), p.at}
 }
 
 // Close shows a last line that has no end. It does not wait.
@@ -204,6 +277,7 @@ func (p *prefixed) Close() error {
 // jsonBuild is one build's result.
 type jsonBuild struct {
 	Build    string           `json:"build"`
+	File     string           `json:"file"`
 	Instance string           `json:"instance"`
 	Status   string           `json:"status"`
 	Reason   string           `json:"reason"`
@@ -219,9 +293,10 @@ type jsonBuild struct {
 	program.Usage
 }
 
-func jsonBuildOf(r batch.Report) jsonBuild {
+func jsonBuildOf(r batch.Report, file string) jsonBuild {
 	b := jsonBuild{
-		Build: r.Build, Instance: r.Instance, Status: "success", Route: r.Route, Isolation: r.Isolation, Usage: r.Usage,
+		Build: r.Build, File: file, Instance: r.Instance, Status: "success",
+		Route: r.Route, Isolation: r.Isolation, Usage: r.Usage,
 		Connect: r.Connect.Seconds(), FirstOutput: r.FirstOutput.Seconds(), Duration: r.Duration.Seconds(),
 	}
 	if r.Err == nil {
@@ -250,6 +325,7 @@ type jsonSummary struct {
 	JumpHosts   map[string]int             `json:"jump_hosts"` // connections to jump hosts that are not instances
 	Sessions    map[string]int             `json:"sessions_at_once"`
 	Programs    map[string]program.Program `json:"step_runners"` // of the instances with one
+	Duration    float64                    `json:"duration_s"`
 }
 
 // summary shows the totals of the run.
@@ -258,7 +334,12 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	defer r.mu.Unlock()
 	if r.json {
 		sum := jsonSummary{
-			len(reports), r.failed, r.left, map[string]int{}, map[string]int{}, map[string]int{}, map[string]program.Program{},
+			len(reports), r.failed, r.left,
+			map[string]int{},
+			map[string]int{},
+			map[string]int{},
+			map[string]program.Program{},
+			time.Since(r.began).Seconds(),
 		}
 		for _, in := range stat.Instances {
 			sum.Connections[in.ID], sum.Sessions[in.ID] = in.Connections, in.Conn.Sessions.Peak
@@ -272,7 +353,13 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 		_ = writeJSON(r.out, map[string]jsonSummary{"summary": sum})
 		return
 	}
-	fmt.Fprintf(r.err, "\n%d builds, %d failed\n", len(reports), r.failed)
+	fmt.Fprintf(r.err, "\n%d builds, %d failed, in %v\n",
+		len(reports), r.failed, time.Since(r.began).Round(100*time.Millisecond))
+	if r.total > 1 {
+		for _, line := range r.failures.summary() {
+			r.showLocked("%s", line)
+		}
+	}
 	if r.left > 0 {
 		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
 	}
@@ -294,6 +381,13 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 			r.showLocked("  %s", line)
 		}
 	}
+	ids, builds := gone(stat, reports)
+	for _, id := range ids {
+		r.showLocked("%s: left during the run, builds: %d", id, builds[id])
+		for _, line := range routesOn(id, reports) {
+			r.showLocked("  %s", line)
+		}
+	}
 	if line := isolationOn(reports); line != "" {
 		r.showLocked("isolation: %s", line)
 	}
@@ -310,6 +404,24 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 	if first := firstOutputs(reports); len(first) > 0 {
 		fmt.Fprintf(r.err, "time to first output: p50 %v, p95 %v\n", quantile(first, 0.50), quantile(first, 0.95))
 	}
+}
+
+// gone returns the instances that have left, in the order of their first builds, and how many builds each had.
+func gone(stat instance.Stat, reports []batch.Report) (ids []string, builds map[string]int) {
+	here := map[string]bool{"": true} // the instance of a build that never had a slot
+	for _, in := range stat.Instances {
+		here[in.ID] = true
+	}
+	builds = map[string]int{}
+	for _, r := range reports {
+		if here[r.Instance] {
+			continue
+		}
+		if builds[r.Instance]++; builds[r.Instance] == 1 {
+			ids = append(ids, r.Instance)
+		}
+	}
+	return ids, builds
 }
 
 // isolationOn returns the isolation of the builds on each VM, in the order of its first use: "processes on 9 VMs; off

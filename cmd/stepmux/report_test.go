@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -31,7 +33,7 @@ func TestResultOfABuildHasAnExitCodeOnlyIfItsScriptEnded(t *testing.T) {
 		"timed out":           {lost(instance.JobExecutionTimeout, 0), nil},
 		"cancelled":           {lost(instance.JobCanceled, 0), nil},
 	} {
-		data, err := json.Marshal(jsonBuildOf(batch.Report{Build: "b", Err: c.err}))
+		data, err := json.Marshal(jsonBuildOf(batch.Report{Build: "b", Err: c.err}, "job.yml"))
 		require.NoError(t, err)
 		var got map[string]any
 		require.NoError(t, json.Unmarshal(data, &got))
@@ -45,7 +47,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 	}
 	for _, output := range []string{"text", "json"} {
 		var out, messages bytes.Buffer
-		r := newReporter(1, output, &out, &messages)
+		r := newReporter(1, output, &out, &messages, func(error) {})
 		r.ended(report)
 		r.summary([]batch.Report{report}, instance.Stat{})
 		require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
@@ -70,4 +72,44 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 		require.NoError(t, results.Decode(&last))
 		require.Equal(t, 1, last.Summary.Left)
 	}
+}
+
+func TestFailuresAlikeAreToldOnce(t *testing.T) {
+	var out, messages bytes.Buffer
+	const builds = 200
+	r := newReporter(builds+1, "text", &out, &messages, func(error) {})
+	reports := make([]batch.Report, 0, builds+1)
+	end := func(id, vm, cause string, code int) {
+		_ = r.log(id, "job.yml")
+		r.started(id, vm)
+		reports = append(reports, batch.Report{Build: id, Instance: vm, Err: &instance.BuildError{
+			Reason: instance.ScriptFailure, ExitCode: code, Err: errors.New(cause),
+		}})
+		r.ended(reports[len(reports)-1])
+	}
+	for i := range builds {
+		id := fmt.Sprintf("ab-%d", i+1+i/100)
+		end(id, fmt.Sprintf("vm-%d", i%3), fmt.Sprintf("step of %s on vm-%d: process %d: exit status 1", id, i%3, 1000+i), 1)
+	}
+	end("ab-500", "vm-0", "exit status 2", 2)
+	r.summary(reports, instance.Stat{Instances: []instance.VMStat{{ID: "vm-1"}, {ID: "vm-2"}}})
+	require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
+	text := messages.String()
+	require.LessOrEqual(t, strings.Count(text, "\n"), 20, text)
+	require.Contains(t, text,
+		"ab-1 (job.yml on vm-0): script_failure: step of ab-1 on vm-0: process 1000: exit status 1\n")
+	require.Contains(t, text, "failed alike: 200 builds, the first ab-1 (job.yml on vm-0): script_failure: step of ab-1")
+	require.Contains(t, text, "\n  ab-1 to ab-100, ab-102 to ab-201\n")
+	require.Contains(t, text, "failed: ab-500 (job.yml on vm-0): script_failure: exit status 2\n")
+	require.Contains(t, text, "vm-0: left during the run, builds: 68\n")
+}
+
+func TestListsOfBuildsAreShort(t *testing.T) {
+	var builds []string
+	for i := range 1000 {
+		builds = append(builds, fmt.Sprintf("b-%d", 2*i))
+	}
+	require.Less(t, len(names(builds)), 2*mostNames)
+	require.Regexp(t, "^b-0, b-2, .*, and [0-9]+ more", names(builds))
+	require.Equal(t, "a, b-7 to b-8, b-10, c", names([]string{"c", "b-10", "b-7", "a", "b-8"}))
 }

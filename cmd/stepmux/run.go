@@ -143,7 +143,11 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
-	report := newReporter(f.builds*len(jobs), f.output, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	ctx, noReader := context.WithCancelCause(ctx)
+	defer noReader(nil)
+	report := newReporter(f.builds*len(jobs), f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
+		noReader(fmt.Errorf("the logs cannot be written: %w", err))
+	})
 	defer func() {
 		if lost := report.close(ctx, abort, f.patience()); lost != nil && err == nil {
 			err = withCode(exitSystem, nil) // close has said it
@@ -174,6 +178,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return err
 	}
 	defer func() { _ = provider.Close() }() // all builds have ended
+	report.watch(provider.Stat)
 	stopOperating, err := f.operate(provider, cfg, counts)
 	if err != nil {
 		return err
@@ -216,7 +221,8 @@ func (f *runFlags) batchBuilds(jobs []runJob, vars []connector.Variable, report 
 			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
 			job.Timeout, job.Vars, job.PassEnv, job.UnsafeExports = f.timeout, vars, f.passEnv, f.unsafeExports
 			builds = append(builds, batch.Build{
-				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id), Container: of.container, Pod: of.pod,
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, of.StepsFile),
+				Container: of.container, Pod: of.pod,
 			})
 		}
 	}

@@ -19,9 +19,8 @@ const (
 	talkRoom = 1 << 20
 	// pieceSize is the largest write: a reader that takes this much is slow, and one that does not is gone.
 	pieceSize = 32 << 10
-	// redrawEvery is the least time between two progress lines.
+	// redrawEvery is the least time between two drawings of a view.
 	redrawEvery = 100 * time.Millisecond
-	clearLine   = "\r\x1b[K"
 )
 
 // stream writes to a file whose reader may take nothing any more. One goroutine writes. Others wait for it only in
@@ -34,6 +33,8 @@ type stream struct {
 	end     context.CancelFunc
 	done    chan struct{} // closed when the goroutine has ended
 	written atomic.Int64  // pieces
+	view    *view         // at the bottom of a terminal; nil for none
+	failed  func(error)   // called when the file has refused text
 
 	mu      sync.Mutex // guards the following
 	changed sync.Cond
@@ -45,8 +46,8 @@ type stream struct {
 	err     error
 	closed  bool
 
-	progress string // the line at the bottom of a terminal
-	dirty    bool   // it is to be drawn anew
+	shown    bool // the view is to stand below the text
+	dirty    bool // it is to be drawn anew
 	lastDraw time.Time
 }
 
@@ -56,19 +57,21 @@ type entry struct {
 	free func() // gives back its room
 }
 
-// newStream returns a stream to a file, which errors call name. The caller calls close.
-func newStream(name string, to io.Writer) *stream {
-	s := &stream{name: name, to: to, room: semaphore.NewWeighted(streamRoom), done: make(chan struct{})}
+// newStream returns a stream to a file, which errors call name. failed is called once if the file refuses text. v, if
+// it is not nil, stands below the text. The caller calls close.
+func newStream(name string, to io.Writer, failed func(error), v *view) *stream {
+	s := &stream{
+		name: name, to: to, room: semaphore.NewWeighted(streamRoom), done: make(chan struct{}), view: v, failed: failed,
+	}
 	s.life, s.end = context.WithCancel(context.Background())
 	s.changed.L = &s.mu
 	go s.run()
 	return s
 }
 
-// run writes the queue, and the progress line below it.
+// run writes the queue, and the view below it.
 func (s *stream) run() {
 	defer close(s.done)
-	drawn := false
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for {
@@ -81,28 +84,28 @@ func (s *stream) run() {
 		next := entry{free: func() {}}
 		if len(s.queue) > 0 {
 			next, s.queue = s.queue[0], s.queue[1:]
-		} else if s.closed && !drawn {
+		} else if s.closed && !s.view.drawn() {
 			return
 		}
-		text := next.text
-		if drawn {
-			text = append([]byte(clearLine), text...)
-		}
-		s.dirty = s.dirty || s.progress != "" && time.Since(s.lastDraw) >= redrawEvery
-		drawn = s.dirty && len(s.queue) == 0 && !s.closed
-		if drawn {
-			text = append(text, s.progress...)
+		s.dirty = s.dirty || s.shown && time.Since(s.lastDraw) >= redrawEvery
+		draw := s.dirty && len(s.queue) == 0 && !s.closed
+		if draw {
 			s.lastDraw = time.Now()
 		}
-		s.dirty = s.dirty && !drawn && !s.closed
+		s.dirty = s.dirty && !draw && !s.closed
+		broken := s.err != nil
 		s.mu.Unlock()
+		text := s.view.around(next.text, draw)
 		n, err := s.write(text)
 		next.free()
+		if err != nil && !broken && s.life.Err() == nil {
+			s.failed(err)
+		}
 		s.mu.Lock()
 		s.waiting -= len(next.text)
 		if err != nil {
 			s.err = err
-			s.lost += len(text) - n
+			s.lost += min(len(next.text), len(text)-n)
 		}
 	}
 }
@@ -161,11 +164,11 @@ func (s *stream) say(text []byte) {
 	})
 }
 
-// show sets the progress line, which is drawn at once or with the next text.
-func (s *stream) show(progress string, now bool) {
+// show has the view drawn, at once or with the next text.
+func (s *stream) show(now bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.progress = progress
+	s.shown = true
 	s.dirty = s.dirty || now || time.Since(s.lastDraw) >= redrawEvery
 	s.changed.Signal()
 }

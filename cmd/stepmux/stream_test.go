@@ -34,7 +34,7 @@ func newReader() *reader { return &reader{gate: make(chan struct{})} }
 func TestABuildWaitsForRoomAndOthersDoNot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newReader()
-		s := newStream("it", to)
+		s := newStream("it", to, func(error) {}, nil)
 		flood, other := s.share(), s.share()
 		flooded := make(chan int)
 		go func() {
@@ -69,7 +69,7 @@ func TestABuildWaitsForRoomAndOthersDoNot(t *testing.T) {
 func TestMessagesThatNobodyTakesAreDroppedAndCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newReader()
-		s := newStream("it", to)
+		s := newStream("it", to, func(error) {}, nil)
 		line := []byte(strings.Repeat("m", talkRoom/4-1) + "\n")
 		for range 7 {
 			s.say(line)
@@ -110,7 +110,7 @@ func TestCloseWaitsForAReaderThatIsSlowButNotForOneThatIsGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				to := test.to()
-				s := newStream("it", to)
+				s := newStream("it", to, func(error) {}, nil)
 				fmt.Fprintf(s, "%s", text)
 				ctx, interrupt := context.WithCancel(context.Background())
 				abort, second := context.WithCancel(context.Background())
@@ -143,24 +143,41 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, errors.New("no space") }
 
-func TestTheProgressLineStandsBelowTheText(t *testing.T) {
+func TestTheViewStandsBelowTheText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := newReader()
 		close(to.gate)
-		s := newStream("it", to)
+		var lines []string
+		columns := 20
+		v := &view{
+			lines: func(int, int) []string { return lines },
+			size:  func() (int, int) { return columns, 24 },
+		}
+		s := newStream("it", to, func(error) {}, v)
 		step := func(act func()) string {
 			act()
 			synctest.Wait()
 			defer to.got.Reset()
 			return to.got.String()
 		}
-		require.Equal(t, "one", step(func() { s.show("one", true) }))
-		require.Empty(t, step(func() { s.show("two", false) }), "too soon")
-		require.Equal(t, clearLine+"text\n", step(func() { fmt.Fprint(s, "text\n") }))
+		show := func(now bool, text ...string) func() {
+			return func() {
+				lines = text
+				s.show(now)
+			}
+		}
+		const clear = "\r\x1b[J"
+		require.Equal(t, "one", step(show(true, "one")))
+		require.Empty(t, step(show(false, "two")), "too soon")
+		require.Equal(t, clear+"text\n", step(func() { fmt.Fprint(s, "text\n") }))
 		time.Sleep(redrawEvery) //nolint:forbidigo // in a synctest bubble time does not pass otherwise
-		require.Equal(t, "three", step(func() { s.show("three", false) }))
+		require.Equal(t, "three\nfour", step(show(false, "three", "four")))
 		time.Sleep(redrawEvery) //nolint:forbidigo // as above
-		require.Equal(t, clearLine+"text\nthree", step(func() { fmt.Fprint(s, "text\n") }))
-		require.Equal(t, clearLine, step(func() { require.NoError(t, s.close(t.Context(), t.Context(), time.Minute)) }))
+		lines = []string{"a line as long as the terminal", "\u4e16\u754c\u4e16\u754c\u4e16\u754c\u4e16\u754c\u4e16\u754c"}
+		require.Equal(t, "\r\x1b[1A\x1b[Jtext\na line as long as t\n\u4e16\u754c\u4e16\u754c\u4e16\u754c\u4e16\u754c\u4e16",
+			step(func() { fmt.Fprint(s, "text\n") }))
+		columns = 10 // each line takes two now
+		require.Equal(t, "\r\x1b[3A\x1b[J",
+			step(func() { require.NoError(t, s.close(t.Context(), t.Context(), time.Minute)) }))
 	})
 }

@@ -53,6 +53,7 @@ type Log struct {
 	mu      sync.Mutex    // guards the following
 	queue   []byte        // to be written next
 	cursor  cursor        // at the end of the queue
+	state   State         // but for its Open and Matched, which are the cursor's
 	writing bool          // the goroutine runs
 	more    chan struct{} // closed, and made anew, when the goroutine has taken the queue or ends
 	closed  bool
@@ -88,9 +89,17 @@ func (l *Log) Write(p []byte) (int, error) { return l.WriteUntil(nil, p) }
 
 // WriteUntil is Write that also stops waiting when done is closed.
 func (l *Log) WriteUntil(done <-chan struct{}, p []byte) (int, error) {
+	return l.write(done, p, new(int64))
+}
+
+// write takes output of a job and adds its length to count, which mu guards.
+func (l *Log) write(done <-chan struct{}, p []byte, count *int64) (int, error) {
 	total := 0
 	for piece := range slices.Chunk(p, outputRoom) {
-		err := l.put(done, len(piece), outputRoom, func() { l.queue = l.cursor.appendOutput(l.queue, piece) })
+		err := l.put(done, len(piece), outputRoom, func() {
+			l.queue = l.cursor.appendOutput(l.queue, piece)
+			*count += int64(len(piece))
+		})
 		if err != nil {
 			return total, err
 		}
@@ -99,11 +108,12 @@ func (l *Log) WriteUntil(done <-chan struct{}, p []byte) (int, error) {
 	return total, nil
 }
 
-// remark takes a line of the step runner. It waits for room only while done is open.
-func (l *Log) remark(done <-chan struct{}, line string) {
+// remark takes a line of the step runner and calls added, which mu guards. It waits for room only while done is open.
+func (l *Log) remark(done <-chan struct{}, line string, added func()) {
 	// A log that has failed ends the build by itself.
 	_ = l.put(done, len(mark)+len(line), outputRoom+remarkRoom, func() {
 		l.queue = l.cursor.appendRemark(l.queue, line)
+		added()
 	})
 }
 
@@ -149,10 +159,15 @@ func (l *Log) drain() {
 		l.fail(&Error{fmt.Errorf("it took nothing for %v", l.timeout)})
 	})
 	defer stalled.Stop()
+	write := func(text []byte, _ State) (int, error) { return l.w.Write(text) }
+	if w, ok := l.w.(StateWriter); ok {
+		write = w.WriteState
+	}
 	var text []byte
 	for {
 		l.mu.Lock()
 		text, l.queue = l.queue, text[:0]
+		state := l.stateLocked()
 		over := len(text) == 0 || l.failed.Err() != nil
 		if over {
 			l.queue, l.writing = nil, false // an idle log holds no buffer
@@ -163,7 +178,7 @@ func (l *Log) drain() {
 			return
 		}
 		stalled.Reset(l.timeout)
-		n, err := l.w.Write(text)
+		n, err := write(text, state)
 		stalled.Stop()
 		if err == nil && n < len(text) {
 			err = io.ErrShortWrite

@@ -20,8 +20,13 @@ var (
 // Conn implements connector.Lease.
 func (c *Container) Conn() connector.Conn { return c }
 
-// Release implements connector.Lease. It does nothing: the caller of Start closes the Container.
-func (c *Container) Release() {}
+// Release implements connector.Lease. It closes a Container of Reconnect, and nothing else: the caller of Start closes
+// that one's.
+func (c *Container) Release() {
+	if c.again {
+		_ = c.Close(context.Background()) // nothing that could fail
+	}
+}
 
 // Relay implements connector.Conn: it returns the relay that is the container's main process, which gives its stderr to
 // cmd.Stderr from now on.

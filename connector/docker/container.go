@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	cerrdefs "github.com/containerd/errdefs"
@@ -58,6 +59,9 @@ type Config struct {
 	Log io.Writer
 	// ReadyTimeout bounds the start of the container and of the step runner's relay, without the pull. If zero, 30s.
 	ReadyTimeout time.Duration
+	// Linger tells that the build is to outlive its link: the container ends with its step runner, and Reconnect makes
+	// another link to it.
+	Linger bool
 	// StopTimeout bounds Close. If zero, 20s.
 	StopTimeout time.Duration
 	// Logger receives messages for operators. If nil, nothing is logged.
@@ -76,13 +80,14 @@ type Container struct {
 	program string // the step runner's path in the container
 	tempDir string
 	entered string       // ID of a container that was there already; empty otherwise
-	exec    string       // ID of the relay's exec in it
+	again   bool         // it is another link to a container, which Release closes
 	relay   *relay.Relay // nil before it has started
 	stderr  *stderr
 	started time.Time
 
 	mu       sync.Mutex // guards the following
 	services []*service
+	execs    []string // IDs of the relays' execs, which have started
 
 	wg      sync.WaitGroup
 	life    context.Context // ends with Close
@@ -93,6 +98,7 @@ type Container struct {
 
 	closeOnce sync.Once
 	closeErr  error
+	removed   atomic.Bool // by Close
 }
 
 // Start makes and starts a container, and the relay in it. ctx bounds that, and means nothing afterwards. The caller
@@ -263,7 +269,11 @@ func (c *Container) create(ctx context.Context, volume string) error {
 
 // command is the command line of the relay.
 func (c *Container) command() []string {
-	return []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
+	argv := []string{c.program, "steps", "relay", "--temp-dir", c.tempDir}
+	if c.cfg.Linger && c.entered == "" {
+		argv = append(argv, "--stay")
+	}
+	return argv
 }
 
 // wrapped returns the command line that runs argv by an entrypoint. A shell with -c takes one argument for a script,
@@ -388,6 +398,8 @@ func (c *Container) Explain(ctx context.Context, err error) error {
 		return err
 	}
 	switch {
+	case c.lost != nil && errors.Is(err, connector.ErrGone): // learnt since then
+		return err
 	case c.lost != nil:
 		return fmt.Errorf("%w: %w (%w)", errDaemonGone, c.lost, err)
 	case c.status != killed:
@@ -424,7 +436,7 @@ func (c *Container) outOfMemory(ctx context.Context) bool {
 	found := c.api.Events(ctx, client.EventsListOptions{
 		Since:   strconv.FormatInt(c.started.Add(-time.Minute).Unix(), 10), // its clock may be another
 		Until:   strconv.FormatInt(time.Now().Add(eventDelay).Unix(), 10),  // then it hangs up
-		Filters: make(client.Filters).Add("container", c.id).Add("event", string(events.ActionOOM)),
+		Filters: make(client.Filters).Add("container", cmp.Or(c.entered, c.id)).Add("event", string(events.ActionOOM)),
 	})
 	select {
 	case <-found.Messages:
@@ -446,12 +458,16 @@ func (c *Container) Close(ctx context.Context) error {
 		if c.relay != nil {
 			_ = c.relay.Close() // always nil; the relay's stdin ends, and the container with it
 		}
-		if c.entered != "" {
+		switch {
+		case c.again: // its container ends by itself, or is removed
+		case c.entered != "":
 			c.closeErr = c.leave(ctx)
-		} else if c.relay != nil {
+		case c.relay != nil:
 			c.awaitEnd(ctx)
 		}
-		c.closeErr = errors.Join(c.closeErr, c.remove(ctx, c.id), c.removeServices(ctx))
+		err := c.remove(ctx, c.id)
+		c.removed.Store(err == nil && c.id != "")
+		c.closeErr = errors.Join(c.closeErr, err, c.removeServices(ctx))
 		c.endLife()
 		c.wg.Wait()
 		_ = c.api.Close() // always nil
@@ -507,6 +523,9 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // Removed reports whether the container was seen removed, or stopped if it was there before.
 func (c *Container) Removed() bool {
+	if c.removed.Load() {
+		return true
+	}
 	select {
 	case <-c.gone:
 		return c.lost == nil

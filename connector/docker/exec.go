@@ -1,15 +1,18 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
 
+	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux/channel"
 )
@@ -25,12 +28,11 @@ const execPoll = 20 * time.Millisecond
 func (c *Container) enter(ctx context.Context, daemon facts) error {
 	name := c.cfg.Spec.Container
 	op := fmt.Sprintf("run in container %.160q", name)
-	told, err := c.api.ContainerInspect(ctx, name, client.ContainerInspectOptions{})
-	if err != nil {
-		return c.api.failure(ctx, op, err)
-	}
-	one := told.Container
-	if one.State == nil || !one.State.Running || one.State.Paused {
+	one, err := c.inspect(ctx, op, name)
+	switch {
+	case err != nil:
+		return err
+	case !one.State.Running || one.State.Paused:
 		return fmt.Errorf("%s: it does not run", op)
 	}
 	c.entered = one.ID
@@ -50,6 +52,65 @@ func (c *Container) enter(ctx context.Context, daemon facts) error {
 	if err := c.bring(ctx, bin); err != nil {
 		return err
 	}
+	c.started = time.Now()
+	return c.startExec(ctx, op)
+}
+
+// inspect returns a container as the daemon describes it, with its state.
+func (c *Container) inspect(ctx context.Context, op, id string) (*container.InspectResponse, error) {
+	told, err := c.api.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
+	if err == nil && told.Container.State == nil {
+		err = errors.New("it tells nothing of its state")
+	}
+	if err != nil {
+		return nil, c.api.failure(ctx, op, err)
+	}
+	return &told.Container, nil
+}
+
+// Reconnect makes another link to the container of a build that lingers, whose last link was lost: an exec that starts
+// a relay. ctx bounds that. The returned Container is the connection and the lease of the build's connector. Release
+// and Close end the link; only Close of the Container of Start ends the container. The error is connector.ErrGone if
+// the container is gone.
+func (c *Container) Reconnect(ctx context.Context) (*Container, error) {
+	known, _ := c.cfg.Daemon.facts.Kept()
+	a, err := newAPI(c.cfg.Dial, known.api)
+	if err != nil {
+		return nil, err
+	}
+	next := &Container{
+		cfg: c.cfg, api: a, name: c.name, image: c.image, program: c.program, tempDir: c.tempDir,
+		entered: cmp.Or(c.entered, c.id), again: true, gone: make(chan struct{}), stderr: &stderr{}, started: c.started,
+	}
+	next.life, next.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	if err := next.comeBack(ctx); err != nil {
+		_ = next.Close(ctx) // nothing that could fail
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.execs = append(c.execs, next.execs...)
+	return next, nil
+}
+
+func (c *Container) comeBack(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.ReadyTimeout,
+		fmt.Errorf("the Docker daemon did not answer within %v", c.cfg.ReadyTimeout))
+	defer cancel()
+	op := fmt.Sprintf("come back to container %.12s", c.entered)
+	one, err := c.inspect(ctx, op, c.entered)
+	switch {
+	case cerrdefs.IsNotFound(err), err == nil && !one.State.Running:
+		return fmt.Errorf("%w: container %.12s has ended (was the Docker daemon started anew? It ends containers then)",
+			connector.ErrGone, c.entered)
+	case err != nil:
+		return err
+	}
+	return c.startExec(ctx, op)
+}
+
+// startExec starts the relay by an exec, and connects to it.
+func (c *Container) startExec(ctx context.Context, op string) error {
 	made, err := c.api.ExecCreate(ctx, c.entered, client.ExecCreateOptions{
 		Cmd: c.command(), User: c.cfg.Spec.User, AttachStdin: true, AttachStdout: true, AttachStderr: true,
 	})
@@ -61,8 +122,10 @@ func (c *Container) enter(ctx context.Context, daemon facts) error {
 	if err != nil {
 		return c.api.failure(ctx, op, c.missing(err))
 	}
-	c.exec, c.started = made.ID, time.Now()
-	err = c.connect(ctx, &attached{stream: stream.HijackedResponse, stderr: c.stderr}, c.execExit)
+	c.execs = []string{made.ID}
+	err = c.connect(ctx, &attached{stream: stream.HijackedResponse, stderr: c.stderr}, func(ctx context.Context) error {
+		return c.execExit(ctx, made.ID)
+	})
 	exit := (*channel.ExitError)(nil)
 	switch {
 	case err == nil:
@@ -93,12 +156,12 @@ func (c *Container) bring(ctx context.Context, bin *program.Binary) error {
 	return err
 }
 
-// execExit waits until the exec has ended, and returns an error for a bad end.
-func (c *Container) execExit(ctx context.Context) error {
+// execExit waits until an exec has ended, and returns an error for a bad end.
+func (c *Container) execExit(ctx context.Context, id string) error {
 	tick := time.NewTicker(execPoll)
 	defer tick.Stop()
 	for {
-		told, err := c.api.ExecInspect(ctx, c.exec, client.ExecInspectOptions{})
+		told, err := c.api.ExecInspect(ctx, id, client.ExecInspectOptions{})
 		switch {
 		case err != nil:
 			return c.api.failure(ctx, "look whether the step runner has ended", err)
@@ -117,14 +180,16 @@ func (c *Container) execExit(ctx context.Context) error {
 	}
 }
 
-// leave waits until the exec has ended, after its stdin.
+// leave waits until the relays in a container that was there before have ended, after their stdin.
 func (c *Container) leave(ctx context.Context) error {
-	if c.exec == "" {
-		return nil
-	}
-	exit := (*channel.ExitError)(nil)
-	if err := c.execExit(ctx); err != nil && !errors.As(err, &exit) && !c.Removed() {
-		return fmt.Errorf("the step runner in container %.12s: %w", c.entered, err)
+	c.mu.Lock()
+	execs := c.execs
+	c.mu.Unlock()
+	for _, id := range execs {
+		exit := (*channel.ExitError)(nil)
+		if err := c.execExit(ctx, id); err != nil && !errors.As(err, &exit) && !c.Removed() {
+			return fmt.Errorf("the step runner in container %.12s: %w", c.entered, err)
+		}
 	}
 	return nil
 }

@@ -3,6 +3,8 @@ package docker_test
 import (
 	"bytes"
 	"context"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,4 +114,41 @@ func TestAContainerThatCannotTakeABuildIsRefused(t *testing.T) {
 	require.NoError(t, err)
 	_, err = docker.Start(t.Context(), cfg)
 	require.ErrorContains(t, err, "it does not run")
+}
+
+// A build that lingers in a container that is there comes back to it by another exec.
+func TestABuildInAContainerThatIsThereCanLinger(t *testing.T) {
+	d := dockertest.Start(t)
+	standing(t, d, "standing", container.HostConfig{})
+	cfg := inStanding(t, d)
+	cfg.Linger = true
+	hangUp := recordConns(&cfg)
+	c := start(t, cfg)
+	b := &build{}
+	place := connector.Config{BuildID: "b1", Log: &b.log, Linger: time.Minute}
+	var links atomic.Int32
+	place.Reconnect = func(ctx context.Context) (connector.Lease, error) {
+		links.Add(1)
+		return c.Reconnect(ctx)
+	}
+	c.Configure(&place)
+	var err error
+	b.Connector, err = connector.New(place)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close(context.Background()) }) // a failed test leaves it open
+	_, err = b.Connect(t.Context())
+	require.NoError(t, err)
+	var once sync.Once
+	result, err := b.Execute(t.Context(), connector.Job{Script: "echo started; exit 3"},
+		writerFunc(func(p []byte) (int, error) {
+			once.Do(hangUp)
+			return len(p), nil
+		}))
+	require.NoError(t, err)
+	require.Equal(t, 3, result.ExitCode)
+	require.NoError(t, b.Close(t.Context()))
+	require.Positive(t, links.Load())
+	require.Empty(t, b.Left())
+	require.NoError(t, c.Close(t.Context()))
+	require.Equal(t, []string{"sleep 600"}, processes(t, d, "standing"), "its own, and no other")
 }

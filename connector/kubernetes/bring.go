@@ -19,6 +19,9 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
+// maxEnds is how often a script that brings a file may fail.
+const maxEnds = 5
+
 // machines are the platforms by the names that uname has for their machines.
 var machines = map[string]string{"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
@@ -46,7 +49,15 @@ func (p *Pod) bring(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, name := range programFiles(p.cfg.Programs) {
 		group.Go(func() error {
-			return persist(ctx, isPassingExec, func() error {
+			ends := 0
+			passes := func(err error) bool { // a container runtime that is started anew ends what it executes
+				if _, ended := errors.AsType[*channel.ExitError](err); ended {
+					ends++
+					return ends < maxEnds
+				}
+				return isPassingExec(err)
+			}
+			return persist(ctx, passes, func() error {
 				select {
 				case <-p.dead:
 					return nil // the wait that comes next tells why

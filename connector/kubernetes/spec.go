@@ -166,10 +166,11 @@ const bringScript = `set -e
 cd ` + programDir + ` 2>/dev/null || { mkdir -p ` + programDir + `; cd ` + programDir + `; }
 uname -m
 read size
-cat >"$1.part"
-[ "$(wc -c <"$1.part")" -eq "$size" ]
-chmod 755 "$1.part"
-mv "$1.part" "$1"
+part=$1.part.$$
+cat >"$part"
+[ "$(wc -c <"$part")" -eq "$size" ]
+chmod 755 "$part"
+mv "$part" "$1"
 echo ` + brought
 
 // manifest returns the pod of a build. files are the names of the programs that will be brought.

@@ -70,29 +70,36 @@ type Report struct {
 	Left []string
 }
 
-// Run runs all builds of b on p's instances and returns when the last has ended and is cleaned up. When ctx ends the
-// running builds are cancelled with their grace, and waiting builds never start; when abort ends too, the builds are
-// cut short.
+// Run runs all builds of b on p's instances, in their order as slots become free, and returns when the last has ended
+// and is cleaned up. When ctx ends the running builds are cancelled with their grace, and waiting builds never start;
+// when abort ends too, the builds are cut short.
 func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	b.Logger = cmp.Or(b.Logger, slog.New(slog.DiscardHandler))
 	reports := make([]Report, len(b.Builds))
 	var wg sync.WaitGroup
 	for i, build := range b.Builds {
+		queued, inQueue := context.WithCancel(context.Background())
 		wg.Go(func() {
-			reports[i] = runOne(ctx, abort, p, b, build)
+			defer inQueue() // also of a build that fails before it waits
+			reports[i] = runOne(ctx, abort, p, b, build, inQueue)
 			if b.OnEnd != nil {
 				b.OnEnd(reports[i])
 			}
 		})
+		<-queued.Done() // builds start in their order
 	}
 	wg.Wait()
 	return reports
 }
 
-func runOne(ctx, abort context.Context, p *instance.Provider, b Batch, build Build) Report {
+// runOne runs a build, and calls queued when it stands in the queue for a slot.
+func runOne(
+	ctx, abort context.Context, p *instance.Provider, b Batch, build Build, queued func(),
+) Report {
 	log := &firstWrite{w: build.Log}
 	e := p.Executor(instance.Build{
 		ID: build.ID, Log: log, Container: build.Container, Pod: build.Pod, Linger: b.Linger, Timeout: b.Timeout,
+		Queued: queued,
 	})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below

@@ -196,6 +196,7 @@ var allowed = map[string][]string{
 	"internal/vmlog":          {"internal/termtext"},
 	"internal/tail":           {},
 	"internal/rmtree":         {"internal/oserr"},
+	"internal/liveheap":       {},
 	"internal/filelock":       {},
 	"internal/oserr":          {},
 	"internal/remotetest":     {"internal/wire"},

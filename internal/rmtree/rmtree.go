@@ -136,14 +136,13 @@ func (r *removal) remove(parent *os.Root, name string, depth int) error {
 	if depth == maxDepth {
 		return r.lift(parent, name)
 	}
+	err = parent.Remove(name) // many are empty
 	// A process may still write there, so an emptied directory may not be empty: try again.
-	for range 3 {
+	for try := 0; err != nil && try < 3 && (try == 0 || errors.Is(err, unix.ENOTEMPTY)); try++ {
 		if err = r.empty(parent, name, depth, func(string) bool { return false }); err != nil {
 			return err
 		}
-		if err = parent.Remove(name); !errors.Is(err, unix.ENOTEMPTY) {
-			break
-		}
+		err = parent.Remove(name)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove directory %s: %w", name, oserr.Bare(err))

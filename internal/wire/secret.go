@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 )
 
@@ -60,14 +59,11 @@ func (s Secret) Line() []byte { return []byte(s.text + "\n") }
 // Authorization returns the value under AuthorizationKey that carries the secret.
 func (s Secret) Authorization() string { return Bearer + s.text }
 
-// String hides the secret.
+// String hides the secret, from logs too.
 func (s Secret) String() string { return "[secret]" }
 
 // GoString hides the secret.
 func (s Secret) GoString() string { return s.String() }
-
-// LogValue hides the secret.
-func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 
 // Verifier recognizes a secret without holding it: it is a hash.
 type Verifier [sha256.Size]byte

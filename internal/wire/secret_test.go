@@ -74,6 +74,7 @@ func TestASecretIsNotPrintedByAccident(t *testing.T) {
 	holder := struct{ Secret Secret }{s}
 	var log strings.Builder
 	slog.New(slog.NewTextHandler(&log, nil)).Info("start", "secret", s)
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("start", "secret", s, "holder", holder)
 	text := fmt.Sprintf("%v %+v %#v %s %q", s, s, s, s, s) + fmt.Sprintf(
 		"%v %+v %#v", holder, holder, &holder,
 	) + log.String()

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -216,19 +217,42 @@ func (u *User) Become() error {
 	return nil
 }
 
-// EndOthers kills all other processes of a user that is one build's at a time: without isolation an earlier build may
-// have left some. It does nothing for a user that the machine knows, who may run more than builds.
+// EndOthers kills all processes of a user that is one build's at a time: without isolation an earlier build may have
+// left some. The caller is still root. It does nothing for a nil User, nor for one that the machine knows, who may run
+// more than builds.
 func (u *User) EndOthers() error {
-	if u.lock == nil || u.home != "" {
+	if u == nil || u.lock == nil || u.home != "" {
 		return nil
 	}
-	if os.Getuid() != u.id || os.Geteuid() != u.id {
-		panic("BUG: EndOthers before Become")
-	}
-	if err := unix.Kill(-1, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+	err := as(u.id, func() error { return unix.Kill(-1, unix.SIGKILL) })
+	if err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("end earlier processes of user %d: %w", u.id, err)
 	}
 	return nil
+}
+
+// as calls do in a thread that has the user's rights to send signals, and root's no more. The user's processes cannot
+// look into that thread, since its saved id is root's.
+func as(id int, do func() error) error {
+	runtime.LockOSThread()
+	set := func(real, effective int) error {
+		// Not syscall.Setresuid, which is for all threads.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uintptr(real), uintptr(effective), 0); errno != 0 {
+			return errno
+		}
+		return nil
+	}
+	if err := set(id, id); err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	err := do()
+	if back := set(0, 0); back != nil {
+		panic("BUG: a thread cannot become root again: " + back.Error())
+	}
+	runtime.UnlockOSThread()
+	// The changes of ids have set what the system has for it.
+	return errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
 }
 
 // become gives this process the ids, and nothing of root's.

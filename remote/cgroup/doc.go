@@ -7,6 +7,7 @@
 // cgroups of a namespace of its own sees the inner one as the root, and cannot reach the outer one.
 //
 // A group needs a place: for root a cgroup "stepmux" below the root of the cgroups, which has no limits of its own;
-// for another user a cgroup that is delegated to it, in which its processes run already. Without one there is an error
+// for another user a cgroup that is delegated to it, in which its processes run already. For a build user root makes
+// the group, in a cgroup "user-<id>" below its own, before it becomes that user. Without one there is an error
 // that says what to do, never a group with fewer limits.
 package cgroup

@@ -21,6 +21,8 @@ const (
 	removeTimeout = 5 * time.Second
 	// maxBelow bounds the cgroups that a build can make below its own, which it can without isolation.
 	maxBelow = "1000"
+	// maxOfUser bounds those that a user can make beside its builds' own, which it can without isolation.
+	maxOfUser = "100000"
 	// period is that of cpu.max, in microseconds.
 	period = 100000
 )
@@ -36,8 +38,10 @@ type Group struct {
 	limits limits.Build
 }
 
-// Make makes a group with these limits. name is unique on the machine. An [*Error] says why there can be none.
-func Make(name string, limits limits.Build) (*Group, error) {
+// Make makes a group with these limits. name is unique on the machine. owner is the id of the user that the caller, who
+// is root, is about to become: that user can then end and remove the group, and not change it or leave it. For any
+// other caller it is 0. An [*Error] says why there can be no group.
+func Make(name string, limits limits.Build, owner int) (*Group, error) {
 	base, err := find()
 	if err == nil {
 		err = check(base, limits)
@@ -46,6 +50,9 @@ func Make(name string, limits limits.Build) (*Group, error) {
 		return nil, err
 	}
 	parent, err := divide(base, controllers(limits))
+	if err == nil && owner != 0 {
+		parent, err = divideFor(owner, parent, controllers(limits))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -60,6 +67,9 @@ func Make(name string, limits limits.Build) (*Group, error) {
 	if names := controllers(limits); err == nil && len(names) > 0 {
 		// What counts are the limits of dir. These are for programs that ask how much they may use.
 		err = errors.Join(enable(g.dir, names), limit(g.dir+"/run", limits))
+	}
+	if err == nil && owner != 0 {
+		err = errors.Join(os.Lchown(g.dir, owner, -1), os.Lchown(g.dir+"/cgroup.kill", owner, -1))
 	}
 	if err == nil {
 		g.run, err = os.OpenFile(g.dir+"/run", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -182,15 +192,13 @@ func (g *Group) Since(before Events) string {
 // Sweep removes the groups that dead tells to be those of dead programs. It kills the processes that do not end by
 // themselves. It returns at the end of ctx at the latest. The error names the rest.
 func Sweep(ctx context.Context, dead func(name string) bool) error {
-	base, err := find()
-	if err != nil {
-		return nil //nolint:nilerr // without a place there is no group
-	}
-	entries, _ := os.ReadDir(base + "/" + ours)
 	var errs []error
-	for _, e := range entries {
-		if e.IsDir() && ctx.Err() == nil && dead(e.Name()) {
-			errs = append(errs, remove(ctx, filepath.Join(base, ours, e.Name()), sweepPatience))
+	for _, parent := range parents() {
+		entries, _ := os.ReadDir(parent)
+		for _, e := range entries {
+			if e.IsDir() && ctx.Err() == nil && dead(e.Name()) {
+				errs = append(errs, remove(ctx, filepath.Join(parent, e.Name()), sweepPatience))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,8 @@ const (
 	// rest is the cgroup into which the other processes of a delegated one go: only a cgroup without processes can limit
 	// those below.
 	rest = "stepmux-rest"
+	// userPrefix and an id name the cgroup below ours with the groups of a user that root makes builds run as.
+	userPrefix = "user-"
 )
 
 const (
@@ -161,6 +164,42 @@ func divide(base string, names []string) (string, error) {
 		return "", refused(base, err)
 	}
 	return dir, nil
+}
+
+// divideFor makes the cgroup below parent for the groups of a user, who can remove them there. It returns its path. It
+// stays, for later builds of the user.
+func divideFor(owner int, parent string, names []string) (string, error) {
+	dir := parent + "/" + userPrefix + strconv.Itoa(owner)
+	err := mkdir(dir)
+	if errors.Is(err, unix.EEXIST) {
+		err = nil
+	}
+	if err == nil {
+		err = errors.Join(write(dir, "cgroup.max.descendants", maxOfUser), os.Lchown(dir, owner, -1))
+	}
+	if err == nil && len(names) > 0 {
+		err = enable(dir, names)
+	}
+	if err != nil {
+		return "", refused(parent, err)
+	}
+	return dir, nil
+}
+
+// parents returns the cgroups in which there may be groups that this user can remove.
+func parents() (dirs []string) {
+	root := os.Geteuid() == 0
+	if base, err := find(); err == nil {
+		dirs = append(dirs, base+"/"+ours)
+		if root {
+			users, _ := filepath.Glob(base + "/" + ours + "/" + userPrefix + "*") // a path of the system's
+			return append(dirs, users...)
+		}
+	}
+	if mount, _, err := mountPoint(); err == nil && !root {
+		dirs = append(dirs, filepath.Join(mount, ours, userPrefix+strconv.Itoa(os.Geteuid())))
+	}
+	return dirs
 }
 
 // enable lets the cgroup dir limit those below it by these controllers.

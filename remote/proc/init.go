@@ -85,17 +85,24 @@ func (in *Init) Start(ctx context.Context, c Command) (*Process, error) {
 }
 
 // Fork starts the process of the first init as another user, for a server that is root and is about to become that
-// user: so it has the isolation without a user namespace. level is that of Room, which is set later, as is OrphanDir;
-// Keep is set before. It reports whether there is such a process: level Off needs none, and Auto goes on without. An
-// init that has to be started after that one has a user namespace. It is called once at most, before any other method.
-func (in *Init) Fork(level walls.Level, as *syscall.Credential) (forked bool, err error) {
-	if level == walls.Off {
-		return false, nil
+// user: so it has the isolation without a user namespace, and is in the cgroup of the Limits. level is that of Room,
+// which is set later, as is OrphanDir; Keep and Limits are set before. At level Off without Limits there is no such
+// process, and Auto goes on without one. An init that has to be started after that one has a user namespace, and
+// cannot be had with Limits. Fork is called once at most, before any other method.
+func (in *Init) Fork(level walls.Level, as *syscall.Credential) (err error) {
+	switch {
+	case in.Limits != (limits.Build{}):
+		if in.group, err = newGroup(in.Limits, int(as.Uid)); err != nil {
+			return err
+		}
+	case level == walls.Off:
+		return nil
 	}
-	if in.forked, err = fork(cmp.Or(level, walls.Processes), as, in.Keep, nil); err != nil && level != walls.Auto {
-		return false, unavailable(level, err)
+	in.forked, err = fork(cmp.Or(level, walls.Processes), as, in.Keep, in.group)
+	if err != nil && level != walls.Auto {
+		return unavailable(level, err)
 	}
-	return err == nil, nil // the start of an init at Auto says why it has none
+	return nil // the start of an init at Auto says why it has none
 }
 
 // Prepare starts the init, unless there is one, and does not wait for it.
@@ -129,7 +136,7 @@ func (in *Init) prepare() *making {
 		defer close(m.done)
 		var err error
 		if group == nil && in.Limits != (limits.Build{}) {
-			group, err = newGroup(in.Limits)
+			group, err = newGroup(in.Limits, 0)
 			in.mu.Lock()
 			in.group = group
 			in.mu.Unlock()
@@ -185,13 +192,12 @@ func (in *Init) Close() error {
 	if forked != nil {
 		_ = forked.close() // it held nothing
 	}
-	if m == nil {
-		return nil
-	}
-	<-m.done // bounded by launch
 	var err error
-	if m.link != nil { // else it could not be made, which Start has told
-		err = m.link.close()
+	if m != nil {
+		<-m.done           // bounded by launch
+		if m.link != nil { // else it could not be made, which Start has told
+			err = m.link.close()
+		}
 	}
 	if in.group == nil { // nobody makes one any more
 		return err

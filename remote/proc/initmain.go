@@ -74,6 +74,7 @@ func runInit() int {
 	// Commands die with the thread that started them, and inherit its capabilities. All of this runs on the first thread,
 	// which init has to itself.
 	k := &keeper{reaper: newReaper(), control: control, commands: map[uint32]*held{}}
+	k.childless = k.forgetAllLocked
 	m, err := receive(controlFD)
 	if err != nil || m.kind != messageRoom {
 		return 0 // the server is gone
@@ -227,6 +228,7 @@ func (k *keeper) start(m received) bool {
 	leader.tell = func() { exited(m.id, leader.status, &leader.usage).send(k.control) }
 	if leader.Ended() && isClosed(leader.exited) {
 		leader.tell()
+		k.collectLocked()
 	}
 	k.mu.Unlock()
 	k.reapAll()
@@ -279,9 +281,24 @@ func (k *keeper) close(h *held) {
 func (k *keeper) forget(h *held, left int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.forgetLocked(h, left)
+}
+
+func (k *keeper) forgetLocked(h *held, left int) {
+	if k.commands[h.id] != h {
+		return // it was forgotten already
+	}
 	h.leader.tell = nil // should it still end
 	delete(k.commands, h.id)
 	closedReport(h.id, left).send(k.control)
+}
+
+// forgetAllLocked ends all commands, since there is no process. So a command that left none is over with its exit, and
+// its server need not ask.
+func (k *keeper) forgetAllLocked() {
+	for _, h := range k.commands {
+		k.forgetLocked(h, 0)
+	}
 }
 
 // descends returns whether a child of the init descends from the command: by its process group, by the marker in its

@@ -65,7 +65,7 @@ type launcher struct {
 // launch starts the init. With level Auto it has no isolation where the machine gives it none.
 func (s *launcher) launch() (*link, error) {
 	defer func() {
-		if s.forked != nil { // it has namespaces, and was not wanted
+		if s.forked != nil { // it has namespaces, which did not suffice
 			s.forked.abandon()
 			<-s.forked.gone
 		}
@@ -90,9 +90,8 @@ func (s *launcher) launch() (*link, error) {
 // launchAt starts the init with the room's level, which is not Auto.
 func (s *launcher) launchAt() (l *link, err error) {
 	level := s.room.Level
-	if s.forked != nil && level != walls.Off {
+	if s.forked != nil && s.forked.level == level {
 		l, s.forked = s.forked, nil
-		l.level = level
 	} else {
 		if l, err = fork(level, nil, s.keep, s.group); err == nil && level != walls.Off {
 			err = walls.MapUser(l.init.Pid)
@@ -152,6 +151,10 @@ func fork(level walls.Level, as *syscall.Credential, keep *os.File, group group)
 	}
 	err = startInit(l, attr)
 	theirs.Close() // or the channel would not end with the init
+	if group != nil && errors.Is(err, unix.EACCES) {
+		err = errors.New("only root can start processes in the cgroup of this build's limits, and it has become the build " +
+			"user (ask for isolation off or processes by name)")
+	}
 	if err != nil {
 		control.Close()
 		return nil, fmt.Errorf("start its init: %w", oserr.Bare(err))

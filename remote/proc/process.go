@@ -295,14 +295,16 @@ func (p *Process) Stop(grace time.Duration) { p.stopping.stop(grace) }
 func (p *Process) Close() error {
 	p.closing.Do(func() {
 		p.stopping.end()
-		p.tell(messageClose)
-		timer := time.NewTimer(p.stopping.timeout)
-		defer timer.Stop()
-		select {
-		case <-p.gone:
-		case <-timer.C:
-			p.link.abandon()
-			<-p.gone
+		if !isClosed(p.gone) { // else it left no process
+			p.tell(messageClose)
+			timer := time.NewTimer(p.stopping.timeout)
+			defer timer.Stop()
+			select {
+			case <-p.gone:
+			case <-timer.C:
+				p.link.abandon()
+				<-p.gone
+			}
 		}
 		for _, pump := range p.pumps {
 			pump.finish()

@@ -45,8 +45,10 @@ func (c *Child) Ended() bool {
 // child too, or descends from one. Without a child left, no descendant is left. Its owner calls collect whenever a
 // child has ended.
 type reaper struct {
-	before map[int]bool  // children that were there first: KillAll spares them
-	reaped chan struct{} // has room for one; filled when collect has reaped
+	before    map[int]bool  // children that were there first: KillAll spares them
+	spared    map[int]bool  // those of Spare, which are in before, too
+	reaped    chan struct{} // has room for one; filled when collect has reaped
+	childless func()        // is called with mu held when there is no child; may be nil
 
 	// While mu is held no child is reaped, so no pid of a child can become that of another process.
 	mu        sync.Mutex
@@ -59,7 +61,7 @@ type reaper struct {
 
 func newReaper() *reaper {
 	return &reaper{
-		before: map[int]bool{}, reaped: make(chan struct{}, 1),
+		before: map[int]bool{}, spared: map[int]bool{}, reaped: make(chan struct{}, 1),
 		running: map[int]*Child{}, lingering: map[int]*Child{}, early: map[int]*Child{},
 	}
 }
@@ -151,9 +153,13 @@ func (r *reaper) collectLocked() (none bool) {
 					r.aloneLocked(leader)
 				}
 			}
+			if err != nil && r.childless != nil {
+				r.childless()
+			}
 			return err != nil
 		}
 		delete(r.before, pid)
+		delete(r.spared, pid)
 		c := r.running[pid]
 		switch {
 		case c != nil:

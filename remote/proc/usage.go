@@ -62,14 +62,14 @@ type group interface {
 }
 
 // newGroup makes a cgroup that is named after this program, so that it is found when this program is dead. Variable for
-// tests: this machine may have no controllers.
-var newGroup = func(limits limits.Build) (group, error) {
+// tests: this machine may have no controllers. owner is that of cgroup.Make.
+var newGroup = func(limits limits.Build, owner int) (group, error) {
 	id := self()
 	name := id.String()
 	if id.pid == 0 { // no sweep can tell whether this program lives
 		name = strconv.FormatUint(rand.Uint64(), 36)
 	}
-	g, err := cgroup.Make(fmt.Sprintf("%s+%d", name, groups.Add(1)), limits)
+	g, err := cgroup.Make(fmt.Sprintf("%s+%d", name, groups.Add(1)), limits, owner)
 	if err != nil {
 		return nil, err
 	}

@@ -1,10 +1,13 @@
 package proc
 
 import (
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -50,7 +53,7 @@ func TestUsageCountsWhatTheCommandsLeftBehind(t *testing.T) {
 
 // limited is a real cgroup, but without limits: this machine may have no controllers. It says that a limit was met.
 type limited struct {
-	*cgroup.Group
+	group
 	met string
 }
 
@@ -65,12 +68,12 @@ func limitedInit(t *testing.T, level walls.Level, met string) *Init {
 	}
 	before := newGroup
 	t.Cleanup(func() { newGroup = before })
-	newGroup = func(limits.Build) (group, error) {
-		g, err := before(limits.Build{})
+	newGroup = func(_ limits.Build, owner int) (group, error) {
+		g, err := before(limits.Build{}, owner)
 		if err != nil {
 			return nil, err
 		}
-		return &limited{g.(*cgroup.Group), met}, nil
+		return &limited{g, met}, nil
 	}
 	dir := t.TempDir()
 	in := &Init{Room: walls.Spec{Level: level, Dir: dir}, OrphanDir: dir, Limits: limits.Build{Memory: 64 << 20}}
@@ -123,6 +126,65 @@ func TestCommandsRunInTheCgroupOfTheirInit(t *testing.T) {
 	}
 }
 
+// asBuildUserVar makes the test binary the server of TestABuildUserEndsItsCgroupAndCannotChangeIt.
+const asBuildUserVar = "STEPMUX_TEST_BUILD_USER"
+
+// A server that becomes the user of its build could not remove the cgroup any more, so limits were refused.
+func TestABuildUserEndsItsCgroupAndCannotChangeIt(t *testing.T) {
+	const id = 2100777
+	levels := []walls.Level{walls.Off, walls.Processes}
+	var inits []*Init
+	for _, level := range levels {
+		inits = append(inits, limitedInit(t, level, ""))
+	}
+	if os.Getenv(asBuildUserVar) == "" {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), asBuildUserVar+"=1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, string(out))
+		require.Contains(t, string(out), "--- PASS: "+t.Name())
+		return
+	}
+	for i, in := range inits {
+		require.NoError(t, os.Chown(in.OrphanDir, id, id))
+		require.NoError(t, os.Chown(filepath.Dir(in.OrphanDir), id, id))
+		require.NoError(t, in.Fork(levels[i], &syscall.Credential{Uid: id, Gid: id}))
+	}
+	require.NoError(t, errors.Join(syscall.Setgroups(nil), syscall.Setresgid(id, id, id), syscall.Setresuid(id, id, id)))
+	for i, in := range inits {
+		out := newLines(t)
+		c := shell(`echo ready; read there; cd "$there"; echo "$(id -u)"
+			for f in run/cgroup.procs cgroup.procs ../cgroup.procs cgroup.subtree_control cgroup.max.descendants; do
+				(echo 0 >$f) 2>/dev/null && echo "$f was written"; done
+			mkdir run/mine 2>/dev/null && echo made
+			setsid sh -c 'while :; do sleep 1000; done' >/dev/null 2>&1 & echo over`)
+		near, far, err := os.Pipe()
+		require.NoError(t, err)
+		c.Stdin, c.Stdout = near, out
+		p, err := in.Start(t.Context(), c)
+		require.NoError(t, err)
+		out.want(t, "ready")
+		where := filepath.Dir(cgroupOf(t, strconv.Itoa(p.link.init.Pid)))
+		require.Contains(t, where, "/stepmux/user-2100777/")
+		dirs := cgroupDirs(t, "user-2100777/"+filepath.Base(where))
+		require.Len(t, dirs, 1)
+		_, err = far.WriteString(dirs[0] + "\n")
+		require.NoError(t, err)
+		require.Equal(t, "2100777", out.next(t))
+		require.Equal(t, "over", out.next(t))
+		wait(t, p)
+		require.NoError(t, errors.Join(near.Close(), far.Close()))
+		if i > 0 {
+			require.NoError(t, p.link.init.Kill())
+			<-p.link.gone
+			_, err = in.Start(t.Context(), shell("true"))
+			require.ErrorContains(t, err, "only root can start processes in the cgroup of this build's limits")
+		}
+		require.NoError(t, in.Close())
+		require.NoDirExists(t, dirs[0])
+	}
+}
+
 // cgroupDirs returns the directories of cgroups with that name, wherever they are mounted.
 func cgroupDirs(t *testing.T, name string) []string {
 	t.Helper()
@@ -168,14 +230,14 @@ func TestAFailureNamesTheLimitThatWasMet(t *testing.T) {
 
 func TestTheCgroupOfAKilledServerIsRemoved(t *testing.T) {
 	remotetest.NeedRoot(t)
-	g, err := cgroup.Make("1.1:1234567:1+1", limits.Build{})
+	g, err := cgroup.Make("1.1:1234567:1+1", limits.Build{}, 0)
 	if err != nil {
 		t.Skipf("part missing: %v", err)
 	}
 	defer g.Remove()
 	id := self()
 	id.start++ // another process has the number now
-	dead, err := cgroup.Make(id.String()+"+1", limits.Build{})
+	dead, err := cgroup.Make(id.String()+"+1", limits.Build{}, 0)
 	require.NoError(t, err)
 	defer dead.Remove()
 	require.NotEmpty(t, cgroupDirs(t, id.String()+"+1"))

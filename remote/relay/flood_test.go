@@ -5,12 +5,12 @@ import (
 	"cmp"
 	"io"
 	"os"
-	"runtime"
 	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/stepmux/stepmux/internal/liveheap"
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/proc"
 )
@@ -31,8 +31,8 @@ func floodRelay(t *testing.T, say func(m *manager, sample func())) {
 	t.Helper()
 	in, out, ended := relayHere(t, t.Context(), defaultLimits, startCat)
 	m := manage(t, in, out)
-	before, most := liveMemory(), int64(0)
-	say(m, func() { most = max(most, liveMemory()-before) })
+	before, most := liveheap.Bytes(), int64(0)
+	say(m, func() { most = max(most, liveheap.Bytes()-before) })
 	require.False(t, m.session.IsClosed(), "only the streams end")
 	m.session.Close()
 	require.NoError(t, <-ended)
@@ -99,12 +99,4 @@ func TestFramesThatMakeNoSenseCostARelayNoMemory(t *testing.T) {
 			require.NoError(t, err, "and the stream has an end")
 		})
 	}
-}
-
-// liveMemory returns how many bytes are in use once the garbage is gone.
-func liveMemory() int64 {
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }

@@ -1,9 +1,11 @@
 package relay
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stepmux/stepmux/internal/wire"
 	"github.com/stepmux/stepmux/remote/proc"
@@ -30,5 +32,32 @@ func (p *process) spare(path string) {
 	info, err := proc.ReadInfo(pid)
 	if err == nil && (info.Parent == p.child.PID() || info.Parent == os.Getpid()) { // the latter: p has ended already
 		p.relay.children.Spare(pid)
+	}
+}
+
+const (
+	// foreignTimeout bounds the wait for processes that were started in the container from outside.
+	foreignTimeout = 10 * time.Second
+	foreignPoll    = 50 * time.Millisecond
+)
+
+// awaitForeign waits until no process is left that was started in this container from outside, such as another relay: a
+// manager that has come back asks by that what is left of the build. The kernel gives such a process the parent 0.
+func awaitForeign(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, foreignTimeout)
+	defer cancel()
+	tick := time.NewTicker(foreignPoll)
+	defer tick.Stop()
+	for {
+		all, _ := proc.List() // without /proc nothing is known
+		foreign := func(p proc.Info) bool { return p.Parent == 0 && p.PID != os.Getpid() && !p.Ended }
+		if !slices.ContainsFunc(all, foreign) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 }

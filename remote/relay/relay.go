@@ -52,12 +52,16 @@ type Config struct {
 
 	// Version is the version of this program, which the manager is told. If empty, it is not told.
 	Version string
+
+	// Stay has Run return only once the step runners that linger have ended, too: a container ends with its main
+	// process.
+	Stay bool
 }
 
 // Run relays for the manager at in and out until in ends (then the error is nil), ctx ends, or the manager breaks the
 // protocol, takes no more bytes or gives no sign of life for 45 s. Notices go to log. Before it returns it stops every
 // process it has started and everything that descends from one, and waits for that. The error says how many processes
-// could not be killed.
+// could not be killed. With Stay it then waits for the step runners that linger, until ctx ends.
 //
 // While it runs the program is a child subreaper and no other part of it may start processes (see [proc.Children]).
 func Run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config) error {
@@ -104,8 +108,15 @@ func run(ctx context.Context, in, out *os.File, log io.Writer, cfg Config, bound
 	}
 	r.spares = &spares{relay: r}
 	r.life, r.endLife = context.WithCancel(context.WithoutCancel(ctx))
-	ctx, r.fail = context.WithCancelCause(ctx)
-	return r.run(ctx)
+	serving, fail := context.WithCancelCause(ctx)
+	r.fail = fail
+	err = r.run(serving)
+	if cfg.Stay {
+		link.finish()
+		children.AwaitSpared(ctx)
+		awaitForeign(ctx)
+	}
+	return err
 }
 
 // relay is a relay that has exchanged hellos. Its goroutines are one that accepts streams, one that watches for signs

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -44,11 +43,28 @@ func Choose(ctx context.Context) (Level, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, sudoTimeout)
 	defer cancel()
-	can := exec.CommandContext(ctx, sudo, "-n", "true").Run() == nil
+	can := succeeds(ctx, sudo, "-n", "true")
 	if err == nil && filepath.IsAbs(home) && ctx.Err() == nil {
 		keepAnswer(file, boot, can)
 	}
 	return level(can)
+}
+
+// succeeds runs a command, without input and output, and kills it when ctx ends. Package os/exec would make the VM's
+// end larger.
+func succeeds(ctx context.Context, command ...string) bool {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer null.Close()
+	process, err := os.StartProcess(command[0], command, &os.ProcAttr{Files: []*os.File{null, null, null}})
+	if err != nil {
+		return false
+	}
+	defer context.AfterFunc(ctx, func() { _ = process.Kill() })() // it may have ended
+	state, err := process.Wait()
+	return err == nil && state.Success()
 }
 
 func level(canBecomeRoot bool) (Level, error) {

@@ -3,10 +3,10 @@ package walls
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -95,25 +95,63 @@ func create(path string, dir bool, text string) error {
 	return bare("make", path, err)
 }
 
-// freezeIn freezes path if it is there. A directory on the way to it from home could be renamed, and another one put in
-// its place; a place where something is mounted cannot. A symbolic link cannot be held: there nothing can be mounted.
+// maxLinks is how many symbolic links the kernel follows in a path.
+const maxLinks = 40
+
+// freezeIn freezes path if it is there. What is on the way to it from home, or behind a symbolic link, could be
+// renamed, and something else put in its place. Where something is mounted it cannot.
 func (r *Room) freezeIn(home, path string, pinned map[string]bool) error {
-	fi, err := os.Lstat(path)
-	if err != nil || fi.Mode()&fs.ModeSymlink != 0 {
-		return nil // an error: there is none
-	}
-	var way []string
-	for dir := filepath.Dir(path); within(dir, home); dir = filepath.Dir(dir) {
-		way = append(way, dir)
-	}
-	for _, dir := range slices.Backward(way) {
-		if pinned[dir] {
+	way, rest := "/", strings.Split(path, "/") // way has no links
+	for links := 0; len(rest) > 0; {
+		name, next := rest[0], filepath.Join(way, rest[0])
+		rest = rest[1:]
+		if name == "" || name == "." {
 			continue
 		}
-		pinned[dir] = true
-		if err := mount(dir, dir, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return err
+		fi, err := os.Lstat(next)
+		if err != nil {
+			return nil //nolint:nilerr // there is none
 		}
+		isLink := fi.Mode()&fs.ModeSymlink != 0
+		ours := within(next, home) || links > 0 && unix.Access(filepath.Dir(next), unix.W_OK) == nil
+		if ours && !pinned[next] && (isLink || len(rest) > 0) {
+			pinned[next] = true
+			if err := pin(next, isLink); err != nil {
+				return err
+			}
+		}
+		if !isLink {
+			way = next
+			continue
+		}
+		to, err := os.Readlink(next)
+		if links++; err != nil || links > maxLinks {
+			return nil //nolint:nilerr // nobody can follow it
+		}
+		if filepath.IsAbs(to) {
+			way = "/"
+		}
+		rest = append(strings.Split(to, "/"), rest...)
 	}
-	return freeze(path)
+	if within(home, way) || within(r.spec.Dir, way) {
+		return nil // a link to what the build writes to
+	}
+	return freeze(way)
+}
+
+// pin mounts a directory or a symbolic link over itself. Before Linux 5.2 a link cannot be held.
+func pin(path string, isLink bool) error {
+	if !isLink {
+		return mount(path, path, "", unix.MS_BIND|unix.MS_REC, "")
+	}
+	const flags = unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_SYMLINK_NOFOLLOW
+	link, err := unix.OpenTree(unix.AT_FDCWD, path, flags)
+	if err == nil {
+		err = unix.MoveMount(link, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		_ = unix.Close(link)
+	}
+	if err != nil && !errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("mount the link %s: %w", path, err)
+	}
+	return nil
 }

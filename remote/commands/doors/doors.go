@@ -127,6 +127,8 @@ func relay(fl *pflag.FlagSet) commands.Runner {
 	fl.DurationVar(&cfg.Grace, "grace", 15*time.Second,
 		"time between SIGTERM and SIGKILL for a process whose build has ended, enough for a step runner to stop its jobs; "+
 			"0 for SIGKILL at once")
+	fl.BoolVar(&cfg.Stay, "stay", false,
+		"end only after the step runners that linger: for the main process of a container")
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		if cfg.Grace == 0 {
 			cfg.Grace = -1 // no grace, for the package

@@ -2,28 +2,19 @@ package component
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"strings"
-	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/stepmux/stepmux/internal/filelock"
-	"github.com/stepmux/stepmux/internal/tail"
 	pb "github.com/stepmux/stepmux/remote/api/stepmuxv1"
 )
-
-// endTime is how long the program that fetches may take to end, once it is told to, before it is killed.
-const endTime = 10 * time.Second
 
 // Getter gets steps that are not on this machine: those with a reference of the protocols git, zip and oci. It is safe
 // for concurrent use; a [*Fetcher] is one.
@@ -35,8 +26,8 @@ type Getter interface {
 // Fetcher gets steps by another program, so that a step runner links no network code. It starts one process for each
 // step, which ends before Fetch returns. It is safe for concurrent use.
 type Fetcher struct {
-	// Command is the program. It reads a Request from standard input, writes an Answer to standard output, and ends with
-	// its standard input. Required.
+	// Command is the path of the program, and its arguments. It reads a Request from standard input, writes an Answer to
+	// standard output, and ends with its standard input. Required.
 	Command []string
 	// Dir is the cache's directory; empty for the default.
 	Dir string
@@ -67,35 +58,16 @@ func (f *Fetcher) fetch(ctx context.Context, ref *pb.Reference, with Credentials
 	if len(request) >= MaxMessage {
 		return nil, fmt.Errorf("the step's reference and the job's credentials have more than %d bytes", MaxMessage)
 	}
-	ctx, end := context.WithCancel(ctx)
-	defer end()
-	cmd := exec.CommandContext(ctx, f.Command[0], f.Command[1:]...)
-	// At the end of ctx its input ends. If it does not end then, or if we die, it is killed, and git with it.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	said := &tail.Writer{}
-	cmd.Stderr, cmd.WaitDelay = said, endTime
-	in, err := cmd.StdinPipe()
+	p, err := startProgram(f.Command)
 	if err != nil {
-		return nil, err
-	}
-	cmd.Cancel = in.Close
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the program that fetches steps: %w", err)
 	}
-	c, err := exchange(append(request, '\n'), in, out)
-	end() // the component is ours, or there is none
-	_ = out.Close()
-	ended := cmd.Wait()
+	atEnd := context.AfterFunc(ctx, p.end)
+	c, err := exchange(append(request, '\n'), p.in, p.out)
+	atEnd()
+	why := p.wait() // the component is ours, or there is none
 	if !errors.Is(err, errNoAnswer) {
 		return c, err
-	}
-	why := cmp.Or(strings.TrimPrefix(said.String(), "stepmux: "), "it gave no reason")
-	if failed, ok := errors.AsType[*exec.ExitError](ended); ok {
-		why = failed.Error() + ": " + why
 	}
 	return nil, fmt.Errorf("the program that fetches steps has failed: %s", why)
 }

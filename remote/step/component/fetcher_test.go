@@ -18,7 +18,7 @@ import (
 
 // shell is a Fetcher whose program is a script.
 func shell(script string, args ...string) *Fetcher {
-	return &Fetcher{Command: append([]string{"sh", "-c", script, "sh"}, args...), Dir: "/cache"}
+	return &Fetcher{Command: append([]string{"/bin/sh", "-c", script, "sh"}, args...), Dir: "/cache"}
 }
 
 func TestAFetchedStepIsLockedUntilItsRelease(t *testing.T) {

@@ -1,0 +1,140 @@
+package instance_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/buildlog"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// stateLog is a log that several processes write, one after the other. Each write may be the last.
+type stateLog struct {
+	mu    sync.Mutex // guards the following
+	text  bytes.Buffer
+	state buildlog.State
+	shut  bool
+}
+
+func (l *stateLog) Write([]byte) (int, error) { panic("BUG: a StateWriter is told the state") }
+
+func (l *stateLog) WriteState(text []byte, after buildlog.State) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.shut {
+		l.text.Write(text)
+		l.state = after
+	}
+	return len(text), nil
+}
+
+func (l *stateLog) get() (string, buildlog.State) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String(), l.state
+}
+
+func (l *stateLog) await(t *testing.T, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		got, _ := l.get()
+		return strings.Contains(got, text)
+	}, sshtest.Bound, time.Millisecond, "no %q in the log", text)
+}
+
+// Each round another provider, as in another process, goes on with the build. In the first three the one before is not
+// told: its log is cut off as if it were killed, and it finds that another manager has the build.
+func TestABuildGoesOnInAnotherProcess(t *testing.T) {
+	t.Parallel()
+	const rounds = 6
+	v := newVM(t, sshtest.OpenSSH(t))
+	turn := filepath.Join(t.TempDir(), "turn")
+	require.NoError(t, os.WriteFile(turn, nil, 0o600))
+	job := connector.Job{
+		Steps: []byte("run:\n- name: counts\n  script: |\n    " +
+			strings.ReplaceAll(fmt.Sprintf(counting, rounds, turn), "\n", "\n    ") + "\n"),
+	}
+	linger, secret := time.Minute, strings.Repeat("s", 43)
+	all := &stateLog{}
+	var place, socket string
+	var ended chan error
+	var executors []*instance.Executor
+	for i := range rounds {
+		log := &stateLog{}
+		_, log.state = all.get()
+		log.text.WriteString(all.text.String())
+		p := v.provider(t, 1, nil)
+		e := p.Executor(instance.Build{ID: "build-1", Log: log, Linger: &linger, Secret: secret, LogState: log.state})
+		if i == 0 {
+			require.NoError(t, e.Prepare(t.Context()))
+			_, err := e.Connect(t.Context())
+			require.NoError(t, err)
+			place, socket = e.Place()
+			require.Equal(t, []string{"vm-1", v.socket("build-1")}, []string{place, socket})
+		} else {
+			require.NoError(t, e.Resume(t.Context(), place, socket))
+		}
+		ended = make(chan error, 1)
+		result := ended
+		go func() { result <- e.Execute(t.Context(), job) }()
+		log.await(t, fmt.Sprintf("line %d\n", i+1))
+		if i < rounds-1 {
+			if i < 3 {
+				log.mu.Lock()
+				log.shut = true
+				log.mu.Unlock()
+			} else {
+				require.NoError(t, e.Leave(t.Context()))
+				requireReason(t, <-result, instance.RunnerSystemFailure, 0)
+			}
+		}
+		all = log
+		f, err := os.OpenFile(turn, os.O_APPEND|os.O_WRONLY, 0)
+		require.NoError(t, err)
+		_, err = f.WriteString("x\n")
+		require.NoError(t, err)
+		require.NoError(t, f.Close())
+		executors = append(executors, e)
+	}
+	requireReason(t, <-ended, instance.ScriptFailure, 7)
+	for _, e := range executors {
+		require.NoError(t, e.Cleanup(t.Context()))
+		require.Empty(t, e.Left())
+	}
+	text, state := all.get()
+	require.Equal(t, countedTo(rounds), onlyStdout(text), "no line is missing, none comes twice")
+	require.Equal(t, rounds, strings.Count(text, "err "), text)
+	require.EqualValues(t, len(countedTo(rounds)), state.Stdout)
+	v.requireClean(t)
+}
+
+// A build that may have run is not started again.
+func TestABuildWhoseStepRunnerIsGoneIsNotStartedAgainByAnotherProcess(t *testing.T) {
+	t.Parallel()
+	v := newVM(t, sshtest.OpenSSH(t))
+	p := v.provider(t, 1, nil)
+	linger, secret := time.Minute, strings.Repeat("s", 43)
+	e, _, ended, _ := waiting(t, p, "build-1", linger)
+	place, socket := e.Place()
+	require.NoError(t, e.Cleanup(t.Context()))
+	requireReason(t, <-ended, instance.RunnerSystemFailure, 0)
+	again := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
+	err := again.Resume(t.Context(), place, socket)
+	requireReason(t, err, instance.RunnerSystemFailure, 0)
+	require.ErrorContains(t, err, "it ended or was killed while nobody watched it")
+	require.NoError(t, again.Cleanup(t.Context()))
+	gone := v.provider(t, 1, nil).Executor(instance.Build{ID: "build-1", Linger: &linger, Secret: secret})
+	require.ErrorIs(t, gone.Resume(t.Context(), "vm-2", socket), instance.ErrUnknown)
+	require.NoError(t, gone.Cleanup(t.Context()))
+	v.requireClean(t)
+}

@@ -1,0 +1,86 @@
+package component
+
+import (
+	"cmp"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/tail"
+)
+
+// endTime is how long the program that fetches may take to end, once it is told to, before it is killed.
+const endTime = 10 * time.Second
+
+// program is a program that fetches one step. Package os/exec would make the VM's end larger.
+type program struct {
+	process *os.Process
+	in, out *os.File
+	said    tail.Writer   // its standard error
+	heard   chan struct{} // closed when said is complete
+	errs    *os.File
+	ending  sync.Once
+	late    *time.Timer // kills it
+}
+
+// startProgram starts a program. If we die, it is killed, and git with it. The caller calls wait.
+func startProgram(command []string) (_ *program, err error) {
+	var ours, its [3]*os.File
+	for i := range its {
+		r, w, failed := os.Pipe()
+		if failed != nil {
+			err = failed
+			break
+		}
+		if ours[i], its[i] = r, w; i == 0 {
+			ours[i], its[i] = w, r
+		}
+	}
+	p := &program{in: ours[0], out: ours[1], errs: ours[2], heard: make(chan struct{})}
+	if err == nil {
+		p.process, err = os.StartProcess(command[0], command, &os.ProcAttr{
+			Files: its[:], Sys: &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL},
+		})
+	}
+	for i := range its {
+		_ = its[i].Close() // fails only for one that was not made
+		if err != nil {
+			_ = ours[i].Close()
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	go func() { // wait waits for it
+		defer close(p.heard)
+		_, _ = io.Copy(&p.said, p.errs)
+	}()
+	return p, nil
+}
+
+// end tells the program to end, and has it killed if it does not.
+func (p *program) end() {
+	p.ending.Do(func() {
+		p.late = time.AfterFunc(endTime, func() { _ = p.process.Kill() }) // it may have ended
+		_ = p.in.Close()
+	})
+}
+
+// wait waits for the end of the program, and returns what it said about its failure.
+func (p *program) wait() string {
+	p.end()
+	_ = p.out.Close()
+	state, err := p.process.Wait()
+	p.late.Stop()
+	_ = p.errs.SetReadDeadline(time.Now().Add(endTime)) // others may hold it open
+	<-p.heard
+	_ = p.errs.Close()
+	why := cmp.Or(strings.TrimPrefix(p.said.String(), "stepmux: "), "it gave no reason")
+	if err == nil && !state.Success() {
+		why = state.String() + ": " + why
+	}
+	return why
+}
