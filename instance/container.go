@@ -183,10 +183,10 @@ func (b *box) explain(ctx context.Context, err error) error {
 	}
 	_, isPod := b.place.(*kubernetes.Pod)
 	_, ended := errors.AsType[*connector.ServeError](err)
-	if !mux.IsLost(err) && !errors.Is(err, connector.ErrGone) && !(isPod && ended) { // a pod ends its processes first
-		return err
+	if mux.IsLost(err) || errors.Is(err, connector.ErrGone) || isPod && ended { // a pod ends its processes first
+		return b.place.Explain(ctx, err)
 	}
-	return b.place.Explain(ctx, err)
+	return err
 }
 
 // close removes the place, if there is one. Its start has ended, or removes it when it does.

@@ -162,20 +162,30 @@ func TestAPodThatCannotStartIsTheBuildsErrorAtOnceWithItsEvents(t *testing.T) {
 		status kubetest.Object
 		want   string
 	}{
-		"image": {waiting("stepmux-init", "ImagePullBackOff", "Back-off pulling image"),
-			"container stepmux-init: ImagePullBackOff: Back-off pulling image; events: Failed: no such image"},
+		"image": {
+			waiting("stepmux-init", "ImagePullBackOff", "Back-off pulling image"),
+			"container stepmux-init: ImagePullBackOff: Back-off pulling image; events: Failed: no such image",
+		},
 		"never": {waiting("stepmux-init", "ErrImageNeverPull", "not present"), "ErrImageNeverPull: not present"},
-		"config": {waiting("build", "CreateContainerConfigError", `secret "x" not found`),
-			`container build: CreateContainerConfigError: secret "x" not found`},
+		"config": {
+			waiting("build", "CreateContainerConfigError", `secret "x" not found`),
+			`container build: CreateContainerConfigError: secret "x" not found`,
+		},
 		"node": {kubetest.Object{"phase": "Pending", "conditions": []any{kubetest.Object{
 			"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available",
 		}}}, "Unschedulable: 0/3 nodes are available"},
-		"evicted": {kubetest.Object{"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
-			"Evicted: The node was low on resource: memory."},
-		"shell": {kubetest.Object{"phase": "Failed", "initContainerStatuses": []any{kubetest.Object{
-			"name": "stepmux-init", "state": kubetest.Object{"terminated": kubetest.Object{
-				"exitCode": 128, "reason": "StartError", "message": `exec: "sh": executable file not found`,
-			}}}}}, `container stepmux-init: StartError, exit status 128; it said: exec: "sh": executable file not found`},
+		"evicted": {
+			kubetest.Object{"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+			"Evicted: The node was low on resource: memory.",
+		},
+		"shell": {
+			kubetest.Object{"phase": "Failed", "initContainerStatuses": []any{kubetest.Object{
+				"name": "stepmux-init", "state": kubetest.Object{"terminated": kubetest.Object{
+					"exitCode": 128, "reason": "StartError", "message": `exec: "sh": executable file not found`,
+				}},
+			}}},
+			`container stepmux-init: StartError, exit status 128; it said: exec: "sh": executable file not found`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := kubetest.Serve(t)
