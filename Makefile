@@ -53,6 +53,7 @@ STORMS   ?= 50
 KILLS    ?= 20
 PREFIX   ?= /usr/local
 API      ?= remote/api
+MANAGER_API ?= instance/manager
 
 .DEFAULT_GOAL := help
 
@@ -98,6 +99,10 @@ release: $(MACHINES:%=carry-%) ## write archives of the programs for all machine
 .PHONY: run
 run: build ## run BUILDS builds of examples/hello.yml at once on a VM embedded in the program, or in containers of IMAGE
 	bin/stepmux run $(if $(IMAGE),--image $(IMAGE)) --builds $(BUILDS) --capacity $(BUILDS) examples/hello.yml
+
+.PHONY: manager
+manager: build ## run a manager with an embedded VM, submit three builds to it, and show what came of them
+	STEPMUX=bin/stepmux sh examples/manager.sh
 
 .PHONY: example-sources
 example-sources: build ## serve the steps of examples/sources, and print the commands to run them with
@@ -214,6 +219,11 @@ bench-compare: bin/report ## compare the results of make bench with the earlier 
 	@grep -hE '^(commit|cpu|processors|kernel|versions|load|others): ' $(BASE) | sed 's/^/base: /'
 	$(BENCHSTAT) -ignore commit,cpu,processors,kernel,versions,load,others,goos,goarch $(BASE) bin/bench-lines.txt
 
+.PHONY: manager-faults
+manager-faults: ## kill a manager N times at random while 5000 builds go through its queue on 10 VMs (one in 25 in the tests)
+	STEPMUX_MANAGER_KILLS=$(or $(filter-out 200,$(N)),300) STEPMUX_MANAGER_BUILDS=$(or $(MANAGED),5000) STEPMUX_MANAGER_VMS=10 \
+	  STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLosesNothing -count=1 -v -timeout 2h ./cmd/stepmux
+
 .PHONY: container-kills
 container-kills: ## kill a manager of containers N times at random, of which the tests do five, and look what is left
 	STEPMUX_KILLS=$(N) STEPMUX_REQUIRE_PARTS=1 go test -run TestAManagerThatIsKilledLeavesNoContainer -count=1 -v \
@@ -240,7 +250,7 @@ proofs: ## remove each mechanism behind a promise of docs/reliability.md, and se
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises
 
 .PHONY: generate
-generate: ## generate the protocol code again, to API (needs protoc)
+generate: ## generate the protocol code again, to API and MANAGER_API (needs protoc)
 	mkdir -p bin/tools $(API)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GEN)
 	GOBIN=$(CURDIR)/bin/tools go install $(PROTOC_GRPC)
@@ -248,6 +258,10 @@ generate: ## generate the protocol code again, to API (needs protoc)
 	  --go_out=$(API) --go_opt=paths=source_relative \
 	  --go-grpc_out=$(API) --go-grpc_opt=paths=source_relative \
 	  stepmuxv1/definition.proto stepmuxv1/steprunner.proto runnerproto/runner.proto
+	mkdir -p $(MANAGER_API)
+	PATH=$(CURDIR)/bin/tools:$$PATH protoc -I instance/manager \
+	  --go_out=$(MANAGER_API) --go_opt=paths=source_relative \
+	  --go-grpc_out=$(MANAGER_API) --go-grpc_opt=paths=source_relative managerv1/manager.proto
 
 .PHONY: static
 static: build ## all of check but the tests; the linters have go vet's checks

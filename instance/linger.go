@@ -122,7 +122,7 @@ func dialHastily(ctx context.Context, addr string) (net.Conn, error) {
 	defer tick.Stop()
 	due := true
 	for running := 0; ; {
-		if due && running < hastyMost {
+		if due && running < hastyMost && len(ended) == 0 {
 			running++
 			go func() { // the loop below waits for it
 				dialer := net.Dialer{Timeout: hastyConnect}

@@ -3,15 +3,20 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/stepmux/stepmux/instance/control"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
 )
 
 // controlTimeout bounds the wait for the answer of a run.
@@ -22,18 +27,55 @@ const controlExitHelp = `Exit codes:
   2        wrong usage, or --control has to say which of several runs
   3        no run was found, it did not answer, or it has no such VM`
 
+// operated is a run, or a manager, that operators see and change.
+type operated interface {
+	Status(ctx context.Context) (control.Status, error)
+	Drain(ctx context.Context, id string) error
+	Undrain(ctx context.Context, id string) error
+}
+
+// managed is a manager.
+type managed struct {
+	pb.ManagerClient
+	note  string
+	limit time.Duration
+}
+
+// Status implements operated, as do the following.
+func (m managed) Status(ctx context.Context) (s control.Status, err error) {
+	resp, err := m.ManagerClient.Status(ctx, &pb.StatusRequest{})
+	if err == nil {
+		err = json.Unmarshal(resp.GetJson(), &s)
+	}
+	return s, err
+}
+
+func (m managed) Drain(ctx context.Context, id string) error {
+	req := &pb.DrainRequest{Instances: []string{id}, Note: m.note}
+	if m.limit > 0 {
+		req.For = durationpb.New(m.limit)
+	}
+	_, err := m.ManagerClient.Drain(ctx, req)
+	return err
+}
+
+func (m managed) Undrain(ctx context.Context, id string) error {
+	_, err := m.ManagerClient.Undrain(ctx, &pb.UndrainRequest{Instances: []string{id}})
+	return err
+}
+
 func newPsCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "ps",
-		Short: "Show the VMs and builds of a running stepmux run",
-		Long:  "Show the VMs and builds of a stepmux run that is running on this machine.",
+		Short: "Show the VMs and builds of a stepmux manager or run",
+		Long:  "Show the VMs and builds of a stepmux run or a stepmux manager that is running on this machine.",
 		Args:  arguments(),
 	}
 	outputFlag(cmd.Flags(), &output, "text or json")
 	builds := cmd.Flags().Bool("builds", false, "also show each build (json always does)")
-	return withRun(cmd, func(ctx context.Context, run *control.Client, _ []string) error {
-		status, err := run.Status(ctx)
+	return withOperated(cmd, &managed{}, func(ctx context.Context, of operated, _ []string) error {
+		status, err := of.Status(ctx)
 		if err != nil {
 			return err
 		}
@@ -45,35 +87,49 @@ func newPsCommand() *cobra.Command {
 }
 
 func newDrainCommand() *cobra.Command {
-	return newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux run",
-		`Send no new builds to VMs. Running builds go on; after the last of them the connection to the VM is closed.`,
-		(*control.Client).Drain)
+	m := &managed{}
+	cmd := newVerbCommand("drain ID...", "Send no new builds to VMs of a stepmux manager or run",
+		`Send no new builds to VMs. Running builds go on; after the last of them the connection to the VM is closed. A manager
+keeps this over its restart.`, m, operated.Drain)
+	cmd.Flags().StringVar(&m.note, "note", "", "why, for other operators: ps shows it (managers only)")
+	timeFlag(cmd.Flags(), &m.limit, "for", "undrain after this `time` (managers only; default never)")
+	return cmd
 }
 
 func newUndrainCommand() *cobra.Command {
-	return newVerbCommand("undrain ID...", "Send builds to drained VMs of a stepmux run again",
-		`Send builds to drained VMs again.`, (*control.Client).Undrain)
+	return newVerbCommand("undrain ID...", "Send builds to drained VMs again",
+		`Send builds to drained VMs again.`, &managed{}, operated.Undrain)
 }
 
-func newVerbCommand(use, short, long string, verb func(*control.Client, context.Context, string) error) *cobra.Command {
+func newVerbCommand(
+	use, short, long string, m *managed, verb func(operated, context.Context, string) error,
+) *cobra.Command {
 	long += "\n\n'stepmux ps' shows the IDs."
 	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: arguments("ID...")}
-	return withRun(cmd, func(ctx context.Context, run *control.Client, ids []string) error {
+	return withOperated(cmd, m, func(ctx context.Context, of operated, ids []string) error {
 		for _, id := range ids {
-			if err := verb(run, ctx, id); err != nil {
-				return fmt.Errorf("%w%s", err, otherVMs(ctx, run, id))
+			if err := verb(of, ctx, id); err != nil {
+				return fmt.Errorf("%w%s", toldError(err), otherVMs(ctx, of, id))
 			}
 		}
 		return nil
 	})
 }
 
+// toldError returns the text of a manager's error without the words of gRPC.
+func toldError(err error) error {
+	if told, ok := status.FromError(err); ok && err != nil {
+		return errors.New(told.Message())
+	}
+	return err
+}
+
 // maxNamed is how many VMs a message names.
 const maxNamed = 20
 
-// otherVMs names the VMs of a run that does not have the VM id. It returns "" if the run has it.
-func otherVMs(ctx context.Context, run *control.Client, id string) string {
-	status, err := run.Status(ctx)
+// otherVMs names the VMs of a run or manager that does not have the VM id. It returns "" if it has.
+func otherVMs(ctx context.Context, of operated, id string) string {
+	status, err := of.Status(ctx)
 	if err != nil {
 		return "" // the first error tells more
 	}
@@ -88,20 +144,49 @@ func otherVMs(ctx context.Context, run *control.Client, id string) string {
 	if len(names) > maxNamed {
 		names = append(names[:maxNamed], fmt.Sprintf("and %d more", len(names)-maxNamed))
 	}
-	return near + " The VMs of this run are " + strings.Join(names, ", ")
+	return near + " The VMs there are " + strings.Join(names, ", ")
 }
 
-// withRun returns cmd, which connects to a run and calls use with its arguments.
-func withRun(cmd *cobra.Command, use func(context.Context, *control.Client, []string) error) *cobra.Command {
-	cmd.Long += "\n\n" + controlExitHelp
-	path := cmd.Flags().String("control", "", "socket of the run (default that of the only run of this user)")
+// withOperated returns cmd, which connects to a run or a manager and calls use with its arguments. m has the flags that
+// only managers take.
+func withOperated(
+	cmd *cobra.Command, m *managed, use func(context.Context, operated, []string) error,
+) *cobra.Command {
+	cmd.Long += `
+
+The manager is that of --manager or $` + managerVar + `. Without both, the only run of this user is asked, and if there
+is none the manager.
+
+` + controlExitHelp
+	path := cmd.Flags().String("control", "", "socket of a run (default that of the only run of this user)")
+	var of managerFlag
+	of.register(cmd.Flags())
+	cmd.MarkFlagsMutuallyExclusive("control", "manager")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		run, err := control.NewClient(*path)
+		var run *control.Client
+		var err error
+		managed := of.path != "" || *path == "" && os.Getenv(managerVar) != ""
+		if !managed {
+			run, err = control.NewClient(*path)
+		}
+		if errors.Is(err, control.ErrNone) {
+			_, missing := os.Lstat(of.socket())
+			managed = missing == nil
+		}
 		switch {
+		case managed:
+			return of.use(cmd, func(ctx context.Context, client pb.ManagerClient) error {
+				ctx, cancel := context.WithTimeout(ctx, controlTimeout)
+				defer cancel()
+				m.ManagerClient = client
+				return use(ctx, *m, args)
+			})
 		case errors.Is(err, control.ErrSeveral):
 			return err
 		case err != nil:
 			return systemError(err)
+		case m.note != "" || m.limit != 0:
+			return errors.New("--note and --for are for managers")
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), controlTimeout)
 		defer cancel()

@@ -148,7 +148,7 @@ func TestOperatorsSeeAndChangeARunThatIsUnderWay(t *testing.T) {
 	r.awaitStatus(t, "it does no more", func(s control.Status) bool { return stateOf(s, "vm-1") == "ready" })
 	out, code = r.stepmux("drain", "vm-9")
 	require.Equal(t, exitSystem, code)
-	require.Contains(t, out, `there is no instance "vm-9", did you mean "vm-1"? The VMs of this run are vm-1, vm-2`)
+	require.Contains(t, out, `there is no instance "vm-9", did you mean "vm-1"? The VMs there are vm-1, vm-2`)
 
 	// Another run does not take its socket away.
 	another := exec.Command(r.program, "run", "--control", r.socket, filepath.Join(filepath.Dir(r.gate), "job.yml"))

@@ -123,8 +123,8 @@ func (f *podFlags) pod(c *docker.Spec) (*kubernetes.Spec, error) {
 	return spec, spec.Check()
 }
 
-// clusterGroup returns the cluster as the only instance of a group, and a function that ends its connections. ctx bounds
-// the first call, which tells whether the cluster can be used.
+// clusterGroup returns the cluster as the only instance of a group, and a function that ends its connections. ctx
+// bounds the first call, which tells whether the cluster can be used.
 func (f *podFlags) clusterGroup(ctx context.Context, capacity int, log *slog.Logger) (*instance.Group, func(), error) {
 	if capacity < 1 {
 		return nil, nil, fmt.Errorf("--capacity %d: a cluster takes at least one build", capacity)

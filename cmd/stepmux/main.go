@@ -127,7 +127,8 @@ Start with:  stepmux run examples/hello.yml
 			return cmd.Help()
 		},
 	})
-	root.AddCommand(newRunCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
+	root.AddCommand(newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
+		newBuildsCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
 		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
 		newActionsCommand(), newStepsCommand(), newVersionCommand())
 	root.AddCommand(newHelperCommands()...)

@@ -80,8 +80,8 @@ func isCode(err error, code int) bool {
 	return ok && refused.code == code
 }
 
-// isPassing reports whether the same call or command may succeed a little later: the API server is away, has too much to
-// do, or an exec was cut.
+// isPassing reports whether the same call or command may succeed a little later: the API server is away, has too much
+// to do, or an exec was cut.
 func isPassing(err error) bool {
 	if refused, ok := errors.AsType[*apiError](err); ok {
 		return refused.code == http.StatusTooManyRequests || refused.code >= http.StatusInternalServerError
@@ -143,7 +143,8 @@ func (c *Cluster) send(ctx context.Context, op, method, path string, query url.V
 	return nil, answerError(op, answer.StatusCode, said)
 }
 
-// call makes one call and decodes its answer, unless into is nil. It returns the server's time, zero if it is not known.
+// call makes one call and decodes its answer, unless into is nil. It returns the server's time, zero if it is not
+// known.
 func (c *Cluster) call(ctx context.Context, op, method, path string, query url.Values, body, into any) (
 	time.Time, error,
 ) {
@@ -170,8 +171,8 @@ func (c *Cluster) call(ctx context.Context, op, method, path string, query url.V
 	return now, nil
 }
 
-// isPassingExec is isPassing for an exec in a pod that runs: a kubelet that was started anew does not know its pods for a
-// while. If the pod has ended, its watch tells.
+// isPassingExec is isPassing for an exec in a pod that runs: a kubelet that was started anew does not know its pods
+// for a while. If the pod has ended, its watch tells.
 func isPassingExec(err error) bool {
 	return isPassing(err) || isCode(err, http.StatusNotFound) || isCode(err, http.StatusBadRequest)
 }

@@ -47,8 +47,8 @@ type Config struct {
 	Programs []*program.Binary
 	// Log receives lines about the pod for the build's log. If nil they are discarded.
 	Log io.Writer
-	// Timeout is that of the build's job, zero if it has none: then it is 24h. The cluster ends a pod that is still there a
-	// while later (activeDeadlineSeconds).
+	// Timeout is that of the build's job, zero if it has none: then it is 24h. The cluster ends a pod that is still
+	// there a while later (activeDeadlineSeconds).
 	Timeout time.Duration
 	// Linger is how long the build goes on while no manager is attached, at most 24h. If zero, DefaultLinger.
 	Linger time.Duration
@@ -62,8 +62,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Pod is a build's pod. It makes the links of the build's connector.Connector, one after the other: when an exec is cut,
-// the next one goes on where it stopped. One goroutine watches the pod. It is safe for concurrent use.
+// Pod is a build's pod. It makes the links of the build's connector.Connector, one after the other: when an exec is
+// cut, the next one goes on where it stopped. One goroutine watches the pod. It is safe for concurrent use.
 type Pod struct {
 	cfg     Config
 	cluster *Cluster
@@ -87,8 +87,8 @@ type Pod struct {
 	closeErr  error
 }
 
-// Start makes a pod, brings the step runner into it, and starts its relay. ctx bounds that, and means nothing afterwards.
-// The caller closes the Pod. When Start fails nothing of the pod is left, unless the error says so.
+// Start makes a pod, brings the step runner into it, and starts its relay. ctx bounds that, and means nothing
+// afterwards. The caller closes the Pod. When Start fails nothing of the pod is left, unless the error says so.
 func Start(ctx context.Context, cfg Config) (*Pod, error) {
 	if cfg.Cluster == nil {
 		return nil, errors.New("kubernetes: Config.Cluster is nil")

@@ -365,8 +365,8 @@ func killedExec(ctx context.Context, cfg kubernetes.Config, kubeconfig string, c
 	return o
 }
 
-// TestRealKills kills parts of the cluster at random moments of many builds. For each eight builds it executes one script
-// by client-go, for comparison.
+// TestRealKills kills parts of the cluster at random moments of many builds. For each eight builds it executes one
+// script by client-go, for comparison.
 func TestRealKills(t *testing.T) {
 	builds, err := strconv.Atoi(cmp.Or(os.Getenv("STEPMUX_BUILDS"), "16"))
 	require.NoError(t, err)

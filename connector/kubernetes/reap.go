@@ -25,8 +25,8 @@ const (
 	reapSlack = time.Minute
 )
 
-// reap removes pods that a manager left when it died. A pod that runs is left alone: it ends when it hears nothing of its
-// manager, or by its deadline.
+// reap removes pods that a manager left when it died. A pod that runs is left alone: it ends when it hears nothing of
+// its manager, or by its deadline.
 func (c *Cluster) reap(ctx context.Context) {
 	_, _ = c.reaped.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
 		ctx, cancel := context.WithTimeout(ctx, reapTimeout)

@@ -37,8 +37,8 @@ type Spec struct {
 	InitImage string
 	// Pull says when both are pulled. If empty, the cluster's default for the image's name.
 	Pull Pull
-	// Command is run with the first process's command line as its arguments, and must become that. If empty, nothing of the
-	// image's is run.
+	// Command is run with the first process's command line as its arguments, and must become that. If empty, nothing of
+	// the image's is run.
 	Command []string
 	// User runs the steps: a number, and maybe a number of a group after a colon. If empty, the image says.
 	User string
@@ -49,9 +49,9 @@ type Spec struct {
 	ReadOnly bool
 	// Labels are set on the pod, as KEY=VALUE.
 	Labels []string
-	// Template is a pod as a manifest in YAML or JSON, for all that this Spec does not have: node selector, tolerations,
-	// service account, secrets for pulls, security contexts, volumes. The steps' container is the one of the name build. It
-	// may be empty.
+	// Template is a pod as a manifest in YAML or JSON, for all that this Spec does not have: node selector,
+	// tolerations, service account, secrets for pulls, security contexts, volumes. The steps' container is the one of
+	// the name build. It may be empty.
 	Template []byte
 	// ScheduleTimeout is how long the scheduler may find no node for the pod, for a cluster that adds nodes when it needs
 	// some. If zero, the build fails as soon as there is none.

@@ -18,8 +18,8 @@ import (
 	"github.com/stepmux/stepmux/mux/channel"
 )
 
-// The protocol v5.channel.k8s.io: each binary message is a channel's number and a piece of that channel. On closeChannel
-// the piece is the number of a channel that the sender ends.
+// The protocol v5.channel.k8s.io: each binary message is a channel's number and a piece of that channel. On
+// closeChannel the piece is the number of a channel that the sender ends.
 const (
 	subprotocol = "v5.channel.k8s.io"
 

@@ -21,6 +21,9 @@ const maxAnswer = 64 << 20
 // ErrSeveral is wrapped by the error of NewClient without a path if there are several managers.
 var ErrSeveral = errors.New("runs are under way")
 
+// ErrNone is wrapped by the error of NewClient without a path if there is no manager.
+var ErrNone = errors.New("no stepmux run of this user is under way")
+
 // Client asks a manager. It holds no connection and is safe for concurrent use.
 type Client struct {
 	path string
@@ -47,8 +50,8 @@ func only(dir string) (string, error) {
 	alive := slices.DeleteFunc(sockets(dir), func(path string) bool { return !isAlive(path) })
 	switch len(alive) {
 	case 0:
-		return "", fmt.Errorf("no stepmux run of this user is under way (there is no socket in %s); "+
-			"if it was started with --control, or by another user, name its socket with --control", dir)
+		return "", fmt.Errorf("%w (there is no socket in %s); "+
+			"if it was started with --control, or by another user, name its socket with --control", ErrNone, dir)
 	case 1:
 		return alive[0], nil
 	default:

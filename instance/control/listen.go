@@ -58,6 +58,27 @@ func listen(path string) (listener *net.UnixListener, dir string, err error) {
 	return listener, dir, err
 }
 
+// Listen makes a socket at a path for a service of a manager. Its user and root may connect and, unless group is -1,
+// the members of that group, by the socket's mode. The socket of a dead manager is replaced. The caller closes it.
+func Listen(path string, group int) (net.Listener, error) {
+	listener, err := listenIn(filepath.Dir(path), filepath.Base(path), false)
+	if err != nil {
+		return nil, err
+	}
+	if group < 0 {
+		return ownListener{listener}, nil
+	}
+	err = os.Chown(path, -1, group)
+	if err == nil {
+		err = os.Chmod(path, 0o660)
+	}
+	if err != nil {
+		_ = listener.Close() // it is of no use
+		return nil, fmt.Errorf("socket for the group %d: %w", group, err)
+	}
+	return listener, nil
+}
+
 // makeDir makes a directory for this user only, or checks that the existing one is.
 func makeDir(dir string) error {
 	err := os.Mkdir(dir, 0o700)

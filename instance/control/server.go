@@ -48,7 +48,9 @@ func Serve(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg, path: listener.Addr().String(), dir: dir, since: time.Now()}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.status()) })
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		answer(w, http.StatusOK, StatusOf(s.cfg, s.since))
+	})
 	mux.HandleFunc("POST /v1/instances/{id}/drain", change(cfg.Group.Drain))
 	mux.HandleFunc("POST /v1/instances/{id}/undrain", change(cfg.Group.Undrain))
 	s.http = boundedhttp.Serve(ownListener{listener}, mux)

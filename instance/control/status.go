@@ -77,12 +77,13 @@ type Build struct {
 	Since time.Time `json:"since"`
 }
 
-func (s *Server) status() Status {
-	stat := s.cfg.Provider.Stat()
-	status := Status{Version: s.cfg.Version, PID: os.Getpid(), Since: s.since, Waiting: stat.Waiting}
+// StatusOf returns the status of a manager that has run since then. cfg needs its Provider.
+func StatusOf(cfg Config, since time.Time) Status {
+	stat := cfg.Provider.Stat()
+	status := Status{Version: cfg.Version, PID: os.Getpid(), Since: since, Waiting: stat.Waiting}
 	status.Instances, status.JumpHosts = make([]VM, len(stat.Instances)), make([]JumpHost, len(stat.JumpHosts))
-	if s.cfg.InventoryErr != nil {
-		if err := s.cfg.InventoryErr(); err != nil {
+	if cfg.InventoryErr != nil {
+		if err := cfg.InventoryErr(); err != nil {
 			status.Inventory = err.Error()
 		}
 	}

@@ -40,8 +40,8 @@ const (
 
 	// Image is an image with busybox, a root user and /tmp.
 	Image = "local.test/busybox:1"
-	// node is the only node, and nodeIP its address: the process that starts a Cluster is in a network namespace of its own
-	// (make kubernetes).
+	// node is the only node, and nodeIP its address: the process that starts a Cluster is in a network namespace of its
+	// own (make kubernetes).
 	node   = "n1"
 	nodeIP = "10.249.0.1"
 

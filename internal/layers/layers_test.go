@@ -62,6 +62,11 @@ var allowed = map[string][]string{
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
 		"internal/termtext",
 	},
+	"instance/manager/managerv1": {},
+	"instance/manager": {
+		"instance", "instance/batch", "instance/control", "instance/manager/managerv1", "connector", "connector/buildlog",
+		"internal/filelock",
+	},
 	"instance/doctor": {
 		"internal/limits",
 		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",

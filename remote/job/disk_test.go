@@ -70,7 +70,7 @@ func TestFullDiskFailsTheJobWhereverItMeetsItAndNoOther(t *testing.T) {
 		leave  func(d *fullDisk, n uint64)
 		places int // where it is met whatever the order of what happens at once
 	}{
-		"no more files": {func(d *fullDisk, n uint64) { d.leave(n, plenty) }, 8},
+		"no more files": {func(d *fullDisk, n uint64) { d.leave(n, plenty) }, 6},
 		"no more bytes": {func(d *fullDisk, n uint64) { d.leave(plenty, n) }, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestFullDiskFailsTheJobThatMeetsIt(t *testing.T) {
 	require.Len(t, read(t, f, Stdout, 0), int(stat.Stdout), "what there is can be read")
 
 	// With nothing left not even the script can be written.
-	stat, _ = run(t, s, script(t, "next", "echo hi"))
+	stat, _ = run(t, s, script(t, "next", "echo hi #"+strings.Repeat("x", 1<<14)))
 	require.Equal(t, Failed, stat.State)
 	require.Contains(t, stat.Message, "no space left on device")
 	require.True(t, stat.System)

@@ -72,6 +72,7 @@ func (s *Store) isolation() (walls.Level, error) {
 
 // attempt runs the job and cleans up after it. Every error on the way, and a panic, is the job's failure.
 func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result engine.Result) {
+	var jobs *os.File // it is closed after the last job
 	fail := func(err error) {
 		message := j.output.secrets.Message(err.Error())
 		result = engine.Result{Status: engine.Failure, Message: message, System: true, Steps: engine.NotRun(spec.Definition)}
@@ -80,7 +81,7 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		if p := recover(); p != nil {
 			fail(fmt.Errorf("internal error of the step runner: %v", p))
 		}
-		switch err := j.finish(); {
+		switch err := j.finish(&s.reuse, jobs); {
 		case err == nil:
 		case result.Status == engine.Success:
 			result.Status, result.Message, result.System = engine.Failure, err.Error(), true
@@ -93,9 +94,9 @@ func (s *Store) attempt(j *record, spec Spec, runner *engine.Runner) (result eng
 		return result
 	}
 	s.mu.Lock()
-	jobs := s.home // it is closed after the last job
+	jobs = s.home
 	s.mu.Unlock()
-	place, err := j.prepare(spec, jobs, s.cfg.WorkBase)
+	place, err := j.prepare(spec, jobs, s.reuse.take(jobs, filepath.Base(j.dir)), s.cfg.WorkBase)
 	if err != nil {
 		fail(err)
 		return result
@@ -116,11 +117,13 @@ func mkdirIn(parent *os.File, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), filepath.Join(parent.Name(), name)), nil
 }
 
-// prepare makes the job's directories and files. jobs is the open directory of all jobs, base that of a relative work
-// directory.
-func (j *record) prepare(spec Spec, jobs *os.File, base string) (place engine.Place, err error) {
-	if j.home, err = mkdirIn(jobs, filepath.Base(j.dir)); err != nil {
-		return place, fmt.Errorf("create job directory: %w", err)
+// prepare makes the job's directories and files. jobs is the open directory of all jobs, kept the job's own with a work
+// directory or nil, and base that of a relative work directory.
+func (j *record) prepare(spec Spec, jobs, kept *os.File, base string) (place engine.Place, err error) {
+	if j.home = kept; kept == nil {
+		if j.home, err = mkdirIn(jobs, filepath.Base(j.dir)); err != nil {
+			return place, fmt.Errorf("create job directory: %w", err)
+		}
 	}
 	for _, log := range j.logs {
 		log.In(j.home)
@@ -140,12 +143,14 @@ func (j *record) prepare(spec Spec, jobs *os.File, base string) (place engine.Pl
 		ScriptDir: j.dir, Script: j.home, Stdout: j.output.streams[Stdout], Stderr: j.output.streams[Stderr],
 	}
 	if spec.WorkDir == "" {
-		place.WorkDir = filepath.Join(j.dir, "work")
-		work, err := mkdirIn(j.home, "work")
-		if err != nil {
-			return place, fmt.Errorf("create work directory: %w", err)
+		place.WorkDir = filepath.Join(j.dir, workName)
+		if kept == nil {
+			err = unix.Mkdirat(int(j.home.Fd()), workName, 0o700)
 		}
-		return place, work.Close()
+		if err != nil {
+			return place, fmt.Errorf("create work directory: %w", &fs.PathError{Op: "mkdir", Path: place.WorkDir, Err: err})
+		}
+		return place, nil
 	}
 	if place.WorkDir = filepath.Clean(spec.WorkDir); !filepath.IsAbs(place.WorkDir) {
 		place.WorkDir = filepath.Join(base, place.WorkDir)
@@ -164,11 +169,11 @@ func isKept(name string) bool {
 	return slices.Contains(streamNames[:], name) || strings.Contains(name, traceName)
 }
 
-// finish closes the logs and removes the job's temporary files. The error names output that was lost and files that
-// could not be removed.
+// finish closes the logs and removes the job's temporary files, or keeps its directory, one of jobs, for the next job.
+// The error names output that was lost and files that could not be removed.
 //
 //nolint:contextcheck // the files go, whatever became of the caller's context
-func (j *record) finish() error {
+func (j *record) finish(next *reuse, jobs *os.File) error {
 	var errs []error
 	if err := j.output.close(); err != nil {
 		errs = append(errs, fmt.Errorf("the job's output is not complete: %w", err))
@@ -177,6 +182,9 @@ func (j *record) finish() error {
 		if err := log.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("the job's %v is not complete: %w", Stream(stream), err))
 		}
+	}
+	if j.home != nil && next.keep(jobs, j.home, filepath.Base(j.dir)) {
+		j.home = nil
 	}
 	if j.home != nil {
 		if err := rmtree.EmptyOpen(context.Background(), j.home, isKept); err != nil {

@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +31,7 @@ func newStore(t testing.TB, cfg Config) *Store {
 	t.Cleanup(func() {
 		require.NoError(t, s.Close())
 		require.NoDirExists(t, filepath.Join(cfg.Dir, "jobs"))
+		require.NoDirExists(t, filepath.Join(cfg.Dir, "kept"))
 	})
 	return s
 }
@@ -92,6 +95,19 @@ func awaitOutput(t testing.TB, f *Follower) string {
 	n, err := f.ReadAt(t.Context(), Stdout, buf, 0)
 	require.NoError(t, err)
 	return string(buf[:n])
+}
+
+// left returns the paths of all that is in the directory of s.
+func left(t testing.TB, s *Store) (paths []string) {
+	t.Helper()
+	base := filepath.Dir(s.dir)
+	require.NoError(t, filepath.WalkDir(base, func(path string, _ fs.DirEntry, err error) error {
+		if path != base {
+			paths = append(paths, strings.TrimPrefix(path, base+"/"))
+		}
+		return err
+	}))
+	return paths
 }
 
 // dirs returns the directories of jobs that s has.

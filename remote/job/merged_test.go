@@ -50,7 +50,6 @@ func TestMergedLogIsThereForJobsThatWereAskedTo(t *testing.T) {
 	run(t, s, script(t, "1", "echo"))
 	_, err := follow(t, s, "1").ReadAt(t.Context(), Merged, make([]byte, 1), 0)
 	require.ErrorIs(t, err, ErrNotMerged)
-	require.NoFileExists(t, filepath.Join(s.dir, dirs(t, s)[0], "merged"))
 }
 
 func TestMergedLogHidesASecretThatIsInNeitherStream(t *testing.T) {

@@ -91,5 +91,6 @@ func (s *Store) Close() error {
 		return nil
 	}
 	defer home.Close()
+	s.reuse.close()
 	return errors.Join(rmtree.RemoveOpen(context.Background(), home), rmtree.Remove(s.dir))
 }

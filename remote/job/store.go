@@ -31,6 +31,7 @@ type Store struct {
 	stop      context.CancelFunc // ends the collector
 	stopped   context.Context    // ends to end the collector
 	collector sync.WaitGroup
+	reuse     reuse
 	wake      chan struct{} // has room for one; wakes the collector
 
 	mu       sync.Mutex // guards the following, and some fields of records

@@ -24,7 +24,7 @@ func TestFileVariablesGoWithTheEndOfTheJob(t *testing.T) {
 	require.True(t, strings.HasPrefix(out, "file content 600\n"), out)
 	require.NotContains(t, out, "of no environment")
 	require.NotContains(t, out, "BAR=")
-	require.NoDirExists(t, filepath.Join(s.dir, dirs(t, s)[0], "vars"))
+	require.Equal(t, []string{"jobs", "kept", "kept/work"}, left(t, s))
 }
 
 // Elsewhere the file of a variable lay beside the job's log, and one of the log's name took its place.

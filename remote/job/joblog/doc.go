@@ -1,5 +1,5 @@
-// Package joblog keeps the output of one stream of a job in a file: append-only, raw bytes, readable from any offset by
-// any number of readers while it grows.
+// Package joblog keeps the output of one stream of a job in a file, or in memory while it is short: append-only, raw
+// bytes, readable from any offset by any number of readers while it grows.
 //
 // A [Log] knows no lines: its readers get the bytes as they were written, at the offsets at which they were written.
 // The writer is the pump of a running process, so a Write never waits for a reader and never reports a full disk,

@@ -20,9 +20,10 @@ type Log struct {
 	limit int64    // 0: none
 
 	appending sync.Mutex // held by the one Write that appends; readers never take it
-	file      *os.File   // nil before the first byte; readers look at it only when there is one
+	file      *os.File   // nil while all bytes are in head; readers do not look at it then
 
 	mu      sync.Mutex    // guards the following; all but seen, removed and changed change under appending too
+	head    []byte        // the whole log while it is short: nil before the first byte, and once there is a file
 	length  int64         // where the next byte will be
 	first   int64         // bytes before it are not in the file any more
 	seen    int64         // a reader has had each byte before it
@@ -34,10 +35,15 @@ type Log struct {
 	changed chan struct{} // closed with the next change of length or closed; nil while nobody waits
 }
 
-// New returns an empty log. The first byte creates its file at path, where no file may exist then, readable by our
-// user alone. A limit above 0 bounds the file. When it is reached, bytes that a reader has had make room for new
-// ones. Where there are too few, a line that says so ends the log, and the rest is dropped. A limit of 0 is no limit,
-// and a negative one panics. The caller must call Close after the last Write, and Remove after the last read.
+// maxHead is the length up to which a log is kept in memory. Most jobs write less, and a file system can take longer to
+// make a file than such a job runs.
+const maxHead = 4 << 10
+
+// New returns an empty log. When it becomes longer than 4 KiB, or than its limit, its file is created at path, where no
+// file may exist then, readable by our user alone. A limit above 0 bounds the file. When it is reached, bytes that a
+// reader has had make room for new ones. Where there are too few, a line that says so ends the log, and the rest is
+// dropped. A limit of 0 is no limit, and a negative one panics. The caller must call Close after the last Write, and
+// Remove after the last read.
 func New(path string, limit int64) *Log {
 	if limit < 0 {
 		panic("joblog: limit is negative")

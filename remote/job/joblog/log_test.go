@@ -303,6 +303,7 @@ func TestFullDiskIsRememberedAndHurtsNobody(t *testing.T) {
 func TestTruncatedFileIsNotTheEndOfTheLog(t *testing.T) {
 	l := create(t, 0)
 	write(t, l, "abcdef")
+	l.spill()
 	require.NoError(t, os.Truncate(l.path, 3))
 	buf := make([]byte, 10)
 	n, err := l.ReadAt(t.Context(), buf, 0)
@@ -338,18 +339,46 @@ func TestRemoveDeletesTheFile(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrClosed)
 
 	gone := create(t, 0)
-	write(t, gone, "abc")
+	write(t, gone, strings.Repeat("abc", maxHead))
 	require.NoError(t, os.Remove(gone.path))
 	require.NoError(t, gone.Remove(), "somebody else has removed it")
 }
 
-func TestFirstByteMakesAPrivateFileWhereThereWasNone(t *testing.T) {
+// A short log was a file, and to make it took longer than its job.
+func TestShortLogIsNoFile(t *testing.T) {
+	for _, limit := range []int64{0, 100, 2 * maxHead} {
+		l := create(t, limit)
+		bound := maxHead
+		if limit == 100 {
+			bound = 100
+		}
+		first := strings.Repeat("a", bound-1)
+		write(t, l, first)
+		write(t, l, "b")
+		require.NoFileExists(t, l.path)
+		got := make([]byte, maxHead)
+		n, err := l.ReadAt(t.Context(), got, 0)
+		require.NoError(t, err)
+		require.Equal(t, first+"b", string(got[:n]))
+
+		write(t, l, "c") // a reader has had the rest, so there is room
+		require.FileExists(t, l.path)
+		require.Equal(t, int64(bound+1), l.Len())
+		require.NoError(t, l.Close())
+		rest, err := readAll(t.Context(), l, int64(bound)-1, 1)
+		require.NoError(t, err)
+		require.Equal(t, "bc", string(rest))
+	}
+}
+
+func TestALongLogMakesAPrivateFileWhereThereWasNone(t *testing.T) {
 	old := unix.Umask(0)
 	t.Cleanup(func() { unix.Umask(old) })
 	l := create(t, 0)
 	write(t, l, "")
 	require.NoFileExists(t, l.path)
-	write(t, l, "a")
+	long := strings.Repeat("a", maxHead+1)
+	write(t, l, long)
 	info, err := os.Stat(l.path)
 	require.NoError(t, err)
 	require.Equal(t, fs.FileMode(0o600), info.Mode())
@@ -364,12 +393,15 @@ func TestFirstByteMakesAPrivateFileWhereThereWasNone(t *testing.T) {
 	} {
 		other := New(path, 0)
 		write(t, other, "abc")
+		write(t, other, long)
 		require.ErrorIs(t, other.Err(), cause)
 		require.ErrorContains(t, other.Err(), path)
-		require.EqualValues(t, 3, other.Dropped())
+		require.EqualValues(t, len(long), other.Dropped())
+		write(t, other, "d")
 		require.ErrorIs(t, other.Close(), cause)
-		_, err := other.ReadAt(t.Context(), make([]byte, 1), 0)
-		require.ErrorIs(t, err, io.EOF)
+		got, err := readAll(t.Context(), other, 0, 10)
+		require.NoError(t, err)
+		require.Equal(t, "abc", string(got))
 		require.NoError(t, other.Remove())
 	}
 	require.NoFileExists(t, target)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 
 	"github.com/stepmux/stepmux/internal/oserr"
 )
@@ -24,7 +25,11 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 	if err != nil || len(p) == 0 {
 		return 0, err
 	}
-	n, err := l.file.ReadAt(p[:min(int64(len(p)), length-off)], off)
+	p = p[:min(int64(len(p)), length-off)]
+	n, held, err := l.readHeld(p, off)
+	if !held {
+		n, err = l.file.ReadAt(p, off)
+	}
 	switch {
 	case n > 0:
 		return l.had(off, n) // the next read returns the error
@@ -33,6 +38,20 @@ func (l *Log) ReadAt(ctx context.Context, p []byte, off int64) (int, error) {
 		err = io.ErrUnexpectedEOF
 	}
 	return 0, fmt.Errorf("read log %s: %w", l.path, oserr.Bare(err))
+}
+
+// readHeld reads from the log in memory. It reports whether the log is there.
+func (l *Log) readHeld(p []byte, off int64) (n int, held bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.head == nil:
+		return 0, false, nil
+	case l.removed:
+		return 0, true, fs.ErrClosed
+	default:
+		return copy(p, l.head[off:]), true, nil
+	}
 }
 
 // had takes note that a reader has had n bytes at off. If they have made room meanwhile, it may have had zeros instead,

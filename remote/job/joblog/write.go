@@ -18,7 +18,13 @@ func (l *Log) Write(p []byte) (int, error) {
 	if l.closed {
 		return 0, fmt.Errorf("write log %s: %w", l.path, fs.ErrClosed)
 	}
+	if l.hold(p) {
+		return len(p), nil
+	}
 	keep, marker := p, []byte(nil)
+	if l.err == nil && !l.full {
+		l.spill()
+	}
 	if l.full || l.err != nil {
 		keep = nil
 	} else if room := l.room(int64(len(p))); room < int64(len(p)) {
@@ -35,14 +41,50 @@ func (l *Log) Write(p []byte) (int, error) {
 	l.length += int64(kept + marked)
 	l.dropped += int64(len(p) - kept)
 	if err != nil {
-		// For good: if later bytes found room again, they would stand at wrong offsets.
-		l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err))
+		l.failLocked(err)
 	}
 	if kept+marked > 0 {
 		l.wakeLocked()
 	}
 	return len(p), nil
 }
+
+// hold appends p to the log in memory, and reports whether that has room.
+func (l *Log) hold(p []byte) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	length := l.length + int64(len(p))
+	if l.file != nil || l.err != nil || length > maxHead || l.limit > 0 && length > l.limit {
+		return false
+	}
+	l.head = append(l.head, p...)
+	if l.length = length; len(p) > 0 {
+		l.wakeLocked()
+	}
+	return true
+}
+
+// spill creates the file, with the bytes that are in memory.
+func (l *Log) spill() {
+	if l.file != nil {
+		return
+	}
+	file, err := l.create()
+	if err == nil {
+		l.file = file
+		_, err = file.WriteAt(l.head, 0)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.failLocked(err)
+		return
+	}
+	l.head = nil
+}
+
+// failLocked ends the log with err, for good: if later bytes found room again, they would stand at wrong offsets.
+func (l *Log) failLocked(err error) { l.err = fmt.Errorf("write log %s: %w", l.path, oserr.Bare(err)) }
 
 // room returns for how many of the next n bytes the limit has room. If it has too little, room removes from the file
 // what a reader has had, but for a quarter of the limit: a reader whose connection breaks goes on a little before.
@@ -70,13 +112,6 @@ func (l *Log) room(n int64) int64 {
 func (l *Log) put(p []byte, at int64) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
-	}
-	if l.file == nil {
-		file, err := l.create()
-		if err != nil {
-			return 0, err
-		}
-		l.file = file
 	}
 	return l.file.WriteAt(p, at)
 }

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/spf13/cobra"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/manager"
+	"github.com/stepmux/stepmux/instance/metrics"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+	"github.com/stepmux/stepmux/internal/endsignal"
+)
+
+const (
+	// managerVar names the variable of the environment with the socket of the manager.
+	managerVar = "STEPMUX_MANAGER"
+	// systemSocket is the socket of the manager that runs as root.
+	systemSocket = "/run/stepmux/manager.sock"
+	// managerStop bounds the wait for the end of a manager.
+	managerStop = 20 * time.Second
+)
+
+// ownSocket returns the default socket of a manager that this user starts. Its name is none of those among which ps
+// looks for runs.
+func ownSocket() string {
+	if path := os.Getenv(managerVar); path != "" {
+		return path
+	}
+	if os.Geteuid() == 0 {
+		return systemSocket
+	}
+	return filepath.Join(control.Dir(), "manager.socket")
+}
+
+type managerFlags struct {
+	vmFlags
+	logFlags
+	bootstrapFlags
+	config  string
+	check   bool
+	state   string
+	socket  string
+	group   string
+	key     string
+	route   connector.Route
+	linger  time.Duration
+	keep    time.Duration
+	logs    string
+	metrics string
+}
+
+func newManagerCommand() *cobra.Command {
+	var f managerFlags
+	cmd := &cobra.Command{
+		Use:   "manager --state DIR [flags]",
+		Short: "Run builds from a queue, on and on: a manager that loses nothing",
+		Long: `Run builds from a queue on VMs, until SIGTERM or SIGINT. 'stepmux submit' queues a build; 'logs', 'cancel',
+'builds', 'ps', 'drain' and 'undrain' speak with the manager by its socket.
+
+Queue, builds and logs are in the state directory. Builds outlive the manager: they go on without it for --linger, and
+the next manager with this directory goes on with them and their logs, also after a crash. No build runs twice.
+
+Any flag may stand in the file of --config, in YAML, by its name without the dashes: "inventory: fleet.yml". Flags that
+may repeat take lists there. Flags on the command line go first. The inventory is read again when it changes, and on
+SIGHUP.
+
+Without --instance and --inventory the builds run on a VM embedded in this program, which ends with it: for a first try.
+
+` + vmHelp + `
+
+Exit codes:
+  0        it was ended by SIGTERM or SIGINT
+  2        wrong usage, or a configuration that is not valid
+  3        the state cannot be kept, or the system failed otherwise`,
+		Example: `  stepmux manager --state /tmp/manager --capacity 4
+  stepmux manager --config /etc/stepmux/manager.yml`,
+		Args: arguments(),
+		RunE: f.run,
+	}
+	fl := cmd.Flags()
+	f.vmFlags.register(fl)
+	f.logFlags.register(fl)
+	f.bootstrapFlags.register(fl)
+	f.registerIsolation(fl)
+	f.route = connector.Auto
+	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
+		"auto", "session", "streamlocal", "relay")
+	fl.StringVar(&f.config, "config", "", "YAML file with flags")
+	fl.BoolVar(&f.check, "check", false, "check the flags, the file of --config and the inventory, and end")
+	fl.StringVar(&f.state, "state", "", "directory of the queue, the builds and the logs; it is made if it is missing")
+	fl.StringVar(&f.socket, "socket", "", "where the manager listens (default $"+managerVar+", for root "+systemSocket+
+		", else manager.socket in $XDG_RUNTIME_DIR/stepmux or a directory for temporary files)")
+	fl.StringVar(&f.group, "socket-group", "",
+		"let the members of this `GROUP` use the manager, too (default only its own user and root)")
+	fl.StringVar(&f.key, "key-file", "", "file with the key that seals the variables of builds; it is made if it is "+
+		"missing (default key in the state directory)")
+	f.linger = manager.DefaultLinger
+	timeFlag(fl, &f.linger, "linger", "how long builds go on without a manager and without their link, at most 24h")
+	f.keep = manager.DefaultKeep
+	timeFlag(fl, &f.keep, "keep", "how long builds that have ended, and logs, are kept")
+	fl.StringVar(&f.logs, "keep-logs", "10g", "most `BYTES` of all logs, as in 500m or 10g; the oldest go first")
+	fl.StringVar(&f.metrics, "metrics", "",
+		"serve Prometheus metrics and /healthz on [HOST]:PORT; without HOST for this machine only (default off)")
+	return cmd
+}
+
+func (f *managerFlags) run(cmd *cobra.Command, _ []string) (err error) {
+	if f.config != "" {
+		if err := applyConfig(cmd.Flags(), f.config); err != nil {
+			return err
+		}
+	}
+	group := -1
+	logBytes, sizeErr := units.RAMInBytes(f.logs)
+	switch {
+	case f.state == "":
+		return errors.New("--state is missing: it names the directory of the queue, the builds and the logs")
+	case f.linger <= 0 || f.linger > instance.MaxLinger:
+		return fmt.Errorf("--linger: a manager's builds linger, for more than nothing and at most %v", instance.MaxLinger)
+	case f.keep < time.Minute:
+		return errors.New("--keep: use at least a minute")
+	case sizeErr != nil || logBytes < 1<<20:
+		return fmt.Errorf("--keep-logs %q: use a size of at least 1m, as in 500m or 10g", f.logs)
+	case f.group != "":
+		if group, err = groupID(f.group); err != nil {
+			return fmt.Errorf("--socket-group: %w", err)
+		}
+	}
+	bootstrap, err := f.bootstraps()
+	if err != nil {
+		return err
+	}
+	ctx, _, stop := endings(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	if f.inventory == "" { // else it is read again
+		hangups := make(chan os.Signal, 1)
+		signal.Notify(hangups, syscall.SIGHUP)
+		defer signal.Stop(hangups)
+	}
+	logger := f.logger(cmd.ErrOrStderr())
+	embedded := f.inventory == "" && len(f.instances) == 0
+	if embedded && f.check {
+		return nil
+	}
+	vms, closeVMs, err := f.vmFlags.group(ctx, logger)
+	if err != nil {
+		return err
+	}
+	defer closeVMs()
+	if f.check {
+		return nil
+	}
+	counts := metrics.New()
+	provider, err := instance.NewProvider(instance.Config{
+		Group: vms, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
+		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
+	})
+	if err != nil {
+		return systemError(err)
+	}
+	defer func() { _ = provider.Close() }() // its builds have ended or are left
+	if f.metrics != "" {
+		counts.Watch(provider)
+		server, err := metrics.Serve(f.metrics, counts)
+		if err != nil {
+			return fmt.Errorf("--metrics: %w", err)
+		}
+		defer server.Close()
+		logger.Info("metrics", "url", "http://"+server.Addr()+"/metrics")
+	}
+	return f.serve(ctx, group, manager.Config{
+		Dir: f.state, KeyFile: f.key, Provider: provider, Group: vms, Linger: f.linger, EndBuilds: embedded,
+		Keep: f.keep, LogBytes: logBytes, Version: buildinfo.Version(), InventoryErr: f.inventoryErr,
+		OnEnd: counts.Ended, Logger: logger,
+	})
+}
+
+// serve runs a manager until ctx ends or its state is lost.
+func (f *managerFlags) serve(ctx context.Context, group int, cfg manager.Config) error {
+	if f.socket == "" {
+		f.socket = ownSocket()
+		if err := os.MkdirAll(filepath.Dir(f.socket), socketDirMode(f.socket)); err != nil {
+			return systemError(fmt.Errorf("make the directory of the socket: %w", err))
+		}
+	}
+	m, err := manager.Open(ctx, cfg)
+	if err != nil {
+		return systemError(err)
+	}
+	listener, err := control.Listen(f.socket, group) //nolint:contextcheck // it waits for a lock, for seconds
+	served := make(chan error, 1)
+	if err == nil {
+		cfg.Logger.Info("manager listens", "socket", f.socket, "state", cfg.Dir)
+		notify("READY=1")
+		go func() { served <- m.Serve(ctx, listener) }() // it ends with the manager
+		select {
+		case <-ctx.Done():
+		case <-m.Done():
+			err = m.Err()
+		case err = <-served:
+		}
+		notify("STOPPING=1")
+	}
+	stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), managerStop)
+	defer cancel()
+	stopped := m.Shutdown(stopping)
+	if endsignal.Code(ctx) != 0 && err == nil {
+		return systemError(stopped)
+	}
+	return systemError(errors.Join(err, stopped))
+}
+
+// socketDirMode returns the mode of the default directory of a socket: members of a group reach that of root.
+func socketDirMode(socket string) os.FileMode {
+	if socket == systemSocket {
+		return 0o755
+	}
+	return 0o700
+}
+
+// groupID returns the number of a group.
+func groupID(name string) (int, error) {
+	if id, err := strconv.Atoi(name); err == nil && id >= 0 {
+		return id, nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(g.Gid)
+}

@@ -1,0 +1,254 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+)
+
+// numberFrom returns the number in a variable of the environment, or otherwise.
+func numberFrom(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// managerProcess is a stepmux manager that is killed and started again.
+type managerProcess struct {
+	t      *testing.T
+	args   []string
+	socket string
+	stderr bytes.Buffer
+	cmd    *exec.Cmd
+}
+
+// start starts the manager and waits until it listens.
+func (p *managerProcess) start() {
+	p.t.Helper()
+	// The socket of a killed manager is still there, so only the manager's word to systemd tells.
+	path := p.socket + ".notify"
+	_ = os.Remove(path)
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	require.NoError(p.t, err)
+	defer systemd.Close()
+	p.cmd = exec.Command(runnertest.Manager(p.t), p.args...)
+	p.cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+path)
+	p.cmd.Stderr = &p.stderr
+	require.NoError(p.t, p.cmd.Start())
+	require.NoError(p.t, systemd.SetReadDeadline(time.Now().Add(bound)))
+	told := make([]byte, 64)
+	n, err := systemd.Read(told)
+	if err != nil {
+		p.kill()
+		require.FailNow(p.t, "the manager did not come to listen", p.stderr.String())
+	}
+	require.Equal(p.t, "READY=1", string(told[:n]))
+}
+
+func (p *managerProcess) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait() // it was killed
+}
+
+// linesOf is the log of a build of the test below.
+func linesOf(id string, n int) string {
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, "line %d of %s\n", i+1, id)
+	}
+	return text.String()
+}
+
+// A manager is killed at random while builds go through its queue. make manager-faults does more of it.
+func TestAManagerThatIsKilledLosesNothing(t *testing.T) {
+	kills := numberFrom(t, "STEPMUX_MANAGER_KILLS", 4)
+	builds := numberFrom(t, "STEPMUX_MANAGER_BUILDS", 24)
+	vms := numberFrom(t, "STEPMUX_MANAGER_VMS", 2)
+	const lines = 120
+	dir := t.TempDir()
+	ledger := filepath.Join(dir, "ledger")
+	inventory := "instances:\n"
+	var ports []string
+	for i := range vms {
+		s := sshtest.OpenSSH(t)
+		_, port, ok := strings.Cut(s.Addr, ":")
+		require.True(t, ok)
+		ports = append(ports, port)
+		inventory += fmt.Sprintf("  - {id: vm-%d, address: %q, user: %s, key: %s, capacity: 4, runner: %s, temp_dir: %s, "+
+			"host_keys: [%q]}\n", i, s.Addr, s.User, s.IdentityFile, runnertest.Command(t)[0], sshtest.SocketDir(t),
+			strings.TrimSpace(string(ssh.MarshalAuthorizedKey(s.HostKey))))
+	}
+	file := filepath.Join(dir, "fleet.yml")
+	require.NoError(t, os.WriteFile(file, []byte(inventory), 0o600))
+	p := &managerProcess{t: t, socket: filepath.Join(sshtest.SocketDir(t), "m.sock")}
+	p.args = []string{
+		"manager", "--state", filepath.Join(dir, "state"), "--inventory", file, "--socket", p.socket,
+		"--log-level", "info",
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("the log of the managers:\n%s", &p.stderr)
+		}
+	}()
+	p.start()
+	defer p.kill()
+	conn, err := manager.Dial(p.socket)
+	require.NoError(t, err)
+	defer conn.Close()
+	client := pb.NewManagerClient(conn)
+
+	steps := fmt.Sprintf(`run:
+- name: counts
+  script: |
+    set -e
+    echo "$CI_JOB_ID" >>%s
+    i=0
+    while [ $i -lt %d ]; do
+      i=$((i+1)); echo "line $i of $CI_JOB_ID"
+      [ $((i %% 40)) -ne 0 ] || sleep 0.02
+    done
+`, ledger, lines)
+	ids := make([]string, builds)
+	most, stop := watchConnections(t, ports)
+	defer stop()
+	var submitting sync.WaitGroup
+	submitting.Go(func() {
+		for i := range ids {
+			key := fmt.Sprintf("build-%d", i)
+			require.Eventually(t, func() bool {
+				resp, err := client.Submit(t.Context(), &pb.SubmitRequest{
+					Key: key, Job: &pb.Job{Steps: []byte(steps), StepsFile: "counts.yml"},
+				})
+				ids[i] = resp.GetId()
+				return err == nil
+			}, bound, time.Millisecond)
+		}
+	})
+	random := rand.New(rand.NewPCG(1, uint64(kills))) //nolint:gosec // no secret
+	killed := 0
+	for range kills {
+		timer := time.NewTimer(time.Duration(random.IntN(400)) * time.Millisecond)
+		<-timer.C
+		p.kill()
+		killed++
+		p.start()
+	}
+	submitting.Wait()
+	for _, id := range ids {
+		text, b := wholeLog(t, client, id)
+		require.Empty(t, b.GetResult().GetReason(), "%s: %s", id, b.GetResult().GetMessage())
+		require.Equal(t, linesOf(id, lines), withoutRemarks(text), "the log of %s", id)
+	}
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	times := map[string]int{}
+	for line := range strings.Lines(string(ran)) {
+		times[strings.TrimSpace(line)]++
+	}
+	for _, id := range ids {
+		require.Equal(t, 1, times[id], "how often %s ran", id)
+	}
+	require.Len(t, times, builds)
+	require.LessOrEqual(t, most.Load(), int64(1), "connections to a VM at once")
+	t.Logf("%d kills, %d builds on %d VMs: none lost, none run twice, each log whole, %d connection to a VM at once",
+		killed, builds, vms, most.Load())
+}
+
+// wholeLog follows a build to its end, over restarts of the manager.
+func wholeLog(t *testing.T, client pb.ManagerClient, id string) (string, *pb.Build) {
+	t.Helper()
+	var text bytes.Buffer
+	b, err := followLog(t.Context(), client, id, true, &text, os.Stderr)
+	require.NoError(t, err, id)
+	return text.String(), b
+}
+
+// withoutRemarks drops the step runner's lines.
+func withoutRemarks(text string) string {
+	var all strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "step runner: ") {
+			all.WriteString(line)
+		}
+	}
+	return all.String()
+}
+
+// watchConnections counts the connections to local ports until stop, seen from outside. most is the most to one.
+func watchConnections(t *testing.T, ports []string) (most *atomic.Int64, stop func()) {
+	t.Helper()
+	hex := map[string]bool{}
+	for _, port := range ports {
+		n, err := strconv.Atoi(port)
+		require.NoError(t, err)
+		hex[fmt.Sprintf("%04X", n)] = true
+	}
+	most = &atomic.Int64{}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for tick := time.NewTicker(20 * time.Millisecond); ; {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			}
+			for port, now := range established(hex) {
+				if len(now) > 1 { // the table changes while it is read: only connections that are there twice count
+					later := established(hex)[port]
+					maps.DeleteFunc(now, func(local string, _ bool) bool { return !later[local] })
+				}
+				most.Store(max(most.Load(), int64(len(now))))
+			}
+		}
+	})
+	return most, sync.OnceFunc(func() {
+		cancel()
+		watching.Wait()
+	})
+}
+
+// established returns the local ends of the connections to ports, which are in hexadecimal.
+func established(ports map[string]bool) map[string]map[string]bool {
+	found := map[string]map[string]bool{}
+	table, _ := os.ReadFile("/proc/net/tcp")
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line) // number, local, remote, state: proc_pid_net_tcp(5)
+		if len(fields) < 4 || fields[3] != "01" {
+			continue
+		}
+		if _, port, ok := strings.Cut(fields[2], ":"); ok && ports[port] {
+			if found[port] == nil {
+				found[port] = map[string]bool{}
+			}
+			found[port][fields[1]] = true
+		}
+	}
+	return found
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+)
+
+const (
+	// maxConfig bounds a file of --config, in bytes, and maxConfigDepth its nesting.
+	maxConfig, maxConfigDepth = 1 << 20, 4
+)
+
+// applyConfig sets the flags that a YAML file names, but for those that were given already. Errors name the place in
+// the file.
+func applyConfig(fl *pflag.FlagSet, name string) error {
+	file, err := os.Open(name)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	defer file.Close()
+	loader, err := yaml.NewLoader(io.LimitReader(file, maxConfig),
+		yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxConfigDepth))))
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	doc := new(yaml.Node)
+	switch err := loader.Load(doc); {
+	case errors.Is(err, io.EOF):
+		return nil // it is empty
+	case err != nil:
+		if bad, ok := errors.AsType[*yaml.LoadError](err); ok && bad.Mark.Line > 0 {
+			return fmt.Errorf("%s:%d:%d: not valid YAML: %s", name, bad.Mark.Line, max(bad.Mark.Column, 1), bad.Message)
+		}
+		return fmt.Errorf("%s: not valid YAML: %w", name, err)
+	}
+	if err := loader.Load(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%s: it is more than one YAML document", name)
+	}
+	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
+		return fmt.Errorf("%s:1:1: the file must be a mapping (flag: value)", name)
+	}
+	return setFlags(fl, name, doc.Content[0].Content)
+}
+
+// setFlags sets flags from the keys and values of a mapping.
+func setFlags(fl *pflag.FlagSet, name string, content []*yaml.Node) error {
+	fail := func(n *yaml.Node, format string, args ...any) error {
+		return fmt.Errorf("%s:%d:%d: %s", name, n.Line, n.Column, fmt.Sprintf(format, args...))
+	}
+	given := map[string]bool{} // on the command line
+	var names []string
+	fl.VisitAll(func(f *pflag.Flag) {
+		given[f.Name] = f.Changed
+		names = append(names, f.Name)
+	})
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(content); i += 2 {
+		key, value := content[i], content[i+1]
+		flag := fl.Lookup(key.Value)
+		switch {
+		case key.Kind != yaml.ScalarNode || flag == nil || key.Value == "config" || key.Value == "help":
+			return fail(key, "unknown key %.80q%s", key.Value, meant("%q", key.Value, names))
+		case seen[key.Value]:
+			return fail(key, "the key %q stands here for the second time", key.Value)
+		}
+		seen[key.Value] = true
+		values := []*yaml.Node{value}
+		if value.Kind == yaml.SequenceNode && repeats(flag) {
+			values = value.Content
+		}
+		for _, v := range values {
+			if v.Kind != yaml.ScalarNode || v.ShortTag() == "!!null" {
+				return fail(v, "%s must be a text, or a list of texts if the flag may repeat", key.Value)
+			}
+			if given[key.Value] {
+				continue
+			}
+			if err := fl.Set(key.Value, v.Value); err != nil {
+				if wrong, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+					err = wrong.Unwrap()
+				}
+				return fail(v, "%s: %v", key.Value, err)
+			}
+		}
+	}
+	return nil
+}
+
+// repeats reports whether a flag may be given more than once.
+func repeats(f *pflag.Flag) bool {
+	return f.Value.Type() == "stringArray" || f.Value.Type() == "stringSlice" || f.Name == "host-key"
+}

@@ -1,0 +1,464 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/endsignal"
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/remote"
+	"github.com/stepmux/stepmux/remote/standalone"
+)
+
+const (
+	// awayLimit is how long a manager may be away, as while it is started anew, before a command gives up.
+	awayLimit = time.Minute
+	// awayPause is the time between two attempts to reach it.
+	awayPause = 200 * time.Millisecond
+)
+
+const managerExitHelp = `Exit codes:
+  0        done
+  2        wrong usage
+  3        no manager was found, it did not answer, or it has no such build
+  130 143  interrupted (Ctrl-C), terminated; builds go on`
+
+// managerFlag is the flag that names the manager.
+type managerFlag struct{ path string }
+
+func (f *managerFlag) register(fl *pflag.FlagSet) {
+	fl.StringVar(&f.path, "manager", "", "socket of the manager (default $"+managerVar+", else that of this user's, else "+
+		systemSocket+")")
+}
+
+// socket returns the socket of the manager: the default one is that of this user's if it is there.
+func (f *managerFlag) socket() string {
+	own := cmp.Or(f.path, ownSocket())
+	if f.path != "" || os.Getenv(managerVar) != "" {
+		return own
+	}
+	if _, err := os.Lstat(own); err != nil {
+		if _, err := os.Lstat(systemSocket); err == nil {
+			return systemSocket
+		}
+	}
+	return own
+}
+
+// use calls do with a client of the manager, until a signal comes.
+func (f *managerFlag) use(cmd *cobra.Command, do func(context.Context, pb.ManagerClient) error) error {
+	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	defer stop()
+	path := f.socket()
+	probe, err := net.Dial("unix", path)
+	if err != nil {
+		return systemError(fmt.Errorf("no manager listens at %s (%w); start one with stepmux manager, or name its socket "+
+			"with --manager", path, errors.Unwrap(errors.Unwrap(err))))
+	}
+	_ = probe.Close()
+	conn, err := manager.Dial(path)
+	if err != nil {
+		return systemError(err)
+	}
+	defer conn.Close()
+	err = do(ctx, pb.NewManagerClient(conn))
+	if code := endsignal.Code(ctx); code != 0 {
+		return withCode(code, nil)
+	}
+	if told, ok := status.FromError(err); ok && err != nil {
+		if told.Code() == codes.InvalidArgument {
+			return errors.New(told.Message())
+		}
+		err = errors.New(told.Message())
+		if told.Code() == codes.Unavailable {
+			err = fmt.Errorf("ask the manager at %s: %w", path, err)
+		}
+	}
+	if coded := (*exitError)(nil); errors.As(err, &coded) {
+		return err
+	}
+	return systemError(err)
+}
+
+type submitFlags struct {
+	managerFlag
+	policyFlags
+	wait    bool
+	timeout time.Duration
+	vars    []string
+	masked  []string
+}
+
+func newSubmitCommand() *cobra.Command {
+	var f submitFlags
+	cmd := &cobra.Command{
+		Use:   "submit [flags] FILE",
+		Short: "Queue a build of a job's steps at a stepmux manager",
+		Long: `Queue a build of the steps in FILE, a YAML document with a run: list, at a stepmux manager. Its ID is printed
+once the request is on disk. With --wait the log follows, and the exit code is the build's, as that of run is; if this
+command is ended the build goes on.
+
+` + exitHelp,
+		Example: `  stepmux submit --wait examples/hello.yml`,
+		Args:    arguments("FILE"),
+		RunE:    f.run,
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	fl.BoolVar(&f.wait, "wait", false,
+		"show the log on standard output and the ID on standard error, and exit as the build does")
+	timeFlag(fl, &f.timeout, "timeout",
+		"end the build when it takes longer than this `time`, from the moment it has its slot (default none)")
+	fl.StringArrayVar(&f.vars, "var", nil,
+		"`NAME=VALUE`, a job variable; NAME alone takes the value in the environment; repeatable")
+	fl.StringArrayVar(&f.masked, "mask", nil,
+		"the variable of this `NAME` holds a secret: mask it in output; repeatable")
+	f.registerPassEnv(fl, "the VM's")
+	f.registerUnsafeExports(fl)
+	return cmd
+}
+
+func (f *submitFlags) run(cmd *cobra.Command, args []string) error {
+	vars, err := standalone.Vars(f.vars, f.masked, os.LookupEnv)
+	if err != nil {
+		return err
+	}
+	if _, _, err := f.policies(); err != nil {
+		return err
+	}
+	text, err := readFile(args[0])
+	if err != nil {
+		return err
+	}
+	text, box, err := docker.FromJob(args[0], text)
+	if err == nil && box != nil {
+		err = fmt.Errorf("%s: a manager's builds do not run in containers: leave out the key image, or use stepmux run",
+			args[0])
+	}
+	if err == nil {
+		err = remote.CheckSteps(args[0], text)
+	}
+	if err != nil {
+		return err
+	}
+	job := &pb.Job{
+		Steps: text, StepsFile: filepath.Base(args[0]), PassEnv: f.passEnv, UnsafeExports: f.unsafeExports,
+	}
+	if f.timeout > 0 {
+		job.Timeout = durationpb.New(f.timeout)
+	}
+	for _, v := range vars {
+		job.Variables = append(job.Variables, &pb.Variable{Key: v.Key, Value: v.Value, Masked: v.Masked})
+	}
+	return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+		resp, err := m.Submit(ctx, &pb.SubmitRequest{Job: job})
+		if err != nil {
+			return err
+		}
+		if !f.wait {
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), resp.GetId())
+			return err
+		}
+		fmt.Fprintln(cmd.ErrOrStderr(), resp.GetId())
+		b, err := followLog(ctx, m, resp.GetId(), true, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		if err != nil {
+			if ctx.Err() != nil {
+				fmt.Fprintf(cmd.ErrOrStderr(), "stepmux: the build goes on; its log: stepmux logs -f %s\n", resp.GetId())
+			}
+			return err
+		}
+		return managedOutcome(b, cmd.ErrOrStderr())
+	})
+}
+
+// managedOutcome shows why a build failed, and returns its exit code as an error.
+func managedOutcome(b *pb.Build, messages io.Writer) error {
+	r := b.GetResult()
+	if len(r.GetLeft()) > 0 {
+		showError(messages, fmt.Errorf("may be left on %s: %q", b.GetInstance(), r.GetLeft()))
+	}
+	if r.GetReason() == "" {
+		return nil
+	}
+	failed := &instance.BuildError{
+		Reason: instance.FailureReason(r.GetReason()), ExitCode: int(r.GetExitCode()), Err: errors.New(r.GetMessage()),
+	}
+	showError(messages, failed)
+	code, _ := exitCode(failed)
+	return withCode(code, nil)
+}
+
+// followLog shows the log of a build, with follow to its end; then it returns the build. A manager that is started anew
+// meanwhile is waited for.
+func followLog(
+	ctx context.Context, m pb.ManagerClient, id string, follow bool, to, messages io.Writer,
+) (*pb.Build, error) {
+	shown := &lines{to: to, plain: isTerminal(to)}
+	var offset int64
+	var away time.Time // zero: the manager is there
+	for {
+		b, err := followOnce(ctx, m, &pb.FollowRequest{Id: id, Offset: offset, Follow: follow},
+			func(msg *pb.FollowResponse) error {
+				away = time.Time{}
+				if msg.GetMissing() > 0 {
+					fmt.Fprintf(messages, "stepmux: %d bytes of the log are not kept any more\n", msg.GetMissing())
+				}
+				offset = msg.GetOffset() + int64(len(msg.GetText()))
+				return shown.write(msg.GetText())
+			})
+		if err == nil {
+			return b, shown.end()
+		}
+		if code := status.Code(err); code != codes.Unavailable || ctx.Err() != nil {
+			return nil, err
+		}
+		if away.IsZero() {
+			away = time.Now()
+		} else if time.Since(away) > awayLimit {
+			return nil, err
+		}
+		pause := time.NewTimer(awayPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// followOnce passes the messages of one call to take.
+func followOnce(
+	ctx context.Context, m pb.ManagerClient, req *pb.FollowRequest, take func(*pb.FollowResponse) error,
+) (*pb.Build, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := m.Follow(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		msg, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF) && !req.GetFollow():
+			return nil, nil
+		case errors.Is(err, io.EOF):
+			return nil, status.Error(codes.Unavailable, "the manager did not say how the build ended")
+		case err != nil:
+			return nil, err
+		}
+		if err := take(msg); err != nil {
+			return nil, err
+		}
+		if msg.GetBuild() != nil {
+			return msg.GetBuild(), nil
+		}
+	}
+}
+
+// lines shows a log. On a terminal control characters other than those of colours are shown and not obeyed.
+type lines struct {
+	to    io.Writer
+	plain bool
+	part  []byte // a line that has not ended
+}
+
+func (l *lines) write(text []byte) error {
+	if !l.plain {
+		_, err := l.to.Write(text)
+		return err
+	}
+	var shown []byte
+	for _, c := range text {
+		if c != '\n' && len(l.part) < maxLine {
+			l.part = append(l.part, c)
+			continue
+		}
+		shown = append(termtext.LogLine(shown, l.part), '\n')
+		l.part = l.part[:0]
+	}
+	_, err := l.to.Write(shown)
+	return err
+}
+
+func (l *lines) end() error {
+	if len(l.part) == 0 {
+		return nil
+	}
+	return l.write([]byte{'\n'})
+}
+
+func newLogsCommand() *cobra.Command {
+	var f managerFlag
+	cmd := &cobra.Command{
+		Use:   "logs [-f] ID",
+		Short: "Show the log of a manager's build",
+		Long: `Show the log of a build of a stepmux manager, as far as it is there. With -f the log is followed until the
+build ends.
+
+` + managerExitHelp,
+		Args: arguments("ID"),
+	}
+	f.register(cmd.Flags())
+	follow := cmd.Flags().BoolP("follow", "f", false, "follow the log until the build ends")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+			_, err := followLog(ctx, m, args[0], *follow, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return err
+		})
+	}
+	return cmd
+}
+
+func newCancelCommand() *cobra.Command {
+	var f managerFlag
+	cmd := &cobra.Command{
+		Use:   "cancel ID...",
+		Short: "End builds of a manager",
+		Long: `End builds of a stepmux manager, whether they wait or run: their processes get SIGTERM, and SIGKILL after ten
+seconds. Builds that have ended are left as they are.
+
+` + managerExitHelp,
+		Args: arguments("ID..."),
+	}
+	f.register(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+			for _, id := range args {
+				if _, err := m.Cancel(ctx, &pb.CancelRequest{Id: id}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+// managedBuild is a build of a manager, as JSON.
+type managedBuild struct {
+	ID        string     `json:"id"`
+	Phase     string     `json:"phase"`
+	Instance  string     `json:"instance,omitempty"`
+	File      string     `json:"file,omitempty"`
+	Submitted *time.Time `json:"submitted,omitempty"`
+	Started   *time.Time `json:"started,omitempty"`
+	Ended     *time.Time `json:"ended,omitempty"`
+	Canceled  bool       `json:"canceled,omitempty"`
+	Status    string     `json:"status,omitempty"` // success or failed, once it has ended
+	Reason    string     `json:"reason,omitempty"`
+	ExitCode  *int32     `json:"exit_code,omitempty"`
+	Error     string     `json:"error,omitempty"`
+	Left      []string   `json:"left,omitempty"`
+}
+
+func managedBuildOf(b *pb.Build) managedBuild {
+	j := managedBuild{
+		ID: b.GetId(), Phase: b.GetPhase().String(), Instance: b.GetInstance(), File: b.GetStepsFile(),
+		Submitted: optionalTime(b.GetSubmitted()), Started: optionalTime(b.GetStarted()),
+		Ended: optionalTime(b.GetEndedAt()), Canceled: b.GetCanceled(),
+	}
+	r := b.GetResult()
+	if r == nil {
+		return j
+	}
+	j.Status, j.Reason, j.Error, j.Left = "success", r.GetReason(), r.GetMessage(), r.GetLeft()
+	if j.Reason != "" {
+		j.Status = "failed"
+	}
+	if j.Reason == "" || j.Reason == string(instance.ScriptFailure) && r.GetExitCode() != 0 {
+		j.ExitCode = &r.ExitCode
+	}
+	return j
+}
+
+func optionalTime(t *timestamppb.Timestamp) *time.Time {
+	if t == nil {
+		return nil
+	}
+	return new(t.AsTime())
+}
+
+func newBuildsCommand() *cobra.Command {
+	var f managerFlag
+	var output, phase string
+	cmd := &cobra.Command{
+		Use:   "builds",
+		Short: "List the builds of a manager",
+		Long: `List the builds of a stepmux manager: those that wait, the oldest first, then the others, the latest first.
+
+` + managerExitHelp,
+		Args: arguments(),
+	}
+	fl := cmd.Flags()
+	f.register(fl)
+	outputFlag(fl, &output, "text, or json for an object per build")
+	choiceFlag(fl, &phase, "phase", "list only builds that are queued, running or ended", "queued", "running", "ended")
+	limit := fl.Int32("limit", 100, "list at most `N` builds, up to 10000")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *limit < 1 || *limit > 10_000 {
+			return fmt.Errorf("--limit %d: use 1 to 10000", *limit)
+		}
+		return f.use(cmd, func(ctx context.Context, m pb.ManagerClient) error {
+			list, err := m.List(ctx, &pb.ListRequest{Phase: pb.Build_Phase(pb.Build_Phase_value[phase]), Limit: *limit})
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				for _, b := range list.GetBuilds() {
+					if err := writeJSON(cmd.OutOrStdout(), managedBuildOf(b)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			return writeBuilds(cmd.OutOrStdout(), list)
+		})
+	}
+	return cmd
+}
+
+func writeBuilds(to io.Writer, list *pb.ListResponse) error {
+	t := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "BUILD\tPHASE\tRESULT\tINSTANCE\tSUBMITTED\tTOOK\tFILE")
+	for _, b := range list.GetBuilds() {
+		result, took := "-", "-"
+		if r := b.GetResult(); r != nil {
+			result = cmp.Or(r.GetReason(), "success")
+			if r.GetReason() == string(instance.ScriptFailure) {
+				result = fmt.Sprintf("%s %d", result, r.GetExitCode())
+			}
+		}
+		if b.GetStarted() != nil {
+			end := time.Now()
+			if b.GetEndedAt() != nil {
+				end = b.GetEndedAt().AsTime()
+			}
+			took = end.Sub(b.GetStarted().AsTime()).Round(time.Millisecond).String()
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", b.GetId(), b.GetPhase(), termtext.Line(result),
+			termtext.Line(cmp.Or(b.GetInstance(), "-")), b.GetSubmitted().AsTime().Local().Format(time.DateTime), took,
+			termtext.Line(cmp.Or(b.GetStepsFile(), "-")))
+	}
+	fmt.Fprintf(t, "%d builds wait, %d run\n", list.GetQueued(), list.GetRunning())
+	return t.Flush()
+}

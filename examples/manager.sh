@@ -1,0 +1,17 @@
+#!/bin/sh
+# Runs a manager with a VM embedded in the program, submits three builds, and shows what came of them. STEPMUX is the
+# program.
+set -eu
+dir=$(mktemp -d)
+export STEPMUX_MANAGER="$dir/manager.sock"
+"$STEPMUX" manager --state "$dir/state" --capacity 2 &
+manager=$!
+trap 'kill $manager; wait $manager || true; rm -rf "$dir"' EXIT
+until [ -S "$STEPMUX_MANAGER" ]; do kill -0 $manager; sleep 0.05; done
+
+one=$("$STEPMUX" submit examples/hello.yml)
+"$STEPMUX" submit examples/hello.yml
+"$STEPMUX" submit --wait examples/hello.yml
+"$STEPMUX" logs -f "$one" >/dev/null
+"$STEPMUX" builds
+"$STEPMUX" ps

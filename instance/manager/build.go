@@ -1,0 +1,247 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+// errCanceled ends a build on request.
+var errCanceled = errors.New("its end was asked for")
+
+// build is a build that this manager has taken from the queue. One goroutine, Manager.run, owns it.
+type build struct {
+	request
+	job  *pb.Job
+	log  *storedLog
+	done chan struct{} // closed when it has ended or is left to another manager
+
+	ctx    context.Context //nolint:containedctx // its end cancels the build; it is not the manager's
+	cancel context.CancelCauseFunc
+
+	mu       sync.Mutex // guards the following
+	record   record
+	revision uint64 // of the record; 0 if there is none
+	executor *instance.Executor
+	msg      jetstream.Msg // of the queue; nil if another manager had taken it, until it comes again
+	left     bool          // to another manager
+	ending   bool          // its outcome is known
+}
+
+// kept returns the record of the build.
+func (b *build) kept() *record {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := b.record
+	return &r
+}
+
+// working tells the queue that the build is not lost.
+func (b *build) working() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.msg != nil {
+		_ = b.msg.InProgress() // else the queue hands the request out again, which is noticed
+	}
+}
+
+// read opens the request of a build.
+func (s *store) read(r *request, key string) (*pb.Job, error) {
+	text, err := s.seal.open(key, r.sealed)
+	if err != nil {
+		return nil, fmt.Errorf("the request cannot be opened with the key: %w", err)
+	}
+	job := &pb.Job{}
+	if err := proto.Unmarshal(text, job); err != nil {
+		return nil, fmt.Errorf("the request cannot be read: %w", err)
+	}
+	return job, nil
+}
+
+// run runs a build to its end, or until it is left to another manager. placed is called when it has its slot, or ends
+// without one.
+func (m *Manager) run(b *build, placed func()) {
+	defer close(b.done)
+	defer placed()
+	linger := m.cfg.Linger
+	e := m.cfg.Provider.Executor(instance.Build{
+		ID: b.id, Log: b.log, LogState: b.log.state, Linger: &linger, Secret: m.store.seal.secret(b.id),
+		Placed: func(string) { placed() },
+	})
+	b.mu.Lock()
+	b.executor = e
+	left := b.left
+	b.mu.Unlock()
+	if left { // Shutdown found no executor yet
+		_ = e.Cleanup(m.life) // it has nothing
+		return
+	}
+	var err error
+	known := b.log.result
+	if known == nil {
+		err = m.execute(b, e)
+	}
+	b.mu.Lock()
+	b.left = b.left || m.life.Err() != nil
+	left = b.left
+	b.ending = !left
+	b.mu.Unlock()
+	if left {
+		_ = e.Leave(m.life) // it goes on
+		return
+	}
+	if known == nil {
+		known = resultOf(err, b.kept().Canceled)
+		if known.Reason != string(instance.RunnerSystemFailure) { // the log has all of the job's output
+			// The manager may die before the clean-up, after which nobody could tell the outcome.
+			m.keepTrying("end the log", b, func() error { return b.log.end(known) })
+		}
+	}
+	m.end(b, e, known, err)
+}
+
+// execute runs the job of a build, from the start or from where another manager has left it.
+func (m *Manager) execute(b *build, e *instance.Executor) error {
+	ctx := b.ctx
+	if was := b.kept(); was.Phase == phaseRunning {
+		m.cfg.Logger.Info("build is resumed", "build", b.id, "instance", was.Instance)
+		if err := e.Resume(context.WithoutCancel(ctx), was.Instance, was.Socket); err != nil {
+			return err
+		}
+	} else {
+		if err := e.Prepare(ctx); err != nil {
+			return err
+		}
+		started := e.Started()
+		if _, err := e.Connect(ctx); err != nil {
+			return err
+		}
+		vm, socket := e.Place()
+		err := m.change(b, func(r *record) {
+			r.Phase, r.Instance, r.Socket, r.Started = phaseRunning, vm, socket, started
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if limit := b.job.GetTimeout().AsDuration(); limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadlineCause(
+			ctx, b.kept().Started.Add(limit), fmt.Errorf("the build took longer than %v", limit))
+		defer cancel()
+	}
+	return e.Execute(ctx, b.work())
+}
+
+// work returns the build's job. It is the same each time: a step runner that has it already takes it for one.
+func (b *build) work() connector.Job {
+	job := connector.Job{
+		Steps: b.job.GetSteps(), StepsFile: b.job.GetStepsFile(),
+		Env: map[string]string{"CI": "true", "CI_JOB_ID": b.id}, Timeout: b.job.GetTimeout().AsDuration(),
+		PassEnv: b.job.GetPassEnv(), UnsafeExports: b.job.GetUnsafeExports(),
+	}
+	for _, v := range b.job.GetVariables() {
+		job.Vars = append(job.Vars, connector.Variable{Key: v.GetKey(), Value: v.GetValue(), Masked: v.GetMasked()})
+	}
+	return job
+}
+
+// change changes the record of a build.
+func (m *Manager) change(b *build, edit func(*record)) error {
+	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+	defer cancel()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r := b.record
+	edit(&r)
+	revision, err := m.store.put(ctx, &r, b.revision)
+	if err != nil {
+		return err
+	}
+	b.record, b.revision = r, revision
+	return nil
+}
+
+// resultOf returns the outcome of a build by its error.
+func resultOf(err error, canceled bool) *result {
+	if err == nil {
+		return &result{}
+	}
+	failed, ok := errors.AsType[*instance.BuildError](err)
+	if !ok {
+		failed = &instance.BuildError{Reason: instance.RunnerSystemFailure, Err: err}
+	}
+	r := &result{Reason: string(failed.Reason), ExitCode: failed.ExitCode, Message: failed.Err.Error()}
+	if canceled && failed.Reason != instance.ScriptFailure {
+		r.Reason, r.Message, r.ExitCode = string(instance.JobCanceled), errCanceled.Error(), 0
+	}
+	return r
+}
+
+// end ends what is left of a build on its VM, and keeps its outcome.
+func (m *Manager) end(b *build, e *instance.Executor, known *result, err error) {
+	cleanup := e.Cleanup(m.life) // it is bounded
+	ended := *known
+	ended.Left = e.Left()
+	if cleanup != nil {
+		m.cfg.Logger.Warn("the build's end on the VM failed", "build", b.id, "instance", e.Instance(), "error", cleanup)
+	}
+	m.keepTrying("end the log", b, func() error { return b.log.end(known) })
+	m.finish(b, &ended)
+	if m.cfg.OnEnd != nil {
+		report := batch.Report{
+			Build: b.id, Instance: e.Instance(), Route: e.Choice(), Isolation: e.Isolation(), Usage: e.Usage(),
+			Cleanup: cleanup, Left: ended.Left,
+		}
+		if ended.Reason != "" {
+			report.Err = &instance.BuildError{
+				Reason: instance.FailureReason(ended.Reason), ExitCode: ended.ExitCode,
+				Err: cmp.Or(err, errors.New(ended.Message)),
+			}
+		}
+		if !e.Started().IsZero() {
+			report.Duration = time.Since(b.kept().Started)
+		}
+		m.cfg.OnEnd(report)
+	}
+}
+
+// finish keeps the result of a build whose log has its end, and takes its request out of the queue.
+func (m *Manager) finish(b *build, r *result) {
+	m.keepTrying("keep its result", b, func() error {
+		return m.change(b, func(rec *record) { rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), r })
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.msg != nil {
+		_ = b.msg.Ack() // else it comes again, and is acknowledged then
+	}
+}
+
+// keepTrying repeats what must not fail, until it succeeds or the store is lost: then the next manager does it.
+func (m *Manager) keepTrying(what string, b *build, do func() error) {
+	for {
+		err := do()
+		if err == nil || m.life.Err() != nil || errors.Is(err, errTaken) {
+			return
+		}
+		m.cfg.Logger.Error("cannot "+what, "build", b.id, "error", err)
+		pause := time.NewTimer(time.Second)
+		select {
+		case <-pause.C:
+		case <-m.life.Done():
+			pause.Stop()
+		}
+	}
+}

@@ -1,0 +1,10 @@
+// Package manager is the long-lived process that owns a fleet's connections: builds wait in its queue, run on the
+// instances of a provider, and outlive the manager.
+//
+// [Open] opens a state directory and returns a [Manager], which resumes the builds that run already, takes others from
+// the queue and answers the service of package managerv1. Queue, builds and logs are streams of NATS JetStream, whose
+// server is embedded and listens nowhere. Shutdown leaves running builds to the next manager, which goes on with them
+// as it does after a crash. [Dial] connects a client.
+//
+// The rules that keep a build from being lost or run twice are in store.go and build.go.
+package manager

@@ -1,0 +1,204 @@
+package manager
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/connector/buildlog"
+)
+
+const (
+	// The headers of a piece of a log: the position of its first byte, the log's state after it, and in the last piece,
+	// which has no text, the result of the build.
+	offsetHeader = "Stepmux-Offset"
+	stateHeader  = "Stepmux-State"
+	resultHeader = "Stepmux-Result"
+
+	// logRetry is the pause before a piece is stored again.
+	logRetry = 100 * time.Millisecond
+	// aheadPieces is how many pieces of a log a reader holds.
+	aheadPieces = 8
+)
+
+// storedLog is the log of a build in the stream. It is a buildlog.StateWriter, for one goroutine at a time.
+type storedLog struct {
+	store *store
+	id    string
+	life  context.Context //nolint:containedctx // the manager's: it bounds the writes
+
+	mu     sync.Mutex // guards the following
+	offset int64
+	state  buildlog.State // after offset
+	result *result        // nil unless the log has its end
+}
+
+// openLog returns the log of a build as far as it is stored.
+func (s *store) openLog(ctx context.Context, life context.Context, id string) (*storedLog, error) {
+	l := &storedLog{store: s, id: id, life: life}
+	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return l, nil
+	}
+	if err == nil {
+		var p piece
+		if p, err = pieceOf(last.Header, last.Data); err == nil {
+			l.offset, l.state, l.result = p.offset+int64(len(p.text)), p.state, p.result
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	return l, nil
+}
+
+// piece is one message of a log.
+type piece struct {
+	text   []byte
+	offset int64
+	state  buildlog.State
+	result *result
+}
+
+func pieceOf(h nats.Header, text []byte) (p piece, err error) {
+	p.text = text
+	if p.offset, err = strconv.ParseInt(h.Get(offsetHeader), 10, 64); err != nil {
+		return p, err
+	}
+	if state := h.Get(stateHeader); state != "" {
+		err = json.Unmarshal([]byte(state), &p.state)
+	}
+	if end := h.Get(resultHeader); end != "" && err == nil {
+		err = json.Unmarshal([]byte(end), &p.result)
+	}
+	return p, err
+}
+
+// Write implements io.Writer.
+func (l *storedLog) Write(text []byte) (int, error) { return l.WriteState(text, l.state) }
+
+// WriteState implements buildlog.StateWriter. It returns when the text is stored. After the end it drops the text.
+func (l *storedLog) WriteState(text []byte, after buildlog.State) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.result != nil {
+		return len(text), nil
+	}
+	if err := l.putLocked(piece{text: text, offset: l.offset, state: after}); err != nil {
+		return 0, err
+	}
+	l.offset += int64(len(text))
+	l.state = after
+	return len(text), nil
+}
+
+// end puts the end of the log, with the build's result, unless it is there.
+func (l *storedLog) end(r *result) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.result != nil {
+		return nil
+	}
+	if err := l.putLocked(piece{offset: l.offset, state: l.state, result: r}); err != nil {
+		return err
+	}
+	l.result = r
+	return nil
+}
+
+// putLocked stores a piece. A piece whose acknowledgment was lost is stored once, although it is sent again: its ID
+// tells.
+func (l *storedLog) putLocked(p piece) error {
+	msg := nats.NewMsg(logsSubject + l.id)
+	msg.Data = p.text
+	id := l.id + ":" + strconv.FormatInt(p.offset, 10)
+	msg.Header.Set(offsetHeader, strconv.FormatInt(p.offset, 10))
+	state, err := json.Marshal(p.state)
+	if err != nil {
+		panic("BUG: encode a state: " + err.Error()) // it has nothing that cannot be encoded
+	}
+	msg.Header.Set(stateHeader, string(state))
+	if p.result != nil {
+		text, err := json.Marshal(p.result)
+		if err != nil {
+			panic("BUG: encode a result: " + err.Error()) // as above
+		}
+		msg.Header.Set(resultHeader, string(text))
+		id += ":end"
+	}
+	for {
+		ctx, cancel := context.WithTimeout(l.life, storeTimeout)
+		_, err = l.store.js.PublishMsg(ctx, msg, jetstream.WithMsgID(id))
+		cancel()
+		if err == nil || l.life.Err() != nil || l.store.err() != nil {
+			break
+		}
+		pause := time.NewTimer(logRetry)
+		select {
+		case <-pause.C:
+		case <-l.life.Done():
+			pause.Stop()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("store the log: %w", err)
+	}
+	return nil
+}
+
+// readLog passes the pieces of a build's log to take, from the first that is kept. Unless follow is set it returns at
+// the piece that was the last when it began, else at the end of the log. A build that has ended may have no log any
+// more.
+func (s *store) readLog(
+	ctx context.Context, id string, follow, ended bool, take func(piece) error,
+) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	until := uint64(0)
+	last, err := s.logs.GetLastMsgForSubject(ctx, logsSubject+id)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		if !follow || ended {
+			return nil
+		}
+	case err != nil:
+		return fmt.Errorf("read the log of %s: %w", id, err)
+	case !follow:
+		until = last.Sequence
+	}
+	consumer, err := s.js.OrderedConsumer(ctx, logsStream, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{logsSubject + id}, DeliverPolicy: jetstream.DeliverAllPolicy,
+	})
+	if err != nil {
+		return fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	messages, err := consumer.Messages(jetstream.PullMaxMessages(aheadPieces))
+	if err != nil {
+		return fmt.Errorf("read the log of %s: %w", id, err)
+	}
+	defer messages.Stop()
+	for {
+		msg, err := messages.Next(jetstream.NextContext(ctx))
+		if err != nil {
+			return err
+		}
+		at, err := msg.Metadata()
+		if err != nil {
+			return fmt.Errorf("read the log of %s: %w", id, err)
+		}
+		p, err := pieceOf(msg.Headers(), msg.Data())
+		if err == nil {
+			err = take(p)
+		}
+		if err != nil || p.result != nil || until > 0 && at.Sequence.Stream >= until {
+			return err
+		}
+	}
+}

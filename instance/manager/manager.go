@@ -1,0 +1,365 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/batch"
+)
+
+const (
+	// DefaultLinger is how long a build goes on without a manager.
+	DefaultLinger = 5 * time.Minute
+	// DefaultKeep is how long builds that have ended are kept.
+	DefaultKeep = 7 * 24 * time.Hour
+	// DefaultLogBytes bounds all logs together.
+	DefaultLogBytes = 10 << 30
+
+	// aheadBuilds bounds the builds that were taken from the queue and have no slot yet.
+	aheadBuilds = 16
+	// signPause is the time between two signs of life of the builds to the queue, and of the store to the manager.
+	signPause = ackWait / 6
+)
+
+// Config is the configuration of a Manager.
+type Config struct {
+	// Dir is the directory of the state. It is made if it is missing, for this user alone. One manager uses it at a time.
+	// Required.
+	Dir string
+	// KeyFile has the key that seals requests, 32 bytes. It is made if it is missing, and only this user may read it. If
+	// empty, the file key in Dir.
+	KeyFile string
+	// Provider runs the builds on the instances of Group. The caller closes it after the Manager. Both are required.
+	Provider *instance.Provider
+	Group    *instance.Group
+	// Linger is how long a build goes on without a manager, at most 24h. If zero, DefaultLinger.
+	Linger time.Duration
+	// EndBuilds lets Shutdown end the builds that run: for instances that end with the manager.
+	EndBuilds bool
+	// Keep is how long builds that have ended, and logs, are kept, at least a second. If zero, DefaultKeep.
+	Keep time.Duration
+	// LogBytes bounds all logs together; the oldest pieces go first. If zero, DefaultLogBytes.
+	LogBytes int64
+	// Version is that of the program.
+	Version string
+	// InventoryErr returns the error in the inventory's newest version, if there is one. May be nil.
+	InventoryErr func() error
+	// OnEnd is called when a build has ended, from many goroutines at once. Times before the end are those of this
+	// manager. May be nil.
+	OnEnd func(batch.Report)
+	// Logger receives messages for an operator. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Manager runs the builds of its queue. It owns a goroutine for each build that it has taken, one that takes builds and
+// one that gives signs of life. It is safe for concurrent use.
+type Manager struct {
+	cfg   Config
+	store *store
+	since time.Time
+
+	life context.Context //nolint:containedctx // ends with Shutdown, or with the store
+	fail context.CancelCauseFunc
+	wg   sync.WaitGroup
+
+	takes  context.Context //nolint:containedctx // ends when no more builds are taken
+	stop   context.CancelFunc
+	closed sync.Once
+
+	mu     sync.Mutex // guards the following
+	live   map[string]*build
+	drains map[string]*drained // by the ID of the VM
+}
+
+// ErrStopped is the cause of the end of a Manager that was shut down.
+var ErrStopped = errors.New("the manager was stopped")
+
+// Open opens the state, resumes the builds that run, and begins to take others. ctx bounds the opening. The caller
+// calls Shutdown.
+func Open(ctx context.Context, cfg Config) (*Manager, error) {
+	switch {
+	case cfg.Dir == "" || cfg.Provider == nil || cfg.Group == nil:
+		return nil, errors.New("manager: Config.Dir, Provider or Group is missing")
+	case cfg.Linger < 0 || cfg.Linger > instance.MaxLinger:
+		return nil, fmt.Errorf("manager: linger %v: use at most %v", cfg.Linger, instance.MaxLinger)
+	case cfg.Keep != 0 && cfg.Keep < time.Second:
+		return nil, fmt.Errorf("manager: builds are kept for a second at least, not %v", cfg.Keep)
+	case cfg.LogBytes < 0:
+		return nil, fmt.Errorf("manager: %d bytes of logs", cfg.LogBytes)
+	}
+	cfg.KeyFile = cmp.Or(cfg.KeyFile, filepath.Join(cfg.Dir, "key"))
+	cfg.Linger, cfg.Keep = cmp.Or(cfg.Linger, DefaultLinger), cmp.Or(cfg.Keep, DefaultKeep)
+	cfg.LogBytes = cmp.Or(cfg.LogBytes, DefaultLogBytes)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	m := &Manager{cfg: cfg, since: time.Now(), live: map[string]*build{}, drains: map[string]*drained{}}
+	var err error
+	if m.store, err = openStore(ctx, &cfg); err != nil {
+		return nil, err
+	}
+	m.life, m.fail = context.WithCancelCause(context.WithoutCancel(ctx))
+	m.takes, m.stop = context.WithCancel(m.life)
+	var messages jetstream.MessagesContext
+	if err = m.restoreDrains(ctx); err == nil {
+		err = m.resume(ctx)
+	}
+	if err == nil {
+		messages, err = m.consume(ctx)
+	}
+	if err != nil {
+		err = fmt.Errorf("state directory %s: %w", cfg.Dir, err)
+		return nil, errors.Join(err, m.Shutdown(ctx))
+	}
+	m.wg.Go(func() { m.take(messages) }) //nolint:contextcheck // its life is the manager's
+	m.wg.Go(m.giveSigns)
+	return m, nil
+}
+
+// resume takes on the builds that a manager before had begun, at once, since they linger for a time only. They come
+// first in the queue. Any that it does not find are resumed when the queue hands them out.
+func (m *Manager) resume(ctx context.Context) error {
+	seq := uint64(1)
+	for strangers := 0; strangers < 4*aheadBuilds; {
+		r, key, err := m.store.queued(ctx, seq)
+		if err != nil || r == nil {
+			return err
+		}
+		seq = r.seq + 1
+		rec, revision, err := m.store.record(ctx, r.id)
+		if err != nil {
+			return err
+		}
+		if rec == nil || rec.Phase != phaseRunning {
+			strangers++
+			continue
+		}
+		strangers = 0
+		if err := m.begin(ctx, r, key, rec, revision, nil, func() {}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// consume returns the requests of the queue. The consumer is made anew: no other manager takes part, so all that were
+// not acknowledged come again at once.
+func (m *Manager) consume(ctx context.Context) (jetstream.MessagesContext, error) {
+	err := m.store.queue.DeleteConsumer(ctx, consumerName)
+	if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil, fmt.Errorf("open the queue: %w", err)
+	}
+	consumer, err := m.store.queue.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		Durable: consumerName, FilterSubject: queueSubject, AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: ackWait, MaxAckPending: -1,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open the queue: %w", err)
+	}
+	return consumer.Messages(jetstream.PullMaxMessages(1)) // what is pulled and not taken is nobody's
+}
+
+// take takes builds from the queue, until no more are to be taken.
+func (m *Manager) take(messages jetstream.MessagesContext) {
+	defer messages.Stop()
+	places := make(chan struct{}, aheadBuilds)
+	for {
+		select {
+		case places <- struct{}{}:
+		case <-m.takes.Done():
+			return
+		}
+		release := sync.OnceFunc(func() { <-places })
+		msg, err := messages.Next(jetstream.NextContext(m.takes))
+		if err == nil {
+			err = m.accept(msg, release)
+		}
+		if err != nil {
+			release()
+			if m.takes.Err() != nil {
+				return
+			}
+			m.cfg.Logger.Error("cannot take a build from the queue", "error", err)
+			pause := time.NewTimer(time.Second)
+			select {
+			case <-pause.C:
+			case <-m.takes.Done():
+				pause.Stop()
+			}
+		}
+	}
+}
+
+// accept begins a build that came from the queue. placed is called when it has a slot or needs none.
+func (m *Manager) accept(msg jetstream.Msg, placed func()) error {
+	at, err := msg.Metadata()
+	if err != nil {
+		return err
+	}
+	key := msg.Headers().Get(nats.MsgIdHdr)
+	r := &request{buildID(at.Sequence.Stream, key), at.Sequence.Stream, msg.Data(), at.Timestamp}
+	m.mu.Lock()
+	b := m.live[r.id]
+	m.mu.Unlock()
+	if b != nil { // it was resumed, or came again
+		b.mu.Lock()
+		b.msg = msg
+		b.mu.Unlock()
+		placed()
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(m.life, storeTimeout)
+	defer cancel()
+	rec, revision, err := m.store.record(ctx, r.id)
+	if err != nil {
+		return err
+	}
+	if rec != nil && rec.Phase == phaseEnded {
+		log, err := m.store.openLog(ctx, m.life, r.id)
+		if err == nil {
+			err = log.end(rec.Result)
+		}
+		if err == nil {
+			err = msg.Ack()
+		}
+		placed()
+		return err
+	}
+	return m.begin(ctx, r, key, rec, revision, msg, placed)
+}
+
+// begin begins or resumes a build.
+func (m *Manager) begin(
+	ctx context.Context, r *request, key string, rec *record, revision uint64, msg jetstream.Msg, placed func(),
+) error {
+	log, err := m.store.openLog(ctx, m.life, r.id)
+	if err != nil {
+		return err
+	}
+	job, err := m.store.read(r, key)
+	if err != nil {
+		m.cfg.Logger.Error("a build cannot be run", "build", r.id, "error", err)
+		return m.store.refuse(ctx, r, rec, revision, log, &result{
+			Reason: string(instance.RunnerSystemFailure), Message: err.Error(),
+		})
+	}
+	if rec == nil {
+		rec = &record{ID: r.id, StepsFile: job.GetStepsFile(), Submitted: r.submitted}
+	}
+	b := &build{
+		request: *r, job: job, log: log, done: make(chan struct{}), record: *rec, revision: revision, msg: msg,
+	}
+	b.ctx, b.cancel = context.WithCancelCause(context.WithoutCancel(m.life))
+	if rec.Canceled {
+		b.cancel(errCanceled)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.takes.Err() != nil {
+		return context.Cause(m.takes) //nolint:contextcheck // the manager's end, not ctx's
+	}
+	m.live[r.id] = b
+	m.wg.Go(func() { //nolint:contextcheck // its life is the manager's
+		m.run(b, placed)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.live, b.id)
+	})
+	return nil
+}
+
+// builds returns the builds that this manager has taken.
+func (m *Manager) builds() []*build {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]*build, 0, len(m.live))
+	for _, b := range m.live {
+		all = append(all, b)
+	}
+	return all
+}
+
+// giveSigns tells the queue that the builds are not lost, and ends the manager when the store is.
+func (m *Manager) giveSigns() {
+	tick := time.NewTicker(signPause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-m.takes.Done():
+			return
+		}
+		if err := m.store.err(); err != nil {
+			m.cfg.Logger.Error("the state cannot be kept", "error", err)
+			m.fail(err)
+			return
+		}
+		for _, b := range m.builds() {
+			b.working()
+		}
+	}
+}
+
+// Done returns a channel that is closed when the Manager cannot go on, or was shut down.
+func (m *Manager) Done() <-chan struct{} { return m.life.Done() }
+
+// Err returns why Done is closed: ErrStopped, or a failure of the store. It is nil before.
+func (m *Manager) Err() error { return context.Cause(m.life) }
+
+// Shutdown takes no more builds and leaves those that run to the next manager: they go on for their linger. It returns
+// when all goroutines have ended, soon, and at most when ctx ends; then it returns ctx's cause. It is idempotent.
+func (m *Manager) Shutdown(ctx context.Context) (err error) {
+	m.closed.Do(func() {
+		m.mu.Lock()
+		m.stop()
+		for _, d := range m.drains {
+			if d.timer != nil {
+				d.timer.Stop()
+			}
+		}
+		m.mu.Unlock()
+		for _, b := range m.builds() {
+			m.wg.Go(func() { m.leave(ctx, b) })
+		}
+		gone := make(chan struct{})
+		go func() { // it ends with the goroutines, of which each is bounded
+			m.wg.Wait()
+			close(gone)
+		}()
+		select {
+		case <-gone:
+		case <-ctx.Done():
+			err = fmt.Errorf("stop the manager: %w", context.Cause(ctx))
+		}
+		m.fail(ErrStopped)
+		m.store.close()
+	})
+	return err
+}
+
+// leave leaves a build to another manager, unless its outcome is known.
+func (m *Manager) leave(ctx context.Context, b *build) {
+	if m.cfg.EndBuilds && b.kept().Phase == phaseRunning {
+		b.cancel(ErrStopped)
+		select {
+		case <-b.done:
+			return
+		case <-ctx.Done():
+		}
+	}
+	b.mu.Lock()
+	b.left = !b.ending
+	e, left := b.executor, b.left
+	b.mu.Unlock()
+	if left && e != nil {
+		_ = e.Leave(ctx) // it goes on
+	}
+}

@@ -1,0 +1,358 @@
+package manager_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/instance/control"
+	"github.com/stepmux/stepmux/instance/manager"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+	"github.com/stepmux/stepmux/internal/embeddedvm"
+	"github.com/stepmux/stepmux/internal/runnertest"
+	"github.com/stepmux/stepmux/internal/sshtest"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/login"
+)
+
+func TestMain(m *testing.M) { runnertest.Main(m) }
+
+// fleet is a VM, and the state directory of its managers.
+type fleet struct {
+	vm       *sshtest.Server
+	tmp, dir string
+	capacity int
+	change   func(*manager.Config) // may be nil
+}
+
+func newFleet(t *testing.T) *fleet {
+	t.Helper()
+	return &fleet{
+		vm: sshtest.InProcess(t, embeddedvm.Config{}), tmp: sshtest.SocketDir(t),
+		dir: filepath.Join(t.TempDir(), "state"), capacity: 2,
+	}
+}
+
+// running is a manager and a client of it.
+type running struct {
+	pb.ManagerClient
+	t    *testing.T
+	stop func()
+}
+
+// open opens a manager of the fleet and its config for it.
+func (f *fleet) open(t *testing.T) (*manager.Manager, *instance.Provider, error) {
+	t.Helper()
+	group, err := instance.NewGroup(instance.Instance{
+		ID: "vm-1", Addr: f.vm.Addr, Capacity: f.capacity, Runner: runnertest.Command(t), TempDir: f.tmp,
+		SSH: mux.Config{
+			User: f.vm.User, Auth: []login.Auth{login.Key("of the test", f.vm.Signer)},
+			HostKeys: login.PinnedHostKeys(f.vm.HostKey),
+		},
+	})
+	require.NoError(t, err)
+	provider, err := instance.NewProvider(instance.Config{Group: group})
+	require.NoError(t, err)
+	cfg := manager.Config{Dir: f.dir, Provider: provider, Group: group, Linger: time.Minute, Version: "test"}
+	if testing.Verbose() {
+		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	if f.change != nil {
+		f.change(&cfg)
+	}
+	m, err := manager.Open(t.Context(), cfg)
+	if err != nil {
+		_ = provider.Close()
+	}
+	return m, provider, err
+}
+
+// start starts a manager.
+func (f *fleet) start(t *testing.T) *running {
+	t.Helper()
+	m, provider, err := f.open(t)
+	require.NoError(t, err)
+	path := filepath.Join(sshtest.SocketDir(t), "m.sock")
+	listener, err := control.Listen(path, -1)
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = m.Serve(context.Background(), listener) })
+	conn, err := manager.Dial(path)
+	require.NoError(t, err)
+	stop := sync.OnceFunc(func() {
+		_ = conn.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), sshtest.Bound)
+		defer cancel()
+		require.NoError(t, m.Shutdown(ctx))
+		require.ErrorIs(t, m.Err(), manager.ErrStopped)
+		serving.Wait()
+		require.NoError(t, provider.Close())
+	})
+	t.Cleanup(stop)
+	return &running{pb.NewManagerClient(conn), t, stop}
+}
+
+// submit queues a script.
+func (r *running) submit(script string) string {
+	r.t.Helper()
+	resp, err := r.Submit(r.t.Context(), &pb.SubmitRequest{Job: job(script)})
+	require.NoError(r.t, err)
+	return resp.GetId()
+}
+
+func job(script string) *pb.Job {
+	return &pb.Job{
+		Steps:     []byte("run:\n- name: s\n  script: |\n    " + strings.ReplaceAll(script, "\n", "\n    ") + "\n"),
+		StepsFile: "job.yml", Variables: []*pb.Variable{{Key: "TOKEN", Value: "a-hidden-value", Masked: true}},
+	}
+}
+
+// wait follows a build from an offset to its end, and returns its log.
+func (r *running) wait(id string, offset int64) (string, *pb.Build) {
+	r.t.Helper()
+	stream, err := r.Follow(r.t.Context(), &pb.FollowRequest{Id: id, Offset: offset, Follow: true})
+	require.NoError(r.t, err)
+	var text bytes.Buffer
+	for {
+		msg, err := stream.Recv()
+		require.NoError(r.t, err)
+		require.Equal(r.t, offset+int64(text.Len()), msg.GetOffset())
+		text.Write(msg.GetText())
+		if msg.GetBuild() != nil {
+			return text.String(), msg.GetBuild()
+		}
+	}
+}
+
+// await reads the log of a build until it has a text.
+func (r *running) await(id, text string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), sshtest.Bound)
+	defer cancel()
+	stream, err := r.Follow(ctx, &pb.FollowRequest{Id: id, Follow: true})
+	require.NoError(r.t, err)
+	var got strings.Builder
+	for !strings.Contains(got.String(), text) {
+		msg, err := stream.Recv()
+		require.NoError(r.t, err, "the log has no %q: %s", text, got.String())
+		require.Nil(r.t, msg.GetBuild(), "the log has no %q: %s", text, got.String())
+		got.Write(msg.GetText())
+	}
+}
+
+// gate is a file that scripts wait for.
+func gate(t *testing.T) (wait string, open func()) {
+	file := filepath.Join(t.TempDir(), "go")
+	return "until [ -e " + file + " ]; do sleep 0.01; done", func() {
+		require.NoError(t, os.WriteFile(file, nil, 0o600))
+	}
+}
+
+func TestABuildGoesThroughTheQueue(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.start(t)
+	wait, open := gate(t)
+	good := m.submit("echo one\n" + wait + "\necho two $CI_JOB_ID")
+	m.await(good, "one\n")
+	bad := m.submit("echo bad; exit 7")
+	text, b := m.wait(bad, 0)
+	require.Equal(t, "bad\n", text)
+	require.Equal(t, pb.Build_ended, b.GetPhase())
+	require.Equal(t, "script_failure", b.GetResult().GetReason())
+	require.EqualValues(t, 7, b.GetResult().GetExitCode())
+	require.Equal(t, "vm-1", b.GetInstance())
+	require.Equal(t, "job.yml", b.GetStepsFile())
+
+	b, err := m.Get(t.Context(), &pb.GetRequest{Id: good})
+	require.NoError(t, err)
+	require.Equal(t, pb.Build_running, b.GetPhase())
+	open()
+	text, b = m.wait(good, 4)
+	require.Equal(t, "two "+good+"\n", text, "from its offset")
+	require.Empty(t, b.GetResult().GetReason())
+	require.Empty(t, b.GetResult().GetLeft())
+	require.Empty(t, b.GetResult().GetMessage())
+
+	all, err := m.List(t.Context(), &pb.ListRequest{})
+	require.NoError(t, err)
+	require.Len(t, all.GetBuilds(), 2)
+	require.Equal(t, good, all.GetBuilds()[0].GetId(), "the latest first")
+	require.Zero(t, all.GetQueued())
+	require.Zero(t, all.GetRunning())
+	_, err = m.Get(t.Context(), &pb.GetRequest{Id: "17-abcdef01"})
+	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	_, err = m.Get(t.Context(), &pb.GetRequest{Id: "no > id *"})
+	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	m.stop()
+	require.NotContains(t, everythingIn(t, f.dir), "a-hidden-value", "secrets are sealed")
+}
+
+// everythingIn returns the text of all files below a directory.
+func everythingIn(t *testing.T, dir string) string {
+	t.Helper()
+	var all strings.Builder
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		all.Write(text)
+		return err
+	}))
+	require.NotZero(t, all.Len())
+	return all.String()
+}
+
+func TestTheSameRequestTwiceIsOneBuild(t *testing.T) {
+	t.Parallel()
+	m := newFleet(t).start(t)
+	first, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: job("echo x"), Key: "k-1"})
+	require.NoError(t, err)
+	again, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: job("echo x"), Key: "k-1"})
+	require.NoError(t, err)
+	require.Equal(t, first.GetId(), again.GetId())
+	text, _ := m.wait(first.GetId(), 0)
+	require.Equal(t, "x\n", text)
+	for _, bad := range []*pb.SubmitRequest{
+		{Job: job("x"), Key: "a b"}, {}, {Job: &pb.Job{Steps: make([]byte, 4<<20+1)}},
+	} {
+		_, err = m.Submit(t.Context(), bad)
+		require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
+	}
+}
+
+func TestBuildsAreCanceledWhereverTheyAre(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	f.capacity = 1
+	m := f.start(t)
+	runs := m.submit("echo begun; exec sleep 1000")
+	m.await(runs, "begun\n")
+	var waiting []string
+	for range 40 { // more than are taken ahead of their slot
+		waiting = append(waiting, m.submit("echo never"))
+	}
+	list, err := m.List(t.Context(), &pb.ListRequest{Phase: pb.Build_queued, Limit: 5})
+	require.NoError(t, err)
+	require.EqualValues(t, 40, list.GetQueued())
+	require.EqualValues(t, 1, list.GetRunning())
+	require.Len(t, list.GetBuilds(), 5)
+	require.Equal(t, waiting[0], list.GetBuilds()[0].GetId(), "the oldest first")
+	for _, id := range append([]string{runs}, waiting...) {
+		_, err := m.Cancel(t.Context(), &pb.CancelRequest{Id: id})
+		require.NoError(t, err)
+	}
+	for _, id := range append([]string{runs}, waiting...) {
+		text, b := m.wait(id, 0)
+		require.Equal(t, "job_canceled", b.GetResult().GetReason(), id)
+		require.True(t, b.GetCanceled())
+		require.NotContains(t, text, "never")
+	}
+	_, err = m.Cancel(t.Context(), &pb.CancelRequest{Id: runs})
+	require.NoError(t, err, "one that has ended is left as it is")
+	timed := job("echo begun; exec sleep 1000")
+	timed.Timeout = durationpb.New(time.Second / 10)
+	resp, err := m.Submit(t.Context(), &pb.SubmitRequest{Job: timed})
+	require.NoError(t, err)
+	_, b := m.wait(resp.GetId(), 0)
+	require.Equal(t, "job_execution_timeout", b.GetResult().GetReason())
+}
+
+// Each round is another manager on the same state.
+func TestARestartLosesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	wait, open := gate(t)
+	ledger := filepath.Join(t.TempDir(), "ledger")
+	m := f.start(t)
+	var ids []string
+	for i := range 8 {
+		ids = append(ids, m.submit(fmt.Sprintf("echo run %d >>%s\necho begun\n%s\necho done\nexit %d", i, ledger, wait, i)))
+	}
+	m.await(ids[0], "begun\n")
+	m.await(ids[1], "begun\n")
+	_, err := m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-1"}, Note: "disk"})
+	require.NoError(t, err)
+	m.stop()
+
+	m = f.start(t)
+	b, err := m.Get(t.Context(), &pb.GetRequest{Id: ids[0]})
+	require.NoError(t, err)
+	require.Equal(t, pb.Build_running, b.GetPhase())
+	_, err = m.Cancel(t.Context(), &pb.CancelRequest{Id: ids[7]})
+	require.NoError(t, err)
+	st, err := m.Status(t.Context(), &pb.StatusRequest{})
+	require.NoError(t, err)
+	require.Contains(t, string(st.GetJson()), `"state":"draining","reason":"disk"`, "a drain outlives the manager")
+	m.stop()
+
+	open()
+	m = f.start(t)
+	text, b := m.wait(ids[0], 0)
+	require.Equal(t, "begun\ndone\n", text)
+	require.Empty(t, b.GetResult().GetReason())
+	_, err = m.Undrain(t.Context(), &pb.UndrainRequest{Instances: []string{"vm-1"}})
+	require.NoError(t, err)
+	for i, id := range ids[:7] {
+		text, b := m.wait(id, 0)
+		require.Equal(t, "begun\ndone\n", text, "build %d", i)
+		require.EqualValues(t, i, b.GetResult().GetExitCode())
+	}
+	_, b = m.wait(ids[7], 0)
+	require.Equal(t, "job_canceled", b.GetResult().GetReason())
+	ran, err := os.ReadFile(ledger)
+	require.NoError(t, err)
+	for i := range 7 {
+		require.Equal(t, 1, strings.Count(string(ran), fmt.Sprintf("run %d\n", i)), "%s", ran)
+	}
+	require.NotContains(t, string(ran), "run 7")
+	_, err = m.Drain(t.Context(), &pb.DrainRequest{Instances: []string{"vm-2"}})
+	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+}
+
+func TestBadStateDirectoriesAreRefused(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	m := f.start(t)
+	_, _, err := f.open(t)
+	require.ErrorContains(t, err, "another manager uses it")
+	m.stop()
+	key := filepath.Join(f.dir, "key")
+	good, err := os.ReadFile(key)
+	require.NoError(t, err)
+	refused := func(message string, change func()) {
+		t.Helper()
+		change()
+		_, _, err := f.open(t)
+		require.ErrorContains(t, err, message)
+		require.NoError(t, os.RemoveAll(key))
+		require.NoError(t, os.WriteFile(key, good, 0o600))
+	}
+	refused("sealed with another key", func() { require.NoError(t, os.Remove(key)) })
+	refused("can be read by others", func() { require.NoError(t, os.Chmod(key, 0o644)) })
+	refused("is not a file of 32 bytes", func() { require.NoError(t, os.Truncate(key, 31)) })
+	f.start(t)
+}
+
+func TestAManagerNeedsAStateDirectoryThatItCanWrite(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t)
+	require.NoError(t, os.WriteFile(f.dir, nil, 0o600))
+	_, _, err := f.open(t)
+	require.ErrorContains(t, err, "not a directory")
+}

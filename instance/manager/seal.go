@@ -1,0 +1,117 @@
+package manager
+
+import (
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/crypto/chacha20poly1305"
+)
+
+// keySize is the length of a key file, in bytes.
+const keySize = 32
+
+// seal keeps secrets: requests are sealed before they enter a stream, and the secrets of builds are derived, so that
+// they are stored nowhere.
+type seal struct {
+	aead    cipher.AEAD
+	secrets []byte
+}
+
+// openSeal reads a key file, or makes one.
+func openSeal(file string) (*seal, error) {
+	key, err := readKey(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = makeKey(file); err == nil || errors.Is(err, fs.ErrExist) {
+			key, err = readKey(file)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w", err)
+	}
+	derive := func(use string) []byte {
+		derived, err := hkdf.Key(sha256.New, key, nil, "stepmux manager: "+use, keySize)
+		if err != nil {
+			panic("BUG: derive a key: " + err.Error()) // only lengths can be wrong
+		}
+		return derived
+	}
+	aead, err := chacha20poly1305.NewX(derive("requests"))
+	if err != nil {
+		return nil, fmt.Errorf("key file: %w", err)
+	}
+	return &seal{aead, derive("secrets of builds")}, nil
+}
+
+func readKey(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	key := make([]byte, keySize)
+	switch n, err := f.Read(key); {
+	case !info.Mode().IsRegular() || info.Size() != keySize:
+		return nil, fmt.Errorf("%s is not a file of %d bytes", file, keySize)
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("%s can be read by others (mode %04o): use mode 0600", file, info.Mode().Perm())
+	case err != nil:
+		return nil, err
+	case n != keySize:
+		return nil, fmt.Errorf("%s was cut off", file)
+	}
+	return key, nil
+}
+
+// makeKey makes a key file. It is there with all its bytes, or not at all.
+func makeKey(file string) error {
+	f, err := os.CreateTemp(filepath.Dir(file), ".key-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(f.Name()) }() // its other name is there
+	key := make([]byte, keySize)
+	_, _ = rand.Read(key) // never fails
+	_, err = f.Write(key)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Link(f.Name(), file)
+}
+
+// close seals a text for a use. Only open with the same use opens it.
+func (s *seal) close(use string, text []byte) []byte {
+	nonce := make([]byte, s.aead.NonceSize(), s.aead.NonceSize()+len(text)+s.aead.Overhead())
+	_, _ = rand.Read(nonce) // never fails
+	return s.aead.Seal(nonce, nonce, text, []byte(use))
+}
+
+func (s *seal) open(use string, sealed []byte) ([]byte, error) {
+	if len(sealed) < s.aead.NonceSize() {
+		return nil, errors.New("it was cut off")
+	}
+	n := s.aead.NonceSize()
+	return s.aead.Open(nil, sealed[:n], sealed[n:], []byte(use))
+}
+
+// secret returns the secret of a build's step runner.
+func (s *seal) secret(build string) string {
+	mac := hmac.New(sha256.New, s.secrets)
+	mac.Write([]byte(build))
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}

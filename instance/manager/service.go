@@ -1,0 +1,397 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/stepmux/stepmux/instance"
+	pb "github.com/stepmux/stepmux/instance/manager/managerv1"
+)
+
+const (
+	// defaultListed and maxListed bound the builds in a list.
+	defaultListed, maxListed = 100, 10_000
+	// maxCalls bounds the calls of one client at once.
+	maxCalls = 1000
+	// maxAnswer bounds an answer of a manager, in bytes.
+	maxAnswer = 64 << 20
+)
+
+// Serve answers the service of package managerv1 on a listener, which it closes, until the Manager is shut down or ctx
+// ends. Then it ends all calls. It returns nil, or the error of the listener.
+func (m *Manager) Serve(ctx context.Context, listener net.Listener) error {
+	server := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxPayload), grpc.MaxSendMsgSize(maxAnswer), grpc.MaxConcurrentStreams(maxCalls),
+		grpc.ConnectionTimeout(10*time.Second),
+	)
+	pb.RegisterManagerServer(server, &service{m: m})
+	stop := func() { server.Stop() }
+	defer context.AfterFunc(ctx, stop)()
+	defer context.AfterFunc(m.takes, stop)() //nolint:contextcheck // the manager's end
+	err := server.Serve(listener)
+	server.Stop() // waits for the calls
+	if ctx.Err() != nil || m.takes.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// Dial returns a connection to the manager whose socket is at a path, for a client of package managerv1. It connects
+// with the first call. The caller closes it.
+func Dial(path string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///manager",
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // the kernel checks the users of a unix socket
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", path)
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+	)
+}
+
+// service implements the service of package managerv1.
+type service struct {
+	pb.UnimplementedManagerServer
+	m *Manager
+}
+
+// Submit implements pb.ManagerServer, as do the following.
+func (s *service) Submit(ctx context.Context, req *pb.SubmitRequest) (*pb.SubmitResponse, error) {
+	key := cmp.Or(req.GetKey(), rand.Text())
+	if len(key) > 64 || strings.Trim(key, keyLetters) != "" {
+		return nil, status.Error(codes.InvalidArgument, "the key of the request is not 1 to 64 of A-Z a-z 0-9 . _ -")
+	}
+	if len(req.GetJob().GetSteps()) == 0 {
+		return nil, status.Error(codes.InvalidArgument, "the request has no steps")
+	}
+	text, err := proto.Marshal(req.GetJob())
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if len(text) > maxRequest {
+		return nil, status.Errorf(codes.InvalidArgument, "the request has %d bytes, at most %d can be queued", len(text),
+			maxRequest)
+	}
+	id, err := s.m.store.push(ctx, key, text)
+	if err != nil {
+		return nil, s.m.failed(ctx, err)
+	}
+	return &pb.SubmitResponse{Id: id}, nil
+}
+
+const keyLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
+
+// failed returns the answer for an error of the store.
+func (m *Manager) failed(ctx context.Context, err error) error {
+	switch lost := m.store.err(); {
+	case ctx.Err() != nil:
+		return status.FromContextError(ctx.Err()).Err()
+	case m.takes.Err() != nil:
+		return status.Error(codes.Unavailable, "the manager ends")
+	case lost != nil:
+		return status.Error(codes.Unavailable, lost.Error())
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	return status.Error(codes.Internal, err.Error())
+}
+
+func notFound(id string) error { return status.Errorf(codes.NotFound, "there is no build %.80q", id) }
+
+// Get returns a build.
+func (s *service) Get(ctx context.Context, req *pb.GetRequest) (*pb.Build, error) {
+	b, err := s.m.get(ctx, req.GetId())
+	if err != nil {
+		return nil, s.m.failed(ctx, err)
+	}
+	return b, nil
+}
+
+func (m *Manager) get(ctx context.Context, id string) (*pb.Build, error) {
+	rec, _, err := m.store.record(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if rec != nil {
+		return rec.build(), nil
+	}
+	r, key, err := m.store.find(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if r == nil { // it may have ended since
+		if rec, _, err = m.store.record(ctx, id); rec != nil {
+			return rec.build(), nil
+		}
+		return nil, cmp.Or(err, notFound(id))
+	}
+	return m.waiting(r, key), nil
+}
+
+// waiting returns a build that has no record.
+func (m *Manager) waiting(r *request, key string) *pb.Build {
+	b := &pb.Build{Id: r.id, Phase: pb.Build_queued, Submitted: timestamppb.New(r.submitted)}
+	if job, err := m.store.read(r, key); err == nil {
+		b.StepsFile = job.GetStepsFile()
+	}
+	return b
+}
+
+// build returns a record as clients know it.
+func (r *record) build() *pb.Build {
+	b := &pb.Build{
+		Id: r.ID, Phase: pb.Build_queued, Instance: r.Instance, StepsFile: r.StepsFile, Canceled: r.Canceled,
+		Submitted: timeOf(r.Submitted), Started: timeOf(r.Started), EndedAt: timeOf(r.Ended),
+	}
+	switch r.Phase {
+	case phaseRunning:
+		b.Phase = pb.Build_running
+	case phaseEnded:
+		b.Phase = pb.Build_ended
+	}
+	if r.Result != nil {
+		b.Result = &pb.Result{
+			Reason: r.Result.Reason, ExitCode: int32(r.Result.ExitCode), //nolint:gosec // an exit code
+			Message: strings.ToValidUTF8(r.Result.Message, "?"), Left: r.Result.Left,
+		}
+	}
+	return b
+}
+
+// timeOf returns nil for the zero time.
+func timeOf(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// List returns builds.
+func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListResponse, error) {
+	resp, err := s.m.list(ctx, req.GetPhase(), min(cmp.Or(max(int(req.GetLimit()), 0), defaultListed), maxListed))
+	if err != nil {
+		return nil, s.m.failed(ctx, err)
+	}
+	return resp, nil
+}
+
+func (m *Manager) list(ctx context.Context, phase pb.Build_Phase, limit int) (*pb.ListResponse, error) {
+	resp := &pb.ListResponse{}
+	taken := map[string]bool{} // with a record
+	for _, b := range m.builds() {
+		if r := b.kept(); r.Phase != "" {
+			taken[r.ID] = true
+			if r.Phase == phaseRunning {
+				resp.Running++
+			}
+		}
+	}
+	info, err := m.store.queue.Info(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the queue: %w", err)
+	}
+	resp.Queued = max(int64(info.State.Msgs)-int64(len(taken)), 0) //nolint:gosec // there are not that many
+	wanted := func(p pb.Build_Phase) bool { return phase == pb.Build_phase_unspecified || phase == p }
+	for seq := uint64(1); wanted(pb.Build_queued) && len(resp.Builds) < limit; {
+		r, key, err := m.store.queued(ctx, seq)
+		if err != nil {
+			return nil, err
+		}
+		if r == nil {
+			break
+		}
+		seq = r.seq + 1
+		if !taken[r.id] {
+			resp.Builds = append(resp.Builds, m.waiting(r, key))
+		}
+	}
+	if phase == pb.Build_queued {
+		return resp, nil
+	}
+	listed := map[string]int{}
+	for i, b := range resp.Builds {
+		listed[b.GetId()] = i
+	}
+	err = m.store.newest(ctx, func(r *record) bool {
+		b := r.build()
+		at, twice := listed[r.ID]
+		switch {
+		case twice: // it was taken meanwhile
+			resp.Builds[at] = b
+		case wanted(b.GetPhase()) && len(resp.Builds) < limit:
+			resp.Builds = append(resp.Builds, b)
+		}
+		return len(resp.Builds) < limit
+	})
+	return resp, err
+}
+
+// Follow streams the log of a build.
+func (s *service) Follow(req *pb.FollowRequest, stream grpc.ServerStreamingServer[pb.FollowResponse]) error {
+	ctx := stream.Context()
+	if err := s.m.follow(ctx, req, stream.Send); err != nil {
+		return s.m.failed(ctx, err)
+	}
+	return nil
+}
+
+func (m *Manager) follow(ctx context.Context, req *pb.FollowRequest, send func(*pb.FollowResponse) error) error {
+	b, err := m.get(ctx, req.GetId())
+	if err != nil {
+		return err
+	}
+	ended := b.GetPhase() == pb.Build_ended
+	at := max(req.GetOffset(), 0)
+	err = m.store.readLog(ctx, req.GetId(), req.GetFollow(), ended, func(p piece) error {
+		text, missing := p.text, max(p.offset-at, 0)
+		if behind := at - p.offset; behind > 0 {
+			text = text[min(behind, int64(len(text))):]
+		}
+		at += missing
+		if len(text) == 0 && missing == 0 {
+			return nil
+		}
+		err := send(&pb.FollowResponse{Text: text, Offset: at, Missing: missing})
+		at += int64(len(text))
+		return err
+	})
+	if err != nil || !req.GetFollow() {
+		return err
+	}
+	m.mu.Lock()
+	running := m.live[req.GetId()]
+	m.mu.Unlock()
+	if running != nil { // its result is kept soon
+		select {
+		case <-running.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if b, err = m.get(ctx, req.GetId()); err != nil {
+		return err
+	}
+	return send(&pb.FollowResponse{Offset: at, Build: b})
+}
+
+// Cancel ends a build.
+func (s *service) Cancel(ctx context.Context, req *pb.CancelRequest) (*pb.CancelResponse, error) {
+	// A build may be taken, or end, between two looks at it.
+	for range 10 {
+		err := s.m.cancel(ctx, req.GetId())
+		if err == nil {
+			return &pb.CancelResponse{}, nil
+		}
+		if !errors.Is(err, errTaken) {
+			return nil, s.m.failed(ctx, err)
+		}
+	}
+	return nil, status.Error(codes.Aborted, errTaken.Error())
+}
+
+func (m *Manager) cancel(ctx context.Context, id string) error {
+	m.mu.Lock()
+	b := m.live[id]
+	m.mu.Unlock()
+	if b != nil {
+		if b.kept().Phase != phaseEnded {
+			err := m.change(b, func(r *record) { r.Canceled = true }) //nolint:contextcheck // done although the caller goes away
+			if err != nil {
+				return err
+			}
+		}
+		b.cancel(errCanceled)
+		return nil
+	}
+	rec, revision, err := m.store.record(ctx, id)
+	if err != nil {
+		return err
+	}
+	if rec != nil {
+		if rec.Phase == phaseEnded {
+			return nil
+		}
+		return errTaken // by a manager that has not begun it yet
+	}
+	r, _, err := m.store.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	if r == nil {
+		return notFound(id)
+	}
+	log, err := m.store.openLog(ctx, m.life, id)
+	if err != nil {
+		return err
+	}
+	return m.store.refuse(ctx, r, nil, revision, log, &result{
+		Reason: string(instance.JobCanceled), Message: errCanceled.Error(),
+	})
+}
+
+// Status describes the manager.
+func (s *service) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+	text, err := json.Marshal(s.m.status())
+	if err != nil {
+		return nil, status.Error(codes.Internal, err.Error())
+	}
+	return &pb.StatusResponse{Json: text}, nil
+}
+
+// Drain lets VMs take no new builds.
+func (s *service) Drain(ctx context.Context, req *pb.DrainRequest) (*pb.DrainResponse, error) {
+	if limit := req.GetFor().AsDuration(); limit < 0 {
+		return nil, status.Errorf(codes.InvalidArgument, "a drain for %v", limit)
+	}
+	if err := s.m.knows(req.GetInstances()); err != nil {
+		return nil, err
+	}
+	for _, id := range req.GetInstances() {
+		if err := s.m.drain(ctx, id, req.GetNote(), req.GetFor().AsDuration()); err != nil {
+			return nil, s.m.failed(ctx, err)
+		}
+	}
+	return &pb.DrainResponse{}, nil
+}
+
+// Undrain undoes Drain.
+func (s *service) Undrain(ctx context.Context, req *pb.UndrainRequest) (*pb.UndrainResponse, error) {
+	if err := s.m.knows(req.GetInstances()); err != nil {
+		return nil, err
+	}
+	for _, id := range req.GetInstances() {
+		if err := s.m.undrain(ctx, id); err != nil {
+			return nil, s.m.failed(ctx, err)
+		}
+	}
+	return &pb.UndrainResponse{}, nil
+}
+
+// knows returns an error unless the group has all these VMs.
+func (m *Manager) knows(ids []string) error {
+	var names []string
+	for _, in := range m.cfg.Group.Instances() {
+		names = append(names, in.ID)
+	}
+	for _, id := range ids {
+		if !slices.Contains(names, id) {
+			return status.Errorf(codes.NotFound, "there is no instance %.160q", id)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,431 @@
+package manager
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/filelock"
+)
+
+const (
+	queueStream  = "STEPMUX_QUEUE"
+	queueSubject = "stepmux.queue.default"
+	consumerName = "manager"
+	buildsBucket = "STEPMUX_BUILDS"
+	fleetBucket  = "STEPMUX_FLEET"
+	logsStream   = "STEPMUX_LOGS"
+	logsSubject  = "stepmux.logs."
+
+	// maxRequest bounds a request, in bytes, and maxPayload what a stream takes: that, sealed, with its headers.
+	maxRequest, maxPayload = 4 << 20, 5 << 20
+	// ackWait is how long the queue waits for a sign of life of a build that was taken, before it hands it out again.
+	ackWait = 30 * time.Second
+	// storeTimeout bounds a call to the store, and startTimeout its start: streams are checked then.
+	storeTimeout, startTimeout = 30 * time.Second, 5 * time.Minute
+)
+
+// store is the state of a manager, in JetStream. These rules keep a build from being lost and from being run twice:
+//
+//   - A request stays in the queue until its build has ended.
+//   - A record is created before the job is delivered to a step runner, by compare-and-set. A build with a record may
+//     have run: it is resumed, and never started.
+//   - A piece of a log and the state of the log after it are one message. The last message of a log has the result.
+//   - The record has the result before the request leaves the queue.
+type store struct {
+	keep   time.Duration // the age of a build that has ended, and of its log
+	seal   *seal
+	lock   *os.File
+	server *server.Server
+	logger *serverLog
+	nc     *nats.Conn
+	js     jetstream.JetStream
+
+	queue   jetstream.Stream
+	logs    jetstream.Stream
+	history jetstream.Stream // of builds
+	builds  jetstream.KeyValue
+	fleet   jetstream.KeyValue
+}
+
+// openStore opens the state in a directory, which is made if it is missing. The caller calls close.
+func openStore(ctx context.Context, cfg *Config) (*store, error) {
+	s := &store{keep: cfg.Keep, logger: &serverLog{to: cfg.Logger}}
+	if err := s.open(ctx, cfg); err != nil {
+		s.close()
+		return nil, fmt.Errorf("state directory %s: %w", cfg.Dir, err)
+	}
+	return s, nil
+}
+
+func (s *store) open(ctx context.Context, cfg *Config) (err error) {
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return err
+	}
+	if s.lock, err = filelock.Claim(cfg.Dir); errors.Is(err, filelock.ErrTaken) {
+		return errors.New("another manager uses it")
+	} else if err != nil {
+		return err
+	}
+	if s.seal, err = openSeal(cfg.KeyFile); err != nil {
+		return err
+	}
+	if err := s.serve(filepath.Join(cfg.Dir, "jetstream")); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := s.openStreams(ctx, cfg); err != nil {
+		return errors.Join(err, s.logger.fatal())
+	}
+	return s.checkKey(ctx, cfg.KeyFile)
+}
+
+// serve starts the embedded server and connects to it.
+func (s *store) serve(dir string) (err error) {
+	s.server, err = server.NewServer(&server.Options{
+		ServerName: "stepmux", DontListen: true, NoSigs: true, DisableJetStreamBanner: true,
+		JetStream: true, StoreDir: dir, SyncAlways: true, MaxPayload: maxPayload,
+		// What the disk has is not reserved: other programs use it too.
+		JetStreamMaxStore: 1 << 50, JetStreamMaxMemory: 1 << 30,
+	})
+	if err != nil {
+		return err
+	}
+	s.server.SetLoggerV2(s.logger, false, false, false)
+	s.server.Start()
+	if err := s.logger.fatal(); err != nil {
+		return err
+	}
+	if !s.server.ReadyForConnections(startTimeout) {
+		return errors.New("the store did not start")
+	}
+	s.nc, err = nats.Connect("", nats.InProcessServer(s.server), nats.MaxReconnects(0), nats.Name("manager"))
+	if err != nil {
+		return errors.Join(err, s.logger.fatal())
+	}
+	s.js, err = jetstream.New(s.nc, jetstream.WithDefaultTimeout(storeTimeout))
+	return err
+}
+
+func (s *store) openStreams(ctx context.Context, cfg *Config) (err error) {
+	s.queue, err = s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: queueStream, Subjects: []string{"stepmux.queue.*"}, Retention: jetstream.WorkQueuePolicy,
+		AllowDirect: true,
+	})
+	if err != nil {
+		return fmt.Errorf("open the queue: %w", err)
+	}
+	s.logs, err = s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name: logsStream, Subjects: []string{logsSubject + "*"}, MaxAge: cfg.Keep, MaxBytes: cfg.LogBytes,
+		AllowDirect: true, Duplicates: min(time.Minute, cfg.Keep),
+	})
+	if err != nil {
+		return fmt.Errorf("open the logs: %w", err)
+	}
+	s.builds, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+		Bucket: buildsBucket, LimitMarkerTTL: time.Minute, // for the age of builds that have ended
+	})
+	if err != nil {
+		return fmt.Errorf("open the builds: %w", err)
+	}
+	if s.fleet, err = s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: fleetBucket}); err != nil {
+		return fmt.Errorf("open the fleet's state: %w", err)
+	}
+	s.history, err = s.js.Stream(ctx, "KV_"+buildsBucket)
+	return err
+}
+
+// checkKey returns an error if the state was sealed with another key.
+func (s *store) checkKey(ctx context.Context, file string) error {
+	const name, use = "key", "check of the key"
+	entry, err := s.fleet.Get(ctx, name)
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		_, err = s.fleet.Create(ctx, name, s.seal.close(use, nil))
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := s.seal.open(use, entry.Value()); err != nil {
+		return fmt.Errorf("the requests there were sealed with another key than that in %s", file)
+	}
+	return nil
+}
+
+// close ends the store. All that was acknowledged is on disk.
+func (s *store) close() {
+	if s.nc != nil {
+		s.nc.Close()
+	}
+	if s.server != nil {
+		s.server.Shutdown()
+		s.server.WaitForShutdown()
+	}
+	if s.lock != nil {
+		filelock.Release(s.lock)
+	}
+}
+
+// err returns why the store cannot keep anything any more, or nil.
+func (s *store) err() error {
+	if err := s.logger.fatal(); err != nil {
+		return err
+	}
+	if !s.server.JetStreamEnabled() {
+		return fmt.Errorf("the store gave up: is the disk full, or read-only? %s", s.logger.last())
+	}
+	return nil
+}
+
+// serverLog passes the messages of the embedded server on. The server tells of a failure by them alone.
+type serverLog struct {
+	to *slog.Logger
+
+	mu     sync.Mutex // guards the following
+	died   error
+	latest string // error
+}
+
+// Noticef implements server.Logger, and so do the following.
+func (l *serverLog) Noticef(format string, v ...any) {
+	l.to.Debug("store: " + fmt.Sprintf(format, v...))
+}
+
+// Warnf logs a warning.
+func (l *serverLog) Warnf(format string, v ...any) { l.to.Warn("store: " + fmt.Sprintf(format, v...)) }
+
+// Errorf logs an error.
+func (l *serverLog) Errorf(format string, v ...any) {
+	text := fmt.Sprintf(format, v...)
+	l.to.Error("store: " + text)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.latest = text
+}
+
+// Fatalf keeps an error after which the server is of no use.
+func (l *serverLog) Fatalf(format string, v ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.died = fmt.Errorf("start the store: "+format, v...)
+}
+
+// Debugf is not called.
+func (l *serverLog) Debugf(string, ...any) {}
+
+// Tracef is not called.
+func (l *serverLog) Tracef(string, ...any) {}
+
+func (l *serverLog) fatal() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.died
+}
+
+func (l *serverLog) last() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.latest
+}
+
+// buildID returns the ID of the build whose request has this place in the queue and this key: it is found by its ID,
+// and unique even if the state directory was made anew.
+func buildID(seq uint64, key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return strconv.FormatUint(seq, 10) + "-" + hex.EncodeToString(sum[:4])
+}
+
+// placeOf returns the place in the queue that a build's ID names, 0 if it is none.
+func placeOf(id string) uint64 {
+	number, _, _ := strings.Cut(id, "-")
+	seq, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return seq
+}
+
+// request is a build in the queue.
+type request struct {
+	id        string
+	seq       uint64
+	sealed    []byte
+	submitted time.Time
+}
+
+// push queues a request. When it returns, that is on disk.
+func (s *store) push(ctx context.Context, key string, text []byte) (id string, err error) {
+	msg := nats.NewMsg(queueSubject)
+	msg.Data = s.seal.close(key, text)
+	ack, err := s.js.PublishMsg(ctx, msg, jetstream.WithMsgID(key))
+	if err != nil {
+		return "", fmt.Errorf("queue the build: %w", err)
+	}
+	return buildID(ack.Sequence, key), nil
+}
+
+// queued returns the first request at or after a place in the queue, nil if there is none.
+func (s *store) queued(ctx context.Context, seq uint64) (*request, string, error) {
+	msg, err := s.queue.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(queueSubject))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, "", nil
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("read the queue: %w", err)
+	}
+	key := msg.Header.Get(nats.MsgIdHdr)
+	return &request{buildID(msg.Sequence, key), msg.Sequence, msg.Data, msg.Time}, key, nil
+}
+
+// find returns the request of a build, nil if it is not in the queue.
+func (s *store) find(ctx context.Context, id string) (*request, string, error) {
+	seq := placeOf(id)
+	if seq == 0 {
+		return nil, "", nil
+	}
+	r, key, err := s.queued(ctx, seq)
+	if r != nil && r.id != id {
+		r = nil
+	}
+	return r, key, err
+}
+
+// phases of a build's record. A build without a record is queued.
+const (
+	phaseRunning = "running" // its job may have been delivered
+	phaseEnded   = "ended"
+)
+
+// result is the outcome of a build.
+type result struct {
+	Reason   string   `json:"reason,omitempty"` // empty for success
+	ExitCode int      `json:"exit_code,omitempty"`
+	Message  string   `json:"message,omitempty"`
+	Left     []string `json:"left,omitempty"`
+}
+
+// record is a build in the bucket.
+type record struct {
+	ID        string    `json:"id"`
+	Phase     string    `json:"phase"`
+	Instance  string    `json:"instance,omitempty"`
+	Socket    string    `json:"socket,omitempty"`
+	StepsFile string    `json:"steps_file,omitempty"`
+	Submitted time.Time `json:"submitted"`
+	Started   time.Time `json:"started,omitzero"`
+	Ended     time.Time `json:"ended,omitzero"`
+	Canceled  bool      `json:"canceled,omitempty"`
+	Result    *result   `json:"result,omitempty"`
+}
+
+// record returns the record of a build and its revision, nil if there is none.
+func (s *store) record(ctx context.Context, id string) (*record, uint64, error) {
+	entry, err := s.builds.Get(ctx, id)
+	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
+		return nil, 0, nil
+	}
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the build %s: %w", id, err)
+	}
+	r := new(record)
+	if err := json.Unmarshal(entry.Value(), r); err != nil {
+		return nil, 0, fmt.Errorf("read the build %s: %w", id, err)
+	}
+	return r, entry.Revision(), nil
+}
+
+// errTaken says that a record was changed by somebody else.
+var errTaken = errors.New("the build's record was changed meanwhile")
+
+// put changes a record by compare-and-set: revision is that of the record before, 0 if there was none.
+func (s *store) put(ctx context.Context, r *record, revision uint64) (uint64, error) {
+	text, err := json.Marshal(r)
+	if err != nil {
+		panic("BUG: encode a record: " + err.Error()) // it has nothing that cannot be encoded
+	}
+	// As KeyValue.Update does, which knows no age.
+	msg := nats.NewMsg("$KV." + buildsBucket + "." + r.ID)
+	msg.Data = text
+	options := []jetstream.PublishOpt{jetstream.WithExpectLastSequencePerSubject(revision)}
+	if r.Phase == phaseEnded {
+		options = append(options, jetstream.WithMsgTTL(s.keep))
+	}
+	ack, err := s.js.PublishMsg(ctx, msg, options...)
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	if ok && told.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+		return 0, errTaken
+	}
+	if err != nil {
+		return 0, fmt.Errorf("keep the build %s: %w", r.ID, err)
+	}
+	return ack.Sequence, nil
+}
+
+// refuse ends a build that this manager does not run: its result is kept, and its request leaves the queue.
+func (s *store) refuse(
+	ctx context.Context, r *request, rec *record, revision uint64, log *storedLog, why *result,
+) error {
+	if rec == nil {
+		rec = &record{ID: r.id, Submitted: r.submitted}
+	}
+	rec.Phase, rec.Ended, rec.Result = phaseEnded, time.Now(), why
+	rec.Canceled = why.Reason == string(instance.JobCanceled)
+	if _, err := s.put(ctx, rec, revision); err != nil {
+		return err
+	}
+	if err := log.end(why); err != nil { //nolint:contextcheck // bounded by the manager's life
+		return err
+	}
+	err := s.queue.DeleteMsg(ctx, r.seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) || isGone(err) {
+		return nil
+	}
+	return err
+}
+
+// isGone reports whether err says that a message was deleted before.
+func isGone(err error) bool {
+	told, ok := errors.AsType[*jetstream.APIError](err)
+	return ok && told.ErrorCode == 10057 // of DeleteMsg, for a sequence that is not there
+}
+
+// newest calls take for the records that were changed last, the last first, until it returns false.
+func (s *store) newest(ctx context.Context, take func(*record) bool) error {
+	info, err := s.history.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("list the builds: %w", err)
+	}
+	for seq := info.State.LastSeq; seq >= info.State.FirstSeq && seq > 0; seq-- {
+		msg, err := s.history.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue // a later revision took its place
+		}
+		if err != nil {
+			return fmt.Errorf("list the builds: %w", err)
+		}
+		r := new(record)
+		if len(msg.Data) == 0 || json.Unmarshal(msg.Data, r) != nil {
+			continue // the mark of a build that is not kept any more
+		}
+		if !take(r) {
+			return nil
+		}
+	}
+	return nil
+}
