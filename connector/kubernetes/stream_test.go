@@ -40,17 +40,21 @@ func TestAnExecEndsWellOnlyByTheServersWord(t *testing.T) {
 		out      string
 		want     string // "" for a good end
 	}{
-		"good":                 {[]string{"\x01", "\x01one ", "\x02oh", "\x01two", success}, "one two", ""},
-		"no word":              {[]string{"\x01one"}, "one", "the stream to the pod was cut"},
-		"nothing at all":       {nil, "", "the stream to the pod was cut"},
-		"no status in it":      {[]string{"\x03{}"}, "", "word about the end of the command is"},
-		"an empty word":        {[]string{"\x03"}, "", "word about the end of the command is"},
-		"no JSON":              {[]string{"\x03oh"}, "", "word about the end of the command is"},
-		"endless":              {[]string{"\x03" + strings.Repeat(" ", 70<<10)}, "", "is too long"},
-		"an empty message":     {[]string{""}, "", "without a channel"},
-		"unknown channel":      {[]string{"\x04x", "\xff\x01", "\x01a", success}, "a", ""},
-		"failure":              {[]string{"\x03" + `{"status":"Failure","message":"no\nshell"}`}, "", "could not be executed: no shell"},
-		"exit status 0 failed": {[]string{"\x03" + `{"status":"Failure","reason":"NonZeroExitCode"}`}, "", "could not be executed"},
+		"good":             {[]string{"\x01", "\x01one ", "\x02oh", "\x01two", success}, "one two", ""},
+		"no word":          {[]string{"\x01one"}, "one", "the stream to the pod was cut"},
+		"nothing at all":   {nil, "", "the stream to the pod was cut"},
+		"no status in it":  {[]string{"\x03{}"}, "", "word about the end of the command is"},
+		"an empty word":    {[]string{"\x03"}, "", "word about the end of the command is"},
+		"no JSON":          {[]string{"\x03oh"}, "", "word about the end of the command is"},
+		"endless":          {[]string{"\x03" + strings.Repeat(" ", 70<<10)}, "", "is too long"},
+		"an empty message": {[]string{""}, "", "without a channel"},
+		"unknown channel":  {[]string{"\x04x", "\xff\x01", "\x01a", success}, "a", ""},
+		"failure": {
+			[]string{"\x03" + `{"status":"Failure","message":"no\nshell"}`}, "", "could not be executed: no shell",
+		},
+		"exit status 0 failed": {
+			[]string{"\x03" + `{"status":"Failure","reason":"NonZeroExitCode"}`}, "", "could not be executed",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := answered(t, c.messages...).Execute(t.Context(), "p", "", "true")

@@ -247,7 +247,8 @@ func (c *Cluster) stop() error {
 	alive := c.parts[APIServer] != nil && c.parts[Kubelet] != nil && c.parts[Containerd] != nil
 	c.mu.Unlock()
 	if alive {
-		_ = c.call(http.MethodDelete, "/api/v1/namespaces/default/pods?gracePeriodSeconds=0", nil, nil) // tasks are killed below
+		// An error leaves tasks, which are killed below.
+		_ = c.call(http.MethodDelete, "/api/v1/namespaces/default/pods?gracePeriodSeconds=0", nil, nil)
 	}
 	c.end(Kubelet, syscall.SIGTERM)
 	if c.parts[Containerd] != nil {

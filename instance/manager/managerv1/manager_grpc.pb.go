@@ -34,8 +34,7 @@ const (
 
 // ManagerClient is the client API for Manager service.
 //
-// For semantics around ctx use and closing/ending streaming RPCs, please refer to
-// https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Manager runs builds on a fleet of VMs. A build that it does not know is NOT_FOUND.
 type ManagerClient interface {
@@ -45,8 +44,8 @@ type ManagerClient interface {
 	Get(ctx context.Context, in *GetRequest, opts ...grpc.CallOption) (*Build, error)
 	// List returns builds, the oldest that wait first, then those that run or have ended, the latest first.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
-	// Follow streams the log of a build from an offset. Unless follow is set it ends with what is there. With follow it
-	// ends with the build, and its last message has the build.
+	// Follow streams the log of a build from an offset. Unless follow is set it ends with what is there. With follow it ends
+	// with the build, and its last message has the build.
 	Follow(ctx context.Context, in *FollowRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowResponse], error)
 	// Cancel ends a build. It returns when that is on disk: the build ends soon, also if the manager ends before. A build
 	// that has ended is left as it is.
@@ -113,8 +112,7 @@ func (c *managerClient) Follow(ctx context.Context, in *FollowRequest, opts ...g
 	return x, nil
 }
 
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic
-// stream type by name.
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Manager_FollowClient = grpc.ServerStreamingClient[FollowResponse]
 
 func (c *managerClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
@@ -169,8 +167,8 @@ type ManagerServer interface {
 	Get(context.Context, *GetRequest) (*Build, error)
 	// List returns builds, the oldest that wait first, then those that run or have ended, the latest first.
 	List(context.Context, *ListRequest) (*ListResponse, error)
-	// Follow streams the log of a build from an offset. Unless follow is set it ends with what is there. With follow it
-	// ends with the build, and its last message has the build.
+	// Follow streams the log of a build from an offset. Unless follow is set it ends with what is there. With follow it ends
+	// with the build, and its last message has the build.
 	Follow(*FollowRequest, grpc.ServerStreamingServer[FollowResponse]) error
 	// Cancel ends a build. It returns when that is on disk: the build ends soon, also if the manager ends before. A build
 	// that has ended is left as it is.
@@ -298,8 +296,7 @@ func _Manager_Follow_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(ManagerServer).Follow(m, &grpc.GenericServerStream[FollowRequest, FollowResponse]{ServerStream: stream})
 }
 
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic
-// stream type by name.
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Manager_FollowServer = grpc.ServerStreamingServer[FollowResponse]
 
 func _Manager_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
