@@ -15,8 +15,6 @@ import (
 	"github.com/stepmux/stepmux/pool"
 )
 
-const defaultDockerSocket = "/var/run/docker.sock"
-
 // place is the container or the pod in which a build's step runner is.
 type place interface {
 	Configure(cfg *connector.Config)
@@ -95,12 +93,14 @@ func (e *Executor) startContainer(
 	err := e.startPlace(ctx, into, func() (_ place, err error) {
 		d.Container, err = docker.Start(ctx, docker.Config{
 			Dial: func(ctx context.Context) (net.Conn, error) {
-				stream, err := d.conn().DialUnix(ctx, cfg.DockerSocket)
-				if err != nil {
-					return nil, fmt.Errorf("%s on instance %s (sshd must allow AllowStreamLocalForwarding): %w",
-						cfg.DockerSocket, s.member.ID, err)
-				}
-				return stream, nil
+				return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
+					stream, err := d.conn().Dial(ctx, network, addr)
+					if err != nil {
+						return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.member.ID,
+							map[string]string{"unix": "AllowStreamLocalForwarding", "tcp": "AllowTcpForwarding"}[network], err)
+					}
+					return stream, nil
+				})
 			},
 			Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
 			Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,

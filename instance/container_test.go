@@ -37,7 +37,7 @@ func containersOn(t *testing.T, v *vm, d *dockertest.Daemon) *instance.Provider 
 	require.NoError(t, err)
 	return v.provider(t, 4, func(cfg *instance.Config, in *instance.Instance) {
 		in.Runner = []string{"/no/stepmux"} // a container needs none
-		cfg.DockerSocket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
+		cfg.Docker.Socket, cfg.ContainerPrograms = d.Socket, []*program.Binary{bin}
 	})
 }
 

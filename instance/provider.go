@@ -27,9 +27,9 @@ type Config struct {
 	// Bootstrap are programs that may be copied to an instance whose step runner is missing or not usable; see
 	// connector.Config. If empty, nothing is copied.
 	Bootstrap []*program.Binary
-	// DockerSocket is the path of the Docker daemon's socket on the instances, for builds with a Container. The user of
-	// the login must be able to open it. If empty, /var/run/docker.sock.
-	DockerSocket string
+	// Docker is where the Docker daemon of each instance listens, as seen from there, for builds with a Container. The
+	// user of the login must be able to open its socket.
+	Docker docker.Address
 	// ContainerPrograms are the programs of which the platform of a Container's image, or of a Pod's node, needs one.
 	ContainerPrograms []*program.Binary
 	// Version is the version of this program. A warning is logged for an instance with another version. If
@@ -83,7 +83,6 @@ func NewProvider(cfg Config) (*Provider, error) {
 	}
 	cfg.DialTimeout = cmp.Or(cfg.DialTimeout, 30*time.Second)
 	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, 20*time.Second) // for the graces of a job and a step runner, and their files
-	cfg.DockerSocket = cmp.Or(cfg.DockerSocket, defaultDockerSocket)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
 	if cfg.DialStart == nil {
 		cfg.DialStart = func(string, int) {}

@@ -149,6 +149,18 @@ func TestPrivateHomeKeepsNothing(t *testing.T) {
 	}
 }
 
+// An overlay cannot have a path with a comma, as some machines can have none at all.
+func TestPrivateHomeIsEmptyWithoutAnOverlay(t *testing.T) {
+	t.Parallel()
+	home := filepath.Join(newHome(t), "a,b")
+	require.NoError(t, os.MkdirAll(home, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(home, "before"), nil, 0o600))
+	s := newSite(t, walls.Private, connector.Relay, "HOME="+home)
+	out, err := s.run(t, "b1", walled+` && [ $HOME = '`+home+`' ] && [ ! -e ~/before ] && echo a >~/after`, nil)
+	require.NoError(t, err, "%s", out)
+	require.NoFileExists(t, filepath.Join(home, "after"))
+}
+
 func TestAutoAsksWhetherTheUserCanBecomeRoot(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

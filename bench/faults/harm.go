@@ -232,8 +232,8 @@ func (r *rig) victim(f injection, part string) (m *machine, p process, build str
 		var found []process
 		all := m.owned(processes())
 		for _, p := range all {
-			// What an init is about to execute looks like another until it is.
-			fork := slices.ContainsFunc(all, func(q process) bool { return part == "init" && q.pid == p.parent && q.is(part) })
+			// What an init or a relay is about to execute looks like another one until it is.
+			fork := slices.ContainsFunc(all, func(q process) bool { return q.pid == p.parent && q.is(part) })
 			if p.is(part) && p.state != "Z" && !fork {
 				found = append(found, p)
 			}

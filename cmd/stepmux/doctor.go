@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stepmux/stepmux/connector/docker"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/doctor"
 	"github.com/stepmux/stepmux/internal/buildinfo"
@@ -65,17 +66,18 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if len(f.instances) == 0 && f.inventory == "" {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
-	socket := ""
+	var daemon *docker.Address
 	if f.docker != "" {
-		var err error
-		if socket, err = socketPath("--docker", f.docker); err != nil {
+		at, err := daemonAddress("--docker", f.docker)
+		if err != nil {
 			return err
 		}
+		daemon = &at
 	}
 	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
 	defer stop()
 	reports, err := onEach(ctx, &f.vmFlags, func(p *instance.Provider, in instance.Instance) doctor.Report {
-		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), DockerSocket: socket})
+		return doctor.Examine(ctx, p, in, doctor.Config{Version: buildinfo.Version(), Docker: daemon})
 	})
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"net"
 	"os"
 	"os/user"
-	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,7 +68,7 @@ func (f *imageFlags) register(fl *pflag.FlagSet) {
 
 // registerDaemon registers the flag of the daemon. Without it that is DOCKER_HOST's.
 func (f *imageFlags) registerDaemon(fl *pflag.FlagSet) {
-	fl.StringVar(&f.daemon, "docker", "", "unix://PATH of the Docker daemon's socket on the VMs "+
+	fl.StringVar(&f.daemon, "docker", "", "unix://PATH or tcp://HOST:PORT of the Docker daemon, as seen from the VMs "+
 		"(default unix:///var/run/docker.sock; without a VM, that of DOCKER_HOST if it is set)")
 	f.others = append(f.others, "docker")
 }
@@ -181,12 +181,12 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	}
 	if daemon != "" {
 		var err error
-		if cfg.DockerSocket, err = socketPath(from, daemon); err != nil {
+		if cfg.Docker, err = daemonAddress(from, daemon); err != nil {
 			return err
 		}
 	}
-	if onThisMachine {
-		if err := checkSocket(cmp.Or(cfg.DockerSocket, defaultDockerSocket)); err != nil {
+	if onThisMachine && cfg.Docker.TCP == "" {
+		if err := checkSocket(cfg.Docker.String()); err != nil {
 			return systemError(err)
 		}
 	}
@@ -208,15 +208,25 @@ func (f *imageFlags) addPrograms(cfg *instance.Config, flag string) error {
 	return nil
 }
 
-const defaultDockerSocket = "/var/run/docker.sock"
-
-// socketPath returns the path of a daemon's socket, named by a flag or a variable.
-func socketPath(from, daemon string) (string, error) {
-	socket, ok := strings.CutPrefix(daemon, "unix://")
-	if !ok || !path.IsAbs(socket) {
-		return "", fmt.Errorf("%s %.160q: want unix://PATH, a socket on the VM; --instance names the VM", from, daemon)
+// daemonAddress returns the address of a daemon, named by a flag or a variable. DOCKER_CERT_PATH and DOCKER_TLS_VERIFY
+// secure a connection by TCP, as for the Docker client.
+func daemonAddress(from, daemon string) (docker.Address, error) {
+	certs := os.Getenv("DOCKER_CERT_PATH")
+	if certs == "" && os.Getenv("DOCKER_TLS_VERIFY") != "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return docker.Address{}, fmt.Errorf("DOCKER_TLS_VERIFY: %w", err)
+		}
+		certs = filepath.Join(home, ".docker")
 	}
-	return socket, nil
+	at, err := docker.ParseAddress(daemon, certs)
+	switch {
+	case strings.HasPrefix(daemon, "ssh://"):
+		return docker.Address{}, fmt.Errorf("%s %.160q: name the VM by --instance", from, daemon)
+	case err != nil:
+		return docker.Address{}, fmt.Errorf("%s %.160q: %w", from, daemon, err)
+	}
+	return at, nil
 }
 
 // checkSocket returns an error that says what to change if nobody answers at the socket of a daemon on this machine, or

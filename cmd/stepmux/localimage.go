@@ -121,12 +121,11 @@ func (f *localFlags) runContained(
 	if err := f.inContainer.configure(&daemon, true); err != nil {
 		return nil, err
 	}
-	socket := cmp.Or(daemon.DockerSocket, defaultDockerSocket)
 	show := serialise(&cfg)
 	id := "local-" + strings.ToLower(rand.Text()[:10])
 	c, err := docker.Start(ctx, docker.Config{
 		Dial: func(ctx context.Context) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
+			return daemon.Docker.Dial(ctx, new(net.Dialer).DialContext)
 		},
 		Daemon: &docker.Daemon{}, BuildID: id, Spec: spec, Programs: daemon.ContainerPrograms, Log: show,
 	})

@@ -47,6 +47,9 @@ func (t quietT) Log(args ...any) {
 
 func (quietT) Verbose() bool { return false }
 
+// dockerScripts is held by the script that uses the Docker daemon.
+var dockerScripts sync.Mutex
+
 func TestScripts(t *testing.T) {
 	examples, err := filepath.Abs("../../examples")
 	if err != nil {
@@ -92,10 +95,14 @@ func TestScripts(t *testing.T) {
 			"vm": startVM,
 			"dockerd": func(ts *testscript.TestScript, _ bool, _ []string) {
 				t := ts.Value(tbKey{}).(testing.TB)
+				dockerScripts.Lock() // nocontainer looks at the whole daemon
+				ts.Defer(dockerScripts.Unlock)
 				d := dockertest.Start(t)
 				d.Load(t, "web:1", "EXPOSE 8080",
 					`CMD ["sh", "-c", "mkdir /w; echo $GREETING from the service >/w/text; exec httpd -f -p 8080 -h /w"]`)
 				ts.Setenv("DOCKER_HOST", "unix://"+d.Socket)
+				ts.Setenv("DAEMON_TCP", "tcp://"+d.TCP(t))
+				ts.Setenv("DAEMON_CERTS", d.Certs())
 			},
 			"nocontainer": func(ts *testscript.TestScript, _ bool, _ []string) {
 				t := ts.Value(tbKey{}).(testing.TB)

@@ -270,7 +270,8 @@ func TestTheReaperRemovesWhatADeadManagerLeftAndNothingElse(t *testing.T) {
 	pod := func(name, made, phase string, status kubetest.Object) {
 		status["phase"] = phase
 		s.Add(kubetest.Object{"metadata": kubetest.Object{
-			"name": name, "uid": name, "creationTimestamp": made, "annotations": kubetest.Object{"dev.stepmux.start-timeout": "60"},
+			"name": name, "uid": name, "creationTimestamp": made,
+			"annotations": kubetest.Object{"dev.stepmux.start-timeout": "60"},
 		}, "status": status})
 	}
 	running := kubetest.Object{"containerStatuses": []any{kubetest.Object{

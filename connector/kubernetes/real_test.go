@@ -93,7 +93,8 @@ func TestRealCluster(t *testing.T) {
 			kubetest.Image, "--pull", "never", "--pod-template", template, "../../examples/hello.yml").CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		t.Logf("%s", out)
-		out, err = osexec.Command(runnertest.Manager(t), "doctor", "--kubernetes", "--kubeconfig", k.Kubeconfig).CombinedOutput()
+		doctor := osexec.Command(runnertest.Manager(t), "doctor", "--kubernetes", "--kubeconfig", k.Kubeconfig)
+		out, err = doctor.CombinedOutput()
 		require.NoError(t, err, "%s", out)
 		t.Logf("%s", out)
 	})
@@ -186,7 +187,7 @@ subjects: [{kind: User, name: nobody, apiGroup: rbac.authorization.k8s.io}]
 		require.ErrorContains(t, err, "Unauthorized")
 		_, err = kubernetes.Start(t.Context(), realConfig(t, realCluster(t, k.Kubeconfig, "none")))
 		require.ErrorContains(t, err, `namespaces "none" not found`)
-		k.Apply(t, "/api/v1/namespaces", "{metadata: {name: ending, finalizers: [test.test/wait]}, spec: {finalizers: [kubernetes]}}")
+		k.Apply(t, "/api/v1/namespaces", "{metadata: {name: ending}, spec: {finalizers: [kubernetes]}}")
 		k.Remove(t, "/api/v1/namespaces/ending") // nothing ends it here
 		_, err = kubernetes.Start(t.Context(), realConfig(t, realCluster(t, k.Kubeconfig, "ending")))
 		require.ErrorContains(t, err, "because it is being terminated")

@@ -68,7 +68,8 @@ func (c *Cluster) execute(ctx context.Context, pod, container string, stderr io.
 	}
 	if conn.Subprotocol() != subprotocol {
 		_ = conn.CloseNow() // it is of no use
-		return nil, fmt.Errorf("%s: the API server does not speak %s: it must be of Kubernetes 1.30 or later", op, subprotocol)
+		return nil, fmt.Errorf("%s: the API server does not speak %s: it must be of Kubernetes 1.30 or later", op,
+			subprotocol)
 	}
 	conn.SetReadLimit(-1) // pieces are passed on as they come
 	s := &stream{conn: conn, stderr: stderr, ended: make(chan struct{})}

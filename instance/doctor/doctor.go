@@ -50,9 +50,9 @@ const (
 type Config struct {
 	// Version is this program's version. If it is not empty, the VM's version is compared with it.
 	Version string
-	// DockerSocket is the path of a Docker daemon's socket on the VM. If it is not empty, the VM is examined for builds in
-	// containers, which need no stepmux there, no shell and no sessions.
-	DockerSocket string
+	// Docker is where a Docker daemon listens on the VM. If it is not nil, the VM is examined for builds in containers,
+	// which need no stepmux there, no shell and no sessions.
+	Docker *docker.Address
 	// Timeout bounds the examination of one instance. If zero, 60s.
 	Timeout time.Duration
 }
@@ -94,7 +94,7 @@ func (e *examination) examine(ctx context.Context) {
 	defer e.conn.Close()
 	e.report.add(judgeServer(e.conn.Stat().ServerVersion))
 	e.keepalive(ctx)
-	if e.cfg.DockerSocket != "" {
+	if e.cfg.Docker != nil {
 		e.docker(ctx)
 		return
 	}
@@ -271,11 +271,13 @@ func (e *examination) routes(ctx context.Context) {
 // docker asks the Docker daemon about itself, as a build would call it.
 func (e *examination) docker(ctx context.Context) {
 	about, err := docker.About(ctx, func(ctx context.Context) (net.Conn, error) {
-		stream, err := e.conn.DialUnix(ctx, e.cfg.DockerSocket)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", e.cfg.DockerSocket, err)
-		}
-		return stream, nil
+		return e.cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
+			stream, err := e.conn.Dial(ctx, network, addr)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", addr, err)
+			}
+			return stream, nil
+		})
 	})
 	if err != nil {
 		e.report.add(failure(checkDocker, err.Error(), fmt.Sprintf("start the daemon, let %s open its socket "+

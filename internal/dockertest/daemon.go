@@ -96,6 +96,9 @@ var start = sync.OnceValues(func() (*Daemon, error) {
 		return nil, err
 	}
 	running = d
+	if err := writeCerts(d.Certs()); err != nil {
+		return nil, err
+	}
 	if err := d.Launch(); err != nil {
 		return nil, err
 	}
@@ -123,7 +126,9 @@ func (d *Daemon) Launch() error {
 	}
 	d.process = exec.Command(dockerd, "--data-root", filepath.Join(d.dir, "data"), "--exec-root",
 		filepath.Join(d.dir, "exec"), "--pidfile", filepath.Join(d.dir, "pid"), "-H", "unix://"+d.Socket,
-		"--iptables=false", "--ip6tables=false", "--bridge=none")
+		"--iptables=false", "--ip6tables=false", "--bridge=none", "-H", "tcp://127.0.0.1:0", "--tlsverify",
+		"--tlscacert", filepath.Join(d.Certs(), "ca.pem"), "--tlscert", filepath.Join(d.Certs(), "cert.pem"),
+		"--tlskey", filepath.Join(d.Certs(), "key.pem"))
 	d.process.Stdout, d.process.Stderr = log, log
 	d.process.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := d.process.Start(); err != nil {
