@@ -29,10 +29,10 @@ type HoldConfig struct {
 // Hold is the first process of a container, which keeps the container alive for processes that come from outside, such
 // as a relay by an exec. It reaps orphans. It returns nil
 //
-//   - when no other process has been there for Idle, or none came within First;
+//   - when no other process has been there for Idle, or the first did not come within First;
 //   - when ctx has ended, and the others have ended after a SIGTERM, or had 10 s for that.
 //
-// The kernel kills what is left then. Hold fails in a process that is not the first one of a container.
+// The kernel kills the rest. Hold fails in a process that is not the first one of a container.
 func Hold(ctx context.Context, cfg HoldConfig) error {
 	switch {
 	case cfg.Idle <= 0:

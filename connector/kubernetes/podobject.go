@@ -13,7 +13,7 @@ import (
 	"github.com/stepmux/stepmux/internal/termtext"
 )
 
-// object is what we read of a pod as the API describes it.
+// object is the part of a pod, as the API describes it, that we read.
 type object struct {
 	Metadata struct {
 		Name, UID, ResourceVersion string
@@ -53,7 +53,7 @@ type termination struct {
 // The phases of a pod that are asked for.
 const phasePending, phaseSucceeded, phaseFailed = "Pending", "Succeeded", "Failed"
 
-// ended reports whether all containers of the pod have ended, and none starts again.
+// ended reports whether all containers of the pod have ended for good.
 func (o *object) ended() bool {
 	return o.Status.Phase == phaseSucceeded || o.Status.Phase == phaseFailed
 }
@@ -168,7 +168,7 @@ func foreignText(text string) string { return termtext.Line(termtext.Cut(text, m
 // maxEvents is how many events an error quotes.
 const maxEvents = 5
 
-// events returns the last warnings about a pod, for an error. It returns "" if there are none, or we may not read them.
+// events returns the last warnings about a pod, for an error. It returns "" without any, or if we may not read them.
 func (c *Cluster) events(ctx context.Context, uid string) string {
 	var found struct {
 		Items []struct {

@@ -264,7 +264,7 @@ func running(argv ...string) bool {
 	return false
 }
 
-// result of one command, beside what it should have been.
+// outcome is the result of one command, beside the right one.
 type outcome struct {
 	err       error
 	code      int
@@ -273,7 +273,7 @@ type outcome struct {
 	wantLines int
 }
 
-// verdict names what an outcome is.
+// verdict names an outcome.
 func (o *outcome) verdict() string {
 	var want strings.Builder
 	for i := range o.wantLines {

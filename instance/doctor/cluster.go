@@ -13,7 +13,7 @@ import (
 const clusterTimeout = 30 * time.Second
 
 // ExamineCluster examines a Kubernetes cluster for builds in pods: whether its API server answers and takes the login,
-// and what the login may do in the namespace. It makes no pod. ctx bounds it, and 30 s do.
+// and the rights of the login in the namespace. It makes no pod. ctx bounds it, and 30 s do.
 func ExamineCluster(ctx context.Context, cluster *kubernetes.Cluster) Report {
 	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
 	defer cancel()

@@ -139,7 +139,7 @@ func (s *Server) Cut() {
 	}
 }
 
-// Delete deletes a pod, as somebody does by hand, and kills what runs there.
+// Delete deletes a pod, as somebody does by hand, and kills its processes.
 func (s *Server) Delete(name string) {
 	s.mu.Lock()
 	p := s.pods[name]
