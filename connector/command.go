@@ -34,7 +34,7 @@ func (cfg *Config) serveArgv(runner []string, socket string) []string {
 	if cfg.BuildUser != "" {
 		argv = append(argv, buildUserFlag, cfg.BuildUser)
 	}
-	return append(argv, cfg.Limits.Args()...)
+	return slices.Concat(argv, cfg.Limits.Args(), cfg.ServeArgs)
 }
 
 // proxyArgv bridges stdin and stdout to the build's socket.

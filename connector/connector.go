@@ -81,6 +81,8 @@ type Config struct {
 	BuildUser string
 	// Limits bound all processes of the build together. They are had, or the build fails.
 	Limits limits.Build
+	// ServeArgs are more arguments for serve, such as --require-pinned. Its stepmux must know them.
+	ServeArgs []string
 	// Log receives the output of the build's serve. A *buildlog.Log is the caller's to close; any other Writer is
 	// wrapped in one, with LogTimeout. If nil the output is discarded.
 	Log io.Writer

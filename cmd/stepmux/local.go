@@ -37,9 +37,9 @@ such as image, artifacts, cache and rules, are left out and named in a note. Oth
 
 Of a workflow of GitHub Actions (--format github) one job runs: its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers
-and permissions have no effect, and a note says so.
+and permissions have no effect, and a note says so; with --in-image the job runs in its container, beside its services.
 
-With --image or --in-image the job runs in a container of the Docker daemon of this machine. The work directory is
+With --image or --in-image a job runs in a container of the Docker daemon of this machine. The work directory is
 there at the same path, so the job can change it.
 
 Standard output has only the output of the steps; all messages of stepmux are on standard error. With --output json

@@ -53,6 +53,12 @@ func (f *localFlags) place() (place, error) {
 	case f.cacheDir != "":
 		return place{}, errors.New("--cache-dir: a job in a container keeps no steps")
 	}
+	if base, ok := strings.CutPrefix(f.actions.Base, "file://"); ok || base != "" && !strings.Contains(base, "://") {
+		var err error // a directory is there at the same path
+		if f.actions.Base, err = filepath.Abs(base); err != nil {
+			return place{}, fmt.Errorf("find the current directory: %w", err)
+		}
+	}
 	at := place{}
 	var spec *docker.Spec
 	at.ready = func(j *standalone.Job) (err error) {
@@ -76,16 +82,16 @@ func (f *localFlags) notContained(j *standalone.Job) error {
 
 // contained returns the container of a job.
 func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
-	if j.Source.Kind == trace.FromGitHub {
-		return nil, errors.New("a job of a workflow does not run in a container")
-	}
 	box, own := &f.inContainer, f.inContainer.own
 	if len(j.Container) > 0 {
 		var err error
 		if _, own, err = docker.FromJob("job "+j.Source.JobName, j.Container); err != nil {
 			return nil, err
 		}
-		for i := range own.Services { // they get the variables of the job, as with GitLab
+		for i := range own.Services { // with GitLab they get the variables of the job
+			if j.Source.Kind == trace.FromGitHub {
+				break
+			}
 			s := &own.Services[i]
 			var vars []string
 			for _, v := range j.Vars {
@@ -106,7 +112,21 @@ func (f *localFlags) contained(j *standalone.Job) (*docker.Spec, error) {
 		return nil, err
 	}
 	spec.Volumes = append(slices.Clone(spec.Volumes), dir+":"+dir)
+	if base := f.actions.Base; base != "" && !strings.Contains(base, "://") {
+		spec.Volumes = append(spec.Volumes, base+":"+base+":ro")
+	}
 	return spec, spec.Check()
+}
+
+// actionArgs are the flags about actions for a step runner in a container. Variables of this machine that name its
+// programs mean nothing there.
+func (f *localFlags) actionArgs() (args []string) {
+	for _, name := range []string{"actions-base", "require-pinned", "node", "docker", "docker-socket"} {
+		if flag := f.inContainer.flags.Lookup(name); flag.Changed || name == "actions-base" && f.actions.Base != "" {
+			args = append(args, "--"+name+"="+flag.Value.String())
+		}
+	}
+	return args
 }
 
 // runContained runs the job in a container, which is gone when it returns.
@@ -135,7 +155,7 @@ func (f *localFlags) runContained(
 	alive := context.WithoutCancel(ctx)
 	defer func() { err = errors.Join(err, c.Close(alive)) }()
 	defer context.AfterFunc(abort, func() { _ = c.Close(alive) })() // the result comes above
-	at := connector.Config{BuildID: id, Log: show, Isolation: "off"}
+	at := connector.Config{BuildID: id, Log: show, Isolation: "off", ServeArgs: f.actionArgs()}
 	c.Configure(&at)
 	b, err := connector.New(at)
 	if err != nil {

@@ -113,6 +113,19 @@ func TestABuildWhoseContainerdDiesEndsRightAndLeavesNothing(t *testing.T) {
 	require.Empty(t, d.Containers(t))
 }
 
+func TestADaemonWhoseDiskIsFullIsNamed(t *testing.T) {
+	d := dockertest.Start(t)
+	cfg := config(t, d)
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+	empty := d.FillDisk(t)
+	_, err := docker.Start(t.Context(), cfg)
+	empty()
+	require.ErrorContains(t, err, `create container of image "busybox:1": `)
+	require.ErrorContains(t, err, "no space left on device")
+	require.Empty(t, d.Containers(t))
+	require.NoError(t, start(t, cfg).Close(t.Context()))
+}
+
 // A step that needs more memory than the container has is killed, not the container.
 func TestAStepThatNeedsTooMuchMemoryFails(t *testing.T) {
 	d := dockertest.Start(t)

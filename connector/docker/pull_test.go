@@ -125,5 +125,11 @@ func TestARegistryThatAnswersWithErrorsIsNamed(t *testing.T) {
 		require.NotContains(t, err.Error(), "\n")
 		require.Less(t, len(err.Error()), 3000)
 	}
+	answer = nil
+	cfg := config(t, d)
+	cfg.Spec.Image = strings.TrimSuffix(ref, ":1") + ":none"
+	_, err := docker.Start(t.Context(), cfg)
+	require.ErrorContains(t, err, fmt.Sprintf("pull image %q", cfg.Spec.Image))
+	require.ErrorContains(t, err, "unknown")
 	require.Empty(t, d.Containers(t))
 }

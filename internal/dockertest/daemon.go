@@ -167,6 +167,14 @@ func (d *Daemon) KillContainerd(t testing.TB) {
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 }
 
+// FillDisk leaves the daemon no room for another container, until the function is called.
+func (d *Daemon) FillDisk(t testing.TB) (empty func()) {
+	t.Helper()
+	at := filepath.Join(d.dir, "data/containers")
+	require.NoError(t, unix.Mount("tmpfs", at, "tmpfs", 0, "size=4k,nr_inodes=1"))
+	return func() { require.NoError(t, unix.Unmount(at, unix.MNT_DETACH)) }
+}
+
 // Dial connects to the daemon.
 func (d *Daemon) Dial(ctx context.Context) (net.Conn, error) {
 	var dialer net.Dialer

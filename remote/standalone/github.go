@@ -20,17 +20,28 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	matrix := map[string]any{}
+	matrix, values := map[string]any{}, map[string]any{}
 	for name, text := range src.Matrix {
 		var v any
 		if json.Unmarshal([]byte(text), &v) != nil {
-			v = lang.EscapeExpressions(text)
+			v, values[name] = lang.EscapeExpressions(text), text
+		} else {
+			values[name] = v
 		}
 		matrix[name] = v
 	}
-	inputs := map[string]any{"workflow": lang.EscapeExpressions(string(src.Text)), "job": job.Name}
+	inputs := map[string]any{
+		"workflow": lang.EscapeExpressions(string(src.Text)), "job": job.Name, "file": lang.EscapeExpressions(src.Name),
+	}
 	if len(matrix) > 0 {
 		inputs["matrix"] = matrix
+	}
+	given := Given{Config: engine.Config{Vars: src.Vars}}
+	if src.InContainer {
+		inputs["in_container"] = true
+		if given.Container, given.Env, err = job.Container(values, src.Vars); err != nil {
+			return nil, err
+		}
 	}
 	steps, err := json.Marshal([]any{map[string]any{
 		"name": stepName(job.Name), "step": "builtin://" + lang.GitHubJobStep, "inputs": inputs,
@@ -46,7 +57,8 @@ func readGitHub(src Source) (*Job, error) {
 	if err != nil {
 		return nil, err
 	}
-	j := NewJob(Given{Steps: string(text), Config: engine.Config{Definition: def, Vars: src.Vars}})
+	given.Steps, given.Definition = string(text), def
+	j := NewJob(given)
 	j.name = job.Name
 	return j, nil
 }

@@ -42,7 +42,7 @@ func (f files) entry(kind string) string { return filepath.Join(f.name, kind) }
 
 // create makes the files, empty.
 func (f files) create() error {
-	if err := f.call.Mkdir(f.name, fileKinds...); err != nil {
+	if err := f.call.MakeFiles(f.name, fileKinds); err != nil {
 		return fmt.Errorf("create the command files: %w", err)
 	}
 	return nil

@@ -63,8 +63,9 @@ func New(cfg Config) func() engine.Language {
 // language runs the actions of a job.
 type language struct {
 	cfg   Config
-	posts []*stage // of actions in lists of the engine's own language
-	ready bool     // the directories of the job exist
+	posts []*stage        // of actions in lists of the engine's own language
+	ready bool            // the directories of the job exist
+	asked map[string]bool // programs that were asked for their version
 }
 
 // Run implements [engine.Language].
@@ -250,26 +251,28 @@ const (
 	inputWorkflow = "workflow"
 	inputJob      = "job"
 	inputMatrix   = "matrix"
-)
+	inputFile     = "file" // the name of the text in errors
 
-// workflowFile names the text of a workflow in errors.
-const workflowFile = "workflow"
+	inputInContainer = "in_container"
+)
 
 // runJob runs the steps of a workflow's job.
 func (s *session) runJob(ctx context.Context) engine.Result {
 	c := s.call
-	j, err := ReadJob(workflowFile, []byte(c.Inputs[inputWorkflow].Text()), c.Inputs[inputJob].Text())
+	file := c.Inputs[inputFile].Text()
+	j, err := ReadJob(file, []byte(c.Inputs[inputWorkflow].Text()), c.Inputs[inputJob].Text())
 	if err != nil {
 		return engine.Failed(err)
 	}
 	s.job, s.github["workflow"], s.github["job"] = j, expression.String(j.workflow), expression.String(j.Name)
-	s.matrix = expression.New(c.Inputs[inputMatrix].Any())
-	if err := j.writeNotes(c.Place.Stderr, s.matrix.Kind() == "Object"); err != nil {
+	matrix, _ := c.Inputs[inputMatrix].Any().(map[string]any)
+	s.matrix = expression.New(matrix)
+	if err := j.writeNotes(c.Place.Stderr, len(matrix) > 0, c.Inputs[inputInContainer].Truthy()); err != nil {
 		return engine.Failed(err)
 	}
 	l := &list{
 		session: s, specs: j.steps, steps: map[string]*state{}, env: map[string]string{}, shell: j.shell, dir: j.dir,
-		isJob: true, file: workflowFile,
+		isJob: true, file: file,
 	}
 	s.top = l
 	for _, e := range j.env {

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"github.com/stepmux/stepmux/internal/lazyregexp"
 	"github.com/stepmux/stepmux/remote/proc"
 	"github.com/stepmux/stepmux/remote/step/engine"
 )
@@ -41,7 +44,52 @@ func (x *running) runNode(
 		return x.failed(a, fmt.Errorf("its program %.160q is missing; was it built?", file))
 	}
 	p.Argv, p.Dir = []string{node, program}, x.work()
-	return x.exec(ctx, p, all)
+	version := x.askVersion(ctx, node, all)
+	o := x.exec(ctx, p, all)
+	if v := version(); v != "" {
+		x.call.Version(res, v)
+	}
+	return o
+}
+
+// versionTimeout bounds the question to node for its version.
+const versionTimeout = 10 * time.Second
+
+// nodeVersionText matches what node says of its version.
+var nodeVersionText = lazyregexp.New(`^v\d{1,4}\.\d{1,4}\.\d{1,4}[-+.0-9A-Za-z]{0,64}\n$`)
+
+// askVersion asks the program node for its version, once a job, if that is traced. The action runs meanwhile. The
+// function that it returns waits for the answer, which may be empty. It must be called.
+func (x *running) askVersion(ctx context.Context, node string, env map[string]string) (answer func() string) {
+	if !x.call.IsTraced() || x.asked[node] {
+		return func() string { return "" }
+	}
+	if x.asked == nil {
+		x.asked = map[string]bool{}
+	}
+	x.asked[node] = true
+	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	var out beginning
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Without an answer the trace has the digest alone.
+		_ = x.call.Tidy(ctx, proc.Command{
+			Argv: []string{node, "--version"}, Env: lines(env), Dir: x.work(), Visible: x.work(), Stdout: &out,
+			Stderr: io.Discard,
+		})
+	}()
+	return func() string {
+		if x.call.Stopped() {
+			cancel()
+		}
+		<-done
+		cancel()
+		if !nodeVersionText().Match(out.text) {
+			return ""
+		}
+		return strings.TrimSpace(string(out.text))
+	}
 }
 
 // node returns the program node: that of the configuration, the newest of the tool cache, or that of PATH.

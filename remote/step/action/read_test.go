@@ -3,11 +3,14 @@ package action
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/remote/step/engine"
 )
 
 func TestMistakesInADescriptionAreToldWithTheirPlace(t *testing.T) {
@@ -91,12 +94,12 @@ func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 	j, err := ReadJob("w.yml", []byte(text), "a")
 	require.NoError(t, err)
 	var notes strings.Builder
-	require.NoError(t, j.writeNotes(&notes, true))
+	require.NoError(t, j.writeNotes(&notes, true, false))
 	require.Equal(t, 3, strings.Count(notes.String(), "\n"))
 	require.Contains(t, notes.String(), "note: w.yml:3: permissions has no effect: a token")
-	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: start it")
+	require.Contains(t, notes.String(), "note: w.yml:5: the service db is not started: stepmux local --in-image ")
 	require.Contains(t, notes.String(), "note: w.yml:5: x has no effect: it is not known\n")
-	require.NoError(t, j.writeNotes(&notes, false))
+	require.NoError(t, j.writeNotes(&notes, false, true))
 	require.Contains(t, notes.String(), "note: w.yml:5: strategy has no effect: the job runs once")
 	for name, want := range map[string]string{
 		"": "w.yml has 3 jobs; choose one with --job-name: a, b, c", "b": "calls another workflow", "c": "has no steps",
@@ -105,6 +108,50 @@ func TestJobsOfAWorkflowAreChosenByName(t *testing.T) {
 		_, err := ReadJob("w.yml", []byte(text), name)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+func TestContainerOfAJobHasItsExpressionsEvaluated(t *testing.T) {
+	text := `jobs:
+  a:
+    container:
+      image: node:${{ matrix.node }}
+      env: {LEVEL: "${{ vars.LEVEL }}", TOKEN: "${{ secrets.TOKEN }}"}
+      options: --cpus 1
+    services:
+      db: {image: 'postgres:${{ github.ref_name }}', env: {A: b}, ports: [5432], x: 1}
+      none: {image: "${{ matrix.none }}"}
+    steps: [{run: x}]
+`
+	vars := []engine.Variable{
+		{Key: "LEVEL", Value: "low"},
+		{Key: "TOKEN", Value: "geheim", Masked: true},
+		{Key: "CI_COMMIT_REF_NAME", Value: "17"},
+	}
+	j, err := ReadJob("w.yml", []byte(text), "")
+	require.NoError(t, err)
+	made, env, err := j.Container(map[string]any{"node": 24}, vars)
+	require.NoError(t, err)
+	require.YAMLEq(t, `{image: "node:24", services: [{name: "postgres:17", alias: db, variables: {A: b}}]}`, string(made))
+	require.Equal(t, map[string]string{"LEVEL": "low", "TOKEN": "geheim"}, env)
+	var notes strings.Builder
+	require.NoError(t, j.writeNotes(&notes, true, true))
+	require.Equal(t, []string{
+		"note: w.yml:6: options of container has no effect", "note: w.yml:8: ports of db has no effect",
+		"note: w.yml:8: x of db has no effect",
+	}, regexp.MustCompile(`note: w.yml:\d+: .* has no effect`).FindAllString(notes.String(), -1))
+	notes.Reset()
+	require.NoError(t, j.writeNotes(&notes, true, false))
+	require.Contains(t, notes.String(), "note: w.yml:3: container has no effect: stepmux local --in-image")
+
+	j, err = ReadJob("w.yml", []byte(strings.Replace(text, "matrix.node", "nope", 1)), "")
+	require.NoError(t, err)
+	_, _, err = j.Container(nil, nil)
+	require.ErrorContains(t, err, "w.yml:4: image: Unrecognized named-value: 'nope'")
+	j, err = ReadJob("w.yml", []byte("jobs: {a: {steps: [{run: x}]}}"), "")
+	require.NoError(t, err)
+	made, _, err = j.Container(nil, nil)
+	require.NoError(t, err)
+	require.Empty(t, made)
 }
 
 // FuzzManifest finds panics, and texts that take too long.

@@ -188,14 +188,17 @@ func TestMissingNodeIsToldWithItsRemedy(t *testing.T) {
 	for _, version := range []string{"9.1.0", "24.2.0", "20.19.1"} {
 		program := filepath.Join(cache, "node", version, strings.ToLower(architectures["amd64"]), "bin", "node")
 		require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-		require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho node "+version+"\n"), 0o755))
+		require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n[ \"$1\" = --version ] && echo v"+version+
+			" || echo node "+version+"\n"), 0o755))
 	}
 	if found := newestNode(cache); found == "" {
 		t.Skip("part missing: a machine whose tool cache is that of x64")
 	}
 	tr.cfg.Env = map[string]string{"RUNNER_TOOL_CACHE": cache, "PATH": os.Getenv("PATH")}
 	tr.succeed()
-	require.Contains(t, tr.log.String(), "node 24.2.0")
+	require.Equal(t, "node 24.2.0\n", tr.log.String())
+	ran := tr.trace.Identity.Steps[0].Exec.Program.Digest[trace.SHA256]
+	require.Equal(t, "v24.2.0", tr.trace.Volatile.Versions[ran])
 }
 
 func TestStepCanOnlyHarmItself(t *testing.T) {
@@ -221,6 +224,36 @@ func TestStepCanOnlyHarmItself(t *testing.T) {
 		tr.fail(want)
 		require.Contains(t, tr.log.String(), "next []", script)
 	}
+}
+
+// The files of a step that has not used them become those of the next one. It must not be told apart from new ones.
+func TestNextStepHasCommandFilesThatNobodyElseUses(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow(`- id: unused
+  run: |
+    stat -c %i "$GITHUB_OUTPUT" > inode; touch "$(dirname "$GITHUB_OUTPUT")/more"
+- id: again
+  run: |
+    [ "$(stat -c %i "$GITHUB_OUTPUT")" = "$(cat inode)" ] && echo reused
+    ls "$(dirname "$GITHUB_OUTPUT")"
+    mkfifo begin1 end1 begin2 end2
+    { read x < begin1; echo leaked=1; echo > end1; } >> "$GITHUB_OUTPUT" &
+    { read x < begin2; echo leaked=1 >> "$GITHUB_STATE" || echo > end2; } 2> /dev/null &
+    ln "$GITHUB_ENV" env
+    chmod 400 "$GITHUB_PATH"
+- id: open
+  run: |
+    for n in 1 2; do echo > begin$n; read x < end$n; done
+    echo LEAKED=1 >> env
+    stat -c %a "$GITHUB_PATH"
+    echo own=1 >> "$GITHUB_OUTPUT"
+- id: written
+  run: echo "[$LEAKED] [$(cat "$GITHUB_OUTPUT")]"
+`)
+	res := tr.succeed()
+	require.Equal(t, "reused\nenv\noutput\npath\nscript\nstate\nstep_summary\n600\n[] []\n", tr.log.String())
+	require.Empty(t, texts(res.Steps[0].Steps[1].Outputs))
+	require.Equal(t, map[string]string{"own": "1"}, texts(res.Steps[0].Steps[2].Outputs))
 }
 
 func TestVariablesThatChangeProgramsAreNotPassedOn(t *testing.T) {

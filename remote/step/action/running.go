@@ -66,7 +66,7 @@ type process struct {
 
 // exec runs a process with the environment of GitHub's runner, over env, and reads the files that it wrote.
 func (x *running) exec(ctx context.Context, p process, env map[string]string) engine.Result {
-	defer x.call.Remove(p.files.name)
+	defer x.call.RemoveFiles(p.files.name, fileKinds)
 	x.now.Status = engine.Running
 	x.shows = x.debug()
 	stdout, stderr := x.scanner(x.call.Place.Stdout), x.scanner(x.call.Place.Stderr)

@@ -185,6 +185,27 @@ func (s *session) githubContext() map[string]expression.Value {
 		s.call.Reading(name)
 		return v.Text()
 	}
+	text := githubTexts(read)
+	text["workspace"], text["event_path"] = s.work(), s.eventPath()
+	c := make(map[string]expression.Value, len(text)+2)
+	for key, value := range text {
+		c[key] = expression.String(value)
+	}
+	event := expression.Object(map[string]expression.Value{
+		"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
+		"ref":        c["ref"],
+	})
+	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
+		Values: map[string]expression.Value{"text": expression.String(read("GITHUB_EVENT"))},
+	}); err == nil {
+		event = v
+	}
+	c["event"] = event
+	return c
+}
+
+// githubTexts are the texts of the github context that come from the job's variables, which read returns.
+func githubTexts(read func(string) string) map[string]string {
 	text := map[string]string{
 		"server_url": githubServer, "api_url": "https://api.github.com", "graphql_url": "https://api.github.com/graphql",
 		"retention_days": "0", "run_attempt": "1", "run_id": "1", "run_number": "1", "event_name": "push",
@@ -207,22 +228,7 @@ func (s *session) githubContext() map[string]expression.Value {
 	if text["ref"] == "" {
 		text["ref"], text["ref_type"] = ref(read, text["ref_name"])
 	}
-	text["workspace"], text["event_path"] = s.work(), s.eventPath()
-	c := make(map[string]expression.Value, len(text)+2)
-	for key, value := range text {
-		c[key] = expression.String(value)
-	}
-	event := expression.Object(map[string]expression.Value{
-		"repository": expression.Texts(map[string]string{"full_name": text["repository"]}),
-		"ref":        c["ref"],
-	})
-	if v, err := expression.Evaluate("fromJSON(text)", expression.Scope{
-		Values: map[string]expression.Value{"text": expression.String(read("GITHUB_EVENT"))},
-	}); err == nil {
-		event = v
-	}
-	c["event"] = event
-	return c
+	return text
 }
 
 // ref returns the full name of the ref that the job is for, and its type.

@@ -26,6 +26,9 @@ type Job struct {
 	outputs  []setting
 	notes    []string // about parts that have no effect here
 	strategy int      // the line of the key; 0 without
+
+	container *box // of the job; nil if it names none
+	services  []box
 }
 
 // ignored are the keys of a workflow and of a job that have no effect, and why. There is no note on those without a
@@ -33,7 +36,6 @@ type Job struct {
 var ignored = map[string]string{
 	"permissions":       "a token has the permissions that it was made with",
 	"concurrency":       "jobs that run at the same time do not know each other",
-	"container":         "the job runs where stepmux runs, which is a container with stepmux run --image",
 	"environment":       "there are no environments with rules",
 	"needs":             "of the workflow one job runs, and needs is empty",
 	"if":                "the job was asked for",
@@ -85,10 +87,11 @@ func ReadJob(file string, text []byte, name string) (*Job, error) {
 			j.outputs = r.texts(p.value, p.key)
 		case "strategy":
 			j.strategy = p.at.Line
+		case "container":
+			j.container = r.box(pair{p.key, p.at, p.value})
 		case "services":
 			for _, service := range r.pairs(p.value, p.key) {
-				j.notes = append(j.notes, fmt.Sprintf("%s:%d: the service %.64s is not started: start it in a step, or beside the "+
-					"job", file, service.at.Line, service.key))
+				j.services = append(j.services, *r.box(service))
 			}
 		case "uses":
 			r.fail(p.at, "the job calls another workflow, which is not supported; run a job of that workflow")
@@ -117,9 +120,10 @@ func (j *Job) note(file string, p pair) {
 	}
 }
 
-// writeNotes writes the notes to the job's output. hasMatrix tells that the job was given values of a matrix.
-func (j *Job) writeNotes(to io.Writer, hasMatrix bool) error {
-	notes := j.notes
+// writeNotes writes the notes to the job's output. hasMatrix tells that the job was given values of a matrix, and
+// inContainer that it runs in its container, beside its services.
+func (j *Job) writeNotes(to io.Writer, hasMatrix, inContainer bool) error {
+	notes := append(slices.Clone(j.notes), j.boxNotes(inContainer)...)
 	if j.strategy > 0 && !hasMatrix {
 		notes = append(notes, fmt.Sprintf("%s:%d: strategy has no effect: the job runs once, and the matrix is empty; "+
 			"give its values for this run (--matrix)", j.file, j.strategy))

@@ -104,6 +104,7 @@ type Runner struct {
 	// Only Run's goroutine uses the following.
 	place     Place
 	scripts   scriptDir // of place
+	spare     string    // a directory with files of an earlier part, see makeFiles; empty without
 	loader    loader
 	varValues map[string]expr.Value
 	vars, job expr.Value // what expressions know as that

@@ -30,6 +30,8 @@ type Events interface {
 	CommandStarted(step *StepResult, pid int)
 	// CommandEnded tells the end of the command, whether it started or not. timedOut tells that a time limit ended it.
 	CommandEnded(step *StepResult, exit proc.Exit, timedOut bool)
+	// VersionFound tells the version of the program that the command of a step ran, as the program itself tells it.
+	VersionFound(step *StepResult, version string)
 	// StepEnded comes last, when step is final.
 	StepEnded(step *StepResult)
 }

@@ -49,7 +49,7 @@ func (f *files) read(kind string) ([]byte, error) {
 	if !f.wanted {
 		return nil, nil
 	}
-	data, err := readPlain(f.in.open(f.entry(kind)))
+	data, err := f.in.read(f.entry(kind))
 	if err != nil {
 		return nil, fmt.Errorf("read %s file: %w", kind, err)
 	}

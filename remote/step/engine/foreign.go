@@ -211,8 +211,15 @@ func (c *Call) FilesDir() string {
 // Path returns the path of a file or a directory, for a process of the step.
 func (c *Call) Path(name string) string { return c.r.scripts.join(name) }
 
-// Mkdir makes a directory that only its owner can use, with empty files.
-func (c *Call) Mkdir(name string, files ...string) error { return c.r.scripts.mkdir(name, files...) }
+// Mkdir makes a directory that only its owner can use.
+func (c *Call) Mkdir(name string) error { return c.r.scripts.mkdir(name) }
+
+// MakeFiles makes a directory with empty files that only their owner can use, for a part. The part ends with
+// [Call.RemoveFiles].
+func (c *Call) MakeFiles(name string, files []string) error { return c.r.makeFiles(name, files) }
+
+// RemoveFiles removes the files of MakeFiles, and all else in their directory.
+func (c *Call) RemoveFiles(name string, files []string) { c.r.retire(name, files) }
 
 // WriteFile writes text to a new file that only its owner can read. It replaces an older file of that name.
 func (c *Call) WriteFile(name, text string) error {
@@ -220,13 +227,13 @@ func (c *Call) WriteFile(name, text string) error {
 }
 
 // ReadFile reads a file of at most 8 MiB that a step has written. The step may have put anything in its place.
-func (c *Call) ReadFile(name string) ([]byte, error) { return readPlain(c.r.scripts.open(name)) }
+func (c *Call) ReadFile(name string) ([]byte, error) { return c.r.scripts.read(name) }
 
 // Remove removes a file, or a directory and all below it. Entries that resist go with the directory.
 func (c *Call) Remove(name string) { c.r.scripts.remove(name) }
 
-// Tidy runs a process that cleans up after the step, where the step's own processes run. It is in no result, and its
-// exit status does not count. When ctx ends, the process is killed.
+// Tidy runs a process beside those of the step, such as one that cleans up after it, where they run. It is in no
+// result, and its exit status does not count. When ctx ends, the process is killed. It is safe for use beside Exec.
 func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
 	p, err := c.r.cfg.Start(ctx, cmd)
 	if err != nil {
@@ -234,6 +241,14 @@ func (c *Call) Tidy(ctx context.Context, cmd proc.Command) error {
 	}
 	_, err = p.Wait(ctx)
 	return errors.Join(err, p.Close())
+}
+
+// IsTraced reports whether the job is traced.
+func (c *Call) IsTraced() bool { return c.r.cfg.Events != nil }
+
+// Version tells the version of the program that Exec has run for res.
+func (c *Call) Version(res *StepResult, version string) {
+	c.r.tell(func(e Events) { e.VersionFound(res, version) })
 }
 
 // UnsafeExport reports whether a variable changes the way in which every later program runs, so that no step may export

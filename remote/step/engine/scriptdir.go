@@ -32,33 +32,27 @@ func openScriptDir(place Place) scriptDir {
 // join returns the path of an entry, for the step.
 func (d scriptDir) join(name string) string { return filepath.Join(d.path, name) }
 
-// mkdir makes a directory with empty files.
-func (d scriptDir) mkdir(name string, files ...string) error {
+// mkdir makes a directory that only its owner can use.
+func (d scriptDir) mkdir(name string) error {
 	if d.err != nil {
 		return d.err
 	}
-	if err := d.root.Mkdir(name, 0o700); err != nil || len(files) == 0 {
-		return err
-	}
-	dir, err := d.root.OpenRoot(name) // looked up once, not for each file
-	if err != nil {
-		return err
-	}
-	for _, file := range files {
-		f, createErr := createNew(dir, file)
-		if err = createErr; err == nil {
-			err = f.Close()
-		}
-		if err != nil {
-			break
-		}
-	}
-	return errors.Join(err, dir.Close())
+	return d.root.Mkdir(name, 0o700)
 }
 
 // createNew creates a file that does not exist, and that only its owner can read.
 func createNew(in *os.Root, name string) (*os.File, error) {
 	return in.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// read returns the content of a file that a step has written. Most are empty, and need not be opened.
+func (d scriptDir) read(name string) ([]byte, error) {
+	if d.err == nil {
+		if info, err := d.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.Size() == 0 {
+			return nil, nil
+		}
+	}
+	return readPlain(d.open(name))
 }
 
 // open opens a file that a step has written.

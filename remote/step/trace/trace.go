@@ -161,7 +161,8 @@ type Volatile struct {
 	Message string `json:"message,omitempty"`
 	// Paths are the absolute paths of the markers, by "@work" and so on.
 	Paths map[string]string `json:"paths,omitempty"`
-	// Versions are those of interpreters, by the sha256 of their file, where they were to be had without running it.
+	// Versions are those of interpreters, by the sha256 of their file: of bash what its file says, and of the node that
+	// ran an action what "node --version" says.
 	Versions map[string]string `json:"versions,omitempty"`
 	// CPU is the processor time, user and system, of all processes, in seconds. It counts from the start of the step
 	// runner, other jobs too, as the next two do. All three are 0 if they are not known.

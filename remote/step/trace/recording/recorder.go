@@ -251,6 +251,11 @@ func (c *Recorder) CommandEnded(step *engine.StepResult, exit proc.Exit, timedOu
 	}
 }
 
+// VersionFound implements [engine.Events].
+func (c *Recorder) VersionFound(step *engine.StepResult, version string) {
+	c.sums.know(c.step(step).program.digest, version)
+}
+
 // StepEnded implements [engine.Events].
 func (c *Recorder) StepEnded(step *engine.StepResult) {
 	c.afford(c.step(step), valuesSize(step.Outputs)+valuesSize(step.Exports))

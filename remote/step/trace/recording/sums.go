@@ -65,13 +65,19 @@ func (s *sums) file(path string, info fs.FileInfo) (string, error) {
 		s.files = map[string]summed{}
 	}
 	s.files[path] = summed{state, digest}
-	if v.version != "" {
-		if s.versions == nil {
-			s.versions = map[string]string{}
-		}
-		s.versions[digest] = v.version
-	}
+	s.know(digest, v.version)
 	return digest, nil
+}
+
+// know keeps the version of the file with a digest. Either may be empty: then nothing is known.
+func (s *sums) know(digest, version string) {
+	if digest == "" || version == "" {
+		return
+	}
+	if s.versions == nil {
+		s.versions = map[string]string{}
+	}
+	s.versions[digest] = version
 }
 
 func stateOf(info fs.FileInfo) (state [5]int64) {

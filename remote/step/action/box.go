@@ -1,0 +1,154 @@
+package action
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/stepmux/stepmux/remote/step/action/expression"
+	"github.com/stepmux/stepmux/remote/step/engine"
+)
+
+// box is the container of a workflow's job, or one of its services. Its texts can have expressions.
+type box struct {
+	key   string // container, or the name of a service
+	line  int
+	image setting
+	env   []setting
+	left  []pair // keys that have no effect
+}
+
+// boxKeys says why keys of a container and of a service have no effect.
+var boxKeys = map[string]string{
+	"credentials": "the login for a registry is that of this user's ~/.docker/config.json",
+	"options":     "the flags of stepmux local set limits; a service is ready when its ports accept connections",
+	"ports":       "all containers of the job are in one network, where a service has its name",
+	"volumes":     "--volume gives the job directories of this machine",
+}
+
+// box reads the container of a job, or a service: the name of an image, or a mapping.
+func (r *reader) box(p pair) *box {
+	b := &box{key: p.key, line: p.at.Line}
+	if r.err != nil {
+		return b
+	}
+	if n := r.follow(p.value); n.Kind == yaml.ScalarNode {
+		b.image = setting{"image", r.text(n, p.key), p.value.Line}
+		return b
+	}
+	for _, part := range r.pairs(p.value, p.key) {
+		switch part.key {
+		case "image":
+			b.image = setting{part.key, r.text(part.value, part.key), part.value.Line}
+		case "env":
+			b.env = r.texts(part.value, part.key)
+		default:
+			b.left = append(b.left, part)
+		}
+	}
+	return b
+}
+
+// boxNotes are the notes about the job's container and its services.
+func (j *Job) boxNotes(inContainer bool) (notes []string) {
+	boxes := slices.Clone(j.services)
+	if j.container != nil {
+		boxes = slices.Insert(boxes, 0, *j.container)
+	}
+	for i, b := range boxes {
+		if !inContainer {
+			what := "the service " + b.key + " is not started"
+			if i == 0 && j.container != nil {
+				what = "container has no effect"
+			}
+			notes = append(notes, fmt.Sprintf("%s:%d: %.100s: stepmux local --in-image runs the job in its container, "+
+				"beside its services", j.file, b.line, what))
+			continue
+		}
+		for _, p := range b.left {
+			why, known := boxKeys[p.key]
+			if !known {
+				why = "it is not known"
+			}
+			notes = append(notes, fmt.Sprintf("%s:%d: %.64s of %.64s has no effect: %s", j.file, p.at.Line, p.key, b.key, why))
+		}
+	}
+	return notes
+}
+
+// Container returns the container of the job and its services as YAML with the keys image and services of a
+// .gitlab-ci.yml; empty if the job has neither. env is the environment of its container. Expressions know the values of
+// matrix and the variables.
+func (j *Job) Container(matrix map[string]any, vars []engine.Variable) (text []byte, env map[string]string, err error) {
+	l := &boxLanguage{file: j.file, scope: boxScope(matrix, vars)}
+	top := map[string]any{}
+	if j.container != nil {
+		if image := l.text(j.container.image); image != "" {
+			top["image"], env = image, l.texts(j.container.env)
+		}
+	}
+	var services []any
+	for _, b := range j.services {
+		if image := l.text(b.image); image != "" { // without one the service is not wanted, as with GitHub
+			services = append(services, map[string]any{"name": image, "alias": b.key, "variables": l.texts(b.env)})
+		}
+	}
+	if services != nil {
+		top["services"] = services
+	}
+	if l.err != nil || len(top) == 0 {
+		return nil, nil, l.err
+	}
+	if text, err = yaml.Marshal(top); err != nil {
+		return nil, nil, fmt.Errorf("%s: describe the container: %w", j.file, err)
+	}
+	return text, env, nil
+}
+
+// boxScope has the contexts that the container of a job can use.
+func boxScope(matrix map[string]any, vars []engine.Variable) expression.Scope {
+	known, hidden, open := map[string]string{}, map[string]string{}, map[string]string{}
+	for _, v := range vars {
+		known[v.Key] = v.Value
+		if v.Masked {
+			hidden[v.Key] = v.Value
+		} else {
+			open[v.Key] = v.Value
+		}
+	}
+	github := githubTexts(func(name string) string { return known[name] })
+	github["token"] = known["GITHUB_TOKEN"]
+	empty := expression.Object(nil)
+	return expression.Scope{Values: map[string]expression.Value{
+		"matrix": expression.New(matrix), "secrets": expression.Texts(hidden), "vars": expression.Texts(open),
+		"github": expression.Texts(github), "inputs": empty, "needs": empty, "strategy": empty,
+	}}
+}
+
+// boxLanguage evaluates the texts of containers. It keeps its first error.
+type boxLanguage struct {
+	file  string
+	scope expression.Scope
+	err   error
+}
+
+func (l *boxLanguage) text(s setting) string {
+	if !strings.Contains(s.text, "${{") {
+		return s.text
+	}
+	v, err := expression.Template(s.text, l.scope)
+	if err != nil && l.err == nil {
+		l.err = fmt.Errorf("%s:%d: %s: %w", l.file, s.line, s.name, err)
+	}
+	return v.Text()
+}
+
+func (l *boxLanguage) texts(list []setting) map[string]string {
+	all := map[string]string{}
+	for _, s := range list {
+		all[s.name] = l.text(s)
+	}
+	return all
+}

@@ -1,0 +1,136 @@
+package engine
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stepmux/stepmux/internal/rmtree"
+)
+
+// Most steps leave their command files empty. To make and to remove these for each step costs more than a short step on
+// a disk, so an earlier step's directory gets a new name for the next one. No step can tell: a file that has content,
+// another mode or another name, or that a process of the earlier step has open, is replaced by a new one.
+
+// makeFiles makes the directory name with empty files, for a part.
+func (r *Runner) makeFiles(name string, files []string) error {
+	d, spare := r.scripts, r.spare
+	r.spare = ""
+	if d.err != nil {
+		return d.err
+	}
+	isOld := spare != "" && d.root.Rename(spare, name) == nil
+	if !isOld {
+		if spare != "" {
+			d.remove(spare)
+		}
+		if err := d.mkdir(name); err != nil {
+			return err
+		}
+	}
+	root, dir, err := d.openDir(name) // looked up once, not for each file
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	defer dir.Close()
+	for _, file := range files {
+		if isOld {
+			if isUnused(dir, file) {
+				continue
+			}
+			if err := rmtree.RemoveEntry(root, file); err != nil {
+				return err
+			}
+		}
+		f, err := createNew(root, file)
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openDir opens a directory. The caller closes both.
+func (d scriptDir) openDir(name string) (*os.Root, *os.File, error) {
+	root, err := d.root.OpenRoot(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, err := root.Open(".")
+	if err != nil {
+		_ = root.Close() // it was not written to
+		return nil, nil, err
+	}
+	return root, dir, nil
+}
+
+// retire removes what is in the directory name, but for those of files that are empty, and keeps it for a later part.
+// If it cannot, or keeps one already, it removes the directory.
+func (r *Runner) retire(name string, files []string) {
+	d := r.scripts
+	if r.spare != "" || d.err != nil || !d.clear(name, files) {
+		d.remove(name)
+		return
+	}
+	r.spare = name
+}
+
+// maxLeft is the most entries of a directory that clear looks at.
+const maxLeft = 64
+
+// clear removes what is in the directory name but for those of files that are as they were made.
+func (d scriptDir) clear(name string, files []string) bool {
+	if info, err := d.root.Lstat(name); err != nil || info.Mode() != fs.ModeDir|0o700 {
+		return false
+	}
+	root, dir, err := d.openDir(name)
+	if err != nil {
+		return false
+	}
+	defer root.Close()
+	defer dir.Close()
+	names, err := dir.Readdirnames(maxLeft)
+	if err != nil && !errors.Is(err, io.EOF) || len(names) == maxLeft {
+		return false
+	}
+	for _, entry := range names {
+		var st unix.Stat_t
+		if slices.Contains(files, entry) &&
+			unix.Fstatat(int(dir.Fd()), entry, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && isEmpty(&st) {
+			continue
+		}
+		if rmtree.RemoveEntry(root, entry) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// isEmpty reports whether a file is as createNew makes it.
+func isEmpty(st *unix.Stat_t) bool {
+	return st.Mode == unix.S_IFREG|0o600 && st.Size == 0 && st.Nlink == 1 && int(st.Uid) == os.Geteuid()
+}
+
+// isUnused reports whether a file is as createNew makes it, and no process has it open: the system grants a lease for
+// writing only then. Nobody can open it by its path while it is looked at, as its directory has a new name.
+func isUnused(dir *os.File, name string) bool {
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = unix.Close(fd) }() // ends the lease; it was not written to
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || !isEmpty(&st) {
+		return false
+	}
+	_, err = unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
+	return err == nil
+}
