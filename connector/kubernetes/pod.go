@@ -27,7 +27,8 @@ const (
 	defaultStartTimeout = 10 * time.Minute
 	defaultReadyTimeout = 30 * time.Second
 	defaultStopTimeout  = 20 * time.Second
-	// defaultLife bounds a pod whose build has no timeout, and deadlineSlack is the time by which a pod outlives its build.
+	// defaultLife bounds a pod whose build has no timeout, and deadlineSlack is the time by which a pod outlives its
+	// build.
 	defaultLife, deadlineSlack = 24 * time.Hour, 5 * time.Minute
 	// endGrace is how long a pod may take to end by itself, and how long we wait to hear why it has ended.
 	endGrace = 5 * time.Second
