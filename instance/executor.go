@@ -87,7 +87,7 @@ func (e *Executor) Prepare(ctx context.Context) (err error) {
 // take takes a slot and a lease on its instance's connection.
 func (e *Executor) take(ctx context.Context) error {
 	group := e.provider.cfg.Group
-	place := group.queue(e.build.ID, e.tried...)
+	place := group.queue(e.build.ID, e.demand())
 	if e.build.Queued != nil {
 		e.build.Queued()
 		e.build.Queued = nil
@@ -122,6 +122,11 @@ func (e *Executor) take(ctx context.Context) error {
 	return nil
 }
 
+// demand returns what the build demands of its instance.
+func (e *Executor) demand() demand {
+	return demand{tried: e.tried, on: e.build.On, labels: e.build.Labels}
+}
+
 // tryElsewhere reports whether the build, of which nothing has started, may be tried on another instance after err. It
 // gives the slot back.
 func (e *Executor) tryElsewhere(err error) bool {
@@ -144,7 +149,7 @@ func (e *Executor) tryElsewhere(err error) bool {
 		e.tried = append(e.tried, via.via)
 	}
 	e.refused = err
-	if e.tries >= maxTries || !group.hasOther(e.tried) {
+	if e.tries >= maxTries || !group.hasOther(e.demand()) {
 		return false
 	}
 	reason := error(gone)

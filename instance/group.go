@@ -251,24 +251,19 @@ func (g *Group) setDrained(id string, drained bool) error {
 	return nil
 }
 
-// acquire takes a slot for a build on the instance that has the most free, or waits for one behind earlier callers. It
-// takes no instance that is one of the tried hosts or is reached through one. It fails when no instance will have a
-// slot unless the group is changed. The caller calls release or giveBack.
-func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*slot, error) {
-	return g.await(ctx, g.queue(build, tried...))
-}
-
-// queue gives a build its place in the queue for a slot. The caller calls await.
-func (g *Group) queue(build string, tried ...string) (place *list.Element) {
+// queue gives a build its place in the queue for a slot, behind earlier callers. It gets one on the instance that has
+// the most free, of those that meet its demand. The caller calls await.
+func (g *Group) queue(build string, of demand) (place *list.Element) {
 	g.mu.Lock()
 	defer g.unlock()
-	if len(tried) > 0 {
+	if of.some() {
 		g.picky++
 	}
-	return g.waiters.PushBack(&waiter{build: build, tried: tried, served: make(chan served, 1)})
+	return g.waiters.PushBack(&waiter{build: build, demand: of, served: make(chan served, 1)})
 }
 
-// await waits for the slot of a place in the queue.
+// await waits for the slot of a place in the queue. It fails when no instance will have one unless the group is
+// changed. The caller calls release or giveBack.
 func (g *Group) await(ctx context.Context, place *list.Element) (*slot, error) {
 	w := place.Value.(*waiter)
 	select {
@@ -338,13 +333,13 @@ func (g *Group) allLinux() bool {
 	return !slices.ContainsFunc(g.machines, func(m *machine) bool { return !m.removed && m.member.linux() != nil })
 }
 
-// hasOther reports whether an instance may take a build that has tried the hosts.
-func (g *Group) hasOther(tried []string) bool {
+// hasOther reports whether an instance may take a build with a demand.
+func (g *Group) hasOther(of demand) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	return slices.ContainsFunc(g.machines, func(m *machine) bool {
-		return !m.goesThrough(tried) && m.takes() && m.host.health.refused(now) == nil
+		return m.meets(of) && m.takes() && m.host.health.refused(now) == nil
 	})
 }
 

@@ -185,3 +185,44 @@ func TestReasonsAreGitLabsWords(t *testing.T) {
 		"script_failure", "runner_system_failure", "runner_configuration_error", "job_canceled", "job_execution_timeout",
 	}, []FailureReason{ScriptFailure, RunnerSystemFailure, ConfigurationError, JobCanceled, JobExecutionTimeout})
 }
+
+// acquire takes a slot for a build that does not go to the tried hosts.
+func (g *Group) acquire(ctx context.Context, build string, tried ...string) (*slot, error) {
+	return g.await(ctx, g.queue(build, demand{tried: tried}))
+}
+
+func TestABuildGetsTheInstanceThatItAsksFor(t *testing.T) {
+	in := func(id, zone string) Instance {
+		return Instance{ID: id, Addr: "x:22", Capacity: 1, Labels: map[string]string{"zone": zone}}
+	}
+	g, err := NewGroup(in("a", "1"), in("b", "1"), in("c", "2"))
+	require.NoError(t, err)
+	take := func(of demand) (string, error) {
+		s, err := g.await(t.Context(), g.queue("build", of))
+		if err != nil {
+			return "", err
+		}
+		return s.member.ID, nil
+	}
+	one := map[string]string{"zone": "1"}
+	for _, want := range []struct {
+		of  demand
+		ids []string
+		err string
+	}{
+		{demand{on: "b"}, []string{"b"}, ""},
+		{demand{labels: one}, []string{"a"}, ""},
+		{demand{on: "a", labels: map[string]string{"zone": "2"}}, nil, `there is no instance "a"`},
+		{demand{labels: map[string]string{"zone": "3", "a": ""}}, nil, "no instance has the labels a=, zone=3"},
+		{demand{on: "d"}, nil, `there is no instance "d"`},
+		{demand{labels: map[string]string{"zone": "2"}}, []string{"c"}, ""},
+	} {
+		id, err := take(want.of)
+		if want.err != "" {
+			require.ErrorContains(t, err, want.err)
+			continue
+		}
+		require.NoError(t, err)
+		require.Contains(t, want.ids, id)
+	}
+}

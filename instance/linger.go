@@ -42,8 +42,9 @@ func (e *Executor) leaseToStart(ctx context.Context, s *slot) (*pool.Lease[*mux.
 // instance for it.
 func (e *Executor) waitFor(ctx context.Context, s *slot, err error) (*pool.Lease[*mux.Conn], error) {
 	failed, ok := errors.AsType[*dialError](err)
-	group := e.provider.cfg.Group
-	if !ok || failed.permanent || e.linger(s) <= 0 || group.hasOther(append(slices.Clone(e.tried), s.member.ID)) {
+	group, others := e.provider.cfg.Group, e.demand()
+	others.tried = append(slices.Clone(others.tried), s.member.ID)
+	if !ok || failed.permanent || e.linger(s) <= 0 || group.hasOther(others) {
 		return nil, err
 	}
 	lease, err := e.leaseToStart(ctx, s)

@@ -178,6 +178,10 @@ type Build struct {
 	Pod *kubernetes.Spec
 	// Timeout is that of the build's job, for the pod's deadline. If zero, it has none.
 	Timeout time.Duration
+	// On is the ID of the only instance that the build may go to, and Labels are those that its instance has. Empty: any.
+	// A build that no instance will do for fails.
+	On     string
+	Labels map[string]string
 	// Queued is called once, when the build has its place in the queue for a slot: builds whose Prepare is called after
 	// that stand behind it. May be nil.
 	Queued func()

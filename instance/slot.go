@@ -4,7 +4,9 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -23,8 +25,40 @@ type slot struct {
 // waiter is a build without a slot.
 type waiter struct {
 	build  string
-	tried  []string    // hosts that it does not go to, nor through
+	demand demand
 	served chan served // has room for one
+}
+
+// demand is what a build demands of its instance. The zero value is nothing.
+type demand struct {
+	tried  []string          // hosts that it does not go to, nor through
+	on     string            // the ID of the only instance that will do; empty for any
+	labels map[string]string // that the instance has
+}
+
+// some reports whether it is not zero.
+func (d demand) some() bool { return len(d.tried) > 0 || d.on != "" || len(d.labels) > 0 }
+
+// meets reports whether a machine will do.
+func (m *machine) meets(d demand) bool {
+	if d.on != "" && d.on != m.member.ID {
+		return false
+	}
+	for name, value := range d.labels {
+		if has, ok := m.member.Labels[name]; !ok || has != value {
+			return false
+		}
+	}
+	return !m.goesThrough(d.tried)
+}
+
+// labelText writes labels as NAME=VALUE, sorted.
+func labelText(labels map[string]string) string {
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, name+"="+labels[name])
+	}
+	return strings.Join(all, ", ")
 }
 
 // served is the outcome of a wait.
@@ -73,10 +107,10 @@ func (g *Group) unlock() {
 // serveLocked gives waiters slots, in order, or the reason why they will not get one.
 func (g *Group) serveLocked(now time.Time) {
 	var next *list.Element
-	for e := g.waiters.Front(); e != nil && g.pickLocked(nil, now) != nil; e = next {
+	for e := g.waiters.Front(); e != nil && g.pickLocked(demand{}, now) != nil; e = next {
 		next = e.Next()
 		w := e.Value.(*waiter)
-		if m := g.pickLocked(w.tried, now); m != nil {
+		if m := g.pickLocked(w.demand, now); m != nil {
 			g.leaveLocked(e)
 			w.served <- served{slot: m.take(g, w.build, now)}
 		}
@@ -84,15 +118,15 @@ func (g *Group) serveLocked(now time.Time) {
 	if g.waiters.Len() == 0 {
 		return
 	}
-	refusal := g.refusalLocked(nil, now)
+	refusal := g.refusalLocked(demand{}, now)
 	if refusal == nil && g.picky == 0 {
 		return
 	}
 	for e := g.waiters.Front(); e != nil; e = next {
 		next = e.Next()
 		w, err := e.Value.(*waiter), refusal
-		if err == nil && len(w.tried) > 0 {
-			err = g.refusalLocked(w.tried, now)
+		if err == nil && w.demand.some() {
+			err = g.refusalLocked(w.demand, now)
 		}
 		if err != nil {
 			g.leaveLocked(e)
@@ -103,19 +137,19 @@ func (g *Group) serveLocked(now time.Time) {
 
 // leaveLocked removes a waiter.
 func (g *Group) leaveLocked(e *list.Element) {
-	if w := g.waiters.Remove(e).(*waiter); len(w.tried) > 0 {
+	if w := g.waiters.Remove(e).(*waiter); w.demand.some() {
 		g.picky--
 	}
 }
 
-// pickLocked returns the machine with the most free slots that is not reached over tried hosts, nil if all are full.
-// A suspect one comes after all others.
-func (g *Group) pickLocked(tried []string, now time.Time) *machine {
+// pickLocked returns the machine with the most free slots of those that meet a demand, nil if all are full. A suspect
+// one comes after all others.
+func (g *Group) pickLocked(of demand, now time.Time) *machine {
 	var best *machine
 	most := 0
 	for _, m := range g.machines {
 		free := m.free(now)
-		if free == 0 || m.goesThrough(tried) {
+		if free == 0 || !m.meets(of) {
 			continue
 		}
 		better := free > most
@@ -141,13 +175,12 @@ func (m *machine) take(g *Group, build string, now time.Time) *slot {
 	return s
 }
 
-// refusalLocked returns nil if a machine that is not reached over tried hosts may take a build sooner or later, and
-// else why not.
-func (g *Group) refusalLocked(tried []string, now time.Time) error {
+// refusalLocked returns nil if a machine that meets a demand may take a build sooner or later, and else why not.
+func (g *Group) refusalLocked(of demand, now time.Time) error {
 	var refused, full error
 	for _, m := range g.machines {
 		switch {
-		case m.removed, m.goesThrough(tried):
+		case m.removed, !m.meets(of):
 		case m.usedUp():
 			full = fmt.Errorf("no instance takes builds any more: %s has had its %d uses", m.member.ID, m.uses)
 		case m.drained, m.host.health.refused(now) == nil:
@@ -159,12 +192,16 @@ func (g *Group) refusalLocked(tried []string, now time.Time) error {
 	switch {
 	case refused != nil:
 		return refused
-	case len(tried) > 0:
+	case len(of.tried) > 0:
 		return errors.New("no other instance takes builds")
 	case g.sources > 0, g.byHand:
 		return nil
 	case full != nil:
 		return full
+	case of.on != "":
+		return unknown(of.on)
+	case len(of.labels) > 0:
+		return fmt.Errorf("no instance has the labels %s", labelText(of.labels))
 	default:
 		return errors.New("the group has no instances")
 	}

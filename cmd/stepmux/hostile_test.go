@@ -72,7 +72,7 @@ func TestHostileTextReachesNoTerminal(t *testing.T) {
 	for name, write := range map[string]func(out, err io.Writer){
 		"the program's error": func(_, err io.Writer) { showError(err, errors.New(hostile)) },
 		"run": func(out, err io.Writer) {
-			r := newReporter(1, "text", out, err, func(error) {})
+			r := newReporter("text", out, err, func(error) {})
 			r.ended(failed)
 			r.say(hostile)
 			stat := filled[instance.Stat]()
@@ -81,7 +81,7 @@ func TestHostileTextReachesNoTerminal(t *testing.T) {
 			require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
 		},
 		"run's JSON": func(out, err io.Writer) {
-			r := newReporter(1, "json", out, err, func(error) {})
+			r := newReporter("json", out, err, func(error) {})
 			r.ended(batch.Report{Err: failed.Err, Cleanup: failed.Cleanup})
 			require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
 		},

@@ -33,7 +33,6 @@ const newestLine = 256
 type reporter struct {
 	json     bool
 	terminal bool
-	total    int // builds
 	logs     *stream
 	plain    bool    // logs are made harmless for a terminal
 	out      *stream // results
@@ -42,6 +41,7 @@ type reporter struct {
 
 	mu       sync.Mutex           // guards the following
 	logOf    map[string]*prefixed // of builds that have not ended
+	total    int                  // builds
 	stat     func() instance.Stat // nil before the run has VMs
 	redraw   *time.Timer          // nil if there is no view
 	running  map[string]bool      // builds
@@ -52,9 +52,9 @@ type reporter struct {
 }
 
 // newReporter returns a reporter whose output is text, raw or json. lost is called once if the logs cannot be written.
-func newReporter(total int, output string, out, err io.Writer, lost func(error)) *reporter {
+func newReporter(output string, out, err io.Writer, lost func(error)) *reporter {
 	r := &reporter{
-		total: total, json: output == "json", terminal: isTerminal(err), logOf: map[string]*prefixed{},
+		json: output == "json", terminal: isTerminal(err), logOf: map[string]*prefixed{},
 		running: map[string]bool{}, began: time.Now(),
 	}
 	var below *view

@@ -47,7 +47,7 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 	}
 	for _, output := range []string{"text", "json"} {
 		var out, messages bytes.Buffer
-		r := newReporter(1, output, &out, &messages, func(error) {})
+		r := newReporter(output, &out, &messages, func(error) {})
 		r.ended(report)
 		r.summary([]batch.Report{report}, instance.Stat{})
 		require.NoError(t, r.close(t.Context(), t.Context(), time.Minute))
@@ -77,7 +77,8 @@ func TestWhatMayBeLeftIsInResultAndSummary(t *testing.T) {
 func TestFailuresAlikeAreToldOnce(t *testing.T) {
 	var out, messages bytes.Buffer
 	const builds = 200
-	r := newReporter(builds+1, "text", &out, &messages, func(error) {})
+	r := newReporter("text", &out, &messages, func(error) {})
+	r.watch(builds+1, func() instance.Stat { return instance.Stat{} })
 	reports := make([]batch.Report, 0, builds+1)
 	end := func(id, vm, cause string, code int) {
 		_ = r.log(id, "job.yml")

@@ -4,11 +4,16 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,9 +30,6 @@ import (
 	"github.com/stepmux/stepmux/remote/standalone"
 )
 
-// maxBuilds bounds --builds, as each waiting build costs memory.
-const maxBuilds = 100_000
-
 type runFlags struct {
 	vmFlags
 	logFlags
@@ -37,7 +39,7 @@ type runFlags struct {
 	podFlags
 	runFiles
 	policyFlags
-	builds  int
+	buildFlags
 	route   connector.Route
 	timeout time.Duration
 	linger  time.Duration
@@ -51,8 +53,9 @@ func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] FILE...",
 		Short: "Run a job's steps on VMs, as many builds at once as there are slots",
-		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. The logs of the builds go to standard
-output, each line with the name of its build; progress and a summary go to standard error.
+		Long: `Run the steps in each FILE, a YAML document with a run: list, on VMs. A FILE that is a shell script is run
+too; - is standard input. The logs of the builds go to standard output, each line with the name of its build; progress
+and a summary go to standard error.
 
 Without --instance the steps run on a VM embedded in this program, on this machine: good for a first try. They run as
 you.
@@ -89,7 +92,7 @@ summary; the logs go to standard error.
 	f.imageFlags.register(fl)
 	f.registerDaemon(fl)
 	f.podFlags.register(fl)
-	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE")
+	f.buildFlags.register(fl)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
 		"auto", "session", "streamlocal", "relay")
@@ -111,8 +114,9 @@ summary; the logs go to standard error.
 }
 
 func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
-	if f.builds < 1 || f.builds > maxBuilds {
-		return fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds)
+	atLeast, err := f.checkBuilds(len(files), 1)
+	if err != nil {
+		return err
 	}
 	if f.linger < 0 || f.linger > instance.MaxLinger {
 		return fmt.Errorf("--linger %v: use 0 to %v", f.linger, instance.MaxLinger)
@@ -131,7 +135,10 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return err
 	}
-	removeTraces, err := f.prepare(cmd.Context(), f.builds*len(jobs), f.way.PassphraseCommand)
+	if f.each {
+		atLeast++ // there may be many VMs
+	}
+	removeTraces, err := f.prepare(cmd.Context(), atLeast, f.way.PassphraseCommand)
 	if err != nil {
 		return err
 	}
@@ -145,7 +152,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	}
 	ctx, noReader := context.WithCancelCause(ctx)
 	defer noReader(nil)
-	report := newReporter(f.builds*len(jobs), f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
+	report := newReporter(f.output, cmd.OutOrStdout(), cmd.ErrOrStderr(), func(err error) {
 		noReader(fmt.Errorf("the logs cannot be written: %w", err))
 	})
 	defer func() {
@@ -159,6 +166,14 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return err
 	}
 	defer closeVMs()
+	places, err := f.places(group)
+	if err != nil {
+		return err
+	}
+	total, err := f.checkBuilds(len(files), len(places))
+	if err != nil {
+		return err
+	}
 	counts := metrics.New()
 	cfg := instance.Config{
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
@@ -178,7 +193,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		return err
 	}
 	defer func() { _ = provider.Close() }() // all builds have ended
-	report.watch(provider.Stat)
+	report.watch(total, provider.Stat)
 	stopOperating, err := f.operate(provider, cfg, counts)
 	if err != nil {
 		return err
@@ -186,7 +201,8 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	defer stopOperating()
 
 	all := batch.Batch{
-		Logger: logger, Timeout: f.timeout, Builds: f.batchBuilds(jobs, vars, report), OnStart: report.started,
+		Logger: logger, Timeout: f.timeout, MaxFailures: f.maxFailures,
+		Builds: f.batchBuilds(jobs, vars, places, report), OnStart: report.started,
 		OnEnd: func(r batch.Report) {
 			counts.Ended(r)
 			report.ended(r)
@@ -210,19 +226,33 @@ func (f *runFlags) patience() time.Duration {
 
 // batchBuilds returns all builds of the run. Their IDs begin with a random prefix, because other runs may use the same
 // VMs.
-func (f *runFlags) batchBuilds(jobs []runJob, vars []connector.Variable, report *reporter) []batch.Build {
+func (f *runFlags) batchBuilds(
+	jobs []runJob, vars []connector.Variable, places []string, report *reporter,
+) []batch.Build {
 	var prefix [3]byte
 	_, _ = rand.Read(prefix[:]) // never fails
 	var builds []batch.Build
-	for range f.builds {
-		for _, of := range jobs {
-			job := of.Job
+	combinations := f.combinations()
+	of := f.builds * len(combinations) * len(places)
+	for n := range of {
+		values, place := combinations[n/len(places)%len(combinations)], places[n%len(places)]
+		for _, j := range jobs {
+			job := j.Job
 			id := fmt.Sprintf("%x-%d", prefix, len(builds)+1)
-			job.Env = map[string]string{"CI": "true", "CI_JOB_ID": id}
-			job.Timeout, job.Vars, job.PassEnv, job.UnsafeExports = f.timeout, vars, f.passEnv, f.unsafeExports
+			job.Env = map[string]string{
+				"CI": "true", "CI_JOB_ID": id, "CI_NODE_INDEX": strconv.Itoa(n + 1), "CI_NODE_TOTAL": strconv.Itoa(of),
+			}
+			maps.Copy(job.Env, f.env)
+			job.Timeout, job.PassEnv, job.UnsafeExports = f.timeout, f.passEnv, f.unsafeExports
+			job.Vars = append(slices.Clip(vars), values...)
+			name := j.name
+			for _, v := range values {
+				job.Env[v.Key] = v.Value
+				name += " " + v.Key + "=" + v.Value
+			}
 			builds = append(builds, batch.Build{
-				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, of.StepsFile),
-				Container: of.container, Pod: of.pod,
+				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name), On: place, Labels: f.selected,
+				Container: j.container, Pod: j.pod,
 			})
 		}
 	}
@@ -245,6 +275,7 @@ func (f *runFlags) variables() ([]connector.Variable, error) {
 // runJob is a job of a run.
 type runJob struct {
 	connector.Job
+	name      string           // of its file
 	container *docker.Spec     // nil without one
 	pod       *kubernetes.Spec // in place of container, on a cluster
 }
@@ -258,13 +289,20 @@ func (f *runFlags) readJobs(files []string) (jobs []runJob, some bool, err error
 		if err != nil {
 			return nil, false, err
 		}
+		jobs[i].name = name
+		if script, err := isScript(name, text); err != nil {
+			return nil, false, err
+		} else if script {
+			jobs[i].Script = string(text)
+			continue
+		}
 		if text, own[i], err = docker.FromJob(name, text); err != nil {
 			return nil, false, err
 		}
 		if err := remote.CheckSteps(name, text); err != nil {
 			return nil, false, err
 		}
-		jobs[i].Job = connector.Job{Steps: text, StepsFile: name}
+		jobs[i].Steps, jobs[i].StepsFile = text, name
 	}
 	named := func(s *docker.Spec) bool { return s != nil && s.Image != "" }
 	if err := f.check(slices.ContainsFunc(own, named)); err != nil {
@@ -298,14 +336,33 @@ func (f *runFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group
 	return f.group(ctx, log)
 }
 
-// readFile reads a steps file, up to one byte more than the parser accepts.
+// readFile reads a steps file, or standard input if its name is -, up to one byte more than the parser accepts.
 func readFile(name string) ([]byte, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
+	file := os.Stdin
+	if name != "-" {
+		var err error
+		if file, err = os.Open(name); err != nil {
+			return nil, err
+		}
+		defer file.Close()
 	}
-	defer file.Close()
 	return io.ReadAll(io.LimitReader(file, remote.MaxSteps+1)) // an error names the file
+}
+
+// shells are the shells whose scripts a build can run.
+var shells = regexp.MustCompile(`^#!\s*(/usr/bin/env\s+)?\S*\b(sh|bash|dash|ash|ksh|zsh)\b`)
+
+// isScript reports whether a file is a shell script: its name ends in .sh or it begins with #!.
+func isScript(name string, text []byte) (bool, error) {
+	first, _, _ := strings.Cut(string(text), "\n")
+	switch {
+	case len(text) > remote.MaxSteps:
+		return false, nil // the parser says so
+	case strings.HasPrefix(first, "#!") && !shells.MatchString(first):
+		return false, fmt.Errorf("%s: %.80q: FILE is a YAML document with a run: list, or a shell script", name, first)
+	default:
+		return strings.HasPrefix(first, "#!") || strings.HasSuffix(name, ".sh"), nil
+	}
 }
 
 // outcome returns the exit code of the run as an error. A failure of the system outranks those of scripts.
@@ -322,7 +379,7 @@ func outcome(ctx context.Context, reports []batch.Report) error {
 // exitCode returns the exit code of a build, and the rank of its failure among others.
 func exitCode(err *instance.BuildError) (code, weight int) {
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, batch.ErrFailures): // others have failed
 		return 0, 0
 	case err.Reason == instance.ScriptFailure:
 		return scriptCode(err.ExitCode), 1

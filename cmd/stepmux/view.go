@@ -95,11 +95,11 @@ func terminalSize(file *os.File) (columns, rows int) {
 	return columns, rows
 }
 
-// watch has the view show VMs too.
-func (r *reporter) watch(stat func() instance.Stat) {
+// watch tells how many builds there are, and where their VMs are seen.
+func (r *reporter) watch(builds int, stat func() instance.Stat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.stat = stat
+	r.total, r.stat = builds, stat
 }
 
 // view returns the lines of the view.

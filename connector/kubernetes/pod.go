@@ -48,7 +48,7 @@ type Config struct {
 	Programs []*program.Binary
 	// Log receives lines about the pod for the build's log. If nil they are discarded.
 	Log io.Writer
-	// Timeout is that of the build's job, zero if it has none: then it is 24h. The cluster ends a pod that is still
+	// Timeout is that of the build's job, zero without one: then it is 24h. The cluster ends a pod that is still
 	// there a while later (activeDeadlineSeconds).
 	Timeout time.Duration
 	// Linger is how long the build goes on while no manager is attached, at most 24h. If zero, DefaultLinger.

@@ -54,7 +54,7 @@ type Spec struct {
 	// the name build. It may be empty.
 	Template []byte
 	// ScheduleTimeout is how long the scheduler may find no node for the pod, for a cluster that adds nodes when it needs
-	// some. If zero, the build fails as soon as there is none.
+	// some. If zero, the build fails at once.
 	ScheduleTimeout time.Duration
 }
 

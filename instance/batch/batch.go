@@ -28,6 +28,9 @@ type Build struct {
 	Job connector.Job
 	// Log receives the build's log and is closed at the build's end. Required.
 	Log io.WriteCloser
+	// On and Labels choose its instance; see [instance.Build].
+	On     string
+	Labels map[string]string
 	// Container describes the container in which the steps run. If nil, they run on the instance itself.
 	Container *docker.Spec
 	// Pod describes the pod, on an instance that is a cluster.
@@ -42,6 +45,8 @@ type Batch struct {
 	Timeout time.Duration
 	// Linger is that of each build; see [instance.Build].
 	Linger *time.Duration
+	// MaxFailures is how many builds may fail: then those that wait for a slot never start. If zero, any number.
+	MaxFailures int
 	// OnStart is called when a build begins on an instance, OnEnd when it has ended, even if it never began. Both
 	// are called from the builds' goroutines, at the same time. They may be nil.
 	OnStart func(build, instance string)
@@ -70,18 +75,29 @@ type Report struct {
 	Left []string
 }
 
+// ErrFailures is why a build never started after others had failed.
+var ErrFailures = errors.New("too many builds have failed")
+
 // Run runs all builds of b on p's instances, in their order as slots become free, and returns when the last has ended
 // and is cleaned up. When ctx ends the running builds are cancelled with their grace, and waiting builds never start;
 // when abort ends too, the builds are cut short.
 func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	b.Logger = cmp.Or(b.Logger, slog.New(slog.DiscardHandler))
 	reports := make([]Report, len(b.Builds))
+	starting, noMore := context.WithCancelCause(ctx)
+	defer noMore(nil)
+	var failures atomic.Int64
+	failed := func() {
+		if failures.Add(1) == int64(b.MaxFailures) {
+			noMore(fmt.Errorf("%w: %d", ErrFailures, b.MaxFailures))
+		}
+	}
 	var wg sync.WaitGroup
 	for i, build := range b.Builds {
 		queued, inQueue := context.WithCancel(context.Background())
 		wg.Go(func() {
 			defer inQueue() // also of a build that fails before it waits
-			reports[i] = runOne(ctx, abort, p, b, build, inQueue)
+			reports[i] = runOne(ctx, starting, abort, p, b, build, inQueue, failed)
 			if b.OnEnd != nil {
 				b.OnEnd(reports[i])
 			}
@@ -92,18 +108,23 @@ func Run(ctx, abort context.Context, p *instance.Provider, b Batch) []Report {
 	return reports
 }
 
-// runOne runs a build, and calls queued when it stands in the queue for a slot.
+// runOne runs a build, which gets no slot after the end of starting. It calls queued when the build stands in the queue
+// for a slot, and failed if the build fails, before it gives back the slot.
 func runOne(
-	ctx, abort context.Context, p *instance.Provider, b Batch, build Build, queued func(),
+	ctx, starting, abort context.Context, p *instance.Provider, b Batch, build Build, queued, failed func(),
 ) Report {
 	log := &firstWrite{w: build.Log}
 	e := p.Executor(instance.Build{
-		ID: build.ID, Log: log, Container: build.Container, Pod: build.Pod, Linger: b.Linger, Timeout: b.Timeout,
+		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Container: build.Container, Pod: build.Pod,
+		Linger: b.Linger, Timeout: b.Timeout,
 		Queued: queued,
 	})
 	report := Report{Build: build.ID}
 	defer context.AfterFunc(abort, func() { _ = e.Cleanup(abort) })() // its result comes below
-	err := b.execute(ctx, e, build, &report)
+	err := b.execute(ctx, starting, e, build, &report)
+	if err != nil {
+		failed()
+	}
 	report.Instance = e.Instance()
 	report.Cleanup = e.Cleanup(abort) // no failure of the build, which had ended
 	report.Left = e.Left()
@@ -138,8 +159,10 @@ func (b *Batch) logEnd(r Report) {
 }
 
 // execute runs a build, up to its clean-up.
-func (b *Batch) execute(ctx context.Context, e *instance.Executor, build Build, report *Report) error {
-	if err := e.Prepare(ctx); err != nil {
+func (b *Batch) execute(
+	ctx, starting context.Context, e *instance.Executor, build Build, report *Report,
+) error {
+	if err := e.Prepare(starting); err != nil {
 		return err
 	}
 	if b.OnStart != nil {

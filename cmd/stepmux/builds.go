@@ -1,0 +1,135 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/instance"
+)
+
+// maxBuilds bounds the builds of a run, as each waiting build costs memory.
+const maxBuilds = 100_000
+
+// buildFlags say which builds a run has of each FILE.
+type buildFlags struct {
+	builds      int
+	each        bool
+	selected    map[string]string // labels of the VMs
+	matrix      []axis
+	env         map[string]string
+	maxFailures int
+}
+
+// variableName matches the name of a variable of the environment.
+var variableName = regexp.MustCompile("^[A-Za-z_][A-Za-z0-9_]*$")
+
+// axis is a variable of the matrix.
+type axis struct {
+	name   string
+	values []string
+}
+
+func (f *buildFlags) register(fl *pflag.FlagSet) {
+	f.selected, f.env = map[string]string{}, map[string]string{}
+	fl.IntVar(&f.builds, "builds", 1, "how many builds to run of each FILE; each has its number in CI_NODE_INDEX, from "+
+		"1, and their number in CI_NODE_TOTAL")
+	fl.BoolVar(&f.each, "each", false, "run the builds on every VM")
+	fl.Func("select", "`LABEL=VALUE`, a label of the inventory: use only VMs that have it; repeatable, a VM has all",
+		func(text string) error { return f.assign(f.selected, text) })
+	fl.Func("matrix", "`NAME=VALUE,VALUE...`: run the builds with each value of this job variable, which is in the "+
+		"environment too; repeatable, for each combination", func(text string) error {
+		name, values, ok := strings.Cut(text, "=")
+		switch {
+		case !ok || !variableName.MatchString(name):
+			return fmt.Errorf("%.80q: write NAME=VALUE,VALUE", text)
+		case slices.ContainsFunc(f.matrix, func(a axis) bool { return a.name == name }):
+			return fmt.Errorf("%.80q: the variable is in the matrix already", name)
+		}
+		f.matrix = append(f.matrix, axis{name, strings.Split(values, ",")})
+		return nil
+	})
+	fl.Func("env", "`NAME=VALUE` for the environment of the steps; repeatable", func(text string) error {
+		if name, _, _ := strings.Cut(text, "="); !variableName.MatchString(name) {
+			return fmt.Errorf("%.80q: write NAME=VALUE", text)
+		}
+		return f.assign(f.env, text)
+	})
+	fl.IntVar(&f.maxFailures, "max-failures", 0, "start no more builds once this many have failed (default no limit)")
+}
+
+// assign adds NAME=VALUE to a map.
+func (f *buildFlags) assign(to map[string]string, text string) error {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok || name == "" {
+		return fmt.Errorf("%.80q: write NAME=VALUE", text)
+	}
+	to[name] = value
+	return nil
+}
+
+// checkBuilds returns how many builds a run of so many FILEs on so many VMs has.
+func (f *buildFlags) checkBuilds(files, vms int) (int, error) {
+	if f.builds < 1 || f.builds > maxBuilds {
+		return 0, fmt.Errorf("--builds %d: use 1 to %d", f.builds, maxBuilds)
+	}
+	if f.maxFailures < 0 {
+		return 0, fmt.Errorf("--max-failures %d: use 1 or more", f.maxFailures)
+	}
+	total := f.builds
+	for _, n := range append([]int{files, vms}, f.sizes()...) {
+		if total *= n; total > maxBuilds {
+			return 0, fmt.Errorf("more than %d builds: a run has at most so many", maxBuilds)
+		}
+	}
+	return total, nil
+}
+
+// sizes returns how many values each axis has.
+func (f *buildFlags) sizes() []int {
+	sizes := make([]int, len(f.matrix))
+	for i, a := range f.matrix {
+		sizes[i] = len(a.values)
+	}
+	return sizes
+}
+
+// combinations returns those of the matrix, one without variables if there is no matrix.
+func (f *buildFlags) combinations() [][]connector.Variable {
+	all := [][]connector.Variable{nil}
+	for _, a := range f.matrix {
+		var longer [][]connector.Variable
+		for _, vars := range all {
+			for _, value := range a.values {
+				longer = append(longer, append(slices.Clip(vars), connector.Variable{Key: a.name, Value: value}))
+			}
+		}
+		all = longer
+	}
+	return all
+}
+
+// places returns the IDs of the VMs on which the builds are to run, or one empty ID: any of those with the labels.
+func (f *buildFlags) places(group *instance.Group) ([]string, error) {
+	var ids []string
+	for _, in := range group.Instances() {
+		lacks := func(name string) bool { value, ok := in.Labels[name]; return !ok || value != f.selected[name] }
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(f.selected)), lacks) {
+			ids = append(ids, in.ID)
+		}
+	}
+	switch {
+	case len(ids) == 0 && len(f.selected) > 0:
+		return nil, errors.New("--select: no VM has these labels; see labels in the inventory")
+	case f.each:
+		return ids, nil
+	default:
+		return []string{""}, nil
+	}
+}
