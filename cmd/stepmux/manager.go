@@ -27,8 +27,8 @@ import (
 const (
 	// managerVar names the variable of the environment with the socket of the manager.
 	managerVar = "STEPMUX_MANAGER"
-	// systemSocket is the socket of the manager that runs as root.
-	systemSocket = "/run/stepmux/manager.sock"
+	// systemSocket is the socket of the manager that runs as root. /run/stepmux is for the users of builds.
+	systemSocket = "/run/stepmux-manager/manager.sock"
 	// managerStop bounds the wait for the end of a manager.
 	managerStop = 20 * time.Second
 )

@@ -27,8 +27,9 @@ const (
 
 	// aheadBuilds bounds the builds that were taken from the queue and have no slot yet.
 	aheadBuilds = 16
-	// signPause is the time between two signs of life of the builds to the queue, and of the store to the manager.
-	signPause = ackWait / 6
+	// signPause is the time between two signs of life of the builds to the queue, and checkPause that between two looks at
+	// the store.
+	signPause, checkPause = ackWait / 6, time.Second
 )
 
 // Config is the configuration of a Manager.
@@ -289,21 +290,23 @@ func (m *Manager) builds() []*build {
 
 // giveSigns tells the queue that the builds are not lost, and ends the manager when the store is.
 func (m *Manager) giveSigns() {
-	tick := time.NewTicker(signPause)
-	defer tick.Stop()
+	signs, checks := time.NewTicker(signPause), time.NewTicker(checkPause)
+	defer signs.Stop()
+	defer checks.Stop()
 	for {
 		select {
-		case <-tick.C:
+		case <-signs.C:
+			for _, b := range m.builds() {
+				b.working()
+			}
+		case <-checks.C:
+			if err := m.store.err(); err != nil {
+				m.cfg.Logger.Error("the state cannot be kept", "error", err)
+				m.fail(err)
+				return
+			}
 		case <-m.takes.Done():
 			return
-		}
-		if err := m.store.err(); err != nil {
-			m.cfg.Logger.Error("the state cannot be kept", "error", err)
-			m.fail(err)
-			return
-		}
-		for _, b := range m.builds() {
-			b.working()
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -347,6 +348,43 @@ func TestBadStateDirectoriesAreRefused(t *testing.T) {
 	refused("can be read by others", func() { require.NoError(t, os.Chmod(key, 0o644)) })
 	refused("is not a file of 32 bytes", func() { require.NoError(t, os.Truncate(key, 31)) })
 	f.start(t)
+}
+
+// A disk that is full ends the manager. Its builds go on, and the next manager has all of their logs.
+func TestAFullDiskEndsTheManagerAndNoBuild(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a small disk")
+	}
+	t.Parallel()
+	f := newFleet(t)
+	require.NoError(t, os.Mkdir(f.dir, 0o700))
+	require.NoError(t, unix.Mount("tmpfs", f.dir, "tmpfs", 0, "size=16m"))
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(f.dir, unix.MNT_DETACH)) })
+	m, provider, err := f.open(t)
+	require.NoError(t, err)
+	path := filepath.Join(sshtest.SocketDir(t), "m.sock")
+	listener, err := control.Listen(path, -1)
+	require.NoError(t, err)
+	go func() { _ = m.Serve(context.Background(), listener) }() // until Shutdown
+	conn, err := manager.Dial(path)
+	require.NoError(t, err)
+	const size = 24_000_000
+	id := (&running{ManagerClient: pb.NewManagerClient(conn), t: t}).submit(
+		fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x", size))
+	select {
+	case <-m.Done():
+	case <-time.After(sshtest.Bound): //nolint:forbidigo // a test's bound
+		require.FailNow(t, "the manager goes on")
+	}
+	require.ErrorContains(t, m.Err(), "no space left on device")
+	require.NoError(t, m.Shutdown(t.Context()))
+	require.NoError(t, conn.Close())
+	require.NoError(t, provider.Close())
+
+	require.NoError(t, unix.Mount("", f.dir, "", unix.MS_REMOUNT, "size=64m"))
+	text, b := f.start(t).wait(id, 0)
+	require.Empty(t, b.GetResult().GetReason(), b.GetResult().GetMessage())
+	require.Equal(t, size, strings.Count(text, "x"))
 }
 
 func TestAManagerNeedsAStateDirectoryThatItCanWrite(t *testing.T) {

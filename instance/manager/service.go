@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -28,6 +29,8 @@ const (
 	defaultListed, maxListed = 100, 10_000
 	// maxCalls bounds the calls of one client at once.
 	maxCalls = 1000
+	// againDelay is the longest pause of a client before it connects again.
+	againDelay = 200 * time.Millisecond
 	// maxAnswer bounds an answer of a manager, in bytes.
 	maxAnswer = 64 << 20
 )
@@ -60,6 +63,13 @@ func Dial(path string) (*grpc.ClientConn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", path)
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+		// A manager that is started anew is back soon.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{
+				BaseDelay: 20 * time.Millisecond, Multiplier: 2, Jitter: 0.2, MaxDelay: againDelay,
+			},
+			MinConnectTimeout: storeTimeout,
+		}),
 	)
 }
 

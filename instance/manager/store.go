@@ -210,13 +210,16 @@ func (l *serverLog) Noticef(format string, v ...any) {
 // Warnf logs a warning.
 func (l *serverLog) Warnf(format string, v ...any) { l.to.Warn("store: " + fmt.Sprintf(format, v...)) }
 
-// Errorf logs an error.
+// Errorf logs an error. After one of a write a stream takes nothing any more, also when the disk has room again.
 func (l *serverLog) Errorf(format string, v ...any) {
 	text := fmt.Sprintf(format, v...)
 	l.to.Error("store: " + text)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.latest = text
+	if strings.Contains(strings.ToLower(text), "critical write error") {
+		l.died = errors.New("the state cannot be written any more: " + text)
+	}
 }
 
 // Fatalf keeps an error after which the server is of no use.
