@@ -16,23 +16,25 @@ VM_TAGS  := grpcnotrace,nethttpomithttp2
 LDFLAGS  := -s -w -X $(INFO).version=$(VERSION) -X $(INFO).commit=$(COMMIT)
 BUILD    := CGO_ENABLED=0 go build -trimpath
 
-# The VM's end travels to each VM. So only the packages that handle each byte or line of a log or of a transfer, and the
-# ones below them, are compiled with inlining. It costs a log nothing: those that handle a block need none.
-INLINE := runtime/... internal/... sync/... syscall bytes bufio io strconv slices unicode/... \
-  math math/bits encoding/binary encoding/base64 encoding/hex hash/... compress/... \
-  crypto/subtle crypto/md5 crypto/sha1 crypto/sha256 \
-  $(addprefix crypto/internal/,fips140deps/... $(addprefix fips140/,alias subtle sha256 sha512 aes/...)) \
+# The VM's end travels to each VM. So only the packages that handle each byte or line of a log, and the ones below them,
+# are compiled with inlining. It costs a log nothing: those that handle a block need none. stepmux-fetch inlines what
+# handles each byte of a transfer, too.
+INLINE := runtime/... internal/... syscall bytes bufio io strconv slices unicode/... \
+  math math/bits encoding/binary crypto/subtle crypto/sha256 \
+  $(addprefix crypto/internal/,fips140deps/... $(addprefix fips140/,alias subtle sha256)) \
   $(addprefix github.com/stepmux/stepmux/remote/,pipe job/joblog step/mask)
-VM_BUILD := $(BUILD) -tags $(VM_TAGS) -gcflags=all=-l $(INLINE:%=-gcflags=%=)
-# Functions begin at any multiple of 4: the default of 32 (amd64) is space between them.
-VM_LDFLAGS := $(LDFLAGS) -funcalign=4
+INLINE_FETCH := $(INLINE) encoding/base64 encoding/hex hash/... compress/... crypto/md5 crypto/sha1 \
+  $(addprefix crypto/internal/fips140/,sha512 aes/...)
+VM_BUILD = $(BUILD) -tags $(VM_TAGS) -gcflags=all=-l $(1:%=-gcflags=%=)
+# Functions begin at any byte (arm64: at multiples of 4): the default of 32 is space between them.
+VM_LDFLAGS := $(LDFLAGS) -funcalign=$$(case $$(go env GOARCH) in amd64) echo 1 ;; *) echo 4 ;; esac)
 MACHINES := linux-amd64 linux-arm64
 
 # vm_end builds the file $(1), a stepmux-vm, and the file $(2), the stepmux-fetch that it starts and whose checksum it
 # knows.
-vm_end = $(VM_BUILD) -ldflags '$(VM_LDFLAGS)' -o '$(2)' ./cmd/stepmux-fetch && \
+vm_end = $(call VM_BUILD,$(INLINE_FETCH)) -ldflags "$(VM_LDFLAGS)" -o '$(2)' ./cmd/stepmux-fetch && \
   sum=$$(sha256sum <'$(2)') && \
-  $(VM_BUILD) -ldflags "$(VM_LDFLAGS) -X $(INFO).fetchSum=$${sum%% *}" -o '$(1)' ./cmd/stepmux-vm
+  $(call VM_BUILD,$(INLINE)) -ldflags "$(VM_LDFLAGS) -X $(INFO).fetchSum=$${sum%% *}" -o '$(1)' ./cmd/stepmux-vm
 
 FUZZTIME ?= 10s
 FUZZ     ?= ^Fuzz

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -38,6 +39,7 @@ const exitHelp = `Exit codes:
 
 func main() {
 	proc.Main() // this binary is also the init of the processes it starts
+	buildinfo.FromGo = debug.ReadBuildInfo
 	// gRPC would print what a VM's step runner sends. Its errors are returned as well.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	if commands.StandsIn(os.Args) {

@@ -17,12 +17,16 @@ import (
 // The linker sets these: -X github.com/stepmux/stepmux/internal/buildinfo.version=v1.2.3. `make build` does.
 var version, commit, fetchSum string
 
+// FromGo returns what the go command knows of this program: [debug.ReadBuildInfo] in a program that sets it. In others,
+// which the linker tells, it would only make the program larger.
+var FromGo = func() (*debug.BuildInfo, bool) { return nil, false }
+
 // Version returns the version that the linker set, or the one that the go command knows, or "devel".
 func Version() string {
 	if version != "" {
 		return version
 	}
-	info, ok := debug.ReadBuildInfo()
+	info, ok := FromGo()
 	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
 		return "devel"
 	}
@@ -34,7 +38,7 @@ func Commit() string {
 	if commit != "" {
 		return commit
 	}
-	info, ok := debug.ReadBuildInfo()
+	info, ok := FromGo()
 	if !ok {
 		return ""
 	}
