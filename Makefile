@@ -233,6 +233,18 @@ container-kills: ## kill a manager of containers N times at random, of which the
 container-cases: ## run all conformance cases (STEPMUX_CASES) in a container, of which the tests take one of sixteen
 	STEPMUX_ALL_CASES=1 STEPMUX_REQUIRE_PARTS=1 go test -run TestNeighboursCasesHoldInAContainer -count=1 ./connector/docker
 
+# The programs are built once, and kept: it takes 9 minutes of a processor. The cluster has a network namespace of its own.
+.PHONY: kubernetes
+kubernetes: bin/kubernetes/kube-apiserver bin/kubernetes/kubelet ## test builds in pods on a real cluster, N builds with kills (needs root)
+	CGO_ENABLED=0 go test -c -tags kubernetes -o bin/kubernetes/kubernetes.test ./connector/kubernetes
+	cd connector/kubernetes && STEPMUX_KUBERNETES=$(CURDIR)/bin/kubernetes STEPMUX_BUILDS=$(N) STEPMUX_REQUIRE_PARTS=1 \
+	  unshare --net sh -c 'ip link set lo up && ip addr add 10.249.0.1/32 dev lo && ip route add default dev lo && exec "$$@"' \
+	  sh $(CURDIR)/bin/kubernetes/kubernetes.test -test.run 'TestReal' -test.v -test.timeout 1h
+
+bin/kubernetes/%: internal/kubetest/control/go.mod
+	cd internal/kubetest/control && CGO_ENABLED=0 go build -ldflags '-s -w' -o $(CURDIR)/$@ k8s.io/kubernetes/cmd/$*
+	touch $@
+
 .PHONY: proofs
 proofs: ## remove each mechanism behind a promise of docs/reliability.md, and see its test fail
 	go test -tags proofs -run WithoutItsMechanism -count=1 -v -timeout 1h ./internal/promises

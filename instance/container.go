@@ -10,136 +10,207 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
-// box is the container of a build.
-type box struct {
-	started   chan struct{}     // closed when its start has ended, well or not
-	container *docker.Container // nil unless it started; set before started is closed
+// place is the container or the pod in which a build's step runner is.
+type place interface {
+	Configure(cfg *connector.Config)
+	Image() string
+	Explain(ctx context.Context, err error) error
+	Note(ctx context.Context, exitCode int)
+	Removed() bool
+	Close(ctx context.Context) error
+}
 
-	mu     sync.Mutex             // guards the following
-	lease  *pool.Lease[*mux.Conn] // carries all calls of the daemon
-	link   *docker.Container      // the latest one to the container; nil before the first Reconnect
+// box is the place of a build.
+type box struct {
+	started chan struct{} // closed when its start has ended, well or not
+	place   place         // nil unless it started; set before started is closed
+}
+
+// startPlace makes the place of the build by start, and makes it that of the step runner.
+func (e *Executor) startPlace(ctx context.Context, into *connector.Config, start func() (place, error)) error {
+	b := &box{started: make(chan struct{})}
+	if !e.keep(func() { e.box = b }) {
+		return ErrCleanedUp
+	}
+	defer close(b.started)
+	p, err := start()
+	if err != nil {
+		return err
+	}
+	if !e.keep(func() { b.place = p }) {
+		return errors.Join(ErrCleanedUp, p.Close(context.WithoutCancel(ctx)))
+	}
+	p.Configure(into)
+	return nil
+}
+
+// startPod starts the build's pod.
+func (e *Executor) startPod(ctx context.Context, s *slot, into *connector.Config) error {
+	if e.build.Pod == nil {
+		return fmt.Errorf("instance: a build on the cluster %s needs a Pod", s.member.ID)
+	}
+	cfg := e.provider.cfg
+	return e.startPlace(ctx, into, func() (place, error) {
+		p, err := kubernetes.Start(ctx, kubernetes.Config{
+			Cluster: s.member.Cluster, BuildID: e.build.ID, Spec: *e.build.Pod, Programs: cfg.ContainerPrograms,
+			Log: e.log.Remarks(e.life.Done()), Timeout: e.build.Timeout, Linger: e.linger(s),
+			ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout, Logger: into.Logger,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	})
+}
+
+// dockerPlace is a container, and the lease by which all calls of its daemon go.
+type dockerPlace struct {
+	*docker.Container
+	again func(context.Context) (*pool.Lease[*mux.Conn], error) // makes another lease
+
+	mu     sync.Mutex // guards the following
+	lease  *pool.Lease[*mux.Conn]
+	link   *docker.Container // the latest one to the container; nil before the first reconnect
 	closed bool
 }
 
-// conn returns the connection to the instance.
-func (b *box) conn() *mux.Conn {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.lease.Conn()
-}
-
-// latest returns the latest link to the container.
-func (b *box) latest() *docker.Container {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return cmp.Or(b.link, b.container)
-}
-
-// reconnect makes another link to the container, by a lease that is the box's from then on.
-func (b *box) reconnect(ctx context.Context, lease *pool.Lease[*mux.Conn]) (connector.Lease, error) {
-	b.mu.Lock()
-	before, closed := b.lease, b.closed
-	if !closed {
-		b.lease = lease
+// startContainer starts the build's container and makes it the place of the step runner. It takes over the lease.
+func (e *Executor) startContainer(
+	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], into *connector.Config,
+) error {
+	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
+	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
+	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
+	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
+	d := &dockerPlace{lease: lease, again: func(ctx context.Context) (*pool.Lease[*mux.Conn], error) {
+		return e.reconnect(ctx, s)
+	}}
+	err := e.startPlace(ctx, into, func() (_ place, err error) {
+		d.Container, err = docker.Start(ctx, docker.Config{
+			Dial: func(ctx context.Context) (net.Conn, error) {
+				return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
+					stream, err := d.conn().Dial(ctx, network, addr)
+					if err != nil {
+						return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.member.ID,
+							map[string]string{"unix": "AllowStreamLocalForwarding", "tcp": "AllowTcpForwarding"}[network], err)
+					}
+					return stream, nil
+				})
+			},
+			Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
+			Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
+			Linger: into.Linger > 0, Logger: into.Logger,
+		})
+		return d, err
+	})
+	if err != nil {
+		d.release()
 	}
-	b.mu.Unlock()
+	return err
+}
+
+// conn returns the connection to the instance.
+func (d *dockerPlace) conn() *mux.Conn {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lease.Conn()
+}
+
+// release gives the lease back, once.
+func (d *dockerPlace) release() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	d.lease.Release()
+}
+
+// Configure implements place.
+func (d *dockerPlace) Configure(cfg *connector.Config) {
+	d.Container.Configure(cfg)
+	cfg.Reconnect = d.reconnect
+}
+
+// reconnect makes another link to the container, by another lease.
+func (d *dockerPlace) reconnect(ctx context.Context) (connector.Lease, error) {
+	lease, err := d.again(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	before, closed := d.lease, d.closed
+	if !closed {
+		d.lease = lease
+	}
+	d.mu.Unlock()
 	if closed {
 		lease.Release()
 		return nil, ErrCleanedUp
 	}
 	before.Release()
-	link, err := b.container.Reconnect(ctx)
+	link, err := d.Reconnect(ctx)
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.link = link
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.link = link
 	return link, nil
 }
 
-// startContainer starts the build's container and makes it the place of the step runner. It takes over the lease.
-func (e *Executor) startContainer(
-	ctx context.Context, s *slot, lease *pool.Lease[*mux.Conn], place *connector.Config,
-) error {
-	b := &box{started: make(chan struct{}), lease: lease}
-	if !e.keep(func() { e.box = b }) {
-		lease.Release()
-		return ErrCleanedUp
-	}
-	defer close(b.started)
-	cfg, spec, limits := e.provider.cfg, *e.build.Container, s.member.Limits
-	spec.Memory = cmp.Or(spec.Memory, limits.Memory)
-	spec.Pids = cmp.Or(spec.Pids, limits.PIDs)
-	spec.NanoCPUs = cmp.Or(spec.NanoCPUs, int64(limits.CPUs*1e9))
-	c, err := docker.Start(ctx, docker.Config{
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			return cfg.Docker.Dial(ctx, func(ctx context.Context, network, addr string) (net.Conn, error) {
-				stream, err := b.conn().Dial(ctx, network, addr)
-				if err != nil {
-					return nil, fmt.Errorf("%s on instance %s (sshd must allow %s): %w", addr, s.member.ID,
-						map[string]string{"unix": "AllowStreamLocalForwarding", "tcp": "AllowTcpForwarding"}[network], err)
-				}
-				return stream, nil
-			})
-		},
-		Daemon: s.member.daemon, BuildID: e.build.ID, Spec: spec, Programs: cfg.ContainerPrograms,
-		Log: e.log.Remarks(e.life.Done()), ReadyTimeout: cfg.ReadyTimeout, StopTimeout: cfg.StopTimeout,
-		Linger: place.Linger > 0, Logger: place.Logger,
-	})
-	if err != nil {
-		lease.Release()
+// Explain implements place, by the latest link to the container.
+func (d *dockerPlace) Explain(ctx context.Context, err error) error {
+	d.mu.Lock()
+	latest := cmp.Or(d.link, d.Container)
+	d.mu.Unlock()
+	return latest.Explain(ctx, err)
+}
+
+// Close implements place.
+func (d *dockerPlace) Close(ctx context.Context) error {
+	defer d.release()
+	return d.Container.Close(ctx)
+}
+
+// explain returns an error of the step runner with the reason of the place's end, if that is the cause.
+func (b *box) explain(ctx context.Context, err error) error {
+	if b == nil || b.place == nil {
 		return err
 	}
-	if !e.keep(func() { b.container = c }) {
-		defer lease.Release()
-		return errors.Join(ErrCleanedUp, c.Close(context.WithoutCancel(ctx)))
+	_, isPod := b.place.(*kubernetes.Pod)
+	_, ended := errors.AsType[*connector.ServeError](err)
+	if mux.IsLost(err) || errors.Is(err, connector.ErrGone) || isPod && ended { // a pod ends its processes first
+		return b.place.Explain(ctx, err)
 	}
-	c.Configure(place)
-	place.Reconnect = func(ctx context.Context) (connector.Lease, error) {
-		lease, err := e.reconnect(ctx, s)
-		if err != nil {
-			return nil, err
-		}
-		return b.reconnect(ctx, lease)
+	return err
+}
+
+// close removes the place, if there is one. Its start has ended, or removes it when it does.
+func (b *box) close(ctx context.Context) error {
+	if p := b.running(); p != nil {
+		return p.Close(ctx)
 	}
 	return nil
 }
 
-// explain returns an error of the step runner with the reason of the container's end, if that is the cause.
-func (b *box) explain(ctx context.Context, err error) error {
-	if b == nil || b.container == nil || !mux.IsLost(err) && !errors.Is(err, connector.ErrGone) {
-		return err
+// removed reports whether the place was removed, and so all that the build had in it.
+func (b *box) removed() bool {
+	if b == nil {
+		return false
 	}
-	return b.latest().Explain(ctx, err)
+	p := b.running()
+	return p != nil && p.Removed()
 }
 
-// close removes the container, if there is one. Its start has ended, or removes it when it does.
-func (b *box) close(ctx context.Context) error {
-	if b.running() == nil {
-		return nil
-	}
-	defer func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.closed = true
-		b.lease.Release()
-	}()
-	return b.container.Close(ctx)
-}
-
-// removed reports whether the container was removed, and so all that the build had in it.
-func (b *box) removed() bool { return b != nil && b.running() != nil && b.container.Removed() }
-
-// running returns the container, or nil before it runs.
-func (b *box) running() *docker.Container {
+// running returns the place, or nil before it runs.
+func (b *box) running() place {
 	select {
 	case <-b.started:
-		return b.container
+		return b.place
 	default:
 		return nil
 	}

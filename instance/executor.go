@@ -41,7 +41,7 @@ type Executor struct {
 	started   time.Time // when the slot was taken
 	lease     *pool.Lease[*mux.Conn]
 	connector *connector.Connector
-	box       *box          // the build's container; nil for a build on the instance itself
+	box       *box          // the build's container or pod; nil for a build on the instance itself
 	resumed   bool          // another process began the build
 	running   chan struct{} // not nil while Run runs; closed at its end
 	clients   []*Client
@@ -105,6 +105,9 @@ func (e *Executor) take(ctx context.Context) error {
 	}
 	if e.build.Placed != nil {
 		e.build.Placed(s.member.ID)
+	}
+	if s.member.Cluster != nil {
+		return nil // each build makes its own connections
 	}
 	lease, err := e.provider.conns.Acquire(ctx, pool.Key(s.member.ID))
 	if err == nil {
@@ -205,9 +208,9 @@ func (e *Executor) Isolation() program.Isolation {
 		return program.Isolation{}
 	}
 	i := e.connector.Isolation()
-	if e.build.Container != nil && i.Level == wire.IsolationOff && i.Reason == "" {
+	if e.box != nil && i.Level == wire.IsolationOff && i.Reason == "" {
 		i.Reason = "the build has a container of its own"
-		if e.build.Container.Container != "" {
+		if e.build.Container != nil && e.build.Container.Container != "" {
 			i.Reason = "the build shares a container that was there before"
 		}
 	}
@@ -237,7 +240,8 @@ func (e *Executor) Connect(ctx context.Context) (_ func() (io.ReadWriteCloser, e
 // connect starts the build's step runner, or attaches to the one with this socket.
 func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.ReadWriteCloser, error), err error) {
 	e.mu.Lock()
-	s, prepared, connected := e.slot, e.lease != nil, e.connector != nil
+	s, connected := e.slot, e.connector != nil
+	prepared := s != nil && (e.lease != nil || s.member.Cluster != nil)
 	e.mu.Unlock()
 	switch {
 	case !prepared:
@@ -248,14 +252,9 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 	if err := s.member.linux(); err != nil {
 		return nil, err
 	}
-	// A lease of the connector's own: the connection of Prepare may have died since.
-	lease, err := e.leaseToStart(ctx, s)
-	if err != nil {
-		return nil, err
-	}
 	cfg := e.provider.cfg
 	place := connector.Config{
-		Lease: sharedConn{lease}, VM: s.member.vm, BuildID: e.build.ID,
+		VM: s.member.vm, BuildID: e.build.ID,
 		Runner: s.member.Runner, TempDir: s.member.TempDir, Route: cfg.Route,
 		Isolation: s.member.Isolation, BuildUser: s.member.BuildUser, Limits: s.member.Limits,
 		Bootstrap: cfg.Bootstrap, Version: cfg.Version, Log: e.log, Trace: cfg.Trace,
@@ -270,15 +269,23 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		},
 		Logger: cfg.Logger.With("build", e.build.ID, "instance", s.member.ID),
 	}
-	if e.build.Container != nil {
+	if e.build.Container != nil || s.member.Cluster != nil {
 		place.Limits = limits.Build{} // the container has them
 		if level, _ := connector.ParseIsolation(place.Isolation); level == wire.IsolationAuto {
 			place.Isolation = wire.IsolationOff // the container holds it apart, and most give no namespaces
 		}
 		place.BuildUser = "" // a user of the VM; the image has its own
-		if err := e.startContainer(ctx, s, lease, &place); err != nil {
-			return nil, err
-		}
+	}
+	switch {
+	case s.member.Cluster != nil:
+		err = e.startPod(ctx, s, &place)
+	case e.build.Pod != nil:
+		err = fmt.Errorf("instance %s is no cluster: no pod can be made there", s.member.ID)
+	default:
+		err = e.leaseFor(ctx, s, &place)
+	}
+	if err != nil {
+		return nil, err
 	}
 	c, err := connector.New(place)
 	if err != nil {
@@ -300,6 +307,20 @@ func (e *Executor) connect(ctx context.Context, attach string) (_ func() (io.Rea
 		return nil, e.box.explain(ctx, err)
 	}
 	return dial, nil
+}
+
+// leaseFor gives a connector a lease of its own on the connection of its instance, or a container by that: the
+// connection of Prepare may have died since.
+func (e *Executor) leaseFor(ctx context.Context, s *slot, into *connector.Config) error {
+	lease, err := e.leaseToStart(ctx, s)
+	if err != nil {
+		return err
+	}
+	if e.build.Container != nil {
+		return e.startContainer(ctx, s, lease, into)
+	}
+	into.Lease = sharedConn{lease}
+	return nil
 }
 
 // again returns another lease on the connection of the build's instance.
@@ -340,7 +361,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 		job.PassEnv = []string{"all"} // of the environment that the image has
 	}
 	if e.box != nil {
-		job.Image = e.box.container.Image()
+		job.Image = e.box.place.Image()
 	}
 	job.Resumed = e.resumed
 	result, err := c.Execute(ctx, job, e.log)
@@ -348,7 +369,7 @@ func (e *Executor) Execute(ctx context.Context, job connector.Job) (err error) {
 		return e.box.explain(ctx, err)
 	}
 	if e.box != nil {
-		e.box.container.Note(ctx, result.ExitCode)
+		e.box.place.Note(ctx, result.ExitCode)
 	}
 	return outcome(result)
 }
@@ -368,10 +389,10 @@ func (e *Executor) Run(ctx context.Context, text []byte) (err error) {
 		return ErrCleanedUp
 	}
 	switch {
+	case e.build.Container != nil || e.build.Pod != nil:
+		return errors.New("instance: Run in a container: only steps run there, by Connect and Execute")
 	case lease == nil:
 		return errors.New("instance: Run before Prepare")
-	case e.build.Container != nil:
-		return errors.New("instance: Run in a container: only steps run there, by Connect and Execute")
 	case e.linger(s) > 0:
 		return e.runLingering(ctx, lingeringScript{
 			shell: e.build.Shell, stdin: text, stdout: e.log, stderr: e.log,

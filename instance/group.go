@@ -12,20 +12,24 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/internal/limits"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
 )
 
-// Instance is a VM.
+// Instance is a VM, or a Kubernetes cluster.
 type Instance struct {
 	// ID names the machine, uniquely in the group. A machine that is built anew at the same address is
 	// another one. Required.
 	ID string
-	// Addr is host:port of its sshd. Required.
+	// Addr is host:port of its sshd. Required for a VM.
 	Addr string
-	// SSH says how to log in and which host keys to expect. Required. Its MachineID is this ID.
+	// SSH says how to log in and which host keys to expect. Required for a VM. Its MachineID is this ID.
 	SSH mux.Config
+	// Cluster is where builds with a Pod run: the instance is that, and no VM. Of the other fields only ID, Capacity,
+	// MaxUses, Labels and Linger count then.
+	Cluster *kubernetes.Cluster
 	// Jump is the jump host (bastion) that the instance is reached through; it may be nil, and may have a
 	// Jump itself. Instances with a Jump of the same ID share one connection to it, which lives as long as
 	// one of theirs. Of a Jump only ID, Addr, SSH, Jump and Revision count. If it is itself an instance of
@@ -186,7 +190,7 @@ func check(instances []Instance) error {
 			return errors.New("instance: an instance has no ID")
 		case seen[in.ID]:
 			return fmt.Errorf("instance %s: there are two of this ID", in.ID)
-		case in.Addr == "":
+		case in.Addr == "" && in.Cluster == nil:
 			return fmt.Errorf("instance %s: no address", in.ID)
 		case in.Capacity < 0:
 			return fmt.Errorf("instance %s: capacity %d", in.ID, in.Capacity)

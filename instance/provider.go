@@ -12,6 +12,7 @@ import (
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/buildlog"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/mux"
 	"github.com/stepmux/stepmux/pool"
@@ -29,7 +30,7 @@ type Config struct {
 	// Docker is where the Docker daemon of each instance listens, as seen from there, for builds with a Container. The
 	// user of the login must be able to open its socket.
 	Docker docker.Address
-	// ContainerPrograms are the programs of which the platform of a Container's image needs one.
+	// ContainerPrograms are the programs of which the platform of a Container's image, or of a Pod's node, needs one.
 	ContainerPrograms []*program.Binary
 	// Version is the version of this program. A warning is logged for an instance with another version. If
 	// empty, versions are not compared.
@@ -172,6 +173,11 @@ type Build struct {
 	// Container describes the container in which the build's steps run, made by the Docker daemon of the instance. If nil,
 	// they run on the instance itself.
 	Container *docker.Spec
+	// Pod describes the pod in which the build's steps run, on an instance that is a Cluster. Required there, and refused
+	// elsewhere. Such a build always lingers, for kubernetes.DefaultLinger unless Linger or the instance says.
+	Pod *kubernetes.Spec
+	// Timeout is that of the build's job, for the pod's deadline. If zero, it has none.
+	Timeout time.Duration
 	// On is the ID of the only instance that the build may go to, and Labels are those that its instance has. Empty: any.
 	// A build that no instance will do for fails.
 	On     string

@@ -36,6 +36,10 @@ func (e *Executor) Resume(ctx context.Context, instance, socket string) (err err
 	if err != nil {
 		return err
 	}
+	if s.member.Cluster != nil {
+		s.giveBack()
+		return errors.New("instance: a build in a pod cannot go on in another process")
+	}
 	if !e.keep(func() { e.slot, e.started, e.resumed = s, time.Now(), true }) {
 		s.giveBack()
 		return ErrCleanedUp

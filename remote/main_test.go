@@ -67,6 +67,12 @@ func play(role string) (err error) {
 			cfg.Detach = append(os.Args[1:], "--detached")
 		}
 		return Serve(ctx, stdio, cfg)
+	case "hold":
+		cfg := HoldConfig{}
+		if cfg.Idle, err = time.ParseDuration(os.Args[1]); err != nil {
+			return err
+		}
+		return Hold(ctx, cfg)
 	case "spy":
 		return spyRole(os.Args[1])
 	case "proxy":

@@ -2,7 +2,9 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -15,6 +17,7 @@ import (
 
 type doctorFlags struct {
 	vmFlags
+	clusterFlags
 	output string
 	docker string
 }
@@ -38,11 +41,14 @@ Exit codes:
   130      interrupted (Ctrl-C)`,
 		Example: `  stepmux doctor --instance ssh://ci@vm-1
   stepmux doctor --instance ssh://ci@vm-1 --docker unix:///var/run/docker.sock
+  stepmux doctor --kubernetes --namespace ci
   stepmux doctor --inventory fleet.yml --output json`,
 		Args: arguments(),
 		RunE: f.run,
 	}
-	f.register(cmd.Flags())
+	f.vmFlags.register(cmd.Flags())
+	f.clusterFlags.register(cmd.Flags(), "examine the cluster of this `CONTEXT` of the kubeconfig for builds in pods, "+
+		"in place of VMs: its version, and what the login may do there")
 	cmd.Flags().StringVar(&f.docker, "docker", "", "examine for builds in containers (run --image) by the Docker daemon "+
 		"at `unix://PATH` of the VM: the login and the daemon")
 	f.registerIsolation(cmd.Flags())
@@ -51,6 +57,12 @@ Exit codes:
 }
 
 func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
+	if err := f.checkCluster(); err != nil {
+		return err
+	}
+	if f.onCluster() {
+		return f.examineCluster(cmd)
+	}
 	if len(f.instances) == 0 && f.inventory == "" {
 		return errors.New("the VM is missing; name it with --instance or --inventory")
 	}
@@ -70,6 +82,26 @@ func (f *doctorFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
+	return f.show(ctx, cmd, reports...)
+}
+
+// examineCluster examines the cluster.
+func (f *doctorFlags) examineCluster(cmd *cobra.Command) error {
+	if len(f.instances) > 0 || f.inventory != "" {
+		return errors.New("use either --kubernetes, or --instance and --inventory")
+	}
+	cluster, err := f.load(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer cluster.Close()
+	ctx, stop := endsignal.Until(cmd.Context(), endsignal.All...)
+	defer stop()
+	return f.show(ctx, cmd, doctor.ExamineCluster(ctx, cluster))
+}
+
+// show shows the reports, and returns the exit code as an error.
+func (f *doctorFlags) show(ctx context.Context, cmd *cobra.Command, reports ...doctor.Report) (err error) {
 	code := 0
 	for _, r := range reports {
 		if !r.Usable {

@@ -190,6 +190,11 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 			return systemError(err)
 		}
 	}
+	return f.addPrograms(cfg, "--image")
+}
+
+// addPrograms sets the programs for containers, of which the flag makes some.
+func (f *imageFlags) addPrograms(cfg *instance.Config, flag string) error {
 	cfg.ContainerPrograms = append(cfg.ContainerPrograms, cfg.Bootstrap...)
 	if ends := carried(); len(ends) > 0 {
 		cfg.ContainerPrograms = append(cfg.ContainerPrograms, ends...)
@@ -197,7 +202,7 @@ func (f *imageFlags) configure(cfg *instance.Config, onThisMachine bool) error {
 	}
 	own, err := program.LoadBinary(ownFile)
 	if err != nil {
-		return fmt.Errorf("--image: %w", err)
+		return fmt.Errorf("%s: %w", flag, err)
 	}
 	cfg.ContainerPrograms = append(cfg.ContainerPrograms, own)
 	return nil

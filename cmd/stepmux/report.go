@@ -364,6 +364,10 @@ func (r *reporter) summary(reports []batch.Report, stat instance.Stat) {
 		fmt.Fprintf(r.err, "builds that may have left something on their VM: %d\n", r.left)
 	}
 	for _, in := range stat.Instances {
+		if in.Addr == "" { // a cluster
+			r.showLocked("%s: a pod for each build", in.ID)
+			continue
+		}
 		sessions := in.Conn.Sessions
 		allowed := ""
 		if sessions.Limit > 0 {

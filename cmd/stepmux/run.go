@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"os"
 	"regexp"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/instance"
 	"github.com/stepmux/stepmux/instance/batch"
 	"github.com/stepmux/stepmux/instance/metrics"
@@ -34,6 +36,7 @@ type runFlags struct {
 	operateFlags
 	bootstrapFlags
 	imageFlags
+	podFlags
 	runFiles
 	policyFlags
 	buildFlags
@@ -67,6 +70,9 @@ With --image, or if FILE has the key image, each build runs in a container of it
 VM makes; without --instance, the one of this machine. The VM needs no stepmux then: it is put into a volume of the
 daemon.
 
+With --kubernetes each build runs in a pod of its own, made in the cluster of the kubeconfig. It outlives the API server
+and the kubelet: for the time of --linger (default 5m) it goes on without a connection, and the run comes back to it.
+
 On a terminal, the logs keep their colours, and other control characters are shown and not obeyed; --output raw leaves
 them as they are. With --output json, standard output has one object for each build as it ends and a last one with the
 summary; the logs go to standard error.
@@ -85,6 +91,7 @@ summary; the logs go to standard error.
 	f.bootstrapFlags.register(fl)
 	f.imageFlags.register(fl)
 	f.registerDaemon(fl)
+	f.podFlags.register(fl)
 	f.buildFlags.register(fl)
 	f.route = connector.Auto
 	choiceFlag(fl, &f.route, "route", "how to start and reach a build's step runner: auto, relay, streamlocal or session",
@@ -121,6 +128,9 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 	if _, _, err := f.policies(); err != nil {
 		return err
 	}
+	if err := f.checkPods(); err != nil {
+		return err
+	}
 	jobs, inContainers, err := f.readJobs(files)
 	if err != nil {
 		return err
@@ -151,7 +161,7 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		}
 	}()
 	logger := f.logger(report)
-	group, closeVMs, err := f.group(ctx, logger)
+	group, closeVMs, err := f.place(ctx, logger)
 	if err != nil {
 		return err
 	}
@@ -169,10 +179,14 @@ func (f *runFlags) run(cmd *cobra.Command, files []string) (err error) {
 		Group: group, Route: f.route, Bootstrap: bootstrap, Version: buildinfo.Version(), Logger: logger,
 		ConnTrace: counts.ConnTrace(), DialDone: counts.Dialed, Retired: counts.Retired,
 	}
-	if inContainers {
-		if err := f.configure(&cfg, len(f.instances) == 0 && f.inventory == ""); err != nil {
-			return err
-		}
+	switch {
+	case f.onCluster():
+		err = f.addPrograms(&cfg, "--kubernetes")
+	case inContainers:
+		err = f.configure(&cfg, len(f.instances) == 0 && f.inventory == "")
+	}
+	if err != nil {
+		return err
 	}
 	provider, err := instance.NewProvider(cfg)
 	if err != nil {
@@ -238,7 +252,7 @@ func (f *runFlags) batchBuilds(
 			}
 			builds = append(builds, batch.Build{
 				ID: id, Job: f.traced(job, id, report.say), Log: report.log(id, name), On: place, Labels: f.selected,
-				Container: j.container,
+				Container: j.container, Pod: j.pod,
 			})
 		}
 	}
@@ -261,8 +275,9 @@ func (f *runFlags) variables() ([]connector.Variable, error) {
 // runJob is a job of a run.
 type runJob struct {
 	connector.Job
-	name      string       // of its file
-	container *docker.Spec // nil without one
+	name      string           // of its file
+	container *docker.Spec     // nil without one
+	pod       *kubernetes.Spec // in place of container, on a cluster
 }
 
 // readJobs reads and checks the steps files. some tells that jobs run in containers.
@@ -302,8 +317,23 @@ func (f *runFlags) readJobs(files []string) (jobs []runJob, some bool, err error
 			return nil, false, err
 		}
 		some = some || jobs[i].container != nil
+		if !f.onCluster() {
+			continue
+		}
+		if jobs[i].pod, err = f.pod(jobs[i].container); err != nil {
+			return nil, false, fmt.Errorf("%s: %w", name, err)
+		}
+		jobs[i].container = nil
 	}
 	return jobs, some, nil
+}
+
+// place returns the VMs or the cluster of the run, and a function that ends what belongs to them.
+func (f *runFlags) place(ctx context.Context, log *slog.Logger) (*instance.Group, func(), error) {
+	if f.onCluster() {
+		return f.clusterGroup(ctx, f.capacity, log)
+	}
+	return f.group(ctx, log)
 }
 
 // readFile reads a steps file, or standard input if its name is -, up to one byte more than the parser accepts.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/stepmux/stepmux/connector"
 	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
 	"github.com/stepmux/stepmux/connector/program"
 	"github.com/stepmux/stepmux/instance"
 )
@@ -32,6 +33,8 @@ type Build struct {
 	Labels map[string]string
 	// Container describes the container in which the steps run. If nil, they run on the instance itself.
 	Container *docker.Spec
+	// Pod describes the pod, on an instance that is a cluster.
+	Pod *kubernetes.Spec
 }
 
 // Batch is many builds. As many run at once as the group has slots.
@@ -112,7 +115,8 @@ func runOne(
 ) Report {
 	log := &firstWrite{w: build.Log}
 	e := p.Executor(instance.Build{
-		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Container: build.Container, Linger: b.Linger,
+		ID: build.ID, Log: log, On: build.On, Labels: build.Labels, Container: build.Container, Pod: build.Pod,
+		Linger: b.Linger, Timeout: b.Timeout,
 		Queued: queued,
 	})
 	report := Report{Build: build.ID}

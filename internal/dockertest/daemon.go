@@ -102,7 +102,7 @@ var start = sync.OnceValues(func() (*Daemon, error) {
 	if err := d.Launch(); err != nil {
 		return nil, err
 	}
-	if err := d.load(Image, busyboxFiles, "ENV PATH=/bin", "ENV COLOUR=of-the-image", `CMD ["sh"]`); err != nil {
+	if err := d.load(Image, BusyboxFiles, "ENV PATH=/bin", "ENV COLOUR=of-the-image", `CMD ["sh"]`); err != nil {
 		return nil, err
 	}
 	return d, d.load(Bare, func(*tar.Writer) error { return nil })
@@ -111,7 +111,7 @@ var start = sync.OnceValues(func() (*Daemon, error) {
 // Load makes an image with the files of Image and these instructions of a Dockerfile.
 func (d *Daemon) Load(t testing.TB, ref string, instructions ...string) {
 	t.Helper()
-	require.NoError(t, d.load(ref, busyboxFiles, append(instructions, "ENV PATH=/bin")...))
+	require.NoError(t, d.load(ref, BusyboxFiles, append(instructions, "ENV PATH=/bin")...))
 }
 
 // Launch starts the daemon's process, and waits until it answers. It is for tests that killed it.
@@ -259,8 +259,9 @@ func (d *Daemon) load(ref string, files func(*tar.Writer) error, instructions ..
 	return err
 }
 
-// busyboxFiles writes the files of Image: busybox, a link for each of its commands, and the libraries it may need.
-func busyboxFiles(archive *tar.Writer) error {
+// BusyboxFiles writes the files of Image to a tar archive: busybox, a link for each of its commands, and the libraries
+// it may need.
+func BusyboxFiles(archive *tar.Writer) error {
 	files := map[string]string{"bin/busybox": busybox}
 	libraries, _ := exec.Command("ldd", busybox).Output() // fails for the static one
 	for word := range strings.FieldsSeq(string(libraries)) {

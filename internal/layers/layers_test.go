@@ -44,13 +44,20 @@ var allowed = map[string][]string{
 		"internal/flight", "internal/termtext",
 	},
 
+	"connector/kubernetes": {
+		"connector", "connector/program", "mux", "mux/relay", "mux/channel", "internal/wire", "internal/tail",
+		"internal/flight", "internal/termtext",
+	},
+
 	"instance": {"internal/limits", "connector/**", "mux", "pool", "internal/wire"},
 
 	"instance/inventory": {
 		"internal/limits",
 		"instance", "connector", "mux", "mux/login", "internal/spell", "internal/lazyregexp", "internal/wire",
 	},
-	"instance/batch": {"instance", "connector", "connector/docker", "connector/program"},
+	"instance/batch": {
+		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program",
+	},
 	"instance/control": {
 		"instance", "connector", "connector/program", "mux", "pool", "internal/boundedhttp", "internal/filelock",
 		"internal/termtext",
@@ -62,8 +69,8 @@ var allowed = map[string][]string{
 	},
 	"instance/doctor": {
 		"internal/limits",
-		"instance", "connector", "connector/docker", "connector/program", "mux", "mux/login", "internal/termtext",
-		"internal/lazyregexp", "internal/wire",
+		"instance", "connector", "connector/docker", "connector/kubernetes", "connector/program", "mux", "mux/login",
+		"internal/termtext", "internal/lazyregexp", "internal/wire",
 	},
 	"instance/metrics": {"instance", "instance/batch", "mux", "pool", "internal/boundedhttp"},
 
@@ -208,6 +215,9 @@ var allowed = map[string][]string{
 	"internal/rawssh":         {},
 	"internal/runnertest":     {"internal/wire"},
 	"internal/dockertest":     {"internal/rmtree", "internal/runnertest", "internal/sshtest"},
+	"internal/kubetest":       {"internal/dockertest", "internal/remotetest", "internal/rmtree"},
+	// A module of its own: the programs of a real cluster.
+	"internal/kubetest/control": {},
 	// It does what GitLab Runner's manager does, and shares no code with the programs that it drives.
 	"internal/stockmanager": {"remote/api/runnerproto"},
 	// A program that stands for another step runner.
@@ -227,7 +237,8 @@ var allowed = map[string][]string{
 	// The program joins both ends. embeddedvm is its embedded VM, remote/proc the init of its processes.
 	"cmd/stepmux": {
 		"remote/commands/**", "internal/limits", "internal/endsignal", "internal/buildinfo",
-		"instance/**", "connector", "connector/program", "connector/docker", "mux", "mux/login", "pool", "remote",
+		"instance/**", "connector", "connector/program", "connector/docker", "connector/kubernetes", "mux",
+		"mux/login", "pool", "remote",
 		"remote/standalone", "remote/standalone/replay", "remote/standalone/actionmirror", "remote/step/action",
 		"remote/step/engine", "remote/step/fetch", "remote/step/trace/**",
 		"remote/standalone/provenance",

@@ -65,6 +65,12 @@ and, 6 s later, SIGKILL, and kill the processes of step runners that are dead. P
 processes and the directory that are left.`,
 	},
 	{
+		name:  "hold [--idle TIME] [--first TIME]",
+		short: "Keep a container alive for a manager, as its first process",
+		long: `Keep a container alive for processes that come from outside, and reap orphans. It ends when no other process
+has been there for --idle, or none came within --first, and with SIGTERM, SIGINT or SIGHUP, which end the others, too.`,
+	},
+	{
 		name:  "isolation",
 		short: "Tell how far this machine holds builds apart",
 		long: `Start the init of a build, as serve does, end it, and print an object in JSON: the level that builds get, the

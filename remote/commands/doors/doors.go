@@ -26,7 +26,7 @@ import (
 // Commands are the commands that a manager starts on a VM, and that need no network there.
 var Commands = commands.Set{
 	"steps serve": serve, "steps proxy": proxy, "steps relay": relay, "steps script": script, "steps end": end,
-	"steps isolation":               tellIsolation,
+	"steps hold": hold, "steps isolation": tellIsolation,
 	commands.GitLab + "steps serve": serveGitLab,
 }
 
@@ -144,6 +144,13 @@ func end(fl *pflag.FlagSet) commands.Runner {
 	return untilEnd(fl, func(ctx context.Context, stdio remote.Stdio) error {
 		return remote.End(ctx, stdio.Out, path)
 	})
+}
+
+func hold(fl *pflag.FlagSet) commands.Runner {
+	cfg := remote.HoldConfig{}
+	fl.DurationVar(&cfg.Idle, "idle", 5*time.Minute, "end when no other process has been there for so long")
+	fl.DurationVar(&cfg.First, "first", 0, "how long to wait for the first one (default as --idle)")
+	return untilEnd(fl, func(ctx context.Context, _ remote.Stdio) error { return remote.Hold(ctx, cfg) })
 }
 
 func tellIsolation(fl *pflag.FlagSet) commands.Runner {

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/stepmux/stepmux/connector/docker"
+	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/instance"
+	"github.com/stepmux/stepmux/internal/buildinfo"
+)
+
+// clusterFlags name a Kubernetes cluster.
+type clusterFlags struct {
+	clusterConfig kubernetes.ClusterConfig
+	clusterFlags  *pflag.FlagSet
+}
+
+func (f *clusterFlags) register(fl *pflag.FlagSet, usage string) {
+	f.clusterFlags = fl
+	fl.StringVar(&f.clusterConfig.Context, "kubernetes", "", usage)
+	fl.Lookup("kubernetes").NoOptDefVal = currentContext
+	fl.StringVar(&f.clusterConfig.Kubeconfig, "kubeconfig", "", "kubeconfig `FILE` of the cluster (default $KUBECONFIG, "+
+		"else ~/.kube/config; in a pod without these, the pod's own service account)")
+	fl.StringVar(&f.clusterConfig.Namespace, "namespace", "", "namespace of the pods (default the context's)")
+}
+
+// currentContext is the value of --kubernetes without one.
+const currentContext = "."
+
+// onCluster reports whether the flags name a cluster.
+func (f *clusterFlags) onCluster() bool { return f.clusterFlags.Changed("kubernetes") }
+
+// checkCluster returns an error for a flag of the cluster that was given without it.
+func (f *clusterFlags) checkCluster(others ...string) error {
+	for _, name := range append(others, "kubeconfig", "namespace") {
+		if !f.onCluster() && f.clusterFlags.Changed(name) {
+			return fmt.Errorf("--%s needs --kubernetes", name)
+		}
+	}
+	return nil
+}
+
+// load returns the cluster.
+func (f *clusterFlags) load(log *slog.Logger) (*kubernetes.Cluster, error) {
+	cfg := f.clusterConfig
+	if cfg.Context == currentContext {
+		cfg.Context = ""
+	}
+	cfg.Logger, cfg.UserAgent = log, "stepmux/"+buildinfo.Version()
+	return kubernetes.Load(cfg)
+}
+
+// podFlags describe the pods in which builds run.
+type podFlags struct {
+	clusterFlags
+	initImage string
+	template  string
+	wait      time.Duration
+}
+
+func (f *podFlags) register(fl *pflag.FlagSet) {
+	f.clusterFlags.register(fl, "run each build in a pod of its own, in the cluster of this `CONTEXT` of the kubeconfig "+
+		"(--kubernetes alone: its current context); needs --image, or jobs with image")
+	fl.StringVar(&f.initImage, "init-image", "",
+		"`IMAGE` with a shell, for the container that takes the step runner (default the build's image)")
+	fl.StringVar(&f.template, "pod-template", "", "`FILE` with a Pod in YAML, for all that has no flag: node selector, "+
+		"tolerations, service account, secrets, volumes; its container build is that of the steps")
+	timeFlag(fl, &f.wait, "schedule-timeout",
+		"how long a pod may wait for a node, for a cluster that adds nodes (default: the build fails when there is none)")
+}
+
+// notInPods are flags that mean nothing for pods, or for which a pod has no field.
+var notInPods = []string{
+	"instance", "inventory", "docker", "container", "platform", "pids-limit", "tmpfs", "volume", "network", "add-host",
+	"service", "service-env", "service-timeout", "route", "isolation", "build-user", "runner-command",
+	"build-memory", "build-pids", "build-cpus",
+}
+
+// checkPods checks the flags.
+func (f *podFlags) checkPods() error {
+	if err := f.checkCluster("init-image", "pod-template", "schedule-timeout"); err != nil || !f.onCluster() {
+		return err
+	}
+	for _, name := range notInPods {
+		if f.clusterFlags.clusterFlags.Changed(name) {
+			return fmt.Errorf("--%s does not work with --kubernetes (--pod-template has what a pod can have)", name)
+		}
+	}
+	return nil
+}
+
+// pod returns the pod of a job that asks for a container.
+func (f *podFlags) pod(c *docker.Spec) (*kubernetes.Spec, error) {
+	switch {
+	case c == nil:
+		return nil, errors.New("--kubernetes needs --image, or a job with image")
+	case c.KeepEntrypoint:
+		return nil, errors.New("--entrypoint keep does not work with --kubernetes: name the program")
+	case c.Platform != "":
+		return nil, errors.New("the job's platform does not work with --kubernetes: the template's node selector says")
+	case len(c.Services) > 0:
+		return nil, errors.New("services do not work with --kubernetes")
+	}
+	spec := &kubernetes.Spec{
+		Image: c.Image, InitImage: f.initImage, Pull: kubernetes.Pull(c.Pull), Command: c.Entrypoint, User: c.User,
+		Memory: c.Memory, NanoCPUs: c.NanoCPUs, ReadOnly: c.ReadOnly, Labels: c.Labels, ScheduleTimeout: f.wait,
+	}
+	if f.template != "" {
+		text, err := os.ReadFile(f.template)
+		if err != nil {
+			return nil, err
+		}
+		spec.Template = text
+	}
+	return spec, spec.Check()
+}
+
+// clusterGroup returns the cluster as the only instance of a group, and a function that ends its connections. ctx
+// bounds the first call, which tells whether the cluster can be used.
+func (f *podFlags) clusterGroup(ctx context.Context, capacity int, log *slog.Logger) (*instance.Group, func(), error) {
+	if capacity < 1 {
+		return nil, nil, fmt.Errorf("--capacity %d: a cluster takes at least one build", capacity)
+	}
+	cluster, err := f.load(log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := cluster.Check(ctx); err != nil {
+		return nil, nil, systemError(err)
+	}
+	name := strings.ReplaceAll(cluster.Name(), " ", "-") + "/" + cluster.Namespace()
+	group, err := instance.NewGroup(instance.Instance{ID: name, Cluster: cluster, Capacity: capacity})
+	return group, cluster.Close, err
+}

@@ -1,0 +1,200 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+const (
+	// maxText bounds an error text of a cluster.
+	maxText = 1 << 10
+	// maxAnswer bounds an answer of the API server.
+	maxAnswer = 16 << 20
+	// callTimeout bounds one call of the API.
+	callTimeout = 15 * time.Second
+	// firstPause and lastPause are the pauses between two attempts.
+	firstPause, lastPause = 20 * time.Millisecond, 500 * time.Millisecond
+)
+
+// status is the API's object for the end of a command and for the failure of a call.
+type status struct {
+	Status, Message, Reason string
+	Details                 struct {
+		Causes []struct{ Reason, Message string }
+	}
+}
+
+const statusSuccess, statusFailure = "Success", "Failure"
+
+// apiError is an answer of the API server that is a refusal.
+type apiError struct {
+	op   string
+	code int    // of HTTP
+	text string // foreign
+}
+
+func (e *apiError) Error() string {
+	text := fmt.Sprintf("%s: the API server says: %s", e.op, e.text)
+	switch e.code {
+	case http.StatusUnauthorized:
+		text += " (is the login of the kubeconfig's user still valid?)"
+	case http.StatusForbidden:
+		text += " (see: stepmux doctor --kubernetes)"
+	}
+	return text
+}
+
+// answerError returns the error of an answer with a code that is not 2xx.
+func answerError(op string, code int, text []byte) *apiError {
+	told := status{}
+	if json.Unmarshal(text, &told) != nil || told.Message == "" {
+		told.Message = fmt.Sprintf("%d %s", code, http.StatusText(code))
+		if len(text) > 0 {
+			told.Message += ": " + string(text)
+		}
+	}
+	return &apiError{op: op, code: code, text: termtext.Line(termtext.Cut(told.Message, maxText))}
+}
+
+// foreignError is an error with at most maxText of a foreign text, on one line.
+type foreignError struct{ err error }
+
+func (e *foreignError) Error() string { return termtext.Line(termtext.Cut(e.err.Error(), maxText)) }
+func (e *foreignError) Unwrap() error { return e.err }
+
+func foreign(err error) error { return &foreignError{err} }
+
+// isCode reports whether err is an answer of the API server with that code.
+func isCode(err error, code int) bool {
+	refused, ok := errors.AsType[*apiError](err)
+	return ok && refused.code == code
+}
+
+// isPassing reports whether the same call or command may succeed a little later: the API server is away, has too much
+// to do, or an exec was cut.
+func isPassing(err error) bool {
+	if refused, ok := errors.AsType[*apiError](err); ok {
+		return refused.code == http.StatusTooManyRequests || refused.code >= http.StatusInternalServerError
+	}
+	_, exit := errors.AsType[*channel.ExitError](err)
+	_, none := errors.AsType[*noProgramError](err)
+	return !exit && !none
+}
+
+// url returns the address of a path of the API.
+func (c *Cluster) url(path string, query url.Values) string {
+	at := *c.base
+	at.Path, at.RawQuery = at.JoinPath(path).Path, query.Encode()
+	return at.String()
+}
+
+// podPath returns the path of a pod, or of all pods of the namespace for "".
+func (c *Cluster) podPath(name string) string {
+	path := "/api/v1/namespaces/" + c.namespace + "/pods"
+	if name != "" {
+		path += "/" + name
+	}
+	return path
+}
+
+// send sends a request and returns the answer, whose body the caller closes. An answer with another code than 2xx is an
+// *apiError.
+func (c *Cluster) send(ctx context.Context, op, method, path string, query url.Values, body any) (
+	*http.Response, error,
+) {
+	var text io.Reader
+	if body != nil {
+		encoded, err := json.Marshal(body)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", op, err)
+		}
+		text = bytes.NewReader(encoded)
+	}
+	request, err := http.NewRequestWithContext(ctx, method, c.url(path, query), text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", op, err)
+	}
+	request.Header.Set("Accept", "application/json")
+	if body != nil {
+		request.Header.Set("Content-Type", "application/json")
+	}
+	answer, err := c.client.Do(request)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return nil, fmt.Errorf("%s: %w", op, foreign(err))
+	}
+	if answer.StatusCode/100 == 2 {
+		return answer, nil
+	}
+	defer answer.Body.Close()
+	said, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // what there is of it
+	return nil, answerError(op, answer.StatusCode, said)
+}
+
+// call makes one call and decodes its answer, unless into is nil. It returns the server's time, zero if it is not
+// known.
+func (c *Cluster) call(ctx context.Context, op, method, path string, query url.Values, body, into any) (
+	time.Time, error,
+) {
+	ctx, cancel := context.WithTimeoutCause(ctx, callTimeout, fmt.Errorf("no answer within %v", callTimeout))
+	defer cancel()
+	answer, err := c.send(ctx, op, method, path, query, body)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer answer.Body.Close()
+	now, _ := http.ParseTime(answer.Header.Get("Date")) // zero if it cannot be read
+	text, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return now, fmt.Errorf("%s: %w", op, foreign(err))
+	case len(text) > maxAnswer:
+		return now, fmt.Errorf("%s: the answer is longer than %d bytes", op, maxAnswer)
+	case into == nil:
+		return now, nil
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return now, fmt.Errorf("%s: the answer is no %T: %w", op, into, err)
+	}
+	return now, nil
+}
+
+// isPassingExec is isPassing for an exec in a pod that runs: a kubelet that was started anew does not know its pods
+// for a while. If the pod has ended, its watch tells.
+func isPassingExec(err error) bool {
+	return isPassing(err) || isCode(err, http.StatusNotFound) || isCode(err, http.StatusBadRequest)
+}
+
+// persist calls do until it succeeds, or its error does not pass, or ctx ends. The error is then the last one of do.
+func persist(ctx context.Context, passes func(error) bool, do func() error) error {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
+		err := do()
+		if err == nil || !passes(err) || ctx.Err() != nil || !sleep(ctx, pause) {
+			return err
+		}
+	}
+}
+
+// sleep waits for d. It returns false if ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

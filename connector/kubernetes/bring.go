@@ -1,0 +1,160 @@
+package kubernetes
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+// maxEnds is how often a script that brings a file may fail.
+const maxEnds = 5
+
+// machines are the platforms by the names that uname has for their machines.
+var machines = map[string]string{"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+
+// programFiles returns the names of the files of all programs.
+func programFiles(programs []*program.Binary) []string {
+	names := map[string]bool{}
+	for _, bin := range programs {
+		for name := range bin.Files() {
+			names[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// bring brings the program into the pod, by way of its init container, which waits for it.
+func (p *Pod) bring(ctx context.Context) error {
+	_, err := p.await(ctx, func(o *object) bool {
+		state := o.container(initName).State
+		return state.Running != nil || state.Terminated != nil
+	})
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, name := range programFiles(p.cfg.Programs) {
+		group.Go(func() error {
+			ends := 0
+			passes := func(err error) bool { // a container runtime that is started anew ends what it executes
+				if _, ended := errors.AsType[*channel.ExitError](err); ended {
+					ends++
+					return ends < maxEnds
+				}
+				return isPassingExec(err)
+			}
+			return persist(ctx, passes, func() error {
+				select {
+				case <-p.dead:
+					return nil // the wait that comes next tells why
+				default:
+					return p.bringFile(ctx, name)
+				}
+			})
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("put stepmux into pod %s: %w", p.name, err)
+	}
+	p.cfg.Logger.Debug("stepmux put into the pod", "pod", p.name, "took", time.Since(began))
+	return nil
+}
+
+// bringFile brings one file, as bringScript says.
+func (p *Pod) bringFile(ctx context.Context, name string) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.ReadyTimeout, fmt.Errorf("not done within %v", p.cfg.ReadyTimeout))
+	defer cancel()
+	var said tail.Writer
+	s, err := p.cluster.execute(ctx, p.name, initName, &said, "sh", "-c", bringScript, "sh", name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()                         // always nil
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() }) // always nil
+	defer stop()
+	err = p.sendFile(s, name)
+	if _, none := errors.AsType[*noProgramError](err); none {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, s) // its end tells the script's exit status, which explains an error
+	exit := s.exit(ctx)
+	if _, known := errors.AsType[*channel.ExitError](exit); known {
+		return fmt.Errorf("%w: %s", exit, said.String())
+	}
+	return cmp.Or(err, exit)
+}
+
+// noProgramError says that there is no program for the pod's machine.
+type noProgramError string
+
+func (e *noProgramError) Error() string { return string(*e) }
+
+func noProgram(format string, args ...any) error {
+	e := noProgramError(fmt.Sprintf(format, args...))
+	return &e
+}
+
+// sendFile sends the program for the machine that the script at the other end names, and reads the script's last word.
+func (p *Pod) sendFile(s *stream, name string) error {
+	answers := bufio.NewReader(io.LimitReader(s, maxText))
+	machine, err := answers.ReadString('\n')
+	if err != nil {
+		return err
+	}
+	bin, err := p.programFor(strings.TrimSpace(machine))
+	if err != nil {
+		return err
+	}
+	file := bin.Files()[name]
+	if file == nil {
+		return noProgram("%s has no %s, which the program for another machine has", bin.Name(), name)
+	}
+	text, size, err := file.Open()
+	if err != nil {
+		return noProgram("%v", err)
+	}
+	defer text.Close()
+	_, err = fmt.Fprintf(s, "%d\n", size)
+	if err == nil {
+		_, err = io.CopyBuffer(struct{ io.Writer }{s}, text, make([]byte, maxPiece))
+	}
+	if err == nil {
+		err = s.CloseWrite()
+	}
+	last, readErr := io.ReadAll(answers) // to the end, where the script's exit status is
+	if err = errors.Join(err, readErr); err == nil && string(last) != brought+"\n" {
+		return errNoStatus
+	}
+	return err
+}
+
+// programFor returns the program for a machine as uname names it.
+func (p *Pod) programFor(machine string) (*program.Binary, error) {
+	platform := machines[machine]
+	for _, bin := range p.cfg.Programs {
+		switch {
+		case bin.Platform() != platform:
+		case bin.Dynamic():
+			return nil, noProgram("%s needs shared libraries, which the image may not have; use one of make build, or "+
+				"build it with CGO_ENABLED=0", bin.Name())
+		default:
+			return bin, nil
+		}
+	}
+	return nil, noProgram("the node's machine is %.40q, and there is no stepmux for it; name one: "+
+		"--bootstrap-binary %s=FILE", machine, platform)
+}

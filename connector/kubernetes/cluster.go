@@ -1,0 +1,101 @@
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/url"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/stepmux/stepmux/internal/flight"
+)
+
+// ClusterConfig says where a cluster is, and how to log in to it.
+type ClusterConfig struct {
+	// Kubeconfig is a kubeconfig file. If empty, those that kubectl reads: $KUBECONFIG, else ~/.kube/config; and without
+	// such a file, in a pod, the pod's own service account.
+	Kubeconfig string
+	// Context is the one of the kubeconfig to use. If empty, its current context.
+	Context string
+	// Namespace is that of the pods. If empty, the context's.
+	Namespace string
+	// UserAgent names this program to the API server. If empty, stepmux.
+	UserAgent string
+	// Logger receives messages for operators. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Cluster is a namespace of a Kubernetes cluster, for the pods of all builds. It is safe for concurrent use.
+type Cluster struct {
+	name      string // of the context, for people
+	namespace string
+	base      *url.URL
+	client    *http.Client
+	logger    *slog.Logger
+	reaped    flight.Flight[struct{}]
+}
+
+// Load reads the configuration of a cluster. It connects to nothing yet: Check does. Logins that expire are renewed, by
+// the commands (exec plugins) and the token files that the kubeconfig names.
+func Load(cfg ClusterConfig) (*Cluster, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = cfg.Kubeconfig
+	rules.Warner = func(error) {} // a file of $KUBECONFIG is missing: the others count
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: cfg.Context})
+	way, err := loader.ClientConfig()
+	switch {
+	case err != nil && clientcmd.IsEmptyConfig(err):
+		return nil, errors.New("no Kubernetes cluster is configured: there is no kubeconfig (KUBECONFIG, ~/.kube/config), " +
+			"and this is no pod of a cluster")
+	case err != nil:
+		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
+	}
+	namespace, _, err := loader.Namespace()
+	if err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
+	}
+	way.UserAgent = cmp.Or(cfg.UserAgent, "stepmux")
+	c := &Cluster{
+		name: cfg.Context, namespace: cmp.Or(cfg.Namespace, namespace),
+		logger: cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler)),
+	}
+	if raw, err := loader.RawConfig(); err == nil && c.name == "" {
+		c.name = raw.CurrentContext
+	}
+	c.name = cmp.Or(c.name, "in-cluster")
+	if !namePattern.MatchString(c.namespace) {
+		return nil, fmt.Errorf("namespace %.80q: it is no name of a namespace", c.namespace)
+	}
+	if c.base, _, err = rest.DefaultServerUrlFor(way); err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: the server's address: %w", foreign(err))
+	}
+	if c.client, err = rest.HTTPClientFor(way); err != nil {
+		return nil, fmt.Errorf("read the kubeconfig: %w", foreign(err))
+	}
+	return c, nil
+}
+
+// Name returns the name of the kubeconfig's context, for people.
+func (c *Cluster) Name() string { return c.name }
+
+// Namespace returns the namespace of the pods.
+func (c *Cluster) Namespace() string { return c.namespace }
+
+// Check asks the API server for its version, which it returns. The error says why builds could not use the cluster.
+func (c *Cluster) Check(ctx context.Context) (string, error) {
+	told := struct{ GitVersion string }{}
+	op := fmt.Sprintf("reach the Kubernetes cluster %.80s at %.160s", c.name, c.base.Redacted())
+	if _, err := c.call(ctx, op, http.MethodGet, "/version", nil, nil, &told); err != nil {
+		return "", err
+	}
+	return foreignText(told.GitVersion), nil
+}
+
+// Close closes idle connections. Builds must have ended.
+func (c *Cluster) Close() { c.client.CloseIdleConnections() }

@@ -1,0 +1,109 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/internal/tail"
+	"github.com/stepmux/stepmux/mux"
+	"github.com/stepmux/stepmux/mux/relay"
+)
+
+// linkTimeout bounds one attempt to make a link.
+const linkTimeout = 10 * time.Second
+
+var (
+	_ connector.Conn  = (*link)(nil)
+	_ connector.Lease = (*link)(nil)
+)
+
+// link is one exec with a relay in it. It is the connection, and the lease, of a Connector, until it is cut.
+type link struct {
+	relay  *relay.Relay
+	stderr *tail.Writer
+}
+
+// reconnect makes a link to the pod, and tries until it has one, ctx ends, or the pod does. Then its error wraps
+// connector.ErrGone.
+func (p *Pod) reconnect(ctx context.Context) (*link, error) {
+	pause := firstPause
+	for {
+		select {
+		case <-p.dead:
+			return nil, fmt.Errorf("%w: %w", connector.ErrGone, p.endError())
+		default:
+		}
+		l, err := p.connect(ctx)
+		if err == nil {
+			return l, nil
+		}
+		if !isPassingExec(err) {
+			return nil, err
+		}
+		p.cfg.Logger.Debug("no link to the pod yet", "pod", p.name, "error", err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-p.dead:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), err)
+		}
+		timer.Stop()
+		pause = min(2*pause, lastPause)
+	}
+}
+
+// connect makes one link.
+func (p *Pod) connect(ctx context.Context) (*link, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, min(linkTimeout, p.cfg.ReadyTimeout), errors.New("no answer in time"))
+	defer cancel()
+	l := &link{stderr: &tail.Writer{}}
+	s, err := p.cluster.execute(ctx, p.name, buildName, l.stderr, programFile, "steps", "relay", "--temp-dir", runDir)
+	if err != nil {
+		return nil, err
+	}
+	l.relay, err = relay.New(ctx, s, relay.Config{Stderr: l.stderr.String, Exit: s.exit, Leftover: p.wg.Go})
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Conn implements connector.Lease.
+func (l *link) Conn() connector.Conn { return l }
+
+// Release implements connector.Lease. It ends the link, and nothing in the pod but the relay.
+func (l *link) Release() { _ = l.relay.Close() } // always nil
+
+// Relay implements connector.Conn: the relay runs already.
+func (l *link) Relay(context.Context, mux.Command) (*relay.Relay, error) {
+	if err := l.relay.Err(); err != nil {
+		return nil, err
+	}
+	return l.relay, nil
+}
+
+// Start implements connector.Conn, by the relay.
+func (l *link) Start(ctx context.Context, cmd mux.Command) (*mux.Process, error) {
+	return l.relay.Start(ctx, cmd)
+}
+
+// DialUnix implements connector.Conn, by the relay.
+func (l *link) DialUnix(ctx context.Context, path string) (*mux.Stream, error) {
+	return l.relay.DialUnix(ctx, path)
+}
+
+// Reserve implements connector.Conn: a pod has no sessions.
+func (*link) Reserve(context.Context, int) (*mux.Reservation, error) { return nil, errNoSessions }
+
+// TryReserve implements connector.Conn, as Reserve.
+func (*link) TryReserve(context.Context, int) (*mux.Reservation, error) { return nil, errNoSessions }
+
+// StartSpare implements connector.Conn, as Reserve.
+func (*link) StartSpare(context.Context, mux.Command) (*mux.Spare, error) { return nil, errNoSessions }
+
+var errNoSessions = fmt.Errorf("a pod: %w", mux.ErrForbidden)

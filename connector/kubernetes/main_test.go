@@ -1,0 +1,9 @@
+package kubernetes_test
+
+import (
+	"testing"
+
+	"github.com/stepmux/stepmux/internal/runnertest"
+)
+
+func TestMain(m *testing.M) { runnertest.Main(m) }

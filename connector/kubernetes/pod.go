@@ -1,0 +1,406 @@
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/stepmux/stepmux/connector"
+	"github.com/stepmux/stepmux/connector/program"
+	"github.com/stepmux/stepmux/internal/wire"
+)
+
+const (
+	// DefaultLinger is how long a build goes on while no manager is attached, unless its configuration says.
+	DefaultLinger = 5 * time.Minute
+
+	defaultStartTimeout = 10 * time.Minute
+	defaultReadyTimeout = 30 * time.Second
+	defaultStopTimeout  = 20 * time.Second
+	// defaultLife bounds a pod whose build has no timeout, and deadlineSlack is the time by which a pod outlives its
+	// build.
+	defaultLife, deadlineSlack = 24 * time.Hour, 5 * time.Minute
+	// endGrace is how long a pod may take to end by itself, and how long we wait to hear why it has ended.
+	endGrace = 5 * time.Second
+	// shakyTimeout is how long a pod may wait for a reason that may pass.
+	shakyTimeout = 20 * time.Second
+)
+
+// Config says which pod to make, where.
+type Config struct {
+	// Cluster is where the pod is made. Required.
+	Cluster *Cluster
+	// BuildID names the build. Required.
+	BuildID string
+	// Spec describes the pod.
+	Spec Spec
+	// Programs are the stepmux programs of which the node's platform needs one.
+	Programs []*program.Binary
+	// Log receives lines about the pod for the build's log. If nil they are discarded.
+	Log io.Writer
+	// Timeout is that of the build's job, zero without one: then it is 24h. The cluster ends a pod that is still
+	// there a while later (activeDeadlineSeconds).
+	Timeout time.Duration
+	// Linger is how long the build goes on while no manager is attached, at most 24h. If zero, DefaultLinger.
+	Linger time.Duration
+	// StartTimeout bounds the time until the pod runs, with the pull of its images. If zero, 10m.
+	StartTimeout time.Duration
+	// ReadyTimeout bounds the start of the step runner's relay in a pod that runs. If zero, 30s.
+	ReadyTimeout time.Duration
+	// StopTimeout bounds Close. If zero, 20s.
+	StopTimeout time.Duration
+	// Logger receives messages for operators. If nil, nothing is logged.
+	Logger *slog.Logger
+}
+
+// Pod is a build's pod. It makes the links of the build's connector.Connector, one after the other: when an exec is
+// cut, the next one goes on where it stopped. One goroutine watches the pod. It is safe for concurrent use.
+type Pod struct {
+	cfg     Config
+	cluster *Cluster
+	name    string
+	uid     string // empty before it was created
+	dead    chan struct{}
+
+	life    context.Context // ends with Close
+	endLife context.CancelFunc
+	wg      sync.WaitGroup
+
+	mu      sync.Mutex // guards the following
+	seen    object     // the newest state of the pod
+	pull    string     // the last error of a pull
+	changed chan struct{}
+	end     error // why the pod is of no use any more; set before dead is closed
+	removed bool  // the API server has no such pod any more
+	first   *link // of Start, for Configure
+
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// Start makes a pod, brings the step runner into it, and starts its relay. ctx bounds that, and means nothing
+// afterwards. The caller closes the Pod. When Start fails nothing of the pod is left, unless the error says so.
+func Start(ctx context.Context, cfg Config) (*Pod, error) {
+	if cfg.Cluster == nil {
+		return nil, errors.New("kubernetes: Config.Cluster is nil")
+	}
+	if _, err := wire.ParseBuildID(cfg.BuildID); err != nil {
+		return nil, err
+	}
+	if err := cfg.Spec.Check(); err != nil {
+		return nil, err
+	}
+	if cfg.Linger < 0 || cfg.Linger > wire.MaxLinger || cfg.Timeout < 0 {
+		return nil, fmt.Errorf("a build in a pod cannot linger for %v: 0 to %v", cfg.Linger, wire.MaxLinger)
+	}
+	cfg.Log = cmp.Or(cfg.Log, io.Discard)
+	cfg.Linger = cmp.Or(cfg.Linger, DefaultLinger)
+	cfg.StartTimeout = cmp.Or(cfg.StartTimeout, defaultStartTimeout)
+	cfg.ReadyTimeout = cmp.Or(cfg.ReadyTimeout, defaultReadyTimeout)
+	cfg.StopTimeout = cmp.Or(cfg.StopTimeout, defaultStopTimeout)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	p := &Pod{
+		cfg: cfg, cluster: cfg.Cluster, name: podName(cfg.BuildID), dead: make(chan struct{}), changed: make(chan struct{}),
+	}
+	p.life, p.endLife = context.WithCancel(context.WithoutCancel(ctx))
+	if err := p.start(ctx); err != nil {
+		return nil, errors.Join(err, p.Close(context.WithoutCancel(ctx)))
+	}
+	return p, nil
+}
+
+// podName returns a name for the pod of a build, which nothing else has.
+func podName(build string) string {
+	var salt [4]byte
+	_, _ = rand.Read(salt[:]) // never fails
+	clean := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(build))
+	return fmt.Sprintf("stepmux-%s-%x", clean[:min(len(clean), 40)], salt)
+}
+
+// start does the work of Start. It leaves the cleaning up to Close.
+func (p *Pod) start(ctx context.Context) error {
+	p.wg.Go(func() { p.cluster.reap(p.life) })
+	ctx, cancel := context.WithTimeoutCause(ctx, p.cfg.StartTimeout,
+		fmt.Errorf("the pod was not ready within %v", p.cfg.StartTimeout))
+	defer cancel()
+	if err := p.create(ctx); err != nil {
+		return err
+	}
+	p.wg.Go(func() { p.watch(p.life) })
+	if err := p.bring(ctx); err != nil {
+		return p.startError(err)
+	}
+	s, err := p.await(ctx, func(o *object) bool { return o.container(buildName).State.Running != nil })
+	if err != nil {
+		return p.startError(err)
+	}
+	p.say("pod %s runs on node %s", p.name, s.Spec.NodeName)
+	p.say("image %.160s is %s", p.cfg.Spec.Image, p.Image())
+	if p.first, err = p.reconnect(ctx); err != nil {
+		return p.startError(err)
+	}
+	return nil
+}
+
+// deadline is how long the cluster lets the pod live.
+func (p *Pod) deadline() time.Duration {
+	return cmp.Or(p.cfg.Timeout, defaultLife) + p.cfg.Linger + p.cfg.StartTimeout + deadlineSlack
+}
+
+// create makes the pod. A call whose answer was lost is made again: the pod's name is its own.
+func (p *Pod) create(ctx context.Context) error {
+	op := fmt.Sprintf("create a pod in namespace %s", p.cluster.namespace)
+	body, err := p.manifest(programFiles(p.cfg.Programs))
+	if err != nil {
+		return err
+	}
+	made, tries := object{}, 0
+	err = persist(ctx, isPassing, func() error {
+		tries++
+		// A call that is cancelled might make the pod all the same.
+		_, err := p.cluster.call(context.WithoutCancel(ctx), op, http.MethodPost, p.cluster.podPath(""), nil, body, &made)
+		if tries > 1 && isCode(err, http.StatusConflict) {
+			_, err = p.cluster.call(ctx, op, http.MethodGet, p.cluster.podPath(p.name), nil, nil, &made)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	p.uid = made.Metadata.UID
+	p.update(&made)
+	return nil
+}
+
+// await waits until the pod is as wanted. It fails when the pod cannot become that any more.
+func (p *Pod) await(ctx context.Context, wanted func(*object) bool) (object, error) {
+	noNode, shaky := newPatience(p.cfg.Spec.ScheduleTimeout), newPatience(shakyTimeout)
+	defer noNode.stop()
+	defer shaky.stop()
+	for {
+		p.mu.Lock()
+		seen, changed, pull := p.seen, p.changed, p.pull
+		p.mu.Unlock()
+		if stuck := seen.stuck(pull, shaky.over(seen.shaky())); stuck != "" {
+			return seen, p.failure(ctx, p.because(stuck))
+		}
+		why := seen.unschedulable()
+		if noNode.over(why != "") {
+			return seen, p.failure(ctx, p.because(why))
+		}
+		if wanted(&seen) {
+			return seen, nil
+		}
+		select {
+		case <-changed:
+		case <-p.dead:
+			return seen, p.failure(ctx, p.endError())
+		case <-noNode.timer.C:
+		case <-shaky.timer.C:
+		case <-ctx.Done():
+			return seen, fmt.Errorf("pod %s: %w%s", p.name, context.Cause(ctx), waitText(&seen))
+		}
+	}
+}
+
+// patience bounds how long a condition may hold.
+type patience struct {
+	time  time.Duration
+	since time.Time // zero while the condition does not hold
+	timer *time.Timer
+}
+
+func newPatience(d time.Duration) *patience {
+	timer := time.NewTimer(d)
+	timer.Stop()
+	return &patience{time: d, timer: timer}
+}
+
+// over reports whether the condition, which holds now or not, has held for too long.
+func (w *patience) over(holds bool) bool {
+	switch {
+	case !holds:
+		w.since = time.Time{}
+		w.timer.Stop()
+	case w.since.IsZero():
+		w.since = time.Now()
+		w.timer.Reset(w.time)
+	}
+	return holds && time.Since(w.since) >= w.time
+}
+
+func (w *patience) stop() { w.timer.Stop() }
+
+// waitText describes the reasons for which a pod waits.
+func waitText(o *object) string {
+	var all []string
+	for _, s := range append(o.Status.InitContainerStatuses, o.Status.ContainerStatuses...) {
+		if w := s.State.Waiting; w != nil {
+			all = append(all, s.Name+" "+strings.TrimSuffix(w.Reason+": "+w.Message, ": "))
+		}
+	}
+	if why := o.unschedulable(); why != "" {
+		all = append(all, why)
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	return foreignText(" (" + strings.Join(all, "; ") + ")")
+}
+
+// because returns an error about the pod with a text of the cluster.
+func (p *Pod) because(why string) error { return fmt.Errorf("pod %s: %s", p.name, foreignText(why)) }
+
+// failure returns err, of a pod that does not start, with its events.
+func (p *Pod) failure(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), endGrace)
+	defer cancel()
+	if events := p.cluster.events(ctx, p.uid); events != "" {
+		err = fmt.Errorf("%w; events: %s", err, events)
+	}
+	return err
+}
+
+// startError returns err with the reason why the pod has ended, if it has.
+func (p *Pod) startError(err error) error {
+	select {
+	case <-p.dead:
+		if end := p.endError(); !strings.Contains(err.Error(), end.Error()) {
+			return fmt.Errorf("%w: %w", end, err)
+		}
+	default:
+	}
+	return err
+}
+
+// Configure makes the pod the place of a Connector's step runner, which lingers there.
+func (p *Pod) Configure(cfg *connector.Config) {
+	cfg.Lease, cfg.VM, cfg.Linger = p.first, &connector.VM{}, p.cfg.Linger
+	cfg.Reconnect = func(ctx context.Context) (connector.Lease, error) {
+		l, err := p.reconnect(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return l, nil
+	}
+	cfg.Runner, cfg.TempDir, cfg.Route, cfg.Bootstrap = []string{programFile}, runDir, connector.Relay, nil
+}
+
+// Name returns the pod's name.
+func (p *Pod) Name() string { return p.name }
+
+// Image returns the image's digest, as the kubelet tells it, or else its name.
+func (p *Pod) Image() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return foreignText(cmp.Or(p.seen.container(buildName).ImageID, p.cfg.Spec.Image))
+}
+
+// say writes a line to the build's log.
+func (p *Pod) say(format string, args ...any) {
+	fmt.Fprintf(p.cfg.Log, format+"\n", args...) // a log that cannot be written ends the build by itself
+}
+
+// Explain returns err with the reason why the pod has ended, if it has or does so at once. ctx bounds the wait.
+func (p *Pod) Explain(ctx context.Context, err error) error {
+	timer := time.NewTimer(endGrace)
+	defer timer.Stop()
+	select {
+	case <-p.dead:
+		return fmt.Errorf("%w: %w", p.endError(), err)
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return err
+}
+
+// Note writes a line to the build's log if a step ended with that exit code for want of memory, as far as the kubelet
+// knows it.
+func (p *Pod) Note(_ context.Context, exitCode int) {
+	p.mu.Lock()
+	oom := p.seen.container(buildName).State.Terminated.oom()
+	p.mu.Unlock()
+	switch {
+	case exitCode != killed:
+	case oom:
+		p.say("a process was killed: the container ran out of memory%s", limitText(p.cfg.Spec.Memory))
+	case p.cfg.Spec.Memory > 0:
+		p.say("a process was killed; did the container run out of memory%s?", limitText(p.cfg.Spec.Memory))
+	}
+}
+
+// killed is the exit status of a process that SIGKILL ended, as a shell counts.
+const killed = 137
+
+func limitText(limit int64) string {
+	if limit == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (its limit is %s)", units.BytesSize(float64(limit)))
+}
+
+// Close removes the pod. It waits until the cluster has done so, at most until ctx ends or StopTimeout has passed; then
+// its error names the pod, which ends by itself when nobody is attached. Idempotent: later calls wait for the first and
+// return its result. Calls that wait on a link return an error.
+func (p *Pod) Close(ctx context.Context) error {
+	p.closeOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(ctx, p.cfg.StopTimeout)
+		defer cancel()
+		if p.first != nil {
+			p.first.Release()
+		}
+		p.closeErr = p.remove(ctx)
+		p.endLife()
+		p.wg.Wait()
+	})
+	return p.closeErr
+}
+
+// remove deletes the pod and waits until it is gone.
+func (p *Pod) remove(ctx context.Context) error {
+	if p.uid == "" || p.Removed() {
+		return nil
+	}
+	err := persist(ctx, isPassing, func() error { return p.cluster.deletePod(ctx, p.name, p.uid) })
+	for err == nil && !p.Removed() {
+		p.mu.Lock()
+		changed := p.changed
+		gone := p.removed
+		p.mu.Unlock()
+		if gone {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("remove pod %s of namespace %s (else it ends by itself, %v after the build's end): %w", p.name,
+			p.cluster.namespace, p.cfg.Linger, err)
+	}
+	return nil
+}
+
+// Removed reports whether the API server was seen to have no such pod any more.
+func (p *Pod) Removed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.removed
+}

@@ -1,0 +1,193 @@
+package kubernetes
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stepmux/stepmux/internal/termtext"
+)
+
+// object is the part of a pod, as the API describes it, that we read.
+type object struct {
+	Metadata struct {
+		Name, UID, ResourceVersion string
+		CreationTimestamp          time.Time
+		DeletionTimestamp          *time.Time
+		Labels                     map[string]string
+		Annotations                map[string]string
+	}
+	Spec struct {
+		NodeName string
+	}
+	Status struct {
+		Phase, Reason, Message string
+		Conditions             []struct{ Type, Status, Reason, Message string }
+		InitContainerStatuses  []containerStatus
+		ContainerStatuses      []containerStatus
+	}
+}
+
+// containerStatus is the state of one container.
+type containerStatus struct {
+	Name, ImageID string
+	State         struct {
+		Waiting    *struct{ Reason, Message string }
+		Running    *struct{ StartedAt time.Time }
+		Terminated *termination
+	}
+}
+
+// termination is the end of a container.
+type termination struct {
+	ExitCode        int
+	Reason, Message string
+	FinishedAt      time.Time
+}
+
+// The phases of a pod that are asked for.
+const phasePending, phaseSucceeded, phaseFailed = "Pending", "Succeeded", "Failed"
+
+// ended reports whether all containers of the pod have ended for good.
+func (o *object) ended() bool {
+	return o.Status.Phase == phaseSucceeded || o.Status.Phase == phaseFailed
+}
+
+// container returns the status of a container, which is empty before the kubelet has told it.
+func (o *object) container(name string) containerStatus {
+	for _, s := range slices.Concat(o.Status.ContainerStatuses, o.Status.InitContainerStatuses) {
+		if s.Name == name {
+			return s
+		}
+	}
+	return containerStatus{}
+}
+
+var (
+	// stuckReasons are the reasons for which a container waits that do not pass by themselves.
+	stuckReasons = []string{
+		"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "RegistryUnavailable", "CreateContainerConfigError",
+		"CrashLoopBackOff",
+	}
+	// shakyReasons may pass: the container runtime may be starting anew.
+	shakyReasons = []string{"CreateContainerError", "RunContainerError", "ImageInspectError", "PreCreateHookError"}
+)
+
+// shaky reports whether the pod waits for a reason that may pass.
+func (o *object) shaky() bool {
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+		if w := s.State.Waiting; w != nil && slices.Contains(shakyReasons, w.Reason) {
+			return true
+		}
+	}
+	return false
+}
+
+// stuck returns why the pod will not start by itself, or "". pull is the last error of a pull. late says that the
+// reasons that may pass have not.
+func (o *object) stuck(pull string, late bool) string {
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+		switch w := s.State.Waiting; {
+		case w == nil:
+		case slices.Contains(stuckReasons, w.Reason), late && slices.Contains(shakyReasons, w.Reason):
+			return fmt.Sprintf("container %s: %s: %s", s.Name, w.Reason, cmp.Or(pull, w.Message))
+		}
+		if end := s.State.Terminated; end != nil && s.Name == initName && end.ExitCode != 0 {
+			return "container " + s.Name + ": " + end.text()
+		}
+	}
+	return ""
+}
+
+// pullError returns the error of the last pull of an image, or "".
+func (o *object) pullError() string {
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+		if w := s.State.Waiting; w != nil && w.Reason == "ErrImagePull" {
+			return w.Message
+		}
+	}
+	return ""
+}
+
+// unschedulable returns why the scheduler has found no node, or "".
+func (o *object) unschedulable() string {
+	for _, c := range o.Status.Conditions {
+		if c.Type == "PodScheduled" && c.Status == "False" && c.Reason == "Unschedulable" {
+			return "Unschedulable: " + c.Message
+		}
+	}
+	return ""
+}
+
+// endText says why a pod has ended, or is being deleted.
+func (o *object) endText() string {
+	var all []string
+	add := func(texts ...string) {
+		texts = slices.DeleteFunc(texts, func(s string) bool { return s == "" })
+		if len(texts) > 0 {
+			all = append(all, strings.Join(texts, ": "))
+		}
+	}
+	for _, c := range o.Status.Conditions {
+		if c.Type == "DisruptionTarget" && c.Status == "True" {
+			add(c.Reason, c.Message)
+		}
+	}
+	add(o.Status.Reason, o.Status.Message)
+	for _, s := range slices.Concat(o.Status.InitContainerStatuses, o.Status.ContainerStatuses) {
+		if end := s.State.Terminated; end != nil && (end.ExitCode != 0 || s.Name == buildName) {
+			add("container "+s.Name, end.text())
+		}
+	}
+	return strings.Join(all, "; ")
+}
+
+// text describes the end of a container.
+func (t *termination) text() string {
+	text := fmt.Sprintf("exit status %d", t.ExitCode)
+	if t.Reason != "" && t.Reason != "Error" && t.Reason != "Completed" {
+		text = t.Reason + ", " + text
+	}
+	if said := strings.TrimSpace(t.Message); said != "" {
+		text += "; it said: " + said
+	}
+	return text
+}
+
+// oom reports whether the container was ended for want of memory.
+func (t *termination) oom() bool { return t != nil && t.Reason == "OOMKilled" }
+
+// foreignText returns a text of the cluster for a message.
+func foreignText(text string) string { return termtext.Line(termtext.Cut(text, maxText)) }
+
+// maxEvents is how many events an error quotes.
+const maxEvents = 5
+
+// events returns the last warnings about a pod, for an error. It returns "" without any, or if we may not read them.
+func (c *Cluster) events(ctx context.Context, uid string) string {
+	var found struct {
+		Items []struct {
+			Type, Reason, Message string
+			LastTimestamp         *time.Time
+		}
+	}
+	query := url.Values{"fieldSelector": {"involvedObject.uid=" + uid}, "limit": {"100"}}
+	at := "/api/v1/namespaces/" + c.namespace + "/events"
+	if _, err := c.call(ctx, "read the events of a pod", http.MethodGet, at, query, nil, &found); err != nil {
+		c.logger.Debug("the events of a pod are not known", "error", err)
+		return ""
+	}
+	var texts []string
+	for _, e := range found.Items {
+		if text := e.Reason + ": " + e.Message; e.Type != "Normal" && !slices.Contains(texts, text) {
+			texts = append(texts, text)
+		}
+	}
+	texts = texts[max(0, len(texts)-maxEvents):]
+	return foreignText(strings.Join(texts, "; "))
+}

@@ -1,0 +1,88 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// Labels and annotations of the pods that this package makes.
+const (
+	labelPrefix = "dev.stepmux."
+	labelBuild  = "dev.stepmux.build" // the pod's name, which has the build's ID in it
+	// noteStart is how many seconds the pod's manager waits at most until the pod runs.
+	noteStart = "dev.stepmux.start-timeout"
+)
+
+const (
+	// reapEvery is how often we look for pods that were left, and reapTimeout bounds one look.
+	reapEvery, reapTimeout = time.Minute, time.Minute
+	// reapSlack is how much longer than its time a pod is left alone: its manager may be about to remove it.
+	reapSlack = time.Minute
+)
+
+// reap removes pods that a manager left when it died. A pod that runs is left alone: it ends when it hears nothing of
+// its manager, or by its deadline.
+func (c *Cluster) reap(ctx context.Context) {
+	_, _ = c.reaped.Do(ctx, func(ctx context.Context) (struct{}, time.Duration, error) {
+		ctx, cancel := context.WithTimeout(ctx, reapTimeout)
+		defer cancel()
+		if err := c.reapNow(ctx); err != nil && ctx.Err() == nil {
+			c.logger.Warn("pods that were left could not be removed", "error", err)
+		}
+		return struct{}{}, reapEvery, nil
+	})
+}
+
+func (c *Cluster) reapNow(ctx context.Context) error {
+	const op = "look for pods that were left"
+	var found struct{ Items []object }
+	query := url.Values{"labelSelector": {labelBuild}, "limit": {"500"}}
+	now, err := c.call(ctx, op, http.MethodGet, c.podPath(""), query, nil, &found)
+	if err != nil || now.IsZero() { // without the server's clock nothing is old
+		return err
+	}
+	var failed []error
+	for i := range found.Items {
+		pod := &found.Items[i].Metadata
+		if pod.DeletionTimestamp != nil || !found.Items[i].left(now) {
+			continue
+		}
+		if err := c.deletePod(ctx, pod.Name, pod.UID); err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		c.logger.Info("pod that was left removed", "pod", pod.Name)
+	}
+	return errors.Join(failed...)
+}
+
+// left reports whether the manager of a pod has died, by the clock of the API server.
+func (o *object) left(now time.Time) bool {
+	made := o.Metadata.CreationTimestamp
+	if o.ended() {
+		for _, s := range o.Status.ContainerStatuses {
+			if end := s.State.Terminated; end != nil && end.FinishedAt.After(made) {
+				made = end.FinishedAt
+			}
+		}
+		return now.Sub(made) > reapSlack
+	}
+	wait, err := strconv.Atoi(o.Metadata.Annotations[noteStart])
+	running := o.container(buildName).State.Running != nil
+	return err == nil && !running && now.Sub(made) > time.Duration(wait)*time.Second+reapSlack
+}
+
+// deletePod deletes a pod, unless it is gone, or another one of that name has taken its place.
+func (c *Cluster) deletePod(ctx context.Context, name, uid string) error {
+	body := dict{"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": dict{"uid": uid}, "gracePeriodSeconds": 1}
+	_, err := c.call(ctx, fmt.Sprintf("remove pod %s", name), http.MethodDelete, c.podPath(name), nil, body, nil)
+	if isCode(err, http.StatusNotFound) || isCode(err, http.StatusConflict) {
+		return nil
+	}
+	return err
+}

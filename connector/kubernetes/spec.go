@@ -1,0 +1,285 @@
+package kubernetes
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"go.yaml.in/yaml/v4"
+)
+
+// Pull says when the kubelet pulls an image.
+type Pull string
+
+// The policies, by the names that a .gitlab-ci.yml has for them.
+const (
+	PullIfNotPresent Pull = "if-not-present"
+	PullAlways       Pull = "always"
+	PullNever        Pull = "never"
+)
+
+// pulls are the policies by the API's names.
+var pulls = map[Pull]string{PullIfNotPresent: "IfNotPresent", PullAlways: "Always", PullNever: "Never"}
+
+// Spec describes the pod of a build. Only Image is required.
+type Spec struct {
+	// Image is the name of the image in which the steps run. It needs no program of stepmux.
+	Image string
+	// InitImage is the image of the init container that takes the step runner's program. It needs a shell and the programs
+	// cat, chmod, mkdir, mv, sleep, uname and wc. If empty, Image.
+	InitImage string
+	// Pull says when both are pulled. If empty, the cluster's default for the image's name.
+	Pull Pull
+	// Command is run with the first process's command line as its arguments, and must become that. If empty, nothing of
+	// the image's is run.
+	Command []string
+	// User runs the steps: a number, and maybe a number of a group after a colon. If empty, the image says.
+	User string
+	// Memory is the limit in bytes, and NanoCPUs that of processor time in billionths of a processor. Both are requested,
+	// too. If zero, the template and the namespace say.
+	Memory, NanoCPUs int64
+	// ReadOnly makes the root of the build's container read-only.
+	ReadOnly bool
+	// Labels are set on the pod, as KEY=VALUE.
+	Labels []string
+	// Template is a pod as a manifest in YAML or JSON, for all that this Spec does not have: node selector,
+	// tolerations, service account, secrets for pulls, security contexts, volumes. The steps' container is the one of
+	// the name build. It may be empty.
+	Template []byte
+	// ScheduleTimeout is how long the scheduler may find no node for the pod, for a cluster that adds nodes when it needs
+	// some. If zero, the build fails at once.
+	ScheduleTimeout time.Duration
+}
+
+// Check returns an error for a Spec of which no pod can be made.
+func (s *Spec) Check() error {
+	for _, image := range []string{s.Image, cmp.Or(s.InitImage, s.Image)} {
+		if _, err := name.ParseReference(image); err != nil {
+			return fmt.Errorf("image name %.160q: use NAME, NAME:TAG or NAME@DIGEST, maybe with a registry before it", image)
+		}
+	}
+	if s.Pull != "" && pulls[s.Pull] == "" {
+		return fmt.Errorf("pull policy %.80q: use %s, %s or %s", s.Pull, PullIfNotPresent, PullAlways, PullNever)
+	}
+	if min(s.Memory, s.NanoCPUs) < 0 || s.ScheduleTimeout < 0 {
+		return errors.New("a limit of the pod is negative")
+	}
+	for _, text := range s.Labels {
+		if key, _, _ := strings.Cut(text, "="); key == "" || strings.HasPrefix(key, labelPrefix) {
+			return fmt.Errorf("label %.160q: want KEY=VALUE, and no key of stepmux itself (%s)", text, labelPrefix)
+		}
+	}
+	if s.User != "" && !userPattern.MatchString(s.User) {
+		return fmt.Errorf("user %.80q: a pod takes a number, or two as USER:GROUP", s.User)
+	}
+	_, err := s.template()
+	return err
+}
+
+var (
+	userPattern = regexp.MustCompile(`^[0-9]{1,9}(:[0-9]{1,9})?$`)
+	// namePattern matches the names of objects (RFC 1123).
+	namePattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+)
+
+// maxTemplate bounds a template: an object of the API may have about so much.
+const maxTemplate = 1 << 20
+
+// template returns the Template as a new pod.
+func (s *Spec) template() (dict, error) {
+	pod := dict{}
+	if len(s.Template) > maxTemplate {
+		return nil, fmt.Errorf("the template of the pod is longer than %d bytes", maxTemplate)
+	}
+	if err := yaml.Unmarshal(s.Template, &pod); err != nil {
+		return nil, fmt.Errorf("the template of the pod is no manifest: %w", err)
+	}
+	if kind, ok := pod["kind"]; ok && kind != "Pod" {
+		return nil, fmt.Errorf("the template of the pod is a %.40v: want a Pod", kind)
+	}
+	for _, key := range []string{"metadata", "spec"} {
+		if _, ok := pod[key].(dict); pod[key] != nil && !ok {
+			return nil, fmt.Errorf("the template of the pod: %s is no mapping", key)
+		}
+	}
+	for _, key := range []string{"containers", "initContainers", "volumes"} {
+		if err := checkList(at(pod, "spec"), key); err != nil {
+			return nil, err
+		}
+	}
+	return pod, nil
+}
+
+// checkList returns an error unless d[key] is missing or a list of mappings.
+func checkList(d dict, key string) error {
+	list, ok := d[key].([]any)
+	if d[key] != nil && !ok {
+		return fmt.Errorf("the template of the pod: spec.%s is no list", key)
+	}
+	for _, one := range list {
+		if _, ok := one.(dict); !ok {
+			return fmt.Errorf("the template of the pod: an entry of spec.%s is no mapping", key)
+		}
+	}
+	return nil
+}
+
+// dict is an object of JSON.
+type dict = map[string]any
+
+const (
+	// home is where the step runner is in the container.
+	home = "/.stepmux"
+	// programDir has the program, runDir the sockets and working directories.
+	programDir, runDir = home + "/bin", home + "/run"
+	programFile        = programDir + "/stepmux"
+
+	// initName is the container that takes the program, buildName that of the steps.
+	initName, buildName = "stepmux-init", "build"
+	volumeName          = "stepmux"
+)
+
+// initScript waits for the programs, which come by exec. It gives up when nobody brings them.
+const initScript = `mkdir -p ` + programDir + ` ` + runDir + ` && chmod 1777 ` + runDir + ` || exit
+n=0
+for file; do
+  until [ -e ` + programDir + `/"$file" ]; do
+    n=$((n+1))
+    if [ $n -gt 3000 ]; then echo "nobody brought $file"; exit 1; fi
+    sleep 0.1
+  done
+done`
+
+// brought is the last word of bringScript. Some API servers tell of an exec that was cut that it ended well.
+const brought = "brought"
+
+// bringScript takes a program of the name $1. It tells its machine first, because the sender then knows which program
+// to send, and reads the length before the program: a stream that is cut must not leave half a program.
+const bringScript = `set -e
+cd ` + programDir + ` 2>/dev/null || { mkdir -p ` + programDir + `; cd ` + programDir + `; }
+uname -m
+read size
+part=$1.part.$$
+cat >"$part"
+[ "$(wc -c <"$part")" -eq "$size" ]
+chmod 755 "$part"
+mv "$part" "$1"
+echo ` + brought
+
+// manifest returns the pod of a build. files are the names of the programs that will be brought.
+func (p *Pod) manifest(files []string) (dict, error) {
+	spec := &p.cfg.Spec
+	pod, err := spec.template()
+	if err != nil {
+		return nil, err
+	}
+	pod["apiVersion"], pod["kind"] = "v1", "Pod"
+	meta := at(pod, "metadata")
+	meta["name"] = p.name
+	delete(meta, "generateName")
+	delete(meta, "namespace") // the cluster's configuration says
+	labels, notes := at(meta, "labels"), at(meta, "annotations")
+	for _, text := range spec.Labels {
+		key, value, _ := strings.Cut(text, "=")
+		labels[key] = value
+	}
+	labels[labelBuild] = p.name
+	notes[noteStart] = strconv.Itoa(int(p.cfg.StartTimeout.Seconds()))
+
+	in := at(pod, "spec")
+	in["restartPolicy"] = "Never"
+	in["activeDeadlineSeconds"] = int(p.deadline().Seconds())
+	setDefault(in, "automountServiceAccountToken", false)
+	setDefault(in, "enableServiceLinks", false)
+	setDefault(in, "terminationGracePeriodSeconds", int(endGrace.Seconds()))
+	in["volumes"] = append(list(in, "volumes"), dict{"name": volumeName, "emptyDir": dict{}})
+
+	build := named(in, "containers", buildName)
+	build["image"] = spec.Image
+	argv := []string{programFile, "steps", "hold", "--idle", p.cfg.Linger.String(), "--first", p.cfg.StartTimeout.String()}
+	build["command"] = append(slices.Clone(spec.Command), argv...)
+	delete(build, "args")
+	setDefault(build, "terminationMessagePolicy", "FallbackToLogsOnError")
+	build["volumeMounts"] = append(list(build, "volumeMounts"), dict{"name": volumeName, "mountPath": home})
+	security := at(build, "securityContext")
+	if user, group, _ := strings.Cut(spec.User, ":"); user != "" {
+		security["runAsUser"], _ = strconv.Atoi(user) // checked
+		if group != "" {
+			security["runAsGroup"], _ = strconv.Atoi(group)
+		}
+	}
+	init := dict{
+		"name": initName, "image": cmp.Or(spec.InitImage, spec.Image),
+		"command":                  append([]string{"sh", "-c", initScript, "sh"}, files...),
+		"terminationMessagePolicy": "FallbackToLogsOnError",
+		"volumeMounts":             []any{dict{"name": volumeName, "mountPath": home}},
+		"securityContext":          maps.Clone(security),
+	}
+	if spec.ReadOnly {
+		security["readOnlyRootFilesystem"] = true
+	}
+	limits := dict{}
+	if spec.Memory > 0 {
+		limits["memory"] = strconv.FormatInt(spec.Memory, 10)
+	}
+	if spec.NanoCPUs > 0 {
+		limits["cpu"] = strconv.FormatInt(spec.NanoCPUs, 10) + "n"
+	}
+	if len(limits) > 0 {
+		resources := at(build, "resources")
+		maps.Copy(at(resources, "limits"), limits)
+		maps.Copy(at(resources, "requests"), limits)
+	}
+	if resources, ok := build["resources"]; ok {
+		init["resources"] = resources
+	}
+	if pull := pulls[spec.Pull]; pull != "" {
+		build["imagePullPolicy"] = pull
+	}
+	if pull, ok := build["imagePullPolicy"]; ok {
+		init["imagePullPolicy"] = pull
+	}
+	in["initContainers"] = append([]any{init}, list(in, "initContainers")...)
+	return pod, nil
+}
+
+// at returns d[key], which it makes if it is missing.
+func at(d dict, key string) dict {
+	in, ok := d[key].(dict)
+	if !ok {
+		in = dict{}
+		d[key] = in
+	}
+	return in
+}
+
+// list returns the list d[key], nil if it is missing.
+func list(d dict, key string) []any {
+	all, _ := d[key].([]any)
+	return all
+}
+
+// named returns the entry of that name in the list d[key], which it makes if it is missing.
+func named(d dict, key, name string) dict {
+	for _, one := range list(d, key) {
+		if one, ok := one.(dict); ok && one["name"] == name {
+			return one
+		}
+	}
+	one := dict{"name": name}
+	d[key] = append([]any{one}, list(d, key)...)
+	return one
+}
+
+func setDefault(d dict, key string, value any) {
+	if _, ok := d[key]; !ok {
+		d[key] = value
+	}
+}

@@ -1,0 +1,242 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+
+	"github.com/coder/websocket"
+
+	"github.com/stepmux/stepmux/internal/termtext"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+// The protocol v5.channel.k8s.io: each binary message is a channel's number and a piece of that channel. On
+// closeChannel the piece is the number of a channel that the sender ends.
+const (
+	subprotocol = "v5.channel.k8s.io"
+
+	stdinChannel, stdoutChannel, stderrChannel, statusChannel = 0, 1, 2, 3
+	closeChannel                                              = 255
+
+	// maxPiece bounds the messages that we send. The API server and the kubelet copy each as a whole.
+	maxPiece = 32 << 10
+	// maxStatus bounds the last message, which says how the command has ended.
+	maxStatus = 64 << 10
+)
+
+// errNoStatus says that a stream has ended without the word of how its command ended. The command may go on.
+var errNoStatus = errors.New("the stream to the pod was cut")
+
+// stream is a command that is executed in a container, and the stream to its standard streams. It implements
+// relay.Duplex: it writes to stdin and reads stdout. Read passes stderr on. The command's end is known only if the
+// server tells it: a stream that ends without is an error.
+type stream struct {
+	conn   *websocket.Conn
+	stderr io.Writer // never fails, never waits
+	piece  io.Reader // what is still to come of a message of stdout; nil between two messages; owned by Read
+
+	life context.Context //nolint:containedctx // the library wants one for each read and write; it ends with Close
+	end  context.CancelFunc
+
+	mu     sync.Mutex // guards the following
+	status *status    // nil before the server has told it
+	ended  chan struct{}
+}
+
+// execute executes a command in a container of a pod. ctx bounds the start, and means nothing afterwards. The caller
+// closes the stream.
+func (c *Cluster) execute(ctx context.Context, pod, container string, stderr io.Writer, argv ...string) (
+	*stream, error,
+) {
+	op := "execute a command in pod " + pod
+	query := url.Values{
+		"container": {container}, "command": argv, "stdin": {"true"}, "stdout": {"true"}, "stderr": {"true"},
+	}
+	at := c.url(c.podPath(pod)+"/exec", query)
+	options := &websocket.DialOptions{HTTPClient: c.client, Subprotocols: []string{subprotocol}}
+	conn, answer, err := websocket.Dial(ctx, at, options) //nolint:bodyclose // the library closes it, and keeps a part
+	if err != nil {
+		return nil, dialError(ctx, op, answer, err)
+	}
+	if conn.Subprotocol() != subprotocol {
+		_ = conn.CloseNow() // it is of no use
+		return nil, fmt.Errorf("%s: the API server does not speak %s: it must be of Kubernetes 1.30 or later", op,
+			subprotocol)
+	}
+	conn.SetReadLimit(-1) // pieces are passed on as they come
+	s := &stream{conn: conn, stderr: stderr, ended: make(chan struct{})}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	return s, nil
+}
+
+// dialError returns the error of an exec that was refused. The library keeps the beginning of the answer.
+func dialError(ctx context.Context, op string, answer *http.Response, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	case answer == nil || answer.Body == nil || answer.StatusCode == http.StatusSwitchingProtocols:
+		return fmt.Errorf("%s: %w", op, foreign(err))
+	}
+	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxStatus)) // what there is of it
+	return answerError(op, answer.StatusCode, text)
+}
+
+// Read implements io.Reader. It returns io.EOF once the server has said how the command ended.
+func (s *stream) Read(p []byte) (int, error) {
+	for s.piece == nil {
+		if err := s.nextMessage(); err != nil {
+			s.markEnded()
+			return 0, err
+		}
+	}
+	n, err := s.piece.Read(p)
+	if errors.Is(err, io.EOF) {
+		s.piece, err = nil, nil
+	}
+	if err != nil {
+		err = s.cut(err)
+	}
+	return n, err
+}
+
+// nextMessage reads a message, up to its piece if that is one of stdout.
+func (s *stream) nextMessage() error {
+	kind, message, err := s.conn.Reader(s.life)
+	if err != nil {
+		if s.told() != nil {
+			return io.EOF
+		}
+		return s.cut(err)
+	}
+	var number [1]byte
+	switch _, err := io.ReadFull(message, number[:]); {
+	case err != nil && !errors.Is(err, io.EOF):
+		return s.cut(err)
+	case err != nil, kind != websocket.MessageBinary:
+		return errors.New("the API server sent a message without a channel")
+	}
+	switch number[0] {
+	case stdoutChannel:
+		s.piece = message
+		return nil
+	case stderrChannel:
+		_, err = io.Copy(s.stderr, message)
+	case statusChannel:
+		return s.readStatus(message)
+	default: // of another channel, such as the end of one
+		_, err = io.Copy(io.Discard, message)
+	}
+	if err != nil {
+		return s.cut(err)
+	}
+	return nil
+}
+
+// readStatus reads the server's word about the command's end.
+func (s *stream) readStatus(message io.Reader) error {
+	text, err := io.ReadAll(io.LimitReader(message, maxStatus+1))
+	if err != nil {
+		return s.cut(err)
+	}
+	if len(text) > maxStatus {
+		return errors.New("the API server's word about the end of the command is too long")
+	}
+	text = bytes.TrimSpace(text)
+	told := &status{}
+	if err := json.Unmarshal(text, told); err != nil || told.Status != statusSuccess && told.Status != statusFailure {
+		return fmt.Errorf("the API server's word about the end of the command is %.80q", text)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = told
+	return nil
+}
+
+// cut returns the error of a stream that ended without a status.
+func (s *stream) cut(err error) error {
+	if s.life.Err() != nil {
+		return io.ErrClosedPipe
+	}
+	return fmt.Errorf("%w: %w", errNoStatus, foreign(err))
+}
+
+// told returns the server's word about the command's end, or nil.
+func (s *stream) told() *status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+func (s *stream) markEnded() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.ended:
+	default:
+		close(s.ended)
+	}
+}
+
+// exit waits until the stream has ended, as far as Read has read it, or ctx has. It returns nil for a command that
+// ended well, a *channel.ExitError for one that told its exit status, and errNoStatus if nobody told it.
+func (s *stream) exit(ctx context.Context) error {
+	select {
+	case <-s.ended:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	told := s.told()
+	switch {
+	case told == nil:
+		return errNoStatus
+	case told.Status == statusSuccess:
+		return nil
+	}
+	if told.Reason == "NonZeroExitCode" {
+		for _, cause := range told.Details.Causes {
+			if code, err := strconv.Atoi(cause.Message); cause.Reason == "ExitCode" && err == nil && code != 0 {
+				return &channel.ExitError{Status: code}
+			}
+		}
+	}
+	return fmt.Errorf("the command could not be executed: %s", termtext.Line(termtext.Cut(told.Message, maxText)))
+}
+
+// Write implements io.Writer.
+func (s *stream) Write(p []byte) (int, error) {
+	written := 0
+	message := make([]byte, 0, min(len(p), maxPiece)+1)
+	for written < len(p) {
+		piece := p[written:min(len(p), written+maxPiece)]
+		message = append(append(message[:0], stdinChannel), piece...)
+		if err := s.conn.Write(s.life, websocket.MessageBinary, message); err != nil {
+			return written, s.cut(err)
+		}
+		written += len(piece)
+	}
+	return written, nil
+}
+
+// CloseWrite ends the command's stdin.
+func (s *stream) CloseWrite() error {
+	err := s.conn.Write(s.life, websocket.MessageBinary, []byte{closeChannel, stdinChannel})
+	if err != nil {
+		return s.cut(err)
+	}
+	return nil
+}
+
+// Close implements io.Closer. It does not wait for the command, which sees the end of its stdin.
+func (s *stream) Close() error {
+	s.end()
+	_ = s.conn.CloseNow() // fails only if the connection has ended
+	return nil
+}

@@ -1,0 +1,99 @@
+package kubernetes_test
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/coder/websocket"
+	"github.com/stretchr/testify/require"
+
+	"github.com/stepmux/stepmux/connector/kubernetes"
+	"github.com/stepmux/stepmux/internal/kubetest"
+	"github.com/stepmux/stepmux/mux/channel"
+)
+
+// answered returns a cluster whose execs are answered by messages, after which the server hangs up.
+func answered(t *testing.T, messages ...string) *kubernetes.Cluster {
+	t.Helper()
+	s := kubetest.Serve(t)
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{"v5.channel.k8s.io"}})
+		if err != nil {
+			return true
+		}
+		for _, text := range messages {
+			_ = conn.Write(context.Background(), websocket.MessageBinary, []byte(text)) // the client may have had enough
+		}
+		_ = conn.CloseNow() // as a server that is killed
+		return true
+	}
+	return load(t, s)
+}
+
+const success = "\x03" + `{"status":"Success"}`
+
+func TestAnExecEndsWellOnlyByTheServersWord(t *testing.T) {
+	for name, c := range map[string]struct {
+		messages []string
+		out      string
+		want     string // "" for a good end
+	}{
+		"good":             {[]string{"\x01", "\x01one ", "\x02oh", "\x01two", success}, "one two", ""},
+		"no word":          {[]string{"\x01one"}, "one", "the stream to the pod was cut"},
+		"nothing at all":   {nil, "", "the stream to the pod was cut"},
+		"no status in it":  {[]string{"\x03{}"}, "", "word about the end of the command is"},
+		"an empty word":    {[]string{"\x03"}, "", "word about the end of the command is"},
+		"no JSON":          {[]string{"\x03oh"}, "", "word about the end of the command is"},
+		"endless":          {[]string{"\x03" + strings.Repeat(" ", 70<<10)}, "", "is too long"},
+		"an empty message": {[]string{""}, "", "without a channel"},
+		"unknown channel":  {[]string{"\x04x", "\xff\x01", "\x01a", success}, "a", ""},
+		"failure": {
+			[]string{"\x03" + `{"status":"Failure","message":"no\nshell"}`}, "", "could not be executed: no shell",
+		},
+		"exit status 0 failed": {
+			[]string{"\x03" + `{"status":"Failure","reason":"NonZeroExitCode"}`}, "", "could not be executed",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := answered(t, c.messages...).Execute(t.Context(), "p", "", "true")
+			if c.want == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, c.want)
+			}
+			require.Equal(t, c.out, out)
+		})
+	}
+}
+
+func TestAnExecTellsItsExitStatusAndTakesTheEndOfItsInput(t *testing.T) {
+	s := kubetest.Serve(t)
+	c := load(t, s)
+	p := start(t, config(t, c))
+	long := strings.Repeat("0123456789", 20<<10)
+	out, err := c.Execute(t.Context(), p.Name(), long, "sh", "-c", "cat; exit 7")
+	var exit *channel.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 7, exit.Status)
+	require.Equal(t, long, out)
+	out, err = c.Execute(t.Context(), p.Name(), "x", "cat")
+	require.NoError(t, err)
+	require.Equal(t, "x", out)
+	_, err = c.Execute(t.Context(), "other", "", "true")
+	require.ErrorContains(t, err, `pods "other" not found`)
+}
+
+func TestAServerWithoutTheProtocolIsNamed(t *testing.T) {
+	s := kubetest.Serve(t)
+	s.Answer = func(w http.ResponseWriter, r *http.Request) bool {
+		conn, err := websocket.Accept(w, r, nil)
+		if err == nil {
+			_ = conn.CloseNow()
+		}
+		return true
+	}
+	_, err := load(t, s).Execute(t.Context(), "p", "", "true")
+	require.ErrorContains(t, err, "it must be of Kubernetes 1.30 or later")
+}

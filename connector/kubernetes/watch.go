@@ -1,0 +1,156 @@
+package kubernetes
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+const (
+	// watchTime is how long the API server lets one watch go on. We hang up watchSlack later, if it does not.
+	watchTime, watchSlack = 4 * time.Minute, 30 * time.Second
+	// maxEvent bounds one event of a watch: a pod is an object of at most about 1.5 MB.
+	maxEvent = 4 << 20
+)
+
+// watch keeps the newest state of the pod until it is removed, or ctx ends. After each break it asks for the state, and
+// goes on from there, so no change is missed.
+func (p *Pod) watch(ctx context.Context) {
+	for pause := firstPause; ctx.Err() == nil && !p.Removed(); {
+		began := time.Now()
+		err := p.watchOnce(ctx)
+		if isCode(err, http.StatusNotFound) {
+			p.gone("it was deleted")
+			return
+		}
+		if err != nil && ctx.Err() == nil {
+			p.cfg.Logger.Debug("the pod is watched anew", "pod", p.name, "error", err)
+		}
+		if pause = min(2*pause, lastPause); time.Since(began) > lastPause {
+			pause = firstPause
+		}
+		sleep(ctx, pause)
+	}
+}
+
+func (p *Pod) watchOnce(ctx context.Context) error {
+	op := "watch pod " + p.name
+	var now object
+	if _, err := p.cluster.call(ctx, op, http.MethodGet, p.cluster.podPath(p.name), nil, nil, &now); err != nil {
+		return err
+	}
+	if !p.update(&now) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, watchTime+watchSlack)
+	defer cancel()
+	query := url.Values{
+		"watch": {"1"}, "fieldSelector": {"metadata.name=" + p.name}, "resourceVersion": {now.Metadata.ResourceVersion},
+		"timeoutSeconds": {strconv.Itoa(int(watchTime.Seconds()))},
+	}
+	answer, err := p.cluster.send(ctx, op, http.MethodGet, p.cluster.podPath(""), query, nil)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	return readEvents(answer.Body, func(kind string, text json.RawMessage) error {
+		switch kind {
+		case "ADDED", "MODIFIED", "DELETED":
+		default: // the server wants us to begin again
+			return fmt.Errorf("%s: the API server says %.20q: %s", op, kind, foreignText(string(text)))
+		}
+		var now object
+		if err := json.Unmarshal(text, &now); err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+		if p.update(&now); kind == "DELETED" {
+			p.gone("it was deleted")
+			return io.EOF
+		}
+		return nil
+	})
+}
+
+// readEvents calls take with the events of a watch, until the watch ends or take fails.
+func readEvents(from io.Reader, take func(kind string, text json.RawMessage) error) error {
+	lines := bufio.NewScanner(from)
+	lines.Buffer(make([]byte, 0, 16<<10), maxEvent)
+	for lines.Scan() {
+		var event struct {
+			Type   string
+			Object json.RawMessage
+		}
+		err := json.Unmarshal(lines.Bytes(), &event)
+		if err == nil {
+			err = take(event.Type, event.Object)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+// update takes over a newer state of the pod. It returns false if that is another pod of the same name.
+func (p *Pod) update(now *object) bool {
+	if p.uid != now.Metadata.UID {
+		p.gone("it was deleted, and another has its name")
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen = *now
+	if said := now.pullError(); said != "" {
+		p.pull = said
+	}
+	if now.ended() && p.end == nil {
+		p.endLocked(now.endText())
+	}
+	p.changeLocked()
+	return true
+}
+
+// gone notes that the API server has no such pod any more.
+func (p *Pod) gone(why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.removed = true
+	if p.end == nil {
+		if text := p.seen.endText(); text != "" {
+			why += " (" + text + ")"
+		}
+		p.endLocked(why)
+	}
+	p.changeLocked()
+}
+
+func (p *Pod) endLocked(why string) {
+	if why == "" {
+		why = "it has ended"
+	}
+	p.end = p.because(why)
+	close(p.dead)
+}
+
+// changeLocked wakes all that wait for a change.
+func (p *Pod) changeLocked() {
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// endError says why the pod has ended. dead is closed.
+func (p *Pod) endError() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.end
+}

@@ -1,0 +1,459 @@
+package kubetest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/stretchr/testify/require"
+	"k8s.io/klog/v2"
+	"k8s.io/streaming/pkg/httpstream/wsstream"
+
+	"github.com/stepmux/stepmux/internal/remotetest"
+)
+
+// Object is an object of the API.
+type Object = map[string]any
+
+// Server serves the API of a cluster with one namespace, whose pods are processes of this machine. What a pod has in
+// /.stepmux is in a directory of the pod's own. It is safe for concurrent use.
+type Server struct {
+	// Kubeconfig is the path of its kubeconfig, whose current context is "test" with the namespace "ci".
+	Kubeconfig string
+	// Answer answers a request in place of the server, unless it returns false. May be nil; set before the first request.
+	Answer func(w http.ResponseWriter, r *http.Request) bool
+	// Fate returns the status of a new pod that never starts, nil for one that does. May be nil; set before.
+	Fate func(pod Object) Object
+	// Events are the warnings of all pods; set before.
+	Events []string
+	// Denied are verbs and resources, such as "create pods/exec", that the login does not have; set before.
+	Denied []string
+
+	t    testing.TB
+	http *httptest.Server
+	wg   sync.WaitGroup
+
+	mu      sync.Mutex // guards the following
+	pods    map[string]*pod
+	version int
+	changed chan struct{}
+	execs   map[*wsstream.Conn]struct{}
+	count   int // execs in all
+}
+
+type pod struct {
+	object  Object
+	dir     string
+	deleted bool
+}
+
+// Serve starts a Server, which ends with the test.
+func Serve(t testing.TB) *Server {
+	t.Helper()
+	s := &Server{t: t, pods: map[string]*pod{}, changed: make(chan struct{}), execs: map[*wsstream.Conn]struct{}{}}
+	quiet()
+	s.http = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
+	s.http.Config.ErrorLog = log.New(io.Discard, "", 0) // as above
+	s.http.StartTLS()
+	s.Kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	require.NoError(t, os.WriteFile(s.Kubeconfig, []byte(fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: secret}}]
+contexts: [{name: test, context: {cluster: c, user: u, namespace: ci}}]
+current-context: test
+`, s.http.URL)), 0o600))
+	t.Cleanup(func() {
+		for _, name := range s.Pods() {
+			s.Delete(name)
+		}
+		s.Cut()
+		s.http.CloseClientConnections()
+		s.http.Close()
+		s.wg.Wait()
+	})
+	return s
+}
+
+// quiet lets the API server's code log nothing: it tells of each connection that a test cuts.
+var quiet = sync.OnceFunc(func() { klog.SetLogger(logr.Discard()) })
+
+// Home returns the directory that stands for /.stepmux in a pod.
+func (s *Server) Home(pod string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pods[pod].dir
+}
+
+// Pods returns the names of all pods.
+func (s *Server) Pods() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name, p := range s.pods {
+		if !p.deleted {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Execs returns how many execs there were.
+func (s *Server) Execs() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count
+}
+
+// Add adds a pod that nothing starts.
+func (s *Server) Add(object Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pods[at(object, "metadata")["name"].(string)] = &pod{object: object} //nolint:forcetypeassert // of a test
+}
+
+// Cut ends all execs without a word of how their commands ended, as an API server does that is killed.
+func (s *Server) Cut() {
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.execs))
+	s.mu.Unlock()
+	for _, conn := range all {
+		_ = conn.Close() // fails only if it has ended
+	}
+}
+
+// Delete deletes a pod, as somebody does by hand, and kills its processes.
+func (s *Server) Delete(name string) {
+	s.mu.Lock()
+	p := s.pods[name]
+	if p == nil || p.deleted {
+		s.mu.Unlock()
+		return
+	}
+	p.deleted = true
+	s.changeLocked(p)
+	s.mu.Unlock()
+	if p.dir != "" {
+		killAll(p.dir)
+	}
+}
+
+// SetStatus changes the status of a pod, as the kubelet does.
+func (s *Server) SetStatus(name string, status Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pods[name]
+	now := maps.Clone(p.object) // others may read the old one
+	now["status"] = status
+	p.object = now
+	s.changeLocked(p)
+}
+
+func (s *Server) changeLocked(p *pod) {
+	s.version++
+	now := maps.Clone(p.object)
+	meta := maps.Clone(at(now, "metadata"))
+	meta["resourceVersion"] = fmt.Sprint(s.version)
+	now["metadata"] = meta
+	p.object = now
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// killAll kills all processes whose command line names dir.
+func killAll(dir string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline") // the pattern is valid
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file))) // it is a number
+		if err == nil && strings.Contains(string(text), dir) && pid != os.Getpid() {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+	}
+}
+
+func at(o Object, key string) Object {
+	in, _ := o[key].(Object)
+	return in
+}
+
+const pods = "/api/v1/namespaces/ci/pods"
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if s.Answer != nil && s.Answer(w, r) {
+		return
+	}
+	name, sub, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, pods), "/"), "/")
+	inPods := strings.HasPrefix(r.URL.Path, pods)
+	switch {
+	case r.URL.Path == "/version":
+		write(w, http.StatusOK, Object{"gitVersion": "v1.36.3"})
+	case strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews"):
+		s.review(w, r)
+	case strings.HasSuffix(r.URL.Path, "/events"):
+		var items []any
+		for _, text := range s.Events {
+			reason, message, _ := strings.Cut(text, ": ")
+			items = append(items, Object{"type": "Warning", "reason": reason, "message": message})
+		}
+		write(w, http.StatusOK, Object{"items": items})
+	case !inPods:
+		Refuse(w, http.StatusNotFound, "no such path")
+	case sub == "exec":
+		s.exec(w, r, name)
+	case r.Method == http.MethodPost:
+		s.create(w, r)
+	case r.Method == http.MethodDelete:
+		s.remove(w, r, name)
+	case r.URL.Query().Has("watch"):
+		s.watch(w, r)
+	case name == "":
+		s.list(w)
+	default:
+		s.get(w, name)
+	}
+}
+
+func write(w http.ResponseWriter, code int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(body) // the client may have gone
+}
+
+// Refuse answers a request with a failure.
+func Refuse(w http.ResponseWriter, code int, message string) {
+	write(w, code, Object{"kind": "Status", "status": "Failure", "message": message, "code": code})
+}
+
+func (s *Server) review(w http.ResponseWriter, r *http.Request) {
+	var body Object
+	_ = json.NewDecoder(r.Body).Decode(&body) // an empty one is refused
+	on := at(at(body, "spec"), "resourceAttributes")
+	what := fmt.Sprint(on["verb"], " ", on["resource"])
+	if sub := on["subresource"]; sub != nil && sub != "" {
+		what += fmt.Sprint("/", sub)
+	}
+	write(w, http.StatusCreated, Object{"status": Object{"allowed": !slices.Contains(s.Denied, what)}})
+}
+
+func (s *Server) create(w http.ResponseWriter, r *http.Request) {
+	var object Object
+	if err := json.NewDecoder(r.Body).Decode(&object); err != nil {
+		Refuse(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	dir := remotetest.ShortTemp(s.t)
+	name, _ := at(object, "metadata")["name"].(string)
+	s.mu.Lock()
+	if old := s.pods[name]; old != nil && !old.deleted {
+		s.mu.Unlock()
+		Refuse(w, http.StatusConflict, "pods "+name+" already exists")
+		return
+	}
+	meta := at(object, "metadata")
+	meta["uid"] = "uid-" + name
+	meta["creationTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+	at(object, "spec")["nodeName"] = "n1"
+	object["status"] = Object{"phase": "Pending"}
+	p := &pod{object: object, dir: dir}
+	s.pods[name] = p
+	fate := Object(nil)
+	if s.Fate != nil {
+		fate = s.Fate(object)
+	}
+	s.changeLocked(p)
+	now := p.object
+	s.mu.Unlock()
+	if fate != nil {
+		s.SetStatus(name, fate)
+	} else {
+		s.wg.Go(func() { s.run(name, dir, object) })
+	}
+	write(w, http.StatusCreated, now)
+}
+
+// run runs the init container of a pod, and then pretends that the container of the steps runs.
+func (s *Server) run(name, dir string, object Object) {
+	init, _ := at(object, "spec")["initContainers"].([]any)[0].(Object)
+	var argv []string
+	for _, word := range init["command"].([]any) { //nolint:forcetypeassert // of a test
+		argv = append(argv, inDir(dir, fmt.Sprint(word)))
+	}
+	status := func(phase, container string, state Object) {
+		kind := "containerStatuses"
+		if container != "build" {
+			kind = "initContainerStatuses"
+		}
+		s.SetStatus(name, Object{"phase": phase, kind: []any{Object{
+			"name": container, "imageID": "registry.test/image@sha256:0", "state": state,
+		}}})
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		status("Failed", "stepmux-init", Object{"terminated": Object{"exitCode": 128, "message": err.Error()}})
+		return
+	}
+	status("Pending", "stepmux-init", Object{"running": Object{}})
+	if err := cmd.Wait(); err != nil {
+		status("Failed", "stepmux-init", Object{"terminated": Object{"exitCode": 1, "message": err.Error()}})
+		return
+	}
+	status("Running", "build", Object{"running": Object{}})
+}
+
+// inDir returns a text with the paths of the pod's directory.
+func inDir(dir, text string) string { return strings.ReplaceAll(text, "/.stepmux", dir) }
+
+func (s *Server) get(w http.ResponseWriter, name string) {
+	s.mu.Lock()
+	p := s.pods[name]
+	var now Object
+	if p != nil && !p.deleted {
+		now = p.object
+	}
+	s.mu.Unlock()
+	if now == nil {
+		Refuse(w, http.StatusNotFound, fmt.Sprintf("pods %q not found", name))
+		return
+	}
+	write(w, http.StatusOK, now)
+}
+
+func (s *Server) list(w http.ResponseWriter) {
+	s.mu.Lock()
+	items := []any{}
+	for _, p := range s.pods {
+		if !p.deleted {
+			items = append(items, p.object)
+		}
+	}
+	s.mu.Unlock()
+	write(w, http.StatusOK, Object{"items": items})
+}
+
+func (s *Server) remove(w http.ResponseWriter, r *http.Request, name string) {
+	var body Object
+	_ = json.NewDecoder(r.Body).Decode(&body) // there may be none
+	s.mu.Lock()
+	p := s.pods[name]
+	known := p != nil && !p.deleted
+	same := known && at(body, "preconditions")["uid"] == at(p.object, "metadata")["uid"]
+	s.mu.Unlock()
+	switch {
+	case !known:
+		Refuse(w, http.StatusNotFound, fmt.Sprintf("pods %q not found", name))
+	case !same:
+		Refuse(w, http.StatusConflict, "the UID in the precondition does not match")
+	default:
+		s.Delete(name)
+		write(w, http.StatusOK, Object{})
+	}
+}
+
+// watch tells of the changes of one pod.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
+	name := strings.TrimPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	after := r.URL.Query().Get("resourceVersion")
+	w.WriteHeader(http.StatusOK)
+	for {
+		s.mu.Lock()
+		p, changed := s.pods[name], s.changed
+		var now Object
+		deleted := false
+		if p != nil {
+			now, deleted = p.object, p.deleted
+		}
+		s.mu.Unlock()
+		if version, _ := at(now, "metadata")["resourceVersion"].(string); now != nil && version != after {
+			after = version
+			kind := "MODIFIED"
+			if deleted {
+				kind = "DELETED"
+			}
+			_ = json.NewEncoder(w).Encode(Object{"type": kind, "object": now}) // the client may have gone
+		}
+		_ = http.NewResponseController(w).Flush() // as above
+		if deleted {
+			return
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// exec runs a command in a pod.
+func (s *Server) exec(w http.ResponseWriter, r *http.Request, name string) {
+	s.mu.Lock()
+	p := s.pods[name]
+	known := p != nil && !p.deleted
+	s.mu.Unlock()
+	if !known {
+		Refuse(w, http.StatusNotFound, fmt.Sprintf("pods %q not found", name))
+		return
+	}
+	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
+		"v5.channel.k8s.io": {Binary: true, Channels: []wsstream.ChannelType{
+			wsstream.ReadChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.WriteChannel, wsstream.ReadChannel,
+		}},
+	})
+	_, streams, err := conn.Open(w, r)
+	if err != nil {
+		return // Open has told the client
+	}
+	s.mu.Lock()
+	s.execs[conn] = struct{}{}
+	s.count++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.execs, conn)
+		s.mu.Unlock()
+		_ = conn.Close() // fails only if it was cut
+	}()
+	var argv []string
+	for _, word := range r.URL.Query()["command"] {
+		argv = append(argv, inDir(p.dir, word))
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr = streams[1], streams[2]
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		_ = json.NewEncoder(streams[3]).Encode(Object{"status": "Failure", "reason": "InternalError", "message": err.Error()})
+		return
+	}
+	s.wg.Go(func() {
+		_, _ = io.Copy(stdin, streams[0]) // until the command or the connection ends
+		_ = stdin.Close()                 // fails only if the command has ended
+	})
+	err = cmd.Wait()
+	status := Object{"status": "Success"}
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		cause := Object{"reason": "ExitCode", "message": fmt.Sprint(exit.ExitCode())}
+		status = Object{"status": "Failure", "reason": "NonZeroExitCode", "details": Object{"causes": []any{cause}}}
+	}
+	_ = json.NewEncoder(streams[3]).Encode(status) // it may be cut
+}
