@@ -2,7 +2,6 @@ package action
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v4"
@@ -53,11 +52,11 @@ func (r *reader) box(p pair) *box {
 
 // boxNotes are the notes about the job's container and its services.
 func (j *Job) boxNotes(inContainer bool) (notes []string) {
-	boxes := slices.Clone(j.services)
+	var boxes []box
 	if j.container != nil {
-		boxes = slices.Insert(boxes, 0, *j.container)
+		boxes = append(boxes, *j.container)
 	}
-	for i, b := range boxes {
+	for i, b := range append(boxes, j.services...) {
 		if !inContainer {
 			what := "the service " + b.key + " is not started"
 			if i == 0 && j.container != nil {

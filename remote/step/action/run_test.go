@@ -256,6 +256,20 @@ func TestNextStepHasCommandFilesThatNobodyElseUses(t *testing.T) {
 	require.Equal(t, map[string]string{"own": "1"}, texts(res.Steps[0].Steps[2].Outputs))
 }
 
+func TestWhatIsNotThereIsEmpty(t *testing.T) {
+	tr := newTrial(t)
+	tr.workflow(`- run: |
+    echo "LD_LIBRARY_PATH=/own/lib" >> "$GITHUB_ENV"
+    echo "[${{ needs.a.result }}${{ strategy.job-index }}${{ job.container.id }}${{ job.services.db.id }}]"
+    echo "[$ACTIONS_CACHE_URL$ACTIONS_RESULTS_URL$ACTIONS_RUNTIME_TOKEN$ACTIONS_ID_TOKEN_REQUEST_URL]"
+    echo "::echo::on"
+    echo "::set-output name=a::b"
+- run: echo "$LD_LIBRARY_PATH"
+`)
+	tr.succeed()
+	require.Equal(t, "[]\n[]\n/own/lib\n", tr.log.String(), "of the commands nothing is shown")
+}
+
 func TestVariablesThatChangeProgramsAreNotPassedOn(t *testing.T) {
 	tr := newTrial(t)
 	tr.workflow("- run: printf 'GIT_CONFIG_COUNT=1\\nnode_options=x\\nKEPT=yes\\n' >> \"$GITHUB_ENV\"\n" +
