@@ -379,7 +379,7 @@ func TestRealKills(t *testing.T) {
 	killer.Go(func() {
 		parts := []kubetest.Part{kubetest.APIServer, kubetest.Kubelet, kubetest.Containerd}
 		for ctx.Err() == nil {
-			timer := time.NewTimer(time.Second + rand.N(4*time.Second))
+			timer := time.NewTimer(3*time.Second + rand.N(12*time.Second))
 			select {
 			case <-timer.C:
 			case <-ctx.Done():

@@ -24,6 +24,8 @@ const (
 
 	// logRetry is the pause before a piece is stored again.
 	logRetry = 100 * time.Millisecond
+	// readerIdle is how long the store keeps the place of a reader that asks for nothing.
+	readerIdle = time.Minute
 	// aheadPieces is how many pieces of a log a reader holds.
 	aheadPieces = 8
 )
@@ -175,10 +177,18 @@ func (s *store) readLog(
 	}
 	consumer, err := s.js.OrderedConsumer(ctx, logsStream, jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{logsSubject + id}, DeliverPolicy: jetstream.DeliverAllPolicy,
+		InactiveThreshold: readerIdle,
 	})
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", id, err)
 	}
+	defer func() {
+		if info := consumer.CachedInfo(); info != nil {
+			over, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+			defer cancel()
+			_ = s.logs.DeleteConsumer(over, info.Name) // else it ends by itself, after readerIdle
+		}
+	}()
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(aheadPieces))
 	if err != nil {
 		return fmt.Errorf("read the log of %s: %w", id, err)

@@ -52,6 +52,7 @@ func newFleet(t *testing.T) *fleet {
 type running struct {
 	pb.ManagerClient
 	t    *testing.T
+	m    *manager.Manager
 	stop func()
 }
 
@@ -104,7 +105,7 @@ func (f *fleet) start(t *testing.T) *running {
 		require.NoError(t, provider.Close())
 	})
 	t.Cleanup(stop)
-	return &running{pb.NewManagerClient(conn), t, stop}
+	return &running{pb.NewManagerClient(conn), t, m, stop}
 }
 
 // submit queues a script.
@@ -188,6 +189,9 @@ func TestABuildGoesThroughTheQueue(t *testing.T) {
 	require.Empty(t, b.GetResult().GetReason())
 	require.Empty(t, b.GetResult().GetLeft())
 	require.Empty(t, b.GetResult().GetMessage())
+
+	require.Eventually(t, func() bool { return m.m.Readers(t) == 0 }, sshtest.Bound, time.Millisecond,
+		"readers of logs leave nothing in the store")
 
 	all, err := m.List(t.Context(), &pb.ListRequest{})
 	require.NoError(t, err)

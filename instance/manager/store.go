@@ -103,6 +103,8 @@ func (s *store) serve(dir string) (err error) {
 		JetStream: true, StoreDir: dir, SyncAlways: true, MaxPayload: maxPayload,
 		// What the disk has is not reserved: other programs use it too.
 		JetStreamMaxStore: 1 << 50, JetStreamMaxMemory: 1 << 30,
+		// Each reader of a log is a consumer.
+		JetStreamLimits: server.JSLimitOpts{DefaultMaxConsumers: -1},
 	})
 	if err != nil {
 		return err

@@ -1,0 +1,15 @@
+package manager
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Readers returns how many readers of logs the store knows.
+func (m *Manager) Readers(t *testing.T) int {
+	t.Helper()
+	info, err := m.store.logs.Info(t.Context())
+	require.NoError(t, err)
+	return info.State.Consumers
+}
