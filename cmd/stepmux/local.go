@@ -33,7 +33,8 @@ func newLocalCommand() *cobra.Command {
 isolation. FILE may be - for standard input.
 
 A .gitlab-ci.yml may use include: local, extends, !reference, default and variables. Keys for a server or a runner,
-such as image, artifacts, cache and rules, are left out and named in a note. Other includes are refused.
+such as image, artifacts, cache and rules, are left out and named in a note. So are includes from elsewhere, unless
+--includes names a directory with their files.
 
 Of a workflow of GitHub Actions (--format github) one job runs: its steps, with composite, node and docker actions.
 Variables that are masked (--mask) are its secrets, the others its vars; GITHUB_TOKEN is its token. Services, containers

@@ -71,7 +71,7 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 		if err != nil {
 			verdicts[i] = standalone.Unreadable(name, err)
 		} else {
-			verdicts[i] = standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir)
+			verdicts[i] = standalone.Validate(cmd.Context(), src.Name, src.Text, src.Format, f.workDir, f.includes)
 		}
 		valid = valid && verdicts[i].Valid
 		if f.output == "text" {
@@ -90,12 +90,14 @@ func (f *validateFlags) run(cmd *cobra.Command, files []string) error {
 }
 
 // formatFlag is --format, of files with steps.
-type formatFlag struct{ format string }
+type formatFlag struct{ format, includes string }
 
 func (f *formatFlag) register(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.format, "format",
 		"steps, gitlab-ci or github (default gitlab-ci for names that end in .gitlab-ci.yml, github for files in "+
 			".github/workflows, else steps)", "steps", "gitlab-ci", "github")
+	fl.StringVar(&f.includes, "includes", "", "directory with the files that a .gitlab-ci.yml includes from elsewhere, as "+
+		"PROJECT/PATH, HOST/PATH of a URL or component, or templates/NAME (default: they are left out)")
 }
 
 // readFile reads a file, or standard input if name is "-".
@@ -107,6 +109,7 @@ func (f *formatFlag) readFile(name string, stdin io.Reader) (src standalone.Sour
 		src.Name = "stdin"
 	}
 	src.Text, err = standalone.ReadFile(name, stdin)
+	src.Includes = f.includes
 	return src, err
 }
 

@@ -64,6 +64,9 @@ type Source struct {
 	InContainer bool
 	// WorkDir is the directory of the job. A .gitlab-ci.yml includes files from there.
 	WorkDir string
+	// Includes is a directory with the files that a .gitlab-ci.yml includes from elsewhere; see [gitlabci.Read]. If empty,
+	// they are left out.
+	Includes string
 }
 
 // Job is a job that can be run: read by [Read], or restored from a trace with [NewJob].
@@ -229,18 +232,36 @@ func readGitLabCI(src Source) (*Job, error) {
 	return j, nil
 }
 
-// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory.
+// openGitLabCI reads a .gitlab-ci.yml. Files that it includes are below the work directory, or below src.Includes.
 func openGitLabCI(src Source) (*gitlabci.File, error) {
-	root, err := os.OpenRoot(src.WorkDir)
+	open, closeDir, err := filesIn("work directory", src.WorkDir)
 	if err != nil {
-		return nil, fmt.Errorf("open work directory: %w", err)
+		return nil, err
 	}
-	defer root.Close()
-	return gitlabci.Read(src.Name, src.Text, func(path string) ([]byte, error) {
+	defer closeDir()
+	if src.Includes == "" {
+		return gitlabci.Read(src.Name, src.Text, open, nil)
+	}
+	other, closeOther, err := filesIn("directory for includes", src.Includes)
+	if err != nil {
+		return nil, err
+	}
+	defer closeOther()
+	return gitlabci.Read(src.Name, src.Text, open, other)
+}
+
+// filesIn returns a function that reads the files of a directory, until the other is called. what describes it.
+func filesIn(what, dir string) (read func(path string) ([]byte, error), closeDir func(), err error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open %s: %w", what, err)
+	}
+	read = func(path string) ([]byte, error) {
 		data, err := readRegular(root.OpenFile, path)
 		if errors.Is(err, fs.ErrNotExist) { // the file itself may lie elsewhere, with this one beside it
-			err = fmt.Errorf("the work directory %s has no such file", src.WorkDir)
+			err = fmt.Errorf("the %s %s has no such file", what, dir)
 		}
 		return data, err
-	})
+	}
+	return read, func() { root.Close() }, nil
 }

@@ -18,6 +18,7 @@ type File struct {
 	top     *yaml.Node            // a mapping
 	whole   map[string]*yaml.Node // jobs, merged with those they extend
 	notices []string
+	left    []string // includes from elsewhere, which were left out
 }
 
 // globals are the top-level keys that are not jobs.
@@ -27,18 +28,19 @@ var globals = []string{
 }
 
 // Read reads the file data, which errors call name. open reads a file of include: local by its slash-separated path
-// from the top of the project; the path never leaves the project. open may be nil if there are no other files. The
-// error is a [*lang.Error] with the first mistake.
-func Read(name string, data []byte, open func(path string) ([]byte, error)) (*File, error) {
+// from the top of the project; the path never leaves the project. open may be nil if there are no other files. other reads
+// a file that is included from elsewhere: PROJECT/PATH, HOST/PATH of a URL or of a component, or templates/NAME. If it is
+// nil, such files are left out. The error is a [*lang.Error] with the first mistake.
+func Read(name string, data []byte, open, other func(path string) ([]byte, error)) (*File, error) {
 	src, err := lang.Load(name, data)
 	if err != nil {
 		return nil, err
 	}
 	f := &File{tree: &tree{main: src, others: map[*yaml.Node]*lang.Source{}}, whole: map[string]*yaml.Node{}}
-	f.top = (&includer{file: f, open: open, stack: []string{name}}).load(src)
+	f.top = (&includer{file: f, open: open, other: other, stack: []string{name}}).load(src)
 	if len(f.jobs()) == 0 {
 		f.tree.fail(src.Errorf(nil,
-			"the file has no job; a job is a name at the start of a line, and below it script: or run:"))
+			"the file has no job; a job is a name at the start of a line, and below it script: or run:%s", f.mayBeElsewhere()))
 	}
 	return f, f.tree.err
 }

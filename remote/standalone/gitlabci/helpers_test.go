@@ -27,7 +27,7 @@ func job(t testing.TB, text, name string, files ...project) *Job {
 	for _, f := range files {
 		all = f
 	}
-	file, err := Read("ci.yml", []byte(text), all.open)
+	file, err := Read("ci.yml", []byte(text), all.open, nil)
 	require.NoError(t, err)
 	j, err := file.Job(name, nil)
 	require.NoError(t, err)
@@ -36,7 +36,7 @@ func job(t testing.TB, text, name string, files ...project) *Job {
 
 // wrong returns the mistake in the job j of a file, or in the file.
 func wrong(text string, files project) string {
-	file, err := Read("ci.yml", []byte(text), files.open)
+	file, err := Read("ci.yml", []byte(text), files.open, nil)
 	if err == nil {
 		_, err = file.Job("j", nil)
 	}

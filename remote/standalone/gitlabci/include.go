@@ -2,6 +2,7 @@ package gitlabci
 
 import (
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -17,8 +18,10 @@ const maxIncludes = 150
 // includer reads the files a file includes.
 type includer struct {
 	file  *File
-	open  func(path string) ([]byte, error)
-	stack []string // the files being read, the outermost first
+	open  func(path string) ([]byte, error) // of the project whose file is being read
+	other func(path string) ([]byte, error) // of other places; nil if they are left out
+	stack []string                          // the files being read, the outermost first
+	place string                            // the project whose file is being read; empty for this one
 	count int
 }
 
@@ -36,7 +39,7 @@ func (in *includer) load(src *lang.Source) *yaml.Node {
 	return in.file.tree.merge(base, top)
 }
 
-// kinds has the kinds of include that are refused, and the source of their files.
+// kinds has the kinds of include for files of other places, and these.
 var kinds = map[string]string{
 	"remote":    "a URL",
 	"project":   "another project",
@@ -52,7 +55,7 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	switch n.Kind { //nolint:exhaustive // there are no others
 	case yaml.ScalarNode:
 		if name = n.Value; strings.Contains(name, "://") {
-			return in.refuse(n, "remote")
+			return in.elsewhere(n, "remote", n)
 		}
 	case yaml.MappingNode:
 		for _, key := range keys(n) {
@@ -61,12 +64,12 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 				at = find(n, key)
 				name = at.Value
 			case kinds[key] != "":
-				return in.refuse(findKey(n, key), key)
+				return in.elsewhere(findKey(n, key), key, n)
 			case key == "rules":
 				in.file.notice("rules of include")
 			case key == "inputs":
 				in.file.notice("inputs of include")
-			case key == "file" || key == "ref" || key == "job": // keys of the refused kinds
+			case key == "file" || key == "ref" || key == "job": // keys of the other kinds
 			default:
 				return t.failf(findKey(n, key), "unknown key%s of include; use local", lang.Quote(key))
 			}
@@ -78,13 +81,69 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	return in.read(at, name)
 }
 
-func (in *includer) refuse(n *yaml.Node, kind string) *yaml.Node {
-	return in.file.tree.failf(n, "include: %s takes files from %s, which this program does not fetch; save the file "+
-		"in the project and use local", kind, kinds[kind])
+// elsewhere reads the files that an entry, at the node at, includes from another place. They are in a directory for such
+// files. Without it they are left out, and a job that needs them says so.
+func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yaml.Node {
+	value := entry
+	if entry.Kind == yaml.MappingNode {
+		value = find(entry, kind)
+	}
+	top, files := "", []string{value.Value}
+	switch kind {
+	case "remote":
+		_, rest, _ := strings.Cut(value.Value, "://")
+		rest, _, _ = strings.Cut(rest, "?")
+		files[0] = rest
+	case "template":
+		top = "templates"
+	case "component":
+		name, _, _ := strings.Cut(value.Value, "@")
+		files[0] = name + ".yml"
+	case "project":
+		list := find(entry, "file")
+		if isNull(list) {
+			return in.file.tree.failf(at, "include: project needs file, the path of a file there")
+		}
+		top, files = value.Value, nil
+		for _, file := range itemsOf(list) {
+			files = append(files, file.Value)
+		}
+	}
+	what := fmt.Sprintf("%s %.160q", kind, value.Value)
+	if kind == "project" {
+		what += fmt.Sprintf(" %.160q", strings.Join(files, " "))
+	}
+	if in.other == nil || kind == "artifact" || strings.Contains(top+strings.Join(files, ""), "$") {
+		in.file.notice("include: " + what)
+		in.file.left = append(in.file.left, what)
+		return &yaml.Node{Kind: yaml.MappingNode}
+	}
+	own := in.open
+	defer func() { in.open = own }()
+	in.open = func(name string) ([]byte, error) { return in.other(path.Join(top, name)) }
+	var all *yaml.Node
+	for _, file := range files {
+		all = in.file.tree.merge(all, in.readAs(at, file, "other: "+top))
+	}
+	return all
 }
 
-// read reads the file name, which stands at the node at.
+// mayBeElsewhere says, for the error about a job that is not there, which files were left out.
+func (f *File) mayBeElsewhere() string {
+	if len(f.left) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; it may be in a file that this one includes from elsewhere (%s): save such files in a directory, "+
+		"and name it by --includes", strings.Join(f.left, ", "))
+}
+
+// read reads the file name of this project, which stands at the node at.
 func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
+	return in.readAs(at, name, in.place)
+}
+
+// readAs reads a file. place is that of its project; empty for this one.
+func (in *includer) readAs(at *yaml.Node, name, place string) *yaml.Node {
 	t := in.file.tree
 	if t.err != nil {
 		return &yaml.Node{}
@@ -102,7 +161,11 @@ func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
 		return t.failf(at, "include: no other files can be read here")
 	}
 	name = strings.TrimPrefix(path.Clean("/"+name), "/")
-	if slices.Contains(in.stack, name) {
+	key := place + "/" + name
+	if place == "" {
+		key = name
+	}
+	if slices.Contains(in.stack, key) {
 		return t.failf(at, "include: the file%s includes itself", shown)
 	}
 	if in.count++; in.count > maxIncludes {
@@ -116,8 +179,9 @@ func (in *includer) read(at *yaml.Node, name string) *yaml.Node {
 	if err != nil {
 		return t.fail(err)
 	}
-	in.stack = append(in.stack, name)
-	defer func() { in.stack = in.stack[:len(in.stack)-1] }()
+	was := in.place
+	in.place, in.stack = place, append(in.stack, key)
+	defer func() { in.place, in.stack = was, in.stack[:len(in.stack)-1] }()
 	return in.load(src)
 }
 

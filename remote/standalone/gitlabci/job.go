@@ -95,8 +95,8 @@ func (f *File) find(name string) *draft {
 	d := &draft{file: f, name: name, at: findKey(f.top, name), node: &yaml.Node{}}
 	switch {
 	case d.at == nil || slices.Contains(globals, name):
-		t.fail(t.main.Errorf(nil, "there is no job%s%s", lang.Quote(name),
-			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs()))))
+		t.fail(t.main.Errorf(nil, "there is no job%s%s%s", lang.Quote(name),
+			lang.Suggest(name, f.Jobs(), "; there is "+List(f.Jobs())), f.mayBeElsewhere()))
 		d.at = f.top
 	case strings.HasPrefix(name, "."):
 		t.failf(d.at, "the job%s is hidden: its name begins with a dot, and other jobs extend it", lang.Quote(name))
@@ -160,6 +160,7 @@ func (d *draft) checkPlace() {
 	t, stages, jobs := d.file.tree, d.file.stages(), d.file.Jobs()
 	there := "; there are " + strings.Join(stages[:min(len(stages), maxListed)], ", ")
 	switch n := find(d.node, "stage"); {
+	case len(d.file.left) > 0: // a file that was left out may have the stages
 	case n == nil && !slices.Contains(stages, defaultStage):
 		t.failf(d.at, "the job%s has no stage, and %q does not exist%s", lang.Quote(d.name), defaultStage, there)
 	case n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(stages, n.Value):
@@ -177,7 +178,7 @@ func (d *draft) checkPlace() {
 			}
 			n = find(n, "job")
 		}
-		if n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(jobs, n.Value) {
+		if n != nil && !strings.Contains(n.Value, "$") && !slices.Contains(jobs, n.Value) && len(d.file.left) == 0 {
 			t.failf(n, "the job%s needs%s, and there is no such job%s", lang.Quote(d.name), lang.Quote(n.Value),
 				lang.Suggest(n.Value, jobs, ""))
 		}

@@ -155,7 +155,7 @@ j:
     PROJECT: $CI_PROJECT_DIR
     GIVEN: own
   script: [a]
-`), nil)
+`), nil, nil)
 	require.NoError(t, err)
 	j, err := file.Job("j", []Variable{{"CI_PROJECT_DIR", "/project"}, {"NAME", "below"}}, Variable{"GIVEN", "$NAME"})
 	require.NoError(t, err)
@@ -213,7 +213,7 @@ func TestErrorsNameTheFileTheyAreIn(t *testing.T) {
 
 func TestNamesOfJobs(t *testing.T) {
 	file, err := Read("ci.yml",
-		[]byte("stages: [x]\n.hidden: {script: [a]}\nbuild app: {script: [a]}\ntest: {script: [a]}\n"), nil)
+		[]byte("stages: [x]\n.hidden: {script: [a]}\nbuild app: {script: [a]}\ntest: {script: [a]}\n"), nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"build app", "test"}, file.Jobs())
 	for name, want := range map[string]string{
@@ -226,4 +226,54 @@ func TestNamesOfJobs(t *testing.T) {
 		_, err := file.Job(name, nil)
 		require.EqualError(t, err, want)
 	}
+}
+
+func TestIncludesFromElsewhereAreReadOrLeftOut(t *testing.T) {
+	const text = `include:
+- {project: group/tools, file: [/ci/go.yml, more.yml], ref: v1}
+- remote: https://ci.example/x/lint.yml?raw=1
+- {template: Go.gitlab-ci.yml}
+- {component: gitlab.example/group/scan/scan@2.0}
+- {component: $CI_SERVER_FQDN/group/scan/scan@2.0}
+- local: /own.yml
+alone: {script: [echo alone]}
+job: {extends: [.go, .more, .lint, .template, .scan, .own]}
+`
+	elsewhere := project{
+		"group/tools/ci/go.yml":                "include: /ci/base.yml\n.go: {extends: .base, before_script: [echo go]}",
+		"group/tools/ci/base.yml":              ".base: {variables: {BASE: of-tools}}",
+		"group/tools/more.yml":                 ".more: {variables: {MORE: x}}",
+		"ci.example/x/lint.yml":                ".lint: {variables: {LINT: x}}",
+		"templates/Go.gitlab-ci.yml":           ".template: {variables: {TEMPLATE: x}}",
+		"gitlab.example/group/scan/scan.yml":   ".scan: {script: [echo scan]}",
+		"gitlab.example/group/scan/unused.yml": "",
+	}
+	own := project{"own.yml": ".own: {variables: {OWN: x}}", "ci/base.yml": ".base: {variables: {BASE: own}}"}
+	file, err := Read("ci.yml", []byte(text), own.open, elsewhere.open)
+	require.NoError(t, err)
+	j, err := file.Job("job", nil)
+	require.NoError(t, err)
+	v := values(j)
+	for _, name := range []string{"MORE", "LINT", "TEMPLATE", "OWN"} {
+		require.Equal(t, "x", v[name], name)
+	}
+	require.Equal(t, "of-tools", v["BASE"], "local is of the project whose file includes it")
+	require.Contains(t, script(j), "echo scan")
+	require.Len(t, j.Notices, 1)
+	require.Contains(t, j.Notices[0], `include: component "$CI_SERVER_FQDN/group/scan/scan@2.0"`)
+
+	file, err = Read("ci.yml", []byte(text), own.open, nil)
+	require.NoError(t, err)
+	j, err = file.Job("alone", nil)
+	require.NoError(t, err, "it needs none of them")
+	require.Contains(t, j.Notices[0], `include: project "group/tools" "/ci/go.yml more.yml", include: remote "https://`)
+	require.Empty(t, file.Check(nil)[1:], "of the two jobs one needs them")
+	_, err = file.Job("job", nil)
+	require.ErrorContains(t, err, `there is no job ".go"; it may be in a file that this one includes from elsewhere (project`)
+
+	_, err = Read("ci.yml", []byte(text), own.open, project{}.open)
+	require.ErrorContains(t, err, `ci.yml:2:4: include: read`)
+	loop := project{"p/a.yml": "include: [b.yml]", "p/b.yml": "include: {project: p, file: a.yml}"}
+	_, err = Read("ci.yml", []byte("include: {project: p, file: a.yml}\nj: {script: [a]}"), nil, loop.open)
+	require.ErrorContains(t, err, "includes itself")
 }

@@ -42,7 +42,8 @@ func (f *File) extend(name string, at *yaml.Node, chain []string) *yaml.Node {
 		return t.failf(at, "extends: the job%s extends itself, by way of %s", lang.Quote(name),
 			strings.Join(append(chain, name), " > "))
 	case n == nil:
-		return t.failf(at, "extends: there is no job%s%s", lang.Quote(name), lang.Suggest(name, f.jobs(), ""))
+		return t.failf(at, "extends: there is no job%s%s%s", lang.Quote(name), lang.Suggest(name, f.jobs(), ""),
+			f.mayBeElsewhere())
 	case len(chain) > maxExtends:
 		return t.failf(at, "extends: jobs extend each other more than %d deep", maxExtends)
 	case n.Kind != yaml.MappingNode: // such as a list of script lines, for references
@@ -114,7 +115,7 @@ func (f *File) refer(n *yaml.Node, chain []string) *yaml.Node {
 		found = find(found, key)
 	}
 	if found == nil {
-		return t.failf(n, "!reference: there is no%s", lang.Quote(strings.Join(path, " ")))
+		return t.failf(n, "!reference: there is no%s%s", lang.Quote(strings.Join(path, " ")), f.mayBeElsewhere())
 	}
 	// Copied, because the node may be used in many places.
 	return t.duplicate(f.resolve(found, append(slices.Clip(chain), shown)))

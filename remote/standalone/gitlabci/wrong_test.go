@@ -60,14 +60,16 @@ func TestMistakesAreSaidWithTheirPlace(t *testing.T) {
 		"j: {run: [{name: a, script: b, wen: always}]}": `ci.yml:1:32: unknown key "wen", did you mean "when"?`,
 		"j: {run: [{name: a, script: 'echo ${{ vras.X }}'}]}": `ci.yml:1:39: step "a": script: vras was not found; did ` +
 			`you mean vars?`,
-		"include: {project: a/b, file: c}\nj: {script: [a]}": "ci.yml:1:11: include: project takes files from another " +
-			"project, which this program does not fetch; save the file in the project and use local",
-		"include: https://x.test/a.yml\nj: {script: [a]}": "ci.yml:1:10: include: remote takes files from a URL, which " +
-			"this program does not fetch; save the file in the project and use local",
-		"include: {template: A.yml}\nj: {script: [a]}": "ci.yml:1:11: include: template takes files from GitLab's " +
-			"templates, which this program does not fetch; save the file in the project and use local",
-		"include: {component: a/b@1}\nj: {script: [a]}": "ci.yml:1:11: include: component takes files from the catalog, " +
-			"which this program does not fetch; save the file in the project and use local",
+		"include: {project: a/b, file: c}\nj: {extends: .k, script: [a]}": `ci.yml:2:14: extends: there is no job ".k"; it ` +
+			`may be in a file that this one includes from elsewhere (project "a/b" "c"): save such files in a directory, ` +
+			`and name it by --includes`,
+		"include: {project: a/b}\nj: {script: [a]}": "ci.yml:1:11: include: project needs file, the path of a file there",
+		"include: https://x.test/a.yml\nk: {script: [a]}": `ci.yml: there is no job "j"; there is "k"; it may be in a file ` +
+			`that this one includes from elsewhere (remote "https://x.test/a.yml"): save such files in a directory, and ` +
+			`name it by --includes`,
+		"include: {template: A.yml}\nj: {script: [!reference [.k, x]]}": `ci.yml:2:14: !reference: there is no ".k x"; it ` +
+			`may be in a file that this one includes from elsewhere (template "A.yml"): save such files in a directory, and ` +
+			`name it by --includes`,
 		"include: {lcal: a}\nj: {script: [a]}": `ci.yml:1:11: unknown key "lcal" of include; use local`,
 		"include: [[a]]\nj: {script: [a]}": "ci.yml:1:11: include takes the path of a file of this project, such as - " +
 			"local: ci/jobs.yml",
@@ -112,7 +114,7 @@ func bombs() map[string]string {
 func TestBombsDoNotGoOff(t *testing.T) {
 	for name, text := range bombs() {
 		t.Run(name, func(t *testing.T) {
-			file, err := Read("ci.yml", []byte(text), nil)
+			file, err := Read("ci.yml", []byte(text), nil, nil)
 			if err == nil {
 				_, err = file.Job("j", nil)
 				require.LessOrEqual(t, file.tree.cost, maxCost+1<<20)
@@ -140,7 +142,7 @@ func FuzzRead(f *testing.F) {
 		"k: {<<: *b, after_script: c}\n")
 	f.Add("j: {run: [{name: a, step: ./b, inputs: {c: 1}}], inherit: {default: [run]}}\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		file, err := Read("ci.yml", []byte(text), project{"a.yml": "i: {script: [a]}"}.open)
+		file, err := Read("ci.yml", []byte(text), project{"a.yml": "i: {script: [a]}"}.open, nil)
 		if err != nil {
 			requirePlaced(t, err)
 			return
@@ -190,7 +192,7 @@ func TestCheckKnowsThePipeline(t *testing.T) {
 		"a: {trigger: other/project, stage: nosuch}\n":               `.gitlab-ci.yml:1:36: the job "a" has` + usual,
 		".base: {stage: nosuch}\na: {extends: .base, script: [x]}\n": `.gitlab-ci.yml:1:16: the job "a" has` + usual,
 	} {
-		f, err := Read(".gitlab-ci.yml", []byte(text), nil)
+		f, err := Read(".gitlab-ci.yml", []byte(text), nil, nil)
 		require.NoError(t, err, text)
 		var got []string
 		for _, err := range f.Check(nil) {
@@ -210,7 +212,7 @@ func TestAMistakeEndsTheWork(t *testing.T) {
 	for i := range 40_000 {
 		fmt.Fprintf(&text, "  k%d: 1\n", i)
 	}
-	f, err := Read("ci.yml", []byte(text.String()), nil)
+	f, err := Read("ci.yml", []byte(text.String()), nil, nil)
 	require.NoError(t, err)
 	_, err = f.Job("j0", nil)
 	require.ErrorContains(t, err, "aliases, extends and references make this file too large")
