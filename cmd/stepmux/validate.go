@@ -96,8 +96,8 @@ func (f *formatFlag) register(fl *pflag.FlagSet) {
 	choiceFlag(fl, &f.format, "format",
 		"steps, gitlab-ci or github (default gitlab-ci for names that end in .gitlab-ci.yml, github for files in "+
 			".github/workflows, else steps)", "steps", "gitlab-ci", "github")
-	fl.StringVar(&f.includes, "includes", "", "directory with the files that a .gitlab-ci.yml includes from elsewhere, as "+
-		"PROJECT/PATH, HOST/PATH of a URL or component, or templates/NAME (default: they are left out)")
+	fl.StringVar(&f.includes, "includes", "", "directory with the files that a .gitlab-ci.yml includes from elsewhere, "+
+		"as PROJECT/PATH, HOST/PATH of a URL or component, or templates/NAME (default: they are left out)")
 }
 
 // readFile reads a file, or standard input if name is "-".

@@ -52,8 +52,8 @@ const (
 
 // Validate checks a file. It reports the first mistake of a job or of a step, and the first mistake in each job of a
 // .gitlab-ci.yml. A job runs in workDir: files that a .gitlab-ci.yml includes and local steps are read there, as far as
-// they are read before the first step of a job runs. The local steps of a definition are beside its file. includes is the
-// directory of [Source.Includes].
+// they are read before the first step of a job runs. The local steps of a definition are beside its file. includes is
+// the directory of [Source.Includes].
 func Validate(ctx context.Context, name string, text []byte, format Format, workDir, includes string) Verdict {
 	v := Verdict{File: name}
 	switch format { //nolint:exhaustive // the others are steps

@@ -28,9 +28,9 @@ var globals = []string{
 }
 
 // Read reads the file data, which errors call name. open reads a file of include: local by its slash-separated path
-// from the top of the project; the path never leaves the project. open may be nil if there are no other files. other reads
-// a file that is included from elsewhere: PROJECT/PATH, HOST/PATH of a URL or of a component, or templates/NAME. If it is
-// nil, such files are left out. The error is a [*lang.Error] with the first mistake.
+// from the top of the project; the path never leaves the project. open may be nil if there are no other files. other
+// reads a file that is included from elsewhere: PROJECT/PATH, HOST/PATH of a URL or of a component, or templates/NAME.
+// If it is nil, such files are left out. The error is a [*lang.Error] with the first mistake.
 func Read(name string, data []byte, open, other func(path string) ([]byte, error)) (*File, error) {
 	src, err := lang.Load(name, data)
 	if err != nil {

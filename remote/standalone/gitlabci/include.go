@@ -81,8 +81,8 @@ func (in *includer) entry(n *yaml.Node) *yaml.Node {
 	return in.read(at, name)
 }
 
-// elsewhere reads the files that an entry, at the node at, includes from another place. They are in a directory for such
-// files. Without it they are left out, and a job that needs them says so.
+// elsewhere reads the files that an entry, at the node at, includes from another place. They are in a directory for
+// such files. Without it they are left out, and a job that needs them says so.
 func (in *includer) elsewhere(at *yaml.Node, kind string, entry *yaml.Node) *yaml.Node {
 	value := entry
 	if entry.Kind == yaml.MappingNode {
@@ -133,8 +133,8 @@ func (f *File) mayBeElsewhere() string {
 	if len(f.left) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; it may be in a file that this one includes from elsewhere (%s): save such files in a directory, "+
-		"and name it by --includes", strings.Join(f.left, ", "))
+	return fmt.Sprintf("; it may be in a file that this one includes from elsewhere (%s): save such files in a "+
+		"directory, and name it by --includes", strings.Join(f.left, ", "))
 }
 
 // read reads the file name of this project, which stands at the node at.

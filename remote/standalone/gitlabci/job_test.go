@@ -269,7 +269,8 @@ job: {extends: [.go, .more, .lint, .template, .scan, .own]}
 	require.Contains(t, j.Notices[0], `include: project "group/tools" "/ci/go.yml more.yml", include: remote "https://`)
 	require.Empty(t, file.Check(nil)[1:], "of the two jobs one needs them")
 	_, err = file.Job("job", nil)
-	require.ErrorContains(t, err, `there is no job ".go"; it may be in a file that this one includes from elsewhere (project`)
+	require.ErrorContains(t, err,
+		`there is no job ".go"; it may be in a file that this one includes from elsewhere (project`)
 
 	_, err = Read("ci.yml", []byte(text), own.open, project{}.open)
 	require.ErrorContains(t, err, `ci.yml:2:4: include: read`)
