@@ -47,6 +47,7 @@ func (c *Child) Ended() bool {
 type reaper struct {
 	before    map[int]bool  // children that were there first: KillAll spares them
 	spared    map[int]bool  // those of Spare, which are in before, too
+	dying     map[int]bool  // children that killOnce has killed, until they are reaped
 	reaped    chan struct{} // has room for one; filled when collect has reaped
 	childless func()        // is called with mu held when there is no child; may be nil
 
@@ -61,7 +62,7 @@ type reaper struct {
 
 func newReaper() *reaper {
 	return &reaper{
-		before: map[int]bool{}, spared: map[int]bool{}, reaped: make(chan struct{}, 1),
+		before: map[int]bool{}, spared: map[int]bool{}, dying: map[int]bool{}, reaped: make(chan struct{}, 1),
 		running: map[int]*Child{}, lingering: map[int]*Child{}, early: map[int]*Child{},
 	}
 }
@@ -160,6 +161,7 @@ func (r *reaper) collectLocked() (none bool) {
 		}
 		delete(r.before, pid)
 		delete(r.spared, pid)
+		delete(r.dying, pid)
 		c := r.running[pid]
 		switch {
 		case c != nil:
@@ -277,8 +279,10 @@ func (r *reaper) killOnce(among func(pid int) bool) (n int) {
 		}
 	}
 	for _, pid := range children {
-		if among(pid) {
+		// One that was killed shows nothing of itself any more, until it is reaped. Its children are still to come.
+		if r.dying[pid] || among(pid) {
 			_ = unix.Kill(pid, unix.SIGKILL)
+			r.dying[pid] = true
 			n++
 		}
 	}

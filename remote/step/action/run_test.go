@@ -361,7 +361,7 @@ func TestMillionCommandsTakeLittleMemory(t *testing.T) {
 	require.Less(t, len(res.Steps[0].Steps[2].Message), 4096)
 	grown := peak(t) - before
 	t.Logf("grew by %d KiB", grown)
-	require.Less(t, grown, 64<<10, "KiB")
+	require.Less(t, grown, 128<<10, "KiB; to keep them would take more than 240 MiB")
 }
 
 // peak is the most memory that this process has had, in KiB.
