@@ -1,6 +1,7 @@
 package remote
 
 import (
+	"bufio"
 	"bytes"
 	"os/exec"
 	"syscall"
@@ -12,7 +13,8 @@ import (
 	"github.com/stepmux/stepmux/internal/remotetest"
 )
 
-// startHold starts a container's first process, beside those that script starts.
+// startHold starts a container's first process, beside those that script starts. It returns once that process handles
+// signals.
 func startHold(t *testing.T, idle time.Duration, script string) *exec.Cmd {
 	t.Helper()
 	remotetest.NeedRoot(t) // for the namespace
@@ -21,7 +23,12 @@ func startHold(t *testing.T, idle time.Duration, script string) *exec.Cmd {
 	cmd.Path = "/bin/sh"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	cmd.Stderr = &bytes.Buffer{}
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err, "%v", cmd.Stderr)
+	require.Equal(t, "signals are handled\n", line)
 	return cmd
 }
 
@@ -37,12 +44,6 @@ func TestHoldEndsWhenTheOthersAreGone(t *testing.T) {
 func TestHoldEndsTheOthersAtItsEnd(t *testing.T) {
 	t.Parallel()
 	cmd := startHold(t, time.Hour, "(trap 'exit 0' TERM; sleep 600 & wait) & sleep 600 &")
-	// A first process gets no signal before it handles it.
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	require.Eventually(t, func() bool {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-		return len(ended) > 0
-	}, 8*time.Second, 50*time.Millisecond)
-	require.NoError(t, <-ended, "%v", cmd.Stderr)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "%v", cmd.Stderr)
 }

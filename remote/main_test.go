@@ -2,6 +2,7 @@ package remote
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
 	"slices"
@@ -72,6 +73,7 @@ func play(role string) (err error) {
 		if cfg.Idle, err = time.ParseDuration(os.Args[1]); err != nil {
 			return err
 		}
+		fmt.Println("signals are handled")
 		return Hold(ctx, cfg)
 	case "spy":
 		return spyRole(os.Args[1])
