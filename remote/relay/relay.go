@@ -132,6 +132,7 @@ type relay struct {
 	children *proc.Children
 	sockets  *readySockets
 	spares   *spares
+	tools    tools
 
 	life    context.Context // of everything but processes; ends after them
 	endLife context.CancelFunc
@@ -169,6 +170,7 @@ func (r *relay) run(ctx context.Context) error {
 	if n := r.children.KillAll(); n > 0 {
 		left = fmt.Errorf("%d processes could not be killed", n)
 	}
+	left = errors.Join(left, r.tools.remove(context.WithoutCancel(ctx)))
 	if errors.Is(reason, pipe.ErrLeash) {
 		reason = nil
 	}
