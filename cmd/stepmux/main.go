@@ -131,6 +131,7 @@ Start with:  stepmux run examples/hello.yml
 	})
 	root.AddCommand(newRunCommand(), newManagerCommand(), newSubmitCommand(), newLogsCommand(), newCancelCommand(),
 		newBuildsCommand(), newPsCommand(), newDrainCommand(), newUndrainCommand(), newDoctorCommand(),
+		newCustomExecutorCommand(),
 		newCICommand(), newLocalCommand(), newReplayCommand(), newTraceCommand(), newValidateCommand(), newCacheCommand(),
 		newActionsCommand(), newStepsCommand(), newVersionCommand())
 	root.AddCommand(newHelperCommands()...)
