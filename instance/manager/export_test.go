@@ -13,3 +13,6 @@ func (m *Manager) Readers(t *testing.T) int {
 	require.NoError(t, err)
 	return info.State.Consumers
 }
+
+// SweepProjects removes the projects that no build needs.
+func (m *Manager) SweepProjects(t testing.TB, more int64) error { return m.sweepProjects(t.Context(), more) }
