@@ -46,8 +46,8 @@ func (e *execution) place(ctx, calls context.Context, rpc pb.FilesClient, vm *fi
 	return nil
 }
 
-// collect takes the job's artifacts. If they cannot be had, that is the error of a job that has succeeded, and a line in
-// the log of another.
+// collect takes the job's artifacts. If they cannot be had, that is the error of a job that has succeeded, and a line
+// in the log of another.
 func (e *execution) collect(
 	ctx, calls context.Context, rpc pb.FilesClient, result Result, remarks *buildlog.Remarks,
 ) error {

@@ -192,7 +192,7 @@ func projectFiles(ctx context.Context, dir string, depth int) ([]string, error) 
 		if err != nil {
 			return nil, err
 		}
-		defer os.RemoveAll(empty)
+		defer func() { _ = os.RemoveAll(empty) }() // it has no files of the project
 		limit := subprocess.Limit{Time: listTime, Bytes: maxListed}
 		if _, err := subprocess.Output(ctx, append(argv, "init", "-q", "--template=", empty), limit); err != nil {
 			return nil, err

@@ -15,4 +15,7 @@ func (m *Manager) Readers(t *testing.T) int {
 }
 
 // SweepProjects removes the projects that no build needs.
-func (m *Manager) SweepProjects(t testing.TB, more int64) error { return m.sweepProjects(t.Context(), more) }
+func (m *Manager) SweepProjects(t *testing.T, more int64) error {
+	t.Helper()
+	return m.sweepProjects(t.Context(), more)
+}

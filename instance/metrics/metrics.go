@@ -66,7 +66,7 @@ func New(version string) *Metrics {
 			prometheus.ExponentialBuckets(0.05, 2, 18), "result"),
 		waited: histogram("build_wait_seconds", "Time from the request for a build to its slot.",
 			prometheus.ExponentialBuckets(0.001, 3, 16)).WithLabelValues(),
-		left:   counter("builds_left_total", "Builds that may have left something on their instance.").WithLabelValues(),
+		left: counter("builds_left_total", "Builds that may have left something on their instance.").WithLabelValues(),
 		cpu: counter("builds_cpu_seconds_total", "Processor time of builds that ended, as their instances told.").
 			WithLabelValues(),
 		peak: histogram("build_peak_memory_bytes", "The most memory of a build that has a limit of it.",
