@@ -46,8 +46,8 @@ type projectFlags struct {
 }
 
 func (f *projectFlags) registerProject(fl *pflag.FlagSet) {
-	fl.StringVar(&f.project, "project", "", "`DIR` whose files each build has in its work directory, without .git and the "+
-		"files that git ignores; a VM gets the same files once")
+	fl.StringVar(&f.project, "project", "", "`DIR` whose files each build has in its work directory, without .git and "+
+		"the files that git ignores; a VM gets the same files once")
 	fl.StringArrayVar(&f.artifacts, "artifacts", nil, "`GLOB` of files and directories in the work directory that come "+
 		"back when a build has ended, also if it failed, as in dist or 'logs/**/*.txt'; repeatable")
 }
